@@ -1,4 +1,4 @@
-"""The type of arrays in public signatures: NumPy's and CuPy's are both of it, and neither has to be imported."""
+"""The type of arrays in signatures: those of NumPy and CuPy both have it, and neither has to be imported."""
 
 from __future__ import annotations
 
@@ -55,11 +55,16 @@ class Array(Protocol):
         ...
 
     @property
+    def device(self) -> Any:
+        """The device of its memory."""
+        ...
+
+    @property
     def T(self) -> Any:  # noqa: N802
         """The array with its axes in reverse order."""
         ...
 
-    # As of ``numpy.ndarray``. What they return depends on both operands, so a type checker is not told more.
+    # As of ``numpy.ndarray``. The types of results depend on both operands, hence Any.
     def __len__(self) -> int: ...
     def __iter__(self) -> Any: ...
     def __getitem__(self, key: Any, /) -> Any: ...

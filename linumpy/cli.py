@@ -1,7 +1,7 @@
-"""What scripts share: arguments, logging, one-line errors.
+"""Arguments, logging and one-line errors of all commands.
 
-A script parses its arguments, calls one function of the library, and saves. Bad input ends it with exit code 2 and
-one line that says what to do.
+A command parses its arguments and calls one function of the library. Bad input ends it with exit code 2 and one line
+that says what to do.
 """
 
 from __future__ import annotations
@@ -22,28 +22,29 @@ from typing import Any, NoReturn
 from linumpy import device as devices
 from linumpy.errors import LinumpyError
 
+log = logging.getLogger(__name__)
+
 #: Errors of the input or the machine, not of the program.
 EXPECTED = (LinumpyError, ValueError, TypeError, OSError, MemoryError)
 
-
-#: A parameter as the library's errors name it: ``channel=5``, or ``overwrite=True``; ``channel=`` where one is wanted.
+#: A parameter in an error of the library: ``channel=5``, or ``overwrite=True``; ``channel=`` without a value.
 _PARAMETER = re.compile(r"(?<![^\s(])([a-z_]+)=(?:True\b)?(?=(\S?))")
+#: Parameters of the library whose option has another name.
+_OPTION_OF = {"new_spacing": "resolution"}
 
 
 class Parser(argparse.ArgumentParser):
     """A parser whose errors are one line."""
 
     def in_options(self, message: object) -> str:
-        """Spell an error of the library for who typed options: ``--channel 5`` instead of ``channel=5``."""
+        """Replace the parameters in an error of the library by the options: ``--channel 5`` for ``channel=5``."""
         options = {action.dest: action for action in self._actions if action.option_strings}
 
-        def spelled(found: re.Match[str]) -> str:
-            # levels= of the writer is --n_levels, source_spacing= of the resampling is --spacing
-            names = (found[1], f"n_{found[1]}", found[1].removeprefix("source_"))
-            action = next((options[name] for name in names if name in options), None)
+        def spelled(match: re.Match[str]) -> str:
+            action = options.get(_OPTION_OF.get(match[1], match[1]))
             if action is None:
-                return found[0]
-            if found[2] and found[2] not in ",;.)":
+                return match[0]
+            if match[2] and match[2] not in ",;.)":
                 return f"{action.option_strings[0]} "
             hint = action.metavar or ""
             return " ".join([action.option_strings[0], *([hint] if isinstance(hint, str) else hint)]).rstrip()
@@ -51,27 +52,46 @@ class Parser(argparse.ArgumentParser):
         return _PARAMETER.sub(spelled, str(message))
 
     def error(self, message: str) -> NoReturn:
-        """Say what is wrong in one line, and exit with 2."""
+        """Print the error in one line, and exit with 2."""
         self.exit(2, one_line(self.prog, message) + "\n")
 
 
 def one_line(program: str, message: object) -> str:
-    """Spell an error as one line."""
+    """Return an error as one line."""
     text = " ".join(str(message).split())
-    if not text:  # some of the system's errors say nothing but their name
+    if not text:  # some errors of the system have no message
         text = "not enough memory" if isinstance(message, MemoryError) else type(message).__name__
     return f"{program}: error: {text}"
 
 
 def source(text: str) -> str | Path:
-    """Take an argument that names what is read: a path, or a URL as it is spelled, which a ``Path`` would mangle."""
+    """Parse a source: a path, or a URL, which ``Path`` would change."""
     return text if "://" in text else Path(text)
 
 
 def add_common_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what every script takes."""
-    parser.add_argument("-v", "--verbose", action="count", default=0, help="Say more; twice, with tracebacks.")
-    parser.add_argument("--overwrite", action="store_true", help="Replace an output that is there.")
+    """Add the options of every command."""
+    parser.add_argument("-v", "--verbose", action="count", default=0, help="Log more; twice, with tracebacks.")
+    parser.add_argument("--overwrite", action="store_true", help="Replace an existing output.")
+
+
+class _Levels(argparse.Action):
+    """Stores the number of resolutions; the old name of the option gives a warning."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
+    ) -> None:
+        if option == "--n_levels":
+            log.warning("--n_levels is called --levels now")
+        setattr(namespace, self.dest, values)
+
+
+def add_levels_argument(parser: argparse.ArgumentParser) -> None:
+    """Add ``--levels``, the number of resolutions to write."""
+    parser.add_argument(
+        "--levels", "--n_levels", action=_Levels, type=int, default=1, metavar="N",
+        help="Number of resolutions to write. [%(default)s]",
+    )  # fmt: skip
 
 
 def add_gpu_arguments(parser: argparse.ArgumentParser) -> None:
@@ -85,79 +105,79 @@ def add_gpu_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_volume_arguments(parser: argparse.ArgumentParser, *, all_of_them: bool) -> None:
-    """Add what is read of an image, and how large its voxels are.
+    """Add the options that select a channel and a time of an image and replace its voxel spacing.
 
     Parameters
     ----------
     parser : ArgumentParser
-        Of a script that reads OME-Zarr.
+        Of a command that reads OME-Zarr.
     all_of_them : bool
-        Whether the output holds all times and channels, where none is chosen.
+        Whether the output holds all times and channels, if none is selected.
     """
     default = "all" if all_of_them else "the only one"
-    group = parser.add_argument_group("what is read")
-    group.add_argument("--channel", type=int, metavar="C", help=f"Channel to take, counted from 0. [{default}]")
-    group.add_argument("--time", type=int, metavar="T", help=f"Time to take, counted from 0. [{default}]")
+    group = parser.add_argument_group("input")
+    group.add_argument("--channel", type=int, metavar="C", help=f"Channel to read, counted from 0. [{default}]")
+    group.add_argument("--time", type=int, metavar="T", help=f"Time to read, counted from 0. [{default}]")
     group.add_argument(
         "--spacing", type=float, nargs=3, metavar=("Z", "Y", "X"),
-        help="Voxel spacing of the finest resolution in µm, instead of the metadata's. [as the metadata says]",
+        help="Voxel spacing of the finest resolution in µm. [that of the metadata]",
     )  # fmt: skip
 
 
 def volume_options(parsed: argparse.Namespace) -> dict[str, Any]:
-    """Return the arguments of :func:`add_volume_arguments` as the library's functions take them."""
+    """Return the options of :func:`add_volume_arguments` as parameters of the library."""
     return {"channel": parsed.channel, "time": parsed.time, "spacing": parsed.spacing and tuple(parsed.spacing)}
 
 
 def add_surface_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add how the surface of the tissue is looked for."""
-    group = parser.add_argument_group("how the surface is found")
+    """Add the options of surface detection."""
+    group = parser.add_argument_group("surface detection")
     group.add_argument(
         "--s_xy", type=int, default=15, metavar="N", help="Lateral mean over N × N voxels. [%(default)s]"
     )
     group.add_argument(
         "--s_z", type=float, default=2.0, metavar="S", help="Standard deviation of the Gaussian along z, voxels. [2]"
     )
-    group.add_argument("--no_log", action="store_true", help="Take intensity itself, not its logarithm.")
+    group.add_argument("--no_log", action="store_true", help="Use the intensity, not its logarithm.")
     group.add_argument(
         "--detect_cutting_errors",
         action="store_true",
-        help="Where the smoothed intensity is largest above the surface, take that for it.",
+        help="Where the smoothed intensity has its maximum above the surface, take the maximum as the surface.",
     )
     group.add_argument(
         "--definition",
         choices=("linumpy", "edge"),
         default="linumpy",
         help="linumpy: s_z / 2 below the voxel of the steepest rise, that is about s_z / 2 + 1 voxels below the edge. "
-        "edge: the edge itself, to fractions of a voxel, where one stands out. [%(default)s]",
+        "edge: the edge itself, to fractions of a voxel, where its contrast suffices. [%(default)s]",
     )
     group.add_argument(
         "--min_contrast",
         type=float,
         default=5.0,
         metavar="C",
-        help="Of an edge: its rise over the noise along its A-line. [%(default)s]",
+        help="Minimum contrast of an edge: its rise over the noise along its A-line. [%(default)s]",
     )
 
 
 def surface_options(parsed: argparse.Namespace) -> dict[str, Any]:
-    """Return the arguments of :func:`add_surface_arguments` as a method of the library takes them."""
+    """Return the options of :func:`add_surface_arguments` as parameters of the library."""
     names = ("s_xy", "s_z", "detect_cutting_errors", "definition", "min_contrast")
     return {name: getattr(parsed, name) for name in names} | {"use_log": not parsed.no_log}
 
 
 def choose_device(parsed: argparse.Namespace) -> bool:
-    """Choose the device by the arguments of :func:`add_gpu_arguments`.
+    """Choose the device by the options of :func:`add_gpu_arguments`.
 
     Returns
     -------
     bool
-        Whether to work on the GPU.
+        Whether to use the GPU.
 
     Raises
     ------
     GpuUnavailableError
-        A GPU is asked for and there is none; the message says why.
+        ``--use_gpu`` without a CUDA device; the message gives the reason.
     ValueError
         ``LINUMPY_DEVICE`` names no device.
     """
@@ -168,18 +188,18 @@ def choose_device(parsed: argparse.Namespace) -> bool:
 def closing_line(
     input: str | Path | Sequence[str | Path], output: str | Path, device: bool | str, seconds: float, nbytes: int
 ) -> str:
-    """Spell the line that a script prints last.
+    """Return the last line that a command prints.
 
     Parameters
     ----------
     input : str or Path, or sequence of them
-        What was read; of several, the first and how many more.
+        The sources; of several, the first is printed with the number of others.
     output : str or Path
-        What was written.
+        The output.
     device : bool or str
-        Whether the GPU was used, as :func:`choose_device` says, or the name of a device.
+        The result of :func:`choose_device`, or the name of a device.
     seconds : float
-        How long it took.
+        Duration.
     nbytes : int
         Bytes read, decoded.
 
@@ -196,7 +216,7 @@ def closing_line(
 
 
 def size_text(nbytes: float) -> str:
-    """Spell a number of bytes in the unit in which people read it."""
+    """Return a number of bytes with a unit."""
     for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if nbytes >= size:
             return f"{nbytes / size:.3g} {unit}"
@@ -206,12 +226,12 @@ def size_text(nbytes: float) -> str:
 def run(
     parser: argparse.ArgumentParser, body: Callable[[argparse.Namespace], None], arguments: Sequence[str] | None
 ) -> int:
-    """Parse the arguments and run the body of a script.
+    """Parse the arguments and run the body of a command.
 
     Returns
     -------
     int
-        Exit code: 0, 2 for bad input, 130 after an interrupt, 143 after a polite end (SIGTERM).
+        Exit code: 0, 2 for bad input, 130 after an interrupt, 143 after SIGTERM.
     """
     _make_printable()
     parsed = parser.parse_args(arguments)
@@ -224,7 +244,7 @@ def run(
     except EXPECTED as error:
         if verbose > 1:
             raise
-        # Of an empty message the kind of the error is told.
+        # An error without a message is passed on: its type is printed.
         message = parser.in_options(error) if isinstance(parser, Parser) and str(error) else error
         print(one_line(parser.prog, message), file=sys.stderr)
         return 2
@@ -238,9 +258,9 @@ def run(
 
 
 def _make_printable() -> None:
-    """Let a character that a stream cannot encode, as of a file name, be no error; nor a stream that is closed.
+    """Escape characters that stdout or stderr cannot encode, and replace a closed stream.
 
-    It would come after the work is done.
+    Otherwise printing the result, such as a file name, could fail after the work is done.
     """
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
@@ -251,18 +271,18 @@ def _make_printable() -> None:
 
 
 class _TerminatedError(BaseException):
-    """Somebody, such as a batch system, wants this process to end."""
+    """SIGTERM: a batch system or a user ends this process."""
 
 
 @contextmanager
 def _terminable() -> Iterator[None]:
-    """Let SIGTERM unwind the program, so that half-written outputs are removed; it would end it on the spot."""
+    """Turn SIGTERM into an exception, so that half-written outputs are removed before the process ends."""
 
     def end(number: int, frame: object) -> NoReturn:
         raise _TerminatedError
 
     if threading.current_thread() is not threading.main_thread():
-        yield  # only there can a signal be handled
+        yield  # only the main thread can handle signals
         return
     before = signal.signal(signal.SIGTERM, end)
     try:

@@ -1,7 +1,7 @@
-"""The whole chain once: make an OCT mosaic, read it, resample it, find the tissue, write, and compare with the truth.
+"""A demonstration: make an OCT mosaic, read it, resample it, find the tissue, write, and compare with the truth.
 
-In: where to put the results, a size, a device. Out: OME-Zarr images and pictures in a folder, and a
-:class:`DemoResult`. On a GPU nothing returns to the host between reading and writing.
+In: a folder for the results, a size, a device. Out: OME-Zarr images and pictures in the folder, and a
+:class:`DemoResult`. On a GPU, voxels stay in its memory between reading and writing.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from linumpy import device as devices
+from linumpy.arrays import Array
 from linumpy.device import Device, to_host
 from linumpy.geometry.interface import find_tissue_interface
 from linumpy.gpu.interpolation import resample_volume
 from linumpy.io.files import check_file
 from linumpy.io.ome import read_omezarr
-from linumpy.io.place import check_parent, check_place, refuse_url
+from linumpy.io.paths import check_parent, check_target, refuse_url
 from linumpy.progress import bytes_progress
 from linumpy.testing import synthetic
 from linumpy.write.writer import write_omezarr
@@ -31,16 +31,16 @@ _SMOOTH_UM = 50.0
 
 @dataclass(frozen=True)
 class Stage:
-    """One stage of the chain.
+    """One stage of the demonstration.
 
     Attributes
     ----------
     name : str
-        For people.
+        Name to print.
     seconds : float
-        What it took.
+        Duration.
     nbytes : int or None
-        Bytes that passed it, where a rate means something.
+        Bytes processed, for a rate; None without one.
     """
 
     name: str
@@ -50,28 +50,28 @@ class Stage:
 
 @dataclass(frozen=True)
 class DemoResult:
-    """What the demo found.
+    """Results of the demonstration.
 
     Attributes
     ----------
     device : Device
-        Where it ran.
-    how : str
-        What read the volume.
+        Device of the computations.
+    read_by : str
+        The reader of the volume.
     shape, spacing_um
-        Of the resampled volume.
+        Shape and spacing of the resampled volume.
     error_voxels, bias_voxels : float
         Median absolute error, and median error, of the surface against the truth, in voxels of the mosaic along depth.
     error_um : float
         The median absolute error in µm.
     stages : tuple of Stage
-        Where the time went.
+        Durations of the stages.
     outputs : tuple of Path
-        What was written.
+        The written images and pictures.
     """
 
     device: Device
-    how: str
+    read_by: str
     shape: tuple[int, ...]
     spacing_um: tuple[float, ...]
     error_voxels: float
@@ -90,7 +90,7 @@ class DemoResult:
         rows += [
             "",
             f"device     {self.device} ({self.device.reason})",
-            f"read by    {self.how}",
+            f"read by    {self.read_by}",
             f"resampled  {size} voxels of {' × '.join(f'{step:g}' for step in self.spacing_um)} µm",
             f"surface    median absolute error {self.error_voxels:.2f} voxels, {self.error_um:.1f} µm; "
             f"bias {self.bias_voxels:+.2f} voxels",
@@ -101,7 +101,7 @@ class DemoResult:
 
 @dataclass
 class _Clock:
-    """Times stages; work on the device is waited for, so that each stage pays for its own."""
+    """Times stages, synchronized with the device, so that each includes its own kernels."""
 
     stages: list[Stage] = field(default_factory=list)
 
@@ -121,52 +121,52 @@ def run_demo(
     Parameters
     ----------
     out : str or Path
-        Folder for the results; it is made where that which it is in is there.
+        Folder for the results; it is made if its parent folder exists.
     size : {"small", "medium", "large"}
         16 MiB, 1 GiB or 8 GiB.
     device : {"auto", "cuda", "cpu"}, optional
         As for :func:`linumpy.device.resolve`.
     overwrite : bool
-        Whether to replace the results of another run in that folder. Other files there are left alone.
+        Whether to replace the results of another run in that folder. Other files are kept.
 
     Raises
     ------
     ValueError
         An unknown size or device.
     FileExistsError
-        A result is there already.
+        A result exists already.
     FileNotFoundError
-        There is no folder to make `out` in.
+        The parent folder of `out` does not exist.
     GpuUnavailableError
         ``"cuda"`` is asked for and there is none.
     """
     if size not in synthetic.SIZES:
         raise ValueError(f"size {size!r} is unknown: choose one of {', '.join(synthetic.SIZES)}")
-    where, spec, out = devices.resolve(device), synthetic.SIZES[size], Path(out)
+    used, spec, out = devices.resolve(device), synthetic.SIZES[size], Path(out)
     mosaic, volume_out, map_out = (out / f"{name}.ome.zarr" for name in ("mosaic", "resampled", "surface_depth"))
     pictures = out / "section_xz.png", out / "surface_depth.png"
     refuse_url(out)
     check_parent(out)
     out.mkdir(exist_ok=True)
-    for place in (mosaic, volume_out, map_out):
-        check_place(place, overwrite=overwrite)
+    for path in (mosaic, volume_out, map_out):
+        check_target(path, overwrite=overwrite)
     for picture in pictures:
         check_file(picture, overwrite=overwrite)
     clock = _Clock()
-    if where.is_cuda:
-        with clock.stage("start CUDA"), where.xp.cuda.Device(where.index):
-            where.xp.zeros(1)
+    if used.is_cuda:
+        with clock.stage("start CUDA"), used.xp.cuda.Device(used.index):
+            used.xp.zeros(1)
     with clock.stage("make the mosaic and write it", spec.nbytes), bytes_progress("making", spec.nbytes) as progress:
         synthetic.write_mosaic(mosaic, spec, overwrite=overwrite, progress=progress)
-    with clock.stage("read it to the GPU" if where.is_cuda else "read it to the CPU", spec.nbytes):
-        volume, spacing, how = _read(mosaic, where)
+    with clock.stage("read it to the GPU" if used.is_cuda else "read it to the CPU", spec.nbytes):
+        volume, spacing, read_by = _read(mosaic, used)
     step = min(spacing[1:])
-    # In the volume as it is: where resampling has mixed water and tissue, the logarithm moves the edge.
+    # Before resampling, which mixes water and tissue: there the logarithm would move the edge.
     with clock.stage("find the tissue surface", spec.nbytes):
         width = max(1, round(_SMOOTH_UM / step))
         surface = find_tissue_interface(volume, s_xy=width, s_z=2, depth_axis=0, definition="edge")
     truth = synthetic.surface_depth(spec)
-    found, unit = to_host(surface), spacing[0]
+    depths, unit = to_host(surface), spacing[0]
     depth_um, lateral = surface * np.float32(unit), spacing[1:]
     with clock.stage("resample to isotropic voxels", spec.nbytes):
         volume, spacing = resample_volume(volume, spacing, step)
@@ -174,43 +174,43 @@ def run_demo(
         write_omezarr(volume_out, volume, spacing, overwrite=overwrite, progress=bar)
         write_omezarr(map_out, depth_um, lateral, axes="yx", overwrite=overwrite)
     with clock.stage("draw the pictures"):
-        _draw(volume, found, truth, unit, lateral, spacing, pictures)
-    error, bias = float(np.nanmedian(np.abs(found - truth))), float(np.nanmedian(found - truth))
+        _draw(volume, depths, truth, unit, lateral, spacing, pictures)
+    error, bias = float(np.nanmedian(np.abs(depths - truth))), float(np.nanmedian(depths - truth))
     outputs = (mosaic, volume_out, map_out, *pictures)
     shape = tuple(volume.shape)
-    return DemoResult(where, how, shape, spacing, error, bias, error * unit, tuple(clock.stages), outputs)
+    return DemoResult(used, read_by, shape, spacing, error, bias, error * unit, tuple(clock.stages), outputs)
 
 
-def _read(path: Path, where: Device) -> tuple[Any, tuple[float, ...], str]:
+def _read(path: Path, used: Device) -> tuple[Array, tuple[float, ...], str]:
     array, spacing = read_omezarr(path)
     from linumpy.gpu.zarr_io import read_zarr, read_zarr_to_gpu
 
-    if not where.is_cuda:
+    if not used.is_cuda:
         volume, report = read_zarr(array, device="cpu", return_report=True)
         return volume, spacing, f"{report.backend}: {report.engine}"
-    with where.xp.cuda.Device(where.index):
+    with used.xp.cuda.Device(used.index):
         volume, report = read_zarr_to_gpu(array, return_report=True)
     return volume, spacing, f"{report.backend}: {report.engine}; {report.gds}"
 
 
 def _draw(
-    volume: Any,
+    volume: Array,
     surface: np.ndarray,
     truth: np.ndarray,
     unit: float,
     lateral: tuple[float, ...],
     spacing: tuple[float, ...],
-    places: tuple[Path, Path],
+    paths: tuple[Path, Path],
 ) -> None:
     """Draw a section of the resampled volume and the map; surfaces are in voxels of `unit` µm of the mosaic."""
     from linumpy.pictures import draw_depth_map, draw_section
 
     row = volume.shape[1] // 2
-    there = min(surface.shape[0] - 1, int((row + 0.5) * spacing[1] / lateral[0]))
-    # Voxel centres keep their place in µm.
-    found, true = ((one[there] + 0.5) * unit / spacing[0] - 0.5 for one in (surface, truth))
+    shown_row = min(surface.shape[0] - 1, int((row + 0.5) * spacing[1] / lateral[0]))
+    # Voxel centres keep their coordinates in µm.
+    found_depth, true = ((surface_map[shown_row] + 0.5) * unit / spacing[0] - 0.5 for surface_map in (surface, truth))
     columns = (np.arange(volume.shape[2]) + 0.5) * spacing[2] / lateral[1] - 0.5
-    found, true = (np.interp(columns, np.arange(len(one)), one) for one in (found, true))
+    found_depth, true = (np.interp(columns, np.arange(len(line)), line) for line in (found_depth, true))
     section = to_host(volume[:, row, :])  # one plane goes to the host
-    draw_section(places[0], section, found, true, spacing[0], spacing[2], row * spacing[1])
-    draw_depth_map(places[1], surface * unit, lateral)
+    draw_section(paths[0], section, found_depth, true, spacing[0], spacing[2], row * spacing[1])
+    draw_depth_map(paths[1], surface * unit, lateral)

@@ -1,8 +1,8 @@
-"""Which device the work runs on: the only place that looks for GPU packages.
+"""The device of computations; the only module that looks for GPU packages.
 
-In: a wish (``"auto"``, ``"cuda"``, ``"cpu"``) or an array. Out: a :class:`Device`, or the array module that fits.
-Errors: :class:`~linumpy.errors.GpuUnavailableError` where a CUDA device is asked for and cannot be had.
-Nothing GPU-related is imported before it is needed.
+In: ``"auto"``, ``"cuda"`` or ``"cpu"``, or an array. Out: a :class:`Device`, or the array module (CuPy or NumPy).
+Errors: :class:`~linumpy.errors.GpuUnavailableError` if a CUDA device is asked for and there is none. GPU packages are
+imported on first use.
 """
 
 from __future__ import annotations
@@ -12,10 +12,12 @@ import ctypes
 import importlib.metadata
 import importlib.util
 import logging
+import math
 import os
 import platform
 import re
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, TypeGuard
@@ -26,10 +28,10 @@ from linumpy.errors import GpuUnavailableError
 
 log = logging.getLogger(__name__)
 
-#: What ``resolve()`` takes where the caller names no device.
+#: Environment variable that ``resolve()`` uses if the caller names no device.
 DEVICE_VARIABLE = "LINUMPY_DEVICE"
 _KINDS = ("auto", "cuda", "cpu")
-#: The name under which pip knows this package; ``linumpy`` on the package index is another one.
+#: The name of this package for pip; ``linumpy`` on the package index is another one.
 DISTRIBUTION = "linumpy-gpu"
 
 _cuda_started = _cuda_lost = False
@@ -45,7 +47,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A device that work can run on.
+    """A device for computations.
 
     Attributes
     ----------
@@ -54,7 +56,7 @@ class Device:
     index : int or None
         Number of the CUDA device; None on the CPU.
     reason : str
-        Why this device: one short clause for people to read.
+        Why this device was chosen, in a short clause.
     """
 
     kind: str
@@ -81,18 +83,18 @@ def resolve(kind: str | None = None, device_id: int | None = None) -> Device:
     Parameters
     ----------
     kind : {"auto", "cuda", "cpu"}, optional
-        ``"auto"`` takes the GPU if CuPy and a device are there and else the CPU, with one log line that says
-        which and why. ``"cuda"`` raises where there is none. By default the environment variable
-        ``LINUMPY_DEVICE``, and without it ``"auto"``.
+        ``"auto"`` chooses the GPU if CuPy and a device are available and else the CPU, and logs the choice and its
+        reason. ``"cuda"`` raises without a device. By default the environment variable ``LINUMPY_DEVICE``, and without
+        it ``"auto"``.
     device_id : int, optional
         Number of the CUDA device; by default CuPy's current one.
 
     Raises
     ------
     ValueError
-        For another `kind`, a negative `device_id`, or a `device_id` together with ``"cpu"``.
+        Another `kind`, a negative `device_id`, or a `device_id` together with ``"cpu"``.
     GpuUnavailableError
-        Where ``"cuda"`` is asked for and there is no such device.
+        ``"cuda"`` is asked for and there is no such device.
     """
     wish = requested_kind(kind)
     if device_id is not None and (isinstance(device_id, bool) or int(device_id) != device_id or device_id < 0):
@@ -115,7 +117,7 @@ def resolve(kind: str | None = None, device_id: int | None = None) -> Device:
 
 
 def requested_kind(kind: str | None) -> str:
-    """Check what was asked for, by the caller or by the environment."""
+    """Check the kind of device that the caller or the environment asks for."""
     if kind is not None:
         if kind not in _KINDS:
             raise ValueError(f"device {kind!r} is unknown: choose one of {', '.join(_KINDS)}")
@@ -127,12 +129,12 @@ def requested_kind(kind: str | None) -> str:
 
 
 def require_cuda(device_id: int | None = None) -> ModuleType:
-    """Return CuPy where a CUDA device can be used.
+    """Return CuPy if a CUDA device can be used.
 
     Raises
     ------
     GpuUnavailableError
-        Saying what is missing and, for a missing package, the line that installs it.
+        Names what is missing and, for a missing package, the command that installs it.
     """
     missing = why_no_cuda(device_id)
     if missing is not None:
@@ -141,7 +143,7 @@ def require_cuda(device_id: int | None = None) -> ModuleType:
 
 
 def why_no_cuda(device_id: int | None = None) -> str | None:
-    """Say why no CUDA device (or not that one) can be used; None if it can."""
+    """Return why no CUDA device (or not this one) can be used; None if it can."""
     global _cuda_started
     if _cuda_lost:
         return (
@@ -149,7 +151,7 @@ def why_no_cuda(device_id: int | None = None) -> str | None:
             'with multiprocessing.get_context("spawn") or "forkserver"'
         )
     if importlib.util.find_spec("cupy") is None:
-        # Packages help nobody whose machine has no GPU, or no driver for it.
+        # Without a driver, packages alone do not help.
         if driver_cuda_version() is None:
             return "this machine has no NVIDIA driver (libcuda.so.1): a GPU needs one before any package"
         return f"CuPy is not installed: {install_line()}"
@@ -171,17 +173,17 @@ def why_no_cuda(device_id: int | None = None) -> str | None:
 
 
 def install_line(extra: str | None = None) -> str:
-    """Return the line that installs an extra; by default the GPU packages for the driver of this machine."""
+    """Return the command that installs an extra; by default the GPU packages for the driver of this machine."""
     if extra is None:
         extra = "cuda12" if (driver_cuda_version() or (13, 0))[0] == 12 else "cuda13"
     return "pip install " + " ".join(f'"{need}"' for need in extra_requirements(extra))
 
 
 def extra_requirements(extra: str) -> list[str]:
-    """Return what an extra of this distribution installs, as its metadata has it.
+    """Return the requirements of an extra of this distribution, from its metadata.
 
-    A line with these names works from a checkout and from a wheel, whereas the name of the distribution has to be in
-    the reader's package index: ``linumpy`` there is another package.
+    A command with these names works from a checkout and from a wheel; the name of the distribution would have to be in
+    the user's package index, where ``linumpy`` is another package.
     """
     marker = re.compile(r"""\s*;\s*extra\s*==\s*['"]""" + extra + r"""['"]\s*$""")
     try:
@@ -193,10 +195,10 @@ def extra_requirements(extra: str) -> list[str]:
 
 def other_distributions() -> list[str]:
     """Name the installed distributions other than this one that provide the package ``linumpy``."""
-    found = set(importlib.metadata.packages_distributions().get("linumpy", ()))
+    distributions = set(importlib.metadata.packages_distributions().get("linumpy", ()))
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        found.add(importlib.metadata.metadata("linumpy")["Name"])
-    return sorted(name for name in found if re.sub(r"[-_.]+", "-", name).lower() != DISTRIBUTION)
+        distributions.add(importlib.metadata.metadata("linumpy")["Name"])
+    return sorted(name for name in distributions if re.sub(r"[-_.]+", "-", name).lower() != DISTRIBUTION)
 
 
 def driver_cuda_version() -> tuple[int, int] | None:
@@ -229,12 +231,52 @@ def array_module(x: Any) -> ModuleType:
 
 
 def to_host(x: Any) -> np.ndarray:
-    """Copy `x` to host memory where it lies on a device; the only way back that linumpy takes unasked is its writer."""
+    """Return `x` in host memory, copied if it is on a device. Only the writer does this without being asked."""
     return _import_cupy().asnumpy(x) if is_device_array(x) else np.asarray(x)
 
 
+def transfers(array: Any, use_gpu: bool | None) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
+    """Return the functions that copy arrays to the device of a computation, and results to the memory of `array`.
+
+    An array that is there already is returned unchanged.
+
+    Parameters
+    ----------
+    array : numpy.ndarray or cupy.ndarray
+        An input of the computation.
+    use_gpu : bool, optional
+        True computes on the GPU, False on the CPU; by default on the device of `array`.
+
+    Raises
+    ------
+    GpuUnavailableError
+        `use_gpu` is True and there is no CUDA device.
+    """
+    on_device = is_device_array(array)
+    transfer, back = (
+        require_cuda().asarray if on_gpu else to_host
+        for on_gpu in (on_device if use_gpu is None else use_gpu, on_device)
+    )
+    return transfer, back
+
+
+def free_memory(enough: float = math.inf) -> int:
+    """Return the bytes that CuPy's pool can still allocate on the current device: the driver's and its own free ones.
+
+    A limit that is set on the pool counts. If the pool's own free bytes are `enough`, the slower driver is not asked.
+    """
+    cupy = require_cuda()
+    pool = cupy.get_default_memory_pool()
+    free = int(pool.free_bytes())
+    if free >= enough:
+        return free
+    free += cupy.cuda.runtime.memGetInfo()[0]
+    limit = pool.get_limit()
+    return max(0, min(free, limit - pool.used_bytes())) if limit else free
+
+
 def synchronize() -> None:
-    """Wait for the work on CuPy's current stream; nothing to wait for where CuPy was never imported."""
+    """Wait for the work on CuPy's current stream; returns at once if CuPy was never imported."""
     cupy = sys.modules.get("cupy")
     if cupy is not None and why_no_cuda() is None:
         cupy.cuda.get_current_stream().synchronize()
@@ -242,7 +284,7 @@ def synchronize() -> None:
 
 @dataclass(frozen=True, slots=True)
 class DeviceInfo:
-    """What this machine offers, for people to read and to paste into reports.
+    """The devices and packages of this machine, to print and to paste into reports.
 
     Attributes
     ----------
@@ -255,7 +297,7 @@ class DeviceInfo:
     versions : tuple of (str, str)
         Packages and their versions; ``"not installed"`` where missing.
     gds : str
-        The way that kvikio takes: ``"compat"``, ``"left to cuFile"`` or ``"no kvikio"``, with how that is known.
+        The mode of kvikio, and how it is known.
     reason : str
         Why there is no GPU; empty where there is one.
     others : tuple of str
@@ -288,7 +330,7 @@ class DeviceInfo:
 
 
 def describe(device_id: int | None = None) -> DeviceInfo:
-    """Describe the device, its memory, the driver, the GPU packages and the way kvikio takes."""
+    """Describe the device, its memory, the driver, the GPU packages and the mode of kvikio."""
     missing = why_no_cuda(device_id)
     name, total, free = platform.processor() or platform.machine(), None, None
     if missing is None:
@@ -332,9 +374,9 @@ def _version_of(*names: str) -> str:
 
 
 def kvikio_mode() -> tuple[str, str]:
-    """Ask kvikio which way it takes to a file: (``"compat" | "cufile" | "none"``, how that is known).
+    """Return the mode of kvikio, ``"compat"``, ``"cufile"`` or ``"none"``, and how it is known.
 
-    ``"cufile"`` means only that kvikio hands its reads to cuFile. cuFile may still go through the host by itself.
+    ``"cufile"`` means only that kvikio passes its reads to cuFile, which may still go through host memory.
     """
     if importlib.util.find_spec("kvikio") is None:
         return "none", "kvikio is not installed, which only GPUDirect Storage needs"

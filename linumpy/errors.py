@@ -1,39 +1,39 @@
-"""Every exception linumpy raises on its own account, and the one line of what cannot go to another process.
+"""The exceptions of linumpy, and the error of objects that cannot be pickled.
 
-Each is also the builtin that fits, so ``except OSError`` catches a broken chunk and ``except MemoryError`` a
-volume that does not fit, with no import from here.
+Each is also a builtin exception, so ``except OSError`` catches a broken chunk and ``except MemoryError`` a volume that
+does not fit into memory, without an import from here.
 """
 
 
 class LinumpyError(Exception):
-    """Base of all of linumpy's own exceptions."""
+    """Base of linumpy's exceptions."""
 
 
 class ChunkError(LinumpyError, OSError):
-    """The stored bytes of a chunk are not what its metadata says.
+    """The stored bytes of a chunk do not match its metadata.
 
-    The message names the file and the chunk. It never turns into fill values and never into a fallback.
+    The message names the file and the chunk. A broken chunk is never replaced by fill values or read by a fallback.
     """
 
 
 class StaleLayoutError(LinumpyError, RuntimeError):
-    """The metadata of an array were written anew after they had been read: read them again, then submit again."""
+    """The metadata of an array changed after they had been read: read them again, then submit again."""
 
 
 class DeviceMemoryError(LinumpyError, MemoryError):
-    """The request does not fit into the memory of the device; raised before the first byte is read."""
+    """A request does not fit into the memory of the device; raised before the first byte is read."""
 
 
 class GpuUnavailableError(LinumpyError, RuntimeError):
-    """A CUDA device was asked for and there is none; the message says what is missing and how to get it."""
+    """A CUDA device was asked for and there is none; the message says what is missing and how to install it."""
 
 
 class CoreUnavailableError(LinumpyError, RuntimeError):
-    """The native core was not built or does not fit; the message says what to install."""
+    """The native core was not built or has another version; the message says what to install."""
 
 
 class UnsupportedLayoutError(LinumpyError, NotImplementedError):
-    """linumpy's reader cannot read this array; the message says which property of it is the reason."""
+    """linumpy's reader cannot read an array; the message names the property that is the reason."""
 
 
 class RegionError(LinumpyError, IndexError):
@@ -41,34 +41,34 @@ class RegionError(LinumpyError, IndexError):
 
 
 class MetadataError(LinumpyError, ValueError):
-    """The metadata of a group or an array lacks something that nobody may guess, such as a unit, or cannot be true."""
+    """The metadata of a group or an array lacks something, such as a unit, or is invalid."""
 
 
 class SourceError(LinumpyError, ValueError):
-    """What was passed as a source is neither an array nor an OME-Zarr image."""
+    """The source is neither an array nor an OME-Zarr image."""
 
 
 class ResumeError(LinumpyError, FileExistsError):
-    """An unfinished result is in the way: of another request, or one that another run is writing just now."""
+    """The path has an unfinished result of another request, or one that another run is writing."""
 
 
 class WorkerError(LinumpyError, RuntimeError):
-    """A worker of a dask cluster cannot do its part; the message names the worker and what it lacks."""
+    """A worker of a dask cluster cannot make its blocks; the message names the worker and what it lacks."""
 
 
 class VoxelSessionError(LinumpyError, RuntimeError):
-    """A voxel session stopped half way; the message names the planes that are done, and its cause is attached."""
+    """A voxel session stopped; the message names the finished planes, and the cause is attached."""
 
 
-def not_pickled(one: object, instead: str) -> TypeError:
-    """Make the error of ``__reduce__`` for what belongs to its process: it has threads, memory or files open there.
+def not_pickled(instance: object, instead: str) -> TypeError:
+    """Make the error of ``__reduce__`` for an object with threads, memory or open files of its process.
 
     Parameters
     ----------
     one : object
-        What was to be pickled or copied.
+        The object that cannot be pickled or copied.
     instead : str
-        What to send to another process in its stead.
+        Advice what to send to another process instead.
     """
-    name = type(one).__name__
+    name = type(instance).__name__
     return TypeError(f"a {name} belongs to its process and can be neither pickled nor copied: {instead}")

@@ -1,11 +1,11 @@
-"""The way that bytes from a folder take to a GPU, and why it is no better one.
+"""The path of bytes from a folder to a GPU, and the reasons for it.
 
-The logic lives in ``gds_doctor.sh``, so that an admin without Python and a reader in
-Python get the same answer. This module finds that script, runs it, and keeps its answer.
+The logic is in ``gds_doctor.sh``, so that an admin without Python and a reader in Python get
+the same answer. This module finds that script, runs it, and caches its answer.
 
-In: a path. Out: a frozen :class:`GdsVerdict`. It never raises for what the machine lacks
-(no bash, no script, no Linux, a script that takes too long): the verdict is then
-``"unknown"``, with the reason. It imports no GPU package and changes nothing.
+In: a path. Out: a frozen :class:`GdsVerdict`. A machine that lacks something (bash, the
+script, Linux) or a timeout of the script gives the verdict ``"unknown"`` with the reason, not
+an error. The module imports no GPU package and changes nothing.
 
 Only :attr:`GdsVerdict.is_native` allows a read to be called GPUDirect Storage. kvikio's
 and cuFile's compat modes copy through host memory.
@@ -27,14 +27,14 @@ from urllib.parse import unquote, urlsplit
 
 __all__ = ["PATHS", "GdsVerdict", "clear_cache", "find_doctor", "gds_verdict"]
 
-#: Every answer there is, the native ones first.
+#: All answers, the native ones first.
 PATHS = ("nvidia-fs", "p2pdma", "cufile-compat", "kvikio-posix", "unknown")
 _NATIVE = ("nvidia-fs", "p2pdma")
 
-#: Seconds that the script may take. It needs well under one, and kvikio's import a few.
+#: Timeout of the script in seconds. It needs well under one, and kvikio's import a few.
 DEFAULT_TIMEOUT = 30.0
 
-# What the doctor reads from the environment: another value may be another answer.
+# The script reads these variables: another value may change the answer.
 _ENVIRONMENT = (
     "CUFILE_ALLOW_COMPAT_MODE",
     "CUFILE_ENV_PATH_JSON",
@@ -48,22 +48,22 @@ _ENVIRONMENT = (
 
 @dataclass(frozen=True, slots=True)
 class GdsVerdict:
-    """The way that bytes from one folder take to the GPU.
+    """The path of bytes from one folder to the GPU.
 
     Attributes
     ----------
     path : str
         One of :data:`PATHS`.
     reasons : tuple of str
-        Why it is this way; for ways that are not native, what stands against them.
+        The reasons for this path; for one that is not native, the obstacles to a native one.
     both_native : bool
-        Both native ways are open.
+        Whether both native paths are available.
     native : tuple of str
-        The native ways that bytes can take now, of ``"nvidia-fs"`` and ``"p2pdma"``.
+        The available native paths, of ``"nvidia-fs"`` and ``"p2pdma"``.
     folder : str
-        The folder that was judged: the nearest one that exists.
+        The folder of the verdict: the nearest existing one.
     source : str
-        The script that said so, or ``"none"`` when none could be run.
+        The script of the verdict, or ``"none"`` if none could be run.
     """
 
     path: str
@@ -75,7 +75,7 @@ class GdsVerdict:
 
     @property
     def is_native(self) -> bool:
-        """Whether the bytes go from the disk to the GPU without a stop in host memory."""
+        """Whether bytes go from the disk to the GPU without a copy in host memory."""
         return self.path in _NATIVE
 
     def __str__(self) -> str:
@@ -87,7 +87,7 @@ _CACHE: dict[tuple[object, ...], GdsVerdict] = {}
 
 
 def clear_cache() -> None:
-    """Forget all verdicts, for instance after the machine was changed."""
+    """Forget all verdicts, for instance after a change of the machine."""
     _CACHE.clear()
 
 
@@ -108,13 +108,13 @@ def gds_verdict(
     gpu: int | str | None = None,
     timeout: float = DEFAULT_TIMEOUT,
 ) -> GdsVerdict:
-    """Say which way bytes from ``path`` take to the GPU.
+    """Return the path of bytes from a file or folder to the GPU.
 
     Parameters
     ----------
     path : str or os.PathLike
-        A file or a folder. Where it does not exist yet, the nearest folder above it that
-        does is judged, because that is the file system it will be on.
+        A file or a folder. If it does not exist, the nearest existing folder above it is
+        used, which is on the same file system.
     gpu : int or str, optional
         One GPU: its index in PCI order, or its PCI address such as ``"0000:65:00.0"``
         (CuPy's ``Device.pci_bus_id``). By default every NVIDIA GPU must qualify.
@@ -124,14 +124,14 @@ def gds_verdict(
     Returns
     -------
     GdsVerdict
-        Kept for each device, folder, GPU and environment: asking again costs nothing.
+        Cached for each device, folder, GPU and environment.
     """
     text = os.fsdecode(path)
     if "://" in text:
         scheme, plain = text.split("://", 1)
         if scheme != "file":
             return GdsVerdict("unknown", (f"{scheme}:// is no local folder",), folder=text)
-        # As linumpy and zarr spell local folders, and else as a URL.
+        # linumpy and zarr do not quote local folders after file://; a URL does.
         text = plain if os.path.exists(plain) else unquote(urlsplit(text).path)
     try:
         folder = _nearest_folder(text)
@@ -140,15 +140,15 @@ def gds_verdict(
         return GdsVerdict("unknown", (f"{text!r} cannot be reached: {error}",), folder=text)
     environment = _environment()
     key = (device, folder, gpu, *(environment.get(name) for name in _ENVIRONMENT))
-    known = _CACHE.get(key)
-    if known is None:
+    cached = _CACHE.get(key)
+    if cached is None:
         try:
-            known = _CACHE[key] = _ask(folder, gpu, timeout, environment)
+            cached = _CACHE[key] = _ask(folder, gpu, timeout, environment)
         except subprocess.TimeoutExpired:
             # A busy machine, not an answer: the next one who asks may get one.
             reason = f"gds_doctor.sh did not answer within {timeout:g} s"
             return GdsVerdict("unknown", (reason,), folder=folder, source=str(find_doctor()))
-    return known
+    return cached
 
 
 def _nearest_folder(text: str) -> str:
@@ -173,7 +173,7 @@ def _environment() -> dict[str, str]:
 
 
 def _ask(folder: str, gpu: int | str | None, timeout: float, environment: dict[str, str]) -> GdsVerdict:
-    """Ask the script; raises subprocess.TimeoutExpired where it does not answer in time."""
+    """Run the script; raises subprocess.TimeoutExpired if it does not end in time."""
 
     def unknown(reason: str, source: str = "none") -> GdsVerdict:
         return GdsVerdict("unknown", (reason,), folder=folder, source=source)
@@ -187,7 +187,7 @@ def _ask(folder: str, gpu: int | str | None, timeout: float, environment: dict[s
     if bash is None:
         return unknown("there is no bash to run gds_doctor.sh with")
     command = [bash, str(script), "--json"]
-    # The Python that will do the reading is the one whose kvikio counts.
+    # The kvikio of this Python is the one that reads.
     command += ["--python", sys.executable] if sys.executable else ["--no-python"]
     if gpu is not None:
         command += ["--gpu", str(gpu)]
@@ -199,8 +199,10 @@ def _ask(folder: str, gpu: int | str | None, timeout: float, environment: dict[s
     try:
         return _from_report(json.loads(out), folder, source)
     except (ValueError, KeyError, TypeError, AttributeError):
-        said = err.decode("utf-8", "replace").strip().splitlines()
-        return unknown(f"gds_doctor.sh gave no answer (exit {code}): {said[-1] if said else 'no message'}", source)
+        messages = err.decode("utf-8", "replace").strip().splitlines()
+        return unknown(
+            f"gds_doctor.sh gave no answer (exit {code}): {messages[-1] if messages else 'no message'}", source
+        )
 
 
 def _run(command: list[str], timeout: float, environment: dict[str, str]) -> tuple[int, bytes, bytes]:
@@ -215,7 +217,7 @@ def _run(command: list[str], timeout: float, environment: dict[str, str]) -> tup
     try:
         out, err = process.communicate(timeout=timeout)
     except BaseException:
-        # The whole group: a child that lives on would keep the pipes open.
+        # The whole process group: a surviving child would keep the pipes open.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
@@ -231,7 +233,7 @@ def _from_report(report: dict[str, Any], folder: str, source: str) -> GdsVerdict
         path=path,
         reasons=tuple(str(reason) for reason in report["reasons"]),
         both_native=bool(report["both_native"]),
-        native=tuple(str(way) for way in report["native"]),
+        native=tuple(str(layout) for layout in report["native"]),
         folder=folder,
         source=source,
     )

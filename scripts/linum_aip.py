@@ -2,8 +2,8 @@
 """Take the average intensity projection of an OCT mosaic.
 
 Reads an OME-Zarr volume with axes z, y and x, in any order, and writes the mean along z as an OME-Zarr image (float32)
-with the mosaic's lateral spacing: one for each time and channel, unless --time and --channel choose. Voxels that focal
-correction filled are left out.
+with the mosaic's lateral spacing: one for each time and channel, or for those of --time and --channel. Voxels that
+focal correction filled are excluded.
 
 For example:
   linum-aip mosaic.ome.zarr aip.ome.zarr
@@ -29,7 +29,7 @@ def _build_arg_parser() -> argparse.ArgumentParser:
     parser = cli.Parser("linum-aip", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("input", type=cli.source, metavar="MOSAIC", help="OME-Zarr volume.")
     parser.add_argument("output", type=Path, metavar="AIP", help="OME-Zarr image to write.")
-    parser.add_argument("--level", type=int, default=0, help="Resolution level to work on; 0 is the finest. [0]")
+    parser.add_argument("--level", type=int, default=0, help="Resolution level to read; 0 is the finest. [0]")
     cli.add_volume_arguments(parser, all_of_them=True)
     cli.add_gpu_arguments(parser)
     cli.add_common_arguments(parser)
@@ -43,11 +43,11 @@ def _project(parsed: argparse.Namespace) -> None:
         )
     use_gpu, begin, chosen = cli.choose_device(parsed), time.perf_counter(), cli.volume_options(parsed)
     with bytes_progress("projection", open_mosaic(parsed.input, parsed.level, **chosen).nbytes) as progress:
-        made = project_mosaic(
+        projection = project_mosaic(
             parsed.input, parsed.output, level=parsed.level, use_gpu=use_gpu, overwrite=parsed.overwrite,
             progress=progress, **chosen,
         )  # fmt: skip
-    print(cli.closing_line(parsed.input, parsed.output, use_gpu, time.perf_counter() - begin, made.nbytes))
+    print(cli.closing_line(parsed.input, parsed.output, use_gpu, time.perf_counter() - begin, projection.nbytes))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,8 +1,8 @@
-"""Run the whole chain once on a synthetic OCT mosaic whose truth is known.
+"""Demonstrate linumpy on a synthetic OCT mosaic with a known surface.
 
-Makes the mosaic, writes it as OME-Zarr, reads it (on a GPU: straight into its memory), resamples it to isotropic
-voxels, finds the surface of the tissue, and writes the resampled volume, the depth map and two pictures. Then tells
-how far the surface is from the truth, and where the time went.
+Makes the mosaic, writes it as OME-Zarr, reads it (on a GPU: into its memory), resamples it to isotropic voxels, finds
+the surface of the tissue, and writes the resampled volume, the depth map and two pictures. Then prints the error of
+the surface, and the duration of each stage.
 
 For example:
   linum-demo
@@ -25,7 +25,7 @@ def _build_arg_parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", metavar="DIR", default="linum-demo", help="Folder for the results. [%(default)s]")
     sizes = ", ".join(f"{name}: {spec.nbytes / 2**20:,.0f} MiB" for name, spec in SIZES.items())
     parser.add_argument("--size", choices=SIZES, default="small", help=f"{sizes}. [%(default)s]")
-    parser.add_argument("--device", choices=("auto", "cuda", "cpu"), help="Where to work. [LINUMPY_DEVICE, or auto]")
+    parser.add_argument("--device", choices=("auto", "cuda", "cpu"), help="Device to use. [LINUMPY_DEVICE, or auto]")
     cli.add_common_arguments(parser)
     return parser
 

@@ -3,15 +3,15 @@
 
 Reads an OME-Zarr volume with axes z, y and x, in any order, and finds for each A-line where intensity rises most along
 z, after a lateral mean. Writes the depth of the surface in µm as an OME-Zarr image (float32; divided by the spacing
-along z it is the voxel), and with --overlay a picture: a section with the surface on it, and the map. Each time and
-channel has a surface of its own, unless --time and --channel choose; a picture shows one.
+along z it is the voxel), and with --overlay a picture: a section with the surface, and the map. --time and --channel
+select one of several volumes, which a picture needs; by default all are processed.
 
---definition linumpy takes the voxel ceil(argmax + s_z / 2), about s_z / 2 + 1 voxels below the edge, and finds one in
-every A-line, also in noise. --definition edge gives the edge itself, to fractions of a voxel, for slopes up to about 3
-voxels a voxel; 0 where tissue begins at or above the first voxel, NaN where there is no tissue, and infinity where
-there may be some but its surface is not found. The picture shows the edge beside the surface where they differ.
+--definition linumpy returns the voxel ceil(argmax + s_z / 2), about s_z / 2 + 1 voxels below the edge, for every
+A-line, also in noise. --definition edge returns the edge itself, to fractions of a voxel, for slopes up to about 3
+voxels for each voxel; 0 where tissue begins at or above the first voxel, NaN where there is no tissue, and infinity
+where there may be some but its surface is not found. The picture shows the edge beside the surface where they differ.
 
-Voxels that focal correction filled are taken for the nearest measured ones.
+Voxels that focal correction filled are replaced by the nearest measured ones.
 
 For example:
   linum-find-tissue-interface mosaic.ome.zarr surface.ome.zarr
@@ -40,7 +40,7 @@ def _build_arg_parser() -> argparse.ArgumentParser:
     parser.add_argument("input", type=cli.source, metavar="MOSAIC", help="OME-Zarr volume.")
     parser.add_argument("output", type=Path, metavar="MAP", help="OME-Zarr image to write: depth in µm.")
     parser.add_argument("--overlay", type=Path, metavar="PNG", help="Picture to write.")
-    parser.add_argument("--level", type=int, default=0, help="Resolution level to work on; 0 is the finest. [0]")
+    parser.add_argument("--level", type=int, default=0, help="Resolution level to read; 0 is the finest. [0]")
     cli.add_volume_arguments(parser, all_of_them=True)
     cli.add_surface_arguments(parser)
     cli.add_gpu_arguments(parser)
@@ -52,11 +52,11 @@ def _find(parsed: argparse.Namespace) -> None:
     use_gpu, begin, chosen = cli.choose_device(parsed), time.perf_counter(), cli.volume_options(parsed)
     method = SurfaceMethod(**cli.surface_options(parsed))
     with bytes_progress("surface", open_mosaic(parsed.input, parsed.level, **chosen).nbytes) as progress:
-        found = find_mosaic_surface(
+        surface = find_mosaic_surface(
             parsed.input, parsed.output, method, level=parsed.level, overlay=parsed.overlay, use_gpu=use_gpu,
             overwrite=parsed.overwrite, progress=progress, **chosen,
         )  # fmt: skip
-    print(cli.closing_line(parsed.input, parsed.output, use_gpu, time.perf_counter() - begin, found.nbytes))
+    print(cli.closing_line(parsed.input, parsed.output, use_gpu, time.perf_counter() - begin, surface.nbytes))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,4 +1,4 @@
-"""Tell what this machine offers for work on the GPU, and which way files take to it.
+"""Print the GPU, its memory and driver, the GPU packages, and the path of files to the GPU.
 
 For example:
   linum-gpu-info
@@ -18,11 +18,13 @@ from linumpy.core.native import why_no_core
 
 def _build_arg_parser() -> argparse.ArgumentParser:
     parser = cli.Parser("linum-gpu-info", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--path", metavar="DIR", help="Say which way bytes from this folder take to the GPU, and why.")
+    parser.add_argument(
+        "--path", metavar="DIR", help="Print the path of bytes from this folder to the GPU, and the reasons."
+    )
     return parser
 
 
-def _tell(arguments: argparse.Namespace) -> None:
+def _print(arguments: argparse.Namespace) -> None:
     if arguments.path is not None and not os.path.exists(arguments.path):
         raise FileNotFoundError(f"--path {arguments.path}: there is no such folder")
     print(device.describe())
@@ -34,14 +36,14 @@ def _tell(arguments: argparse.Namespace) -> None:
 
     verdict = gds_verdict(arguments.path)
     native = "native GPUDirect Storage" if verdict.is_native else "not GPUDirect Storage"
-    print(f"\n{'folder':<12}{arguments.path}\n{'way':<12}{verdict.path}: {native}")
+    print(f"\n{'folder':<12}{arguments.path}\n{'path':<12}{verdict.path}: {native}")
     for number, reason in enumerate(verdict.reasons):
         print(f"{'' if number else 'why':<12}{reason}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the script."""
-    return cli.run(_build_arg_parser(), _tell, arguments)
+    return cli.run(_build_arg_parser(), _print, arguments)
 
 
 if __name__ == "__main__":

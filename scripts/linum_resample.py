@@ -1,19 +1,19 @@
 #!/usr/bin/env python3
 """Resample an OME-Zarr image of any size to another voxel spacing.
 
-Reads an OME-Zarr image with two or three axes of space block by block, each time and channel by itself, and writes
-another of the same dtype. Its extent is cut into the nearest whole number of voxels; the spacing that is reached so
-stands in its metadata. Axes that get coarser are smoothed first, unless --no-anti_aliasing says otherwise; --order 0
-takes the nearest voxel, for labels, and never smooths.
+Reads an OME-Zarr image with two or three axes of space block by block, each time and channel separately, and writes
+another of the same dtype. Its extent is divided into the nearest whole number of voxels, to which the spacing in its
+metadata is adapted. Axes that get coarser are smoothed first, unless --no-anti_aliasing is given; --order 0 takes the
+nearest voxel, for labels, and never smooths.
 
-Units, times, channels, names and others' attributes are carried over, and labels inside of the image are resampled with
-it, by their nearest voxels; a warning names what is left out.
+Units, times, channels, names and attributes of other programs are copied, and labels inside the image are resampled
+with it, by their nearest voxels; a warning lists what is not copied.
 
-A run that is stopped leaves what it has done in .OUTPUT.unfinished beside the output; the same command goes on from it.
+A stopped run leaves its complete blocks in .OUTPUT.unfinished beside the output; the same command continues from them.
 
 For example:
   linum-resample brain.ome.zarr brain_25um.ome.zarr --resolution 25
-  linum-resample brain.ome.zarr out.ome.zarr --resolution 10 5 5 --level 1 --n_levels 4
+  linum-resample brain.ome.zarr out.ome.zarr --resolution 10 5 5 --level 1 --levels 4
   linum-resample labels.ome.zarr labels_25um.ome.zarr --resolution 25 --order 0
 """
 
@@ -38,27 +38,27 @@ def _build_arg_parser() -> argparse.ArgumentParser:
     parser.add_argument("output", type=Path, metavar="OUTPUT", help="OME-Zarr image to write.")
     parser.add_argument(
         "--resolution", type=float, nargs="+", required=True, metavar="UM",
-        help="Wanted voxel spacing in µm: one number, or one for each axis in their order (z, y, x).",
+        help="New voxel spacing in µm: one number, or one for each axis in their order (z, y, x).",
     )  # fmt: skip
-    parser.add_argument("--level", type=int, default=0, help="Resolution level to work on; 0 is the finest. [0]")
-    parser.add_argument("--n_levels", type=int, default=1, metavar="N", help="Resolutions to write. [%(default)s]")
+    parser.add_argument("--level", type=int, default=0, help="Resolution level to read; 0 is the finest. [0]")
+    cli.add_levels_argument(parser)
     parser.add_argument(
         "--order", type=int, default=1, metavar="N",
-        help="Of the spline: 0 nearest, for labels; 1 linear; 3 cubic; up to 5. [%(default)s]",
+        help="Order of the spline: 0 nearest, for labels; 1 linear; 3 cubic; up to 5. [%(default)s]",
     )  # fmt: skip
     parser.add_argument(
         "--anti_aliasing", action=argparse.BooleanOptionalAction, default=True,
-        help="Smooth axes that get coarser, so that what is finer than the new spacing leaves no false patterns. [on]",
+        help="Smooth axes that get coarser, against aliasing. [on]",
     )  # fmt: skip
     parser.add_argument(
         "--device_memory", type=float, metavar="GIB",
-        help="Memory for the blocks under way, of the GPU or the host. [80 %% of what is free; on the CPU at most 8]",
+        help="Memory of the blocks in the pipeline, on the GPU or the host. [80 %% of the free; on the CPU at most 8]",
     )  # fmt: skip
     parser.add_argument(
         "--labels", choices=LABELS, default="resample",
-        help="Bring labels inside of the image onto the new grid too, or leave them out. [%(default)s]",
+        help="Resample the labels inside the image too, or drop them. [%(default)s]",
     )  # fmt: skip
-    parser.add_argument("--ngff_version", choices=tuple(ZARR_FORMATS), help="Of the output. [that of the input]")
+    parser.add_argument("--ngff_version", choices=tuple(ZARR_FORMATS), help="NGFF of the output. [as the input]")
     cli.add_volume_arguments(parser, all_of_them=True)
     cli.add_gpu_arguments(parser)
     cli.add_common_arguments(parser)
@@ -67,7 +67,7 @@ def _build_arg_parser() -> argparse.ArgumentParser:
 
 def _nbytes(gib: float) -> int:
     if not 1 <= gib * 2**30 < 2**60:
-        raise ValueError(f"--device_memory {gib:g}: a number of GiB above 0 is needed")
+        raise ValueError(f"--device_memory {gib:g}: pass a number of GiB above 0")
     return int(gib * 2**30)
 
 
@@ -78,8 +78,8 @@ def _resample(parsed: argparse.Namespace) -> None:
     chosen = cli.volume_options(parsed)
     resample_zarr(
         parsed.input, parsed.output, wanted, order=parsed.order, anti_aliasing=parsed.anti_aliasing,
-        level=parsed.level, levels=parsed.n_levels, device="cuda" if use_gpu else "cpu", device_memory=memory,
-        overwrite=parsed.overwrite, channel=parsed.channel, time=parsed.time, source_spacing=chosen["spacing"],
+        level=parsed.level, levels=parsed.levels, device="cuda" if use_gpu else "cpu", device_memory=memory,
+        overwrite=parsed.overwrite, channel=parsed.channel, time=parsed.time, spacing=chosen["spacing"],
         labels=parsed.labels, ngff_version=parsed.ngff_version,
     )  # fmt: skip
     nbytes = open_volumes(parsed.input, parsed.level, **chosen).nbytes

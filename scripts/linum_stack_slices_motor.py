@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""Stack OCT slices into one volume: laterally as the motor says, along z by what neighbouring slices share.
+"""Stack OCT slices into one volume, by the lateral shifts of the motor and the overlaps of neighbouring slices along z.
 
 FOLDER holds the slices as OME-Zarr with axes z, y, x, numbered from the top down: by the digits after a z in the name
 (slice_z03.ome.zarr), else by the last digits. SHIFTS is a CSV table with the columns fixed_id, moving_id, x_shift,
-y_shift, x_shift_mm, y_shift_mm, and a row for each pair of neighbouring slices: a voxel at p of the moving slice lies
-at p + shift of the fixed one. The columns in mm count, so the table goes with slices of any resolution.
+y_shift, x_shift_mm, y_shift_mm, and a row for each pair of neighbouring slices: a voxel at p of the moving slice is at
+p + shift of the fixed one. The columns in mm are used, so the table fits slices of any resolution.
 
 For each pair the overlap along z is searched around the expected one (planes of the slice less the slicing interval).
 Overlaps with too little correlation, or too far from the others, are replaced by the typical one. Slices are blended
-where they overlap; what was decided is written as a table. Voxels that focal correction filled count neither in the
-search nor, where the other slice has a measured one, in the stack.
+where they overlap; the decisions are written as a table. Voxels that focal correction filled are excluded from the
+search and, where the other slice has a measured one, from the stack.
 
 For example:
   linum-stack-slices-motor slices shifts.csv stack.ome.zarr --slicing_interval_mm 0.2
@@ -33,7 +33,7 @@ def _build_arg_parser() -> argparse.ArgumentParser:
     parser = cli.Parser(
         "linum-stack-slices-motor", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("input", type=Path, metavar="FOLDER", help="Where the slices are.")
+    parser.add_argument("input", type=Path, metavar="FOLDER", help="Folder of the slices.")
     parser.add_argument("shifts", type=Path, metavar="SHIFTS", help="CSV table of shifts.")
     parser.add_argument("output", type=Path, metavar="STACK", help="OME-Zarr volume to write.")
     parser.add_argument(
@@ -41,19 +41,23 @@ def _build_arg_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--search_range_mm", type=float, default=0.1, metavar="MM",
-        help="How far an overlap may be from the expected one, to each side. [%(default)s]",
+        help="Largest distance of an overlap from the expected one, to each side. [%(default)s]",
     )  # fmt: skip
     parser.add_argument(
-        "--min_correlation", type=float, default=0.2, metavar="R", help="Less is not trusted. [%(default)s]"
+        "--min_correlation",
+        type=float,
+        default=0.2,
+        metavar="R",
+        help="Less is not trusted. [%(default)s]",
     )
     parser.add_argument(
         "--max_deviation", type=float, default=3.0, metavar="D",
-        help="Robust standard deviations from the typical overlap; more is replaced by it. [%(default)s]",
+        help="Robust standard deviations from the typical overlap, beyond which one is replaced by it. [%(default)s]",
     )  # fmt: skip
     parser.add_argument(
         "--decisions", type=Path, metavar="CSV", help="Table to write. [beside STACK, ending in _decisions.csv]"
     )
-    parser.add_argument("--n_levels", type=int, default=1, metavar="N", help="Resolutions to write. [%(default)s]")
+    cli.add_levels_argument(parser)
     cli.add_volume_arguments(parser, all_of_them=False)
     cli.add_gpu_arguments(parser)
     cli.add_common_arguments(parser)
@@ -65,9 +69,11 @@ def _stack(parsed: argparse.Namespace) -> None:
     search = ZSearch(parsed.slicing_interval_mm, parsed.search_range_mm, parsed.min_correlation, parsed.max_deviation)
     stem = parsed.output.name.removesuffix(".zarr").removesuffix(".ome")
     decisions = parsed.decisions or parsed.output.with_name(f"{stem}_decisions.csv")
-    with bytes_progress("stack", sum(one.nbytes for one in open_slices(parsed.input, **chosen).values())) as progress:
+    with bytes_progress(
+        "stack", sum(image.nbytes for image in open_slices(parsed.input, **chosen).values())
+    ) as progress:
         stack = stack_mosaics(
-            parsed.input, parsed.shifts, parsed.output, search, decisions=decisions, n_levels=parsed.n_levels,
+            parsed.input, parsed.shifts, parsed.output, search, decisions=decisions, levels=parsed.levels,
             use_gpu=use_gpu, overwrite=parsed.overwrite, progress=progress, **chosen,
         )  # fmt: skip
     mended = sum(row.mended for row in stack.decisions)

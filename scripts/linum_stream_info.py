@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Estimate how much more than random crops is read from arrays, and which chunks would be better for them.
+"""Estimate the read amplification of random crops of arrays, and the chunk shape with the least.
 
 A chunk is read and decoded whole, so that small crops of large chunks cost many times their size. For each array and
-each crop shape the table has the chunks that a crop touches on average, the voxels that are read for each of its own,
-and, where it would save more than a tenth, the chunk shape that would read least (of at least 64 KiB).
+each crop shape the table has the average number of chunks that a crop touches, the voxels read for each voxel of the
+crop, and, if it would save more than a tenth, the chunk shape that would read least (of at least 64 KiB).
 
 For example:
   linum-stream-info brain.ome.zarr --crop 128 128 128
@@ -29,18 +29,18 @@ def _build_arg_parser() -> argparse.ArgumentParser:
     parser.add_argument("--crop", nargs="+", type=int, action="append", required=True, metavar="N",
                         help="Voxels of a crop along each axis; may be given several times.")  # fmt: skip
     parser.add_argument("--level", type=int, default=0, help="Resolution level of OME-Zarr images. [%(default)s]")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="Write the table there, too.")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="Also write the table to this file.")
     return parser
 
 
-def _tell(arguments: argparse.Namespace) -> None:
+def _print(arguments: argparse.Namespace) -> None:
     from linumpy.stream.arrays import Key, located, open_info
     from linumpy.stream.config import Config
     from linumpy.stream.crops.survey import amplification, table
 
     config = Config(batch_size=1, host_buffer_bytes=1 << 20, device_buffer_bytes=1)
-    keys = [Key(located(str(one), os.getcwd()), arguments.level) for one in arguments.arrays]
-    opened = [replace(open_info(key, config), name=str(one)) for key, one in zip(keys, arguments.arrays, strict=True)]
+    keys = [Key(located(str(path), os.getcwd()), arguments.level) for path in arguments.arrays]
+    opened = [replace(open_info(key, config), name=str(path)) for key, path in zip(keys, arguments.arrays, strict=True)]
     rows = [amplification(info, crop) for info in opened for crop in arguments.crop]
     print(table(rows))
     if arguments.json is not None:
@@ -49,7 +49,7 @@ def _tell(arguments: argparse.Namespace) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the script."""
-    return cli.run(_build_arg_parser(), _tell, arguments)
+    return cli.run(_build_arg_parser(), _print, arguments)
 
 
 if __name__ == "__main__":

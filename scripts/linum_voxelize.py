@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
 """Make a label image of a mesh, such as a region of a brain atlas, on the grid of an image.
 
-Reads a mesh (.stl, .obj, .ply and what else trimesh reads) whose coordinates are those of an OME-Zarr image, in the
-order x, y, z, and writes an OME-Zarr image of the same shape, spacing and origin, with --label where voxel centres lie
-inside of the mesh and 0 elsewhere. The image itself is not read. Meshes that are not watertight become shells that are
-one voxel thick, and what they enclose is filled, unless --no-fill_holes says otherwise.
+Reads a mesh (.stl, .obj, .ply and other formats of trimesh) in the coordinates of an OME-Zarr image, in the order x, y,
+z, and writes an OME-Zarr image of the same shape, spacing and origin, with --label at voxel centres inside the mesh and
+0 elsewhere. The voxels of the image are not read. Meshes that are not watertight become shells of one voxel, which are
+filled without --no-fill_holes.
 
 For example:
   linum-voxelize cortex.stl brain.ome.zarr cortex.ome.zarr --unit um
-  linum-voxelize cortex.ply brain.ome.zarr cortex.ome.zarr --unit mm --shift 0 0 -1500 --label 7 --n_levels 4
+  linum-voxelize cortex.ply brain.ome.zarr cortex.ome.zarr --unit mm --shift 0 0 -1500 --label 7 --levels 4
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ from linumpy.voxel.mesh_image import UNITS, load_mesh, voxelize_onto_image
 def _build_arg_parser() -> argparse.ArgumentParser:
     parser = cli.Parser("linum-voxelize", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("mesh", type=Path, metavar="MESH", help="File with triangles.")
-    parser.add_argument("image", type=cli.source, metavar="IMAGE", help="OME-Zarr image whose grid is taken.")
+    parser.add_argument("image", type=cli.source, metavar="IMAGE", help="OME-Zarr image with the grid.")
     parser.add_argument("output", type=Path, metavar="OUT", help="OME-Zarr label image to write.")
-    parser.add_argument("--unit", choices=UNITS, help="Of the mesh's coordinates. [as its file says]")
+    parser.add_argument("--unit", choices=UNITS, help="Unit of the mesh's coordinates. [that of its file]")
     parser.add_argument(
         "--shift", type=float, nargs=3, default=(0.0, 0.0, 0.0), metavar=("X", "Y", "Z"),
-        help="To add to the mesh's coordinates, in µm. [0 0 0]",
+        help="Shift of the mesh's coordinates in µm. [0 0 0]",
     )  # fmt: skip
     parser.add_argument("--label", type=int, default=1, metavar="N", help="Value inside, from 1 on. [%(default)s]")
     parser.add_argument(
         "--fill_holes", action=argparse.BooleanOptionalAction, default=True,
-        help="Fill what the shell of a mesh encloses that is not watertight. [on]",
+        help="Fill the shell of a mesh that is not watertight. [on]",
     )  # fmt: skip
     parser.add_argument("--level", type=int, default=0, help="Resolution level of IMAGE; 0 is the finest. [0]")
-    parser.add_argument("--n_levels", type=int, default=1, metavar="N", help="Resolutions to write. [%(default)s]")
+    cli.add_levels_argument(parser)
     parser.add_argument(
         "--spacing", type=float, nargs=3, metavar=("Z", "Y", "X"),
-        help="Voxel spacing of the finest resolution in µm, instead of the metadata's. [as the metadata says]",
+        help="Voxel spacing of the finest resolution in µm. [that of the metadata]",
     )  # fmt: skip
     cli.add_gpu_arguments(parser)
     cli.add_common_arguments(parser)
@@ -56,19 +56,19 @@ def _build_arg_parser() -> argparse.ArgumentParser:
 def _voxelize(parsed: argparse.Namespace) -> None:
     begin = time.perf_counter()
     if not np.isfinite(parsed.shift).all():
-        raise ValueError(f"shift={parsed.shift}: three finite numbers of µm are needed")
+        raise ValueError(f"shift={parsed.shift}: pass three finite numbers in µm")
     backend = get_backend({None: None, True: "cuda", False: "cpu"}[parsed.use_gpu])
     spacing = parsed.spacing and dict(zip("zyx", parsed.spacing, strict=True))
     image = open_volumes(parsed.image, parsed.level, spacing=spacing)
     vertices, triangles = load_mesh(parsed.mesh, parsed.unit)
-    made = voxelize_onto_image(
+    result = voxelize_onto_image(
         vertices + np.asarray(parsed.shift), triangles, image, parsed.output, label=parsed.label,
-        fill_holes=parsed.fill_holes, n_levels=parsed.n_levels, backend=backend, overwrite=parsed.overwrite,
+        fill_holes=parsed.fill_holes, levels=parsed.levels, backend=backend, overwrite=parsed.overwrite,
     )  # fmt: skip
-    kind = "watertight" if made.watertight else "not watertight"
-    print(f"{len(triangles)} triangles, {kind}: {made.voxels} voxels, {made.volume_um3 / 1e9:.4g} mm³")
+    kind = "watertight" if result.watertight else "not watertight"
+    print(f"{len(triangles)} triangles, {kind}: {result.voxels} voxels, {result.volume_um3 / 1e9:.4g} mm³")
     seconds = time.perf_counter() - begin
-    print(cli.closing_line(parsed.mesh, parsed.output, backend.xp is not np, seconds, made.nbytes))
+    print(cli.closing_line(parsed.mesh, parsed.output, backend.xp is not np, seconds, result.nbytes))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

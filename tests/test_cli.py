@@ -136,7 +136,7 @@ def test_an_error_is_one_line_that_says_something(error, said, capsys):
         ("channel=5: there are 3", "--channel 5: there are 3"),
         ("choose by time= (0 to 1), channel=.", "choose by --time T (0 to 1), --channel C."),
         ("spacing=(1.0, 2.0): three", "--spacing (1.0, 2.0): three"),
-        ("levels=0: 1 to 4 resolutions", "--n_levels 0: 1 to 4 resolutions"),
+        ("levels=0: 1 to 4 resolutions", "--levels 0: 1 to 4 resolutions"),
         ("replace it with overwrite=True", "replace it with --overwrite"),
         ("buffer_bytes=3 is of the library alone", "buffer_bytes=3 is of the library alone"),
         ("/data/time=3/x.zarr is not there", "/data/time=3/x.zarr is not there"),
@@ -146,7 +146,7 @@ def test_errors_name_options(message, spelled, capsys):
     parser = cli.Parser("program")
     cli.add_volume_arguments(parser, all_of_them=True)
     cli.add_common_arguments(parser)
-    parser.add_argument("--n_levels", type=int)
+    parser.add_argument("--levels", type=int)
 
     def fail(parsed):
         raise ValueError(message)

@@ -66,7 +66,7 @@ INSTEAD = {
     "Batch": r"send its tensors \(batch.tensors\)",
     "Batches": "a Pipeline belongs to its process",
     "Stitcher": "send predictions to the process that has it",
-    "OmeZarrWriter": "send regions to the process that has it",
+    "OmeZarrWriter": "send regions to the process that made it",
     "Sampler": "send the arguments of create_sampler",
     "VoxelSession": "send the path of the volume",
 }

@@ -7,10 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from script_runs import load
+from stacks import consecutive_slices
 
 from linumpy.device import DEVICE_VARIABLE, is_device_array, to_host
 from linumpy.io.ome import open_image, read_omezarr
-from linumpy.testing.synthetic import SIZES, MosaicSpec, consecutive_slices, surface_depth, write_mosaic
+from linumpy.testing.synthetic import SIZES, MosaicSpec, surface_depth, write_mosaic
 
 README = Path(__file__).parents[1] / "README.md"
 pytestmark = pytest.mark.skipif(not README.exists(), reason="the README is not installed with the package")

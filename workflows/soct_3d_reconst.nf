@@ -30,7 +30,7 @@ process resample_mosaic_grid {
 
     script:
     """
-    linum-resample-mosaic-grid ${mosaic} ${name}_resampled.ome.zarr --resolution ${params.resolution} ${option('tile_shape', params.tile_shape)} --n_levels ${params.n_levels} ${device()}
+    linum-resample-mosaic-grid ${mosaic} ${name}_resampled.ome.zarr --resolution ${params.resolution} ${option('tile_shape', params.tile_shape)} --levels ${params.levels} ${device()}
     """
 }
 
@@ -49,7 +49,7 @@ process fix_focal_curvature {
 
     script:
     """
-    linum-detect-focal-curvature ${mosaic} ${name}_flat.ome.zarr --report ${name}_focal.png --s_xy ${params.s_xy} --s_z ${params.s_z} --n_levels ${params.n_levels} ${device()}
+    linum-detect-focal-curvature ${mosaic} ${name}_flat.ome.zarr --report ${name}_focal.png --s_xy ${params.s_xy} --s_z ${params.s_z} --levels ${params.levels} ${device()}
     """
 }
 
@@ -99,13 +99,16 @@ process stack {
 
     script:
     """
-    linum-stack-slices-motor slices ${shifts} stack.ome.zarr --slicing_interval_mm ${params.slicing_interval_mm} --search_range_mm ${params.search_range_mm} --n_levels ${params.n_levels} ${device()}
+    linum-stack-slices-motor slices ${shifts} stack.ome.zarr --slicing_interval_mm ${params.slicing_interval_mm} --search_range_mm ${params.search_range_mm} --levels ${params.levels} ${device()}
     """
 }
 
 workflow {
     if (params.input == null || params.shifts == null || params.slicing_interval_mm == null) {
         error "--input (a folder of mosaics, *.ome.zarr), --shifts (a CSV table) and --slicing_interval_mm are needed"
+    }
+    if (params.n_levels != null) {
+        error "--n_levels is called --levels now"
     }
     mosaics = Channel.fromPath("${params.input}/*.ome.zarr", type: 'dir', checkIfExists: true).map { mosaic -> tuple(mosaic.name.replace('.ome.zarr', ''), mosaic) }
     shifts = file(params.shifts, checkIfExists: true)

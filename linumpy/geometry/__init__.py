@@ -1,1 +1,1 @@
-"""What the microscope needs: the tissue surface and the shapes fitted to it."""
+"""The tissue surface, shapes fitted to it, and focal curvature."""

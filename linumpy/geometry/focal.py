@@ -1,8 +1,8 @@
-"""Focal curvature: how the objective bends each tile of a mosaic, found from the tissue surface, and taken out.
+"""Focal curvature of the objective in each tile of a mosaic: detection from the tissue surface, and correction.
 
-The focal plane of an objective is a little curved, so a flat surface looks like a bowl, the same in every tile. In:
-the surface of a mosaic, and the size of a tile. Out: a :class:`FocalCurvature`, and the mosaic without it. Arrays stay
-where they are.
+The focal plane of an objective is slightly curved, so a flat surface looks like a bowl, the same in every tile. In:
+the surface of a mosaic, and the size of a tile. Out: a :class:`FocalCurvature`, and the mosaic without it. Results are
+in the memory of the input.
 """
 
 from __future__ import annotations
@@ -10,28 +10,27 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
 
 import numpy as np
 
 from linumpy.arrays import Array
-from linumpy.device import array_module, is_device_array, require_cuda, to_host
+from linumpy.device import array_module, is_device_array, require_cuda, to_host, transfers
 from linumpy.gpu.kernels import Uploaded, current_queue, uploaded
 from linumpy.gpu.oct.shift import shift_along_depth
 
-#: Rounds of reweighting, and the residual, in robust standard deviations, from which on a voxel counts less (Huber).
+#: Iterations of reweighting, and Huber's threshold of the residual in robust standard deviations.
 _ROUNDS, _HUBER = 8, 1.345
-#: A tile counts if the surface is known in this part of it.
+#: A tile is used if the surface is known in this share of it.
 _KNOWN = 0.25
-#: About so many voxels of the surface are fitted at most.
+#: Voxels of the surface that are fitted at most, approximately.
 _SAMPLES = 2**22
 
 
 @dataclass(frozen=True)
 class FocalCurvature:
-    """What the objective adds to the depth of the surface, as a quadratic form of the coordinates in the tile.
+    """Depth that the objective adds to the surface, as a quadratic form of the coordinates in the tile.
 
-    With v and u running from -1 at the first voxel of a tile to 1 at its last, along the first and the second lateral
+    With v and u from -1 at the first voxel of a tile to 1 at its last, along the first and the second lateral
     axis, the surface looks deeper by ``vv v² + vu v u + uu u²`` than at the middle of the tile.
 
     Attributes
@@ -41,11 +40,11 @@ class FocalCurvature:
     vv, vu, uu : float
         In voxels along depth.
     rms : float
-        What the fit leaves of the mean tile, in voxels.
+        Root mean square of the residual of the mean tile, in voxels.
     tiles : int
-        Tiles that counted.
+        Number of tiles used.
     tissue : (float, float, float)
-        The same three numbers for the tissue, whose own curvature the mean tile shows too; it is not taken out.
+        The same three numbers for the curvature of the tissue itself, which is not corrected.
     """
 
     tile_shape: tuple[int, int]
@@ -57,11 +56,11 @@ class FocalCurvature:
     tissue: tuple[float, float, float] = (0.0, 0.0, 0.0)
 
     def depth(self) -> np.ndarray:
-        """How much deeper the surface looks at each A-line of a tile: float64, (height, width), voxels along depth."""
+        """Return the added depth at each A-line of a tile: float64, (height, width), voxels along depth."""
         return self._form(self.vv, self.vu, self.uu)
 
     def tissue_depth(self) -> np.ndarray:
-        """How much deeper the tissue is at each A-line of the mean tile, as :meth:`depth`."""
+        """Return the depth of the tissue's own curvature at each A-line of a tile, as :meth:`depth`."""
         return self._form(*self.tissue)
 
     def _form(self, vv: float, vu: float, uu: float) -> np.ndarray:
@@ -74,17 +73,17 @@ def detect_focal_curvature(surface: Array, tile_shape: tuple[int, int]) -> Focal
     """Find the focal curvature from the surface of a mosaic.
 
     A quadratic is fitted to each tile (robustly: iteratively reweighted least squares, weights of Huber, Robust
-    Statistics, 1981). Without its plane, the mean tile (median over tiles) shows what all tiles share, and a quadratic
-    is fitted to it. Tissue that is curved itself takes part in that. Its share is known from the planes: the slope of
-    a curved surface changes from tile to tile, by ``2 vv (tile step)``, and that of focal curvature does not. The
-    median of these changes gives the share, which is subtracted. Along an axis of one tile there is no change to see,
-    and tissue is taken to be flat.
+    Statistics, 1981). Its plane is subtracted, and a quadratic is fitted to the median over tiles. That contains the
+    curvature of the tissue itself, which follows from the planes: the slope of a curved surface changes from tile to
+    tile by ``2 vv (tile step)``, and that of focal curvature does not. The median of these changes gives the curvature
+    of the tissue, which is subtracted. Along an axis of one tile, tissue is assumed to be flat.
 
     Parameters
     ----------
     surface : numpy.ndarray or cupy.ndarray, (height, width)
-        Depth of the surface in voxels, as :func:`linumpy.geometry.interface.find_tissue_interface` gives it. Negative
-        and not finite: unknown. The first tile begins at its first voxel; incomplete tiles at the end do not count.
+        Depth of the surface in voxels, by :func:`linumpy.geometry.interface.find_tissue_interface`. Negative and
+        non-finite values are unknown. The first tile begins at its first voxel; incomplete tiles at the end are
+        ignored.
     tile_shape : (int, int)
         Voxels of a tile along both axes.
 
@@ -96,13 +95,13 @@ def detect_focal_curvature(surface: Array, tile_shape: tuple[int, int]) -> Focal
 
     Notes
     -----
-    Eight numbers come back to the host: on a device this waits for it.
+    Eight numbers are copied to the host, which waits for the device.
     """
     if surface.ndim != 2 or surface.dtype.kind not in "iuf":
         raise ValueError(f"a surface of shape {surface.shape}, {surface.dtype}: a map (height, width) is needed")
     height, width = (int(n) for n in tile_shape)
     if min(height, width) < 3:
-        raise ValueError(f"tile_shape={tuple(tile_shape)}: a curvature shows in tiles of 3 voxels or more")
+        raise ValueError(f"tile_shape={tuple(tile_shape)}: curvature needs tiles of at least 3 voxels along each axis")
     grid = surface.shape[0] // height, surface.shape[1] // width
     if not all(grid):
         raise ValueError(f"a surface of {surface.shape} holds no complete tile of {height} × {width} voxels")
@@ -110,39 +109,39 @@ def detect_focal_curvature(surface: Array, tile_shape: tuple[int, int]) -> Focal
     step = _step(grid, (height, width))
     whole = surface[: grid[0] * height, : grid[1] * width].reshape(grid[0], height, grid[1], width)
     tiles = whole[:, ::step, :, ::step].astype(np.float64).transpose(0, 2, 1, 3).reshape(grid[0] * grid[1], -1)
-    known = xp.isfinite(tiles) & (tiles >= 0)
-    counts = known.mean(axis=1) >= _KNOWN
+    valid = xp.isfinite(tiles) & (tiles >= 0)
+    counts = valid.mean(axis=1) >= _KNOWN
     terms = _terms(xp, height, width, step)
-    each = _robust_fit(xp, terms, tiles, known & counts[:, None])
-    flat = xp.where(known & counts[:, None], tiles - each[:, :3] @ terms[:3], np.nan)
+    fitted = _robust_fit(xp, terms, tiles, valid & counts[:, None])
+    flat = xp.where(valid & counts[:, None], tiles - fitted[:, :3] @ terms[:3], np.nan)
     mean = _nanmedian(xp, flat, axis=0)
     mean_known = xp.isfinite(mean)
     shared = _robust_fit(xp, terms, mean[None], mean_known[None])[0]
-    left = xp.where(mean_known, mean - shared @ terms, 0)
-    rms = xp.sqrt((left**2).sum() / xp.maximum(mean_known.sum(), 1))
-    slopes = xp.where(counts[:, None], each[:, 1:3], np.nan).reshape(*grid, 2)
+    residual = xp.where(mean_known, mean - shared @ terms, 0)
+    rms = xp.sqrt((residual**2).sum() / xp.maximum(mean_known.sum(), 1))
+    slopes = xp.where(counts[:, None], fitted[:, 1:3], np.nan).reshape(*grid, 2)
     tissue = _share_of_tissue(xp, slopes, (height, width))
     result = xp.concatenate([shared[3:] - tissue, tissue, xp.stack([rms, counts.sum().astype(np.float64)])])
-    vv, vu, uu, *own, rms, tiles_counted = (float(one) for one in to_host(result))
+    vv, vu, uu, *own, rms, tiles_counted = (float(number) for number in to_host(result))
     if not tiles_counted:
         raise ValueError(f"the surface is known in less than {_KNOWN:.0%} of every tile: nothing to fit")
     return FocalCurvature((height, width), vv, vu, uu, rms, int(tiles_counted), (own[0], own[1], own[2]))
 
 
 def mean_tile(surface: Array, tile_shape: tuple[int, int], *, most: int = 2**24) -> Array:
-    """What the tiles of a mosaic share, to look at: the median over tiles of the surface without its plane.
+    """Return the mean tile of a mosaic: the median over tiles of the surface without its plane.
 
     Parameters
     ----------
     surface, tile_shape
         As for :func:`detect_focal_curvature`.
     most : int
-        About so many voxels of the surface are looked at; of more tiles only every n-th.
+        Voxels of the surface to use, approximately; of more tiles only every n-th is used.
 
     Returns
     -------
     numpy.ndarray or cupy.ndarray of float64, (height, width)
-        In voxels along depth, 0 at the median; NaN where no tile is known. Where the surface is.
+        In voxels along depth, 0 at the median; NaN where no tile is known. In the memory of the surface.
     """
     height, width = (int(n) for n in tile_shape)
     grid = surface.shape[0] // height, surface.shape[1] // width
@@ -150,13 +149,13 @@ def mean_tile(surface: Array, tile_shape: tuple[int, int], *, most: int = 2**24)
     whole = surface[: grid[0] * height, : grid[1] * width].reshape(grid[0], height, grid[1], width)
     tiles = whole.transpose(0, 2, 1, 3).reshape(-1, height, width)
     tiles = tiles[:: max(1, tiles.shape[0] * height * width // most)].astype(np.float64)
-    known = xp.isfinite(tiles) & (tiles >= 0)
+    valid = xp.isfinite(tiles) & (tiles >= 0)
     tiles = tiles.reshape(tiles.shape[0], -1)
-    known = known.reshape(tiles.shape)
-    known &= known.mean(axis=1, keepdims=True) >= _KNOWN
+    valid = valid.reshape(tiles.shape)
+    valid &= valid.mean(axis=1, keepdims=True) >= _KNOWN
     terms = _terms(xp, height, width, 1)
-    each = _robust_fit(xp, terms, tiles, known)
-    mean = _nanmedian(xp, xp.where(known, tiles - each[:, :3] @ terms[:3], np.nan), axis=0)
+    fitted = _robust_fit(xp, terms, tiles, valid)
+    mean = _nanmedian(xp, xp.where(valid, tiles - fitted[:, :3] @ terms[:3], np.nan), axis=0)
     return (mean - _nanmedian(xp, mean, axis=0)).reshape(height, width)
 
 
@@ -171,36 +170,36 @@ def correct_focal_curvature(
     fill_value: float | None = None,
     use_gpu: bool | None = None,
 ) -> Array:
-    """Take the focal curvature out of a mosaic, or of a part of it.
+    """Remove the focal curvature from a mosaic, or a part of it.
 
     Each A-line is shifted towards the surface by the curvature at its coordinates in its tile, so that a flat surface
-    becomes flat; the middle of a tile stays where it is.
+    becomes flat; the middle of a tile is not shifted.
 
     Parameters
     ----------
     vol : numpy.ndarray or cupy.ndarray, rank 3
         Of real numbers.
     curvature : FocalCurvature
-        What to take out.
+        The curvature to remove.
     depth_axis : int
         Axis of depth.
     origin : (int, int)
         Lateral offset of the volume's first A-line in the mosaic.
     interpolate : bool
         Whether to shift by fractions of voxels, with linear interpolation along depth. Otherwise shifts are rounded to
-        whole voxels, and voxels stay as they are.
+        whole voxels, and the values of voxels do not change.
     wrap : bool
-        Whether voxels that leave at one end come in at the other; otherwise what is missing is filled.
+        Whether voxels that leave at one end enter at the other; otherwise missing voxels are filled.
     fill_value : float, optional
-        With what. By default the nearest measured voxel of the A-line is repeated: it makes no edge, so that the
-        surface is found as if nothing had been filled. :func:`measured_planes` says which voxels were not.
+        Value of missing voxels. By default the nearest measured voxel of the A-line is repeated: it makes no edge that
+        would disturb surface detection. :func:`measured_planes` returns the measured voxels.
     use_gpu : bool, optional
-        True computes on the GPU, False on the CPU; by default where the volume is.
+        True computes on the GPU, False on the CPU; by default on the device of the volume.
 
     Returns
     -------
     numpy.ndarray or cupy.ndarray
-        Of the same shape and dtype, where `vol` is.
+        Of the shape and dtype of `vol`, in its memory.
 
     Raises
     ------
@@ -209,15 +208,13 @@ def correct_focal_curvature(
     GpuUnavailableError
         `use_gpu` is True and there is no CUDA device.
     """
-    on_device = is_device_array(vol)
-    there = on_device if use_gpu is None else use_gpu
-    here = vol if there == on_device else require_cuda().asarray(vol) if there else to_host(vol)
+    transfer, back = transfers(vol, use_gpu)
+    moved = transfer(vol)
     form = curvature.vv, curvature.vu, curvature.uu
-    shifts = _shifts(tuple(curvature.tile_shape), form, interpolate, current_queue() if there else None).get()
-    out = shift_along_depth(here, shifts, depth_axis=depth_axis, origin=origin, wrap=wrap, fill_value=fill_value)
-    if there == on_device:
-        return out
-    return to_host(out) if there else require_cuda().asarray(out)
+    queue = current_queue() if is_device_array(moved) else None
+    shifts = _shifts(tuple(curvature.tile_shape), form, interpolate, queue).get()
+    out = shift_along_depth(moved, shifts, depth_axis=depth_axis, origin=origin, wrap=wrap, fill_value=fill_value)
+    return back(out)  # type: ignore[no-any-return]
 
 
 def measured_planes(
@@ -229,7 +226,7 @@ def measured_planes(
     interpolate: bool = False,
     within: tuple[np.ndarray, np.ndarray] | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Say which voxels of each A-line :func:`correct_focal_curvature` measured, without `wrap`; the others it filled.
+    """Return which voxels of each A-line are measured ones after :func:`correct_focal_curvature` without `wrap`.
 
     Parameters
     ----------
@@ -240,23 +237,23 @@ def measured_planes(
     planes : int
         Its voxels along depth.
     within : (numpy.ndarray, numpy.ndarray), optional
-        Which voxels were measured before the correction, as this function returns it; by default all.
+        Measured voxels before the correction, as this function returns them; by default all.
 
     Returns
     -------
     first, stop : numpy.ndarray of int32, `lateral_shape`
-        Voxels from `first` on and before `stop` were measured.
+        Voxels from `first` to before `stop` are measured; the others were filled.
     """
     tile = tuple(curvature.tile_shape)
     form = curvature.vv, curvature.vu, curvature.uu
     shifts = _shifts(tile, form, interpolate, None).get()
-    # A voxel is made of that `above` planes further on, and with fractions of the next one too.
+    # A voxel comes from the plane shifted by floor(shift), and with fractions also from that of ceil(shift).
     offsets = [np.clip(f(shifts), -planes, planes).astype(np.int32) for f in (np.floor, np.ceil)]
     index = np.ix_(*((np.arange(n) + b) % size for n, b, size in zip(lateral_shape, origin, tile, strict=True)))
     if within is None:
-        first, stop = (np.clip(begin - one, 0, planes) for begin, one in zip((0, planes), offsets, strict=True))
+        first, stop = (np.clip(begin - offset, 0, planes) for begin, offset in zip((0, planes), offsets, strict=True))
         return first[index], np.maximum(stop, first)[index]
-    first, stop = (np.clip(begin - one[index], 0, planes) for begin, one in zip(within, offsets, strict=True))
+    first, stop = (np.clip(begin - offset[index], 0, planes) for begin, offset in zip(within, offsets, strict=True))
     return first, np.maximum(stop, first)
 
 
@@ -267,63 +264,63 @@ def _shifts(
     interpolate: bool,
     queue: tuple[int, int, int] | None,
 ) -> Uploaded:
-    """Give the shift of each A-line of a tile; kept, because a mosaic asks for the same ones slab after slab."""
+    """Return the shift of each A-line of a tile; cached, because all slabs of a mosaic use the same shifts."""
     depth = FocalCurvature(tile_shape, *form, 0.0, 0).depth()
     shifts = depth.astype(np.float32) if interpolate else np.floor(depth + 0.5).astype(np.int32)
     shifts.setflags(write=False)
     return Uploaded(shifts, None) if queue is None else uploaded(require_cuda().asarray(shifts))
 
 
-def _line(xp: ModuleType, n: int) -> Any:
-    """Coordinates along an axis of a tile, from -1 to 1."""
+def _line(xp: ModuleType, n: int) -> Array:
+    """Return coordinates along an axis of a tile, from -1 to 1."""
     return xp.arange(n, dtype=np.float64) / max(1, n - 1) * 2 - 1
 
 
 def _step(grid: tuple[int, int], tile_shape: tuple[int, int]) -> int:
-    """Which voxels of each tile count along both axes: every one, or less often where there are very many."""
+    """Return the step between the voxels that are fitted along both axes: 1, or more for very many voxels."""
     total = grid[0] * grid[1] * tile_shape[0] * tile_shape[1]
     return max(1, min(round((total / _SAMPLES) ** 0.5), min(tile_shape) // 8))
 
 
-def _terms(xp: ModuleType, height: int, width: int, step: int) -> Any:
-    """The terms of a quadratic at every step-th A-line, one a row: 1, v, u, v², v u, u²."""
+def _terms(xp: ModuleType, height: int, width: int, step: int) -> Array:
+    """Return the terms of a quadratic at every step-th A-line, one in each row: 1, v, u, v², v u, u²."""
     v, u = xp.meshgrid(_line(xp, height)[::step], _line(xp, width)[::step], indexing="ij")
     v, u = v.reshape(-1), u.reshape(-1)
     return xp.stack([xp.ones_like(v), v, u, v * v, v * u, u * u])
 
 
-def _robust_fit(xp: ModuleType, terms: Any, values: Any, known: Any) -> Any:
+def _robust_fit(xp: ModuleType, terms: Array, values: Array, valid: Array) -> Array:
     """Fit all terms to each row of values; returns (rows, 6)."""
     number = terms.shape[0]
     products = (terms[:, None, :] * terms[None, :, :]).reshape(number * number, -1)
-    values = xp.where(known, values, 0)
-    weights = known.astype(np.float64)
-    # So little that it moves nothing, and enough that a row without voxels has a solution: 0.
+    values = xp.where(valid, values, 0)
+    weights = valid.astype(np.float64)
+    # Small enough not to change the fit, and large enough that a row without voxels has the solution 0.
     ridge = 1e-9 * xp.eye(number)
     for _ in range(_ROUNDS):
         matrix = (weights @ products.T).reshape(-1, number, number) + ridge
         fit = xp.linalg.solve(matrix, ((weights * values) @ terms.T)[:, :, None])[:, :, 0]
         residual = xp.abs(values - fit @ terms)
-        scale = 1.4826 * _nanmedian(xp, xp.where(known, residual, np.nan), axis=1)[:, None]
+        scale = 1.4826 * _nanmedian(xp, xp.where(valid, residual, np.nan), axis=1)[:, None]
         limit = _HUBER * xp.maximum(xp.nan_to_num(scale), 1e-6)
-        weights = known * (limit / xp.maximum(residual, limit))
+        weights = valid * (limit / xp.maximum(residual, limit))
     return fit
 
 
-def _share_of_tissue(xp: ModuleType, slopes: Any, tile_shape: tuple[int, int]) -> Any:
-    """Curvature of the tissue within a tile (v², v u, u²), from how slopes (rows, columns, 2) change tile by tile."""
+def _share_of_tissue(xp: ModuleType, slopes: Array, tile_shape: tuple[int, int]) -> Array:
+    """Return the tissue's curvature in a tile (v², v u, u²), from the change of slopes (rows, columns, 2) by tile."""
     step_v, step_u = (2 * n / (n - 1) for n in tile_shape)  # from tile to tile, in v and u
     zero = xp.zeros(1)
     along_v, along_u = xp.diff(slopes, axis=0).reshape(-1, 2), xp.diff(slopes, axis=1).reshape(-1, 2)
     vv = along_v[:, 0] / (2 * step_v)
     uu = along_u[:, 1] / (2 * step_u)
     vu = xp.concatenate([along_v[:, 1] / step_v, along_u[:, 0] / step_u])
-    # A median of nothing is nothing.
-    return xp.stack([xp.nan_to_num(_nanmedian(xp, one if one.size else zero, axis=0)) for one in (vv, vu, uu)])
+    # Without neighbouring tiles the curvature is 0.
+    return xp.stack([xp.nan_to_num(_nanmedian(xp, term if term.size else zero, axis=0)) for term in (vv, vu, uu)])
 
 
-def _nanmedian(xp: ModuleType, values: Any, axis: int) -> Any:
-    """The median of what is not NaN; NaN where nothing else is. As NumPy's, without its warning."""
+def _nanmedian(xp: ModuleType, values: Array, axis: int) -> Array:
+    """Return the median of all but NaN; NaN if there is nothing else. As NumPy's, without its warning."""
     ordered = xp.sort(values, axis=axis)  # NaN goes last
     count = (~xp.isnan(ordered)).sum(axis=axis, keepdims=True)
     size = ordered.shape[axis]

@@ -1,7 +1,7 @@
-"""The surface of the tissue: on the CPU or the GPU, the result where the input was.
+"""The surface of the tissue, on the CPU or the GPU; results are in the memory of the input.
 
 In: a NumPy or CuPy volume. Out: for each A-line the voxel at which tissue begins; that map without outliers; the volume
-below it. Shapes that are fitted to a surface: :mod:`linumpy.geometry.surfaces`.
+below it. :mod:`linumpy.geometry.surfaces` fits shapes to a surface.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from linumpy.arrays import Array
-from linumpy.device import array_module, is_device_array, require_cuda, to_host
+from linumpy.device import array_module, transfers
 from linumpy.geometry.surfaces import InterfaceFit, fit_interface
 from linumpy.gpu.oct import surface as surface_module
 from linumpy.gpu.oct.shift import shift_along_depth
@@ -36,7 +36,7 @@ def find_tissue_interface(
     zero_log: float | None = None,
     use_gpu: bool | None = None,
 ) -> Any:
-    """Find for each A-line where tissue begins, on the device that the caller chooses.
+    """Find for each A-line where tissue begins, on the caller's choice of device.
 
     Parameters
     ----------
@@ -44,43 +44,37 @@ def find_tissue_interface(
     return_confidence, zero_log
         As for :func:`linumpy.gpu.interface.find_tissue_interface`, and so are results and errors.
     use_gpu : bool, optional
-        True computes on the GPU, False on the CPU; by default where the volume is.
+        True computes on the GPU, False on the CPU; by default on the device of the volume.
 
     Returns
     -------
     numpy.ndarray or cupy.ndarray, rank 2
         Voxels along depth: int32, or float32 for ``definition="edge"``: NaN where there is no tissue, infinity where
-        its surface is not found. On the device if the volume is, else on the
-        host. With `return_confidence` a second one, the contrast.
+        its surface is not found. In the memory of the volume. With `return_confidence` a second array, the contrast.
 
     Raises
     ------
     GpuUnavailableError
         `use_gpu` is True and there is no CUDA device.
     """
-    on_device = is_device_array(vol)
-    there = on_device if use_gpu is None else bool(use_gpu)
-    transfer = _transfer_to(there)
-    found = surface_module.find_tissue_interface(
+    transfer, back = transfers(vol, use_gpu)
+    result = surface_module.find_tissue_interface(
         transfer(vol), s_xy, s_z, use_log, None if mask is None else transfer(mask), order, detect_cutting_errors,
         depth_axis=depth_axis, definition=definition, min_contrast=min_contrast, return_confidence=return_confidence,
         zero_log=zero_log,
     )  # fmt: skip
-    if there == on_device:
-        return found
-    back = _transfer_to(on_device)
-    return tuple(map(back, found)) if return_confidence else back(found)
+    return tuple(map(back, result)) if return_confidence else back(result)
 
 
 def remove_outliers(
     surface: Array, size: int = 11, threshold: float = 3.5, *, tolerance: float = 1.0, use_gpu: bool | None = None
 ) -> tuple[Array, Array]:
-    """Replace what sticks out of a surface by the median around it.
+    """Replace outliers of a surface by the median of their neighbourhood.
 
     A voxel is an outlier if its difference from the median of its neighbourhood is farther from zero than `threshold`
     robust standard deviations of all these differences (1.4826 times their median absolute deviation; Iglewicz and
-    Hoaglin, How to Detect and Handle Outliers, 1993, propose 3.5), and farther than `tolerance`. Negative and not
-    finite values are unknown: they count as outliers.
+    Hoaglin, How to Detect and Handle Outliers, 1993, propose 3.5), and farther than `tolerance`. Negative and
+    non-finite values are unknown: they count as outliers.
 
     Parameters
     ----------
@@ -91,44 +85,43 @@ def remove_outliers(
     threshold : float
         In robust standard deviations.
     tolerance : float
-        In voxels: less is never an outlier.
+        In voxels: a smaller difference is never an outlier.
     use_gpu : bool, optional
-        True computes on the GPU, False on the CPU; by default where the surface is.
+        True computes on the GPU, False on the CPU; by default on the device of the surface.
 
     Returns
     -------
     surface : numpy.ndarray or cupy.ndarray, (height, width)
         In the dtype of the input, integers rounded.
     outliers : numpy.ndarray or cupy.ndarray of bool, (height, width)
-        What was replaced.
+        The replaced voxels.
 
     Raises
     ------
     ValueError
-        Not a map of numbers; a size, threshold or tolerance that cannot be; a surface without a known value.
+        Not a map of numbers; an invalid size, threshold or tolerance; a surface without a known value.
     """
     if surface.ndim != 2 or surface.dtype.kind not in "iuf" or not surface.size:
         raise ValueError(f"a surface of shape {surface.shape}, {surface.dtype}: a map (height, width) is needed")
     if int(size) != size or size < 1 or not threshold > 0 or not tolerance >= 0:
-        raise ValueError(f"size={size}, threshold={threshold}, tolerance={tolerance}: whole and positive are needed")
-    on_device = is_device_array(surface)
-    there = on_device if use_gpu is None else bool(use_gpu)
-    here = _transfer_to(there)(surface)
-    xp, dtype = array_module(here), here.dtype
-    values = here.astype(np.float64)
-    known = xp.isfinite(values) & (values >= 0)
-    if not bool(known.any()):
-        raise ValueError("the surface is nowhere known: all its values are negative or not finite")
-    # Of what is unknown the middle of all is assumed, so that medians stay medians of known depths where they can.
-    values = xp.where(known, values, xp.median(values[known]))
-    around = ndimage_module(here).median_filter(values, size=int(size), mode="reflect")
+        raise ValueError(f"size={size}, threshold={threshold}, tolerance={tolerance}: pass positive numbers")
+    transfer, back = transfers(surface, use_gpu)
+    moved = transfer(surface)
+    xp, dtype = array_module(moved), moved.dtype
+    values = moved.astype(np.float64)
+    valid = xp.isfinite(values) & (values >= 0)
+    if not bool(valid.any()):
+        raise ValueError("the surface has no known value: all are negative or not finite")
+    # Unknown values become the median of all known ones, which changes the medians around them least.
+    values = xp.where(valid, values, xp.median(values[valid]))
+    around = ndimage_module(moved).median_filter(values, size=int(size), mode="reflect")
     away = xp.abs(values - around)
-    limit = xp.maximum(threshold * 1.4826 * xp.median(away[known]), tolerance)
-    outliers = ~known | (away > limit)
+    limit = xp.maximum(threshold * 1.4826 * xp.median(away[valid]), tolerance)
+    outliers = ~valid | (away > limit)
     if dtype.kind in "iu":
         around = xp.rint(around)
     mended = xp.where(outliers, around, values).astype(dtype)
-    return (mended, outliers) if there == on_device else tuple(map(_transfer_to(on_device), (mended, outliers)))  # type: ignore[return-value]
+    return back(mended), back(outliers)
 
 
 def crop_below_interface(
@@ -141,30 +134,30 @@ def crop_below_interface(
     fill_value: float = 0,
     use_gpu: bool | None = None,
 ) -> Array:
-    """Cut out the tissue below a surface: each A-line begins at its own surface, which becomes flat.
+    """Cut out the tissue below a surface: each A-line begins at its surface, which becomes flat.
 
     Parameters
     ----------
     vol : numpy.ndarray or cupy.ndarray, rank 3
         Of real numbers.
     surface : numpy.ndarray or cupy.ndarray, rank 2
-        First voxel of tissue for each A-line, lateral axes as in `vol`; floats are rounded. Where it is negative or not
-        finite there is no tissue, and the A-line is filled.
+        First voxel of tissue for each A-line, lateral axes as in `vol`; floats are rounded. A negative or non-finite
+        value means no tissue, and the A-line is filled.
     planes : int, optional
-        Voxels along depth that are kept; by default as many as the volume has.
+        Voxels along depth to keep; by default all.
     offset : int
-        Voxels below the surface at which to begin; negative: above.
+        Voxels below the surface at which to begin; negative for above.
     depth_axis : int
         Axis of depth.
     fill_value : float
-        Of voxels that lie outside the volume.
+        Value of voxels outside the volume.
     use_gpu : bool, optional
-        True computes on the GPU, False on the CPU; by default where the volume is.
+        True computes on the GPU, False on the CPU; by default on the device of the volume.
 
     Returns
     -------
     numpy.ndarray or cupy.ndarray
-        In the dtype of `vol`, with `planes` voxels along depth; where `vol` is.
+        In the dtype and memory of `vol`, with `planes` voxels along depth.
 
     Raises
     ------
@@ -175,20 +168,13 @@ def crop_below_interface(
         raise ValueError(f"a volume of shape {vol.shape} and depth_axis={depth_axis}: three axes are needed")
     lateral = tuple(n for axis, n in enumerate(vol.shape) if axis != depth_axis % 3)
     if tuple(surface.shape) != lateral or surface.dtype.kind not in "iuf":
-        raise ValueError(f"a surface of shape {surface.shape}, {surface.dtype} does not fit: numbers of {lateral} do")
-    on_device = is_device_array(vol)
-    there = on_device if use_gpu is None else bool(use_gpu)
-    transfer = _transfer_to(there)
-    here = transfer(surface)
-    xp = array_module(here)
-    known = xp.isfinite(here) & (here >= 0)
-    depths = xp.floor(xp.where(known, here, 0) + 0.5).astype(np.int64) + int(offset)
+        raise ValueError(f"a surface of shape {surface.shape}, {surface.dtype} does not fit: pass numbers of {lateral}")
+    transfer, back = transfers(vol, use_gpu)
+    moved = transfer(surface)
+    xp = array_module(moved)
+    valid = xp.isfinite(moved) & (moved >= 0)
+    depths = xp.floor(xp.where(valid, moved, 0) + 0.5).astype(np.int64) + int(offset)
     outside = 2**30  # beyond every volume
-    shifts = xp.where(known, depths, outside)
+    shifts = xp.where(valid, depths, outside)
     out = shift_along_depth(transfer(vol), shifts, depth_axis=depth_axis, fill_value=fill_value, planes=planes)
-    return out if there == on_device else _transfer_to(on_device)(out)
-
-
-def _transfer_to(to_device: bool) -> Any:
-    """Return what copies an array to the device or to the host; one that is there already is returned as it is."""
-    return require_cuda().asarray if to_device else to_host
+    return back(out)  # type: ignore[no-any-return]

@@ -1,6 +1,6 @@
 """Shapes fitted to a tissue surface: plane, quadratic, Gaussian, sphere.
 
-In: a map of depths, and which of them count. Out: an :class:`InterfaceFit`; the fitted map lies where the input was.
+In: a map of depths, and a mask. Out: an :class:`InterfaceFit`, whose map is in the memory of the input.
 """
 
 from __future__ import annotations
@@ -8,12 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
 
 import numpy as np
 
 from linumpy.arrays import Array
-from linumpy.device import array_module, is_device_array, require_cuda, to_host
+from linumpy.device import array_module, to_host, transfers
 
 _STEPS = 60  # of Levenberg and Marquardt's method
 
@@ -34,7 +33,7 @@ class InterfaceFit:
         offset + height exp(-((Y - centre_y) / sigma_y)² / 2 - ...)). ``spherical``: centre_z, centre_y, centre_x in
         voxels, and radius in units of the spacing.
     rms : float
-        Of the residuals of those voxels that counted.
+        Root mean square of the residuals of the fitted voxels.
     """
 
     model: str
@@ -56,31 +55,31 @@ def fit_interface(
     Parameters
     ----------
     surface : numpy.ndarray or cupy.ndarray, (height, width)
-        Depth in voxels. Negative and not finite values are unknown and take no part.
+        Depth in voxels. Negative and non-finite values are unknown and not fitted.
     model : {"plane", "quadratic", "gaussian", "spherical"}
         The shape.
     mask : numpy.ndarray or cupy.ndarray of bool, optional
-        Voxels that take part.
+        Voxels to fit.
     spacing : (float, float, float)
-        Voxel spacing (Z, Y, X), for the sphere: in voxels of unlike sides it is none.
+        Voxel spacing (Z, Y, X), for the sphere, which is none in voxels of unequal sides.
     use_gpu : bool, optional
-        True computes on the GPU, False on the CPU; by default where the surface is.
+        True computes on the GPU, False on the CPU; by default on the device of the surface.
 
     Returns
     -------
     InterfaceFit
-        Its surface where the input is.
+        Its surface is in the memory of the input.
 
     Raises
     ------
     ValueError
-        Another model; not a map; fewer voxels that take part than the shape has parameters, or all in one line.
+        Another model; not a map; fewer voxels to fit than the shape has parameters, or all in one line.
 
     Notes
     -----
     Gaussian and sphere are found by Levenberg and Marquardt's method (Marquardt, J. SIAM 11, 1963), the sphere from the
-    algebraic fit of Kåsa (IEEE Trans. Instrum. Meas. 25, 1976). Parameters come back to the host: on a device this
-    waits for it.
+    algebraic fit of Kåsa (IEEE Trans. Instrum. Meas. 25, 1976). Parameters are copied to the host, which waits for the
+    device.
     """
     if model not in _MODELS:
         raise ValueError(f"model={model!r}: choose one of {', '.join(_MODELS)}")
@@ -90,109 +89,119 @@ def fit_interface(
         raise ValueError(f"a mask of {mask.shape} does not fit a surface of {surface.shape}")
     if len(spacing) != 3 or not all(0 < step < np.inf for step in spacing):
         raise ValueError(f"spacing={spacing}: three positive steps are needed")
-    on_device = is_device_array(surface)
-    there = on_device if use_gpu is None else bool(use_gpu)
-    transfer = require_cuda().asarray if there else to_host
+    transfer, back = transfers(surface, use_gpu)
     z = transfer(surface).astype(np.float64)
     xp = array_module(z)
-    known = xp.isfinite(z) & (z >= 0)
+    valid = xp.isfinite(z) & (z >= 0)
     if mask is not None:
-        known &= transfer(mask).astype(bool)
+        valid &= transfer(mask).astype(bool)
     y, x = xp.meshgrid(*(xp.arange(n, dtype=np.float64) for n in surface.shape), indexing="ij")
-    fitted, parameters = _MODELS[model](xp, y, x, z, known, spacing)
-    left = xp.where(known & xp.isfinite(fitted), z - fitted, 0)
-    rms = float(xp.sqrt((left**2).sum() / xp.maximum(known.sum(), 1)))
-    if there != on_device:
-        fitted = to_host(fitted) if there else require_cuda().asarray(fitted)
-    return InterfaceFit(model, fitted, parameters, rms)
+    fitted, parameters = _MODELS[model](xp, y, x, z, valid, spacing)
+    left = xp.where(valid & xp.isfinite(fitted), z - fitted, 0)
+    rms = float(xp.sqrt((left**2).sum() / xp.maximum(valid.sum(), 1)))
+    return InterfaceFit(model, back(fitted), parameters, rms)
 
 
 def _polynomial(
-    xp: ModuleType, y: Any, x: Any, z: Any, known: Any, names: tuple[str, ...], powers: tuple[tuple[int, int], ...]
-) -> tuple[Any, dict[str, float]]:
-    # From the middle and in halves of the map, or the sums of high powers drown those of low ones.
+    xp: ModuleType,
+    y: Array,
+    x: Array,
+    z: Array,
+    valid: Array,
+    names: tuple[str, ...],
+    powers: tuple[tuple[int, int], ...],
+) -> tuple[Array, dict[str, float]]:
+    # Coordinates from -1 to 1: in voxels the sums of high powers would swamp those of low ones.
     scale = [(n - 1) / 2 or 1.0 for n in z.shape]
     v, u = y / scale[0] - 1, x / scale[1] - 1
-    found = _solve(xp, [v**p * u**q for p, q in powers], z, known)
-    fitted = sum(float(c) * v**p * u**q for c, (p, q) in zip(found, powers, strict=True))
-    # (y / s - 1)^p (x / t - 1)^q, put out in powers of y and x.
+    coefficients = _solve(xp, [v**p * u**q for p, q in powers], z, valid)
+    fitted = sum(float(c) * v**p * u**q for c, (p, q) in zip(coefficients, powers, strict=True))
+    # Expand (y / s - 1)^p (x / t - 1)^q in powers of y and x.
     full = np.zeros((3, 3))
-    for c, (p, q) in zip(found, powers, strict=True):
+    for c, (p, q) in zip(coefficients, powers, strict=True):
         left, right = (np.polynomial.polynomial.polypow([-1, 1 / s], k) for s, k in zip(scale, (p, q), strict=True))
         full[: p + 1, : q + 1] += c * np.outer(left, right)
     return fitted, {name: float(full[p, q]) for name, (p, q) in zip(names, powers, strict=True)}
 
 
-def _solve(xp: ModuleType, columns: list[Any], z: Any, known: Any) -> np.ndarray:
-    """Solve for the coefficients of columns, by normal equations; these alone come to the host."""
-    rows = xp.stack([xp.where(known, one, 0).reshape(-1) for one in columns])
-    target = xp.where(known, z, 0).reshape(-1)
+def _solve(xp: ModuleType, columns: list[Array], z: Array, valid: Array) -> np.ndarray:
+    """Solve for the coefficients of columns by normal equations, which are copied to the host."""
+    rows = xp.stack([xp.where(valid, column, 0).reshape(-1) for column in columns])
+    target = xp.where(valid, z, 0).reshape(-1)
     matrix, right = to_host(rows @ rows.T), to_host(rows @ target)
-    count = int(to_host(known.sum()))
+    count = int(to_host(valid.sum()))
     if count < len(columns) or np.linalg.matrix_rank(matrix, hermitian=True) < len(columns):
-        raise ValueError(f"{count} voxels of the surface are known, too few or in one line: no shape fits them")
+        raise ValueError(f"{count} voxels of the surface are known, which is too few or in one line for the shape")
     return np.linalg.solve(matrix, right)
 
 
-def _plane(xp: ModuleType, y: Any, x: Any, z: Any, known: Any, spacing: Any) -> tuple[Any, dict[str, float]]:
-    return _polynomial(xp, y, x, z, known, ("offset", "y", "x"), ((0, 0), (1, 0), (0, 1)))
+def _plane(
+    xp: ModuleType, y: Array, x: Array, z: Array, valid: Array, spacing: tuple[float, ...]
+) -> tuple[Array, dict[str, float]]:
+    return _polynomial(xp, y, x, z, valid, ("offset", "y", "x"), ((0, 0), (1, 0), (0, 1)))
 
 
-def _quadratic(xp: ModuleType, y: Any, x: Any, z: Any, known: Any, spacing: Any) -> tuple[Any, dict[str, float]]:
+def _quadratic(
+    xp: ModuleType, y: Array, x: Array, z: Array, valid: Array, spacing: tuple[float, ...]
+) -> tuple[Array, dict[str, float]]:
     powers = ((0, 0), (1, 0), (0, 1), (2, 0), (1, 1), (0, 2))
-    return _polynomial(xp, y, x, z, known, ("offset", "y", "x", "yy", "yx", "xx"), powers)
+    return _polynomial(xp, y, x, z, valid, ("offset", "y", "x", "yy", "yx", "xx"), powers)
 
 
-def _gaussian(xp: ModuleType, y: Any, x: Any, z: Any, known: Any, spacing: Any) -> tuple[Any, dict[str, float]]:
-    def shape(p: np.ndarray) -> tuple[Any, list[Any]]:
-        offset, height, cy, cx, sy, sx = (float(one) for one in p)
+def _gaussian(
+    xp: ModuleType, y: Array, x: Array, z: Array, valid: Array, spacing: tuple[float, ...]
+) -> tuple[Array, dict[str, float]]:
+    def shape(p: np.ndarray) -> tuple[Array, list[Array]]:
+        offset, height, cy, cx, sy, sx = (float(number) for number in p)
         v, u = (y - cy) / sy, (x - cx) / sx
         bell = xp.exp(-(v**2 + u**2) / 2)
-        slopes = [height * bell * one for one in (v / sy, u / sx, v**2 / sy, u**2 / sx)]
+        slopes = [height * bell * factor for factor in (v / sy, u / sx, v**2 / sy, u**2 / sx)]
         return offset + height * bell, [xp.ones_like(bell), bell, *slopes]
 
-    _solve(xp, [xp.ones_like(z), y / y.size, x / x.size], z, known)  # raises where nothing can be fitted
-    low, high, middle = (float(to_host(f(z[known]))) for f in (xp.min, xp.max, xp.median))
+    _solve(xp, [xp.ones_like(z), y / y.size, x / x.size], z, valid)  # raises where nothing can be fitted
+    low, high, middle = (float(to_host(f(z[valid]))) for f in (xp.min, xp.max, xp.median))
     sizes = [n / 4 + 1 for n in z.shape]
     best: tuple[float, np.ndarray] | None = None
-    # A hill or a hollow: the better of both.
+    # Fit a hill and a hollow, and take the better one.
     for offset, height in ((middle, high - middle), (middle, low - middle)):
         at = z - middle if height > 0 else middle - z
-        weight = xp.where(known, xp.maximum(at - abs(height) / 2, 0), 0)
+        weight = xp.where(valid, xp.maximum(at - abs(height) / 2, 0), 0)
         total = xp.maximum(weight.sum(), 1e-12)
-        centre = [float(to_host((weight * one).sum() / total)) for one in (y, x)]
+        centre = [float(to_host((weight * coordinate).sum() / total)) for coordinate in (y, x)]
         start = np.array([offset, height or 1.0, *centre, *sizes])
-        error, found = _levenberg(xp, shape, start, z, known)
+        error, fitted = _levenberg(xp, shape, start, z, valid)
         if best is None or error < best[0]:
-            best = error, found
+            best = error, fitted
     assert best is not None
     names = ("offset", "height", "centre_y", "centre_x", "sigma_y", "sigma_x")
-    found = best[1].copy()
-    found[4:] = np.abs(found[4:])
-    return shape(found)[0], dict(zip(names, map(float, found), strict=True))
+    fitted = best[1].copy()
+    fitted[4:] = np.abs(fitted[4:])
+    return shape(fitted)[0], dict(zip(names, map(float, fitted), strict=True))
 
 
-def _spherical(xp: ModuleType, y: Any, x: Any, z: Any, known: Any, spacing: Any) -> tuple[Any, dict[str, float]]:
-    # In units of the spacing, about the middle of the map, and in parts of its size.
+def _spherical(
+    xp: ModuleType, y: Array, x: Array, z: Array, valid: Array, spacing: tuple[float, ...]
+) -> tuple[Array, dict[str, float]]:
+    # Coordinates from the middle of the map, in parts of its size, with equal units along all axes.
     unit = max(n * s for n, s in zip(z.shape, spacing[1:], strict=True))
     middle = [(n - 1) / 2 for n in z.shape]
-    b, a = ((one - m) * s / unit for one, m, s in zip((y, x), middle, spacing[1:], strict=True))
-    depth = float(to_host(xp.where(known, z, 0).sum() / xp.maximum(known.sum(), 1)))
+    b, a = ((coordinate - m) * s / unit for coordinate, m, s in zip((y, x), middle, spacing[1:], strict=True))
+    depth = float(to_host(xp.where(valid, z, 0).sum() / xp.maximum(valid.sum(), 1)))
     c = (z - depth) * spacing[0] / unit
     square = a**2 + b**2 + c**2
     # |p - m|² = r² is linear in m and r² - |m|².
-    mx, my, mz, rest = _solve(xp, [2 * a, 2 * b, 2 * c, xp.ones_like(a)], square, known)
-    radius = np.sqrt(max(rest + mx**2 + my**2 + mz**2, 1e-12))
+    mx, my, mz, constant = _solve(xp, [2 * a, 2 * b, 2 * c, xp.ones_like(a)], square, valid)
+    radius = np.sqrt(max(constant + mx**2 + my**2 + mz**2, 1e-12))
     side = -1.0 if mz > 0 else 1.0  # the surface lies above the centre, or below it
 
-    def shape(p: np.ndarray) -> tuple[Any, list[Any]]:
-        pz, py, px, r = (float(one) for one in p)
+    def shape(p: np.ndarray) -> tuple[Array, list[Array]]:
+        pz, py, px, r = (float(number) for number in p)
         root = xp.sqrt(xp.maximum(r**2 - (b - py) ** 2 - (a - px) ** 2, 1e-9))
         return pz + side * root, [xp.ones_like(root), side * (b - py) / root, side * (a - px) / root, side * r / root]
 
-    _, found = _levenberg(xp, shape, np.array([mz, my, mx, radius]), c, known)
-    pz, py, px, r = (float(one) for one in found)
-    fitted = shape(found)[0] * unit / spacing[0] + depth
+    _, fitted = _levenberg(xp, shape, np.array([mz, my, mx, radius]), c, valid)
+    pz, py, px, r = (float(number) for number in fitted)
+    fitted = shape(fitted)[0] * unit / spacing[0] + depth
     fitted = xp.where((b - py) ** 2 + (a - px) ** 2 <= r**2, fitted, np.nan)
     centre = {
         "centre_z": pz * unit / spacing[0] + depth,
@@ -204,17 +213,17 @@ def _spherical(xp: ModuleType, y: Any, x: Any, z: Any, known: Any, spacing: Any)
 
 def _levenberg(
     xp: ModuleType,
-    shape: Callable[[np.ndarray], tuple[Any, list[Any]]],
+    shape: Callable[[np.ndarray], tuple[Array, list[Array]]],
     start: np.ndarray,
-    z: Any,
-    known: Any,
+    z: Array,
+    valid: Array,
 ) -> tuple[float, np.ndarray]:
-    """Fit a shape that gives its values and their derivatives; returns the sum of squares and the parameters."""
+    """Fit a shape, which returns values and derivatives; returns the sum of squares and the parameters."""
 
     def at(p: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
         values, slopes = shape(p)
-        rows = xp.stack([xp.where(known, one, 0).reshape(-1) for one in slopes])
-        left = xp.where(known, z - values, 0).reshape(-1)
+        rows = xp.stack([xp.where(valid, slope, 0).reshape(-1) for slope in slopes])
+        left = xp.where(valid, z - values, 0).reshape(-1)
         sums = to_host(xp.concatenate([rows, left[None]]) @ xp.concatenate([rows, left[None]]).T)
         return float(sums[-1, -1]), sums[:-1, :-1], sums[:-1, -1]
 

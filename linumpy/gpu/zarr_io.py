@@ -256,7 +256,7 @@ def _carry_out(
         raise UnsupportedLayoutError(f"linumpy's reader cannot read {plan.layout.name}: {reason}")
     if backend == "zarr-gpu" or reason:
         if reason:
-            method = "in its GPU mode" if zarr_gpu.why_by_host(request) is None else "by way of host memory"
+            method = "in its GPU mode" if zarr_gpu.why_by_host(request) is None else "through host memory"
             log.warning("%s: read by zarr-python %s, not by linumpy's reader: %s", plan.layout.name, method, reason)
         return zarr_gpu.read_request(open_source(source, level), request, begin, fallback=reason)
     return kvikio_zarr.read_request(request, begin, timed=timed, own=own)

@@ -1,1 +1,1 @@
-"""Where arrays come from and go to: layout of stored arrays, OME-Zarr metadata, synthetic mosaics, writing."""
+"""Storage on the host: layout of stored arrays, OME-Zarr metadata, output paths, zarr-python's mode."""

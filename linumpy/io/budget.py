@@ -1,9 +1,8 @@
 """What all reads of this process may use at the same time: open files, host memory, decoding threads.
 
-In: what a read needs at least, and the most that it can use. Out: its :class:`Share`, held for the time of a ``with``
-block. A read waits for its share while others hold too much, in the order of asking. It never waits for itself: one
-that begins inside another read of the same thread gets what it needs at least, and so does one while no other holds
-anything, even if that is more than there is. No errors are raised.
+In: the least that a read needs and the most that it can use. Out: its :class:`Share`, held for the time of a ``with``
+block. A read waits, in the order of asking, while others hold too much. A nested read of the same thread does not wait
+and gets its least; so does a read while no other holds anything, even beyond the total. No errors are raised.
 """
 
 from __future__ import annotations
@@ -17,19 +16,19 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 
-#: Descriptors that reads leave to the rest of the process.
+#: Descriptors reserved for everything else in the process.
 _SPARE_FILES = 64
 #: Where the process has no limit of open files.
 _MANY_FILES = 2**20
 #: Part of the machine's memory that buffers of reads may take, most of it pinned.
 _MEMORY_PART = 4
-#: Decoding threads for each core. A read takes one for each core at most, and leaves as many to others.
+#: Decoding threads for each core. One read takes at most one for each core, so that a second can run beside it.
 _THREADS_PER_CORE = 2
 
 
 @dataclass(frozen=True)
 class Share:
-    """What a read may use.
+    """Resources of a read.
 
     Attributes
     ----------
@@ -47,15 +46,15 @@ class Share:
 
     def covers(self, other: Share) -> bool:
         """Say whether there is enough of everything that `other` asks for."""
-        return all(mine >= theirs for mine, theirs in zip(self._values(), other._values(), strict=True) if theirs)
+        return all(own >= asked for own, asked in zip(self._values(), other._values(), strict=True) if asked)
 
     def part(self, least: Share, most: Share) -> Share:
-        """Half of what there is, within bounds: what is left lets the next reads run beside this one."""
+        """Return half of this share, within bounds: the other half lets the next reads run beside this one."""
         bounds = zip(self._values(), least._values(), most._values(), strict=True)
         return Share(*(min(high, max(low, free // 2)) for free, low, high in bounds))
 
     def _values(self) -> tuple[int, ...]:
-        return tuple(getattr(self, one.name) for one in fields(self))
+        return tuple(getattr(self, field.name) for field in fields(self))
 
 
 class Budget:
@@ -64,9 +63,9 @@ class Budget:
     Parameters
     ----------
     total : callable
-        Gives the total. Asked for each read, since a limit of open files can be changed.
+        Returns the total. Called for each read, since the limit of open files can change.
     open_files : callable
-        Gives the number of descriptors that are open in the process, those of its reads included.
+        Returns the number of descriptors that are open in the process, including those of its reads.
     """
 
     def __init__(self, total: Callable[[], Share], open_files: Callable[[], int]) -> None:
@@ -78,7 +77,7 @@ class Budget:
         return self._total()
 
     def reset(self) -> None:
-        """Forget all shares, as in a child process, which has none of its parent's threads."""
+        """Forget all shares: a child process has none of its parent's threads."""
         self._changed = threading.Condition()
         self._held: dict[object, Share] = {}
         self._queue: deque[object] = deque()
@@ -88,13 +87,13 @@ class Budget:
     @contextmanager
     def take(self, least: Share, most: Share) -> Iterator[Share]:
         """Hold a share, which is at least `least` and at most `most`, for the time of a block."""
-        ticket, mine = object(), self._mine
-        outside = getattr(mine, "depth", 0)
-        mine.depth = outside + 1
+        ticket, thread = object(), self._mine
+        outside = getattr(thread, "depth", 0)
+        thread.depth = outside + 1
         try:
             yield self._admit(ticket, least, least if outside else most, waits=not outside)
         finally:
-            mine.depth = outside
+            thread.depth = outside
             self._let_go(ticket)
 
     def _admit(self, ticket: object, least: Share, most: Share, *, waits: bool) -> Share:
@@ -115,9 +114,10 @@ class Budget:
             self._changed.notify_all()
 
     def _free(self) -> Share:
-        total, held = self._total(), Share(*map(sum, zip(*(one._values() for one in self._held.values()), strict=True)))
-        # How many of the files that reads hold are open just now is not known, so that the rest of the process is
-        # counted while there are no reads, and is known to have grown where reads could not have opened so many.
+        total, shares = self._total(), self._held.values()
+        held = Share(*map(sum, zip(*(share._values() for share in shares), strict=True)))
+        # Reads open fewer files than they hold at most. So the descriptors of everything else are counted while there
+        # are no reads, and raised when more are open than reads may hold.
         opened = self._open_files()
         self._others = max(self._others, opened - held.descriptors) if self._held else opened
         return Share(
@@ -142,7 +142,7 @@ def _process_total() -> Share:
 
 @functools.cache
 def _memory() -> int:
-    """Bytes of memory of this machine, or of the container that the process runs in."""
+    """Return the bytes of memory of this machine, or of the container that the process runs in."""
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     try:
         with open("/sys/fs/cgroup/memory.max") as file:

@@ -1,7 +1,7 @@
-"""What an image's metadata say beside its voxels and their grid of space, for an image that is made from it.
+"""Metadata of an image that are copied to an image made from it: all but its spatial grid.
 
-In: volumes of an OME-Zarr image. Out: :class:`Carried`, which names what
-cannot be carried over too; linumpy's commands log it once. Errors: none, since what is not understood is not carried.
+In: volumes of an OME-Zarr image. Out: :class:`Carried`, which also lists what cannot be copied; linumpy's commands log
+that list once. Errors: none, since unknown metadata are not copied.
 
 Formats: https://ngff.openmicroscopy.org/0.4/ and https://ngff.openmicroscopy.org/0.5/, sections "multiscales", "omero"
 and "labels".
@@ -25,10 +25,10 @@ from linumpy.io.volume import Chosen, Volumes
 
 log = logging.getLogger(__name__)
 
-#: Attributes of a group that NGFF has for itself, at the top (0.4) or below ``ome`` (0.5), and linumpy's own.
+#: Attributes of a group that NGFF defines, at the top (0.4) or below ``ome`` (0.5), and linumpy's own.
 _NGFF = ("version", "multiscales", "omero", "image-label", "labels", "plate", "well", "bioformats2raw.layout", "series")
 _OWN = ("ome", "linumpy", *_NGFF)
-#: Keys of a multiscale image that every image has anew.
+#: Keys of a multiscale image that are written for each new image.
 _ANEW = ("version", "name", "axes", "datasets", "coordinateTransformations", "type")
 
 
@@ -51,30 +51,30 @@ class LeadingAxis:
 
 @dataclass(frozen=True)
 class Carried:
-    """What an image made from another may keep of its metadata.
+    """The metadata that an image made from another keeps.
 
     Attributes
     ----------
     name : str or None
-        Of the multiscale image.
+        Name of the multiscale image.
     ngff_version : str
-        Of the source.
+        NGFF version of the source.
     units : mapping of str to str
-        Unit of length of each axis of space, by its name; axes without a known one are written in µm.
+        Unit of length of each axis of space, by its name; axes without a known unit are written in µm.
     leading : mapping of str to LeadingAxis
-        Those of ``"t"`` and ``"c"`` that are kept.
+        The kept ones of ``"t"`` and ``"c"``.
     omero : mapping or None
-        How channels are named and shown, of those that are kept.
+        Names and display settings of the kept channels.
     image_label : mapping or None
         Colors and properties of labels, where the source is a label image.
     attributes : mapping
-        Of the group, as others have written them.
+        Attributes of the group that neither NGFF nor linumpy defines.
     labels : tuple of str
-        Names of the label images inside of the source.
+        Names of the label images inside the source.
     own : mapping
-        What linumpy keeps beside NGFF's metadata, but for where a resampled image comes from.
+        linumpy's own metadata, without the origin of a resampled image.
     dropped : tuple of str
-        What is not carried over, in words.
+        Descriptions of everything that is not copied.
     """
 
     name: str | None = None
@@ -89,14 +89,14 @@ class Carried:
     dropped: tuple[str, ...] = ()
 
     def without(self, *parts: str) -> Carried:
-        """Leave out any of omero, image_label, labels, attributes and own; note those that are there."""
-        gone = [part for part in parts if getattr(self, part)]
-        words = tuple(_words(part, getattr(self, part)) for part in gone)
+        """Drop any of omero, image_label, labels, attributes and own, and list those that were present."""
+        present = [part for part in parts if getattr(self, part)]
+        words = tuple(_describe(part, getattr(self, part)) for part in present)
         empty = Carried()
-        return replace(self, **{part: getattr(empty, part) for part in gone}, dropped=self.dropped + words)
+        return replace(self, **{part: getattr(empty, part) for part in present}, dropped=self.dropped + words)
 
     def on_another_grid(self) -> Carried:
-        """Leave out what counts planes of the source: the one that viewers show first."""
+        """Drop omero's ``defaultZ``, the plane that viewers show first: it counts planes of the source."""
         rdefs = self.omero.get("rdefs") if self.omero is not None else None
         if self.omero is None or not isinstance(rdefs, Mapping) or "defaultZ" not in rdefs:
             return self
@@ -104,31 +104,31 @@ class Carried:
         return replace(self, omero={**self.omero, "rdefs": kept}, dropped=(*self.dropped, "omero's defaultZ"))
 
     def shared_with(self, others: Sequence[Carried]) -> Carried:
-        """Keep of omero and attributes what all of several sources say alike."""
+        """Keep of omero and attributes what is equal in all of several sources."""
         attributes = {
             key: value
             for key, value in self.attributes.items()
-            if all(key in one.attributes and one.attributes[key] == value for one in others)
+            if all(key in other.attributes and other.attributes[key] == value for other in others)
         }
-        omero = self.omero if all(one.omero == self.omero for one in others) else None
-        found = {key for one in (self, *others) for key in one.attributes} - attributes.keys()
-        words = [f"the attribute {key!r}, in which they differ" for key in sorted(found)]
-        if omero is None and any(one.omero for one in (self, *others)):
+        omero = self.omero if all(other.omero == self.omero for other in others) else None
+        keys = {key for carried in (self, *others) for key in carried.attributes} - attributes.keys()
+        words = [f"the attribute {key!r}, in which they differ" for key in sorted(keys)]
+        if omero is None and any(carried.omero for carried in (self, *others)):
             words.append("omero, in which they differ")
-        dropped = dict.fromkeys([*(word for one in (self, *others) for word in one.dropped), *words])
-        labels = dict.fromkeys(name for one in (self, *others) for name in one.labels)
+        dropped = dict.fromkeys([*(word for carried in (self, *others) for word in carried.dropped), *words])
+        labels = dict.fromkeys(name for carried in (self, *others) for name in carried.labels)
         return replace(
             self, name=None, omero=omero, attributes=attributes, labels=tuple(labels), dropped=tuple(dropped)
         )
 
     def log_dropped(self, source: object, target: object) -> None:
-        """Log once what is not carried over from the source to the new image."""
+        """Log once what is not copied from the source to the new image."""
         if self.dropped:
             log.warning("%s: not carried over from %s: %s", target, source, "; ".join(self.dropped))
 
 
 def carried_from(volumes: Volumes) -> Carried:
-    """Collect what may be carried over from the volumes that are taken of an image; of a single array nothing."""
+    """Collect the metadata to copy from the selected volumes of an image; empty for a single array."""
     chosen = volumes.chosen
     if chosen is None:
         return Carried()
@@ -143,8 +143,8 @@ def carried_from(volumes: Volumes) -> Carried:
         ngff_version=image.version,
         units={axis.name.lower(): str(axis.unit) for axis in spatial if _text(axis.unit) in MICROMETERS},
         leading={
-            one: LeadingAxis(scale[axis], translation[axis], _text(image.axes[axis].unit))
-            for one, axis in chosen.leading.items()
+            name: LeadingAxis(scale[axis], translation[axis], _text(image.axes[axis].unit))
+            for name, axis in chosen.leading.items()
         },
         omero=_omero(omero, chosen) if isinstance(omero, Mapping) else None,
         image_label=label if isinstance(label, Mapping) else None,
@@ -172,7 +172,7 @@ def _attributes(array: zarr.Array) -> list[str]:
 
 
 def _omero(omero: Mapping[str, Any], chosen: Chosen) -> Mapping[str, Any]:
-    """Take omero's settings of the channels that are kept; of one channel, that alone."""
+    """Select omero's settings of the kept channels."""
     kept, channels, rdefs = dict(omero), omero.get("channels"), omero.get("rdefs")
     if chosen.channel is not None and isinstance(channels, list):
         kept["channels"] = channels[chosen.channel : chosen.channel + 1]
@@ -182,7 +182,7 @@ def _omero(omero: Mapping[str, Any], chosen: Chosen) -> Mapping[str, Any]:
 
 
 def _single_entries(chosen: Chosen) -> Iterator[str]:
-    """Describe axes of which one entry is taken, and which say where that is."""
+    """Describe the axes of which one entry is selected and that have a coordinate for it."""
     image, level = chosen.image, chosen.level
     kept = {*image.spatial_axes, *chosen.leading.values()}
     for number, axis in enumerate(image.axes):
@@ -192,32 +192,34 @@ def _single_entries(chosen: Chosen) -> Iterator[str]:
 
 
 def _label_names(group: zarr.Group) -> tuple[str, ...]:
-    """Names of the label images that the group lists."""
+    """Return the names of the label images that the group lists."""
     try:
         labels = group.get("labels")
-    except PermissionError as error:  # some object stores answer so for what is not there
-        log.warning("%s: its labels, if there are any, cannot be read: %s", group.store_path, error)
+    except PermissionError as error:  # some object stores raise it for a missing object
+        log.warning("%s: its labels, if any, cannot be read: %s", group.store_path, error)
         labels = None
     names = ome_attributes(labels).get("labels") if isinstance(labels, zarr.Group) else None
-    return tuple(one for one in names if isinstance(one, str)) if isinstance(names, list) else ()
+    return tuple(label for label in names if isinstance(label, str)) if isinstance(names, list) else ()
 
 
 def _other_groups(image: OmeZarrImage, labels: tuple[str, ...]) -> list[str]:
-    """Name what else a local image holds: groups and arrays that are neither a resolution of it nor its labels."""
+    """Name the groups and arrays of a local image that are neither a resolution of it nor its labels."""
     store = image.group.store
     if not isinstance(store, LocalStore):
         return []
     prefix = image.group.path
-    known = {one.path.removeprefix(prefix).strip("/").split("/")[0] for one in image.levels}
-    known |= {"labels"} if labels else set()
+    members = {level.path.removeprefix(prefix).strip("/").split("/")[0] for level in image.levels}
+    members |= {"labels"} if labels else set()
     files = ("zarr.json", ".zgroup", ".zarray")
-    with suppress(OSError):  # only to say what is left out
-        found = sorted(one for one in (Path(store.root) / prefix).iterdir() if one.is_dir() and one.name not in known)
-        return [one.name for one in found if any((one / name).is_file() for name in files)]
+    with suppress(OSError):  # needed for a log line only
+        folders = sorted(
+            folder for folder in (Path(store.root) / prefix).iterdir() if folder.is_dir() and folder.name not in members
+        )
+        return [folder.name for folder in folders if any((folder / name).is_file() for name in files)]
     return []
 
 
-def _words(part: str, value: Any) -> str:
+def _describe(part: str, value: Any) -> str:
     if part == "labels":
         return f"the labels {', '.join(value)}"
     if part in ("attributes", "own"):

@@ -1,8 +1,8 @@
 """Write a single file, complete or not at all.
 
-In: the path of a file. Out: a temporary file beside it, flushed and renamed when its block ends well. One that a killed
-process leaves is removed by the next run that writes there. Errors: ``FileExistsError`` for a path that is taken,
-``OSError`` for a disk that is full.
+In: the path of a file. Out: a temporary file beside it, flushed and renamed when its block ends without an error. The
+next run that writes there removes a temporary file that a killed process left. Errors: ``FileExistsError`` for a path
+that exists, ``OSError`` for a full disk.
 """
 
 from __future__ import annotations
@@ -12,31 +12,32 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from linumpy.io.place import check_parent, full_disk, refuse_url, settle, taken, temporary_beside
+from linumpy.io.paths import check_parent, exists_error, refuse_url
 from linumpy.io.syscalls import is_named, lock, rename_new, sync_path, unlock
+from linumpy.io.target_folder import full_disk, recover, temporary_beside
 
 
 def check_file(path: str | Path, *, overwrite: bool) -> None:
-    """Refuse a path for a file that is taken, or in a folder that is not there.
+    """Refuse a path for a file that exists, or whose parent folder does not.
 
     Raises
     ------
     FileExistsError
-        Naming the place. A folder is never replaced by a file.
+        Naming the path. A file never replaces a folder.
     FileNotFoundError
-        As :func:`linumpy.io.place.check_parent`.
+        As :func:`linumpy.io.paths.check_parent`.
     """
     path = Path(path)
     refuse_url(path)
     if path.is_dir():
-        raise FileExistsError(f"{path} is a folder, not a place for a file")
+        raise FileExistsError(f"{path} is a folder: give the path of a file")
     if (path.exists() or path.is_symlink()) and not overwrite:
-        raise taken(path)
+        raise exists_error(path)
     check_parent(path)
 
 
 def check_picture(path: str | Path, *, overwrite: bool) -> None:
-    """Refuse a path for a picture: one that is taken, or whose name is not that of a PNG, which is what is written.
+    """Refuse a path for a picture that exists or does not end in ``.png``, the only format that is written.
 
     Raises
     ------
@@ -52,31 +53,31 @@ def check_picture(path: str | Path, *, overwrite: bool) -> None:
 
 @contextmanager
 def replacing(path: str | Path, *, overwrite: bool = False) -> Iterator[Path]:
-    """Give a temporary file, which is renamed to `path` when the block ends well.
+    """Yield a temporary file, which is renamed to `path` when the block ends without an error.
 
     Parameters
     ----------
     path : str or Path
-        The file to make. The temporary one is there, and empty.
+        The file to make. The temporary file exists and is empty.
     overwrite : bool
-        Whether to replace a file that is there.
+        Whether to replace an existing file.
 
     Raises
     ------
     FileExistsError, FileNotFoundError
         As :func:`check_file`.
     OSError
-        The disk is full. Nothing is left then.
+        The disk is full. Nothing remains of the output.
     """
     path = Path(path)
     check_file(path, overwrite=overwrite)
-    settle(path)
+    recover(path)
     with full_disk(path, "nothing is left of"):
         temporary, descriptor = _new_file(path)
         try:
             yield temporary
             sync_path(temporary)
-            check_file(path, overwrite=overwrite)  # someone else may have come first
+            check_file(path, overwrite=overwrite)  # another process may have made it meanwhile
             if overwrite:
                 temporary.replace(path)
             else:
@@ -88,12 +89,12 @@ def replacing(path: str | Path, *, overwrite: bool = False) -> Iterator[Path]:
 
 
 def _new_file(path: Path) -> tuple[Path, int]:
-    """Make a new empty file, and lock it."""
+    """Make a new empty file and lock it."""
     while True:
         temporary = temporary_beside(path)
         descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         try:
-            with suppress(BlockingIOError):  # another process took it for an abandoned one before it was locked
+            with suppress(BlockingIOError):  # another process locked it first, to clean it up
                 lock(descriptor)
                 if is_named(descriptor, temporary):
                     return temporary, descriptor

@@ -1,7 +1,7 @@
 """Read how an array is stored: ``zarr.Array`` → :class:`~linumpy.plan.layout.ArrayLayout`.
 
-zarr-python parses and checks the metadata; this module only reads what it found and says, in ``unsupported``, what
-linumpy's reader cannot take and why. It opens no chunk.
+zarr-python parses and checks the metadata; this module reads the result and states in ``unsupported`` why linumpy's
+reader cannot read an array. It opens no chunk.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import zarr
 from zarr.storage import LocalStore
 
 from linumpy.io.metadata import chunk_nbytes, element_size
-from linumpy.io.place import absolute
+from linumpy.io.paths import absolute
 from linumpy.plan.codecs import HOST_FILTERS, DecodeChain, read_array_filter, read_chain
 from linumpy.plan.layout import MAX_RANK, ArrayLayout, ChunkKeys, ShardLayout
 
@@ -31,7 +31,7 @@ _ARRAY_FILTERS = frozenset(f"numcodecs.{name}" for name in HOST_FILTERS)
 
 @dataclass(frozen=True)
 class _Codecs:
-    """What a chain of codecs does to one chunk."""
+    """The effect of a chain of codecs on one chunk."""
 
     stored_axes: tuple[int, ...]
     big_endian: bool | None
@@ -50,12 +50,12 @@ def read_layout(array: zarr.Array) -> ArrayLayout:
     Returns
     -------
     ArrayLayout
-        With ``unsupported`` set where linumpy's reader must leave the array to zarr.
+        With ``unsupported`` set where zarr-python must read the array.
 
     Raises
     ------
     MetadataError
-        A shape or chunks that no array can have: an empty chunk, or more bytes in one than 64 bits count.
+        An impossible shape or chunk: an empty chunk, or more bytes in one than 64 bits count.
     """
     document: Mapping[str, Any] = array.metadata.to_dict()
     return _layout_v2(array, document) if array.metadata.zarr_format == 2 else _layout_v3(array, document)
@@ -63,10 +63,10 @@ def read_layout(array: zarr.Array) -> ArrayLayout:
 
 def _layout_v2(array: zarr.Array, document: Mapping[str, Any]) -> ArrayLayout:
     compressor, filters = document.get("compressor"), document.get("filters") or ()
-    settings = [_settings(one) for one in (*filters, *([compressor] if compressor else []))]
-    for one in settings:
-        if one["name"] == "shuffle":
-            one["elementsize"] = element_size(one.get("elementsize"), array.dtype.itemsize)
+    settings = [_settings(codec) for codec in (*filters, *([compressor] if compressor else []))]
+    for setting in settings:
+        if setting["name"] == "shuffle":
+            setting["elementsize"] = element_size(setting.get("elementsize"), array.dtype.itemsize)
     chain, reason = read_chain(settings, chunk_nbytes(array, array.chunks))
     axes = tuple(range(array.ndim))
     return _finish(
@@ -80,13 +80,13 @@ def _layout_v2(array: zarr.Array, document: Mapping[str, Any]) -> ArrayLayout:
         ),
         keys=ChunkKeys("", document["dimension_separator"]),
         shard=None,
-        names=tuple(one["name"] for one in settings),
+        names=tuple(setting["name"] for setting in settings),
         unsupported=None,
     )
 
 
 def _settings(codec: Any) -> dict[str, Any]:
-    """Name and settings of a numcodecs codec."""
+    """Return the name and settings of a numcodecs codec."""
     config = dict(codec if isinstance(codec, Mapping) else codec.get_config())
     return {"name": str(config.pop("id")), **config}
 
@@ -126,17 +126,17 @@ def _layout_v3(array: zarr.Array, document: Mapping[str, Any]) -> ArrayLayout:
 def _shard(
     configuration: Mapping[str, Any], object_shape: Sequence[int], chunk_shape: Sequence[int]
 ) -> tuple[ShardLayout, str | None]:
-    """Read how the index of a shard is stored; the second answer says what of it is not supported."""
+    """Read how the index of a shard is stored; the second result says why it is not supported, or is None."""
     index = list(configuration.get("index_codecs", ()))
     names = [codec["name"] for codec in index]
-    known = names in (["bytes"], ["bytes", "crc32c"])
+    supported = names in (["bytes"], ["bytes", "crc32c"])
     shard = ShardLayout(
         chunks_per_shard=tuple(n // c for n, c in zip(object_shape, chunk_shape, strict=True)),
         index_at_end=_text(configuration.get("index_location", "end")) == "end",
-        index_big_endian=known and _endian(index[0]) == "big",
+        index_big_endian=supported and _endian(index[0]) == "big",
         index_checksum="crc32c" in names,
     )
-    return shard, None if known else f"shard index encoded by {' + '.join(names)}"
+    return shard, None if supported else f"shard index encoded by {' + '.join(names)}"
 
 
 def _keys_v3(encoding: Mapping[str, Any]) -> ChunkKeys | None:
@@ -150,7 +150,7 @@ def _keys_v3(encoding: Mapping[str, Any]) -> ChunkKeys | None:
 
 
 def _read_codecs(chain: Sequence[Mapping[str, Any]], rank: int, dtype: np.dtype, chunk_nbytes: int) -> _Codecs:
-    """Follow the codecs of one chunk: what reorders axes, filters, what makes bytes of them, what encodes the bytes."""
+    """Read the codecs of one chunk in order: transposes, array filters, ``bytes``, codecs of bytes."""
     axes: tuple[int, ...] = tuple(range(rank))
     filters: list[Mapping[str, Any]] = []
     for position, codec in enumerate(chain):
@@ -174,16 +174,16 @@ def _behind_bytes(
     dtype: np.dtype,
     chunk_nbytes: int,
 ) -> _Codecs:
-    """Read the filters before codec 'bytes', which the host undoes, together with the codecs behind it."""
+    """Read the filters before codec 'bytes', which the host undoes, and the codecs after it."""
     settings: list[Mapping[str, Any]] = []
-    for one in filters:
-        read, reason = read_array_filter(one, dtype, endian)
+    for array_filter in filters:
+        read, reason = read_array_filter(array_filter, dtype, endian)
         if read is None:
             return _Codecs(axes, None, reason)
         settings.append(read)
-    settings += [{**(one.get("configuration") or {}), "name": one["name"]} for one in codecs]
+    settings += [{**(codec.get("configuration") or {}), "name": codec["name"]} for codec in codecs]
     decoding, reason = read_chain(settings, chunk_nbytes)
-    # What a filter gives back is in this machine's byte order, as its dtype says.
+    # A decoded filter returns this machine's byte order, that of its dtype.
     return _Codecs(axes, endian == "big" and not filters, reason, decoding)
 
 
@@ -193,7 +193,7 @@ def _endian(codec: Mapping[str, Any]) -> str | None:
 
 
 def _text(value: Any) -> str:
-    """Read a name that zarr keeps as a string or as an enumeration."""
+    """Return a name that zarr keeps as a string or as an enumeration."""
     return str(getattr(value, "value", value))
 
 
@@ -213,7 +213,7 @@ def _finish(
     reasons = (
         unsupported,
         None if root is not None else f"the store is a {type(array.store).__name__}, not a local folder",
-        None if dtype.str[1:] in _SUPPORTED_DTYPES else f"dtype {array.dtype}: bool and numbers alone are read",
+        None if dtype.str[1:] in _SUPPORTED_DTYPES else f"dtype {array.dtype}: only bool and numbers are read",
         None if 1 <= array.ndim <= MAX_RANK else f"rank {array.ndim}: 1 to {MAX_RANK} axes are read",
         None if keys is not None else "an unknown chunk key encoding",
         codecs.unsupported,
@@ -253,7 +253,7 @@ def _fill_value(array: zarr.Array, dtype: np.dtype) -> Any:
 
 def _local_root(array: zarr.Array) -> str | None:
     store = array.store
-    # An exact type: a subclass may fetch its bytes from elsewhere or change them on the way.
+    # The exact type: a subclass may read its bytes from elsewhere, or change them.
     if type(store) is not LocalStore:
         return None
     # Absolute, so that a later change of the working folder does not make chunks look missing.

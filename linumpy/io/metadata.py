@@ -1,12 +1,13 @@
-"""Metadata documents of other writers that zarr-python refuses or misreads, although what they mean is plain.
+"""Metadata documents of other writers that zarr-python refuses or misreads, although their meaning is clear.
 
-In: where a node lies, or an open ``zarr.Array``. Out: a ``zarr.Array`` whose metadata says the same in zarr-python's
-form; stored documents are not changed. Errors: :class:`~linumpy.errors.SourceError` for documents that stay unreadable.
+In: the path of a node in its store, or an open ``zarr.Array``. Out: a ``zarr.Array`` with the same metadata in
+zarr-python's form; stored documents are not changed. Errors: :class:`~linumpy.errors.SourceError` for documents that
+remain unreadable.
 
 Read here: in zarr v3 codecs and chunk key encodings that are bare names (``"codecs": ["bytes"]``, as zarrs and GDAL
 write them), an empty ``configuration``, and ``"fill_value": null`` (GDAL, zarrita.js); in zarr v2 (NCZarr) a shuffle
 filter whose ``elementsize`` is 0, for the item size, or a string, and a fill value that is missing or a list of one. A
-NaN that zarr v3 spells by its bits, such as ``"0x7e05"``, has them.
+NaN that zarr v3 writes as its bits, such as ``"0x7e05"``, keeps them.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ from linumpy.errors import MetadataError, SourceError
 
 log = logging.getLogger(__name__)
 
-#: What zarr-python raises on a metadata document that it does not read.
+#: Exceptions that zarr-python raises for a metadata document that it cannot read.
 REFUSALS = (ValueError, KeyError, TypeError, AttributeError, ArithmeticError)
 
 #: Largest offset, size and index: what the C library's ``off_t`` and NumPy's ``intp`` hold.
 _MOST = 2**63 - 1
-#: Data types of zarr v3 that have no byte order; so have raw bits, ``r8`` and so on.
+#: Data types of zarr v3 without a byte order; raw bits, ``r8`` and so on, have none either.
 _SINGLE_BYTES = ("bool", "int8", "uint8")
 
 _Document = Mapping[str, Any]
@@ -49,19 +50,19 @@ def open_refused(where: StorePath, error: Exception, name: str | None = None) ->
     where : StorePath
         The node.
     error : Exception
-        What zarr-python raised, one of :data:`REFUSALS`.
+        The exception of zarr-python, one of :data:`REFUSALS`.
     name : str, optional
-        What messages call the node; by default its path in the store.
+        Name of the node in messages; by default its path in the store.
 
     Returns
     -------
     zarr.Array, zarr.Group or None
-        None where there is no metadata document.
+        None without a metadata document.
 
     Raises
     ------
     SourceError
-        The document means nothing that linumpy could tell; naming the node and what is wrong.
+        The document cannot be read; naming the node and the reason.
     """
     name = name or str(where)
     document: _Document | None = {}
@@ -70,7 +71,7 @@ def open_refused(where: StorePath, error: Exception, name: str | None = None) ->
         if document is None:
             return None
         if document.get("node_type") == "group":
-            # The documents of members, consolidated in that of the group, may be what was refused.
+            # zarr-python may have refused a member's document that is consolidated in that of the group.
             return zarr.open_group(where.store, path=where.path, mode="r", zarr_format=3, use_consolidated=False)
         repaired = _repair_v2(document) if document.get("zarr_format") == 2 else _repair_v3(document)
         if repaired != document:
@@ -78,18 +79,18 @@ def open_refused(where: StorePath, error: Exception, name: str | None = None) ->
             array = zarr.Array(zarr.AsyncArray(metadata=metadata, store_path=where))
             _warn_of_null(document, name)
             return array
-    except REFUSALS as still:
-        raise SourceError(f"the Zarr metadata of {name!r} cannot be read: {_reason(document or {}, still)}") from still
+    except REFUSALS as again:
+        raise SourceError(f"the Zarr metadata of {name!r} cannot be read: {_reason(document or {}, again)}") from again
     raise SourceError(f"the Zarr metadata of {name!r} cannot be read: {_reason(document, error)}") from error
 
 
 def checked_array(array: zarr.Array) -> zarr.Array:
-    """Check the sizes of an array that zarr-python opened; read filters of NCZarr and bits of NaN as they are meant.
+    """Check the sizes of an array that zarr-python opened; correct filters of NCZarr and the bits of NaN.
 
     Returns
     -------
     zarr.Array
-        The same one, unless zarr-python reads a filter or the fill value of it differently.
+        `array`, unless zarr-python misreads one of its filters or its fill value.
 
     Raises
     ------
@@ -101,7 +102,7 @@ def checked_array(array: zarr.Array) -> zarr.Array:
         chunk_nbytes(array, getattr(metadata.chunk_grid, "chunk_shape", ()))
         return _with_exact_fill(array)
     chunk_nbytes(array, metadata.chunks)
-    filters = tuple(_sized(one, array.dtype.itemsize) for one in metadata.filters or ())
+    filters = tuple(_sized(codec, array.dtype.itemsize) for codec in metadata.filters or ())
     if all(new is old for new, old in zip(filters, metadata.filters or (), strict=True)):
         return array
     metadata = dataclasses.replace(metadata, filters=filters)
@@ -109,7 +110,7 @@ def checked_array(array: zarr.Array) -> zarr.Array:
 
 
 def _with_exact_fill(array: zarr.Array) -> zarr.Array:
-    """Give the fill value the bits that zarr v3 spells as hexadecimal; zarr-python makes other NaN of some of them."""
+    """Set the fill value to the bits that zarr v3 writes in hexadecimal; zarr-python changes the bits of some NaN."""
     value: Any = np.asarray(array.metadata.fill_value)
     if value.dtype.kind not in "fc" or not np.isnan(value).any():
         return array
@@ -135,17 +136,17 @@ def chunk_nbytes(array: zarr.Array, chunk_shape: Sequence[int]) -> int:
     Raises
     ------
     MetadataError
-        A shape or chunks that no array can have: an empty chunk, or one of more bytes than 64 bits count.
+        An impossible shape or chunk: an empty chunk, or one of more bytes than 64 bits count.
     """
     if any(n > _MOST for n in array.shape):
         raise MetadataError(f"{array.store_path}: the shape {array.shape} is beyond 64-bit numbers")
-    # Where an axis has no elements, some writers let chunks have none either.
+    # Where an axis has no elements, some writers store chunks without elements too.
     if any(c < 1 and n > 0 for c, n in zip(chunk_shape, array.shape, strict=False)):
         raise MetadataError(f"{array.store_path}: chunks of {tuple(chunk_shape)} hold no elements")
     nbytes = math.prod(max(1, c) for c in chunk_shape) * array.dtype.itemsize
     if nbytes > _MOST:
-        what = f"chunks of {tuple(chunk_shape)} {array.dtype}"
-        raise MetadataError(f"{array.store_path}: {what} have more bytes than 64-bit numbers count")
+        chunks = f"chunks of {tuple(chunk_shape)} {array.dtype}"
+        raise MetadataError(f"{array.store_path}: {chunks} have more bytes than 64-bit numbers count")
     return nbytes
 
 
@@ -157,9 +158,9 @@ def _sized(codec: Any, itemsize: int) -> Any:
 
 
 def element_size(value: Any, itemsize: int) -> Any:
-    """Return the element size that a shuffle filter of zarr v2 means: NCZarr writes 0 for the item size, or a string.
+    """Return the element size of a shuffle filter of zarr v2: NCZarr writes 0 for the item size, or a string.
 
-    What is no number comes back as it is.
+    A value that is no number is returned unchanged.
     """
     if isinstance(value, str) and value.strip().isdecimal():
         value = int(value)
@@ -167,11 +168,11 @@ def element_size(value: Any, itemsize: int) -> Any:
 
 
 def _read_document(where: StorePath) -> dict[str, Any] | None:
-    """Read the metadata document of a node, that of zarr v3 if there are two."""
+    """Read the metadata document of a node; of two, that of zarr v3."""
 
     async def read(key: str) -> bytes | None:
-        found = await (where / key).get(prototype=cpu.buffer_prototype)
-        return None if found is None else found.to_bytes()
+        buffer = await (where / key).get(prototype=cpu.buffer_prototype)
+        return None if buffer is None else buffer.to_bytes()
 
     stored = sync(read("zarr.json"))
     if stored is not None:
@@ -218,7 +219,7 @@ def _codecs(codecs: Sequence[Any], data_type: Any) -> list[Any]:
 
 
 def _named(extension: Any) -> Any:
-    """Spell a bare name as an object, and leave out a configuration that is null."""
+    """Turn a bare name into an object, and remove a configuration that is null."""
     if isinstance(extension, str):
         return {"name": extension}
     if isinstance(extension, Mapping) and extension.get("configuration", ...) is None:
@@ -227,7 +228,7 @@ def _named(extension: Any) -> Any:
 
 
 def _zero(data_type: Any) -> Any:
-    """Return the fill value of zarr v3 that its own writers take null for; null where there is none."""
+    """Return the fill value of zarr v3 that writers of null mean; None where they mean none."""
     name = str(data_type)
     if name.startswith("complex"):
         return [0.0, 0.0]
@@ -237,10 +238,10 @@ def _zero(data_type: Any) -> Any:
 
 
 def _warn_of_null(document: _Document, name: str) -> None:
-    """Warn where null may have been NaN: JavaScript spells both alike, and zarrita.js too reads it as zero."""
+    """Warn where null may mean NaN: JavaScript writes both as null, and zarrita.js too reads it as zero."""
     kind = str(document.get("data_type"))
     if document.get("zarr_format") == 3 and document.get("fill_value", ...) is None and kind.startswith(("f", "c")):
-        log.warning("%s: the fill value is null; chunks that are missing are read as 0", name)
+        log.warning("%s: the fill value is null; missing chunks are read as 0", name)
 
 
 def _repair_v2(document: _Document) -> dict[str, Any]:
@@ -251,7 +252,7 @@ def _repair_v2(document: _Document) -> dict[str, Any]:
 
 
 def _reason(document: _Document, error: Exception) -> str:
-    """Say what a document has that zarr-python refuses."""
+    """Say which part of a document zarr-python refuses."""
     if isinstance(error, SourceError):
         return str(error)
     dtype = document.get("data_type", document.get("dtype"))

@@ -1,7 +1,8 @@
 """NGFF metadata of a multiscale image: axes, units of length, and the scales and translations of its levels.
 
 In: the metadata as stored, versions 0.4 and 0.5. Out: :class:`Axis` records; steps and origins of the levels, in their
-own units and in µm. Nothing is opened. Errors: :class:`~linumpy.errors.MetadataError` for what must not be guessed.
+own units and in µm. Nothing is opened. Errors: :class:`~linumpy.errors.MetadataError` for metadata that is missing or
+ambiguous.
 
 Formats: https://ngff.openmicroscopy.org/0.4/ and https://ngff.openmicroscopy.org/0.5/, section "multiscales".
 """
@@ -61,9 +62,9 @@ class Axis:
     name : str
         Such as ``"z"``.
     type : str or None
-        ``"space"``, ``"time"``, ``"channel"`` or another; None where the metadata does not say.
+        ``"space"``, ``"time"``, ``"channel"`` or another; None without one in the metadata.
     unit : str or None
-        As the metadata spells it; None where it does not say.
+        As the metadata spells it; None without one.
     """
 
     name: str
@@ -72,7 +73,7 @@ class Axis:
 
 
 def datasets_of(multiscale: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
-    """Return the entries of the resolution levels, checked to be a list of paths."""
+    """Return the entries of the resolution levels, after checking that they are a list of paths."""
     datasets = multiscale.get("datasets") or []
     if not isinstance(datasets, list) or not all(isinstance(d, Mapping) and "path" in d for d in datasets):
         raise MetadataError(f"{name}: the multiscale image's datasets are no list of paths")
@@ -88,7 +89,7 @@ def axes_of(multiscale: Mapping[str, Any], name: str) -> tuple[Axis, ...]:
     for axis in axes:
         if not isinstance(axis.type, str | None):
             raise MetadataError(f"{name}: axis {axis.name!r} has the type {axis.type!r}; NGFF wants a text")
-        # Left out, it would make the spacing one number short without a word.
+        # Skipped silently, it would leave the spacing one number short.
         if axis.type is None and axis.name.lower() in ("z", "y", "x"):
             raise MetadataError(
                 f"{name}: axis {axis.name!r} has no type; NGFF wants 'type': 'space' for an axis of space"
@@ -104,28 +105,30 @@ def spatial_axes_of(axes: tuple[Axis, ...]) -> tuple[int, ...]:
 
 
 def transformations_of_levels(
-    multiscale: Mapping[str, Any], datasets: list[Mapping[str, Any]], given: bool, name: str
+    multiscale: Mapping[str, Any], datasets: list[Mapping[str, Any]], spacing_given: bool, name: str
 ) -> list[list[Mapping[str, Any]]]:
-    """List what is applied to the voxels of each level, in its order: the dataset's own, then those of all datasets.
+    """List the transformations of each level in the order of their application: its own, then those of all datasets.
 
-    A level without a scale is refused. Only where it is the one level, nothing is said of it at all and the caller
-    has `given` the spacing, nothing is left to guess.
+    A level without a scale is refused, unless it is the only one, has no transformation at all, and the caller passes
+    the spacing.
     """
-    rest = _transformation_list(multiscale, name)
+    common = _transformation_list(multiscale, name)
     chains = []
     for dataset in datasets:
         own = _transformation_list(dataset, f"{name}, level {dataset['path']!r}")
-        bare = given and len(datasets) == 1 and not own and not rest
-        if not bare and not any(one.get("type") == "scale" for one in own):
-            advice = "" if given or len(datasets) > 1 or own or rest else "; pass spacing= in µm"
+        bare = spacing_given and len(datasets) == 1 and not own and not common
+        if not bare and not any(transformation.get("type") == "scale" for transformation in own):
+            advice = "" if spacing_given or len(datasets) > 1 or own or common else "; pass spacing= in µm"
             raise MetadataError(f"{name}: the resolution level {dataset['path']!r} has no scale{advice}")
-        chains.append([*own, *rest])
+        chains.append([*own, *common])
     return chains
 
 
 def _transformation_list(holder: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
     transformations = holder.get("coordinateTransformations") or []
-    if not isinstance(transformations, list) or not all(isinstance(one, Mapping) for one in transformations):
+    if not isinstance(transformations, list) or not all(
+        isinstance(transformation, Mapping) for transformation in transformations
+    ):
         raise MetadataError(
             f"{name}: the coordinate transformations {transformations!r} are no list of transformations"
         )
@@ -135,15 +138,17 @@ def _transformation_list(holder: Mapping[str, Any], name: str) -> list[Mapping[s
 def compose_scales(
     transformations: list[Mapping[str, Any]], rank: int, name: str
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Apply scales and translations one after another: the step between voxels and the position of the first."""
+    """Apply scales and translations in order; returns the step between voxels and the position of the first voxel."""
     step, origin = [1.0] * rank, [0.0] * rank
-    for one in transformations:
-        kind = one.get("type")
+    for transformation in transformations:
+        kind = transformation.get("type")
         if kind == "identity":
             continue
-        values = one.get(kind) if kind in ("scale", "translation") else None
+        values = transformation.get(kind) if kind in ("scale", "translation") else None
         if not isinstance(values, list) or len(values) != rank or not all(map(_is_number, values)):
-            raise MetadataError(f"{name}: the coordinate transformation {dict(one)!r} is no scale or translation")
+            raise MetadataError(
+                f"{name}: the coordinate transformation {dict(transformation)!r} is no scale or translation"
+            )
         if kind == "scale":
             step = [a * b for a, b in zip(step, values, strict=True)]
             origin = [a * b for a, b in zip(origin, values, strict=True)]
@@ -157,20 +162,20 @@ def _is_number(value: Any) -> bool:
 
 
 def to_micrometers(
-    steps: Numbers, origins: Numbers, axes: tuple[Axis, ...], given: Spacing | None, name: str
+    steps: Numbers, origins: Numbers, axes: tuple[Axis, ...], spacing_given: Spacing | None, name: str
 ) -> tuple[Numbers, Numbers]:
-    """Take the spatial axes and convert them to µm, by their units or to the spacing that the caller gives."""
+    """Convert steps and origins of the spatial axes to µm, by their units or to the caller's spacing."""
     spatial = spatial_axes_of(axes)
     for step in steps:
         if not all(math.isfinite(step[axis]) and step[axis] > 0 for axis in spatial):
-            raise MetadataError(f"{name}: a scale of {step} leaves no distance between voxels, or turns an axis round")
-    if given is None:
+            raise MetadataError(f"{name}: the scale {step} is not positive and finite along each axis of space")
+    if spacing_given is None:
         factors = [_micrometers(axes[axis], name) for axis in spatial]
     else:
-        numbers = _checked(given, [axes[axis].name.lower() for axis in spatial], name)
+        numbers = _checked(spacing_given, [axes[axis].name.lower() for axis in spatial], name)
         factors = [g / steps[0][axis] for g, axis in zip(numbers, spatial, strict=True)]
     spacing = tuple(tuple(s[axis] * f for axis, f in zip(spatial, factors, strict=True)) for s in steps)
-    # Another spacing moves no image: where level 0 begins is in the unit of the axis, not in voxels.
+    # Another spacing does not move the image: the origin of level 0 is in the unit of the axis, not in voxels.
     units = [MICROMETERS.get(str(axes[axis].unit), f) for axis, f in zip(spatial, factors, strict=True)]
     moved = [origins[0][axis] * (u - f) for axis, u, f in zip(spatial, units, factors, strict=True)]
     origin = tuple(tuple(o[axis] * f + m for axis, f, m in zip(spatial, factors, moved, strict=True)) for o in origins)
@@ -179,25 +184,25 @@ def to_micrometers(
 
 def _micrometers(axis: Axis, name: str) -> float:
     if axis.unit is None:
-        raise MetadataError(f"{name}: axis {axis.name!r} has no unit; pass spacing= in µm, or name one in the metadata")
+        raise MetadataError(f"{name}: axis {axis.name!r} has no unit; pass spacing= in µm, or add one to the metadata")
     if not isinstance(axis.unit, str) or axis.unit not in MICROMETERS:
         raise MetadataError(
-            f"{name}: axis {axis.name!r} has the unknown unit {axis.unit!r}; pass spacing= in µm, or name another in "
-            "the metadata"
+            f"{name}: axis {axis.name!r} has the unknown unit {axis.unit!r}; pass spacing= in µm, or correct the "
+            "metadata"
         )
     return MICROMETERS[axis.unit]
 
 
-def _checked(given: Spacing, names: list[str], name: str) -> list[float]:
-    """Check the spacing that a caller gives, and put it in the order of the axes of space."""
-    numbers: Any = given
-    if isinstance(given, Mapping):
-        numbers = [given.get(axis) for axis in names]
+def _checked(spacing: Spacing, names: list[str], name: str) -> list[float]:
+    """Check the caller's spacing and return it in the order of the axes of space."""
+    numbers: Any = spacing
+    if isinstance(spacing, Mapping):
+        numbers = [spacing.get(axis) for axis in names]
     try:
         values = [float(value) for value in numbers]
     except (TypeError, ValueError):
         values = []
     if len(values) != len(names) or not all(math.isfinite(value) and value > 0 for value in values):
         count = f"{len(names)} axes of space ({', '.join(names)})"
-        raise ValueError(f"spacing={given!r}: {name} has {count}, each needs a positive µm")
+        raise ValueError(f"spacing={spacing!r}: {name} has {count}, each needs a positive µm")
     return values

@@ -1,8 +1,8 @@
 """OME-Zarr images: resolution levels, axes, and voxel spacing in µm.
 
 In: a folder or a Zarr group with NGFF 0.4 or 0.5 metadata. Out: :class:`OmeZarrImage`. Errors:
-:class:`~linumpy.errors.SourceError` for what is no OME-Zarr image, :class:`~linumpy.errors.MetadataError` for metadata
-that lacks what must not be guessed.
+:class:`~linumpy.errors.SourceError` for a source that is no OME-Zarr image, :class:`~linumpy.errors.MetadataError` for
+metadata that is missing or ambiguous.
 
 Formats: https://ngff.openmicroscopy.org/0.4/ and https://ngff.openmicroscopy.org/0.5/, section "multiscales".
 """
@@ -41,9 +41,9 @@ class OmeZarrImage:
     Attributes
     ----------
     name : str
-        Where it is, for people.
+        Its path or URL, for messages.
     version : str
-        Of NGFF.
+        Version of NGFF.
     axes : tuple of Axis
         In the order of the arrays' axes.
     levels : tuple of zarr.Array[Any]
@@ -51,14 +51,13 @@ class OmeZarrImage:
     spacing : tuple of tuple of float
         For each level the voxel spacing in µm along the axes of type space, in their order.
     origin : tuple of tuple of float
-        For each level where the centre of its first voxel lies, in µm.
+        For each level the position of the centre of its first voxel, in µm.
     linumpy : mapping
-        What linumpy keeps beside NGFF's metadata: the group's attribute ``"linumpy"``, empty where there is none.
+        linumpy's own metadata: the group's attribute ``"linumpy"``, empty without one.
     scale, translation : tuple of tuple of float
-        For each level step and position of its first voxel along all axes, in their own units, as the metadata has
-        them.
+        For each level the step between voxels and the position of the first along all axes, in the units of the axes.
     group : zarr.Group
-        That the image is in.
+        The group of the image.
     """
 
     name: str
@@ -74,7 +73,7 @@ class OmeZarrImage:
 
     @property
     def spatial_axes(self) -> tuple[int, ...]:
-        """Which axes of the arrays are of type space."""
+        """Indices of the axes of type space."""
         return spatial_axes_of(self.axes)
 
     def __str__(self) -> str:
@@ -91,7 +90,7 @@ def read_omezarr(
 ) -> tuple[zarr.Array[Any], tuple[float, ...]]:
     """Open one resolution level of an OME-Zarr image.
 
-    The array keeps all axes of the image, such as t and c; :func:`linumpy.io.volume.open_volumes` picks from them.
+    The array keeps all axes of the image, such as t and c; :func:`linumpy.io.volume.open_volumes` selects from them.
 
     Parameters
     ----------
@@ -112,7 +111,7 @@ def read_omezarr(
     Raises
     ------
     FileNotFoundError, SourceError, MetadataError
-        See :func:`open_image`; a level that is not there.
+        As :func:`open_image`; a level that does not exist.
     """
     image = open_image(path, spacing=spacing)
     check_level(level, len(image.levels), image.name)
@@ -120,7 +119,7 @@ def read_omezarr(
 
 
 def open_level(group: zarr.Group, level: int) -> zarr.Array[Any]:
-    """Open one resolution level of an OME-Zarr group, whatever its axes and units say.
+    """Open one resolution level of an OME-Zarr group, without reading its axes and units.
 
     Raises
     ------
@@ -140,20 +139,20 @@ def open_image(path: str | Path | zarr.Group, *, spacing: Spacing | None = None)
     Parameters
     ----------
     path : str, Path or zarr.Group
-        The image; or what bioformats2raw wrote, if that is a single image.
+        The image; or the output of bioformats2raw, if that is a single image.
     spacing : sequence of float, or mapping of axis names to float, optional
-        Voxel spacing of level 0 in µm along the axes of type space. Units in the metadata are then not needed; the
-        other levels are scaled as the metadata has them to level 0. The first voxel of level 0 stays where the metadata
-        has it if that names a unit of length; without one, positions are taken to be in the unit of the spacing.
+        Voxel spacing of level 0 in µm along the axes of type space. The metadata then needs no units; the spacing of
+        the other levels follows from their scales relative to level 0. The first voxel of level 0 keeps its position if
+        the metadata has a unit of length; without one, positions are in the unit of the spacing.
 
     Raises
     ------
     FileNotFoundError
-        There is no such path.
+        The path does not exist.
     SourceError
-        It is not an OME-Zarr image; it holds several that bioformats2raw wrote, which the message names.
+        The path is no OME-Zarr image, or holds several images of bioformats2raw, which the message names.
     MetadataError
-        A unit of length is missing or unknown and no `spacing` is given; the axes are not described; a transformation
+        A unit of length is missing or unknown and there is no `spacing`; the axes are not described; a transformation
         is missing or cannot be read.
     ValueError
         `spacing` does not fit the axes of type space.
@@ -180,19 +179,19 @@ def open_image(path: str | Path | zarr.Group, *, spacing: Spacing | None = None)
 def level_transforms(
     group: zarr.Group,
 ) -> tuple[tuple[Axis, ...], tuple[tuple[float, ...], ...], tuple[tuple[float, ...], ...]]:
-    """Read how the levels of an OME-Zarr group lie to each other, whatever units the metadata have.
+    """Read scales and translations of the levels of an OME-Zarr group, in any unit.
 
     Returns
     -------
     axes : tuple of Axis
-        Of all levels.
+        Axes of all levels.
     scales, translations : tuple of tuple of float
-        For each level, along all axes: distance of voxels, and where the centre of the first one lies.
+        For each level, along all axes: step between voxels, and position of the centre of the first.
 
     Raises
     ------
     SourceError, MetadataError
-        As :func:`open_image`, but for units of length.
+        As :func:`open_image`, without those about units of length.
     """
     group = _image_group(group)
     name, (_, multiscale) = str(group.store_path), _multiscale(group)
@@ -218,7 +217,7 @@ def _image_group(group: zarr.Group) -> zarr.Group:
     Raises
     ------
     SourceError
-        bioformats2raw wrote several images, or none.
+        The group of bioformats2raw holds several images, or none.
     """
     holder = ome_attributes(group)
     if "bioformats2raw.layout" not in holder or "multiscales" in holder:
@@ -227,24 +226,24 @@ def _image_group(group: zarr.Group) -> zarr.Group:
     if not names:
         raise SourceError(f"{group.store_path}: bioformats2raw wrote this group, but it holds no image")
     if len(names) > 1:
-        some = ", ".join(f"{group.store_path}/{name}" for name in names[:8]) + (" …" if len(names) > 8 else "")
-        raise SourceError(f"{group.store_path} holds {len(names)} images: name one of {some}")
+        listed = ", ".join(f"{group.store_path}/{name}" for name in names[:8]) + (" …" if len(names) > 8 else "")
+        raise SourceError(f"{group.store_path} holds {len(names)} images: name one of {listed}")
     image = group.get(names[0])
     if not isinstance(image, zarr.Group):
-        raise SourceError(f"{group.store_path}: the image {names[0]!r} that its metadata names is not there")
+        raise SourceError(f"{group.store_path}: the image {names[0]!r} that its metadata names does not exist")
     log.info("%s holds one image, %s", group.store_path, names[0])
     return image
 
 
 def ome_attributes(group: zarr.Group) -> Mapping[str, Any]:
-    """The attributes in which NGFF keeps its own: below ``ome`` since 0.5, at the top before."""
+    """Return the attributes of NGFF: below ``ome`` since 0.5, at the top before."""
     attributes: Mapping[str, Any] = group.attrs.asdict()
     ome = attributes.get("ome")
     return ome if isinstance(ome, Mapping) else attributes
 
 
 def _series(group: zarr.Group) -> list[str]:
-    """Name the images of a group that bioformats2raw wrote: as its OME group lists them, or those with a number."""
+    """Name the images of a group of bioformats2raw: those that its OME group lists, or else those with a number."""
     described = group.get("OME")
     if isinstance(described, zarr.Group):
         series = ome_attributes(described).get("series")
@@ -279,13 +278,13 @@ def _array(group: zarr.Group, dataset: Mapping[str, Any]) -> zarr.Array[Any]:
     if {".", ".."} & set(path.replace("\\", "/").split("/")):
         raise MetadataError(f"{group.store_path}: the path {path!r} of a resolution level may not leave the image")
     where = group.store_path / path
-    node: Any
+    node: zarr.Array[Any] | zarr.Group | None
     try:
         node = group[path]
     except REFUSALS as error:
         node = open_refused(where, error)
         if node is None:
-            raise SourceError(f"{group.store_path}: the resolution level {path!r} is not there") from error
+            raise SourceError(f"{group.store_path}: the resolution level {path!r} does not exist") from error
     if not isinstance(node, zarr.Array):
         raise SourceError(f"{group.store_path}: the resolution level {path!r} is not an array")
     return checked_array(node)

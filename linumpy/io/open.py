@@ -1,4 +1,4 @@
-"""Open an array by whatever names it: a single array, or a resolution level of an OME-Zarr image.
+"""Open a single array, or a resolution level of an OME-Zarr image, from any kind of source.
 
 In: a source and a level. Out: the ``zarr.Array``, opened read-only. Errors: those of :mod:`linumpy.io.source` and
 :mod:`linumpy.io.ome`; ``ValueError`` for a level of a single array.
@@ -28,16 +28,16 @@ def open_source(source: Source, level: int = 0) -> zarr.Array:
     Returns
     -------
     zarr.Array
-        The array; one that is passed in comes back as it is, unless :mod:`linumpy.io.metadata` reads it differently.
+        The array; a passed array is returned unchanged, unless :mod:`linumpy.io.metadata` reads it differently.
 
     Raises
     ------
     FileNotFoundError
         The path does not exist.
     SourceError
-        There is neither an array nor an OME-Zarr image.
+        The source is neither an array nor an OME-Zarr image.
     ValueError
-        A level other than 0 of a plain array.
+        A level other than 0 of a single array.
     """
     level = checked_level(level)
     node = open_node(source)
@@ -49,7 +49,7 @@ def open_source(source: Source, level: int = 0) -> zarr.Array:
 
 
 def checked_level(level: Any) -> int:
-    """Return a resolution level; ``TypeError`` where it is none."""
+    """Return a resolution level as int; ``TypeError`` for anything but an integer."""
     if isinstance(level, bool) or not hasattr(level, "__index__"):
         raise TypeError(f"level={level!r}: a resolution level is an integer, 0 for the finest")
     return operator.index(level)

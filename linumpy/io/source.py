@@ -1,8 +1,8 @@
-"""What names an array or a group: open it read-only, name it, identify its data.
+"""Sources, which name an array or a group: open one read-only, name it, identify its data.
 
 In: a path, a URL, a store with a path, or an open array or group. Out: the array or group; its folder, its name, a
-digest of its files. Errors: ``FileNotFoundError`` for a missing path, :class:`~linumpy.errors.SourceError` for what is
-neither an array nor a group.
+digest of its files. Errors: ``FileNotFoundError`` for a missing path, :class:`~linumpy.errors.SourceError` for a source
+that is neither an array nor a group.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from zarr.storage import FsspecStore, LocalStore, StorePath, ZipStore
 
 from linumpy.errors import SourceError
 from linumpy.io.metadata import REFUSALS, checked_array, open_refused
-from linumpy.io.place import absolute
+from linumpy.io.paths import absolute
 
 Source = Any
 """A path (``str``, ``Path``), a ``zarr.Array`` or ``zarr.Group``, a store, a ``StorePath``, or ``(store, path)``."""
 
 
 def open_node(source: Source) -> zarr.Array | zarr.Group:
-    """Open an array or a group by whatever names it; see :func:`linumpy.io.open.open_source`."""
+    """Open an array or a group from any kind of source; see :func:`linumpy.io.open.open_source`."""
     if isinstance(source, zarr.Array):
         return checked_array(source)
     if isinstance(source, zarr.Group):
@@ -50,8 +50,8 @@ def open_node(source: Source) -> zarr.Array | zarr.Group:
 def local_store(folder: str | Path, *, read_only: bool = True) -> LocalStore:
     """Make the store of a local folder.
 
-    Every local path that linumpy gives to zarr goes through here: text would be taken for a URL where it holds ``#``,
-    ``?``, ``;`` or ``::``, and a relative folder be another one when the process changes its working folder.
+    Every local path that linumpy passes to zarr goes through here: zarr would parse text with ``#``, ``?``, ``;`` or
+    ``::`` as a URL, and a relative path changes its meaning with the working folder of the process.
     """
     return LocalStore(absolute(folder), read_only=read_only)
 
@@ -64,17 +64,17 @@ def _open_path(source: str | Path) -> zarr.Array | zarr.Group:
     if not Path(folder).exists():
         hint = ": only shells expand '~', give the whole path" if folder.startswith("~") else ""
         raise FileNotFoundError(f"there is no file or folder {folder!r}{hint}")
-    # Said where it is known, since zarr otherwise looks for the files of both formats: half a millisecond a read.
-    known: Literal[3] | None = 3 if (Path(folder) / "zarr.json").is_file() else None
-    if known and (array := _array_at(folder)) is not None:
+    # Without the format zarr looks for the files of both: half a millisecond for each read.
+    zarr_format: Literal[3] | None = 3 if (Path(folder) / "zarr.json").is_file() else None
+    if zarr_format and (array := _array_at(folder)) is not None:
         return checked_array(array)
-    return open_at(StorePath(local_store(folder)), known, name=folder)
+    return open_at(StorePath(local_store(folder)), zarr_format, name=folder)
 
 
 def _array_at(folder: str) -> zarr.Array | None:
-    """Open an array of zarr format 3, in a third of the time that zarr takes to find out that it is one.
+    """Open an array of zarr format 3 in a third of the time that ``zarr.open`` takes.
 
-    None where there is another kind of node, or anything is wrong: zarr says what.
+    None for another kind of node and for any error, which ``zarr.open`` then reports.
     """
     try:
         document = json.loads((Path(folder) / "zarr.json").read_bytes())
@@ -93,7 +93,7 @@ def _open_url(url: str) -> zarr.Array | zarr.Group:
     except ImportError as error:
         need = 'URLs need fsspec and the package of their protocol: pip install "zarr[remote]"'
         raise SourceError(f"{url!r} cannot be opened: {error}. {need}") from error
-    except Exception as error:  # no connection, no credentials, whatever the store's package raises
+    except Exception as error:  # the store's package raises its own errors: no connection, no credentials
         raise SourceError(f"{url!r} cannot be opened: {type(error).__name__}: {error}") from error
     return checked_array(node) if isinstance(node, zarr.Array) else node
 
@@ -108,14 +108,14 @@ def open_at(
     where : StorePath
         The path.
     zarr_format : {2, 3}, optional
-        Where it is known.
+        Format of the node, if known.
     name : str, optional
-        What messages call it.
+        Name of the node in messages.
 
     Raises
     ------
     SourceError
-        There is neither an array nor a group, or its metadata cannot be read.
+        The path holds neither an array nor a group, or its metadata cannot be read.
     """
     named = repr(name) if name else f"{where.path!r} in {where.store}"
     missing = f"{named} is neither a Zarr array nor a Zarr group (zarr v2 and v3 looked for)"
@@ -134,7 +134,7 @@ def open_at(
 def _store_path(store: Store, path: str) -> StorePath:
     try:
         return StorePath(store, path)
-    except ValueError as error:  # `.` or `..` in it
+    except ValueError as error:  # the path contains `.` or `..`
         raise SourceError(f"{path!r} is no path in {store}: {error}") from error
 
 
@@ -144,7 +144,7 @@ def local_name(source: str) -> str | None:
 
 
 def _without_scheme(text: str) -> str:
-    """Take ``file://`` off a path, as zarr and linumpy print local ones; a local file is not read as a remote one."""
+    """Remove ``file://``, with which zarr and linumpy print local paths; a local file is not read as a remote one."""
     if not text.startswith("file://"):
         return text
     path = text.removeprefix("file://")
@@ -152,7 +152,7 @@ def _without_scheme(text: str) -> str:
 
 
 def describe_source(source: Source) -> str:
-    """Name a source as people would know it again: its path or URL."""
+    """Name a source for people: by its path or URL."""
     if isinstance(source, (zarr.Array, zarr.Group)):
         return str(source.store_path)
     if isinstance(source, tuple):
@@ -161,9 +161,9 @@ def describe_source(source: Source) -> str:
 
 
 def name_on_disk(array: zarr.Array) -> str:
-    """Name an array as :func:`describe_source`, the same by whatever path it was opened.
+    """Name an array as :func:`describe_source`, with the same name for each path to it.
 
-    Symbolic links and ``..`` are followed by the file system: behind a link, ``..`` is not the folder before it.
+    The file system resolves symbolic links and ``..``.
     """
     store = array.store
     if isinstance(store, LocalStore):
@@ -174,12 +174,12 @@ def name_on_disk(array: zarr.Array) -> str:
 
 
 def folder_of(array: zarr.Array) -> Path | None:
-    """Return the folder of an array; None where it is not in a local one."""
+    """Return the folder of an array; None for an array outside the local file system."""
     return absolute(Path(array.store.root) / array.path) if isinstance(array.store, LocalStore) else None
 
 
 def local_path(array: zarr.Array) -> str:
-    """Return the folder of an array, by which other processes can open it.
+    """Return the folder of an array, from which other processes can open it.
 
     Raises
     ------
@@ -188,16 +188,16 @@ def local_path(array: zarr.Array) -> str:
     """
     folder = folder_of(array)
     if folder is None:
-        raise SourceError(f"{array.store_path} is not in a local folder, so that other processes cannot open it")
+        raise SourceError(f"{array.store_path} is not in a local folder, so other processes cannot open it")
     return str(folder)
 
 
 def identify_data(array: zarr.Array) -> str | None:
-    """Identify the stored data of an array, so that any change of it is noticed.
+    """Return a digest that changes with the stored data of an array.
 
-    A digest over names, sizes, times of writing and inodes of all files of a local array (of a ZIP file, over its own),
-    without reading them: some seconds for a million chunks. For a remote one the server's entity tags or times are
-    asked. None for other stores, of whose data nothing is known.
+    It covers names, sizes, modification times and inodes of all files of a local array (of a ZIP file, its own),
+    without reading them: some seconds for a million chunks. For a remote array it covers the server's entity tags or
+    modification times. None for other stores.
     """
     folder, store = folder_of(array), array.store
     if folder is not None:
@@ -217,23 +217,23 @@ def identify_data(array: zarr.Array) -> str | None:
 
 
 def _local_files(folder: str, prefix: str) -> Iterator[str]:
-    """Yield the files of an array, in the order of their names, but for what NFS keeps of files that are open."""
+    """Yield a line for each file of an array, by name, without the ``.nfs`` files of removed files still open."""
     with os.scandir(folder) as entries:
-        found = sorted(entries, key=lambda one: one.name)
-    for entry in found:
+        listed = sorted(entries, key=lambda item: item.name)
+    for entry in listed:
         if entry.is_dir():
             yield from _local_files(entry.path, f"{prefix}{entry.name}/")
         elif not entry.name.startswith(".nfs"):
-            with suppress(FileNotFoundError):  # removed just now, so that the next digest is another one
+            with suppress(FileNotFoundError):  # removed meanwhile: the next digest differs
                 yield _file_line(prefix + entry.name, entry.stat())
 
 
-def _file_line(name: str, found: os.stat_result) -> str:
-    return f"{name}\0{found.st_size} {found.st_mtime_ns} {found.st_ino}\n"
+def _file_line(name: str, status: os.stat_result) -> str:
+    return f"{name}\0{status.st_size} {status.st_mtime_ns} {status.st_ino}\n"
 
 
 def _remote_files(files: Any, path: str) -> list[str] | None:
-    """Ask a file system of fsspec; None where it does not say when files were written."""
+    """List the files of an fsspec file system; None where it has neither entity tags nor modification times."""
     find = files.find(path, detail=True) if not files.async_impl else sync(files._find(path, detail=True))
     lines = []
     for name, info in sorted(find.items()):
@@ -247,7 +247,7 @@ def _remote_files(files: Any, path: str) -> list[str] | None:
 
 
 def written(array: zarr.Array) -> str:
-    """Say when the metadata of a local array was written: one that is made anew under its old name is another one."""
+    """Return when the metadata of a local array was written, which differs for a new array with the old name."""
     folder = folder_of(array)
     if folder is None:
         return "unknown"

@@ -1,7 +1,7 @@
 """System calls for writing safely that Python's ``os`` lacks, and locks that end with their process.
 
 In: paths and descriptors. Out: names exchanged or renamed without replacing, bytes on the disk, locks. Errors:
-``OSError`` as the system gives it, naming the path; what a file system does not have is told by the returned value.
+``OSError`` of the system, naming the path. A function returns False where the file system lacks the call.
 """
 
 from __future__ import annotations
@@ -12,17 +12,16 @@ import fcntl
 import functools
 import os
 from pathlib import Path
-from typing import Any
 
 _AT_FDCWD = -100
 _NOREPLACE, _EXCHANGE = 1, 2
-#: Of file systems, kernels and C libraries that do not have a call.
+#: Errors of file systems, kernels and C libraries that lack a call.
 _MISSING = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EBADF)
 
 
 @functools.cache
-def _libc() -> Any:
+def _libc() -> ctypes.CDLL:
     return ctypes.CDLL(None, use_errno=True)
 
 
@@ -40,17 +39,17 @@ def _rename(first: Path, second: Path, flags: int) -> bool:
 
 
 def exchange(first: Path, second: Path) -> bool:
-    """Exchange two names in one step; False, with nothing done, where the file system cannot."""
+    """Exchange two names atomically; False, with nothing changed, where the file system cannot."""
     return _rename(first, second, _EXCHANGE)
 
 
 def rename_new(first: Path, second: Path) -> None:
-    """Rename, unless something has the new name.
+    """Rename without replacing.
 
     Raises
     ------
     FileExistsError
-        Something has it. Where the file system has no such call, it is looked for just before.
+        The new name exists. Where the file system lacks the call, the check is made just before the rename.
     """
     if _rename(first, second, _NOREPLACE):
         return
@@ -60,10 +59,10 @@ def rename_new(first: Path, second: Path) -> None:
 
 
 def sync_file_system(descriptor: int) -> None:
-    """Wait until all that was written to a file's file system is on the disk.
+    """Flush the file system of a descriptor to the disk.
 
     One call costs less than one for each file of an image. It reports errors since the descriptor was opened, so open
-    it before the first byte is written.
+    the descriptor before the first byte is written.
     """
     if _libc().syncfs(descriptor):
         code = ctypes.get_errno()
@@ -71,29 +70,29 @@ def sync_file_system(descriptor: int) -> None:
 
 
 def sync_path(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on the disk."""
+    """Flush a file, or the names in a folder, to the disk."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
     except OSError as error:
-        if error.errno not in _MISSING:  # some network file systems have none for folders
+        if error.errno not in _MISSING:  # some network file systems cannot flush folders
             raise
     finally:
         os.close(descriptor)
 
 
 def lock(descriptor: int) -> bool:
-    """Lock a file until its descriptor is closed or the process ends, however that ends.
+    """Lock a file until its descriptor is closed or the process ends, by a kill too.
 
     Returns
     -------
     bool
-        Whether it is locked; False where the file system has no locks.
+        Whether the file is locked; False where the file system has no locks.
 
     Raises
     ------
     BlockingIOError
-        Another descriptor, of this process or of another one, has the lock.
+        Another descriptor, of this process or another, holds the lock.
     """
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -105,7 +104,7 @@ def lock(descriptor: int) -> bool:
 
 
 def unlock(descriptor: int) -> None:
-    """Unlock and close a file; also where a forked process has a copy of the descriptor."""
+    """Unlock and close a file, even if a forked process has a copy of the descriptor."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_UN)
     except OSError as error:
@@ -116,7 +115,7 @@ def unlock(descriptor: int) -> None:
 
 
 def is_named(descriptor: int, path: Path) -> bool:
-    """Say whether a path still names the file of a descriptor."""
+    """Return whether a path still names the file of a descriptor."""
     try:
         return os.path.samestat(os.fstat(descriptor), os.stat(path, follow_symlinks=False))
     except FileNotFoundError:
@@ -124,7 +123,7 @@ def is_named(descriptor: int, path: Path) -> bool:
 
 
 def write_fully(descriptor: int, data: bytes) -> None:
-    """Append bytes to a file, all of them or none.
+    """Append all bytes to a file, or none.
 
     Raises
     ------

@@ -1,8 +1,8 @@
-"""The volumes of an OME-Zarr image: its axes of space, at each entry of t and c or at the one that is asked for.
+"""The volumes of an OME-Zarr image: its axes of space, at each entry of t and c or at a selected one.
 
-In: an image and what is chosen of its channels and times. Out: :class:`Volumes`, unread: boxes in the axes of space are
-turned into regions of the whole array, so nothing is copied. Errors: ``ValueError`` for a choice that the image does
-not have, :class:`~linumpy.errors.MetadataError` for axes that are neither space, time nor channel.
+In: an image, and a channel and time. Out: :class:`Volumes`, unread: a box in the axes of space becomes a region of the
+whole array, so nothing is copied. Errors: ``ValueError`` for a channel or time that the image does not have,
+:class:`~linumpy.errors.MetadataError` for axes that are neither space, time nor channel.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from linumpy.io.ome import OmeZarrImage, check_level, open_image
 from linumpy.io.zarr_mode import read_chunks_on_host
 from linumpy.plan.region import normalize_region
 
-#: Kinds of axes beside space, in the order in which NGFF wants them, with the names that they go by.
+#: Kinds of axes other than space, in the order that NGFF requires, and their names.
 KINDS = {"time": "t", "channel": "c"}
 
 
@@ -36,7 +36,7 @@ class Volume:
     array : zarr.Array
         Unread, of any rank.
     index : tuple of int or None
-        For each axis of the array the entry that is looked at; None for an axis of space.
+        For each axis of the array the selected entry; None for an axis of space.
     """
 
     array: zarr.Array
@@ -59,12 +59,12 @@ class Volume:
 
     @property
     def dtype(self) -> np.dtype:
-        """Of the voxels."""
+        """Data type of a voxel."""
         return self.array.dtype
 
     @property
     def ndim(self) -> int:
-        """How many axes of space there are."""
+        """Number of axes of space."""
         return len(self.shape)
 
     @property
@@ -73,27 +73,27 @@ class Volume:
         return math.prod(self.shape) * self.dtype.itemsize
 
     def region(self, box: tuple[slice, ...]) -> tuple[int | slice, ...]:
-        """Return the region of :attr:`array` that a box of this volume is, as NumPy and zarr take it."""
+        """Return the region of :attr:`array` of a box of this volume, as NumPy and zarr take it."""
         slices = iter(box)
-        return tuple(next(slices) if one is None else one for one in self.index)
+        return tuple(next(slices) if entry is None else entry for entry in self.index)
 
     def read(self, box: tuple[slice, ...] | None = None) -> np.ndarray:
         """Read a box within the volume, by default all of it, into host memory; a broken chunk is a `ChunkError`."""
-        found = normalize_region(box, self.shape)
-        return read_chunks_on_host(self.array, self.region(tuple(map(slice, found.start, found.stop))))
+        region = normalize_region(box, self.shape)
+        return read_chunks_on_host(self.array, self.region(tuple(map(slice, region.start, region.stop))))
 
     def _spatial(self, sizes: tuple[int, ...]) -> tuple[int, ...]:
-        return tuple(size for size, one in zip(sizes, self.index, strict=True) if one is None)
+        return tuple(size for size, entry in zip(sizes, self.index, strict=True) if entry is None)
 
 
 def as_volume(array: zarr.Array | Volume) -> Volume:
-    """Take an array as a volume, all of whose axes are of space."""
+    """Return an array as a volume whose axes are all of space."""
     return array if isinstance(array, Volume) else Volume(array, (None,) * array.ndim)
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """What of an image was chosen.
+    """The level, channel and time that were selected of an image.
 
     Attributes
     ----------
@@ -102,9 +102,9 @@ class Chosen:
     level : int
         Resolution level.
     leading : mapping of str to int
-        By the names of the axes that are kept, of ``"t"`` and ``"c"``, their numbers in the array.
+        Index in the array of each kept axis, by its name ``"t"`` or ``"c"``.
     time, channel : int or None
-        The one that was asked for; None for all.
+        The selected entry; None for all.
     """
 
     image: OmeZarrImage
@@ -116,26 +116,26 @@ class Chosen:
 
 @dataclass(frozen=True)
 class Volumes:
-    """What is chosen of one resolution of an image: one volume, or one for each time and channel.
+    """The selected volumes of one resolution of an image: one, or one for each time and channel.
 
     Attributes
     ----------
     name : str
-        Where it is, for people.
+        Path or URL of the image, for messages.
     axes : str
         Names of the axes of space in their order, such as ``"zyx"``.
     spacing : tuple of float
         Voxel spacing in µm along the axes of space.
     origin : tuple of float
-        Where the centre of the first voxel lies, in µm.
+        Position of the centre of the first voxel, in µm.
     leading : str
-        Which of ``"tc"`` are kept: those with more than one entry, of which none is chosen.
+        The kept ones of ``"tc"``: those with more than one entry and none selected.
     volumes : mapping of tuple of int to Volume
-        By the entry of each leading axis; one at ``()`` where there is no leading axis.
+        By the entry of each leading axis; without leading axes one at ``()``.
     linumpy : mapping
         As :attr:`linumpy.io.ome.OmeZarrImage.linumpy`.
     chosen : Chosen or None
-        Where they come from; None for those of a single array.
+        The selection; None for a single array.
     """
 
     name: str
@@ -149,7 +149,7 @@ class Volumes:
 
     @property
     def first(self) -> Volume:
-        """One of the volumes; all have the same shape, chunks and dtype."""
+        """The first volume; all have the same shape, chunks and dtype."""
         return next(iter(self.volumes.values()))
 
     @property
@@ -160,20 +160,20 @@ class Volumes:
     @property
     def nbytes(self) -> int:
         """Bytes of the voxels of all volumes, decoded."""
-        return sum(one.nbytes for one in self.volumes.values())
+        return sum(volume.nbytes for volume in self.volumes.values())
 
     def only(self, why: str) -> Volume:
-        """Return the volume where there is one.
+        """Return the only volume.
 
         Parameters
         ----------
         why : str
-            What takes one volume and no more, for the error.
+            The reason why one volume is needed, for the error.
 
         Raises
         ------
         ValueError
-            There are several; the message names the parameters that choose one.
+            There are several; the message names the parameters that select one.
         """
         if not self.leading:
             return self.first
@@ -200,7 +200,7 @@ def open_volumes(
     level : int
         Resolution level; 0 is the finest.
     channel, time : int, optional
-        The one to take, counted from 0; by default all of them. Axes with one entry are left out in any case.
+        The entry to select, counted from 0; by default all. Axes with one entry are dropped in any case.
     spacing : sequence of float, or mapping of axis names to float, optional
         As for :func:`linumpy.io.ome.open_image`.
 
@@ -212,7 +212,7 @@ def open_volumes(
     Raises
     ------
     FileNotFoundError, SourceError, MetadataError, ValueError
-        As :func:`linumpy.io.ome.open_image`; a level, channel or time that is not there; an axis with several entries
+        As :func:`linumpy.io.ome.open_image`; a level, channel or time that does not exist; an axis with several entries
         that is neither space, time nor channel.
 
     Examples
@@ -227,10 +227,10 @@ def open_volumes(
 def select_volumes(
     image: OmeZarrImage, level: int = 0, *, channel: int | None = None, time: int | None = None
 ) -> Volumes:
-    """Choose from an open image; see :func:`open_volumes`."""
+    """Select volumes of an open image; see :func:`open_volumes`."""
     check_level(level, len(image.levels), image.name)
     array, chosen = image.levels[level], {"time": time, "channel": channel}
-    taken: dict[int, range] = {}  # entries by axis of the array
+    selected: dict[int, range] = {}  # entries by axis of the array
     kept: dict[str, int] = {}  # axis of the array by its kind
     counts = dict.fromkeys(KINDS, 1)
     for number, (axis, size) in enumerate(zip(image.axes, array.shape, strict=True)):
@@ -244,7 +244,7 @@ def select_volumes(
             )
         if not size:
             raise SourceError(f"{image.name}: axis {axis.name!r} has no entries, so there are no voxels")
-        taken[number] = range(size)
+        selected[number] = range(size)
         if size != 1:
             kept[kind], counts[kind] = number, size
     for kind, wanted in chosen.items():
@@ -252,11 +252,11 @@ def select_volumes(
             continue
         _check_entry(kind, wanted, counts[kind], image.name)
         if kind in kept:
-            taken[kept.pop(kind)] = range(wanted, wanted + 1)
+            selected[kept.pop(kind)] = range(wanted, wanted + 1)
     leading = [kept[kind] for kind in KINDS if kind in kept]
     volumes = {}
-    for entries in itertools.product(*(taken[number] for number in leading)):
-        index: list[int | None] = [taken[number][0] if number in taken else None for number in range(array.ndim)]
+    for entries in itertools.product(*(selected[number] for number in leading)):
+        index: list[int | None] = [selected[number][0] if number in selected else None for number in range(array.ndim)]
         for number, entry in zip(leading, entries, strict=True):
             index[number] = entry
         volumes[entries] = Volume(array, tuple(index))
@@ -268,7 +268,7 @@ def select_volumes(
 
 
 def _kind(axis: Axis) -> str:
-    """What an axis is; time and channel by their names where the metadata does not say."""
+    """Return the kind of an axis; without a type, time and channel by their names."""
     if axis.type is None:
         return {name: kind for kind, name in KINDS.items()}.get(axis.name.lower(), "other")
     return axis.type

@@ -1,13 +1,13 @@
-"""zarr-python's process-wide configuration: host memory or device memory; and its event loop: waiting for it.
+"""zarr-python's process-wide configuration, host memory or device memory; and waiting for its event loop.
 
-zarr keeps one configuration for the process, so ``zarr.config.enable_gpu()`` in one thread makes the reads of all
-others give CuPy arrays. :func:`read_on_host` and :func:`write_from_host` are the only functions by which linumpy reads
-and writes voxels with zarr-python in host memory: they name the kind of buffer in each call, which zarr follows for
-arrays of format 3 without shards, and for the codecs that look at the configuration instead (shards, and all of
-format 2) they hold *host mode*. Any number of threads hold host mode at the same time; GPU mode belongs to one thread,
-and starts when no thread is in host mode any more.
+zarr has one configuration for the process, so ``zarr.config.enable_gpu()`` in one thread makes the reads of all others
+return CuPy arrays. :func:`read_on_host` and :func:`write_from_host` are the only functions by which linumpy reads and
+writes voxels with zarr-python in host memory. They pass the kind of buffer in each call, which zarr uses for arrays of
+format 3 without shards. Codecs that use the configuration instead (shards, and all of format 2) run in *host mode*. Any
+number of threads hold host mode at the same time; one thread holds GPU mode, which starts when no thread is in host
+mode.
 
-Metadata is read without a guard: it comes out right in either mode.
+Metadata is read without a guard: it is the same in both modes.
 """
 
 from __future__ import annotations
@@ -34,67 +34,66 @@ from linumpy.plan.region import normalize_region
 log = logging.getLogger(__name__)
 
 _HOST_BUFFERS = {"buffer": "zarr.buffer.cpu.Buffer", "ndbuffer": "zarr.buffer.cpu.NDBuffer"}
-#: After so many seconds of waiting for the other mode, a warning says what is waited for.
+#: Seconds of waiting for the other mode before a warning.
 _WARN_SECONDS = 10.0
 
 
 def read_on_host(array: zarr.Array, selection: Any = ...) -> np.ndarray:
-    """Read into host memory by zarr-python, whatever zarr's process-wide mode is.
+    """Read into host memory by zarr-python, in any process-wide mode of zarr.
 
     Parameters
     ----------
     array : zarr.Array
         Of zarr format 2 or 3.
     selection : slice, int, Ellipsis, or a tuple of these
-        As zarr's basic indexing takes it; by default all of the array.
+        As for zarr's basic indexing; by default all of the array.
 
     Returns
     -------
     numpy.ndarray
-        In the stored byte order and, with format 2, the stored order of axes; of shape ``()`` where ints name every
-        axis.
+        In the stored byte order and, with format 2, the stored order of axes; of shape ``()`` if each axis has an int.
 
     Raises
     ------
     Exception
-        Whatever the store or a codec raises.
+        The error of the store or of a codec.
     """
     with host_codecs(array):
         return np.asarray(array.get_basic_selection(selection, prototype=cpu.buffer_prototype))
 
 
 def read_chunks_on_host(array: zarr.Array, region: tuple[int | slice, ...]) -> np.ndarray:
-    """Read a region as :func:`read_on_host` does; where a chunk is broken, name it.
+    """Read a region as :func:`read_on_host` does, with the name of a broken chunk in the error.
 
     Parameters
     ----------
     array : zarr.Array
         Of zarr format 2 or 3.
     region : tuple of int and slice
-        Within the array; slices of step 1. Axes and bounds that are left out are whole.
+        Within the array; slices of step 1. Omitted axes and bounds cover the whole axis.
 
     Raises
     ------
     ChunkError
-        A chunk (or shard) that the store or a codec does not give; the error names it. A shard's file that is empty,
-        which zarr takes for one that was never written.
+        The store or a codec cannot return a chunk (or shard), which the error names; or the file of a shard is empty,
+        which zarr would read as a shard that was never written.
     """
     _refuse_empty_shards(array, region)
     try:
         return read_on_host(array, region)
     except (MemoryError, LinumpyError):
         raise
-    except Exception as error:  # codecs raise errors of many kinds, which name nothing
+    except Exception as error:  # codecs raise errors of many types, without the name of the chunk
         raise ChunkError(f"{_broken_chunk(array, region)} cannot be read: {error or type(error).__name__}") from error
 
 
 def _broken_chunk(array: zarr.Array, region: tuple[int | slice, ...]) -> str:
-    """Name the first chunk (or shard) of a region that zarr does not read."""
+    """Name the first chunk (or shard) of a region that zarr cannot read."""
     size = array.shards or array.chunks
     for index in _stored_objects(array, region):
         try:
             read_on_host(array, tuple(slice(i * s, (i + 1) * s) for i, s in zip(index, size, strict=True)))
-        except Exception:  # the same as the caller's
+        except Exception:  # the same one as in the caller
             return f"{array.store_path}/{array.metadata.encode_chunk_key(index)}"
     return str(array.store_path)
 
@@ -107,10 +106,10 @@ def _refuse_empty_shards(array: zarr.Array, region: tuple[int | slice, ...]) -> 
         key = array.metadata.encode_chunk_key(index)
         try:
             nbytes = os.stat(array.store.root / array.path / key).st_size
-        except OSError:  # most often it was never written; what else it may be zarr will say
+        except OSError:  # usually it was never written; zarr reports any other error
             continue
         if nbytes == 0:
-            raise ChunkError(f"{array.store_path}/{key} is an empty file, and a shard has an index")
+            raise ChunkError(f"{array.store_path}/{key} is an empty file, without the index of a shard")
 
 
 def _stored_objects(array: zarr.Array, region: tuple[int | slice, ...]) -> Iterator[tuple[int, ...]]:
@@ -123,20 +122,20 @@ def _stored_objects(array: zarr.Array, region: tuple[int | slice, ...]) -> Itera
 
 
 def write_from_host(array: zarr.Array, selection: Any, values: Any) -> None:
-    """Write from host memory by zarr-python, whatever zarr's process-wide mode is; otherwise ``array[selection] =``."""
+    """Write from host memory by zarr-python as ``array[selection] =`` does, in any process-wide mode of zarr."""
     with host_codecs(array):
         array.set_basic_selection(selection, values, prototype=cpu.buffer_prototype)
 
 
 def host_codecs(array: zarr.Array) -> AbstractContextManager[None]:
-    """Hold host mode if a codec of the array looks at zarr's configuration; others get it with each call."""
+    """Hold host mode if a codec of the array uses zarr's configuration; others get the kind of buffer in each call."""
     document = array.metadata
-    asks = document.zarr_format == 2 or any(isinstance(one, ShardingCodec) for one in document.codecs)
+    asks = document.zarr_format == 2 or any(isinstance(codec, ShardingCodec) for codec in document.codecs)
     return host_zarr_context() if asks else nullcontext()
 
 
 class _OfThread(threading.local):
-    """What a thread holds."""
+    """The modes that a thread holds."""
 
     host = 0  # nested entries into host mode
     owner: object | None = None  # the entry into GPU mode that it made, or that it works for
@@ -145,8 +144,8 @@ class _OfThread(threading.local):
 class _Mode:
     """A lock that many threads share in host mode, and that one thread holds in GPU mode.
 
-    Both may be nested in one thread, and host mode within GPU mode. A thread that waits for GPU mode is served before
-    threads that come later for host mode.
+    Both may be nested in one thread, and host mode within GPU mode. A thread that waits for GPU mode gets it before
+    threads that ask for host mode later.
     """
 
     def __init__(self) -> None:
@@ -157,15 +156,15 @@ class _Mode:
         self._owner_name = ""
         self._entries = 0
         self._waiting = 0
-        self._settings = ExitStack()  # puts back the configuration that was found on entering host mode
+        self._settings = ExitStack()  # restores the configuration from before host mode
 
     @contextmanager
     def host(self) -> Iterator[None]:
-        """Have zarr's configuration name host memory."""
+        """Set zarr's configuration to host memory."""
         with self._changed:
             if not self._mine.host and not self._is_owner():
                 self._wait(lambda: self._owner is None and not self._waiting, "host memory")
-            # Set only where it differs: what other code sets meanwhile is not overwritten.
+            # Set only where it differs, so that settings of other code are not overwritten.
             if any(zarr.config.get(key) != value for key, value in _HOST_BUFFERS.items()):
                 self._settings.enter_context(zarr.config.set(_HOST_BUFFERS))
             self._hosts += 1
@@ -206,7 +205,7 @@ class _Mode:
                     self._changed.notify_all()
 
     def for_thread(self) -> Callable[[], None]:
-        """Make what a thread calls that works for this one, so that it need not wait for this one's GPU mode."""
+        """Return a function that a thread calls that works for this one, to share its GPU mode."""
         owner = self._mine.owner
 
         def adopt() -> None:
@@ -221,7 +220,7 @@ class _Mode:
         if self._changed.wait_for(ready, _WARN_SECONDS):
             return
         who = f"thread {self._owner_name!r} in gpu_zarr_context()" if self._owner is not None else "other threads"
-        log.warning("zarr is to work in %s, and waits for %s. If they wait for this thread, it never ends", kind, who)
+        log.warning("a call of zarr in %s waits for %s. If they wait for this thread, it is a deadlock", kind, who)
         self._changed.wait_for(ready)
 
 
@@ -229,16 +228,16 @@ _mode = _Mode()
 
 
 def host_zarr_context() -> AbstractContextManager[None]:
-    """Make zarr work in host memory, and keep other threads from switching on its GPU mode meanwhile.
+    """Make zarr work in host memory, and keep other threads from switching on its GPU mode.
 
-    For the time of a call of zarr; nothing within may wait for another thread that needs it too.
+    Meant for the time of one call of zarr: code within must not wait for another thread that needs host mode too.
     """
     return _mode.host()
 
 
 @contextmanager
 def gpu_mode() -> Iterator[None]:
-    """Switch on zarr's GPU mode, once no other thread of linumpy relies on host mode.
+    """Switch on zarr's GPU mode, once no other thread of linumpy is in host mode.
 
     Raises
     ------
@@ -250,15 +249,15 @@ def gpu_mode() -> Iterator[None]:
 
 
 def in_mode_of_caller() -> Callable[[], None]:
-    """Make the initializer of a pool of threads for which the caller waits.
+    """Return the initializer of a pool of threads for which the caller waits.
 
-    If the caller is in GPU mode, its threads may read on the host; they would wait for it for ever otherwise.
+    With it, threads of a caller in GPU mode may read on the host; they would deadlock otherwise.
     """
     return _mode.for_thread()
 
 
 def wait_for_zarr(seconds: float = 30.0) -> None:
-    """Wait until zarr's own threads are idle: when one chunk fails it raises, while others are still processed."""
+    """Wait until zarr's event loop is idle: after an error in one chunk, zarr still processes the others."""
 
     async def others() -> None:
         tasks = asyncio.all_tasks() - {asyncio.current_task()}

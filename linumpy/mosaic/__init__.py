@@ -1,1 +1,1 @@
-"""What makes one volume of many: slices of tissue, one below the other."""
+"""Mosaics of tissue from disk to disk: surface, projection, focal correction, resampling, stacking of slices."""

@@ -1,7 +1,7 @@
 """The average intensity projection of a mosaic of any size, from disk to disk.
 
-In: an OME-Zarr mosaic. Out: its mean along depth, as an OME-Zarr image or as a picture of 16 bits. The mosaic passes in
-columns of whole depth; the next is read while one is projected and the last is written.
+In: an OME-Zarr mosaic. Out: its mean along depth, as an OME-Zarr image or as a picture of 16 bits. The mosaic is
+processed in columns of whole depth: the next is read while one is projected and the last is written.
 """
 
 from __future__ import annotations
@@ -9,40 +9,42 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import ModuleType
 
 import numpy as np
 
+from linumpy.arrays import Array
 from linumpy.device import array_module, require_cuda, to_host
 from linumpy.gpu.oct.projection import project
 from linumpy.io.carried import carried_from
 from linumpy.io.files import check_picture, replacing
-from linumpy.io.place import check_apart, check_place
+from linumpy.io.paths import check_apart, check_target
 from linumpy.mosaic.image import MosaicImage, open_mosaic, tile_attributes
 from linumpy.mosaic.measured import MeasuredVoxels
 from linumpy.mosaic.tiles import Box, box_nbytes, column_shape, read_box, tile_nbytes
 from linumpy.resample.overlap import work_through
 from linumpy.write.writer import OmeZarrWriter, Progress
 
-#: Percentiles of the intensities that are black and white in a picture.
+#: Percentiles of the intensities that are drawn black and white in a picture.
 WINDOW = (0.1, 99.9)
 _WHITE = 65535
 
-_Part = tuple[tuple[int, ...], Box]
+#: Entries of the leading axes, and the box of a column.
+_ColumnBox = tuple[tuple[int, ...], Box]
 
 
 @dataclass(frozen=True)
 class MosaicProjection:
-    """What was made.
+    """Summary of a projection.
 
     Attributes
     ----------
     shape : (int, int)
-        Pixels.
+        Pixels of the output.
     nbytes : int
         Bytes of the mosaic.
     window : (float, float) or None
-        Intensities that are black and white in the picture.
+        Intensities that are drawn black and white in the picture.
     """
 
     shape: tuple[int, int]
@@ -65,7 +67,7 @@ def project_mosaic(
 ) -> MosaicProjection:
     """Write the mean of an OME-Zarr mosaic along depth as an OME-Zarr image.
 
-    Voxels that focal correction filled are left out, by what the mosaic's metadata records.
+    Voxels that focal correction filled, which the mosaic's metadata records, are excluded.
 
     Parameters
     ----------
@@ -73,7 +75,7 @@ def project_mosaic(
         The mosaic: axes z, y and x in any order, and t and c.
     output : str or Path
         The image to write: float32, with the mosaic's lateral axes, spacing and origin; one for each time and channel.
-        All that stays true of the metadata is carried over.
+        Metadata that still apply are copied.
     level : int
         Resolution level of the mosaic.
     channel, time : int, optional
@@ -81,24 +83,23 @@ def project_mosaic(
     spacing : (float, float, float), optional
         Voxel spacing of the mosaic's finest resolution in µm along z, y and x, where its metadata lacks it.
     use_gpu : bool
-        Whether to read to the GPU and work there.
+        Whether to read to the GPU and compute there.
     overwrite : bool
-        Whether to replace an output that is there.
+        Whether to replace an existing output.
     progress : callable, optional
         Called with the number of bytes done since the last call.
     tile_bytes : int
-        About how many bytes of voxels a tile has, of which three are in memory; by default 256 MiB on a GPU and 32 MiB
-        on the CPU.
+        Approximate bytes of a column, of which three are in memory; by default 256 MiB on a GPU and 32 MiB on the CPU.
 
     Raises
     ------
     FileExistsError, FileNotFoundError, SourceError, MetadataError, ValueError
-        A path that is taken, a source that is no mosaic.
+        An existing output, a source that is no mosaic.
     GpuUnavailableError
         `use_gpu` and there is no CUDA device.
     """
     image = open_mosaic(source, level, channel=channel, time=time, spacing=spacing)
-    check_place(Path(output), overwrite=overwrite)
+    check_target(Path(output), overwrite=overwrite)
     check_apart([output], [source])
     first, second = image.lateral_axes
     size = column_shape(image.array, image.depth_axis, tile_nbytes(tile_bytes, use_gpu))
@@ -130,9 +131,9 @@ def project_mosaic_to_png(
 ) -> MosaicProjection:
     """Draw the mean of an OME-Zarr mosaic along depth as a PNG of 16 bits.
 
-    Intensities from the 0.1st to the 99.9th percentile go from black to white, a pixel a voxel; what is no number is
-    black. Parameters and errors are those of :func:`project_mosaic`, with a PNG for an output; of several times or
-    channels one must be chosen.
+    Intensities from the 0.1st to the 99.9th percentile become black to white, one pixel for each voxel; non-finite
+    values are black. Parameters and errors are those of :func:`project_mosaic`, with a PNG as output; of several times
+    or channels one must be selected.
     """
     from PIL import Image
 
@@ -143,8 +144,8 @@ def project_mosaic_to_png(
     xp = require_cuda() if use_gpu else np
     pixels = xp.empty(_shape(image), np.float32)
 
-    def keep(place: tuple[int | slice, ...], part: Any) -> None:
-        pixels[place] = part
+    def keep(index: tuple[int | slice, ...], part: Array) -> None:
+        pixels[index] = part
 
     size = column_shape(image.array, image.depth_axis, tile_nbytes(tile_bytes, use_gpu))
     _project(image, size, keep, use_gpu, progress)
@@ -154,26 +155,26 @@ def project_mosaic_to_png(
     return MosaicProjection(_shape(image), image.nbytes, window)
 
 
-def stretch(xp: Any, pixels: Any) -> tuple[Any, tuple[float, float]]:
-    """Turn intensities into 16 bits, the window's percentiles black and white, where they are."""
+def stretch(xp: ModuleType, pixels: Array) -> tuple[Array, tuple[float, float]]:
+    """Map intensities to 16 bits, with the percentiles :data:`WINDOW` as black and white."""
     finite = pixels[xp.isfinite(pixels)]
     if not finite.size:
         return xp.zeros(pixels.shape, np.uint16), (0.0, 0.0)
-    black, white = (float(one) for one in xp.percentile(finite, xp.asarray(WINDOW)))
+    black, white = (float(intensity) for intensity in xp.percentile(finite, xp.asarray(WINDOW)))
     scale = _WHITE / (white - black) if white > black else 0.0
     levels = xp.clip((pixels - np.float32(black)) * np.float32(scale), 0, _WHITE)
     return xp.rint(xp.where(xp.isfinite(levels), levels, 0)).astype(np.uint16), (black, white)
 
 
-def _mean(column: Any, measured: MeasuredVoxels | None, depth_axis: int) -> Any:
-    """Take the mean along depth of what was measured; NaN where nothing was."""
+def _mean(column: Array, measured: MeasuredVoxels | None, depth_axis: int) -> Array:
+    """Return the mean of the measured voxels along depth; NaN where there are none."""
     if measured is None:
-        return project(column, depth_axis)
+        return project(column, depth_axis)  # type: ignore[return-value]
     xp = array_module(column)
     xp.copyto(column, 0, where=~measured.mask(xp))
     count = measured.count(xp)
-    share = xp.where(count > 0, measured.planes / xp.maximum(count, 1), np.nan)
-    return project(column, depth_axis) * share.astype(np.float32)
+    ratio = xp.where(count > 0, measured.planes / xp.maximum(count, 1), np.nan)
+    return project(column, depth_axis) * ratio.astype(np.float32)  # type: ignore[no-any-return]
 
 
 def _shape(image: MosaicImage) -> tuple[int, int]:
@@ -184,16 +185,16 @@ def _shape(image: MosaicImage) -> tuple[int, int]:
 def _project(
     image: MosaicImage,
     size: tuple[int, ...],
-    write: Callable[[tuple[int | slice, ...], Any], None],
+    write: Callable[[tuple[int | slice, ...], Array], None],
     use_gpu: bool,
     progress: Progress | None,
 ) -> None:
     first, second = image.lateral_axes
 
-    def mean(part: _Part, column: Any) -> Any:
-        pixels = _mean(column, image.measured(part[1]), image.depth_axis)
-        if progress is not None:  # in the caller's thread, which may be interrupted
-            progress(box_nbytes(image.array, part[1]))
+    def mean(column_box: _ColumnBox, column: Array) -> Array:
+        pixels = _mean(column, image.measured(column_box[1]), image.depth_axis)
+        if progress is not None:  # here, since only the caller's thread may be interrupted
+            progress(box_nbytes(image.array, column_box[1]))
         return pixels
 
     work_through(

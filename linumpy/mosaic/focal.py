@@ -1,8 +1,8 @@
-"""Focal curvature of a mosaic of any size, found and taken out from disk to disk.
+"""Focal curvature of a mosaic of any size, detected and corrected from disk to disk.
 
 In: an OME-Zarr mosaic and the size of its tiles. Out: the mosaic without focal curvature, as OME-Zarr with the same
 dtype, axes, chunks, spacing and origin; a report as JSON and as a picture. The mosaic is read twice, in columns of
-whole depth: for its surface, and to be corrected.
+whole depth: for its surface, and for the correction.
 """
 
 from __future__ import annotations
@@ -18,38 +18,39 @@ from typing import Any
 import numpy as np
 
 from linumpy import __version__
+from linumpy.arrays import Array
 from linumpy.device import require_cuda, to_host
 from linumpy.errors import MetadataError
 from linumpy.geometry.focal import FocalCurvature, correct_focal_curvature, detect_focal_curvature, mean_tile
 from linumpy.io.carried import carried_from
 from linumpy.io.files import check_file, check_picture, replacing
-from linumpy.io.place import check_apart, check_place
+from linumpy.io.paths import check_apart, check_target
 from linumpy.mosaic.image import MosaicImage, known_tile, open_mosaic, tile_attributes
 from linumpy.mosaic.measured import Correction, record
 from linumpy.mosaic.surface import SurfaceMethod, read_column, surface_of, zero_log_of
 from linumpy.mosaic.tiles import Box, box_nbytes, boxes, column_shape, read_box, tile_nbytes
+from linumpy.renamed import renamed_parameter
 from linumpy.resample.overlap import work_through
 from linumpy.write.writer import OmeZarrWriter, Progress
 
 log = logging.getLogger(__name__)
 
-#: Of the surface of a larger mosaic only the tiles in the middle are looked at: so many voxels, 512 MiB.
+#: Voxels of the surface that is fitted at most, 512 MiB: of a larger mosaic only the tiles in the middle are used.
 MAP_VOXELS = 2**27
 
 
 @dataclass(frozen=True)
 class FocalCorrection:
-    """How A-lines are shifted, as :func:`linumpy.geometry.focal.correct_focal_curvature` takes it.
+    """How A-lines are shifted; see :func:`linumpy.geometry.focal.correct_focal_curvature`.
 
     Attributes
     ----------
     interpolate : bool
         Whether to shift by fractions of voxels.
     wrap : bool
-        Whether voxels that leave at one end come in at the other.
+        Whether voxels that leave at one end enter at the other.
     fill_value : float, optional
-        What voxels become that would come from outside, without `wrap`; by default the nearest measured voxel of their
-        A-line is repeated.
+        Value of voxels from outside, without `wrap`; by default the nearest measured voxel of their A-line is repeated.
     """
 
     interpolate: bool = False
@@ -57,6 +58,7 @@ class FocalCorrection:
     fill_value: float | None = None
 
 
+@renamed_parameter("n_levels", "levels")
 def correct_mosaic(
     source: str | Path,
     output: str | Path,
@@ -67,67 +69,67 @@ def correct_mosaic(
     channel: int | None = None,
     time: int | None = None,
     spacing: Sequence[float] | None = None,
-    n_levels: int = 1,
+    levels: int = 1,
     report: str | Path | None = None,
     use_gpu: bool = False,
     overwrite: bool = False,
     progress: Progress | None = None,
     tile_bytes: int | None = None,
 ) -> FocalCurvature:
-    """Find the focal curvature of an OME-Zarr mosaic, and write the mosaic without it.
+    """Find the focal curvature of an OME-Zarr mosaic, and write the corrected mosaic.
 
     Parameters
     ----------
     source : str or Path
         The mosaic: axes z, y and x in any order. Its first tile begins at its first voxel, and tiles do not overlap.
-        Of several times or channels one is chosen: curvature is found in one volume.
+        Of several times or channels one must be selected: curvature is found in one volume.
     output : str or Path
-        The OME-Zarr image to write; its metadata keeps the size of a tile, all that stays true of the mosaic's and,
-        without `wrap`, which voxels were filled: surface, projection and stacking leave them out.
+        The OME-Zarr image to write; its metadata has the tile shape, the mosaic's metadata that still apply and,
+        without `wrap`, the filled voxels: surface detection, projection and stacking exclude them.
     tile_shape : (int, int), optional
-        Voxels of a tile along the lateral axes, in the order of the array's axes; by default as the metadata that
-        linumpy writes has it.
+        Voxels of a tile along the lateral axes, in the order of the array's axes; by default from the metadata that
+        linumpy writes.
     method : SurfaceMethod, optional
-        How to look for the surface.
+        Parameters of the surface detection.
     correction : FocalCorrection, optional
         How to shift A-lines.
     channel, time : int, optional
-        The one to take, counted from 0; by default all of them, of which there must be one then.
+        The entry to select, counted from 0; needed where there are several.
     spacing : (float, float, float), optional
         Voxel spacing of the mosaic's finest resolution in µm along z, y and x, where its metadata lacks it.
-    n_levels : int
-        Resolutions to write.
+    levels : int
+        Number of resolutions to write.
     report : str or Path, optional
-        A PNG to write; beside it goes the fit as JSON, of the same name with the suffix ``.json``.
+        A PNG to write; the fit is written beside it as JSON, with the suffix ``.json``.
     use_gpu : bool
-        Whether to read to the GPU and work there.
+        Whether to read to the GPU and compute there.
     overwrite : bool
-        Whether to replace outputs that are there.
+        Whether to replace existing outputs.
     progress : callable, optional
-        Called with the number of bytes read since the last call; all of the mosaic's twice, unless it is so large that
-        the surface of its middle does.
+        Called with the number of bytes read since the last call: twice those of the mosaic, unless it is so large that
+        only the surface of its middle is used.
     tile_bytes : int
-        About how many bytes of voxels to have at once; by default 256 MiB on a GPU and 32 MiB on the CPU.
+        Approximate bytes of a column; by default 256 MiB on a GPU and 32 MiB on the CPU.
 
     Raises
     ------
     FileExistsError, FileNotFoundError, SourceError, MetadataError, ValueError, TypeError
-        A path that is taken, a source that is no mosaic, tiles or a fill value that do not fit it, a surface that is
+        An existing output, a source that is no mosaic, tiles or a fill value that do not fit it, a surface that is
         not found.
     GpuUnavailableError
         `use_gpu` and there is no CUDA device.
     """
     method, correction = method or SurfaceMethod(), correction or FocalCorrection()
     image = open_mosaic(source, channel=channel, time=time, spacing=spacing)
-    image.only("focal curvature is found in one volume and taken out of it")
+    image.only("focal curvature is found and corrected in one volume")
     if correction.wrap and image.corrections:
         raise ValueError(
-            f"wrap=True: {image.name} has voxels that an earlier correction filled, which would be taken for measured "
-            "ones; correct the mosaic that it was made from"
+            f"wrap=True: {image.name} has voxels that an earlier correction filled, which would count as measured; "
+            "correct the original mosaic"
         )
     reports = () if report is None else report_paths(report)
     check_apart([output, *reports], [source])
-    check_place(Path(output), overwrite=overwrite)
+    check_target(Path(output), overwrite=overwrite)
     if reports:
         check_picture(reports[0], overwrite=overwrite)
         check_file(reports[1], overwrite=overwrite)
@@ -139,16 +141,16 @@ def correct_mosaic(
     depth_axis, array = image.depth_axis, image.array
     kept = tile_attributes(image, tile_shape)
     if not correction.wrap:
-        made = Correction(curvature, correction.interpolate)
-        kept["linumpy"] |= record((*image.corrections, made), _lateral(image))
+        new_correction = Correction(curvature, correction.interpolate)
+        kept["linumpy"] |= record((*image.corrections, new_correction), _lateral(image))
     carried = carried_from(image).without("labels", "image_label")
     carried.log_dropped(image.name, output)
     with OmeZarrWriter(
-        output, array.shape, array.dtype, image.spacing, axes=image.axes, origin=image.origin, n_levels=n_levels,
+        output, array.shape, array.dtype, image.spacing, axes=image.axes, origin=image.origin, levels=levels,
         chunks=array.chunks, shards=array.shards, overwrite=overwrite, attributes=kept, carried=carried,
     ) as writer:  # fmt: skip
 
-        def flatten(box: Box, voxels: Any) -> Any:
+        def flatten(box: Box, voxels: Array) -> Array:
             first, second = (box[axis].start for axis in image.lateral_axes)
             flat = correct_focal_curvature(
                 voxels, curvature, depth_axis=depth_axis, origin=(first, second),
@@ -180,11 +182,11 @@ def _lateral(image: MosaicImage) -> str:
     return image.axes.replace("z", "")
 
 
-def _tile(image: MosaicImage, given: tuple[int, int] | None) -> tuple[int, int]:
+def _tile(image: MosaicImage, tile_given: tuple[int, int] | None) -> tuple[int, int]:
     """Return the voxels of a tile, as given or as the metadata has them; a chunk would be a guess."""
-    tile_shape = known_tile(image, given)
+    tile_shape = known_tile(image, tile_given)
     if tile_shape is None:
-        raise MetadataError(f"{image.name}: its metadata does not say how large a tile is; give tile_shape=")
+        raise MetadataError(f"{image.name}: its metadata has no tile shape; pass tile_shape=")
     for axis, size in zip(image.lateral_axes, tile_shape, strict=True):
         if not 3 <= size <= image.array.shape[axis]:
             raise ValueError(
@@ -195,7 +197,7 @@ def _tile(image: MosaicImage, given: tuple[int, int] | None) -> tuple[int, int]:
 
 
 def surface_bounds(shape: tuple[int, int], tile_shape: tuple[int, int], most: int) -> tuple[slice, slice]:
-    """Choose the tiles whose surface is looked at: all complete ones, or those in the middle with `most` voxels."""
+    """Choose the tiles whose surface is used: all complete ones, or those in the middle with at most `most` voxels."""
     grid = [n // size for n, size in zip(shape, tile_shape, strict=True)]
     count = list(grid)
     while max(count) > 1 and count[0] * count[1] * tile_shape[0] * tile_shape[1] > most:
@@ -214,28 +216,28 @@ def _surface_of_tiles(
     use_gpu: bool,
     progress: Progress | None,
     tile_bytes: int,
-) -> Any:
-    """Find the surface of whole tiles in voxels, on the device if the work is done there; -1 where unknown.
+) -> Array:
+    """Find the surface of whole tiles in voxels, in the memory of the computation; -1 where unknown.
 
-    An A-line whose steepest rise is at its first voxel, such as one of a tile that is missing, has no surface; in
-    the fit it would be a flat tile.
+    An A-line whose steepest rise is at its first voxel, such as one of a missing tile, has no surface: in the fit it
+    would count as a flat one.
     """
     top = math.ceil(method.s_z / 2) if method.definition == "linumpy" else 0
     first, second = image.lateral_axes
     bounds = surface_bounds((image.array.shape[first], image.array.shape[second]), tile_shape, MAP_VOXELS)
     xp = require_cuda() if use_gpu else np
     dtype = np.int32 if method.definition == "linumpy" else np.float32
-    surface = xp.empty([one.stop - one.start for one in bounds], dtype)
+    surface = xp.empty([bound.stop - bound.start for bound in bounds], dtype)
     size, zero_log = column_shape(image.array, image.depth_axis, tile_bytes), zero_log_of(image, method)
 
-    def find(part: Box, read: tuple[Any, tuple[slice, slice]]) -> None:
+    def find(part: Box, read: tuple[Array, tuple[slice, slice]]) -> None:
         column, inside = read
         box = tuple(
-            slice(part[axis].start - one.start, part[axis].stop - one.start)
-            for axis, one in zip((first, second), bounds, strict=True)
+            slice(part[axis].start - bound.start, part[axis].stop - bound.start)
+            for axis, bound in zip((first, second), bounds, strict=True)
         )
-        found = surface_of(column, method, image.depth_axis, zero_log)[inside]
-        surface[box] = xp.where(found > top, found, -1)
+        depths = surface_of(column, method, image.depth_axis, zero_log)[inside]
+        surface[box] = xp.where(depths > top, depths, -1)
         if progress is not None:
             progress(box_nbytes(image.array, part))
 
@@ -250,10 +252,10 @@ def _surface_of_tiles(
 
 
 def _meet(image: MosaicImage, box: Box, bounds: tuple[slice, slice]) -> Box | None:
-    """The part of a box that lies within lateral bounds."""
+    """Return the part of a box within lateral bounds; None if it is empty."""
     part = list(box)
-    for axis, one in zip(image.lateral_axes, bounds, strict=True):
-        part[axis] = slice(max(box[axis].start, one.start), min(box[axis].stop, one.stop))
+    for axis, bound in zip(image.lateral_axes, bounds, strict=True):
+        part[axis] = slice(max(box[axis].start, bound.start), min(box[axis].stop, bound.stop))
         if part[axis].start >= part[axis].stop:
             return None
     return tuple(part)
@@ -294,15 +296,15 @@ def _report(
         text.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-#: What the numbers of the report are; it is read by people who do not have this source.
+#: Explanations in the report, for readers without this source.
 _KEYS = {
     "vv, vu, uu": "coefficients of the focal curvature, see formula: how much deeper at the edge of a tile",
-    "rms": "root mean square of what the fit leaves of the mean tile's surface",
+    "rms": "root mean square of the residual of the mean tile's surface",
     "deepest, shallowest": "largest and smallest value of the focal curvature over a tile",
-    "tissue": "coefficients of the curvature that belongs to the tissue and is left in",
+    "tissue": "coefficients of the curvature of the tissue itself, which is not corrected",
     "voxels, um": "the same numbers in voxels along depth and in µm",
     "tiles": "tiles whose surface was averaged",
-    "method": "how the surface was found: the options of linum-detect-focal-curvature",
+    "method": "parameters of the surface detection: the options of linum-detect-focal-curvature",
     "correction": "how A-lines were shifted",
 }
 
@@ -313,5 +315,5 @@ def _numbers(curvature: FocalCurvature, unit: float) -> dict[str, Any]:
         **{name: getattr(curvature, name) * unit for name in ("vv", "vu", "uu", "rms")},
         "deepest": float(depth.max()) * unit,
         "shallowest": float(depth.min()) * unit,
-        "tissue": dict(zip(("vv", "vu", "uu"), (one * unit for one in curvature.tissue), strict=True)),
+        "tissue": dict(zip(("vv", "vu", "uu"), (coefficient * unit for coefficient in curvature.tissue), strict=True)),
     }

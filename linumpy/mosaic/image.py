@@ -1,7 +1,7 @@
-"""A mosaic on disk, as the microscope's scripts take it: three axes of space, of which one is depth.
+"""A mosaic on disk, for the commands of the microscope: three axes of space, of which one is depth.
 
-In: an OME-Zarr image, and what is chosen of its times and channels. Out: a :class:`MosaicImage`, unread, with all that
-its metadata must say.
+In: an OME-Zarr image, and a selection of its times and channels. Out: a :class:`MosaicImage`, unread, with checked
+metadata.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class MosaicImage(Volumes):
     Attributes
     ----------
     finest_shape, scale : tuple of int
-        Voxels of the finest resolution along each axis, and how many of them a voxel of this one has.
+        Voxels of the finest resolution along each axis, and how many of them one voxel of this resolution spans.
     corrections : tuple of Correction
-        How focal curvature was taken out of it, as :func:`linumpy.mosaic.measured.recorded` returns it.
+        Its focal corrections, from :func:`linumpy.mosaic.measured.recorded`.
     """
 
     finest_shape: tuple[int, ...] = ()
@@ -41,7 +41,7 @@ class MosaicImage(Volumes):
 
     @property
     def array(self) -> Volume:
-        """One of the volumes; all have the same shape, chunks and dtype."""
+        """The first volume; all have the same shape, chunks and dtype."""
         return self.first
 
     @property
@@ -57,28 +57,28 @@ class MosaicImage(Volumes):
 
     @property
     def tile_shape(self) -> tuple[int, int] | None:
-        """Voxels of a tile of the finest resolution along the lateral axes; None where the metadata does not say.
+        """Voxels of a tile of the finest resolution along the lateral axes; None without it in the metadata.
 
         Raises
         ------
         MetadataError
-            What linumpy keeps of it is no size.
+            The attribute is no size.
         """
         kept = self.linumpy.get("tile_shape")
         if kept is None:
             return None
         names = [self.axes[axis] for axis in self.lateral_axes]
         sizes = [kept.get(name) if isinstance(kept, Mapping) else None for name in names]
-        if not all(isinstance(one, int) and one > 0 for one in sizes):
+        if not all(isinstance(size, int) and size > 0 for size in sizes):
             raise MetadataError(f"{self.name}: the attribute 'linumpy' has the tile_shape {kept!r}, no size of {names}")
         return sizes[0], sizes[1]  # type: ignore[return-value]
 
     def measured(self, box: Box) -> MeasuredVoxels | None:
-        """Say which voxels of a box were measured; None where focal correction filled none of them."""
+        """Return the measured voxels of a box; None if focal correction filled none of them."""
         if not self.corrections:
             return None
-        found = measured_of_box(self.corrections, self.axes, self.finest_shape, self.scale, self.array.shape, box)
-        return None if found.complete else found
+        voxels = measured_of_box(self.corrections, self.axes, self.finest_shape, self.scale, self.array.shape, box)
+        return None if voxels.complete else voxels
 
     def boxes(self, size: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], Box]]:
         """Yield all volumes in boxes of a size: the entries along the leading axes, and the box."""
@@ -86,18 +86,18 @@ class MosaicImage(Volumes):
 
 
 def tile_attributes(image: MosaicImage, tile_shape: Sequence[int]) -> dict[str, Any]:
-    """Attributes by which a mosaic keeps the size of its tiles along the lateral axes; see ``tile_shape``."""
+    """Return the attributes that record the tile shape of a mosaic; see ``tile_shape``."""
     names = (image.axes[axis] for axis in image.lateral_axes)
     return {"linumpy": {"tile_shape": dict(zip(names, map(int, tile_shape), strict=True))}}
 
 
-def known_tile(image: MosaicImage, given: Sequence[int] | None) -> tuple[int, int] | None:
-    """Return the voxels of a tile along the lateral axes, as the caller gives them or the metadata has them.
+def known_tile(image: MosaicImage, tile_given: Sequence[int] | None) -> tuple[int, int] | None:
+    """Return the voxels of a tile along the lateral axes, from the caller or the metadata.
 
     Returns
     -------
     (int, int) or None
-        None where neither says.
+        None if neither has them.
 
     Raises
     ------
@@ -105,13 +105,15 @@ def known_tile(image: MosaicImage, given: Sequence[int] | None) -> tuple[int, in
         A size that does not fit the mosaic.
     """
     kept = image.tile_shape
-    if given is not None and kept not in (None, tuple(given)):
-        log.warning("%s: tiles of %s voxels are taken as given; its metadata has %s", image.name, tuple(given), kept)
-    tile = kept if given is None else given
+    if tile_given is not None and kept not in (None, tuple(tile_given)):
+        log.warning(
+            "%s: tiles of %s voxels are taken as given; its metadata has %s", image.name, tuple(tile_given), kept
+        )
+    tile = kept if tile_given is None else tile_given
     if tile is None:
         return None
     if len(tile) != 2:
-        raise ValueError(f"tile_shape={tuple(tile)}: two sizes are needed, along the lateral axes")
+        raise ValueError(f"tile_shape={tuple(tile)}: pass two sizes, along the lateral axes")
     for axis, size in zip(image.lateral_axes, tile, strict=True):
         if not 1 <= size <= image.array.shape[axis]:
             raise ValueError(
@@ -137,7 +139,7 @@ def open_mosaic(
     level : int
         Resolution level; 0 is the finest.
     channel, time : int, optional
-        The one to take, counted from 0; by default all of them.
+        The entry to select, counted from 0; by default all.
     spacing : (float, float, float), optional
         Voxel spacing of the finest resolution in µm along z, y and x, where the metadata's is missing or wrong.
 
@@ -148,7 +150,7 @@ def open_mosaic(
         numbers, or none at all.
     """
     if spacing is not None and (len(spacing) != 3 or not all(0 < step < math.inf for step in spacing)):
-        raise ValueError(f"spacing={tuple(spacing)}: three positive numbers in µm are needed, along z, y and x")
+        raise ValueError(f"spacing={tuple(spacing)}: pass three positive numbers in µm, along z, y and x")
     image = open_image(path, spacing=None if spacing is None else dict(zip("zyx", spacing, strict=True)))
     chosen = select_volumes(image, level, channel=channel, time=time)
     if sorted(chosen.axes) != ["x", "y", "z"]:
@@ -157,12 +159,12 @@ def open_mosaic(
         )
     array = chosen.first
     if array.dtype.kind not in "biuf":
-        raise SourceError(f"{path}: voxels of {array.dtype} have no intensity; real numbers have")
+        raise SourceError(f"{path}: voxels of {array.dtype} have no intensity; real numbers are needed")
     if 0 in array.shape:
         raise SourceError(f"{path}: a volume of shape {array.shape} has no voxels")
     finest = select_volumes(image, 0, channel=channel, time=time)
     return replace(
-        MosaicImage(*(getattr(chosen, one.name) for one in fields(chosen))),
+        MosaicImage(*(getattr(chosen, member.name) for member in fields(chosen))),
         name=str(path),
         finest_shape=finest.first.shape,
         scale=tuple(max(1, round(b / a)) for a, b in zip(finest.spacing, chosen.spacing, strict=True)),

@@ -1,7 +1,7 @@
-"""Which voxels of a mosaic were measured, and which focal correction filled.
+"""The voxels of a mosaic that were measured; focal correction filled the others.
 
-In: the attribute by which a corrected mosaic records how it was corrected. Out: for each A-line the first voxel that
-was measured and the first one after these; volumes without what lies outside of them. Arrays stay where they are.
+In: the attribute in which a corrected mosaic records its corrections. Out: for each A-line the bounds of its measured
+voxels; volumes whose other voxels are overwritten. Results are in the memory of the input.
 """
 
 from __future__ import annotations
@@ -9,21 +9,23 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 
+from linumpy.arrays import Array
 from linumpy.device import array_module
 from linumpy.errors import MetadataError
 from linumpy.geometry.focal import FocalCurvature, measured_planes
 
-#: The attribute, beside ``tile_shape``: one entry for each correction, the first one first.
+#: The attribute, beside ``tile_shape``: one entry for each correction, the oldest first.
 ATTRIBUTE = "focal_corrections"
 
 
 @dataclass(frozen=True)
 class MeasuredVoxels:
-    """The measured voxels of a box: for each A-line those from `first` on and before `stop`.
+    """The measured voxels of a box: for each A-line those from `first` to before `stop`.
 
     Attributes
     ----------
@@ -32,7 +34,7 @@ class MeasuredVoxels:
     planes : int
         Its voxels along depth.
     first, stop : numpy.ndarray of int
-        One for each A-line, along the lateral axes of the box, counted from the first voxel of the box.
+        For each A-line, along the lateral axes of the box; counted from the first voxel of the box.
     """
 
     depth_axis: int
@@ -45,42 +47,42 @@ class MeasuredVoxels:
         """Whether all voxels were measured."""
         return bool((self.first <= 0).all() and (self.stop >= self.planes).all())
 
-    def mask(self, xp: Any) -> Any:
-        """Return a bool array of the box's shape, true where a voxel was measured; of NumPy or CuPy."""
-        first, stop = (xp.expand_dims(xp.asarray(one), self.depth_axis) for one in (self.first, self.stop))
+    def mask(self, xp: ModuleType) -> Array:
+        """Return a NumPy or CuPy array of bool of the box's shape, True for measured voxels."""
+        first, stop = (xp.expand_dims(xp.asarray(bound), self.depth_axis) for bound in (self.first, self.stop))
         z = xp.arange(self.planes).reshape([-1 if axis == self.depth_axis else 1 for axis in range(3)])
         return (z >= first) & (z < stop)
 
-    def count(self, xp: Any) -> Any:
-        """Count the measured voxels of each A-line: int64, of NumPy or CuPy."""
+    def count(self, xp: ModuleType) -> Array:
+        """Return the number of measured voxels of each A-line, a NumPy or CuPy array of int64."""
         return xp.asarray(np.clip(self.stop, 0, self.planes) - np.clip(self.first, 0, self.planes))
 
-    def repeat(self, voxels: Any) -> Any:
-        """Overwrite the others by the nearest measured voxel of their A-line, in place; returns `voxels`."""
+    def repeat(self, voxels: Array) -> Array:
+        """Overwrite the other voxels by the nearest measured one of their A-line, in place; returns `voxels`."""
         first, stop = np.clip(self.first, 0, self.planes), np.clip(self.stop, 0, self.planes)
         lines, xp = array_module(voxels).moveaxis(voxels, self.depth_axis, 0), array_module(voxels)
-        known = first < stop
-        top, end = (xp.asarray(np.where(known, one, 0)) for one in (first, stop))
-        for z in range(int(first[known].max(initial=0))):
+        any_measured = first < stop
+        top, end = (xp.asarray(np.where(any_measured, bound, 0)) for bound in (first, stop))
+        for z in range(int(first[any_measured].max(initial=0))):
             lines[z] = xp.where(z < top, xp.take_along_axis(lines, top[None], 0)[0], lines[z])
         last = xp.maximum(end - 1, 0)
-        for z in range(int(stop[known].min(initial=self.planes)), self.planes):
+        for z in range(int(stop[any_measured].min(initial=self.planes)), self.planes):
             lines[z] = xp.where((z >= end) & (end > 0), xp.take_along_axis(lines, last[None], 0)[0], lines[z])
         return voxels
 
 
 @dataclass(frozen=True)
 class Correction:
-    """How focal curvature was taken out of a mosaic; see :func:`linumpy.geometry.focal.correct_focal_curvature`.
+    """A focal correction of a mosaic; see :func:`linumpy.geometry.focal.correct_focal_curvature`.
 
     Attributes
     ----------
     curvature : FocalCurvature
-        Of which tile and coefficients count.
+        Its tile shape and coefficients.
     interpolate : bool
         Whether A-lines were shifted by fractions of voxels.
     margin : int
-        Measured voxels next to those that were filled which count as filled too: resampling mixed both.
+        Measured voxels next to filled ones that count as filled too, because resampling mixed both.
     """
 
     curvature: FocalCurvature
@@ -89,7 +91,7 @@ class Correction:
 
 
 def recorded(kept: Mapping[str, Any], lateral_names: str, name: str) -> tuple[Correction, ...]:
-    """Read how a mosaic was corrected from what linumpy keeps of it.
+    """Read the corrections of a mosaic from linumpy's attribute.
 
     Parameters
     ----------
@@ -98,42 +100,46 @@ def recorded(kept: Mapping[str, Any], lateral_names: str, name: str) -> tuple[Co
     lateral_names : str
         Names of the lateral axes in their order.
     name : str
-        Of the image, for errors.
+        Name of the image, for errors.
 
     Raises
     ------
     MetadataError
-        The attribute is not one that :func:`record` makes.
+        The attribute is not of the form of :func:`record`.
     """
     v, u = tuple(lateral_names)
-    found = []
+    corrections = []
     try:
-        for one in kept.get(ATTRIBUTE, []):
-            tile, form = one["tile_shape"], one["voxels"]
+        for entry in kept.get(ATTRIBUTE, []):
+            tile, form = entry["tile_shape"], entry["voxels"]
             sizes, (vv, vu, uu) = (int(tile[v]), int(tile[u])), (float(form[k]) for k in (v + v, _pair(v, u), u + u))
-            if min(sizes) < 1 or not isinstance(one["interpolate"], bool) or not np.isfinite((vv, vu, uu)).all():
+            if min(sizes) < 1 or not isinstance(entry["interpolate"], bool) or not np.isfinite((vv, vu, uu)).all():
                 raise ValueError("no tile, or no curvature")
-            curvature, margin = FocalCurvature(sizes, vv, vu, uu, 0.0, 0), int(one.get("margin", 0))
-            found.append(Correction(curvature, one["interpolate"], margin))
+            curvature, margin = FocalCurvature(sizes, vv, vu, uu, 0.0, 0), int(entry.get("margin", 0))
+            corrections.append(Correction(curvature, entry["interpolate"], margin))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise MetadataError(
-            f"{name}: the attribute 'linumpy' has the {ATTRIBUTE} {kept[ATTRIBUTE]!r}, which does not say what was "
-            "filled: correct the mosaic again"
+            f"{name}: the attribute 'linumpy' has the {ATTRIBUTE} {kept[ATTRIBUTE]!r}, from which the filled voxels "
+            "cannot be found: correct the mosaic again"
         ) from error
-    return tuple(found)
+    return tuple(corrections)
 
 
 def record(corrections: Sequence[Correction], lateral_names: str) -> dict[str, Any]:
-    """Return the attribute of a mosaic that was corrected so; nothing where it was not."""
+    """Return the attribute of a corrected mosaic; empty without corrections."""
     v, u = tuple(lateral_names)
     entries = [
         {
-            "tile_shape": dict(zip((v, u), one.curvature.tile_shape, strict=True)),
-            "voxels": {v + v: one.curvature.vv, _pair(v, u): one.curvature.vu, u + u: one.curvature.uu},
-            "interpolate": one.interpolate,
-            "margin": one.margin,
+            "tile_shape": dict(zip((v, u), correction.curvature.tile_shape, strict=True)),
+            "voxels": {
+                v + v: correction.curvature.vv,
+                _pair(v, u): correction.curvature.vu,
+                u + u: correction.curvature.uu,
+            },
+            "interpolate": correction.interpolate,
+            "margin": correction.margin,
         }
-        for one in corrections
+        for correction in corrections
     ]
     return {ATTRIBUTE: entries} if entries else {}
 
@@ -141,18 +147,18 @@ def record(corrections: Sequence[Correction], lateral_names: str) -> dict[str, A
 def resampled(
     corrections: Sequence[Correction], depth_ratio: float, tile: tuple[int, int], new_tile: tuple[int, int]
 ) -> tuple[Correction, ...] | None:
-    """Say how a mosaic was corrected whose tiles were resampled; None where a correction had other tiles.
+    """Return the corrections of a mosaic whose tiles were resampled; None if a correction had another tile shape.
 
     Parameters
     ----------
     corrections : sequence of Correction
-        Of the mosaic before.
+        Corrections of the mosaic before.
     depth_ratio : float
-        Voxels along depth after, for each one before.
+        Voxels along depth after resampling, divided by those before.
     tile, new_tile : (int, int)
-        Voxels of a tile along the lateral axes, before and after.
+        Voxels of a tile along the lateral axes, before and after resampling.
     """
-    if any(tuple(one.curvature.tile_shape) != tuple(tile) for one in corrections):
+    if any(tuple(correction.curvature.tile_shape) != tuple(tile) for correction in corrections):
         return None
     # Smoothing reaches two voxels of the coarser grid, interpolation one of the finer.
     reach = 2 + math.ceil(max(1.0, depth_ratio))
@@ -160,10 +166,10 @@ def resampled(
         Correction(
             FocalCurvature(new_tile, f.vv * depth_ratio, f.vu * depth_ratio, f.uu * depth_ratio, 0.0, 0),
             True,
-            math.ceil(one.margin * depth_ratio) + reach,
+            math.ceil(correction.margin * depth_ratio) + reach,
         )
-        for one in corrections
-        for f in [one.curvature]
+        for correction in corrections
+        for f in [correction.curvature]
     )
 
 
@@ -179,7 +185,7 @@ def measured_of_box(
     shape: Sequence[int],
     box: Sequence[slice],
 ) -> MeasuredVoxels:
-    """Say which voxels of a box of one resolution were measured; a coarse voxel is if all that it is made of were.
+    """Return the measured voxels of a box of one resolution; a coarser one is measured if all its finer ones are.
 
     Parameters
     ----------
@@ -188,11 +194,11 @@ def measured_of_box(
     axes : str
         Names of the three axes, z among them.
     finest_shape, shape : sequence of int
-        Voxels of the finest resolution, which was corrected, and of this one.
+        Shapes of the finest resolution, which was corrected, and of this one.
     scale : sequence of int
         Voxels of the finest resolution in one of this, along each axis.
     box : sequence of slice
-        Of this resolution.
+        Box of this resolution.
     """
     z = axes.index("z")
     lateral = [axis for axis in range(3) if axis != z]
@@ -200,17 +206,17 @@ def measured_of_box(
     end = [min(box[axis].stop * scale[axis], finest_shape[axis]) for axis in lateral]
     size = max(1, end[0] - begin[0]), max(1, end[1] - begin[1])
     within: tuple[np.ndarray, np.ndarray] | None = None
-    for one in corrections:
+    for correction in corrections:
         within = measured_planes(
-            one.curvature, size, finest_shape[z], origin=begin, interpolate=one.interpolate, within=within
+            correction.curvature, size, finest_shape[z], origin=begin, interpolate=correction.interpolate, within=within
         )
-        if one.margin:
+        if correction.margin:
             first, stop = within
-            first = np.where(first > 0, np.minimum(first + one.margin, finest_shape[z]), first)
-            stop = np.where(stop < finest_shape[z], np.maximum(stop - one.margin, 0), stop)
+            first = np.where(first > 0, np.minimum(first + correction.margin, finest_shape[z]), first)
+            stop = np.where(stop < finest_shape[z], np.maximum(stop - correction.margin, 0), stop)
             within = first, np.maximum(stop, first)
     if within is None:
-        raise ValueError("a mosaic that was not corrected has no voxels that were filled")
+        raise ValueError("the mosaic has no corrections, so no voxels were filled")
     first, stop = within
     for number, axis in enumerate(lateral):
         if scale[axis] == 1:

@@ -1,4 +1,4 @@
-"""Which slices there are, and where the motor says that they lie.
+"""The slices in a folder, and their lateral shifts as measured by the motor.
 
 In: a folder of slices numbered from the top down, and a CSV table of shifts. Out: their paths by number; a
 :class:`Shift` for each pair of neighbours. Errors name the file and the line.
@@ -17,13 +17,13 @@ from typing import Any
 
 from linumpy.errors import SourceError
 
-#: Columns of a table of shifts. Those in mm count: a shift in voxels means nothing at another resolution.
+#: Columns of a table of shifts. Those in mm are used: a shift in voxels holds for one resolution only.
 SHIFT_COLUMNS = ("fixed_id", "moving_id", "x_shift", "y_shift", "x_shift_mm", "y_shift_mm")
 
 
 @dataclass(frozen=True)
 class Shift:
-    """Where a slice lies relative to the one above: voxel p of the moving slice lies at p + shift of the fixed one.
+    """The shift of a slice to the one above: voxel p of the moving slice is at p + shift of the fixed one.
 
     Attributes
     ----------
@@ -50,9 +50,9 @@ def read_shifts(path: str | Path) -> tuple[Shift, ...]:
     Raises
     ------
     FileNotFoundError
-        There is no such file.
+        The file does not exist.
     SourceError
-        Missing columns, fields that are no numbers, the same pair twice, no rows; naming the line.
+        Missing columns, fields that are no numbers, a repeated pair, no rows; naming the line.
     """
     path, shifts = Path(path), []
     try:
@@ -67,7 +67,7 @@ def read_shifts(path: str | Path) -> tuple[Shift, ...]:
         raise SourceError(f"{path} is no CSV table ({error})") from error
     if not shifts:
         raise SourceError(f"{path} names no pair of slices")
-    pairs = [(one.fixed_id, one.moving_id) for one in shifts]
+    pairs = [(shift.fixed_id, shift.moving_id) for shift in shifts]
     for pair in pairs:
         if pairs.count(pair) > 1:
             raise SourceError(f"{path} names slices {pair[0]} and {pair[1]} more than once")
@@ -79,52 +79,52 @@ def _shift(row: dict[str, Any], where: str) -> Shift:
         ids = [int(row[name]) for name in ("fixed_id", "moving_id")]
         moves = [float(row[name]) for name in ("y_shift_mm", "x_shift_mm")]
     except (TypeError, ValueError) as error:
-        raise SourceError(f"{where}: ids are whole numbers and shifts are numbers ({error})") from error
+        raise SourceError(f"{where}: ids must be whole numbers and shifts numbers ({error})") from error
     if not all(map(math.isfinite, moves)):
-        raise SourceError(f"{where}: shifts of {moves[0]} and {moves[1]} mm cannot be applied")
+        raise SourceError(f"{where}: the shifts {moves[0]} and {moves[1]} mm are not finite")
     return Shift(ids[0], ids[1], *moves)
 
 
 def find_slices(folder: str | Path) -> dict[int, Path]:
     """Find the slices in a folder: ``*.zarr``, numbered by the digits after a ``z``, else by the last digits.
 
-    Of ``slice_z03_10um.ome.zarr`` and ``slice_03.ome.zarr`` the number is 3.
+    ``slice_z03_10um.ome.zarr`` and ``slice_03.ome.zarr`` have the number 3.
 
     Returns
     -------
     dict of int to Path
-        In the order of their numbers.
+        Ordered by number.
 
     Raises
     ------
     FileNotFoundError
-        There is no such folder, or no slice in it.
+        The folder does not exist, or has no slices.
     SourceError
-        A name without a number, or two with the same.
+        A name without a number, or two with the same number.
     """
     folder = Path(folder)
     if not folder.is_dir():
         raise FileNotFoundError(f"there is no folder {folder}")
-    found: dict[int, Path] = {}
+    slices: dict[int, Path] = {}
     for path in sorted(folder.glob("*.zarr")):
         stem = re.sub(r"(\.ome)?\.zarr$", "", path.name)
         digits = re.findall(r"(?:^|[^a-zA-Z])z(\d+)", stem) or re.findall(r"\d+", stem)
         if path.name.startswith("."):
-            continue  # written by another process at this moment
+            continue  # another process is writing it
         if not digits:
             raise SourceError(f"{path} has no number in its name: slices are numbered, as in slice_z03.ome.zarr")
         number = int(digits[-1])
-        if number in found:
-            raise SourceError(f"{found[number].name} and {path.name} in {folder} are both slice {number}")
-        found[number] = path
-    if not found:
+        if number in slices:
+            raise SourceError(f"{slices[number].name} and {path.name} in {folder} are both slice {number}")
+        slices[number] = path
+    if not slices:
         raise FileNotFoundError(f"there are no slices (*.zarr) in {folder}")
-    return dict(sorted(found.items()))
+    return dict(sorted(slices.items()))
 
 
 def chain_shifts(numbers: tuple[int, ...], shifts: Sequence[Shift], where: str) -> list[Shift]:
-    """Order shifts as the slices lie; every pair of neighbours has one, and none is left over."""
-    table = {(one.fixed_id, one.moving_id): one for one in shifts}
+    """Return one shift for each pair of neighbours, in their order; the table must have exactly these."""
+    table = {(shift.fixed_id, shift.moving_id): shift for shift in shifts}
     pairs = list(itertools.pairwise(numbers))
     for pair in pairs:
         if pair not in table:

@@ -1,8 +1,8 @@
-"""A stack of slices of any size, from disk to disk, arranged by the microscope's motor and by what overlaps along Z.
+"""Stack slices of any size, from disk to disk, by the shifts of the motor and their overlaps along Z.
 
 In: a folder of OME-Zarr slices (Z, Y, X), numbered from the top down, and a table of lateral shifts. Out: one OME-Zarr
-volume, and a table of what was decided for each pair. Overlaps are searched in a window in the middle of what two
-neighbouring slices share; the stack is made box by box, whatever its size.
+volume, and a table with the decision for each pair. Overlaps are searched in a central window of the area that two
+neighbouring slices share; the stack is made box by box.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from linumpy.arrays import Array
 from linumpy.device import array_module, require_cuda
 from linumpy.errors import MetadataError, SourceError
 from linumpy.io.carried import carried_from
 from linumpy.io.files import check_file, replacing
-from linumpy.io.place import check_apart, check_place
+from linumpy.io.paths import check_apart, check_target
 from linumpy.mosaic.image import MosaicImage, open_mosaic
 from linumpy.mosaic.slice_table import Shift, chain_shifts, find_slices, read_shifts
 from linumpy.mosaic.stacking import (
@@ -35,32 +35,33 @@ from linumpy.mosaic.stacking import (
     plan_stack,
 )
 from linumpy.mosaic.tiles import Box, boxes, read_box, tile_nbytes, tile_shape
+from linumpy.renamed import renamed_parameter
 from linumpy.resample.overlap import work_through
 from linumpy.write.writer import OmeZarrWriter, Progress
 
 log = logging.getLogger(__name__)
 
-#: Voxels of each slice that are correlated take at most so many bytes.
+#: Bytes of the correlated voxels of each slice at most.
 SEARCH_BYTES = 128 * 2**20
 
 
 @dataclass(frozen=True)
 class ZSearch:
-    """How overlaps along Z are searched.
+    """Parameters of the search for overlaps along Z.
 
     Attributes
     ----------
     slicing_interval_mm : float
         Thickness that is cut off between slices.
     search_range_mm : float
-        How far an overlap may be from the expected one, to each side.
+        Largest distance of an overlap from the expected one, to each side.
     min_correlation, max_deviation : float
         As for :func:`linumpy.mosaic.stacking.enforce_z_consistency`.
 
     Raises
     ------
     ValueError
-        A correlation beyond -1 and 1, a deviation below 0.
+        A correlation outside -1 to 1, a deviation below 0.
     """
 
     slicing_interval_mm: float
@@ -72,12 +73,12 @@ class ZSearch:
         if not -1 <= self.min_correlation <= 1:
             raise ValueError(f"min_correlation={self.min_correlation}: correlations are from -1 to 1")
         if not self.max_deviation >= 0:
-            raise ValueError(f"max_deviation={self.max_deviation}: a number from 0 on is needed")
+            raise ValueError(f"max_deviation={self.max_deviation}: pass a number from 0 on")
 
 
 @dataclass(frozen=True)
 class PairDecision:
-    """What was decided for two neighbouring slices, one row of the table.
+    """The decision for two neighbouring slices, one row of the table.
 
     Attributes
     ----------
@@ -86,15 +87,15 @@ class PairDecision:
     expected_overlap : float
         In planes, from the slicing interval.
     found_overlap : int
-        In planes, where the correlation is greatest.
+        In planes, at the greatest correlation.
     correlation : float
-        There.
+        The greatest correlation.
     mended : bool
-        Whether it was replaced by the typical overlap.
+        Whether the overlap was replaced by the typical one.
     overlap : int
-        In planes, as used.
+        In planes, as used in the stack.
     y_shift_mm, x_shift_mm : float
-        Of the moving slice relative to the fixed one.
+        Shift of the moving slice relative to the fixed one.
     z_start, y_start, x_start : int
         First voxel of the moving slice in the stack.
     """
@@ -115,12 +116,12 @@ class PairDecision:
 
 @dataclass(frozen=True)
 class Stack:
-    """What was stacked.
+    """Summary of a stack.
 
     Attributes
     ----------
     plan : StackPlan
-        Where the slices lie.
+        Offsets of the slices.
     decisions : tuple of PairDecision
         One for each pair.
     nbytes : int
@@ -132,6 +133,7 @@ class Stack:
     nbytes: int
 
 
+@renamed_parameter("n_levels", "levels")
 def stack_mosaics(
     folder: str | Path,
     shifts: str | Path,
@@ -142,7 +144,7 @@ def stack_mosaics(
     channel: int | None = None,
     time: int | None = None,
     spacing: Sequence[float] | None = None,
-    n_levels: int = 1,
+    levels: int = 1,
     use_gpu: bool = False,
     overwrite: bool = False,
     progress: Progress | None = None,
@@ -153,41 +155,40 @@ def stack_mosaics(
     Parameters
     ----------
     folder : str or Path
-        Where the slices are, as :func:`linumpy.mosaic.slice_table.find_slices` finds them: axes z, y, x, one dtype,
-        one spacing.
+        Folder of the slices, for :func:`linumpy.mosaic.slice_table.find_slices`: axes z, y, x, one dtype, one spacing.
     shifts : str or Path
-        Table of lateral shifts, as :func:`linumpy.mosaic.slice_table.read_shifts` reads it: a row for each pair of
-        neighbouring slices.
+        Table of lateral shifts, for :func:`linumpy.mosaic.slice_table.read_shifts`: a row for each pair of neighbouring
+        slices.
     output : str or Path
-        The OME-Zarr image to write. Its voxels lie in µm as those of the first slice do. Of the metadata it has what
-        all slices say alike.
+        The OME-Zarr image to write. Its origin is that of the first slice. It has the metadata that are equal in all
+        slices.
     search : ZSearch
-        How overlaps along Z are searched.
+        Parameters of the search for overlaps along Z.
     decisions : str or Path, optional
-        A table (CSV) to write: one :class:`PairDecision` a row.
+        A table (CSV) to write: one row for each :class:`PairDecision`.
     channel, time : int, optional
-        The one to take of each slice, counted from 0, where it has several.
+        The entry to select of each slice, counted from 0, if it has several.
     spacing : (float, float, float), optional
         Voxel spacing of the slices' finest resolution in µm along z, y and x, where their metadata lacks it.
-    n_levels : int
-        Resolutions to write.
+    levels : int
+        Number of resolutions to write.
     use_gpu : bool
-        Whether to read to the GPU and work there.
+        Whether to read to the GPU and compute there.
     overwrite : bool
-        Whether to replace outputs that are there.
+        Whether to replace existing outputs.
     progress : callable, optional
-        Called with the number of bytes of the slices that were read since the last call.
+        Called with the number of bytes of the slices read since the last call.
     tile_bytes : int
-        About how many bytes of voxels to have at once; by default 256 MiB on a GPU and 32 MiB on the CPU.
+        Approximate bytes of a box of the stack; by default 256 MiB on a GPU and 32 MiB on the CPU.
 
     Raises
     ------
     FileExistsError, FileNotFoundError, SourceError, MetadataError, ValueError
-        A path that is taken; slices or a table that are missing, or do not fit each other; no overlap within reach.
+        An existing output; missing slices or table, or ones that do not fit each other; no overlap in range.
     GpuUnavailableError
         `use_gpu` and there is no CUDA device.
     """
-    check_place(Path(output), overwrite=overwrite)
+    check_target(Path(output), overwrite=overwrite)
     if decisions is not None:
         check_file(decisions, overwrite=overwrite)
     slices = open_slices(folder, channel=channel, time=time, spacing=spacing)
@@ -195,24 +196,24 @@ def stack_mosaics(
     check_apart(outputs, [shifts, *find_slices(folder).values()])
     moves = chain_shifts(tuple(slices), read_shifts(shifts), str(shifts))
     images = tuple(slices.values())
-    found = _search(images, moves, search, use_gpu)
-    overlaps, correlations = [one[0] for one in found], [one[1] for one in found]
+    candidates = _search(images, moves, search, use_gpu)
+    overlaps, correlations = [candidate[0] for candidate in candidates], [candidate[1] for candidate in candidates]
     mended = enforce_z_consistency(
         overlaps, correlations, min_correlation=search.min_correlation, max_deviation=search.max_deviation
     )
-    # The typical overlap may be more than a thin slice has.
-    planes = [one.array.shape[0] for one in images]
+    # The typical overlap may exceed the planes of a thin slice.
+    planes = [image.array.shape[0] for image in images]
     used = [min(n, *pair) for n, pair in zip(mended.overlaps, itertools.pairwise(planes), strict=True)]
     changed = [is_mended or n != m for is_mended, n, m in zip(mended.mended, used, overlaps, strict=True)]
     steps = [_voxels(images[0], move) for move in moves]
-    plan = plan_stack([one.array.shape for one in images], used, steps)  # type: ignore[misc]
+    plan = plan_stack([image.array.shape for image in images], used, steps)  # type: ignore[misc]
     rows = tuple(
         PairDecision(
             move.fixed_id, move.moving_id, expected, overlap, round(correlation, 6), replaced, last,
             move.y_mm, move.x_mm, *offset,
         )
         for move, (overlap, correlation, expected), replaced, last, offset in zip(
-            moves, found, changed, used, plan.offsets[1:], strict=True
+            moves, candidates, changed, used, plan.offsets[1:], strict=True
         )
     )  # fmt: skip
     for row in rows:
@@ -222,8 +223,8 @@ def stack_mosaics(
             ", mended" if row.mended else "",
         )  # fmt: skip
     batch = tile_nbytes(tile_bytes, use_gpu)
-    _write_stack(output, images, plan, n_levels, use_gpu, overwrite, progress, batch, rows, decisions)
-    return Stack(plan, rows, sum(one.nbytes for one in images))
+    _write_stack(output, images, plan, levels, use_gpu, overwrite, progress, batch, rows, decisions)
+    return Stack(plan, rows, sum(image.nbytes for image in images))
 
 
 def open_slices(
@@ -233,15 +234,15 @@ def open_slices(
     time: int | None = None,
     spacing: Sequence[float] | None = None,
 ) -> dict[int, MosaicImage]:
-    """Open the slices of a folder, which must be of one kind; parameters are those of :func:`stack_mosaics`.
+    """Open the slices of a folder, which must have one dtype and spacing; parameters as for :func:`stack_mosaics`.
 
     Raises
     ------
     FileNotFoundError, SourceError, MetadataError
-        As :func:`linumpy.mosaic.slice_table.find_slices` and :func:`linumpy.mosaic.image.open_mosaic`; less than two
+        As :func:`linumpy.mosaic.slice_table.find_slices` and :func:`linumpy.mosaic.image.open_mosaic`; fewer than two
         slices, axes that are not z, y, x, slices of different dtype or spacing.
     ValueError
-        Slices of several times or channels, of which none is chosen.
+        Slices of several times or channels, of which none is selected.
     """
     slices = {
         number: open_mosaic(path, channel=channel, time=time, spacing=spacing)
@@ -250,42 +251,44 @@ def open_slices(
     first = next(iter(slices.values()))
     if len(slices) < 2:
         raise SourceError(f"{first.name} is the only slice in {folder}: a stack needs two")
-    for one in slices.values():
-        one.only("slices are stacked by what one volume of each shows")
-        if one.axes != "zyx":
-            raise MetadataError(f"{one.name}: axes {', '.join(one.axes)}; slices are stacked with axes z, y, x")
-        if one.array.dtype != first.array.dtype:
-            raise SourceError(f"{one.name} is {one.array.dtype}, {first.name} is {first.array.dtype}: one is needed")
-        if not np.allclose(one.spacing, first.spacing, rtol=1e-4, atol=0):
+    for image in slices.values():
+        image.only("a stack takes one volume of each slice")
+        if image.axes != "zyx":
+            raise MetadataError(f"{image.name}: axes {', '.join(image.axes)}; slices are stacked with axes z, y, x")
+        if image.array.dtype != first.array.dtype:
             raise SourceError(
-                f"{one.name} has voxels of {one.spacing} µm, {first.name} of {first.spacing} µm: resample them first"
+                f"{image.name} is {image.array.dtype}, {first.name} is {first.array.dtype}: one is needed"
+            )
+        if not np.allclose(image.spacing, first.spacing, rtol=1e-4, atol=0):
+            raise SourceError(
+                f"{image.name} has a spacing of {image.spacing} µm, {first.name} of {first.spacing} µm: resample them"
             )
     return slices
 
 
 def _voxels(image: MosaicImage, move: Shift) -> tuple[float, float]:
-    """A shift in voxels along Y and X."""
+    """Return a shift in voxels along Y and X."""
     return move.y_mm * 1e3 / image.spacing[1], move.x_mm * 1e3 / image.spacing[2]
 
 
 def search_window(
     fixed: tuple[int, int], moving: tuple[int, int], step: tuple[int, int], most: int
 ) -> tuple[tuple[slice, slice], tuple[slice, slice]]:
-    """Choose what is correlated: the central half of what two slices share, or less if it has more than `most` voxels.
+    """Choose the window that is correlated: the central half of the shared area, or less, of at most `most` voxels.
 
     Parameters
     ----------
     fixed, moving : (int, int)
         Voxels of the slices along Y and X.
     step : (int, int)
-        Voxel p of the moving slice lies at p + step of the fixed one.
+        Voxel p of the moving slice is at p + step of the fixed one.
     most : int
         Voxels of a plane.
 
     Returns
     -------
     fixed, moving : tuple of slice
-        The window in either slice; empty slices where they share nothing.
+        The window in each slice; empty if they share no area.
     """
     begin = [max(0, s) for s in step]
     size = [max(0, min(f, m + s) - b) for f, m, s, b in zip(fixed, moving, step, begin, strict=True)]
@@ -303,58 +306,61 @@ def search_window(
 
 @dataclass(frozen=True)
 class _Pair:
-    """Two neighbouring slices, and what of each is correlated."""
+    """Two neighbouring slices, and the correlated box of each."""
 
     fixed: MosaicImage
     moving: MosaicImage
-    here: Box
-    there: Box
+    fixed_box: Box
+    moving_box: Box
     overlaps: tuple[int, ...]
     expected: float
 
 
 def _pair(fixed: MosaicImage, moving: MosaicImage, move: Shift, search: ZSearch) -> _Pair:
-    """Choose what of a pair is correlated."""
+    """Choose the boxes of a pair that are correlated."""
     above, below = fixed.array.shape[0], moving.array.shape[0]
     overlaps, expected = candidate_overlaps(
         above, below, search.slicing_interval_mm, search.search_range_mm, fixed.spacing[0]
     )
     dy, dx = (math.floor(v + 0.5) for v in _voxels(fixed, move))
     most = max(1, SEARCH_BYTES // (overlaps[-1] * fixed.array.dtype.itemsize))
-    here, there = search_window(fixed.array.shape[1:], moving.array.shape[1:], (dy, dx), most)  # type: ignore[arg-type]
-    if any(one.start >= one.stop for one in here):
+    fixed_window, moving_window = search_window(fixed.array.shape[1:], moving.array.shape[1:], (dy, dx), most)  # type: ignore[arg-type]
+    if any(extent.start >= extent.stop for extent in fixed_window):
         raise SourceError(
-            f"slices {move.fixed_id} and {move.moving_id} share nothing: shifted by {move.y_mm} and {move.x_mm} mm"
+            f"slices {move.fixed_id} and {move.moving_id} share no area: shifted by {move.y_mm} and {move.x_mm} mm"
         )
     last, first = slice(above - overlaps[-1], above), slice(0, overlaps[-1])
-    return _Pair(fixed, moving, (last, *here), (first, *there), tuple(overlaps), expected)
+    return _Pair(fixed, moving, (last, *fixed_window), (first, *moving_window), tuple(overlaps), expected)
 
 
 def _search(
     images: tuple[MosaicImage, ...], moves: Sequence[Shift], search: ZSearch, use_gpu: bool
 ) -> list[tuple[int, float, float]]:
-    """Search the overlap of each pair: overlap, correlation, expected overlap."""
-    found: list[tuple[int, float, float]] = []
+    """Search the overlap of each pair; returns overlap, correlation and expected overlap."""
+    candidates: list[tuple[int, float, float]] = []
 
-    def correlate(pair: _Pair, windows: tuple[Any, Any]) -> None:
-        known = (pair.fixed.measured(pair.here), pair.moving.measured(pair.there))
-        masks = [None if one is None else one.mask(array_module(windows[0])) for one in known]
-        found.append((*best_overlap(*windows, pair.overlaps, pair.expected, (masks[0], masks[1])), pair.expected))
+    def correlate(pair: _Pair, windows: tuple[Array, Array]) -> None:
+        voxels_measured = (pair.fixed.measured(pair.fixed_box), pair.moving.measured(pair.moving_box))
+        masks = [None if voxels is None else voxels.mask(array_module(windows[0])) for voxels in voxels_measured]
+        candidates.append((*best_overlap(*windows, pair.overlaps, pair.expected, (masks[0], masks[1])), pair.expected))
 
     work_through(
         [_pair(*pair, move, search) for pair, move in zip(itertools.pairwise(images), moves, strict=True)],
-        lambda pair: (read_box(pair.fixed.array, pair.here, use_gpu), read_box(pair.moving.array, pair.there, use_gpu)),
+        lambda pair: (
+            read_box(pair.fixed.array, pair.fixed_box, use_gpu),
+            read_box(pair.moving.array, pair.moving_box, use_gpu),
+        ),
         correlate,
         use_gpu=use_gpu,
     )
-    return found
+    return candidates
 
 
 def _write_stack(
     output: str | Path,
     images: tuple[MosaicImage, ...],
     plan: StackPlan,
-    n_levels: int,
+    levels: int,
     use_gpu: bool,
     overwrite: bool,
     progress: Progress | None,
@@ -366,27 +372,27 @@ def _write_stack(
     xp, dtype = require_cuda() if use_gpu else np, first.array.dtype.newbyteorder("=")
     origin = [o - p * s for o, p, s in zip(first.origin, plan.offsets[0], first.spacing, strict=True)]
 
-    said, *others = map(carried_from, images)
-    carried = said.shared_with(others).without("labels", "image_label", "own").on_another_grid()
+    own, *others = map(carried_from, images)
+    carried = own.shared_with(others).without("labels", "image_label", "own").on_another_grid()
     carried.log_dropped("the slices", output)
 
-    def read(box: Box) -> dict[int, Any]:
+    def read(box: Box) -> dict[int, Array]:
         return {number: read_box(images[number].array, part, use_gpu) for number, part in parts(plan, box)}
 
-    def measured(number: int, part: Box) -> Any:
-        found = images[number].measured(part)
-        return True if found is None else found.mask(xp)
+    def measured(number: int, part: Box) -> Array | bool:
+        voxels = images[number].measured(part)
+        return True if voxels is None else voxels.mask(xp)
 
-    known = measured if any(one.corrections for one in images) else None
+    measured_of = measured if any(image.corrections for image in images) else None
 
-    def blend(box: Box, voxels: dict[int, Any]) -> Any:
-        made = compose(plan, box, lambda number, part: voxels[number], xp, dtype, known)
+    def blend(box: Box, voxels: dict[int, Array]) -> Array:
+        blended = compose(plan, box, lambda number, part: voxels[number], xp, dtype, measured_of)
         if progress is not None:
-            progress(sum(one.nbytes for one in voxels.values()))
-        return made
+            progress(sum(voxel.nbytes for voxel in voxels.values()))
+        return blended
 
     with OmeZarrWriter(
-        output, plan.shape, dtype, first.spacing, axes="zyx", origin=origin, n_levels=n_levels,
+        output, plan.shape, dtype, first.spacing, axes="zyx", origin=origin, levels=levels,
         chunks=first.array.chunks, shards=first.array.shards, overwrite=overwrite, carried=carried,
     ) as writer:  # fmt: skip
         size = tile_shape(plan.shape, writer.stored, dtype.itemsize, tile_bytes)
@@ -396,7 +402,7 @@ def _write_stack(
 
 
 def _write_decisions(path: str | Path, rows: tuple[PairDecision, ...], overwrite: bool) -> None:
-    names = [one.name for one in fields(PairDecision)]
+    names = [member.name for member in fields(PairDecision)]
     with replacing(path, overwrite=overwrite) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
         table = csv.writer(file, lineterminator="\n")
         table.writerow(names)

@@ -1,9 +1,9 @@
-"""Stack slices of tissue: find how far they overlap along Z, mend what does not fit, and blend.
+"""Stack slices of tissue: find their overlaps along Z, replace outliers, and blend.
 
 A slice is a volume (Z, Y, X), its first plane next to the cut. The microscope images deeper than it cuts: the last
-planes of one slice show the tissue that the first planes of the next show again.
+planes of one slice and the first planes of the next show the same tissue.
 
-In: volumes on the host or the device. Out: overlaps in voxels; one volume, where the slices are.
+In: volumes on the host or the device. Out: overlaps in voxels; boxes of the stack, in the memory of the slices.
 """
 
 from __future__ import annotations
@@ -12,21 +12,23 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
 
 import numpy as np
 
-from linumpy.device import array_module, is_device_array, require_cuda, to_host
+from linumpy.arrays import Array
+from linumpy.device import array_module, to_host, transfers
 from linumpy.gpu.oct.correlation import central_half, overlap_correlations
 from linumpy.gpu.rounding import saturated
+from linumpy.renamed import renamed_parameter
 
 
+@renamed_parameter("resolution_um", "z_spacing")
 def find_z_overlap(
-    fixed_vol: Any,
-    moving_vol: Any,
+    fixed_vol: Array,
+    moving_vol: Array,
     slicing_interval_mm: float,
     search_range_mm: float,
-    resolution_um: float,
+    z_spacing: float,
     use_gpu: bool | None = None,
 ) -> tuple[int, float]:
     """Find how many planes at the end of a slice show the same tissue as those at the beginning of the next.
@@ -42,11 +44,11 @@ def find_z_overlap(
     slicing_interval_mm : float
         Thickness that is cut off between them, in mm.
     search_range_mm : float
-        How far the overlap may be from the expected one, to each side, in mm.
-    resolution_um : float
+        Largest distance of the overlap from the expected one, to each side, in mm.
+    z_spacing : float
         Voxel spacing along Z, in µm.
     use_gpu : bool, optional
-        True computes on the GPU, False on the CPU; by default where `fixed_vol` is.
+        True computes on the GPU, False on the CPU; by default on the device of `fixed_vol`.
 
     Returns
     -------
@@ -59,39 +61,37 @@ def find_z_overlap(
     Raises
     ------
     ValueError
-        Lengths that are not positive numbers, slices that do not fit each other, or a search range in which there is
-        no overlap.
+        Lengths that are not positive numbers, slices that do not fit each other, or a search range without an overlap.
     GpuUnavailableError
         `use_gpu` is True and there is no CUDA device.
 
     Notes
     -----
-    Two numbers come back to the host: this waits for the device.
+    Two numbers are copied to the host, which waits for the device.
     """
     overlaps, expected = candidate_overlaps(
-        fixed_vol.shape[0], moving_vol.shape[0], slicing_interval_mm, search_range_mm, resolution_um
+        fixed_vol.shape[0], moving_vol.shape[0], slicing_interval_mm, search_range_mm, z_spacing
     )
-    on_device = is_device_array(fixed_vol) if use_gpu is None else use_gpu
+    transfer, _ = transfers(fixed_vol, use_gpu)
     fixed, moving = central_half(fixed_vol)[-overlaps[-1] :], central_half(moving_vol)[: overlaps[-1]]
-    transfer = require_cuda().asarray if on_device else to_host
     return best_overlap(transfer(fixed), transfer(moving), overlaps, expected)
 
 
 def best_overlap(
-    fixed: Any,
-    moving: Any,
+    fixed: Array,
+    moving: Array,
     overlaps: Sequence[int],
     expected: float,
-    measured: tuple[Any | None, Any | None] = (None, None),
+    measured: tuple[Array | None, Array | None] = (None, None),
 ) -> tuple[int, float]:
-    """Take the overlap of the greatest correlation, of equals that nearest to the expected one.
+    """Return the overlap of the greatest correlation, of equals that nearest to the expected one.
 
     Parameters
     ----------
     fixed, moving : numpy.ndarray or cupy.ndarray, (Z, Y, X)
         The last planes of a slice and the first of the next, both in one memory.
     overlaps, expected
-        As :func:`candidate_overlaps` lists them.
+        As :func:`candidate_overlaps` returns them.
     measured
         As for :func:`linumpy.gpu.oct.correlation.overlap_correlations`.
     """
@@ -101,42 +101,42 @@ def best_overlap(
 
 
 def candidate_overlaps(
-    fixed_planes: int, moving_planes: int, slicing_interval_mm: float, search_range_mm: float, resolution_um: float
+    fixed_planes: int, moving_planes: int, slicing_interval_mm: float, search_range_mm: float, z_spacing: float
 ) -> tuple[list[int], float]:
     """List the overlaps within the search range, and the expected one; see :func:`find_z_overlap`."""
-    for name, value in (("slicing_interval_mm", slicing_interval_mm), ("resolution_um", resolution_um)):
+    for name, value in (("slicing_interval_mm", slicing_interval_mm), ("z_spacing", z_spacing)):
         if not 0 < value < math.inf:
-            raise ValueError(f"{name}={value}: a positive length is needed")
+            raise ValueError(f"{name}={value}: pass a positive length")
     if not 0 <= search_range_mm < math.inf:
-        raise ValueError(f"search_range_mm={search_range_mm}: a length from 0 on is needed")
-    expected = fixed_planes - slicing_interval_mm * 1e3 / resolution_um
-    reach = search_range_mm * 1e3 / resolution_um
-    # Rounded first: 0.1 mm of 5 µm are 20 voxels, whatever the sum of two floats says.
+        raise ValueError(f"search_range_mm={search_range_mm}: pass a length from 0 on")
+    expected = fixed_planes - slicing_interval_mm * 1e3 / z_spacing
+    reach = search_range_mm * 1e3 / z_spacing
+    # Rounded first, against rounding errors: 0.1 mm are 20 voxels of 5 µm.
     low, high = math.ceil(round(expected - reach, 6)), math.floor(round(expected + reach, 6))
     if low > high:
         low = high = round(expected)
     low, high = max(1, low), min(high, fixed_planes, moving_planes)
     if low > high:
         raise ValueError(
-            f"slices of {fixed_planes} and {moving_planes} planes of {resolution_um:g} µm, cut every "
+            f"slices of {fixed_planes} and {moving_planes} planes of {z_spacing:g} µm, cut every "
             f"{slicing_interval_mm:g} mm, have no overlap within {search_range_mm:g} mm of the expected "
-            f"{expected:.1f} planes: check the interval and the resolution, or search further"
+            f"{expected:.1f} planes: check the interval and the spacing, or search further"
         )
     return list(range(low, high + 1)), expected
 
 
 @dataclass(frozen=True)
 class ConsistentOverlaps:
-    """Overlaps of a stack in which outliers were mended.
+    """Overlaps of a stack, with outliers replaced.
 
     Attributes
     ----------
     overlaps : tuple of int
         In voxels along Z, one for each pair of neighbouring slices.
     mended : tuple of bool
-        Which of them were replaced.
+        Whether each was replaced.
     typical : int
-        What they were replaced by.
+        The overlap that replaces outliers.
     """
 
     overlaps: tuple[int, ...]
@@ -152,9 +152,9 @@ def enforce_z_consistency(
     max_deviation: float = 3.0,
     tolerance: float = 2.0,
 ) -> ConsistentOverlaps:
-    """Replace overlaps that cannot be trusted by the typical one.
+    """Replace outliers among overlaps by the typical one.
 
-    The microtome cuts at a steady interval, so overlaps of one brain scatter little. Trusted are those with enough
+    The microtome cuts at a constant interval, so overlaps of one brain vary little. Trusted are those with enough
     correlation; the typical overlap is their median. An overlap is replaced if it is not trusted, or farther from the
     typical one than `max_deviation` robust standard deviations (1.4826 times the median absolute deviation) and
     than `tolerance`.
@@ -164,59 +164,59 @@ def enforce_z_consistency(
     overlaps : sequence of int
         In voxels along Z, one for each pair of neighbouring slices.
     correlations : sequence of float, optional
-        What :func:`find_z_overlap` found for each; without them all are trusted.
+        The correlation of each, from :func:`find_z_overlap`; without them all are trusted.
     min_correlation : float
-        Below it, or NaN, an overlap is not trusted. If none reaches it, all are taken.
+        An overlap with less, or NaN, is not trusted. If none reaches it, all are trusted.
     max_deviation : float
         In robust standard deviations.
     tolerance : float
-        Voxels that are never too far.
+        A smaller distance, in voxels, is never an outlier.
 
     Raises
     ------
     ValueError
         No overlaps, or another number of correlations.
     """
-    found = np.asarray(overlaps, np.float64)
-    if found.ndim != 1 or not found.size or not np.isfinite(found).all():
-        raise ValueError(f"overlaps={list(overlaps)}: at least one number, in one row, is needed")
-    trusted = np.ones(found.size, bool)
+    planes = np.asarray(overlaps, np.float64)
+    if planes.ndim != 1 or not planes.size or not np.isfinite(planes).all():
+        raise ValueError(f"overlaps={list(overlaps)}: pass a sequence of at least one number")
+    trusted = np.ones(planes.size, bool)
     if correlations is not None:
-        if len(correlations) != found.size:
-            raise ValueError(f"{len(correlations)} correlations do not go with {found.size} overlaps")
+        if len(correlations) != planes.size:
+            raise ValueError(f"{len(correlations)} correlations do not match {planes.size} overlaps")
         trusted = np.asarray(correlations, np.float64) >= min_correlation
         if not trusted.any():
             trusted[:] = True
-    middle = float(np.median(found[trusted]))
-    spread = 1.4826 * float(np.median(np.abs(found[trusted] - middle)))
-    mended = ~trusted | (np.abs(found - middle) > max(tolerance, max_deviation * spread))
+    middle = float(np.median(planes[trusted]))
+    spread = 1.4826 * float(np.median(np.abs(planes[trusted] - middle)))
+    mended = ~trusted | (np.abs(planes - middle) > max(tolerance, max_deviation * spread))
     typical = math.floor(middle + 0.5)
-    result = np.where(mended, typical, found).astype(np.int64)
+    result = np.where(mended, typical, planes).astype(np.int64)
     return ConsistentOverlaps(tuple(map(int, result)), tuple(map(bool, mended)), typical)
 
 
 def blend_overlap(
-    fixed: Any,
-    moving: Any,
+    fixed: Array,
+    moving: Array,
     *,
     first: int = 0,
     planes: int | None = None,
-    measured: tuple[Any, Any] | None = None,
-) -> Any:
+    measured: tuple[Array, Array] | None = None,
+) -> Array:
     """Blend planes that two slices share.
 
-    Weights follow a Hann ramp: plane k of n takes ``sin²(π (k + 1/2) / (2 n))`` of the moving slice and the rest of the
-    fixed one. A voxel that is 0 or not finite is not valid: where one slice has none, the other counts alone; where
-    both have none, the result is 0.
+    Weights follow a Hann ramp: plane k of n has the weight ``w = sin²(π (k + 1/2) / (2 n))`` of the moving slice and
+    ``1 - w`` of the fixed one. A voxel that is 0 or not finite is invalid: where one slice is invalid, the other is
+    taken; where both are, the result is 0.
 
     Parameters
     ----------
     fixed, moving : numpy.ndarray or cupy.ndarray, (Z, Y, X)
         The last planes of one slice, the first planes of the next; of one shape and dtype.
     first, planes : int
-        The planes given are those from `first` on of an overlap of so many; by default all.
+        These planes begin at plane `first` of an overlap of `planes` planes; by default they are the whole overlap.
     measured : (array of bool, array of bool), optional
-        Which voxels of either were measured: the others count only where neither slice has one that was.
+        Measured voxels of each; the others are used only where neither slice has a measured one.
 
     Returns
     -------
@@ -226,12 +226,12 @@ def blend_overlap(
     Raises
     ------
     ValueError
-        Other shapes, or different ones.
+        Shapes that are not of rank 3, or differ.
     """
     if fixed.ndim != 3 or fixed.shape != moving.shape or fixed.dtype != moving.dtype:
         raise ValueError(
             f"planes of {fixed.shape} {fixed.dtype} and {moving.shape} {moving.dtype} cannot be blended: "
-            "(Z, Y, X) of one shape and dtype can"
+            "pass (Z, Y, X) of one shape and dtype"
         )
     xp, dtype = array_module(fixed), fixed.dtype
     kind = np.float64 if dtype.itemsize > 4 or (dtype.kind in "iu" and dtype.itemsize > 2) else np.float32
@@ -242,12 +242,15 @@ def blend_overlap(
     ramp = xp.asarray(ramp.astype(kind))[:, None, None]
     left, right = xp.isfinite(fixed) & (fixed != 0), xp.isfinite(moving) & (moving != 0)
     if measured is not None:
-        known = left & measured[0], right & measured[1]
-        some = known[0] | known[1]
-        left, right = (xp.where(some, one, there) for one, there in zip(known, (left, right), strict=True))
+        valid_measured = left & measured[0], right & measured[1]
+        any_measured = valid_measured[0] | valid_measured[1]
+        left, right = (
+            xp.where(any_measured, when_measured, otherwise)
+            for when_measured, otherwise in zip(valid_measured, (left, right), strict=True)
+        )
     weight = xp.where(left, xp.where(right, ramp, 0), 1)
     a, b = xp.where(left, fixed, 0).astype(kind), xp.where(right, moving, 0).astype(kind)
-    # In this form equal voxels blend to themselves, exactly.
+    # In this form equal voxels blend exactly to themselves.
     mixed = a + weight * (b - a)
     return (
         saturated(xp.rint(mixed), dtype.newbyteorder("=")).astype(dtype, copy=False)
@@ -258,7 +261,7 @@ def blend_overlap(
 
 @dataclass(frozen=True)
 class StackPlan:
-    """Where slices lie in a stack.
+    """Offsets of the slices in a stack.
 
     Attributes
     ----------
@@ -275,12 +278,12 @@ class StackPlan:
     shapes: tuple[tuple[int, int, int], ...]
 
     def box(self, number: int) -> tuple[slice, slice, slice]:
-        """The box of a slice in the stack."""
+        """Return the box of a slice in the stack."""
         z, y, x = (slice(p, p + n) for p, n in zip(self.offsets[number], self.shapes[number], strict=True))
         return z, y, x
 
     def shared(self, number: int) -> int:
-        """How many of the first planes of a slice lie upon those of slices above."""
+        """Return how many of the first planes of a slice overlap slices above."""
         filled = max((self.box(above)[0].stop for above in range(number)), default=0)
         return min(self.shapes[number][0], max(0, filled - self.offsets[number][0]))
 
@@ -299,23 +302,21 @@ def plan_stack(
     overlaps : sequence of int
         Voxels along Z that each slice shares with the next.
     shifts : sequence of (float, float), optional
-        Where each next slice lies relative to the one before, in voxels along Y and X. They are added up and then
-        rounded to whole voxels.
+        Shift of each slice to the one above, in voxels along Y and X. Shifts are summed, then rounded to whole voxels.
 
     Raises
     ------
     ValueError
-        No slices; overlaps or shifts that are not one for each pair; an overlap that is negative or greater than one
-        of its slices.
+        No slices; not one overlap and shift for each pair; an overlap that is negative or exceeds one of its slices.
     """
     pairs = len(shapes) - 1
     if pairs < 0:
         raise ValueError("there are no slices to stack")
     moves = [(0.0, 0.0)] * pairs if shifts is None else [(float(y), float(x)) for y, x in shifts]
     if len(overlaps) != pairs or len(moves) != pairs:
-        raise ValueError(f"{pairs + 1} slices need {pairs} overlaps and shifts: {len(overlaps)} and {len(moves)} given")
+        raise ValueError(f"{pairs + 1} slices need {pairs} overlaps and shifts, not {len(overlaps)} and {len(moves)}")
     if not all(math.isfinite(y) and math.isfinite(x) for y, x in moves):
-        raise ValueError(f"shifts={moves}: numbers of voxels are needed")
+        raise ValueError(f"shifts={moves}: pass finite numbers of voxels")
     z, y, x = 0, 0.0, 0.0
     offsets = [(0, 0, 0)]
     for number, (overlap, move) in enumerate(zip(overlaps, moves, strict=True)):
@@ -330,63 +331,33 @@ def plan_stack(
     return StackPlan(size, moved, tuple((int(a), int(b), int(c)) for a, b, c in shapes))
 
 
-def stack_slices(
-    slices: Sequence[Any], overlaps: Sequence[int], shifts: Sequence[tuple[float, float]] | None = None
-) -> Any:
-    """Stack slices, blended where they overlap.
-
-    Parameters
-    ----------
-    slices : sequence of numpy.ndarray or cupy.ndarray, (Z, Y, X)
-        From the top down, of one dtype, all on the host or all on the device.
-    overlaps, shifts
-        As for :func:`plan_stack`.
-
-    Returns
-    -------
-    numpy.ndarray or cupy.ndarray, (Z, Y, X)
-        The stack; 0 where no slice is. Overlaps are blended by :func:`blend_overlap`.
-
-    Raises
-    ------
-    ValueError
-        As :func:`plan_stack`; slices of different dtypes or offsets.
-    """
-    plan = plan_stack([tuple(one.shape) for one in slices], overlaps, shifts)  # type: ignore[misc]
-    if len({(one.dtype, is_device_array(one)) for one in slices}) > 1:
-        raise ValueError("slices of one stack have one dtype and lie in one memory")
-    xp = array_module(slices[0])
-    whole = tuple(slice(0, n) for n in plan.shape)
-    return compose(plan, whole, lambda number, box: slices[number][box], xp, slices[0].dtype)
-
-
 def compose(
     plan: StackPlan,
     box: tuple[slice, ...],
-    read: Callable[[int, tuple[slice, ...]], Any],
+    read: Callable[[int, tuple[slice, ...]], Array],
     xp: ModuleType,
     dtype: np.dtype,
-    measured: Callable[[int, tuple[slice, ...]], Any] | None = None,
-) -> Any:
-    """Make a box of a stack; the same voxels come out whichever way the stack is cut.
+    measured: Callable[[int, tuple[slice, ...]], Array | bool] | None = None,
+) -> Array:
+    """Make a box of a stack; its voxels do not depend on how the stack is cut into boxes.
 
     Parameters
     ----------
     plan : StackPlan
-        Where slices lie.
+        Offsets of the slices.
     box : tuple of slice
-        Of the stack, with start and stop.
+        Box of the stack, with start and stop.
     read : callable
-        Takes the number of a slice and a box of it, and returns its voxels: an array of `xp`.
+        Takes the number of a slice and a box of it, and returns its voxels as an array of `xp`.
     xp : module
         CuPy or NumPy.
     dtype : dtype
-        Of all slices and the stack.
+        Data type of all slices and the stack.
     measured : callable, optional
-        Takes the same as `read`, and returns which of those voxels were measured: an array of bool, or True.
+        Takes the arguments of `read`, and returns which of the voxels were measured: an array of bool, or True.
     """
-    known = None if measured is None else xp.zeros([one.stop - one.start for one in box], bool)
-    out = xp.zeros([one.stop - one.start for one in box], dtype)
+    measured_voxels = None if measured is None else xp.zeros([extent.stop - extent.start for extent in box], bool)
+    out = xp.zeros([extent.stop - extent.start for extent in box], dtype)
     for number, part in parts(plan, box):
         voxels, offset = read(number, part), plan.offsets[number]
         where = tuple(
@@ -395,10 +366,10 @@ def compose(
         target, first, planes = out[where], part[0].start, plan.shared(number)
         blended = min(max(0, planes - first), voxels.shape[0])
         both = None
-        if known is not None and measured is not None:
-            here = xp.broadcast_to(xp.asarray(measured(number, part)), voxels.shape)
-            both = known[where][:blended].copy(), here[:blended]
-            known[where] |= here
+        if measured_voxels is not None and measured is not None:
+            measured_part = xp.broadcast_to(xp.asarray(measured(number, part)), voxels.shape)
+            both = measured_voxels[where][:blended].copy(), measured_part[:blended]
+            measured_voxels[where] |= measured_part
         target[blended:] = voxels[blended:]
         if blended:
             target[:blended] = blend_overlap(
@@ -408,8 +379,8 @@ def compose(
 
 
 def parts(plan: StackPlan, box: tuple[slice, ...]) -> Iterator[tuple[int, tuple[slice, ...]]]:
-    """Say which slices a box of a stack shows, from the top down: the number of each, and the box of it."""
+    """Yield the slices that a box of a stack intersects, from the top down: number, and box of the slice."""
     for number, offset in enumerate(plan.offsets):
-        there = [slice(max(b.start, s.start), min(b.stop, s.stop)) for b, s in zip(box, plan.box(number), strict=True)]
-        if all(one.start < one.stop for one in there):
-            yield number, tuple(slice(t.start - p, t.stop - p) for t, p in zip(there, offset, strict=True))
+        shared = [slice(max(b.start, s.start), min(b.stop, s.stop)) for b, s in zip(box, plan.box(number), strict=True)]
+        if all(extent.start < extent.stop for extent in shared):
+            yield number, tuple(slice(t.start - p, t.stop - p) for t, p in zip(shared, offset, strict=True))

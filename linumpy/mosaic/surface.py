@@ -1,12 +1,12 @@
 """The tissue surface of a mosaic of any size, from disk to disk.
 
-In: an OME-Zarr mosaic. Out: a map of depths as OME-Zarr, and a picture of it. The mosaic passes in columns of whole
-depth, each with a rim as wide as the lateral mean reaches, so that the map does not show where it was cut; the next is
-read while one is worked on and the map of the last is written.
+In: an OME-Zarr mosaic. Out: a map of depths as OME-Zarr, and a picture of it. The mosaic is processed in columns of
+whole depth, with a margin as wide as the lateral mean, so that the map has no seams; the next column is read while one
+is processed and the map of the last is written.
 
-The map is an OME-Zarr image like the mosaic: it keeps axes, spacing and origin in µm, is written column by column,
-and opens beside the volume in a viewer. Its values are depths in µm as float32: they mean the same at every resolution
-of the mosaic. Divided by the spacing along depth they are voxels, whole ones unless ``definition="edge"``.
+The map is an OME-Zarr image with the axes, spacing and origin of the mosaic in µm, so a viewer aligns both. Its values
+are depths in µm as float32, the same at every resolution of the mosaic. Divided by the spacing along depth they are
+voxels, whole ones unless ``definition="edge"``.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import numpy as np
 
+from linumpy.arrays import Array
 from linumpy.device import require_cuda, to_host
 from linumpy.geometry.interface import find_tissue_interface
 from linumpy.gpu.oct.surface_filters import log_of_zero, log_statistics
 from linumpy.io.carried import carried_from
 from linumpy.io.files import check_picture, replacing
-from linumpy.io.place import check_apart, check_place
+from linumpy.io.paths import check_apart, check_target
 from linumpy.mosaic.image import MosaicImage, open_mosaic, tile_attributes
 from linumpy.mosaic.tiles import Box, box_nbytes, column_shape, read_box, tile_nbytes
 from linumpy.resample.overlap import work_through
@@ -34,29 +34,29 @@ from linumpy.write.writer import OmeZarrWriter, Progress
 
 log = logging.getLogger(__name__)
 
-#: A picture shows at most so many voxels along an axis.
+#: Voxels of a picture along an axis at most.
 _PICTURE_VOXELS = 2048
 
 
 @dataclass(frozen=True)
 class SurfaceMethod:
-    """How the surface is looked for, as :func:`linumpy.geometry.interface.find_tissue_interface` takes it.
+    """Parameters of the surface detection; see :func:`linumpy.geometry.interface.find_tissue_interface`.
 
     Attributes
     ----------
     s_xy : int
-        Voxels along each lateral axis over which the mean is taken.
+        Voxels of the lateral mean along each axis.
     s_z : float
         Standard deviation of the Gaussian along depth, in voxels.
     use_log : bool
-        Whether to take the logarithm first.
+        Whether to use the logarithm of intensity.
     detect_cutting_errors : bool
-        Whether the brightest voxel above the surface takes its place.
+        Whether the brightest voxel above the surface replaces it.
     definition : {"linumpy", "edge"}
-        What the surface is; of an edge the map is NaN where there is no tissue, and infinity where its surface is not
-        found.
+        Definition of the surface; with ``"edge"`` the map is NaN where there is no tissue, and infinity where its
+        surface is not found.
     min_contrast : float
-        Of an edge.
+        Minimum contrast of an edge.
     """
 
     s_xy: int = 15
@@ -69,7 +69,7 @@ class SurfaceMethod:
 
 @dataclass(frozen=True)
 class MosaicSurface:
-    """What was found and written.
+    """Summary of a surface map.
 
     Attributes
     ----------
@@ -108,35 +108,35 @@ def find_mosaic_surface(
         The map to write: an OME-Zarr image of float32, depth in µm from the mosaic's first voxel; one for each time and
         channel.
     method : SurfaceMethod, optional
-        How to look for the surface.
+        Parameters of the surface detection.
     level : int
         Resolution level of the mosaic.
     channel, time : int, optional
-        The one to take, counted from 0; by default all of them.
+        The entry to select, counted from 0; by default all.
     spacing : (float, float, float), optional
         Voxel spacing of the mosaic's finest resolution in µm along z, y and x, where its metadata lacks it.
     overlay : str or Path, optional
-        A PNG to write: a section with the surface on it, and the map. Of several times or channels one is chosen then.
+        A PNG to write: a section with the surface, and the map. Of several times or channels one must be selected.
     use_gpu : bool
-        Whether to read to the GPU and work there.
+        Whether to read to the GPU and compute there.
     overwrite : bool
-        Whether to replace outputs that are there.
+        Whether to replace existing outputs.
     progress : callable, optional
         Called with the number of bytes done since the last call.
     tile_bytes : int
-        About how many bytes of voxels to have at once; by default 256 MiB on a GPU and 32 MiB on the CPU.
+        Approximate bytes of a column; by default 256 MiB on a GPU and 32 MiB on the CPU.
 
     Raises
     ------
     FileExistsError, FileNotFoundError, SourceError, MetadataError, ValueError
-        A path that is taken, a source that is no mosaic, a method that cannot be.
+        An existing output, a source that is no mosaic, an invalid method.
     GpuUnavailableError
         `use_gpu` and there is no CUDA device.
     """
     method = method or SurfaceMethod()
     image = open_mosaic(source, level, channel=channel, time=time, spacing=spacing)
     check_apart([output] if overlay is None else [output, overlay], [source])
-    check_place(Path(output), overwrite=overwrite)
+    check_target(Path(output), overwrite=overwrite)
     if overlay is not None:
         check_picture(overlay, overwrite=overwrite)
         image.only("a picture shows one volume")
@@ -150,8 +150,9 @@ def find_mosaic_surface(
     lateral = [(image.spacing[axis], image.origin[axis]) for axis in (first, second)]
     zero = functools.cache(lambda entries: zero_log_of(image, method, entries))
     tile = image.tile_shape if level == 0 else None
-    gone = ("labels", "image_label", "omero", *(() if tile else ("own",)))  # of intensities, and this is depth
-    carried = carried_from(image).without(*gone).on_another_grid()
+    # omero has the display settings of intensities, and the map has depths.
+    dropped = ("labels", "image_label", "omero", *(() if tile else ("own",)))
+    carried = carried_from(image).without(*dropped).on_another_grid()
     carried.log_dropped(image.name, output)
     with OmeZarrWriter(
         output, image.leading_shape + shape, "float32", [s for s, _ in lateral], origin=[o for _, o in lateral],
@@ -160,7 +161,7 @@ def find_mosaic_surface(
         attributes=tile_attributes(image, tile) if tile else None,
     ) as writer:  # fmt: skip
 
-        def find(part: tuple[tuple[int, ...], Box], read: tuple[Any, tuple[slice, slice]]) -> Any:
+        def find(part: tuple[tuple[int, ...], Box], read: tuple[Array, tuple[slice, slice]]) -> Array:
             _, box = part
             column, inside = read
             surface = surface_of(column, method, image.depth_axis, zero(part[0]))[inside]
@@ -184,11 +185,11 @@ def find_mosaic_surface(
 
 def read_column(
     image: MosaicImage, box: Box, rim: int, use_gpu: bool, entries: tuple[int, ...] = ()
-) -> tuple[Any, tuple[slice, slice]]:
-    """Read a box of a mosaic with a rim along the lateral axes, and say where the box lies in it laterally.
+) -> tuple[Array, tuple[slice, slice]]:
+    """Read a box of a mosaic with a margin `rim` along the lateral axes; returns it and the lateral slices of the box.
 
-    `entries` names the volume, by its time and channel where the mosaic has several. Voxels that focal correction
-    filled are the nearest measured ones, whatever they were filled with.
+    `entries` selects the volume by time and channel if the mosaic has several. Voxels that focal correction filled are
+    replaced by the nearest measured ones.
     """
     wide, inside = list(box), []
     for axis in image.lateral_axes:
@@ -200,11 +201,11 @@ def read_column(
 
 
 def zero_log_of(image: MosaicImage, method: SurfaceMethod, entries: tuple[int, ...] = ()) -> float | None:
-    """Choose what stands for the logarithm of voxels that are not positive, for all columns of a volume alike.
+    """Choose the value that replaces the logarithm of non-positive voxels, the same for all columns of a volume.
 
-    Of an edge it follows the intensity of five columns of chunks. So it does for ``"linumpy"`` where most positive
-    voxels are below 1, which a log line (warning) says: 0 for the logarithm of 0 would make zero brighter than tissue.
-    Otherwise, and where these columns have no positive voxel, None.
+    For an edge it follows from the intensity of five columns of chunks. So it does for ``"linumpy"`` if most positive
+    voxels are below 1, with a log line (warning): 0 for the logarithm of 0 would make zero brighter than tissue. None
+    otherwise, and if these columns have no positive voxel.
     """
     if not method.use_log or (method.definition == "linumpy" and image.array.dtype.kind != "f"):
         return None
@@ -214,7 +215,7 @@ def zero_log_of(image: MosaicImage, method: SurfaceMethod, entries: tuple[int, .
         for axis, part in zip(image.lateral_axes, parts, strict=True):
             begin = image.array.shape[axis] * part // 4 // image.array.chunks[axis] * image.array.chunks[axis]
             box[axis] = slice(begin, min(begin + min(32, image.array.chunks[axis]), image.array.shape[axis]))
-        voxels = np.moveaxis(read_box(image.volumes[entries], tuple(box), False), image.depth_axis, -1)
+        voxels = np.moveaxis(to_host(read_box(image.volumes[entries], tuple(box), False)), image.depth_axis, -1)
         lines.append(voxels.reshape(-1, voxels.shape[-1]))
     sample = np.concatenate(lines)[None]
     count, mean, _ = log_statistics(np, sample)
@@ -222,15 +223,15 @@ def zero_log_of(image: MosaicImage, method: SurfaceMethod, entries: tuple[int, .
         return None
     if method.definition == "linumpy":
         log.warning(
-            "%s: most voxels are below 1, and some are 0 or below, which definition 'linumpy' takes for 1: the "
-            "brightest. They count as darker than the others instead",
+            "%s: most voxels are below 1, and some are 0 or below, which definition 'linumpy' would treat as 1, the "
+            "brightest. They are treated as the darkest instead",
             image.name,
         )
     return float(log_of_zero(np, sample))
 
 
-def surface_of(column: Any, method: SurfaceMethod, depth_axis: int, zero_log: float | None = None) -> Any:
-    """Find the surface of a column in voxels, where the column is: int32, of an edge float32."""
+def surface_of(column: Array, method: SurfaceMethod, depth_axis: int, zero_log: float | None = None) -> Array:
+    """Find the surface of a column in voxels, in the column's memory: int32, or float32 for an edge."""
     return find_tissue_interface(
         column, method.s_xy, method.s_z, method.use_log, detect_cutting_errors=method.detect_cutting_errors,
         depth_axis=depth_axis, definition=method.definition, min_contrast=method.min_contrast,
@@ -239,7 +240,7 @@ def surface_of(column: Any, method: SurfaceMethod, depth_axis: int, zero_log: fl
 
 
 class _Sketch:
-    """What the picture shows, gathered where the work is done, thinned out to what a picture can show."""
+    """The data of the picture, subsampled to its pixels, in the memory of the computation."""
 
     def __init__(self, xp: ModuleType, image: MosaicImage, shape: tuple[int, int], method: SurfaceMethod) -> None:
         self.image = image
@@ -252,12 +253,13 @@ class _Sketch:
         self.method = method
         self.section = xp.zeros((image.array.shape[image.depth_axis], columns), image.array.dtype.newbyteorder("="))
 
-    def add(self, lateral: tuple[slice, slice], column: Any, inside: tuple[slice, slice], surface: Any) -> None:
-        """Take what is shown from a column."""
-        # The first voxel of the column that is shown, and where it is shown.
-        begin = [-one.start % step for one, step in zip(lateral, self.steps, strict=True)]
+    def add(self, lateral: tuple[slice, slice], column: Array, inside: tuple[slice, slice], surface: Array) -> None:
+        """Copy the shown voxels of a column."""
+        # The first shown voxel of the column, and the pixels of the column.
+        begin = [-extent.start % step for extent, step in zip(lateral, self.steps, strict=True)]
         shown = [
-            slice(-(-one.start // step), -(-one.stop // step)) for one, step in zip(lateral, self.steps, strict=True)
+            slice(-(-extent.start // step), -(-extent.stop // step))
+            for extent, step in zip(lateral, self.steps, strict=True)
         ]
         self.surface[shown[0], shown[1]] = surface[begin[0] :: self.steps[0], begin[1] :: self.steps[1]]
         if lateral[0].start <= self.row < lateral[0].stop:
@@ -270,13 +272,13 @@ class _Sketch:
             voxels = voxels if self.image.depth_axis < self.image.lateral_axes[1] else voxels.T
             self.section[:, shown[1]] = voxels[:, inside[1]][:, begin[1] :: self.steps[1]]
 
-    def _edges(self, column: Any, row: int) -> Any:
-        """Find the edges along a row of a column, from the rows that its mean covers."""
+    def _edges(self, column: Array, row: int) -> Array:
+        """Find the edges along a row of a column, from the rows of its lateral mean."""
         first, half = self.image.lateral_axes[0], self.method.s_xy
         rows = slice(max(0, row - half), min(column.shape[first], row + half + 1))
         slab = column[tuple(rows if axis == first else slice(None) for axis in range(3))]
-        found = surface_of(slab, replace(self.method, definition="edge"), self.image.depth_axis)
-        return found[row - rows.start]
+        depths = surface_of(slab, replace(self.method, definition="edge"), self.image.depth_axis)
+        return depths[row - rows.start]
 
     def draw(self, path: str | Path, overwrite: bool) -> None:
         """Draw the picture."""

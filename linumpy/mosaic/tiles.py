@@ -8,16 +8,16 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import zarr
 
+from linumpy.arrays import Array
 from linumpy.io.volume import Volume, as_volume
 from linumpy.io.zarr_mode import read_chunks_on_host
 
-#: Voxels of a column take about so many bytes on a GPU, unless one column of chunks takes more.
+#: Approximate bytes of a column on a GPU, unless one column of chunks is larger.
 TILE_BYTES = 256 * 2**20
-#: On the CPU SciPy's filters hold several float copies of a tile, and smaller ones cost no launches.
+#: The same on the CPU, where SciPy's filters hold several float copies, and small columns have no cost of launches.
 HOST_TILE_BYTES = 32 * 2**20
 
 Box = tuple[slice, ...]
@@ -30,7 +30,7 @@ def boxes(shape: tuple[int, ...], size: tuple[int, ...]) -> Iterator[Box]:
 
 
 def tile_nbytes(wanted: int | None, use_gpu: bool) -> int:
-    """Return the bytes that a tile may have: as the caller wants it, or what suits the device."""
+    """Return the bytes of a tile: the caller's, or the default of the device."""
     return wanted if wanted is not None else TILE_BYTES if use_gpu else HOST_TILE_BYTES
 
 
@@ -41,12 +41,12 @@ def column_shape(array: zarr.Array | Volume, depth_axis: int, tile_bytes: int) -
 
 
 def stored(array: zarr.Array | Volume) -> tuple[int, ...]:
-    """What is whole in storage: shards where an array has them, else chunks."""
+    """Return the shape of a shard, or else of a chunk."""
     return array.shards or array.chunks
 
 
 def tile_shape(shape: tuple[int, ...], step: Sequence[int], itemsize: int, tile_bytes: int) -> tuple[int, ...]:
-    """Choose tiles of whole steps, about as long along each axis, of at most `tile_bytes`, but of one step at least."""
+    """Choose tiles of whole steps, about equally long along each axis, of at most `tile_bytes` or one step."""
     size = tuple(min(s, n) for s, n in zip(step, shape, strict=True))
     while growing := [k for k, n in enumerate(shape) if size[k] < n]:
         axis = min(growing, key=lambda k: (size[k], -k))
@@ -58,12 +58,12 @@ def tile_shape(shape: tuple[int, ...], step: Sequence[int], itemsize: int, tile_
 
 
 def box_nbytes(array: zarr.Array | Volume, box: Box) -> int:
-    """Bytes of the voxels of a box, decoded."""
-    return math.prod(one.stop - one.start for one in box) * array.dtype.itemsize
+    """Return the bytes of the voxels of a box, decoded."""
+    return math.prod(extent.stop - extent.start for extent in box) * array.dtype.itemsize
 
 
-def read_box(array: zarr.Array | Volume, box: Box, use_gpu: bool) -> Any:
-    """Read a box of an array, or of a volume of it, to the device or the host."""
+def read_box(array: zarr.Array | Volume, box: Box, use_gpu: bool) -> Array:
+    """Read a box of an array or a volume to the device or the host."""
     volume = as_volume(array)
     region = volume.region(box)
     if not use_gpu:

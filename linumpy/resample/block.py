@@ -1,10 +1,10 @@
-"""Make one block of an affinely transformed image from the box of the image that it needs; smooth that where asked.
+"""Make one block of an affinely transformed image from the box of the source that it needs, smoothed if requested.
 
-In: the box, and the :class:`~linumpy.plan.grid.blocks.Block` that says where box and block lie in the whole. Out: the
-block, the same bit for bit (orders 0 and 1) as that part of the whole image's transform: coordinates are computed from
-a voxel's number in the whole output, in SciPy's order of operations, and boundaries are those of the whole image. A
-block that is smoothed and linearly interpolated to another spacing is the same as that part of ``resample_volume``'s
-result. CuPy in, CuPy out; NumPy in, NumPy out.
+In: the box, and the :class:`~linumpy.plan.grid.blocks.Block` with the coordinates of box and block. Out: the block. For
+orders 0 and 1 it equals that part of the whole image's transform bit for bit: coordinates are computed from indices in
+the whole output, in SciPy's order of operations, with the boundaries of the whole image. A block that is smoothed and
+linearly interpolated to another spacing equals that part of ``resample_volume``'s result. CuPy in, CuPy out; NumPy in,
+NumPy out.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from linumpy.device import array_module, is_device_array
+from linumpy.arrays import Array
+from linumpy.device import array_module, is_device_array, to_host
 from linumpy.gpu.kernels import IN_FLOAT32
 from linumpy.gpu.ndimage import general, nearest, sampling, splines
 from linumpy.gpu.ndimage.nearest import Line
@@ -26,20 +27,20 @@ from linumpy.gpu.resize.tables import AxisPart, AxisPlan, unchanged
 from linumpy.gpu.rounding import rounded
 from linumpy.plan.grid.blocks import CLIPPED_MODES, SPLINE_PAD, AffineGrid, Block, source_box
 
-#: Output voxels whose coordinates are held at a time.
+#: Output voxels of a strip: the coordinates of one strip are in memory at a time.
 _STRIP = 2**18
-#: Linux: address space that is not counted as memory until it is written to. Python names it from 3.13 on.
+#: Linux: address space without memory behind it until it is written. Python has the name from 3.13 on.
 _MAP_NORESERVE = 0x4000
 
 
-def make_box(source: Any, grid: AffineGrid, block: Block, cval: float, out: Any) -> Any:
-    """Make one block of the output, from a source that is smoothed first where the grid says so.
+def make_box(source: Array, grid: AffineGrid, block: Block, cval: float, out: Array) -> Array:
+    """Make one block of the output, from a source that is smoothed first if the grid smooths.
 
     Parameters and result are those of :func:`affine_box`.
 
     Notes
     -----
-    Whatever is smoothed is float32 (float64 where that does not hold the source's numbers) until the block is written.
+    Smoothed voxels are float32 (float64 where float32 does not hold the source's numbers) until the block is written.
     """
     if not grid.smooths:
         return affine_box(source, grid, block, cval, out)
@@ -47,7 +48,7 @@ def make_box(source: Any, grid: AffineGrid, block: Block, cval: float, out: Any)
     if grid.separable:
         return apply_tables(source, _tables(grid, block), between, out.dtype, out)
     plain = replace(grid, sigmas=())
-    start, stop = source_box(plain, block.start, block.stop)  # without what the smoothing needs around it
+    start, stop = source_box(plain, block.start, block.stop)  # without the margin of the smoothing
     inner = replace(block, source_start=start, source_stop=stop)
     if source.size:
         source = apply_tables(source, _gaussians(grid, block, inner), between, between)
@@ -57,21 +58,21 @@ def make_box(source: Any, grid: AffineGrid, block: Block, cval: float, out: Any)
 
 
 def _tables(grid: AffineGrid, block: Block) -> list[AxisPlan]:
-    """Plan how each axis of a box is smoothed and interpolated at once."""
+    """Plan the combined smoothing and interpolation of each axis of a box."""
     plans = []
     for axis, (size, length) in enumerate(zip(block.source_shape, block.shape, strict=True)):
         scale, sigma = grid.matrix[axis][axis], grid.sigmas[axis]
-        source, made = (block.source_start[axis], block.source_stop[axis]), (block.start[axis], block.stop[axis])
-        if scale == 1 and not sigma and source == made:
+        source, target = (block.source_start[axis], block.source_stop[axis]), (block.start[axis], block.stop[axis])
+        if scale == 1 and not sigma and source == target:
             plans.append(unchanged(size))
             continue
-        part = AxisPart(grid.source_shape[axis], grid.output_shape[axis], scale, source[0], made[0])
+        part = AxisPart(grid.source_shape[axis], grid.output_shape[axis], scale, source[0], target[0])
         plans.append(AxisPlan(size, length, 1, "nearest", sigma, part=part))
     return plans
 
 
 def _gaussians(grid: AffineGrid, block: Block, inner: Block) -> list[AxisPlan]:
-    """Plan how each axis of a box is smoothed, to what is sampled of it."""
+    """Plan the smoothing of each axis of a box, to the voxels that are sampled."""
     plans = []
     for axis, (size, length) in enumerate(zip(block.source_shape, inner.source_shape, strict=True)):
         n, sigma = grid.source_shape[axis], grid.sigmas[axis]
@@ -80,7 +81,7 @@ def _gaussians(grid: AffineGrid, block: Block, inner: Block) -> list[AxisPlan]:
     return plans
 
 
-def affine_box(source: Any, grid: AffineGrid, block: Block, cval: float, out: Any) -> Any:
+def affine_box(source: Array, grid: AffineGrid, block: Block, cval: float, out: Array) -> Array:
     """Make one block of the output.
 
     Parameters
@@ -90,11 +91,11 @@ def affine_box(source: Any, grid: AffineGrid, block: Block, cval: float, out: An
     grid : AffineGrid
         The map, the order and the mode.
     block : Block
-        Where box and block lie.
+        Coordinates of box and block.
     cval : float
         Value outside of the image, for the constant modes.
     out : numpy.ndarray or cupy.ndarray
-        Where to put it: of the block's shape, C-contiguous, of the source's dtype and where the source is.
+        The output: of the block's shape, C-contiguous, of the source's dtype, in the source's memory.
 
     Returns
     -------
@@ -103,20 +104,20 @@ def affine_box(source: Any, grid: AffineGrid, block: Block, cval: float, out: An
 
     Notes
     -----
-    Orders above 1 filter the box, which holds enough voxels around the block that the filter forgets where it was cut:
-    the result differs from that of the whole image by rounding only.
+    Orders above 1 filter the box, whose margin is wide enough that the result differs from that of the whole image by
+    rounding only.
     """
     if source.size == 0:
         return _fill(out, cval)
     if is_device_array(source):
         return _by_kernel(source, grid, block, cval, out)
-    return _by_scipy(source, grid, block, cval, out)
+    return _by_scipy(to_host(source), grid, block, cval, to_host(out))
 
 
-def _by_kernel(source: Any, grid: AffineGrid, block: Block, cval: float, out: Any) -> Any:
-    """Sample by the kernel that makes whole images too: boundaries are those of the whole image.
+def _by_kernel(source: Array, grid: AffineGrid, block: Block, cval: float, out: Array) -> Array:
+    """Sample by the kernel of whole images, with the boundaries of the whole image.
 
-    Takes no memory but for orders above 1, whose coefficients are one volume of the box, and for booleans.
+    It allocates memory only for orders above 1, whose coefficients are one volume of the box, and for booleans.
     """
     xp = array_module(source)
     lines = _lines(grid, block) if grid.order == 0 else None
@@ -136,42 +137,42 @@ def _by_kernel(source: Any, grid: AffineGrid, block: Block, cval: float, out: An
         if pad and rank > 3:
             source, ends = xp.pad(source, pad, mode="edge"), splines.Ends(grid.mode, order=grid.order)
         source = splines.filtered(source, ends, kind)
-    # In the image with its pad, the box with its own begins where the bare box does in the bare image.
-    where = {
+    # The padded box begins in the padded image where the box begins in the image.
+    coordinates = {
         "whole": tuple(n + 2 * pad for n in grid.source_shape),
         "box_start": block.source_start,
         "out_start": block.start,
     }
-    source, how = sampling.contiguous(source), sampling.SplineSampling(grid.order, grid.mode, float(cval), pad)
+    source, sampler = sampling.contiguous(source), sampling.SplineSampling(grid.order, grid.mode, float(cval), pad)
     affine = sampling.AffineMap(tuple(map(tuple, grid.matrix)), tuple(grid.offset))
     module = sampling if rank in sampling.RANKS else general
-    module.sample_affine(source, affine, how, out, **where)
+    module.sample_affine(source, affine, sampler, out, **coordinates)
     return out
 
 
 def _lines(grid: AffineGrid, block: Block) -> tuple[Line, ...] | None:
-    """Take a diagonal map axis by axis, as `affine_transform` does; None for any other."""
+    """Return a diagonal map axis by axis, as `affine_transform` does; None for any other."""
     matrix = np.array(grid.matrix)
     if np.count_nonzero(matrix - np.diag(np.diagonal(matrix))):
         return None
     boxes = zip(block.source_start, block.source_shape, strict=True)
     columns = (grid.source_shape, block.shape, np.diagonal(matrix).tolist(), grid.offset, block.start, boxes)
-    return tuple(Line(*one) for one in zip(*columns, strict=True))
+    return tuple(Line(*line) for line in zip(*columns, strict=True))
 
 
 def _by_scipy(source: np.ndarray, grid: AffineGrid, block: Block, cval: float, out: np.ndarray) -> np.ndarray:
     """Sample by SciPy's ``map_coordinates``, strip by strip."""
     from scipy import ndimage
 
-    if out.dtype == np.float16:  # which SciPy does not know
+    if out.dtype == np.float16:  # which SciPy does not support
         wide = _by_scipy(source.astype(np.float32), grid, block, cval, np.empty(out.shape, np.float32))
-        with np.errstate(over="ignore"):  # beyond float16 lies infinity
+        with np.errstate(over="ignore"):  # numbers beyond float16 become infinite
             out[...] = wide
         return out
     source, origin = _laid_out(source, grid, block)
     source, origin = _filtered(source, origin, grid)
     options = {"order": grid.order, "mode": grid.mode, "cval": cval, "prefilter": False}
-    # What 64 bits do not hold, SciPy casts to 0.
+    # SciPy casts numbers beyond 64 bits to 0.
     saturates = out.dtype.kind != "u" or out.dtype.itemsize < 8
     for strip, coordinates in _coordinates(grid, block, origin):
         if saturates:
@@ -182,16 +183,16 @@ def _by_scipy(source: np.ndarray, grid: AffineGrid, block: Block, cval: float, o
 
 
 def work_bytes(dtype: np.dtype, order: int, device: str) -> tuple[int, int]:
-    """Bytes that :func:`affine_box` needs beyond box and block: for each voxel of the box, and of the block.
+    """Return the bytes that :func:`affine_box` needs beyond box and block: for each voxel of the box, and of the block.
 
     Parameters
     ----------
     dtype : numpy.dtype
-        Of source and result.
+        Data type of source and result.
     order : int
-        Of the spline.
+        Order of the spline.
     device : {"cuda", "cpu"}
-        Where the arrays are.
+        Device of the arrays.
     """
     kind = dtype.str[1:]
     if device == "cuda":
@@ -202,50 +203,50 @@ def work_bytes(dtype: np.dtype, order: int, device: str) -> tuple[int, int]:
 
 
 def box_work_bytes(dtype: np.dtype, grid: AffineGrid, device: str) -> tuple[int, int]:
-    """Bytes that :func:`make_box` needs beyond box and block: for each voxel of the box, and of the block.
+    """Return the bytes that :func:`make_box` needs beyond box and block: for each voxel of the box, and of the block.
 
     Parameters
     ----------
     dtype : numpy.dtype
-        Of source and result.
+        Data type of source and result.
     grid : AffineGrid
-        What is made.
+        The map, the order, the mode and the smoothing.
     device : {"cuda", "cpu"}
-        Where the arrays are.
+        Device of the arrays.
     """
     if not grid.smooths:
         return work_bytes(dtype, grid.order, device)
     between = computed_in(dtype)
-    # Between two axes there are two volumes, none larger than both box and block.
+    # Between two axes there are two volumes, each at most as large as box and block together.
     passes = 2 * between.itemsize
     if grid.separable:
         return passes, passes
     work, output_work = work_bytes(between, grid.order, device)
-    # The block in floats, and on a device what its rounding needs.
+    # The block in floats, and on a device the memory of its rounding.
     return passes + between.itemsize + work, output_work + between.itemsize + (24 if device == "cuda" else 0)
 
 
-def _fill(out: Any, cval: float) -> Any:
-    """Fill a block that lies outside, with `cval` in the dtype as SciPy casts it."""
+def _fill(out: Array, cval: float) -> Array:
+    """Fill a block outside of the image with `cval`, cast as SciPy does."""
     nothing = np.zeros((1,), np.float32 if out.dtype == np.float16 else out.dtype)
     import scipy.ndimage as ndimage
 
     value = ndimage.map_coordinates(nothing, [[-2.0]], order=0, mode="constant", cval=cval)
-    with np.errstate(over="ignore"):  # beyond float16 lies infinity
-        out.fill(value.astype(out.dtype)[0])
+    with np.errstate(over="ignore"):  # numbers beyond float16 become infinite
+        out[...] = value.astype(out.dtype)[0]
     return out
 
 
-def _laid_out(source: Any, grid: AffineGrid, block: Block) -> tuple[Any, tuple[int, ...]]:
-    """Lay the box out so that SciPy continues it at its edges as it would continue the whole image.
+def _laid_out(source: np.ndarray, grid: AffineGrid, block: Block) -> tuple[np.ndarray, tuple[int, ...]]:
+    """Lay the box out so that SciPy extends it at its edges as it would extend the whole image.
 
-    A box cut at the image's edges does so by itself in the clipped modes, or where no coordinate comes near an edge.
-    Else SciPy must see the whole axis.
+    In the clipped modes, or where no coordinate is near an edge, the box itself suffices. Otherwise SciPy needs the
+    whole axis.
 
     Returns
     -------
     source : array
-        What to interpolate in.
+        The array to interpolate.
     origin : tuple of int
         Offset of its first voxel in the whole image.
     """
@@ -255,24 +256,26 @@ def _laid_out(source: Any, grid: AffineGrid, block: Block) -> tuple[Any, tuple[i
     whole = [not grid.stays_inside(axis, low, high) for axis, (low, high) in bounds]
     if not any(whole):
         return source, block.source_start
-    origin = tuple(0 if one else a for one, a in zip(whole, block.source_start, strict=True))
-    shape = tuple(n if one else m for one, n, m in zip(whole, grid.source_shape, block.source_shape, strict=True))
+    origin = tuple(0 if from_edge else a for from_edge, a in zip(whole, block.source_start, strict=True))
+    shape = tuple(
+        n if from_edge else m for from_edge, n, m in zip(whole, grid.source_shape, block.source_shape, strict=True)
+    )
     if shape == source.shape:
         return source, origin
     image = _address_space(shape, source.dtype)
     pairs = zip(whole, block.source_start, block.source_stop, strict=True)
-    image[tuple(slice(a, b) if one else slice(None) for one, a, b in pairs)] = source
+    image[tuple(slice(a, b) if from_edge else slice(None) for from_edge, a, b in pairs)] = source
     return image, origin
 
 
 def _address_space(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """Make an array of zeros that takes memory, page by page, only where it is written to."""
+    """Make an array of zeros that takes memory, page by page, only where it is written."""
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
     memory = mmap.mmap(-1, max(1, math.prod(shape) * dtype.itemsize), flags=flags)
     return np.frombuffer(memory, dtype, math.prod(shape)).reshape(shape)
 
 
-def _filtered(source: Any, origin: tuple[int, ...], grid: AffineGrid) -> tuple[Any, tuple[int, ...]]:
+def _filtered(source: np.ndarray, origin: tuple[int, ...], grid: AffineGrid) -> tuple[np.ndarray, tuple[int, ...]]:
     """Turn voxels into the coefficients of the spline, as SciPy's ``map_coordinates`` does."""
     if grid.order < 2:
         return source, origin
@@ -284,18 +287,20 @@ def _filtered(source: Any, origin: tuple[int, ...], grid: AffineGrid) -> tuple[A
     return ndimage.spline_filter(source, grid.order, np.float64, grid.mode), origin
 
 
-def _coordinates(grid: AffineGrid, block: Block, origin: tuple[int, ...]) -> Iterator[tuple[tuple[slice, ...], Any]]:
-    """Compute where the voxels of a block lie, relative to `origin`, strip by strip.
+def _coordinates(
+    grid: AffineGrid, block: Block, origin: tuple[int, ...]
+) -> Iterator[tuple[tuple[slice, ...], np.ndarray]]:
+    """Compute the source coordinates of the voxels of a block, relative to `origin`, strip by strip.
 
-    Sums are taken in SciPy's order: the offset first, then axis after axis. To subtract the whole number `origin` from
-    a coordinate at or above it is exact, so that the fraction that voxels are weighted by stays the same to the bit.
+    Sums are taken in SciPy's order: the offset first, then axis after axis. Subtracting the whole number `origin` from
+    a coordinate at or above it is exact, so the fraction that weights the voxels does not change.
     """
     for strip in _strips(block.shape):
         voxels = []
-        for axis, (one, start) in enumerate(zip(strip, block.start, strict=True)):
-            line = np.arange(start + one.start, start + one.stop, dtype=np.float64)
+        for axis, (bounds, start) in enumerate(zip(strip, block.start, strict=True)):
+            line = np.arange(start + bounds.start, start + bounds.stop, dtype=np.float64)
             voxels.append(line.reshape([-1 if a == axis else 1 for a in range(grid.rank)]))
-        coordinates = np.empty((grid.rank, *(one.stop - one.start for one in strip)), np.float64)
+        coordinates = np.empty((grid.rank, *(bounds.stop - bounds.start for bounds in strip)), np.float64)
         for axis, (row, shift, first) in enumerate(zip(grid.matrix, grid.offset, origin, strict=True)):
             sum_: Any = shift
             for weight, line in zip(row, voxels, strict=True):
@@ -307,11 +312,11 @@ def _coordinates(grid: AffineGrid, block: Block, origin: tuple[int, ...]) -> Ite
 
 def _strips(shape: tuple[int, ...]) -> Iterator[tuple[slice, ...]]:
     """Cut a block into strips of about :data:`_STRIP` voxels, contiguous in it."""
-    rest = math.prod(shape[1:])
-    step = max(1, _STRIP // rest)
+    plane = math.prod(shape[1:])
+    step = max(1, _STRIP // plane)
     for begin in range(0, shape[0], step):
         end = min(begin + step, shape[0])
-        if end - begin == 1 and len(shape) > 1 and rest > _STRIP:
+        if end - begin == 1 and len(shape) > 1 and plane > _STRIP:
             for inner in _strips(shape[1:]):
                 yield slice(begin, end), *inner
         else:

@@ -1,14 +1,14 @@
-"""The journal of a folder that is filled over several runs: which parts are there.
+"""The journal of a folder that is filled over several runs: which parts are complete.
 
-In: what was asked for, boxes of parts that were written. Out: a file of lines, and from it the parts that count. Each
-line begins with a checksum over itself and the first line; one that is incomplete, joined to another, made of zeros or
-out of the grid does not count, and its parts are made again. Errors: ``OSError``, such as a full disk; the journal is
-then as it was before.
+In: the request, and boxes of parts that were written. Out: a file of lines, and from it the complete parts. Each line
+begins with a checksum over itself and the first line; a line that is incomplete, joined to another, made of zeros or
+outside the grid is ignored, and its parts are made again. Errors: ``OSError``, such as a full disk; the journal is then
+unchanged.
 
 Lines are ``boot`` with the kernel's boot id, at the beginning of each run; ``box`` with corners (of the first grid of
-parts; ``box1``, ``box2`` and so on of others); and ``sync``, when all that was written until then is on the disk. Parts
-that are not followed by ``sync`` count only in the same boot: what a killed process has written is in the kernel's
-memory, which a power cut empties.
+parts; ``box1``, ``box2`` and so on of others); and ``sync``, when all parts before it are on the disk. Parts without a
+later ``sync`` count only in the same boot: the writes of a killed process are in the kernel's memory, which a power cut
+empties.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from linumpy.io.syscalls import write_fully
 
 
 def boot_id() -> str:
-    """Name the time since this machine was started; empty where the kernel does not tell."""
+    """Return the kernel's id of the current boot; empty where there is none."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -51,7 +51,7 @@ class Journal:
         self._descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
         try:
             lines = path.read_bytes()
-            # The end that a killed run did not finish: the next line must not be joined to it.
+            # Remove an incomplete last line of a killed run: the next line must not be joined to it.
             os.ftruncate(self._descriptor, lines.rfind(b"\n") + 1)
             self._seed = _seed(lines.split(b"\n", 1)[0])
             self._add(f"boot {boot_id()}")
@@ -60,11 +60,11 @@ class Journal:
             raise
 
     def add_box(self, start: Sequence[int], stop: Sequence[int], number: int = 0) -> None:
-        """Note that a box of parts of one of the grids is written."""
+        """Record that a box of parts of one of the grids is written."""
         self._add(" ".join(map(str, (_box_word(number), *start, *stop))))
 
     def add_sync(self) -> None:
-        """Note that all boxes so far are on the disk."""
+        """Record that all boxes so far are on the disk."""
         self._add("sync")
         os.fdatasync(self._descriptor)
 
@@ -77,7 +77,7 @@ class Journal:
 
 
 def read_head(path: Path) -> dict[str, Any] | None:
-    """Read what the first line tells; None where there is no journal, or a broken one."""
+    """Read the first line; None for a missing or a broken journal."""
     try:
         text = _text(path.read_bytes().split(b"\n", 1)[0], 0)
         head = None if text is None else json.loads(text)
@@ -87,21 +87,21 @@ def read_head(path: Path) -> dict[str, Any] | None:
 
 
 def read_boxes(path: Path, grids: Sequence[tuple[int, ...]]) -> list[np.ndarray]:
-    """Read which parts of each grid are there."""
+    """Read which parts of each grid are complete."""
     head, *lines = path.read_bytes().split(b"\n")
     seed, boot, here = _seed(head), "", boot_id()
     complete, unsynced = ([np.zeros(grid, bool) for grid in grids] for _ in range(2))
     numbers = {_box_word(number): number for number in range(len(grids))}
-    for line in lines[:-1]:  # what follows the last end of a line is incomplete
-        word, _, rest = (_text(line, seed) or "").partition(" ")
+    for line in lines[:-1]:  # the last one has no line end and is incomplete
+        word, _, text = (_text(line, seed) or "").partition(" ")
         if word == "boot":
-            boot = rest
+            boot = text
         elif word == "sync":
-            for made, found in zip(complete, unsynced, strict=True):
-                made |= found
+            for synced, written in zip(complete, unsynced, strict=True):
+                synced |= written
         elif word in numbers:
             number = numbers[word]
-            box = _box(rest, grids[number])
+            box = _box(text, grids[number])
             unsynced[number][box] = True
             if boot and boot == here:
                 complete[number][box] = True
@@ -109,12 +109,12 @@ def read_boxes(path: Path, grids: Sequence[tuple[int, ...]]) -> list[np.ndarray]
 
 
 def _box_word(number: int) -> str:
-    """Return the word by which lines of a grid begin."""
+    """Return the first word of the lines of a grid."""
     return f"box{number}" if number else "box"
 
 
 def _box(text: str, grid: tuple[int, ...]) -> tuple[slice, ...]:
-    """Take corners as slices; an empty box where they are not numbers within the grid."""
+    """Parse corners into slices; an empty box if they are no numbers within the grid."""
     corners = [int(word) for word in text.split() if re.fullmatch(r"\d{1,18}", word)]
     start, stop = corners[: len(grid)], corners[len(grid) :]
     if len(stop) != len(grid) or not all(0 <= a < b <= n for a, b, n in zip(start, stop, grid, strict=True)):
@@ -132,7 +132,7 @@ def _line(seed: int, text: str) -> bytes:
 
 
 def _text(line: bytes, seed: int) -> str | None:
-    """Return what a line tells; None where its checksum is another."""
+    """Return the text of a line; None if its checksum is wrong."""
     if b"%08x " % zlib.crc32(line[9:], seed) != line[:9]:
         return None
     return line[9:].decode(errors="replace")

@@ -1,9 +1,9 @@
-"""The labels of an image, on the new grid of the image.
+"""The label images of an image, on the new grid of the image.
 
-In: the volumes that are taken of an image, and its :class:`~linumpy.plan.grid.regrid.Regrid`. Out: for each label
-image inside of it its volumes, and the grid that takes its nearest voxels to those of the new image. The two meet in
-µm, so labels may be coarser than their image, or a part of it. Errors: :class:`~linumpy.errors.MetadataError` for
-labels of which the place is not known.
+In: the selected volumes of an image, and its :class:`~linumpy.plan.grid.regrid.Regrid`. Out: for each label image
+inside it its volumes, and the grid that maps voxels of the new image to the nearest voxels of the labels. Both are
+aligned in µm, so labels may be coarser than their image, or cover a part of it. Errors:
+:class:`~linumpy.errors.MetadataError` for labels without a known position.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from linumpy.io.volume import Chosen, Volumes, select_volumes
 from linumpy.plan.grid.blocks import AffineGrid
 from linumpy.plan.grid.regrid import Regrid
 
-#: What can be done with the labels inside of an image.
+#: Choices for the labels inside an image.
 LABELS = ("resample", "drop")
 
-_ADVICE = "mend its metadata, or leave labels out by labels='drop'"
+_ADVICE = "correct its metadata, or pass labels='drop'"
 
 
 @dataclass(frozen=True)
 class LabelPart:
-    """A label image, and how it gets onto the new grid.
+    """A label image, and its map onto the new grid.
 
     Attributes
     ----------
     name : str
-        As the group of labels lists it.
+        Name in the list of the group of labels.
     volumes : Volumes
-        What is taken of it: the resolution that fits the image's, and its times and channels.
+        Its selected volumes: of the resolution that fits the image's, at the image's times and channels.
     grid : AffineGrid
         From voxels of the new image to those of the labels, by the nearest one.
     """
@@ -48,25 +48,25 @@ class LabelPart:
 def plan_labels(
     volumes: Volumes, names: Sequence[str], regrid: Regrid, mode: str, spacing: Sequence[float] | None
 ) -> list[LabelPart]:
-    """Open the labels of an image, and place them on its new grid.
+    """Open the labels of an image, and map them onto its new grid.
 
     Parameters
     ----------
     volumes : Volumes
-        What is taken of the image.
+        The selected volumes of the image.
     names : sequence of str
-        Of its label images.
+        Names of its label images.
     regrid : Regrid
         The new grid of the image.
     mode : str
-        How the image is continued beyond its edges; labels of the same extent are continued alike, others by 0.
+        How the image is extended beyond its edges; labels of the same extent are extended alike, others by 0.
     spacing : sequence of float or None
         Voxel spacing in µm that replaces that of the image's metadata, and that of labels of the same shape.
 
     Raises
     ------
     MetadataError
-        Labels that are not there, have other axes of space, or do not say where they lie.
+        Labels that do not exist, have other axes of space, or no known position.
     """
     return [_plan(volumes, name, regrid, mode, spacing) for name in names]
 
@@ -91,41 +91,41 @@ def _plan(volumes: Volumes, name: str, regrid: Regrid, mode: str, spacing: Seque
 
 
 def _open(image: OmeZarrImage, name: str, spacing: Sequence[float] | None) -> OmeZarrImage:
-    """Open a label image; one of the image's shape has the image's place where it does not say its own."""
+    """Open a label image; without a position of its own, one of the image's shape gets that of the image."""
     if {"", ".", ".."} & set(name.split("/")):
-        raise MetadataError(f"{image.name} lists the labels {name!r}, which is no path inside of it: {_ADVICE}")
+        raise MetadataError(f"{image.name} lists the labels {name!r}, which is no path inside it: {_ADVICE}")
     try:
         group = image.group[f"labels/{name}"]
     except KeyError:
         group = None
     if not isinstance(group, zarr.Group):
-        raise MetadataError(f"{image.name} lists the labels {name!r}, which are not there: {_ADVICE}")
+        raise MetadataError(f"{image.name} lists the labels {name!r}, which do not exist: {_ADVICE}")
     try:
-        found = open_image(group, spacing=spacing)
+        label_image = open_image(group, spacing=spacing)
     except SourceError as error:
         raise MetadataError(f"the labels {name!r} of {image.name} cannot be read ({error}): {_ADVICE}") from error
     except (MetadataError, ValueError) as error:
-        return _where_the_image_is(image, group, name, error)
-    if spacing is not None and _space(found) != _space(image):
+        return _aligned_with_image(image, group, name, error)
+    if spacing is not None and _space(label_image) != _space(image):
         raise MetadataError(
-            f"source_spacing={tuple(spacing)} is that of {image.name}, and not of its labels {name!r}, which have "
+            f"spacing={tuple(spacing)} is that of {image.name}, and not of its labels {name!r}, which have "
             f"another shape: {_ADVICE}"
         )
-    return found
+    return label_image
 
 
-def _where_the_image_is(image: OmeZarrImage, group: zarr.Group, name: str, error: Exception) -> OmeZarrImage:
-    """Open labels that do not say where they lie, if they have as many voxels as the image."""
+def _aligned_with_image(image: OmeZarrImage, group: zarr.Group, name: str, error: Exception) -> OmeZarrImage:
+    """Open labels without a position at the position of the image, if they have as many voxels."""
     try:
-        found = open_image(group, spacing=image.spacing[0])
+        label_image = open_image(group, spacing=image.spacing[0])
     except (MetadataError, ValueError):
-        found = None
-    if found is None or _space(found) != _space(image):
+        label_image = None
+    if label_image is None or _space(label_image) != _space(image):
         raise MetadataError(
-            f"where the labels {name!r} of {image.name} lie is not known ({error}): {_ADVICE}"
+            f"the position of the labels {name!r} of {image.name} is unknown ({error}): {_ADVICE}"
         ) from error
-    origin = np.array(found.origin) - found.origin[0] + image.origin[0]
-    return replace(found, origin=tuple(map(tuple, origin.tolist())))
+    origin = np.array(label_image.origin) - label_image.origin[0] + image.origin[0]
+    return replace(label_image, origin=tuple(map(tuple, origin.tolist())))
 
 
 def _space(image: OmeZarrImage) -> tuple[int, ...]:
@@ -133,22 +133,24 @@ def _space(image: OmeZarrImage) -> tuple[int, ...]:
 
 
 def _on_image(labels: OmeZarrImage, chosen: Chosen, volumes: Volumes) -> Volumes:
-    """Take of labels the coarsest resolution that is no coarser than the image's, and its times and channels."""
+    """Select the coarsest resolution of labels that is no coarser than the image's, and its times and channels."""
     fine = [
         number
         for number, steps in enumerate(labels.spacing)
         if all(a <= b * (1 + 1e-6) for a, b in zip(steps, volumes.spacing, strict=False))
     ]
     level = max(fine, default=0)
-    every, image = select_volumes(labels, level), select_volumes(chosen.image, chosen.level)
-    mine, theirs = (dict(zip(one.leading, one.leading_shape, strict=True)) for one in (every, image))
+    label_volumes, image = select_volumes(labels, level), select_volumes(chosen.image, chosen.level)
+    label_counts, image_counts = (
+        dict(zip(volumes_of.leading, volumes_of.leading_shape, strict=True)) for volumes_of in (label_volumes, image)
+    )
     entries = {}
     for axis, kind, entry in (("t", "time", chosen.time), ("c", "channel", chosen.channel)):
-        if entry is not None and axis in mine:
-            if mine[axis] != theirs.get(axis, 1):
+        if entry is not None and axis in label_counts:
+            if label_counts[axis] != image_counts.get(axis, 1):
                 raise MetadataError(
-                    f"{kind}={entry} is chosen of {theirs.get(axis, 1)} of {volumes.name}, and the labels "
-                    f"{labels.name} have {mine[axis]}: {_ADVICE}"
+                    f"{kind}={entry} is chosen of {image_counts.get(axis, 1)} of {volumes.name}, and the labels "
+                    f"{labels.name} have {label_counts[axis]}: {_ADVICE}"
                 )
             entries[kind] = entry
     return select_volumes(labels, level, **entries)
@@ -157,7 +159,7 @@ def _on_image(labels: OmeZarrImage, chosen: Chosen, volumes: Volumes) -> Volumes
 def _between(
     volumes: Volumes, labels: Volumes, regrid: Regrid
 ) -> tuple[tuple[tuple[float, ...], ...], tuple[float, ...]]:
-    """Map voxels of the new image to those of its labels: by way of the old image, and of µm."""
+    """Map voxels of the new image to those of its labels, through voxels of the old image and µm."""
     if np.allclose(labels.spacing, volumes.spacing, rtol=1e-9, atol=0) and np.allclose(
         labels.origin, volumes.origin, rtol=0, atol=1e-6 * min(volumes.spacing)
     ):
@@ -165,5 +167,5 @@ def _between(
     old, new = np.array(volumes.spacing), np.array(labels.spacing)
     matrix = (old / new)[:, None] * np.array(regrid.matrix)
     offset = (np.array(volumes.origin) - np.array(labels.origin) + old * np.array(regrid.offset)) / new
-    # Labels of twice the resolution have edges at centres of voxels: rounding must not choose between two of them.
+    # Labels of twice the resolution have edges at voxel centres: rounding errors must not decide between two of them.
     return tuple(map(tuple, matrix.round(12).tolist())), tuple(offset.round(9).tolist())

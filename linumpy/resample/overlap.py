@@ -1,8 +1,7 @@
-"""Work through blocks: read the next one, compute one and write the last one at the same time.
+"""Process blocks in a pipeline: read the next one, compute one and write the last one at the same time.
 
-In: what names each block, and what reads, computes and writes one. Out: nothing but what is written, in the order of
-the blocks. About three blocks are in memory, whatever their number. Errors: that of whichever step failed first, once,
-after the others have ended.
+In: the names of blocks, and functions that read, compute and write one. Out: the written blocks, in order. About three
+blocks are in memory at a time. Errors: that of the step that failed first, after the others have ended.
 """
 
 from __future__ import annotations
@@ -37,24 +36,24 @@ def work_through(
 ) -> None:
     """Read, compute and write block after block, each step of another block at the same time.
 
-    While block k is computed, block k + 1 is read, and at most blocks k - 1 and k wait to be written or are: what
-    computes may have two buffers for results, and what reads two for sources, if it waits until those are computed.
+    While block k is computed, block k + 1 is read, and at most blocks k - 1 and k are being written. So two buffers for
+    results suffice, and two for sources if `read` waits until the older one is computed.
 
     Parameters
     ----------
     names : iterable
-        What names each block, such as its box.
+        A name of each block, such as its box.
     read : callable
         Name → voxels; in a thread of its own.
     compute : callable
         Name, voxels → result; in the caller's thread, on a device on its current stream. It may start work and return.
     write : callable
-        Takes name and result; in a thread of its own, in order. It begins when the work on the device is done, and
+        Name, result → None; in a thread of its own, in order. It begins when the work on the device is done, and
         copies a device's result to the host. By default nothing is written.
     use_gpu : bool
-        Whether the threads work on the caller's current CUDA device, reads and writes each on a stream of their own.
+        Whether the threads use the caller's current CUDA device, reads and writes each on their own stream.
     done : callable
-        Called with each name when its block is written, in the caller's thread.
+        Called with the name of each written block, in the caller's thread.
     """
     side = _Device() if use_gpu else _Host()
     waiting = iter(names)
@@ -68,7 +67,7 @@ def work_through(
     def write_one(name: Name, source: list[Source], result: Result, computed: Any) -> None:
         with side.writing():
             side.wait_for(computed)
-            # Only now: memory that is freed while a kernel still reads it would be given to the next block.
+            # Not earlier: memory that is freed while a kernel still reads it would be reused by the next block.
             source.clear()
             write(name, result)
 
@@ -83,29 +82,29 @@ def work_through(
                 reads.append((name, reader.submit(read_one, name)))
                 return
 
-        def settle(at_most: int) -> None:
+        def finish_writes(at_most: int) -> None:
             while len(writes) > at_most:
                 name, future = writes.popleft()
                 future.result()
                 done(name)
 
-        def step() -> None:  # a function, so that nothing of a block stays in a variable
+        def step() -> None:  # a function, so that no variable keeps a block alive
             name, future = reads.popleft()
-            source, there = future.result()
+            source, read_done = future.result()
             read_next()
-            settle(at_most=1)
-            side.follow(there)
+            finish_writes(at_most=1)
+            side.follow(read_done)
             result = compute(name, source)
             writes.append((name, writer.submit(write_one, name, [source], result, side.mark())))
 
         read_next()
         while reads:
             step()
-        settle(at_most=0)
+        finish_writes(at_most=0)
 
 
 class _Host:
-    """Threads that work in host memory need no order among them but that of their calls."""
+    """Threads in host memory: the order of their calls suffices."""
 
     def reading(self) -> AbstractContextManager[Any]:
         return nullcontext()
@@ -113,20 +112,20 @@ class _Host:
     writing = reading
 
     def mark(self) -> Any:
-        """Remember how far the work has come."""
+        """Return a mark of the work so far."""
 
     def follow(self, mark: Any) -> None:
-        """Let what comes now work on what was done until the mark."""
+        """Order later work after the mark."""
 
     def wait_for(self, mark: Any) -> None:
-        """Wait until all that came before the mark is done."""
+        """Wait for the work before the mark."""
 
     def close(self) -> None:
         """Wait for all streams."""
 
 
 class _Device(_Host):
-    """Threads that work on the caller's device: reads and writes on streams of their own, ordered by events."""
+    """Threads on the caller's device: reads and writes on their own streams, ordered by events."""
 
     def __init__(self) -> None:
         self._cupy = require_cuda()
@@ -159,7 +158,7 @@ class _Device(_Host):
 
 @functools.cache
 def _streams(device: int) -> tuple[Any, Any]:
-    """Make a device's streams once: CuPy keeps the memory that was used on a stream for that stream."""
+    """Return a device's two streams, made once: CuPy's pool keeps freed memory for the stream that used it."""
     cupy = require_cuda()
     with cupy.cuda.Device(device):
         return cupy.cuda.Stream(non_blocking=True), cupy.cuda.Stream(non_blocking=True)

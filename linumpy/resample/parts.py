@@ -1,8 +1,8 @@
 """The images that one call of ``resample_zarr`` fills: the target, and labels in it.
 
-In: volumes of a source, the new grid, what their metadata say. Out: :class:`Part`, one for each image; what all of them
-depend on, as a :class:`~linumpy.resample.resumable.Request`; what makes them, empty. Errors: ``ValueError`` for sizes
-that do not fit, :class:`~linumpy.errors.SourceError` for data that changed meanwhile.
+In: volumes of a source, the new grid, their metadata. Out: :class:`TargetImage`, one for each image; a
+:class:`~linumpy.resample.resumable.Request` with everything that they depend on; a function that makes them, empty.
+Errors: ``ValueError`` for sizes that do not fit, :class:`~linumpy.errors.SourceError` for data that changed meanwhile.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ from linumpy.write.new_image import NewImage, list_labels, plan_image
 
 
 @dataclass(frozen=True)
-class Part:
+class TargetImage:
     """An image that is filled: the target itself, or labels in it.
 
     Attributes
     ----------
     folder : str
-        Within the target; empty for the target itself.
+        Path within the target; empty for the target itself.
     volumes : Volumes
-        What it is made from.
+        Its source.
     grid : AffineGrid
-        From its voxels to those of the source.
+        The map from its voxels to those of the source.
     carried : Carried
-        What it has of the source's metadata.
+        Metadata that it takes from the source.
     image : NewImage
         The image to make.
     downsampling : str
-        How its coarser resolutions are made.
+        Method of its coarser resolutions.
     """
 
     folder: str
@@ -57,12 +57,12 @@ class Part:
 
     @property
     def stored(self) -> tuple[int, ...]:
-        """What is whole in storage, along the axes of space."""
+        """Shape of a shard, or else of a chunk, along the axes of space."""
         return self.image.stored[0][len(self.volumes.leading) :]
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """How many of those there are along each axis of the image."""
+        """Number of shards, or else of chunks, along each axis of the image."""
         along = (-(-n // s) for n, s in zip(self.grid.output_shape, self.stored, strict=True))
         return (*self.volumes.leading_shape, *along)
 
@@ -77,7 +77,7 @@ def plan_part_image(
     shards: Sequence[int] | None,
     **options: Any,
 ) -> NewImage:
-    """Plan the image that volumes become."""
+    """Plan the image that is made from volumes."""
     rank, leading = volumes.first.ndim, len(volumes.leading)
     return plan_image(
         volumes.leading_shape + regrid.shape,
@@ -94,33 +94,33 @@ def plan_part_image(
 
 
 def _with_leading(label: str, sizes: Sequence[int] | None, rank: int, leading: int) -> Sequence[int] | None:
-    """Put ones before the sizes of the axes of space: a chunk is of one time and one channel."""
+    """Prepend ones to the sizes along the axes of space: a chunk has one time and one channel."""
     if sizes is None or not leading:
         return sizes
     if len(sizes) != rank:
-        raise ValueError(f"{label}={tuple(sizes)}: {rank} sizes are needed, along the axes of space")
+        raise ValueError(f"{label}={tuple(sizes)}: pass {rank} sizes, along the axes of space")
     return (*(1,) * leading, *sizes)
 
 
-def request_of(parts: Sequence[Part], kind: str, cval: float) -> Request:
-    """Name all that the bytes of the target depend on. The shape of blocks is not among it."""
+def request_of(parts: Sequence[TargetImage], kind: str, cval: float) -> Request:
+    """Return everything that the bytes of the target depend on, which the shape of blocks is not."""
     first, *labels = parts
     settings = {**_settings(first), "linumpy": __version__, "cval": float(cval), "device": kind}
-    settings |= {one.folder: _digest(_settings(one)) for one in labels}
+    settings |= {label.folder: _digest(_settings(label)) for label in labels}
     named = tuple((key, str(value)) for key, value in settings.items())
-    # Of data that nothing is known of, what a stopped run left is never gone on with.
-    origin = [(_data_name(one), _data(one) or f"not known {secrets.token_hex(8)}") for one in parts]
-    return Request("resample_zarr", first.counts, named, tuple(origin), tuple(one.counts for one in labels))
+    # Without a digest of the data, a random one: a stopped run is never continued.
+    origin = [(_data_name(part), _data(part) or f"not known {secrets.token_hex(8)}") for part in parts]
+    return Request("resample_zarr", first.counts, named, tuple(origin), tuple(label.counts for label in labels))
 
 
-def _settings(part: Part) -> dict[str, Any]:
-    """Name what the bytes of one image depend on."""
+def _settings(part: TargetImage) -> dict[str, Any]:
+    """Return everything that the bytes of one image depend on."""
     array, grid, image = part.volumes.first.array, part.grid, part.image
     return {
         "source": name_on_disk(array),
         "source metadata": _digest(array.metadata.to_dict()),
         "source shape": grid.source_shape,
-        "source volumes": [one.index for one in part.volumes.volumes.values()],
+        "source volumes": [volume.index for volume in part.volumes.volumes.values()],
         "dtype": image.dtype.str,
         "transform": (grid.matrix, grid.offset),
         "order": grid.order,
@@ -134,23 +134,23 @@ def _settings(part: Part) -> dict[str, Any]:
     }
 
 
-def _data_name(part: Part) -> str:
+def _data_name(part: TargetImage) -> str:
     return f"data of {part.folder}" if part.folder else "source data"
 
 
-def _data(part: Part) -> str | None:
+def _data(part: TargetImage) -> str | None:
     return identify_data(part.volumes.first.array)
 
 
-def check_unchanged(parts: Sequence[Part], request: Request) -> None:
-    """Refuse a result that may hold two versions of the source."""
-    known = dict(request.origin)
-    for one in parts:
-        data = _data(one)
-        if data is not None and data != known[_data_name(one)]:
+def check_unchanged(parts: Sequence[TargetImage], request: Request) -> None:
+    """Refuse a result that may mix two versions of the source."""
+    earlier = dict(request.origin)
+    for part in parts:
+        data = _data(part)
+        if data is not None and data != earlier[_data_name(part)]:
             raise SourceError(
-                f"{describe_source(one.volumes.first.array)} was written to while it was resampled, so that the result "
-                "may hold two versions of it; nothing is left: run again once it is complete"
+                f"{describe_source(part.volumes.first.array)} was changed while it was resampled, so that the result "
+                "may mix two versions of it and is not kept: run again once it is complete"
             )
 
 
@@ -158,21 +158,21 @@ def _digest(document: Any) -> str:
     return hashlib.sha256(json.dumps(document, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
-def creator_of(parts: Sequence[Part]) -> Callable[[Path], object]:
-    """Return what makes the empty target."""
+def creator_of(parts: Sequence[TargetImage]) -> Callable[[Path], object]:
+    """Return a function that makes the empty target."""
 
     def create(folder: Path) -> None:
-        for one in parts:
-            one.image.create(folder / one.folder)
+        for part in parts:
+            part.image.create(folder / part.folder)
             origin: Any = {
-                "source": name_on_disk(one.volumes.first.array),
-                "matrix": [list(row) for row in one.grid.matrix],
-                "offset": list(one.grid.offset),
-                "anti_aliasing_sigma": list(one.grid.sigmas) or [0.0] * one.grid.rank,
+                "source": name_on_disk(part.volumes.first.array),
+                "matrix": [list(row) for row in part.grid.matrix],
+                "offset": list(part.grid.offset),
+                "anti_aliasing_sigma": list(part.grid.sigmas) or [0.0] * part.grid.rank,
             }
-            group = zarr.open_group(local_store(folder / one.folder, read_only=False), mode="r+")
+            group = zarr.open_group(local_store(folder / part.folder, read_only=False), mode="r+")
             group.attrs["linumpy"] = {"resampled": origin}
-        if names := [one.folder.removeprefix("labels/") for one in parts if one.folder]:
+        if names := [part.folder.removeprefix("labels/") for part in parts if part.folder]:
             list_labels(folder / "labels", names, parts[0].image.ngff_version)
 
     return create

@@ -1,10 +1,9 @@
 """Make the blocks of a resampled volume: read the box of the source, transform it, write the block.
 
-In: :class:`BlockJob`, which names everything by path and number, so that it can be sent to another process. Out: blocks
-in the arrays of the target, each written whole: raw chunks straight to their files, many at a time
-(``linumpy.write.raw_chunks``), all others by zarr. Reading, making and writing overlap (``linumpy.resample.overlap``);
-on a device there are two buffers for boxes and two for blocks. :func:`make_block` makes a single one, for
-``linumpy.resample.workers``.
+In: :class:`BlockJob`, which refers to everything by path and number, so that it can be sent to another process. Out:
+blocks in the arrays of the target, each of whole chunks (``linumpy.write.raw_chunks``). Reading, transforming and
+writing overlap (``linumpy.resample.overlap``); on a device there are two buffers for boxes and two for blocks.
+:func:`make_block` makes a single block, for ``linumpy.resample.workers``.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 import zarr
 
+from linumpy.arrays import Array
 from linumpy.device import kvikio_mode, require_cuda
 from linumpy.gpu.kvikio_settings import transfer_settings
 from linumpy.gpu.kvikio_zarr import OwnReader
@@ -36,12 +36,12 @@ from linumpy.write.raw_chunks import Chunks, chunks_of, writing_threads
 
 @dataclass(frozen=True)
 class BlockJob:
-    """What every block of a volume is made from.
+    """The parameters of all blocks of a volume.
 
     Attributes
     ----------
     source : Source
-        The array to read; a path or a URL where other processes are to open it.
+        The array to read; a path or a URL if other processes open it.
     target : str
         Path of the array to write.
     plan : ResamplePlan
@@ -49,14 +49,13 @@ class BlockJob:
     cval : float
         Value outside of the source.
     device : {"cuda", "cpu"}
-        Where blocks are made.
+        Device of the transform.
     scratch_bytes : int or None
         Device memory that a read may use beyond its result.
     index : tuple of int or None, optional
-        Which volume of the source is read, as :class:`linumpy.io.volume.Volume` has it; by default all axes are of
-        space.
+        The volume of the source, as in :class:`linumpy.io.volume.Volume`; by default all axes are of space.
     entries : tuple of int
-        Where the volume lies in the target: the entry of each of its axes of time and channel.
+        The volume in the target: the entry of each of its axes of time and channel.
     """
 
     source: Source
@@ -70,7 +69,7 @@ class BlockJob:
 
     def open(self) -> tuple[Volume, zarr.Array]:
         """Open source and target."""
-        # Without it a block of zeros would not be written, and a resumed run leave what was there before.
+        # Without it a block of zeros would not be written, and a resumed run would leave older voxels.
         target = zarr.open_array(local_store(self.target, read_only=False), mode="r+")
         target = target.with_config({"write_empty_chunks": True})
         source = open_source(self.source)
@@ -78,9 +77,9 @@ class BlockJob:
 
 
 def make_block(job: BlockJob, number: int) -> int:
-    """Make one block from beginning to end, on CuPy's current stream; returns its number.
+    """Read, transform and write one block, on CuPy's current stream; returns its number.
 
-    To make it twice does no harm: the same bytes are written to the same chunks.
+    Making a block twice is harmless: the same bytes are written to the same chunks.
     """
     block = job.plan.block(number)
     with closing(open_stage(job, slots=1)) as stage:
@@ -89,16 +88,16 @@ def make_block(job: BlockJob, number: int) -> int:
 
 
 def make_blocks(job: BlockJob, blocks: Iterable[Block], done: Callable[[Block], object]) -> None:
-    """Make blocks one after another; reading, making and writing overlap.
+    """Make blocks one after another; reading, transforming and writing overlap.
 
     Parameters
     ----------
     job : BlockJob
-        What to make.
+        The parameters of the blocks.
     blocks : iterable of Block
-        Those of its plan that are wanted.
+        Blocks of its plan.
     done : callable
-        Called with each block when it is written, in this thread.
+        Called with each written block, in this thread.
     """
     wanted = list(blocks)
     if not wanted:
@@ -108,28 +107,28 @@ def make_blocks(job: BlockJob, blocks: Iterable[Block], done: Callable[[Block], 
 
 
 class Stage(Protocol):
-    """What reads, makes and writes blocks, each in the same order, on a device on CuPy's current stream."""
+    """Reads, transforms and writes blocks in the same order, on a device on CuPy's current stream."""
 
-    def read(self, block: Block) -> Any:
+    def read(self, block: Block) -> Array:
         """Read the box of the source that a block needs."""
 
-    def transform(self, block: Block, source: Any) -> Any:
-        """Make the block; on a device, start to."""
+    def transform(self, block: Block, source: Array) -> Array:
+        """Transform the box into the block; on a device, start to."""
 
-    def write(self, block: Block, result: Any) -> None:
-        """Write the block, and return when all of it is written."""
+    def write(self, block: Block, result: Array) -> None:
+        """Write the block, and return when it is written."""
 
     def close(self) -> None:
-        """Wait for the threads that write."""
+        """Wait for the writing threads."""
 
 
 def open_stage(job: BlockJob, *, slots: int) -> Stage:
-    """Choose by the job's device."""
+    """Return the stage of the job's device."""
     return CudaStage(job, slots=slots) if job.device == "cuda" else HostStage(job, alone=slots > 1)
 
 
 class HostStage:
-    """Blocks are made in host memory."""
+    """Makes blocks in host memory."""
 
     def __init__(self, job: BlockJob, *, alone: bool) -> None:
         self._job = job
@@ -146,22 +145,22 @@ class HostStage:
         region = self._source.region(block.source_box)
         return np.asarray(read_chunks_on_host(self._source.array, region), native, order="C")
 
-    def transform(self, block: Block, source: np.ndarray) -> np.ndarray:
-        """Make the block."""
+    def transform(self, block: Block, source: Array) -> Array:
+        """Transform the box into the block."""
         out = np.empty(block.shape, self._dtype)
         return make_box(source, self._job.plan.grid, block, self._job.cval, out)
 
-    def write(self, block: Block, result: np.ndarray) -> None:
-        """Write it."""
+    def write(self, block: Block, result: Array) -> None:
+        """Write the block."""
         write_block(self._chunks, block, result, self._job.entries)
 
     def close(self) -> None:
-        """Wait for the threads that write."""
+        """Wait for the writing threads."""
         self._scope.close()
 
 
 class CudaStage:
-    """Blocks are made on a device. Buffers are made once, for the largest block, and used in turn."""
+    """Makes blocks on a device. Buffers are allocated once, for the largest block, and used in turn."""
 
     def __init__(self, job: BlockJob, *, slots: int) -> None:
         cupy = require_cuda()
@@ -172,19 +171,19 @@ class CudaStage:
         itemsize = self._dtype.itemsize
         self._boxes = [cupy.empty(source * itemsize, np.uint8) for _ in range(slots)]
         self._blocks = [cupy.empty(output * itemsize, np.uint8) for _ in range(slots)]
-        cupy.cuda.get_current_stream().synchronize()  # the pool's last use of this memory has ended
+        cupy.cuda.get_current_stream().synchronize()  # until the last use of this memory of the pool has ended
         self._made: list[Any] = [None] * slots
         self._reads, self._transforms = itertools.count(), itertools.count()
         self._scope = ExitStack()
-        # For all reads at once: each by itself would make threads, streams and pinned memory anew.
+        # One reader for all reads, which keeps its threads, streams and pinned memory.
         self._reader = self._scope.enter_context(closing(OwnReader(job.scratch_bytes)))
         self._chunks = _open_chunks(target, self._scope, alone=slots > 1)
         if kvikio_mode()[0] != "none":
-            # For all reads and writes at once: each by itself would set kvikio's threads up anew.
+            # Once for all reads and writes: each change restarts kvikio's threads.
             self._scope.enter_context(transfer_settings())
 
-    def read(self, block: Block) -> Any:
-        """Read into the next buffer, once the block made from it before is done."""
+    def read(self, block: Block) -> Array:
+        """Read into the next buffer, once the last block made from it is done."""
         slot = next(self._reads) % self._slots
         if self._made[slot] is not None:
             require_cuda().cuda.get_current_stream().wait_event(self._made[slot])
@@ -194,38 +193,38 @@ class CudaStage:
             read_region_into(self._source.array, region, box, self._reader)
         return box
 
-    def transform(self, block: Block, source: Any) -> Any:
-        """Start to make the block."""
+    def transform(self, block: Block, source: Array) -> Array:
+        """Start to transform the box into the block."""
         slot = next(self._transforms) % self._slots
         out = _view(self._blocks[slot], block.shape, self._dtype)
         make_box(source, self._job.plan.grid, block, self._job.cval, out)
         self._made[slot] = require_cuda().cuda.get_current_stream().record()
         return out
 
-    def write(self, block: Block, result: Any) -> None:
-        """Write it from the device."""
+    def write(self, block: Block, result: Array) -> None:
+        """Write the block from the device."""
         write_block(self._chunks, block, result, self._job.entries)
 
     def close(self) -> None:
-        """Wait for the threads that write, and free the reader's memory."""
+        """Wait for the writing threads, and free the reader's memory."""
         self._scope.close()
 
 
 def _open_chunks(target: zarr.Array, scope: ExitStack, *, alone: bool) -> Chunks:
-    """Open what writes whole chunks, by threads that live as long as the scope."""
+    """Open the chunks of the target for writing, by threads that live as long as the scope."""
     threads = writing_threads()
     pool = ThreadPoolExecutor(threads, "linumpy-chunks")
     scope.callback(pool.shutdown, cancel_futures=True)
-    # A worker that was given up for lost may still be at work on a block that another one makes again.
+    # A worker that dask considers lost may still write a block that another worker makes again.
     return chunks_of(target, pool, threads, renamed=not alone)
 
 
-def _view(buffer: Any, shape: tuple[int, ...], dtype: np.dtype) -> Any:
-    """Look at the beginning of a buffer as an array."""
+def _view(buffer: Array, shape: tuple[int, ...], dtype: np.dtype) -> Array:
+    """Return an array on the beginning of a buffer."""
     return buffer[: math.prod(shape) * dtype.itemsize].view(dtype).reshape(shape)
 
 
-def write_block(chunks: Chunks, block: Block, data: Any, entries: tuple[int, ...] = ()) -> None:
-    """Write a block of a volume, whole chunks or shards, to the last byte."""
-    leading = tuple(slice(one, one + 1) for one in entries)
+def write_block(chunks: Chunks, block: Block, data: Array, entries: tuple[int, ...] = ()) -> None:
+    """Write a block of a volume, which consists of whole chunks or shards."""
+    leading = tuple(slice(entry, entry + 1) for entry in entries)
     chunks.write((*leading, *block.box), data[(None,) * len(entries)])

@@ -1,9 +1,9 @@
 """Make the blocks of a resampled volume on the workers of a dask cluster.
 
-In: what the caller passes as `distributed`, and a :class:`~linumpy.resample.pipeline.BlockJob`. Out: the device and
-the memory that all workers have (:func:`survey`), and blocks (:func:`make_blocks_on`). What is sent to a worker is
-bytes and functions that need nothing but Python, so that one without linumpy answers that it has none. dask is imported
-here, inside functions. Errors: :class:`~linumpy.errors.WorkerError`, which names the worker and what it lacks.
+In: the caller's `distributed`, and a :class:`~linumpy.resample.pipeline.BlockJob`. Out: the device and the memory that
+all workers have (:func:`survey`), and blocks (:func:`make_blocks_on`). Workers get bytes, and functions that need only
+Python, so that a worker without linumpy can report that. dask is imported here, inside functions. Errors:
+:class:`~linumpy.errors.WorkerError`, which names the worker and what it lacks.
 """
 
 from __future__ import annotations
@@ -18,44 +18,47 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from linumpy import __version__
-from linumpy.device import install_line, require_cuda, resolve, why_no_cuda
+from linumpy.device import free_memory, install_line, require_cuda, resolve, why_no_cuda
 from linumpy.errors import GpuUnavailableError, WorkerError
-from linumpy.gpu.read.request import free_memory
 from linumpy.plan.grid.blocks import Block
 from linumpy.resample.pipeline import BlockJob, make_block
 
+if TYPE_CHECKING:
+    from distributed import Client, Future, Worker
+    from distributed.deploy import Cluster
+
 log = logging.getLogger(__name__)
 
-#: Of what is free on a host or a device, blocks take so much; in host memory no more than so many bytes for a thread.
+#: Share of the free memory of a host or a device for blocks; in host memory at most these bytes for each thread.
 _SHARE, _MOST = 0.8, 8 * 2**30
-#: Of a worker's memory limit: dask starts no block from 0.8 of it on, and ends the worker at 0.95.
+#: Shares of a worker's memory limit, of which dask starts no block from 0.8 on, and ends the worker at 0.95.
 _LIMIT_SHARE, _LIMIT_MOST = 0.6, 0.8
-#: Blocks under way for each thread, and at least: an adaptive cluster asks for workers by the tasks that wait.
+#: Submitted blocks for each thread, and at least: an adaptive cluster asks for workers by its waiting tasks.
 _A_THREAD, _LEAST = 4, 64
-#: Seconds between two looks at how many threads there are.
+#: Seconds between two counts of the threads.
 _LOOK_SECONDS = 1.0
-#: After so many seconds without a worker, a warning says what is waited for.
+#: Seconds without a worker before a warning.
 _WARN_SECONDS = 30.0
 
 
 @contextmanager
-def client_of(distributed: Any) -> Iterator[Any]:
-    """Give the client of what a caller passes as `distributed`; one that is made here is closed at the end.
+def client_of(distributed: Client | Cluster | str | None) -> Iterator[Client | None]:
+    """Yield the client of the caller's `distributed`; a client that is made here is closed at the end.
 
     Parameters
     ----------
     distributed : distributed.Client, cluster, str or None
-        A client; a cluster, such as ``LocalCluster``; the address of a scheduler; or None, for which there is none.
+        A client; a cluster, such as ``LocalCluster``; the address of a scheduler; or None, which yields None.
 
     Raises
     ------
     TypeError
         Anything else, or a client or cluster of an event loop (``asynchronous=True``).
     ValueError
-        A client or cluster that is closed; text that is no address.
+        A closed client or cluster; a str that is no address.
     ConnectionError
         No scheduler answers at the address.
     ImportError
@@ -71,8 +74,8 @@ def client_of(distributed: Any) -> Iterator[Any]:
         raise ImportError(f"dask is not installed ({error}): {install_line('dask')}") from error
     if not isinstance(distributed, (Client, Cluster, str)):
         raise TypeError(
-            f"distributed={distributed!r}: a distributed.Client, a cluster such as LocalCluster, or the address of a "
-            "scheduler is needed"
+            f"distributed={distributed!r}: pass a distributed.Client, a cluster such as LocalCluster, or the address "
+            "of a scheduler"
         )
     if isinstance(distributed, str):
         with _connected(distributed) as client:
@@ -91,7 +94,7 @@ def client_of(distributed: Any) -> Iterator[Any]:
             yield client
 
 
-def _connected(address: str) -> Any:
+def _connected(address: str) -> Client:
     from distributed import Client
 
     if ":" not in address:
@@ -104,22 +107,22 @@ def _connected(address: str) -> Any:
 
 @dataclass(frozen=True)
 class Needs:
-    """What the blocks of a volume need of each worker.
+    """Requirements of each worker.
 
     Attributes
     ----------
     source : str
         Folder of the array that is read.
     metadata : str
-        Digest of its metadata, by :func:`metadata_digest`: at the same path another machine may have other data.
+        Digest of its metadata, by :func:`metadata_digest`: another machine may have other data at the same path.
     target : str
         Folder that is written to.
     device : {"auto", "cuda", "cpu"}
-        What the caller wishes.
+        Device that the caller asked for.
     block_nbytes : int
-        Bytes of a block and the box that it is made from; 0 before blocks are planned.
+        Bytes of a block and its box; 0 before blocks are planned.
     version : str
-        Of linumpy: another one may make other voxels.
+        Version of linumpy: another one may make other voxels.
     """
 
     source: str
@@ -130,7 +133,7 @@ class Needs:
     version: str = __version__
 
     def lacking(self) -> str:
-        """Say what this process lacks; nothing where it has it all."""
+        """Return what this process lacks; empty if nothing."""
         if self.version != __version__:
             return f"linumpy {self.version}: it has {__version__}"
         if not os.path.isdir(self.source):
@@ -145,13 +148,13 @@ class Needs:
 
 
 def needs_of(source: str, target: Path, device: str) -> Needs:
-    """Say what workers need before the target is there: the nearest folder above it that exists."""
-    above = next(one for one in target.parents if one.is_dir())
+    """Return the requirements before the target exists, with its nearest existing parent folder."""
+    above = next(parent for parent in target.parents if parent.is_dir())
     return Needs(source, metadata_digest(source), str(above), device)
 
 
 def metadata_digest(folder: str) -> str:
-    """Identify the metadata of an array."""
+    """Return a digest of the metadata of an array."""
     digest = hashlib.sha256()
     for name in ("zarr.json", ".zarray"):
         path = Path(folder, name)
@@ -162,16 +165,16 @@ def metadata_digest(folder: str) -> str:
 
 @dataclass(frozen=True)
 class Capacity:
-    """What the workers have together.
+    """The device and memory that all workers have.
 
     Attributes
     ----------
     kind : {"cuda", "cpu"}
-        Where they make blocks: the GPU only where each of them has one.
+        Their device: the GPU only if each of them has one.
     nbytes : int
-        Bytes that blocks may take for one thread of any of them.
+        Bytes for the blocks of one thread of any worker.
     reason : str
-        Which worker leaves the fewest, and why.
+        The worker with the fewest bytes, and why.
     """
 
     kind: str
@@ -179,15 +182,15 @@ class Capacity:
     reason: str
 
 
-def survey(client: Any, needs: Needs) -> Capacity:
-    """Ask the workers what they have; waits for the first one.
+def survey(client: Client, needs: Needs) -> Capacity:
+    """Ask the workers for their device and memory; waits for the first worker.
 
     Raises
     ------
     WorkerError
-        One of them lacks something.
+        A worker lacks something.
     GpuUnavailableError
-        ``"cuda"`` was asked for, and a worker has none.
+        ``"cuda"`` was asked for, and a worker has no GPU.
     """
     ask, payload = _sent("answer"), pickle.dumps(needs)
     # A task in the queue: without one, an adaptive cluster starts no worker.
@@ -195,26 +198,27 @@ def survey(client: Any, needs: Needs) -> Capacity:
     try:
         answers = [first.result(_WARN_SECONDS)]
     except TimeoutError:
-        log.warning("the dask cluster %s has no worker yet; waiting for one", client.scheduler.address)
+        log.warning("the dask cluster %s has no worker yet; waiting for one", client)
         answers = [first.result()]
-    for address, one in client.run(ask, payload, on_error="return").items():
-        if isinstance(one, OSError):
-            continue  # it has just left, as the one that answered first may have
-        if isinstance(one, BaseException):
-            raise WorkerError(f"worker {address} does not answer: {one!r}") from one
-        answers.append(one)
-    for one in answers:
-        if isinstance(one, str):
-            raise WorkerError(one)
-        if one["refused"]:
-            raise GpuUnavailableError(f"worker {one['address']} on {one['host']}: {one['no_gpu']}")
-    return _capacity({one["address"]: one for one in answers})
+    for address, reply in client.run(ask, payload, on_error="return").items():
+        if isinstance(reply, OSError):
+            continue  # it left meanwhile, as the one that answered first may have
+        if isinstance(reply, BaseException):
+            raise WorkerError(f"worker {address} does not answer: {reply!r}") from reply
+        answers.append(reply)
+    for answer in answers:
+        if isinstance(answer, str):
+            raise WorkerError(answer)
+        if answer["refused"]:
+            raise GpuUnavailableError(f"worker {answer['address']} on {answer['host']}: {answer['no_gpu']}")
+    return _capacity({answer["address"]: answer for answer in answers})
 
 
 def _sent(name: str) -> Callable[..., Any]:
-    """Make what workers run: the function of this module of a name, with bytes.
+    """Return a function for workers that calls the named function of this module with bytes.
 
-    It is sent as code, since it is defined inside a function; so it runs where linumpy is not installed, and says so.
+    dask sends a function that is defined inside a function as code, so it also runs where linumpy is not installed,
+    and reports that.
     """
 
     def run(payload: bytes, number: int = 0, dask_worker: Any = None) -> Any:
@@ -232,8 +236,8 @@ def _sent(name: str) -> Callable[..., Any]:
     return run
 
 
-def answer(payload: bytes, _: int, worker: Any) -> Any:
-    """Tell, on a worker, what it has: numbers, or a text that says what it lacks."""
+def answer(payload: bytes, _: int, worker: Worker) -> dict[str, Any] | str:
+    """Return, on a worker, its device and memory, or a text that says what it lacks."""
     import socket
 
     import psutil
@@ -243,8 +247,8 @@ def answer(payload: bytes, _: int, worker: Any) -> Any:
         return f"worker {worker.address} lacks {lacking}"
     refused, device, free = False, "", 0
     try:
-        found = resolve(needs.device)
-        no_gpu = "" if found.is_cuda else found.reason
+        resolved = resolve(needs.device)
+        no_gpu = "" if resolved.is_cuda else resolved.reason
     except GpuUnavailableError as error:
         refused, no_gpu = True, str(error)
     if not no_gpu:
@@ -264,49 +268,50 @@ def answer(payload: bytes, _: int, worker: Any) -> Any:
 
 
 def _capacity(answers: Mapping[str, Mapping[str, Any]]) -> Capacity:
-    """Find what every thread of every worker has, where those of one host, or of one device, share its memory."""
-    kind = "cpu" if any(one["no_gpu"] for one in answers.values()) else "cuda"
+    """Find the least memory of a thread of any worker; threads of one host, or of one device, share its memory."""
+    kind = "cpu" if any(answer["no_gpu"] for answer in answers.values()) else "cuda"
     shared = ("host", "device") if kind == "cuda" else ("host",)
     threads: Counter[tuple[str, ...]] = Counter()
-    for one in answers.values():
-        threads[tuple(one[key] for key in shared)] += one["threads"]
-    found = []
-    for address, one in answers.items():
-        together = threads[tuple(one[key] for key in shared)]
-        free = one["device_free"] if kind == "cuda" else one["host_free"]
-        where = f"GPU {one['device']}" if kind == "cuda" else f"host {one['host']}"
-        found.append((int(_SHARE * free / together), f"{where} has {free} bytes free for {together} threads"))
+    for answer in answers.values():
+        threads[tuple(answer[key] for key in shared)] += answer["threads"]
+    candidates = []
+    for address, answer in answers.items():
+        together = threads[tuple(answer[key] for key in shared)]
+        free = answer["device_free"] if kind == "cuda" else answer["host_free"]
+        where = f"GPU {answer['device']}" if kind == "cuda" else f"host {answer['host']}"
+        candidates.append((int(_SHARE * free / together), f"{where} has {free} bytes free for {together} threads"))
         if kind == "cpu":
-            found.append((_MOST, ""))
-            if one["limit"]:
-                left = max(0, int(_LIMIT_SHARE * one["limit"]) - one["used"]) // one["threads"]
-                text = f"a memory limit of {one['limit']} bytes for {one['threads']} threads, and uses {one['used']}"
-                found.append((left, f"worker {address} has {text}"))
-    nbytes, reason = min(found)
+            candidates.append((_MOST, ""))
+            if answer["limit"]:
+                left = max(0, int(_LIMIT_SHARE * answer["limit"]) - answer["used"]) // answer["threads"]
+                counts = f"{answer['limit']} bytes for {answer['threads']} threads"
+                text = f"a memory limit of {counts}, and uses {answer['used']}"
+                candidates.append((left, f"worker {address} has {text}"))
+    nbytes, reason = min(candidates)
     return Capacity(kind, nbytes, reason)
 
 
 def make_blocks_on(
-    client: Any, job: BlockJob, needs: Needs, blocks: Iterable[Block], done: Callable[[Block], object]
+    client: Client, job: BlockJob, needs: Needs, blocks: Iterable[Block], done: Callable[[Block], object]
 ) -> None:
-    """Make blocks on the workers of a dask cluster; a block whose worker is lost is made again by another.
+    """Make blocks on the workers of a dask cluster; another worker repeats the block of a lost one.
 
-    A few blocks for each thread of each worker are under way, so that the graph stays small however large the volume.
-    Workers that come later take part.
+    Only a few blocks for each thread are submitted at a time, so that the graph stays small for any volume. Workers
+    that join later take part.
 
     Parameters
     ----------
     client : distributed.Client
-        Of a cluster whose workers see the paths of source and target.
+        Client of a cluster whose workers see the paths of source and target.
     job, blocks, done
         As for :func:`linumpy.resample.pipeline.make_blocks`.
     needs : Needs
-        What each worker must have.
+        Requirements of each worker.
 
     Raises
     ------
     WorkerError
-        A worker that came later lacks something; or workers died, one after another, while they made one block.
+        A worker that joined later lacks something; or workers died, one after another, on the same block.
     """
     from distributed import KilledWorker, as_completed
 
@@ -314,12 +319,12 @@ def make_blocks_on(
     payload, make = pickle.dumps((needs, job)), _sent("make_sent_block")
     threads = _Threads(client)
     under_way = as_completed(loop=client.loop)
-    pending: dict[Any, Block] = {}
+    pending: dict[Future, Block] = {}
 
     def submit() -> None:
         while queue and len(pending) < max(_LEAST, _A_THREAD * threads.count()):
             block = queue.popleft()
-            # Not pure: its worth is what it writes, so a result kept from another run must not stand in for it.
+            # Not pure: the block must be written again, even if dask has the result of an equal task.
             future = client.submit(make, payload, block.number, pure=False)
             pending[future] = block
             under_way.add(future)
@@ -331,7 +336,7 @@ def make_blocks_on(
                 lacking = future.result()
             except KilledWorker as error:
                 raise WorkerError(
-                    f"a block of {job.plan.largest} voxels (read, made) was under way on worker after worker when they "
+                    f"a block of {job.plan.largest} voxels (read, made) was running on worker after worker when they "
                     f"died, the last of them {error.last_worker.address}: where memory was short, pass a smaller "
                     "device_memory="
                 ) from error
@@ -344,9 +349,9 @@ def make_blocks_on(
 
 
 class _Threads:
-    """How many threads the workers have together, asked for now and then."""
+    """Counts the threads of all workers, at most once a second."""
 
-    def __init__(self, client: Any) -> None:
+    def __init__(self, client: Client) -> None:
         self._client, self._count, self._asked = client, 0, -_LOOK_SECONDS
 
     def count(self) -> int:
@@ -356,8 +361,8 @@ class _Threads:
         return self._count
 
 
-def make_sent_block(payload: bytes, number: int, worker: Any) -> str:
-    """Make a block, on a worker; returns what this one lacks, or nothing where the block is made."""
+def make_sent_block(payload: bytes, number: int, worker: Worker) -> str:
+    """Make a block, on a worker; returns what the worker lacks, empty if the block is made."""
     needs, job = pickle.loads(payload)
     lacking = needs.lacking() or _lacking_for_blocks(needs, job, worker)
     if lacking:
@@ -365,15 +370,15 @@ def make_sent_block(payload: bytes, number: int, worker: Any) -> str:
     try:
         make_block(job, number)
     except Exception as error:
-        if lacking := needs.lacking():  # a disk that went away while the block was made
+        if lacking := needs.lacking():  # such as a disk that was unmounted meanwhile
             return f"worker {worker.address} lacks {lacking}"
         error.add_note(f"on worker {worker.address}")
         raise
     return ""
 
 
-def _lacking_for_blocks(needs: Needs, job: BlockJob, worker: Any) -> str:
-    """Say what a worker lacks of what the others were planned for: one that came later was not asked."""
+def _lacking_for_blocks(needs: Needs, job: BlockJob, worker: Worker) -> str:
+    """Return what a worker lacks for the planned blocks: one that joined later was not part of the survey."""
     if job.device == "cuda":
         missing = why_no_cuda()
         return f"a GPU: {missing}" if missing else ""

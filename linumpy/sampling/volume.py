@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 
 from linumpy.arrays import Array
-from linumpy.device import array_module, is_device_array
+from linumpy.device import array_module, free_memory, is_device_array
 from linumpy.gpu.kernels import CUDA_TYPES, KernelSpec, Uploaded, index_type, int32, int64, load, uploaded
-from linumpy.gpu.read.request import free_memory
 from linumpy.sampling import draws
 from linumpy.sampling.boxes import BOX_VOXELS, Boxes, Window, plan_boxes
 from linumpy.sampling.field import Field

@@ -21,7 +21,7 @@ from linumpy.io.layout import read_layout
 from linumpy.io.looks import MetadataLook
 from linumpy.io.ome import check_level, level_transforms, open_image, open_level
 from linumpy.io.open import open_source
-from linumpy.io.place import absolute
+from linumpy.io.paths import absolute
 from linumpy.io.source import local_name, local_path, open_node
 from linumpy.plan.layout import ArrayLayout
 from linumpy.stream.alignment import Grid

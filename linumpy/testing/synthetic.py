@@ -1,10 +1,9 @@
-"""OCT mosaics whose truth is known.
+"""Synthetic OCT mosaics with a known surface.
 
 A mosaic is a volume (Z, Y, X) of several tiles, depth first: water above, then tissue whose surface is tilted and
 curved. Intensity falls with depth by Beer and Lambert, there and back, and speckle multiplies it: the mean of `looks`
-exponentially distributed intensities (Goodman, Speckle Phenomena in Optics, 2007, ch. 3). The focal curvature of the
-objective bends each tile by itself. Every voxel follows from the seed and its place alone, so any box can be made
-without the rest.
+exponentially distributed intensities (Goodman, Speckle Phenomena in Optics, 2007, ch. 3). Focal curvature of the
+objective is added to each tile. A voxel depends only on the seed and its coordinates, so any box can be made alone.
 
 In: a :class:`MosaicSpec`. Out: boxes of voxels, the true surface, an OME-Zarr image written chunk by chunk.
 """
@@ -14,7 +13,7 @@ from __future__ import annotations
 import itertools
 import os
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +23,16 @@ from linumpy.errors import RegionError
 from linumpy.io.zarr_mode import in_mode_of_caller
 from linumpy.write.writer import OmeZarrWriter, Progress
 
-#: Speckle is drawn in cells of this shape, each from a generator of its own.
+#: Speckle is drawn in cells of this shape, each from its own random generator.
 _CELL = (32, 64, 64)
-#: Plane waves that make up the structure of the tissue, and the standard deviation of its logarithm.
+#: Number of plane waves in the structure of the tissue, and the standard deviation of its logarithm.
 _WAVES = 6
 _STRUCTURE = 0.5
 
 
 @dataclass(frozen=True)
 class MosaicSpec:
-    """What a mosaic looks like.
+    """Parameters of a mosaic.
 
     Attributes
     ----------
@@ -44,7 +43,7 @@ class MosaicSpec:
     spacing_um : (float, float, float)
         Voxel spacing (Z, Y, X) in µm.
     seed : int
-        Of structure and speckle.
+        Seed of structure and speckle.
     dtype : str
         ``"float32"`` or ``"uint16"``.
     water_um : float
@@ -52,21 +51,21 @@ class MosaicSpec:
     tilt : (float, float)
         Slope of the surface along Y and X (µm of depth per µm).
     curvature_um : float
-        How much deeper the surface lies at the middle of the edges than in the middle of the mosaic.
+        Depth of the surface at the middle of the edges, relative to the middle of the mosaic.
     focal_um : float
-        How much deeper focal curvature puts the corner of a tile than its centre.
+        Depth that focal curvature adds at the corner of a tile, relative to its centre.
     attenuation_per_mm : float
         Attenuation coefficient of the tissue, 1/mm.
     looks : int
-        Intensities that are averaged; fewer make stronger speckle.
+        Number of averaged intensities; fewer make stronger speckle.
     peak : float
         Mean intensity at the surface.
     noise : float
         Mean intensity of the water.
     slice_number : int
-        Which slice of the tissue this is: speckle differs from slice to slice, structure does not.
+        Number of the slice of the tissue: speckle differs from slice to slice, structure does not.
     first_plane : int
-        Plane of the tissue that the first plane of the volume shows.
+        Plane of the tissue at the first plane of the volume.
     """
 
     tiles: tuple[int, int] = (2, 2)
@@ -88,9 +87,9 @@ class MosaicSpec:
     def __post_init__(self) -> None:
         sizes = (*self.tiles, *self.tile_shape, self.looks)
         if len(self.tiles) != 2 or len(self.tile_shape) != 3 or min(sizes) < 1:
-            raise ValueError(f"{self}: two numbers of tiles, three of voxels, and the looks, each from 1 on")
+            raise ValueError(f"{self}: pass two numbers of tiles, three of voxels, and the looks, each from 1 on")
         if len(self.spacing_um) != 3 or not all(0 < step < np.inf for step in self.spacing_um):
-            raise ValueError(f"spacing_um={self.spacing_um}: three positive steps in µm")
+            raise ValueError(f"spacing_um={self.spacing_um}: pass three positive steps in µm")
         if self.dtype not in ("float32", "uint16"):
             raise ValueError(f"dtype={self.dtype!r}: a mosaic is float32 or uint16")
         if self.seed < 0:
@@ -120,7 +119,7 @@ _Bounds = tuple[int, int]
 
 
 def tissue_depth(spec: MosaicSpec, rows: _Bounds | None = None, columns: _Bounds | None = None) -> np.ndarray:
-    """Depth of the tissue's surface without focal curvature.
+    """Return the depth of the tissue's surface without focal curvature.
 
     Parameters
     ----------
@@ -141,7 +140,7 @@ def tissue_depth(spec: MosaicSpec, rows: _Bounds | None = None, columns: _Bounds
 
 
 def surface_depth(spec: MosaicSpec, rows: _Bounds | None = None, columns: _Bounds | None = None) -> np.ndarray:
-    """Depth of the surface as it is seen in the volume: bent by focal curvature, tile by tile.
+    """Return the depth of the surface in the volume, with the focal curvature of each tile.
 
     Parameters and result are those of :func:`tissue_depth`.
     """
@@ -155,12 +154,12 @@ def _indices(spec: MosaicSpec, axis: int, bounds: _Bounds | None) -> np.ndarray:
 
 
 def _centred(spec: MosaicSpec, axis: int, bounds: _Bounds | None) -> np.ndarray:
-    """Place along an axis in µm from the middle of the mosaic."""
+    """Return coordinates along an axis in µm from the middle of the mosaic."""
     return (_indices(spec, axis, bounds) - (spec.shape[axis] - 1) / 2) * spec.spacing_um[axis]
 
 
 def _within_tile(spec: MosaicSpec, axis: int, bounds: _Bounds | None) -> np.ndarray:
-    """Place within the tile, from -1 at its first voxel to 1 at its last."""
+    """Return coordinates within the tile, from -1 at its first voxel to 1 at its last."""
     size = spec.tile_shape[axis]
     return (_indices(spec, axis, bounds) % size) / max(1, size - 1) * 2 - 1
 
@@ -178,12 +177,12 @@ def block(spec: MosaicSpec, start: tuple[int, int, int], stop: tuple[int, int, i
     Returns
     -------
     numpy.ndarray, (Z, Y, X)
-        In the dtype of the mosaic. The same voxels come out whichever way the mosaic is cut.
+        In the dtype of the mosaic. Voxels do not depend on the box.
 
     Raises
     ------
     RegionError
-        The box does not lie in the mosaic.
+        The box is not within the mosaic.
     """
     if not all(0 <= a <= b <= n for a, b, n in zip(start, stop, spec.shape, strict=True)):
         raise RegionError(f"the box from {tuple(start)} to {tuple(stop)} does not lie in a mosaic of {spec.shape}")
@@ -201,7 +200,7 @@ def block(spec: MosaicSpec, start: tuple[int, int, int], stop: tuple[int, int, i
 
 
 def _structure(spec: MosaicSpec, start: tuple[int, int, int], stop: tuple[int, int, int]) -> np.ndarray:
-    """Reflectivity of the tissue, log-normal with mean 1: a few plane waves, the same in every slice that shows it."""
+    """Return the reflectivity of the tissue, log-normal with mean 1: a few plane waves, equal in all slices of it."""
     rng = np.random.default_rng([spec.seed, 1])
     total = np.zeros([b - a for a, b in zip(start, stop, strict=True)], np.float32)
     offset = (spec.first_plane, 0, 0)
@@ -210,8 +209,8 @@ def _structure(spec: MosaicSpec, start: tuple[int, int, int], stop: tuple[int, i
         phase = rng.uniform(0, 2 * np.pi)
         waves = []
         for axis, (a, b) in enumerate(zip(start, stop, strict=True)):
-            place = (np.arange(a, b) + offset[axis]) * spec.spacing_um[axis]
-            wave = np.exp(2j * np.pi * place / periods_um[axis]).astype(np.complex64)
+            position = (np.arange(a, b) + offset[axis]) * spec.spacing_um[axis]
+            wave = np.exp(2j * np.pi * position / periods_um[axis]).astype(np.complex64)
             waves.append(wave.reshape([-1 if k == axis else 1 for k in range(3)]))
         lateral = waves[1] * waves[2] * np.complex64(np.exp(1j * phase))
         total += (waves[0] * lateral).real
@@ -220,7 +219,7 @@ def _structure(spec: MosaicSpec, start: tuple[int, int, int], stop: tuple[int, i
 
 
 def _speckle(spec: MosaicSpec, start: tuple[int, int, int], stop: tuple[int, int, int]) -> np.ndarray:
-    """Speckle of mean 1, drawn cell by cell."""
+    """Return speckle of mean 1, drawn cell by cell."""
     out = np.empty([b - a for a, b in zip(start, stop, strict=True)], np.float32)
     cells = (range(a // c, -(-b // c)) for a, b, c in zip(start, stop, _CELL, strict=True))
     for cell in itertools.product(*cells):
@@ -259,18 +258,18 @@ def write_mosaic(
     spec : MosaicSpec
         The mosaic.
     chunks, shards, compressors, overwrite, progress
-        As for :func:`linumpy.write.writer.write_omezarr`.
+        As for :class:`linumpy.write.writer.OmeZarrWriter`.
 
     Returns
     -------
     Path
-        `path`. Its truth is :func:`surface_depth` and :func:`tissue_depth` of `spec`; its metadata keeps the size of a
-        tile.
+        `path`. The true depths are :func:`surface_depth` and :func:`tissue_depth` of `spec`; the metadata has the tile
+        shape.
 
     Raises
     ------
     FileExistsError, ValueError, OSError
-        As for :func:`linumpy.write.writer.write_omezarr`.
+        As for :class:`linumpy.write.writer.OmeZarrWriter`.
     """
     options: dict[str, Any] = {"chunks": chunks, "shards": shards, "compressors": compressors, "overwrite": overwrite}
     options["attributes"] = {"linumpy": {"tile_shape": dict(zip("yx", spec.tile_shape[1:], strict=True))}}
@@ -291,27 +290,3 @@ def write_mosaic(
         finally:
             pool.shutdown(cancel_futures=True)
     return Path(path)
-
-
-def consecutive_slices(spec: MosaicSpec, overlap: int) -> tuple[MosaicSpec, MosaicSpec]:
-    """Make two slices of the same tissue, all of it below the surface.
-
-    Parameters
-    ----------
-    spec : MosaicSpec
-        What both have in common.
-    overlap : int
-        The last so many planes of the first show the same tissue as the first so many of the second, with speckle
-        of their own.
-
-    Raises
-    ------
-    ValueError
-        More planes than a slice has, or none.
-    """
-    depth = spec.tile_shape[0]
-    if not 0 < overlap <= depth:
-        raise ValueError(f"overlap={overlap}: slices of {depth} planes overlap in 1 to {depth} of them")
-    highest = max(float(surface_depth(spec).max()), 0.0) * spec.spacing_um[0]
-    first = replace(spec, water_um=spec.water_um - highest - spec.spacing_um[0])
-    return first, replace(first, slice_number=spec.slice_number + 1, first_plane=spec.first_plane + depth - overlap)

@@ -18,8 +18,9 @@ from linumpy.arrays import Array
 from linumpy.device import install_line, is_device_array
 from linumpy.errors import MetadataError, SourceError
 from linumpy.io.carried import Carried, carried_from
-from linumpy.io.place import check_apart
+from linumpy.io.paths import check_apart
 from linumpy.io.volume import Volumes
+from linumpy.renamed import renamed_parameter
 from linumpy.voxel.backend import Backend, get_backend
 from linumpy.voxel.grid import Numbers, VoxelGrid, make_grid
 from linumpy.voxel.mesh import SHELL, TriangleMesh, make_mesh
@@ -122,6 +123,7 @@ def grid_of_image(image: Volumes) -> tuple[VoxelGrid, list[int]]:
     return make_grid(image.first.shape, corner, pitch), columns
 
 
+@renamed_parameter("n_levels", "levels")
 def voxelize_onto_image(
     vertices: Numbers,
     triangles: Numbers,
@@ -130,7 +132,7 @@ def voxelize_onto_image(
     *,
     label: int = 1,
     fill_holes: bool = True,
-    n_levels: int = 1,
+    levels: int = 1,
     backend: Backend | None = None,
     slab_bytes: int = 2 * 2**30,
     overwrite: bool = False,
@@ -151,7 +153,7 @@ def voxelize_onto_image(
         At least 1.
     fill_holes : bool
         Whether to fill the voxels that a mesh encloses if it is not watertight. The whole volume is then in memory.
-    n_levels : int
+    levels : int
         Number of resolutions; a coarser voxel takes the most frequent label.
     backend : Backend, optional
         By default the choice of :func:`~linumpy.voxel.get_backend`.
@@ -189,7 +191,7 @@ def voxelize_onto_image(
         log.warning("the mesh is not watertight: %s", consequence)
     voxels, metadata = 0, carried_from(image)
     with OmeZarrWriter(
-        output, grid.shape, dtype, image.spacing, axes=image.axes, origin=image.origin, n_levels=n_levels,
+        output, grid.shape, dtype, image.spacing, axes=image.axes, origin=image.origin, levels=levels,
         downsampling="label", overwrite=overwrite, progress=progress,
         carried=Carried(ngff_version=metadata.ngff_version, units=metadata.units),
     ) as writer:  # fmt: skip

@@ -1,6 +1,6 @@
-"""Keep what regions have cut: a chunk (or shard) waits in memory until all of it is there.
+"""Buffer the chunks (or shards) of which a region has written only a part, until they are complete.
 
-In: parts of stored objects. Out: whole ones. Errors: ``ValueError`` where more would wait than the caller allows.
+In: parts of stored objects. Out: whole ones. Errors: ``ValueError`` if the buffer would exceed the caller's limit.
 """
 
 from __future__ import annotations
@@ -8,34 +8,35 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from types import ModuleType
 
 import numpy as np
 
+from linumpy.arrays import Array
 from linumpy.device import array_module, is_device_array, to_host
 from linumpy.plan.pyramid import Box, shape_of, within
 
 
 class BufferFullError(ValueError):
-    """More would wait than the caller allows; nothing of the region was taken."""
+    """The buffer would exceed the caller's limit; nothing of the region was written."""
 
 
 @dataclass
 class _Cut:
-    """A stored object that is not all there: its voxels, where they came from, and which are missing."""
+    """An incomplete stored object: its box, its voxels, and a mask of the missing ones."""
 
     box: Box
-    voxels: Any
+    voxels: Array
     missing: np.ndarray
 
 
 class CutChunks:
-    """Stored objects that are not all there. Not for several threads at the same time.
+    """Incomplete stored objects. Not thread-safe.
 
     Parameters
     ----------
     limit : int
-        Bytes that may be kept: voxels, and a byte for each that says whether it was written.
+        Bytes of the buffer: the voxels, and a byte for each that marks it as written.
     itemsize : int
         Bytes of a voxel.
     """
@@ -47,7 +48,7 @@ class CutChunks:
         self._nbytes = 0
 
     def reserve(self, boxes: Iterable[Box], region: str) -> None:
-        """Check that what is cut now may wait as well.
+        """Check that the buffer also holds these stored objects.
 
         Raises
         ------
@@ -57,24 +58,26 @@ class CutChunks:
         new = sum(self._cost(box) for box in boxes if _corner(box) not in self._cut)
         if self._nbytes + new > self.limit:
             raise BufferFullError(
-                f"region {region} cuts chunks, and {self._nbytes + new} bytes of cut ones would wait for the rest, "
-                f"more than buffer_bytes={self.limit}: write regions in an order that completes chunks sooner, "
-                "or allow more"
+                f"region {region} cuts chunks, so that {self._nbytes + new} bytes of incomplete chunks would be "
+                f"buffered, more than buffer_bytes={self.limit}: write regions in an order that completes chunks "
+                "sooner, or allow more"
             )
 
-    def add(self, box: Box, part: Box, voxels: Any, begin: Callable[[Any, Box], tuple[Any, bool]]) -> Any:
-        """Take a part of a stored object; returns all of it when it is complete, else None.
+    def add(
+        self, box: Box, part: Box, voxels: Array, begin: Callable[[ModuleType, Box], tuple[Array, bool]]
+    ) -> Array | None:
+        """Add a part of a stored object; returns all its voxels once it is complete, else None.
 
         Parameters
         ----------
         box : tuple of slice
-            All voxels of the object.
+            Box of the object.
         part : tuple of slice
-            Those that come now.
+            Box of the part.
         voxels : numpy.ndarray or cupy.ndarray
-            Their values.
+            Voxels of the part.
         begin : callable
-            NumPy or CuPy, box → what the object holds before anything comes, and whether that is all of it.
+            NumPy or CuPy, box → the object before its first part, and whether it is complete.
         """
         corner = _corner(box)
         cut = self._cut.get(corner)
@@ -91,13 +94,13 @@ class CutChunks:
         return cut.voxels
 
     def drop(self, corner: tuple[int, ...]) -> None:
-        """Forget a stored object, if it is here."""
+        """Remove a stored object, if it is buffered."""
         cut = self._cut.pop(corner, None)
         if cut is not None:
             self._nbytes -= self._cost(cut.box)
 
-    def drain(self) -> Iterator[tuple[Box, Any]]:
-        """Take out all that is here, complete or not."""
+    def drain(self) -> Iterator[tuple[Box, Array]]:
+        """Remove and yield all stored objects, complete or not."""
         while self._cut:
             cut = next(iter(self._cut.values()))
             self.drop(_corner(cut.box))
@@ -111,8 +114,8 @@ def _corner(box: Box) -> tuple[int, ...]:
     return tuple(b.start for b in box)
 
 
-def _beside(voxels: Any, held: Any) -> Any:
-    """Copy voxels to the side (host or device) where others are."""
+def _beside(voxels: Array, held: Array) -> Array:
+    """Copy voxels to the memory (host or device) of other voxels."""
     if is_device_array(held):
-        return array_module(held).asarray(voxels)
+        return array_module(held).asarray(voxels)  # type: ignore[no-any-return]
     return to_host(voxels)

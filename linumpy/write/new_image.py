@@ -1,19 +1,18 @@
 """Plan an OME-Zarr image, and make it, empty.
 
-In: shape, dtype, voxel spacing in µm, and what is wanted of storage. Out: :class:`NewImage`, all of it checked before
-anything is written, which makes the folder with its metadata (NGFF 0.5 in zarr v3, or NGFF 0.4 in zarr v2) and gives
-its arrays. Errors: ``ValueError`` for sizes that do not fit, ``TypeError`` for what is not made of numbers.
+In: shape, dtype, voxel spacing in µm, and the parameters of storage. Out: :class:`NewImage`, checked before anything is
+written, which makes the folder with its metadata (NGFF 0.5 in zarr v3, or NGFF 0.4 in zarr v2) and returns its arrays.
+Errors: ``ValueError`` for sizes that do not fit, ``TypeError`` for values that are no numbers.
 
 Formats: https://ngff.openmicroscopy.org/0.5/ and https://ngff.openmicroscopy.org/0.4/, section "multiscales".
 """
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from pathlib import Path
@@ -21,46 +20,47 @@ from typing import Any
 
 import numpy as np
 import zarr
+from numpy.typing import DTypeLike
 
 from linumpy.io.carried import Carried, LeadingAxis
 from linumpy.io.ngff import MICROMETERS
-from linumpy.io.place import check_free_space
+from linumpy.io.paths import check_free_space
 from linumpy.io.source import local_store
 from linumpy.io.zarr_mode import host_zarr_context
 
 #: Versions of NGFF that are written, and the zarr format of each.
 ZARR_FORMATS = {"0.5": 3, "0.4": 2}
-#: Axes that come before those of space, in their order, and NGFF's type of each.
+#: Axes before those of space, in their order, and their types in NGFF.
 LEADING_AXES = {"t": "time", "c": "channel"}
-#: How a coarser resolution comes from a finer one.
+#: How a coarser resolution is made from a finer one.
 DOWNSAMPLING = ("mean", "label", "nearest")
 
-#: A chunk of about this many bytes, where the caller names none.
+#: Bytes of a chunk at most, where the caller passes no chunks.
 _CHUNK_NBYTES = 8 * 2**20
 
 
 @dataclass(frozen=True)
 class NewImage:
-    """An OME-Zarr image that is yet to be made, all of it checked.
+    """An OME-Zarr image to make, checked.
 
     Attributes
     ----------
     shapes : tuple of tuple of int
-        Of each resolution, finest first.
+        Shape of each resolution, finest first.
     dtype : numpy.dtype
-        Of all resolutions.
+        Data type of a voxel.
     chunks : tuple of int
-        Of the finest resolution.
+        Chunk shape of the finest resolution.
     shards : tuple of int or None
-        Of all resolutions.
+        Shard shape of all resolutions.
     compressors
-        As zarr takes it.
+        As for zarr.
     names : tuple of str
-        Of the axes.
+        Names of the axes.
     metadata : dict
-        Attributes of the group: those of NGFF (in 0.5 below ``"ome"``), and what the caller adds.
+        Attributes of the group: those of NGFF (in 0.5 below ``"ome"``), and the caller's.
     fill_value : numpy.generic
-        Of voxels that are never written.
+        Value of voxels that are never written.
     ngff_version : str
         ``"0.5"`` or ``"0.4"``.
     """
@@ -72,7 +72,7 @@ class NewImage:
     compressors: Any
     names: tuple[str, ...]
     metadata: dict[str, Any]
-    fill_value: Any
+    fill_value: np.generic
     ngff_version: str
 
     @property
@@ -82,7 +82,7 @@ class NewImage:
 
     @property
     def stored(self) -> tuple[tuple[int, ...], ...]:
-        """What is whole in storage, for each resolution: shards, or else chunks."""
+        """Shape of a shard, or else of a chunk, for each resolution."""
         if self.shards is not None:
             return (self.shards,) * len(self.shapes)
         return tuple(tuple(map(min, self.chunks, shape)) for shape in self.shapes)
@@ -92,7 +92,7 @@ class NewImage:
         check_free_space(path, self.nbytes, encoded=self.compressors is not None)
 
     def create(self, folder: Path) -> list[zarr.Array]:
-        """Make the image, empty, in a folder; returns its arrays, finest first, for use from host memory."""
+        """Make the empty image in a folder; returns its arrays, finest first, for use from host memory."""
         with host_zarr_context():
             return self._create(folder)
 
@@ -121,16 +121,16 @@ class NewImage:
             self._create_array(
                 group,
                 str(level),
-                shape=one,
-                chunks=self.chunks if self.shards else tuple(map(min, self.chunks, one)),
+                shape=shape,
+                chunks=self.chunks if self.shards else tuple(map(min, self.chunks, shape)),
                 dtype=self.dtype,
                 compressors=self.compressors,
                 fill_value=self.fill_value,
-                # So that a chunk that happens to be all fill value is there like the others.
+                # So that a chunk of only the fill value has a file like the others.
                 config={"write_empty_chunks": True},
                 **options,
             )
-            for level, one in enumerate(self.shapes)
+            for level, shape in enumerate(self.shapes)
         ]
         group.update_attributes(self.metadata)
         return arrays
@@ -138,7 +138,7 @@ class NewImage:
 
 def plan_image(
     shape: Sequence[int],
-    dtype: Any,
+    dtype: DTypeLike,
     spacing: Sequence[float],
     *,
     name: str,
@@ -150,11 +150,11 @@ def plan_image(
     levels: int = 1,
     downsampling: str = "mean",
     ngff_version: str | None = None,
-    fill_value: Any = 0,
+    fill_value: complex | np.generic = 0,
     attributes: Mapping[str, Any] | None = None,
     carried: Carried | None = None,
 ) -> NewImage:
-    """Check what is asked of an image, and choose what is not, before anything is written.
+    """Check the parameters of an image and choose the missing ones, before anything is written.
 
     Parameters and errors are those of :class:`linumpy.write.writer.OmeZarrWriter`.
     """
@@ -162,7 +162,7 @@ def plan_image(
     if ngff_version is None:
         ngff_version = carried.ngff_version if carried.ngff_version in ZARR_FORMATS else "0.5"
     if not hasattr(levels, "__index__"):
-        raise TypeError(f"levels={levels!r}: a whole number is needed")
+        raise TypeError(f"levels={levels!r}: pass a whole number")
     chunks = None if chunks is None else _integers("chunks", chunks)
     shards = None if shards is None else _integers("shards", shards)
     _check_numbers("spacing", spacing)
@@ -171,31 +171,31 @@ def plan_image(
     if dtype.kind not in "biuf" or dtype.itemsize > 8:
         raise TypeError(f"an image of {dtype} cannot be written: its voxels are no real numbers of 1 to 8 bytes")
     if not isinstance(ngff_version, str) or ngff_version not in ZARR_FORMATS:
-        raise ValueError(f"ngff_version={ngff_version!r}: one of {', '.join(ZARR_FORMATS)} is written")
+        raise ValueError(f"ngff_version={ngff_version!r}: choose one of {', '.join(ZARR_FORMATS)}")
     if downsampling not in DOWNSAMPLING:
-        raise ValueError(f"downsampling={downsampling!r}: one of {', '.join(DOWNSAMPLING)} is wanted")
+        raise ValueError(f"downsampling={downsampling!r}: choose one of {', '.join(DOWNSAMPLING)}")
     if shards is not None and ZARR_FORMATS[ngff_version] == 2:
         raise ValueError(
-            f"shards={tuple(shards)}: NGFF {ngff_version} is zarr v2, which has none; leave them out, or ask for "
+            f"shards={tuple(shards)}: NGFF {ngff_version} is zarr v2, which has none; leave them out, or pass "
             "ngff_version='0.5'"
         )
     if not isinstance(name, str):
-        raise TypeError(f"name={name!r}: a text is needed")
+        raise TypeError(f"name={name!r}: pass a str")
     names = _names(shape, spacing, axes, origin)
-    leading = sum(one in LEADING_AXES for one in names)
+    leading = sum(name in LEADING_AXES for name in names)
     factors = _level_factors(shape, levels, leading)
-    steps = [one[leading:] for one in factors]
+    steps = [factor[leading:] for factor in factors]
     metadata = _metadata(name, names, spacing, origin, steps, downsampling, ngff_version, carried)
     if not isinstance(attributes, Mapping | None):
-        raise TypeError(f"attributes={attributes!r}: a mapping is needed")
+        raise TypeError(f"attributes={attributes!r}: pass a mapping")
     try:
         json.dumps(dict(attributes or {}))
     except (TypeError, ValueError) as error:
         raise TypeError(f"attributes={attributes!r}: JSON cannot hold them ({error})") from error
     if taken := sorted(metadata.keys() & (attributes or {}).keys()):
-        raise ValueError(f"attributes={attributes!r}: NGFF has {', '.join(taken)} for itself")
+        raise ValueError(f"attributes={attributes!r}: NGFF reserves {', '.join(taken)}")
     return NewImage(
-        shapes=tuple(tuple(-(-n // f) for n, f in zip(shape, one, strict=True)) for one in factors),
+        shapes=tuple(tuple(-(-n // f) for n, f in zip(shape, factor, strict=True)) for factor in factors),
         dtype=dtype,
         chunks=_chunk(shape, dtype.itemsize, chunks, shards, leading),
         shards=shards,
@@ -208,7 +208,7 @@ def plan_image(
 
 
 def list_labels(folder: Path, names: Sequence[str], ngff_version: str) -> None:
-    """Make the group of an image's labels, which names them; the label images are groups in it."""
+    """Make the group of an image's labels, which lists them; the label images are groups in it."""
     version: Any = ZARR_FORMATS[ngff_version]
     listed: dict[str, Any] = {"labels": list(names)}
     attributes = listed if version == 2 else {"ome": {"version": ngff_version, **listed}}
@@ -229,18 +229,10 @@ def default_chunks(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
     return tuple(chunk)
 
 
-def blocks(array: zarr.Array) -> Iterator[tuple[slice, ...]]:
-    """Yield an array in boxes that are whole in storage: shards where it has them, else chunks."""
-    step = array.shards or array.chunks
-    starts = (range(0, n, s) for n, s in zip(array.shape, step, strict=True))
-    for corner in itertools.product(*starts):
-        yield tuple(slice(a, min(a + s, n)) for a, s, n in zip(corner, step, array.shape, strict=True))
-
-
 def _chunk(
     shape: tuple[int, ...], itemsize: int, chunks: Sequence[int] | None, shards: Sequence[int] | None, leading: int
 ) -> tuple[int, ...]:
-    """Check chunks and shards, and choose chunks where there are none."""
+    """Check chunks and shards, and choose chunks if the caller passes none."""
     for label, sizes in (("chunks", chunks), ("shards", shards)):
         if sizes is not None and (len(sizes) != len(shape) or min(sizes) < 1):
             raise ValueError(f"{label}={tuple(sizes)}: an array of shape {shape} needs {len(shape)} sizes from 1 on")
@@ -257,38 +249,40 @@ def _integers(label: str, sizes: Any) -> tuple[int, ...]:
     try:
         return tuple(operator.index(n) for n in sizes)
     except TypeError as error:
-        raise TypeError(f"{label}={sizes!r}: whole numbers are needed, one for each axis") from error
+        raise TypeError(f"{label}={sizes!r}: pass whole numbers, one for each axis") from error
 
 
 def _check_numbers(label: str, values: Any) -> None:
-    if not np.iterable(values) or not all(isinstance(one, (Real, np.number)) for one in values):
-        raise TypeError(f"{label}={values!r}: numbers in µm are needed, one for each axis of space")
+    if not np.iterable(values) or not all(isinstance(value, (Real, np.number)) for value in values):
+        raise TypeError(f"{label}={values!r}: pass numbers in µm, one for each axis of space")
 
 
-def _fill_value(value: Any, dtype: np.dtype) -> Any:
-    """Take a fill value as a number of the dtype."""
+def _fill_value(value: complex | np.generic, dtype: np.dtype) -> np.generic:
+    """Return the fill value as a number of the dtype."""
     try:
         with np.errstate(all="ignore"):
-            given = np.asarray(value)
-            fill = given.astype(dtype)[()]
-        fits = given.ndim == 0 and given.dtype.kind in "biuf" and (given == fill or (given != given and fill != fill))
-        if given.ndim == 0 and given.dtype.kind == dtype.kind == "f":  # rounded it may be, but not to infinity
-            fits = fits or bool(np.isfinite(given) & np.isfinite(fill))
+            number = np.asarray(value)
+            fill = number.astype(dtype)[()]
+        fits = (
+            number.ndim == 0 and number.dtype.kind in "biuf" and (number == fill or (number != number and fill != fill))
+        )
+        if number.ndim == 0 and number.dtype.kind == dtype.kind == "f":  # may be rounded, but not to infinity
+            fits = fits or bool(np.isfinite(number) & np.isfinite(fill))
     except (TypeError, ValueError, OverflowError):
         fits = False
     if not fits:
         raise ValueError(f"fill_value={value!r} is no value of {dtype}")
-    return fill
+    return fill  # type: ignore[return-value]
 
 
 def _level_factors(shape: tuple[int, ...], levels: int, leading: int) -> list[tuple[int, ...]]:
-    """By how much each level is coarser than the finest, along each axis.
+    """Return for each level and axis how many voxels of the finest level one voxel spans.
 
-    An axis of one voxel is halved no more, and the leading ones, of time and channel, never are.
+    Axes of one voxel and the leading ones, of time and channel, are not halved.
     """
     most = (max(shape[leading:], default=1) - 1).bit_length() + 1
     if not 1 <= levels <= most:
-        raise ValueError(f"levels={levels}: an array of shape {shape} has 1 to {most} resolutions")
+        raise ValueError(f"levels={levels}: an array of shape {shape} can have 1 to {most} resolutions")
     ones = (1,) * leading
     return [ones + tuple(2 ** min(level, (n - 1).bit_length()) for n in shape[leading:]) for level in range(levels)]
 
@@ -298,18 +292,18 @@ def _names(
 ) -> list[str]:
     if axes is None and len(shape) > 3:
         raise ValueError(f"an array of shape {shape} has {len(shape)} axes: name them by axes=, such as 'tczyx'")
-    if axes is not None and not (np.iterable(axes) and all(isinstance(one, str) for one in axes)):
-        raise TypeError(f"axes={axes!r}: a text with the name of each axis is needed, such as 'zyx'")
+    if axes is not None and not (np.iterable(axes) and all(isinstance(name, str) for name in axes)):
+        raise TypeError(f"axes={axes!r}: pass the name of each axis as a str, such as 'zyx'")
     names = list(axes if axes is not None else "zyx"[max(0, 3 - len(shape)) :])
-    leading = [one for one in names if one in LEADING_AXES]
+    leading = [name for name in names if name in LEADING_AXES]
     space = names[len(leading) :]
     if len(names) != len(shape) or not 2 <= len(space) <= 3:
         raise ValueError(
-            f"axes {''.join(names)!r} do not fit an array of shape {shape}: two or three of space are written"
+            f"axes {''.join(names)!r} do not fit an array of shape {shape}: an image has two or three axes of space"
         )
     if len(set(names)) != len(names) or not set(space) <= set("zyx") or leading != sorted(leading, reverse=True):
         raise ValueError(
-            f"axes {''.join(names)!r}: t, then c, then axes of space are written, each of t, c, z, y and x once at most"
+            f"axes {''.join(names)!r}: the order is t, c, then axes of space; each of t, c, z, y, x occurs at most once"
         )
     if min(shape) < 1:
         raise ValueError(f"an array of shape {shape} has no voxels to write")
@@ -331,15 +325,15 @@ def _metadata(
     version: str,
     carried: Carried,
 ) -> dict[str, Any]:
-    """Spell the attributes of NGFF: of each level the spacing, and where the centre of its first voxel lies.
+    """Return the attributes of NGFF: of each level the spacing, and the position of the centre of its first voxel.
 
-    `spacing`, `origin` and `factors` are those of the axes of space; what is carried over gives their units, the
-    coordinates of the others, and what is said of channels and labels.
+    `spacing`, `origin` and `factors` are those of the axes of space; `carried` has their units, the coordinates of the
+    other axes, and the metadata of channels and labels.
     """
     count = len(names) - len(spacing)
     start = [0.0] * len(spacing) if origin is None else [float(o) for o in origin]
-    before = [carried.leading.get(one, LeadingAxis()) for one in names[:count]]
-    units = [carried.units.get(one, "micrometer") for one in names[count:]]
+    before = [carried.leading.get(name, LeadingAxis()) for name in names[:count]]
+    units = [carried.units.get(name, "micrometer") for name in names[count:]]
     datasets = []
     for level, factor in enumerate(factors):
         steps = [float(s) * f for s, f in zip(spacing, factor, strict=True)]
@@ -348,22 +342,22 @@ def _metadata(
             [value / MICROMETERS[unit] for value, unit in zip(values, units, strict=True)] for values in (steps, first)
         )
         transformations = [
-            {"type": "scale", "scale": [one.scale for one in before] + scale},
-            {"type": "translation", "translation": [one.translation for one in before] + translation},
+            {"type": "scale", "scale": [axis.scale for axis in before] + scale},
+            {"type": "translation", "translation": [axis.translation for axis in before] + translation},
         ]
         datasets.append({"path": str(level), "coordinateTransformations": transformations})
     axes: list[dict[str, Any]] = [
-        {"name": one, "type": LEADING_AXES[one]} | ({"unit": along.unit} if along.unit is not None else {})
-        for one, along in zip(names[:count], before, strict=True)
+        {"name": name, "type": LEADING_AXES[name]} | ({"unit": along.unit} if along.unit is not None else {})
+        for name, along in zip(names[:count], before, strict=True)
     ]
-    axes += [{"name": one, "type": "space", "unit": unit} for one, unit in zip(names[count:], units, strict=True)]
+    axes += [{"name": name, "type": "space", "unit": unit} for name, unit in zip(names[count:], units, strict=True)]
     image: dict[str, Any] = {"name": name, "axes": axes, "datasets": datasets}
     if len(factors) > 1:
         image["type"] = downsampling
-    said = {"omero": carried.omero, "image-label": carried.image_label}
+    carried_fields = {"omero": carried.omero, "image-label": carried.image_label}
     beside = {
         key: {**value, "version": version} if "version" in value else dict(value)
-        for key, value in said.items()
+        for key, value in carried_fields.items()
         if value is not None
     }
     if version == "0.4":

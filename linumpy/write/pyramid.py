@@ -1,30 +1,33 @@
 """Halve an image: the mean of 2 × 2 × … voxels, the most frequent or the first of them.
 
-In: a NumPy or CuPy array. Out: an array of the same kind and dtype, half as long along each axis, rounded up, or along
-those that are named. The same bits on the host and on a device. Errors: none of its own.
+In: a NumPy or CuPy array. Out: an array of the same kind and dtype, half as long along all axes or the selected ones,
+rounded up. The same bits on the host and on a device. Errors: none of its own.
 
 Means of integers are exact and rounded half to even. Means of floats are summed pair by pair, axis after axis, in
-float64 (float16 in float32) and rounded once. An odd last voxel stands alone: it is the mean of itself. Of values that
-are equally frequent, the one that comes first counts, the last axis fastest.
+float64 (float16 in float32) and rounded once. An odd last voxel is averaged with itself. Of equally frequent values the
+first is taken, the last axis fastest.
 """
 
 from __future__ import annotations
 
 import itertools
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from types import ModuleType
 
 import numpy as np
 
+from linumpy.arrays import Array
 from linumpy.device import array_module
 from linumpy.plan.pyramid import Box, grown, split
 
-#: Coarser voxels are made in pieces of so many bytes: with what they come from they fit a processor's cache.
+#: Bytes of a piece of coarser voxels: with its finer voxels it fits a processor's cache.
 _PIECE_NBYTES = 2**17
 
 
-def halved(finer: Any, box: Box, downsampling: str = "mean", factors: tuple[int, ...] | None = None) -> np.ndarray:
-    """Make a box of a coarser resolution from the array of the finer one, on the host.
+def halved(
+    finer: np.ndarray, box: Box, downsampling: str = "mean", factors: tuple[int, ...] | None = None
+) -> np.ndarray:
+    """Make a box of a coarser resolution from the finer one, on the host.
 
     Parameters
     ----------
@@ -39,20 +42,20 @@ def halved(finer: Any, box: Box, downsampling: str = "mean", factors: tuple[int,
     factors = factors or (2,) * len(box)
     rows = zip(box, finer.shape, factors, strict=True)
     source = tuple(slice(f * b.start, min(f * b.stop, n)) for b, n, f in rows)
-    return halve(np.asarray(finer[source]), downsampling, factors)
+    return np.asarray(halve(np.asarray(finer[source]), downsampling, factors))
 
 
-def halve(block: Any, downsampling: str = "mean", factors: tuple[int, ...] | None = None) -> Any:
-    """Halve a block whose first voxels are even ones of the image.
+def halve(block: Array, downsampling: str = "mean", factors: tuple[int, ...] | None = None) -> Array:
+    """Halve a block that begins at even voxels of the image.
 
     Parameters
     ----------
     block : numpy.ndarray or cupy.ndarray
         Of bools, integers or floats.
     downsampling : {"mean", "label", "nearest"}
-        The mean of 2 × 2 × … voxels; or, for labels, which have no mean, the most frequent of them; or the first.
+        The mean of 2 × 2 × … voxels; for labels the most frequent of them; or the first.
     factors : tuple of int, optional
-        For each axis 2, or 1 for one that is not halved, such as that of channels; by default 2 for all.
+        For each axis 2, or 1 for an axis that is not halved, such as that of channels; by default 2 for all.
 
     Returns
     -------
@@ -79,14 +82,14 @@ def halve_by_threads(
     threads: int,
     factors: tuple[int, ...] | None = None,
 ) -> np.ndarray:
-    """Halve a block in host memory as :func:`halve` does, in pieces that several threads make."""
+    """Halve a block in host memory as :func:`halve` does, piece by piece in several threads."""
     factors = factors or (2,) * block.ndim
     result = np.empty([-(-n // f) for n, f in zip(block.shape, factors, strict=True)], block.dtype.newbyteorder("="))
     step = grown((1,) * result.ndim, result.shape, result.itemsize, _PIECE_NBYTES)
     boxes = list(split(tuple(map(slice, (0,) * result.ndim, result.shape)), step))
 
-    def make(some: list[Box]) -> None:
-        for box in some:
+    def make(some_boxes: list[Box]) -> None:
+        for box in some_boxes:
             result[box] = halved(block, box, downsampling, factors)
 
     for future in [pool.submit(make, boxes[k::threads]) for k in range(threads)]:
@@ -94,10 +97,10 @@ def halve_by_threads(
     return result
 
 
-def _most_frequent(xp: Any, block: Any, factors: tuple[int, ...]) -> Any:
-    """Take the value that most of 2 × 2 × … voxels have, of equally frequent ones the first."""
+def _most_frequent(xp: ModuleType, block: Array, factors: tuple[int, ...]) -> Array:
+    """Return the most frequent value of 2 × 2 × … voxels, of equally frequent ones the first."""
     for axis, n in enumerate(block.shape):
-        if n % 2 and factors[axis] == 2:  # all voxels count twice along this axis, so that none gains
+        if n % 2 and factors[axis] == 2:  # the last voxel counts twice, and so do its neighbours along other axes
             last = block[(slice(None),) * axis + (slice(n - 1, None),)]
             block = xp.concatenate([block, last], axis=axis)
     voxels = [
@@ -116,13 +119,13 @@ def _most_frequent(xp: Any, block: Any, factors: tuple[int, ...]) -> Any:
     return result
 
 
-def _mean_of_floats(xp: Any, block: Any, axes: list[int]) -> Any:
+def _mean_of_floats(xp: ModuleType, block: Array, axes: list[int]) -> Array:
     wide = np.dtype(np.float32 if block.dtype.itemsize == 2 else np.float64)
     # A power of two: the product is exact.
     return _sums(xp, block, axes, wide) * wide.type(0.5 ** len(axes))
 
 
-def _mean_of_integers(xp: Any, block: Any, axes: list[int]) -> Any:
+def _mean_of_integers(xp: ModuleType, block: Array, axes: list[int]) -> Array:
     block = block.view(np.uint8) if block.dtype.kind == "b" else block
     if not axes:
         return block
@@ -130,23 +133,24 @@ def _mean_of_integers(xp: Any, block: Any, axes: list[int]) -> Any:
     if block.dtype.itemsize <= 4:
         total = _sums(xp, block, axes, np.dtype(np.int32 if block.dtype.itemsize <= 2 else np.int64))
         return _divided(total, total >> total.dtype.type(bits), bits)
-    # The sum of eight does not fit: quotients and remainders are summed by themselves.
+    # The sum of eight does not fit: quotients and remainders are summed separately.
     number = block.dtype.type
     quotients = _sums(xp, block >> number(bits), axes, block.dtype)
     remainders = _sums(xp, block & number(2**bits - 1), axes, block.dtype)
     return quotients + _divided(remainders, quotients + (remainders >> number(bits)), bits)
 
 
-def _divided(total: Any, floor: Any, bits: int) -> Any:
-    """Divide by a power of two, rounding half to even; `floor` is the number that is rounded, without its fraction.
+def _divided(total: Array, floor: Array, bits: int) -> Array:
+    """Divide by a power of two, rounding half to even; `floor` is the quotient rounded down.
 
-    With half of the divisor added, less one, exactly one half goes down; with one more, where that is odd, up.
+    Adding half of the divisor less one rounds exactly one half down; where `floor` is odd, one more is added, which
+    rounds it up.
     """
     number = total.dtype.type
     return (total + number(2 ** (bits - 1) - 1) + (floor & number(1))) >> number(bits)
 
 
-def _sums(xp: Any, block: Any, axes: list[int], wide: np.dtype) -> Any:
+def _sums(xp: ModuleType, block: Array, axes: list[int], wide: np.dtype) -> Array:
     """Sum pairs along axes; an odd last voxel counts twice."""
     for axis in axes:
         pairs, odd = divmod(block.shape[axis], 2)

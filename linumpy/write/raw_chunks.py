@@ -1,13 +1,13 @@
-"""Write whole chunks of an array: raw ones straight to their files, all others through zarr.
+"""Write whole chunks of an array: raw ones directly to their files, all others by zarr-python.
 
-In: boxes that are whole in storage, as NumPy or CuPy arrays. Out: files. A raw chunk at the edge is written whole, with
-the fill value beyond the edge, as zarr does. From host memory chunks go out by ``pwrite`` from several threads; from a
-device by kvikio's ``CuFile.pwrite`` where that may be GPUDirect Storage, and else by the same threads from pinned
-memory (``linumpy.write.device_chunks``). Errors: ``OSError``, such as a full disk.
+In: boxes of whole chunks or shards, as NumPy or CuPy arrays. Out: files. A raw chunk at the edge is written whole, with
+the fill value beyond the edge, as zarr does. Several threads write host memory by ``pwrite``. A device array is written
+by kvikio's ``CuFile.pwrite`` where that may be GPUDirect Storage, and by the same threads from pinned memory elsewhere
+(``linumpy.write.device_chunks``). Errors: ``OSError``, such as a full disk.
 
-Files are written under their final names, so an array is not to be read before it is complete; the folder that it is in
-has a temporary name until then. Where two processes may write the same chunk, its file is written under another name
-and renamed.
+Files are written under their final names, so an array must not be read before it is complete; its folder has a
+temporary name until then. Where two processes may write the same chunk, its file is written under another name and
+renamed.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ import secrets
 import threading
 from collections.abc import Iterator
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import zarr
 from zarr.buffer import cpu
 
+from linumpy.arrays import Array
 from linumpy.device import is_device_array, to_host
 from linumpy.io.layout import read_layout
 from linumpy.io.zarr_mode import host_codecs, read_on_host
@@ -32,23 +33,23 @@ from linumpy.plan.layout import ArrayLayout
 from linumpy.plan.pyramid import Box, shape_of, split, within
 from linumpy.write.chunk_file import write_file
 
-#: What is not contiguous is gathered in pieces of about this size, which stay in the processor's cache.
+#: Bytes of the pieces in which chunks that are not contiguous are gathered: they stay in the processor's cache.
 _PIECE_NBYTES = 2**19
 
 
 def writing_threads() -> int:
-    """Threads that write chunks from host memory."""
+    """Return how many threads write chunks from host memory."""
     return max(4, min(16, len(os.sched_getaffinity(0))))
 
 
 class Chunks(Protocol):
-    """How the chunks of an array are written."""
+    """Writes and reads back the chunks of an array."""
 
-    def write(self, box: Box, block: Any) -> None:
-        """Write a box that is whole in storage, and return when all of it is written."""
+    def write(self, box: Box, block: Array) -> None:
+        """Write a box of whole chunks (or shards), and return when all of it is written."""
 
-    def read(self, box: Box, *, on_device: bool) -> Any:
-        """Read a box, to where it is wanted."""
+    def read(self, box: Box, *, on_device: bool) -> Array:
+        """Read a box to the device or the host."""
 
 
 def chunks_of(array: zarr.Array, pool: ThreadPoolExecutor, threads: int, *, renamed: bool = False) -> Chunks:
@@ -59,12 +60,12 @@ def chunks_of(array: zarr.Array, pool: ThreadPoolExecutor, threads: int, *, rena
     array : zarr.Array
         Open for writing.
     pool : ThreadPoolExecutor
-        Its threads write; it is the caller's to shut down.
+        The threads that write; the caller shuts it down.
     threads : int
-        How many it has.
+        Number of its threads.
     renamed : bool
-        Whether a chunk's file gets its name when it is complete, as those that zarr writes do: where another process
-        may write the same chunk at the same time.
+        Whether the file of a chunk gets its name when it is complete, as zarr's do: needed where another process may
+        write the same chunk at the same time.
     """
     layout = read_layout(array)
     raw = (
@@ -78,28 +79,28 @@ def chunks_of(array: zarr.Array, pool: ThreadPoolExecutor, threads: int, *, rena
 
 
 class ZarrChunks:
-    """Chunks that zarr writes: encoded ones, and those in shards."""
+    """Chunks that zarr-python writes: encoded ones, and those in shards."""
 
     def __init__(self, array: zarr.Array, pool: ThreadPoolExecutor) -> None:
         self.array, self._pool = array, pool
 
-    def write(self, box: Box, block: Any) -> None:
-        """Copy a device array to the host, once, and hand it to zarr.
+    def write(self, box: Box, block: Array) -> None:
+        """Copy a device array to the host, and write it by zarr.
 
-        In a thread of the pool: zarr goes on with a write whose caller is interrupted, and only what waits for the pool
-        knows when it is over.
+        It runs in a thread of the pool: zarr continues a write whose caller is interrupted, and shutting the pool down
+        waits for it.
         """
         block = to_host(block)
         with host_codecs(self.array):
             self._pool.submit(self.array.set_basic_selection, box, block, prototype=cpu.buffer_prototype).result()
 
-    def read(self, box: Box, *, on_device: bool) -> Any:
-        """Read by zarr, or by the reader of the device."""
+    def read(self, box: Box, *, on_device: bool) -> Array:
+        """Read to the host by zarr, or to the device by linumpy's reader."""
         return read_back(self.array, box, on_device=on_device)
 
 
-def read_back(array: zarr.Array, box: Box, *, on_device: bool) -> Any:
-    """Read a box of what was written."""
+def read_back(array: zarr.Array, box: Box, *, on_device: bool) -> Array:
+    """Read a written box."""
     if on_device:
         from linumpy.write.device_chunks import read_to_device
 
@@ -108,7 +109,7 @@ def read_back(array: zarr.Array, box: Box, *, on_device: bool) -> Any:
 
 
 class RawChunks:
-    """Chunks whose files hold nothing but their voxels."""
+    """Chunks whose files hold their voxels, not encoded."""
 
     def __init__(
         self, array: zarr.Array, layout: ArrayLayout, pool: ThreadPoolExecutor, threads: int, *, renamed: bool = False
@@ -122,19 +123,23 @@ class RawChunks:
         self._folders: set[str] = set()
         self._local = threading.local()
 
-    def write(self, box: Box, block: Any) -> None:
-        """Write a box that is whole in storage."""
+    def write(self, box: Box, block: Array) -> None:
+        """Write a box of whole chunks."""
         chunk = self._layout.chunk_shape
         boxes = list(split(box, chunk))
-        paths = [self._path([b.start // c for b, c in zip(one, chunk, strict=True)]) + self._suffix for one in boxes]
+        paths = [
+            self._path([b.start // c for b, c in zip(chunk_box, chunk, strict=True)]) + self._suffix
+            for chunk_box in boxes
+        ]
         if is_device_array(block):
             from linumpy.write.device_chunks import write_from_device
 
+            assert self._layout.fill_value is not None  # its dtype is supported
             write_from_device(paths, block, chunk, self._layout.fill_value, self._write_rows)
         elif len(boxes) == 1:
-            self._write_one(paths[0], block)
+            self._write_one(paths[0], to_host(block))
         else:
-            self._by_threads(paths, [block[within(one, box)] for one in boxes])
+            self._by_threads(paths, [block[within(chunk_box, box)] for chunk_box in boxes])
         if self._suffix:
             for path in paths:
                 os.replace(path, path.removesuffix(self._suffix))
@@ -144,21 +149,21 @@ class RawChunks:
         self._by_threads(paths, [row.view(self._layout.dtype).reshape(self._layout.chunk_shape) for row in rows])
 
     def _by_threads(self, paths: list[str], parts: list[np.ndarray]) -> None:
-        tasks = min(len(paths), 4 * self._threads)  # a task a chunk would be felt where chunks are small
+        tasks = min(len(paths), 4 * self._threads)  # one task for each chunk would be slow for small chunks
         futures = [self._pool.submit(self._write_some, paths[k::tasks], parts[k::tasks]) for k in range(tasks)]
         finished, others = wait(futures, return_when=FIRST_EXCEPTION)
-        for future in others:  # one has failed
+        for future in others:  # after an error
             future.cancel()
         wait(others)
         for future in finished:
             future.result()
 
-    def read(self, box: Box, *, on_device: bool) -> Any:
-        """Read by zarr, or by the reader of the device."""
+    def read(self, box: Box, *, on_device: bool) -> Array:
+        """Read to the host by zarr, or to the device by linumpy's reader."""
         return read_back(self.array, box, on_device=on_device)
 
     def _path(self, index: list[int]) -> str:
-        """Name the file of a chunk, and make the folder that it goes to."""
+        """Return the path of a chunk's file, after making its folder."""
         path = f"{self._root}/{self._keys.prefix}{self._keys.separator.join(map(str, index))}"
         folder = os.path.dirname(path)
         if folder not in self._folders:
@@ -196,7 +201,7 @@ class RawChunks:
 
 
 def _pieces(shape: tuple[int, ...], itemsize: int) -> Iterator[tuple[Box, int]]:
-    """Cut a chunk into boxes that are contiguous in its file; with the offset of each, in bytes."""
+    """Cut a chunk into boxes that are contiguous in its file; yields each with its offset in bytes."""
     axis = next(a for a in range(len(shape)) if a + 1 == len(shape) or _below(shape, a) * itemsize <= _PIECE_NBYTES)
     rows = max(1, min(shape[axis], _PIECE_NBYTES // (_below(shape, axis) * itemsize)))
     strides = [_below(shape, a) * itemsize for a in range(len(shape))]

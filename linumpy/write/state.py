@@ -1,7 +1,7 @@
-"""What an image that is being written has: regions under way, chunks that are there, coarser ones yet to be made.
+"""The state of an image that is being written: running writes, stored chunks, and coarser chunks still to make.
 
-In: boxes that writers begin and end, from several threads. Out: what is left to make. Errors: ``ValueError`` where
-regions meet, or come too late.
+In: boxes whose write begins and ends, from several threads. Out: the coarser boxes to make. Errors: ``ValueError`` for
+regions that share a chunk at the same time, or come outside the ``with`` block.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from linumpy.write.cut_chunks import BufferFullError
 
 
 class WriteState:
-    """What is being written, what is there, and what is yet to be made of the coarser resolutions."""
+    """Running writes, stored chunks, and coarser chunks still to make; thread-safe."""
 
     def __init__(self, pyramid: Pyramid) -> None:
         self.lock = threading.RLock()
@@ -28,28 +28,28 @@ class WriteState:
         self._open = self._failed = False
         levels = range(len(pyramid.shapes))
         self._busy = np.zeros(pyramid.grid(0), bool)
-        self._there = [np.zeros(pyramid.grid(level), bool) for level in levels]
+        self._stored = [np.zeros(pyramid.grid(level), bool) for level in levels]
         self._touched = [np.zeros(pyramid.grid(level), bool) for level in levels]
 
     def open(self) -> None:
-        """Take writes from now on."""
+        """Accept writes from now on."""
         with self.lock:
             self._open = True
 
     def close(self) -> None:
-        """Take no more writes, and wait for those that other threads have begun."""
+        """Accept no more writes, and wait for those of other threads."""
         with self._idle:
             self._open = False
             self._idle.wait_for(lambda: not self._writes)
 
     def check(self, path: Path) -> None:
-        """Refuse to finish what lacks a region."""
+        """Refuse to finish an image after a failed write."""
         if self._failed:
-            raise ValueError(f"{path}: a region could not be written and the error was passed over; nothing is left")
+            raise ValueError(f"{path}: a region was not written, and its error was ignored; the image is removed")
 
     @contextmanager
     def writing(self, whole: Box | None, box: Box, name: str) -> Iterator[None]:
-        """Note that a region is being written: `whole` is the part that no other thread may write meanwhile."""
+        """Mark a region as being written; no other thread may write `whole`, its whole chunks, meanwhile."""
         with self.lock:
             if not self._open:
                 raise ValueError(f"region {name} cannot be written: write inside the writer's `with` block")
@@ -58,10 +58,10 @@ class WriteState:
             if whole is not None:
                 self._busy[self._pyramid.units(0, whole)] = True
             self._writes += 1
-            for level in range(1, len(self._there)):
+            for level in range(1, len(self._stored)):
                 units = self._pyramid.touched(level, box)
                 self._touched[level][units] = True
-                self._there[level][units] = False
+                self._stored[level][units] = False
         try:
             yield
         except BufferFullError:
@@ -77,40 +77,40 @@ class WriteState:
                 self._idle.notify_all()
 
     def begin(self, unit: Box) -> None:
-        """Note that a chunk or shard is being written that regions had cut."""
+        """Mark a chunk or shard that several regions completed as being written."""
         self._busy[self._pyramid.units(0, unit)] = True
 
     def end(self, unit: Box) -> None:
-        """Note that it is written."""
+        """Mark it as written."""
         with self.lock:
             self._busy[self._pyramid.units(0, unit)] = False
 
     def stored(self, level: int, box: Box) -> None:
-        """Note that a box is in its files."""
+        """Mark a box as stored in its files."""
         with self.lock:
-            self._there[level][self._pyramid.units(level, box)] = True
+            self._stored[level][self._pyramid.units(level, box)] = True
 
     def is_stored(self, unit: Box) -> bool:
-        """Say whether a chunk or shard of the finest resolution is in its file."""
-        return bool(self._there[0][self._pyramid.units(0, unit)].all())
+        """Return whether a chunk or shard of the finest resolution is stored."""
+        return bool(self._stored[0][self._pyramid.units(0, unit)].all())
 
     def missing(self) -> tuple[int, int]:
-        """Count the chunks or shards of the finest resolution that were not written, and all of them."""
+        """Return how many chunks or shards of the finest resolution were not written, and how many there are."""
         with self.lock:
-            return int((~self._there[0]).sum()), self._there[0].size
+            return int((~self._stored[0]).sum()), self._stored[0].size
 
     def to_make(self, level: int, nbytes: int) -> Iterator[Box]:
-        """Yield what was touched and is not there, in boxes of as many stored objects as may be made at once."""
+        """Yield the touched chunks that are not stored, in boxes of at most so many bytes where they adjoin."""
         step = self._pyramid.step(level - 1, nbytes, first=1)
         everything = tuple(map(slice, (0,) * len(step), self._pyramid.shapes[level - 1]))
         for finer in split(everything, step):
             box = self._pyramid.coarser(level - 1, finer)
             assert box is not None
             units = self._pyramid.units(level, box)
-            missing = self._touched[level][units] & ~self._there[level][units]
+            missing = self._touched[level][units] & ~self._stored[level][units]
             if missing.all():
                 yield box
             elif missing.any():
                 for index in np.argwhere(missing).tolist():
-                    one = tuple(slice(u.start + i, u.start + i + 1) for u, i in zip(units, index, strict=True))
-                    yield self._pyramid.voxels(level, one)
+                    unit = tuple(slice(u.start + i, u.start + i + 1) for u, i in zip(units, index, strict=True))
+                    yield self._pyramid.voxels(level, unit)

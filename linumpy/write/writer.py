@@ -1,11 +1,11 @@
 """Write an OME-Zarr image with its pyramid, region by region, complete or not at all.
 
 In: regions as NumPy or CuPy arrays, and the voxel spacing in µm. Out: a folder, NGFF 0.5 (zarr v3) or 0.4 (zarr v2). It
-is written in a work folder beside its path and renamed when complete and on the disk, so that a run that is killed
-leaves nothing that looks finished. Raw chunks of a device array go out by GPUDirect Storage, or through pinned memory
-where kvikio or the system does not offer it; encoded ones are copied to the host, once, and left to zarr. Errors:
-``FileExistsError`` for a path that is taken, ``ValueError`` for sizes and regions that do not fit, ``TypeError`` for
-what is not made of numbers, ``OSError`` for a disk that is full.
+is written in a work folder beside its path and renamed when complete and on the disk, so that a killed run leaves
+nothing that looks finished. Raw chunks of a device array are written by GPUDirect Storage, or through pinned memory
+where kvikio or the system does not offer it; encoded ones are copied to the host once and written by zarr-python.
+Errors: ``FileExistsError`` for a path that exists, ``ValueError`` for sizes and regions that do not fit, ``TypeError``
+for values that are no numbers, ``OSError`` for a full disk.
 """
 
 from __future__ import annotations
@@ -16,18 +16,21 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
 from linumpy.arrays import Array
-from linumpy.device import is_device_array, synchronize
+from linumpy.device import is_device_array, synchronize, to_host
 from linumpy.errors import not_pickled
 from linumpy.io.carried import Carried
-from linumpy.io.place import absolute, check_place, new_folder
+from linumpy.io.paths import absolute, check_target
+from linumpy.io.target_folder import new_folder
 from linumpy.plan.pyramid import Box, Pyramid, shape_of, split, within
 from linumpy.plan.region import normalize_region
+from linumpy.renamed import renamed_parameter
 from linumpy.write.cut_chunks import CutChunks
 from linumpy.write.new_image import plan_image
 from linumpy.write.pyramid import halve, halve_by_threads
@@ -36,7 +39,7 @@ from linumpy.write.state import WriteState
 
 log = logging.getLogger(__name__)
 
-#: Voxels that are worked on at the same time take about so many bytes, unless one chunk or shard takes more.
+#: Bytes of the voxels that are processed at the same time, unless one chunk or shard is larger.
 STEP_BYTES = 256 * 2**20
 
 Progress = Callable[[int], object]
@@ -44,7 +47,7 @@ Progress = Callable[[int], object]
 
 
 class OmeZarrWriter:
-    """An OME-Zarr image that is written region by region; it appears at its path when the ``with`` block ends well.
+    """An OME-Zarr image, written region by region; it appears at its path when the ``with`` block ends without error.
 
     Parameters
     ----------
@@ -53,7 +56,7 @@ class OmeZarrWriter:
     shape : sequence of int
         Voxels of the finest resolution: two or three axes of space, before them any of time and channel.
     dtype : dtype
-        Of all resolutions: bool, integers, or floats of 2 to 8 bytes.
+        Data type of a voxel: bool, integers, or floats of 2 to 8 bytes.
     spacing : sequence of float
         Voxel spacing in µm, one for each axis of space. (Along t and c the metadata has a scale of 1 and no unit,
         unless `carried` says more.)
@@ -64,36 +67,36 @@ class OmeZarrWriter:
         One number for each axis. By default chunks of at most 8 MiB, of one time and one channel, and no shards. Shards
         need chunks that divide them, and NGFF 0.5.
     compressors
-        As zarr takes it for the format: codecs of zarr v3 for NGFF 0.5, one of numcodecs for 0.4; by default chunks
-        are raw.
+        As for zarr: codecs of zarr v3 for NGFF 0.5, one of numcodecs for 0.4; by default chunks are raw.
     name : str, optional
-        Of the image; by default that of `carried`, or else that of the folder.
+        Name of the image; by default that of `carried`, or else that of the folder.
     origin : sequence of float, optional
-        Where the centre of the first voxel lies, in µm, along each axis of space.
-    n_levels : int
-        Resolutions. Each has half the voxels of the one before along each axis of space that has more than one, and
-        all times and channels.
+        Position of the centre of the first voxel in µm, along each axis of space.
+    levels : int
+        Number of resolutions. Each has half the voxels of the one before along each axis of space that has more than
+        one, and all times and channels.
     downsampling : {"mean", "label", "nearest"}
-        How a voxel comes from the 2 × 2 × 2 finer ones: their mean, of integers exact and rounded half to even; for
+        How a voxel is made from 2 × 2 × 2 finer ones: their mean, exact for integers and rounded half to even; for
         labels the most frequent of them (of equally frequent ones the first); or the first of them. An odd last voxel
-        stands alone. The metadata gives the centre of all eight, and the way as the ``type`` of the multiscales.
+        is averaged with itself. The metadata has the centre of all eight, and this method as the ``type`` of the
+        multiscales.
     ngff_version : {"0.5", "0.4"}, optional
-        Of the metadata, and with it the zarr format, 3 or 2; by default that of `carried`, or else 0.5.
+        Version of the metadata, which determines the zarr format, 3 or 2; by default that of `carried`, or else 0.5.
     fill_value : number
-        Of voxels that are never written.
+        Value of voxels that are never written.
     attributes : mapping, optional
-        Of the group, beside those of NGFF; what JSON can hold.
+        Attributes of the group beside those of NGFF, as JSON can hold them.
     carried : Carried, optional
-        What the metadata of the image that this one is made from say beside its grid, from
-        :func:`linumpy.io.carried.carried_from`: units, coordinates along t and c, omero, attributes, name and version.
+        Metadata of the image that this one is made from, by :func:`linumpy.io.carried.carried_from`: units, coordinates
+        along t and c, omero, attributes, name and version.
     buffer_bytes : int
-        How many bytes of chunks that regions have cut may wait in memory for the rest. By default none: then regions
-        are whole chunks (or shards).
+        Bytes of incomplete chunks, of which regions have written only a part, that may be buffered in memory. By
+        default none: then regions must be whole chunks (or shards).
     overwrite : bool
-        Whether to replace a Zarr folder that is there, in one step where the file system can exchange two names.
-        Nothing else is ever replaced.
+        Whether to replace an existing Zarr folder, atomically where the file system can exchange two names. Nothing
+        else is ever replaced.
     durable : bool
-        Whether the image is on the disk before it is renamed, so that not even a power cut leaves half of one.
+        Whether to flush the image to the disk before it is renamed, so that not even a power cut leaves half of one.
         The end of the ``with`` block waits for the disk then.
     progress : callable, optional
         Called with the number of bytes of the finest resolution written since the last call, in the thread that
@@ -102,44 +105,45 @@ class OmeZarrWriter:
     Raises
     ------
     FileExistsError
-        The path is taken.
+        The path exists.
     FileNotFoundError
-        The folder that it is in is not there.
+        Its parent folder does not exist.
     ValueError
-        Something does not fit the shape.
+        A parameter does not fit the shape.
     TypeError
-        Voxels that are no numbers.
+        A dtype without numbers.
     OSError
-        The disk has less free than the image takes.
+        The disk has less free space than the image takes.
 
     Notes
     -----
-    **Regions.** One that begins and ends at the edges of chunks (of shards, where there are some), or at the end of
-    the image, is written straight to its files. One that cuts a chunk is refused, unless `buffer_bytes` has memory in
-    which the chunk is kept until the rest is written; what still lacks some at the end is written with the fill value
-    there. A region may be written again; the last one counts.
+    **Regions.** A region that begins and ends at the edges of chunks (or shards), or at the end of the image, is
+    written directly to its files. A region that cuts a chunk is refused, unless `buffer_bytes` has memory in which the
+    chunk is buffered until other regions complete it; a chunk that is still incomplete at the end is written with the
+    fill value in its missing voxels. A region may be written again; the last one counts.
 
     **Pyramid.** Coarser chunks that lie in a region are made from it, where it is, before :meth:`write` returns. Those
-    that several regions share are made at the end, from what was written; regions of :meth:`regions` leave few.
+    that several regions share are made at the end, from the written chunks; regions of :meth:`regions` leave few.
 
-    **What is left out** has the fill value; a log line (warning) says how many chunks that are.
+    **Voxels that are never written** have the fill value; a log line (warning) gives the number of such chunks.
 
-    **Threads.** Several may write at the same time, if their regions share no chunk: a second one there is an error.
+    **Threads.** Several may write at the same time if their regions share no chunk; otherwise the second one raises.
     With `buffer_bytes` they may cut the same chunks.
 
     **Memory.** Beyond the regions themselves: on a device up to about 1.25 GiB, in host memory less; more only where
     eight chunks (or shards) of a resolution together take more than 256 MiB; and `buffer_bytes`.
 
-    **Device arrays.** Work goes on in CuPy's current stream, of the thread that calls :meth:`write`. Raw chunks leave
-    the device by GPUDirect Storage where kvikio offers it, else through pinned host memory.
+    **Device arrays.** Kernels run on CuPy's current stream of the thread that calls :meth:`write`. Raw chunks are
+    written by GPUDirect Storage where kvikio offers it, and through pinned host memory elsewhere.
 
     Examples
     --------
-    >>> with OmeZarrWriter("a.ome.zarr", (64, 512, 512), "uint16", (5, 10, 10), n_levels=3) as writer:  # doctest: +SKIP
+    >>> with OmeZarrWriter("a.ome.zarr", (64, 512, 512), "uint16", (5, 10, 10), levels=3) as writer:  # doctest: +SKIP
     ...     for region in writer.regions():
     ...         writer[region] = make(region)
     """
 
+    @renamed_parameter("n_levels", "levels")
     def __init__(
         self,
         path: str | Path,
@@ -153,10 +157,10 @@ class OmeZarrWriter:
         compressors: Any = None,
         name: str | None = None,
         origin: Sequence[float] | None = None,
-        n_levels: int = 1,
+        levels: int = 1,
         downsampling: str = "mean",
         ngff_version: str | None = None,
-        fill_value: Any = 0,
+        fill_value: complex | np.generic = 0,
         attributes: Mapping[str, Any] | None = None,
         carried: Carried | None = None,
         buffer_bytes: int = 0,
@@ -176,22 +180,22 @@ class OmeZarrWriter:
             compressors=compressors,
             name=name if name is not None else (carried and carried.name) or self._target.name,
             origin=origin,
-            levels=n_levels,
+            levels=levels,
             downsampling=downsampling,
             ngff_version=ngff_version,
             fill_value=fill_value,
             attributes=attributes,
             carried=carried,
         )
-        check_place(self.path, overwrite=overwrite)
+        check_target(self.path, overwrite=overwrite)
         image.check_fits(self.path)
         self._downsampling, self._progress = downsampling, progress
         self._overwrite, self._durable = overwrite, durable
         self._pyramid = Pyramid(image.shapes, image.stored, image.dtype.itemsize)
         if not isinstance(buffer_bytes, (int, float, np.integer)) or not 0 <= buffer_bytes < math.inf:
-            raise ValueError(f"buffer_bytes={buffer_bytes!r}: a number of bytes is needed, 0 for none")
+            raise ValueError(f"buffer_bytes={buffer_bytes!r}: pass a number of bytes, 0 for none")
         if progress is not None and not callable(progress):
-            raise TypeError(f"progress={progress!r}: a function that takes a number of bytes is needed")
+            raise TypeError(f"progress={progress!r}: pass a function that takes a number of bytes")
         self._buffer_bytes = int(buffer_bytes)
         self._cut = CutChunks(self._buffer_bytes, image.dtype.itemsize)
         self._state = WriteState(self._pyramid)
@@ -201,7 +205,7 @@ class OmeZarrWriter:
         self._on_device = self._at_work = False
 
     def __reduce__(self) -> NoReturn:
-        raise not_pickled(self, "send regions to the process that has it, which alone makes the image complete")
+        raise not_pickled(self, "send regions to the process that made it, which completes the image")
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -210,33 +214,33 @@ class OmeZarrWriter:
 
     @property
     def dtype(self) -> np.dtype:
-        """Of the voxels."""
+        """Data type of a voxel."""
         return self._image.dtype
 
     @property
     def stored(self) -> tuple[int, ...]:
-        """What is whole in storage at the finest resolution: shards, or else chunks."""
+        """Shape of a shard, or else of a chunk, of the finest resolution: the unit of writing."""
         return self._image.stored[0]
 
     def regions(self, nbytes: int = STEP_BYTES) -> Iterator[Box]:
-        """Cut the image into regions that are whole in storage, of at most so many bytes or one chunk or shard.
+        """Cut the image into regions of whole chunks (or shards), of at most `nbytes` or one chunk (or shard).
 
-        Where the bytes allow it, coarser chunks too come from one region each.
+        Where `nbytes` allows it, each coarser chunk too is made from one region.
         """
         return split(tuple(map(slice, (0,) * len(self.shape), self.shape)), self._pyramid.step(0, nbytes))
 
     def __enter__(self) -> OmeZarrWriter:
         if self._at_work:
-            raise ValueError(f"{self.path} is being written by this writer already: make another one")
+            raise ValueError(f"this writer is already writing {self.path}: make another one")
         self._state = WriteState(self._pyramid)
-        # Nothing of an earlier block that failed counts.
+        # An earlier block that failed must not count.
         self._cut, self._on_device = CutChunks(self._buffer_bytes, self._image.dtype.itemsize), False
         with ExitStack() as scope:
             temporary = new_folder(self._target, overwrite=self._overwrite, durable=self._durable)
             folder = scope.enter_context(temporary)
             self._pool = ThreadPoolExecutor(self._threads, "linumpy-write")
             scope.callback(self._pool.shutdown, cancel_futures=True)
-            self._chunks = [chunks_of(one, self._pool, self._threads) for one in self._image.create(folder)]
+            self._chunks = [chunks_of(array, self._pool, self._threads) for array in self._image.create(folder)]
             scope.callback(self._state.close)
             self._state.open()
             self._scope = scope.pop_all()
@@ -257,23 +261,23 @@ class OmeZarrWriter:
         self.write(region, block)
 
     def write(self, region: Any, block: Array | ArrayLike) -> None:
-        """Write a region, and return when it is on the file system.
+        """Write a region, and return when its files are written.
 
         Parameters
         ----------
         region : slice, int, Ellipsis, or a tuple of these
-            As NumPy takes it, with steps of 1, within the image.
+            As for NumPy, with steps of 1, within the image.
         block : numpy.ndarray or cupy.ndarray
             Of the region's shape and the image's dtype, in either byte order. A device array is ordered on CuPy's
-            current stream, which is waited for.
+            current stream, which the function synchronizes.
 
         Raises
         ------
         IndexError
             The region is not within the image.
         ValueError
-            It has no voxels, cuts a chunk (see `buffer_bytes`), is being written by another thread, or has another
-            shape than `block`.
+            The region has no voxels, cuts a chunk (see `buffer_bytes`), shares a chunk with one that another thread is
+            writing, or has another shape than `block`.
         TypeError
             `block` has another dtype.
         OSError
@@ -281,19 +285,19 @@ class OmeZarrWriter:
         """
         box, voxels = self._checked(region, block)
         whole = self._pyramid.whole(0, box)
-        cut = [] if whole == box else [one for one in split(box, self.stored) if self._pyramid.whole(0, one) is None]
+        cut = [] if whole == box else [unit for unit in split(box, self.stored) if self._pyramid.whole(0, unit) is None]
         name = _text(box)
         if cut and not self._cut.limit:
             raise ValueError(self._refusal(name, cut[0]))
-        here = is_device_array(voxels)
-        with self._state.writing(whole, box, name), voxels.device if here else nullcontext():
-            self._on_device = self._on_device or here
+        on_device = is_device_array(voxels)
+        with self._state.writing(whole, box, name), voxels.device if on_device else nullcontext():
+            self._on_device = self._on_device or on_device
             if cut:
                 self._keep(cut, box, voxels, name)
             if whole is not None:
                 self._write_whole(whole, voxels if whole == box else voxels[within(whole, box)])
 
-    def _checked(self, region: Any, block: Any) -> tuple[Box, Any]:
+    def _checked(self, region: Any, block: Any) -> tuple[Box, Array]:
         wanted = normalize_region(region, self.shape)
         box = tuple(slice(a, b) for a, b in zip(wanted.start, wanted.stop, strict=True))
         if not wanted.size:
@@ -301,11 +305,11 @@ class OmeZarrWriter:
         if not hasattr(block, "shape") or not hasattr(block, "dtype"):
             block = np.asarray(block)
         if np.ma.is_masked(block):
-            raise TypeError("voxels of the block are masked, and files hold no masks: fill it yourself")
+            raise TypeError("the block has masked voxels, and files hold no masks: fill them first")
         if tuple(block.shape) != wanted.shape:
             raise ValueError(f"region {wanted} has shape {wanted.shape}, but the block has {tuple(block.shape)}")
         if np.dtype(block.dtype).newbyteorder("=") != self.dtype.newbyteorder("="):
-            raise TypeError(f"the block is of {block.dtype}, the image of {self.dtype}: round and cast it yourself")
+            raise TypeError(f"the block is of {block.dtype}, the image of {self.dtype}: round and cast it first")
         if not all(wanted.kept):
             block = (block if is_device_array(block) else np.asarray(block)).reshape(wanted.box_shape)
         return box, block
@@ -315,34 +319,34 @@ class OmeZarrWriter:
         kind = "chunk" if self._image.shards is None else "shard"
         return (
             f"region {name} cuts the {kind} {_text(unit)}: write whole {kind}s of {self.stored} (only the end of the "
-            f"image may be ragged), or let cut ones wait in memory for the rest with buffer_bytes="
+            f"image may be ragged), or buffer incomplete {kind}s in memory with buffer_bytes="
         )
 
-    def _write_whole(self, box: Box, block: Any) -> None:
+    def _write_whole(self, box: Box, block: Array) -> None:
         with self._state.lock:
             if self._cut.limit:
-                for one in split(box, self.stored):
-                    self._cut.drop(tuple(b.start for b in one))
+                for unit in split(box, self.stored):
+                    self._cut.drop(tuple(b.start for b in unit))
         for step in split(box, self._pyramid.step(0, STEP_BYTES)):
             part = block[within(step, box)]
             self._store(0, step, part if is_device_array(part) else np.asarray(part))
             self._report(step)
 
-    def _keep(self, cut: list[Box], box: Box, block: Any, name: str) -> None:
-        """Let chunks wait that a region cuts, and write those that it completes."""
+    def _keep(self, cut: list[Box], box: Box, block: Array, name: str) -> None:
+        """Buffer the chunks that a region cuts, and write those that it completes."""
         pyramid, complete = self._pyramid, []
         with self._state.lock:
-            units = [pyramid.voxels(0, pyramid.units(0, one)) for one in cut]
+            units = [pyramid.voxels(0, pyramid.units(0, part)) for part in cut]
             self._cut.reserve(units, name)
             for unit, part in zip(units, cut, strict=True):
                 voxels = block[within(part, box)]
                 voxels = voxels if is_device_array(voxels) else np.asarray(voxels)
-                every = self._cut.add(unit, part, voxels, self._held)
-                if every is not None:
+                voxels_of_unit = self._cut.add(unit, part, voxels, self._held)
+                if voxels_of_unit is not None:
                     self._state.begin(unit)
-                    complete.append((unit, every))
+                    complete.append((unit, voxels_of_unit))
             if is_device_array(block):
-                synchronize()  # the next part of these chunks may come on another stream
+                synchronize()  # another stream may write the next part of these chunks
         for unit, voxels in complete:
             try:
                 self._store(0, unit, voxels)
@@ -351,8 +355,8 @@ class OmeZarrWriter:
         for part in cut:
             self._report(part)
 
-    def _held(self, xp: Any, unit: Box) -> tuple[Any, bool]:
-        """What a stored object holds before its first part comes: what was written, or the fill value."""
+    def _held(self, xp: ModuleType, unit: Box) -> tuple[Array, bool]:
+        """Return a stored object before its first part: the stored voxels, or the fill value; and which of the two."""
         if self._state.is_stored(unit):
             return self._chunks[0].read(unit, on_device=xp is not np), True
         return xp.full(shape_of(unit), self._image.fill_value, self.dtype.newbyteorder("=")), False
@@ -361,23 +365,23 @@ class OmeZarrWriter:
         if self._progress is not None:
             self._progress(math.prod(shape_of(box)) * self.dtype.itemsize)
 
-    def _store(self, level: int, box: Box, block: Any) -> None:
-        """Write what is whole in storage, and what comes from it alone in coarser resolutions."""
+    def _store(self, level: int, box: Box, block: Array) -> None:
+        """Write whole chunks, and the coarser chunks that are made from them alone."""
         self._chunks[level].write(box, block)
         self._state.stored(level, box)
         if level + 1 < len(self._chunks) and (coarser := self._pyramid.coarser(level, box)) is not None:
             finer = within(self._pyramid.finer(level + 1, coarser), box)
             self._store(level + 1, coarser, self._halved(level + 1, block[finer]))
 
-    def _halved(self, level: int, block: Any) -> Any:
-        """Make a block of a resolution from the one before where it is; on the host in several threads."""
+    def _halved(self, level: int, block: Array) -> Array:
+        """Make a block of a resolution from the finer one, where it is; on the host in several threads."""
         factors = self._pyramid.factors(level)
         if is_device_array(block):
             return halve(block, self._downsampling, factors)
-        return halve_by_threads(block, self._downsampling, self._pool, self._threads, factors)
+        return halve_by_threads(to_host(block), self._downsampling, self._pool, self._threads, factors)
 
     def _finish(self) -> None:
-        """Write what waits, and the coarser chunks that no region held alone, from the finer ones."""
+        """Write the buffered chunks, and the coarser chunks that several regions share, from the finer ones."""
         self._state.close()
         self._state.check(self.path)
         for unit, voxels in self._cut.drain():
@@ -399,31 +403,18 @@ def write_omezarr(
     path: str | Path,
     array: Array | ArrayLike,
     spacing: Sequence[float],
-    *,
-    axes: str | None = None,
-    chunks: Sequence[int] | None = None,
-    shards: Sequence[int] | None = None,
-    compressors: Any = None,
-    name: str | None = None,
-    origin: Sequence[float] | None = None,
-    levels: int = 1,
-    downsampling: str = "mean",
-    ngff_version: str | None = None,
-    overwrite: bool = False,
-    durable: bool = True,
-    progress: Progress | None = None,
+    **options: Any,
 ) -> Path:
     """Write an array as an OME-Zarr image.
 
     Parameters
     ----------
+    path, spacing
+        As for :class:`OmeZarrWriter`, and so are the errors.
     array : numpy.ndarray or cupy.ndarray
         The finest resolution.
-    levels : int
-        Resolutions, as `n_levels` of :class:`OmeZarrWriter`.
-    path, spacing, axes, chunks, shards, compressors, name, origin, downsampling, ngff_version, overwrite, durable,
-    progress
-        As for :class:`OmeZarrWriter`, and so are the errors.
+    **options
+        The other keyword parameters of :class:`OmeZarrWriter`: `axes`, `chunks`, `levels`, `overwrite` and so on.
 
     Returns
     -------
@@ -431,9 +422,6 @@ def write_omezarr(
         `path`.
     """
     voxels: Any = array if hasattr(array, "shape") else np.asarray(array)
-    options: dict[str, Any] = {"chunks": chunks, "shards": shards, "compressors": compressors, "overwrite": overwrite}
-    options |= {"axes": axes, "name": name, "origin": origin, "n_levels": levels, "downsampling": downsampling}
-    options |= {"ngff_version": ngff_version, "durable": durable, "progress": progress}
     with OmeZarrWriter(path, voxels.shape, voxels.dtype, spacing, **options) as writer:
         writer[...] = voxels
     return Path(path)

@@ -620,7 +620,7 @@ def test_what_kvikio_fails_to_read_is_told_once(tmp_path, device, kvikio, caplog
     assert "kvikio CuFile.pread into device memory failed" in said
     assert "which go through host memory without it" in said
     error = "OSError: " if how == "start" else "RuntimeError: cuFile error: 5011 nvidia-fs"
-    assert f"failed reads by way of host memory: {error}" in reads.engine(1)
+    assert f"failed reads through host memory: {error}" in reads.engine(1)
     assert reads.engine(0) == direct.ENGINE
 
 

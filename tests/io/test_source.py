@@ -136,7 +136,7 @@ def test_outputs_behind_a_link_lie_in_one_place(crossing, codec):
     assert np.allclose(open_image(crossing / "far/c").levels[0][...], voxels.mean(0))
     assert sorted(os.listdir(crossing / "near")) == near
     assert sorted(os.listdir(crossing / "far")) == ["a", "b", "c", "d.png", "inside"]
-    with pytest.raises(ValueError, match="take the place of the source"):
+    with pytest.raises(ValueError, match="replace the source"):
         resample_zarr(crossing / "far/a", "here/../a", (5, 10, 10), device="cpu", overwrite=True)
 
 

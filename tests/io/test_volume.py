@@ -148,7 +148,7 @@ def test_several_images_of_bioformats2raw_are_named(tmp_path, version):
     bioformats2raw(tmp_path / "listed", 2, version, series=["1"])  # the list counts, not what lies there
     assert open_image(tmp_path / "listed").name.endswith("listed/1")
     bioformats2raw(tmp_path / "gone", 0, version, series=["0"])
-    with pytest.raises(SourceError, match="the image '0' that its metadata names is not there"):
+    with pytest.raises(SourceError, match="the image '0' that its metadata names does not exist"):
         open_image(tmp_path / "gone")
     bioformats2raw(tmp_path / "none", 0, version)
     with pytest.raises(SourceError, match="it holds no image"):

@@ -353,7 +353,7 @@ def test_a_long_wait_is_told(monkeypatch, caplog):
         assert waiting.result(SECONDS)
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
-    assert "waits for thread 'Thread-" in record.message
+    assert "in host memory waits for thread 'Thread-" in record.message
 
 
 def test_what_others_set_during_a_host_read_stays():

@@ -15,11 +15,11 @@ import scipy.ndimage
 import zarr
 from budget import some
 from script_runs import check_refused, load
+from stacks import stack_slices
 
 from linumpy.errors import MetadataError
 from linumpy.geometry.focal import FocalCurvature, correct_focal_curvature, measured_planes
 from linumpy.mosaic.image import open_mosaic
-from linumpy.mosaic.stacking import stack_slices
 from linumpy.write.writer import write_omezarr
 
 SPACING, TILE, PLANES, SHARED, WATER = (5.0, 10.0, 10.0), (80, 72), 80, 24, 20
@@ -125,10 +125,10 @@ def test_the_chain(tmp_path, dtype, background, scale, sign, capsys):
         assert (whole[measured] != expected[measured]).any()  # what was filled would show
 
 
-def corrected(folder, *words, n_levels=1, sign=-1):
+def corrected(folder, *words, levels=1, sign=-1):
     voxels = np.rint(next(slices(1000, sign))).astype("uint16")
     write_omezarr(folder / "mosaic.zarr", voxels, SPACING, chunks=(20, 80, 72), overwrite=True)
-    options = ["--tile_shape", *TILE, "--overwrite", "--n_levels", n_levels]
+    options = ["--tile_shape", *TILE, "--overwrite", "--levels", levels]
     run("linum_detect_focal_curvature", folder / "mosaic.zarr", folder / "flat.zarr", *options, *words)
     return folder / "flat.zarr"
 
@@ -152,7 +152,7 @@ def test_no_fill_value_shows(tmp_path, words):
 @pytest.mark.parametrize("sign", [-1, 1])
 def test_coarser_levels(tmp_path, sign):
     """A coarse voxel was measured if all that it is made of was."""
-    flat = corrected(tmp_path, "--fill_value", "0", n_levels=3, sign=sign)
+    flat = corrected(tmp_path, "--fill_value", "0", levels=3, sign=sign)
     known = open_mosaic(flat).measured((slice(0, PLANES), slice(0, SIDES[0]), slice(0, SIDES[1]))).mask(np)
     assert not known.all()
     for level, (rows, columns) in ((1, (slice(3, 70), slice(0, 72))), (2, (slice(5, 40), slice(7, 36)))):

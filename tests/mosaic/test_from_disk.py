@@ -5,6 +5,7 @@ import tracemalloc
 import numpy as np
 import pytest
 import zarr
+from stacks import stack_slices
 
 from linumpy.errors import MetadataError, SourceError
 from linumpy.geometry.focal import correct_focal_curvature, mean_tile
@@ -16,7 +17,7 @@ from linumpy.mosaic.grid import resample_mosaic_grid
 from linumpy.mosaic.image import open_mosaic
 from linumpy.mosaic.slice_table import find_slices, read_shifts
 from linumpy.mosaic.slices import ZSearch, search_window, stack_mosaics
-from linumpy.mosaic.stacking import blend_overlap, compose, plan_stack, stack_slices
+from linumpy.mosaic.stacking import blend_overlap, compose, plan_stack
 from linumpy.mosaic.surface import SurfaceMethod, find_mosaic_surface
 from linumpy.mosaic.tiles import boxes, column_shape
 from linumpy.testing.synthetic import MosaicSpec, block, surface_depth, write_mosaic

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from stacks import consecutive_slices, stack_slices
 
 from linumpy.errors import GpuUnavailableError
 from linumpy.mosaic.stacking import (
@@ -10,9 +11,8 @@ from linumpy.mosaic.stacking import (
     enforce_z_consistency,
     find_z_overlap,
     plan_stack,
-    stack_slices,
 )
-from linumpy.testing.synthetic import MosaicSpec, block, consecutive_slices
+from linumpy.testing.synthetic import MosaicSpec, block
 
 SPEC = MosaicSpec(tiles=(1, 1), tile_shape=(48, 160, 176), looks=4)
 
@@ -68,7 +68,7 @@ def test_candidates(arguments, expected):
     [
         ((0, 0.1, 5), "slicing_interval_mm=0"),
         ((0.1, -1, 5), "search_range_mm=-1"),
-        ((0.1, 0.1, float("nan")), "resolution_um=nan"),
+        ((0.1, 0.1, float("nan")), "z_spacing=nan"),
         ((float("inf"), 0.1, 5), "slicing_interval_mm=inf"),
         ((9, 0.1, 5), "no overlap within"),
     ],
@@ -179,11 +179,6 @@ def test_plans():
 def test_stacks_that_cannot_be(shapes, overlaps, shifts, message):
     with pytest.raises(ValueError, match=message):
         plan_stack(shapes, overlaps, shifts)
-
-
-def test_slices_of_two_dtypes():
-    with pytest.raises(ValueError, match="one dtype"):
-        stack_slices([np.ones((3, 3, 3), "f4"), np.ones((3, 3, 3), "u2")], [1])
 
 
 def test_use_gpu_without_one(monkeypatch):

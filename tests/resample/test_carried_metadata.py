@@ -102,7 +102,7 @@ def test_a_version_that_is_asked_for(tmp_path):
         assert user == USER
     shards = {"chunks": (2, 2, 2), "shards": (4, 4, 4)}
     foreign_image(tmp_path / "a", "0.4")
-    with pytest.raises(ValueError, match=r"shards=.*leave them out, or ask for ngff_version='0\.5'"):
+    with pytest.raises(ValueError, match=r"shards=.*leave them out, or pass ngff_version='0\.5'"):
         resample_zarr(tmp_path / "a", tmp_path / "c", 2.0, **shards, **HERE)
     resample_zarr(tmp_path / "a", tmp_path / "c", 2.0, **shards, ngff_version="0.5", **HERE)
 
@@ -186,7 +186,7 @@ def nearest(image, labels, voxels):
 def test_labels_of_the_image_grid(tmp_path, version):
     labelled(tmp_path / "a", version=version)
     cells = np.random.default_rng(2).integers(0, 9, (12, 14, 10)).astype("u4")
-    colors = label(tmp_path / "a", "cells", cells, version=version, n_levels=2)
+    colors = label(tmp_path / "a", "cells", cells, version=version, levels=2)
     label(tmp_path / "a", "nuclei", cells.astype("u1"), version=version)
     resample_zarr(tmp_path / "a", tmp_path / "b", (15.0, 4.2, 6.25), levels=2, **HERE)
     resample_zarr(tmp_path / "a/labels/cells", tmp_path / "alone", (15.0, 4.2, 6.25), order=0, levels=2, **HERE)
@@ -248,7 +248,7 @@ def test_labels_of_the_chosen_time_and_channel_and_level(tmp_path):
     write_omezarr(tmp_path / "a", voxels, (10, 6, 5), axes="tczyx", levels=2)
     moving = np.random.default_rng(6).integers(0, 5, (3, 8, 12, 10)).astype("u1")
     still = np.random.default_rng(7).integers(0, 5, (1, 1, 8, 12, 10)).astype("u1")
-    label(tmp_path / "a", "moving", moving, origin=None, axes="tzyx", n_levels=2)
+    label(tmp_path / "a", "moving", moving, origin=None, axes="tzyx", levels=2)
     label(tmp_path / "a", "still", still, origin=None, axes="tczyx")
     resample_zarr(tmp_path / "a", tmp_path / "b", (10, 6, 5), time=2, channel=1, **HERE)
     assert np.array_equal(open_image(tmp_path / "b/labels/moving").levels[0][...], moving[2])
@@ -285,7 +285,7 @@ def test_labels_without_a_place_of_their_own(tmp_path):
     """Those of the image's shape are taken to lie where it does; where others lie is not guessed."""
     labelled(tmp_path / "a", levels=2)
     cells = np.random.default_rng(2).integers(0, 9, (12, 14, 10)).astype("u4")
-    label(tmp_path / "a", "cells", cells, n_levels=2)
+    label(tmp_path / "a", "cells", cells, levels=2)
     group = zarr.open_group(tmp_path / "a/labels/cells")
     ome = group.attrs["ome"]
     for axis in ome["multiscales"][0]["axes"]:
@@ -296,10 +296,10 @@ def test_labels_without_a_place_of_their_own(tmp_path):
     resample_zarr(tmp_path / "a", tmp_path / "half", (20.0, 12.0, 10.0), level=1, **HERE)
     coarse = open_image(tmp_path / "a/labels/cells", spacing=(10, 6, 5)).levels[1][...]
     assert np.array_equal(open_image(tmp_path / "half/labels/cells").levels[0][...], coarse)
-    label(tmp_path / "a", "cells", cells[:-1], overwrite=True, n_levels=2)
+    label(tmp_path / "a", "cells", cells[:-1], overwrite=True, levels=2)
     group = zarr.open_group(tmp_path / "a/labels/cells")
     group.attrs["ome"] = ome
-    with pytest.raises(MetadataError, match=r"where the labels 'cells' .* lie is not known .*labels='drop'"):
+    with pytest.raises(MetadataError, match=r"position of the labels 'cells' .* is unknown .*labels='drop'"):
         resample_zarr(tmp_path / "a", tmp_path / "c", 7.0, **HERE)
     resample_zarr(tmp_path / "a", tmp_path / "c", 7.0, labels="drop", **HERE)
     assert not (tmp_path / "c/labels").exists()
@@ -311,22 +311,20 @@ def test_a_spacing_of_the_callers_is_that_of_labels_too(tmp_path):
     labelled(tmp_path / "a")
     cells = np.random.default_rng(2).integers(0, 9, (12, 14, 10)).astype("u4")
     label(tmp_path / "a", "cells", cells)
-    resample_zarr(tmp_path / "a", tmp_path / "b", (20, 12, 10), source_spacing=(20, 12, 10), **HERE)
+    resample_zarr(tmp_path / "a", tmp_path / "b", (20, 12, 10), spacing=(20, 12, 10), **HERE)
     found = open_image(tmp_path / "b/labels/cells")
     assert found.spacing == ((20, 12, 10),)
     assert np.array_equal(found.levels[0][...], cells)
     label(tmp_path / "a", "half", cells[::2, ::2, ::2], (20, 12, 10))
-    with pytest.raises(
-        MetadataError, match=r"source_spacing=\(20, 12, 10\) is that of .*, and not of its labels 'half'"
-    ):
-        resample_zarr(tmp_path / "a", tmp_path / "c", (20, 12, 10), source_spacing=(20, 12, 10), **HERE)
+    with pytest.raises(MetadataError, match=r"spacing=\(20, 12, 10\) is that of .*, and not of its labels 'half'"):
+        resample_zarr(tmp_path / "a", tmp_path / "c", (20, 12, 10), spacing=(20, 12, 10), **HERE)
 
 
 @pytest.mark.parametrize(
     ("names", "message"),
     [
-        (["gone"], r"lists the labels 'gone', which are not there: mend its metadata, or leave labels out by labels="),
-        (["../.."], r"lists the labels '\.\./\.\.', which is no path inside of it"),
+        (["gone"], r"lists the labels 'gone', which do not exist: correct its metadata, or pass labels="),
+        (["../.."], r"lists the labels '\.\./\.\.', which is no path inside it"),
         (["plane"], r"the labels 'plane' .* have the axes of space y, x, and the image has z, y, x"),
     ],
 )
@@ -442,13 +440,13 @@ def test_a_unit_that_is_no_text_is_not_carried(tmp_path):
     ome = group.attrs["ome"]
     ome["multiscales"][0]["axes"][0]["unit"] = ome["multiscales"][0]["axes"][2]["unit"] = ["odd"]
     group.attrs["ome"] = ome
-    resample_zarr(tmp_path / "a", tmp_path / "b", 2.0, source_spacing=(4, 1, 1), **HERE)
+    resample_zarr(tmp_path / "a", tmp_path / "b", 2.0, spacing=(4, 1, 1), **HERE)
     assert [axis.unit for axis in open_image(tmp_path / "b").axes] == [None, None, *["micrometer"] * 3]
 
 
 def test_names_of_version_and_type_are_refused_clearly(tmp_path):
     foreign_image(tmp_path / "a")
-    with pytest.raises(ValueError, match=r"ngff_version='0\.9': one of 0\.5, 0\.4 is written"):
+    with pytest.raises(ValueError, match=r"ngff_version='0\.9': choose one of 0\.5, 0\.4"):
         resample_zarr(tmp_path / "a", tmp_path / "b", 2.0, ngff_version="0.9", **HERE)
 
 

@@ -31,7 +31,7 @@ from linumpy.errors import (
     SourceError,
 )
 from linumpy.gpu.interpolation import resample_volume
-from linumpy.io import place
+from linumpy.io import paths
 from linumpy.io.ome import open_image
 from linumpy.io.source import identify_data
 from linumpy.plan.boundary import MODES
@@ -112,7 +112,7 @@ def test_a_chosen_time_and_channel(tmp_path):
         assert same(result(tmp_path / "b"), data)
     with pytest.raises(ValueError, match=r"channel=3: .* has 3 channels"):
         resample_zarr(tmp_path / "a", tmp_path / "c", 8.0, channel=3, **HERE)
-    with pytest.raises(ValueError, match=r"chunks=\(1, 1, 4, 4, 4\): 3 sizes are needed, along the axes of space"):
+    with pytest.raises(ValueError, match=r"chunks=\(1, 1, 4, 4, 4\): pass 3 sizes, along the axes of space"):
         resample_zarr(tmp_path / "a", tmp_path / "c", 8.0, chunks=(1, 1, 4, 4, 4), **HERE)
 
 
@@ -290,7 +290,7 @@ def test_smoothed_blocks_read_no_more_than_their_gaussian_needs(tmp_path, monkey
 def test_an_output_that_cannot_fit_is_refused_before_work(tmp_path, monkeypatch):
     write(tmp_path / "a", volume())
     usage = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(place.shutil, "disk_usage", lambda path: usage._replace(free=volume().nbytes - 1))
+    monkeypatch.setattr(paths.shutil, "disk_usage", lambda path: usage._replace(free=volume().nbytes - 1))
     with pytest.raises(OSError, match="iB are free"):
         resample_zarr(tmp_path / "a", tmp_path / "b", (10.0, 6.0, 5.0), **HERE)
     assert [one.name for one in tmp_path.iterdir()] == ["a"]
@@ -343,7 +343,7 @@ def test_missing_chunks_are_fill_values_and_bytes_may_be_swapped(tmp_path):
         tmp_path / "a",
         tmp_path / "b",
         1.3,
-        source_spacing=(1.0, 2.0, 1.0),
+        spacing=(1.0, 2.0, 1.0),
         anti_aliasing=False,
         chunks=(8, 8, 8),
         **HERE | {"device_memory": 60_000},
@@ -410,7 +410,7 @@ def test_the_source_is_not_replaced(tmp_path):
     for target in ("a", "a/0"):
         with pytest.raises(ValueError, match="the source"):
             resample_zarr(tmp_path / "a", tmp_path / target, 4.0, overwrite=True, **HERE)
-        array, here = open_image(tmp_path / "a").levels[0], {"source_spacing": (1, 1, 1), **HERE}
+        array, here = open_image(tmp_path / "a").levels[0], {"spacing": (1, 1, 1), **HERE}
         with pytest.raises(ValueError, match="the source"):  # an array that is open has a place, too
             resample_zarr(array, tmp_path / target, 4.0, overwrite=True, **here)
     assert same(result(tmp_path / "a"), volume())
@@ -665,7 +665,7 @@ def test_a_source_that_is_written_meanwhile_gives_no_result(tmp_path):
             rewrite_last_chunk(tmp_path / "a")
 
     options = {"chunks": (8, 8, 8), "device_memory": 60_000, **HERE}
-    with pytest.raises(SourceError, match="was written to while it was resampled"):
+    with pytest.raises(SourceError, match="was changed while it was resampled"):
         resample_zarr(tmp_path / "a", tmp_path / "b", 4.0, progress=change, **options)
     assert not (tmp_path / "b").exists()
     resample_zarr(tmp_path / "a", tmp_path / "b", 4.0, **options)
@@ -684,7 +684,7 @@ def test_a_source_of_which_nothing_is_known_is_read_anew(tmp_path):
             if next(seen) == 6 and number == 0:
                 raise StopError
 
-        options = {"source_spacing": (2.0, 2.0), "chunks": (8, 8), "device_memory": 3_000, "progress": stop, **HERE}
+        options = {"spacing": (2.0, 2.0), "chunks": (8, 8), "device_memory": 3_000, "progress": stop, **HERE}
         with pytest.raises(StopError) if number == 0 else nullcontext():
             resample_zarr(source, tmp_path / "b", 1.5, **options)
     assert same(result(tmp_path / "b"), by_spacing(image, result(tmp_path / "b").shape))
@@ -785,7 +785,7 @@ def test_broken_data_raises_and_the_rest_is_kept(tmp_path):
         ({"levels": 40}, ValueError, "levels=40"),
         ({"level": 3}, SourceError, "no resolution level 3"),
         ({"source": "nothing"}, FileNotFoundError, "nothing"),
-        ({"source_spacing": (1.0,)}, ValueError, "spacing="),
+        ({"spacing": (1.0,)}, ValueError, "spacing="),
         ({"device_memory": 0}, ValueError, "device_memory=0"),
         ({"device_memory": 100}, DeviceMemoryError, "need .* bytes, but 100 may be used: choose smaller chunks"),
         ({"device": "tpu"}, ValueError, "tpu"),
@@ -812,18 +812,18 @@ def test_bad_input(tmp_path, options, error, message):
 
 def test_bad_sources(tmp_path):
     plain = zarr.create_array(tmp_path / "p", shape=(4, 4, 4), dtype="u2")
-    with pytest.raises(MetadataError, match="pass source_spacing="):
+    with pytest.raises(MetadataError, match="pass spacing="):
         resample_zarr(plain, tmp_path / "b", 2.0, **HERE)
     with pytest.raises(ValueError, match="level=1"):
-        resample_zarr(plain, tmp_path / "b", 2.0, level=1, source_spacing=(1, 1, 1), **HERE)
+        resample_zarr(plain, tmp_path / "b", 2.0, level=1, spacing=(1, 1, 1), **HERE)
     with pytest.raises(ValueError, match="has 3 axes"):
-        resample_zarr(plain, tmp_path / "b", 2.0, source_spacing=(1, 1), **HERE)
+        resample_zarr(plain, tmp_path / "b", 2.0, spacing=(1, 1), **HERE)
     line = zarr.create_array(tmp_path / "l", shape=(4,), dtype="u2")
     with pytest.raises(ValueError, match="two or three axes"):
-        resample_zarr(line, tmp_path / "b", 2.0, source_spacing=(1,), **HERE)
+        resample_zarr(line, tmp_path / "b", 2.0, spacing=(1,), **HERE)
     spectrum = zarr.create_array(tmp_path / "s", shape=(4, 4), dtype="c8")
     with pytest.raises(TypeError, match="complex64 cannot be resampled"):
-        resample_zarr(spectrum, tmp_path / "b", 2.0, source_spacing=(1, 1), **HERE)
+        resample_zarr(spectrum, tmp_path / "b", 2.0, spacing=(1, 1), **HERE)
     write(tmp_path / "m", volume((4, 4, 4)) > 5)
     with pytest.raises(TypeError, match="bool cannot be resampled with order=1"):
         resample_zarr(tmp_path / "m", tmp_path / "b", 2.0, **HERE)
@@ -835,7 +835,7 @@ def test_bad_sources(tmp_path):
     with pytest.raises(MetadataError, match="axis 'angle' of type 'array' has 4 entries"):
         resample_zarr(tmp_path / "c", tmp_path / "b", 2.0, **HERE)
     with pytest.raises(ValueError, match="whose axes have no names"):
-        resample_zarr(plain, tmp_path / "b", 2.0, channel=0, source_spacing=(1, 1, 1), **HERE)
+        resample_zarr(plain, tmp_path / "b", 2.0, channel=0, spacing=(1, 1, 1), **HERE)
     assert not (tmp_path / "b").exists()
     assert not (tmp_path / ".b.unfinished").exists()
 

@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 
 from linumpy.errors import ResumeError
-from linumpy.io import place
+from linumpy.io import target_folder
 from linumpy.io.files import replacing
-from linumpy.io.place import new_folder
+from linumpy.io.target_folder import new_folder
 from linumpy.resample import journal, resumable
 from linumpy.resample.resumable import Request, resumable_folder
 
@@ -193,9 +193,9 @@ def test_without_durable_nothing_waits_for_the_disk(tmp_path, monkeypatch):
     def refuse(*_):
         raise AssertionError("the disk is waited for")
 
-    for module in (resumable, place):
+    for module in (resumable, target_folder):
         monkeypatch.setattr(module, "sync_file_system", refuse)
-    monkeypatch.setattr(place, "sync_path", refuse)
+    monkeypatch.setattr(target_folder, "sync_path", refuse)
     monkeypatch.setattr(resumable, "_SYNC_SECONDS", 0.0)
     fill(tmp_path / "i", boxes=[EVERY], durable=False)
     with new_folder(tmp_path / "j", overwrite=False, durable=False) as folder:
@@ -215,7 +215,7 @@ def test_a_full_disk_leaves_the_journal_as_it_was(tmp_path, monkeypatch):
 
     fill(tmp_path / "i", boxes=[((0, 0), (1, 1))])
     monkeypatch.setattr(os, "write", half)
-    with pytest.raises(OSError, match="No space left on device; what is complete waits in"):
+    with pytest.raises(OSError, match="No space left on device; complete parts are in"):
         fill(tmp_path / "i", boxes=[((0, 1), (1, 2))])
     monkeypatch.undo()
     lines = (tmp_path / ".i.unfinished" / "journal").read_bytes().splitlines()
@@ -321,7 +321,7 @@ def leave(path, *, how="new_folder"):
     """Let a process be killed while it fills a folder (or writes a file)."""
     code = (
         "import os, sys; from pathlib import Path; from linumpy.io.files import replacing\n"
-        "from linumpy.io.place import new_folder\n"
+        "from linumpy.io.target_folder import new_folder\n"
         f"with {how}(Path(sys.argv[1]), overwrite=True): os.kill(os.getpid(), 9)"
     )
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
@@ -339,7 +339,7 @@ def test_what_a_killed_run_left_is_removed_by_the_next(tmp_path, caplog, how):
         assert not left.exists()
         (folder / "zarr.json").touch()
     assert [line.getMessage() for line in caplog.records] == [
-        f"{tmp_path}/i: removed what runs that were stopped had left: {left.name}"
+        f"{tmp_path}/i: removed what stopped runs had left: {left.name}"
     ]
     assert sorted(one.name for one in tmp_path.iterdir()) == sorted(["i", other.name])
 
@@ -366,7 +366,7 @@ def test_where_there_are_no_locks_nothing_is_removed(tmp_path, monkeypatch, capl
     monkeypatch.setattr(fcntl, "flock", no_locks)
     with new_folder(tmp_path / "i", overwrite=False) as folder:
         (folder / "zarr.json").touch()
-    assert f"no locks tell whether a run still needs {left.name}: remove them yourself" in caplog.text
+    assert f"without locks, a run may still need {left.name}: remove them yourself" in caplog.text
     assert left.exists()
 
 
@@ -377,7 +377,7 @@ def test_another_writer_that_ends_well_removes_what_was_unfinished(tmp_path, cap
     assert fill(tmp_path / "i").sum() == 1
     with new_folder(tmp_path / "i", overwrite=False) as folder:
         (folder / "zarr.json").touch()
-    assert "i: removed the unfinished .i.unfinished, whose place is taken now" in caplog.text
+    assert "i: removed the unfinished .i.unfinished, since this one is complete" in caplog.text
     assert [one.name for one in tmp_path.iterdir()] == ["i"]
 
 
@@ -396,7 +396,7 @@ def test_names_as_long_as_names_may_be(tmp_path):
 @pytest.mark.parametrize("without_exchange", [False, True])
 def test_what_is_replaced_is_there_until_the_new_one_is(tmp_path, monkeypatch, kind, without_exchange):
     if without_exchange:
-        monkeypatch.setattr(place, "exchange", lambda *_: False)
+        monkeypatch.setattr(target_folder, "exchange", lambda *_: False)
     real = tmp_path / "real" if kind == "symlink" else tmp_path / "i"
     create(real)
     (real / "old").touch()

@@ -125,7 +125,7 @@ def test_blocks_fit_the_memory_of_a_worker(tmp_path):
         corner = tuple(slice(a, a + 64) for a in box)
         array[corner] = np.random.default_rng(box).integers(0, 255, (64, 64, 64)).astype("u1")
     options = {
-        "source_spacing": (1, 1, 1), "order": 3, "output_shape": (24, 24, 24), "chunks": (8, 8, 8), "device": "cpu",
+        "spacing": (1, 1, 1), "order": 3, "output_shape": (24, 24, 24), "chunks": (8, 8, 8), "device": "cpu",
         "progress": int,
     }  # fmt: skip
     matrix = np.diag([10.5, 10.5, 10.5])
@@ -216,8 +216,8 @@ def closed_cluster(_):
 REFUSED = {
     "closed client": (closed_client, ValueError, "this client is closed; make a new one"),
     "closed cluster": (closed_cluster, ValueError, "this cluster is closed; make a new one"),
-    "a number": (lambda _: 4, TypeError, "distributed=4: a distributed.Client, a cluster"),
-    "True": (lambda _: True, TypeError, "distributed=True: a distributed.Client, a cluster"),
+    "a number": (lambda _: 4, TypeError, "distributed=4: pass a distributed.Client, a cluster"),
+    "True": (lambda _: True, TypeError, "distributed=True: pass a distributed.Client, a cluster"),
     "no address": (lambda _: "threads", ValueError, "distributed='threads': no address of a scheduler"),
     "nobody there": (
         lambda _: "tcp://127.0.0.1:1", ConnectionError, "distributed='tcp://127.0.0.1:1': no dask scheduler answers",

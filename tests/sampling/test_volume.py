@@ -9,8 +9,8 @@ from emulator import Kernel, emulated, library
 from nvrtc import compilations, compile_kernel
 from sampling_reference import truth
 
+from linumpy import device
 from linumpy.gpu.kernels import KernelSpec, source_text
-from linumpy.gpu.read import request
 from linumpy.sampling import boxes, draws, volume
 from linumpy.sampling.boxes import window
 from linumpy.sampling.draws import Draw, host_coordinates
@@ -255,10 +255,10 @@ def test_the_limit_of_the_memory_pool_decides_on_the_layout(monkeypatch, limit, 
     )
     runtime = SimpleNamespace(memGetInfo=lambda: (2**40, 2**40))
     cupy = SimpleNamespace(cuda=SimpleNamespace(runtime=runtime), get_default_memory_pool=lambda: pool)
-    monkeypatch.setattr(request, "require_cuda", lambda: cupy)
+    monkeypatch.setattr(device, "require_cuda", lambda: cupy)
     monkeypatch.setattr(volume, "is_device_array", lambda _: True)
     assert DeviceVolume(voxels).layout == layout
-    assert request.free_memory() >= 0
+    assert device.free_memory() >= 0
 
 
 @pytest.mark.parametrize("make", [HostVolume, DeviceVolume])

@@ -120,7 +120,7 @@ def test_options_of_the_resampling(tmp_path, capsys):
     list_labels(tmp_path / "m/labels/more", ["cells", "gone"], "0.5")
     (tmp_path / "m/labels/zarr.json").write_bytes((tmp_path / "m/labels/more/zarr.json").read_bytes())
     assert main([*words("linum_resample", tmp_path), "--overwrite"]) == 2
-    assert "labels 'gone', which are not there: mend its metadata, or leave labels out by --labels 'drop'" in (
+    assert "labels 'gone', which do not exist: correct its metadata, or pass --labels 'drop'" in (
         capsys.readouterr().err
     )
 

@@ -71,5 +71,5 @@ def test_the_device_of_the_environment(tmp_path):
 def test_gpu_info(tmp_path):
     result = run("linum_gpu_info.py", "--path", tmp_path)
     assert result.returncode == 0, result.stderr
-    for part in ("device", "driver", "CuPy", "kvikio", "GDS", f"folder      {tmp_path}", "way  "):
+    for part in ("device", "driver", "CuPy", "kvikio", "GDS", f"folder      {tmp_path}", "path  "):
         assert part in result.stdout

@@ -37,14 +37,14 @@ def values(path):
 def test_the_help_is_the_docstring():
     done = run_script(NAME, "--help")
     assert done.returncode == 0
-    assert "Find the focal curvature of an OCT mosaic, and take it out." in done.stdout
+    assert "Find and correct the focal curvature of an OCT mosaic." in done.stdout
     for word in [
         "--tile_shape",
         "--report",
         "--interpolate",
         "--wrap",
         "--fill_value",
-        "--n_levels",
+        "--levels",
         "--use_gpu",
         "--overwrite",
     ]:
@@ -54,7 +54,7 @@ def test_the_help_is_the_docstring():
 
 def test_a_run(mosaic, tmp_path):
     out, picture = tmp_path / "flat.ome.zarr", tmp_path / "report.png"
-    words = [mosaic, out, *TILE, "--report", picture, "--s_xy", 7, "--n_levels", 2, "--no-use_gpu"]
+    words = [mosaic, out, *TILE, "--report", picture, "--s_xy", 7, "--levels", 2, "--no-use_gpu"]
     done = run_script(NAME, *words)
     assert (done.returncode, done.stderr) == (0, "")
     said, line = done.stdout.splitlines()
@@ -123,11 +123,11 @@ BAD = {
     "two axes": (["{}/flat.zarr", "{}/o", *T], "z, y and x of space are needed"),
     "fill value": (["{}/mosaic.zarr", "{}/o", *T, "--fill_value", "-1"], "--fill_value -1.0: uint16 does not hold it"),
     "no mean": (["{}/mosaic.zarr", "{}/o", *T, "--s_xy", "0"], "--s_xy 0"),
-    "levels": (["{}/mosaic.zarr", "{}/o", *T, "--n_levels", "0"], "--n_levels 0"),
+    "levels": (["{}/mosaic.zarr", "{}/o", *T, "--levels", "0"], "--levels 0"),
     "report of no kind": (["{}/mosaic.zarr", "{}/o", *T, "--report", "{}/a.pdf"], "ends in .png"),
     "numbers of a report there": (["{}/mosaic.zarr", "{}/o", *T, "--report", "{}/kept.png"], "kept.json exists"),
     "output there": (["{}/mosaic.zarr", "{}/taken", *T], "taken exists"),
-    "the source itself": (["{}/mosaic.zarr", "{}/mosaic.zarr", *T], "would take the place of the source"),
+    "the source itself": (["{}/mosaic.zarr", "{}/mosaic.zarr", *T], "would replace the source"),
     "a folder that is no zarr": (["{}/mosaic.zarr", "{}/taken", *T, "--overwrite"], "not a Zarr folder"),
 }
 

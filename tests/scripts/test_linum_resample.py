@@ -9,7 +9,7 @@ import zarr
 from script_runs import check_refused, kill_half_way, load, run_script
 
 from linumpy.gpu.interpolation import resample_volume
-from linumpy.io import place
+from linumpy.io import paths
 from linumpy.io.ome import open_image, read_omezarr
 from linumpy.write import new_image
 from linumpy.write.writer import write_omezarr
@@ -42,7 +42,7 @@ def test_the_help_is_the_docstring():
     assert load(NAME).__doc__.splitlines()[0] in done.stdout
     for word in (
         "--resolution",
-        "--n_levels",
+        "--levels",
         "--level",
         "--order",
         "--device_memory",
@@ -56,7 +56,7 @@ def test_the_help_is_the_docstring():
 
 def test_a_run(image, tmp_path):
     out = tmp_path / "out.ome.zarr"
-    done = run_script(NAME, image, out, "--resolution", 20, 13, 12, "--n_levels", 2, "--no-use_gpu")
+    done = run_script(NAME, image, out, "--resolution", 20, 13, 12, "--levels", 2, "--no-use_gpu")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith(f"{image} -> {out} on CPU: ")
     array, spacing = read_omezarr(out)
@@ -107,7 +107,7 @@ def test_refusals(main, image, tmp_path, capsys):
     for words, message in [
         ([image, taken, "--resolution", 10, cpu], "exists"),
         ([image, taken, "--resolution", 10, "--overwrite", cpu], "not a Zarr folder"),
-        ([image, image, "--resolution", 10, "--overwrite", cpu], "would take the place of the source"),
+        ([image, image, "--resolution", 10, "--overwrite", cpu], "would replace the source"),
         ([image, image / "new.zarr", "--resolution", 10, cpu], "inside the source"),
         ([image, "s3://bucket/x", "--resolution", 10, cpu], "is a URL"),
         ([tmp_path / "none", new, "--resolution", 10, cpu], "none"),
@@ -117,7 +117,7 @@ def test_refusals(main, image, tmp_path, capsys):
         ([image, new, "--resolution", 0, cpu], "0.0"),
         ([image, new, "--resolution", "nan", cpu], "nan"),
         ([image, new, "--resolution", 10, 10, cpu], "3 axes"),
-        ([image, new, "--resolution", 10, "--n_levels", 0, cpu], "--n_levels 0"),
+        ([image, new, "--resolution", 10, "--levels", 0, cpu], "--levels 0"),
         ([image, new, "--resolution", 10, "--level", 2, cpu], "no resolution level 2"),
         ([image, new, "--resolution", 10, "--order", 6, cpu], "--order 6"),
         ([image, new, "--resolution", 10, "--device_memory", 0, cpu], "--device_memory 0"),
@@ -135,7 +135,7 @@ def test_what_cannot_fit_is_refused_before_it_is_begun(main, image, tmp_path, ca
     words = [image, tmp_path / "x", "--resolution", 0.01, "--no-use_gpu"]
     check_refused(capsys, main, words, PROGRAM, "iB are free")
     usage = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(place.shutil, "disk_usage", lambda path: usage._replace(free=1000))
+    monkeypatch.setattr(paths.shutil, "disk_usage", lambda path: usage._replace(free=1000))
     check_refused(capsys, main, [image, tmp_path / "x", "--resolution", 20], PROGRAM, "iB are free")
     assert [one.name for one in tmp_path.iterdir()] == ["m.ome.zarr"]
 

@@ -53,13 +53,13 @@ def test_the_help_is_the_docstring():
     done = run_script(NAME, "--help")
     assert done.returncode == 0
     assert load(NAME).__doc__.splitlines()[0] in done.stdout
-    for word in ("--resolution", "--n_levels", "--tile_shape", "--use_gpu", "--no-use_gpu", "--overwrite", "--verbose"):
+    for word in ("--resolution", "--levels", "--tile_shape", "--use_gpu", "--no-use_gpu", "--overwrite", "--verbose"):
         assert word in done.stdout
 
 
 def test_a_run(mosaic, tmp_path):
     out = tmp_path / "out.ome.zarr"
-    done = run_script(NAME, mosaic, out, "--resolution", 10, 22, 25, "--n_levels", 2, "--no-use_gpu")
+    done = run_script(NAME, mosaic, out, "--resolution", 10, 22, 25, "--levels", 2, "--no-use_gpu")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"{mosaic} -> {out} on CPU: ")
     assert "iB/s" in done.stdout
@@ -172,9 +172,9 @@ def test_refusals(mosaic, tmp_path, capsys):
         ([mosaic, new, "--resolution", "ten", cpu], "'ten'"),
         ([mosaic, new, "--resolution", 0, cpu], "0.0"),
         ([mosaic, new, "--resolution", "nan", cpu], "nan"),
-        ([mosaic, new, "--resolution", 10, 10, cpu], "2 numbers"),
+        ([mosaic, new, "--resolution", 10, 10, cpu], "--resolution (10.0, 10.0): pass one number, or three"),
         ([mosaic, new, "--resolution", 1000, cpu], "1000 µm: a tile is 100 µm wide"),
-        ([mosaic, new, "--resolution", 10, "--n_levels", 0, cpu], "--n_levels 0"),
+        ([mosaic, new, "--resolution", 10, "--levels", 0, cpu], "--levels 0"),
         ([mosaic, new, "--resolution", 10, "--tile_shape", 0, 4, cpu], "--tile_shape (0, 4): "),
         ([mosaic, new, "--resolution", 10, "--tile_shape", 16, 61, cpu], "has 60 voxels along x"),
         ([sharded, new, "--resolution", 10, cpu], "shards"),
@@ -228,7 +228,7 @@ def test_the_same_on_a_gpu(tmp_path, dtype, tile_bytes, codec):
     )
     for use_gpu in (True, False):
         resample_mosaic_grid(
-            source, tmp_path / str(use_gpu), (10, 22, 25), use_gpu=use_gpu, n_levels=2, tile_bytes=tile_bytes
+            source, tmp_path / str(use_gpu), (10, 22, 25), use_gpu=use_gpu, levels=2, tile_bytes=tile_bytes
         )
     for level in (0, 1):
         gpu, cpu = (values(tmp_path / one, level).astype("f8") for one in ("True", "False"))

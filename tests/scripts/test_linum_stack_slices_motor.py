@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 import zarr
 from script_runs import check_refused, kill_half_way, load, run_script
+from stacks import consecutive_slices
 
 from linumpy.io.ome import open_image, read_omezarr
-from linumpy.testing.synthetic import MosaicSpec, block, consecutive_slices
+from linumpy.testing.synthetic import MosaicSpec, block
 from linumpy.write.writer import write_omezarr
 
 NAME, PROGRAM = "linum_stack_slices_motor", "linum-stack-slices-motor"
@@ -62,7 +63,7 @@ def test_the_help_is_the_docstring():
         "--search_range_mm",
         "--min_correlation",
         "--decisions",
-        "--n_levels",
+        "--levels",
         "--use_gpu",
     ]:
         assert word in done.stdout
@@ -74,7 +75,7 @@ def test_slices_of_one_volume_become_that_volume_again(tmp_path, dtype):
     volume = tissue(dtype)
     folder, shifts = cut(tmp_path, volume, origin=(50.0, 20.0, 30.0))
     out = tmp_path / "stack.ome.zarr"
-    done = run_script(NAME, folder, shifts, out, *MOTOR, "--no-use_gpu", "--n_levels", "2")
+    done = run_script(NAME, folder, shifts, out, *MOTOR, "--no-use_gpu", "--levels", "2")
     assert (done.returncode, done.stderr) == (0, "")
     said, line = done.stdout.splitlines()
     assert said == f"3 overlaps, 0 of them replaced by the typical one; decisions in {tmp_path / 'stack_decisions.csv'}"
@@ -192,20 +193,20 @@ BAD = {
     "a slice without a number": (["numbers", "good.csv", "o", *M], "slice.ome.zarr has no number"),
     "a number twice": (["twice", "good.csv", "o", *M], "are both slice 1"),
     "two dtypes": (["dtypes", "good.csv", "o", *M], "uint16"),
-    "two spacings": (["spacings", "good.csv", "o", *M], "resample them first"),
+    "two spacings": (["spacings", "good.csv", "o", *M], "resample them"),
     "another order": (["order", "good.csv", "o", *M], "axes y, x, z; slices are stacked with axes z, y, x"),
     "no table": (["good", "nowhere.csv", "o", *M], "nowhere.csv"),
     "no text": (["good", "bytes.csv", "o", *M], "is no CSV table"),
     "missing columns": (["good", "columns.csv", "o", *M], "has no column x_shift, y_shift, y_shift_mm"),
     "no rows": (["good", "no_rows.csv", "o", *M], "names no pair of slices"),
-    "a word": (["good", "word.csv", "o", *M], "word.csv, line 2: ids are whole numbers"),
+    "a word": (["good", "word.csv", "o", *M], "word.csv, line 2: ids must be whole numbers"),
     "a short row": (["good", "short.csv", "o", *M], "short.csv, line 2"),
-    "not finite": (["good", "nan.csv", "o", *M], "line 2: shifts of 0.0 and nan mm cannot be applied"),
+    "not finite": (["good", "nan.csv", "o", *M], "line 2: the shifts 0.0 and nan mm are not finite"),
     "a pair twice": (["good", "again.csv", "o", *M], "slices 1 and 2 more than once"),
     "a pair missing": (["good", "other.csv", "o", *M], "has no row for slices 1 and 2"),
     "a slice missing": (["good", "more.csv", "o", *M], "has a row for slices 2 and 3"),
-    "far apart": (["good", "far.csv", "o", *M], "slices 1 and 2 share nothing"),
-    "levels": (["good", "good.csv", "o", *M, "--n_levels", "40"], "--n_levels 40"),
+    "far apart": (["good", "far.csv", "o", *M], "slices 1 and 2 share no area"),
+    "levels": (["good", "good.csv", "o", *M, "--levels", "40"], "--levels 40"),
     "a folder that is no zarr": (["good", "good.csv", "empty", *M, "--overwrite"], "not a Zarr folder"),
 }
 

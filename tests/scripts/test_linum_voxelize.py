@@ -95,9 +95,9 @@ def test_what_it_refuses(mesh, tmp_path, capsys):
         ([mesh, source, out, "--unit", "um", "--label", "0"], "--label 0: an integer from 1"),
         ([mesh, source, out, "--unit", "m"], "is it in µm"),
         ([mesh, source, source, "--unit", "um"], "i.ome.zarr"),
-        ([mesh, source, source, "--unit", "um", "--overwrite"], "would take the place of the source"),
+        ([mesh, source, source, "--unit", "um", "--overwrite"], "would replace the source"),
         ([mesh, source, source / "o.ome.zarr", "--unit", "um"], "would lie inside the source"),
-        ([mesh, source, out, "--unit", "um", "--shift", "nan", "0", "0"], "--shift [nan, 0.0, 0.0]: three finite"),
+        ([mesh, source, out, "--unit", "um", "--shift", "nan", "0", "0"], "--shift [nan, 0.0, 0.0]: pass three finite"),
     ]:
         check_refused(capsys, script.main, [*words, "--no-use_gpu"], "linum-voxelize", message)
     assert not out.exists()

@@ -13,9 +13,9 @@ from script_runs import ROOT, environment, load, run_script
 from zarr.codecs import BloscCodec, GzipCodec, ZstdCodec
 
 from linumpy.errors import ChunkError, SourceError
-from linumpy.io import place
+from linumpy.io import paths
 from linumpy.io.open import open_source
-from linumpy.io.place import check_apart
+from linumpy.io.paths import check_apart
 from linumpy.mosaic.tiles import read_box
 from linumpy.write.writer import write_omezarr
 
@@ -72,7 +72,7 @@ def test_the_source_is_not_overwritten(tmp_path, mosaic, refused, name, where):
             pytest.skip("a picture takes the place of no folder")
         output = mosaic / "0/zarr.png"
     said = refused(name, mosaic, output, *SCRIPTS[name], "--overwrite")
-    assert "inside the source" in said if where == "part" else "would take the place of the source" in said
+    assert "inside the source" in said if where == "part" else "would replace the source" in said
     assert whole(mosaic)
 
 
@@ -80,9 +80,9 @@ def test_the_source_is_not_overwritten(tmp_path, mosaic, refused, name, where):
 def test_outputs_do_not_lie_in_each_other(tmp_path, mosaic, refused, output, second):
     before = sorted(tmp_path.iterdir())
     said = refused("linum_find_tissue_interface", mosaic, tmp_path / output, "--overlay", tmp_path / second)
-    assert "would lie in one place" in said
+    assert "would overlap" in said
     words = [mosaic, tmp_path / output, "--tile_shape", 16, 16, "--report", tmp_path / second]
-    assert "would lie in one place" in refused("linum_detect_focal_curvature", *words)
+    assert "would overlap" in refused("linum_detect_focal_curvature", *words)
     assert sorted(tmp_path.iterdir()) == before
 
 
@@ -113,7 +113,7 @@ def test_a_name_says_what_is_written(tmp_path, mosaic, refused):
 def test_what_cannot_fit_is_refused_before_it_is_made(tmp_path, mosaic, refused, monkeypatch):
     assert "iB are free" in refused("linum_resample_mosaic_grid", mosaic, tmp_path / "y.zarr", "--resolution", "0.001")
     usage = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(place.shutil, "disk_usage", lambda path: usage._replace(free=voxels().nbytes - 1))
+    monkeypatch.setattr(paths.shutil, "disk_usage", lambda path: usage._replace(free=voxels().nbytes - 1))
     flat = [mosaic, tmp_path / "y.zarr", "--tile_shape", 16, 16]
     assert "iB are free" in refused("linum_detect_focal_curvature", *flat)
     assert sorted(tmp_path.iterdir()) == [mosaic]
@@ -136,8 +136,8 @@ def test_a_stack_takes_no_place_of_a_slice_or_its_table(tmp_path, mosaic, refuse
     table.write_text("fixed_id,moving_id,x_shift,y_shift,x_shift_mm,y_shift_mm\n0,1,0,0,0,0\n")
     words = [slices, table, "--slicing_interval_mm", 0.03, "--overwrite"]
     name = "linum_stack_slices_motor"
-    assert "place of the source" in refused(name, *words, slices / "slice_z1.zarr")
-    assert "place of the source" in refused(name, *words, tmp_path / "s.zarr", "--decisions", table)
+    assert "replace the source" in refused(name, *words, slices / "slice_z1.zarr")
+    assert "replace the source" in refused(name, *words, tmp_path / "s.zarr", "--decisions", table)
     assert "--min_correlation nan" in refused(name, *words, tmp_path / "s.zarr", "--min_correlation", "nan")
     assert "--max_deviation -1.0" in refused(name, *words, tmp_path / "s.zarr", "--max_deviation", "-1")
     assert whole(slices / "slice_z1.zarr")

@@ -106,7 +106,7 @@ def test_the_help_names_the_options(name):
     told = run_script(name, "--help").stdout
     for option in ("--channel C", "--time T", "--spacing Z Y X"):
         assert option in told
-    assert ("to take, counted from 0. [all]" in " ".join(told.split())) == (name in HOLD_ALL)
+    assert ("to read, counted from 0. [all]" in " ".join(told.split())) == (name in HOLD_ALL)
 
 
 @EVERY
@@ -175,7 +175,7 @@ def test_no_units(command, capsys):
         assert open_image(command.place(out)).spacing == open_image(command.folder / "known").spacing
     capsys.readouterr()
     words = command.words("y", "--spacing", "5", "0", "10")
-    check_refused(capsys, main, words, command.program, "--spacing (5.0, 0.0, 10.0): three positive numbers")
+    check_refused(capsys, main, words, command.program, "--spacing (5.0, 0.0, 10.0): pass three positive numbers")
 
 
 @pytest.mark.parametrize("axes", ["zyx", "xzy"])
@@ -249,7 +249,7 @@ def test_guessed_tiles_are_told(tmp_path):
     done = run_script("linum_resample_mosaic_grid", tmp_path / "m", tmp_path / "x", "--resolution", 9, "--no-use_gpu")
     assert done.returncode == 0
     (told,) = done.stderr.splitlines()
-    assert "does not say how large a tile is, so that a chunk is taken for one: 24 × 27 voxels along y and x" in told
+    assert "has no tile shape, so a chunk is assumed to be a tile: 24 × 27 voxels along y and x" in told
 
 
 def test_tiles_that_differ_from_the_metadata_are_told(tmp_path, caplog):
@@ -264,7 +264,7 @@ def test_unknown_tiles_are_not_guessed_for_focal_curvature(tmp_path, capsys):
     write_omezarr(tmp_path / "m", voxels(), SPACING, chunks=(16, 8, 9))
     name = "linum_detect_focal_curvature"
     words = [tmp_path / "m", tmp_path / "x", "--no-use_gpu"]
-    check_refused(capsys, load(name).main, words, name.replace("_", "-"), "how large a tile is; give --tile_shape A B")
+    check_refused(capsys, load(name).main, words, name.replace("_", "-"), "has no tile shape; pass --tile_shape A B")
 
 
 @pytest.mark.gpu
@@ -272,7 +272,7 @@ def test_unknown_tiles_are_not_guessed_for_focal_curvature(tmp_path, capsys):
 def test_every_time_and_channel_on_a_gpu(command):
     """Read to the device as regions of the whole array, and written from there with the axes t and c."""
     command.write(voxels(2, 3), "tczyx", chunks=(1, 2, 16, 8, 9))
-    levels = ["--n_levels", "2"] if command.name == "linum_resample_mosaic_grid" else []
+    levels = ["--levels", "2"] if command.name == "linum_resample_mosaic_grid" else []
     command.run("cpu", *levels)
     command.run("gpu", *levels, "--use_gpu")
     cpu, gpu = (open_image(command.place(one)) for one in ("cpu", "gpu"))

@@ -113,7 +113,7 @@ def test_an_array_behind_a_url(pipeline):
 def test_levels_lie_around_the_same_centre(tmp_path, pipeline):
     values = np.random.default_rng(0).integers(0, 999, (32, 64, 64)).astype("u2")
     path = tmp_path / "v.ome.zarr"
-    with OmeZarrWriter(path, values.shape, "u2", (4, 2, 2), chunks=(16, 16, 16), n_levels=3) as writer:
+    with OmeZarrWriter(path, values.shape, "u2", (4, 2, 2), chunks=(16, 16, 16), levels=3) as writer:
         writer[...] = values
     levels = [np.asarray(zarr.open_array(path / str(k), mode="r")) for k in range(3)]
     part = stream.Part("context", level=1, shape=(8, 16, 16))

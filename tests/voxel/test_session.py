@@ -247,7 +247,7 @@ def test_labels(backend, tmp_path, dtype, label):
 
 def test_through_a_writer(backend, tmp_path, right):
     source = start()
-    with OmeZarrWriter(tmp_path / "o.ome.zarr", SHAPE, "uint8", (2, 0.5, 1), chunks=(4, 8, 8), n_levels=2,
+    with OmeZarrWriter(tmp_path / "o.ome.zarr", SHAPE, "uint8", (2, 0.5, 1), chunks=(4, 8, 8), levels=2,
                        downsampling="label") as writer:  # fmt: skip
         with VoxelSession(source, ORIGIN, PITCH, out=writer, backend=backend.backend, slab_bytes=60_000) as session:
             queue(session)

@@ -238,7 +238,7 @@ def test_the_whole_chain(tmp_path):
         mosaics.mkdir(exist_ok=True)
         write_mosaic(mosaics / f"slice_z{number:02d}.ome.zarr", slice_, chunks=(48, 24, 24))
     shifts.write_text("fixed_id,moving_id,x_shift,y_shift,x_shift_mm,y_shift_mm\n0,1,0,0,0.015,-0.03\n")
-    asked = {"use_gpu": False, "resolution": "10 15 15", "s_xy": "3", "search_range_mm": "0.02", "n_levels": "2"}
+    asked = {"use_gpu": False, "resolution": "10 15 15", "s_xy": "3", "search_range_mm": "0.02", "levels": "2"}
     channels = run_workflow(mosaics, shifts, tmp_path / "work", PARAMS | GIVEN | asked)
 
     here, method = tmp_path / "direct", SurfaceMethod(3, 2.0)
@@ -248,8 +248,8 @@ def test_the_whole_chain(tmp_path):
         name = f"slice_z{number:02d}"
         made = {emit: items[number] for emit, items in channels.items() if len(items) == 2 and "out" in emit}
         steps = [here / kind / f"{name}.ome.zarr" for kind in ("resampled", "flat", "surface", "aip")]
-        resample_mosaic_grid(mosaics / f"{name}.ome.zarr", steps[0], (10, 15, 15), n_levels=2)
-        correct_mosaic(steps[0], steps[1], (16, 16), method, n_levels=2)
+        resample_mosaic_grid(mosaics / f"{name}.ome.zarr", steps[0], (10, 15, 15), levels=2)
+        correct_mosaic(steps[0], steps[1], (16, 16), method, levels=2)
         find_mosaic_surface(steps[1], steps[2], method)
         project_mosaic(steps[1], steps[3])
         outputs = (
@@ -268,7 +268,7 @@ def test_the_whole_chain(tmp_path):
         for picture in ("fix_focal_curvature.out.picture", "find_tissue_interface.out.picture"):
             assert made[picture][0].read_bytes().startswith(b"\x89PNG")
     search = ZSearch(0.12, 0.02)
-    stack_mosaics(here / "flat", shifts, here / "stack.ome.zarr", search, decisions=here / "d.csv", n_levels=2)
+    stack_mosaics(here / "flat", shifts, here / "stack.ome.zarr", search, decisions=here / "d.csv", levels=2)
     (volume,), (decisions,) = channels["stack.out.volume"][0], channels["stack.out.decisions"][0]
     assert np.array_equal(values(volume), values(here / "stack.ome.zarr"))
     assert values(volume).shape[1:] == (50, 49)  # the second slice lies 2 voxels and 1 voxel aside

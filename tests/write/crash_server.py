@@ -35,7 +35,7 @@ def voxels(seed, shape):
 
 
 def write(place, *, codec=None, seed=1, overwrite=False):
-    data, options = voxels(seed, (8, 16, 24)), {"chunks": (8, 8, 8), "n_levels": 2, "overwrite": overwrite}
+    data, options = voxels(seed, (8, 16, 24)), {"chunks": (8, 8, 8), "levels": 2, "overwrite": overwrite}
     codecs = ZstdCodec() if codec == "zstd" else None
     with OmeZarrWriter(place, data.shape, "u2", (1, 1, 1), compressors=codecs, **options) as target:
         for y in range(0, 16, 8):
@@ -57,7 +57,7 @@ def resample(place, *, source, overwrite=False):
 
 
 def script(place, *, source, overwrite=False):
-    words = [source, place, "--resolution", "4", "--no-use_gpu", "--n_levels", "2", *["--overwrite"] * overwrite]
+    words = [source, place, "--resolution", "4", "--no-use_gpu", "--levels", "2", *["--overwrite"] * overwrite]
     if code := SCRIPT.main([str(word) for word in words]):
         raise SystemExit(code)
 

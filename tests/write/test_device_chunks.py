@@ -178,7 +178,7 @@ def test_the_way_of_a_device_array(tmp_path, fake_kvikio, monkeypatch, compresso
     monkeypatch.setattr(device_chunks, "read_to_device", read)
     monkeypatch.setattr(writer, "STEP_BYTES", 2000)
     data = values((13, 18, 21))
-    options = {"chunks": (4, 4, 4), "n_levels": 3, "compressors": compressors, "buffer_bytes": 2**20 if cut else 0}
+    options = {"chunks": (4, 4, 4), "levels": 3, "compressors": compressors, "buffer_bytes": 2**20 if cut else 0}
     with OmeZarrWriter(tmp_path / "i", data.shape, "u2", (1, 1, 1), **options) as target:
         if compressors is None:
             monkeypatch.setattr(target._pool, "submit", lambda *_: pytest.fail("the host's threads were asked"))
@@ -247,7 +247,7 @@ OPTIONS = [
 def test_a_device_array_is_written_as_the_hosts(cupy, tmp_path, options, step):
     """Regions of any alignment: pyramids are made in one go, or read back."""
     data = values((40, 70, 81))
-    options = {"chunks": (8, 16, 16), "n_levels": 4, "fill_value": 5, "dtype": "u2"} | options
+    options = {"chunks": (8, 16, 16), "levels": 4, "fill_value": 5, "dtype": "u2"} | options
     dtype = options.pop("dtype")
     with OmeZarrWriter(tmp_path / "host", data.shape, dtype, (1, 1, 1), **options) as target:
         target[...] = data
@@ -274,7 +274,7 @@ def test_every_dtype_goes_out_raw(cupy, tmp_path, dtype):
 @pytest.mark.gpu
 def test_regions_that_cut_chunks_on_a_device(cupy, tmp_path):
     data = values((24, 30, 40))
-    options = {"chunks": (8, 8, 8), "n_levels": 3, "buffer_bytes": 2**22}
+    options = {"chunks": (8, 8, 8), "levels": 3, "buffer_bytes": 2**22}
     with OmeZarrWriter(tmp_path / "i", data.shape, "u2", (1, 1, 1), **options) as target:
         for number, begin in enumerate(range(0, 30, 7)):  # from the device and the host by turns
             block = data[:, begin : begin + 7]
@@ -301,7 +301,7 @@ def test_raw_chunks_leave_through_kvikio(cupy, tmp_path, monkeypatch):
     monkeypatch.setattr("linumpy.write.device_chunks.land", lambda rows: pytest.fail("copied to the host"))
     monkeypatch.setattr("linumpy.write.device_chunks.to_host", lambda x: pytest.fail("kvikio did not write a chunk"))
     data = values((64, 64, 64), "f4")
-    with OmeZarrWriter(tmp_path / "i", data.shape, "f4", (1, 1, 1), chunks=(16, 16, 16), n_levels=3) as target:
+    with OmeZarrWriter(tmp_path / "i", data.shape, "f4", (1, 1, 1), chunks=(16, 16, 16), levels=3) as target:
         for z in range(0, 64, 16):
             target[z : z + 16] = cupy.asarray(data[z : z + 16])
     assert len({path for path, flags in opened if flags == "w"}) == 64 + 8 + 1
@@ -329,7 +329,7 @@ def test_a_block_is_taken_when_its_stream_has_made_it(cupy, tmp_path):
     """What is computed on a stream of one's own, right before, is what is written."""
     data = values((64, 256, 256), "f4")
     stream = cupy.cuda.Stream(non_blocking=True)
-    with OmeZarrWriter(tmp_path / "i", data.shape, "f4", (1, 1, 1), chunks=(32, 64, 64), n_levels=2) as target, stream:
+    with OmeZarrWriter(tmp_path / "i", data.shape, "f4", (1, 1, 1), chunks=(32, 64, 64), levels=2) as target, stream:
         block = cupy.asarray(data)
         for _ in range(50):
             block = block + 1

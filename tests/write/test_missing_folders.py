@@ -7,7 +7,7 @@ from script_runs import load
 from linumpy import OmeZarrWriter, resample_zarr
 from linumpy.demo import run_demo
 from linumpy.io.files import check_picture, replacing
-from linumpy.io.place import check_place
+from linumpy.io.paths import check_target
 from linumpy.testing.synthetic import MosaicSpec, write_mosaic
 from linumpy.write.writer import write_omezarr
 
@@ -24,7 +24,7 @@ FUNCTIONS = {
     "write_omezarr": lambda source, path: write_omezarr(path, np.ones((4, 4), "u1"), (1, 1)),
     "resample_zarr": lambda source, path: resample_zarr(source, path, 20.0, device="cpu"),
     "replacing": lambda source, path: write_file(path),
-    "check_place": lambda source, path: check_place(path, overwrite=False),
+    "check_target": lambda source, path: check_target(path, overwrite=False),
     "check_picture": lambda source, path: check_picture(f"{path}.png", overwrite=True),
     "demo": lambda source, path: run_demo(path, device="cpu"),
 }

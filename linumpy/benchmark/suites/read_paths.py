@@ -30,8 +30,7 @@ from linumpy.arrays import Array
 from linumpy.benchmark.cases import CannotRunError, Entry, Prepared
 from linumpy.benchmark.machine import TASK_BYTES, kvikio_threads
 from linumpy.benchmark.suites.stores import OWN_PIPELINE, StoredArray, host_zarr, truth
-from linumpy.device import install_line, why_no_cuda
-from linumpy.gpu.read.request import free_memory
+from linumpy.device import free_memory, install_line, why_no_cuda
 from linumpy.io.zarr_mode import gpu_mode
 
 _PINNED_LIMIT = 8 * 2**30

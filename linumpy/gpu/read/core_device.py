@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 #: Less memory for kept chunks is of no use.
 _LEAST_KEPT = 2**20
-#: Chunks of a read at most, as far as the choice of the way of decoding goes.
+#: More chunks than this do not change where they are decoded.
 _MANY_CHUNKS = 2**15
 #: Chunks of a slab; more gain nothing.
 _MOST_CHUNKS = 1024
@@ -234,7 +234,7 @@ class CoreDevice:
             has_pool=chain.streams_by == "zstd",
             reordered=padded_nbytes(chain, chunk_nbytes) if chain.is_reordered else 0,
             chunk_nbytes=chunk_nbytes,
-            chunk_room=padded_nbytes(chain, chunk_nbytes),
+            chunk_stride=padded_nbytes(chain, chunk_nbytes),
             target_nbytes=chunk_nbytes + chain.tail_nbytes,
             checksum_nbytes=CHECKSUM_NBYTES if chain.stored_checksum else 0,
             counter=chain.compressor != "blosc",

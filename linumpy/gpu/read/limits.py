@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from linumpy.plan.codecs import DecodeChain
 from linumpy.plan.decode.placement import DecodePlacement, choose_placement, may_be_grouped
 
-#: Slabs: two are filled while the others are under way.
+#: Slabs: two are filled while the device works on the others.
 SLABS = 5
 #: Slots of device memory for those that are copied, decoded and scattered.
 SLOTS = 3

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import operator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from linumpy.device import is_device_array, require_cuda
+from linumpy.device import free_memory, is_device_array, require_cuda
 from linumpy.errors import DeviceMemoryError
 from linumpy.plan.read.plan import ReadPlan
 
@@ -138,22 +137,6 @@ def check_memory(request: ReadRequest, scratch: int) -> None:
             f"{needed} bytes, but {free} bytes of device memory are free. Read a part of it (region=...), a coarser "
             f"resolution (level=...), or block by block with dask"
         )
-
-
-def free_memory(enough: float = math.inf) -> int:
-    """Bytes that an allocation can still get on the current device: the driver's and CuPy's own unused ones.
-
-    A limit that is set on CuPy's memory pool is taken into account.
-    Where the latter alone are `enough`, the driver, which takes longer to tell, is not asked.
-    """
-    cupy = require_cuda()
-    pool = cupy.get_default_memory_pool()
-    free = int(pool.free_bytes())
-    if free >= enough:
-        return free
-    free += cupy.cuda.runtime.memGetInfo()[0]
-    limit = pool.get_limit()
-    return max(0, min(free, limit - pool.used_bytes())) if limit else free
 
 
 def allocate(request: ReadRequest) -> Any:

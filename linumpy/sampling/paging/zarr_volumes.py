@@ -13,9 +13,8 @@ import numpy as np
 import zarr
 
 from linumpy.arrays import Array
-from linumpy.device import require_cuda
+from linumpy.device import free_memory, require_cuda
 from linumpy.gpu.kernels import CUDA_TYPES
-from linumpy.gpu.read.request import free_memory
 from linumpy.io.source import open_node
 from linumpy.io.volume import Volume, select_volumes
 from linumpy.sampling.arguments import MOST_SAMPLES, whole

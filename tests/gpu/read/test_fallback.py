@@ -324,7 +324,7 @@ def test_broken_chunks_in_gpu_mode_leave_nothing_running(tmp_path, numpy_cuda, m
 def test_the_log_and_the_report_say_which_way_and_why(tmp_path, cuda, caplog):
     cases = [
         (random_array(None, **RAW), "zarr-gpu", "in its GPU mode", "MemoryStore"),
-        (random_array(tmp_path / "a", **BY_HOST["v2-bz2"]), "zarr-host", "by way of host memory", "bz2"),
+        (random_array(tmp_path / "a", **BY_HOST["v2-bz2"]), "zarr-host", "through host memory", "bz2"),
     ]
     for array, backend, way, reason in cases:
         caplog.clear()

@@ -275,7 +275,7 @@ def test_a_run_on_workers_is_resumed(image, tmp_path, client):
 def test_a_source_in_memory_cannot_be_sent(tmp_path, client):
     memory = zarr.create_array(zarr.storage.MemoryStore(), shape=(4, 4), dtype="u2")
     with pytest.raises(SourceError, match="not in a local folder"):
-        resample_zarr(memory, tmp_path / "b", 2.0, source_spacing=(1, 1), distributed=client, device="cpu")
+        resample_zarr(memory, tmp_path / "b", 2.0, spacing=(1, 1), distributed=client, device="cpu")
 
 
 def test_workers_without_a_gpu_say_so(image, tmp_path, client):

@@ -1,0 +1,316 @@
+"""Output folders that appear complete or not at all: filled under a temporary name, then renamed.
+
+In: the path of a folder to make. Out: an empty folder in a work folder beside it, which is renamed to that path when
+its block ends without an error, and removed otherwise. A killed process leaves its work folder, whose name begins with
+a dot; the next process that writes to the same path removes it, and restores the folder that the killed one was
+replacing. The lock in a work folder shows whether its process still runs. Errors: ``FileExistsError`` for a path that
+exists, ``OSError`` for a full disk.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import logging
+import os
+import re
+import secrets
+import shutil
+import stat
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from linumpy.io.paths import check_target
+from linumpy.io.syscalls import exchange, is_named, lock, rename_new, sync_file_system, sync_path, unlock
+from linumpy.io.zarr_mode import wait_for_zarr
+
+log = logging.getLogger(__name__)
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+#: Bytes that a name may have on Linux's file systems.
+_NAME_BYTES = 255
+#: In a work folder: the lock, the new folder, and the old folder that it replaces.
+_LOCK, _IMAGE, _OLD = "lock", "image", "old"
+_UNFINISHED = ".unfinished"
+
+
+@contextmanager
+def new_folder(path: Path, *, overwrite: bool, durable: bool = True) -> Iterator[Path]:
+    """Yield a temporary folder, which is renamed to `path` when the block ends without an error.
+
+    Parameters
+    ----------
+    path : Path
+        The folder to make. The temporary folder exists and is empty.
+    overwrite : bool
+        Whether to replace an existing Zarr folder.
+    durable : bool
+        Whether to flush the folder to the disk before the rename, so that a power cut leaves nothing half-written.
+
+    Raises
+    ------
+    FileExistsError, FileNotFoundError
+        As :func:`check_target`.
+    OSError
+        The disk is full, or the temporary folder was removed. Nothing remains of the output then, nor after any other
+        error or interrupt.
+    """
+    recover(path)
+    check_target(path, overwrite=overwrite)
+    with full_disk(path, "nothing is left of"):
+        work, held = _new_work(path)
+        try:
+            temporary = work / _IMAGE
+            temporary.mkdir()
+            yield from _filled(temporary, path, overwrite, durable)
+        finally:
+            try:
+                if (work / _IMAGE).exists():
+                    wait_for_zarr()  # its threads would make the folder again
+                remove_work(work)
+            finally:
+                unlock(held)
+    remove_unfinished(path)
+
+
+def _filled(temporary: Path, path: Path, overwrite: bool, durable: bool) -> Iterator[Path]:
+    same = os.open(temporary, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield temporary
+        if not is_named(same, temporary):
+            raise OSError(errno.ENOENT, "another process removed the unfinished folder; its voxels are lost", str(path))
+        if durable:
+            sync_file_system(same)
+        rename_to_target(temporary, path, overwrite=overwrite, durable=durable)
+    finally:
+        os.close(same)
+
+
+@contextmanager
+def full_disk(path: Path, left: str) -> Iterator[None]:
+    """Add to the error of a full disk what remains of the output."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        raise OSError(error.errno, f"{os.strerror(error.errno)}; {left}", str(path)) from error
+
+
+def temporary_beside(path: Path) -> Path:
+    """Return an unused path beside another one; its name begins with a dot."""
+    return path.parent / f"{_stem(path)}.part-{os.getpid()}-{secrets.token_hex(4)}"
+
+
+def unfinished_beside(path: Path) -> Path:
+    """Return the work folder that several runs may fill, one after another."""
+    return path.parent / f"{_stem(path)}{_UNFINISHED}"
+
+
+def _stem(path: Path) -> str:
+    """Return the prefix of the names of work folders beside a path; it shortens a long name and adds a digest."""
+    name, limit = os.fsencode(path.name), _NAME_BYTES - len("..part-4194304-00000000")
+    if len(name) <= limit:
+        return f".{path.name}"
+    return f".{os.fsdecode(name[: limit - 9])}~{hashlib.sha256(name).hexdigest()[:8]}"
+
+
+def _new_work(path: Path) -> tuple[Path, int]:
+    """Make a new work folder and lock it."""
+    while True:
+        work = temporary_beside(path)
+        try:
+            return work, lock_work(work)[0]
+        except BlockingIOError:
+            continue  # another process locked it first, to clean it up
+        except OSError:  # such as a full disk
+            with suppress(OSError):
+                work.rmdir()
+            raise
+
+
+def lock_work(work: Path) -> tuple[int, bool]:
+    """Lock a work folder, after making it if it does not exist.
+
+    Returns
+    -------
+    descriptor : int
+        Descriptor of the lock, for :func:`linumpy.io.syscalls.unlock`.
+    locked : bool
+        False where the file system has no locks.
+
+    Raises
+    ------
+    BlockingIOError
+        Another run holds the lock.
+    """
+    while True:
+        # Not exist_ok=True, which raises if the folder is removed between its two checks.
+        with suppress(FileExistsError):
+            work.mkdir()
+        if work.is_symlink():
+            raise FileExistsError(f"{work} is a symbolic link, and a work folder is needed there: remove it")
+        try:
+            descriptor = os.open(work / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        except FileNotFoundError:
+            continue  # removed meanwhile by the run that held it
+        try:
+            locked = lock(descriptor)
+            if is_named(descriptor, work / _LOCK):
+                return descriptor, locked
+        except BaseException:
+            os.close(descriptor)
+            raise
+        unlock(descriptor)  # the folder was removed, and the lock must belong to the new one of its name
+
+
+def recover(path: Path) -> None:
+    """Clean up after killed runs that wrote to a path.
+
+    A folder that was being replaced is restored. Work folders and files of ended processes are removed, except for one
+    that another run may continue.
+    """
+    removed: list[str] = []
+    unknown: list[str] = []
+    for work in _left_beside(path):
+        with _claimed(work) as ended:
+            if ended is None:
+                continue
+            put_back(work, path)
+            if work.name.endswith(_UNFINISHED):
+                continue
+            if ended:
+                remove_work(work)
+            (removed if ended else unknown).append(work.name)
+    if removed:
+        log.warning("%s: removed what stopped runs had left: %s", path, ", ".join(removed))
+    if unknown:
+        log.warning("%s: without locks, a run may still need %s: remove them yourself", path, ", ".join(unknown))
+
+
+def put_back(work: Path, path: Path) -> None:
+    """Restore the folder that a killed run was replacing."""
+    old = work / _OLD
+    if os.path.lexists(old) and not os.path.lexists(path):
+        rename_new(old, path)
+        log.warning("%s: put back, because a run was stopped while it replaced it", path)
+
+
+def remove_unfinished(path: Path) -> None:
+    """Remove the unfinished folder of a stopped run, once its path has a complete one."""
+    work = unfinished_beside(path)
+    if work.is_dir():
+        with _claimed(work) as ended:
+            if ended:
+                remove_work(work)
+                log.warning("%s: removed the unfinished %s, since this one is complete", path, work.name)
+
+
+def _left_beside(path: Path) -> list[Path]:
+    pattern = re.compile(re.escape(_stem(path)) + r"(\.part-\d+-[0-9a-f]{8}|\.unfinished)")
+    try:
+        with os.scandir(path.parent) as entries:
+            return sorted(path.parent / entry.name for entry in entries if pattern.fullmatch(entry.name))
+    except FileNotFoundError:
+        return []
+
+
+@contextmanager
+def _claimed(work: Path) -> Iterator[bool | None]:
+    """Lock a work folder or file: True if locked, False without locks on the file system, None if a run holds it."""
+    try:
+        is_folder = stat.S_ISDIR(os.lstat(work).st_mode)
+        flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_CREAT if is_folder else 0)
+        descriptor = os.open(work / _LOCK if is_folder else work, flags, 0o666)
+    except OSError:  # removed, or not writable by this user
+        yield None
+        return
+    try:
+        try:
+            ended: bool | None = lock(descriptor)
+        except BlockingIOError:
+            ended = None
+        yield ended if is_named(descriptor, work / _LOCK if is_folder else work) else None
+    finally:
+        os.close(descriptor)
+
+
+def remove_work(work: Path) -> None:
+    """Remove a work folder, its lock last; or a single file."""
+    if not work.is_dir():
+        work.unlink(missing_ok=True)
+        return
+    if clear_work(work):
+        (work / _LOCK).unlink(missing_ok=True)
+        with suppress(OSError):  # the next run already uses it
+            work.rmdir()
+
+
+def clear_work(work: Path) -> bool:
+    """Empty a work folder except for the lock; returns whether that succeeded.
+
+    It is tried several times: interrupted threads may still add a last file.
+    """
+    for wait in (0.0, 0.05, 0.2, 1.0):
+        time.sleep(wait)
+        for entry in _but_the_lock(work):
+            _remove(entry)
+        if not _but_the_lock(work):
+            return True
+    return False
+
+
+def _but_the_lock(work: Path) -> list[Path]:
+    return [entry for entry in work.iterdir() if entry.name != _LOCK]
+
+
+def _remove(path: Path) -> None:
+    """Remove a file, a folder, or a symbolic link but not its target."""
+    if path.is_symlink() or not path.is_dir():
+        path.unlink(missing_ok=True)
+    else:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def rename_to_target(temporary: Path, path: Path, *, overwrite: bool, durable: bool) -> None:
+    """Rename the finished folder to its path atomically; a replaced folder is in the work folder afterwards.
+
+    Where the file system cannot exchange two names, the old folder is first renamed to ``old`` in the work folder, from
+    where :func:`recover` restores it if the process is killed in between.
+
+    Raises
+    ------
+    FileExistsError
+        As :func:`check_target`; another process may have made the path meanwhile.
+    """
+    while True:
+        check_target(path, overwrite=overwrite)
+        try:
+            if not os.path.lexists(path):
+                rename_new(temporary, path)
+            elif not exchange(temporary, path):
+                _replace_in_two_steps(temporary, path)
+            break
+        except (FileExistsError, FileNotFoundError):
+            if not os.path.lexists(temporary):
+                raise
+    if durable:
+        sync_path(path.parent)
+
+
+def _replace_in_two_steps(temporary: Path, path: Path) -> None:
+    old = temporary.parent / _OLD
+    path.rename(old)
+    try:
+        rename_new(temporary, path)
+    except OSError:
+        put_back(temporary.parent, path)
+        raise
+
+
+def drop_partial_files(folder: Path) -> None:
+    """Remove the temporary files of chunks that zarr was writing when its process was killed."""
+    for partial in folder.rglob("*.partial"):
+        partial.unlink(missing_ok=True)
