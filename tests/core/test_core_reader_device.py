@@ -9,6 +9,7 @@ import pytest
 import reference
 import stand_in
 import zarr
+from budget import matrix
 from stand_in import needs_stand_in
 from stores import same
 
@@ -36,8 +37,7 @@ def make(folder, kind, shape=SHAPE):
     return array, values
 
 
-@pytest.mark.parametrize("decode_on", ["device", "host"])
-@pytest.mark.parametrize("kind", ["raw", "zstd shards"])
+@pytest.mark.parametrize(("kind", "decode_on"), matrix(["zstd shards", "raw"], ["device", "host"]))
 def test_each_call_of_the_driver_fails_once(tmp_path, kind, decode_on):
     """An error of the jobs; then the same reader reads right, and in the end nothing of it is left."""
     array, values = make(tmp_path / "a", kind, (20, 12, 20))

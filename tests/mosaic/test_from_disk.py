@@ -5,6 +5,7 @@ import tracemalloc
 import numpy as np
 import pytest
 import zarr
+from budget import matrix
 
 from linumpy.errors import MetadataError, SourceError
 from linumpy.geometry.focal import correct_focal_curvature, mean_tile
@@ -34,8 +35,7 @@ def volume():
     return block(SPEC, (0, 0, 0), SPEC.shape)
 
 
-@pytest.mark.parametrize("tile_bytes", TILE_BYTES)
-@pytest.mark.parametrize("s_xy", [1, 6, 15])
+@pytest.mark.parametrize(("tile_bytes", "s_xy"), matrix(TILE_BYTES, [1, 6, 15]))
 def test_a_surface_does_not_show_where_the_mosaic_was_cut(tmp_path, tile_bytes, s_xy):
     write_mosaic(tmp_path / "m.zarr", SPEC, chunks=(16, 20, 34))
     method = SurfaceMethod(s_xy=s_xy, s_z=2.5)
@@ -304,8 +304,9 @@ def test_any_numbers_sharded_or_of_the_other_byte_order(tmp_path, dtype):
         assert array.dtype.newbyteorder("=") == voxels.dtype.newbyteorder("=")
 
 
-@pytest.mark.parametrize("shape", [(1, 1, 1), (5, 1, 7), (1, 9, 9), (7, 3, 1)])
-@pytest.mark.parametrize("fill", ["random", "zeros", "nan"])
+@pytest.mark.parametrize(
+    ("shape", "fill"), matrix([(1, 1, 1), (5, 1, 7), (1, 9, 9), (7, 3, 1)], ["random", "zeros", "nan"])
+)
 def test_surfaces_and_pictures_of_ugly_volumes(tmp_path, shape, fill):
     voxels = np.random.default_rng(0).random(shape, np.float32)
     voxels *= {"random": 1, "zeros": 0, "nan": np.nan}[fill]

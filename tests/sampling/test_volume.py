@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from budget import matrix
 from emulator import Kernel, emulated, library
 from nvrtc import compilations, compile_kernel
 from sampling_reference import truth
@@ -76,8 +77,7 @@ def test_normalised_voxel_by_voxel(make, low_high, order):
     assert field.value_range == (0, 1)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("dtype", KEPT)
+@pytest.mark.parametrize(("layout", "dtype"), matrix(LAYOUTS, KEPT))
 def test_layouts_hold_the_volume(layout, dtype):
     voxels, coords = random_volume(dtype=dtype, channels=2), points(700)
     field = DeviceVolume(voxels, layout=layout)

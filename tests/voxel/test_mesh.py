@@ -4,6 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
+from budget import matrix
 from cupy_on_host import install
 from voxel_reference import filled, on_surface, winding_numbers
 from voxel_shapes import BOX, CLOSED, FACES, box, moved, sphere, torus
@@ -15,8 +16,7 @@ from linumpy.voxel.scipy_backend import ScipyBackend
 BOUNDS = ((-6.0, -6.0, -6.0), (6.0, 6.0, 6.0))
 
 
-@pytest.mark.parametrize("pitch", [(0.5, 0.5, 0.5), (1.0, 0.75, 0.4)])
-@pytest.mark.parametrize("name", CLOSED)
+@pytest.mark.parametrize(("name", "pitch"), matrix(CLOSED, [(0.5, 0.5, 0.5), (1.0, 0.75, 0.4)]))
 def test_a_closed_mesh_is_where_it_winds(backend, name, pitch):
     vertices, triangles = CLOSED[name]
     found = backend.voxelize_mesh(vertices, triangles, BOUNDS, pitch)
