@@ -50,7 +50,7 @@ def create_sampler(
         ``"cuda_out_of_core"`` (pages of it are on the device).
     seed : int, optional
         0 to 2^64 - 1; the same seed gives the same coordinates on every device, whatever the sizes of batches. By
-        default a new one.
+        default a random seed.
     order : {"iid", "binned", "stratified", "sobol"}
         ``"iid"``: independent samples. ``"binned"``: sorted by boxes of the volume, so that memory is read once; as a
         set, the samples of a call are independent and uniform. ``"stratified"``: every block of `strata`³ consecutive
@@ -70,15 +70,15 @@ def create_sampler(
     strata : int
         A power of two.
     window : int, optional
-        With ``order="binned"``, samples that are put in order together; consecutive calls are consecutive parts. By
-        default each call is one window, and with ``"cuda_out_of_core"`` two samples for each voxel.
+        With ``order="binned"``: number of samples that are sorted together; consecutive calls return consecutive parts
+        of a window. By default each call is a window; on ``"cuda_out_of_core"`` it has two samples for each voxel.
     layout : {"rows", "bricks", "quads", "cells"}, optional
-        Of a volume on device ``"cuda"``: a copy for random points, of 0, 1, 4 or 8 times its memory. By default the one
-        with the fewest reads that fits.
+        On device ``"cuda"``: the layout of a copy of the volume for random points, which takes 0, 1, 4 or 8 times the
+        memory of the volume. By default the one with the fewest reads that fits.
     memory_limit : int, optional
-        Bytes of that copy at most; by default a quarter of what is free.
+        Largest size of that copy in bytes; by default a quarter of the free memory.
     **source
-        What is sampled, by type.
+        The volume, by type.
 
         ``structuredRegular``: `filename`, `dims` = [Dx, Dy, Dz], `dtype` (``"uint8"`` to ``"int32"``, ``"float"``,
         ``"double"``, ...), `n_channels` (one after another), `offset` (bytes), `is_big_endian`; or `array` (Z, Y, X) or
@@ -106,24 +106,10 @@ def create_sampler(
     GpuUnavailableError
         A CUDA device is asked for and there is none.
     """
-    from linumpy.sampling.create import make_sampler
+    from linumpy.sampling.create import Drawing, Evaluation, make_sampler
 
-    return make_sampler(
-        type,
-        device,
-        seed=seed,
-        order=order,
-        spline_order=spline_order,
-        interpolation=interpolation,
-        labels=labels,
-        mask=mask,
-        importance=importance,
-        strata=strata,
-        window=window,
-        layout=layout,
-        memory_limit=memory_limit,
-        source=source,
-    )
+    how = Evaluation(spline_order, labels, layout, memory_limit, seed)
+    return make_sampler(type, device, how, Drawing(order, mask, importance, strata, window), source, interpolation)
 
 
 def sample(sampler: Sampler, coords: Any, values: Any, count: int, order: str | None = None) -> None:

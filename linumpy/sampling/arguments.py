@@ -14,7 +14,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
+from linumpy.arrays import Array
 from linumpy.device import require_cuda
 
 #: Largest number of samples of a call.
@@ -58,8 +60,8 @@ def is_torch(given: Any) -> bool:
 
 
 def view_of(
-    given: Any, name: str, shape: tuple[int, ...], dtype: Any, device: int | None, *, writes: bool = True
-) -> Any:
+    given: Any, name: str, shape: tuple[int, ...], dtype: DTypeLike, device: int | None, *, writes: bool = True
+) -> Array:
     """See an argument as an array.
 
     Parameters
@@ -67,15 +69,15 @@ def view_of(
     given : int or array
         A pointer, or an array. A pointer is trusted to have as many bytes as `shape` and `dtype` say.
     name : str
-        Of the argument, for errors.
+        Name of the argument, for errors.
     shape : tuple of int
-        Which it must have; an array may lack an axis of length 1 at the front.
+        Required shape; an array may lack an axis of length 1 at the front.
     dtype : dtype
-        Which it must have.
+        Required dtype.
     device : int or None
-        Number of the device on which it must lie; None: host memory.
+        Number of the device on which the array must lie; None: host memory.
     writes : bool
-        It will be written to.
+        The array is written to.
 
     Returns
     -------
@@ -129,7 +131,7 @@ def _imported(given: Any, name: str, device: int | None) -> Any:
 
 
 def _of_torch(tensor: Any, name: str) -> Any:
-    """See a tensor in place; the order of streams is that of :func:`stream_of`."""
+    """See a tensor as an array without a copy; :func:`stream_of` orders the streams."""
     dtype = np.dtype(dtype_name(tensor, "float32"))
     if tensor.numel() and not tensor.is_contiguous():
         raise ValueError(f"{name} is not C-contiguous; give a contiguous tensor")
@@ -152,13 +154,13 @@ def _at(pointer: int, name: str, shape: tuple[int, ...], dtype: np.dtype, device
     if device is None:
         memory: Any = (ctypes.c_byte * nbytes).from_address(pointer)
         return np.frombuffer(memory, dtype).reshape(shape)
-    found = _device_of_pointer(pointer)
-    if found is None:
+    owner = _device_of_pointer(pointer)
+    if owner is None:
         raise ValueError(
             f"{name} is the pointer {pointer:#x}, which is not in device memory; give a pointer into device {device}"
         )
-    if found != device:
-        raise ValueError(f"{name} is a pointer into device {found}; this sampler works on device {device}")
+    if owner != device:
+        raise ValueError(f"{name} is a pointer into device {owner}; this sampler works on device {device}")
     return _on_device(pointer, shape, dtype, device, None)
 
 
@@ -175,11 +177,11 @@ def _device_of_pointer(pointer: int) -> int | None:
     from cupy.cuda import runtime
 
     try:
-        found = runtime.pointerGetAttributes(pointer)
+        attributes = runtime.pointerGetAttributes(pointer)
     except runtime.CUDARuntimeError:
         return None
     in_device_memory = (2, 3)  # cudaMemoryTypeDevice, cudaMemoryTypeManaged
-    return int(found.device) if int(found.type) in in_device_memory else None
+    return int(attributes.device) if int(attributes.type) in in_device_memory else None
 
 
 def _on_device(pointer: int, shape: tuple[int, ...], dtype: np.dtype, device: int, owner: Any) -> Any:

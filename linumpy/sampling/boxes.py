@@ -13,15 +13,16 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass
-from typing import Any
+from types import ModuleType
 
 import numpy as np
 
+from linumpy.arrays import Array
 from linumpy.gpu.kernels import KernelSpec, int32, int64, load
 from linumpy.sampling.generator import COORDINATE_BITS, USE_SHIFT, Use, as_coordinate, numbers, philox
 from linumpy.sampling.threads import in_threads
 
-#: Three of them are two words of the generator, so a call of it makes two samples.
+#: Bits of a coordinate in a box: three coordinates are two words of the generator, so a call of it makes two samples.
 FIELD_BITS = 21
 _FEWEST_HALVINGS = COORDINATE_BITS - FIELD_BITS
 _MOST_HALVINGS = 20
@@ -29,12 +30,12 @@ _MOST_HALVINGS = 20
 _MOST_LEVELS = 24
 #: Largest number of samples of a window: their pairs are numbered in 32 bits.
 MOST_SAMPLES = 2**33
-#: Voxels that interpolation in a box of a volume needs at most, so that they are held in shared memory.
+#: Largest number of voxels that interpolation in a box needs, so that they fit in shared memory.
 BOX_VOXELS = 13_000
 _THREADS = 256
-#: Levels whose nodes are split by several blocks each, and those that a block splits in shared memory at most.
+#: Levels whose nodes several blocks split each, and the largest number that a block splits in shared memory.
 _TOP, _BELOW = 8, 12
-#: Calls of the generator by a thread for a level, and blocks of a level at most.
+#: Calls of the generator by a thread for a level, and the largest number of blocks of a level.
 _CALLS_OF_A_THREAD, _MOST_BLOCKS = 4, 512
 _BATCH = 2**13
 _BOXES = np.dtype(
@@ -77,11 +78,11 @@ class Boxes:
     def numbers(self, z: np.ndarray, y: np.ndarray, x: np.ndarray) -> np.ndarray:
         """Return the numbers of boxes from their indices along each axis: the inverse of :meth:`indices`."""
         left = list(self.halved)
-        made = np.zeros_like(z)
+        box = np.zeros_like(z)
         for axis in self.axes:
             left[axis] -= 1
-            made = made << 1 | (z, y, x)[axis] >> left[axis] & 1
-        return made
+            box = box << 1 | (z, y, x)[axis] >> left[axis] & 1
+        return box
 
     def voxels(self, shape: tuple[int, int, int]) -> tuple[int, int, int]:
         """Return how many voxels interpolation in a box needs along each axis at most, with those beyond the border.
@@ -109,11 +110,11 @@ def plan_boxes(shape: tuple[int, int, int], voxels: int) -> Boxes:
         widths = [n / 2**k for n, k in zip(shape, boxes.halved, strict=True)]
         missing = [axis for axis in range(3) if boxes.halved[axis] < _FEWEST_HALVINGS]
         if math.prod(boxes.voxels(shape)) > voxels:
-            axis = max(range(3), key=lambda one: (widths[one], -one))
+            axis = max(range(3), key=lambda number: (widths[number], -number))
             if widths[axis] < 1 or boxes.halved[axis] >= _MOST_HALVINGS:
                 break
         elif missing:
-            axis = max(missing, key=lambda one: (widths[one], -one))
+            axis = max(missing, key=lambda number: (widths[number], -number))
         else:
             break
         axes.append(axis)
@@ -123,7 +124,7 @@ def plan_boxes(shape: tuple[int, int, int], voxels: int) -> Boxes:
 
 @dataclass(frozen=True)
 class Window:
-    """Samples that are put in the order of the boxes together.
+    """Samples that are sorted by box together.
 
     Attributes
     ----------
@@ -143,14 +144,14 @@ class Window:
     key: tuple[int, int]
     first: int
     total: int
-    starts: Any
+    starts: Array
 
     @functools.cached_property
     def record(self) -> np.ndarray:
         """The structure of boxes.cuh."""
         return _record(self.boxes, self.key, self.first, self.total)
 
-    def draw(self, begin: int, coords: Any) -> None:
+    def draw(self, begin: int, coords: Array) -> None:
         """Write coordinates of the samples from `begin` on; shape (n, 3), float32, in the memory of :attr:`starts`."""
         if isinstance(self.starts, np.ndarray):
 
@@ -161,7 +162,7 @@ class Window:
         else:
             self.launch(begin, coords)
 
-    def launch(self, begin: int, coords: Any) -> None:
+    def launch(self, begin: int, coords: Array) -> None:
         """Draw on a device."""
         count = len(coords)
         if count:
@@ -169,7 +170,7 @@ class Window:
             load(_spec("draw_boxes"))((-(-count // _THREADS),), (_THREADS,), args)
 
     def _on_host(self, position: np.ndarray) -> np.ndarray:
-        box = np.searchsorted(self.starts, position, side="right") - 1
+        box = np.searchsorted(np.asarray(self.starts), position, side="right") - 1
         # Several boxes begin where one is empty: the last of them holds the sample.
         at = self.boxes.indices(box)
         words = numbers(np.uint64(self.first), Use.BINNED, self.key, position.astype(np.uint64) >> np.uint64(1))
@@ -183,7 +184,7 @@ class Window:
         return coords
 
 
-def window(boxes: Boxes, key: tuple[int, int], first: int, total: int, xp: Any = np) -> Window:
+def window(boxes: Boxes, key: tuple[int, int], first: int, total: int, xp: ModuleType = np) -> Window:
     """Count how many samples fall into each box.
 
     Parameters
@@ -212,7 +213,7 @@ def _spec(name: str) -> KernelSpec:
     return KernelSpec("boxes", name, (), "linumpy.sampling.cuda")
 
 
-def split(boxes: Boxes, key: tuple[int, int], first: int, total: int, xp: Any) -> Any:
+def split(boxes: Boxes, key: tuple[int, int], first: int, total: int, xp: ModuleType) -> Array:
     """Count on a device; returns where the samples of each box begin."""
     record = _record(boxes, key, first, total)
     top = int(record["top"])

@@ -7,14 +7,14 @@ bits on the host and on a device. Each depends on its number alone, so batches m
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 
-from linumpy.device import is_device_array, require_cuda
+from linumpy.arrays import Array
 from linumpy.gpu.kernels import KernelSpec, load
 from linumpy.sampling.arguments import whole
-from linumpy.sampling.field import Field
 from linumpy.sampling.generator import COORDINATE_BITS, Use, as_coordinate, numbers, shuffled, sobol
 from linumpy.sampling.threads import in_threads
 
@@ -31,8 +31,6 @@ assert DRAW_RECORD.itemsize == 56
 _KERNEL = KernelSpec("draw", "draw", (), "linumpy.sampling.cuda")
 _NOTHING = np.uint64(0)
 _MOST_SIDE_BITS = 10
-#: Points along each axis at which ``importance="gradient"`` evaluates the field.
-_GRADIENT_POINTS = 96
 
 
 @dataclass(frozen=True)
@@ -56,10 +54,10 @@ class Draw:
     use: Use = Use.IID
     strata_bits: int = 0
     grid: tuple[int, int, int] = (1, 1, 1)
-    ids: Any = None
-    cumulative: Any = None
+    ids: Array | None = None
+    cumulative: Array | None = None
 
-    def moved(self, xp: Any) -> Draw:
+    def moved(self, xp: ModuleType) -> Draw:
         """Return the same with its tables in the memory of `xp`, NumPy or CuPy."""
         tables = (None if table is None else xp.asarray(table) for table in (self.ids, self.cumulative))
         return Draw(self.use, self.strata_bits, self.grid, *tables)
@@ -106,47 +104,7 @@ def weighted(density: np.ndarray) -> Draw:
     return Draw(Use.WEIGHTED, grid=shape, cumulative=scaled)
 
 
-def weights_of(field: Field, mask: Any, importance: Any, device: int | None) -> Draw | None:
-    """Take a mask or an importance of :func:`linumpy.sampling.create_sampler`."""
-    if mask is not None and importance is not None:
-        raise ValueError("mask and importance: give one of them, such as importance=density * mask")
-    if mask is not None:
-        made = np.asarray(mask.get() if is_device_array(mask) else mask)
-        if made.dtype.kind == "f" and np.isnan(made).any():
-            raise ValueError("mask holds NaN, which is neither inside nor outside: give 0 or another number")
-        return weighted(made != 0)
-    if importance is None:
-        return None
-    if isinstance(importance, str):
-        if importance != "gradient":
-            raise ValueError(f"importance={importance!r}: give 'gradient' or a density (Z, Y, X)")
-        return weighted(gradient_density(field, device))
-    return weighted(np.asarray(importance.get() if is_device_array(importance) else importance, np.float64))
-
-
-def gradient_density(field: Field, device: int | None, points: int = _GRADIENT_POINTS) -> np.ndarray:
-    """Evaluate a field on a grid of points; returns the mean magnitude of its gradient in each cell of a coarser grid.
-
-    The shape is (Z, Y, X). A tenth of the mean is added everywhere, so that every cell is sampled.
-    """
-    axis = (np.arange(points, dtype=np.float32) + np.float32(0.5)) / np.float32(points)
-    z, y, x = np.meshgrid(axis, axis, axis, indexing="ij")
-    coords = np.stack([x, y, z], -1).reshape(-1, 3)
-    values = np.empty((field.n_channels, len(coords)), np.float32)
-    if device is None:
-        field.decode(coords, values)
-    else:
-        cupy = require_cuda()
-        there = cupy.empty(values.shape, np.float32)
-        field.decode(cupy.asarray(coords), there)
-        values = there.get()
-    grids = np.nan_to_num(values.astype(np.float64)).reshape(-1, points, points, points)
-    slopes = np.sqrt(sum(np.square(slope) for grid in grids for slope in np.gradient(grid)))
-    coarse = slopes.reshape(points // 4, 4, points // 4, 4, points // 4, 4).mean((1, 3, 5))
-    return coarse + (coarse.mean() * 0.1 or 1.0)
-
-
-def draw(how: Draw, key: tuple[int, int], first: int, coords: Any) -> None:
+def draw(how: Draw, key: tuple[int, int], first: int, coords: Array) -> None:
     """Fill an array with coordinates.
 
     Parameters
@@ -171,7 +129,7 @@ def draw(how: Draw, key: tuple[int, int], first: int, coords: Any) -> None:
         launch(how, key, first, coords)
 
 
-def launch(how: Draw, key: tuple[int, int], first: int, coords: Any) -> None:
+def launch(how: Draw, key: tuple[int, int], first: int, coords: Array) -> None:
     """Draw on a device."""
     if not len(coords):
         return
@@ -203,7 +161,7 @@ def host_coordinates(how: Draw, key: tuple[int, int], index: np.ndarray) -> np.n
     bits = [word >> np.uint64(32 - COORDINATE_BITS) for word in words]
     if how.use == Use.STRATIFIED:
         bits = _in_strata(bits, how.strata_bits, key, index)
-    return np.stack([as_coordinate(one) for one in bits], axis=1)
+    return np.stack([as_coordinate(word) for word in bits], axis=1)
 
 
 def _in_strata(bits: list[np.ndarray], b: int, key: tuple[int, int], index: np.ndarray) -> list[np.ndarray]:
@@ -211,8 +169,8 @@ def _in_strata(bits: list[np.ndarray], b: int, key: tuple[int, int], index: np.n
     stratum = shuffled(within, numbers(block, Use.STRATA, key), 3 * b)
     side = np.uint64((1 << b) - 1)
     return [
-        one >> np.uint64(b) | (stratum >> np.uint64(axis * b) & side) << np.uint64(COORDINATE_BITS - b)
-        for axis, one in enumerate(bits)
+        word >> np.uint64(b) | (stratum >> np.uint64(axis * b) & side) << np.uint64(COORDINATE_BITS - b)
+        for axis, word in enumerate(bits)
     ]
 
 
@@ -225,7 +183,7 @@ def _weighted(how: Draw, key: tuple[int, int], index: np.ndarray) -> np.ndarray:
         cells = how.ids[(low * count + (high * count >> half)) >> half]
     else:
         wanted = (high << half | low) >> np.uint64(1)
-        cells = np.searchsorted(how.cumulative, wanted, side="right")
+        cells = np.searchsorted(np.asarray(how.cumulative), wanted, side="right")
     at = np.unravel_index(cells, how.grid)
     words = numbers(index, Use.WEIGHTED, key)
     coords = np.empty((index.size, 3), np.float32)
@@ -240,5 +198,5 @@ def in_cell(cell: Any, word: np.ndarray, cells: int) -> np.ndarray:
     float32 rounds some coordinates of a cell to its upper border, which is part of the next cell, or to 1: those become
     the number below.
     """
-    made = ((cell + (word + 0.5) * 2.0**-32) / cells).astype(np.float32)
-    return np.where(made.astype(np.float64) * cells >= cell + 1.0, np.nextafter(made, np.float32(0)), made)
+    coords = ((cell + (word + 0.5) * 2.0**-32) / cells).astype(np.float32)
+    return np.where(coords.astype(np.float64) * cells >= cell + 1.0, np.nextafter(coords, np.float32(0)), coords)

@@ -1,17 +1,24 @@
 """The interface between a sampler and a volume of any format.
 
-In: coordinates in the unit cube. Out: values there. The sampler draws the coordinates, checks arrays and counts, and
-calls :meth:`Field.decode`.
+In: coordinates in the unit cube. Out: values there. The sampler checks arrays and counts, and calls the methods of a
+:class:`Field`; those with a default are overridden by fields that have a faster implementation.
 """
 
 from __future__ import annotations
 
-from typing import Any, Protocol, runtime_checkable
+import abc
+
+import numpy as np
+
+from linumpy.arrays import Array
+from linumpy.sampling import draws
+from linumpy.sampling.boxes import Boxes, Window
+
+ORDERS = ("iid", "binned", "stratified", "sobol")
 
 
-@runtime_checkable
-class Field(Protocol):
-    """A scalar or vector field over the unit cube.
+class Field(abc.ABC):
+    """A scalar or vector field over the unit cube; derive fields of other formats from it.
 
     Attributes
     ----------
@@ -19,12 +26,28 @@ class Field(Protocol):
         Values at each point.
     value_range : tuple of (float, float)
         Smallest and largest value that ``decode`` gives, as far as it is known when the field is opened.
+    values_dtype : dtype
+        Of the values: float32, or int32 for labels.
+    orders : tuple of str
+        Orders in which samples are drawn.
+    boxes : Boxes
+        Boxes of the volume, for samples in their order; by default 32 along each axis.
+    window_size : int or None
+        Number of samples that are sorted by box together, unless the caller gives it; None: those of a call.
+    has_own_order : bool
+        Whether order ``"binned"`` is that of :meth:`sample_in_order`, and not of :attr:`boxes`.
     """
 
     n_channels: int
     value_range: tuple[float, float]
+    values_dtype: np.dtype = np.dtype(np.float32)
+    orders: tuple[str, ...] = ORDERS
+    boxes: Boxes = Boxes((0, 1, 2) * 5)
+    window_size: int | None = None
+    has_own_order: bool = False
 
-    def decode(self, coords: Any, out: Any) -> None:
+    @abc.abstractmethod
+    def decode(self, coords: Array, out: Array) -> None:
         """Evaluate the field.
 
         Parameters
@@ -33,6 +56,42 @@ class Field(Protocol):
             Points in order (x, y, z), shape (n, 3), float32, in [0, 1]. C-contiguous; NumPy for a field in host
             memory, CuPy for one on a device, where the work is queued on CuPy's current stream.
         out : ndarray
-            Receives the values, shape (n_channels, n), float32, C-contiguous, in the same memory as ``coords``.
+            Receives the values, shape (n_channels, n), :attr:`values_dtype`, C-contiguous, in the same memory as
+            ``coords``.
         """
-        ...
+
+    def decode_with_gradient(self, coords: Array, out: Array, gradient: Array) -> None:
+        """Evaluate the field and its derivatives; by default there are none, which is a ``ValueError``.
+
+        Parameters
+        ----------
+        coords, out
+            As of :meth:`decode`.
+        gradient : ndarray
+            Receives the derivatives along x, y and z of the unit cube: shape (n_channels, 3, n), float32.
+        """
+        raise ValueError("gradient: this field has none; use a volume with spline_order=1 or 3")
+
+    def sample(self, key: tuple[int, int], first: int, coords: Array, out: Array) -> None:
+        """Draw independent points and evaluate the field at them; fills both arrays.
+
+        Parameters
+        ----------
+        key : (int, int)
+            Of the generator.
+        first : int
+            Number of the first sample in the stream.
+        coords, out
+            As of :meth:`decode`.
+        """
+        draws.draw(draws.Draw(), key, first, coords)
+        self.decode(coords, out)
+
+    def sample_in_order(self, key: tuple[int, int], first: int, coords: Array, out: Array) -> None:
+        """Draw points in an order of the field's own, where :attr:`has_own_order`; see :meth:`sample`."""
+        raise NotImplementedError("has_own_order is set, and sample_in_order is not overridden")
+
+    def sample_window(self, window: Window, begin: int, coords: Array, out: Array) -> None:
+        """Make the samples from `begin` on of a window in the order of :attr:`boxes`; fills both arrays."""
+        window.draw(begin, coords)
+        self.decode(coords, out)

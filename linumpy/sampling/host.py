@@ -11,8 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from linumpy.arrays import Array
 from linumpy.device import array_module
-from linumpy.sampling.boxes import BOX_VOXELS, Boxes, plan_boxes
+from linumpy.sampling.boxes import BOX_VOXELS, plan_boxes
+from linumpy.sampling.field import Field
 from linumpy.sampling.threads import in_threads
 
 ORDERS = (0, 1, 3)
@@ -29,12 +31,12 @@ def normalisation(low: float, high: float) -> tuple[float, float]:
     return low, 1 / (high - low) if high > low else 0.0
 
 
-def normalised(values: Any, low_high: tuple[float, float] | None) -> Any:
+def normalised(values: Array, low_high: tuple[float, float] | None) -> Any:
     """Return voxels, NumPy or CuPy, as float32, by `low_high` brought into 0 to 1; NaN stays NaN."""
     if low_high is None:
         return values.astype(np.float32)
     low, scale = normalisation(*low_high)
-    # Cut first: infinity times the 0 of a range of no width would be NaN.
+    # Clip first: infinity times the 0 of a range of no width would be NaN.
     moved = values.astype(np.float64)
     moved.clip(*low_high, out=moved)
     moved -= low
@@ -42,7 +44,7 @@ def normalised(values: Any, low_high: tuple[float, float] | None) -> Any:
     return moved.astype(np.float32)
 
 
-def range_of(voxels: Any) -> tuple[float, float]:
+def range_of(voxels: Array) -> tuple[float, float]:
     """Return the smallest and the largest voxel, NumPy or CuPy; of those that are NaN only where all are."""
     low, high = float(voxels.min()), float(voxels.max())
     if low == low:
@@ -51,6 +53,14 @@ def range_of(voxels: Any) -> tuple[float, float]:
         return float(np.fmin.reduce(voxels, axis=None)), float(np.fmax.reduce(voxels, axis=None))
     xp = array_module(voxels)
     return float(xp.nanmin(voxels)), float(xp.nanmax(voxels))
+
+
+def finite_range(*parts: np.ndarray) -> tuple[float, float]:
+    """Return the smallest and the largest finite value of arrays; (0, 0) where there is none."""
+    finite = [values for values in (part[np.isfinite(part)] for part in parts) if values.size]
+    if not finite:
+        return 0.0, 0.0
+    return float(min(values.min() for values in finite)), float(max(values.max() for values in finite))
 
 
 Position = tuple[np.ndarray, np.ndarray]
@@ -80,8 +90,8 @@ def slope_along(u: np.ndarray, size: int) -> np.ndarray:
     return np.where((position > 0) & (position < size - 1), np.float32(size), u - u)
 
 
-class HostVolume:
-    """A volume in host memory; a :class:`~linumpy.sampling.field.Field`.
+class HostVolume(Field):
+    """A volume in host memory.
 
     Parameters
     ----------
@@ -117,34 +127,22 @@ class HostVolume:
         if value_range is None:
             value_range = (0.0, 1.0) if low_high else range_of(voxels)
         self.value_range = value_range
+        self.values_dtype = np.dtype(np.int32 if labels else np.float32)
+        self.boxes = plan_boxes(self.dims, BOX_VOXELS)
         self._voxels = voxels if spline_order < 3 else self._coefficients(voxels)
         self._flat = self._voxels.reshape(self.n_channels, -1)
 
-    @property
-    def values_dtype(self) -> np.dtype:
-        """Of the values that are decoded."""
-        return np.dtype(np.int32 if self._labels else np.float32)
+    def decode(self, coords: Array, out: Array) -> None:
+        """Evaluate at points; see :class:`linumpy.sampling.field.Field`."""
+        self._decode(coords, out, None)
 
-    @property
-    def has_gradient(self) -> bool:
-        """Whether there are derivatives."""
-        return self._order > 0
+    def decode_with_gradient(self, coords: Array, out: Array, gradient: Array) -> None:
+        """Evaluate at points, with derivatives; see :class:`linumpy.sampling.field.Field`."""
+        if self._order == 0:
+            super().decode_with_gradient(coords, out, gradient)
+        self._decode(coords, out, gradient)
 
-    @property
-    def boxes(self) -> Boxes:
-        """Boxes of the volume, for samples in their order."""
-        return plan_boxes(self.dims, BOX_VOXELS)
-
-    def decode(self, coords: np.ndarray, out: np.ndarray, gradient: np.ndarray | None = None) -> None:
-        """Evaluate at points.
-
-        Parameters
-        ----------
-        coords, out
-            As of :meth:`linumpy.sampling.field.Field.decode`.
-        gradient : ndarray, optional
-            Receives the derivatives along x, y and z of the unit cube: shape (C, 3, n), float32.
-        """
+    def _decode(self, coords: Array, out: Array, gradient: Array | None) -> None:
         if self._check is not None:
             self._check()
 
@@ -193,24 +191,24 @@ class HostVolume:
     def _coefficients(self, voxels: np.ndarray) -> np.ndarray:
         from scipy import ndimage
 
-        made = np.empty(voxels.shape, np.float32)
-        for channel, out in zip(voxels, made, strict=True):
+        coefficients = np.empty(voxels.shape, np.float32)
+        for channel, out in zip(voxels, coefficients, strict=True):
             out[...] = ndimage.spline_filter(normalised(channel, self._low_high), order=3, mode="mirror")
-        return made
+        return coefficients
 
-    def _cubic(self, channel: int, positions: list[Position], slopes: bool) -> tuple[np.ndarray, list[np.ndarray]]:
+    def _cubic(self, channel: int, positions: list[Position], has_slopes: bool) -> tuple[np.ndarray, list[np.ndarray]]:
         taps = [_taps(cell, f.astype(np.float64), size) for (cell, f), size in zip(positions, self.dims, strict=True)]
-        value, made = np.zeros(len(positions[0][0])), [np.zeros(len(positions[0][0])) for _ in range(3)]
+        value, slopes = np.zeros(len(positions[0][0])), [np.zeros(len(positions[0][0])) for _ in range(3)]
         for z, wz, sz in taps[0]:
             for y, wy, sy in taps[1]:
                 for x, wx, sx in taps[2]:
                     v = self._take(channel, (z * self.dims[1] + y) * self.dims[2] + x)
                     value += wz * wy * wx * v
-                    if slopes:
-                        made[0] += sz * wy * wx * v
-                        made[1] += wz * sy * wx * v
-                        made[2] += wz * wy * sx * v
-        return value, made
+                    if has_slopes:
+                        slopes[0] += sz * wy * wx * v
+                        slopes[1] += wz * sy * wx * v
+                        slopes[2] += wz * wy * sx * v
+        return value, slopes
 
 
 def linear(
@@ -249,10 +247,10 @@ def linear(
 
 
 def _mix(a: np.ndarray, b: np.ndarray, f: np.ndarray) -> np.ndarray:
-    made = b - a
-    made *= f
-    made += a
-    return made
+    mixed = b - a
+    mixed *= f
+    mixed += a
+    return mixed
 
 
 def _taps(cell: np.ndarray, t: np.ndarray, size: int) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:

@@ -13,25 +13,26 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
+from linumpy.arrays import Array
 from linumpy.gpu.rounding import cast_elements
-from linumpy.sampling.arguments import whole
 from linumpy.sampling.host import normalised
 from linumpy.sampling.volume import KEPT
 
-#: dtypes by the names that other samplers use, besides NumPy's.
+#: Names of dtypes in other samplers, besides NumPy's.
 _NAMES = {"float": "f4", "double": "f8", "half": "f2"}
 _KINDS = ("u1", "i1", "u2", "i2", "u4", "i4", "f2", "f4", "f8")
 _LONGEST = 2**24
-#: Of a range: float32 holds such values, their difference and one over it.
+#: Largest value of a range: float32 holds it, the difference of two and its inverse.
 _LARGEST = 1e36
-#: Bytes that are converted on their way to a device at a time.
+#: Bytes that are converted and copied to a device at a time.
 _PART_NBYTES = 64 * 2**20
 
 
 @dataclass(frozen=True)
 class RawFile:
-    """Voxels in a file, without a header of their own.
+    """Voxels in a file without a header.
 
     Attributes
     ----------
@@ -79,14 +80,14 @@ class RawFile:
         return np.memmap(self.filename, self.dtype, "r", self.offset, self.shape)
 
     def check_mapped(self, voxels: np.memmap) -> None:
-        """Refuse to go on with a mapped file that was shortened: reading beyond its end would end the process."""
+        """Refuse a mapped file that was shortened: reading beyond its end would end the process."""
         size = voxels._mmap.size()  # type: ignore[attr-defined]  # of the file that is mapped, as it is now
         if size < self.offset + self.nbytes:
             problem = f"{self.offset + self.nbytes} bytes were mapped, and the file has {size} now"
             raise OSError(errno.EIO, problem, self.filename)
 
 
-def raw_dtype(dtype: Any, is_big_endian: bool = False) -> np.dtype:
+def raw_dtype(dtype: DTypeLike, is_big_endian: bool = False) -> np.dtype:
     """Take the name of a dtype, such as ``"uint16"`` or ``"float"``, and a byte order.
 
     Raises
@@ -95,44 +96,34 @@ def raw_dtype(dtype: Any, is_big_endian: bool = False) -> np.dtype:
         A dtype whose voxels are not sampled.
     """
     try:
-        made = np.dtype(_NAMES.get(dtype, dtype) if isinstance(dtype, str) else dtype)
+        checked = np.dtype(_NAMES.get(dtype, dtype) if isinstance(dtype, str) else dtype)
     except TypeError as error:
         raise ValueError(f"dtype={dtype!r} is not a dtype of NumPy") from error
-    if made.str[1:] not in _KINDS:
+    if checked.str[1:] not in _KINDS:
         raise ValueError(f"dtype={dtype!r}: voxels are integers of 8 to 32 bits or floats of 16 to 64 bits")
-    return made.newbyteorder(">") if is_big_endian else made
-
-
-def open_raw(
-    filename: str | os.PathLike[str], dims: Any, dtype: Any, n_channels: int, offset: int, is_big_endian: bool
-) -> RawFile:
-    """Describe a file; see :func:`linumpy.sampling.create_sampler` for the parameters."""
-    x, y, z = checked_dims(dims)
-    channels = whole("n_channels", n_channels, 1, 2**31, "number of volumes in the file")
-    begin = whole("offset", offset, 0, 2**62, "bytes before the first voxel")
-    return RawFile(os.fspath(filename), (channels, z, y, x), raw_dtype(dtype, is_big_endian), begin)
+    return checked.newbyteorder(">") if is_big_endian else checked
 
 
 def checked_dims(dims: Any) -> tuple[int, int, int]:
     """Take voxels along x, y and z."""
     try:
-        made = tuple(int(n) for n in dims)
-        exact = all(n == given and not isinstance(given, bool) for n, given in zip(made, dims, strict=True))
+        sizes = tuple(int(n) for n in dims)
+        exact = all(n == given and not isinstance(given, bool) for n, given in zip(sizes, dims, strict=True))
     except (TypeError, ValueError):
-        made, exact = (), False
-    if not exact or len(made) != 3 or not all(1 <= n < _LONGEST for n in made):
+        sizes, exact = (), False
+    if not exact or len(sizes) != 3 or not all(1 <= n < _LONGEST for n in sizes):
         raise ValueError(f"dims={dims!r}: give the voxels along x, y and z, each from 1 to {_LONGEST - 1}")
-    return made[0], made[1], made[2]
+    return sizes[0], sizes[1], sizes[2]
 
 
-def as_channels(array: Any) -> Any:
+def as_channels(array: Array) -> Array:
     """See an array (Z, Y, X) or (C, Z, Y, X) as one with channels; NumPy or CuPy, of a dtype that is sampled."""
     if array.ndim not in (3, 4) or 0 in array.shape or max(array.shape[-3:]) >= _LONGEST:
         raise ValueError(
             f"array has shape {array.shape}; give one of shape (Z, Y, X) or (C, Z, Y, X), without empty axes"
         )
     if array.dtype == bool:
-        array = array.view(np.uint8)
+        array = array.view(np.uint8)  # type: ignore[attr-defined]
     if array.dtype.str[1:] not in _KINDS:
         raise ValueError(
             f"array has dtype {array.dtype}; voxels are integers of 8 to 32 bits or floats of 16 to 64 bits"
@@ -168,7 +159,7 @@ def is_kept(dtype: np.dtype, low_high: tuple[float, float] | None) -> bool:
     return dtype.str[1:] in ("u1", "i1", "u2", "i2") and float(np.float32(low_high[0])) == low_high[0]
 
 
-def to_device(voxels: np.ndarray, low_high: tuple[float, float] | None, labels: bool) -> tuple[Any, bool]:
+def to_device(voxels: Array, low_high: tuple[float, float] | None, labels: bool) -> tuple[Array, bool]:
     """Bring voxels into device memory, part by part.
 
     Parameters
@@ -196,21 +187,21 @@ def to_device(voxels: np.ndarray, low_high: tuple[float, float] | None, labels: 
         return _normalised_there(voxels, low_high), low_high is not None
     native = voxels.dtype.newbyteorder("=")
     target = native if kept else np.dtype(np.int32 if labels else np.float32)
-    made = cupy.empty(voxels.shape, target)
+    target_voxels = cupy.empty(voxels.shape, target)
     planes = max(1, _PART_NBYTES // max(1, voxels[0, 0].size * 8))
-    for channel, out in zip(voxels, made, strict=True):
+    for channel, out in zip(voxels, target_voxels, strict=True):
         for z in range(0, len(channel), planes):
             part = channel[z : z + planes]
             out[z : z + planes].set(
                 np.ascontiguousarray(cast_elements(part, target) if kept or labels else normalised(part, low_high))
             )
-    return made, low_high is not None and not kept
+    return target_voxels, low_high is not None and not kept
 
 
-def _normalised_there(voxels: Any, low_high: tuple[float, float] | None) -> Any:
+def _normalised_there(voxels: Array, low_high: tuple[float, float] | None) -> Array:
     import cupy
 
-    made = cupy.empty(voxels.shape, np.float32)
-    for source, out in zip(voxels, made, strict=True):
+    result = cupy.empty(voxels.shape, np.float32)
+    for source, out in zip(voxels, result, strict=True):
         out[...] = normalised(source, low_high)
-    return made
+    return result

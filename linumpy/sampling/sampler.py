@@ -9,25 +9,24 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+from types import ModuleType
 from typing import Any, NoReturn
 
 import numpy as np
 
+from linumpy.arrays import Array
 from linumpy.errors import not_pickled
 from linumpy.gpu.kernels import Uploaded, uploaded
 from linumpy.sampling import draws, weighted
 from linumpy.sampling.arguments import checked_count, dtype_name, is_torch, stream_of, view_of, whole
-from linumpy.sampling.boxes import MOST_SAMPLES, Boxes, Window
+from linumpy.sampling.boxes import MOST_SAMPLES, Window
 from linumpy.sampling.boxes import window as count_samples
 from linumpy.sampling.draws import Draw
-from linumpy.sampling.field import Field
+from linumpy.sampling.field import ORDERS, Field
 from linumpy.sampling.generator import Use, key_of
 from linumpy.sampling.weighted import OrderedCells
 
-ORDERS = ("iid", "binned", "stratified", "sobol")
 _NARROW = ("float16", "bfloat16")
-#: Boxes of fields that are no grid: 32 along each axis.
-_ANY_BOXES = Boxes((0, 1, 2) * 5)
 
 
 class Sampler:
@@ -36,21 +35,21 @@ class Sampler:
     Parameters
     ----------
     field : Field
-        What is sampled.
+        The volume.
     device : int or None
-        Number of the device whose memory it works in; None: host memory.
+        Number of the device on which arrays lie; None: host memory.
     seed : int, optional
-        Of the stream; by default a new one.
+        Seed of the stream; by default random.
     order : {"iid", "binned", "stratified", "sobol"}
-        As of :func:`linumpy.sampling.create_sampler`.
+        See :func:`linumpy.sampling.create_sampler`.
     weights : Draw, optional
         How points are drawn by weights or inside a mask.
     strata : int
         Boxes along each axis for ``order="stratified"``.
     window : int, optional
-        Samples that are put in the order of boxes together; by default those of a call.
+        Number of samples that are sorted by box together; by default those of a call.
     spacing : tuple of float, optional
-        Of the voxels along x, y and z, as given by the caller.
+        Voxel spacing along x, y and z, as the caller gave it.
     """
 
     def __init__(
@@ -65,12 +64,14 @@ class Sampler:
         window: int | None = None,
         spacing: tuple[float, ...] | None = None,
     ) -> None:
+        if not isinstance(field, Field):
+            raise TypeError(f"field is a {type(field).__name__}; derive its class from linumpy.sampling.Field")
         self.field, self.device, self.spacing = field, device, spacing
         self._key, self._stratified, self._weights = key_of(seed), draws.stratified(strata), weights
         self.order = self._checked_order(order)
         if window is not None:
             window = whole("window", window, 1, MOST_SAMPLES, "samples that are put in order together")
-        self._window_size = window or getattr(field, "window_size", None)
+        self._window_size = window or field.window_size
         self._window: Uploaded | None = None
         self._used = 0  # samples of the window that were given out
         self._next = 0  # number of the next sample of the stream
@@ -90,7 +91,7 @@ class Sampler:
         """Return how many values there are at each point."""
         return self.field.n_channels
 
-    def sample(self, count: int, order: str | None = None) -> tuple[Any, Any]:
+    def sample(self, count: int, order: str | None = None) -> tuple[Array, Array]:
         """Draw samples into new arrays.
 
         Parameters
@@ -150,25 +151,23 @@ class Sampler:
         count = checked_count(count)
         with stream_of(self.device, coords, values):
             points = view_of(coords, "coords", (count, 3), np.float32, self.device)
-            with self._values(values, count) as made:
-                self._fill(points, made, order)
+            with self._values(values, count) as target:
+                self._fill(points, target, order)
 
     def decode_into(self, coords: Any, values: Any, count: int, gradient: Any = None) -> None:
         """Fill the caller's values; see :func:`linumpy.sampling.decode`."""
         count = checked_count(count)
         with stream_of(self.device, coords, values):
             points = view_of(coords, "coords", (count, 3), np.float32, self.device, writes=False)
-            with self._values(values, count) as made:
+            with self._values(values, count) as target:
                 if gradient is None:
-                    self.field.decode(points, made)
+                    self.field.decode(points, target)
                     return
-                if not getattr(self.field, "has_gradient", False):
-                    raise ValueError("gradient: this field has none; use a volume with spline_order=1 or 3")
                 slopes = view_of(gradient, "gradient", (self.n_channels(), 3, count), np.float32, self.device)
-                self.field.decode(points, made, slopes)  # type: ignore[call-arg]
+                self.field.decode_with_gradient(points, target, slopes)
 
     @property
-    def _xp(self) -> Any:
+    def _xp(self) -> ModuleType:
         if self.device is None:
             return np
         import cupy
@@ -178,7 +177,7 @@ class Sampler:
     @property
     def values_dtype(self) -> np.dtype:
         """Of the values: float32, or int32 for labels."""
-        return getattr(self.field, "values_dtype", np.dtype(np.float32))
+        return self.field.values_dtype
 
     def _values(self, given: Any, count: int) -> _Values:
         return _Values(given, (self.n_channels(), count), self.values_dtype, self.device, self._xp)
@@ -188,36 +187,36 @@ class Sampler:
             raise ValueError(f"order={order!r}: choose one of {', '.join(ORDERS)}")
         if self._weights is not None and order not in ("iid", "binned"):
             raise ValueError(f"order={order!r} with mask or importance: choose 'iid' or 'binned'")
-        allowed = getattr(self.field, "orders", ORDERS)
-        if order not in allowed:
-            raise ValueError(f"order={order!r}: this sampler has {', '.join(allowed)}")
+        if order not in self.field.orders:
+            raise ValueError(f"order={order!r}: this sampler has {', '.join(self.field.orders)}")
         return order
 
-    def _fill(self, coords: Any, values: Any, order: str | None) -> None:
+    def _fill(self, coords: Array, values: Array, order: str | None) -> None:
         order = self.order if order is None else self._checked_order(order)
         if not len(coords):
             return
         with self._lock:
-            if order == "binned" and (self._weights is not None or not hasattr(self.field, "sample_in_order")):
+            if order == "binned" and (self._weights is not None or not self.field.has_own_order):
                 self._fill_binned(coords, values)
                 return
             first, self._next = self._next, self._next + len(coords)
-        own = getattr(self.field, "sample_in_order" if order == "binned" else "sample", None)
-        if own is not None and order in ("iid", "binned") and self._weights is None:
-            own(self._key, first, coords, values)
-            return
-        draws.draw(self._drawn(order), self._key, first, coords)
-        self.field.decode(coords, values)
+        if order == "binned":
+            self.field.sample_in_order(self._key, first, coords, values)
+        elif order == "iid" and self._weights is None:
+            self.field.sample(self._key, first, coords, values)
+        else:
+            draws.draw(self._drawn(order), self._key, first, coords)
+            self.field.decode(coords, values)
 
     def _drawn(self, order: str) -> Draw:
         if order not in self._draws:
-            made = self._weights
-            if made is None:
-                made = {"iid": Draw(), "sobol": Draw(Use.SOBOL), "stratified": self._stratified}[order]
-            self._draws[order] = made.moved(self._xp)
+            how = self._weights
+            if how is None:
+                how = {"iid": Draw(), "sobol": Draw(Use.SOBOL), "stratified": self._stratified}[order]
+            self._draws[order] = how.moved(self._xp)
         return self._draws[order]
 
-    def _fill_binned(self, coords: Any, values: Any) -> None:
+    def _fill_binned(self, coords: Array, values: Array) -> None:
         done = 0
         while done < len(coords):
             size = self._window_size or min(len(coords) - done, MOST_SAMPLES)
@@ -229,50 +228,41 @@ class Sampler:
             if part == len(coords):
                 self._fill_part(window, points, values)
             else:
-                made = self._xp.empty((self.n_channels(), part), values.dtype)
-                self._fill_part(window, points, made)
-                values[:, done : done + part] = made
+                part_values = self._xp.empty((self.n_channels(), part), values.dtype)
+                self._fill_part(window, points, part_values)
+                values[:, done : done + part] = part_values
             done, self._used = done + part, self._used + part
 
-    def _fill_part(self, made: Window, coords: Any, values: Any) -> None:
-        field: Any = self.field
-        if self._weights is not None:
-            weighted.draw(made, self._ordered_cells(self._weights), self._used, coords)
-            field.decode(coords, values)
-            return
-        if hasattr(field, "sample_window") and field.pays_in_boxes(made.total):
-            field.sample_window(made, self._used, coords, values)
-            return
-        made.draw(self._used, coords)
-        field.decode(coords, values)
+    def _fill_part(self, window: Window, coords: Array, values: Array) -> None:
+        if self._weights is None:
+            self.field.sample_window(window, self._used, coords, values)
+        else:
+            weighted.draw(window, self._ordered_cells(self._weights), self._used, coords)
+            self.field.decode(coords, values)
 
     def _ordered_cells(self, weights: Draw) -> OrderedCells:
         if self._cells is None:
-            made = weighted.in_order(weights, self._boxes).moved(self._xp)
-            self._cells = Uploaded(made, None) if self.device is None else uploaded(made)
+            cells = weighted.in_order(weights, self.field.boxes).moved(self._xp)
+            self._cells = Uploaded(cells, None) if self.device is None else uploaded(cells)
         return self._cells.get()
-
-    @property
-    def _boxes(self) -> Boxes:
-        return getattr(self.field, "boxes", _ANY_BOXES)
 
     def _new_window(self, size: int) -> Uploaded:
         first, self._next = self._next, self._next + size
-        made = count_samples(self._boxes, self._key, first, size, self._xp)
-        return Uploaded(made, None) if self.device is None else uploaded(made)
+        window = count_samples(self.field.boxes, self._key, first, size, self._xp)
+        return Uploaded(window, None) if self.device is None else uploaded(window)
 
 
 @dataclasses.dataclass
 class _Values:
-    """The caller's values as an array of the field's dtype; those of 16 bits by way of a float32 array."""
+    """The caller's values as an array of the field's dtype; those of 16 bits are converted from a float32 array."""
 
     given: Any
     shape: tuple[int, int]
     dtype: np.dtype
     device: int | None
-    xp: Any
+    xp: ModuleType
 
-    def __enter__(self) -> Any:
+    def __enter__(self) -> Array:
         self._made = None
         if dtype_name(self.given, "float32") not in _NARROW or self.dtype != np.float32:
             return view_of(self.given, "values", self.shape, self.dtype, self.device)
@@ -286,12 +276,12 @@ class _Values:
         if is_torch(self.given):
             import torch
 
-            made = torch.from_dlpack(self._made).reshape(self.given.shape)
-            self.given.detach().copy_(made)
+            source = torch.from_dlpack(self._made).reshape(self.given.shape)
+            self.given.detach().copy_(source)
         else:
             self._target[...] = self._made
 
-    def _narrow(self) -> Any:
+    def _narrow(self) -> Array:
         if is_torch(self.given):
             # NumPy has no bfloat16, so memory and shape are checked of a view as int16.
             import torch

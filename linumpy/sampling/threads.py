@@ -42,16 +42,16 @@ def in_threads(part: Callable[[int, int], None], count: int, batch: int = BATCH)
 def run_parts(pool: ThreadPoolExecutor, part: Callable[[int, int], None], ranges: list[tuple[int, int]]) -> None:
     """Call ``part(begin, end)`` for ranges in the threads of a pool; the first exception is raised.
 
-    No call is under way any more when this ends, in whatever way: the caller may free the memory that they write to.
+    No call runs any more when this returns or raises: the caller may free the memory that they write to.
     """
-    running = [pool.submit(part, begin, end) for begin, end in ranges]
+    calls = [pool.submit(part, begin, end) for begin, end in ranges]
     try:
-        for one in running:
-            one.result()
+        for call in calls:
+            call.result()
     finally:
-        for one in running:
-            one.cancel()
-        wait(running)
+        for call in calls:
+            call.cancel()
+        wait(calls)
 
 
 def _executor() -> ThreadPoolExecutor:

@@ -1,7 +1,7 @@
-"""A volume in device memory, in the layouts of ``volume.cuh``: its values at points, and samples of it.
+"""A volume in device memory, in a layout of ``volume.cuh``: values at points, and random samples.
 
 In: voxels (C, Z, Y, X) in device memory. Out: values and derivatives at points, by a nearest, linear or cubic spline
-with float32 weights. Work is queued on CuPy's current stream. NumPy arrays go the same way in tests, by an emulator.
+with float32 weights. Work is queued on CuPy's current stream. Tests pass NumPy arrays and emulate the kernels.
 """
 
 from __future__ import annotations
@@ -13,30 +13,32 @@ from typing import Any
 
 import numpy as np
 
+from linumpy.arrays import Array
 from linumpy.device import array_module, is_device_array
 from linumpy.gpu.kernels import CUDA_TYPES, KernelSpec, Uploaded, index_type, int32, int64, load, uploaded
 from linumpy.gpu.read.request import free_memory
 from linumpy.sampling import draws
 from linumpy.sampling.boxes import BOX_VOXELS, Boxes, Window, plan_boxes
+from linumpy.sampling.field import Field
 from linumpy.sampling.host import check_order, normalisation, normalised, range_of
 
-#: By the numbers of volume.cuh; and how many times the memory of the volume each takes besides it.
+#: Layouts by their numbers in volume.cuh; and the size of each copy, in sizes of the volume.
 LAYOUTS = {"rows": 0, "bricks": 1, "quads": 2, "cells": 3}
 _FACTORS = {"rows": 0, "bricks": 1, "quads": 4, "cells": 8}
-#: dtypes that are kept as they are; others become float32.
+#: dtypes that kernels sample; voxels of others are converted to float32.
 KEPT = ("u1", "i1", "u2", "i2", "f2", "f4")
 _PACKAGE = "linumpy.sampling.cuda"
 _THREADS, _WARPS = 256, 8
 _NOTHING = np.uint64(0)
-#: Of a GPU's second cache, what copies of a small volume may take.
+#: Largest copy of a volume that stays in a GPU's second cache.
 _CACHED_NBYTES = 40 * 2**20
-#: Voxels for each sample above which a box is not worth reading into shared memory.
+#: Voxels for each sample up to which boxes are read into shared memory.
 _SPARSE = 16
-#: Voxels along an axis from which on a point's cell is not found by additions.
+#: Voxels along an axis from which on the kernel that finds cells by additions is not exact.
 _LONGEST = 2**22
-#: Samples of a box that a block makes at least, where a box has many.
+#: Smallest number of samples of a box that a block makes, if the box has as many.
 _BLOCK_SAMPLES = 16_384
-#: Samples from which on a warp makes several tiles, one after another.
+#: Number of samples from which on a warp makes several tiles in turn.
 _MANY = 2**22
 _MARCH, _MARCH_AHEAD = 4, 8
 VOLUME_RECORD = np.dtype(
@@ -51,19 +53,19 @@ assert VOLUME_RECORD.itemsize == 72
 
 @dataclass(frozen=True)
 class Shape:
-    """How the kernels are cut, as measured on an H200.
+    """Launch parameters of the kernels, as measured on an H200.
 
     Attributes
     ----------
     groups : int
-        Samples of a lane at the same time, at points anywhere.
+        Samples that a lane evaluates at the same time, at any points.
     blocks, box_blocks : int
-        Blocks of a multiprocessor at least, which bounds the registers of a thread: of points anywhere, and in boxes.
+        Smallest number of resident blocks of a multiprocessor, which limits registers: for any points, and in boxes.
     ahead : int
-        Of the coordinates of the next points: 0, they are read when they are needed; 1, before these are evaluated; 2,
-        they are brought into the second cache.
+        When the coordinates of the next points are read: 0, when they are needed; 1, before the current ones are
+        evaluated; 2, they are prefetched into the second cache.
     box_voxels : int
-        Voxels of a box in shared memory at most.
+        Largest number of voxels of a box in shared memory.
     box_threads : int
         Threads of a block that makes the samples of a box.
     box_copies : bool
@@ -79,8 +81,8 @@ class Shape:
     box_copies: bool = True
 
 
-class DeviceVolume:
-    """A volume in device memory; a :class:`~linumpy.sampling.field.Field`.
+class DeviceVolume(Field):
+    """A volume in device memory.
 
     Parameters
     ----------
@@ -105,7 +107,7 @@ class DeviceVolume:
 
     def __init__(
         self,
-        voxels: Any,
+        voxels: Array,
         *,
         spline_order: int = 1,
         layout: str | None = None,
@@ -123,41 +125,27 @@ class DeviceVolume:
         if value_range is None:
             value_range = (0.0, 1.0) if low_high else range_of(voxels)
         self.value_range = value_range
+        self.values_dtype = np.dtype(np.int32 if labels else np.float32)
+        self.boxes = plan_boxes(self.dims, shape.box_voxels)
         self._low_high = low_high
-        self._linear = voxels if spline_order < 3 else self._coefficients(voxels)
+        self._linear: Any = voxels if spline_order < 3 else self._coefficients(voxels)
         self.layout = self._chosen(layout, memory_limit)
         self._packed = self._pack() if LAYOUTS[self.layout] else None
         self._box_indices: Uploaded | None = None
 
-    @property
-    def values_dtype(self) -> np.dtype:
-        """Of the values that are decoded."""
-        return np.dtype(np.int32 if self._labels else np.float32)
+    def decode(self, coords: Array, out: Array) -> None:
+        """Evaluate at points; see :class:`linumpy.sampling.field.Field`."""
+        if len(coords):
+            self._launch(coords, out, None, draw=False)
 
-    @property
-    def has_gradient(self) -> bool:
-        """Whether there are derivatives."""
-        return self._order > 0
-
-    @property
-    def boxes(self) -> Boxes:
-        """Boxes of the volume, for samples in their order."""
-        return plan_boxes(self.dims, self._cut.box_voxels)
-
-    def decode(self, coords: Any, out: Any, gradient: Any = None) -> None:
-        """Evaluate at points.
-
-        Parameters
-        ----------
-        coords, out
-            As of :meth:`linumpy.sampling.field.Field.decode`.
-        gradient : ndarray, optional
-            Receives the derivatives along x, y and z of the unit cube: shape (C, 3, n), float32.
-        """
+    def decode_with_gradient(self, coords: Array, out: Array, gradient: Array) -> None:
+        """Evaluate at points, with derivatives; see :class:`linumpy.sampling.field.Field`."""
+        if self._order == 0:
+            super().decode_with_gradient(coords, out, gradient)
         if len(coords):
             self._launch(coords, out, gradient, draw=False)
 
-    def sample(self, key: tuple[int, int], first: int, coords: Any, out: Any) -> None:
+    def sample(self, key: tuple[int, int], first: int, coords: Array, out: Array) -> None:
         """Draw independent points and evaluate at them, in one kernel where the spline is linear; fills both arrays."""
         if self._order != 1:
             draws.launch(draws.Draw(), key, first, coords)
@@ -165,17 +153,20 @@ class DeviceVolume:
         elif len(coords):
             self._launch(coords, out, None, draw=True, key=key, first=first)
 
-    def pays_in_boxes(self, count: int) -> bool:
-        """Say whether so many samples are worth reading the whole volume."""
-        return self._order == 1 and count * _SPARSE >= math.prod(self.dims) and max(self.dims) < _LONGEST
+    def sample_window(self, window: Window, begin: int, coords: Array, out: Array) -> None:
+        """Make samples of a window box by box, where there are enough to read the whole volume for."""
+        if self._order == 1 and window.total * _SPARSE >= math.prod(self.dims) and max(self.dims) < _LONGEST:
+            self.sample_boxes(window, begin, coords, out)
+        else:
+            super().sample_window(window, begin, coords, out)
 
-    def sample_window(self, window: Window, begin: int, coords: Any, out: Any) -> None:
-        """Make the samples from `begin` on of a window in the order of its boxes, which are :attr:`boxes`."""
+    def sample_boxes(self, window: Window, begin: int, coords: Array, out: Array) -> None:
+        """Make the samples from `begin` on of a window, linear, from boxes of the volume in shared memory."""
         if not len(coords):
             return
         if self._box_indices is None:
-            made = self._xp.asarray(_box_indices(window.boxes))
-            self._box_indices = uploaded(made) if is_device_array(made) else Uploaded(made, None)
+            indices = self._xp.asarray(_box_indices(window.boxes))
+            self._box_indices = uploaded(indices) if is_device_array(indices) else Uploaded(indices, None)
         kernel, nbytes = self._in_boxes
         boxes = window.boxes.count
         parts = min(65535, max(1, window.total // (boxes * _BLOCK_SAMPLES)))
@@ -207,14 +198,14 @@ class DeviceVolume:
         kernel.max_dynamic_shared_size_bytes = max(kernel.max_dynamic_shared_size_bytes, nbytes)
         return kernel, nbytes
 
-    def _coefficients(self, voxels: Any) -> Any:
+    def _coefficients(self, voxels: Array) -> Array:
         from linumpy.gpu.interpolation import spline_filter
 
-        made = self._xp.empty(voxels.shape, np.float32)
-        for channel, out in zip(voxels, made, strict=True):
+        coefficients = self._xp.empty(voxels.shape, np.float32)
+        for channel, out in zip(voxels, coefficients, strict=True):
             voxels_in_range = normalised(channel, self._low_high)
             out[...] = spline_filter(voxels_in_range, order=3, output=np.float32, mode="mirror")
-        return made
+        return coefficients
 
     def _chosen(self, layout: str | None, limit: int | None) -> str:
         if layout is not None and layout not in LAYOUTS:
@@ -230,7 +221,7 @@ class DeviceVolume:
         cached = [name for name in most if nbytes * _FACTORS[name] <= _CACHED_NBYTES]
         return (cached or most or ["rows"])[0]
 
-    def _pack(self) -> Any:
+    def _pack(self) -> Array:
         packed = self._xp.empty((self.n_channels, self._packed_size), self._linear.dtype)
         blocks = -(-math.prod(self.dims) // _THREADS)
         kernel = load(_spec("pack", self._defines(LAYOUTS[self.layout])))
@@ -250,7 +241,7 @@ class DeviceVolume:
             return -(-z // run) * run * y * x * 4
         return z * y * x * 8 if self.layout == "cells" else 0
 
-    def _record(self, count: int, coords: Any) -> np.ndarray:
+    def _record(self, count: int, coords: Array | None) -> np.ndarray:
         record = np.zeros((), VOLUME_RECORD)
         record["count"], record["voxels"], record["packed"] = count, math.prod(self.dims), self._packed_size
         record["dims"], record["channels"], record["march"] = self.dims, self.n_channels, 1
@@ -271,7 +262,14 @@ class DeviceVolume:
         }
 
     def _launch(
-        self, coords: Any, out: Any, gradient: Any, *, draw: bool, key: tuple[int, int] = (0, 0), first: int = 0
+        self,
+        coords: Array,
+        out: Array,
+        gradient: Array | None,
+        *,
+        draw: bool,
+        key: tuple[int, int] = (0, 0),
+        first: int = 0,
     ) -> None:
         count = len(coords)
         record = self._record(count, coords)

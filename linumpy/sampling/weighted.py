@@ -12,10 +12,11 @@ line is cut into as many parts of equal length as there are boxes, so the number
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from types import ModuleType
 
 import numpy as np
 
+from linumpy.arrays import Array
 from linumpy.device import to_host
 from linumpy.gpu.kernels import KernelSpec, int64, load
 from linumpy.sampling.boxes import Boxes, Window
@@ -44,10 +45,10 @@ class OrderedCells:
     """
 
     grid: tuple[int, int, int]
-    ids: Any
-    cumulative: Any
+    ids: Array
+    cumulative: Array | None
 
-    def moved(self, xp: Any) -> OrderedCells:
+    def moved(self, xp: ModuleType) -> OrderedCells:
         """Return the same with its tables in the memory of `xp`, NumPy or CuPy."""
         return OrderedCells(
             self.grid, xp.asarray(self.ids), None if self.cumulative is None else xp.asarray(self.cumulative)
@@ -85,7 +86,7 @@ def _order(ids: np.ndarray, grid: tuple[int, int, int], boxes: Boxes) -> np.ndar
     return np.argsort(boxes.numbers(at[0], at[1], at[2]), kind="stable")
 
 
-def draw(window: Window, cells: OrderedCells, begin: int, coords: Any) -> None:
+def draw(window: Window, cells: OrderedCells, begin: int, coords: Array) -> None:
     """Write coordinates of the samples of a window from `begin` on.
 
     Parameters
@@ -109,7 +110,7 @@ def draw(window: Window, cells: OrderedCells, begin: int, coords: Any) -> None:
         launch(window, cells, begin, coords)
 
 
-def launch(window: Window, cells: OrderedCells, begin: int, coords: Any) -> None:
+def launch(window: Window, cells: OrderedCells, begin: int, coords: Array) -> None:
     """Draw on a device."""
     count = len(coords)
     if not count:
@@ -124,7 +125,7 @@ def launch(window: Window, cells: OrderedCells, begin: int, coords: Any) -> None
 
 def _on_host(window: Window, cells: OrderedCells, position: np.ndarray) -> np.ndarray:
     levels = len(window.boxes.axes)
-    part = np.searchsorted(window.starts, position, side="right") - 1
+    part = np.searchsorted(np.asarray(window.starts), position, side="right") - 1
     words = _numbers(window, Use.BINNED_CELL, position)
     # How far along the line, of 2^63: the part gives the highest bits.
     along = part.astype(np.uint64) << np.uint64(63 - levels)
@@ -132,10 +133,10 @@ def _on_host(window: Window, cells: OrderedCells, position: np.ndarray) -> np.nd
     if cells.cumulative is None:
         # along * size >> 63, whose product does not fit into 64 bits.
         size, high, low = np.uint64(cells.ids.size), along >> np.uint64(31), along << np.uint64(1) & _LOW
-        found: np.ndarray = high * size + (low * size >> _HALF) >> _HALF
+        entry: np.ndarray = high * size + (low * size >> _HALF) >> _HALF
     else:
-        found = np.searchsorted(cells.cumulative, along, side="right")
-    at = np.unravel_index(cells.ids[found], cells.grid)
+        entry = np.searchsorted(np.asarray(cells.cumulative), along, side="right")
+    at = np.unravel_index(cells.ids[entry], cells.grid)
     words = _numbers(window, Use.BINNED_POINT, position)
     coords = np.empty((position.size, 3), np.float32)
     for axis, word in enumerate(words[:3]):

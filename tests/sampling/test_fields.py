@@ -14,7 +14,7 @@ from linumpy.sampling.generator import key_of
 from linumpy.sampling.sampler import Sampler
 
 
-class Planes:
+class Planes(Field):
     """Values that are known everywhere: x + 10 y, and z."""
 
     n_channels = 2
@@ -30,9 +30,11 @@ class Planes:
         out[1] = coords[:, 2]
 
 
-def test_a_field_is_one_by_its_shape():
-    assert isinstance(Planes(), Field)
-    assert not isinstance(object(), Field)
+def test_fields_are_derived():
+    with pytest.raises(TypeError, match=r"field is a object; derive its class from linumpy\.sampling\.Field"):
+        Sampler(object())
+    with pytest.raises(TypeError, match="abstract"):
+        type("NoDecode", (Field,), {})()
 
 
 @pytest.mark.parametrize("order", ["iid", "binned", "stratified", "sobol"])

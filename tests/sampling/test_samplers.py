@@ -297,7 +297,7 @@ ARRAY = np.zeros((4, 4, 4), F4)
     [
         (("cube", "cpu"), {}, ValueError, "structuredRegular, zarr"),
         (("zarr", "out_of_core"), {}, ValueError, "cuda, cuda_out_of_core, cpu"),
-        (("structuredRegular", "cpu"), {"arrays": 1}, TypeError, "unknown argument 'arrays'.*filename, array"),
+        (("structuredRegular", "cpu"), {"arrays": 1}, TypeError, "unknown argument 'arrays'.*filename, dims.*array"),
         (("structuredRegular", "cpu"), {}, ValueError, "filename and array: give one"),
         (("structuredRegular", "cpu"), {"array": ARRAY, "dims": [4, 4, 4]}, ValueError, "describe a file"),
         (("structuredRegular", "cpu"), {"array": ARRAY[0]}, ValueError, r"shape \(4, 4\)"),

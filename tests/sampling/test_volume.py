@@ -50,7 +50,7 @@ def points(count, seed=1):
 def decoded(field, coords, gradient=False):
     out = np.full((field.n_channels, len(coords)), -99, field.values_dtype)
     slopes = np.full((field.n_channels, 3, len(coords)), np.nan, np.float32) if gradient else None
-    field.decode(coords, out, slopes) if gradient else field.decode(coords, out)
+    field.decode_with_gradient(coords, out, slopes) if gradient else field.decode(coords, out)
     return (out, slopes) if gradient else out
 
 
@@ -177,7 +177,7 @@ def test_samples_in_boxes(dtype, shape, total, begin, count, monkeypatch):
     field = DeviceVolume(voxels, shape=Shape(box_voxels=3000))
     made = window(field.boxes, KEY, 99, total)
     coords, values = np.full((count, 3), np.nan, np.float32), np.full((2, count), np.nan, np.float32)
-    field.sample_window(made, begin, coords, values)
+    field.sample_boxes(made, begin, coords, values)
     expected = np.empty((count, 3), np.float32)
     made.draw(begin, expected)
     assert np.array_equal(coords, expected)
@@ -220,14 +220,14 @@ def test_boxes_of_voxels_anywhere_in_memory(offset, copies):
     voxels[...] = random_volume((20, 24, 32))
     field = DeviceVolume(voxels, layout="rows", shape=Shape(box_voxels=900, box_copies=copies))
     coords, values = np.empty((30_000, 3), np.float32), np.empty((1, 30_000), np.float32)
-    field.sample_window(window(field.boxes, KEY, 0, 30_000), 0, coords, values)
+    field.sample_boxes(window(field.boxes, KEY, 0, 30_000), 0, coords, values)
     assert np.array_equal(values, decoded(field, coords))
 
 
 def test_samples_in_boxes_are_normalised():
     field = DeviceVolume(random_volume((20, 20, 20), "u2"), low_high=(1000, 30000))
     coords, values = np.empty((5000, 3), np.float32), np.empty((1, 5000), np.float32)
-    field.sample_window(window(field.boxes, KEY, 0, 5000), 0, coords, values)
+    field.sample_boxes(window(field.boxes, KEY, 0, 5000), 0, coords, values)
     assert np.array_equal(values, decoded(field, coords))
 
 
@@ -285,7 +285,7 @@ def test_shared_memory_is_free_of_races(seed, monkeypatch):
     coords, values = np.empty((2, 1000, 3), np.float32), np.empty((2, 2, 1000), np.float32)
     made = window(field.boxes, KEY, 0, 1000, np)
     assert np.array_equal(boxes.split(field.boxes, KEY, 0, 1000, np), made.starts)
-    field.sample_window(made, 0, coords[0], values[0])
+    field.sample_boxes(made, 0, coords[0], values[0])
     field.sample(KEY, 0, coords[1], values[1])
     for points, got in zip(coords, values, strict=True):
         assert np.abs(got - truth(voxels, points, 1)).max() < 1e-6 * spread(voxels)

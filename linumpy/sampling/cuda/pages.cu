@@ -14,10 +14,10 @@ struct Pages {
     int64 values;    // samples of a channel of `values`
     int page[3];     // voxels of a page along z, y and x
     int pages[3];    // pages of the volume
-    int begin[3];    // first voxel, and the one behind the last, whose cells are sampled now
+    int begin[3];    // first voxel and end of the cells that are sampled
     int end[3];
 };
-static_assert(sizeof(Pages) == 72, "linumpy.sampling.pages writes 72 bytes");
+static_assert(sizeof(Pages) == 72, "linumpy.sampling.paging.pages writes 72 bytes");
 
 // Marks the pages that hold the cells of points; marks: a byte for each page.
 extern "C" __global__ void __launch_bounds__(THREADS)
@@ -31,8 +31,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     marks[page] = 1;
 }
 
-// slots: of which table says for each page in which it is. Only cells from begin to end are sampled; their pages, and the
-// next ones along each axis, are in memory.
+// table: the slot of each page. Only cells from begin to end are sampled; their pages, and the next ones along each axis,
+// are in memory.
 extern "C" __global__ void __launch_bounds__(THREADS)
     sample_pages(const SOURCE *__restrict__ slots, const int *__restrict__ table, const float *__restrict__ coords,
                  float *__restrict__ values, const Volume how, const Pages pages) {
@@ -54,9 +54,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             wanted = wanted && at[a].cell >= pages.begin[a] && at[a].cell < pages.end[a];
         }
         if (!wanted) continue;
-        // The page of the voxel at and of the one beyond the point along each axis, and where in it that is.
+        // Pages of the voxels before and behind the point along each axis, and the offsets of the voxels in them.
         int page[3][2], local[3][2];
-        bool one = true;
+        bool in_one_page = true;
 #pragma unroll
         for (int a = 0; a < 3; ++a) {
             page[a][0] = at[a].cell / pages.page[a];
@@ -64,14 +64,14 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             const bool last = at[a].cell == how.dims[a] - 1, beyond = !last && local[a][0] + 1 == pages.page[a];
             page[a][1] = page[a][0] + beyond;
             local[a][1] = beyond ? 0 : local[a][0] + !last;
-            one = one && !beyond;
+            in_one_page = in_one_page && !beyond;
         }
         const SOURCE *corner[8];
         const SOURCE *base = nullptr;
 #pragma unroll
         for (int c = 0; c < 8; ++c) {
             const int z = c >> 2, y = c >> 1 & 1, x = c & 1;
-            if (c == 0 || !one)
+            if (c == 0 || !in_one_page)
                 base =
                     slots +
                     pages.slot * table[(static_cast<int64>(page[0][z]) * pages.pages[1] + page[1][y]) * pages.pages[2] +

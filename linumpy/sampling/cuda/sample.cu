@@ -2,7 +2,7 @@
 //
 // Definitions: those of volume.cuh, TARGET (float, or int for labels), ORDER (0, 1 or 3, of the spline; 3: the volume
 // holds its coefficients), DRAW (1: coordinates are drawn and written), GRADIENT (1: derivatives along x, y and z too),
-// LONG (1: an axis has 2^22 voxels or more), GROUPS (samples of a lane whose voxels are under way at the same time),
+// LONG (1: an axis has 2^22 voxels or more), GROUPS (samples of a lane whose voxels are loaded at the same time),
 // BLOCKS (of a multiprocessor, at least), AHEAD (1: coordinates of the next tile are read before this one is sampled, 2:
 // they are brought into the second cache).
 #include "number.cuh"

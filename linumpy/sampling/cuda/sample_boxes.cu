@@ -10,7 +10,7 @@
 
 // A lane makes four samples that follow each other: two calls of the generator, and stores of 16 bytes.
 constexpr int WARPS = THREADS / 32, EACH = 4, TILE = EACH * 32;
-// Vectors of four voxels that a thread has under way at the same time.
+// Vectors of four voxels that a thread loads at the same time.
 constexpr int BATCH = FOURS ? 8 : 4;
 
 // A field in the low bits of 2^23 becomes a coordinate by one multiplication and addition, without rounding.
@@ -103,7 +103,7 @@ template <bool BORDER> __device__ __forceinline__ Four four_at(const SOURCE *cha
 
 template <class T> struct IsFloat { static constexpr bool YES = false; };
 template <> struct IsFloat<float> { static constexpr bool YES = true; };
-// Voxels that need no conversion are copied without passing through registers, so that all of them are under way at once.
+// Voxels that need no conversion are copied without passing through registers, so that all of these loads run at once.
 constexpr bool COPIED = ASYNC && FOURS && !NORMALISE && IsFloat<SOURCE>::YES;
 
 __device__ __forceinline__ void copy(float4 *to, const SOURCE *from) {
@@ -191,7 +191,7 @@ __device__ __forceinline__ float value_at(const float *voxels, const float *u, c
     return trilinear(v, axes);
 }
 
-// Lanes write rows of 48 bytes by way of shared memory: their stores would fill half of each sector that they touch.
+// Lanes write rows of 48 bytes through shared memory: their stores would fill half of each sector that they touch.
 __device__ __forceinline__ void write_whole(float *coords, float4 *staged, const float (*u)[3]) {
     const int lane = threadIdx.x % 32;
     staged[3 * lane] = float4{u[0][2], u[0][1], u[0][0], u[1][2]};

@@ -188,7 +188,7 @@ __device__ __forceinline__ float trilinear(const float *v, const Axis *at) {
 }
 
 // Coordinates of EACH × 32 samples from `begin` on, of which those from `first` to `end` are there. A warp writes them
-// by way of shared memory: three floats of each would fill a third of every sector that a store touches.
+// through shared memory: three floats of each would fill a third of every sector that a store touches.
 template <int EACH>
 __device__ __forceinline__ void write_coords(float *coords, float *staged, const float (*u)[3], int64 begin,
                                              int64 first, int64 end, bool aligned) {

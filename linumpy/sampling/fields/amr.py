@@ -8,17 +8,15 @@ sum of weights, over all bricks in whose extended domain (half a cell beyond its
 from __future__ import annotations
 
 import os
-from typing import Any
 
 import numpy as np
 
-from linumpy.device import is_device_array
 from linumpy.errors import SourceError
 from linumpy.gpu.kernels import KernelSpec
 from linumpy.sampling.fields import box_lists, device_tables
 from linumpy.sampling.files.bricks import Blocks, read_bricks, read_scalars
+from linumpy.sampling.host import finite_range
 
-_SPEC = KernelSpec("amr", "amr", (), "linumpy.sampling.fields.cuda")
 #: Entries that a brick has in the lists on average: a few for the lists of cells along each of its axes.
 _PER_BRICK = 64
 #: Cells along the domain up to which float32 names each.
@@ -52,7 +50,7 @@ def open_exabrick(
         raise SourceError(f"{os.fspath(bricks)}: {error}") from error
 
 
-class BrickField:
+class BrickField(device_tables.TableField):
     """Bricks of cells of several levels as a field.
 
     Attributes
@@ -66,6 +64,7 @@ class BrickField:
     """
 
     n_channels = 1
+    _spec = KernelSpec("amr", "amr", (), "linumpy.sampling.fields.cuda")
 
     def __init__(self, blocks: Blocks, background: float = np.nan) -> None:
         width = 2.0**blocks.level
@@ -95,13 +94,6 @@ class BrickField:
             blocks.values,
         )
 
-    def decode(self, coords: Any, out: Any) -> None:
-        """Evaluate the field; see :class:`linumpy.sampling.field.Field`."""
-        if is_device_array(coords):
-            device_tables.launch(_SPEC, coords, out, self._tables)
-        else:
-            device_tables.on_host(self._decode_host, coords, out)
-
     def _decode_host(self, coords: np.ndarray, out: np.ndarray) -> None:
         points = coords * self._frame["extent"][0]
         starts, counts = self._lists.find(points)
@@ -129,9 +121,3 @@ class BrickField:
             row = (cell[there, 2] * size[there, 1] + cell[there, 1]) * size[there, 0] + cell[there, 0]
             sums[0, targets[there]] += share[there] * values[brick["offset"][there] + row]
             sums[1, targets[there]] += share[there]
-
-
-def finite_range(values: np.ndarray) -> tuple[float, float]:
-    """Smallest and largest of the finite values; (0, 0) where there is none."""
-    finite = values[np.isfinite(values)]
-    return (float(finite.min()), float(finite.max())) if finite.size else (0.0, 0.0)

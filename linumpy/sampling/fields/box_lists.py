@@ -1,8 +1,8 @@
 """Which boxes hold a point: a regular grid of cells, each with the list of the boxes that touch it.
 
-In: boxes. Out: tables that a kernel and NumPy walk alike. A cell that many small boxes touch is cut once more, so that
-lists are short where boxes are small. Boxes are enlarged
-by more than the rounding of float32, so each box that holds a point is in the list of the point's cell.
+In: boxes. Out: tables that a kernel and NumPy search in the same steps. A cell that many small boxes touch is cut once
+more, so that lists are short where boxes are small. Boxes are enlarged by more than the rounding of float32, so
+the list of a point's cell has each box that holds the point.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-#: Lists up to this long are not cut, nor are those up to twice as long as the mean.
+#: Cells are cut if their lists are longer than this, and than twice the mean.
 _SHORT = 8
-#: Cells along an axis of a cut cell, at most; and of the grid.
+#: Largest number of cells along an axis: of a cut cell, and of the grid.
 _FINEST, _MOST_CELLS = 64, 1024
 #: By how many cells boxes are enlarged: in the grid, and in a cut cell.
 _MARGIN, _FINE_MARGIN = 2.0**-9, 2.0**-5
 #: Smallest extent of a domain along an axis: a flat domain would divide by 0.
 _FLAT = 1e-30
-#: Pairs of a box and a cell that are made at once.
+#: Pairs of a box and a cell that are in memory at the same time.
 _PAIRS = 2**22
 
 
@@ -143,8 +143,8 @@ def _pairs(first: np.ndarray, last: np.ndarray) -> Iterator[tuple[np.ndarray, np
 
 def _lists(first: np.ndarray, last: np.ndarray, cells: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Where the list of each cell begins, (cells + 1,), and the lists."""
-    found = [(numbers, (at[:, 0] * cells[1] + at[:, 1]) * cells[2] + at[:, 2]) for numbers, at in _pairs(first, last)]
-    return _grouped([numbers for numbers, _ in found], [at for _, at in found], math.prod(cells.tolist()))
+    pairs = [(numbers, (at[:, 0] * cells[1] + at[:, 1]) * cells[2] + at[:, 2]) for numbers, at in _pairs(first, last)]
+    return _grouped([numbers for numbers, _ in pairs], [at for _, at in pairs], math.prod(cells.tolist()))
 
 
 def _grouped(items: list[np.ndarray], cells: list[np.ndarray], count: int) -> tuple[np.ndarray, np.ndarray]:

@@ -1,19 +1,22 @@
-"""A field's arrays on each device that evaluates it, and the launch of its kernel.
+"""Fields that NumPy and a kernel evaluate from the same tables, which lie on each device that evaluates the field.
 
-In: NumPy arrays; coordinates and the array for their values, on the host or on a device. Out: the arrays on the device
-of the coordinates, uploaded once and kept as long as the field; a kernel queued on CuPy's current stream.
+In: NumPy arrays; coordinates and the array for their values, on the host or on a device. Out: values. Tables are
+uploaded once a device and kept as long as the field; kernels are queued on CuPy's current stream.
 """
 
 from __future__ import annotations
 
+import abc
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
+from linumpy.arrays import Array
 from linumpy.device import is_device_array
 from linumpy.gpu.kernels import KernelSpec, Uploaded, int64, load, uploaded
+from linumpy.sampling.field import Field
 from linumpy.sampling.threads import in_threads
 
 _THREADS = 256
@@ -27,26 +30,44 @@ class DeviceTables:
         self._held: dict[int, Uploaded] = {}
         self._lock = threading.Lock()
 
-    def beside(self, array: Any) -> tuple[Any, ...]:
+    def beside(self, array: Array) -> tuple[Array, ...]:
         """Return the arrays where `array` lies, good for what is queued on CuPy's current stream from now on."""
         if not is_device_array(array):
             return self.host
         import cupy
 
         with self._lock:
-            device = int(array.device.id)
+            device = int(array.device.id)  # type: ignore[attr-defined]  # of CuPy's array
             if device not in self._held:
                 with cupy.cuda.Device(device):
-                    self._held[device] = uploaded(tuple(cupy.asarray(one) for one in self.host))
+                    self._held[device] = uploaded(tuple(cupy.asarray(table) for table in self.host))
             held = self._held[device]
         return held.get()
 
 
-def launch(spec: KernelSpec, coords: Any, out: Any, tables: DeviceTables, *more: Any) -> None:
+class TableField(Field):
+    """A field with tables; a class of fields names its kernel and evaluates points by NumPy."""
+
+    _spec: KernelSpec
+    _tables: DeviceTables
+
+    def decode(self, coords: Array, out: Array) -> None:
+        """Evaluate the field; see :class:`linumpy.sampling.field.Field`."""
+        if isinstance(coords, np.ndarray) and isinstance(out, np.ndarray):
+            on_host(self._decode_host, coords, out)
+        else:
+            launch(self._spec, coords, out, self._tables)
+
+    @abc.abstractmethod
+    def _decode_host(self, coords: np.ndarray, out: np.ndarray) -> None:
+        """Evaluate points of the unit cube: (n, 3) → (channels, n)."""
+
+
+def launch(spec: KernelSpec, coords: Array, out: Array, tables: DeviceTables) -> None:
     """Start a kernel with a thread for each point: its arguments are coordinates, values, their number, the tables."""
     count = len(coords)
     if count:
-        args = (coords, out, *int64(count), *tables.beside(coords), *more)
+        args = (coords, out, *int64(count), *tables.beside(coords))
         load(spec)((-(-count // _THREADS),), (_THREADS,), args)
 
 
@@ -64,12 +85,12 @@ def on_host(decode: Callable[[np.ndarray, np.ndarray], None], coords: np.ndarray
     in_threads(part, len(coords))
 
 
-def record(fields: Sequence[tuple]) -> np.ndarray:
+def record(fields: Sequence[tuple[str, str, ArrayLike]]) -> np.ndarray:
     """Make the record of a field's numbers as the kernel's structure has them: (name, dtype, value) each.
 
     Kernels take its bytes: ``record(...).view(np.uint8)``.
     """
-    made = np.zeros(1, np.dtype([(name, dtype, np.shape(value)) for name, dtype, value in fields], align=True))
+    filled = np.zeros(1, np.dtype([(name, dtype, np.shape(value)) for name, dtype, value in fields], align=True))
     for name, _, value in fields:
-        made[name] = value
-    return made
+        filled[name] = value
+    return filled

@@ -9,20 +9,17 @@ grids first, then tetrahedra, pyramids, wedges and hexahedra. Cells of grids tha
 from __future__ import annotations
 
 import os
-from typing import Any
 
 import numpy as np
 
-from linumpy.device import is_device_array
 from linumpy.errors import SourceError
 from linumpy.gpu.kernels import KernelSpec
 from linumpy.sampling.fields import box_lists, device_tables
-from linumpy.sampling.fields.amr import finite_range
 from linumpy.sampling.fields.elements import weights_of
 from linumpy.sampling.files.bricks import Blocks, read_grids, read_scalars
 from linumpy.sampling.files.umesh import Mesh, read_umesh
+from linumpy.sampling.host import finite_range
 
-_SPEC = KernelSpec("umesh", "umesh", (), "linumpy.sampling.fields.cuda")
 #: Entries that an element has in the lists on average.
 _PER_ELEMENT = 16
 #: Of the domain along an axis, so that products of float32 coordinates and cells are finite.
@@ -81,7 +78,7 @@ def _vertex_values(mesh: Mesh, scalars: np.ndarray, name: str) -> np.ndarray:
     return mesh.values
 
 
-class StitchedField:
+class StitchedField(device_tables.TableField):
     """Grids of vertices and unstructured elements as a field.
 
     Attributes
@@ -95,6 +92,7 @@ class StitchedField:
     """
 
     n_channels = 1
+    _spec = KernelSpec("umesh", "umesh", (), "linumpy.sampling.fields.cuda")
 
     def __init__(
         self, mesh: Mesh | None, values: np.ndarray, blocks: Blocks | None, background: float = np.nan
@@ -105,7 +103,7 @@ class StitchedField:
         self.domain = np.stack([low.min(0), high.max(0)])
         origin, extent = self.domain[0], self.domain[1] - self.domain[0]
         used = np.unique(self._corners[self._corners >= 0])
-        self.value_range = finite_range(np.concatenate([blocks.values, values[used]]))
+        self.value_range = finite_range(blocks.values, values[used])
         self._grids, self._values = _grid_records(blocks, origin), blocks.values
         self._vertices = np.concatenate([vertices - origin, values[:, None]], 1).astype(np.float32)
         # Rounded as vertices are, so that what touches still does.
@@ -127,13 +125,6 @@ class StitchedField:
             self._vertices,
         )
 
-    def decode(self, coords: Any, out: Any) -> None:
-        """Evaluate the field; see :class:`linumpy.sampling.field.Field`."""
-        if is_device_array(coords):
-            device_tables.launch(_SPEC, coords, out, self._tables)
-        else:
-            device_tables.on_host(self._decode_host, coords, out)
-
     def _decode_host(self, coords: np.ndarray, values: np.ndarray) -> None:
         out = values[0]
         points = coords * self._frame["extent"][0]
@@ -145,15 +136,15 @@ class StitchedField:
             numbers = self._lists.items[starts[open_] + k]
             box = self._boxes[numbers]
             near = ((points[open_] >= box[:, 0]) & (points[open_] <= box[:, 1])).all(1)
-            found = np.zeros(len(open_), bool)
-            found[near] = self._evaluate(points, open_[near], numbers[near], out)
-            open_ = open_[~found]
+            has_value = np.zeros(len(open_), bool)
+            has_value[near] = self._evaluate(points, open_[near], numbers[near], out)
+            open_ = open_[~has_value]
 
     def _evaluate(self, points: np.ndarray, at: np.ndarray, numbers: np.ndarray, out: np.ndarray) -> np.ndarray:
         """Write the values of the points that lie in these grids and elements; say which do."""
-        found = np.zeros(len(at), bool)
+        has_value = np.zeros(len(at), bool)
         in_grid = numbers < len(self._grids)
-        found[in_grid] = self._in_grids(points, at[in_grid], numbers[in_grid], out)
+        has_value[in_grid] = self._in_grids(points, at[in_grid], numbers[in_grid], out)
         elements = np.flatnonzero(~in_grid)
         corners = self._corners[numbers[elements] - len(self._grids)]
         counts = np.count_nonzero(corners >= 0, axis=1)
@@ -165,8 +156,8 @@ class StitchedField:
             weights, inside = weights_of(vertices[:, :, :3].astype(float) - points[at[some], None])
             value = (weights * vertices[:, :, 3]).sum(1)
             out[at[some[inside]]] = value[inside]
-            found[some] = inside
-        return found
+            has_value[some] = inside
+        return has_value
 
     def _in_grids(self, points: np.ndarray, at: np.ndarray, numbers: np.ndarray, out: np.ndarray) -> np.ndarray:
         grid = self._grids[numbers]
@@ -178,9 +169,9 @@ class StitchedField:
         for corner in np.ndindex(2, 2, 2):
             cell = low + corner
             row = (cell[:, 2] * size[:, 1] + cell[:, 1]) * size[:, 0] + cell[:, 0]
-            one = self._values[grid["offset"] + row]
-            value += np.where(corner, weight, 1 - weight).prod(1) * one
-            whole &= ~np.isnan(one)
+            corner_value = self._values[grid["offset"] + row]
+            value += np.where(corner, weight, 1 - weight).prod(1) * corner_value
+            whole &= ~np.isnan(corner_value)
         out[at[whole]] = value[whole]
         return whole
 
@@ -190,7 +181,7 @@ def _corners(mesh: Mesh | None) -> tuple[np.ndarray, np.ndarray]:
     if mesh is None:
         return np.zeros((0, 8), np.int32), np.zeros((0, 3))
     elements = [mesh.tets, mesh.pyramids, mesh.wedges, mesh.hexes]
-    padded = [np.pad(one, ((0, 0), (0, 8 - one.shape[1])), constant_values=-1) for one in elements]
+    padded = [np.pad(corners, ((0, 0), (0, 8 - corners.shape[1])), constant_values=-1) for corners in elements]
     return np.concatenate(padded).astype(np.int32), mesh.vertices.astype(float)
 
 
@@ -201,12 +192,12 @@ def _grid_boxes(blocks: Blocks) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _grid_records(blocks: Blocks, origin: np.ndarray) -> np.ndarray:
-    made = np.zeros(len(blocks.level), _GRID)
-    made["lower"] = _grid_boxes(blocks)[0] - origin
-    made["cells"] = 0.5**blocks.level
-    made["offset"] = blocks.offset
-    made["size"] = blocks.size
-    return made
+    records = np.zeros(len(blocks.level), _GRID)
+    records["lower"] = _grid_boxes(blocks)[0] - origin
+    records["cells"] = 0.5**blocks.level
+    records["offset"] = blocks.offset
+    records["size"] = blocks.size
+    return records
 
 
 def _boxes(corners: np.ndarray, vertices: np.ndarray, blocks: Blocks) -> tuple[np.ndarray, np.ndarray]:

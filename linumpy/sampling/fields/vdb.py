@@ -9,19 +9,17 @@ of tiles, or of the background.
 from __future__ import annotations
 
 import os
-from typing import Any
 
 import numpy as np
 
-from linumpy.device import is_device_array
 from linumpy.errors import SourceError
 from linumpy.gpu.kernels import KernelSpec
 from linumpy.sampling.fields import device_tables
 from linumpy.sampling.files.nanovdb import read_nanovdb
 from linumpy.sampling.files.openvdb import read_openvdb
 from linumpy.sampling.files.tree import LEAF, NODE, NODE_CHILDREN, VoxelTree
+from linumpy.sampling.host import finite_range
 
-_SPEC = KernelSpec("vdb", "vdb", (), "linumpy.sampling.fields.cuda")
 #: Nodes that the table of a box may have; beyond it lies a grid whose parts are far from each other.
 _MOST_NODES = 2**26
 _READERS = {".vdb": read_openvdb, ".nvdb": read_nanovdb}
@@ -54,7 +52,7 @@ def open_vdb(filename: str | os.PathLike[str], field: str | None = None) -> Spar
         raise SourceError(f"{os.fspath(filename)}: {error}") from error
 
 
-class SparseGrid:
+class SparseGrid(device_tables.TableField):
     """A tree of voxels as a field.
 
     Attributes
@@ -67,6 +65,8 @@ class SparseGrid:
         Voxels of the box along x, y, z.
     """
 
+    _spec = KernelSpec("vdb", "vdb", (), "linumpy.sampling.fields.cuda")
+
     def __init__(self, tree: VoxelTree) -> None:
         self.n_channels = len(tree.background)
         self.shape = tuple((tree.high - tree.low + 1).tolist())
@@ -74,7 +74,7 @@ class SparseGrid:
         nodes = tree.high // NODE - first + 1
         if np.prod(nodes.astype(float)) > _MOST_NODES:
             raise ValueError(f"the box of its active voxels has {self.shape} voxels, too many to be sampled as one box")
-        self.value_range = _value_range(tree)
+        self.value_range = finite_range(tree.leaves, tree.tiles)
         top = np.full(nodes, -1, np.int32)
         for origin, size, tile in zip(tree.blocks, tree.block_sizes, tree.block_tiles, strict=True):
             start = origin // NODE - first
@@ -97,13 +97,6 @@ class SparseGrid:
             self._frame.view(np.uint8), top, tree.children, tree.leaves, tree.tiles
         )
 
-    def decode(self, coords: Any, out: Any) -> None:
-        """Evaluate the field by trilinear interpolation; see :class:`linumpy.sampling.field.Field`."""
-        if is_device_array(coords):
-            device_tables.launch(_SPEC, coords, out, self._tables)
-        else:
-            device_tables.on_host(self._decode_host, coords, out)
-
     def _decode_host(self, coords: np.ndarray, out: np.ndarray) -> None:
         _, _, children, leaves, tiles = self._tables.host
         size, shift = self._frame["size"][0], self._frame["shift"][0]
@@ -115,11 +108,11 @@ class SparseGrid:
         for corner in np.ndindex(2, 2, 2):
             voxel = np.stack([ends[side, :, axis] for axis, side in enumerate(corner)], -1)
             share = np.prod([weight[:, a] if side else 1 - weight[:, a] for a, side in enumerate(corner)], 0)
-            found = self._find(voxel, children)
+            leaf = self._find(voxel, children)
             inside = voxel % LEAF @ np.array([LEAF**2, LEAF, 1])
-            values = tiles[np.where(found < 0, -1 - found, 0)].T
-            of_leaf = found >= 0
-            values[:, of_leaf] = leaves[:, found[of_leaf], inside[of_leaf]]
+            values = tiles[np.where(leaf < 0, -1 - leaf, 0)].T
+            of_leaf = leaf >= 0
+            values[:, of_leaf] = leaves[:, leaf[of_leaf], inside[of_leaf]]
             out += np.where(share == 0, np.float32(0), share * values)
 
     def _find(self, voxel: np.ndarray, children: np.ndarray) -> np.ndarray:
@@ -127,9 +120,3 @@ class SparseGrid:
         node = self._tables.host[1][tuple((voxel // NODE).T)]
         child = voxel // LEAF % NODE_CHILDREN @ np.array([NODE_CHILDREN**2, NODE_CHILDREN, 1])
         return np.where(node < 0, node, children[np.maximum(node, 0), child] if len(children) else node)
-
-
-def _value_range(tree: VoxelTree) -> tuple[float, float]:
-    parts = [part[np.isfinite(part)] for part in (tree.leaves, tree.tiles)]
-    some = [part for part in parts if part.size]
-    return (float(min(part.min() for part in some)), float(max(part.max() for part in some))) if some else (0.0, 0.0)

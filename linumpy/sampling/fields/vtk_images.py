@@ -10,15 +10,15 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
+from linumpy.arrays import Array
 from linumpy.device import is_device_array
 from linumpy.errors import SourceError
-from linumpy.sampling.fields.amr import finite_range
+from linumpy.sampling.field import Field
 from linumpy.sampling.files.vtk import read_vtk
-from linumpy.sampling.host import HostVolume
+from linumpy.sampling.host import HostVolume, finite_range
 from linumpy.sampling.volume import KEPT, DeviceVolume
 
 Path = str | os.PathLike[str]
@@ -30,16 +30,18 @@ def open_vtk(files: Path | Sequence[Path], field: str | None = None) -> ImageFie
     Parameters
     ----------
     files : path or sequence of paths
-        ``.vti``, ``.pvti`` or legacy ``.vtk`` files of structured points, in the order of time; all of the same size.
+        ``.vti``, ``.vtr``, ``.vts``, their parallel kinds or legacy ``.vtk`` files, in the order of time; all of the
+        same size.
     field : str, optional
         Name of the array; default are the active scalars, or the first array.
 
     Raises
     ------
     SourceError
-        A file is truncated or damaged, has no such array, or is of another size than the first.
+        A file is truncated or damaged, has no such array, or is of another size than the first; the vtk package is not
+        installed.
     UnsupportedLayoutError
-        A kind of file that is not read.
+        A kind of data set that is not read, or points that are not evenly spaced.
     """
     paths = [files] if isinstance(files, (str, os.PathLike)) else list(files)
     if not paths:
@@ -53,7 +55,7 @@ def open_vtk(files: Path | Sequence[Path], field: str | None = None) -> ImageFie
     return ImageField(np.concatenate(steps))
 
 
-class ImageField:
+class ImageField(Field):
     """Voxels of an image as a field.
 
     Attributes
@@ -74,10 +76,10 @@ class ImageField:
         self._devices: dict[int, DeviceVolume] = {}
         self._lock = threading.Lock()
 
-    def decode(self, coords: Any, out: Any) -> None:
+    def decode(self, coords: Array, out: Array) -> None:
         """Evaluate the field by trilinear interpolation; see :class:`linumpy.sampling.field.Field`."""
         if is_device_array(coords):
-            self._on(int(coords.device.id)).decode(coords, out)
+            self._on(int(coords.device.id)).decode(coords, out)  # type: ignore[attr-defined]  # of CuPy's array
         else:
             self._host.decode(coords, out)
 

@@ -1,4 +1,4 @@
-"""Read binary files whose counts may be wrong: nothing is allocated before the file is known to hold it.
+"""Read binary files whose counts may be wrong: they are checked against the file size before memory is allocated.
 
 In: a path, or bytes already in memory. Out: little-endian numbers and arrays. Errors: :class:`SourceError`, which names
 the file, the field and the byte where it begins.
@@ -7,13 +7,19 @@ the file, the field and the byte where it begins.
 from __future__ import annotations
 
 import os
+import sys
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import IO, Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from linumpy.errors import SourceError
+
+#: Blosc allocates what its header says; no codec of it makes more of a byte than this.
+_MOST_RATIO = 2**16
 
 
 class Cursor:
@@ -40,7 +46,7 @@ class Cursor:
         return self.size - self.position
 
     def fail(self, problem: str) -> SourceError:
-        """Make the error that tells of a problem of this file; the caller raises it."""
+        """Make an error that names this file; the caller raises it."""
         return SourceError(f"{self.name}: {problem}")
 
     def seek(self, position: int, what: str) -> None:
@@ -59,7 +65,7 @@ class Cursor:
         self.position += nbytes
         return taken
 
-    def array(self, dtype: Any, count: int, what: str) -> np.ndarray:
+    def array(self, dtype: DTypeLike, count: int, what: str) -> np.ndarray:
         """Read `count` records; a copy in memory that may be written to."""
         dtype = np.dtype(dtype)
         self._check(count * dtype.itemsize, what, f"{count} records of {dtype.itemsize} bytes")
@@ -70,18 +76,18 @@ class Cursor:
         self.position += values.nbytes
         return values
 
-    def number(self, dtype: Any, what: str) -> Any:
+    def number(self, dtype: DTypeLike, what: str) -> Any:
         """Read one number, as Python's."""
         dtype = np.dtype(dtype)
         return np.frombuffer(self.take(dtype.itemsize, what), dtype)[0].item()
 
-    def count(self, dtype: Any, itemsize: int, what: str) -> int:
+    def count(self, dtype: DTypeLike, itemsize: int, what: str) -> int:
         """Read how many records of `itemsize` bytes or more follow: not negative, and no more than the file holds."""
         count = self.number(dtype, f"the number of {what}")
         self._check(count * itemsize, what, f"{count} records of {itemsize} bytes")
         return count
 
-    def text(self, what: str, width: Any = "<u4") -> str:
+    def text(self, what: str, width: DTypeLike = "<u4") -> str:
         """Read a string behind its length."""
         return self.take(self.count(width, 1, what), what).decode("utf-8", "replace")
 
@@ -98,3 +104,27 @@ def opened(path: str | os.PathLike[str]) -> Iterator[Cursor]:
     """Open a file for reading."""
     with open(path, "rb") as file:
         yield Cursor(file, os.fspath(path))
+
+
+def unzip(content: bytes, nbytes: int) -> bytes:
+    """Decode a zlib stream of a known size; ValueError where it has another."""
+    try:
+        decoded = zlib.decompressobj().decompress(content, min(nbytes, sys.maxsize - 1) + 1)
+    except zlib.error as error:
+        raise ValueError(str(error)) from error
+    if len(decoded) != nbytes:
+        raise ValueError(f"they are not {nbytes} bytes once unzipped")
+    return decoded
+
+
+def unpack_blosc(content: bytes, nbytes: int) -> bytes:
+    """Decode a Blosc buffer of a known size; ValueError where it has another."""
+    from numcodecs import Blosc
+
+    sizes = np.frombuffer(content[4:16].ljust(12, b"\0"), "<u4")
+    if sizes[0] != nbytes or sizes[2] != len(content) or nbytes > _MOST_RATIO * len(content):
+        raise ValueError(f"Blosc says {sizes[0]} bytes in {sizes[2]}, where {nbytes} in {len(content)} are expected")
+    try:
+        return bytes(Blosc().decode(content))
+    except RuntimeError as error:
+        raise ValueError(str(error)) from error

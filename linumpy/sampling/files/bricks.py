@@ -94,7 +94,7 @@ def _records(
         head = content[start : start + _HEAD].tolist()
         if len(head) < _HEAD:
             raise cursor.fail(f"ends inside the header of record {number}; it is truncated")
-        shape = [one + extra for one in head[size]]
+        shape = [n + extra for n in head[size]]
         if min(head[size]) < 1 or not 0 <= head[level] <= _COARSEST:
             raise cursor.fail(
                 f"record {number} has size {head[size]} and level {head[level]}; sizes are 1 or more and levels 0 to "

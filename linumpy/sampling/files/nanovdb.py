@@ -14,8 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from linumpy.errors import UnsupportedLayoutError
-from linumpy.sampling.files.binary import Cursor, opened
-from linumpy.sampling.files.openvdb import unpack_blosc, unzip
+from linumpy.sampling.files.binary import Cursor, opened, unpack_blosc, unzip
 from linumpy.sampling.files.tree import UPPER, Levels, VoxelTree, flatten, mask_of, offsets_of
 
 _MAGIC_FILES = (0x304244566F6E614E, 0x324244566F6E614E)  # NanoVDB0 and NanoVDB2
@@ -51,7 +50,7 @@ _META = np.dtype(
 
 
 @dataclass(frozen=True)
-class _Form:
+class _NodeLayout:
     """Where things lie in the nodes of a grid, in bytes from their beginnings."""
 
     dtype: np.dtype
@@ -112,7 +111,7 @@ def read_nanovdb(path: str | os.PathLike[str], name: str | None = None) -> Voxel
     if len(content) < _GRID_NBYTES + _TREE_NBYTES:
         raise cursor.fail(f"holds a grid of {len(content)} bytes, fewer than the {_GRID_NBYTES} of its header")
     try:
-        return _Grid(content).tree()
+        return _GridMemory(content).tree()
     except UnsupportedLayoutError as error:
         raise UnsupportedLayoutError(f"{name}: {error}") from None
     except (ValueError, IndexError) as error:
@@ -129,12 +128,12 @@ def _is_raw(cursor: Cursor) -> bool:
     return magic == _MAGIC_GRIDS[1] or (magic == _MAGIC_GRIDS[0] and version >> 21 != _MAJOR)
 
 
-def _names(found: list[str]) -> str:
-    return f"its grids are {found}. Give one of them as field=."
+def _names(names: list[str]) -> str:
+    return f"its grids are {names}. Give one of them as field=."
 
 
 def _find_raw(cursor: Cursor, name: str | None) -> bytes:
-    found = []
+    names = []
     while cursor.left:
         start = cursor.position
         head = cursor.take(_GRID_NBYTES, "the header of a grid")
@@ -142,15 +141,15 @@ def _find_raw(cursor: Cursor, name: str | None) -> bytes:
         size = int.from_bytes(head[32:40], "little")
         if magic not in _MAGIC_GRIDS or size < _GRID_NBYTES:
             raise cursor.fail(f"no grid begins at byte {start}, though one should")
-        found.append(head[40:296].split(b"\0")[0].decode("utf-8", "replace"))
-        content = head + cursor.take(size - _GRID_NBYTES, f"the grid {found[-1]!r}")
-        if name is None or name == found[-1]:
+        names.append(head[40:296].split(b"\0")[0].decode("utf-8", "replace"))
+        content = head + cursor.take(size - _GRID_NBYTES, f"the grid {names[-1]!r}")
+        if name is None or name == names[-1]:
             return content
-    raise cursor.fail(f"has no grid {name!r}; {_names(found)}")
+    raise cursor.fail(f"has no grid {name!r}; {_names(names)}")
 
 
 def _find_in_segments(cursor: Cursor, name: str | None) -> bytes:
-    found: list[str] = []
+    names: list[str] = []
     while cursor.left:
         magic, version = cursor.number("<u8", "a magic number"), cursor.number("<u4", "the version of a segment")
         grids, codec = cursor.array("<u2", 2, "the header of a segment").tolist()
@@ -164,12 +163,12 @@ def _find_in_segments(cursor: Cursor, name: str | None) -> bytes:
         for _ in range(grids):
             metas.append(cursor.array(_META, 1, "the description of a grid")[0])
             text = cursor.take(int(metas[-1]["name_size"]), "the name of a grid")
-            found.append(text.split(b"\0")[0].decode("utf-8", "replace"))
-        for meta, its_name in zip(metas, found[len(found) - grids :], strict=True):
+            names.append(text.split(b"\0")[0].decode("utf-8", "replace"))
+        for meta, its_name in zip(metas, names[len(names) - grids :], strict=True):
             if name is None or name == its_name:
                 return _read_content(cursor, int(meta["grid_size"]), codec)
             cursor.take(int(meta["file_size"]), f"the grid {its_name!r}")
-    raise cursor.fail(f"has no grid {name!r}; {_names(found)}")
+    raise cursor.fail(f"has no grid {name!r}; {_names(names)}")
 
 
 def _read_content(cursor: Cursor, size: int, codec: int) -> bytes:
@@ -186,7 +185,7 @@ def _read_content(cursor: Cursor, size: int, codec: int) -> bytes:
     return b"".join(parts)
 
 
-class _Grid:
+class _GridMemory:
     """The memory of a grid."""
 
     def __init__(self, content: bytes) -> None:
@@ -206,10 +205,10 @@ class _Grid:
             raise ValueError("a node lies outside of the grid; the file is truncated or damaged")
         if len(offsets) * nbytes > 2 * len(self.content) + 2**20:
             raise ValueError("its nodes are more than the grid has bytes; the file is damaged")
-        found = np.empty((len(offsets), nbytes), np.uint8)
-        for row, offset in zip(found, offsets.tolist(), strict=True):
+        rows = np.empty((len(offsets), nbytes), np.uint8)
+        for row, offset in zip(rows, offsets.tolist(), strict=True):
             row[:] = self.content[offset : offset + nbytes]
-        return found
+        return rows
 
     def tree(self) -> VoxelTree:
         """Walk from the root to the leaves."""
@@ -309,10 +308,10 @@ def _origins(keys: np.ndarray) -> np.ndarray:
     return ((parts & (2 * top - 1)) ^ top) * UPPER - top * UPPER
 
 
-def _form_of(kind: int) -> _Form:
+def _form_of(kind: int) -> _NodeLayout:
     if kind in _QUANTISED:
-        return _Form(np.dtype("<f4"), 1, _QUANTISED[kind], 4, 4)
+        return _NodeLayout(np.dtype("<f4"), 1, _QUANTISED[kind], 4, 4)
     if kind not in _TYPES:
         raise UnsupportedLayoutError(f"a grid of type {kind} is not read, only {sorted([*_TYPES, *_QUANTISED])}")
     dtype, channels = np.dtype(_TYPES[kind][0]), _TYPES[kind][1]
-    return _Form(dtype, channels, None, dtype.itemsize, 8 if dtype.itemsize == 8 else 4)
+    return _NodeLayout(dtype, channels, None, dtype.itemsize, 8 if dtype.itemsize == 8 else 4)

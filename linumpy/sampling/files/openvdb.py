@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import os
 import re
-import sys
-import zlib
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from linumpy.errors import UnsupportedLayoutError
-from linumpy.sampling.files.binary import Cursor, opened
+from linumpy.sampling.files.binary import Cursor, opened, unpack_blosc, unzip
 from linumpy.sampling.files.tree import (
     NODE,
     NODE_CHILDREN,
@@ -40,13 +38,11 @@ _MAPS = {
     **dict.fromkeys(["AffineMap", "UnitaryMap"], 128),
     "TranslationMap": 24,
 }
-#: Blosc allocates what its header says; no codec of it makes more of a byte than this.
-_MOST_RATIO = 2**16
 _SEPARATOR = "\x1e"  # of a name and the number that makes it unique
 
 
 @dataclass(frozen=True)
-class _Form:
+class _Stored:
     """How values of a grid are stored."""
 
     dtype: np.dtype
@@ -61,7 +57,7 @@ class _Form:
 
 
 @dataclass
-class _Found:
+class _Topology:
     """What a pass over the topology collects."""
 
     upper_origins: list[np.ndarray] = field(default_factory=list)
@@ -132,8 +128,8 @@ def _skip_metadata(cursor: Cursor) -> None:
 
 
 def _read_grid(cursor: Cursor, kind: str, version: int) -> VoxelTree:
-    found = re.fullmatch(r"Tree_(\w+?)_5_4_3(_HalfFloat)?", kind)
-    if not found or found[1] not in _TYPES:
+    match = re.fullmatch(r"Tree_(\w+?)_5_4_3(_HalfFloat)?", kind)
+    if not match or match[1] not in _TYPES:
         raise UnsupportedLayoutError(
             f"{cursor.name}: a grid of type {kind} is not read, only Tree_TYPE_5_4_3 with TYPE one of {list(_TYPES)}"
         )
@@ -147,42 +143,42 @@ def _read_grid(cursor: Cursor, kind: str, version: int) -> VoxelTree:
     cursor.take(_MAPS[transform], "the transform")
     if (buffers := cursor.number("<i4", "the number of buffers of the tree")) != 1:
         raise UnsupportedLayoutError(f"{cursor.name}: a tree of {buffers} buffers is not read, only of one")
-    dtype, channels = np.dtype(_TYPES[found[1]][0]), _TYPES[found[1]][1]
+    dtype, channels = np.dtype(_TYPES[match[1]][0]), _TYPES[match[1]][1]
     background = cursor.array(dtype, channels, "the background")
-    return _read_tree(cursor, _Form(dtype, channels, bool(found[2]) and dtype.kind == "f", compression, background))
+    return _read_tree(cursor, _Stored(dtype, channels, bool(match[2]) and dtype.kind == "f", compression, background))
 
 
-def _read_tree(cursor: Cursor, form: _Form) -> VoxelTree:
+def _read_tree(cursor: Cursor, form: _Stored) -> VoxelTree:
     entry = 12 + form.background.nbytes
     tiles = cursor.count("<u4", entry + 1, "tiles of the root")
     children = cursor.count("<u4", 12, "children of the root")
     record = np.dtype([("origin", "<i4", 3), ("value", form.dtype, form.channels), ("active", "u1")])
     root = cursor.array(record, tiles, "tiles of the root")
-    found = _Found()
+    topology = _Topology()
     for _ in range(children):
-        _read_upper(cursor, form, found)
-    masks = [np.empty((0, 64), np.uint8), *found.leaf_masks]
+        _read_upper(cursor, form, topology)
+    masks = [np.empty((0, 64), np.uint8), *topology.leaf_masks]
     leaf_active = mask_of(np.concatenate(masks))
     leaf_values = np.empty((len(leaf_active), 512, form.channels), np.float32)
     for values, active in zip(leaf_values, leaf_active, strict=True):
         cursor.take(64, "the mask of a leaf")
         values[:] = _read_values(cursor, active, form)
     try:
-        return flatten(_levels(root, found, form, leaf_values, leaf_active), form.background)
+        return flatten(_levels(root, topology, form, leaf_values, leaf_active), form.background)
     except ValueError as error:
         raise cursor.fail(str(error)) from error
 
 
-def _levels(root: np.ndarray, found: _Found, form: _Form, values: np.ndarray, active: np.ndarray) -> Levels:
-    uppers, nodes = _stack(found.uppers, 8 * UPPER, form), _stack(found.nodes, NODE_CHILDREN**3, form)
+def _levels(root: np.ndarray, topology: _Topology, form: _Stored, values: np.ndarray, active: np.ndarray) -> Levels:
+    uppers, nodes = _stack(topology.uppers, 8 * UPPER, form), _stack(topology.nodes, NODE_CHILDREN**3, form)
     leaves = nodes[2].cumsum(dtype=np.int32).reshape(nodes[2].shape) - 1
     return Levels(
         root["origin"].astype(np.int64),
         root["value"].reshape(-1, form.channels).astype(np.float32),
         root["active"] != 0,
-        np.array(found.upper_origins, np.int64).reshape(-1, 3),
+        np.array(topology.upper_origins, np.int64).reshape(-1, 3),
         *uppers,
-        np.array(found.node_origins, np.int64).reshape(-1, 3),
+        np.array(topology.node_origins, np.int64).reshape(-1, 3),
         *nodes[:2],
         np.where(nodes[2], leaves, np.int32(-1)),
         values,
@@ -190,7 +186,7 @@ def _levels(root: np.ndarray, found: _Found, form: _Form, values: np.ndarray, ac
     )
 
 
-def _stack(parts: list, size: int, form: _Form) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _stack(parts: list, size: int, form: _Stored) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     if not parts:
         nothing = np.zeros((0, size), bool)
         return np.zeros((0, size, form.channels), np.float32), nothing, nothing
@@ -198,28 +194,28 @@ def _stack(parts: list, size: int, form: _Form) -> tuple[np.ndarray, np.ndarray,
     return np.stack(values), np.stack(active), np.stack(child)
 
 
-def _read_upper(cursor: Cursor, form: _Form, found: _Found) -> None:
+def _read_upper(cursor: Cursor, form: _Stored, topology: _Topology) -> None:
     origin = cursor.array("<i4", 3, "the origin of an upper node").astype(np.int64)
     if (origin % UPPER).any():
         raise cursor.fail(f"an upper node begins at voxel {origin.tolist()}, which is no multiple of {UPPER}")
     values, active, child = _read_internal(cursor, form, UPPER_CHILDREN**3)
-    found.upper_origins.append(origin)
-    found.uppers.append((values, active, child))
+    topology.upper_origins.append(origin)
+    topology.uppers.append((values, active, child))
     for node in origin + offsets_of(np.flatnonzero(child), UPPER_CHILDREN, NODE):
         inside = _read_internal(cursor, form, NODE_CHILDREN**3)
-        found.node_origins.append(node)
-        found.nodes.append(inside)
+        topology.node_origins.append(node)
+        topology.nodes.append(inside)
         leaves = int(np.count_nonzero(inside[2]))
-        found.leaf_masks.append(cursor.array("u1", 64 * leaves, "masks of leaves").reshape(leaves, 64))
+        topology.leaf_masks.append(cursor.array("u1", 64 * leaves, "masks of leaves").reshape(leaves, 64))
 
 
-def _read_internal(cursor: Cursor, form: _Form, size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _read_internal(cursor: Cursor, form: _Stored, size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     child = mask_of(cursor.array("u1", size // 8, "the mask of children"))
     active = mask_of(cursor.array("u1", size // 8, "the mask of values"))
     return _read_values(cursor, active, form).astype(np.float32), active, child
 
 
-def _read_values(cursor: Cursor, active: np.ndarray, form: _Form) -> np.ndarray:
+def _read_values(cursor: Cursor, active: np.ndarray, form: _Stored) -> np.ndarray:
     """Read the values of a node, of which some may be left out: (n, channels)."""
     code = cursor.number("u1", "the code of inactive values")
     if code > 6:
@@ -241,7 +237,7 @@ def _read_values(cursor: Cursor, active: np.ndarray, form: _Form) -> np.ndarray:
     return values
 
 
-def _read_buffer(cursor: Cursor, count: int, form: _Form) -> np.ndarray:
+def _read_buffer(cursor: Cursor, count: int, form: _Stored) -> np.ndarray:
     dtype = np.dtype("<f2") if form.half else form.dtype
     nbytes = count * form.channels * dtype.itemsize
     if form.half and not count:
@@ -258,7 +254,7 @@ def _read_buffer(cursor: Cursor, count: int, form: _Form) -> np.ndarray:
     return np.frombuffer(content, dtype).reshape(count, form.channels).astype(form.dtype)
 
 
-def _decompress(cursor: Cursor, content: bytes, nbytes: int, form: _Form) -> bytes:
+def _decompress(cursor: Cursor, content: bytes, nbytes: int, form: _Stored) -> bytes:
     if not nbytes:
         return b""
     try:
@@ -266,27 +262,3 @@ def _decompress(cursor: Cursor, content: bytes, nbytes: int, form: _Form) -> byt
     except ValueError as error:
         raise cursor.fail(f"compressed values in front of byte {cursor.position}: {error}") from error
     return decoded
-
-
-def unzip(content: bytes, nbytes: int) -> bytes:
-    """Decode a zlib stream of a known size; ValueError where it has another."""
-    try:
-        decoded = zlib.decompressobj().decompress(content, min(nbytes, sys.maxsize - 1) + 1)
-    except zlib.error as error:
-        raise ValueError(str(error)) from error
-    if len(decoded) != nbytes:
-        raise ValueError(f"they are not {nbytes} bytes once unzipped")
-    return decoded
-
-
-def unpack_blosc(content: bytes, nbytes: int) -> bytes:
-    """Decode a Blosc buffer of a known size; ValueError where it has another."""
-    from numcodecs import Blosc
-
-    sizes = np.frombuffer(content[4:16].ljust(12, b"\0"), "<u4")
-    if sizes[0] != nbytes or sizes[2] != len(content) or nbytes > _MOST_RATIO * len(content):
-        raise ValueError(f"Blosc says {sizes[0]} bytes in {sizes[2]}, where {nbytes} in {len(content)} are expected")
-    try:
-        return bytes(Blosc().decode(content))
-    except RuntimeError as error:
-        raise ValueError(str(error)) from error

@@ -63,20 +63,20 @@ def mask_of(words: np.ndarray) -> np.ndarray:
 
 
 class ActiveBox:
-    """The box of what is active, as it grows."""
+    """Bounding box of active voxels and tiles."""
 
     def __init__(self) -> None:
         self.low = np.full(3, np.iinfo(np.int64).max)
         self.high = np.full(3, np.iinfo(np.int64).min)
 
     def add(self, origins: np.ndarray, size: int) -> None:
-        """Take in blocks of `size` voxels along an axis."""
+        """Extend the box by blocks of `size` voxels along each axis."""
         if len(origins):
             self.low = np.minimum(self.low, origins.min(0))
             self.high = np.maximum(self.high, origins.max(0) + size - 1)
 
     def add_leaves(self, origins: np.ndarray, active: np.ndarray) -> None:
-        """Take in active voxels of leaves: (n, 3), and (n, 512) bool."""
+        """Extend the box by active voxels of leaves: (n, 3), and (n, 512) bool."""
         cube = active.reshape(-1, LEAF, LEAF, LEAF)
         for axis in range(3):
             others = tuple(other + 1 for other in range(3) if other != axis)

@@ -72,18 +72,18 @@ def _one_value(cursor: Cursor) -> dict[str, tuple[int, int]]:
 
 def _named_values(cursor: Cursor) -> dict[str, tuple[int, int]]:
     """Find the sections of a file, by the width of lengths of names with which all of it adds up."""
-    begin, found, problems = cursor.position, [], []
+    begin, readings, problems = cursor.position, [], []
     for width in _WIDTHS:
         cursor.seek(begin, "the mesh")
         try:
-            found.append(_with_names(cursor, width))
+            readings.append(_with_names(cursor, width))
         except SourceError as error:
             problems.append(error)
-    if not found:
+    if not readings:
         raise problems[0]
-    if len(found) == 2 and found[0] != found[1]:
+    if len(readings) == 2 and readings[0] != readings[1]:
         raise cursor.fail("names of values may have lengths of 4 or of 8 bytes: the file can be read in both ways")
-    return found[0]
+    return readings[0]
 
 
 def _with_names(cursor: Cursor, width: str) -> dict[str, tuple[int, int]]:

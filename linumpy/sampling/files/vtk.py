@@ -1,29 +1,34 @@
-"""Read images of VTK: ``.vti``, ``.pvti`` and legacy ``.vtk`` files of structured points.
+"""Read images of VTK by the ``vtk`` package: ``.vti``, ``.vtr``, ``.vts``, their parallel kinds, and legacy ``.vtk``.
 
-In: a path and the name of an array. Out: its values, (components, Z, Y, X). Images of several pieces are put together
-one piece after another, after their extents were checked. An array of points has a value for each point, one of cells
-for each cell; both are the voxels of the image.
+In: a path and the name of an array. Out: its values, (components, Z, Y, X). An array of points has a value for each
+point, an array of cells one for each cell; both are the voxels of the image. Rectilinear and structured grids are read
+where their points are evenly spaced along each axis.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 import os
-import stat
-import xml.etree.ElementTree as ElementTree
-from collections.abc import Iterator
-from dataclasses import dataclass
+import re
+import threading
+from typing import Any
+from urllib.parse import unquote
 
 import numpy as np
 
+from linumpy.device import install_line
 from linumpy.errors import SourceError, UnsupportedLayoutError
-from linumpy.sampling.files.legacy_vtk import read_legacy
-from linumpy.sampling.files.vtk_values import XmlFile, read_values
+from linumpy.sampling.files.vtk_header import Header, read_header, shape_of
 
-_ORDERS = {"LittleEndian": "<", "BigEndian": ">"}
-_HEADERS = {"UInt32": "u4", "UInt64": "u8"}
-_MOST_PIECES = 2**16
+#: What VTK reports of legacy files whose values are complete.
+_HARMLESS = ("No spacing read", "No origin read", "Not all meta data was read")
+#: Distance of a point from its position on an even grid up to which the grid counts as even, in steps of the grid.
+#: Larger, up to a quarter of a step, where float32 rounds the coordinates by more.
+_UNEVEN = 1e-3
+_KINDS = ("vtkImageData", "vtkRectilinearGrid", "vtkStructuredGrid")
+_RESAMPLE = "resample it in VTK, such as by vtkResampleToImage"
+#: VTK's messages of all threads go to one window, which is exchanged while a file is read.
+_messages_lock = threading.Lock()
 
 
 def read_vtk(path: str | os.PathLike[str], field: str | None = None) -> np.ndarray:
@@ -37,196 +42,152 @@ def read_vtk(path: str | os.PathLike[str], field: str | None = None) -> np.ndarr
     Raises
     ------
     SourceError
-        The file is truncated or damaged, or has no such array; its pieces leave a part of the image empty, or hold one
-        twice; a piece of a ``.pvti`` file is no regular file below the folder of that.
+        The file is truncated or damaged, or has no such array; its pieces leave a part of the image empty; a piece is
+        no regular file below the folder of the file that names it; the vtk package is not installed.
     UnsupportedLayoutError
-        Another kind of data set, compression or type.
+        Another kind of data set, points that are not evenly spaced, or an array that holds no numbers.
     """
     name = os.fspath(path)
-    with open(path, "rb") as file:
-        content = file.read()
-    if content[:20].lower().startswith(b"# vtk datafile"):
-        return read_legacy(content, name, field)
-    parsed = _parse(content, name)
-    extents = _piece_extents(parsed, _extent(parsed, parsed.image, "WholeExtent"))
-    if parsed.image.tag == "PImageData":
-        return _assembled(parsed, len(extents), _parallel_pieces(parsed, extents, field))
-    return _assembled(parsed, len(extents), _pieces(parsed, extents, field))
-
-
-def _parse(content: bytes, name: str) -> XmlFile:
-    """Split off appended data, which need not be XML, and read the rest."""
-    begin = content.find(b"<AppendedData")
-    appended, raw = b"", False
-    if begin >= 0:
-        close = content.find(b">", begin)
-        mark = content.find(b"_", close)
-        if close < 0 or mark < 0:
-            raise SourceError(f"{name}: its appended data has no beginning; the file is truncated")
-        raw = b"raw" in content[begin:close]
-        appended, content = content[mark + 1 :], content[:begin] + b"</VTKFile>"
-    if b"<!DOCTYPE" in content or b"<!ENTITY" in content:
-        raise SourceError(f"{name}: is no VTK file: it defines XML entities")
+    with open(name, "rb") as file:
+        is_legacy = file.read(20).lower().startswith(b"# vtk datafile")
     try:
-        root = ElementTree.fromstring(content)
-    except ElementTree.ParseError as error:
-        raise SourceError(f"{name}: is no VTK image, or truncated: {error}") from error
-    kind = root.get("type", "")
-    if root.tag != "VTKFile" or kind not in ("ImageData", "PImageData"):
-        raise UnsupportedLayoutError(f"{name}: holds {kind or root.tag!r}, and only ImageData and PImageData are read")
-    image = root.find(kind)
-    order, header = root.get("byte_order", "LittleEndian"), root.get("header_type", "UInt32")
-    if image is None or order not in _ORDERS or header not in _HEADERS:
-        raise SourceError(f"{name}: has no image, or byte_order={order!r} and header_type={header!r} make no sense")
-    dtype = np.dtype(_ORDERS[order] + _HEADERS[header])
-    return XmlFile(name, image, _ORDERS[order], dtype, root.get("compressor", ""), appended, raw)
+        import vtkmodules
+    except ImportError as error:
+        raise SourceError(f"{name}: is read by vtk, which is not installed: {install_line('vtk')}") from error
+    del vtkmodules
+    header = None if is_legacy else read_header(name)
+    grid = _read_grid(name, is_legacy)
+    if grid.IsA("vtkRectilinearGrid"):
+        _check_rectilinear(name, grid)
+    elif grid.IsA("vtkStructuredGrid"):
+        _check_structured(name, grid)
+    return _values(name, grid, header, field)
 
 
-def _extent(file: XmlFile, element: ElementTree.Element, key: str) -> np.ndarray:
-    """First and last point along x, y, z: (2, 3)."""
-    text = element.get(key, "")
-    try:
-        extent = np.array([int(one) for one in text.split()], np.int64).reshape(3, 2).T
-    except (ValueError, OverflowError) as error:
-        raise file.fail(f"{key}={text!r} are not six whole numbers") from error
-    if (extent[1] < extent[0]).any() or np.abs(extent).max() >= 2**31:
-        raise file.fail(f"{key}={text!r} is no extent of an image")
-    return extent
+def _read_grid(name: str, is_legacy: bool) -> Any:
+    """Read a ``vtkDataSet``; what VTK reports while it does so is the error."""
+    from vtkmodules.vtkCommonCore import vtkOutputWindow, vtkStringOutputWindow
+
+    reader = _legacy_reader() if is_legacy else _xml_reader()
+    reader.SetFileName(name)
+    messages = vtkStringOutputWindow()
+    with _messages_lock:
+        window = vtkOutputWindow.GetInstance()
+        vtkOutputWindow.SetInstance(messages)
+        try:
+            reader.UpdateInformation()
+            _check_size(name, reader)
+            reader.Update()
+        finally:
+            vtkOutputWindow.SetInstance(window)
+    for message in re.split(r"(?:ERROR|Warning): In ", messages.GetOutput())[1:]:
+        text = " ".join(message.split("\n", 1)[-1].split())
+        if not any(harmless in text for harmless in _HARMLESS):
+            raise SourceError(f"{name}: VTK cannot read it: {re.sub(r'^[ (]*vtk[^:]*: ', '', text)}")
+    grid = reader.GetOutputDataObject(0)
+    if grid is None or not any(map(grid.IsA, _KINDS)):
+        kind = "no data set" if grid is None else grid.GetClassName()
+        raise UnsupportedLayoutError(f"{name}: holds {kind}, and only {', '.join(_KINDS)} are read")
+    return grid
 
 
-def _piece_extents(file: XmlFile, whole: np.ndarray) -> list[np.ndarray]:
-    """Extents of all pieces, which must lie inside of the whole one, reach its size together, and hold nothing twice.
+def _xml_reader() -> Any:
+    from vtkmodules.vtkIOXML import vtkXMLGenericDataObjectReader
 
-    Neighbours share their outer points and, where pieces have ghost levels, as many cells on either side. So what a
-    piece has beyond twice these levels is its own.
-    """
-    pieces = file.image.findall("Piece")
-    if not 0 < len(pieces) <= _MOST_PIECES:
-        raise file.fail(f"has {len(pieces)} pieces of an image; 1 to {_MOST_PIECES} are read")
-    ghosts = file.image.get("GhostLevel", "0")
-    if not _is_number(ghosts, 0, 2**31):
-        raise file.fail(f"GhostLevel={ghosts!r} is no number of cells")
-    points, own, extents = 0, 0, []
-    for piece in pieces:
-        extent = _extent(file, piece, "Extent")
-        if (extent[0] < whole[0]).any() or (extent[1] > whole[1]).any():
-            raise file.fail(
-                f"its piece of extent {_text(extent)} lies outside of {_text(whole)}, which it is a part of"
+    return vtkXMLGenericDataObjectReader()
+
+
+def _legacy_reader() -> Any:
+    from vtkmodules.vtkIOLegacy import vtkDataSetReader
+
+    reader = vtkDataSetReader()
+    for kind in ("Scalars", "ColorScalars", "Vectors", "Normals", "TCoords", "Tensors", "Fields"):
+        getattr(reader, f"ReadAll{kind}On")()
+    return reader
+
+
+def _check_size(name: str, reader: Any) -> None:
+    """Refuse an extent of which a byte a voxel does not fit into memory: VTK would end the process."""
+    from vtkmodules.vtkCommonExecutionModel import vtkStreamingDemandDrivenPipeline
+
+    key, information = vtkStreamingDemandDrivenPipeline.WHOLE_EXTENT(), reader.GetOutputInformation(0)
+    if not information.Has(key):
+        return
+    extent = information.Get(key)
+    shape = shape_of(extent[::2], extent[1::2], False)
+    if min(shape) < 1:
+        raise SourceError(f"{name}: its extent {extent} is empty")
+    if math.prod(shape) > os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"):
+        text = " × ".join(map(str, shape))
+        raise SourceError(f"{name}: says that it has {text} points, more than this machine has bytes of memory")
+
+
+def _check_rectilinear(name: str, grid: Any) -> None:
+    from vtkmodules.util.numpy_support import vtk_to_numpy
+
+    for axis in "XYZ":
+        _check_even(name, axis, vtk_to_numpy(getattr(grid, f"Get{axis}Coordinates")()))
+
+
+def _check_structured(name: str, grid: Any) -> None:
+    from vtkmodules.util.numpy_support import vtk_to_numpy
+
+    points = vtk_to_numpy(grid.GetPoints().GetData()).reshape(*_shape(grid, False), 3)
+    lines = [np.moveaxis(points[..., number], 2 - number, 2) for number in range(3)]
+    tolerances = [_check_even(name, axis, along[0, 0]) for axis, along in zip("XYZ", lines, strict=True)]
+    for axis, along, tolerance in zip("XYZ", lines, tolerances, strict=True):
+        if not np.abs(along - along[0, 0]).max() <= (tolerance or max(tolerances)):
+            raise UnsupportedLayoutError(
+                f"{name}: {axis} of its points changes along another axis of the grid, so it is no image; {_RESAMPLE}"
             )
-        own += math.prod(max(1, n - 2 * int(ghosts)) for n in (extent[1] - extent[0]).tolist())
-        points += math.prod(_shape(extent, False))
-        extents.append(extent)
-    shape = _shape(whole, False)
-    if points < math.prod(shape):
-        raise file.fail(f"its pieces hold less than the {' × '.join(map(str, shape))} voxels of {_text(whole)}")
-    if own > math.prod(shape):
-        raise file.fail(
-            f"its {len(pieces)} pieces overlap: they have {own} cells of their own, where {_text(whole)} has "
-            f"{math.prod(shape)} points. Pieces may share their outer points, and GhostLevel cells more"
+
+
+def _check_even(name: str, axis: str, coordinates: np.ndarray) -> float:
+    """Refuse points that are not evenly spaced along an axis; returns how far they may be off, 0 for a single point."""
+    points = coordinates.astype(np.float64)
+    if len(points) == 1:
+        return 0.0
+    even = np.linspace(points[0], points[-1], len(points))
+    step = float(abs(even[1] - even[0]))
+    rounding = float(np.abs(points).max()) * 2.0**-22 if coordinates.dtype == np.float32 else 0.0
+    tolerance = min(max(_UNEVEN * step, rounding), step / 4)
+    if not (step > 0 and np.abs(points - even).max() <= tolerance):
+        steps = np.abs(np.diff(points))
+        raise UnsupportedLayoutError(
+            f"{name}: its points are {steps.min():g} to {steps.max():g} apart along {axis}, and only even distances "
+            f"are read; {_RESAMPLE}"
         )
-    return extents
+    return tolerance
 
 
-@dataclass(frozen=True)
-class _Piece:
-    extent: np.ndarray
-    of_cells: bool
-    values: np.ndarray  # (components, Z, Y, X)
+def _values(name: str, grid: Any, header: Header | None, field: str | None) -> np.ndarray:
+    from vtkmodules.util.numpy_support import vtk_to_numpy
+
+    array, of_cells = _choose(name, grid, field)
+    if header is not None:
+        header.check_filled(of_cells)
+    if not array.IsA("vtkDataArray") or array.IsA("vtkBitArray"):
+        kind = array.GetDataTypeAsString()
+        raise UnsupportedLayoutError(f"{name}: array {array.GetName()!r} holds values of type {kind!r}, not numbers")
+    values = vtk_to_numpy(array).reshape(*_shape(grid, of_cells), array.GetNumberOfComponents())
+    return np.ascontiguousarray(np.moveaxis(values, 3, 0))
 
 
-def _pieces(file: XmlFile, extents: list[np.ndarray], field: str | None) -> Iterator[_Piece]:
-    """Read pieces, one after another, so that one at a time is in memory."""
-    for piece, extent in zip(file.image.findall("Piece"), extents, strict=True):
-        array, of_cells = _choose(file, piece, field)
-        shape = _shape(extent, of_cells)
-        components = array.get("NumberOfComponents", "1")
-        if not _is_number(components, 1, 64):
-            raise file.fail(f"array {array.get('Name')!r} has {components} components; 1 to 64 are read")
-        values = read_values(file, array, math.prod(shape) * int(components))
-        yield _Piece(extent, of_cells, np.moveaxis(values.reshape(*shape, int(components)), 3, 0))
+def _shape(grid: Any, of_cells: bool) -> tuple[int, ...]:
+    extent = grid.GetExtent()
+    return shape_of(extent[::2], extent[1::2], of_cells)
 
 
-def _parallel_pieces(file: XmlFile, extents: list[np.ndarray], field: str | None) -> Iterator[_Piece]:
-    for piece, extent in zip(file.image.findall("Piece"), extents, strict=True):
-        source = piece.get("Source", "")
-        inner = _parse(_content_below(file, source), os.path.join(os.path.dirname(file.name), source))
-        if inner.image.tag != "ImageData":
-            raise file.fail(f"its piece {source!r} is no .vti file")
-        yield from _pieces(inner, _piece_extents(inner, extent), field)
-
-
-def _content_below(file: XmlFile, source: str) -> bytes:
-    """Read a piece: a regular file below the folder of its index, once links are resolved."""
-    folder = os.path.realpath(os.path.dirname(file.name))
-    path = os.path.realpath(os.path.join(folder, source))
-    if os.path.commonpath([folder, path]) != folder:
-        raise file.fail(f"its piece {source!r} lies outside of the folder of this file, and is not read")
-    try:
-        with open(path, "rb", opener=_open_regular) as opened:
-            return opened.read()
-    except OSError as error:
-        raise file.fail(f"its piece {source!r} cannot be read: {error}") from error
-
-
-def _open_regular(path: str, flags: int) -> int:
-    """Open a file without waiting, as a FIFO without a writer would make us."""
-    descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW)
-    if stat.S_ISREG(os.fstat(descriptor).st_mode):
-        return descriptor
-    os.close(descriptor)
-    raise OSError("it is no regular file")
-
-
-def _text(extent: np.ndarray) -> str:
-    return repr(" ".join(map(str, extent.T.ravel())))
-
-
-def _is_number(text: str, low: int, high: int) -> bool:
-    return text.isdecimal() and len(text) <= 10 and low <= int(text) <= high
-
-
-def _shape(extent: np.ndarray, of_cells: bool) -> tuple[int, ...]:
-    """Z, Y, X of the values of an extent; what is flat has one layer of cells."""
-    points = (extent[1] - extent[0] + 1).tolist()
-    return tuple(max(1, one - 1) if of_cells else one for one in reversed(points))
-
-
-def _choose(file: XmlFile, piece: ElementTree.Element, field: str | None) -> tuple[ElementTree.Element, bool]:
+def _choose(name: str, grid: Any, field: str | None) -> tuple[Any, bool]:
+    """Find an array, and whether it has a value for each cell: arrays of points come first."""
     arrays = []
-    for of_cells, tag in ((False, "PointData"), (True, "CellData")):
-        group = piece.find(tag)
-        for array in group.findall("DataArray") if group is not None else ():
-            active = group is not None and array.get("Name") == group.get("Scalars")
-            arrays.append((array, of_cells, active))
-    for array, of_cells, _ in sorted(arrays, key=lambda one: not one[2]):
-        if field is None or array.get("Name") == field:
+    for of_cells, group in ((False, grid.GetPointData()), (True, grid.GetCellData())):
+        for number in range(group.GetNumberOfArrays()):
+            array = group.GetAbstractArray(number)
+            arrays.append((array, of_cells, array is group.GetScalars()))
+    wanted = None if field is None else {field, unquote(field)}
+    for array, of_cells, _ in sorted(arrays, key=lambda entry: not entry[2]):
+        if wanted is None or array.GetName() in wanted:
             return array, of_cells
-    names = [array.get("Name") for array, *_ in arrays]
-    raise file.fail(f"has no array {field!r}; its arrays are {names}. Give one of them as field=.")
-
-
-def _assembled(file: XmlFile, count: int, pieces: Iterator[_Piece]) -> np.ndarray:
-    """Put pieces, which may overlap, into the whole extent, which they must fill."""
-    whole = _extent(file, file.image, "WholeExtent")
-    first = next(pieces)
-    shape = _shape(whole, first.of_cells)
-    if count == 1 and first.values.shape[1:] == shape:
-        return np.ascontiguousarray(first.values)
-    values = np.empty((len(first.values), *shape), first.values.dtype)
-    there = np.zeros(shape, bool)
-    for piece in itertools.chain([first], pieces):
-        if (piece.of_cells, piece.values.dtype, len(piece.values)) != (first.of_cells, values.dtype, len(values)):
-            raise file.fail(
-                "its pieces hold arrays of different types or numbers of components, or some of points and some of "
-                "cells"
-            )
-        start = (piece.extent[0] - whole[0])[::-1]
-        stop = start + piece.values.shape[1:]
-        if (stop > shape).any():
-            raise file.fail("a piece has a layer of cells behind the last one of the whole extent")
-        box = tuple(map(slice, start, stop))
-        values[(slice(None), *box)] = piece.values
-        there[box] = True
-    if not there.all():
-        raise file.fail("its pieces leave a part of the whole extent empty")
-    return values
+    names = [array.GetName() for array, *_ in arrays]
+    raise SourceError(f"{name}: has no array {field!r}; its arrays are {names}. Give one of them as field=.")

@@ -1,9 +1,9 @@
 """A Zarr volume larger than device memory: ``zarr`` on the device ``cuda_out_of_core``.
 
 In: volumes of space (:class:`~linumpy.io.volume.Volume`, one for each channel) and a Reader. Out: values at points, and
-samples. Pages of the volume, each of one or several chunks, lie in a fixed number of slots on the device; the ones used
-longest ago are replaced. Points are sampled part of the volume by part: while those of one part are sampled, the
-missing pages of the next are read.
+samples. Pages of the volume, each of one or several chunks, lie in a fixed number of slots on the device; the least
+recently used are replaced. Points are sampled part of the volume by part: while those of one part are sampled, the
+missing pages of the next part are read.
 
 A small batch of independent samples needs pages of the whole volume. So the values of many future samples are computed
 in one pass over the volume and returned by later calls; the stream of samples is the same.
@@ -14,17 +14,25 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from linumpy.arrays import Array
 from linumpy.gpu.kernels import CUDA_TYPES, KernelSpec, load
 from linumpy.io.volume import Volume
 from linumpy.sampling import draws
-from linumpy.sampling.boxes import MOST_SAMPLES, Boxes, Window, plan_boxes
+from linumpy.sampling.boxes import MOST_SAMPLES, Window, plan_boxes
+from linumpy.sampling.field import Field
 from linumpy.sampling.host import normalisation
-from linumpy.sampling.paging.plan import Paging, Pieces
+from linumpy.sampling.paging.plan import Page, Paging, Pieces
 from linumpy.sampling.volume import VOLUME_RECORD
+
+if TYPE_CHECKING:
+    from linumpy.gpu import Reader
+    from linumpy.gpu.read.ticket import Ticket
 
 _PAGES = np.dtype(
     [
@@ -37,7 +45,7 @@ assert _PAGES.itemsize == 72
 _THREADS, _GROUPS = 256, 4
 _NOTHING = np.uint64(0)
 _NO_PAGES = np.empty(0, np.int64)
-#: Pages that are read as one job.
+#: Largest number of pages that a job reads.
 _TOGETHER = 256
 
 
@@ -61,7 +69,7 @@ class PageCache:
     """
 
     def __init__(
-        self, volumes: Sequence[Volume], paging: Paging, slots: int, dtype: np.dtype, reader: Any, xp: Any
+        self, volumes: Sequence[Volume], paging: Paging, slots: int, dtype: np.dtype, reader: Reader, xp: ModuleType
     ) -> None:
         self._volumes, self.paging, self._reader, self._xp = volumes, paging, reader, xp
         self.slots = xp.zeros((slots, len(volumes), *paging.page), dtype)
@@ -69,7 +77,7 @@ class PageCache:
         self._page = np.full(slots, -1, np.int64)  # in each slot
         self._used = np.full(slots, -1, np.int64)  # when, by a clock of requests; -1 for slots that are empty
         self._read_of = np.full(slots, -1, np.int64)  # number of the read that fills a slot; -1 for none
-        self._reads: dict[int, list[Any]] = {}  # tickets
+        self._reads: dict[int, list[Ticket]] = {}
         self._now = self._last_read = 0
         self.table = xp.zeros(paging.pages, np.int32)
         self._is_current = False
@@ -79,15 +87,10 @@ class PageCache:
         """Say whether pages are there, or being read."""
         return bool((self._slot[pages] >= 0).all())
 
-    @property
-    def held(self) -> np.ndarray:
-        """Pages that are there, or being read."""
-        return np.flatnonzero(self._slot >= 0)
-
     def request(self, pages: np.ndarray, keep: np.ndarray = _NO_PAGES) -> None:
         """Begin to read the pages that are missing, into slots of any pages but those to keep.
 
-        Where there are pages to keep, fewer are read if there are no slots for all.
+        If there are pages to keep, fewer pages are read where slots do not suffice.
         """
         if not len(pages):
             return
@@ -118,12 +121,12 @@ class PageCache:
         start, stop = self.paging.bounds(pages)
         for channel, volume in enumerate(self._volumes):
             regions = np.empty((len(pages), len(volume.index), 2), np.int64)
-            kept = [one is None for one in volume.index]
-            regions[:, kept, 0], regions[:, kept, 1] = start, stop
+            in_space = [index is None for index in volume.index]
+            regions[:, in_space, 0], regions[:, in_space, 1] = start, stop
             for axis, at in enumerate(volume.index):
                 if at is not None:
                     regions[:, axis] = at, at + 1
-            tickets.append(self._reader.submit_rows(volume.array, regions, self.slots[:, channel], slots, kept))
+            tickets.append(self._reader.submit_rows(volume.array, regions, self.slots[:, channel], slots, in_space))
 
     def wait(self, pages: np.ndarray) -> None:
         """Wait until pages are there; kernels queued on the current stream from now on may read them.
@@ -188,7 +191,19 @@ class PageCache:
         self._empty(np.union1d(slots, np.flatnonzero(np.isin(self._read_of, failed))))
 
 
-class PagedVolume:
+@dataclass(frozen=True)
+class _Future:
+    """Values of independent samples that later calls return."""
+
+    key: tuple[int, int]
+    first: int
+    values: Array  # (channels, samples)
+
+    def holds(self, key: tuple[int, int], number: int) -> bool:
+        return self.key == key and self.first <= number < self.first + self.values.shape[1]
+
+
+class PagedVolume(Field):
     """A field whose voxels are read as they are needed; linear interpolation.
 
     Parameters
@@ -200,17 +215,15 @@ class PagedVolume:
     value_range : (float, float)
         Of what is decoded.
     ahead : int
-        Independent samples whose values are made together, in one pass over the volume: 4 bytes each.
+        Independent samples whose values are computed together, in one pass over the volume: 4 bytes each.
     window : int
         Samples that are put in the order of boxes together, by default.
     """
 
-    has_gradient = False
-
     def __init__(
         self,
         cache: PageCache,
-        xp: Any,
+        xp: ModuleType,
         *,
         low_high: tuple[float, float] | None,
         value_range: tuple[float, float],
@@ -222,23 +235,19 @@ class PagedVolume:
         self.dims = cache.paging.dims
         self.n_channels = int(cache.slots.shape[1])
         self.value_range = value_range
+        self.boxes = plan_boxes(self.dims, 2 * math.prod(self._paging.page))  # about as large as pages
         self.window_size = window or min(MOST_SAMPLES, max(2**20, 2 * math.prod(self.dims)))
-        self._made: tuple[tuple[int, int], int, Any] | None = None  # key, first sample, values
+        self._future: _Future | None = None
         self._counted: Pieces | None = None
         self._lock = threading.Lock()  # pages that one thread samples may not be replaced by another
 
-    @property
-    def boxes(self) -> Boxes:
-        """Boxes of the volume, about as large as pages."""
-        return plan_boxes(self.dims, 2 * math.prod(self._paging.page))
-
-    def decode(self, coords: Any, out: Any) -> None:
+    def decode(self, coords: Array, out: Array) -> None:
         """Evaluate at points; finding out which pages they need waits for the device once."""
         if len(coords):
             with self._lock:
                 self._decode(coords, out)
 
-    def _decode(self, coords: Any, out: Any) -> None:
+    def _decode(self, coords: Array, out: Array) -> None:
         marks = self._xp.zeros(self._paging.pages, np.uint8)
         record = self._record(len(coords))
         args = (coords, marks, record, self._pages_record((0, 0, 0), (0, 0, 0), 0))
@@ -246,36 +255,30 @@ class PagedVolume:
         needed = (marks if isinstance(marks, np.ndarray) else marks.get()).astype(bool)
         self._pass(coords, out, record, needed)
 
-    def sample(self, key: tuple[int, int], first: int, coords: Any, out: Any) -> None:
+    def sample(self, key: tuple[int, int], first: int, coords: Array, out: Array) -> None:
         """Draw independent points and evaluate at them."""
         draws.draw(draws.Draw(), key, first, coords)
         with self._lock:
             self._copy_ahead(key, first, coords, out)
 
-    def _copy_ahead(self, key: tuple[int, int], first: int, coords: Any, out: Any) -> None:
+    def _copy_ahead(self, key: tuple[int, int], first: int, coords: Array, out: Array) -> None:
         done = 0
         while done < len(coords):
-            made = self._made
-            if made is None or made[0] != key or not made[1] <= first + done < made[1] + made[2].shape[1]:
+            if self._future is None or not self._future.holds(key, first + done):
                 self._make_ahead(key, first + done)
                 continue
-            _, begin, values = made
-            at = first + done - begin
-            part = min(len(coords) - done, values.shape[1] - at)
-            out[:, done : done + part] = values[:, at : at + part]
+            values = self._future.values[:, first + done - self._future.first :]
+            part = min(len(coords) - done, values.shape[1])
+            out[:, done : done + part] = values[:, :part]
             done += part
 
-    def pays_in_boxes(self, count: int) -> bool:
-        """Say whether :meth:`sample_window` is to be used: always."""
-        return True
-
-    def sample_window(self, window: Window, begin: int, coords: Any, out: Any) -> None:
+    def sample_window(self, window: Window, begin: int, coords: Array, out: Array) -> None:
         """Make samples of a window in the order of its boxes; pages are read once for each window where they fit."""
         if len(coords):
             with self._lock:
                 self._sample_window(window, begin, coords, out)
 
-    def _sample_window(self, window: Window, begin: int, coords: Any, out: Any) -> None:
+    def _sample_window(self, window: Window, begin: int, coords: Array, out: Array) -> None:
         if self._counted is None or self._counted.window is not window:
             self._counted = Pieces(window, self._paging)
         window.draw(begin, coords)
@@ -289,31 +292,32 @@ class PagedVolume:
             self._launch(coords, out, record, low, high, draw=False)
 
     def _make_ahead(self, key: tuple[int, int], first: int) -> None:
-        values = self._made[2] if self._made else self._xp.empty((self.n_channels, self._ahead), np.float32)
-        self._made = None
+        values = self._future.values if self._future else self._xp.empty((self.n_channels, self._ahead), np.float32)
+        self._future = None
         record = self._record(values.shape[1])
         record["key"], record["first"] = key, first
         self._pass(None, values, record, None)
-        self._made = key, first, values
+        self._future = _Future(key, first, values)
 
-    def _pass(self, coords: Any, out: Any, record: np.ndarray, needed: np.ndarray | None) -> None:
+    def _pass(self, coords: Array | None, out: Array, record: np.ndarray, needed: np.ndarray | None) -> None:
         """Sample one part of the volume after another; those first whose pages are there."""
         parts = []
         for begin, end in self._paging.parts():
             pages = self._paging.with_neighbours(begin, end, needed)
             if len(pages):
                 parts.append((begin, end, pages))
-        parts.sort(key=lambda one: not self._cache.holds(one[2]))
+        parts.sort(key=lambda part: not self._cache.holds(part[2]))
         for number, (begin, end, pages) in enumerate(parts):
             self._cache.request(pages)
             self._cache.wait(pages)
             if number + 1 < len(parts):
                 self._cache.request(parts[number + 1][2], keep=pages)
-            low = tuple(b * p for b, p in zip(begin, self._paging.page, strict=True))
-            high = tuple(e * p for e, p in zip(end, self._paging.page, strict=True))
+            low, high = self._paging.first_voxel(begin), self._paging.first_voxel(end)
             self._launch(coords, out, record, low, high, draw=coords is None)
 
-    def _launch(self, coords: Any, out: Any, record: np.ndarray, begin: Any, end: Any, *, draw: bool) -> None:
+    def _launch(
+        self, coords: Array | None, out: Array, record: np.ndarray, begin: Page, end: Page, *, draw: bool
+    ) -> None:
         count = int(record["count"])
         pages = self._pages_record(begin, end, count)
         kernel = load(_spec("sample_pages", self._defines(draw)))
@@ -327,7 +331,7 @@ class PagedVolume:
             record["low"], record["scale"] = normalisation(*self._low_high)
         return record
 
-    def _pages_record(self, begin: Any, end: Any, count: int) -> np.ndarray:
+    def _pages_record(self, begin: Page, end: Page, count: int) -> np.ndarray:
         record = np.zeros((), _PAGES)
         voxels = math.prod(self._paging.page)
         record["slot"], record["channel"], record["values"] = voxels * self.n_channels, voxels, count

@@ -14,12 +14,14 @@ from functools import cached_property
 
 import numpy as np
 
+from linumpy.device import to_host
 from linumpy.sampling.boxes import Window
 
-#: Voxels of a page, about: several chunks where those are smaller.
+#: Approximate number of voxels of a page, which joins several chunks if they are smaller.
 _PAGE_VOXELS = 2**18
+#: Coordinates of a page, or of a voxel: z, y, x.
 Page = tuple[int, int, int]
-#: That one box needs beyond those of the boxes before it, at most; for estimates.
+#: Largest number of pages that a box needs and the boxes before it do not; for estimates.
 _PAGES_OF_A_BOX = 8
 
 
@@ -54,6 +56,11 @@ class Paging:
         """Return the first voxels of pages, and those behind the last, (n, 3)."""
         start = np.stack(np.unravel_index(numbers, self.pages), axis=1) * self.page
         return start, np.minimum(start + self.page, self.dims)
+
+    def first_voxel(self, page: Page) -> Page:
+        """Return the first voxel of a page along each axis."""
+        z, y, x = (index * size for index, size in zip(page, self.page, strict=True))
+        return z, y, x
 
     def parts(self) -> Iterator[tuple[Page, Page]]:
         """First page, and the one behind the last, of each part."""
@@ -106,7 +113,7 @@ def page_shape(dims: Sequence[int], chunks: Sequence[int], voxels: int = _PAGE_V
         open_axes = [axis for axis in range(3) if page[axis] < dims[axis]]
         if not open_axes:
             break
-        axis = min(open_axes, key=lambda one: page[one])
+        axis = min(open_axes, key=lambda number: page[number])
         page[axis] *= 2
     return page[0], page[1], page[2]
 
@@ -116,7 +123,7 @@ class Pieces:
 
     def __init__(self, window: Window, paging: Paging) -> None:
         self.window, self._paging = window, paging
-        self._starts = window.starts if isinstance(window.starts, np.ndarray) else window.starts.get()
+        self._starts = to_host(window.starts)
         at = window.boxes.indices(np.arange(window.boxes.count))
         lows, highs = [], []
         for index, halved, n in zip(at, window.boxes.halved, paging.dims, strict=True):
@@ -147,16 +154,16 @@ class Pieces:
     def upcoming(self, box: int, most: int) -> np.ndarray:
         """Return about `most` pages that boxes from one on need, where it is time to ask for them; else none."""
         self._reached = max(self._reached, box)
-        found = np.empty(0, np.int64)
+        pages = np.empty(0, np.int64)
         if self._reached - box > self._step // 2:
-            return found
+            return pages
         begin, count, step = self._reached, self.window.boxes.count, max(1, most // _PAGES_OF_A_BOX)
-        while len(found) < most and self._reached < count:
+        while len(pages) < most and self._reached < count:
             end = min(self._reached + step, count)
-            found = np.union1d(found, self._pages(self._first[self._reached : end], self._last[self._reached : end]))
+            pages = np.union1d(pages, self._pages(self._first[self._reached : end], self._last[self._reached : end]))
             self._reached = end
         self._step = self._reached - begin
-        return found
+        return pages
 
     def _pages(self, first: np.ndarray, last: np.ndarray) -> np.ndarray:
         """Number the pages of boxes (n, 3), with the next ones along each axis; some several times."""
@@ -166,8 +173,8 @@ class Pieces:
         return self._paging.numbers(at[(at <= end[:, None]).all(-1)])
 
     def _group(self, low: np.ndarray, high: np.ndarray) -> tuple[Page, Page, np.ndarray]:
-        first, last, page, count = low.tolist(), high.tolist(), self._paging.page, self._paging.pages
+        first, last, count = low.tolist(), high.tolist(), self._paging.pages
         z, y, x = (np.arange(a, min(b + 2, n)) for a, b, n in zip(first, last, count, strict=True))
-        begin = first[0] * page[0], first[1] * page[1], first[2] * page[2]
-        end = (last[0] + 1) * page[0], (last[1] + 1) * page[1], (last[2] + 1) * page[2]
+        begin = self._paging.first_voxel((first[0], first[1], first[2]))
+        end = self._paging.first_voxel((last[0] + 1, last[1] + 1, last[2] + 1))
         return begin, end, ((z[:, None, None] * count[1] + y[:, None]) * count[2] + x).reshape(-1)

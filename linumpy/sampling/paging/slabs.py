@@ -1,8 +1,8 @@
 """A file of raw voxels that is larger than memory: ``structuredRegular`` on the device ``out_of_core``.
 
 In: a :class:`~linumpy.sampling.regular.RawFile`. Out: samples of the slabs that are in memory, values at any points. A
-slab is a box of whole rows, with the voxels that interpolation needs beside it. So many of them are held, and after
-each batch some are replaced by the next ones, in a random order in which each slab comes once before any comes again.
+slab is a box of whole rows, with the neighbouring voxels that interpolation needs. A fixed number of slabs is in
+memory; after each batch some are replaced by the next ones, in a random order that repeats no slab before all came.
 The file is read by ``pread``: a file that is shortened while it is sampled is an :class:`OSError`.
 """
 
@@ -20,18 +20,20 @@ from typing import Any
 
 import numpy as np
 
+from linumpy.arrays import Array
+from linumpy.sampling.field import Field
 from linumpy.sampling.generator import Use, numbers
 from linumpy.sampling.host import along, linear, normalised
 from linumpy.sampling.regular import RawFile
 from linumpy.sampling.threads import in_threads, threads
 
 _SLAB_NBYTES = 8 * 2**20
-#: Planes of a slab where one plane is larger than a slab.
+#: Planes of a slab if a single plane is larger than a slab.
 _PLANES = 16
 
 
 @dataclass(frozen=True)
-class Slabs:
+class SlabPlan:
     """How a volume is cut: `z` × `y` boxes of whole rows, equal parts of the unit cube.
 
     Attributes
@@ -54,16 +56,16 @@ class Slabs:
     def box(self, number: int) -> tuple[slice, slice]:
         """Return the planes and the rows that interpolation in a slab needs."""
         at = divmod(number, self.y)
-        made = [_needed(k, n, size) for k, n, size in zip(at, (self.z, self.y), self.dims, strict=False)]
-        return made[0], made[1]
+        spans = [_needed(k, n, size) for k, n, size in zip(at, (self.z, self.y), self.dims, strict=False)]
+        return spans[0], spans[1]
 
-    def of(self, coords: np.ndarray) -> np.ndarray:
+    def of(self, coords: Array) -> np.ndarray:
         """Return the slab of each point."""
-        made: Any = 0
+        number: Any = 0
         for column, n in ((2, self.z), (1, self.y)):
             index = np.floor(np.nan_to_num(coords[:, column].astype(np.float64)) * n)
-            made = made * n + np.clip(index, 0, n - 1).astype(np.int64)
-        return made
+            number = number * n + np.clip(index, 0, n - 1).astype(np.int64)
+        return number
 
 
 def _needed(k: int, n: int, size: int) -> slice:
@@ -74,15 +76,15 @@ def _needed(k: int, n: int, size: int) -> slice:
     return slice(first, max(first, min(size - 1, math.floor(high + slack) + 1)) + 1)
 
 
-def plan_slabs(shape: tuple[int, int, int, int], itemsize: int, nbytes: int = _SLAB_NBYTES) -> Slabs:
+def plan_slabs(shape: tuple[int, int, int, int], itemsize: int, nbytes: int = _SLAB_NBYTES) -> SlabPlan:
     """Cut a volume (C, Z, Y, X) into slabs of about so many bytes."""
     channels, z, y, x = shape
     plane = channels * y * x * itemsize
     if plane * 2 <= nbytes or z == 1:
-        return Slabs((z, y, x), min(z, max(1, math.ceil(z * plane / nbytes))), 1)
+        return SlabPlan((z, y, x), min(z, max(1, math.ceil(z * plane / nbytes))), 1)
     planes = min(_PLANES, z)
     rows = max(1, nbytes // (planes * channels * x * itemsize))
-    return Slabs((z, y, x), math.ceil(z / planes), math.ceil(y / rows))
+    return SlabPlan((z, y, x), math.ceil(z / planes), math.ceil(y / rows))
 
 
 def _readers() -> ThreadPoolExecutor:
@@ -94,13 +96,13 @@ def _take(voxels: np.ndarray, index: np.ndarray, offset: int) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class _Slab:
+class _HeldSlab:
     number: int
     first: tuple[int, int]  # plane and row of the volume
     voxels: np.ndarray  # (C, planes, rows, X), float32 in 0 to 1
 
 
-class SlabVolume:
+class SlabVolume(Field):
     """A field whose samples come from the slabs in memory.
 
     Parameters
@@ -110,15 +112,15 @@ class SlabVolume:
     low_high : (float, float)
         Brought into 0 to 1, voxel by voxel.
     slabs, replaced : int
-        Slabs in memory, and those that are replaced after each batch.
+        Number of slabs in memory, and of those that are replaced after each batch.
     key : (int, int)
-        Of the generator: it puts the slabs in order.
+        Key of the generator, which shuffles the slabs.
     slab_nbytes : int
-        Bytes of a slab in the file, about.
+        Approximate size of a slab in the file, in bytes.
     """
 
     orders = ("iid", "binned")
-    has_gradient = False
+    has_own_order = True
 
     def __init__(
         self,
@@ -142,20 +144,20 @@ class SlabVolume:
         source.check_size(os.fstat(self._file).st_size)
         self._pool, self._process = _readers(), os.getpid()
         self._taken = 0  # slabs of the order that were taken
-        self._turn: tuple[int, np.ndarray] | None = None  # the order of the turn that is under way
-        self._coming: list[Future[_Slab]] = []
-        self._slabs: list[_Slab] = []
+        self._turn: tuple[int, np.ndarray] | None = None  # number of the turn, and the order of its slabs
+        self._coming: list[Future[_HeldSlab]] = []
+        self._slabs: list[_HeldSlab] = []
         self._lock = threading.Lock()
 
-    def sample(self, key: tuple[int, int], first: int, coords: np.ndarray, out: np.ndarray) -> None:
+    def sample(self, key: tuple[int, int], first: int, coords: Array, out: Array) -> None:
         """Draw points uniformly in the slabs that are in memory and evaluate them; then replace some of the slabs."""
         self._batch(key, first, coords, out, in_order=False)
 
-    def sample_in_order(self, key: tuple[int, int], first: int, coords: np.ndarray, out: np.ndarray) -> None:
+    def sample_in_order(self, key: tuple[int, int], first: int, coords: Array, out: Array) -> None:
         """The same, but samples of a slab follow each other."""
         self._batch(key, first, coords, out, in_order=True)
 
-    def decode(self, coords: np.ndarray, out: np.ndarray) -> None:
+    def decode(self, coords: Array, out: Array) -> None:
         """Evaluate at any points; slabs that are not in memory are read for this call alone."""
         with self._lock:
             have = {slab.number: slab for slab in self._slabs}
@@ -165,11 +167,11 @@ class SlabVolume:
             parts = np.split(order, starts[1:]) if len(needed) else []
             for number, part in zip(needed.tolist(), parts, strict=True):
                 slab = have.get(number) or self._read(number)
-                made = np.empty((self.n_channels, len(part)), np.float32)
-                self._evaluate(slab, coords[part], made)
-                out[:, part] = made
+                values = np.empty((self.n_channels, len(part)), np.float32)
+                self._evaluate(slab, coords[part], values)
+                out[:, part] = values
 
-    def _batch(self, key: tuple[int, int], first: int, coords: np.ndarray, out: np.ndarray, in_order: bool) -> None:
+    def _batch(self, key: tuple[int, int], first: int, coords: Array, out: Array, in_order: bool) -> None:
         with self._lock:
             self._receive()
             count, held = len(coords), len(self._slabs)
@@ -189,11 +191,11 @@ class SlabVolume:
 
     def _fill(
         self,
-        slab: _Slab,
+        slab: _HeldSlab,
         key: tuple[int, int],
         first: int,
-        coords: np.ndarray,
-        out: np.ndarray,
+        coords: Array,
+        out: Array,
         span: slice,
         order: np.ndarray | None,
     ) -> None:
@@ -209,27 +211,27 @@ class SlabVolume:
             points[:, 0] = (words[0] >> np.uint64(8)) * 2.0**-24
             points[:, 1] = (at[1] + (words[1] + 0.5) * 2.0**-32) / self.plan.y
             points[:, 2] = (at[0] + (words[2] + 0.5) * 2.0**-32) / self.plan.z
-            made = np.empty((self.n_channels, len(index)), np.float32)
-            self._values(slab, points, made)
+            values = np.empty((self.n_channels, len(index)), np.float32)
+            self._values(slab, points, values)
             coords[where] = points
-            out[:, where] = made
+            out[:, where] = values
 
         in_threads(part, span.stop - span.start)
 
-    def _evaluate(self, slab: _Slab, coords: np.ndarray, out: np.ndarray) -> None:
+    def _evaluate(self, slab: _HeldSlab, coords: Array, out: Array) -> None:
         def part(begin: int, end: int) -> None:
             self._values(slab, coords[begin:end], out[:, begin:end])
 
         in_threads(part, len(coords))
 
-    def _values(self, slab: _Slab, coords: np.ndarray, out: np.ndarray) -> None:
+    def _values(self, slab: _HeldSlab, coords: Array, out: Array) -> None:
         _, planes, rows, columns = slab.voxels.shape
         positions = [along(coords[:, 2 - axis], size) for axis, size in enumerate(self.plan.dims)]
         positions[0] = (positions[0][0] - slab.first[0], positions[0][1])
         positions[1] = (positions[1][0] - slab.first[1], positions[1][1])
-        for channel, made in zip(slab.voxels, out, strict=True):
+        for channel, values in zip(slab.voxels, out, strict=True):
             take = functools.partial(_take, channel.reshape(-1))
-            made[...] = linear(take, positions, (planes, rows, columns))[0]
+            values[...] = linear(take, positions, (planes, rows, columns))[0]
 
     def _receive(self) -> None:
         """Wait for the requested slabs, which replace the oldest ones; the first time all slabs are requested."""
@@ -239,9 +241,9 @@ class SlabVolume:
             self._ask(self.held)
         coming, self._coming = self._coming, []
         try:
-            arrived = [one.result() for one in coming]
+            arrived = [slab.result() for slab in coming]
         except BaseException:
-            # The next batch asks for the same slabs, or else each turn would lack those that could not be read once.
+            # The next batch requests the same slabs again: a turn must not lack slabs because of one failed read.
             self._taken -= len(coming)
             if self._slabs:
                 self._ask(len(coming))
@@ -263,7 +265,7 @@ class SlabVolume:
     def _ask(self, count: int) -> None:
         have = {slab.number: slab for slab in self._slabs}  # between two turns a slab may come again at once
 
-        def take(number: int) -> _Slab:
+        def take(number: int) -> _HeldSlab:
             return have.get(number) or self._read(number)
 
         self._coming = [self._pool.submit(take, self._number(self._taken + k)) for k in range(count)]
@@ -277,7 +279,7 @@ class SlabVolume:
             self._turn = turn, np.lexsort((words[1], words[0]))
         return int(self._turn[1][index])
 
-    def _read(self, number: int) -> _Slab:
+    def _read(self, number: int) -> _HeldSlab:
         planes, rows = self.plan.box(number)
         channels, z, y, x = self._source.shape
         raw = np.empty((channels, planes.stop - planes.start, rows.stop - rows.start, x), self._source.dtype)
@@ -288,9 +290,9 @@ class SlabVolume:
                 continue
             for k in range(len(raw[c])):
                 self._pread(raw[c, k], (((c * z + planes.start + k) * y) + rows.start) * row_nbytes)
-        return _Slab(number, (planes.start, rows.start), normalised(raw, self._low_high))
+        return _HeldSlab(number, (planes.start, rows.start), normalised(raw, self._low_high))
 
-    def _pread(self, out: np.ndarray, offset: int) -> None:
+    def _pread(self, out: Array, offset: int) -> None:
         target = out.reshape(-1).view(np.uint8).data
         begin = self._source.offset + offset
         while len(target):

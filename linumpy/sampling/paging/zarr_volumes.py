@@ -7,48 +7,43 @@ for axes that are not said, and what reading gives.
 from __future__ import annotations
 
 import math
-from typing import Any
+from types import ModuleType
 
 import numpy as np
 import zarr
 
+from linumpy.arrays import Array
 from linumpy.device import require_cuda
 from linumpy.gpu.kernels import CUDA_TYPES
 from linumpy.gpu.read.request import free_memory
-from linumpy.io.source import Source, open_node
+from linumpy.io.source import open_node
 from linumpy.io.volume import Volume, select_volumes
 from linumpy.sampling.arguments import MOST_SAMPLES, whole
 from linumpy.sampling.paging.pages import PageCache, PagedVolume
 from linumpy.sampling.paging.plan import page_shape, plan_paging
-from linumpy.sampling.regular import is_kept
+from linumpy.sampling.regular import check_range, is_kept
+from linumpy.sampling.sources import PagedSource, ZarrSource
 from linumpy.sampling.volume import KEPT
 
 #: Of the range, by which values may be off.
 _PRECISION = 1e-6
 
 
-def open_channels(
-    source: Source, level: int = 0, channel_axis: int | None = None, channel: int | None = None, time: int | None = None
-) -> list[Volume]:
+def open_channels(source: ZarrSource) -> list[Volume]:
     """Open the channels of an image or an array, unread.
 
     Parameters
     ----------
-    source : path, zarr.Array, zarr.Group or store
+    source : ZarrSource
         An array (Z, Y, X); one of four axes with `channel_axis`; or an OME-Zarr image, whose metadata names its axes.
-    level : int
-        Of an OME-Zarr image.
-    channel_axis : int, optional
-        The axis of channels of an array of four axes.
-    channel, time : int, optional
-        The one to take of an OME-Zarr image.
 
     Returns
     -------
     list of Volume
         One for each channel; all of the same shape and dtype.
     """
-    node = open_node(source)
+    level, channel_axis, channel, time = source.level, source.channel_axis, source.channel, source.time
+    node = open_node(source.source)
     if isinstance(node, zarr.Array):
         if 0 in node.shape:
             raise ValueError(f"the array has shape {node.shape}: an axis is empty, so there is nothing to sample")
@@ -62,12 +57,14 @@ def open_channels(
     volumes = select_volumes(open_image(node), level, channel=channel, time=time)
     if "t" in volumes.leading:
         raise ValueError(f"{volumes.name} has several times: choose one by time=")
-    made = list(volumes.volumes.values())
-    if made[0].ndim != 3:
-        raise ValueError(f"{volumes.name} has {made[0].ndim} axes of space; three are sampled")
-    if 0 in made[0].shape:
-        raise ValueError(f"{volumes.name} has shape {made[0].shape}: an axis is empty, so there is nothing to sample")
-    return made
+    channels = list(volumes.volumes.values())
+    if channels[0].ndim != 3:
+        raise ValueError(f"{volumes.name} has {channels[0].ndim} axes of space; three are sampled")
+    if 0 in channels[0].shape:
+        raise ValueError(
+            f"{volumes.name} has shape {channels[0].shape}: an axis is empty, so there is nothing to sample"
+        )
+    return channels
 
 
 def _of_array(array: zarr.Array, channel_axis: int | None) -> list[Volume]:
@@ -93,57 +90,43 @@ def read_channels(volumes: list[Volume]) -> np.ndarray:
     """Read all channels into host memory: (C, Z, Y, X)."""
     first = volumes[0]
     check_dtype(first.dtype)
-    made = np.empty((len(volumes), *first.shape), first.dtype.newbyteorder("="))
-    for volume, out in zip(volumes, made, strict=True):
+    voxels = np.empty((len(volumes), *first.shape), first.dtype.newbyteorder("="))
+    for volume, out in zip(volumes, voxels, strict=True):
         out[...] = volume.read()
-    return made
+    return voxels
 
 
-def read_channels_to_gpu(volumes: list[Volume], low_high: tuple[float, float] | None, labels: bool) -> Any:
+def read_channels_to_gpu(volumes: list[Volume], low_high: tuple[float, float] | None, labels: bool) -> Array:
     """Read all channels into device memory: (C, Z, Y, X), in a dtype that kernels sample."""
     from linumpy.gpu.zarr_io import read_zarr_to_gpu
 
     first = volumes[0]
     check_dtype(first.dtype)
-    # Others become float32 on the way, unless they are looked at first: labels for their range, or to be normalised.
+    # Others are read as float32, unless labels are checked or voxels normalised in their own dtype first.
     stays = labels or low_high is not None or is_kept(first.dtype, None)
     dtype = first.dtype.newbyteorder("=") if stays else np.dtype(np.float32)
-    made = require_cuda().empty((len(volumes), *first.shape), dtype)
+    voxels = require_cuda().empty((len(volumes), *first.shape), dtype)
     box = tuple(slice(0, n) for n in first.shape)
-    for volume, out in zip(volumes, made, strict=True):
+    for volume, out in zip(volumes, voxels, strict=True):
         read_zarr_to_gpu(volume.array, region=volume.region(box), dtype=dtype, out=out)
-    return made
+    return voxels
 
 
-def open_pages(
-    volumes: list[Volume],
-    *,
-    low_high: tuple[float, float] | None,
-    value_range: tuple[float, float] | None,
-    cache_bytes: int | None = None,
-    ahead: int | None = None,
-    window: int | None = None,
-    reader: Any = None,
-    xp: Any = None,
-) -> PagedVolume:
+def open_pages(source: PagedSource, *, window: int | None = None, xp: ModuleType | None = None) -> PagedVolume:
     """Open a volume whose pages are read as they are needed.
 
     Parameters
     ----------
-    volumes : list of Volume
-        Its channels.
-    low_high, value_range, window
+    source : PagedSource
+        Its `cache_bytes` are a quarter of the free device memory by default, its `ahead` as many samples as take half
+        of `cache_bytes`, at 4 bytes for each and channel, and its `reader` is one of its own.
+    window : int, optional
         As of :class:`~linumpy.sampling.paging.pages.PagedVolume`.
-    cache_bytes : int, optional
-        Device memory for pages; by default a quarter of what is free.
-    ahead : int, optional
-        Independent samples that are made in one pass over the volume: 4 bytes for each and channel. By default as many
-        as take half of `cache_bytes`.
-    reader : Reader, optional
-        By default one of its own.
     xp : module, optional
         CuPy, which is the default; NumPy in tests.
     """
+    volumes, low_high = open_channels(source), check_range(source.range)
+    cache_bytes, ahead, reader = source.cache_bytes, source.ahead, source.reader
     first = volumes[0]
     check_dtype(first.dtype)
     kept = first.dtype.str[1:] in KEPT
@@ -170,7 +153,7 @@ def open_pages(
         cache,
         xp,
         low_high=low_high,
-        value_range=(0.0, 1.0) if low_high else value_range or _known_range(first.dtype),
+        value_range=(0.0, 1.0) if low_high else _known_range(first.dtype),
         ahead=ahead or max(2**16, cache_bytes // (8 * len(volumes))),
         window=window,
     )

@@ -144,7 +144,7 @@ def test_the_record_is_the_kernels():
     assert amr._BRICK.itemsize == 32
 
 
-@pytest.mark.parametrize(("spec", "architecture"), compilations([amr._SPEC]))
+@pytest.mark.parametrize(("spec", "architecture"), compilations([amr.BrickField._spec]))
 def test_compiles(spec, architecture):
     assert spec.name.encode() in compile_kernel(spec, architecture)
 

@@ -194,8 +194,8 @@ def test_random_damage_gives_our_errors_or_values(files, tmp_path, seed):
         known = raw_grid(files / "warp_float.nvdb") if name == "warp_raw.nvdb" else (files / name).read_bytes()
         for _ in range(15):
             content = bytearray(known)
-            for place in rng.integers(0, min(len(content), 20_000), 4):
-                content[place] = rng.integers(256)
+            for position in rng.integers(0, min(len(content), 20_000), 4):
+                content[position] = rng.integers(256)
             with contextlib.suppress(SourceError, UnsupportedLayoutError):
                 decode(open_vdb(damaged(tmp_path, content, name)), rng.random((10, 3)))
 
@@ -289,7 +289,7 @@ def test_no_points():
         assert decode(grid, np.zeros((0, 3)), side).shape == (1, 0)
 
 
-@pytest.mark.parametrize(("spec", "architecture"), compilations([vdb._SPEC]))
+@pytest.mark.parametrize(("spec", "architecture"), compilations([vdb.SparseGrid._spec]))
 def test_compiles(spec, architecture):
     assert spec.name.encode() in compile_kernel(spec, architecture)
 

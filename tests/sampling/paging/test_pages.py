@@ -19,6 +19,7 @@ from linumpy.sampling.generator import key_of
 from linumpy.sampling.paging import pages, zarr_volumes
 from linumpy.sampling.paging.plan import Paging, page_shape, plan_paging
 from linumpy.sampling.sampler import Sampler
+from linumpy.sampling.sources import PagedSource
 
 SHAPE, CHUNKS = (30, 37, 25), (8, 10, 6)
 KEY = key_of(5)
@@ -51,20 +52,17 @@ def paged(folder, reader, cache=40, ahead=3000, window=None, low_high=None, voxe
     if array is None:
         voxels, array = stored(folder, **kwargs)
     channel_axis = None if array.ndim == 3 else kwargs.get("axis", 0)
-    volumes = zarr_volumes.open_channels(array, channel_axis=channel_axis)
     kept = 4 if voxels.dtype.str[1:] in ("u4", "i4", "f8") else voxels.itemsize
     nbytes = cache * 480 * kept * len(voxels)
-    field = zarr_volumes.open_pages(
-        volumes,
-        low_high=low_high,
-        value_range=None,
+    source = PagedSource(
+        source=array,
+        channel_axis=channel_axis,
+        range=low_high,
         cache_bytes=nbytes,
         ahead=ahead,
-        window=window,
         reader=reader,
-        xp=np,
     )
-    return voxels, field
+    return voxels, zarr_volumes.open_pages(source, window=window, xp=np)
 
 
 def check(voxels, coords, values, low_high=None):
@@ -184,11 +182,9 @@ def test_binned(cache, tmp_path, reader):
 )
 def test_boxes_that_need_more_pages_than_may_be_read_ahead(shape, chunks, slots, tmp_path, reader):
     voxels, array = stored(tmp_path, shape=shape, chunks=chunks)
-    volumes = zarr_volumes.open_channels(array)
     nbytes = slots * 2 * int(np.prod(chunks))
-    field = zarr_volumes.open_pages(
-        volumes, low_high=None, value_range=None, cache_bytes=nbytes, window=20_000, reader=reader, xp=np
-    )
+    source = PagedSource(source=array, cache_bytes=nbytes, reader=reader)
+    field = zarr_volumes.open_pages(source, window=20_000, xp=np)
     assert len(field._cache.slots) == slots
     sampler = Sampler(field, seed=5, order="binned")
     for _ in range(20):
@@ -206,7 +202,8 @@ def test_binned_inside_a_mask(tmp_path, reader, monkeypatch):
         check(voxels, coords, values)
         assert (np.floor(coords[:, 2] * 3.0) == 1).all()
     # Planes 9 to 20 are sampled: pages of planes 0 to 7 are not read.
-    assert set(np.unravel_index(field._cache.held, field._paging.pages)[0].tolist()) <= {1, 2, 3}
+    pages = [n for n in range(np.prod(field._paging.pages)) if field._cache.holds(np.array([n]))]
+    assert set(np.unravel_index(pages, field._paging.pages)[0].tolist()) <= {1, 2, 3}
 
 
 def test_binned_reads_pages_about_once(tmp_path, reader):
@@ -313,7 +310,7 @@ def test_an_interrupted_wait_leaves_no_read_behind(tmp_path, reader):
         field.decode(coords, values)
     # The slot may hold another page from now on, so nothing may still be read into it.
     assert interrupted.waits == 2
-    assert 0 not in field._cache.held
+    assert not field._cache.holds(np.array([0]))
     field.decode(coords, values)
     check(voxels, coords, values)
 

@@ -7,9 +7,10 @@ import pytest
 from sampling_reference import raw_file, truth
 from scipy import stats
 
-from linumpy.sampling import create_sampler, regular
+from linumpy.sampling import create_sampler
 from linumpy.sampling.generator import key_of
 from linumpy.sampling.paging.slabs import SlabVolume, plan_slabs
+from linumpy.sampling.sources import FileSource
 
 DIMS = (31, 40, 50)
 KEY = key_of(8)
@@ -17,10 +18,8 @@ KEY = key_of(8)
 
 def volume(folder, held=6, replaced=2, nbytes=16 * 1024, **kwargs):
     voxels, given = raw_file(folder, dims=DIMS, **kwargs)
-    source = regular.open_raw(
-        given["filename"], DIMS, given["dtype"], given["n_channels"], given["offset"], given["is_big_endian"]
-    )
-    return voxels, SlabVolume(source, (0, 120), slabs=held, replaced=replaced, key=KEY, slab_nbytes=nbytes)
+    file = FileSource(**given).file()
+    return voxels, SlabVolume(file, (0, 120), slabs=held, replaced=replaced, key=KEY, slab_nbytes=nbytes)
 
 
 def batch(field, count=4000, first=0, in_order=False):

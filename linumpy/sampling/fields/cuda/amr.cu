@@ -33,7 +33,7 @@ __device__ void add_brick(const Brick &brick, const float *__restrict__ values, 
     if (outside) return;
     float share[8], value[8];
 #pragma unroll
-    for (int corner = 0; corner < 8; ++corner) {  // all eight reads are under way before the first is waited for
+    for (int corner = 0; corner < 8; ++corner) {  // all eight loads are issued before the first is waited for
         const int x = low[0] + (corner & 1), y = low[1] + (corner >> 1 & 1), z = low[2] + (corner >> 2);
         const bool there = x >= 0 && y >= 0 && z >= 0 && x < brick.size[0] && y < brick.size[1] && z < brick.size[2];
         const float full = (corner & 1 ? weight[0] : 1 - weight[0]) * (corner & 2 ? weight[1] : 1 - weight[1]) *

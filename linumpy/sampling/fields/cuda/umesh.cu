@@ -40,10 +40,10 @@ __device__ bool in_grid(const Grid &grid, const float *__restrict__ values, cons
 #pragma unroll
     for (int corner = 0; corner < 8; ++corner) {
         const int64 row = static_cast<int64>(low[2] + (corner >> 2)) * grid.size[1] + low[1] + (corner >> 1 & 1);
-        const float one = values[grid.offset + row * grid.size[0] + low[0] + (corner & 1)];
-        empty |= one != one;
+        const float corner_value = values[grid.offset + row * grid.size[0] + low[0] + (corner & 1)];
+        empty |= corner_value != corner_value;
         sum += (corner & 1 ? weight[0] : 1 - weight[0]) * (corner & 2 ? weight[1] : 1 - weight[1]) *
-               (corner & 4 ? weight[2] : 1 - weight[2]) * one;
+               (corner & 4 ? weight[2] : 1 - weight[2]) * corner_value;
     }
     value = sum;
     return !empty;

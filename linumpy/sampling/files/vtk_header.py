@@ -1,0 +1,143 @@
+"""The extents of the pieces of a VTK file of the XML kind, checked before the ``vtk`` package reads it.
+
+In: a path. Out: :class:`Header`. VTK opens any file that a ``.pvti`` file names, and leaves voxels that no piece holds
+uninitialised: such files are refused here.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from dataclasses import dataclass
+from typing import NoReturn
+from xml.etree import ElementTree
+from xml.etree.ElementTree import Element
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from linumpy.errors import SourceError, UnsupportedLayoutError
+
+_KINDS = ("ImageData", "RectilinearGrid", "StructuredGrid")
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a file says about its pieces.
+
+    Attributes
+    ----------
+    name : str
+        Path of the file, for errors.
+    whole : (2, 3) int64
+        First and last point of the image along x, y, z.
+    pieces : list of (extent, Header or None)
+        Extents of the pieces, and the headers of their files where the pieces are files.
+    """
+
+    name: str
+    whole: np.ndarray
+    pieces: list[tuple[np.ndarray, Header | None]]
+
+    def check_filled(self, of_cells: bool, box: np.ndarray | None = None) -> None:
+        """Refuse pieces that leave a part of the image, or of a box of it, empty."""
+        low, high = self.whole if box is None else box
+        covered = np.zeros(shape_of(low, high, of_cells), bool)
+        for extent, inner in self.pieces:
+            first, last = np.maximum(extent[0], low), np.minimum(extent[1], high)
+            if (first <= last).all():
+                start = (first - low)[::-1]
+                covered[tuple(map(slice, start, start + shape_of(first, last, of_cells)))] = True
+            if inner is not None:
+                inner.check_filled(of_cells, extent)
+        if not covered.all():
+            raise SourceError(f"{self.name}: its pieces leave a part of {_text(np.stack([low, high]))} empty")
+
+
+def shape_of(first: ArrayLike, last: ArrayLike, of_cells: bool) -> tuple[int, ...]:
+    """Z, Y, X of the values between two points (x, y, z); a flat box has one layer of cells."""
+    points = (np.asarray(last) - np.asarray(first) + 1).tolist()
+    return tuple(max(1, n - 1) if of_cells else n for n in reversed(points))
+
+
+def read_header(path: str) -> Header:
+    """Read the extents of a file and of the files of its pieces.
+
+    Raises
+    ------
+    SourceError
+        The file is truncated or damaged; a piece lies outside of the whole extent, or is no regular file below the
+        folder of the file that names it.
+    UnsupportedLayoutError
+        Another kind of data set.
+    """
+    with open(path, "rb", opener=_open_regular) as file:
+        image = _image(path, file.read())
+    whole = _extent(path, image, "WholeExtent")
+    pieces: list[tuple[np.ndarray, Header | None]] = []
+    for piece in image.findall("Piece"):
+        extent = _extent(path, piece, "Extent")
+        if (extent[0] < whole[0]).any() or (extent[1] > whole[1]).any():
+            raise SourceError(f"{path}: its piece of extent {_text(extent)} lies outside of {_text(whole)}")
+        pieces.append((extent, _piece_header(path, piece) if image.tag.startswith("P") else None))
+    return Header(path, whole, pieces)
+
+
+def _image(path: str, content: bytes) -> Element:
+    """Parse a file without its appended data, which need not be XML."""
+    head, mark, _ = content.partition(b"<AppendedData")
+    try:
+        root = ElementTree.fromstring(head + b"</VTKFile>" if mark else content)
+    except ElementTree.ParseError as error:
+        raise SourceError(f"{path}: is no VTK image, or truncated: {error}") from error
+    kind = root.get("type", root.tag)
+    if kind.removeprefix("P") not in _KINDS:
+        raise UnsupportedLayoutError(f"{path}: holds {kind!r}, and only {', '.join(_KINDS)} are read")
+    image = root.find(kind)
+    if image is None:
+        raise SourceError(f"{path}: has no image; the file is truncated or damaged")
+    return image
+
+
+def _extent(name: str, element: Element, key: str) -> np.ndarray:
+    """First and last point along x, y, z: (2, 3)."""
+    text = element.get(key, "")
+    try:
+        extent = np.array([int(number) for number in text.split()], np.int64).reshape(3, 2).T
+    except (ValueError, OverflowError) as error:
+        raise SourceError(f"{name}: {key}={text!r} are not six whole numbers") from error
+    if (extent[1] < extent[0]).any() or np.abs(extent).max() >= 2**31:
+        raise SourceError(f"{name}: {key}={text!r} is no extent of an image")
+    return extent
+
+
+def _piece_header(index: str, piece: Element) -> Header:
+    """Read the header of a piece: a regular file below the folder of its index, once links are resolved."""
+    source, folder = piece.get("Source", ""), os.path.realpath(os.path.dirname(index))
+    path = os.path.realpath(os.path.join(folder, source))
+    if os.path.commonpath([folder, path]) != folder:
+        _fail(index, source, "lies outside of the folder of this file, and is not read")
+    try:
+        header = read_header(path)
+    except OSError as error:
+        raise SourceError(f"{index}: its piece {source!r} cannot be read: {error}") from error
+    if any(inner for _, inner in header.pieces):
+        _fail(index, source, "has pieces in other files, and is not read")
+    return header
+
+
+def _fail(index: str, source: str, problem: str) -> NoReturn:
+    raise SourceError(f"{index}: its piece {source!r} {problem}")
+
+
+def _open_regular(path: str, flags: int) -> int:
+    """Open a file without waiting, as a FIFO without a writer would make us."""
+    descriptor = os.open(path, flags | os.O_NONBLOCK)
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return descriptor
+    os.close(descriptor)
+    raise OSError("it is no regular file")
+
+
+def _text(extent: np.ndarray) -> str:
+    return repr(" ".join(map(str, extent.T.ravel())))

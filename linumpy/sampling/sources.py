@@ -1,0 +1,132 @@
+"""Volumes that are sampled: the arguments of :func:`linumpy.sampling.create_sampler` for a type and a device, checked.
+
+In: keyword arguments. Out: frozen records, and the voxels of raw files and arrays. Errors: ``ValueError`` for arguments
+that do not fit together, ``TypeError`` for arrays that are not voxels.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from linumpy.arrays import Array
+from linumpy.device import is_device_array, require_cuda
+from linumpy.sampling.arguments import whole
+from linumpy.sampling.regular import RawFile, as_channels, check_range, checked_dims, raw_dtype
+
+if TYPE_CHECKING:
+    from linumpy.gpu import Reader
+    from linumpy.io.source import Source
+
+Range = tuple[float, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileSource:
+    """A file of raw voxels: ``structuredRegular`` on ``virtual_memory``; fields as of ``create_sampler``."""
+
+    filename: str | os.PathLike[str] | None
+    dims: Sequence[int] | None = None
+    dtype: DTypeLike | None = None
+    n_channels: int = 1
+    offset: int = 0
+    is_big_endian: bool = False
+    range: Range | None = None
+
+    def file(self) -> RawFile:
+        """Describe the file, which is not read."""
+        if self.filename is None:
+            raise ValueError("filename: give the file of raw voxels")
+        if self.dims is None or self.dtype is None:
+            raise ValueError("a file of raw voxels does not say what it holds: give dims=[Dx, Dy, Dz] and dtype=")
+        x, y, z = checked_dims(self.dims)
+        channels = whole("n_channels", self.n_channels, 1, 2**31, "number of volumes in the file")
+        offset = whole("offset", self.offset, 0, 2**62, "bytes before the first voxel")
+        return RawFile(os.fspath(self.filename), (channels, z, y, x), raw_dtype(self.dtype, self.is_big_endian), offset)
+
+    def needed_range(self) -> Range:
+        """Return the range, which devices need that do not read the whole file."""
+        low_high = check_range(self.range)
+        if low_high is None:
+            raise ValueError(
+                "range: give the lowest and the highest value, since this device does not read the whole file to find "
+                "them"
+            )
+        return low_high
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlabSource(FileSource):
+    """A file of raw voxels of which slabs are in memory: ``structuredRegular`` on ``out_of_core``."""
+
+    num_blocks: int | None = None
+    num_concurrent_blocks: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RawSource(FileSource):
+    """A file of raw voxels or an array: ``structuredRegular`` on ``cuda`` and ``cpu``."""
+
+    filename: str | os.PathLike[str] | None = None
+    array: Array | None = None
+
+    def voxels(self) -> Array:
+        """Read the file, or see the array as voxels: (C, Z, Y, X), in host memory or on a device."""
+        if (self.filename is None) == (self.array is None):
+            raise ValueError("filename and array: give one of them")
+        if self.array is None:
+            return self.file().read()
+        described = self.dims is not None or self.dtype is not None or self.n_channels != 1
+        if described or self.offset or self.is_big_endian:
+            raise ValueError(
+                "dims, dtype, n_channels, offset and is_big_endian describe a file; an array has them itself"
+            )
+        return as_channels(_imported(self.array))
+
+    def host_voxels(self) -> np.ndarray:
+        """The same, C-contiguous in host memory."""
+        voxels = self.voxels()
+        if not isinstance(voxels, np.ndarray):
+            raise ValueError("array lies on a device; give device='cuda', or an array of host memory")
+        return np.ascontiguousarray(voxels)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ZarrSource:
+    """An array or an OME-Zarr image: ``zarr`` on ``cuda`` and ``cpu``; fields as of ``create_sampler``."""
+
+    source: Source
+    level: int = 0
+    channel_axis: int | None = None
+    channel: int | None = None
+    time: int | None = None
+    range: Range | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PagedSource(ZarrSource):
+    """The same in pages: ``zarr`` on ``cuda_out_of_core``."""
+
+    cache_bytes: int | None = None
+    ahead: int | None = None
+    reader: Reader | None = None
+
+
+def _imported(array: Any) -> Array:
+    """See an array of any package as NumPy's or CuPy's."""
+    if isinstance(array, np.ma.MaskedArray):
+        raise TypeError("array is a masked array: give array.filled(value), and the mask as mask=")
+    if isinstance(array, np.ndarray):
+        return array.view(np.ndarray)
+    if is_device_array(array):
+        return array
+    if hasattr(array, "__dlpack__"):
+        if array.__dlpack_device__()[0] == 1:  # kDLCPU
+            return np.from_dlpack(array)
+        return require_cuda().from_dlpack(array)
+    return np.asarray(array)
