@@ -6,11 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from script_runs import load
 
 from linumpy.device import DEVICE_VARIABLE, is_device_array, to_host
 from linumpy.io.ome import open_image, read_omezarr
 from linumpy.testing.synthetic import SIZES, MosaicSpec, consecutive_slices, surface_depth, write_mosaic
+from tests.support.script_runs import load
 
 README = Path(__file__).parents[1] / "README.md"
 pytestmark = pytest.mark.skipif(not README.exists(), reason="the README is not installed with the package")

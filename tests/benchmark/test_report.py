@@ -6,10 +6,10 @@ import json
 import matplotlib.image
 import numpy as np
 import pytest
-from benchmark import made_up
 
 from linumpy.benchmark import machine, report
 from linumpy.benchmark.command import Output
+from tests.benchmark import made_up
 
 
 def row(text, title):

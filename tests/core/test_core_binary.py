@@ -7,7 +7,8 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from compiled import kept
+
+from tests.support.gpu.compiled import kept
 
 ROOT = Path(__file__).parents[2]
 TARGET = "linumpy_core_tests"

@@ -4,12 +4,9 @@ import ctypes
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-import core_devices
 import numpy as np
 import pytest
 import zarr
-from core_devices import KINDS, Memory, core_reader, submit
-from stores import random_values
 
 from linumpy.errors import ChunkError
 from linumpy.gpu.read import core_device
@@ -17,6 +14,9 @@ from linumpy.gpu.read.scatter import Conversion
 from linumpy.gpu.read.stats import ReaderStats
 from linumpy.io.layout import read_layout
 from linumpy.io.open import open_source
+from tests.support.gpu import core_devices
+from tests.support.gpu.core_devices import KINDS, Memory, core_reader, submit
+from tests.support.stores import random_values
 
 pytestmark, device, driver = core_devices.needs_core, core_devices.device, core_devices.driver
 

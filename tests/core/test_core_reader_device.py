@@ -6,14 +6,13 @@ import time
 
 import numpy as np
 import pytest
-import reference
-import stand_in
 import zarr
-from budget import matrix
-from stand_in import needs_stand_in
-from stores import same
 
 from linumpy.gpu.read.reader import Reader
+from tests.support.budget import matrix
+from tests.support.gpu import reference, stand_in
+from tests.support.gpu.stand_in import needs_stand_in
+from tests.support.stores import same
 
 pytestmark = needs_stand_in
 

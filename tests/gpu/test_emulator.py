@@ -2,7 +2,8 @@
 
 import numpy as np
 import pytest
-from emulator import COMPILER, Kernel, library
+
+from tests.support.gpu.emulator import COMPILER, Kernel, library
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
 

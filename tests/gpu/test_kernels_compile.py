@@ -10,8 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from mutants import CHAINS
-from nvrtc import compilations, compile_kernel, compile_with_ptx, declared_shared, raced_words
 
 import linumpy
 from linumpy.gpu import kernels
@@ -21,6 +19,8 @@ from linumpy.plan.codecs import DecodeChain
 from linumpy.plan.decode import launches
 from linumpy.plan.decode.launches import KERNELS, Launch
 from linumpy.plan.decode.workspace import decoded_room, plan_workspace
+from tests.support.gpu.mutants import CHAINS
+from tests.support.gpu.nvrtc import compilations, compile_kernel, compile_with_ptx, declared_shared, raced_words
 
 
 def spec(source, target=None, *, rank=3, unit=4, swapped=False):

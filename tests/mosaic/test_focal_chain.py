@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 import scipy.ndimage
 import zarr
-from budget import some
-from script_runs import check_refused, load
 
 from linumpy.errors import MetadataError
 from linumpy.geometry.focal import FocalCurvature, correct_focal_curvature, measured_planes
 from linumpy.mosaic.image import open_mosaic
 from linumpy.mosaic.stacking import stack_slices
 from linumpy.write.writer import write_omezarr
+from tests.support.budget import some
+from tests.support.script_runs import check_refused, load
 
 SPACING, TILE, PLANES, SHARED, WATER = (5.0, 10.0, 10.0), (80, 72), 80, 24, 20
 SIDES = TILE[0] * 2, TILE[1] * 2

@@ -5,7 +5,6 @@ import tracemalloc
 import numpy as np
 import pytest
 import zarr
-from budget import matrix
 
 from linumpy.errors import MetadataError, SourceError
 from linumpy.geometry.focal import correct_focal_curvature, mean_tile
@@ -22,6 +21,7 @@ from linumpy.mosaic.surface import SurfaceMethod, find_mosaic_surface
 from linumpy.mosaic.tiles import boxes, column_shape
 from linumpy.testing.synthetic import MosaicSpec, block, surface_depth, write_mosaic
 from linumpy.write.writer import write_omezarr
+from tests.support.budget import matrix
 
 SPEC = MosaicSpec(tiles=(2, 2), tile_shape=(64, 45, 51), spacing_um=(5.0, 8.0, 12.0), water_um=100.0, focal_um=20.0)
 TILE_BYTES = [1, 300_000, 2**28]

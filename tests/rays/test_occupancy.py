@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
-from ray_scenes import Foreign
 
 from linumpy.errors import SourceError
 from linumpy.rays import OccupancyGrid
 from linumpy.write.writer import write_omezarr
+from tests.support.oracles.ray_scenes import Foreign
 
 
 def morton(x, y, z):

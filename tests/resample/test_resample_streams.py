@@ -12,7 +12,6 @@ from contextlib import closing
 
 import numpy as np
 import pytest
-import reference
 import zarr
 
 from linumpy.gpu import kvikio_zarr
@@ -21,6 +20,7 @@ from linumpy.gpu.read.reader import Reader
 from linumpy.plan.grid.blocks import AffineGrid, ResamplePlan
 from linumpy.resample import overlap, pipeline
 from linumpy.resample.pipeline import BlockJob, make_block, make_blocks
+from tests.support.gpu import reference
 
 lock = threading.RLock()
 here = threading.local()

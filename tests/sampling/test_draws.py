@@ -4,11 +4,11 @@ import itertools
 
 import numpy as np
 import pytest
-from emulator import emulated
 from scipy import stats
 
 from linumpy.sampling import draws, generator, threads
 from linumpy.sampling.generator import Use
+from tests.support.gpu.emulator import emulated
 
 KEY = generator.key_of(2**40 + 17)
 

@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 import zarr
-from sampling_reference import raw_file, truth, voxels_of
 
 from linumpy import sampling
 from linumpy.sampling import create_sampler, draws
 from linumpy.sampling.boxes import plan_boxes, window
 from linumpy.sampling.generator import Use, key_of
 from linumpy.sampling.volume import DeviceVolume
+from tests.support.oracles.sampling_reference import raw_file, truth, voxels_of
 
 pytestmark = pytest.mark.gpu
 

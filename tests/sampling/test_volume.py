@@ -5,10 +5,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from budget import matrix
-from emulator import Kernel, emulated, library
-from nvrtc import compilations, compile_kernel
-from sampling_reference import truth
 
 from linumpy.gpu.kernels import KernelSpec, source_text
 from linumpy.gpu.read import request
@@ -18,6 +14,10 @@ from linumpy.sampling.draws import Draw, host_coordinates
 from linumpy.sampling.generator import key_of
 from linumpy.sampling.host import HostVolume
 from linumpy.sampling.volume import KEPT, LAYOUTS, DeviceVolume, Shape
+from tests.support.budget import matrix
+from tests.support.gpu.emulator import Kernel, emulated, library
+from tests.support.gpu.nvrtc import compilations, compile_kernel
+from tests.support.oracles.sampling_reference import truth
 
 KEY = key_of(3)
 RAGGED = (7, 5, 11)

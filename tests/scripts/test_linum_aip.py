@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import zarr
 from PIL import Image
-from script_runs import check_refused, kill_half_way, load, run_script
 
 from linumpy.io.ome import open_image, read_omezarr
 from linumpy.mosaic import aip
 from linumpy.resample.overlap import work_through
 from linumpy.write.writer import write_omezarr
+from tests.support.script_runs import check_refused, kill_half_way, load, run_script
 
 SCRIPTS = {"linum_aip": "linum-aip", "linum_aip_png": "linum-aip-png"}
 

@@ -6,13 +6,13 @@ import signal
 import numpy as np
 import pytest
 import zarr
-from script_runs import check_refused, kill_half_way, load, run_script
 
 from linumpy.gpu.interpolation import resample_volume
 from linumpy.io import place
 from linumpy.io.ome import open_image, read_omezarr
 from linumpy.write import new_image
 from linumpy.write.writer import write_omezarr
+from tests.support.script_runs import check_refused, kill_half_way, load, run_script
 
 NAME, PROGRAM = "linum_resample", "linum-resample"
 SPACING = (10.0, 6.0, 5.0)

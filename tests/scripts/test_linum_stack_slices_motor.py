@@ -6,11 +6,11 @@ import signal
 import numpy as np
 import pytest
 import zarr
-from script_runs import check_refused, kill_half_way, load, run_script
 
 from linumpy.io.ome import open_image, read_omezarr
 from linumpy.testing.synthetic import MosaicSpec, block, consecutive_slices
 from linumpy.write.writer import write_omezarr
+from tests.support.script_runs import check_refused, kill_half_way, load, run_script
 
 NAME, PROGRAM = "linum_stack_slices_motor", "linum-stack-slices-motor"
 SPACING = (5.0, 10.0, 10.0)

@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
-from script_runs import check_refused, load, run_script
 
 from linumpy.io.ome import open_image
 from linumpy.voxel.scipy_backend import ScipyBackend
 from linumpy.write.writer import write_omezarr
+from tests.support.script_runs import check_refused, load, run_script
 
 trimesh = pytest.importorskip("trimesh", reason="trimesh is not installed: pip install trimesh")
 

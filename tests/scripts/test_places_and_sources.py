@@ -9,7 +9,6 @@ import sys
 import numpy as np
 import pytest
 import zarr
-from script_runs import ROOT, environment, load, run_script
 from zarr.codecs import BloscCodec, GzipCodec, ZstdCodec
 
 from linumpy.errors import ChunkError, SourceError
@@ -18,6 +17,7 @@ from linumpy.io.open import open_source
 from linumpy.io.place import check_apart
 from linumpy.mosaic.tiles import read_box
 from linumpy.write.writer import write_omezarr
+from tests.support.script_runs import ROOT, environment, load, run_script
 
 SCRIPTS = {
     "linum_aip": [],

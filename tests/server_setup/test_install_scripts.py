@@ -6,7 +6,8 @@ import subprocess
 import time
 
 import pytest
-from server_tools import SETUP_DIR
+
+from tests.server_setup.server_tools import SETUP_DIR
 
 INSTALL, GPU_EXTRA = SETUP_DIR.parent / "install.sh", SETUP_DIR.parent / "gpu_extra.sh"
 

@@ -5,7 +5,8 @@ import re
 import subprocess
 
 import pytest
-from server_tools import HERE, SETUP_DIR
+
+from tests.server_setup.server_tools import HERE, SETUP_DIR
 
 SCRIPTS = sorted(SETUP_DIR.glob("*.sh"))
 RUNNABLE = [script for script in SCRIPTS if script.name != "lib.sh"]

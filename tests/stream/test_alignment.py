@@ -6,14 +6,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import zarr
-from budget import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stream_arrays import make_array
 
 from linumpy import stream
 from linumpy.io.ome import open_image
 from linumpy.write.writer import write_omezarr
+from tests.support.budget import examples
+from tests.support.stream_arrays import make_array
 
 ROTATED = stream.Augment(rotation=180, scale=(0.8, 1.2), flip="zyx")
 

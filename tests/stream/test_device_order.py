@@ -10,18 +10,18 @@ import types
 import ml_dtypes
 import numpy as np
 import pytest
-import reference
-from budget import examples
-from emulator import COMPILER, emulated
-from fake_cupy import Array
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stream_arrays import make_array
 
 from linumpy import stream
 from linumpy.device import Device
 from linumpy.stream import pipeline as pipeline_module
 from linumpy.stream import resample as resample_module
+from tests.support.budget import examples
+from tests.support.gpu import reference
+from tests.support.gpu.emulator import COMPILER, emulated
+from tests.support.gpu.fake_cupy import Array
+from tests.support.stream_arrays import make_array
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++")
 SHAPE, SIZE = (20, 24, 28), (5, 6, 7)

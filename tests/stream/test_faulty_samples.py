@@ -5,9 +5,9 @@ import shutil
 import numpy as np
 import pytest
 import zarr
-from stream_arrays import make_array
 
 from linumpy import stream
+from tests.support.stream_arrays import make_array
 
 BOX = ((0, 4), (0, 5), (0, 6))
 

@@ -5,10 +5,10 @@ import time
 
 import numpy as np
 import pytest
-from stream_arrays import make_array
 
 from linumpy import stream
 from linumpy.write.writer import write_omezarr
+from tests.support.stream_arrays import make_array
 
 pytestmark = pytest.mark.gpu
 

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from stream_arrays import make_array
 
 from linumpy import stream
+from tests.support.stream_arrays import make_array
 
 TRAINING = '''
 """A training process: each batch's bytes into a log, and behind each step the state into a file."""

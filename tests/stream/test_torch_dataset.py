@@ -7,9 +7,9 @@ import types
 
 import numpy as np
 import pytest
-from stream_arrays import make_array
 
 from linumpy import stream
+from tests.support.stream_arrays import make_array
 
 HAS_TORCH = importlib.util.find_spec("torch") is not None
 

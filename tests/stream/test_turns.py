@@ -7,11 +7,11 @@ import time
 import numpy as np
 import pytest
 import zarr
-from stream_arrays import make_array
 
 from linumpy import stream
 from linumpy.core import native
 from linumpy.core.reader import CoreReader
+from tests.support.stream_arrays import make_array
 
 pytestmark = pytest.mark.skipif(native.why_no_core() is not None, reason=str(native.why_no_core()))
 BOX = ((0, 4), (0, 5), (0, 6))

@@ -4,10 +4,10 @@ import itertools
 
 import numpy as np
 import pytest
-from voxel_reference import in_capsule
 
 from linumpy.voxel.capsules import capsule_table, polyline_table
 from linumpy.voxel.scipy_backend import ScipyBackend
+from tests.support.oracles.voxel_reference import in_capsule
 
 SHAPE = (9, 10, 21)
 

@@ -4,14 +4,14 @@ import itertools
 
 import numpy as np
 import pytest
-from budget import matrix
-from cupy_on_host import install
-from voxel_reference import filled, on_surface, winding_numbers
-from voxel_shapes import BOX, CLOSED, FACES, box, moved, sphere, torus
 
 from linumpy.voxel.grid import grid_of_box, make_grid
 from linumpy.voxel.mesh import make_mesh
 from linumpy.voxel.scipy_backend import ScipyBackend
+from tests.support.budget import matrix
+from tests.support.gpu.cupy_on_host import install
+from tests.support.oracles.voxel_reference import filled, on_surface, winding_numbers
+from tests.support.oracles.voxel_shapes import BOX, CLOSED, FACES, box, moved, sphere, torus
 
 BOUNDS = ((-6.0, -6.0, -6.0), (6.0, 6.0, 6.0))
 

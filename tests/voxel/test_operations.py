@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import zarr
 from scipy import ndimage
-from voxel_backends import needs_warp
-from voxel_reference import ball_offsets, components, dilated, eroded, filled, offsets_of
 
 from linumpy.voxel.element import ball
 from linumpy.voxel.scipy_backend import ScipyBackend
+from tests.support.oracles.voxel_backends import needs_warp
+from tests.support.oracles.voxel_reference import ball_offsets, components, dilated, eroded, filled, offsets_of
 
 METHODS = ("dilate", "erode", "open", "close")
 

@@ -18,9 +18,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import zarr
-from script_runs import environment
 
 from linumpy.write.writer import write_omezarr
+from tests.support.script_runs import environment
 
 HERE = Path(__file__).parent
 

@@ -3,16 +3,16 @@
 import warnings
 
 import numpy as np
-import on_cpu
 import pytest
-from emulator import COMPILER
-from nvrtc import compile_kernel
 from scipy import ndimage
 
 from linumpy.gpu import interpolation
 from linumpy.gpu.interpolation import affine_transform, geometric_transform, map_coordinates
 from linumpy.gpu.ndimage import general
 from linumpy.gpu.ndimage.sampling import Sampler
+from tests.support.gpu import on_cpu
+from tests.support.gpu.emulator import COMPILER
+from tests.support.gpu.nvrtc import compile_kernel
 
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler: the kernels run on a GPU only")
 

@@ -5,11 +5,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scipy import ndimage
-from test_sampling import close, image_of, shapes
 
 from linumpy.device import to_host
 from linumpy.gpu.interpolation import affine_transform, map_coordinates
 from linumpy.gpu.ndimage.sampling_launch import MODES
+from tests.gpu.ndimage.test_sampling import close, image_of, shapes
 
 pytestmark = pytest.mark.gpu
 

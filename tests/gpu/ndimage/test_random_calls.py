@@ -8,10 +8,11 @@ ended.
 import os
 
 import numpy as np
-import on_cpu
 import pytest
-from emulator import COMPILER
-from random_calls import call_of, kind_of
+
+from tests.support.gpu import on_cpu
+from tests.support.gpu.emulator import COMPILER
+from tests.support.gpu.random_calls import call_of, kind_of
 
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler: the kernels run on a GPU only")
 

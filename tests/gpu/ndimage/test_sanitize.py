@@ -8,9 +8,7 @@ import re
 from pathlib import Path
 
 import numpy as np
-import on_cpu
 import pytest
-from emulator import COMPILER
 from scipy import ndimage
 
 from linumpy.device import to_host
@@ -24,6 +22,8 @@ from linumpy.gpu.interpolation import (
     zoom,
 )
 from linumpy.gpu.ndimage import sampling
+from tests.support.gpu import on_cpu
+from tests.support.gpu.emulator import COMPILER
 
 RNG = np.random.default_rng(0)
 # So many digits that no coordinate lies halfway between two voxels.

@@ -9,13 +9,13 @@ import time
 
 import numpy as np
 import pytest
-import reference
 import zarr
-from stand_in import needs_stand_in
-from stores import random_values, same
 
 from linumpy.errors import ChunkError
 from linumpy.gpu.read.reader import Reader
+from tests.support.gpu import reference
+from tests.support.gpu.stand_in import needs_stand_in
+from tests.support.stores import random_values, same
 
 pytestmark = needs_stand_in
 

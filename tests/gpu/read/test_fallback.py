@@ -10,7 +10,6 @@ import numcodecs
 import numpy as np
 import pytest
 import zarr
-from stores import random_values, same
 from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec, GzipCodec, ShardingCodec, TransposeCodec, ZstdCodec
 from zarr.codecs import numcodecs as v3
 
@@ -23,6 +22,7 @@ from linumpy.io.layout import read_layout
 from linumpy.plan.read.fallback import why_not_gpu_mode
 from linumpy.plan.read.plan import plan_read
 from linumpy.plan.region import normalize_region
+from tests.support.stores import random_values, same
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::zarr.errors.ZarrUserWarning"),

@@ -6,9 +6,9 @@ import threading
 
 import pytest
 import zarr
-from stores import random_values, same
 
 from linumpy.gpu.read.shared import release, shared_reader
+from tests.support.stores import random_values, same
 
 
 @pytest.fixture

@@ -2,12 +2,12 @@
 
 import numpy as np
 import pytest
-from field_runs import SIDES, decode, on_gpu
-from nvrtc import compilations, compile_kernel
 
 from linumpy.errors import SourceError
 from linumpy.sampling.fields import amr
 from linumpy.sampling.fields.amr import open_exabrick
+from tests.support.gpu.field_runs import SIDES, decode, on_gpu
+from tests.support.gpu.nvrtc import compilations, compile_kernel
 
 
 def write(folder, bricks, values):

@@ -11,12 +11,12 @@ from urllib.parse import quote
 
 import numpy as np
 import pytest
-from field_runs import decode, on_gpu
 
 from linumpy.errors import SourceError, UnsupportedLayoutError
 from linumpy.sampling.fields.vtk_images import open_vtk
 from linumpy.sampling.files.vtk import read_vtk
 from linumpy.sampling.files.vtk_header import read_header
+from tests.support.gpu.field_runs import decode, on_gpu
 
 pytest.importorskip("vtkmodules", reason="vtk is not installed: pip install vtk")
 

@@ -12,9 +12,9 @@ import subprocess
 from pathlib import Path
 
 import numpy as np
-from compiled import linked_object, shared_library
 
 from linumpy.gpu.kernels import source_text
+from tests.support.gpu.compiled import linked_object, shared_library
 
 
 def _find_compiler():
@@ -59,8 +59,8 @@ def _wrapper(text, name):
     values = (f"*reinterpret_cast<std::decay_t<{t}> *>(emulated::arguments[{i}])" for i, t in enumerate(types))
     return f"""
 static void run_{name}() {{ {name}({", ".join(values)}); }}
-extern "C" __attribute__((visibility("default"))) const char *emulate_{name}(const unsigned *blocks, unsigned threads, unsigned shared, unsigned seed,
-                                       void **values) {{
+extern "C" __attribute__((visibility("default"))) const char *
+emulate_{name}(const unsigned *blocks, unsigned threads, unsigned shared, unsigned seed, void **values) {{
     return emulated::run_grid(run_{name}, blocks, threads, shared, seed, values);
 }}
 """

@@ -4,12 +4,12 @@ import re
 import struct
 import zlib
 
-import budget
 import pytest
-from compiled import kept
 from cuda.bindings import nvrtc
 
 from linumpy.gpu.kernels import source_text
+from tests.support import budget
+from tests.support.gpu.compiled import kept
 
 ARCHITECTURES = ("sm_80", "sm_90")
 

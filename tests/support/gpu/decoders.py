@@ -6,12 +6,12 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from emulator import COMPILER, Kernel, library
 
 from linumpy.gpu.codecs import decode
 from linumpy.gpu.kernels import source_text
 from linumpy.plan.codecs import DecodeChain
 from linumpy.plan.decode import launches, workspace
+from tests.support.gpu.emulator import COMPILER, Kernel, library
 
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler: the decoders run on a GPU only")
 
