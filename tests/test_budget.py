@@ -1,4 +1,4 @@
-"""The short run drops combinations, and no value of any of them."""
+"""If this fails, the short run leaves out a value of an argument."""
 
 import pytest
 from hypothesis import given

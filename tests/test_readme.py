@@ -1,4 +1,4 @@
-"""The snippets of the README run as they stand, one after another, here and on a GPU unchanged."""
+"""If this fails, a snippet of the README does not run as it stands."""
 
 import re
 import shlex

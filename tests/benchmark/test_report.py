@@ -1,4 +1,4 @@
-"""What people see: the table, the JSON document, the picture, and what they say of the machine."""
+"""If this fails, the benchmark's table, JSON document or picture says something else than was measured."""
 
 import dataclasses
 import json

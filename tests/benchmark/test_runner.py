@@ -1,4 +1,4 @@
-"""Check first, time then: nothing wrong is timed, nothing that fails stops the rest."""
+"""If this fails, wrong results are timed, or one case that fails ends the whole benchmark."""
 
 import contextlib
 import dataclasses

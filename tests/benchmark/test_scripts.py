@@ -1,4 +1,4 @@
-"""Whole scripts, timed: the benchmark is right about what is right, and cleans up after itself."""
+"""If this fails, times of scripts are taken of wrong results, or files are left behind."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""The emulator finds what is wrong in a kernel: each kernel here is wrong in one way, but for the first ones."""
+"""If this fails, the emulator lets a wrong kernel pass, or refuses a right one."""
 
 import numpy as np
 import pytest

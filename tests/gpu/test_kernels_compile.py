@@ -1,4 +1,4 @@
-"""Every CUDA source compiles, for every type and rank, with NVRTC and no GPU."""
+"""If this fails, a CUDA source does not compile for some type, rank or architecture."""
 
 import contextlib
 import importlib.resources

@@ -1,4 +1,4 @@
-"""Host decoding of chunks: the same bytes and refusals as numcodecs, in no more memory than the chunk needs."""
+"""If this fails, the host decodes chunks to other bytes than numcodecs, or takes more memory than a chunk needs."""
 
 import errno
 import gzip

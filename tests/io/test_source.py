@@ -1,4 +1,4 @@
-"""What names an array, and metadata that other writers spell in their own way: the same values as the writer meant."""
+"""If this fails, paths, stores and metadata of other writers open another array, or none."""
 
 import json
 import logging

@@ -1,4 +1,4 @@
-"""Host reads and writes by zarr while the process is in zarr's GPU mode. No test here needs a GPU."""
+"""If this fails, reads and writes on the host break while the process is in zarr's GPU mode."""
 
 import logging
 import threading

@@ -1,4 +1,4 @@
-"""Mosaic, focal correction, surface, projection and stack by the scripts with default options, against known truth.
+"""If this fails, after the whole chain of scripts the known tissue is bent, or what was filled shows.
 
 The objective bends flat slices. What comes out must show the flat slices again, whatever the unit and the background,
 and what focal correction filled must show nowhere. The oracle fills with NaN, which NumPy and the blending leave out.

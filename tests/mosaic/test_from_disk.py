@@ -1,4 +1,4 @@
-"""Mosaics from disk to disk: it does not matter how they are cut, how their axes lie, or how large they are."""
+"""If this fails, results depend on how a mosaic is cut or how its axes lie, or memory grows with it."""
 
 import tracemalloc
 

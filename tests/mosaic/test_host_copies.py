@@ -1,4 +1,4 @@
-"""Between read and write nothing but a few numbers comes to the host, whichever script it is."""
+"""If this fails, voxels come to the host between read and write."""
 
 import math
 import re

@@ -1,4 +1,4 @@
-"""Stacking: overlaps of slices whose truth is known, outliers, blending, and the whole stack."""
+"""If this fails, slices are stacked with wrong overlaps, outliers or blending."""
 
 import numpy as np
 import pytest

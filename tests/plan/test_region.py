@@ -1,4 +1,4 @@
-"""Regions against NumPy's own indexing."""
+"""If this fails, a region means something else than NumPy's index."""
 
 import numpy as np
 import pytest

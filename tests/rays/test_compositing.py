@@ -1,4 +1,4 @@
-"""Volume rendering against the definition, sample by sample, and its gradient against differences."""
+"""If this fails, volume rendering, or its gradient, differs from the definition."""
 
 import math
 import sys

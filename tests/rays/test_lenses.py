@@ -1,4 +1,4 @@
-"""Each lens against its formula, and against its inverse: from a direction back to the pixel."""
+"""If this fails, a lens maps a pixel to a wrong ray, or back to another pixel."""
 
 import math
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Occupancy grids: bits in Morton order, mips by max-pooling, volumes, decay, files."""
+"""If this fails, occupancy grids mark wrong cells, or lose them in mips and files."""
 
 import numpy as np
 import pytest

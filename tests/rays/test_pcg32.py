@@ -1,4 +1,4 @@
-"""Random numbers: bit for bit those of the reference implementation, from any place in the sequence."""
+"""If this fails, a seed gives other random numbers than the reference implementation."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The kernels: under the emulator and on a device they give the arrays of the CPU, bit for bit; and they compile."""
+"""If this fails, the kernels of rays give other bits than the CPU."""
 
 import functools
 import re

@@ -1,4 +1,4 @@
-"""Samples on the CPU: the whole chain against the definition, one ray after another; known scenes; distributions."""
+"""If this fails, samples along rays differ from the definition, ray after ray."""
 
 import math
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""A block made by itself is that part of the whole: to the bit for orders 0 and 1, to rounding above."""
+"""If this fails, a block made by itself differs from that part of the whole."""
 
 import itertools
 

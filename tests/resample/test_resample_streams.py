@@ -1,4 +1,4 @@
-"""The order of streams and buffers of CudaStage, without a device.
+"""If this fails, `resample_zarr` uses a buffer on a device before or after its time.
 
 In place of CuPy there are NumPy arrays and streams that put off all work until somebody waits for it, but for one that
 does it at once: the worst that a device may do. A wait that is missing shows as a wrong block.

@@ -1,4 +1,4 @@
-"""From Zarr to Zarr block by block: the same as in memory, in bounded memory, and through a kill."""
+"""If this fails, `resample_zarr` gives other voxels than the call in memory, or a killed run does not go on."""
 
 import itertools
 import json

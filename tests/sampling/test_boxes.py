@@ -1,4 +1,4 @@
-"""Samples in the order of boxes: distributed as independent ones, and the kernels against NumPy."""
+"""If this fails, samples in the order of boxes are not distributed as independent ones."""
 
 import numpy as np
 import pytest

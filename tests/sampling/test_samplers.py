@@ -1,4 +1,4 @@
-"""Samplers as users make them: raw files and arrays, orders, weights, arguments."""
+"""If this fails, samplers as users make them give wrong samples, or take wrong arguments."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""Samplers on a device: the same streams as on the host, arrays of other packages, streams, guard pages."""
+"""If this fails, samplers on a device differ from those on the host."""
 
 import numpy as np
 import pytest

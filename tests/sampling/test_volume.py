@@ -1,4 +1,4 @@
-"""Values of volumes: NumPy's against SciPy's, and the kernels against NumPy's and the truth in double precision."""
+"""If this fails, values of volumes differ from SciPy's, or the kernels from NumPy's."""
 
 import itertools
 from types import SimpleNamespace

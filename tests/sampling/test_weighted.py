@@ -1,4 +1,4 @@
-"""Samples by weights in the order of boxes: distributed as those drawn one by one, and the kernel against NumPy."""
+"""If this fails, samples by weights are distributed otherwise than their weights."""
 
 import numpy as np
 import pytest

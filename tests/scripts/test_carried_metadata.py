@@ -1,4 +1,4 @@
-"""Every command that makes an OME-Zarr image from another keeps what stays true of its metadata."""
+"""If this fails, a command loses metadata of its source that stay true."""
 
 import numpy as np
 import pytest

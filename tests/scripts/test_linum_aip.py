@@ -1,4 +1,6 @@
-"""The scripts that project a mosaic: what they write, what they refuse, what is left of them when they are killed."""
+"""If this fails, the scripts that project a mosaic write wrong images, or a killed one leaves something that looks
+finished.
+"""
 
 import signal
 

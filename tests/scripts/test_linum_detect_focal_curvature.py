@@ -1,4 +1,4 @@
-"""The script that takes focal curvature out: what it writes and reports, what it refuses, a kill in the middle."""
+"""If this fails, the script leaves curvature in, or a killed one leaves something that looks finished."""
 
 import json
 import signal

@@ -1,4 +1,4 @@
-"""The script that finds the surface: what it writes, what it refuses, what is left of it when it is killed."""
+"""If this fails, the script finds a wrong surface, or a killed one leaves something that looks finished."""
 
 import signal
 

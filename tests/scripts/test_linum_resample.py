@@ -1,4 +1,4 @@
-"""The script that resamples an image: what it writes, what it refuses, and how it goes on after a kill."""
+"""If this fails, the script resamples wrong, or does not go on after a kill."""
 
 import shutil
 import signal

@@ -1,4 +1,4 @@
-"""The script that resamples a mosaic grid: what it writes, what it refuses, what is left of it when it is killed."""
+"""If this fails, the script resamples a mosaic wrong, or a killed one leaves something that looks finished."""
 
 import itertools
 import signal

@@ -1,4 +1,4 @@
-"""The script that stacks slices: the known volume, its decisions, what it refuses, a kill in the middle."""
+"""If this fails, the script stacks slices wrong, or a killed one leaves something that looks finished."""
 
 import csv
 import signal

@@ -1,4 +1,4 @@
-"""linum-voxelize: what it writes, in whatever order the image's axes come, and what it refuses."""
+"""If this fails, linum-voxelize writes masks that do not lie in the image, in some order of its axes."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""What all scripts refuse in one line: outputs in each other's place or their source's, sources that cannot be read."""
+"""If this fails, a script overwrites its source, or shows a traceback for a path that cannot be read."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""Every command over mosaics: axes t and c, no units, what bioformats2raw wrote, tiles known and unknown."""
+"""If this fails, commands over mosaics fail on axes t and c, on images without units, or on bioformats2raw's."""
 
 import json
 import logging

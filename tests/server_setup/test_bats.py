@@ -1,4 +1,4 @@
-"""Runs the .bats files from pytest, so that one command runs everything."""
+"""If this fails, a server script gives a wrong verdict, or changes the machine (all .bats files)."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""Takes preconditions away, one and several at a time, and compares with a slow, obvious rule."""
+"""If this fails, the doctor's verdict differs from the obvious rule when preconditions lack."""
 
 import json
 import os

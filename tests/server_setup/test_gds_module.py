@@ -1,4 +1,4 @@
-"""linumpy.gds: the doctor's verdict in Python."""
+"""If this fails, linumpy.gds tells something else than the doctor."""
 
 import ast
 import dataclasses

@@ -1,4 +1,4 @@
-"""install.sh and gpu_extra.sh with programs that stand in for Python, pip and nvidia-smi."""
+"""If this fails, install.sh or gpu_extra.sh install the wrong extra, or none."""
 
 import os
 import signal

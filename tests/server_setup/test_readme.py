@@ -1,4 +1,4 @@
-"""Follows the README step by step on a pretended server.
+"""If this fails, the README's steps do not lead to a working server.
 
 Commands of ours are run. The others (apt-get, modprobe, mount, reboot, ...) are not: what
 they would do to the server is done to its tree. A command that is neither fails the test,

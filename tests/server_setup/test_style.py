@@ -1,4 +1,4 @@
-"""What holds for all scripts beside what `make lint` checks: read through the prefix, call nothing."""
+"""If this fails, a server script reads past the test's prefix, or calls what it must not."""
 
 import os
 import re

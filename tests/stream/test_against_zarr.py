@@ -1,4 +1,4 @@
-"""Crops of arrays of every format, batch after batch, against zarr-python; and where the reader does not take them."""
+"""If this fails, crops of arrays of some format differ from zarr-python's."""
 
 import logging
 import warnings

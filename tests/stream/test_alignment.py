@@ -1,4 +1,4 @@
-"""Parts of a sample: each shows the physical coordinates of the crop, whatever its spacing, origin, level and axes."""
+"""If this fails, parts of a sample show other physical coordinates than its crop."""
 
 import json
 from dataclasses import replace

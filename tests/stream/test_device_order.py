@@ -1,4 +1,4 @@
-"""The pipeline on a device whose streams run late or early by chance: what no event orders is found wrong.
+"""If this fails, batches on a device are used before they are there: an order that no event gives is relied on.
 
 The production pipeline and reader run on :mod:`fake_cupy`, the kernels under the emulator.
 """

@@ -1,4 +1,4 @@
-"""Faulty samples of every kind, at every position of a batch: an error of theirs alone, or left out."""
+"""If this fails, a faulty sample spoils others of its batch, or passes."""
 
 import shutil
 

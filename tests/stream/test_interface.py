@@ -1,4 +1,4 @@
-"""What code that was written for the interface relies on: names, numbers, and what calls give and raise."""
+"""If this fails, code that was written for the interface breaks: names, numbers, errors."""
 
 import dataclasses
 import enum

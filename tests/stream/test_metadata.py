@@ -1,4 +1,4 @@
-"""Metadata of arrays: opened ahead and side by side, kept, counted."""
+"""If this fails, metadata of arrays are opened too often, or are old."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""Batches against zarr-python: contents, order, errors, memory, states."""
+"""If this fails, batches hold wrong crops, come in a wrong order, or take too much memory (oracle: zarr-python)."""
 
 import gc
 import itertools

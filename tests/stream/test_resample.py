@@ -1,4 +1,4 @@
-"""Crops beyond borders and augmented crops: NumPy's pad, SciPy on the whole volume, and the kernels on the CPU."""
+"""If this fails, crops beyond borders or augmented crops differ from NumPy's pad and SciPy on the whole volume."""
 
 import ctypes
 import re

@@ -1,4 +1,4 @@
-"""Long runs, and runs that are killed and resumed: the same sequence, in flat memory."""
+"""If this fails, a killed training resumes with other batches, or a long run takes ever more memory."""
 
 import contextlib
 import gc

@@ -1,4 +1,4 @@
-"""Which crops: inside of arrays, as often as asked for, the same again; grids that cover, stitched together again."""
+"""If this fails, crops lie outside of arrays, come too often or too seldom, or do not cover a grid."""
 
 import itertools
 import re

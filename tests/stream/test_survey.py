@@ -1,4 +1,4 @@
-"""Estimates of what is read beside crops, against counting; the script that shows them."""
+"""If this fails, estimates of what is read beside crops are off from counting."""
 
 import itertools
 import json

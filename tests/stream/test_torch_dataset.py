@@ -1,4 +1,4 @@
-"""The dataset for PyTorch: with a stub where PyTorch is missing, and with PyTorch where it is there."""
+"""If this fails, the dataset for PyTorch gives other batches than the pipeline."""
 
 import importlib.util
 import itertools

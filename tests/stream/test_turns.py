@@ -1,4 +1,4 @@
-"""What a batch costs beside a busy thread of Python: each call that gives the interpreter's lock back costs a turn."""
+"""If this fails, a batch takes more turns of the interpreter's lock, each of which waits for a busy thread."""
 
 import sys
 import threading

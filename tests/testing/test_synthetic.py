@@ -1,4 +1,4 @@
-"""Synthetic mosaics: every voxel from seed and place alone, and physics that can be measured back."""
+"""If this fails, synthetic mosaics depend on how they are cut, or are not what their parameters say."""
 
 import dataclasses
 

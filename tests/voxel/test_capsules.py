@@ -1,4 +1,4 @@
-"""Capsules: against exact fractions, and each backend against SciPy's voxel for voxel."""
+"""If this fails, capsules hold other voxels than exact fractions say."""
 
 import itertools
 

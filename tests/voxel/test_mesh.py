@@ -1,4 +1,4 @@
-"""Meshes: against winding numbers by solid angles, exact boxes, and each backend against SciPy's voxel for voxel."""
+"""If this fails, meshes fill other voxels than winding numbers say."""
 
 import itertools
 

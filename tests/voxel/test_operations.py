@@ -1,4 +1,4 @@
-"""Operations on masks: each backend against loops over voxels, and against SciPy's voxel for voxel."""
+"""If this fails, operations on masks differ from loops over voxels and from SciPy."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""Sessions: slabs of every size give what the operations give on the whole, errors lose nothing, files are written."""
+"""If this fails, a session gives something else in slabs than on the whole, or loses an error."""
 
 import numpy as np
 import pytest

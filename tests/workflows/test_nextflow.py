@@ -1,4 +1,4 @@
-"""The Nextflow workflow: what it names exists, its channels meet, and its commands as written make the right images."""
+"""If this fails, the workflow names what does not exist, or its commands make wrong images."""
 
 import os
 import re

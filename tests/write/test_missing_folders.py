@@ -1,4 +1,4 @@
-"""A typing error in the path of an output makes no folders."""
+"""If this fails, a typing error in an output path makes folders."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The writer of regions: what it leaves is read by others, is the plain pyramid, and is complete or not there."""
+"""If this fails, images written by regions are wrong, incomplete, or not read by others."""
 
 import asyncio
 import errno

@@ -1,4 +1,4 @@
-"""Encoded chunks on a device, against zarr-python and numcodecs."""
+"""If this fails, a device reads encoded chunks wrong (oracle: zarr-python, numcodecs)."""
 
 import gc
 import json

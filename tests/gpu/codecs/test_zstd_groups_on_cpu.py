@@ -1,4 +1,4 @@
-"""Blocks of long zstd frames that are carried out side by side, on the CPU: against numcodecs, and end to end."""
+"""If this fails, long zstd frames, whose blocks are carried out side by side, decode wrong (oracle: numcodecs)."""
 
 import functools
 

@@ -1,4 +1,4 @@
-"""Blocks of long zstd frames that are carried out side by side, on a device."""
+"""If this fails, a device decodes long zstd frames wrong (oracle: numcodecs)."""
 
 import functools
 import time

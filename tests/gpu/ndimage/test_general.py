@@ -1,4 +1,4 @@
-"""Images of any number of axes, maps that are not square, and what only the general kernel samples; against SciPy."""
+"""If this fails, images of other than three axes, or maps that are not square, are sampled wrong (oracle: SciPy)."""
 
 import warnings
 

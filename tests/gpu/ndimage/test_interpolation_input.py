@@ -1,4 +1,4 @@
-"""What the functions that resample do not take, and what they take although SciPy does not."""
+"""If this fails, functions that resample take what they cannot do right, or refuse what they promise to take."""
 
 import inspect
 

@@ -1,4 +1,4 @@
-"""``map_coordinates`` and ``affine_transform`` on a device, against SciPy; and that nothing is compiled for a shape."""
+"""If this fails, a device resamples unlike SciPy, or compiles a kernel for a shape."""
 
 import numpy as np
 import pytest

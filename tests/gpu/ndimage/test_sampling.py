@@ -1,4 +1,4 @@
-"""The sampling kernels on the CPU, thread after thread, against SciPy."""
+"""If this fails, the sampling kernels compute something else than SciPy."""
 
 from types import SimpleNamespace
 

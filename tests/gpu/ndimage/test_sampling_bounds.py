@@ -1,4 +1,4 @@
-"""The sampling kernels touch nothing beyond their arrays: arrays that end, or begin, where memory is forbidden.
+"""If this fails, the sampling kernels read or write beyond their arrays.
 
 A kernel that reads or writes there ends the process, so cases run in one of their own.
 """

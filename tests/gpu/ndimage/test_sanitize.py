@@ -1,4 +1,4 @@
-"""Every resampling kernel once, with small arrays: what `make sanitize` runs under compute-sanitizer.
+"""If this fails, a resampling kernel is left out of `make sanitize`, or compute-sanitizer finds an error in it.
 
 On the CPU the same calls run under the emulator, which shows that no kernel of these packages is left out.
 """

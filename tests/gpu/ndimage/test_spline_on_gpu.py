@@ -1,4 +1,4 @@
-"""``spline_filter`` and cubic splines in all modes on a device, against SciPy."""
+"""If this fails, a device filters or samples splines unlike SciPy."""
 
 import numpy as np
 import pytest

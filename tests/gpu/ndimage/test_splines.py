@@ -1,4 +1,4 @@
-"""The spline filter's kernels on the CPU, thread after thread, against SciPy; and samples of what they make."""
+"""If this fails, the spline filter's kernels, or samples of what they make, differ from SciPy."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The kernels that find the tissue surface, run by the host's compiler, against SciPy's filters."""
+"""If this fails, the kernels find the tissue surface elsewhere than SciPy's filters."""
 
 import itertools
 import re

@@ -1,4 +1,4 @@
-"""Tiles resampled each by itself: against SciPy, tile after tile, and ``resample_volume``; on the CPU and a device."""
+"""If this fails, tiles of a mosaic mix when it is resampled, or differ from SciPy's (tile after tile)."""
 
 import functools
 import itertools

@@ -1,4 +1,4 @@
-"""Shifts along depth: against A-line after A-line, by the host's compiler, by NVRTC and on a device."""
+"""If this fails, A-lines are shifted along depth by something else than their tile's shift."""
 
 import numpy as np
 import pytest

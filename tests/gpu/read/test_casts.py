@@ -1,4 +1,4 @@
-"""How elements are cast on their way: one rule for the kernel, run on the CPU, and for every path of the host."""
+"""If this fails, elements are cast unlike NumPy does it, or differently on host and device."""
 
 import itertools
 import math

@@ -1,4 +1,4 @@
-"""One reader for rounds of jobs on arrays that change between them and under way; cancelled and closed at any time."""
+"""If this fails, arrays that change between reads or during one give old or mixed voxels."""
 
 import contextlib
 import itertools

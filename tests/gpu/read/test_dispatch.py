@@ -1,4 +1,4 @@
-"""The dispatcher without a GPU: what it refuses before it needs one."""
+"""If this fails, the dispatcher asks for a GPU before it refuses what cannot be read."""
 
 import contextlib
 import sys

@@ -1,4 +1,4 @@
-"""Calls that fail half-way, of the system, of the driver, of memory: every job ends, and the reader goes on."""
+"""If this fails, a call that fails half-way leaves a job without an end, or a reader unusable."""
 
 import contextlib
 import errno

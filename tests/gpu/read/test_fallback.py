@@ -1,4 +1,4 @@
-"""The fallback: zarr-python into host memory with one copy to the device, or zarr's GPU mode where it is shown right.
+"""If this fails, the fallback gives other voxels than zarr-python, or is taken without a reason.
 
 Each test runs on the CPU with NumPy in place of CuPy, and marked ``gpu`` on a device; zarr-python on the host is the
 oracle, bit for bit.

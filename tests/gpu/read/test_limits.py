@@ -1,4 +1,4 @@
-"""What one process may use, however many reads are under way and however large an array is: files, memory, time."""
+"""If this fails, reads take more files, memory or time than the process's limits allow."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""``read_zarr`` and ``Reader(device="cpu")`` on files as they come: what users call, against zarr-python."""
+"""If this fails, `read_zarr` and `Reader(device="cpu")` give other voxels than zarr-python."""
 
 import errno
 import os

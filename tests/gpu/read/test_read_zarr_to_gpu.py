@@ -1,4 +1,4 @@
-"""``read_zarr_to_gpu`` on a device, against zarr-python."""
+"""If this fails, `read_zarr_to_gpu` gives other voxels than zarr-python."""
 
 import gc
 import json

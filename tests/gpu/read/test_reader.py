@@ -1,4 +1,4 @@
-"""The Reader with many jobs at once, against zarr-python: on the host, on :mod:`fake_cupy`, and on a GPU."""
+"""If this fails, a Reader with many jobs gives a job wrong voxels, or those of another (oracle: zarr-python)."""
 
 import contextlib
 import gc

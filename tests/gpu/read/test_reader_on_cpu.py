@@ -1,4 +1,4 @@
-"""The reader of a device on the CPU, against zarr-python: every kind of raw array it takes, and its errors."""
+"""If this fails, raw arrays are read wrong, or errors do not name what is at fault (oracle: zarr-python)."""
 
 import dataclasses
 import os

@@ -1,4 +1,4 @@
-"""The readers that callers of a process share: releases, forks, threads."""
+"""If this fails, readers that a process shares leak, hang after a fork, or are closed under their callers."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Very many small jobs of one reader, in host memory and on the stand-in for a device: nothing grows."""
+"""If this fails, memory, descriptors or threads grow with the number of jobs."""
 
 import gc
 import os

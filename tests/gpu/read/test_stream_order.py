@@ -1,4 +1,4 @@
-"""What runs on several streams, under every order that its events allow, against zarr-python.
+"""If this fails, a result is used before it is there: an order of streams that no event gives is relied on.
 
 The production reader and writer run on :mod:`fake_cupy`, whose streams run late or early by chance.
 """

@@ -1,4 +1,4 @@
-"""How long the device copies, decodes and scatters, as a timed reader tells it."""
+"""If this fails, a timed reader reports wrong times of copies, decoding and scatter."""
 
 import numpy as np
 import pytest

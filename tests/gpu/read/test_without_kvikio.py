@@ -1,4 +1,4 @@
-"""Machines with CuPy alone, and GPUDirect Storage that fails while it reads: kvikio's part in reads to a device."""
+"""If this fails, reads need kvikio where it is not installed, or fail where GPUDirect Storage does."""
 
 import contextlib
 import ctypes

@@ -1,4 +1,4 @@
-"""Zarr as dask arrays, and resample_zarr on the workers of a small cluster."""
+"""If this fails, dask arrays of Zarr arrays give wrong blocks, or workers do."""
 
 import itertools
 import math

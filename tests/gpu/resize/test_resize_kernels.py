@@ -1,4 +1,4 @@
-"""Tables, plans and kernels of resizing on the CPU, thread after thread, against SciPy; they compile for GPUs."""
+"""If this fails, tables, plans or kernels of resizing give something else than SciPy."""
 
 import itertools
 import math

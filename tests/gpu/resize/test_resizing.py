@@ -1,4 +1,4 @@
-"""`resize` means what scikit-image's means; the GPU gives what the CPU gives."""
+"""If this fails, `resize` means something else than scikit-image's, or differs between host and device."""
 
 import warnings
 

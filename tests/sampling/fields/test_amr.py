@@ -1,4 +1,4 @@
-"""Bricks of cells of several levels against the sum over all cells, taken one after another."""
+"""If this fails, samples of adaptive grids differ from the sum over all cells."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Kernels of fields touch nothing beyond their arrays, and points outside are those of the border.
+"""If this fails, kernels of fields read or write beyond their arrays, or points outside are not those of the border.
 
 Arrays end, or begin, where memory is forbidden; a kernel that reads or writes there ends the process, so it runs in one
 of its own.

@@ -1,4 +1,4 @@
-"""Meshes and grids: values that are known because a point was made from its weights, or because they are linear."""
+"""If this fails, samples of meshes are off where the value is known."""
 
 import struct
 

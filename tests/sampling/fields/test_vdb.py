@@ -1,4 +1,4 @@
-"""Grids of .vdb and .nvdb files against what OpenVDB and Warp themselves say of them (tests/data/write_*vdb*)."""
+"""If this fails, grids of .vdb and .nvdb files hold other values than OpenVDB and Warp say (tests/data/write_*vdb*)."""
 
 import contextlib
 import struct

@@ -1,4 +1,4 @@
-"""Arrays of VTK files are read as they were written: by the vtk package (tests/data/write_vti.py), and as text here."""
+"""If this fails, arrays of VTK files are read otherwise than the vtk package wrote them (tests/data/write_vti.py)."""
 
 import contextlib
 import itertools

@@ -1,4 +1,4 @@
-"""Zarr volumes in memory, and in pages that are read as they are needed, by the shipped Reader in host memory."""
+"""If this fails, volumes read in pages as they are needed give wrong samples, or outgrow memory."""
 
 import contextlib
 import threading

@@ -1,4 +1,4 @@
-"""Files larger than memory: slabs, their order, and errors of the file."""
+"""If this fails, files larger than memory are sampled wrong, or their errors are lost."""
 
 import contextlib
 
