@@ -20,7 +20,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -219,7 +219,7 @@ def _import_cupy() -> ModuleType:
     return cupy
 
 
-def is_device_array(x: Any) -> bool:
+def is_device_array(x: object) -> TypeGuard[Any]:
     """Return whether `x` is a CuPy array, without importing CuPy."""
     cupy = sys.modules.get("cupy")  # no CuPy array can exist before CuPy is imported
     return cupy is not None and isinstance(x, cupy.ndarray)

@@ -109,7 +109,7 @@ class DecodePlan(ctypes.Structure):
             (name, c_int64)
             for name in (
                 "chunks", "stored_nbytes", "stored", "slots", "slab_nbytes", "capacity", "each", "has_pool",
-                "reordered", "chunk_nbytes", "chunk_room", "target_nbytes", "checksum_nbytes", "counter", "codec",
+                "reordered", "chunk_nbytes", "chunk_stride", "target_nbytes", "checksum_nbytes", "counter", "codec",
                 "shuffle", "device_from",
                 "launch_count",
             )

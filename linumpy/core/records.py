@@ -1,4 +1,4 @@
-"""Records that tell the native core of arrays, and the exceptions of what it tells of jobs that failed."""
+"""Records that describe arrays to the native core, and the exceptions of jobs that failed in it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Work on the device: reading, scattering, resampling, detecting. CuPy in, CuPy out.
+"""Functions for GPUs: reading, resampling, surface detection. CuPy in, CuPy out.
 
 Importing this package imports no GPU package.
 """

@@ -1,14 +1,14 @@
-"""Resample images where they are: CuPy in, CuPy out; NumPy in, NumPy out.
+"""Resample images: CuPy in, CuPy out; NumPy in, NumPy out.
 
-In: an image, and places, a map, or voxel spacings. Out: samples. NumPy arrays are answered by SciPy, CuPy arrays by
-this package's kernels: images of two and three axes and stacks of them (axes that a map leaves alone, channels) by fast
-ones, others of up to 16 axes by a general one. `resize` and `resample_volume` (:mod:`~linumpy.gpu.resize.rescaling`)
-smooth and sample an image of any rank axis by axis at orders 0 and 1. Spacings are in µm, or in any one unit.
+In: an image, and coordinates, a map, or voxel spacings. Out: samples. NumPy arrays are sampled by SciPy, CuPy arrays by
+this package's kernels: fast ones for images of two and three axes and stacks of them (along axes that the map does not
+change, or channels), a general one for others of up to 16 axes. `resize` and `resample_volume`
+(:mod:`~linumpy.gpu.resize.rescaling`) smooth and sample an image of any rank axis by axis at orders 0 and 1. Spacings
+are in µm, or in any one unit.
 
 float32 results are within 1e-5 of SciPy's, relative to the range of the image; at order 0, and where integers are
-rounded, places that lie next to a tie may be decided the other way. Integers are rounded, halves away from zero, and
-saturate (what is read, not interpolated, is cast as by ``astype``); float16 beyond 65504 is infinity. The dtype of a
-result is that of the image unless `output` says otherwise.
+rounded, values next to a tie may differ. Integers are rounded, halves away from zero, and saturate; float16 beyond
+65504 is infinite. The dtype of a result is that of the image unless `output` specifies another one.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Compile CUDA sources, once a device and never for a shape.
+"""Compile CUDA sources, once for each device and never for a shape.
 
-In: a :class:`KernelSpec`, made without a GPU. Out: a ``cupy.RawKernel``. CuPy keeps what it compiled on disk, so a
-second process finds it there.
+In: a :class:`KernelSpec`, made without a GPU. Out: a ``cupy.RawKernel``. CuPy caches compiled kernels on disk, for
+other processes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SHARED = "linumpy.gpu.cuda"
 
 @dataclass(frozen=True)
 class KernelSpec:
-    """A kernel and what it is compiled for.
+    """A kernel and its definitions.
 
     Attributes
     ----------
@@ -36,7 +36,7 @@ class KernelSpec:
     defines : tuple of (str, str)
         Preprocessor definitions: types, rank, mode; never a shape.
     package : str
-        Package that the source is data of.
+        Package that contains the source.
     flags : tuple of str
         Further options of NVRTC.
     """
@@ -55,9 +55,9 @@ class KernelSpec:
 
 @functools.cache
 def source_text(source: str, package: str = SHARED) -> str:
-    """Read a CUDA source of a package, with the headers it includes, of that package or shared, inserted once each.
+    """Read a CUDA source of a package, and insert the headers that it includes, of that package or shared.
 
-    CuPy looks for what it compiled by the text of the source alone: a header that changed would not be noticed.
+    CuPy's cache is keyed by the text of the source alone, so it would not notice a changed header.
     """
     folder = importlib.resources.files(package)
     return _with_headers((folder / f"{source}.cu").read_text(encoding="utf-8"), package)
@@ -66,8 +66,8 @@ def source_text(source: str, package: str = SHARED) -> str:
 def _with_headers(text: str, package: str) -> str:
     included: set[str] = set()
 
-    def header(found: re.Match[str]) -> str:
-        name = found[1]
+    def header(include: re.Match[str]) -> str:
+        name = include[1]
         if name in included:
             return ""
         included.add(name)
@@ -78,7 +78,7 @@ def _with_headers(text: str, package: str) -> str:
     return _INCLUDE.sub(header, text)
 
 
-#: A thread that needs a module which another one compiles waits for it.
+#: A thread waits for a module that another thread compiles.
 _compiling: dict[tuple[str, str, tuple[str, ...], int], threading.Lock] = {}
 
 
@@ -99,9 +99,7 @@ def load(spec: KernelSpec) -> Any:
 
 
 def prepare(specs: Iterable[KernelSpec]) -> None:
-    """Compile kernels side by side, for CuPy's current device; :func:`load` then returns them at once.
-
-    One that is compiled already costs nothing.
+    """Compile kernels in parallel, for CuPy's current device; :func:`load` then returns them at once.
 
     Parameters
     ----------
@@ -135,21 +133,21 @@ def _prepare(specs: tuple[KernelSpec, ...], device_id: int) -> None:
 
 @dataclass(frozen=True)
 class Uploaded:
-    """What is kept on a device from one call to the next, such as tables.
+    """A value that is cached on a device between calls, such as tables.
 
     Attributes
     ----------
     value : object
         Arrays on the device, or in tests on the host.
     event : cupy.cuda.Event or None
-        Recorded behind the upload; None on the host.
+        Recorded after the upload; None on the host.
     """
 
     value: Any
     event: Any
 
     def get(self) -> Any:
-        """Return the value, good for what is queued on CuPy's current stream from now on."""
+        """Return the value, ordered before all later work on CuPy's current stream."""
         if self.event is not None:
             import cupy
 
@@ -158,18 +156,18 @@ class Uploaded:
 
 
 def uploaded(value: Any) -> Uploaded:
-    """Note that a value has just been uploaded on CuPy's current stream."""
+    """Record an event after the upload of a value on CuPy's current stream."""
     import cupy
 
     return Uploaded(value, cupy.cuda.get_current_stream().record(cupy.cuda.Event(disable_timing=True)))
 
 
 def current_queue() -> tuple[int, int, int]:
-    """Name CuPy's current queue of work: device, stream, and thread, since each thread may have its own default stream.
+    """Return a key of CuPy's current queue of work: device, stream, and thread (each may have its own default stream).
 
-    What is kept is kept for a queue: let go of, its memory is given to later work of the same queue, while another one
-    could still read it. The number of a stream that is gone may be given to a new one, which has not waited for
-    uploads on the old one; :class:`Uploaded` does.
+    Cached values belong to one queue: CuPy gives freed memory to later work on the same stream, while another queue
+    could still read it. A new stream may have the pointer of a destroyed one without having waited for its uploads;
+    :class:`Uploaded` waits for them.
     """
     import cupy
 
@@ -192,37 +190,37 @@ CUDA_TYPES = {
     "f8": "double",
 }
 
-#: Of these, what float32 holds without a loss; kernels compute in double precision for the others.
+#: The types that float32 holds without loss; kernels compute in double precision for the others.
 IN_FLOAT32 = ("u1", "i1", "u2", "i2", "f2", "f4")
-#: Elements from which on their numbers take 64 bits; a block numbers some elements beyond the last.
+#: Sizes from this on need 64-bit indices; a block computes some indices beyond the last element.
 _INT_LIMIT = 2**31 - 2**20
 
 
 def index_type(size: int) -> str:
-    """Name the type that numbers so many elements."""
+    """Return the type of indices into so many elements."""
     return "int64" if size >= _INT_LIMIT else "int"
 
 
 def address_of(array: Any) -> int:
-    """Where the first element of an array lies, on a device or, in tests, in host memory."""
+    """Return the address of an array's first element, on a device or, in tests, in host memory."""
     return int(array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr)
 
 
 def memory_order(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]:
-    """Order axes as memory has them, the contiguous one last; those of one voxel, whose strides say nothing, first."""
+    """Return the axes in memory order, the contiguous one last; axes of one voxel (with arbitrary strides) first."""
     return tuple(sorted(range(len(shape)), key=lambda axis: (shape[axis] > 1, -abs(strides[axis]) * (shape[axis] > 1))))
 
 
 def int32(*values: int) -> tuple[np.int32, ...]:
-    """Give arguments of a kernel their type."""
+    """Convert arguments of a kernel."""
     return tuple(np.int32(value) for value in values)
 
 
 def uint32(*values: int) -> tuple[np.uint32, ...]:
-    """Give arguments of a kernel their type."""
+    """Convert arguments of a kernel."""
     return tuple(np.uint32(value) for value in values)
 
 
 def int64(*values: int) -> tuple[np.int64, ...]:
-    """Give arguments of a kernel their type."""
+    """Convert arguments of a kernel."""
     return tuple(np.int64(value) for value in values)

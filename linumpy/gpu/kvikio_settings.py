@@ -1,4 +1,4 @@
-"""kvikio's process-wide settings, changed for the time of a read or a write and put back after it."""
+"""kvikio's process-wide settings, changed during a read or a write and restored afterwards."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-#: More threads than this gained nothing where it was measured (16 cores, PCIe 5). Two cores are left to the reader's
-#: thread and its caller: without them raw arrays were read a third slower.
-_MAX_THREADS, _LEFT = 16, 2
+#: More threads than this gain nothing (measured with 16 cores, PCIe 5). Two cores stay free for the reader's thread and
+#: its caller: otherwise raw arrays were read a third slower.
+_MAX_THREADS, _FREE_CORES = 16, 2
 _NTHREADS_VARIABLES = ("KVIKIO_NTHREADS", "KVIKIO_NUM_THREADS")
-#: kvikio's own default; another number was set by somebody.
+#: kvikio's default; another number means that a user has set it.
 _UNSET_THREADS = 1
 
 _lock = threading.Lock()
@@ -24,9 +24,8 @@ _scope: Any = None
 def transfer_settings() -> Iterator[None]:
     """Set kvikio's threads and thresholds for reads and writes.
 
-    Those that run at the same time in several threads share one scope: the first sets, the last puts back. A number
-    of threads that the caller set, by ``KVIKIO_NTHREADS`` or ``kvikio.defaults.set``, stays. It counts for what goes
-    through kvikio, not for reads by the native core's threads.
+    Concurrent calls share one scope: the first sets, the last restores. A number of threads that a user has set, by
+    ``KVIKIO_NTHREADS`` or ``kvikio.defaults.set``, is kept. It affects kvikio only, not the native core's threads.
     """
     global _users, _scope
     import kvikio.defaults
@@ -47,7 +46,7 @@ def transfer_settings() -> Iterator[None]:
 
 
 def _wanted(defaults: Any) -> dict[str, int]:
-    """Say what to change; nothing that is as wanted, since a new number of threads makes a new pool."""
+    """Return the settings to change; only those that differ, since setting the number of threads makes a new pool."""
     wanted = {}
     # Below its threshold kvikio reads on the calling thread, one read after another.
     if defaults.get("gds_threshold") != 0 and "KVIKIO_GDS_THRESHOLD" not in os.environ:
@@ -59,8 +58,8 @@ def _wanted(defaults: Any) -> dict[str, int]:
 
 
 def read_threads(current: int) -> int:
-    """Number of kvikio threads that a read uses, given the number set now; one that somebody chose stays."""
+    """Return the number of kvikio threads of a read, given the current number; a user's choice is kept."""
     if current != _UNSET_THREADS or any(os.environ.get(name) for name in _NTHREADS_VARIABLES):
         return current
     cores = len(os.sched_getaffinity(0))
-    return min(_MAX_THREADS, cores - _LEFT if cores > 2 * _LEFT else cores)
+    return min(_MAX_THREADS, cores - _FREE_CORES if cores > 2 * _FREE_CORES else cores)

@@ -1,8 +1,8 @@
 """Read chunks of a local Zarr array by linumpy's reader: into device memory, decoded there, or into host memory.
 
-kvikio, which this module has its name from, is needed for GPUDirect Storage alone.
+kvikio is needed for GPUDirect Storage only; the module's name is historical.
 
-In: a :class:`~linumpy.plan.read.plan.ReadPlan` or what names an array. Out: a CuPy array, ordered on the caller's
+In: a :class:`~linumpy.plan.read.plan.ReadPlan` or a source. Out: a CuPy array, ordered on the caller's
 current stream, or a NumPy array. Errors: :class:`~linumpy.errors.UnsupportedLayoutError` (a ``NotImplementedError``)
 for codecs that are not decoded here, stores that are not local, and dtypes of no CUDA type;
 :class:`~linumpy.errors.ChunkError` for stored bytes that cannot be right.
@@ -62,9 +62,9 @@ def read_zarr_via_kvikio(
 
 
 class OwnReader:
-    """A reader that a caller keeps for many reads with a limit of their own; made by the first of them.
+    """A reader for many reads with their own limit of device memory; made by the first read.
 
-    With the default limit it is the reader that all callers share. One thread at a time may use it.
+    With the default limit it is the shared reader. Only one thread at a time may use it.
 
     Parameters
     ----------
@@ -88,7 +88,7 @@ class OwnReader:
         yield self._readers[device, direct]
 
     def close(self) -> None:
-        """Free memory and threads, but those that are shared."""
+        """Free memory and threads that are not shared."""
         while self._readers:
             self._readers.popitem()[1].close()
 
@@ -96,7 +96,7 @@ class OwnReader:
 def read_request(
     request: ReadRequest, begin: float, *, timed: bool, own: OwnReader | None = None
 ) -> tuple[Any, ReadReport]:
-    """Carry out a request whose layout linumpy's reader can read.
+    """Read a request whose layout linumpy's reader supports.
 
     Parameters
     ----------
@@ -105,13 +105,13 @@ def read_request(
     begin : float
         ``time.perf_counter()`` at the start of the call, for the report.
     timed : bool
-        Whether to time the kernels, which waits for the last of them.
+        Whether to time the kernels, which waits for the last one.
     own : OwnReader, optional
         The reader to use. By default the shared one, or one for this read where `request` has another limit.
     """
     plan = request.plan
     with output.device_of(request) as device:
-        output.check_memory(request, 0)  # what cannot fit anyway is not planned
+        output.check_memory(request, 0)  # raise before planning if the result does not fit
         direct, gds = gds_mode(plan.layout.root or "")
         with ExitStack() as scope:
             if own is None:
@@ -127,7 +127,7 @@ def read_request(
 
 
 def read_into_host(plan: ReadPlan, dtype: np.dtype, why: str, begin: float) -> tuple[np.ndarray, ReadReport]:
-    """Carry out a plan that linumpy's reader can read into host memory, by the reader that all calls share.
+    """Read a plan into host memory, by the shared reader.
 
     Parameters
     ----------
@@ -136,7 +136,7 @@ def read_into_host(plan: ReadPlan, dtype: np.dtype, why: str, begin: float) -> t
     dtype : numpy.dtype
         Of the result.
     why : str
-        Why not into GPU memory, for the report.
+        Why it is not read into GPU memory, for the report.
     begin : float
         ``time.perf_counter()`` at the start of the call, for the report.
     """
@@ -151,13 +151,13 @@ def _wait_for(ticket: Ticket) -> tuple[Any, ReadReport]:
     try:
         return ticket.result(), ticket.report
     except BaseException:
-        ticket.cancel()  # an interrupt: nothing may write into the output any more
+        ticket.cancel()  # an interrupt: nothing may write to the output after this
         ticket.exception()
         raise
 
 
 def check_elements(layout: ArrayLayout) -> None:
-    """Raise where the elements of an array have no fixed size.
+    """Raise if the elements of an array have no fixed size.
 
     Raises
     ------
@@ -172,7 +172,7 @@ def check_elements(layout: ArrayLayout) -> None:
 
 
 def gds_mode(folder: str) -> tuple[bool, str]:
-    """Say whether reads from a folder are native GDS, and how that is known."""
+    """Return whether reads from a folder use native GDS, and the evidence."""
     mode, reason = kvikio_mode()
     if mode == "none":
         return False, f"not used ({reason})"

@@ -1,10 +1,9 @@
 """Cast floats to integers and booleans as SciPy's ``ndimage`` does, or as NumPy does, and to bfloat16.
 
-What is interpolated is rounded, what is read loses what follows the point; with either every overflow ends at the last
-integer.
+Interpolated values are rounded, read values are truncated; both saturate.
 
-In: a NumPy or CuPy array of floats. Out: an array of the dtype, where it is. float64 rounds 2**64 - 1 up to 2**64, and
-what C's cast makes of that is left open: NumPy and SciPy give 0 for it, and for 2**63 the most negative number.
+In: a NumPy or CuPy array of floats. Out: an array of the dtype, in the same memory. float64 rounds 2**64 - 1 up to
+2**64, whose cast is undefined in C: NumPy and SciPy give 0 for it, and for 2**63 the most negative number.
 """
 
 from __future__ import annotations
@@ -15,19 +14,19 @@ import numpy as np
 
 from linumpy.device import array_module
 
-#: From here on a double is a whole number, which adding a half would change.
+#: From here on every double is an integer, and adding a half would change it.
 _WHOLE = 2.0**52
 
 
 def saturated(whole: Any, dtype: np.dtype) -> Any:
-    """Cast floats that hold whole numbers.
+    """Cast floats that are integers.
 
     Parameters
     ----------
     whole : numpy.ndarray or cupy.ndarray
-        Of floats that are in the range of the dtype, but for the rounding of its last numbers.
+        Floats in the range of the dtype, except for the rounding of its limits.
     dtype : numpy.dtype
-        Of booleans or integers, in this machine's byte order.
+        Booleans or integers, in this machine's byte order.
     """
     if dtype.itemsize < 8:
         return whole.astype(dtype)
@@ -41,8 +40,7 @@ def saturated(whole: Any, dtype: np.dtype) -> Any:
 def rounded(values: Any, dtype: np.dtype) -> Any:
     """Cast floats: integers are rounded, halves away from zero, and saturate; NaN becomes 0.
 
-    Booleans are true from 1 and from -1 on, since SciPy truncates there. Floats are cast as they are: beyond float16
-    lies infinity.
+    Booleans are true for magnitudes >= 1, since SciPy truncates. Floats beyond float16 become infinite.
     """
     xp = array_module(values)
     if dtype.kind == "b":
@@ -57,23 +55,23 @@ def rounded(values: Any, dtype: np.dtype) -> Any:
 
 
 def cast_elements(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """Cast elements that were read, on the host, as ``scatter.cu`` does on a device.
+    """Cast elements on the host as ``scatter.cu`` does on a device.
 
-    As ``astype``: integers keep their low bits, floats lose what follows the point. What that leaves open is settled:
-    floats beyond the range of an integer dtype become its nearest end, and NaN 0.
+    As ``astype``: integers keep their low bits, floats are truncated. Casts that C leaves undefined: floats beyond the
+    range of an integer dtype become its nearest limit, and NaN becomes 0.
 
     Parameters
     ----------
     values : numpy.ndarray
         In either byte order.
     dtype : numpy.dtype
-        Of the result, in this machine's byte order; that of `values` makes no copy.
+        Data type of the result, in this machine's byte order; the dtype of `values` makes no copy.
     """
     with np.errstate(all="ignore"):
         if values.dtype.kind != "f" or dtype.kind not in "iu":
             return values.astype(dtype, copy=False)
         limits, single = np.iinfo(dtype), values.dtype.type
-        low, high = single(limits.min), single(limits.max)  # rounded up, the first number that does not fit
+        low, high = single(limits.min), single(limits.max)  # rounded up: the first number that overflows
         inside = (values > low) & (values < high)
         if inside.all():
             return values.astype(dtype)

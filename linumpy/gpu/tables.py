@@ -1,4 +1,4 @@
-"""Small tables that kernels read, brought to the device in one copy and kept for the queue of work that uses them.
+"""Upload small tables for kernels in one copy, cached for one queue of work.
 
 In: NumPy arrays. Out: :class:`~linumpy.gpu.kernels.Uploaded` views of one device array; of a host array in tests.
 """
@@ -13,20 +13,20 @@ import numpy as np
 from linumpy.device import is_device_array
 from linumpy.gpu.kernels import Uploaded, current_queue, uploaded
 
-#: Of a table, so that a thread may load a row of weights at once.
+#: Alignment of a table in bytes, so that a thread may load a row of weights at once.
 _ALIGNED = 64
 
-#: The queue of work for which a table is kept, as :func:`linumpy.gpu.kernels.current_queue` names it; None on the host.
+#: The queue of work that a table belongs to, a key of :func:`linumpy.gpu.kernels.current_queue`; None on the host.
 Queue = tuple[int, int, int] | None
 
 
 def queue_of(array: Any) -> Queue:
-    """Name the queue of work in which a table is made and used; None for the host."""
+    """Return the current queue of work for an array; None on the host."""
     return current_queue() if is_device_array(array) else None
 
 
 def upload(tables: Sequence[np.ndarray], queue: Queue) -> Uploaded:
-    """Bring tables to the device; bytes, each from a multiple of 64 on."""
+    """Upload tables as bytes, each aligned to 64 bytes."""
     sizes = [-(-table.nbytes // _ALIGNED) * _ALIGNED for table in tables]
     ends = np.cumsum(sizes)
     packed: Any = np.zeros(int(ends[-1]), np.uint8)

@@ -1,10 +1,9 @@
-"""The dispatcher: read a Zarr array into GPU memory by the fastest way that can read it, or into host memory.
+"""The dispatcher: read a Zarr array into GPU memory by the fastest backend that supports it, or into host memory.
 
-In: what names an array, and a region. Out: a CuPy array on the current device, ordered on CuPy's current stream; a
-NumPy array from :func:`read_zarr` where there is no GPU.
-Raw chunks of a local store, and those of the codecs that are decoded on the device, go through linumpy's own reader,
-everything else through zarr-python: in its GPU mode, or into host memory with one copy to the device. Falling back is
-logged with its reason, told in the report, and an error under ``strict=True``. Broken data never falls back.
+In: a source and a region. Out: a CuPy array on the current device, ordered on CuPy's current stream; a NumPy array from
+:func:`read_zarr` where there is no GPU. linumpy's own reader reads local stores with raw chunks or supported codecs;
+zarr-python reads everything else, in its GPU mode or into host memory with one copy to the device. The log and the
+report give the reason for a fallback, which is an error with ``strict=True``. Broken data never falls back.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from linumpy.gpu.read import fallback as zarr_gpu
 from linumpy.gpu.read import request as output
 from linumpy.gpu.read.fallback import gpu_zarr_context, read_zarr_via_zarr_gpu
 from linumpy.gpu.read.layouts import LAYOUTS
-from linumpy.gpu.read.limits import describe_way, limits_for
+from linumpy.gpu.read.limits import describe_placement, limits_for
 from linumpy.gpu.read.report import LINUMPY, ReadReport, host_report
 from linumpy.gpu.rounding import cast_elements
 from linumpy.io.layout import read_layout
@@ -50,7 +49,7 @@ __all__ = [
 log = logging.getLogger(__name__)
 
 _BACKENDS = ("auto", LINUMPY, "zarr-gpu")
-#: What ``"linumpy"`` was called before.
+#: Former names of backends.
 _ALIASES = {"kvikio": LINUMPY}
 
 
@@ -65,7 +64,7 @@ def plan_zarr_read(source: Source, *, region: Any = None, level: int = 0) -> Rea
     Returns
     -------
     ReadPlan
-        ``print(plan)`` explains it: chunks, codecs, the way of decoding, device memory.
+        ``print(plan)`` explains it: chunks, codecs, where they are decoded, device memory.
     """
     plan = plan_read(read_layout(open_source(source, level)), region)
     layout, limits = plan.layout, limits_for(output.DEFAULT_SCRATCH_BYTES, may_exceed=True)
@@ -73,7 +72,7 @@ def plan_zarr_read(source: Source, *, region: Any = None, level: int = 0) -> Rea
         return plan
     decoding = "none: chunks are raw"
     if layout.chain is not None:
-        decoding = describe_way(layout.chain, layout.chunk_nbytes, plan.chunk_count, limits)
+        decoding = describe_placement(layout.chain, layout.chunk_nbytes, plan.chunk_count, limits)
     return replace(plan, decoding=decoding, scratch_bytes=limits.held_nbytes)
 
 
@@ -93,13 +92,12 @@ def read_zarr(
     source, region, level
         As for :func:`read_zarr_to_gpu`.
     device : {"auto", "cuda", "cpu"}, optional
-        ``"cuda"`` reads by :func:`read_zarr_to_gpu`, ``"cpu"`` into host memory, ``"auto"`` as there is a GPU or not.
-        By default the environment variable ``LINUMPY_DEVICE``, and without it ``"auto"``. What reads is the same on
-        both: linumpy's own reader, and zarr-python for what that cannot read.
+        ``"cuda"`` reads by :func:`read_zarr_to_gpu`, ``"cpu"`` into host memory, ``"auto"`` to the GPU if there is one.
+        By default the environment variable ``LINUMPY_DEVICE``, and without it ``"auto"``. Both use linumpy's own
+        reader, and zarr-python for arrays that it does not support.
     dtype : dtype, optional
-        Of the result; by default that of the array, in this machine's byte order. Elements are cast as by
-        :func:`read_zarr_to_gpu`, and the same dtypes are taken on both: bool, integers, floats and complex numbers, but
-        no real ones for complex voxels.
+        Data type of the result; by default that of the array, in this machine's byte order. Elements are cast as by
+        :func:`read_zarr_to_gpu`; both support bool, integers, floats and complex numbers, but not complex to real.
     return_report : bool
         Whether to return a report beside the array.
 
@@ -108,14 +106,14 @@ def read_zarr(
     cupy.ndarray or numpy.ndarray
         Axes in the order of the array, C-contiguous; the same voxels on both.
     ReadReport
-        Only with `return_report`: what read it, in `fallback` why there and not on the GPU, bytes, seconds.
+        Only with `return_report`: backend, bytes, seconds, and in `fallback` why it was not read to the GPU.
 
     Raises
     ------
     GpuUnavailableError
         ``device="cuda"`` and there is none.
     TypeError
-        Elements of no fixed size, as strings of any length: zarr-python reads those.
+        Elements without a fixed size, such as strings: use zarr-python for those.
     FileNotFoundError, SourceError, RegionError, TypeError, ValueError, ChunkError, DeviceMemoryError
         As :func:`read_zarr_to_gpu`, on the CPU too.
 
@@ -142,7 +140,7 @@ def read_zarr(
 def _read_by_zarr(
     source: Source, level: int, plan: ReadPlan, target: np.dtype, why: str, begin: float
 ) -> tuple[np.ndarray, ReadReport]:
-    """Read into host memory by zarr-python; `why` says why not into GPU memory."""
+    """Read into host memory by zarr-python; `why` is the reason for host memory."""
     reason = why_not_linumpy(plan)
     log.warning("%s: read by zarr-python, not by linumpy's reader: %s", plan.layout.name, reason)
     array = open_source(source, level)
@@ -173,25 +171,23 @@ def read_zarr_to_gpu(
     source : str, Path, zarr.Array, zarr.Group, Store, StorePath or (Store, str)
         An array of zarr format 2 or 3, or an OME-Zarr image (NGFF 0.4 or 0.5) of which `level` picks the resolution.
     region : slice, int, Ellipsis, or a tuple of these, optional
-        What to read, as zarr takes it, with steps of 1; ints drop their axis. By default all of it. Only the chunks,
-        and of a shard only the inner chunks, that it touches are read.
+        A basic index with steps of 1; ints drop their axis. By default the whole array. Only chunks, and inner chunks
+        of a shard, that it touches are read.
     level : int
         Resolution level of an OME-Zarr image; 0 is the finest.
     backend : {"auto", "linumpy", "zarr-gpu"}
-        ``"auto"`` reads chunks of a local store with linumpy's reader where they are raw or encoded by zstd, Blosc
-        (zstd, lz4, lz4hc or zlib inside), lz4, gzip or zlib, and leaves everything else to zarr-python: raw chunks of
-        zarr format 3 without shards in zarr's GPU mode, all others by way of host memory, with one copy to the device.
-        ``"linumpy"`` and ``"zarr-gpu"`` force one of the two readers; ``"kvikio"`` is another name of ``"linumpy"``.
-        The report says which way zarr took, and what read the bytes.
+        ``"auto"`` uses linumpy's reader for local stores whose chunks are raw or encoded by zstd, Blosc (zstd, lz4,
+        lz4hc or zlib inside), lz4, gzip or zlib, and zarr-python for everything else: its GPU mode for raw chunks of
+        zarr format 3 without shards, else host memory and one copy to the device. ``"linumpy"`` and ``"zarr-gpu"``
+        force one of the two; ``"kvikio"`` is an alias of ``"linumpy"``. The report names the backend.
     dtype : dtype, optional
-        Of the result; by default that of the array, in this machine's byte order. Elements are cast as ``astype`` does:
-        integers that a narrower type cannot hold keep their low bits (1802 as int8 is 10), floats lose what follows the
-        point. What it leaves open is the same everywhere: floats beyond the range of an integer type become its nearest
-        end, and NaN 0.
+        Data type of the result; by default that of the array, in this machine's byte order. Elements are cast as by
+        ``astype``: integers that overflow keep their low bits (1802 as int8 is 10), floats are truncated. Where C
+        leaves a cast undefined, floats beyond the range of an integer type become its nearest limit, and NaN becomes 0.
     out : cupy.ndarray, optional
-        Where to put the result: C-contiguous, of its shape; without `dtype` elements are cast to its dtype.
+        Output array, C-contiguous, of the result's shape; without `dtype` elements are cast to its dtype.
     strict : bool
-        Whether to raise where ``"auto"`` would fall back.
+        Whether to raise instead of falling back with ``"auto"``.
     scratch_bytes : int, optional
         Device memory that linumpy's reader may use beyond the result; by default 512 MiB.
     return_report : bool
@@ -209,14 +205,13 @@ def read_zarr_to_gpu(
     FileNotFoundError, SourceError
         No such path; neither an array nor an OME-Zarr image.
     RegionError, TypeError, ValueError
-        A region, dtype, `out`, `backend` or `scratch_bytes` that does not fit.
+        An invalid region, dtype, `out`, `backend` or `scratch_bytes`.
     UnsupportedLayoutError
         ``backend="linumpy"`` or ``strict=True``, and linumpy's reader cannot read the array; the message says why.
     ChunkError
-        A chunk or a shard index that is not what the metadata says: wrong length, wrong checksum, outside its file,
-        not to be decoded.
+        A broken chunk or shard index: wrong length, wrong checksum, outside its file, or undecodable.
     DeviceMemoryError
-        It does not fit into device memory; raised before anything is read.
+        The result does not fit into device memory; raised before anything is read.
     GpuUnavailableError
         No CUDA device.
 
@@ -237,7 +232,7 @@ def read_zarr_to_gpu(
 
 
 def read_region_into(source: Source, region: Any, out: Array, own: OwnReader) -> None:
-    """Read a region into `out` as :func:`read_zarr_to_gpu` does, by a reader that is kept for further reads."""
+    """Read a region into `out` as :func:`read_zarr_to_gpu` does, by a reader that the caller reuses."""
     begin = time.perf_counter()
     request = _request(plan_read(LAYOUTS.get(source, 0), region), None, out, own.scratch_bytes)
     _carry_out(source, 0, request, begin, own=own)
@@ -261,14 +256,14 @@ def _carry_out(
         raise UnsupportedLayoutError(f"linumpy's reader cannot read {plan.layout.name}: {reason}")
     if backend == "zarr-gpu" or reason:
         if reason:
-            way = "in its GPU mode" if zarr_gpu.why_by_host(request) is None else "by way of host memory"
-            log.warning("%s: read by zarr-python %s, not by linumpy's reader: %s", plan.layout.name, way, reason)
+            method = "in its GPU mode" if zarr_gpu.why_by_host(request) is None else "through host memory"
+            log.warning("%s: read by zarr-python %s, not by linumpy's reader: %s", plan.layout.name, method, reason)
         return zarr_gpu.read_request(open_source(source, level), request, begin, fallback=reason)
     return kvikio_zarr.read_request(request, begin, timed=timed, own=own)
 
 
 def _request(plan: ReadPlan, dtype: Any, out: Array | None, scratch_bytes: int | None) -> output.ReadRequest:
-    """Check what is wanted; without a GPU name the call that works without one too."""
+    """Check a request; without a GPU, the error names the function that works without one."""
     check_elements(plan.layout)
     try:
         return output.make_request(plan, dtype, out, scratch_bytes)
@@ -278,14 +273,14 @@ def _request(plan: ReadPlan, dtype: Any, out: Array | None, scratch_bytes: int |
 
 
 def why_not_linumpy(plan: ReadPlan) -> str:
-    """Say why linumpy's reader does not carry out a plan; empty if it does."""
+    """Return why linumpy's reader cannot read a plan; empty if it can."""
     if plan.layout.unsupported is None and (why := native.why_no_core()) is not None:
         return f"no native core: {why}"
     return plan.layout.unsupported or ""
 
 
 def zarr_to_dask(source: Source, *, level: int = 0, chunks: Any = None, device: str = "auto") -> Any:
-    """Make a dask array of a Zarr array; each block is read by the worker that needs it, where it needs it.
+    """Make a dask array of a Zarr array; each block is read by the worker that needs it.
 
     Parameters
     ----------
@@ -298,7 +293,7 @@ def zarr_to_dask(source: Source, *, level: int = 0, chunks: Any = None, device: 
         many of them as make 128 MiB.
     device : {"auto", "cuda", "cpu"}
         ``"cuda"``: blocks are CuPy arrays, read by :func:`read_zarr_to_gpu`; ``"cpu"``: NumPy arrays, read by zarr.
-        ``"auto"`` goes by what this process finds, so workers must have what it has.
+        ``"auto"`` depends on this process, so workers must have the same kind of device.
 
     Returns
     -------

@@ -1,5 +1,4 @@
-"""Planning a read, purely: no file is opened here and no GPU package imported.
+"""Pure planning of reads, decoding and resampling: opens no file and imports no GPU package.
 
-In: an :class:`~linumpy.plan.layout.ArrayLayout` and a region. Out: a :class:`~linumpy.plan.read.plan.ReadPlan` and,
-from it, the pieces of chunks to read, the slabs they travel in, and the tables that say where each piece lands.
+In: an :class:`~linumpy.plan.layout.ArrayLayout`, a region, a grid. Out: frozen records that can be printed and tested.
 """

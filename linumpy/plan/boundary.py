@@ -1,4 +1,4 @@
-"""How an image is continued beyond its ends, by SciPy's names of modes: which voxel stands for one outside."""
+"""Boundary modes, named as in SciPy: which voxel of an image a coordinate beyond its ends maps to."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ MODES = ("constant", "grid-constant", "nearest", "reflect", "mirror", "wrap", "g
 
 
 def period(size: np.ndarray | int, mode: str) -> np.ndarray:
-    """Return after how many voxels an image that is continued periodically repeats itself; at least 1.
+    """Return the period, in voxels, of an image that its boundary mode repeats; at least 1.
 
     Parameters
     ----------
     size : numpy.ndarray of int, or int
         Voxels along the axis.
     mode : {"reflect", "mirror", "wrap", "grid-wrap"}
-        How the image is continued.
+        Boundary mode.
     """
     size = np.asarray(size)
     periods = {"reflect": 2 * size, "mirror": 2 * size - 2, "wrap": size - 1, "grid-wrap": size}
@@ -24,7 +24,7 @@ def period(size: np.ndarray | int, mode: str) -> np.ndarray:
 
 
 def fold(index: np.ndarray, size: np.ndarray | int, mode: str) -> np.ndarray:
-    """Return the voxels that stand for `index`.
+    """Map indices beyond the ends of an axis to voxels of the image.
 
     Parameters
     ----------
@@ -38,8 +38,8 @@ def fold(index: np.ndarray, size: np.ndarray | int, mode: str) -> np.ndarray:
     Returns
     -------
     numpy.ndarray of int
-        From 0 to ``size - 1``; -1 for none, outside with ``"constant"`` and ``"grid-constant"``. With ``"wrap"``, where
-        the last voxel coincides with the first one of the next period, always the first.
+        From 0 to ``size - 1``, or -1 for an index outside the image with ``"constant"`` and ``"grid-constant"``. With
+        ``"wrap"`` the last voxel of a period coincides with the first one of the next; the first is returned.
     """
     if mode == "nearest":
         return np.clip(index, 0, np.asarray(size) - 1)

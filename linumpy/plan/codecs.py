@@ -1,7 +1,7 @@
-"""How the bytes of a chunk were encoded, and how they are decoded on the device.
+"""The codecs of a chunk, and how the device decodes them.
 
-In: the codecs of a chunk as the metadata lists them. Out: :class:`DecodeChain`, or why the device cannot decode them.
-Pure: it knows names and settings, no bytes.
+In: the codecs of a chunk as the metadata lists them. Out: :class:`DecodeChain`, or the reason why the device cannot
+decode them. Pure: it reads names and settings, no bytes.
 """
 
 from __future__ import annotations
@@ -9,40 +9,43 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeAlias
 
 import numpy as np
 
-#: Compressors that the device decodes. numcodecs' own names stand for those of zarr v2 and, with "numcodecs.", v3.
+#: A codec or filter as the metadata describes it: its name and settings.
+CodecSettings: TypeAlias = Mapping[str, object]
+
+#: Compressors that the device decodes, by numcodecs' names (zarr v2; zarr v3 without the prefix "numcodecs.").
 COMPRESSORS = ("zstd", "blosc", "lz4", "gzip", "zlib")
-#: Compressors inside Blosc that the device decodes, with what decodes them.
+#: Compressors inside Blosc that the device decodes, and the decoder of each.
 BLOSC_INNER = {"lz4": "lz4", "lz4hc": "lz4", "zstd": "zstd", "zlib": "zlib"}
-#: Filters of numcodecs before a compressor that the host undoes: they are rare.
+#: Filters of numcodecs before a compressor that the host decodes: they are too rare for kernels.
 HOST_FILTERS = ("delta", "fixedscaleoffset")
-#: Longest element whose bytes the device puts in order: blosc.cu holds eight of them, and more, in shared memory.
-MOST_SHUFFLE = 2048
-#: Bytes of a CRC-32C.
+#: Largest element whose bytes the device unshuffles: blosc.cu holds at least eight elements in shared memory.
+MAX_SHUFFLE_NBYTES = 2048
+#: Size of a CRC-32C.
 CHECKSUM_NBYTES = 4
 
 
 @dataclass(frozen=True)
 class DecodeChain:
-    """What is done to the stored bytes of a chunk, from the last codec back to the first.
+    """The steps that decode a stored chunk, from the last codec back to the first.
 
     Attributes
     ----------
     compressor : str
         One of :data:`COMPRESSORS`, or empty.
     inner : str
-        With Blosc, what decodes its streams: ``"lz4"``, ``"zstd"`` or ``"zlib"``.
+        With Blosc, the decoder of its streams: ``"lz4"``, ``"zstd"`` or ``"zlib"``.
     stored_checksum : bool
         Whether a CRC-32C of the stored bytes follows them.
     decoded_checksum : bool
         Whether a CRC-32C of the chunk follows it inside the compressed bytes.
     shuffle : int
-        Bytes of an element whose bytes numcodecs' shuffle filter has sorted before the compressor; 0 without.
+        Element size in bytes of numcodecs' shuffle filter before the compressor; 0 without the filter.
     host_filter : str
-        Settings, as JSON, of a filter before the compressor that only the host undoes; empty without.
+        Settings, as JSON, of a filter before the compressor that only the host decodes; empty without one.
     """
 
     compressor: str
@@ -54,18 +57,18 @@ class DecodeChain:
 
     @property
     def streams_by(self) -> str:
-        """What decodes streams: ``"lz4"``, ``"zstd"``, ``"inflate"`` or ``"stored"``."""
+        """Decoder of the streams: ``"lz4"``, ``"zstd"``, ``"inflate"`` or ``"stored"``."""
         name = self.inner or self.compressor
         return {"": "stored", "gzip": "inflate", "zlib": "inflate"}.get(name, name)
 
     @property
     def is_reordered(self) -> bool:
-        """Whether decoded bytes pass through another buffer, where they come into their order."""
+        """Whether decoded bytes are written to a second buffer in their final order."""
         return self.compressor == "blosc" or self.shuffle > 0
 
     @property
-    def tail(self) -> int:
-        """Bytes that follow the chunk in what is decoded."""
+    def tail_nbytes(self) -> int:
+        """Bytes that follow the chunk in the decoded stream: its checksum."""
         return CHECKSUM_NBYTES if self.decoded_checksum else 0
 
     def __str__(self) -> str:
@@ -77,8 +80,8 @@ class DecodeChain:
         return " → ".join(steps)
 
 
-def read_chain(codecs: Sequence[Mapping[str, Any]], chunk_nbytes: int) -> tuple[DecodeChain | None, str | None]:
-    """Read the codecs that come after the bytes of a chunk.
+def read_chain(codecs: Sequence[CodecSettings], chunk_nbytes: int) -> tuple[DecodeChain | None, str | None]:
+    """Parse the codecs that encode the bytes of a chunk.
 
     Parameters
     ----------
@@ -91,9 +94,9 @@ def read_chain(codecs: Sequence[Mapping[str, Any]], chunk_nbytes: int) -> tuple[
     Returns
     -------
     chain : DecodeChain or None
-        None for raw chunks and for what the device does not decode.
+        None for raw chunks and for codecs that the device does not decode.
     reason : str or None
-        Why the device does not decode them.
+        Why the device does not decode them; None if it does.
     """
     compressor, inner, shuffle, host_filter = "", "", 0, ""
     before = after = 0  # checksums inside and outside the compressor
@@ -106,7 +109,7 @@ def read_chain(codecs: Sequence[Mapping[str, Any]], chunk_nbytes: int) -> tuple[
         elif name in HOST_FILTERS and not (compressor or before or shuffle or host_filter):
             host_filter = json.dumps({**codec, "id": name}, sort_keys=True)
         elif name == "shuffle" and not (compressor or before or shuffle or host_filter):
-            shuffle, reason = _shuffle(codec.get("elementsize", 4), chunk_nbytes)
+            shuffle, reason = _shuffle_element(codec.get("elementsize", 4), chunk_nbytes)
             if reason:
                 return None, reason
         elif name in COMPRESSORS and not compressor:
@@ -129,16 +132,16 @@ def read_chain(codecs: Sequence[Mapping[str, Any]], chunk_nbytes: int) -> tuple[
 
 
 def read_array_filter(
-    codec: Mapping[str, Any], dtype: np.dtype, endian: str | None
-) -> tuple[dict[str, Any] | None, str | None]:
-    """Read a filter that zarr v3 has before the bytes of a chunk, where numcodecs does the same in zarr v2.
+    codec: CodecSettings, dtype: np.dtype, endian: str | None
+) -> tuple[dict[str, object] | None, str | None]:
+    """Parse an array-to-array filter of zarr v3 as the filter of numcodecs that zarr v2 applies to bytes.
 
     Parameters
     ----------
     codec : mapping
         ``"name"``, one of :data:`HOST_FILTERS` with "numcodecs." before it, and ``"configuration"``.
     dtype : numpy.dtype
-        Of the array, in this machine's byte order.
+        Data type of the array, in this machine's byte order.
     endian : str or None
         Byte order that the codec 'bytes' writes.
 
@@ -147,46 +150,48 @@ def read_array_filter(
     settings : dict or None
         Name and settings, as :func:`read_chain` takes them.
     reason : str or None
-        Why the stored bytes cannot be given to numcodecs as they are.
+        Why numcodecs cannot decode the stored bytes as they are; None if it can.
     """
     name = str(codec["name"]).removeprefix("numcodecs.")
-    settings = {key: value for key, value in (codec.get("configuration") or {}).items() if key != "id"}
+    configuration = codec.get("configuration")
+    settings = dict(configuration) if isinstance(configuration, Mapping) else {}
+    settings.pop("id", None)
     decoded = settings.get("dtype")
-    if decoded is None and name == "fixedscaleoffset":  # zarr puts in that of the array
+    if decoded is None and name == "fixedscaleoffset":  # zarr inserts the dtype of the array
         decoded = dtype.str
     encoded = decoded if settings.get("astype") is None else settings["astype"]
     try:
-        to, stored = (np.dtype(_text(one)) for one in (decoded, encoded))
+        to, stored = np.dtype(_dtype_name(decoded)), np.dtype(_dtype_name(encoded))
     except (TypeError, ValueError):
         return None, f"filter {name!r} from {encoded!r} to {decoded!r}"
     if to != dtype or stored.kind not in "biufc":
         return None, f"filter {name!r} from {stored} to {to}, in an array of {dtype}"
     if stored.itemsize > 1 and endian is None:
-        return None, f"filter {name!r} to {stored}, of which codec 'bytes' does not name the byte order"
+        return None, f"filter {name!r} to {stored}: codec 'bytes' does not name its byte order"
     if stored.itemsize > 1 and (endian != "little" or stored != stored.newbyteorder("<")):
         return None, f"filter {name!r} to big-endian numbers"
     return {**settings, "name": name, "dtype": to.str, "astype": stored.str}, None
 
 
-def _text(dtype: Any) -> str:
-    """Take the name of a dtype; NumPy reads None as float64."""
+def _dtype_name(dtype: object) -> str:
+    """Refuse anything but text: ``numpy.dtype(None)`` is float64."""
     if not isinstance(dtype, str):
         raise TypeError(dtype)
     return dtype
 
 
-def _shuffle(size: Any, chunk_nbytes: int) -> tuple[int, str | None]:
-    """Read the bytes of an element; zarr raises on those that do not divide a chunk, and leaves up to 1 as they are."""
+def _shuffle_element(size: object, chunk_nbytes: int) -> tuple[int, str | None]:
+    """Check an element size: zarr raises where it does not divide the chunk, and does not shuffle up to 1 byte."""
     if not isinstance(size, int):
         return 0, f"filter 'shuffle' with elements of {size!r} bytes"
     if size > 1 and chunk_nbytes % size:
         return 0, f"filter 'shuffle' with elements of {size} bytes, which do not divide the {chunk_nbytes} of a chunk"
-    if size > MOST_SHUFFLE:
-        return 0, f"filter 'shuffle' with elements of {size} bytes: the device takes up to {MOST_SHUFFLE}"
+    if size > MAX_SHUFFLE_NBYTES:
+        return 0, f"filter 'shuffle' with elements of {size} bytes: the device takes up to {MAX_SHUFFLE_NBYTES}"
     return max(size, 0), None
 
 
-def _blosc_inner(codec: Mapping[str, Any]) -> tuple[str, str | None]:
+def _blosc_inner(codec: CodecSettings) -> tuple[str, str | None]:
     name = str(getattr(codec.get("cname"), "value", codec.get("cname")))
     if name not in BLOSC_INNER:
         return "", f"codec 'blosc' with {name!r} inside: the device decodes {', '.join(BLOSC_INNER)}"

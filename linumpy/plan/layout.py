@@ -1,4 +1,4 @@
-"""How an array lies in its store: the record that ``linumpy.io.layout`` fills in and every plan starts from."""
+"""How an array is stored: the record that ``linumpy.io.layout`` fills in and every plan starts from."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ MAX_RANK = 6
 
 @dataclass(frozen=True)
 class ChunkKeys:
-    """How the keys of chunks are spelt.
+    """The encoding of chunk keys.
 
     Attributes
     ----------
     prefix : str
-        What comes before the coordinates: ``"c"`` and a separator in the default encoding of zarr v3, nothing in v2.
+        Text before the coordinates: ``"c"`` and a separator in the default encoding of zarr v3, empty in v2.
     separator : str
         ``"/"`` or ``"."``.
     """
@@ -35,14 +35,14 @@ class ChunkKeys:
 
 @dataclass(frozen=True)
 class ShardLayout:
-    """How inner chunks lie in a shard.
+    """How inner chunks are stored in a shard.
 
     Attributes
     ----------
     chunks_per_shard : tuple of int
         Inner chunks along each axis of a shard.
     index_at_end : bool
-        Whether the index is the last thing in the file; else it is the first.
+        Whether the index ends the file; else it begins it.
     index_big_endian : bool
         Byte order of the index.
     index_checksum : bool
@@ -66,7 +66,7 @@ class ShardLayout:
 
 
 class ChunkGeometry(tuple[Any, ...]):
-    """What :attr:`ArrayLayout.geometry` tells. Its hash, which looks at every field, is worked out once."""
+    """Value of :attr:`ArrayLayout.geometry`, with a cached hash: it is a dictionary key on every submit."""
 
     @cached_property
     def _hash(self) -> int:
@@ -75,33 +75,33 @@ class ChunkGeometry(tuple[Any, ...]):
     def __hash__(self) -> int:
         return self._hash
 
-    def __reduce__(self) -> tuple[Any, ...]:  # another process hashes text differently
+    def __reduce__(self) -> tuple[type[ChunkGeometry], tuple[tuple[Any, ...]]]:  # hashes of text differ by process
         return ChunkGeometry, (tuple(self),)
 
 
 @dataclass(frozen=True)
 class ArrayLayout:
-    """An array as it is stored.
+    """How an array is stored.
 
     Attributes
     ----------
     name : str
-        Where it is, for people.
+        Path or URL, for messages.
     root : str or None
-        Local folder of the array; None where the store is not a local one.
+        Local folder of the array; None where the store is not local.
     zarr_format : int
         2 or 3.
     shape, chunk_shape : tuple of int
-        Axes as the array has them. With shards, `chunk_shape` is that of the inner chunks.
+        In the order of the array's axes. With shards, `chunk_shape` is the shape of the inner chunks.
     dtype : numpy.dtype
         Element type, in the byte order of this machine.
     swapped : bool
-        Whether the stored byte order is the other one.
+        Whether the stored byte order differs from this machine's.
     stored_axes : tuple of int
-        Axis of the array that each stored axis of a chunk is, slowest first: ``(0, 1, 2)`` for order C,
+        Axes of the array in the order in which a chunk stores them, slowest first: ``(0, 1, 2)`` for order C,
         ``(2, 1, 0)`` for order F.
     keys : ChunkKeys or None
-        None where the spelling is not one of the two known encodings.
+        None where the encoding is neither "default" nor "v2".
     fill_value : numpy.generic or None
         Value of a missing chunk; None for a dtype that is not supported.
     shard : ShardLayout or None
@@ -113,7 +113,7 @@ class ArrayLayout:
     chain : DecodeChain or None
         How a chunk is decoded; None for raw chunks.
     grid : str
-        Name of the chunk grid; other shapes and sizes here hold for ``"regular"`` ones only.
+        Name of the chunk grid; chunk shapes and sizes are valid for ``"regular"`` ones only.
     """
 
     name: str
@@ -125,7 +125,7 @@ class ArrayLayout:
     swapped: bool
     stored_axes: tuple[int, ...]
     keys: ChunkKeys | None
-    fill_value: Any
+    fill_value: np.generic | None
     shard: ShardLayout | None
     codecs: tuple[str, ...]
     unsupported: str | None
@@ -164,13 +164,13 @@ class ArrayLayout:
 
     @cached_property
     def chunk_path(self) -> tuple[str, str]:
-        """Where the path of a stored object begins, and what separates the coordinates that follow."""
+        """Beginning of the path of a stored object, and the separator of the coordinates that follow."""
         assert self.keys is not None
         return f"{self.root}/{self.keys.prefix}", self.keys.separator
 
     @cached_property
     def geometry(self) -> ChunkGeometry:
-        """All that decides how regions are cut, decoded and scattered: the same for arrays that are read together."""
+        """All that decides how regions are cut, decoded and scattered; arrays that share it are read in one batch."""
         fill = None if self.fill_value is None else np.asarray(self.fill_value).tobytes()
         return ChunkGeometry((
             self.chunk_shape, self.dtype.str, self.swapped, self.stored_axes, fill, self.shard, self.chain, self.grid
@@ -183,7 +183,7 @@ class ArrayLayout:
 
     @cached_property
     def object_shape(self) -> tuple[int, ...]:
-        """Shape of what one stored object holds: a shard, or a chunk."""
+        """Shape of one stored object: a shard, or a chunk."""
         if self.shard is None:
             return self.chunk_shape
         return tuple(n * c for n, c in zip(self.shard.chunks_per_shard, self.chunk_shape, strict=True))

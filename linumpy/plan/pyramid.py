@@ -1,9 +1,9 @@
-"""Plan the writing of a pyramid: which boxes are whole in storage, and which coarser ones come from a finer one.
+"""Plan the writing of a pyramid: boxes of whole stored objects, and the coarser boxes that are made from them.
 
-In: shapes of all resolutions and what is whole in storage in each (chunks, or shards). Out: boxes, as tuples of slices
-in the voxels of a resolution. Each resolution has half the voxels of the one before along each axis, rounded up, or as
-many (an axis of time or channel); of an axis that is halved, voxel ``i`` comes from those at ``2 i`` and, where there
-is one, ``2 i + 1``. Pure: nothing is opened.
+In: shapes of all resolutions, and the shape of a stored object (chunk or shard) in each. Out: boxes, as tuples of
+slices in the voxels of a resolution. Each resolution has half the voxels of the next finer one along each axis, rounded
+up, or as many (an axis of time or channel). Along a halved axis voxel ``i`` is the mean of ``2 i`` and, if it exists,
+``2 i + 1``. Pure: opens nothing.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ Box = tuple[slice, ...]
 
 @dataclass(frozen=True)
 class Pyramid:
-    """Resolutions of an image and how they are stored.
+    """Resolutions of an image and their stored objects.
 
     Attributes
     ----------
     shapes : tuple of tuple of int
-        Of each resolution, finest first.
+        Shape of each resolution, finest first.
     stored : tuple of tuple of int
-        What is whole in storage, for each resolution.
+        Shape of a stored object (chunk or shard) of each resolution.
     itemsize : int
         Bytes of a voxel.
     """
@@ -35,13 +35,13 @@ class Pyramid:
     itemsize: int
 
     def factors(self, level: int, finest: int | None = None) -> tuple[int, ...]:
-        """By how much a resolution is coarser than a finer one, along each axis; by default than the one before."""
+        """Downsampling factors from resolution `finest` (by default the next finer one) to `level`, by axis."""
         pairs = itertools.pairwise(self.shapes[level - 1 if finest is None else finest : level + 1])
         steps = [[1 if n == m else 2 for n, m in zip(*pair, strict=True)] for pair in pairs]
-        return tuple(math.prod(one) for one in zip((1,) * len(self.shapes[0]), *steps, strict=True))
+        return tuple(math.prod(along) for along in zip((1,) * len(self.shapes[0]), *steps, strict=True))
 
     def grid(self, level: int) -> tuple[int, ...]:
-        """How many stored objects there are along each axis."""
+        """Number of stored objects along each axis."""
         return tuple(-(-n // s) for n, s in zip(self.shapes[level], self.stored[level], strict=True))
 
     def units(self, level: int, box: Box) -> Box:
@@ -54,9 +54,9 @@ class Pyramid:
         return tuple(slice(u.start * s, min(u.stop * s, n)) for u, s, n in rows)
 
     def whole(self, level: int, box: Box) -> Box | None:
-        """The largest box of whole stored objects within a box; None where there is none.
+        """The largest box of whole stored objects within a box; None if it contains none.
 
-        What is ragged at the end of the array is whole if the box reaches that end.
+        An object that the end of the array cuts counts as whole if the box reaches that end.
         """
         result = []
         for b, s, n in zip(box, self.stored[level], self.shapes[level], strict=True):
@@ -67,7 +67,7 @@ class Pyramid:
         return tuple(result)
 
     def coarser(self, level: int, box: Box) -> Box | None:
-        """The largest box of whole objects of the next resolution that comes from a box of this one alone."""
+        """The largest box of whole objects of the next coarser resolution that one box of this one determines."""
         below = []
         sizes = zip(box, self.shapes[level], self.shapes[level + 1], self.factors(level + 1), strict=True)
         for b, n, m, f in sizes:
@@ -77,12 +77,12 @@ class Pyramid:
         return self.whole(level + 1, tuple(below))
 
     def finer(self, level: int, box: Box) -> Box:
-        """The voxels of the resolution before from which a box comes."""
+        """The voxels of the next finer resolution that a box is made from."""
         rows = zip(box, self.shapes[level - 1], self.factors(level), strict=True)
         return tuple(slice(f * b.start, min(f * b.stop, n)) for b, n, f in rows)
 
     def touched(self, level: int, box: Box) -> Box:
-        """The stored objects of a resolution that a box of the finest one touches, as slices of the grid."""
+        """The stored objects of a resolution that a box of the finest resolution touches, as slices of the grid."""
         scaled = tuple(
             slice(b.start // f, min(-(-b.stop // f), n))
             for b, n, f in zip(box, self.shapes[level], self.factors(level, 0), strict=True)
@@ -90,10 +90,10 @@ class Pyramid:
         return self.units(level, scaled)
 
     def step(self, level: int, limit: int, first: int = 0) -> tuple[int, ...]:
-        """Choose a step to walk a resolution in, of at most `limit` bytes or one stored object.
+        """Choose the shape of the boxes that a resolution is walked in: at most `limit` bytes, or one stored object.
 
-        It is whole in as many of the coarser resolutions as the limit allows, so that these come from one box each.
-        `first` is how many of them it has to be whole in, whatever the limit.
+        A step covers whole objects of as many coarser resolutions as the limit allows, so that one step suffices to
+        make them; of the `first` coarser resolutions always, whatever the limit.
         """
         size = self._aligned(level, first)
         for above in range(first + 1, len(self.shapes) - level):
@@ -123,7 +123,7 @@ def shape_of(box: Box) -> tuple[int, ...]:
 
 
 def within(box: Box, outer: Box) -> Box:
-    """A box as it lies in another one that holds it."""
+    """A box relative to the start of another box that contains it."""
     return tuple(slice(b.start - o.start, b.stop - o.start) for b, o in zip(box, outer, strict=True))
 
 

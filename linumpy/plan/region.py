@@ -1,13 +1,19 @@
-"""A region of an array, as zarr takes it, made explicit."""
+"""A region of an array: a basic index as zarr takes it → explicit bounds."""
 
 from __future__ import annotations
 
 import math
 import operator
 from dataclasses import dataclass
-from typing import Any
+from types import EllipsisType
+from typing import SupportsIndex, TypeAlias
 
 from linumpy.errors import RegionError
+
+#: The index of one axis, or ``...``.
+AxisIndex: TypeAlias = slice | SupportsIndex | EllipsisType
+#: A basic index as callers pass it; None for the whole array.
+RegionLike: TypeAlias = AxisIndex | tuple[AxisIndex, ...] | None
 
 
 @dataclass(frozen=True)
@@ -19,7 +25,7 @@ class Region:
     start, stop : tuple of int
         Bounds along each axis of the array, ``0 <= start <= stop <= length``.
     kept : tuple of bool
-        Whether the axis is kept; an axis that was given as an int is dropped.
+        Whether the result has the axis; an axis indexed by an int is dropped.
     """
 
     start: tuple[int, ...]
@@ -28,12 +34,12 @@ class Region:
 
     @property
     def box_shape(self) -> tuple[int, ...]:
-        """Shape with every axis, dropped ones with length 1."""
+        """Shape with every axis; dropped axes have length 1."""
         return tuple(b - a for a, b in zip(self.start, self.stop, strict=True))
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of the result: dropped axes left out."""
+        """Shape of the result, without dropped axes."""
         return tuple(n for n, kept in zip(self.box_shape, self.kept, strict=True) if kept)
 
     @property
@@ -43,7 +49,7 @@ class Region:
 
     @property
     def selection(self) -> tuple[slice | int, ...]:
-        """The same region as a basic index."""
+        """The region as a basic index."""
         bounds = zip(self.start, self.stop, self.kept, strict=True)
         return tuple(slice(a, b) if kept else a for a, b, kept in bounds)
 
@@ -52,15 +58,15 @@ class Region:
         return "[" + ", ".join(f"{a}:{b}" if kept else str(a) for a, b, kept in bounds) + "]"
 
 
-def normalize_region(region: Any, shape: tuple[int, ...]) -> Region:
-    """Make a region explicit.
+def normalize_region(region: RegionLike, shape: tuple[int, ...]) -> Region:
+    """Resolve a basic index into explicit bounds.
 
     Parameters
     ----------
     region : None, slice, int, Ellipsis, or a tuple of these
         As zarr's basic indexing takes it, with steps of 1. Negative bounds count from the end, missing bounds and
-        axes reach to the ends. A bound that lies outside the axis is an error, not clipped: a region that is
-        partly outside is more often a mistake than a wish.
+        axes reach to the ends. A bound outside the axis is an error and is not clipped: a region that is partly
+        outside is more often a mistake than intended.
     shape : tuple of int
         Shape of the array.
 
@@ -79,15 +85,15 @@ def normalize_region(region: Any, shape: tuple[int, ...]) -> Region:
     if given > len(shape):
         raise RegionError(f"region {region!r} names {given} axes, but the array has {len(shape)}: shape {shape}")
     if ellipses or given < len(shape):
-        missing = [slice(None)] * (len(shape) - given)
-        place = next((i for i, item in enumerate(items) if item is ...), None)
-        items = items + missing if place is None else items[:place] + missing + items[place + 1 :]
+        missing: list[AxisIndex] = [slice(None)] * (len(shape) - given)
+        position = next((i for i, item in enumerate(items) if item is ...), None)
+        items = items + missing if position is None else items[:position] + missing + items[position + 1 :]
     axes = [_axis(item, length, axis) for axis, (item, length) in enumerate(zip(items, shape, strict=True))]
     start, stop, kept = zip(*axes, strict=True) if axes else ((), (), ())
     return Region(start, stop, kept)
 
 
-def _axis(item: Any, length: int, axis: int) -> tuple[int, int, bool]:
+def _axis(item: AxisIndex, length: int, axis: int) -> tuple[int, int, bool]:
     if isinstance(item, slice):
         return (*_slice(item, length, axis), True)
     index = _integer(item, axis)
@@ -99,9 +105,7 @@ def _axis(item: Any, length: int, axis: int) -> tuple[int, int, bool]:
 
 def _slice(item: slice, length: int, axis: int) -> tuple[int, int]:
     if item.step is not None and _integer(item.step, axis) != 1:
-        raise RegionError(
-            f"{item!r} on axis {axis}: only steps of 1 are read; take every n-th on the device afterwards"
-        )
+        raise RegionError(f"{item!r} on axis {axis}: only steps of 1 are read; slice the result for every n-th voxel")
     first, end = item.start, item.stop
     if type(first) is int and type(end) is int and 0 <= first <= end <= length:
         return first, end
@@ -110,17 +114,16 @@ def _slice(item: slice, length: int, axis: int) -> tuple[int, int]:
         value = default if bound is None else _integer(bound, axis)
         if not -length <= value <= length:
             raise RegionError(
-                f"{item!r} is out of bounds for axis {axis}, which has length {length}: "
-                "leave a bound open to reach the end"
+                f"{item!r} is out of bounds for axis {axis}, which has length {length}: omit a bound to reach the end"
             )
         bounds.append(value + length if value < 0 else value)
     return bounds[0], max(bounds)
 
 
-def _integer(value: Any, axis: int) -> int:
+def _integer(value: SupportsIndex | EllipsisType, axis: int) -> int:
     if isinstance(value, bool):
-        raise TypeError(f"region on axis {axis} is {value!r}: a slice, an int or '...' is taken, no mask")
+        raise TypeError(f"region on axis {axis} is {value!r}: use a slice, an int or '...', not a mask")
     try:
-        return operator.index(value)
+        return operator.index(value)  # type: ignore[arg-type]  # Ellipsis raises, as any other object does
     except TypeError:
-        raise TypeError(f"region on axis {axis} is {value!r}: a slice, an int or '...' is taken") from None
+        raise TypeError(f"region on axis {axis} is {value!r}: use a slice, an int or '...'") from None

@@ -1,4 +1,4 @@
-"""Training samples along rays for radiance fields: drawn from posed images, marched through an occupancy grid.
+"""Training samples along rays for radiance fields: rays drawn from posed images and marched through an occupancy grid.
 
 CuPy in, CuPy out; NumPy in, NumPy out, with the same random numbers and the same samples. Points are ordered (x, y, z).
 """

@@ -1,7 +1,7 @@
 """Elementary functions as fixed sequences of IEEE additions, products and divisions; the counterpart of exact.cuh.
 
-In: NumPy arrays of float32. Out: float32. The libraries of CPUs and GPUs round their sines and logarithms differently;
-these give the same bits everywhere, so that a sample lies in the same voxel wherever it was computed.
+In: NumPy arrays of float32. Out: float32. The math libraries of CPUs and GPUs round differently; these functions give
+the same bits everywhere, so that a sample lies in the same voxel on every machine.
 """
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ import numpy as np
 
 _SINE = (-1 / 6, 1 / 120, -1 / 5040, 1 / 362880, -1 / 39916800, 1 / 6227020800)
 _COSINE = (-0.5, 1 / 24, -1 / 720, 1 / 40320, -1 / 3628800, 1 / 479001600, -1 / 87178291200)
-_EXP2 = tuple(np.float32(one) for one in (
+_EXP2 = tuple(np.float32(value) for value in (
     0.69314718, 0.24022651, 0.055504109, 0.0096181291, 0.0013333558, 0.00015403530, 0.000015252734,
 ))  # fmt: skip
-_LOG2 = tuple(np.float32(one) for one in (2.88539008, 0.961796694, 0.577078016, 0.412198583, 0.320598898))
+_LOG2 = tuple(np.float32(value) for value in (2.88539008, 0.961796694, 0.577078016, 0.412198583, 0.320598898))
 
 
 def sine_cosine(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Sine and cosine of angles below 10^6 rad, with an error of half a unit of the last place."""
     angle = x.astype(np.float64)
     quarter = np.rint(angle * 0.63661977236758134308)
-    rest = (angle - quarter * 1.57079632673412561417) - quarter * 6.07710050650619224932e-11
-    square = rest * rest
-    sine = rest + rest * (square * _horner(_SINE, square))
+    reduced = (angle - quarter * 1.57079632673412561417) - quarter * 6.07710050650619224932e-11
+    square = reduced * reduced
+    sine = reduced + reduced * (square * _horner(_SINE, square))
     cosine = 1.0 + square * _horner(_COSINE, square)
     turn = quarter.astype(np.int64) & 3
     swapped = (turn & 1) == 1
@@ -51,8 +51,8 @@ def log2(x: np.ndarray) -> np.ndarray:
     return exponent.astype(np.float32) + ratio * _horner(_LOG2, ratio * ratio)
 
 
-def _horner(coefficients: tuple, x: np.ndarray) -> np.ndarray:
-    value = coefficients[-1]
-    for one in coefficients[-2::-1]:
-        value = one + x * value
+def _horner(coefficients: tuple[float | np.float32, ...], x: np.ndarray) -> np.ndarray:
+    value = np.full_like(x, coefficients[-1])
+    for coefficient in coefficients[-2::-1]:
+        value = coefficient + x * value
     return value

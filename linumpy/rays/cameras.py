@@ -1,6 +1,6 @@
-"""From the number of a ray to its pixel and to its origin and direction, in NumPy; the counterpart of camera.cuh.
+"""Draw rays from images: pixel, origin and direction of each, in NumPy; the counterpart of camera.cuh.
 
-In: numbers of a generator, :class:`~linumpy.rays.images.Images`. Out: :class:`Drawn`. Float32 operations come in the
+In: a random generator, :class:`~linumpy.rays.images.Images`. Out: :class:`DrawnRays`. Float32 operations are in the
 kernel's order, so that results are equal bit for bit.
 """
 
@@ -17,32 +17,32 @@ from linumpy.rays.lenses import lens_rays
 from linumpy.rays.marching import normalized
 from linumpy.rays.pcg32 import PCG32, as_unit_float
 
-#: Numbers of the generator that belong to a ray: for u, v, time, jitter and level; the others are not used yet.
+#: Random numbers of a ray: for u, v, time, jitter and level; the others are unused.
 NUMBERS_PER_RAY = 8
 _USED = 5
 _LAST = np.float32(0.99999994)
 
 
 @dataclass(frozen=True)
-class Drawn:
-    """Rays that were drawn from images.
+class DrawnRays:
+    """Rays drawn from images.
 
     Attributes
     ----------
     image : (n,) int64
         Index of the image.
     pdf : (n, 2) float32
-        How much more probable the image, and where in it, is than if all were drawn alike.
+        Probability of the image, and of the position in it, relative to uniform drawing.
     uv : (n, 2) float32
-        Where in it, in [0, 1].
+        Position in the image, in [0, 1].
     rgba : (n, 4) float32
-        Of the pixel, linear, premultiplied.
+        Colour of the pixel, linear, premultiplied.
     unmasked : (n,) bool
-        Whether the pixel gives a ray.
+        Whether the pixel is not masked.
     origin, direction : (n, 3) float32
         In the world's units; directions of length 1.
     length : (n,) float32
-        Of the directions before they were normalised.
+        Lengths of the directions before normalisation.
     jitter, level : (n,) float32
         Random numbers in [0, 1).
     """
@@ -61,12 +61,12 @@ class Drawn:
 
 @functools.cache
 def linear_of_bytes() -> np.ndarray:
-    """Linear values of the 256 bytes of sRGB (IEC 61966-2-1), float32."""
+    """Return the linear values of the 256 byte values of sRGB (IEC 61966-2-1), float32."""
     value = np.arange(256) / 255
     return np.where(value <= 0.04045, value / 12.92, ((value + 0.055) / 1.055) ** 2.4).astype(np.float32)
 
 
-def draw_rays(rng: PCG32, images: Images, n_rays: int, *, image_cdf: np.ndarray | None, snap: bool) -> Drawn:
+def draw_rays(rng: PCG32, images: Images, n_rays: int, *, image_cdf: np.ndarray | None, snap: bool) -> DrawnRays:
     """Draw `n_rays` rays."""
     index = np.arange(n_rays, dtype=np.int64)
     u, v, time, jitter, level = as_unit_float(rng.numbers(index, NUMBERS_PER_RAY, _USED))
@@ -77,11 +77,11 @@ def draw_rays(rng: PCG32, images: Images, n_rays: int, *, image_cdf: np.ndarray 
     u, v, column, row, pdf[:, 1] = _draw_pixels(images, image, u, v, snap=snap)
     rgba, unmasked = _read_pixels(images, image, column, row)
     origin, direction, length = world_rays(images, image, u, v, column, row, time)
-    return Drawn(image, pdf, np.stack([u, v], axis=1), rgba, unmasked, origin, direction, length, jitter, level)
+    return DrawnRays(image, pdf, np.stack([u, v], axis=1), rgba, unmasked, origin, direction, length, jitter, level)
 
 
 def choose_images(index: np.ndarray, n_images: int, n_rays: int, cdf: np.ndarray | None, shift: int) -> np.ndarray:
-    """Choose each ray's image: neighbours share one; or by a distribution, with the multiples of the golden ratio."""
+    """Choose each ray's image: in order, or by a distribution with multiples of the golden ratio as random numbers."""
     if cdf is None:
         return index * n_images // n_rays % n_images
     number = (index.astype(np.uint64) * np.uint64(2654435769) + np.uint64(shift)).astype(np.uint32)
@@ -89,7 +89,7 @@ def choose_images(index: np.ndarray, n_images: int, n_rays: int, cdf: np.ndarray
 
 
 def first_above(cdf: np.ndarray, u: np.ndarray) -> np.ndarray:
-    """First index whose cumulative value is above u; the last one where there is none."""
+    """Return the first index whose cumulative value is above u, at most the last index."""
     return np.minimum(np.searchsorted(cdf, u, side="right"), len(cdf) - 1)
 
 
@@ -98,13 +98,13 @@ def _below(cdf: np.ndarray, line: np.ndarray, cell: np.ndarray) -> np.ndarray:
 
 
 def _probability(cdf: np.ndarray, line: np.ndarray, cell: np.ndarray) -> np.ndarray:
-    """Probability of cells, each of a line of `cdf` (lines, cells); what rounding left of 1 goes to the last cell."""
+    """Return the probabilities of cells of lines of `cdf` (lines, cells); the last cell includes the rounding error."""
     above = np.where(cell < cdf.shape[1] - 1, cdf[line, cell], np.float32(1))
     return above - _below(cdf, line, cell)
 
 
 def _inside(cdf: np.ndarray, u: np.ndarray, line: np.ndarray, cell: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Where u falls along an axis whose cells have these probabilities, and its density there."""
+    """Return the position of u along an axis whose cells have these probabilities, and its density there."""
     probability, size = _probability(cdf, line, cell), np.float32(cdf.shape[1])
     with np.errstate(all="ignore"):
         part = np.fmin((u - _below(cdf, line, cell)) / probability, _LAST)
@@ -177,7 +177,7 @@ def world_rays(
     row: np.ndarray,
     time: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Origins and unit directions (n, 3) of pixels in the world's axes, and how long the directions were.
+    """Return origins and unit directions (n, 3) of pixels in the world's axes, and the directions' former lengths.
 
     `time` is in [0, 1) while the shutter is open.
     """
@@ -185,15 +185,15 @@ def world_rays(
     o, d, valid = lens_rays(rows, u, v)
     in_world = np.zeros(len(image), bool)
     for number in np.unique(image):
-        one, these = images.images[number], np.flatnonzero(image == number)
-        if one.rays is not None:
-            given = one.rays[row[these], column[these]]
-            o[these], d[these], in_world[these] = given[:, :3], given[:, 3:], one.rays_frame == "world"
+        source, these = images.images[number], np.flatnonzero(image == number)
+        if source.rays is not None:
+            given = source.rays[row[these], column[these]]
+            o[these], d[these], in_world[these] = given[:, :3], given[:, 3:], source.rays_frame == "world"
             with np.errstate(all="ignore"):
                 size = np.abs(given[:, 0]) + np.abs(given[:, 1]) + np.abs(given[:, 2])
                 valid[these] = size < np.float32(1e30)
-        elif one.distortion is not None:
-            d[these, :2] = d[these, :2] + _distortion(one.distortion, u[these], v[these])
+        elif source.distortion is not None:
+            d[these, :2] = d[these, :2] + _distortion(source.distortion, u[these], v[these])
     d, length, has_length = normalized(d)
     bad = ~(valid & has_length)
     o[bad], d[bad], length[bad] = 0, (0, 0, 1), 1
@@ -211,13 +211,13 @@ def _rotated(r: np.ndarray, v: np.ndarray) -> np.ndarray:
 
 
 def _turned(rows: np.ndarray, when: np.ndarray, *vectors: np.ndarray) -> list[np.ndarray]:
-    """Turn vectors about each camera's fixed axis: slerp from the start pose."""
+    """Rotate vectors about each camera's fixed axis: slerp from the start pose."""
     angle = rows["angle"] * when
-    sine, cosine = (one[:, None] for one in sine_cosine(angle))
-    a, rest = rows["axis"], np.float32(1) - cosine
+    sine, cosine = (values[:, None] for values in sine_cosine(angle))
+    a, versine = rows["axis"], np.float32(1) - cosine
     turned = []
     for w in vectors:
-        along = (a[:, 0] * w[:, 0] + a[:, 1] * w[:, 1] + a[:, 2] * w[:, 2])[:, None] * rest
+        along = (a[:, 0] * w[:, 0] + a[:, 1] * w[:, 1] + a[:, 2] * w[:, 2])[:, None] * versine
         cross = np.roll(a, -1, 1) * np.roll(w, -2, 1) - np.roll(a, -2, 1) * np.roll(w, -1, 1)
         turned.append(np.where(rows["angle"][:, None] != 0, w * cosine + cross * sine + a * along, w))
     return turned

@@ -1,7 +1,7 @@
 """Volume rendering of samples along rays, and its gradient.
 
-In: colour and density of each sample, and where each ray's samples lie. Out: RGBA of each ray, or a loss's gradient.
-CuPy in, CuPy out; NumPy in, NumPy out; torch tensors through an autograd function.
+In: colour and density of samples, and the range of samples of each ray. Out: RGBA of each ray, or the gradient of a
+loss. CuPy in, CuPy out; NumPy in, NumPy out; torch tensors through an autograd function.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from linumpy.arrays import Array
 from linumpy.device import array_module
 from linumpy.gpu.kernels import KernelSpec, address_of, int64, load
 from linumpy.rays.arrays import check_array, same_side
@@ -22,7 +23,7 @@ _THREADS = 128
 _DTYPES = {"rgb_sigma": np.float32, "dt": np.float32, "base": np.int64, "n_steps": np.int32}
 
 
-def composite(rgb_sigma: Any, dt: Any, base: Any, n_steps: Any) -> Any:
+def composite(rgb_sigma: Array, dt: Array, base: Array, n_steps: Array) -> Array:
     """Render rays: each sample absorbs 1 - exp(-sigma · dt) of the light from behind it and adds as much of its colour.
 
     Parameters
@@ -32,9 +33,9 @@ def composite(rgb_sigma: Any, dt: Any, base: Any, n_steps: Any) -> Any:
     dt : (n_samples,) float32
         Lengths of steps, such as :attr:`RaySamples.dt <linumpy.rays.RaySamples.dt>`.
     base : (n_rays,) int64
-        First sample of each ray. On a device it is not checked that its samples are there.
+        First sample of each ray. Its range is not checked on a device.
     n_steps : (n_rays,) int32
-        Number of its samples; 0 gives 0.
+        Number of samples of each ray; 0 gives 0.
 
     Returns
     -------
@@ -45,7 +46,7 @@ def composite(rgb_sigma: Any, dt: Any, base: Any, n_steps: Any) -> Any:
     Raises
     ------
     ValueError
-        Other shapes or dtypes, arrays that are not C-contiguous, or on the host a ray whose samples are not there.
+        Other shapes or dtypes, arrays that are not C-contiguous, or on the host samples that do not exist.
     TypeError
         Arrays of which some are on a device and some on the host, or some of torch and some not.
     """
@@ -53,23 +54,25 @@ def composite(rgb_sigma: Any, dt: Any, base: Any, n_steps: Any) -> Any:
         return _torch_function().apply(rgb_sigma, dt, base, n_steps)
     on_device = _check(rgb_sigma, dt, base, n_steps)
     if not on_device:
-        return _forward_on_cpu(rgb_sigma, dt, base, n_steps)
+        return _forward_on_cpu(*map(np.asarray, (rgb_sigma, dt, base, n_steps)))
     rgba = array_module(rgb_sigma).empty((len(base), 4), np.float32)
     _launch("composite", len(base), (rgb_sigma, dt, base, n_steps, rgba))
     return rgba
 
 
-def composite_backward(rgb_sigma: Any, dt: Any, base: Any, n_steps: Any, rgba: Any, grad_rgba: Any) -> Any:
-    """Return the gradient of a loss for `rgb_sigma`.
+def composite_backward(
+    rgb_sigma: Array, dt: Array, base: Array, n_steps: Array, rgba: Array, grad_rgba: Array
+) -> Array:
+    """Return the gradient of a loss with respect to `rgb_sigma`.
 
     Parameters
     ----------
     rgb_sigma, dt, base, n_steps
         As for :func:`composite`.
     rgba : (n_rays, 4) float32
-        What that returned.
+        The result of :func:`composite`.
     grad_rgba : (n_rays, 4) float32
-        Gradient of the loss for it.
+        Gradient of the loss with respect to `rgba`.
 
     Returns
     -------
@@ -82,30 +85,30 @@ def composite_backward(rgb_sigma: Any, dt: Any, base: Any, n_steps: Any, rgba: A
         check_array(array, np.float32, shape, name)
     same_side(rgb_sigma=rgb_sigma, rgba=rgba, grad_rgba=grad_rgba)
     if not on_device:
-        return _backward_on_cpu(rgb_sigma, dt, base, n_steps, grad_rgba)
+        return _backward_on_cpu(*map(np.asarray, (rgb_sigma, dt, base, n_steps, grad_rgba)))
     grad = array_module(rgb_sigma).zeros(rgb_sigma.shape, np.float32)
     _launch("composite_backward", len(base), (rgb_sigma, dt, base, n_steps, rgba, grad_rgba, grad))
     return grad
 
 
 def _are_tensors(**arrays: Any) -> bool:
-    """Say whether all arrays are torch's, on one device; TypeError where some are not."""
+    """Return whether all arrays are torch's, on one device; raise TypeError where only some are."""
     torch = sys.modules.get("torch")
-    tensors = {name: one for name, one in arrays.items() if torch is not None and isinstance(one, torch.Tensor)}
-    others = {name: type(one) for name, one in arrays.items() if name not in tensors}
+    tensors = {name: array for name, array in arrays.items() if torch is not None and isinstance(array, torch.Tensor)}
+    others = {name: type(array) for name, array in arrays.items() if name not in tensors}
     if tensors and others:
-        found = ", ".join(f"{name} of {kind.__module__.partition('.')[0]}" for name, kind in others.items())
+        types = ", ".join(f"{name} of {kind.__module__.partition('.')[0]}" for name, kind in others.items())
         raise TypeError(
-            f"{', '.join(tensors)} of torch, {found}: give all as tensors; torch.from_dlpack(array) copies nothing"
+            f"{', '.join(tensors)} of torch, {types}: pass all as tensors; torch.from_dlpack(array) copies nothing"
         )
-    devices = {name: str(one.device) for name, one in tensors.items()}
+    devices = {name: str(tensor.device) for name, tensor in tensors.items()}
     if len(set(devices.values())) > 1:
-        found = ", ".join(f"{name} on {device}" for name, device in devices.items())
-        raise TypeError(f"{found}: move all to one device")
+        places = ", ".join(f"{name} on {device}" for name, device in devices.items())
+        raise TypeError(f"{places}: move all to one device")
     return bool(tensors)
 
 
-def _check(rgb_sigma: Any, dt: Any, base: Any, n_steps: Any) -> bool:
+def _check(rgb_sigma: Array, dt: Array, base: Array, n_steps: Array) -> bool:
     arrays = {"rgb_sigma": rgb_sigma, "dt": dt, "base": base, "n_steps": n_steps}
     shapes = {"rgb_sigma": (len(dt), 4), "dt": (len(dt),), "base": (len(base),), "n_steps": (len(base),)}
     for name, array in arrays.items():
@@ -115,9 +118,9 @@ def _check(rgb_sigma: Any, dt: Any, base: Any, n_steps: Any) -> bool:
         wrong = np.flatnonzero((n_steps < 0) | ((n_steps > 0) & ((base < 0) | (base > len(dt) - n_steps))))
         if len(wrong):
             ray = wrong[0]
-            raise ValueError(f"ray {ray}: {n_steps[ray]} samples from {base[ray]} on, but there are {len(dt)}")
+            raise ValueError(f"ray {ray} has {n_steps[ray]} samples from {base[ray]} on, but there are {len(dt)}")
     if on_device and address_of(rgb_sigma) % 16:
-        raise ValueError("rgb_sigma: the array begins at an address that is no multiple of 16; copy it")
+        raise ValueError("rgb_sigma: the address of the array is not a multiple of 16: pass a copy")
     return on_device
 
 
@@ -126,17 +129,17 @@ def kernel_spec(name: str) -> KernelSpec:
     return KernelSpec("composite", name, (("THREADS", str(_THREADS)),), "linumpy.rays.cuda")
 
 
-def _launch(name: str, n_rays: int, arrays: tuple) -> None:
+def _launch(name: str, n_rays: int, arrays: tuple[Array, ...]) -> None:
     if n_rays:
         load(kernel_spec(name))((-(-n_rays * 32 // _THREADS),), (_THREADS,), (*arrays, *int64(n_rays)))
 
 
-#: Samples that are worked on together.
+#: Samples that are processed together.
 _AT_ONCE = 2**22
 
 
 def _blocks(n_steps: np.ndarray) -> Iterator[slice]:
-    """Cut rays into blocks whose samples, as rows of equal length, are not too many."""
+    """Cut rays into blocks of at most so many samples, counted as rows of equal length."""
     step = max(1, _AT_ONCE // max(1, int(n_steps.max(initial=0))))
     for begin in range(0, len(n_steps), step):
         yield slice(begin, begin + step)
@@ -144,7 +147,7 @@ def _blocks(n_steps: np.ndarray) -> Iterator[slice]:
 
 @dataclass(frozen=True)
 class _Rows:
-    """Samples of some rays, a row a ray; behind a ray's own samples are others without density."""
+    """Samples of some rays, one row for each ray, padded by samples without density."""
 
     index: np.ndarray
     exists: np.ndarray
@@ -193,23 +196,23 @@ def _backward_on_cpu(
 
 @functools.cache
 def _torch_function() -> Any:
-    """Make the autograd function; on a device it works on torch's current stream."""
+    """Define the autograd function; on a device it uses torch's current stream."""
     import torch
 
     def on_stream(work: Any, *tensors: Any) -> Any:
-        tensors = tuple(one.detach() for one in tensors)
+        tensors = tuple(tensor.detach() for tensor in tensors)
         if not tensors[0].is_cuda:
-            return torch.from_numpy(work(*(one.numpy() for one in tensors)))
+            return torch.from_numpy(work(*(tensor.numpy() for tensor in tensors)))
         import cupy
 
         stream = torch.cuda.current_stream(tensors[0].device)
         with cupy.cuda.Device(tensors[0].device.index), cupy.cuda.ExternalStream(stream.cuda_stream):
-            return torch.from_dlpack(work(*(cupy.from_dlpack(one) for one in tensors)))
+            return torch.from_dlpack(work(*(cupy.from_dlpack(tensor) for tensor in tensors)))
 
     class Composite(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, rgb_sigma: Any, dt: Any, base: Any, n_steps: Any) -> Any:
-            tensors = [one.contiguous() for one in (rgb_sigma, dt, base, n_steps)]
+            tensors = [tensor.contiguous() for tensor in (rgb_sigma, dt, base, n_steps)]
             rgba = on_stream(composite, *tensors)
             ctx.save_for_backward(*tensors, rgba)
             return rgba

@@ -1,7 +1,7 @@
-"""Posed images to train from: pixels, lens, pose and how pixels are drawn.
+"""Posed images to train from: pixels, lens, pose and the distribution of pixels.
 
 In: arrays of NumPy, or of CuPy for the large ones. Out: :class:`Image` records and :class:`Images`, a set of them with
-one table that kernels read. Cameras look along +Z; +X is to the right of the image, +Y down (as OpenCV's). Points and
+the table that kernels read. Cameras look along +Z; +X is to the right of the image, +Y down (as in OpenCV). Points and
 directions are ordered (x, y, z); images (row, column). Errors name the image.
 """
 
@@ -10,15 +10,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
-from linumpy.device import array_module, is_device_array
-from linumpy.gpu.kernels import address_of, uploaded
+from linumpy.arrays import Array
+from linumpy.device import array_module, is_device_array, to_host
+from linumpy.gpu.kernels import Uploaded, address_of, uploaded
 from linumpy.rays.arrays import as_array, check_cdf
 
-#: Lenses by name, each with the greatest number of its parameters.
+#: Lenses by name, with the maximum number of parameters of each.
 LENSES = {
     "perspective": 0, "opencv": 4, "opencv_fisheye": 4, "ftheta": 5, "equirectangular": 0, "latlong": 0,
     "orthographic": 0,
@@ -27,7 +27,7 @@ LENS_NUMBERS = {name: number for number, name in enumerate(LENSES)}
 _FORMATS = {"uint8": 0, "float16": 1, "float32": 2}
 _ALPHAS = ("straight", "premultiplied")
 _FRAMES = ("world", "camera")
-#: An image as the kernels read it, ``struct Image`` of camera.cuh.
+#: The record of an image in kernels: ``struct Image`` of camera.cuh.
 RECORD = np.dtype(
     [
         *((name, "u8") for name in ("pixels", "rays", "distortion", "cdf_y", "cdf_x")),
@@ -49,7 +49,7 @@ RECORD = np.dtype(
 
 @dataclass(frozen=True)
 class PixelCDF:
-    """Cumulative distributions by which pixels are drawn, made by :meth:`from_weights`.
+    """Cumulative distributions of pixels, from :meth:`from_weights`.
 
     Attributes
     ----------
@@ -59,12 +59,12 @@ class PixelCDF:
         Distribution of columns in each row, cumulative, each row ending at 1.
     """
 
-    y: Any
-    x: Any
+    y: Array
+    x: Array
 
     @classmethod
-    def from_weights(cls, weights: Any) -> PixelCDF:
-        """Make the distributions in proportion to weights (h, w), not negative and not all 0; NumPy or CuPy.
+    def from_weights(cls, weights: Array) -> PixelCDF:
+        """Make distributions proportional to weights (h, w), not negative and not all 0; NumPy or CuPy.
 
         Values on a device are not checked.
         """
@@ -76,7 +76,7 @@ class PixelCDF:
         rows = weights.sum(axis=1)
         total = rows.sum()
         if xp is np and not (np.isfinite(total) and total > 0 and weights.min() >= 0):
-            raise ValueError("weights of pixels: they must be finite, not negative, and not all 0")
+            raise ValueError("weights must be finite, not negative, and not all 0")
         x = xp.cumsum(weights, axis=1) / xp.where(rows > 0, rows, 1)[:, None]
         y = xp.cumsum(rows) / total
         x[:, -1] = 1
@@ -92,7 +92,7 @@ class Image:
     ----------
     pixels : (height, width, 4) array
         RGBA. uint8: colours encoded by sRGB, alpha linear; the bytes 255, 0, 255, 0 (0x00FF00FF as a number) mask a
-        pixel. float16 or float32: linear; a negative red masks a pixel. Masked pixels give no ray.
+        pixel. float16 or float32: linear; a negative red masks a pixel. Masked pixels have no ray.
     focal : (float, float)
         Focal lengths (x, y) in pixels; of an orthographic lens pixels per unit of length, of an equirectangular one
         pixels per radian.
@@ -102,42 +102,42 @@ class Image:
         ``"perspective"``, ``"opencv"`` (k1, k2, p1, p2), ``"opencv_fisheye"`` (k1 to k4), ``"ftheta"`` (angle from the
         axis in rad as a polynomial of the distance r from the principal point in pixels: c0 + c1 r + … + c4 r⁴),
         ``"equirectangular"`` (longitude and latitude are (pixel - principal) / focal), ``"latlong"`` (the whole sphere
-        over the image), ``"orthographic"``. Latitude grows downwards. Where a lens has no ray for a pixel, the ray is
-        that of the camera's axis.
+        over the image), ``"orthographic"``. Latitude grows downwards. A pixel for which the lens has no ray gets the
+        camera's axis.
     lens_params : tuple of float
-        As above; missing ones are 0.
+        Parameters of the lens; missing ones are 0.
     start_pose, end_pose : (3, 4) array
-        Camera to world, a rotation and a translation, when the shutter opens and closes; without an end the camera does
-        not move.
+        Camera to world, a rotation and a translation, when the shutter opens and closes; by default the camera does not
+        move.
     shutter : (float, float, float, float)
         A ray's pose is at ``s0 + s1 u + s2 v + s3 t`` between start (0) and end (1): u, v in [0, 1] across the image
         (rolling shutter), t random in [0, 1) (motion blur). Rotation by slerp, translation linear.
     rays : (height, width, 6) array, optional
-        float32: origin and direction of each pixel (x, y, z), in place of the lens. Where a pixel's ray is not finite
-        or has no direction, the ray is that of the camera's axis.
+        float32: origin and direction of each pixel (x, y, z), in place of the lens. A pixel whose ray is not finite or
+        has no direction gets the camera's axis.
     rays_frame : {"world", "camera"}
-        The axes that `rays` are in: the world's, so that poses and shutter have no effect on them, or the camera's.
+        The coordinate system of `rays`: the world's, independent of poses and shutter, or the camera's.
     distortion : (h, w, 2) array, optional
         float32: added to x and y of the lens's directions, interpolated linearly over the image.
     pixel_cdf : PixelCDF, optional
-        By which pixels are drawn; uniformly by default.
+        Distribution of drawn pixels; uniform by default.
     extra : tuple of float
         Extra dimensions, such as an appearance code; of the same length for all images.
     alpha : {"straight", "premultiplied"}, optional
-        Whether colours have yet to be multiplied by alpha, after they were made linear, or have been (bytes before
-        they were encoded by sRGB). By default straight for uint8, as PNG files are, and premultiplied for floats.
+        Whether linear colours are multiplied by alpha here, or already are (bytes before their encoding by sRGB). By
+        default straight for uint8, as in PNG files, and premultiplied for floats.
     """
 
-    pixels: Any
+    pixels: Array
     focal: tuple[float, float] = (1.0, 1.0)
     principal: tuple[float, float] | None = None
     lens: str = "perspective"
     lens_params: tuple[float, ...] = ()
-    start_pose: Any = field(default_factory=lambda: np.eye(3, 4))
-    end_pose: Any = None
+    start_pose: Array = field(default_factory=lambda: np.eye(3, 4))
+    end_pose: Array | None = None
     shutter: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
-    rays: Any = None
-    distortion: Any = None
+    rays: Array | None = None
+    distortion: Array | None = None
     pixel_cdf: PixelCDF | None = None
     extra: tuple[float, ...] = ()
     rays_frame: str = "world"
@@ -146,12 +146,12 @@ class Image:
 
 @dataclass(frozen=True)
 class Images:
-    """A set of images, checked, with the table that kernels read.
+    """A set of checked images, with the table that kernels read.
 
     Attributes
     ----------
     images : tuple of Image
-        All of whose arrays are NumPy's, or all CuPy's (poses and numbers are always copied from the host).
+        Their arrays are all NumPy's or all CuPy's (poses and numbers are always copied from the host).
     table : numpy.ndarray of RECORD
         The table, on the host.
     """
@@ -166,7 +166,7 @@ class Images:
         Raises
         ------
         ValueError
-            Poses that are not finite or no rotations, sizes that do not fit, an unknown lens, frame or kind of alpha.
+            Poses that are not finite or not rotations, wrong sizes, an unknown lens, frame or kind of alpha.
         TypeError
             Pixels of another dtype; arrays of which only some are on a device.
         """
@@ -176,7 +176,7 @@ class Images:
         images = [_adopted(image) for image in images]
         for number, image in enumerate(images):
             _fill(table[number], image, f"image {number}")
-        kinds = {is_device_array(one) for image in images for one in _arrays(image)}
+        kinds = {is_device_array(array) for image in images for array in _arrays(image)}
         if len(kinds) > 1:
             raise TypeError("images: some arrays are on a device and some on the host; move all to one of them")
         for number, image in enumerate(images):
@@ -196,7 +196,7 @@ class Images:
 
     @cached_property
     def weighted(self) -> bool:
-        """Whether pixels of any image are drawn by a distribution."""
+        """Whether any image has a distribution of pixels."""
         return any(image.pixel_cdf is not None for image in self.images)
 
     @property
@@ -205,7 +205,7 @@ class Images:
         return np.array([image.extra for image in self.images], np.float32).reshape(len(self), -1)
 
     @cached_property
-    def uploads(self) -> Any:
+    def uploads(self) -> Uploaded:
         """The table and the extra dimensions on the device, copied there once."""
         import cupy
 
@@ -213,7 +213,7 @@ class Images:
         return uploaded((table, cupy.asarray(self.extra)))
 
 
-def _check_extra(extra: Any, name: str) -> None:
+def _check_extra(extra: tuple[float, ...], name: str) -> None:
     try:
         values = np.asarray(extra, np.float64)
     except (TypeError, ValueError):
@@ -223,7 +223,7 @@ def _check_extra(extra: Any, name: str) -> None:
 
 
 def _adopted(image: Image) -> Image:
-    """The same image with arrays of NumPy or CuPy."""
+    """Convert the arrays of an image to NumPy's or CuPy's."""
     cdf = image.pixel_cdf
     return replace(
         image,
@@ -234,12 +234,12 @@ def _adopted(image: Image) -> Image:
     )
 
 
-def _arrays(image: Image) -> list[Any]:
+def _arrays(image: Image) -> list[Array]:
     cdf = [] if image.pixel_cdf is None else [image.pixel_cdf.y, image.pixel_cdf.x]
-    return [one for one in (image.pixels, image.rays, image.distortion, *cdf) if one is not None]
+    return [array for array in (image.pixels, image.rays, image.distortion, *cdf) if array is not None]
 
 
-def _fill(row: Any, image: Image, name: str) -> None:
+def _fill(row: np.void, image: Image, name: str) -> None:
     pixels = image.pixels
     if pixels.ndim != 3 or pixels.shape[2] != 4 or not pixels.size:
         raise ValueError(f"{name}: pixels of shape {pixels.shape}; (height, width, 4) is needed")
@@ -255,12 +255,12 @@ def _fill(row: Any, image: Image, name: str) -> None:
     _fill_poses(row, image, name)
 
 
-def _check_choice(value: Any, choices: tuple[Any, ...], name: str) -> None:
+def _check_choice(value: str | None, choices: tuple[str | None, ...], name: str) -> None:
     if value not in choices:
         raise ValueError(f"{name}={value!r} is unknown; choose from {', '.join(map(repr, choices))}")
 
 
-def _fill_lens(row: Any, image: Image, name: str) -> None:
+def _fill_lens(row: np.void, image: Image, name: str) -> None:
     if image.lens not in LENSES:
         raise ValueError(f"{name}: lens {image.lens!r} is unknown; choose from {', '.join(LENSES)}")
     if len(image.lens_params) > LENSES[image.lens]:
@@ -284,7 +284,7 @@ def _fill_lens(row: Any, image: Image, name: str) -> None:
     row["lens"] = LENS_NUMBERS[image.lens]
 
 
-def _fill_maps(row: Any, image: Image, name: str) -> None:
+def _fill_maps(row: np.void, image: Image, name: str) -> None:
     height, width = image.pixels.shape[:2]
     _check_choice(image.rays_frame, _FRAMES, f"{name}: rays_frame")
     row["rays_in_camera"] = image.rays_frame == "camera"
@@ -306,21 +306,21 @@ def _fill_maps(row: Any, image: Image, name: str) -> None:
         row["cdf_y"], row["cdf_x"] = _address(cdf.y, f"{name}: pixel_cdf.y"), _address(cdf.x, f"{name}: pixel_cdf.x")
 
 
-def _check_floats(array: Any, shape: tuple[int, ...], name: str) -> None:
+def _check_floats(array: Array, shape: tuple[int, ...], name: str) -> None:
     if array.dtype != np.float32 or array.shape != shape or not array.size:
         raise ValueError(f"{name} of {array.dtype} {array.shape}; float32 {shape} is needed")
 
 
-def _address(array: Any, name: str) -> int:
+def _address(array: Array, name: str) -> int:
     if not array.flags.c_contiguous:
         raise ValueError(f"{name}: a C-contiguous array is needed; make one by ascontiguousarray")
     address = address_of(array)
     if address % 4:
-        raise ValueError(f"{name}: the array begins at an address that is no multiple of 4; copy it")
+        raise ValueError(f"{name}: the address of the array is not a multiple of 4: pass a copy")
     return address
 
 
-def _fill_poses(row: Any, image: Image, name: str) -> None:
+def _fill_poses(row: np.void, image: Image, name: str) -> None:
     start = _pose(image.start_pose, f"{name}: start_pose")
     end = start if image.end_pose is None else _pose(image.end_pose, f"{name}: end_pose")
     row["rotation"], row["translation"] = start[:, :3], start[:, 3]
@@ -328,16 +328,16 @@ def _fill_poses(row: Any, image: Image, name: str) -> None:
     row["axis"], row["angle"] = _axis_angle(start[:, :3].T @ end[:, :3])
 
 
-def _pose(pose: Any, name: str) -> np.ndarray:
-    pose = np.asarray(pose.get() if is_device_array(pose) else pose, np.float64)
+def _pose(pose: Array, name: str) -> np.ndarray:
+    pose = np.asarray(to_host(pose), np.float64)
     if pose.shape != (3, 4):
         raise ValueError(f"{name} of shape {pose.shape}; (3, 4) is needed")
     if not np.isfinite(pose).all():
         raise ValueError(f"{name} has values that are not finite: {pose.tolist()}")
     turn = pose[:, :3]
     if np.abs(turn.T @ turn - np.eye(3)).max() > 1e-3 or np.linalg.det(turn) < 0:
-        raise ValueError(f"{name}: its first three columns are no rotation: {turn.tolist()}")
-    u, _, vt = np.linalg.svd(turn)  # the nearest rotation: poses are often stored in float32
+        raise ValueError(f"{name}: its first three columns are not a rotation: {turn.tolist()}")
+    u, _, vt = np.linalg.svd(turn)  # the nearest rotation, since poses are often stored in float32
     return np.column_stack([u @ vt, pose[:, 3]])
 
 
@@ -351,7 +351,7 @@ def _axis_angle(turn: np.ndarray) -> tuple[np.ndarray, float]:
         [turn[0, 2] - turn[2, 0], turn[0, 1] + turn[1, 0], squares[2], turn[1, 2] + turn[2, 1]],
         [turn[1, 0] - turn[0, 1], turn[0, 2] + turn[2, 0], turn[1, 2] + turn[2, 1], squares[3]],
     ])  # fmt: skip
-    quaternion = products[np.argmax(squares)]  # the row divided by its greatest part is the most exact one
+    quaternion = products[np.argmax(squares)]  # the row with the largest divisor is the most accurate
     quaternion = quaternion / np.linalg.norm(quaternion) * (1 if quaternion[0] >= 0 else -1)
     length = float(np.linalg.norm(quaternion[1:]))
     angle = 2 * float(np.arctan2(length, quaternion[0]))

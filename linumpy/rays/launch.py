@@ -1,17 +1,18 @@
-"""Launch trace.cu: rays from images, or given ones, marched through a grid on the device.
+"""Launch trace.cu: march rays, drawn from images or given, through a grid on the device.
 
 In: CuPy arrays (in tests NumPy's, with an emulated kernel). Out: the arrays of
-:class:`~linumpy.rays.samples.RaySamples`. Nothing is copied between host and device but images' tables, once, and
-nothing waits.
+:class:`~linumpy.rays.samples.RaySamples`. Only the tables of images are copied to the device, once; nothing
+synchronises.
 """
 
 from __future__ import annotations
 
 import functools
-from typing import Any
+from types import ModuleType
 
 import numpy as np
 
+from linumpy.arrays import Array
 from linumpy.gpu.kernels import KernelSpec, Uploaded, address_of, current_queue, load, uploaded
 from linumpy.rays.cameras import NUMBERS_PER_RAY, linear_of_bytes
 from linumpy.rays.images import RECORD, Images
@@ -20,9 +21,9 @@ from linumpy.rays.occupancy import OccupancyGrid
 from linumpy.rays.pcg32 import PCG32
 from linumpy.rays.setting import MOST_POINTS, STEPS, Setting
 
-#: Of a block: one warp. In the order of the rays a block waits for those before it, and larger ones wait longer.
+#: Threads of a block: one warp. Ordered blocks wait for those before them, and larger ones wait longer.
 THREADS = 32
-#: Runs of a ray that are kept in shared memory; the rest is found again.
+#: Runs of a ray that are kept in shared memory; the kernel searches further ones a second time.
 _MOST_RUNS = 32
 #: Words of ``counts`` before those of blocks, as in trace.cu.
 _HEAD_WORDS = 5
@@ -56,7 +57,7 @@ def kernel_spec(
     per_sample: bool = False,
     most_runs: int = _MOST_RUNS,
 ) -> KernelSpec:
-    """Choose a kernel of trace.cu; what is not asked for takes no registers of it."""
+    """Choose a specialisation of trace.cu; unused features take no registers."""
     defines = {
         "IMAGES": int(images),
         "CONE": int(grows),
@@ -81,9 +82,9 @@ def kernel_spec(
 
 
 def _allocate(
-    xp: Any, n_rays: int, max_samples: int, n_extra: int, *, from_images: bool, per_sample: bool = False
-) -> dict[str, Any]:
-    """Allocate the outputs. Rows without a ray have no samples."""
+    xp: ModuleType, n_rays: int, max_samples: int, n_extra: int, *, from_images: bool, per_sample: bool = False
+) -> dict[str, Array]:
+    """Allocate the outputs; rows without a ray have 0 samples."""
     arrays = {
         "positions": xp.empty((max_samples, 3), np.float32),
         "directions": xp.empty((max_samples, 3), np.float32),
@@ -111,7 +112,9 @@ def _allocate(
     return arrays
 
 
-def _batch(setting: Setting, grid: OccupancyGrid, arrays: dict[str, Any], n_rays: int, max_samples: int) -> np.ndarray:
+def _batch(
+    setting: Setting, grid: OccupancyGrid, arrays: dict[str, Array], n_rays: int, max_samples: int
+) -> np.ndarray:
     batch = np.zeros(1, BATCH)
     for name, array in arrays.items():
         batch[name] = address_of(array)
@@ -135,14 +138,14 @@ def _linear_upload(queue: tuple[int, int, int]) -> Uploaded:
     return uploaded(cupy.asarray(linear_of_bytes()))
 
 
-def _uploads(images: Images) -> tuple[Any, Any, Any]:
+def _uploads(images: Images) -> tuple[Array, Array, Array]:
     if not images.on_device:  # in tests
         return images.table, images.extra, linear_of_bytes()
     return (*images.uploads.get(), _linear_upload(current_queue()).get())
 
 
 def generate(
-    xp: Any,
+    xp: ModuleType,
     rng: PCG32,
     images: Images,
     grid: OccupancyGrid,
@@ -150,15 +153,15 @@ def generate(
     *,
     n_rays: int,
     max_samples: int,
-    image_cdf: Any,
+    image_cdf: Array | None,
     snap: bool,
     random_level: bool,
     keep_empty: bool,
     unit_directions: bool,
     per_sample: bool,
     deterministic: bool,
-) -> dict[str, Any]:
-    """Draw and march rays; returns the arrays by name, with ``counts``."""
+) -> dict[str, Array]:
+    """Draw and march rays; return the arrays by name, with ``counts``."""
     table, image_extra, linear = _uploads(images)
     n_extra = image_extra.shape[1]
     arrays = _allocate(xp, n_rays, max_samples, n_extra, from_images=True, per_sample=per_sample)
@@ -178,9 +181,16 @@ def generate(
 
 
 def march(
-    xp: Any, rays: Any, jitter: Any, grid: OccupancyGrid, setting: Setting, *, max_samples: int, deterministic: bool
-) -> dict[str, Any]:
-    """March given rays (n, 6); returns the arrays by name, with ``counts``."""
+    xp: ModuleType,
+    rays: Array,
+    jitter: Array | None,
+    grid: OccupancyGrid,
+    setting: Setting,
+    *,
+    max_samples: int,
+    deterministic: bool,
+) -> dict[str, Array]:
+    """March given rays (n, 6); return the arrays by name, with ``counts``."""
     n_rays = len(rays)
     arrays = _allocate(xp, n_rays, max_samples, 0, from_images=False)
     batch = _batch(setting, grid, arrays, n_rays, max_samples)

@@ -1,4 +1,4 @@
-"""Lenses: from a pixel to a ray in the camera's axes, in NumPy; the counterpart of camera.cuh, operation for operation.
+"""Lenses: pixel → ray in the camera's axes, in NumPy; the counterpart of camera.cuh, operation for operation.
 
 In: coordinates u, v in [0, 1] across an image and records of :data:`~linumpy.rays.images.RECORD`, one a ray. Out:
 float32 origins and directions (not normalized), and which of them are valid.
@@ -11,7 +11,7 @@ import numpy as np
 from linumpy.rays.arithmetic import sine_cosine
 from linumpy.rays.images import LENS_NUMBERS
 
-#: Of Newton's method, where a lens has no inverse in closed form.
+#: Iterations of Newton's method, for lenses without a closed-form inverse.
 NEWTON_STEPS = 12
 _HALF, _ONE, _TWO = np.float32(0.5), np.float32(1), np.float32(2)
 _TOLERANCE, _FOLD = np.float32(1e-4), np.float32(1e-6)
@@ -24,9 +24,9 @@ def lens_rays(rows: np.ndarray, u: np.ndarray, v: np.ndarray) -> _Rays:
     Parameters
     ----------
     rows : numpy.ndarray of RECORD, (n,)
-        Of each ray's image.
+        Record of each ray's image.
     u, v : (n,) float32
-        Along the width and the height of the image.
+        Position along the width and the height of the image.
 
     Returns
     -------

@@ -1,26 +1,25 @@
-"""Points along rays, and which of them are samples, in NumPy: the counterpart of march.cuh.
+"""Points along rays, and those of them that are samples, in NumPy: the counterpart of march.cuh.
 
 In: rays in the world's units, a :class:`~linumpy.rays.setting.Setting`, an occupancy grid. Out: samples, in the order
-of the rays. All points of a ray inside the box are looked at; a kernel skips what is empty and finds the same ones.
-Float32 operations come in the kernel's order, so that results are equal bit for bit.
+of the rays. All points of a ray inside the box are tested; the kernel skips empty space and finds the same samples.
+Float32 operations are in the kernel's order, so that results are equal bit for bit.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from linumpy.rays.arithmetic import exp2, log2
 from linumpy.rays.setting import GRID_SIZE, MOST_POINTS, SPREAD, Setting
 
-#: Points that are looked at together; their arrays fit a processor's cache.
+#: Points that are processed together; their arrays fit a processor's cache.
 _AT_ONCE = 2**16
 
 
 @dataclass(frozen=True)
-class Placed:
+class GridRays:
     """Rays in the grid's coordinates.
 
     Attributes
@@ -28,7 +27,7 @@ class Placed:
     origin, direction : (n, 3) float32
         In voxels of mip 0 from the grid's centre; per unit of t.
     start : (n,) float32
-        Of t, or where steps grow in steps from t = 0.
+        The first point: its t, or, with growing steps, the number of steps from t = 0.
     end : (n,) int64
         Number of points inside the box.
     """
@@ -40,7 +39,7 @@ class Placed:
 
 
 @dataclass(frozen=True)
-class Found:
+class SampleIndices:
     """The samples of rays.
 
     Attributes
@@ -65,7 +64,7 @@ def step_at(setting: Setting, t: np.ndarray) -> np.ndarray:
 
 
 def point_at(setting: Setting, start: np.ndarray, k: np.ndarray) -> np.ndarray:
-    """T of point k; its steps are exactly those of :func:`step_at`, but where they begin or cease to grow."""
+    """Return t of point k. Steps are exactly those of :func:`step_at`, except where they begin or cease to grow."""
     s, k = setting.steps, k.astype(np.float32)
     if not setting.grows:
         return start + k * s["min_step"]
@@ -83,15 +82,17 @@ def _steps_until(setting: Setting, t: np.ndarray) -> np.ndarray:
 
 
 def normalized(d: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Directions (n, 3) of length 1, their lengths, and which of them have one; the others stay as they are."""
+    """Normalise directions (n, 3); return also their lengths, and which are valid. Others are returned unchanged."""
     with np.errstate(all="ignore"):
         length = np.sqrt(d[:, 0] * d[:, 0] + d[:, 1] * d[:, 1] + d[:, 2] * d[:, 2])
         valid = (length > np.float32(1e-30)) & (length < np.float32(1e30))
         return np.where(valid[:, None], d / length[:, None], d), length, valid
 
 
-def place(setting: Setting, origin: np.ndarray, direction: np.ndarray, jitter: np.ndarray, valid: np.ndarray) -> Placed:
-    """Bring rays (n, 3) of the world to the grid, and find where they cross the box; those not valid have no points."""
+def to_grid(
+    setting: Setting, origin: np.ndarray, direction: np.ndarray, jitter: np.ndarray, valid: np.ndarray
+) -> GridRays:
+    """Transform rays (n, 3) from the world to the grid, and clip them to the box; invalid ones have no points."""
     with np.errstate(all="ignore"):
         o = (origin - setting.centre) * setting.voxels_per_unit
         d = direction * setting.voxels_per_unit
@@ -109,10 +110,12 @@ def place(setting: Setting, origin: np.ndarray, direction: np.ndarray, jitter: n
         start, count = _start_and_count(setting, enter, leave, jitter)
     end = np.fmin(np.fmax(count, 0), MOST_POINTS).astype(np.int64)
     end = _exact_end(setting, start, leave, np.where(crosses, end, 0))
-    return Placed(o, d, start, np.where(crosses, end, 0))
+    return GridRays(o, d, start, np.where(crosses, end, 0))
 
 
-def _start_and_count(setting: Setting, enter: Any, leave: Any, jitter: Any) -> tuple[np.ndarray, np.ndarray]:
+def _start_and_count(
+    setting: Setting, enter: np.ndarray, leave: np.ndarray, jitter: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     if setting.grows:
         start = _steps_until(setting, enter) + jitter
         return start, np.ceil(_steps_until(setting, leave) - start)
@@ -121,7 +124,7 @@ def _start_and_count(setting: Setting, enter: Any, leave: Any, jitter: Any) -> t
 
 
 def _exact_end(setting: Setting, start: np.ndarray, leave: np.ndarray, end: np.ndarray) -> np.ndarray:
-    """Correct a number of points, which rounding may have moved, by looking at the last ones."""
+    """Correct rounding errors of a number of points, by testing the last ones."""
     while True:
         many = (end > 0) & ~(point_at(setting, start, end - 1) < leave)
         if not many.any():
@@ -140,18 +143,18 @@ def _ceil_log2(x: np.ndarray) -> np.ndarray:
 
 
 def is_occupied(setting: Setting, bits: np.ndarray, position: np.ndarray, t: np.ndarray) -> np.ndarray:
-    """Say which points lie in occupied voxels.
+    """Return which points lie in occupied voxels.
 
-    A point's voxel is of the finest mip that holds the point and whose voxels are no shorter than the step there.
+    A point is looked up in the finest mip that contains it and whose voxels are no shorter than the step there.
 
     Parameters
     ----------
     bits : (mips, 262144) uint8
-        The grid's.
+        Bits of the grid.
     position : (m, 3) float32
         In the grid's coordinates.
     t : (m,) float32
-        Of the points.
+        Of each point.
     """
     mip = _mips_of(setting, len(bits), position, t)
     scale = ((127 - mip) << 23).view(np.float32)
@@ -171,32 +174,34 @@ def _mips_of(setting: Setting, mips: int, position: np.ndarray, t: np.ndarray) -
     return np.clip(mip, 0, mips - 1)
 
 
-def positions_of(placed: Placed, ray: np.ndarray, t: np.ndarray) -> np.ndarray:
+def positions_of(rays_in_grid: GridRays, ray: np.ndarray, t: np.ndarray) -> np.ndarray:
     """Positions (m, 3) in the grid's coordinates."""
     position = np.empty((len(t), 3), np.float32)
     for axis in range(3):
-        position[:, axis] = placed.origin[:, axis][ray] + t * placed.direction[:, axis][ray]
+        position[:, axis] = rays_in_grid.origin[:, axis][ray] + t * rays_in_grid.direction[:, axis][ray]
     return position
 
 
-def find_samples(setting: Setting, bits: np.ndarray, placed: Placed) -> Found:
+def find_samples(setting: Setting, bits: np.ndarray, rays_in_grid: GridRays) -> SampleIndices:
     """Find the samples of all rays."""
-    rays, points, counts = [], [], np.zeros(len(placed.end), np.int64)
+    rays, points, counts = [], [], np.zeros(len(rays_in_grid.end), np.int64)
     begin = 0
-    while begin < len(placed.end):
-        total = np.cumsum(placed.end[begin:])
+    while begin < len(rays_in_grid.end):
+        total = np.cumsum(rays_in_grid.end[begin:])
         stop = begin + max(1, int(np.searchsorted(total, _AT_ONCE, side="right")))
-        ray = np.repeat(np.arange(begin, stop), placed.end[begin:stop])
-        point = np.arange(len(ray)) - np.repeat(total[: stop - begin] - placed.end[begin:stop], placed.end[begin:stop])
-        t = point_at(setting, placed.start[ray], point)
-        inside = is_occupied(setting, bits, positions_of(placed, ray, t), t)
+        ray = np.repeat(np.arange(begin, stop), rays_in_grid.end[begin:stop])
+        point = np.arange(len(ray)) - np.repeat(
+            total[: stop - begin] - rays_in_grid.end[begin:stop], rays_in_grid.end[begin:stop]
+        )
+        t = point_at(setting, rays_in_grid.start[ray], point)
+        inside = is_occupied(setting, bits, positions_of(rays_in_grid, ray, t), t)
         ray, point = ray[inside], point[inside]
-        found = np.bincount(ray - begin, minlength=stop - begin)
-        rank = np.arange(len(ray)) - np.repeat(np.cumsum(found) - found, found)
+        count = np.bincount(ray - begin, minlength=stop - begin)
+        rank = np.arange(len(ray)) - np.repeat(np.cumsum(count) - count, count)
         kept = rank < setting.max_steps
         rays.append(ray[kept])
         points.append(point[kept])
-        counts[begin:stop] = np.minimum(found, setting.max_steps)
+        counts[begin:stop] = np.minimum(count, setting.max_steps)
         begin = stop
     empty = np.zeros(0, np.int64)
-    return Found(np.concatenate([empty, *rays]), np.concatenate([empty, *points]), counts)
+    return SampleIndices(np.concatenate([empty, *rays]), np.concatenate([empty, *points]), counts)

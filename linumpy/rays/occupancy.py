@@ -1,34 +1,35 @@
-"""Which parts of space are worth sampling: a cascade of grids of 128³ bits.
+"""Occupancy of space: a cascade of grids of 128³ bits.
 
 In: densities of a field, or a volume. Out: :class:`OccupancyGrid`, whose bits the kernels read. Mip 0 is a cube around
-the centre; each further mip has twice its edge, so that its voxels are twice as large. Arrays are NumPy's or CuPy's,
-and stay where they are.
+the centre; each further mip has twice the edge and voxels twice as large. Arrays are NumPy's or CuPy's, and results are
+in the same memory.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import ModuleType
 
 import numpy as np
+from numpy.typing import ArrayLike
 
+from linumpy.arrays import Array
 from linumpy.device import array_module, is_device_array, to_host
 from linumpy.errors import SourceError
 from linumpy.rays.arrays import as_array, whole_number
 from linumpy.rays.setting import GRID_SIZE, SPREAD
 
 _VOXELS = GRID_SIZE**3
-#: A mip's voxels cover the inner eighth of the next one's.
-_MOST_MIPS = 8
+_MAX_MIPS = 8
 
 
 @functools.cache
 def _morton_order() -> np.ndarray:
-    """Index into a C-ordered (z, y, x) grid of each voxel in Morton order, x in the lowest bit."""
+    """Return the index into a C-ordered (z, y, x) grid of each voxel in Morton order, x in the lowest bit."""
     codes = SPREAD[:, None, None] << 2 | SPREAD[:, None] << 1 | SPREAD
     order = np.empty(_VOXELS, np.int32)
     order[codes.ravel()] = np.arange(_VOXELS, dtype=np.int32)
@@ -36,15 +37,15 @@ def _morton_order() -> np.ndarray:
 
 
 @functools.cache
-def _order_on_device(device: int) -> Any:
+def _order_on_device(device: int) -> Array:
     import cupy
 
-    order = cupy.asarray(_morton_order())
-    cupy.cuda.get_current_stream().synchronize()  # once a device: any stream may use it from now on
+    order: Array = cupy.asarray(_morton_order())
+    cupy.cuda.get_current_stream().synchronize()  # once a device, so that any stream may use it
     return order
 
 
-def _order_for(xp: Any) -> Any:
+def _order_for(xp: ModuleType) -> Array:
     return _morton_order() if xp is np else _order_on_device(xp.cuda.runtime.getDevice())
 
 
@@ -55,89 +56,87 @@ class OccupancyGrid:
     Attributes
     ----------
     density : (mips, 128, 128, 128) float32
-        Of each voxel, axes (mip, z, y, x).
+        Density of each voxel, axes (mip, z, y, x).
     bits : (mips, 262144) uint8
-        A bit for each voxel in Morton order (x in the lowest bit), 1 where it is occupied. A voxel of a coarser mip is
-        occupied, too, where one inside it of a finer mip is.
+        A bit for each voxel in Morton order (x in the lowest bit), 1 if it is occupied. A voxel of a coarser mip is
+        also occupied if it contains an occupied voxel of a finer mip.
     centre : (float, float, float)
         Centre (x, y, z) in the world's units.
     edge : float
         Edge of mip 0 in the world's units; mip m is a cube of edge * 2^m.
     """
 
-    density: Any
-    bits: Any
+    density: Array
+    bits: Array
     centre: tuple[float, float, float] = (0.5, 0.5, 0.5)
     edge: float = 1.0
 
     @classmethod
     def of(
         cls,
-        density: Any,
+        density: Array,
         *,
         threshold: float = 0.0,
         centre: tuple[float, float, float] = (0.5, 0.5, 0.5),
         edge: float = 1.0,
     ) -> OccupancyGrid:
-        """Make a grid from densities (mips, 128, 128, 128); voxels above the threshold are occupied.
-
-        Densities that are no numbers are above no threshold.
+        """Make a grid from densities (mips, 128, 128, 128); voxels above the threshold are occupied, NaN is not.
 
         Raises
         ------
         ValueError
-            Another shape, a threshold that is no number, or a centre or an edge that is no finite (positive) number.
+            Another shape, a threshold that is NaN, or a centre or an edge that is not a finite (positive) number.
         """
         density = as_array(density)
-        if density.ndim != 4 or density.shape[1:] != (GRID_SIZE,) * 3 or not 1 <= density.shape[0] <= _MOST_MIPS:
+        if density.ndim != 4 or density.shape[1:] != (GRID_SIZE,) * 3 or not 1 <= density.shape[0] <= _MAX_MIPS:
             raise ValueError(
-                f"density of shape {density.shape}: (mips, 128, 128, 128) is needed, 1 to {_MOST_MIPS} mips"
+                f"density of shape {density.shape}: (mips, 128, 128, 128) is needed, 1 to {_MAX_MIPS} mips"
             )
-        where, size = _checked_place(centre, edge)
+        position, size = _checked_cube(centre, edge)
         _check_threshold(threshold)
         density = density.astype(np.float32)
-        return cls(density, _pack(density > threshold), where, size)
+        return cls(density, _pack(density > threshold), position, size)
 
     @classmethod
-    def from_volume(cls, volume: Any, spacing: Any, *, threshold: float) -> OccupancyGrid:
-        """Make a grid of one mip around a volume, occupied where a voxel above the threshold has a part in a value.
+    def from_volume(cls, volume: Array, spacing: Iterable[float], *, threshold: float) -> OccupancyGrid:
+        """Make a grid of one mip around a volume, occupied where a voxel above the threshold contributes to a value.
 
-        The volume lies between the origin and its extent: voxel (k, j, i) has its centre at ((i + 0.5) · spacing_x,
-        (j + 0.5) · spacing_y, (k + 0.5) · spacing_z). Values between voxel centres count as interpolated linearly, so
-        occupied voxels of the grid reach as far as a voxel beside one above the threshold.
+        The volume begins at the origin: voxel (k, j, i) has its centre at ((i + 0.5) · spacing_x, (j + 0.5) ·
+        spacing_y, (k + 0.5) · spacing_z). Values are interpolated linearly between voxel centres, so occupied voxels of
+        the grid include neighbours of voxels above the threshold.
 
         Parameters
         ----------
         volume : numpy.ndarray or cupy.ndarray, (Z, Y, X)
-            Of real numbers.
+            Real numbers.
         spacing : (float, float, float)
-            Of voxels (Z, Y, X), in µm.
+            Spacing of voxels (Z, Y, X), in µm.
         threshold : float
             Voxels above it are occupied.
 
         Returns
         -------
         OccupancyGrid
-            Where the volume is, in µm; `density` holds the greatest voxels.
+            In the memory of the volume, with positions in µm; `density` holds the maxima of voxels.
         """
         volume = as_array(volume)
         _check_threshold(threshold)
         if volume.ndim != 3 or not volume.size or volume.dtype.kind not in "biuf":
             raise ValueError(f"a volume of {volume.dtype} {volume.shape}: real numbers (Z, Y, X) are needed")
-        steps = [float(one) for one in spacing]
-        if len(steps) != 3 or not all(0 < one < math.inf for one in steps):
+        steps = list(map(float, spacing))
+        if len(steps) != 3 or not all(0 < step < math.inf for step in steps):
             raise ValueError(f"spacing={spacing}: three positive numbers (Z, Y, X) are needed")
         sizes = [n * step for n, step in zip(volume.shape, steps, strict=True)]
         edge = max(sizes)
         xp = array_module(volume)
-        # A voxel that is no number hides no other one.
+        # NaN must not win over other voxels.
         greatest = xp.where(xp.isnan(volume), -math.inf, volume) if volume.dtype.kind == "f" else volume
         for axis, (step, size) in enumerate(zip(steps, sizes, strict=True)):
             greatest = _greatest_along(xp, greatest, axis, step, size / 2 - edge / 2, edge)
         density = xp.where(xp.isneginf(greatest), 0, greatest)
         bits = _pack((greatest > threshold)[None])
         centre = (sizes[2] / 2, sizes[1] / 2, sizes[0] / 2)
-        with np.errstate(over="ignore"):  # what float32 does not hold is infinite, and occupied
+        with np.errstate(over="ignore"):  # an overflow of float32 is infinite, and occupied
             return cls(density[None].astype(np.float32), bits, centre, edge)
 
     @classmethod
@@ -146,8 +145,8 @@ class OccupancyGrid:
     ) -> OccupancyGrid:
         """Make a grid from a resolution level (Z, Y, X) of an OME-Zarr image, as :meth:`from_volume` does.
 
-        `device` is that of :func:`linumpy.read_zarr`. A coarse level is read faster; its voxels are means, so the
-        threshold may need to be lower.
+        `device` as for :func:`linumpy.read_zarr`. A coarse level is read faster; its voxels are means, so it may need a
+        lower threshold.
         """
         from linumpy.gpu.zarr_io import read_zarr
         from linumpy.io.ome import read_omezarr
@@ -160,47 +159,49 @@ class OccupancyGrid:
         """Number of mips."""
         return int(self.density.shape[0])
 
-    def update(self, density: Any, *, decay: float = 0.95, threshold: float = 0.01) -> None:
-        """Take new densities of a field that is being trained: each becomes the greater of ``old * decay`` and new.
+    def update(self, density: Array, *, decay: float = 0.95, threshold: float = 0.01) -> None:
+        """Update the densities of a field in training: each becomes the maximum of ``old * decay`` and new.
 
-        Of two densities of which one is no number the other is taken.
+        NaN loses to any other density.
 
         Parameters
         ----------
         density : (mips, 128, 128, 128) array
-            At :meth:`points`, say; where the grid is.
+            For example at :meth:`points`; in the memory of the grid.
         decay : float
-            From 0, which forgets the old densities, to 1.
+            From 0, which discards the old densities, to 1.
         threshold : float
-            Voxels above it are occupied from now on.
+            Voxels above it are occupied.
         """
         density = as_array(density)
         _check_threshold(threshold)
         if not 0 <= decay <= 1:
             raise ValueError(f"decay={decay}: a number between 0 and 1 is needed")
         if density.shape != self.density.shape:
-            raise ValueError(f"density of shape {density.shape}: the grid's is {self.density.shape}")
+            raise ValueError(f"density has shape {density.shape}, but the grid's has {self.density.shape}")
         if is_device_array(density) != is_device_array(self.density):
-            raise TypeError("density: it must be where the grid is, on the host or on the device")
+            raise TypeError("density and grid must both be on the host or both on the device")
         xp = array_module(self.density)
         self.density = xp.fmax(self.density * np.float32(decay), density.astype(np.float32))
         self.bits = _pack(self.density > threshold)
 
-    def points(self, mip: int = 0) -> Any:
+    def points(self, mip: int = 0) -> Array:
         """Return the centres of a mip's voxels, (128, 128, 128, 3) float32: (x, y, z) for each index (z, y, x)."""
         xp, mip = array_module(self.density), whole_number(mip, "mip", 0, self.mips - 1)
         edge = self.edge * 2**mip
         line = ((xp.arange(GRID_SIZE) + 0.5) / GRID_SIZE - 0.5) * edge
         axes = [line + c for c in self.centre]
         z, y, x = xp.meshgrid(axes[2], axes[1], axes[0], indexing="ij")
-        return xp.stack([x, y, z], axis=-1).astype(np.float32)
+        centres: Array = xp.stack([x, y, z], axis=-1).astype(np.float32)
+        return centres
 
-    def occupied(self, mip: int = 0) -> Any:
+    def occupied(self, mip: int = 0) -> Array:
         """Return the bits of a mip as a bool array (128, 128, 128), axes (z, y, x)."""
         xp, mip = array_module(self.bits), whole_number(mip, "mip", 0, self.mips - 1)
         dense = xp.empty(_VOXELS, bool)
         dense[_order_for(xp)] = xp.unpackbits(self.bits[mip], bitorder="little").astype(bool)
-        return dense.reshape((GRID_SIZE,) * 3)
+        grid: Array = dense.reshape((GRID_SIZE,) * 3)
+        return grid
 
     def save(self, path: str | Path) -> None:
         """Write the grid to an .npz file."""
@@ -211,52 +212,53 @@ class OccupancyGrid:
             np.savez_compressed(file, density=density, bits=bits, centre=self.centre, edge=self.edge)
 
     @classmethod
-    def load(cls, path: str | Path, asarray: Callable[[np.ndarray], Any] = np.asarray) -> OccupancyGrid:
-        """Read what :meth:`save` wrote; ``asarray=cupy.asarray`` puts it on the device.
+    def load(cls, path: str | Path, asarray: Callable[[np.ndarray], Array] = np.asarray) -> OccupancyGrid:
+        """Read a file of :meth:`save`; ``asarray=cupy.asarray`` puts the grid on the device.
 
         Raises
         ------
         OSError
-            There is no such file, or it cannot be opened.
+            The file does not exist or cannot be opened.
         SourceError
-            A damaged file, or one that holds something else.
+            A damaged file, or one with other contents.
         """
         with open(path, "rb") as file:
             try:
                 with np.load(file, allow_pickle=False) as arrays:
-                    found = {name: arrays[name] for name in arrays.files}
-            except Exception as error:  # those of zipfile, zlib, tokenize and NumPy
-                raise SourceError(f"{path} is no occupancy grid, or it is damaged: {error}") from error
-        missing = {"density", "bits", "centre", "edge"} - set(found)
+                    saved = {name: arrays[name] for name in arrays.files}
+            except Exception as error:  # of zipfile, zlib, tokenize or NumPy
+                raise SourceError(f"{path} is not an occupancy grid, or it is damaged: {error}") from error
+        missing = {"density", "bits", "centre", "edge"} - set(saved)
         if missing:
-            raise SourceError(f"{path} is no occupancy grid: it has no {', '.join(sorted(missing))}")
-        density, bits = found["density"], found["bits"]
+            raise SourceError(f"{path} is not an occupancy grid: it has no {', '.join(sorted(missing))}")
+        density, bits = saved["density"], saved["bits"]
         mips = len(density) if density.ndim else 0
         whole = density.shape == (mips, *(GRID_SIZE,) * 3) and bits.shape == (mips, _VOXELS // 8)
-        if not whole or not 1 <= mips <= _MOST_MIPS or density.dtype.kind != "f" or bits.dtype != np.uint8:
+        if not whole or not 1 <= mips <= _MAX_MIPS or density.dtype.kind != "f" or bits.dtype != np.uint8:
             what = f"density of {density.dtype} {density.shape}, bits of {bits.dtype} {bits.shape}"
-            raise SourceError(f"{path} is no occupancy grid: {what}")
+            raise SourceError(f"{path} is not an occupancy grid: {what}")
         try:
-            centre, edge = _checked_place(found["centre"], found["edge"])
+            centre, edge = _checked_cube(saved["centre"], saved["edge"])
         except (TypeError, ValueError) as error:
-            raise SourceError(f"{path} is no occupancy grid: {error}") from error
+            raise SourceError(f"{path} is not an occupancy grid: {error}") from error
         return cls(asarray(density.astype(np.float32)), asarray(bits), centre, edge)
 
 
-def _checked_place(centre: Any, edge: Any) -> tuple[tuple[float, float, float], float]:
-    ends = np.ndim(edge) == 0 and 0 < edge < math.inf
-    if not (np.shape(centre) == (3,) and np.isfinite(centre).all() and ends):
-        raise ValueError(f"centre={centre}, edge={edge}: three finite numbers and a positive one are needed")
-    return (float(centre[0]), float(centre[1]), float(centre[2])), float(edge)
+def _checked_cube(centre: ArrayLike, edge: ArrayLike) -> tuple[tuple[float, float, float], float]:
+    middle, size = np.asarray(centre), np.asarray(edge)
+    valid = size.ndim == 0 and 0 < size < math.inf
+    if not (middle.shape == (3,) and np.isfinite(middle).all() and valid):
+        raise ValueError(f"centre={centre!s}, edge={edge!s}: three finite numbers and a positive one are needed")
+    return (float(middle[0]), float(middle[1]), float(middle[2])), float(size)
 
 
 def _check_threshold(threshold: float) -> None:
     if math.isnan(threshold):
-        raise ValueError(f"threshold={threshold}: no density is above it; give a number")
+        raise ValueError(f"threshold={threshold}: a number is needed")
 
 
-def _pack(occupied: Any) -> Any:
-    """Pack bool (mips, 128, 128, 128) into bits, each mip pooled into the next coarser one; the input is not kept."""
+def _pack(occupied: Array) -> Array:
+    """Pack bool (mips, 128, 128, 128) into bits, each mip pooled into the next coarser one."""
     xp = array_module(occupied)
     order, half = _order_for(xp), GRID_SIZE // 4
     rows, finer = [], None
@@ -267,21 +269,23 @@ def _pack(occupied: Any) -> Any:
             dense[(slice(half, -half),) * 3] |= pooled
         rows.append(xp.packbits(dense.reshape(-1)[order], bitorder="little"))
         finer = dense
-    return xp.stack(rows)
+    packed: Array = xp.stack(rows)
+    return packed
 
 
-def _greatest_along(xp: Any, volume: Any, axis: int, step: float, begin: float, edge: float) -> Any:
-    """Greatest voxels in each of 128 equal parts, from `begin` over `edge`, of an axis; -inf where there is none."""
+def _greatest_along(xp: ModuleType, volume: Array, axis: int, step: float, begin: float, edge: float) -> Array:
+    """Return the maxima over each of 128 equal parts, from `begin` over `edge`, of an axis; -inf for empty parts."""
     size, parts = volume.shape[axis], []
     if volume.dtype.kind in "biu":
         volume = volume.astype(np.float64 if volume.dtype.itemsize > 2 else np.float32)
     for part in range(GRID_SIZE):
-        first, last = (begin + edge * one / GRID_SIZE for one in (part, part + 1))
+        first, last = begin + edge * part / GRID_SIZE, begin + edge * (part + 1) / GRID_SIZE
         low, high = max(0, math.floor(first / step - 0.5)), min(size, math.ceil(last / step + 0.5))
         inside = (slice(None),) * axis + (slice(low, high),)
         if low < high and last > 0 and first < size * step:
             parts.append(volume[inside].max(axis=axis))
         else:
-            rest = volume.shape[:axis] + volume.shape[axis + 1 :]
-            parts.append(xp.full(rest, -math.inf, volume.dtype))
-    return xp.stack(parts, axis=axis)
+            shape = volume.shape[:axis] + volume.shape[axis + 1 :]
+            parts.append(xp.full(shape, -math.inf, volume.dtype))
+    greatest: Array = xp.stack(parts, axis=axis)
+    return greatest

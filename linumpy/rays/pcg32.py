@@ -16,7 +16,7 @@ _MASK = 2**64 - 1
 
 
 def jump(delta: int, inc: int) -> tuple[int, int]:
-    """Compute the steps of a generator in one: ``state_after = state * multiplier + summand`` (modulo 2^64).
+    """Combine many steps of a generator into one: ``state_after = state * multiplier + summand`` (modulo 2^64).
 
     Parameters
     ----------
@@ -31,26 +31,26 @@ def jump(delta: int, inc: int) -> tuple[int, int]:
     """
     multiplier, summand = 1, 0
     step_multiplier, step_summand = _MULTIPLIER, inc
-    rest = delta & _MASK
-    while rest:
-        if rest & 1:
+    remaining = delta & _MASK
+    while remaining:
+        if remaining & 1:
             multiplier = multiplier * step_multiplier & _MASK
             summand = (summand * step_multiplier + step_summand) & _MASK
         step_summand = (step_multiplier + 1) * step_summand & _MASK
         step_multiplier = step_multiplier * step_multiplier & _MASK
-        rest >>= 1
+        remaining >>= 1
     return multiplier, summand
 
 
 def output(state: np.ndarray) -> np.ndarray:
-    """Return the number that a generator in this state gives next; uint64 in, uint32 out."""
+    """Return the number that a generator outputs in this state; uint64 in, uint32 out."""
     shifted = (((state >> np.uint64(18)) ^ state) >> np.uint64(27)).astype(np.uint32)
     turn = (state >> np.uint64(59)).astype(np.uint32)
     return (shifted >> turn) | (shifted << ((np.uint32(32) - turn) & np.uint32(31)))
 
 
 def as_unit_float(numbers: np.ndarray) -> np.ndarray:
-    """Turn uint32 into float32 in [0, 1): the upper 24 bits, exactly."""
+    """Convert uint32 to float32 in [0, 1): the upper 24 bits, exactly."""
     return (numbers >> np.uint32(8)).astype(np.float32) * np.float32(2.0**-24)
 
 
@@ -79,39 +79,33 @@ class PCG32:
         inc = ((stream << 1) | 1) & _MASK
         return cls((((inc + seed) & _MASK) * _MULTIPLIER + inc) & _MASK, inc)
 
-    def next_uint32(self) -> int:
-        """Return the next number, of 32 bits."""
-        number = int(output(np.array([self.state], np.uint64))[0])
-        self.state = (self.state * _MULTIPLIER + self.inc) & _MASK
-        return number
-
     def advance(self, delta: int) -> None:
         """Skip `delta` numbers, in O(log `delta`) operations; a negative number goes back."""
         multiplier, summand = jump(operator.index(delta), self.inc)
         self.state = (self.state * multiplier + summand) & _MASK
 
     def numbers(self, indices: np.ndarray, per_index: int, count: int) -> np.ndarray:
-        """Return the first `count` numbers of each of many equal parts of the sequence; the generator stays as it is.
+        """Return the first `count` numbers of each of many equal parts of the sequence, without advancing.
 
         Parameters
         ----------
         indices : numpy.ndarray of integers, (n,)
             Part `i` begins `i` * `per_index` numbers from here.
         per_index, count : int
-            Length of a part, and how many numbers of it are returned.
+            Length of a part, and number of returned values of each.
 
         Returns
         -------
         numpy.ndarray of uint32, (count, n)
         """
         state = np.full(indices.shape, self.state, np.uint64)
-        rest = indices.astype(np.uint64)
+        remaining = indices.astype(np.uint64)
         delta = per_index
-        while rest.any():
+        while remaining.any():
             multiplier, summand = jump(delta, self.inc)
             jumped = state * np.uint64(multiplier) + np.uint64(summand)
-            state = np.where(rest & np.uint64(1), jumped, state)
-            rest >>= np.uint64(1)
+            state = np.where(remaining & np.uint64(1), jumped, state)
+            remaining >>= np.uint64(1)
             delta *= 2
         rows = np.empty((count, *indices.shape), np.uint32)
         for row in rows:

@@ -1,30 +1,40 @@
-"""Samples for radiance fields: drawn from posed images, or along given rays.
+"""Samples for radiance fields along rays that are drawn from posed images, or given.
 
-In: images or rays, an occupancy grid, a box; all NumPy's, or all CuPy's. Out: :class:`RaySamples`, where the input is;
-on a device its counts, too, so nothing waits for it. On the CPU rays come in order; on a device they do with
+In: images or rays, an occupancy grid, a box; all NumPy's, or all CuPy's. Out: :class:`RaySamples` in the same memory;
+on a device its counts, too, so that nothing synchronises. Rays are in order on the CPU, and on a device with
 ``deterministic=True``.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
+from linumpy.arrays import Array
 from linumpy.device import array_module, is_device_array
 from linumpy.rays import launch
 from linumpy.rays.arrays import as_array, check_array, check_cdf, same_side, whole_number
-from linumpy.rays.cameras import NUMBERS_PER_RAY, Drawn, draw_rays
+from linumpy.rays.cameras import NUMBERS_PER_RAY, DrawnRays, draw_rays
 from linumpy.rays.images import Images
-from linumpy.rays.marching import Found, Placed, find_samples, normalized, place, point_at, positions_of, step_at
+from linumpy.rays.marching import (
+    GridRays,
+    SampleIndices,
+    find_samples,
+    normalized,
+    point_at,
+    positions_of,
+    step_at,
+    to_grid,
+)
 from linumpy.rays.occupancy import OccupancyGrid
 from linumpy.rays.pcg32 import PCG32
 from linumpy.rays.setting import MOST_STEPS, Setting, make_setting
 
-#: Rays of one call; the kernel counts them in 26 bits.
-_MOST_RAYS = 2**26 - 1
-#: Arrays of :class:`RaySamples` that have a row for each sample; those of the others are rays.
+#: Maximum number of rays of a call: the kernel counts them in 26 bits.
+_MAX_RAYS = 2**26 - 1
+#: Arrays of :class:`RaySamples` with a row for each sample; the others have a row for each ray.
 OF_SAMPLES = ("positions", "directions", "dt", "sample_max_level", "sample_extra")
 
 
@@ -32,9 +42,9 @@ OF_SAMPLES = ("positions", "directions", "dt", "sample_max_level", "sample_extra
 class RaySamples:
     """Samples of many rays, one ray after another.
 
-    The samples of ray r are ``base[r] : base[r] + n_steps[r]``. On a device, arrays of rays have as many rows as rays
-    were asked for, of which `n_rays` are valid (the others have no samples), and arrays of samples `max_samples`, of
-    which `n_samples` are valid. :meth:`trimmed` cuts them, which waits for the device.
+    The samples of ray r are ``base[r] : base[r] + n_steps[r]``. On a device, arrays of rays have a row for each
+    requested ray, of which `n_rays` are valid (the others have no samples), and arrays of samples have `max_samples`
+    rows, of which `n_samples` are valid. :meth:`trimmed` cuts them, which synchronises.
 
     Attributes
     ----------
@@ -45,75 +55,74 @@ class RaySamples:
     dt : (max_samples,) float32
         Lengths of the steps, in units of the box's longest edge.
     ray_indices : (rays,) uint32
-        The number of each ray among those drawn: its random numbers begin at 8 times that.
+        Index of each ray among those drawn: its random numbers begin at 8 times that.
     rays : (rays, 6) float32
-        Origin and direction in the world's units; directions have length 1 unless ``unit_directions=False``, and those
-        that were given to :func:`march` stay as they are.
+        Origin and direction in the world's units; directions have length 1 unless ``unit_directions=False``.
+        :func:`march` does not change the given ones.
     n_steps : (rays,) int32
         Number of samples.
     base : (rays,) int64
-        Where they begin.
+        First sample.
     n_rays, n_samples : () uint64
         Rays that are kept, and their samples.
     max_level : (rays,) float32
-        Part of the levels of a multiresolution encoding to use, in [0, 2); from 1 on all of them, as where it is not
-        random.
+        Fraction of the levels of a multiresolution encoding to use, in [0, 2); from 1 on all. 1 where it is not random.
     extra : (rays, n_extra) float32
         Extra dimensions of the ray's image.
     image_indices : (rays,) int32
         The ray's image.
     uv : (rays, 2) float32
-        Where in it, in [0, 1] along width and height.
+        Position in the image, in [0, 1] along width and height.
     colors : (rays, 4) float32
-        RGBA of the pixel, linear, premultiplied: what the ray should show.
+        RGBA of the pixel, linear, premultiplied: the target of the ray.
     pdf : (rays, 2) float32
-        How often the image, and the position in it, is drawn relative to drawing all alike: 1 without distributions. A
-        loss divided by the product of both has the expectation that it has without them.
+        Probability of the image, and of the position in it, relative to uniform drawing: 1 without distributions. A
+        loss divided by the product of both has the same expectation as without distributions.
     sample_max_level : (max_samples,) float32
         `max_level` of each sample's ray; with ``per_sample=True``, otherwise None.
     sample_extra : (max_samples, n_extra) float32
         `extra` of each sample's ray; likewise.
     n_dropped : () uint64
-        Rays that were dropped since `max_samples` was reached.
+        Rays dropped because they exceeded `max_samples`.
     """
 
-    positions: Any
-    directions: Any
-    dt: Any
-    ray_indices: Any
-    rays: Any
-    n_steps: Any
-    base: Any
-    n_rays: Any
-    n_samples: Any
-    max_level: Any = None
-    extra: Any = None
-    image_indices: Any = None
-    uv: Any = None
-    colors: Any = None
-    pdf: Any = None
-    sample_max_level: Any = None
-    sample_extra: Any = None
-    n_dropped: Any = None
+    positions: Array
+    directions: Array
+    dt: Array
+    ray_indices: Array
+    rays: Array
+    n_steps: Array
+    base: Array
+    n_rays: Array
+    n_samples: Array
+    max_level: Array | None = None
+    extra: Array | None = None
+    image_indices: Array | None = None
+    uv: Array | None = None
+    colors: Array | None = None
+    pdf: Array | None = None
+    sample_max_level: Array | None = None
+    sample_extra: Array | None = None
+    n_dropped: Array | None = None
 
     def trimmed(self) -> RaySamples:
-        """Return views without what is not valid. Of a device, this waits for its counts."""
+        """Return views of the valid rows. On a device, this synchronises."""
         n_rays, n_samples = int(self.n_rays), int(self.n_samples)
         if self.max_level is None:
-            n_rays = len(self.n_steps)  # given rays keep their places
+            n_rays = len(self.n_steps)  # given rays keep their rows
         counts = ("n_rays", "n_samples", "n_dropped")
         sizes = dict.fromkeys(OF_SAMPLES, n_samples)
         cut = {}
-        for one in fields(self):
-            value = getattr(self, one.name)
-            cut[one.name] = value if value is None or one.name in counts else value[: sizes.get(one.name, n_rays)]
+        for name in (field.name for field in fields(self)):
+            value = getattr(self, name)
+            cut[name] = value if value is None or name in counts else value[: sizes.get(name, n_rays)]
         return RaySamples(**cut)
 
 
 def generate_training_samples(
     rng: PCG32,
     images: Images,
-    aabb: Any,
+    aabb: ArrayLike | None,
     grid: OccupancyGrid,
     *,
     n_rays: int,
@@ -123,7 +132,7 @@ def generate_training_samples(
     max_step: float | None = None,
     max_steps: int = MOST_STEPS,
     near: float = 0.0,
-    image_cdf: Any = None,
+    image_cdf: Array | None = None,
     snap_to_pixel_centers: bool = False,
     random_max_level: bool = False,
     train_envmap: bool = False,
@@ -133,8 +142,7 @@ def generate_training_samples(
 ) -> RaySamples:
     """Draw rays from images and find the samples along them that lie in occupied voxels.
 
-    Ray i of the batch takes its numbers from the 8 i-th of `rng` on, so a batch does not depend on how it is launched.
-    `rng` is advanced by all of them.
+    Ray i of the batch uses the random numbers from the 8 i-th of `rng` on, so a batch does not depend on its launch.
 
     Parameters
     ----------
@@ -145,37 +153,37 @@ def generate_training_samples(
     aabb : (2, 3) array-like or None
         Lower and upper corner (x, y, z) of the box in which rays are marched; by default mip 0 of the grid.
     grid : OccupancyGrid
-        Where the images are.
+        In the memory of the images.
     n_rays : int
-        Rays to draw. Those of masked pixels, and without samples, are left out of the result.
+        Rays to draw. The result omits those of masked pixels and those without samples.
     max_samples : int
         Size of the arrays of samples. Rays that do not fit are dropped as a whole and counted.
     cone_angle : float
-        Growth of steps with distance: a step at t is t · `cone_angle`, between `min_step` and `max_step`. 0 for steps
-        of `min_step`.
+        Growth of steps with distance: a step at t is t · `cone_angle`, clipped to `min_step` and `max_step`. 0 for
+        equal steps of `min_step`.
     min_step, max_step : float, optional
         In the world's units. By default √3 / 1024 of the grid's edge, and 2^(mips - 1) times that.
     max_steps : int
-        Samples of a ray at most, up to 1024.
+        Maximum number of samples of a ray, up to 1024.
     near : float
-        Least distance of samples from the camera.
+        Minimum distance of samples from the camera.
     image_cdf : (n_images,) float32 array, optional
-        Cumulative distribution by which images are chosen, ending at 1; on a device not checked. By default all alike,
-        ray i that of index i · n_images / n_rays.
+        Cumulative distribution of images, ending at 1; not checked on a device. By default uniform: ray i has the image
+        i · n_images / n_rays.
     snap_to_pixel_centers : bool
-        Whether rays go through pixel centres only.
+        Whether rays pass through pixel centres only.
     random_max_level : bool
         Whether each ray gets a random `max_level`, uniform in [0, 2), so that half of the rays use all levels.
     train_envmap : bool
         Whether rays without samples are kept, too.
     unit_directions : bool
-        Whether the directions in :attr:`RaySamples.rays` have length 1; if not, they are as long as the lens or
-        :attr:`Image.rays` makes them: those of a perspective lens are 1 long along the camera's axis, so that they
-        turn depths into distances. Samples are the same.
+        Whether the directions in :attr:`RaySamples.rays` have length 1; if not, they have the length that the lens or
+        :attr:`Image.rays` gives them: with a perspective lens 1 along the camera's axis, so that they convert depths
+        to distances. Samples are the same.
     per_sample : bool
         Whether `max_level` and `extra` are also returned for each sample.
     deterministic : bool
-        Whether rays on a device come in the order of their numbers. On the CPU they always do.
+        Whether rays on a device are in the order of their indices. On the CPU they always are.
 
     Returns
     -------
@@ -186,9 +194,9 @@ def generate_training_samples(
     ValueError
         A parameter out of its range, or a box that reaches beyond the grid.
     TypeError
-        Images on a device and a grid on the host, or the other way round.
+        Images on a device and a grid on the host, or vice versa.
     """
-    n_rays, max_samples = whole_number(n_rays, "n_rays", 0, _MOST_RAYS), whole_number(max_samples, "max_samples", 0)
+    n_rays, max_samples = whole_number(n_rays, "n_rays", 0, _MAX_RAYS), whole_number(max_samples, "max_samples", 0)
     image_cdf = as_array(image_cdf)
     if image_cdf is not None:
         check_array(image_cdf, np.float32, (len(images),), "image_cdf")
@@ -205,24 +213,26 @@ def generate_training_samples(
         )  # fmt: skip
         rng.advance(n_rays * NUMBERS_PER_RAY)
         return _from_kernel(arrays)
-    drawn = draw_rays(rng, images, n_rays, image_cdf=image_cdf, snap=snap_to_pixel_centers)
-    placed = place(setting, drawn.origin, drawn.direction, drawn.jitter, drawn.unmasked)
-    found = find_samples(setting, grid.bits, placed)
+    drawn = draw_rays(
+        rng, images, n_rays, image_cdf=None if image_cdf is None else np.asarray(image_cdf), snap=snap_to_pixel_centers
+    )
+    rays_in_grid = to_grid(setting, drawn.origin, drawn.direction, drawn.jitter, drawn.unmasked)
+    hits = find_samples(setting, np.asarray(grid.bits), rays_in_grid)
     rng.advance(n_rays * NUMBERS_PER_RAY)
-    kept = drawn.unmasked & ((found.count > 0) | train_envmap)
+    kept = drawn.unmasked & ((hits.count > 0) | train_envmap)
     return _of_images(
-        setting, images, drawn, placed, found, kept, max_samples, random_level=random_max_level,
+        setting, images, drawn, rays_in_grid, hits, kept, max_samples, random_level=random_max_level,
         unit_directions=unit_directions, per_sample=per_sample,
     )  # fmt: skip
 
 
 def march(
-    rays: Any,
+    rays: Array,
     grid: OccupancyGrid,
     *,
     max_samples: int,
-    aabb: Any = None,
-    jitter: Any = None,
+    aabb: ArrayLike | None = None,
+    jitter: Array | None = None,
     cone_angle: float = 0.0,
     min_step: float | None = None,
     max_step: float | None = None,
@@ -236,13 +246,13 @@ def march(
     ----------
     rays : (n, 6) float32 array, C-contiguous
         Origins and directions (x, y, z), in the world's units. The length of a direction has no effect between 1e-18
-        and 1e18; shorter ones and 0, longer ones, and rays that are not finite have no samples or inexact ones.
+        and 1e18; shorter or longer ones, and rays that are not finite, have no samples or inexact ones.
     grid : OccupancyGrid
-        Where the rays are.
+        In the memory of the rays.
     max_samples : int
         Size of the arrays of samples. Rays that do not fit get none, and are counted.
     jitter : (n,) float32 array, optional
-        Part of a step, in [0, 1), by which the points of a ray are moved; 0 by default. On a device not checked.
+        Fraction of a step, in [0, 1), by which the points of a ray are shifted; 0 by default. Not checked on a device.
     aabb, cone_angle, min_step, max_step, max_steps, near, deterministic
         As for :func:`generate_training_samples`. Without `deterministic` a device may write the samples of the rays in
         any order.
@@ -250,7 +260,7 @@ def march(
     Returns
     -------
     RaySamples
-        Row r belongs to ray r, also where it has no samples. Fields that come from images are None.
+        Row r belongs to ray r, also if it has no samples. Fields that come from images are None.
 
     Raises
     ------
@@ -265,7 +275,7 @@ def march(
         check_array(jitter, np.float32, (len(rays),), "jitter")
         _check_jitter(jitter)
     max_samples = whole_number(max_samples, "max_samples", 0)
-    whole_number(len(rays), "number of rays", 0, _MOST_RAYS)
+    whole_number(len(rays), "number of rays", 0, _MAX_RAYS)
     setting = make_setting(grid.centre, grid.edge, grid.mips, aabb, cone_angle, min_step, max_step, max_steps, near)
     if same_side(rays=rays, grid=grid.bits, jitter=jitter):
         xp = array_module(rays)
@@ -275,32 +285,32 @@ def march(
     with np.errstate(all="ignore"):
         near_by = np.abs(rays[:, 0]) + np.abs(rays[:, 1]) + np.abs(rays[:, 2]) < np.float32(1e30)
     direction, _, valid = normalized(rays[:, 3:])
-    moved = np.zeros(len(rays), np.float32) if jitter is None else jitter
-    placed = place(setting, origin, direction, moved, valid & near_by)
-    found = find_samples(setting, grid.bits, placed)
-    fits = np.cumsum(found.count) <= max_samples
-    samples = _samples(setting, placed, direction, found, fits)
-    base = np.cumsum(found.count) - found.count
+    moved = np.zeros(len(rays), np.float32) if jitter is None else np.asarray(jitter)
+    rays_in_grid = to_grid(setting, origin, direction, moved, valid & near_by)
+    hits = find_samples(setting, np.asarray(grid.bits), rays_in_grid)
+    fits = np.cumsum(hits.count) <= max_samples
+    samples = _samples(setting, rays_in_grid, direction, hits, fits)
+    base = np.cumsum(hits.count) - hits.count
     return RaySamples(
         *samples,
         ray_indices=np.arange(len(rays), dtype=np.uint32),
         rays=rays,
-        n_steps=np.where(fits, found.count, 0).astype(np.int32),
+        n_steps=np.where(fits, hits.count, 0).astype(np.int32),
         base=np.where(fits, base, 0),
         **_counts(fits.sum(), len(samples[2]), (~fits).sum()),
     )
 
 
-def _check_jitter(jitter: Any) -> None:
-    """Points before the box, or beyond it, would be samples; on a device nothing is looked at, which would wait."""
+def _check_jitter(jitter: Array) -> None:
+    """Raise ValueError outside [0, 1), which would give samples outside the box; not checked on a device."""
     if is_device_array(jitter):
         return
     wrong = np.flatnonzero(~((jitter >= 0) & (jitter < 1)))
     if len(wrong):
-        raise ValueError(f"jitter[{wrong[0]}]={jitter[wrong[0]]}: parts of a step are from 0 to below 1")
+        raise ValueError(f"jitter[{wrong[0]}]={jitter[wrong[0]]}: a value in [0, 1) is needed")
 
 
-def _from_kernel(arrays: dict[str, Any]) -> RaySamples:
+def _from_kernel(arrays: dict[str, Array]) -> RaySamples:
     counts = arrays.pop("counts")
     return RaySamples(n_rays=counts[1], n_samples=counts[2], n_dropped=counts[3], **arrays)
 
@@ -311,30 +321,29 @@ def _counts(n_rays: int, n_samples: int, n_dropped: int) -> dict[str, np.ndarray
 
 
 def _samples(
-    setting: Setting, placed: Placed, direction: np.ndarray, found: Found, kept: np.ndarray
+    setting: Setting, rays_in_grid: GridRays, direction: np.ndarray, hits: SampleIndices, kept: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Positions, directions and steps of the samples of those rays that are kept."""
-    these = kept[found.ray]
-    ray, point = found.ray[these], found.point[these]
-    t = point_at(setting, placed.start[ray], point)
-    position = (positions_of(placed, ray, t) - setting.box[0]) * setting.per_box
-    half, one = np.float32(0.5), np.float32(1)
+    """Return positions, directions and steps of the samples of the kept rays."""
+    these = kept[hits.ray]
+    ray, point = hits.ray[these], hits.point[these]
+    t = point_at(setting, rays_in_grid.start[ray], point)
+    position = (positions_of(rays_in_grid, ray, t) - setting.box[0]) * setting.per_box
     return (
-        np.fmin(np.fmax(position, np.float32(0)), one),
-        (direction[ray] + one) * half,
+        np.fmin(np.fmax(position, np.float32(0)), np.float32(1)),
+        (direction[ray] + np.float32(1)) * np.float32(0.5),
         step_at(setting, t) * setting.dt_scale,
     )
 
 
 def _of_images(
-    setting: Setting, images: Images, drawn: Drawn, placed: Placed, found: Found, kept: np.ndarray,
+    setting: Setting, images: Images, drawn: DrawnRays, rays_in_grid: GridRays, hits: SampleIndices, kept: np.ndarray,
     max_samples: int, *, random_level: bool, unit_directions: bool, per_sample: bool,
 ) -> RaySamples:  # fmt: skip
-    last = np.cumsum(np.where(kept, found.count, 0))
+    last = np.cumsum(np.where(kept, hits.count, 0))
     fits = kept & (last <= max_samples)
     rows = np.flatnonzero(fits)
-    count = found.count[rows]
-    samples = _samples(setting, placed, drawn.direction, found, fits)
+    count = hits.count[rows]
+    samples = _samples(setting, rays_in_grid, drawn.direction, hits, fits)
     level = drawn.level[rows] * np.float32(2) if random_level else np.ones(len(rows), np.float32)
     extra = images.extra[drawn.image[rows]]
     direction = drawn.direction[rows]

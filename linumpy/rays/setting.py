@@ -1,7 +1,7 @@
-"""Where and how rays are marched: the box, the steps and the limits, checked and in the grid's coordinates.
+"""Parameters of ray marching: the box, the steps and the limits, checked and in the grid's coordinates.
 
-In: what callers ask for, in the world's units. Out: a frozen :class:`Setting`, which the NumPy path and the kernels
-both read. Pure: no array is touched.
+In: arguments of callers, in the world's units. Out: a frozen :class:`Setting`, which both the NumPy path and the
+kernels read. Pure: reads no array.
 """
 
 from __future__ import annotations
@@ -11,16 +11,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from linumpy.rays.arrays import whole_number
 
 #: Voxels of a mip along an axis.
 GRID_SIZE = 128
-#: The bits of an index of a voxel, three apart: its part of the Morton code.
+#: The bits of a voxel's index, spread three apart, as in a Morton code.
 SPREAD = np.bitwise_or.reduce([(np.arange(GRID_SIZE, dtype=np.int32) >> bit & 1) << 3 * bit for bit in range(7)])
-#: Samples of a ray at most.
+#: Maximum number of samples of a ray.
 MOST_STEPS = 1024
-#: Points of a ray inside the box at most, in voxels that are occupied or not.
+#: Maximum number of points of a ray inside the box, in occupied and empty voxels.
 MOST_POINTS = 2**20
 #: ``struct Steps`` of march.cuh.
 STEPS = np.dtype([(name, "f4") for name in (
@@ -31,7 +32,7 @@ STEPS = np.dtype([(name, "f4") for name in (
 
 @dataclass(frozen=True)
 class Setting:
-    """Where and how rays are marched.
+    """Parameters of ray marching, as the kernels read them.
 
     Attributes
     ----------
@@ -44,11 +45,11 @@ class Setting:
     voxels_per_unit : numpy.float32
         Voxels of mip 0 per unit of length.
     near : numpy.float32
-        Least distance from a ray's origin.
+        Minimum distance from a ray's origin.
     dt_scale : numpy.float32
         1 / the box's longest edge, in the world's units.
     max_steps : int
-        Samples of a ray at most.
+        Maximum number of samples of a ray.
     grows : bool
         Whether steps grow with distance.
     steps : numpy.void of STEPS
@@ -63,21 +64,21 @@ class Setting:
     dt_scale: np.float32
     max_steps: int
     grows: bool
-    steps: Any
+    steps: np.void
 
 
 def make_setting(
     centre: tuple[float, float, float],
     edge: float,
     mips: int,
-    aabb: Any,
+    aabb: ArrayLike | None,
     cone_angle: float,
     min_step: float | None,
     max_step: float | None,
     max_steps: int,
     near: float,
 ) -> Setting:
-    """Check a request and bring it to the coordinates of a grid; parameters as in :func:`linumpy.rays.march`."""
+    """Check parameters and convert them to a grid's coordinates; parameters as in :func:`linumpy.rays.march`."""
     low, high = _box(aabb, np.asarray(centre, np.float64), edge, mips)
     shortest = math.sqrt(3) / MOST_STEPS * edge if min_step is None else float(min_step)
     longest = shortest * 2.0 ** (mips - 1) if max_step is None else float(max_step)
@@ -87,11 +88,11 @@ def make_setting(
         raise ValueError(f"cone_angle={cone_angle}: 0 for equal steps, else between {2**-14} and 1")
     max_steps = whole_number(max_steps, "max_steps", 1, MOST_STEPS)
     if not 0 <= near < math.inf:
-        raise ValueError(f"near={near}: a finite distance of 0 or more")
+        raise ValueError(f"near={near}: a finite number >= 0 is needed")
     points = float(np.linalg.norm(high - low)) / shortest
     if points > MOST_POINTS / 2:
         raise ValueError(
-            f"min_step={shortest:g}: the box is {points:.3g} steps across; at most {MOST_POINTS // 2} are marched"
+            f"min_step={shortest:g}: the box is {points:.3g} steps across, more than the limit of {MOST_POINTS // 2}"
         )
     scale = GRID_SIZE / edge
     return Setting(
@@ -107,7 +108,7 @@ def make_setting(
     )
 
 
-def _box(aabb: Any, centre: np.ndarray, edge: float, mips: int) -> tuple[np.ndarray, np.ndarray]:
+def _box(aabb: ArrayLike | None, centre: np.ndarray, edge: float, mips: int) -> tuple[np.ndarray, np.ndarray]:
     half = edge * 2.0 ** (mips - 1) / 2
     if aabb is None:
         return centre - edge / 2, centre + edge / 2
@@ -122,7 +123,7 @@ def _box(aabb: Any, centre: np.ndarray, edge: float, mips: int) -> tuple[np.ndar
     return box[0], box[1]
 
 
-def _steps(shortest: float, longest: float, cone: float, scale: float) -> Any:
+def _steps(shortest: float, longest: float, cone: float, scale: float) -> np.void:
     steps = np.zeros((), STEPS)
     steps["min_step"], steps["max_step"], steps["cone"], steps["mip_scale"] = shortest, longest, cone, scale
     if cone:
@@ -130,4 +131,6 @@ def _steps(shortest: float, longest: float, cone: float, scale: float) -> Any:
         steps["t_grows"], steps["t_full"], steps["s_grows"] = shortest / cone, longest / cone, 1 / cone
         steps["s_full"] = 1 / cone + math.log2(longest / shortest) / growth
         steps["log_growth"], steps["inverse_log_growth"] = growth, 1 / growth
-    return steps[()]
+    record: Any = steps[()]
+    assert isinstance(record, np.void)
+    return record

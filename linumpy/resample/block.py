@@ -23,7 +23,7 @@ from linumpy.gpu.kernels import IN_FLOAT32
 from linumpy.gpu.ndimage import general, nearest, sampling, splines
 from linumpy.gpu.ndimage.nearest import Line
 from linumpy.gpu.resize.resizing import apply_tables, computed_in, store_rounded
-from linumpy.gpu.resize.tables import AxisPlan, Part, unchanged
+from linumpy.gpu.resize.tables import AxisPart, AxisPlan, unchanged
 from linumpy.gpu.rounding import rounded
 from linumpy.plan.grid.blocks import CLIPPED_MODES, SPLINE_PAD, AffineGrid, Block, source_box
 
@@ -66,7 +66,7 @@ def _tables(grid: AffineGrid, block: Block) -> list[AxisPlan]:
         if scale == 1 and not sigma and source == target:
             plans.append(unchanged(size))
             continue
-        part = Part(grid.source_shape[axis], grid.output_shape[axis], scale, source[0], target[0])
+        part = AxisPart(grid.source_shape[axis], grid.output_shape[axis], scale, source[0], target[0])
         plans.append(AxisPlan(size, length, 1, "nearest", sigma, part=part))
     return plans
 
@@ -76,7 +76,7 @@ def _gaussians(grid: AffineGrid, block: Block, inner: Block) -> list[AxisPlan]:
     plans = []
     for axis, (size, length) in enumerate(zip(block.source_shape, inner.source_shape, strict=True)):
         n, sigma = grid.source_shape[axis], grid.sigmas[axis]
-        part = Part(n, n, 1.0, block.source_start[axis], inner.source_start[axis])
+        part = AxisPart(n, n, 1.0, block.source_start[axis], inner.source_start[axis])
         plans.append(AxisPlan(size, length, 0, "nearest", sigma, part=part) if sigma else unchanged(size))
     return plans
 
@@ -143,12 +143,10 @@ def _by_kernel(source: Array, grid: AffineGrid, block: Block, cval: float, out: 
         "box_start": block.source_start,
         "out_start": block.start,
     }
-    source, sampler = sampling.contiguous(source), sampling.Sampler(grid.order, grid.mode, float(cval), pad)
-    if rank in sampling.RANKS:
-        affine = sampling.AffineMap(tuple(map(tuple, grid.matrix)), tuple(grid.offset))
-        sampling.sample_affine(source, affine, sampler, out, **coordinates)
-    else:
-        general.sample_affine(source, np.array(grid.matrix), np.array(grid.offset), sampler, out, **coordinates)
+    source, sampler = sampling.contiguous(source), sampling.SplineSampling(grid.order, grid.mode, float(cval), pad)
+    affine = sampling.AffineMap(tuple(map(tuple, grid.matrix)), tuple(grid.offset))
+    module = sampling if rank in sampling.RANKS else general
+    module.sample_affine(source, affine, sampler, out, **coordinates)
     return out
 
 

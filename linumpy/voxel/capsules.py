@@ -1,18 +1,16 @@
-"""Capsules: all points within a radius of a line segment, as an electrode or a needle sweeps them.
+"""Capsules: all points within a radius of a line segment, such as the volume swept by an electrode or a needle.
 
 In: end points and radii in µm. Out: a table that every backend reads; :func:`inside` is the definition. Host and device
-carry out the same float64 operations in the same order, without fused multiply-add, so that they decide alike for every
-voxel, also where a centre lies exactly on the surface (which counts as inside).
+execute the same float64 operations in the same order, without fused multiply-add, so that both give the same result for
+every voxel, also for a centre exactly on the surface (which counts as inside).
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from linumpy.device import to_host
-from linumpy.voxel.grid import Grid
+from linumpy.voxel.grid import Numbers, VoxelGrid
 
 #: Columns of the table: start (x, y, z), direction (x, y, z), squared length, radius, squared radius.
 COLUMNS = 9
@@ -21,15 +19,15 @@ COLUMNS = 9
 _BATCH = 2**21
 
 
-def capsule_table(p0: Any, p1: Any, radius: Any) -> np.ndarray:
-    """Check capsules.
+def capsule_table(p0: Numbers, p1: Numbers, radius: Numbers) -> np.ndarray:
+    """Check capsules and put them into a table.
 
     Parameters
     ----------
     p0, p1 : array_like, shape (3,) or (n, 3)
-        End points, (x, y, z) µm. They may be equal: then the capsule is a ball.
+        End points, (x, y, z) µm. If they are equal, the capsule is a ball.
     radius : float or array_like, shape (n,)
-        In µm, from 0 on.
+        In µm, at least 0.
 
     Returns
     -------
@@ -49,7 +47,7 @@ def capsule_table(p0: Any, p1: Any, radius: Any) -> np.ndarray:
     if size.shape not in ((), (len(start),)):
         raise ValueError(f"radius of shape {size.shape}: one number, or one for each of {len(start)} capsules")
     if not (np.isfinite(size) & (size >= 0)).all():
-        raise ValueError(f"radius={radius!r}: numbers of µm from 0 on are needed")
+        raise ValueError(f"radius={radius!r}: numbers of µm >= 0 are needed")
     table = np.empty((len(start), COLUMNS))
     with np.errstate(over="ignore"):  # an error follows
         d = end - start
@@ -63,7 +61,7 @@ def capsule_table(p0: Any, p1: Any, radius: Any) -> np.ndarray:
     return table
 
 
-def polyline_table(points: Any, radius: Any) -> np.ndarray:
+def polyline_table(points: Numbers, radius: Numbers) -> np.ndarray:
     """Return the capsules along a polyline; see :func:`capsule_table`.
 
     Parameters
@@ -71,7 +69,7 @@ def polyline_table(points: Any, radius: Any) -> np.ndarray:
     points : array_like, shape (n, 3)
         At least two, (x, y, z) µm.
     radius : float or array_like, shape (n - 1,)
-        Of every part, in µm.
+        Radius of each segment, in µm.
     """
     line = _numbers(points, "points")
     if line.ndim != 2 or line.shape[1] != 3 or len(line) < 2:
@@ -79,17 +77,17 @@ def polyline_table(points: Any, radius: Any) -> np.ndarray:
     return capsule_table(line[:-1], line[1:], radius)
 
 
-def _numbers(value: Any, name: str) -> np.ndarray:
-    """Take real numbers, from a device, too: a few bytes that the host prepares."""
-    found = to_host(value)
-    if found.dtype.kind not in "iuf":
+def _numbers(value: Numbers, name: str) -> np.ndarray:
+    """Check real numbers; from a device, too, since the host prepares these few bytes."""
+    numbers = to_host(value)
+    if numbers.dtype.kind not in "iuf":
         raise ValueError(f"{name}={value!r}: real numbers in µm are needed")
-    return found.astype(np.float64)
+    return numbers.astype(np.float64)
 
 
 def inside(capsule: np.ndarray, x: np.ndarray, y: np.ndarray, z: np.ndarray) -> np.ndarray:
-    """Say which points (arrays that broadcast, µm) lie in a capsule, a row of :func:`capsule_table`."""
-    px, py, pz, dx, dy, dz, length2, _, radius2 = (float(one) for one in capsule)
+    """Return which points (arrays that broadcast, µm) lie in a capsule, a row of :func:`capsule_table`."""
+    px, py, pz, dx, dy, dz, length2, _, radius2 = map(float, capsule)
     vx, vy, vz = x - px, y - py, z - pz
     along = (vx * dx + vy * dy) + vz * dz
     # `length2` may be 0 by underflow while the direction is not: such a capsule is a ball
@@ -98,8 +96,8 @@ def inside(capsule: np.ndarray, x: np.ndarray, y: np.ndarray, z: np.ndarray) -> 
     return (ex * ex + ey * ey) + ez * ez <= radius2
 
 
-def subtract(mask: np.ndarray, table: np.ndarray, grid: Grid) -> int:
-    """Set to False, in place, the voxels of a host array that lie in any capsule; return how many were true."""
+def subtract(mask: np.ndarray, table: np.ndarray, grid: VoxelGrid) -> int:
+    """Set to False, in place, the voxels of a host array in any capsule; return how many of them were true."""
     removed = 0
     for capsule in table:
         box = _box(capsule, grid)
@@ -109,18 +107,18 @@ def subtract(mask: np.ndarray, table: np.ndarray, grid: Grid) -> int:
         step = max(1, _BATCH // ((y[1] - y[0]) * (x[1] - x[0])))
         for first in range(z0, z1, step):
             last = min(first + step, z1)
-            place = (slice(first, last), slice(*y), slice(*x))
+            region = (slice(first, last), slice(*y), slice(*x))
             hit = inside(
                 capsule, grid.centres(0, *x), grid.centres(1, *y)[:, None], grid.centres(2, first, last)[:, None, None]
             )
-            hit &= mask[place]
+            hit &= mask[region]
             removed += int(np.count_nonzero(hit))
-            mask[place] &= ~hit
+            mask[region] &= ~hit
     return removed
 
 
-def _box(capsule: np.ndarray, grid: Grid) -> list[tuple[int, int]] | None:
-    """Bounds (Z, Y, X) of the voxels that a capsule may reach, or None; wider than needed, never narrower."""
+def _box(capsule: np.ndarray, grid: VoxelGrid) -> list[tuple[int, int]] | None:
+    """Bound the voxels (Z, Y, X) that a capsule may contain, with a margin for rounding; None if there are none."""
     start, end, radius = capsule[:3], capsule[:3] + capsule[3:6], capsule[7]
     slack = 1e-9 * (grid.reach + np.abs(start).max() + np.abs(end).max() + radius)
     box = []
@@ -128,7 +126,7 @@ def _box(capsule: np.ndarray, grid: Grid) -> list[tuple[int, int]] | None:
         low = min(start[axis], end[axis]) - radius - slack
         high = max(start[axis], end[axis]) + radius + slack
         offset, n = (grid.z_offset if axis == 2 else 0), grid.shape[2 - axis]
-        first, last = ((one - grid.origin[axis]) / grid.pitch[axis] - 0.5 - offset for one in (low, high))
+        first, last = ((end - grid.origin[axis]) / grid.pitch[axis] - 0.5 - offset for end in (low, high))
         bounds = (int(np.clip(np.floor(first), 0, n)), int(np.clip(np.floor(last) + 2, 0, n)))
         if bounds[0] >= bounds[1]:
             return None

@@ -1,21 +1,20 @@
-"""Structuring elements: sets of voxel offsets, and how they divide into runs along x.
+"""Structuring elements: sets of voxel offsets, and their division into runs along x.
 
-In: an array, or a radius in µm. Out: an :class:`Element`. A ball becomes a set of integer offsets here, once, in
-float64 on the host; what follows compares no distances, so every backend dilates by exactly the same set.
+In: an array, or a radius in µm. Out: an :class:`Element`. A ball is converted to a set of integer offsets once, in
+float64 on the host. No backend compares distances after that, so all of them dilate by the same set.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from linumpy.device import to_host
-from linumpy.voxel.grid import XYZ, check_pitch
+from linumpy.voxel.grid import XYZ, Lengths, Numbers, check_pitch
 
-#: Largest number of offsets of an element: more do not fit into memory as a list.
+#: Maximum number of offsets of an element: a list of more does not fit into memory.
 _MAX_OFFSETS = 2**30
 
 
@@ -28,9 +27,9 @@ class Element:
     mask : numpy.ndarray of bool, rank 3
         (Z, Y, X). Its origin is the voxel ``shape // 2``, as in SciPy.
     radius : float or None
-        Of a ball, in µm; None for any other element.
+        Radius of a ball, in µm; None for any other element.
     pitch : (float, float, float) or None
-        Size of a voxel for which the ball was made, (x, y, z) µm.
+        Size of a voxel that the ball was computed for, (x, y, z) µm.
     """
 
     mask: np.ndarray
@@ -39,13 +38,13 @@ class Element:
 
     @property
     def origin(self) -> tuple[int, int, int]:
-        """The voxel of :attr:`mask` that stands for offset 0."""
+        """The voxel of :attr:`mask` at offset 0."""
         z, y, x = self.mask.shape
         return z // 2, y // 2, x // 2
 
     @property
     def halo(self) -> int:
-        """How many planes above or below a plane have a part in its result."""
+        """Number of planes above or below a plane that its result depends on."""
         planes = np.flatnonzero(self.mask.any(axis=(1, 2))) - self.origin[0]
         return int(np.abs(planes).max())
 
@@ -55,12 +54,12 @@ class Element:
         Parameters
         ----------
         reflected : bool
-            Whether every offset changes its sign first.
+            Whether every offset is negated first.
 
         Returns
         -------
         numpy.ndarray of int64, shape (n, 4)
-            Rows (dz, dy, first dx, length), by length.
+            Rows (dz, dy, first dx, length), sorted by length.
         """
         mask, origin = self.mask, np.array(self.origin)
         if reflected:
@@ -71,50 +70,50 @@ class Element:
         return rows[np.argsort(rows[:, 3], kind="stable")]
 
 
-def as_element(structure: Any, radius: Any, pitch: Any) -> Element:
-    """Take an element as callers give it: an array or an :class:`Element`, or else a radius and a pitch in µm.
+def as_element(structure: Numbers | Element | None, radius: float | None, pitch: Lengths | None) -> Element:
+    """Convert the arguments of a caller to an element: an array or an :class:`Element`, or a radius and a pitch in µm.
 
     Raises
     ------
     ValueError
-        Neither or both are given, or one that is no element.
+        Neither or both are given, or the array is not a structuring element.
     """
     if (structure is None) == (radius is None):
-        raise ValueError("an element is either structure= (bool, three axes) or radius= with pitch=, in µm")
+        raise ValueError("give either structure= (bool, three axes) or radius= with pitch=, in µm")
     if radius is not None:
         if pitch is None:
             raise ValueError(f"radius={radius!r} µm needs pitch=, the size of a voxel in µm")
         return ball(radius, pitch)
     if isinstance(structure, Element):
         return structure
-    mask = to_host(structure)  # a few hundred bytes, from which offsets are made
+    mask = to_host(structure)  # a few hundred bytes
     if mask.ndim != 3 or mask.dtype.kind not in "biu":
         raise ValueError(f"structure of shape {mask.shape}, {mask.dtype}: a bool array of three axes is needed")
     mask = mask != 0
     if not mask.any():
-        raise ValueError(f"structure of shape {mask.shape} has no true voxel, so it is no element")
+        raise ValueError(f"structure of shape {mask.shape} has no true voxel")
     return Element(mask)
 
 
-def ball(radius: Any, pitch: Any) -> Element:
+def ball(radius: float, pitch: Lengths) -> Element:
     """Make a ball: all voxels whose centres lie at most `radius` from the centre of the middle one.
 
     Parameters
     ----------
     radius : float
-        In µm, from 0 on. (Not the diameter.)
+        In µm, at least 0. (Not the diameter.)
     pitch : float or sequence of float
         Size of a voxel in µm: one number, or (x, y, z).
 
     Returns
     -------
     Element
-        Of an odd number of voxels along each axis.
+        With an odd number of voxels along each axis.
     """
     steps, size = check_pitch(pitch), check_radius(radius)
     half = [math.floor(min(size / step, _MAX_OFFSETS)) + 1 for step in steps]  # a quotient may be infinite
     if math.prod(2 * n + 1 for n in half) > _MAX_OFFSETS:
-        raise ValueError(f"radius={radius!r} µm is more than a thousand voxels of {steps} µm: work on coarser voxels")
+        raise ValueError(f"radius={radius!r} µm is more than a thousand voxels of {steps} µm: use coarser voxels")
     inside = squared_distances(half, steps) <= size * size
     used = [
         int(np.abs(np.flatnonzero(inside.any(axis=tuple({0, 1, 2} - {axis}))) - half[2 - axis]).max())
@@ -130,12 +129,12 @@ def squared_distances(half: list[int], steps: XYZ) -> np.ndarray:
     return (z[:, None, None] + y[:, None]) + x
 
 
-def check_radius(radius: Any) -> float:
-    """Take a radius in µm."""
+def check_radius(radius: float) -> float:
+    """Check a radius in µm."""
     try:
         size = float(radius)
     except (TypeError, ValueError):
         size = math.nan
     if isinstance(radius, bool) or not 0 <= size < math.inf:
-        raise ValueError(f"radius={radius!r}: a number of µm from 0 on is needed")
+        raise ValueError(f"radius={radius!r}: a number of µm >= 0 is needed")
     return size

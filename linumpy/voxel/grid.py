@@ -1,31 +1,38 @@
-"""Where the voxels of a mask lie.
+"""The positions of the voxels of a mask.
 
-In: origin, pitch and shape. Out: a :class:`Grid`, checked. Arrays are indexed (Z, Y, X); positions, `origin` and
+In: origin, pitch and shape. Out: a :class:`VoxelGrid`, checked. Arrays are indexed (Z, Y, X); positions, `origin` and
 `pitch` are in (x, y, z) µm. The centre of voxel i along an axis lies at ``origin + (i + 0.5) * pitch``, in float64 and
-in this order of operations everywhere, so that the host and a device decide alike.
+in this order of operations everywhere, so that the host and a device give the same results.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeAlias
 
 import numpy as np
+from numpy.typing import ArrayLike
+
+from linumpy.arrays import Array
 
 #: A position, or a size, in µm.
 XYZ = tuple[float, float, float]
+#: Numbers as callers pass them: an array_like on the host, or an array on a device.
+Numbers: TypeAlias = ArrayLike | Array
+#: The size of a voxel as callers pass it: one number, or (x, y, z).
+Lengths: TypeAlias = float | Iterable[float]
 
-#: Voxels of a volume along an axis, at most: kernels compute twice an index in int32.
-_MOST_VOXELS = 2**30
+#: Maximum number of voxels of a volume along an axis: kernels compute twice an index in int32.
+_MAX_VOXELS = 2**30
 
-#: Smallest and largest size of a voxel in µm: squares of distances neither vanish nor overflow.
-_LEAST_PITCH, _MOST_PITCH = 1e-50, 1e50
+#: Smallest and largest size of a voxel in µm: squares of distances neither underflow nor overflow.
+_MIN_PITCH, _MAX_PITCH = 1e-50, 1e50
 
 
 @dataclass(frozen=True, slots=True)
-class Grid:
+class VoxelGrid:
     """A box of voxels.
 
     Attributes
@@ -53,15 +60,15 @@ class Grid:
 
     @property
     def reach(self) -> float:
-        """The largest coordinate of the box by magnitude, in µm: rounding errors are in proportion to it."""
+        """The largest absolute coordinate of the box, in µm: rounding errors are proportional to it."""
         sizes = (self.shape[2], self.shape[1], self.shape[0] + self.z_offset)
         return max(
             abs(start) + n * step for start, n, step in zip(self.origin, sizes, self.pitch, strict=True)
         )  # fmt: skip
 
 
-def make_grid(shape: Sequence[int], origin: Any, pitch: Any, z_offset: int = 0) -> Grid:
-    """Check what describes a grid.
+def make_grid(shape: Sequence[int], origin: Iterable[float], pitch: Lengths, z_offset: int = 0) -> VoxelGrid:
+    """Check the parameters of a grid.
 
     Parameters
     ----------
@@ -77,23 +84,23 @@ def make_grid(shape: Sequence[int], origin: Any, pitch: Any, z_offset: int = 0) 
     Raises
     ------
     ValueError
-        A value that is not finite, a pitch that is not positive, a shape of other than three axes.
+        A value that is not finite, a pitch that is not positive, or a shape without three axes.
     """
     sizes = tuple(int(n) for n in shape)
     if len(sizes) != 3 or min(sizes) < 1:
         raise ValueError(f"shape={tuple(shape)}: a grid has three axes (Z, Y, X) with at least one voxel each")
     if isinstance(z_offset, bool) or not isinstance(z_offset, (int, np.integer)) or z_offset < 0:
-        raise ValueError(f"z_offset={z_offset!r}: the index of a plane is a whole number from 0 on")
-    if max(sizes[0] + int(z_offset), *sizes[1:]) > _MOST_VOXELS:
-        offset = f" from plane {z_offset} on" if z_offset else ""
-        raise ValueError(f"shape={sizes}{offset}: a volume has at most {_MOST_VOXELS} voxels along an axis")
-    return Grid((sizes[0], sizes[1], sizes[2]), xyz(origin, "origin"), check_pitch(pitch), int(z_offset))
+        raise ValueError(f"z_offset={z_offset!r}: the index of a plane is an integer >= 0")
+    if max(sizes[0] + int(z_offset), *sizes[1:]) > _MAX_VOXELS:
+        offset = f" with z_offset={z_offset}" if z_offset else ""
+        raise ValueError(f"shape={sizes}{offset}: a volume has at most {_MAX_VOXELS} voxels along an axis")
+    return VoxelGrid((sizes[0], sizes[1], sizes[2]), xyz(origin, "origin"), check_pitch(pitch), int(z_offset))
 
 
-def grid_of_box(bbox: Any, pitch: Any) -> Grid:
+def grid_of_box(bbox: Iterable[Iterable[float]], pitch: Lengths) -> VoxelGrid:
     """Return the grid that fills a box, (lower corner, upper corner) in (x, y, z) µm.
 
-    The upper corner is rounded up to whole voxels, but for what is less than a millionth of a voxel.
+    The upper corner is rounded up to whole voxels; an excess of less than a millionth of a voxel is ignored.
     """
     try:
         low, high = bbox
@@ -102,29 +109,29 @@ def grid_of_box(bbox: Any, pitch: Any) -> Grid:
     start, stop, steps = xyz(low, "bbox"), xyz(high, "bbox"), check_pitch(pitch)
     lengths = [(b - a) / step - 1e-6 for a, b, step in zip(start, stop, steps, strict=True)]
     if min(lengths) <= 0:
-        raise ValueError(f"bbox={bbox!r}: the upper corner must lie beyond the lower one along x, y and z")
-    if max(lengths) > _MOST_VOXELS:
+        raise ValueError(f"bbox={bbox!r}: the upper corner must exceed the lower one along x, y and z")
+    if max(lengths) > _MAX_VOXELS:
         raise ValueError(
-            f"bbox={bbox!r} is {max(lengths):.3g} voxels long, more than {_MOST_VOXELS}: is pitch={pitch} right?"
+            f"bbox={bbox!r} is {max(lengths):.3g} voxels long, more than {_MAX_VOXELS}: is pitch={pitch} right?"
         )
     shape = tuple(map(math.ceil, lengths))
-    return Grid((shape[2], shape[1], shape[0]), start, steps)
+    return VoxelGrid((shape[2], shape[1], shape[0]), start, steps)
 
 
-def check_pitch(pitch: Any) -> XYZ:
-    """Take one size of a voxel for all axes, or (x, y, z), in µm."""
-    steps = xyz((pitch,) * 3 if np.ndim(pitch) == 0 else pitch, "pitch")
+def check_pitch(pitch: Lengths) -> XYZ:
+    """Check the size of a voxel in µm: one number for all axes, or (x, y, z)."""
+    steps = xyz((pitch,) * 3 if np.ndim(pitch) == 0 else pitch, "pitch")  # type: ignore[arg-type]
     if min(steps) <= 0:
-        raise ValueError(f"pitch={pitch}: the size of a voxel is more than 0 µm")
-    if not _LEAST_PITCH <= min(steps) <= max(steps) <= _MOST_PITCH:
-        raise ValueError(f"pitch={pitch}: the size of a voxel is between {_LEAST_PITCH:g} and {_MOST_PITCH:g} µm")
+        raise ValueError(f"pitch={pitch}: the size of a voxel must be more than 0 µm")
+    if not _MIN_PITCH <= min(steps) <= max(steps) <= _MAX_PITCH:
+        raise ValueError(f"pitch={pitch}: the size of a voxel must be between {_MIN_PITCH:g} and {_MAX_PITCH:g} µm")
     return steps
 
 
-def xyz(value: Any, name: str) -> XYZ:
-    """Take three finite numbers (x, y, z)."""
+def xyz(value: Iterable[float], name: str) -> XYZ:
+    """Check three finite numbers (x, y, z)."""
     try:
-        numbers = tuple(float(one) for one in value)
+        numbers = tuple(map(float, value))
     except (TypeError, ValueError):
         raise ValueError(f"{name}={value!r}: three numbers (x, y, z) in µm are needed") from None
     if len(numbers) != 3 or not all(map(math.isfinite, numbers)):

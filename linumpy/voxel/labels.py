@@ -1,20 +1,24 @@
 """Operations that SciPy and CuPy offer with the same signatures: holes by labels, distances.
 
-In: a bool array and the ``ndimage`` module that takes it. Out: an array beside it.
+In: a bool array and the ``ndimage`` module for it. Out: an array in the same memory.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from types import ModuleType
+from typing import TypeVar
 
 import numpy as np
 
+from linumpy.arrays import Array
 from linumpy.device import array_module
 from linumpy.voxel.grid import XYZ
 
+Mask = TypeVar("Mask", bound=Array)
 
-def fill_enclosed(mask: Any, ndimage: Any) -> Any:
-    """Fill the parts of the background that do not reach the border of the volume (connected by faces)."""
+
+def fill_enclosed(mask: Mask, ndimage: ModuleType) -> Mask:
+    """Fill the parts of the background (connected by faces) that do not touch the border of the volume."""
     xp = array_module(mask)
     labels, count = ndimage.label(~mask)
     enclosed = xp.ones(int(count) + 1, bool)
@@ -22,12 +26,15 @@ def fill_enclosed(mask: Any, ndimage: Any) -> Any:
         for side in (0, -1):
             enclosed[xp.take(labels, side, axis=axis).ravel()] = False
     enclosed[0] = True  # the mask itself
-    return enclosed[labels]
+    filled: Mask = enclosed[labels]
+    return filled
 
 
-def distances(mask: Any, pitch: XYZ, ndimage: Any) -> Any:
+def distances(mask: Mask, pitch: XYZ, ndimage: ModuleType) -> Mask:
     """Return the distance to the nearest false voxel in µm; infinite where there is none."""
     xp = array_module(mask)
     if bool(mask.all()):
-        return xp.full(mask.shape, np.inf)
-    return ndimage.distance_transform_edt(mask, sampling=pitch[::-1])
+        infinite: Mask = xp.full(mask.shape, np.inf)
+        return infinite
+    result: Mask = ndimage.distance_transform_edt(mask, sampling=pitch[::-1])
+    return result

@@ -1,19 +1,22 @@
-"""Planes of a volume, wherever it is: an array in memory, a Zarr array, or an OME-Zarr image that is being written.
+"""Planes of a volume: an array in memory, a Zarr array, or an OME-Zarr image that is being written.
 
-In: what a session works on. Out: :class:`Planes`, which reads and writes ranges of planes where a backend works.
+In: the volume of a session. Out: :class:`Planes`, which reads and writes ranges of planes in the memory of a backend.
 """
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 import zarr
 
+from linumpy.arrays import Array
 from linumpy.device import is_device_array, to_host
 from linumpy.io.volume import Volume, as_volume
 from linumpy.io.zarr_mode import read_chunks_on_host, write_from_host
 from linumpy.voxel.operations import is_writable
+from linumpy.write.writer import OmeZarrWriter
 
 
 class Planes:
@@ -24,79 +27,78 @@ class Planes:
     array : numpy.ndarray, cupy.ndarray, zarr.Array or Volume
         Three axes of space, Z first.
     xp : module
-        NumPy or CuPy: where planes that are read shall be.
+        Array module of planes that are read: NumPy or CuPy.
     name : str
-        Of the parameter, for errors.
+        Name of the parameter, for errors.
     """
 
-    def __init__(self, array: Any, xp: Any, name: str) -> None:
+    def __init__(self, array: Array | zarr.Array | Volume, xp: ModuleType, name: str) -> None:
         self._xp = xp
-        self._stored = isinstance(array, (zarr.Array, Volume))
-        self._array: Any = as_volume(array) if self._stored else array
-        if not self._stored and not isinstance(array, np.ndarray) and not is_device_array(array):
+        self._volume: Volume | None = as_volume(array) if isinstance(array, (zarr.Array, Volume)) else None
+        if self._volume is None and not isinstance(array, np.ndarray) and not is_device_array(array):
             raise TypeError(f"{name} is {type(array).__name__}: a NumPy, CuPy or Zarr array is needed")
+        self._array: Any = array  # in memory; unused where there is a volume
         if len(self.shape) != 3 or self.dtype.kind not in "biu" or min(self.shape) < 1:
             raise TypeError(f"{name} of shape {self.shape}, {self.dtype}: bool or integers (Z, Y, X) are needed")
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Voxels along (Z, Y, X)."""
-        return tuple(self._array.shape)
+        return tuple((self._volume or self._array).shape)
 
     @property
     def dtype(self) -> np.dtype:
-        """Of the voxels."""
-        return np.dtype(self._array.dtype)
+        """Data type of the voxels."""
+        return np.dtype((self._volume or self._array).dtype)
 
     @property
     def step(self) -> int:
-        """Planes that are whole in storage; 1 in memory."""
-        return int((self._array.shards or self._array.chunks)[0]) if self._stored else 1
+        """Planes of a stored object; 1 in memory."""
+        return 1 if self._volume is None else int((self._volume.shards or self._volume.chunks)[0])
 
     @property
     def writes_in_parts(self) -> bool:
         """Whether a write that fails may have stored some of its planes."""
-        return self._stored
+        return self._volume is not None
 
     @property
     def writable(self) -> bool:
         """Whether :meth:`write` works."""
-        if self._stored:
-            return not self._array.array.read_only
-        return is_writable(self._array)
+        return is_writable(self._array) if self._volume is None else not self._volume.array.read_only
 
     def shares(self, other: Planes) -> bool:
-        """Say whether writing to one may change the other."""
-        if self._stored or other._stored:
-            both = self._stored and other._stored
-            return both and self._array.array.store_path == other._array.array.store_path
+        """Return whether writing to one may change the other."""
+        if self._volume is not None and other._volume is not None:
+            return self._volume.array.store_path == other._volume.array.store_path
+        if self._volume is not None or other._volume is not None:
+            return False
         mine, theirs = self._array, other._array
         if is_device_array(mine) or is_device_array(theirs):
             both = is_device_array(mine) and is_device_array(theirs)
             return both and mine.data.mem.ptr == theirs.data.mem.ptr
         return bool(np.may_share_memory(mine, theirs))
 
-    def read(self, start: int, stop: int) -> Any:
+    def read(self, start: int, stop: int) -> Array:
         """Return a copy of some planes, in the machine's byte order."""
-        if not self._stored:
-            return self._here(self._array[start:stop])
-        region = self._array.region((slice(start, stop), slice(None), slice(None)))
+        if self._volume is None:
+            return self._copy(self._array[start:stop])
+        region = self._volume.region((slice(start, stop), slice(None), slice(None)))
         if self._xp is np:
-            return self._here(read_chunks_on_host(self._array.array, region))
+            return self._copy(read_chunks_on_host(self._volume.array, region))
         from linumpy.gpu.zarr_io import read_zarr_to_gpu
 
-        return read_zarr_to_gpu(self._array.array, region=region)
+        return read_zarr_to_gpu(self._volume.array, region=region)
 
-    def write(self, start: int, planes: Any) -> None:
+    def write(self, start: int, planes: Array) -> None:
         """Write some planes."""
         stop = start + planes.shape[0]
-        if self._stored:
+        if self._volume is not None:
             box = (slice(start, stop), slice(None), slice(None))
-            write_from_host(self._array.array, self._array.region(box), to_host(planes))
+            write_from_host(self._volume.array, self._volume.region(box), to_host(planes))
         else:
             self._array[start:stop] = planes if is_device_array(self._array) else to_host(planes)
 
-    def _here(self, planes: Any) -> Any:
+    def _copy(self, planes: Array) -> Array:
         if is_device_array(planes) and self._xp is np:
             planes = to_host(planes)
         if not is_device_array(planes):
@@ -109,15 +111,15 @@ class NoPlanes:
 
     step, writable, writes_in_parts = 1, False, False
 
-    def __init__(self, shape: tuple[int, ...], dtype: np.dtype, xp: Any) -> None:
+    def __init__(self, shape: tuple[int, ...], dtype: np.dtype, xp: ModuleType) -> None:
         self.shape, self.dtype, self._xp = shape, dtype, xp
 
-    def read(self, start: int, stop: int) -> Any:
+    def read(self, start: int, stop: int) -> Array:
         """Return zeros."""
         return self._xp.zeros((stop - start, *self.shape[1:]), self.dtype)
 
-    def write(self, start: int, planes: Any) -> None:
-        """Not possible: the volume is not stored."""
+    def write(self, start: int, planes: Array) -> None:
+        """Raise: the volume is not stored."""
         raise NotImplementedError
 
 
@@ -126,13 +128,13 @@ class WriterPlanes:
 
     writable, writes_in_parts = True, True
 
-    def __init__(self, writer: Any, shape: tuple[int, ...] | None) -> None:
+    def __init__(self, writer: OmeZarrWriter, shape: tuple[int, ...] | None) -> None:
         self._writer = writer
         self.shape, self.dtype, self.step = tuple(writer.shape), np.dtype(writer.dtype), int(writer.stored[0])
         if len(self.shape) != 3 or self.dtype.kind not in "biu" or (shape is not None and shape != self.shape):
             wanted = "(Z, Y, X)" if shape is None else shape
             raise ValueError(f"out writes {self.shape}, {self.dtype}: bool or integers of {wanted} are needed")
 
-    def write(self, start: int, planes: Any) -> None:
+    def write(self, start: int, planes: Array) -> None:
         """Write some planes, from the host or a device."""
         self._writer.write(slice(start, start + planes.shape[0]), planes)

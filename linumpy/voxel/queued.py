@@ -1,20 +1,21 @@
-"""The operations that a session has queued; each can be applied to a slab.
+"""The operations that a session queues; each can be applied to a slab.
 
-In: checked parameters. Out: records with the planes and the memory that they need, and :meth:`apply`.
+In: checked parameters. Out: records of the planes and the memory that an operation needs, with :meth:`apply`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
-from linumpy.voxel.backend import Backend
+from linumpy.arrays import Array
 from linumpy.voxel.element import Element
-from linumpy.voxel.grid import Grid
-from linumpy.voxel.mesh import Mesh
+from linumpy.voxel.grid import VoxelGrid
+from linumpy.voxel.mesh import TriangleMesh
+from linumpy.voxel.operations import Backend
 
 
 class Queued(Protocol):
@@ -22,26 +23,26 @@ class Queued(Protocol):
 
     @property
     def halo(self) -> int:
-        """How many planes above and below a plane have a part in its result."""
+        """Number of planes above and below a plane that its result depends on."""
 
     @property
     def voxel_bytes(self) -> int:
         """Bytes of temporary memory for each voxel of a slab, beside the slab and its result."""
 
-    def apply(self, backend: Backend, mask: Any, grid: Grid) -> Any:
-        """Return the result on a slab, which may be changed."""
+    def apply(self, backend: Backend, mask: Array, grid: VoxelGrid) -> Array:
+        """Return the result for a slab, which may be changed in place."""
 
 
 @dataclass(frozen=True)
 class Combine:
-    """A boolean operation with another mask, whose planes `read` gives where the backend works."""
+    """A boolean operation with another mask; `read` returns its planes in the memory of the backend."""
 
     operation: str
-    read: Callable[[int, int], Any]
+    read: Callable[[int, int], Array]
     halo: int = 0
     voxel_bytes: int = 2
 
-    def apply(self, backend: Backend, mask: Any, grid: Grid) -> Any:
+    def apply(self, backend: Backend, mask: Array, grid: VoxelGrid) -> Array:
         """Combine with the planes of the other mask."""
         other = self.read(grid.z_offset, grid.z_offset + grid.shape[0])
         return backend.boolean(self.operation, mask, other, out=mask)
@@ -58,17 +59,18 @@ class Morphology:
 
     @property
     def halo(self) -> int:
-        """That of the element, for each of its uses."""
+        """Halo of the element, once for each step."""
         return self.element.halo * (2 if self.method in ("open", "close") else 1)
 
-    def apply(self, backend: Backend, mask: Any, grid: Grid) -> Any:
+    def apply(self, backend: Backend, mask: Array, grid: VoxelGrid) -> Array:
         """Return a new mask."""
-        return getattr(backend, self.method)(mask, self.element, border_value=self.border_value)
+        result: Array = getattr(backend, self.method)(mask, self.element, border_value=self.border_value)
+        return result
 
 
 @dataclass(frozen=True)
 class Subtract:
-    """Capsules, as ends (n, 3) and radii (n,), all of them in one pass."""
+    """Capsules to remove in one pass: ends (n, 3) and radii (n,)."""
 
     p0: np.ndarray
     p1: np.ndarray
@@ -77,14 +79,14 @@ class Subtract:
     voxel_bytes: int = 1
 
     def joined(self, other: Subtract) -> Subtract:
-        """Return both as one operation."""
+        """Return both operations as one."""
         return Subtract(
             np.concatenate([self.p0, other.p0]),
             np.concatenate([self.p1, other.p1]),
             np.concatenate([self.radius, other.radius]),
         )
 
-    def apply(self, backend: Backend, mask: Any, grid: Grid) -> Any:
+    def apply(self, backend: Backend, mask: Array, grid: VoxelGrid) -> Array:
         """Remove the capsules in place."""
         backend.subtract_swept_capsule(
             mask, self.p0, self.p1, self.radius, pitch=grid.pitch, origin=grid.origin, z_offset=grid.z_offset
@@ -94,14 +96,13 @@ class Subtract:
 
 @dataclass(frozen=True)
 class Voxelize:
-    """A mesh, and how its mask is combined with the session's."""
+    """A mesh, and the operation that combines its mask with the session's."""
 
     operation: str
-    mesh: Mesh
+    mesh: TriangleMesh
     halo: int = 0
     voxel_bytes: int = 6
 
-    def apply(self, backend: Backend, mask: Any, grid: Grid) -> Any:
+    def apply(self, backend: Backend, mask: Array, grid: VoxelGrid) -> Array:
         """Combine with the mesh's mask of these planes."""
-        made = backend.voxelize(self.mesh, grid, fill_holes=False)
-        return backend.boolean(self.operation, mask, made, out=mask)
+        return backend.boolean(self.operation, mask, backend.voxelize(self.mesh, grid, fill_holes=False), out=mask)

@@ -1,11 +1,12 @@
 """Voxel operations by SciPy and NumPy, on the host.
 
-In: NumPy arrays. Out: NumPy arrays. What Warp's backend decides for a voxel, this one decides too.
+In: NumPy arrays. Out: NumPy arrays, equal to those of Warp's backend.
 """
 
-from __future__ import annotations
+# mypy: disable-error-code="override"
+# (A backend takes the arrays of its own memory, which is narrower than the base class.)
 
-from typing import Any
+from __future__ import annotations
 
 import numpy as np
 from scipy import ndimage
@@ -13,16 +14,16 @@ from scipy import ndimage
 from linumpy.device import install_line
 from linumpy.voxel import capsules, mesh
 from linumpy.voxel.element import Element, squared_distances
-from linumpy.voxel.grid import XYZ, Grid
+from linumpy.voxel.grid import XYZ, VoxelGrid
 from linumpy.voxel.labels import distances, fill_enclosed
-from linumpy.voxel.operations import Operations
+from linumpy.voxel.operations import Backend
 
-#: A ball of more offsets is made by a distance transform, whose time does not depend on its size.
+#: Balls with more offsets use a distance transform, whose time does not depend on the radius.
 _DIRECT_OFFSETS = 200
 
 
-class ScipyBackend(Operations):
-    """SciPy on NumPy arrays; see :class:`~linumpy.voxel.operations.Operations`."""
+class ScipyBackend(Backend):
+    """SciPy on NumPy arrays; see :class:`~linumpy.voxel.operations.Backend`."""
 
     name = "cpu"
 
@@ -48,13 +49,13 @@ class ScipyBackend(Operations):
     def _fill_holes(self, mask: np.ndarray) -> np.ndarray:
         return fill_enclosed(mask, ndimage)
 
-    def _subtract(self, mask: np.ndarray, table: np.ndarray, grid: Grid) -> np.int64:
+    def _subtract(self, mask: np.ndarray, table: np.ndarray, grid: VoxelGrid) -> np.int64:
         return np.int64(capsules.subtract(mask, table, grid))
 
-    def _solid(self, shape: mesh.Mesh, grid: Grid) -> np.ndarray:
+    def _solid(self, shape: mesh.TriangleMesh, grid: VoxelGrid) -> np.ndarray:
         return mesh.solid(shape, grid)
 
-    def _shell(self, shape: mesh.Mesh, grid: Grid) -> np.ndarray:
+    def _shell(self, shape: mesh.TriangleMesh, grid: VoxelGrid) -> np.ndarray:
         return mesh.shell(shape, grid)
 
     def _distances(self, mask: np.ndarray, pitch: XYZ) -> np.ndarray:
@@ -64,7 +65,7 @@ class ScipyBackend(Operations):
         labels, count = ndimage.label(mask, ndimage.generate_binary_structure(3, rank), output=np.int32)
         return labels, int(count)
 
-    def _surface(self, mask: np.ndarray, grid: Grid) -> tuple[np.ndarray, np.ndarray]:
+    def _surface(self, mask: np.ndarray, grid: VoxelGrid) -> tuple[np.ndarray, np.ndarray]:
         try:
             from skimage.measure import marching_cubes
         except ImportError as error:
@@ -77,10 +78,10 @@ class ScipyBackend(Operations):
 
 
 def _distance_limit(element: Element) -> float | None:
-    """A distance between that of the outermost offset of a ball and that of the innermost beyond it, or None.
+    """Return a distance between those of the outermost offset of a ball and the innermost one beyond it, or None.
 
-    Distances that a transform has rounded compare with it as the exact ones do. Where the two are so close that
-    rounding might matter, and for other elements, there is none.
+    The rounded distances of a transform then compare with it as the exact ones do. None for other elements, and where
+    the two distances are so close that rounding might change the result.
     """
     if element.radius is None or element.pitch is None or np.count_nonzero(element.mask) <= _DIRECT_OFFSETS:
         return None
@@ -92,10 +93,10 @@ def _distance_limit(element: Element) -> float | None:
 
 
 def _within(mask: np.ndarray, element: Element, limit: float, *, border: bool) -> np.ndarray:
-    """Return the voxels that lie less than a distance from a true one."""
+    """Return the voxels less than a distance away from a true one."""
     inside = np.pad(mask, 1, constant_values=True) if border else mask
     if not inside.any():
         return np.zeros_like(mask)
     z, y, x = element.pitch[::-1] if element.pitch is not None else (1.0, 1.0, 1.0)
-    found: Any = ndimage.distance_transform_edt(~inside, sampling=(z, y, x)) < limit
-    return found[1:-1, 1:-1, 1:-1] if border else found
+    within = np.asarray(ndimage.distance_transform_edt(~inside, sampling=(z, y, x)) < limit)
+    return within[1:-1, 1:-1, 1:-1] if border else within

@@ -1,39 +1,44 @@
-"""Several voxel operations on a volume, slab after slab, so that it may be larger than the memory of a device.
+"""Several voxel operations on a volume, slab by slab, for volumes larger than the memory of a device.
 
-In: a volume, and operations that are queued. Out: the volume changed, or an OME-Zarr image. Each slab is read once, all
-operations are carried out on it, and it is written once. A slab is read with as many planes above and below as the
-operations look at, taken as they were, so slabs of any size give the same voxels.
+In: a volume, and operations that are queued. Out: the changed volume, or an OME-Zarr image. Each slab is read once, all
+operations are applied to it, and it is written once. A slab is computed from its original voxels and those of as many
+planes above and below as the operations need, so the result does not depend on the size of slabs.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import numpy as np
+import zarr
 
+from linumpy.arrays import Array
 from linumpy.device import is_device_array, to_host
 from linumpy.errors import VoxelSessionError, not_pickled
-from linumpy.voxel.backend import Backend, backend_of, get_backend
+from linumpy.io.volume import Volume
+from linumpy.voxel.backend import backend_of, get_backend
 from linumpy.voxel.capsules import capsule_table, polyline_table
-from linumpy.voxel.element import as_element
-from linumpy.voxel.grid import make_grid
+from linumpy.voxel.element import Element, as_element
+from linumpy.voxel.grid import Lengths, Numbers, make_grid
 from linumpy.voxel.mesh import SHELL, make_mesh
-from linumpy.voxel.operations import OPERATIONS
+from linumpy.voxel.operations import OPERATIONS, Backend
 from linumpy.voxel.planes import NoPlanes, Planes, WriterPlanes
 from linumpy.voxel.queued import Combine, Morphology, Queued, Subtract, Voxelize
+from linumpy.write.writer import OmeZarrWriter
 
 
 @dataclass(frozen=True, slots=True)
 class Flushed:
-    """What a flush changed.
+    """The changes of a flush.
 
     Attributes
     ----------
     added, removed : int
         Voxels that became true, or false.
     slabs : int
-        Slabs that were written; 0 where nothing was queued.
+        Slabs that were written; 0 if nothing was queued.
     """
 
     added: int = 0
@@ -42,83 +47,83 @@ class Flushed:
 
 
 @dataclass(frozen=True)
-class _Slab:
-    """A slab that was computed, but not yet written.
+class _ComputedSlab:
+    """A slab that is computed, but not yet written.
 
     Attributes
     ----------
     planes : array
-        What is to be written.
+        Planes to write.
     added, removed : int
-        What it changes.
+        Voxels that become true, or false.
     above : array of bool
-        Its last planes as they were, which the next slab looks at.
+        The original values of its last planes, which the next slab needs.
     """
 
-    planes: Any
+    planes: Array
     added: int
     removed: int
-    above: Any
+    above: Array
 
 
 @dataclass(frozen=True)
-class _Run:
-    """How far a flush has come; replaced as a whole, so that an interrupt leaves one that is consistent.
+class _FlushProgress:
+    """Progress of a flush; replaced as a whole, so that it is consistent after an interrupt.
 
     Attributes
     ----------
     start : int
-        The first plane that is not done.
+        The first plane that is not written.
     above : array of bool or None
-        The planes before it that the operations look at, as they were.
-    pending : _Slab or None
-        What begins at `start`.
+        The original values of the planes before it that the operations need.
+    pending : _ComputedSlab or None
+        The slab that begins at `start`.
     done : Flushed
-        What is done so far.
+        Changes so far.
     """
 
     start: int = 0
-    above: Any = None
-    pending: _Slab | None = None
+    above: Array | None = None
+    pending: _ComputedSlab | None = None
     done: Flushed = Flushed()
 
 
 class VoxelSession:
-    """Queue voxel operations on a volume, and carry them out slab by slab.
+    """Queue voxel operations on a volume, and apply them slab by slab.
 
     Parameters
     ----------
     array : numpy.ndarray, cupy.ndarray, zarr.Array, Volume or None
-        Bool, or integers of a label image; (Z, Y, X). Without `out` it is changed where it is. None, with `out`, begins
-        with an empty volume.
+        Bool, or integers of a label image; (Z, Y, X). Without `out` it is changed in place. With None, which needs
+        `out`, the volume is empty at first.
     origin : (float, float, float)
         Corner of voxel 0, (x, y, z) µm.
     pitch : float or (float, float, float)
         Size of a voxel, one number or (x, y, z) µm.
     out : OmeZarrWriter, optional
-        Open; the result is written to it, and `array` is left as it is.
+        An open writer that receives the result; `array` is not changed.
     label : int, optional
-        Of a label image: the label that the operations work on. By default all that are not 0; added voxels become 1.
+        The label of a label image that operations apply to. By default all but 0; added voxels become 1.
     backend : Backend, optional
-        What computes; by default that of the array on a device, else what :func:`~linumpy.voxel.get_backend` chooses.
+        By default that of an array on a device, else the choice of :func:`~linumpy.voxel.get_backend`.
     slab_bytes : int
-        About how much memory of the backend a slab may take, with what the operations need.
+        Approximate memory of a slab in the backend, temporary memory included.
 
     Raises
     ------
     TypeError, ValueError
-        An array, a position or a size that cannot be.
+        An invalid array, position or size.
     PermissionError
         The array cannot be written, and there is no `out`.
 
     Notes
     -----
-    At the end of a ``with`` block without error what is queued is flushed; then `out` holds the array with its
-    changes, also where there are none. Operations are checked when they are queued.
-    An error while flushing leaves the volume as it was if it comes before the first slab is written; otherwise
-    :class:`~linumpy.errors.VoxelSessionError` names the planes that are done. Another :meth:`flush` goes on from there.
+    A ``with`` block that ends without error flushes the queue; then `out` holds the array with its changes, also if
+    there are none. Operations are checked when they are queued. An error in :meth:`flush` before the first slab is
+    written leaves the volume unchanged; a later one is a :class:`~linumpy.errors.VoxelSessionError` that names the
+    planes that are done. Another :meth:`flush` continues from there.
 
-    Only the array itself is changed: coarser resolutions of an OME-Zarr image are made by `out`.
+    Only the array itself is changed: `out` makes the coarser resolutions of an OME-Zarr image.
 
     Examples
     --------
@@ -129,11 +134,11 @@ class VoxelSession:
 
     def __init__(
         self,
-        array: Any,
-        origin: Any,
-        pitch: Any,
+        array: Array | zarr.Array | Volume | None,
+        origin: Iterable[float],
+        pitch: Lengths,
         *,
-        out: Any = None,
+        out: OmeZarrWriter | None = None,
         label: int | None = None,
         backend: Backend | None = None,
         slab_bytes: int = 2 * 2**30,
@@ -142,11 +147,15 @@ class VoxelSession:
             backend = backend_of(array) if is_device_array(array) else get_backend()
         self.backend: Backend = backend
         if array is None and out is None:
-            raise ValueError("array=None begins with an empty volume, which needs out= to be written to")
-        given = None if array is None else Planes(array, backend.xp, "array")
-        target: Any = given if out is None else WriterPlanes(out, None if given is None else given.shape)
+            raise ValueError("array=None is an empty volume, which needs out=")
+        planes = None if array is None else Planes(array, backend.xp, "array")
+        if out is not None:
+            target: Planes | WriterPlanes = WriterPlanes(out, None if planes is None else planes.shape)
+        else:
+            assert planes is not None
+            target = planes
         self._target = target
-        self._source: Any = given or NoPlanes(target.shape, target.dtype, backend.xp)
+        self._source = planes or NoPlanes(target.shape, target.dtype, backend.xp)
         if not self._target.writable:
             raise PermissionError('array cannot be written: open it with mode="r+", or give out=')
         _check_cast(self._source.dtype, target.dtype)
@@ -154,105 +163,125 @@ class VoxelSession:
         self._grid = make_grid(self._source.shape, origin, pitch)
         self._label = _check_label(label, self._target.dtype)
         if isinstance(slab_bytes, bool) or not isinstance(slab_bytes, (int, np.integer)) or slab_bytes < 1:
-            raise ValueError(f"slab_bytes={slab_bytes!r}: a number of bytes from 1 on is needed")
+            raise ValueError(f"slab_bytes={slab_bytes!r}: a positive number of bytes is needed")
         self._slab_bytes = int(slab_bytes)
         self._queue: list[Queued] = []
-        self._run: _Run | None = None
+        self._run: _FlushProgress | None = None
         self._written = False
 
     def __reduce__(self) -> NoReturn:
-        raise not_pickled(self, "send the path of the volume, and make a VoxelSession there")
+        raise not_pickled(self, "send the path of the volume, and open a VoxelSession there")
 
     def __enter__(self) -> VoxelSession:
         return self
 
-    def __exit__(self, kind: Any, *error: Any) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         if kind is None:
             self.flush()
 
-    def boolean(self, operation: str, other: Any) -> None:
+    def boolean(self, operation: str, other: Array | zarr.Array | Volume) -> None:
         """Queue ``"union"``, ``"intersect"`` or ``"subtract"`` with a mask of the same shape, in memory or in Zarr.
 
-        Of a label image, voxels that are not 0 count. Its planes are read when they are needed.
+        In a label image all voxels but 0 are true. Planes are read when they are needed.
         """
         planes = Planes(other, self.backend.xp, "other")
         if planes.shape != self._grid.shape:
             raise ValueError(f"other has shape {planes.shape}, but the volume has {self._grid.shape}")
-        if self._in_place and planes.shares(self._source):
-            raise ValueError("other is the array that the session changes, plane after plane: give a copy of it")
+        if self._in_place and isinstance(self._source, Planes) and planes.shares(self._source):
+            raise ValueError("other is the array that the session changes plane by plane: pass a copy")
         self._add(Combine(_check_operation(operation), lambda start, stop: planes.read(start, stop) != 0))
 
     def dilate(
-        self, structure: Any = None, *, radius: Any = None, pitch: Any = None, border_value: bool = False
+        self,
+        structure: Numbers | Element | None = None,
+        *,
+        radius: float | None = None,
+        pitch: Lengths | None = None,
+        border_value: bool = False,
     ) -> None:
-        """Queue a dilation; parameters as for :meth:`.Operations.dilate`, `pitch` is by default the session's."""
+        """Queue a dilation; parameters as for :meth:`.Backend.dilate`, `pitch` is by default the session's."""
         self._morphology("dilate", structure, radius, pitch, border_value)
 
     def erode(
-        self, structure: Any = None, *, radius: Any = None, pitch: Any = None, border_value: bool = False
+        self,
+        structure: Numbers | Element | None = None,
+        *,
+        radius: float | None = None,
+        pitch: Lengths | None = None,
+        border_value: bool = False,
     ) -> None:
         """Queue an erosion; parameters as for :meth:`dilate`."""
         self._morphology("erode", structure, radius, pitch, border_value)
 
     def open(
-        self, structure: Any = None, *, radius: Any = None, pitch: Any = None, border_value: bool | None = None
+        self,
+        structure: Numbers | Element | None = None,
+        *,
+        radius: float | None = None,
+        pitch: Lengths | None = None,
+        border_value: bool | None = None,
     ) -> None:
-        """Queue an erosion and a dilation; parameters as for :meth:`.Operations.open`."""
+        """Queue an erosion and a dilation; parameters as for :meth:`.Backend.open`."""
         self._morphology("open", structure, radius, pitch, border_value)
 
     def close(
-        self, structure: Any = None, *, radius: Any = None, pitch: Any = None, border_value: bool | None = None
+        self,
+        structure: Numbers | Element | None = None,
+        *,
+        radius: float | None = None,
+        pitch: Lengths | None = None,
+        border_value: bool | None = None,
     ) -> None:
-        """Queue a dilation and an erosion; parameters as for :meth:`.Operations.close`."""
+        """Queue a dilation and an erosion; parameters as for :meth:`.Backend.close`."""
         self._morphology("close", structure, radius, pitch, border_value)
 
-    def subtract_swept_capsule(self, p0: Any, p1: Any, radius: Any) -> None:
-        """Queue capsules to be removed; parameters as for :meth:`.Operations.subtract_swept_capsule`."""
+    def subtract_swept_capsule(self, p0: Numbers, p1: Numbers, radius: Numbers) -> None:
+        """Queue capsules to be removed; parameters as for :meth:`.Backend.subtract_swept_capsule`."""
         self._subtract(capsule_table(p0, p1, radius), p0, p1, radius)
 
-    def subtract_swept_polyline(self, points: Any, radius: Any) -> None:
+    def subtract_swept_polyline(self, points: Numbers, radius: Numbers) -> None:
         """Queue the capsules along a polyline, (n, 3) µm, to be removed."""
         table, line = polyline_table(points, radius), np.asarray(to_host(points), dtype=np.float64)
         self._subtract(table, line[:-1], line[1:], radius)
 
     def voxelize_mesh(
-        self, vertices: Any, triangles: Any, operation: str = "union", *, fill_holes: bool = True
+        self, vertices: Numbers, triangles: Numbers, operation: str = "union", *, fill_holes: bool = True
     ) -> None:
         """Queue a mesh, vertices in (x, y, z) µm, whose mask is combined with the volume.
 
         Raises
         ------
         ValueError
-            The mesh is not watertight and shall be filled: what its shell encloses is not known slab by slab.
+            The mesh is not watertight and `fill_holes` is True: the enclosed voxels cannot be found slab by slab.
         """
         mesh = make_mesh(self.backend.xp, vertices, triangles, self._grid)
         if mesh.kind == SHELL and fill_holes:
             raise ValueError(
-                "the mesh is not watertight, and a shell cannot be filled slab by slab: mend the mesh, give "
-                "fill_holes=False for the shell alone, or use the backend's voxelize_mesh, which takes all in memory"
+                "the mesh is not watertight, and a shell cannot be filled slab by slab: repair the mesh, pass "
+                "fill_holes=False for the shell alone, or use the backend's voxelize_mesh, which works in memory"
             )
         self._add(Voxelize(_check_operation(operation), mesh))
 
     def flush(self) -> Flushed:
-        """Carry out what is queued.
+        """Apply the queued operations.
 
-        Nothing is done where nothing is queued, but that `out` receives a copy of the array by its first flush.
+        With an empty queue the first flush copies the array to `out`, and any other does nothing.
 
         Returns
         -------
         Flushed
-            What was changed.
+            The changes.
 
         Raises
         ------
         VoxelSessionError
-            Something failed after a part of the volume was written.
+            An error after a part of the volume was written.
         Exception
-            What failed before.
+            An error before that.
         """
         if not self._queue and (self._in_place or self._written):
             return Flushed()
-        run = self._run or _Run()
+        run = self._run or _FlushProgress()
         planes, depth = self._slab_planes(), self._grid.shape[0]
         try:
             while run.start < depth:
@@ -261,7 +290,7 @@ class VoxelSession:
                 )
                 run = self._run = self._write(run)
         except Exception as error:
-            run = self._run or _Run()
+            run = self._run or _FlushProgress()
             partly = run.pending is not None and self._target.writes_in_parts
             if run.start == 0 and not partly:
                 self._run = None
@@ -272,18 +301,25 @@ class VoxelSession:
 
     def _add(self, operation: Queued) -> None:
         if self._run is not None:
-            raise ValueError(f"{self._run.start} planes of an earlier flush are done, the others not yet: flush first")
+            raise ValueError(f"an earlier flush stopped after {self._run.start} planes: flush again first")
         if self._written:
-            raise ValueError("out= has been written: open another session for more operations")
+            raise ValueError("out= is already written: open another session for more operations")
         self._queue.append(operation)
 
-    def _morphology(self, method: str, structure: Any, radius: Any, pitch: Any, border_value: bool | None) -> None:
+    def _morphology(
+        self,
+        method: str,
+        structure: Numbers | Element | None,
+        radius: float | None,
+        pitch: Lengths | None,
+        border_value: bool | None,
+    ) -> None:
         if radius is not None and pitch is None:
             pitch = self._grid.pitch
         self._add(Morphology(method, as_element(structure, radius, pitch), border_value))
 
-    def _subtract(self, table: np.ndarray, p0: Any, p1: Any, radius: Any) -> None:
-        start, end = (np.array(np.atleast_2d(to_host(one)), dtype=np.float64) for one in (p0, p1))
+    def _subtract(self, table: np.ndarray, p0: Numbers, p1: Numbers, radius: Numbers) -> None:
+        start, end = (np.array(np.atleast_2d(to_host(points)), dtype=np.float64) for points in (p0, p1))
         if len(table):
             new = Subtract(start, end, np.array(np.broadcast_to(to_host(radius), len(table)), dtype=np.float64))
             last = self._queue[-1] if self._queue else None
@@ -293,31 +329,31 @@ class VoxelSession:
 
     @property
     def _halo(self) -> int:
-        return sum(one.halo for one in self._queue)
+        return sum(operation.halo for operation in self._queue)
 
     def _slab_planes(self) -> int:
-        """Planes of a slab, without those above and below; whole chunks, one at least."""
+        """Count the planes of a slab, without its halo: whole chunks, at least one."""
         size = 2 + self._source.dtype.itemsize + self._target.dtype.itemsize
-        per_voxel = size + max((one.voxel_bytes for one in self._queue), default=0)
+        per_voxel = size + max((operation.voxel_bytes for operation in self._queue), default=0)
         planes = self._slab_bytes // (per_voxel * self._grid.shape[1] * self._grid.shape[2]) - 2 * self._halo
         return max(1, planes // self._target.step) * self._target.step
 
-    def _write(self, run: _Run) -> _Run:
-        """Write the slab that is pending."""
+    def _write(self, run: _FlushProgress) -> _FlushProgress:
+        """Write the pending slab."""
         slab, done = run.pending, run.done
         assert slab is not None
         self._target.write(run.start, slab.planes)
         counts = Flushed(done.added + slab.added, done.removed + slab.removed, done.slabs + 1)
-        return _Run(run.start + slab.planes.shape[0], slab.above, None, counts)
+        return _FlushProgress(run.start + slab.planes.shape[0], slab.above, None, counts)
 
-    def _compute(self, run: _Run, stop: int) -> _Slab:
+    def _compute(self, run: _FlushProgress, stop: int) -> _ComputedSlab:
         """Compute the planes from `run.start` to `stop`."""
         xp, halo, depth = self.backend.xp, self._halo, self._grid.shape[0]
         before, after = max(0, run.start - halo), min(depth, stop + halo)
         above = xp.empty((0, *self._grid.shape[1:]), bool) if run.above is None else run.above
         labels = self._source.read(before if not self._in_place else run.start, after)
         mask = labels != 0 if self._label is None else labels == self._label
-        if self._in_place and run.start > before:  # what has been overwritten
+        if self._in_place and run.start > before:  # the array's own planes are overwritten
             mask = xp.concatenate([above, mask])
         first, count = run.start - before, stop - run.start
         was = mask[first : first + count].copy()
@@ -328,23 +364,23 @@ class VoxelSession:
         now = mask[first : first + count]
         skipped = 0 if self._in_place else first
         planes = self._relabelled(labels[skipped : skipped + count], was, now)
-        return _Slab(planes, int((now & ~was).sum()), int((was & ~now).sum()), kept)
+        return _ComputedSlab(planes, int((now & ~was).sum()), int((was & ~now).sum()), kept)
 
-    def _relabelled(self, labels: Any, was: Any, now: Any) -> Any:
-        """Give removed voxels 0 and added ones the label; all others keep theirs."""
+    def _relabelled(self, labels: Array, was: Array, now: Array) -> Array:
+        """Set removed voxels to 0 and added ones to the label; all others keep theirs."""
         xp, dtype = self.backend.xp, self._target.dtype.newbyteorder("=")
         if labels.dtype == bool:
             return now.astype(dtype) * dtype.type(self._label or 1)
         changed = xp.where(now, self._label or 1, 0)
         return xp.where(now == was, labels, changed).astype(dtype)
 
-    def _progress(self, run: _Run, *, partly: bool, error: Exception) -> str:
+    def _progress(self, run: _FlushProgress, *, partly: bool, error: Exception) -> str:
         depth = self._grid.shape[0]
         stop = run.start + (run.pending.planes.shape[0] if partly and run.pending is not None else 0)
         half = f"planes {run.start}:{stop} may be written in part, " if partly else ""
         return (
-            f"planes 0:{run.start} of {depth} are done, {half}planes {stop}:{depth} are as they were; "
-            f"flush() again goes on from plane {run.start}. The cause: {error}"
+            f"planes 0:{run.start} of {depth} are done, {half}planes {stop}:{depth} are unchanged; "
+            f"call flush() again to continue from plane {run.start}. The cause: {error}"
         )
 
 
@@ -356,7 +392,7 @@ def _check_operation(operation: str) -> str:
 
 def _check_cast(source: np.dtype, target: np.dtype) -> None:
     if target.kind != "b" and not np.can_cast(source, target):
-        raise ValueError(f"out writes {target}, which does not hold all labels of the array's {source}")
+        raise ValueError(f"out writes {target}, which cannot hold all labels of the array's {source}")
 
 
 def _check_label(label: int | None, dtype: np.dtype) -> int | None:
@@ -367,5 +403,5 @@ def _check_label(label: int | None, dtype: np.dtype) -> int | None:
     limits = np.iinfo(dtype)
     whole = isinstance(label, (int, np.integer)) and not isinstance(label, bool)
     if not whole or label == 0 or not limits.min <= label <= limits.max:
-        raise ValueError(f"label={label!r}: a label of {dtype} is a whole number other than 0, at most {limits.max}")
+        raise ValueError(f"label={label!r}: a label of {dtype} is an integer other than 0, at most {limits.max}")
     return int(label)

@@ -1,12 +1,12 @@
-"""The Warp kernels of voxel operations, defined once, when they are first asked for.
+"""The Warp kernels of voxel operations, defined on first use.
 
 In: nothing. Out: :func:`kernels`, a namespace of Warp kernels. Warp compiles them for a device at their first launch
-and keeps them on disk. Fused multiply-add is off and distances are in float64, so that a kernel decides for each voxel
-as NumPy does by the same operations in the same order.
+and caches them on disk. Fused multiply-add is off and distances are in float64, so that a kernel gives the same result
+as NumPy with the same operations in the same order.
 """
 
 # mypy: ignore-errors
-# (Warp's kernels are another language: its numbers do not convert, and `and` computes both of its sides.)
+# (Warp's kernels are another language: numbers are not converted, and `and` evaluates both sides.)
 
 # No postponed annotations in this module: Warp reads the types of a kernel's parameters from them.
 
@@ -15,10 +15,10 @@ import sys
 import threading
 from types import SimpleNamespace
 
-#: Voxels of a brick along each axis: the capsules that may touch a brick are looked up for all of its voxels at once.
+#: Voxels of a brick along each axis: capsules are culled brick by brick.
 BRICK = 16
 
-#: Voxels along x that a thread looks at.
+#: Voxels along x of a thread.
 RUN = 8
 
 _lock = threading.Lock()
@@ -61,7 +61,7 @@ def _define_kernels() -> SimpleNamespace:
         b: wp.array(dtype=wp.uint64),
         out: wp.array(dtype=wp.uint64),
     ):
-        # 32 threads take 64 neighbouring words, each two of 8 bytes: loads of a warp are contiguous
+        # 32 threads take 64 neighbouring words of 8 bytes, two each: loads of a warp are contiguous
         t = wp.tid()
         i = (t // 32) * 64 + t % 32
         j = i + 32
@@ -81,7 +81,7 @@ def _define_kernels() -> SimpleNamespace:
         margin: wp.int32,
         bits: wp.array3d(dtype=wp.uint64),
     ):
-        # one word is 64 voxels along x; `margin` words on either side, and what lies beyond the mask, hold `outside`
+        # a word is 64 voxels along x; `margin` words on either side, and bits beyond the mask, hold `outside`
         z, y, w = wp.tid()
         word = outside
         first = (w - margin) * 64
@@ -128,7 +128,7 @@ def _define_kernels() -> SimpleNamespace:
         last: wp.int32,
         out: wp.array3d(dtype=wp.uint64),
     ):
-        # unites the words at the offsets (dz, dy, dx) of runs `first` to `last` with what `out` holds
+        # unites the words at the offsets (dz, dy, dx) of runs `first` to `last` with the words of `out`
         z, y, w = wp.tid()
         every = ~wp.uint64(0)
         word = out[z, y, w]
@@ -180,9 +180,9 @@ def _define_kernels() -> SimpleNamespace:
         near: wp.array2d(dtype=wp.uint32),
         words: wp.array2d(dtype=wp.int32),
     ):
-        # bit k of word w of a brick: whether capsule 32 w + k may touch it; `slack` is half its diagonal and more.
-        # Threads of a warp look at the same capsules. `words` has the number of words from the first one that is not 0
-        # to the end, and that up to the last one.
+        # bit k of word w of a brick: whether capsule 32 w + k may touch it; `slack` is more than half its diagonal.
+        # Threads of a warp test the same capsules. `words[0]` is the number of words from the first one that is not 0
+        # to the end, `words[1]` the number up to the last one that is not 0.
         w, b = wp.tid()
         bz, by, bx = b // (bricks_y * bricks_x), (b // bricks_x) % bricks_y, b % bricks_x
         size = wp.float64(brick)
@@ -214,18 +214,18 @@ def _define_kernels() -> SimpleNamespace:
         y: wp.int32,
         z: wp.int32,
     ):
-        """Of the voxels along x whose bits are wanted, those in a capsule; as :func:`squared_distance` decides."""
+        """Bits of those wanted voxels along x that lie in a capsule, as by :func:`squared_distance`."""
         px, dx = capsules[i, 0], capsules[i, 3]
         dy, dz = capsules[i, 4], capsules[i, 5]
         squared_length, squared_radius = capsules[i, 6], capsules[i, 8]
         at = centre(origin, pitch, x, y, z)
         vy, vz = at[1] - capsules[i, 1], at[2] - capsules[i, 2]
         along_y, along_z = vy * dy, vz * dz
-        found = wp.uint32(0)
-        rest, k = wanted, wp.int32(0)
+        hits = wp.uint32(0)
+        bits, k = wanted, wp.int32(0)
         # not a loop over `run`, which Warp unrolls: eight distances at a time take 128 registers
-        while rest != wp.uint32(0):
-            if (rest & wp.uint32(1)) != wp.uint32(0):
+        while bits != wp.uint32(0):
+            if (bits & wp.uint32(1)) != wp.uint32(0):
                 vx = (origin[0] + (wp.float64(x + k) + wp.float64(0.5)) * pitch[0]) - px
                 t = wp.float64(0.0)
                 if squared_length > wp.float64(0.0):
@@ -233,10 +233,10 @@ def _define_kernels() -> SimpleNamespace:
                     t = wp.min(wp.max(t, wp.float64(0.0)), wp.float64(1.0))
                 ex, ey, ez = vx - t * dx, vy - t * dy, vz - t * dz
                 if (ex * ex + ey * ey) + ez * ez <= squared_radius:
-                    found = found | (wp.uint32(1) << wp.uint32(k))
-            rest = rest >> wp.uint32(1)
+                    hits = hits | (wp.uint32(1) << wp.uint32(k))
+            bits = bits >> wp.uint32(1)
             k = k + 1
-        return found
+        return hits
 
     @wp.kernel
     def subtract_capsules(
@@ -251,8 +251,8 @@ def _define_kernels() -> SimpleNamespace:
         bricks_x: wp.int32,
         removed: wp.array(dtype=wp.int32),
     ):
-        # the threads of a warp are in one brick, and look at the same capsules; of most bricks they have nothing to do,
-        # so that what comes before they know must be short: a division of the number of the thread is long
+        # The threads of a warp are in one brick and test the same capsules. Most bricks touch no capsule, so the test
+        # for that comes first: even a division of the thread's index would take longer.
         b, lane = wp.tid()
         last = words[1, b]
         if last == 0:
@@ -274,14 +274,14 @@ def _define_kernels() -> SimpleNamespace:
             i = w * 32
             while word != wp.uint32(0) and wanted != wp.uint32(0):
                 if (word & wp.uint32(1)) != wp.uint32(0):
-                    found = run_inside(capsules, i, wanted, origin, pitch, x, y, z + z_offset)
-                    wanted = wanted & ~found
+                    hits = run_inside(capsules, i, wanted, origin, pitch, x, y, z + z_offset)
+                    wanted = wanted & ~hits
                     k = wp.int32(0)
-                    while found != wp.uint32(0):
-                        if (found & wp.uint32(1)) != wp.uint32(0):
+                    while hits != wp.uint32(0):
+                        if (hits & wp.uint32(1)) != wp.uint32(0):
                             mask[z, y, x + k] = wp.uint8(0)
                             count = count + 1
-                        found = found >> wp.uint32(1)
+                        hits = hits >> wp.uint32(1)
                         k = k + 1
                 word = word >> wp.uint32(1)
                 i = i + 1
@@ -379,7 +379,7 @@ def _define_kernels() -> SimpleNamespace:
 
     @wp.kernel
     def wind(change: wp.array3d(dtype=wp.int32), odd: wp.int32, out: wp.array3d(dtype=wp.uint8)):
-        # the sum of what changes below a voxel: how often the mesh winds around it
+        # the winding number of a voxel is the sum of the changes up to it
         y, x = wp.tid()
         winding = wp.int32(0)
         for z in range(change.shape[0]):
@@ -389,9 +389,9 @@ def _define_kernels() -> SimpleNamespace:
                 value = wp.uint8(1)
             out[z, y, x] = value
 
-    found = dict(locals())
+    defined = dict(locals())
     names = (
         "boolean_words", "pack", "widen", "gather", "unpack", "cull_capsules", "subtract_capsules", "cross_columns",
         "wind",
     )  # fmt: skip
-    return SimpleNamespace(**{name: found[name] for name in names})
+    return SimpleNamespace(**{name: defined[name] for name in names})

@@ -134,6 +134,7 @@ class RawChunks:
         if is_device_array(block):
             from linumpy.write.device_chunks import write_from_device
 
+            assert self._layout.fill_value is not None  # its dtype is supported
             write_from_device(paths, block, chunk, self._layout.fill_value, self._write_rows)
         elif len(boxes) == 1:
             self._write_one(paths[0], to_host(block))

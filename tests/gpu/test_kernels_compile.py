@@ -1,4 +1,4 @@
-"""Every CUDA source compiles, for every type and rank, with NVRTC and no GPU."""
+"""If this fails, a CUDA source does not compile for some type, rank or architecture."""
 
 import contextlib
 import importlib.resources
@@ -10,8 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from mutants import CHAINS
-from nvrtc import compilations, compile_kernel, compile_with_ptx, declared_shared, raced_words
 
 import linumpy
 from linumpy.gpu import kernels
@@ -19,8 +17,11 @@ from linumpy.gpu.codecs import decode
 from linumpy.gpu.read.scatter import _CUDA_TYPES, Conversion, kernel_spec
 from linumpy.plan.codecs import DecodeChain
 from linumpy.plan.decode import launches
-from linumpy.plan.decode.launches import KERNELS, Launch
-from linumpy.plan.decode.workspace import decoded_room, plan_workspace
+from linumpy.plan.decode.launches import DecodeLaunch
+from linumpy.plan.decode.workspace import padded_nbytes, plan_workspace
+from tests.support.gpu.decoders import KERNELS, kernel_specs
+from tests.support.gpu.mutants import CHAINS
+from tests.support.gpu.nvrtc import compilations, compile_kernel, compile_with_ptx, declared_shared, raced_words
 
 
 def spec(source, target=None, *, rank=3, unit=4, swapped=False):
@@ -56,12 +57,14 @@ def test_scatter_compiles(one, architecture):
 @pytest.mark.parametrize("architecture", ["sm_75", "sm_90"])
 def test_decoders_compile(source, team, architecture):
     names = [kernel for of, kernel, its_team in KERNELS if (of, its_team) == (source, team)]
-    code, ptx = compile_with_ptx(decode.kernel_spec(Launch(source, names[0], (1,), 32, (), team=team)), architecture)
+    code, ptx = compile_with_ptx(
+        decode.kernel_spec(DecodeLaunch(source, names[0], (1,), 32, (), team=team)), architecture
+    )
     for name in names:
         assert name.encode() in code
         # What is planned beside a ring; else what a kernel has without asking for it.
         has_ring = team and source != "zstd_cells"
-        assert declared_shared(code, name) <= (launches._DECLARED if has_ring else 48 * 1024)
+        assert declared_shared(code, name) <= (launches._DECLARED_NBYTES if has_ring else 48 * 1024)
         # The compiler may load for all lanes what the source reads in one: zstd_entropy's state was such a word.
         assert not raced_words(ptx, name)
 
@@ -90,7 +93,7 @@ $L__1:
 def all_launches(limits):
     for name, (chain, _) in CHAINS.items():
         for chunks, nbytes in itertools.product((1, 20, 200), (100, 9000, 100_000, 2**24)):
-            decoded = chunks * decoded_room(chain, nbytes)
+            decoded = chunks * padded_nbytes(chain, nbytes)
             sizes = {"stored_nbytes": decoded, "decoded_nbytes": decoded, "words_nbytes": 0, "pool_nbytes": decoded}
             space = plan_workspace(chain, chunks=chunks, **sizes)
             yield name, launches.plan_launches(chain, space, 0, 0, chunks, nbytes, limits)
@@ -101,14 +104,16 @@ def all_launches(limits):
 
 @pytest.mark.parametrize("kib", [64, 96, 99, 163, 227])
 def test_blocks_fit_devices_with_less_shared_memory(kib):
-    limits, rings = launches.DeviceLimits(40, kib * 1024), set()
+    limits, rings, kernels = launches.DeviceLimits(40, kib * 1024), set(), set()
     for name, planned in all_launches(limits):
         for one in planned:
-            assert one.shared + launches._DECLARED * (one.shared > 0) <= kib * 1024, (name, one)
+            kernels.add((one.source, one.kernel, one.team))
+            assert one.shared + launches._DECLARED_NBYTES * (one.shared > 0) <= kib * 1024, (name, one)
             assert one.shared == 0 or one.shared >= 8192
             rings.add(one.shared)
-    longest = max(2**k for k in range(18) if 2**k + launches._DECLARED <= kib * 1024)
+    longest = max(2**k for k in range(18) if 2**k + launches._DECLARED_NBYTES <= kib * 1024)
     assert max(rings) == longest
+    assert kernels == set(KERNELS)
     if kib >= 163:  # as on an H200, for which they were chosen
         assert rings == {0} | {2**k for k in range(13, 18)}
 
@@ -162,7 +167,7 @@ def test_kernels_of_several_sources_are_compiled_side_by_side(monkeypatch):
     for cached in (kernels._load, kernels._prepare):
         cached.cache_clear()
     try:
-        specs = decode.kernel_specs(DecodeChain("zstd", decoded_checksum=True))
+        specs = kernel_specs(DecodeChain("zstd", decoded_checksum=True))
         names = ["zstd_frames", "zstd_entropy", "zstd_execute", "check_streams", "check_crc32c"]
         assert [spec.name for spec in specs] == names
         for _ in range(2):

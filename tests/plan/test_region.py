@@ -1,13 +1,13 @@
-"""Regions against NumPy's own indexing."""
+"""If this fails, a region means something else than NumPy's index."""
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from stores import regions
 
 from linumpy.errors import RegionError
 from linumpy.plan.region import normalize_region
+from tests.support.stores import regions
 
 shapes = st.lists(st.integers(0, 6), min_size=1, max_size=4).map(tuple)
 
@@ -49,7 +49,7 @@ def test_what_does_not_fit(index, message):
 
 @pytest.mark.parametrize("index", [[0, 1], np.array([True] * 5), True, 1.0, "a", (slice(0.0, 2),), None.__class__])
 def test_what_is_no_region(index):
-    with pytest.raises(TypeError, match=r"a slice, an int or '...' is taken"):
+    with pytest.raises(TypeError, match=r"use a slice, an int or '...'"):
         normalize_region(index, (5, 7))
 
 

@@ -1,4 +1,4 @@
-"""Volume rendering against the definition, sample by sample, and its gradient against differences."""
+"""If this fails, volume rendering, or its gradient, differs from the definition."""
 
 import math
 import sys
@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from emulator import COMPILER, emulated
 
 from linumpy.rays import composite, composite_backward, compositing
+from tests.support.gpu.emulator import COMPILER, emulated
 
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="needs g++")
 
@@ -113,10 +113,10 @@ def test_many_rays_are_rendered_block_by_block(monkeypatch):
         ({2: np.zeros(4, "i4")}, "base of int32"),
         ({3: np.zeros(3, "i4")}, r"n_steps of int32 \(3,\): int32 \(4,\)"),
         ({0: np.zeros((9, 8), "f4")[:, ::2]}, "C-contiguous"),
-        ({2: np.full(4, 8), 3: np.array([0, 1, 2, 0], "i4")}, "ray 2: 2 samples from 8 on, but there are 9"),
-        ({2: np.array([0, -1, 0, 0]), 3: np.ones(4, "i4")}, "ray 1: 1 samples from -1 on"),
-        ({3: np.array([0, 0, 0, -2], "i4")}, "ray 3: -2 samples"),
-        ({0: np.zeros((0, 4), "f4"), 1: np.zeros(0, "f4"), 3: np.ones(4, "i4")}, "ray 0: 1 samples .* there are 0"),
+        ({2: np.full(4, 8), 3: np.array([0, 1, 2, 0], "i4")}, "ray 2 has 2 samples from 8 on, but there are 9"),
+        ({2: np.array([0, -1, 0, 0]), 3: np.ones(4, "i4")}, "ray 1 has 1 samples from -1 on"),
+        ({3: np.array([0, 0, 0, -2], "i4")}, "ray 3 has -2 samples"),
+        ({0: np.zeros((0, 4), "f4"), 1: np.zeros(0, "f4"), 3: np.ones(4, "i4")}, "ray 0 has 1 samples .* there are 0"),
     ],
 )
 def test_bad_input(change, message):
@@ -128,7 +128,7 @@ def test_bad_input(change, message):
 
 
 def test_lists_are_no_arrays():
-    with pytest.raises(TypeError, match="rgb_sigma is list: an array of float32 is needed"):
+    with pytest.raises(TypeError, match="rgb_sigma is list: a NumPy or CuPy array of float32 is needed"):
         composite([[1, 1, 1, 1]], [1], [0], [1])
 
 
@@ -142,8 +142,8 @@ class Tensor:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({}, "rgb_sigma of torch, dt of numpy, base of numpy, n_steps of numpy: give all as tensors"),
-        ({1: Tensor(), 2: Tensor()}, "rgb_sigma, dt, base of torch, n_steps of numpy: give all"),
+        ({}, "rgb_sigma of torch, dt of numpy, base of numpy, n_steps of numpy: pass all as tensors"),
+        ({1: Tensor(), 2: Tensor()}, "rgb_sigma, dt, base of torch, n_steps of numpy: pass all"),
         ({0: np.zeros((9, 4), "f4"), 3: Tensor()}, "n_steps of torch, rgb_sigma of numpy, dt of numpy"),
         (
             {1: Tensor("cuda:0"), 2: Tensor(), 3: Tensor()},

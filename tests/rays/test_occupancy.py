@@ -1,12 +1,12 @@
-"""Occupancy grids: bits in Morton order, mips by max-pooling, volumes, decay, files."""
+"""If this fails, occupancy grids mark wrong cells, or lose them in mips and files."""
 
 import numpy as np
 import pytest
-from ray_scenes import Foreign
 
 from linumpy.errors import SourceError
 from linumpy.rays import OccupancyGrid
 from linumpy.write.writer import write_omezarr
+from tests.support.oracles.ray_scenes import Foreign
 
 
 def morton(x, y, z):
@@ -114,7 +114,7 @@ def test_save_and_load(tmp_path):
     assert np.array_equal(back.density, grid.density)
     assert (back.centre, back.edge, back.mips) == (grid.centre, grid.edge, 2)
     np.savez(tmp_path / "other.npz", bits=1)
-    with pytest.raises(ValueError, match=r"other.npz is no occupancy grid: it has no centre, density, edge"):
+    with pytest.raises(ValueError, match=r"other.npz is not an occupancy grid: it has no centre, density, edge"):
         OccupancyGrid.load(tmp_path / "other.npz")
 
 
@@ -130,7 +130,7 @@ def test_damaged_files_are_named(tmp_path):
     single = (tmp_path / "single.npy").read_bytes()
     for content in (whole[: len(whole) // 2], b"", b"hello" * 9, bytes(flipped), bytes(method), single):
         (tmp_path / "bad.npz").write_bytes(content)
-        with pytest.raises(SourceError, match=r"bad.npz is no occupancy grid, or it is damaged"):
+        with pytest.raises(SourceError, match=r"bad.npz is not an occupancy grid, or it is damaged"):
             OccupancyGrid.load(tmp_path / "bad.npz")
     with pytest.raises(FileNotFoundError):
         OccupancyGrid.load(tmp_path / "none.npz")
@@ -150,7 +150,7 @@ def test_files_of_other_arrays_are_named(tmp_path, change):
     """A kernel that read such bits would read beyond them."""
     good = {"density": np.zeros((1, 128, 128, 128), "f4"), "bits": np.zeros((1, 2**18), "u1")}
     np.savez(tmp_path / "bad.npz", **(good | {"centre": (0, 0, 0), "edge": 1.0} | change))
-    with pytest.raises(SourceError, match=r"bad.npz is no occupancy grid: "):
+    with pytest.raises(SourceError, match=r"bad.npz is not an occupancy grid: "):
         OccupancyGrid.load(tmp_path / "bad.npz")
 
 
@@ -196,13 +196,13 @@ def test_densities_of_other_libraries_come_in_by_dlpack():
         (lambda: empty().update(empty().density, decay=np.nan), "decay=nan"),
         (lambda: empty().update(empty().density, decay=-1), "decay=-1"),
         (lambda: empty().update(empty().density, decay=1.5), "decay=1.5"),
-        (lambda: empty().points(1), "mip=1: a whole number between 0 and 0"),
+        (lambda: empty().points(1), "mip=1: an integer between 0 and 0"),
         (lambda: empty().points(-1), "mip=-1"),
         (lambda: empty().occupied(1), "mip=1"),
         (lambda: empty().occupied(-1), "mip=-1"),
         (
             lambda: OccupancyGrid.of(np.zeros((1, 128, 128, 128), "f4")).update(np.zeros(3)),
-            r"density of shape \(3,\): the grid's is \(1, 128",
+            r"density has shape \(3,\), but the grid's has \(1, 128",
         ),
     ],
 )

@@ -1,4 +1,4 @@
-"""What an image says beside its voxels, and its labels, are still there after it was resampled."""
+"""If this fails, metadata or labels of an image are lost or wrong after it was resampled."""
 
 import json
 import logging

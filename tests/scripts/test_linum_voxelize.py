@@ -1,12 +1,12 @@
-"""linum-voxelize: what it writes, in whatever order the image's axes come, and what it refuses."""
+"""If this fails, linum-voxelize writes masks that do not lie in the image, in some order of its axes."""
 
 import numpy as np
 import pytest
-from script_runs import check_refused, load, run_script
 
 from linumpy.io.ome import open_image
 from linumpy.voxel.scipy_backend import ScipyBackend
 from linumpy.write.writer import write_omezarr
+from tests.support.script_runs import check_refused, load, run_script
 
 trimesh = pytest.importorskip("trimesh", reason="trimesh is not installed: pip install trimesh")
 
@@ -79,7 +79,7 @@ def test_an_open_mesh(mesh, tmp_path, caplog, capsys):
         counts.append(np.count_nonzero(open_image(tmp_path / f"{name}.ome.zarr").levels[0][...]))
         assert "319 triangles, not watertight" in capsys.readouterr().out
     assert counts[0] > 1.3 * counts[1]
-    assert "not watertight: what its shell encloses is filled" in caplog.text
+    assert "not watertight: the voxels that its shell encloses are filled" in caplog.text
 
 
 def test_what_it_refuses(mesh, tmp_path, capsys):
@@ -87,12 +87,12 @@ def test_what_it_refuses(mesh, tmp_path, capsys):
     (tmp_path / "no.stl").write_text("this is no mesh")
     trimesh.PointCloud([[0, 0, 0]]).export(tmp_path / "points.ply")
     for words, message in [
-        ([mesh, source, out], "does not say in what unit its coordinates are: give --unit"),
+        ([mesh, source, out], "does not give the unit of its coordinates: give --unit"),
         ([mesh, source, out, "--unit", "inch"], "invalid choice: 'inch'"),
         ([tmp_path / "x.stl", source, out, "--unit", "um"], "there is no file"),
         ([tmp_path / "no.stl", source, out, "--unit", "um"], "no.stl "),
-        ([tmp_path / "points.ply", source, out, "--unit", "um"], "points.ply holds no triangles"),
-        ([mesh, source, out, "--unit", "um", "--label", "0"], "--label 0: a whole number from 1"),
+        ([tmp_path / "points.ply", source, out, "--unit", "um"], "points.ply contains no triangles"),
+        ([mesh, source, out, "--unit", "um", "--label", "0"], "--label 0: an integer from 1"),
         ([mesh, source, out, "--unit", "m"], "is it in µm"),
         ([mesh, source, source, "--unit", "um"], "i.ome.zarr"),
         ([mesh, source, source, "--unit", "um", "--overwrite"], "would replace the source"),

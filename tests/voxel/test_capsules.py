@@ -1,13 +1,13 @@
-"""Capsules: against exact fractions, and each backend against SciPy's voxel for voxel."""
+"""If this fails, capsules hold other voxels than exact fractions say."""
 
 import itertools
 
 import numpy as np
 import pytest
-from voxel_reference import in_capsule
 
 from linumpy.voxel.capsules import capsule_table, polyline_table
 from linumpy.voxel.scipy_backend import ScipyBackend
+from tests.support.oracles.voxel_reference import in_capsule
 
 SHAPE = (9, 10, 21)
 
@@ -142,7 +142,7 @@ def test_several_passes(backend, monkeypatch):
         pytest.skip("SciPy's backend has no table")
     from linumpy.voxel import warp_backend
 
-    monkeypatch.setattr(warp_backend, "_TABLE_BYTES", 1)
+    monkeypatch.setattr(warp_backend, "_TABLE_NBYTES", 1)
     test_many_capsules(backend, 300)
 
 
@@ -198,7 +198,7 @@ def test_invalid_polylines(points):
         ({"pitch": 1, "origin": 3}, "origin=3"),
         ({"pitch": 1, "z_offset": -1}, "z_offset=-1"),
         ({"pitch": 1, "z_offset": 0.5}, "z_offset=0.5"),
-        ({"pitch": 1, "z_offset": 2**30}, "from plane 1073741824 on: a volume has at most 1073741824 voxels"),
+        ({"pitch": 1, "z_offset": 2**30}, "with z_offset=1073741824: a volume has at most 1073741824 voxels"),
     ],
 )
 def test_invalid_grids(backend, options, message):

@@ -1,22 +1,22 @@
-"""Meshes: against winding numbers by solid angles, exact boxes, and each backend against SciPy's voxel for voxel."""
+"""If this fails, meshes fill other voxels than winding numbers say."""
 
 import itertools
 
 import numpy as np
 import pytest
-from cupy_on_host import install
-from voxel_reference import filled, on_surface, winding_numbers
-from voxel_shapes import BOX, CLOSED, FACES, box, moved, sphere, torus
 
 from linumpy.voxel.grid import grid_of_box, make_grid
 from linumpy.voxel.mesh import make_mesh
 from linumpy.voxel.scipy_backend import ScipyBackend
+from tests.support.budget import matrix
+from tests.support.gpu.cupy_on_host import install
+from tests.support.oracles.voxel_reference import filled, on_surface, winding_numbers
+from tests.support.oracles.voxel_shapes import BOX, CLOSED, FACES, box, moved, sphere, torus
 
 BOUNDS = ((-6.0, -6.0, -6.0), (6.0, 6.0, 6.0))
 
 
-@pytest.mark.parametrize("pitch", [(0.5, 0.5, 0.5), (1.0, 0.75, 0.4)])
-@pytest.mark.parametrize("name", CLOSED)
+@pytest.mark.parametrize(("name", "pitch"), matrix(CLOSED, [(0.5, 0.5, 0.5), (1.0, 0.75, 0.4)]))
 def test_a_closed_mesh_is_where_it_winds(backend, name, pitch):
     vertices, triangles = CLOSED[name]
     found = backend.voxelize_mesh(vertices, triangles, BOUNDS, pitch)
@@ -130,10 +130,10 @@ def test_boxes_of_the_volume_are_the_volume(backend):
         (BOX[:, :2], FACES, r"vertices of shape \(8, 2\)"),
         (BOX, np.array(FACES, float), "triangles of shape .* float64"),
         (BOX, np.empty((0, 3), int), r"triangles of shape \(0, 3\)"),
-        (BOX, [(0, 1, 8)], "vertex 8 is named, but there are 8"),
-        (np.empty((0, 3)), [(0, 0, 0)], "vertex 0 is named, but there are 0"),
-        (BOX, [(0, 1, -1)], "vertex -1 is named"),
-        (BOX, np.array([(0, 1, 2**63 + 5)], np.uint64), "vertex 9223372036854775813 is named"),
+        (BOX, [(0, 1, 8)], "refer to vertex 8, but there are 8"),
+        (np.empty((0, 3)), [(0, 0, 0)], "refer to vertex 0, but there are 0"),
+        (BOX, [(0, 1, -1)], "refer to vertex -1"),
+        (BOX, np.array([(0, 1, 2**63 + 5)], np.uint64), "refer to vertex 9223372036854775813"),
         (np.where(np.arange(24).reshape(8, 3) == 7, np.nan, BOX), FACES, "vertices: number 2 is .* not finite"),
         (BOX * 1e9, FACES, "is it in µm"),
     ],
@@ -169,5 +169,5 @@ def test_the_last_planes_that_a_volume_may_have(backend):
 
 def test_arrays_on_the_device_for_the_host(monkeypatch):
     cupy = install(monkeypatch)
-    with pytest.raises(TypeError, match="vertices on the device, and the backend works on the host"):
+    with pytest.raises(TypeError, match="vertices is on the device, but this backend works on the host"):
         ScipyBackend().voxelize_mesh(cupy.asarray(BOX), FACES, BOUNDS, 1)

@@ -29,7 +29,7 @@ from linumpy.benchmark.cases import (
 from linumpy.device import array_module, is_device_array, to_host
 from linumpy.rays import PCG32, Image, Images, OccupancyGrid, RaySamples, generate_training_samples, march
 from linumpy.rays.cameras import draw_rays
-from linumpy.rays.marching import find_samples, place, point_at, positions_of
+from linumpy.rays.marching import find_samples, point_at, positions_of, to_grid
 from linumpy.rays.setting import MOST_STEPS, make_setting
 
 _DESCRIPTION = """Time samples along rays, beside nerfacc on the same rays, on this machine's GPU.
@@ -137,7 +137,7 @@ def _march(xp: ModuleType, scale: float, *, ordered: bool) -> Case:
 
     def check(result: RaySamples) -> str:
         expected = march(to_host(rays[:_CHECKED]), host_grid, **options)
-        return _first_rays_differ(result, expected.n_steps, expected.positions)
+        return _first_rays_differ(result, to_host(expected.n_steps), to_host(expected.positions))
 
     third: Entry | None = Entry(
         "nerfacc", "nerfacc sampling()", lambda: _nerfacc(rays, host_grid), warm_ups=KERNEL_WARM_UPS
@@ -159,8 +159,8 @@ def _generate(xp: ModuleType, scale: float, *, ordered: bool) -> Case:
         drawn = draw_rays(PCG32.seeded(1), host_images, n_rays, image_cdf=None, snap=False)
         setting = make_setting(host_grid.centre, host_grid.edge, 1, None, 0, _STEP, None, MOST_STEPS, 0)
         first = (array[:_CHECKED] for array in (drawn.origin, drawn.direction, drawn.jitter, drawn.unmasked))
-        placed = place(setting, *first)
-        samples = find_samples(setting, host_grid.bits, placed)
+        placed = to_grid(setting, *first)
+        samples = find_samples(setting, to_host(host_grid.bits), placed)
         t = point_at(setting, placed.start[samples.ray], samples.point)
         positions = (positions_of(placed, samples.ray, t) - setting.box[0]) * setting.per_box
         return _first_rays_differ(result, samples.count, positions.clip(0, 1))

@@ -29,8 +29,8 @@ from linumpy.benchmark.cases import (
 )
 from linumpy.device import to_host
 from linumpy.voxel.backend import why_no_warp
-from linumpy.voxel.grid import Grid, make_grid
-from linumpy.voxel.mesh import ORIENTED, Mesh, make_mesh
+from linumpy.voxel.grid import VoxelGrid, make_grid
+from linumpy.voxel.mesh import ORIENTED, TriangleMesh, make_mesh
 from linumpy.voxel.scipy_backend import ScipyBackend
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ def _capsules(xp: ModuleType, scale: float) -> Case:
             backend.subtract_swept_capsule(mask, start[k], end[k], radius[k], pitch=_PITCH)
         return mask
 
-    def scipy() -> Array:
+    def scipy() -> np.int64 | Array:
         return ScipyBackend().subtract_swept_capsule(part, start, end, radius, pitch=_PITCH)
 
     def check(result: Array) -> str:
@@ -221,7 +221,7 @@ def _mesh(xp: ModuleType, scale: float) -> Case:
     grid = make_grid((planes, side, side), _ORIGIN, _PITCH, side // 2)
     flat = 10 * radius / len(faces) * 4  # how far triangles lie below the sphere, at most
     whole = make_mesh(np, to_host(points), to_host(faces), grid)
-    small = Mesh(whole.corners[::_CORES], whole.bits, ORIENTED)
+    small = TriangleMesh(whole.corners[::_CORES], whole.bits, ORIENTED)
 
     def check(result: Array) -> str:
         axis = xp.arange(side) + 0.5 - centre
@@ -231,7 +231,7 @@ def _mesh(xp: ModuleType, scale: float) -> Case:
         return f"{wrong} voxels are on the wrong side of a sphere" if wrong else ""
 
     def scipy() -> Array:
-        return ScipyBackend().voxelize(small, Grid((planes, side, side), _ORIGIN, _PITCH, side // 2))
+        return ScipyBackend().voxelize(small, VoxelGrid((planes, side, side), _ORIGIN, _PITCH, side // 2))
 
     ours = ready(lambda: backend.voxelize_mesh(points, faces, box, _PITCH), check)
     case = Case(

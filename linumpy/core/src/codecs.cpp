@@ -197,7 +197,7 @@ void decode_gzip(Bytes stored, Target out) {
 constexpr size_t BLOSC_HEAD = 16, MOST_SPLITS = 16, SMALLEST_SPLIT = 128;
 enum BloscFlag { BYTE_SHUFFLE = 1, MEMCPYED = 2, BIT_SHUFFLE = 4, NOT_SPLIT = 16 };
 
-// Elements whose bytes were sorted by place, back in order.
+// Undo the byte shuffle: byte k of all elements lies together.
 void unshuffle_bytes(const u8 *from, u8 *to, size_t nbytes, size_t size) {
     const size_t count = nbytes / size;
     if (size == 2) {
@@ -259,7 +259,8 @@ void join_planes(const u8 *from, u8 *to, size_t plane) {
     }
 }
 
-// Elements whose bits were sorted by place; a number of elements that eight does not divide was left as it was.
+// Undo the bit shuffle: bit k of all elements lies together. A number of elements that eight does not divide was not
+// shuffled.
 void unshuffle_bits(const u8 *from, u8 *to, size_t nbytes, size_t size, Buffer &sorted) {
     const size_t count = nbytes / size;
     if (count % 8) {

@@ -1,6 +1,6 @@
 // Decoders of one chunk: zstd, LZ4 as numcodecs writes it, zlib, gzip, Blosc 1, byte shuffle, CRC-32C.
 //
-// What is decoded and what is refused is the same as by zarr-python with numcodecs. No decoder takes more memory than
+// Decodes and refuses the same streams as zarr-python with numcodecs. No decoder takes more memory than
 // the chunk needs, whatever a header says.
 #pragma once
 

@@ -24,7 +24,7 @@ extern "C" {
 enum lc_error_code {
     LC_OK = 0,
     LC_OPEN = 1,       // number: errno
-    LC_NOT_FILE = 2,   // a folder or a pipe in place of a file
+    LC_NOT_FILE = 2,   // a folder or a pipe, not a file
     LC_SIZE = 3,       // a: bytes of the file; b: bytes that a raw chunk has
     LC_REPLACED = 4,   // a: bytes when it was opened; b: bytes now
     LC_READ = 5,       // number: errno
@@ -125,7 +125,7 @@ typedef struct {
     // Bytes that the stored bytes and the weights of a slab may take. The weight of a chunk is `each`, and for zstd what
     // lies between its two steps: see linumpy.plan.decode.staging.
     int64_t capacity, each, has_pool, reordered;
-    int64_t chunk_nbytes, chunk_room, target_nbytes;  // decoded; between chunks; decoded with what follows it
+    int64_t chunk_nbytes, chunk_stride, target_nbytes;  // decoded; from one decoded chunk to the next; with padding
     int64_t checksum_nbytes;  // behind the stored bytes
     int64_t counter, codec, shuffle;  // see linumpy.plan.decode.workspace.decode_words
     int64_t device_from;  // chunks at a time from which the device is faster than the host

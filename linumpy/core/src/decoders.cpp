@@ -27,22 +27,22 @@ void Device::launch_decoders(Slab &slab) {
     std::fill(counters, counters + COUNTERS, 0);
     counters[0] = plan.counter ? count : 0;
     Record *records = reinterpret_cast<Record *>(memory + 8 * COUNTERS);
-    i64 *places = reinterpret_cast<i64 *>(records + count);
-    Order *orders = reinterpret_cast<Order *>(places + count);
+    i64 *offsets = reinterpret_cast<i64 *>(records + count);
+    Order *orders = reinterpret_cast<Order *>(offsets + count);
     for (i64 n = 0; n < count; ++n) {
         const StagedChunk &chunk = slab.chunks[static_cast<size_t>(n)];
-        const i64 place = n * plan.chunk_room;
+        const i64 offset = n * plan.chunk_stride;
         records[n] = {chunk.source,
                       chunk.nbytes - plan.checksum_nbytes,
-                      place,
+                      offset,
                       plan.target_nbytes,
                       static_cast<int32_t>(n),
                       static_cast<int32_t>(plan.codec)};
-        places[n] = place;
+        offsets[n] = offset;
         orders[n] = {};
         if (plan.shuffle)
-            orders[n] = {place,
-                         place,
+            orders[n] = {offset,
+                         offset,
                          plan.chunk_nbytes,
                          static_cast<u32>(plan.chunk_nbytes),
                          static_cast<u32>(plan.shuffle),

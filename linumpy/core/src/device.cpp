@@ -116,7 +116,7 @@ void Device::allocate(Slab &slab, i64 nbytes) {
     slab.pinned_nbytes = nbytes;
 }
 
-// The open slab of a kind, if it has room; else it is taken out to be started. Called with the lock held.
+// The open slab of a kind, if the range fits; else it is closed, to be started. Called with the lock held.
 Slab *Device::take_open(const lc_decode_plan *plan, i64 nbytes, i64 rows, i64 chunks, i64 weight) {
     const auto open = open_.find(plan);
     if (open == open_.end()) return nullptr;
@@ -129,8 +129,8 @@ Slab *Device::take_open(const lc_decode_plan *plan, i64 nbytes, i64 rows, i64 ch
     return nullptr;
 }
 
-// Whether a range differs from its place in the file by whole pages: what does not passes through memory of cuFile's. For
-// long reads alone, since it takes up to a page of the slab.
+// Whether a range is placed in the slab so that its offset there and in the file differ by whole pages: cuFile copies all
+// others through memory of its own. Only for long reads, since up to a page of the slab is lost.
 bool Device::keeps_pages(const lc_decode_plan *plan, i64 nbytes, i64 weight, i64 offset) const {
     if (!reads_directly() || nbytes < 16 * PAGE || nbytes + 2 * PAGE > capacity(plan)) return false;
     if (plan) return nbytes + 2 * PAGE + weight <= plan->capacity;
@@ -167,7 +167,7 @@ Range Device::reserve(const lc_decode_plan *plan, i64 nbytes, i64 rows, i64 chun
                 continue;
             }
             if (free_.empty() && reads_directly()) {
-                // All threads of the pool may wait here: then nobody else starts what is sealed.
+                // All threads of the pool may wait here, so this one starts sealed slabs, too.
                 lock.unlock();
                 const bool any = start_sealed();
                 lock.lock();
@@ -219,10 +219,10 @@ void Device::commit(Range range, std::shared_ptr<Wave> wave, const std::vector<R
         slab.rows.insert(slab.rows.end(), rows.begin(), rows.end());
         for (StagedChunk &chunk : chunks) {
             chunk.first_row += first;
-            // Chunks are decoded in the order of their commits: only now is the place of each known.
-            const i64 place = static_cast<i64>(slab.chunks.size()) * slab.plan->chunk_room;
-            for (u32 n = 0; n < chunk.rows; ++n) slab.rows[chunk.first_row + n].source += place;
-            if (chunk.slot) slab.filled.push_back({chunk.slot, place, static_cast<i64>(slab.chunks.size())});
+            // Chunks are decoded in the order of their commits: only now is the offset of each known.
+            const i64 decoded_offset = static_cast<i64>(slab.chunks.size()) * slab.plan->chunk_stride;
+            for (u32 n = 0; n < chunk.rows; ++n) slab.rows[chunk.first_row + n].source += decoded_offset;
+            if (chunk.slot) slab.filled.push_back({chunk.slot, decoded_offset, static_cast<i64>(slab.chunks.size())});
             slab.chunks.push_back(std::move(chunk));
         }
         slab.read.insert(slab.read.end(), kept.read.begin(), kept.read.end());
@@ -322,7 +322,7 @@ bool Device::start_sealed() {
             slab->error = error.what();
             finish_stream(*slab);
         }
-        slab->rows.resize(rows);  // without those that fill slots, of which no job is told
+        slab->rows.resize(rows);  // without those that fill slots: they belong to no job
         {
             const std::lock_guard also(mutex_);
             under_way_.push_back(slab);

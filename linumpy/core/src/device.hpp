@@ -34,7 +34,7 @@ struct Row {
 
 bool is_wanted(std::span<const Row> rows);
 
-// A stored chunk that the device decodes, with what the host needs to decode it in the device's place.
+// A stored chunk that the device decodes, with what the host needs to decode it instead.
 struct StagedChunk {
     std::shared_ptr<Wave> wave;
     u32 object, chunk;
@@ -50,7 +50,7 @@ struct DirectRead {
     std::shared_ptr<Wave> wave;
     u32 object, chunk;  // the first one of its chunks
     i64 offset, nbytes;  // in the stored object
-    i64 place = 0;  // in the slab's stored bytes
+    i64 slab_offset = 0;  // in the slab's stored bytes
     u32 first_row = 0, rows = 0, first_fill = 0, fills = 0;
 };
 
@@ -68,7 +68,7 @@ struct KeptUse {
     std::vector<KeptFill> filled;
 };
 
-// In place of a plan: rows of a slab are copied from chunks that are kept, and nothing is copied up but tables.
+// Instead of a plan: rows of a slab are copied from chunks that are kept, and nothing is copied up but tables.
 inline constexpr lc_decode_plan KEPT{};
 
 // Bytes of the records that the decoders read of each chunk, and counters before them.

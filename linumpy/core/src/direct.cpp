@@ -67,7 +67,7 @@ void Device::read_direct(Slab &slab) {
     for (const DirectRead &read : slab.reads) {
         const StoredObject &object = object_of(read);
         paths.push_back(object.array->path(object.coordinates));
-        const i64 address = static_cast<i64>(slab.device) + stored + read.place;
+        const i64 address = static_cast<i64>(slab.device) + stored + read.slab_offset;
         records.push_back({paths.back().c_str(), read.offset, read.nbytes, address, -EIO});
     }
     record_.direct(records.data(), static_cast<i64>(records.size()));
@@ -76,8 +76,8 @@ void Device::read_direct(Slab &slab) {
         const DirectRead &read = slab.reads[n];
         try {
             if (records[n].result != read.nbytes) {
-                read_plainly(read, paths[n], slab.pinned + stored + read.place);
-                slab.copies.push_back({read.place, read.nbytes});
+                read_plainly(read, paths[n], slab.pinned + stored + read.slab_offset);
+                slab.copies.push_back({read.slab_offset, read.nbytes});
                 std::unordered_set<Job *> jobs;
                 for (const Row &row : rows_of(read))
                     if (jobs.insert(row.job).second) ++row.job->reads_repeated;
@@ -86,8 +86,8 @@ void Device::read_direct(Slab &slab) {
                 unchanged = &object_of(read);
             }
         } catch (const FailedRead &error) {
-            const lc_error told = error_of(*read.wave, read.object, read.chunk, error.failure);
-            for (const Row &row : rows_of(read)) row.job->fail(told);
+            const lc_error error_record = error_of(*read.wave, read.object, read.chunk, error.failure);
+            for (const Row &row : rows_of(read)) row.job->fail(error_record);
             break_slots(read);
         }
     }
@@ -116,8 +116,8 @@ void Device::copy_stored(Slab &slab, i64 nbytes) {
         return driver_.copy_up(slab.device, slab.pinned, nbytes, slab.stream);
     }
     const i64 stored = slab.plan ? slab.plan->stored : 0;
-    for (const auto &[place, count] : slab.copies) {
-        driver_.copy_up(slab.device + static_cast<DevicePointer>(stored + place), slab.pinned + stored + place, count,
+    for (const auto &[offset, count] : slab.copies) {
+        driver_.copy_up(slab.device + static_cast<DevicePointer>(stored + offset), slab.pinned + stored + offset, count,
                         slab.stream);
         slab.copied_nbytes += count;
     }
@@ -129,8 +129,8 @@ void Device::copy_back(Slab &slab) {
     for (size_t n = 0; n < slab.chunks.size(); ++n) {
         const StagedChunk &chunk = slab.chunks[n];
         if (!needs_host(slab, n)) continue;
-        const i64 place = slab.plan->stored + chunk.source;
-        driver_.copy_down(slab.pinned + place, slab.device + static_cast<DevicePointer>(place), chunk.nbytes,
+        const i64 offset = slab.plan->stored + chunk.source;
+        driver_.copy_down(slab.pinned + offset, slab.device + static_cast<DevicePointer>(offset), chunk.nbytes,
                           slab.stream);
         any = true;
     }

@@ -205,7 +205,7 @@ void Execution::read_group(const Span *spans, size_t count) {
         if (!geometry_.encoded()) {
             const i64 base =
                 object_.index ? (*object_.index)[static_cast<size_t>(wave_.chunks[span.chunk].inner)].offset : 0;
-            place(span.chunk, from, span.offset - base);
+            copy_boxes(span.chunk, from, span.offset - base);
             finish(span.chunk, READ, span.nbytes);
             continue;
         }
@@ -219,7 +219,7 @@ void Execution::read_group(const Span *spans, size_t count) {
             decode_chunk(geometry_.chain, {from, static_cast<size_t>(span.nbytes)},
                          {to, static_cast<size_t>(geometry_.chunk_nbytes)}, scratch().decode);
             note_decoded(span.chunk);
-            if (!straight) place(span.chunk, to, 0);
+            if (!straight) copy_boxes(span.chunk, to, 0);
             seconds.copy += lap_.take();
             finish(span.chunk, READ, span.nbytes);
         } catch (const DecodeError &error) {
@@ -280,7 +280,7 @@ Box Execution::layout_of(const WantedBox &box) const {
 }
 
 // Copy the boxes of a chunk, of which `decoded` holds the bytes from `first_byte` on.
-void Execution::place(u32 chunk, const u8 *decoded, i64 first_byte) {
+void Execution::copy_boxes(u32 chunk, const u8 *decoded, i64 first_byte) {
     const WantedBox *first = boxes(chunk);
     for (const WantedBox *box = first; box != first + wave_.chunks[chunk].boxes; ++box)
         if (!box->job->given_up())
@@ -365,7 +365,7 @@ void Reader::execute(Wave &wave, const Task &task) noexcept {
     }
     wave.objects[task.object].end_task();
     if (device_) device_->flush_old();
-    // Last: whoever waits for a job may free its output now.
+    // Last: a caller that waits for a job may free its output now.
     for (u32 n = 0; n < task.chunks; ++n) {
         const WantedChunk &chunk = wave.chunks[task.first_chunk + n];
         for (u32 k = 0; k < chunk.boxes; ++k)

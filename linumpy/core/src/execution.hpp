@@ -48,7 +48,7 @@ struct FailedRead { Failure failure; };
 void check_unchanged(const StoredObject &object, const File &file);
 // Read bytes of a stored object, all of them, and look at its file behind the read; or throw.
 void read_checked(const StoredObject &object, const File &file, u8 *to, i64 nbytes, i64 offset);
-// What is told of a chunk that failed; for one that cannot be decoded, with its place in the stored object.
+// The error of a chunk that failed; of one that cannot be decoded, with its bytes in the stored object.
 lc_error error_of(const Wave &wave, u32 object, u32 chunk, const Failure &failure, i64 offset = 0, i64 nbytes = 0);
 
 // Seconds since the last look at a clock.
@@ -103,7 +103,7 @@ private:
     void read_group(const Span *spans, size_t count);
     void read_pieces(u32 chunk, i64 offset);
     bool read_straight(const Span &span);
-    void place(u32 chunk, const u8 *decoded, i64 first_byte);
+    void copy_boxes(u32 chunk, const u8 *decoded, i64 first_byte);
     void fill(u32 chunk);
     void note_decoded(u32 chunk);
     void finish(u32 chunk, State state, i64 nbytes);

@@ -78,7 +78,7 @@ bool exists(const std::string &path) {
     return ::stat(path.c_str(), &found) == 0;
 }
 
-// Copies may set the time of writing back, and keep inode and size: the time of the change tells them apart.
+// A copy may set the modification time back and keep inode and size; the time of the change (ctime) still differs.
 bool Look::holds() const {
     struct stat found{};
     if (::stat(path.c_str(), &found)) return !inode && !nbytes && !changed;

@@ -7,7 +7,7 @@
 
 namespace lc {
 
-// How a file is told from one that replaces it: inode, size, and time of the last write.
+// What distinguishes a file from one that replaces it: inode, size, and time of the last write.
 struct Version {
     u64 inode = 0;
     i64 nbytes = -1, seconds = 0, nanoseconds = 0;
@@ -34,7 +34,7 @@ private:
     int descriptor_ = -1;
 };
 
-// The version of what is stored at a path now; one of no file where there is none.
+// The version of the file at a path now; that of no file where there is none.
 Version version_at(const std::string &path);
 // Whether nothing at all is stored at a path: a link to a missing file is something.
 bool is_missing(const std::string &path);

@@ -24,7 +24,7 @@ Version version_of(StoredObject &object) {
 
 }  // namespace
 
-// Look chunks up, and bring those that are kept to the front; the rest stays in the order of stored objects.
+// Look chunks up, and move those that are kept to the front; all others stay in the order of stored objects.
 void Wave::find_kept(KeptChunks &kept) {
     for (size_t first = 0; first < chunks.size(); first += LOOKED_UP) {
         const auto lock = kept.lock();
@@ -171,7 +171,7 @@ void Reader::stage_kept(Wave &wave, const Task &task, std::vector<u32> &stale) {
     }
 }
 
-// What a task reads: take chunks that came to be kept since they were looked up, and places for those that are stored.
+// What a task reads: pin chunks that were kept since they were looked up, and reserve slots for those that are read.
 void Execution::look_for_kept() {
     KeptChunks *kept = device_ ? device_->kept() : nullptr;
     if (!kept) return;

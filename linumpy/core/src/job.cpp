@@ -22,12 +22,12 @@ void Job::finish() {
     {
         const std::lock_guard lock(mutex_);
         if (cancelled) {
-            error_ = {};  // whoever cancelled was told that the job ends so, whatever failed meanwhile
+            error_ = {};  // cancel() has returned true, whatever failed meanwhile
             error_.code = LC_CANCELLED;
         }
         end_ = now();
         over_.store(true, std::memory_order_release);
-        // Under the lock: whoever waits may drop the job as soon as it is over.
+        // Under the lock: a caller that waits may drop the job as soon as it is over.
         ended_.notify_all();
     }
 }

@@ -48,7 +48,7 @@ public:
 
     // The slot of a chunk that can be read, pinned; null where there is none.
     KeptSlot *find(const Array &array, const i64 *coordinates);
-    // A slot to fill with a chunk, pinned; null where the chunk is there or on its way, or there is no place for it.
+    // A slot to fill with a chunk, pinned; null where the chunk is kept or being read, or no slot can be evicted.
     KeptSlot *reserve(const std::shared_ptr<const Array> &array, const i64 *coordinates, const Version &version);
     // Pin a slot that is pinned once more.
     void pin(KeptSlot &slot) { ++slot.pins; }

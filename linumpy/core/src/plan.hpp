@@ -13,7 +13,7 @@ namespace lc {
 // Unwanted bytes that are read along with wanted ones rather than skipped by a read of their own: a read costs as much
 // time as about this many bytes out of the page cache.
 constexpr i64 READ_THROUGH = 256 * 1024;
-// Longest read of a part of a raw chunk: it passes through the processor's cache on its way to the output.
+// Longest read of a part of a raw chunk: it fits the processor's cache.
 constexpr i64 MOST_READ = 4 << 20;
 
 // How arrays of one geometry are stored, with what follows from the record.

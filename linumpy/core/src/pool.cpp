@@ -14,7 +14,7 @@ namespace {
 // Threads mostly wait for storage, so that there are some even on few cores; more than a few dozen gain nothing.
 constexpr i64 FEWEST_THREADS = 8, MOST_THREADS = 32;
 constexpr size_t STACK_NBYTES = 1 << 20;
-// While small jobs come, a thread looks for one that nobody waits for so often, and for so long after the last one.
+// After a small job, one idle thread polls the queue: the interval, and how often until it sleeps again.
 constexpr std::chrono::microseconds LOOK_AFTER{500};
 constexpr i64 LOOKS = 20;
 constexpr i64 MEMORY_PART = 4;  // of the machine's memory
@@ -37,7 +37,7 @@ i64 memory_nbytes() {
 
 std::atomic<Pool *> shared_pool{nullptr};
 std::atomic<MemoryGate *> shared_gate{nullptr};
-// Of the thread that helped last: threads of callers keep none, since nobody tells when they end.
+// Memory of the caller that helped last: threads of callers keep none, since nothing frees it when they end.
 std::atomic<ThreadMemory *> spare_memory{nullptr};
 
 template <class T, class Make> T &made_once(std::atomic<T *> &slot, Make make) {

@@ -182,7 +182,7 @@ void Reader::abandon(Batch &batch, i64 code) {
 
 void Reader::settle(Job &job, i64 parts) {
     if (!job.end(parts)) return;
-    ++stats.jobs;  // before the job is over: whoever waits for it finds it counted
+    ++stats.jobs;  // before the job is over, so that its caller finds it counted
     job.finish();
 }
 
@@ -236,7 +236,7 @@ void Reader::flush_if_idle() {
 }
 
 void Reader::help() noexcept {
-    if (&Pool::shared() != pool_.load()) return;  // of the parent of this process, whose locks nobody gives back
+    if (&Pool::shared() != pool_.load()) return;  // the pool of the parent process, whose locks no thread releases here
     std::shared_ptr<PlanWork> work;
     {
         const std::lock_guard lock(mutex_);
@@ -313,7 +313,7 @@ std::shared_ptr<Wave> Reader::next_wave() {
         error.code = LC_MEMORY;
         std::shared_ptr<Batch> next;
         if (batches.empty()) {
-            // Not even room for their list: one after another then, so that planning comes to an end.
+            // No memory for their list: one after another then, so that planning ends.
             const std::lock_guard lock(mutex_);
             if (!queue_.empty()) next = queue_.front();
         }
@@ -330,7 +330,7 @@ std::shared_ptr<Wave> Reader::next_wave() {
     }
 }
 
-// Look at the metadata of the arrays of a batch once: what is planned for a layout that no longer holds is not read.
+// Look at the metadata of the arrays of a batch once: regions of an array that was written anew are not read.
 void Reader::look(Batch &batch) {
     if (batch.looks.empty()) return;
     const auto holds = [](const std::vector<Look> &looks) {
@@ -347,14 +347,14 @@ void Reader::collect(Batch &batch) {
     lc_error changed{};
     changed.code = LC_CHANGED;
     Regions &regions = batch.regions;
-    const auto room = [this] { return static_cast<i64>(found_.boxes.size()) < WAVE_BOXES; };
-    while (batch.next_region < regions.count() && room()) {
+    const auto has_capacity = [this] { return static_cast<i64>(found_.boxes.size()) < WAVE_BOXES; };
+    while (batch.next_region < regions.count() && has_capacity()) {
         Job &job = batch.job_of(batch.next_region);
         const size_t array = static_cast<size_t>(regions.array[static_cast<size_t>(batch.next_region)]);
         if (!batch.changed.empty() && batch.changed[array]) job.fail(changed);
         if (!batch.walk) batch.walk = std::make_unique<ChunkWalk>(regions, batch.next_region);
         ChunkWalk &walk = *batch.walk;
-        for (; !walk.at_end() && room(); walk.next()) {
+        for (; !walk.at_end() && has_capacity(); walk.next()) {
             if (job.given_up()) break;
             const ChunkBox &cut = found_.cuts.emplace_back(walk.box());
             WantedBox &box = found_.boxes.emplace_back(

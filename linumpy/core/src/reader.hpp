@@ -1,7 +1,7 @@
 // A reader: batches of regions → waves of stored objects → tasks of the pool's threads.
 //
 // A batch waits in the queue until a thread plans it. Planning brings what is queued together in a wave, in which each
-// chunk is wanted once, whoever wants it. A task reads some chunks of one stored object, decodes them, and copies their
+// chunk is read once, for all regions that touch it. A task reads some chunks of one stored object, decodes them, and copies their
 // boxes to the outputs. A job is over when its last box is settled.
 #pragma once
 
@@ -59,7 +59,7 @@ struct OutputHeader {
     bool neighbours = false;
 };
 
-// Regions of one call, on their way through the queue.
+// Regions of one call, in the queue.
 struct Batch {
     Regions regions;
     std::vector<std::shared_ptr<Job>> jobs;

@@ -25,13 +25,13 @@ u64 word(const u8 *p, bool big_endian) {
 
 // Coordinates of an inner chunk in its shard, as Python writes a tuple.
 std::string inner_name(const Geometry &geometry, i64 number) {
-    i64 place[LC_MAX_RANK];
+    i64 index[LC_MAX_RANK];
     for (i64 a = geometry.rank - 1; a >= 0; --a) {
-        place[a] = number % geometry.per_object[a];
+        index[a] = number % geometry.per_object[a];
         number /= geometry.per_object[a];
     }
     std::string text = "(";
-    for (i64 a = 0; a < geometry.rank; ++a) text += (a ? ", " : "") + std::to_string(place[a]);
+    for (i64 a = 0; a < geometry.rank; ++a) text += (a ? ", " : "") + std::to_string(index[a]);
     return text + (geometry.rank == 1 ? ",)" : ")");
 }
 
@@ -39,7 +39,7 @@ void check_range(const Geometry &geometry, i64 number, u64 offset, u64 nbytes, u
     const u64 index_nbytes = static_cast<u64>(geometry.index_nbytes);
     const u64 first = geometry.index_at_end ? 0 : index_nbytes;
     const u64 end = !geometry.index_at_end ? file_nbytes : file_nbytes < index_nbytes ? 0 : file_nbytes - index_nbytes;
-    // Compared this way round, no sum of two words can overflow.
+    // Compared so that no sum of two words can overflow.
     if (offset >= first && offset <= end && nbytes <= end - offset) return;
     const std::string name = inner_name(geometry, number);
     const double behind = static_cast<double>(offset) + static_cast<double>(nbytes);

@@ -18,11 +18,11 @@ struct ChunkRange {
 };
 using ShardIndex = std::vector<ChunkRange>;
 
-// The index of a shard from its stored bytes; throws std::runtime_error that says what is wrong.
+// The index of a shard from its stored bytes; throws std::runtime_error with the reason.
 std::shared_ptr<const ShardIndex> parse_index(const Geometry &geometry, const u8 *stored, i64 nbytes, i64 file_nbytes);
 
 // Indexes of shards that were read before, each valid while inode, size and time of its file are the same, and for arrays
-// that describe shards in the same way. Evicts those that were not used for the longest time.
+// that describe shards alike. Evicts the least recently used.
 class IndexCache {
 public:
     explicit IndexCache(i64 nbytes) : most_(nbytes) {}

@@ -109,7 +109,7 @@ void Device::end(Slab &slab) {
         }
     }
     ++slabs_done_;
-    end_kept(slab);  // before jobs are over: whoever waits for them finds their chunks kept
+    end_kept(slab);  // before jobs are over, so that their callers find the chunks kept
     std::vector<char> again(slab.rows.size(), 0);
     for (size_t n = 0; slab.error.empty() && n < slab.chunks.size(); ++n) {
         StagedChunk &chunk = slab.chunks[n];
@@ -118,7 +118,7 @@ void Device::end(Slab &slab) {
             const u8 *from = slab.pinned + slab.plan->stored + chunk.source;
             std::vector<Row> rows(slab.rows.begin() + chunk.first_row,
                                   slab.rows.begin() + chunk.first_row + chunk.rows);
-            for (Row &row : rows) row.source -= static_cast<i64>(n) * slab.plan->chunk_room;
+            for (Row &row : rows) row.source -= static_cast<i64>(n) * slab.plan->chunk_stride;
             auto retry =
                 std::make_shared<Retry>(reader_, chunk, std::vector<u8>(from, from + chunk.nbytes), std::move(rows));
             begin_retry();

@@ -1,4 +1,4 @@
-// Tasks whose outputs lie on a device: ranges of slabs in place of scratch memory.
+// Tasks whose outputs lie on a device: stored bytes go to ranges of slabs, not to scratch memory.
 #include <algorithm>
 
 #include "execution.hpp"
@@ -228,7 +228,7 @@ void Execution::stage_fill(u32 chunk) {
     finish(chunk, FILLED, 0);
 }
 
-// Decode on the host a chunk that the device gave up, and copy its boxes; or say why nobody can.
+// Decode on the host a chunk that the device gave up, and copy its boxes; or say why it cannot be decoded.
 void Reader::decode_again(const StagedChunk &chunk, const std::vector<u8> &stored, std::vector<Row> &rows) noexcept {
     Failure failure;
     try {

@@ -1,27 +1,26 @@
-"""Decode: stored bytes of chunks → chunks, on the device.
+"""The kernels that decode chunks on the device.
 
-In: the launches that :mod:`linumpy.plan.decode.launches` lists. Out: kernels on CuPy's current stream. The decoders are
-ours: nvCOMP's are fast on many small chunks, but take a device memory of six times the data, and a broken chunk makes
-them read and write where nothing is theirs, after which the process has lost its GPU.
+In: the launches of :mod:`linumpy.plan.decode.launches`. Out: compiled kernels, with the shared memory that they need.
+linumpy has its own decoders: nvCOMP's are fast on many small chunks, but take temporary memory of six times the data,
+and a broken chunk makes them access memory out of bounds, after which the process cannot use its GPU any more.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
-import numpy as np
+from linumpy.gpu.kernels import KernelSpec
+from linumpy.plan.decode.launches import DecodeLaunch, DeviceLimits
 
-from linumpy.gpu.kernels import KernelSpec, load, prepare
-from linumpy.plan.codecs import DecodeChain
-from linumpy.plan.decode.launches import DeviceLimits, Launch, plan_launches
-from linumpy.plan.decode.workspace import plan_workspace
+if TYPE_CHECKING:
+    import cupy
 
-#: A kernel that wants more shared memory, together with what it declares, must ask for it.
-_WITHOUT_ASKING = 2**13
+#: Dynamic shared memory beyond this, with what the kernel declares, has to be requested.
+_DEFAULT_SHARED_NBYTES = 2**13
 
 
-def kernel_spec(launch: Launch) -> KernelSpec:
-    """Name the kernel of a launch; decoders are compiled for no type and no shape."""
+def kernel_spec(launch: DecodeLaunch) -> KernelSpec:
+    """Return the kernel of a launch; decoders are specialised by their team only."""
     return KernelSpec(
         launch.source,
         launch.kernel,
@@ -30,38 +29,21 @@ def kernel_spec(launch: Launch) -> KernelSpec:
     )
 
 
-def kernel_specs(chain: DecodeChain) -> list[KernelSpec]:
-    """Name the kernels that decode a chain, for :func:`linumpy.gpu.kernels.prepare`."""
-    space = plan_workspace(chain, chunks=1, stored_nbytes=1, decoded_nbytes=1, words_nbytes=0, pool_nbytes=0)
-    return [kernel_spec(launch) for launch in plan_launches(chain, space, 0, 0, 1, 1, DeviceLimits(1, 2**16))]
-
-
-def limits_of(device: Any) -> DeviceLimits:
-    """Ask a ``cupy.cuda.Device`` what the launches are planned by."""
+def limits_of(device: cupy.cuda.Device) -> DeviceLimits:
+    """Return the properties of a device that launches depend on."""
     attributes = device.attributes
     return DeviceLimits(attributes["MultiProcessorCount"], attributes["MaxSharedMemoryPerBlockOptin"])
 
 
-#: Shared memory that kernels have been allowed, beyond what they have without asking.
-_allowed: dict[Any, int] = {}
+#: Dynamic shared memory requested so far for each kernel, in bytes.
+_requested: dict[cupy.RawKernel, int] = {}
 
 
-def start(launches: list[Launch]) -> None:
-    """Start kernels, in their order, on CuPy's current stream; those that are new are compiled side by side."""
-    specs = [kernel_spec(launch) for launch in launches]
-    prepare(specs)
-    for launch, spec in zip(launches, specs, strict=True):
-        kernel = load(spec)
-        allow(kernel, launch.shared)
-        args = tuple(np.uint64(value) for value in launch.args)
-        kernel(launch.grid, (launch.block,), args, shared_mem=launch.shared)
-
-
-def allow(kernel: Any, shared: int) -> None:
-    """Let a kernel have so much shared memory; the driver is asked once, since that takes as long as a launch."""
-    if _allowed.get(kernel, -1) >= shared:
+def allow(kernel: cupy.RawKernel, shared_nbytes: int) -> None:
+    """Request dynamic shared memory for a kernel; once, since a call of the driver takes as long as a launch."""
+    if _requested.get(kernel, -1) >= shared_nbytes:
         return
-    kernel.preferred_shared_memory_carveout = 100  # these kernels live in shared memory
-    if shared > _WITHOUT_ASKING and kernel.max_dynamic_shared_size_bytes < shared:
-        kernel.max_dynamic_shared_size_bytes = shared
-    _allowed[kernel] = shared
+    kernel.preferred_shared_memory_carveout = 100  # these kernels need little L1 cache
+    if shared_nbytes > _DEFAULT_SHARED_NBYTES and kernel.max_dynamic_shared_size_bytes < shared_nbytes:
+        kernel.max_dynamic_shared_size_bytes = shared_nbytes
+    _requested[kernel] = shared_nbytes

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from linumpy.arrays import Array
 from linumpy.device import is_device_array, to_host
 from linumpy.gpu.ndimage.target import Spline
 from linumpy.plan.boundary import MODES
@@ -24,7 +25,7 @@ from linumpy.plan.boundary import MODES
 SYNONYMS = {"grid-mirror": "reflect"}
 
 
-def check_image(image: Any, least: int = 1) -> None:
+def check_image(image: Array, least: int = 1) -> None:
     """Refuse what cannot be interpolated; `least` is the number of axes that it has at least."""
     if not (isinstance(image, np.ndarray) or is_device_array(image)):
         raise TypeError(f"the image is a {type(image).__name__}: pass a NumPy or CuPy array")
@@ -47,7 +48,7 @@ def check_spline(order: Any, mode: Any) -> str:
     return SYNONYMS.get(mode, mode)
 
 
-def read_spline(image: Any, order: Any, mode: Any, cval: Any, prefilter: Any) -> Spline:
+def read_spline(image: Array, order: Any, mode: Any, cval: Any, prefilter: Any) -> Spline:
     """Check how an image is to be interpolated."""
     name = check_spline(order, mode)
     if type(cval) is float:
@@ -59,7 +60,7 @@ def read_spline(image: Any, order: Any, mode: Any, cval: Any, prefilter: Any) ->
     return Spline(int(order), name, value.item(), bool(prefilter))
 
 
-def read_coordinates(name: str, image: Any, values: Any) -> Any:
+def read_coordinates(name: str, image: Array, values: Any) -> Array:
     """Return coordinates or displacements as an array on the side of the image."""
     if not is_device_array(image) and not is_device_array(values):
         values = np.asarray(values)
@@ -146,7 +147,7 @@ def read_output_shape(shape: Sequence[int] | None, output: Any, default: tuple[i
     return read_shape("output_shape", shape, tuple(output.shape) if is_array else default)
 
 
-def read_output(output: Any, image: Any, shape: tuple[int, ...]) -> tuple[np.dtype, Any]:
+def read_output(output: Any, image: Array, shape: tuple[int, ...]) -> tuple[np.dtype, Any]:
     """Settle the dtype of a result, and the array to put it in, if one is given.
 
     Of a complex image it is complex: a dtype of real numbers is promoted, with SciPy's ``UserWarning``, and an array of
@@ -211,7 +212,7 @@ class Resizing:
 
 
 def read_resizing(
-    image: Any, output_shape: Sequence[int], order: Any, mode: Any, anti_aliasing: bool | None, sigma: Any
+    image: Array, output_shape: Sequence[int], order: Any, mode: Any, anti_aliasing: bool | None, sigma: Any
 ) -> Resizing:
     """Check the arguments of `resize` and settle their defaults, as scikit-image does."""
     check_image(image)

@@ -6,10 +6,12 @@ In: a NumPy array and the call that SciPy is to make of it. Out: its result, in 
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 
+from linumpy.arrays import Array
 from linumpy.gpu.ndimage.target import Spline, Target
 from linumpy.gpu.rounding import rounded
 
@@ -20,17 +22,17 @@ _FARTHEST = 2.0**52
 _OUTSIDE = -1000.0
 
 
-def sample_at(image: np.ndarray, coordinates: np.ndarray, how: Spline, target: Target) -> np.ndarray:
+def sample_at(image: Array, coordinates: Array, how: Spline, target: Target) -> Array:
     """Sample at coordinates, (rank, ...); SciPy knows no NaN and no infinity, and reads anywhere for them."""
     from scipy import ndimage
 
-    coordinates, lost = _finite(coordinates, how.mode)
-    if coordinates.ndim == 1:
-        coordinates = coordinates[:, None]  # SciPy wants an axis of points
-    shape = coordinates.shape[1:]
+    points, lost = _finite(np.asarray(coordinates), how.mode)
+    if points.ndim == 1:
+        points = points[:, None]  # SciPy wants an axis of points
+    shape = points.shape[1:]
 
     def call(source: np.ndarray, output: Any) -> np.ndarray:
-        return ndimage.map_coordinates(source, coordinates, output, **how.options)
+        return ndimage.map_coordinates(source, points, output, **how.options)
 
     out = None if target.out is None else target.out.reshape(shape)
     result = transform(image, how, Target(shape, target.dtype, out), call).reshape(target.shape)
@@ -40,7 +42,7 @@ def sample_at(image: np.ndarray, coordinates: np.ndarray, how: Spline, target: T
     return target.take(result)
 
 
-def displaced(field: Any, sizes: Any, xp: Any) -> Any:
+def displaced(field: Array, sizes: Any, xp: ModuleType) -> Array:
     """Write out the coordinates of displaced voxels, in float64."""
     coordinates = field.astype(np.float64)
     for axis, row in enumerate(coordinates):
@@ -50,7 +52,7 @@ def displaced(field: Any, sizes: Any, xp: Any) -> Any:
     return coordinates
 
 
-def transform(image: np.ndarray, how: Spline, target: Target, call: Callable[[Any, Any], Any]) -> Any:
+def transform(image: Array, how: Spline, target: Target, call: Callable[[Any, Any], Any]) -> Array:
     """Call SciPy with dtypes that it knows and casts as it should; nothing is sampled where there is nothing to fill.
 
     Parameters

@@ -1,15 +1,16 @@
-"""The way an image is sampled: SciPy for NumPy arrays, and for CuPy arrays the kernel that fits.
+"""Choose how an image is sampled: SciPy for NumPy arrays, one of the kernels for CuPy arrays.
 
-In: an image, and coordinates, displacements or a map, all of them checked (:mod:`~linumpy.gpu.ndimage.arguments`). Out:
-samples, where the image is. On a device:
+In: an image, and coordinates, displacements or a map, all checked (:mod:`~linumpy.gpu.ndimage.arguments`). Out:
+samples, in the memory of the image. On a device:
 
-- order 0 of the image's own dtype, each axis by itself: voxels are taken as they are
-  (:mod:`~linumpy.gpu.ndimage.nearest`);
-- images of two and three axes, and stacks of them, whose first axes a map leaves alone:
+- order 0, the image's own dtype, a diagonal map: voxels are copied (:mod:`~linumpy.gpu.ndimage.nearest`);
+- images of two and three axes, and stacks of them along axes that the map does not change:
   :mod:`~linumpy.gpu.ndimage.sampling`;
-- all else, in double precision: :mod:`~linumpy.gpu.ndimage.general`.
+- everything else, in double precision: :mod:`~linumpy.gpu.ndimage.general`.
 
-Complex images are sampled part by part, as SciPy does.
+The real and the imaginary part of complex images are sampled one after the other, as in SciPy. Stacks differ from SciPy
+for voxels that are not finite: SciPy spreads them to neighbouring images by 0 × NaN, except in ``rotate``. Therefore
+the first of three axes is not treated as a stack's at orders 0 and 1.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from linumpy.arrays import Array
 from linumpy.device import array_module, is_device_array
 from linumpy.gpu.ndimage import by_scipy, general, nearest, sampling, splines
 from linumpy.gpu.ndimage.nearest import Line
@@ -27,13 +29,13 @@ from linumpy.gpu.ndimage.target import Spline, Target
 from linumpy.gpu.rounding import rounded
 from linumpy.plan.grid.blocks import SPLINE_PAD
 
-#: The modes that have no filter of their own: SciPy continues the image first.
+#: The modes without a filter of their own: SciPy pads the image first.
 _PADDED = ("nearest", "grid-constant")
 
 
 @dataclass(frozen=True)
-class Grid:
-    """An affine map.
+class GridMap:
+    """An affine map from the voxels of a result to coordinates in an image.
 
     Attributes
     ----------
@@ -42,11 +44,10 @@ class Grid:
     shift : numpy.ndarray, (rank,)
         In voxels of the image.
     lines : tuple of Line, optional
-        The same, axis by axis, where each axis of the result belongs to one of the image; in SciPy's order of
-        operations.
+        The same map axis by axis, if it is diagonal; in SciPy's order of operations.
     planes : tuple of int, optional
-        The axes that the map changes, where the image is a stack of planes or volumes along all others, whatever is
-        sampled. By default stacks are recognised where that makes no difference.
+        The axes that the map changes, if the image is to be sampled as a stack along all others. By default stacks are
+        recognised where that does not change the result.
     """
 
     linear: np.ndarray
@@ -55,13 +56,13 @@ class Grid:
     planes: tuple[int, ...] | None = None
 
 
-def sample_at(image: Any, coordinates: Any, how: Spline, target: Target) -> Any:
+def sample_at(image: Array, coordinates: Array, how: Spline, target: Target) -> Array:
     """Sample at coordinates, (rank, ...)."""
     if not is_device_array(image):
         return by_scipy.sample_at(image, coordinates, how, target)
     coordinates = _as_floats(coordinates)
 
-    def sample(part: Any, spline_of: Spline, out: Any) -> None:
+    def sample(part: Array, spline_of: Spline, out: Array) -> None:
         source, sampler = _prepared(part, spline_of, part.ndim, out.dtype)
         module = sampling if sampling.can_sample(source) else general
         module.sample_points(source, coordinates, sampler, out)
@@ -70,9 +71,9 @@ def sample_at(image: Any, coordinates: Any, how: Spline, target: Target) -> Any:
 
 
 def sample_grid(
-    image: Any, grid: Grid, how: Spline, target: Target, by_host: Callable[[Any, Any], Any] | None = None
-) -> Any:
-    """Sample on the grid of an affine map; `by_host` is SciPy's function for the same thing, of image and output."""
+    image: Array, grid: GridMap, how: Spline, target: Target, by_host: Callable[[Any, Any], Any] | None = None
+) -> Array:
+    """Sample on the grid of an affine map; `by_host` is SciPy's equivalent, a function of image and output."""
     if not is_device_array(image):
         return by_scipy.transform(image, how, target, by_host or _affine_of_scipy(grid, how, target.shape))
     if how.order == 0 and grid.lines and image.dtype == target.dtype and nearest.can_take(image, grid.lines):
@@ -80,16 +81,16 @@ def sample_grid(
         nearest.take(sampling.contiguous(image), grid.lines, how.mode, how.cval, out)
         return target.take(out)
 
-    def sample(part: Any, spline_of: Spline, out: Any) -> None:
+    def sample(part: Array, spline_of: Spline, out: Array) -> None:
         _sample_grid(part, grid, spline_of, out)
 
     return _by_parts(image, how, target, sample)
 
 
-def sample_displaced(image: Any, field: Any, sizes: Sequence[float] | None, how: Spline, target: Target) -> Any:
-    """Sample at the voxels of a grid that are displaced.
+def sample_displaced(image: Array, field: Array, sizes: Sequence[float] | None, how: Spline, target: Target) -> Array:
+    """Sample at the displaced voxels of a grid.
 
-    `field` is (rank, ...), in voxels or in units of `sizes`; the image may be a stack, and so is the result then.
+    `field` is (rank, ...), in voxels or in units of `sizes`. If the image is a stack, so is the result.
     """
     rank = len(field)
     if not is_device_array(image) or rank not in sampling.RANKS:
@@ -97,20 +98,20 @@ def sample_displaced(image: Any, field: Any, sizes: Sequence[float] | None, how:
         if image.ndim == rank:
             return sample_at(image, coordinates, how, target)
         out = target.array(image, field)
-        for one, into in zip(image, out, strict=True):
-            sample_at(one, coordinates, how, Target(into.shape, into.dtype, into))
+        for member, into in zip(image, out, strict=True):
+            sample_at(member, coordinates, how, Target(into.shape, into.dtype, into))
         return target.take(out)
     field = _as_floats(field)
 
-    def sample(part: Any, spline_of: Spline, out: Any) -> None:
+    def sample(part: Array, spline_of: Spline, out: Array) -> None:
         source, sampler = _prepared(part, spline_of, rank, out.dtype)
         sampling.sample_displaced(source, field, sizes, sampler, out)
 
     return _by_parts(image, how, target, sample, field)
 
 
-def filter_on_device(image: Any, order: int, axes: Sequence[int], mode: str, target: Target) -> Any:
-    """Find the coefficients of a spline along some axes, in the dtype asked for."""
+def filter_on_device(image: Array, order: int, axes: Sequence[int], mode: str, target: Target) -> Array:
+    """Find the coefficients of a spline along some axes, in the dtype of the target."""
     xp = array_module(image)
     if image.dtype.kind == "c":
         out = target.array(image)
@@ -135,15 +136,17 @@ def filter_on_device(image: Any, order: int, axes: Sequence[int], mode: str, tar
     return target.take(out)
 
 
-def _by_parts(image: Any, how: Spline, target: Target, sample: Callable[[Any, Spline, Any], None], *read: Any) -> Any:
-    """Sample an image on the device, its real and imaginary part by themselves, and what kernels know no dtype for.
+def _by_parts(
+    image: Array, how: Spline, target: Target, sample: Callable[[Array, Spline, Array], None], *read: Array
+) -> Array:
+    """Sample an image on the device by `sample`, with conversions for dtypes that kernels do not support.
 
-    `sample` takes an image of real numbers that is not empty, how to sample it, and a contiguous array for the result.
+    `sample` takes a real image that is not empty, how to sample it, and a contiguous array for the result.
     """
     if target.shape and not all(target.shape):
         return target.take(target.array(image))
     if not image.size:
-        raise ValueError(f"an image of shape {image.shape} has nothing to sample")
+        raise ValueError(f"an image of shape {image.shape} has no voxels to sample")
     xp = array_module(image)
     if image.dtype.kind == "c":
         out = target.array(image, *read)
@@ -162,20 +165,18 @@ def _by_parts(image: Any, how: Spline, target: Target, sample: Callable[[Any, Sp
     return target.take(out)
 
 
-def _sample_grid(image: Any, grid: Grid, how: Spline, out: Any) -> None:
+def _sample_grid(image: Array, grid: GridMap, how: Spline, out: Array) -> None:
     """Sample an image of real numbers: as a stack, by the kernels for two and three axes, or by the general one."""
     chosen = grid.planes if grid.planes is not None else _planes_of(image, grid, how, out.shape)
     if len(chosen) < image.ndim:
         _sample_stack(image, grid, chosen, how, out)
         return
     source, sampler = _prepared(image, how, image.ndim, out.dtype)
-    if sampling.can_sample(source) and out.ndim == image.ndim:
-        sampling.sample_affine(source, _affine_map(grid.linear, grid.shift), sampler, out)
-    else:
-        general.sample_affine(source, grid.linear, grid.shift, sampler, out)
+    module = sampling if sampling.can_sample(source) and out.ndim == image.ndim else general
+    module.sample_affine(source, _affine_map(grid.linear, grid.shift), sampler, out)
 
 
-def _planes_of(image: Any, grid: Grid, how: Spline, shape: tuple[int, ...]) -> tuple[int, ...]:
+def _planes_of(image: Array, grid: GridMap, how: Spline, shape: tuple[int, ...]) -> tuple[int, ...]:
     """Choose the axes that are sampled: all but those that the map leaves alone, where that makes no difference.
 
     Of three axes only a first one is taken for that of a stack, above order 1, where it saves the filter and the
@@ -193,27 +194,27 @@ def _planes_of(image: Any, grid: Grid, how: Spline, shape: tuple[int, ...]) -> t
     return tuple(sorted(chosen)) if len(chosen) <= max(sampling.RANKS) else every
 
 
-def _is_alone(axis: int, image: Any, grid: Grid, shape: tuple[int, ...]) -> bool:
+def _is_alone(axis: int, image: Array, grid: GridMap, shape: tuple[int, ...]) -> bool:
     """Say whether a map leaves an axis as it is, and brings it into no other."""
     unit = np.eye(image.ndim)[axis]
     same = np.array_equal(grid.linear[axis], unit) and np.array_equal(grid.linear[:, axis], unit)
     return bool(same and grid.shift[axis] == 0 and image.shape[axis] == shape[axis])
 
 
-def _sample_stack(image: Any, grid: Grid, planes: tuple[int, ...], how: Spline, out: Any) -> None:
+def _sample_stack(image: Array, grid: GridMap, planes: tuple[int, ...], how: Spline, out: Array) -> None:
     """Sample all planes (or volumes) of a stack in one launch."""
     xp = array_module(image)
     stacked = tuple(axis for axis in range(image.ndim) if axis not in planes)
     order = (*stacked, *planes)
     moved = image.transpose(order)
     shape = tuple(image.shape[axis] for axis in planes)
-    source, sampler = _prepared(sampling.contiguous(moved).reshape(-1, *shape), how, len(planes), out.dtype)
-    made = tuple(out.shape[axis] for axis in order)
+    source, sampler = _prepared(sampling.contiguous(moved).reshape((-1, *shape)), how, len(planes), out.dtype)
+    out_shape = tuple(out.shape[axis] for axis in order)
     in_place = order == tuple(range(image.ndim))
-    result = out if in_place else xp.empty(made, out.dtype)
+    result = out if in_place else xp.empty(out_shape, out.dtype)
     linear = grid.linear[np.ix_(planes, planes)]
     affine = _affine_map(linear, grid.shift[list(planes)])
-    sampling.sample_affine(source, affine, sampler, result.reshape(-1, *made[len(stacked) :]))
+    sampling.sample_affine(source, affine, sampler, result.reshape((-1, *out_shape[len(stacked) :])))
     if not in_place:
         out[...] = result.transpose(np.argsort(order).tolist())
 
@@ -222,16 +223,16 @@ def _affine_map(linear: np.ndarray, shift: np.ndarray) -> sampling.AffineMap:
     return sampling.AffineMap(tuple(map(tuple, linear.tolist())), tuple(shift.tolist()))
 
 
-def _affine_of_scipy(grid: Grid, how: Spline, shape: tuple[int, ...]) -> Callable[[Any, Any], Any]:
+def _affine_of_scipy(grid: GridMap, how: Spline, shape: tuple[int, ...]) -> Callable[[Any, Any], Any]:
     from scipy import ndimage
 
-    def call(source: Any, output: Any) -> Any:
+    def call(source: Array, output: Any) -> Array:
         return ndimage.affine_transform(source, grid.linear, grid.shift, shape, output, **how.options)
 
     return call
 
 
-def _as_floats(array: Any) -> Any:
+def _as_floats(array: Array) -> Array:
     """Return an array as the kernels take it: contiguous, of float32 where that holds its numbers, else float64."""
     array = sampling.contiguous(array)
     if array.dtype.str[1:] in ("f4", "f8"):
@@ -240,17 +241,17 @@ def _as_floats(array: Any) -> Any:
     return array.astype(np.float32 if small else np.float64)
 
 
-def _prepared(image: Any, how: Spline, rank: int, target: np.dtype) -> tuple[Any, sampling.Sampler]:
+def _prepared(image: Array, how: Spline, rank: int, target: np.dtype) -> tuple[Array, sampling.SplineSampling]:
     """Return an image, or a stack, as the kernels take it for a result, contiguous and filtered; and its sampler."""
     order, mode = how.order, how.mode
-    sampler = sampling.Sampler(order, mode, float(how.cval))
+    sampler = sampling.SplineSampling(order, mode, float(how.cval))
     if not how.filters:
         return sampling.contiguous(image), sampler
     kind = splines.coefficient_dtype(image.dtype, target) if rank in sampling.RANKS else np.dtype(np.float64)
     axes = range(image.ndim - rank, image.ndim)
     if mode not in _PADDED:
         return splines.filtered(image, splines.Ends(mode, order=order), kind, axes=axes), sampler
-    sampler = sampling.Sampler(order, mode, float(how.cval), SPLINE_PAD)
+    sampler = sampling.SplineSampling(order, mode, float(how.cval), SPLINE_PAD)
     # SciPy adds what of `cval` the image's dtype can hold; beyond, it is exact again.
     value = np.pad(np.zeros(1, image.dtype), 1, constant_values=how.cval)[0] if mode == "grid-constant" else None
     if image.ndim == rank in (2, 3):

@@ -1,8 +1,8 @@
-"""Sample an image of any number of axes on the device, in double precision: what the faster kernels do not take.
+"""Sample an image of any number of axes on the device, in double precision, where the faster kernels do not apply.
 
-In: an image, or the box of one that is needed, and coordinates or an affine map, which need not be square. Out:
-samples, by the kernel of ``general.cu``, of all orders (above 1 of spline coefficients) and modes of SciPy. It is
-compiled for a rank and never for a shape. Temporary memory: none.
+In: an image, or a box of one, and coordinates or an affine map, which need not be square. Out: samples, by the kernel
+of ``general.cu``, of all orders (above 1 of spline coefficients) and modes of SciPy. It is compiled for a rank, never
+for a shape. Temporary memory: none.
 """
 
 from __future__ import annotations
@@ -13,16 +13,17 @@ from typing import Any
 
 import numpy as np
 
+from linumpy.arrays import Array
 from linumpy.gpu.kernels import CUDA_TYPES, KernelSpec, index_type, load
-from linumpy.gpu.ndimage.sampling import Sampler
+from linumpy.gpu.ndimage.sampling import AffineMap, SplineSampling
 from linumpy.plan.boundary import MODES
 
-#: Axes of an image, and of a grid: what a launch may be told at once is limited.
+#: Maximum number of axes of an image, and of a grid: the size of kernel parameters is limited.
 MOST_AXES = 16
 _THREADS = 128
 
 
-def sample_points(image: Any, coordinates: Any, how: Sampler, out: Any) -> None:
+def sample_points(image: Array, coordinates: Array, how: SplineSampling, out: Array) -> None:
     """Sample at given coordinates.
 
     Parameters
@@ -32,7 +33,7 @@ def sample_points(image: Any, coordinates: Any, how: Sampler, out: Any) -> None:
     coordinates : cupy.ndarray of float32 or float64, (rank, ...)
         Coordinates in voxels, C-contiguous. Where one is NaN or infinite the result is the constant value, or NaN in
         other modes.
-    how : Sampler
+    how : SplineSampling
         Order, mode, constant value.
     out : cupy.ndarray
         C-contiguous, of the shape of a row of `coordinates`.
@@ -41,11 +42,10 @@ def sample_points(image: Any, coordinates: Any, how: Sampler, out: Any) -> None:
 
 
 def sample_affine(
-    box: Any,
-    matrix: np.ndarray,
-    offset: np.ndarray,
-    how: Sampler,
-    out: Any,
+    box: Array,
+    affine: AffineMap,
+    how: SplineSampling,
+    out: Array,
     *,
     whole: Sequence[int] | None = None,
     box_start: Sequence[int] | None = None,
@@ -55,20 +55,18 @@ def sample_affine(
 
     Parameters
     ----------
-    matrix : numpy.ndarray, (rank, axes of the output)
-        Coordinates are ``matrix @ voxel + offset``, summed in SciPy's order.
-    offset : numpy.ndarray, (rank,)
-        In voxels of the image.
+    affine : AffineMap
+        Coordinates are summed in SciPy's order.
     box, how, out, whole, box_start, out_start
-        As there.
+        As there, without a stack.
     """
     _launch(
         box,
         None,
         how,
         out,
-        ("matrix", matrix),
-        ("shift", offset),
+        ("matrix", affine.matrix),
+        ("shift", affine.offset),
         ("whole", whole or box.shape),
         ("start", box_start or (0,) * box.ndim),
         ("begin", out_start or (0,) * out.ndim),
@@ -76,12 +74,14 @@ def sample_affine(
     )
 
 
-def _launch(image: Any, coordinates: Any, how: Sampler, out: Any, *fields: tuple[str, Any]) -> None:
+def _launch(image: Array, coordinates: Array | None, how: SplineSampling, out: Array, *fields: tuple[str, Any]) -> None:
     if not out.size:
         return
     rank, columns = image.ndim, 0 if coordinates is not None else out.ndim
     if max(rank, columns) > MOST_AXES:
-        raise ValueError(f"an image of {rank} axes and a result of {out.ndim}: a GPU samples up to {MOST_AXES} of each")
+        raise ValueError(
+            f"an image of {rank} axes and a result of {out.ndim}: up to {MOST_AXES} of each are supported on a GPU"
+        )
     args = np.zeros(1, _request_dtype(rank, columns))
     args["count"], args["outside"], args["box"] = out.size, how.cval, image.shape
     for name, value in fields:
@@ -93,15 +93,15 @@ def _launch(image: Any, coordinates: Any, how: Sampler, out: Any, *fields: tuple
 
 
 def _request_dtype(rank: int, columns: int) -> np.dtype:
-    """Lay out the structure of general.cu; 0 columns for no map."""
+    """Return the layout of the structure in general.cu; 0 columns for no map."""
     affine: list[Any] = [("matrix", "f8", (rank, columns)), ("shift", "f8", (rank,))] if columns else []
     block: list[Any] = [("begin", "i4", (columns,)), ("shape", "i4", (columns,))] if columns else []
     image: list[Any] = [(name, "i4", (rank,)) for name in ("whole", "start", "box")]
     return np.dtype([("count", "i8"), ("outside", "f8"), *affine, *image, *block], align=True)
 
 
-def kernel_spec(image: Any, coordinates: Any, how: Sampler, out: Any, columns: int) -> KernelSpec:
-    """Describe the kernel; `columns` are the axes of an affine map's grid, 0 for a list of coordinates."""
+def kernel_spec(image: Array, coordinates: Array | None, how: SplineSampling, out: Array, columns: int) -> KernelSpec:
+    """Return the kernel; `columns` is the number of axes of an affine map's grid, 0 for coordinates."""
     defines = {
         "SOURCE": CUDA_TYPES[image.dtype.str[1:]],
         "TARGET": CUDA_TYPES[out.dtype.str[1:]],

@@ -20,7 +20,7 @@ from numpy.typing import DTypeLike
 from linumpy.arrays import Array
 from linumpy.device import array_module
 from linumpy.gpu.ndimage.arguments import check_image, read_coordinates, read_output, read_spline
-from linumpy.gpu.ndimage.dispatch import Grid, sample_displaced, sample_grid
+from linumpy.gpu.ndimage.dispatch import GridMap, sample_displaced, sample_grid
 from linumpy.gpu.ndimage.nearest import Line
 from linumpy.gpu.ndimage.target import Target
 from linumpy.plan.grid.regrid import centred
@@ -48,7 +48,7 @@ def shift(
 
         return ndimage.shift(source, [-by for by in moved], out, **how.options)
 
-    return sample_grid(image, Grid(np.eye(image.ndim), np.array(moved), lines), how, target, by_scipy)
+    return sample_grid(image, GridMap(np.eye(image.ndim), np.array(moved), lines), how, target, by_scipy)
 
 
 def zoom(
@@ -95,7 +95,7 @@ def zoom(
     lines = tuple(Line(n, m, s, half[1], half[0]) for n, m, s in zip(image.shape, shape, scale, strict=True))
     # Of complex images SciPy 1.17 forgets grid_mode: they go through its affine_transform.
     call = None if grid_mode and image.dtype.kind == "c" else by_scipy
-    return sample_grid(image, Grid(np.diag(scale), np.array(offset), lines), how, target, call)
+    return sample_grid(image, GridMap(np.diag(scale), np.array(offset), lines), how, target, call)
 
 
 def zoom_map(shape: Sequence[int], new_shape: Sequence[int], *, grid_mode: bool) -> tuple[list[float], list[float]]:
@@ -134,7 +134,7 @@ def rotate(
 
         return ndimage.rotate(source, float(angle), axes, bool(reshape), out, **how.options)
 
-    return sample_grid(image, Grid(matrix, offset, planes=planes), how, target, by_scipy)
+    return sample_grid(image, GridMap(matrix, offset, planes=planes), how, target, by_scipy)
 
 
 def rotation_map(

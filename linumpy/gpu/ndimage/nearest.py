@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from linumpy.arrays import Array
 from linumpy.gpu.kernels import KernelSpec, Uploaded, address_of, int32, load
 from linumpy.gpu.rounding import rounded
 from linumpy.gpu.tables import Queue, queue_of, upload
@@ -50,7 +51,7 @@ class Line:
     box: tuple[int, int] | None = None
 
 
-def can_take(image: Any, lines: Sequence[Line]) -> bool:
+def can_take(image: Array, lines: Sequence[Line]) -> bool:
     """Say whether the kernel takes voxels of this image: it numbers columns in 32 bits."""
     return image.size > 0 and _is_taken(tuple(lines), image.itemsize, max(image.shape))
 
@@ -65,7 +66,7 @@ def _is_taken(lines: tuple[Line, ...], itemsize: int, longest: int) -> bool:
     return near and rows * tiles <= _MOST_BLOCKS
 
 
-def take(image: Any, lines: Sequence[Line], mode: str, cval: Any, out: Any) -> None:
+def take(image: Array, lines: Sequence[Line], mode: str, cval: Any, out: Array) -> None:
     """Take the nearest voxels.
 
     Parameters

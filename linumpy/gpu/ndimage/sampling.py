@@ -1,9 +1,9 @@
 """Sample an image on the device between its voxels: at given coordinates, or on the grid of an affine map.
 
-In: an image, the box of one that is needed, or a stack of images, and coordinates or a map. Out: samples, by kernels of
+In: an image, a box of one, or a stack of images, and coordinates or a map. Out: samples, by the kernels of
 ``points.cu`` and ``affine.cu`` for two and three axes, orders 0 to 5 (above 1 of spline coefficients), and all modes of
-SciPy. A stack has one axis more than the coordinates; its images are sampled in one launch. No kernel is compiled for a
-shape. Temporary memory: none, but for scattered points (see :func:`sample_points`).
+SciPy. A stack has one axis more than the coordinates; its images are sampled in one launch. No kernel is compiled for
+a shape. Temporary memory: none, except for scattered points (see :func:`sample_points`).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from linumpy.arrays import Array
 from linumpy.device import array_module, is_device_array
 from linumpy.gpu.kernels import CUDA_TYPES, KernelSpec, address_of, index_type, int32, load
 from linumpy.gpu.ndimage.sampling_launch import (
@@ -28,28 +29,29 @@ from linumpy.gpu.ndimage.sampling_launch import (
     SMALL_GRIDS,
     SMALL_STACKED_GRIDS,
     STACKED_GRIDS,
-    Shape,
+    LaunchConfig,
     blocks_of,
     is_wide,
     kinds_of,
     spec_of,
     three,
+    three_sizes,
 )
 from linumpy.plan.grid.affine import plan_brick
 
 RANKS = (2, 3)
-#: Shared memory of a block at most: two of them fit on a multiprocessor.
+#: Maximum shared memory of a block: two blocks fit on a multiprocessor.
 _BRICK_NBYTES = 110 * 1024
-#: Shared memory that a kernel declares besides.
-_DECLARED = 64
-#: A kernel that wants more must ask for it.
-_WITHOUT_ASKING = 48 * 1024 - _DECLARED
-#: Columns and rows below which a grid of points is taken as a list.
+#: Shared memory that a kernel declares beside the brick.
+_DECLARED_NBYTES = 64
+#: Dynamic shared memory beyond this has to be requested.
+_DEFAULT_SHARED_NBYTES = 48 * 1024 - _DECLARED_NBYTES
+#: A grid of points with fewer columns or rows is sampled as a list.
 _FEW_COLUMNS, _FEW_ROWS = 16, 8
 #: Binary logarithms of a cell's voxels along each axis, by bytes of a voxel (see cells.cuh).
 _CELLS = {1: (2, 2, 2), 2: (2, 1, 2), 4: (2, 1, 2), 8: (1, 1, 1)}
 _UNITS = {1: "unsigned char", 2: "unsigned short", 4: "unsigned", 8: "unsigned long long"}
-#: Images below this stay in a GPU's second cache.
+#: Images below this size stay in a GPU's L2 cache.
 _CACHED_NBYTES = 32 * 2**20
 
 _IMAGE = [("whole", "i4", 3), ("start", "i4", 3), ("box", "i4", 3)]
@@ -67,31 +69,31 @@ _AFFINE: list[Any] = [
 _POINTS_DTYPE, _AFFINE_DTYPE = np.dtype(_POINTS, align=True), np.dtype(_AFFINE, align=True)
 _POINTS_FIELDS = struct.Struct("q7d8i")
 _AFFINE_FIELDS = struct.Struct("13d15i15f6i")
-#: What follows for a stack of images, Batch of sampling.cuh.
+#: The structure Batch of sampling.cuh, which follows for a stack of images.
 _BATCH_FIELDS = [("image", "i8"), ("target", "i8"), ("blocks", "i4"), ("images", "i4"), ("together", "i4")]
 _BATCH = ("batch", np.dtype(_BATCH_FIELDS, align=True))
 _POINTS_BATCH_DTYPE = np.dtype([*_POINTS, _BATCH], align=True)
 _AFFINE_BATCH_DTYPE = np.dtype([*_AFFINE, _BATCH], align=True)
-_MOST_BLOCKS = 2**31 - 1
-#: Images of a stack that a block samples at the same places: as many as leave a GPU so many blocks, within bounds.
-_ENOUGH_BLOCKS, _MOST_TOGETHER = 2048, 8
+_MAX_BLOCKS = 2**31 - 1
+#: A block samples up to _MAX_TOGETHER images of a stack at the same points, as long as _ENOUGH_BLOCKS blocks remain.
+_ENOUGH_BLOCKS, _MAX_TOGETHER = 2048, 8
 
 
 @dataclass(frozen=True)
-class Sampler:
-    """How an image is sampled.
+class SplineSampling:
+    """How an image of coefficients is sampled.
 
     Attributes
     ----------
     order : int
-        Of the spline, 0 to 5.
+        Spline order, 0 to 5.
     mode : str
-        One of :data:`MODES`: what lies outside.
+        Boundary mode, one of :data:`MODES`.
     cval : float
-        The value there, for the constant modes.
+        The value outside, for the constant modes.
     pad : int
-        Voxels that were added at either end of each axis of the image that is sampled, as SciPy does for some splines.
-        Coordinates are those of the image without them; `mode` applies beyond them.
+        Voxels added at either end of each axis of the image, as SciPy does for some splines. Coordinates are those of
+        the image without them; `mode` applies beyond them.
     """
 
     order: int
@@ -100,17 +102,17 @@ class Sampler:
     pad: int = 0
 
 
-def can_sample(image: Any) -> bool:
-    """Say whether the kernels sample this kind of image."""
+def can_sample(image: Array) -> bool:
+    """Return whether the kernels support this image."""
     kind = image.dtype.str[1:]
     return image.ndim in RANKS and kind in CUDA_TYPES and kind != "b1" and image.size > 0
 
 
-def sample_points(image: Any, coordinates: Any, how: Sampler, out: Any) -> None:
+def sample_points(image: Array, coordinates: Array, how: SplineSampling, out: Array) -> None:
     """Sample at given coordinates.
 
-    Many points in a large image, given as a list, are taken for scattered ones: the image is copied into an order where
-    neighbours along all axes lie together, if there is memory for that.
+    Many points in a large image, given as a list, are assumed to be scattered: the image is copied into cells, where
+    neighbours along all axes are close in memory, if there is memory for the copy.
 
     Parameters
     ----------
@@ -118,18 +120,20 @@ def sample_points(image: Any, coordinates: Any, how: Sampler, out: Any) -> None:
         Of two or three axes, or a stack of such images; C-contiguous, not empty.
     coordinates : cupy.ndarray of float32 or float64, (rank, ...)
         Coordinates in voxels, C-contiguous. Where one is NaN or infinite the result is the constant value, or NaN in
-        other modes. They are best given in the shape of a grid, if they are near to one: what one point has brought
-        into the caches then serves its neighbours along all axes.
-    how : Sampler
+        other modes. Coordinates near a grid are sampled faster in the shape of that grid: neighbours along all axes
+        then share the cache.
+    how : SplineSampling
         Order, mode, constant value.
     out : cupy.ndarray
-        C-contiguous, of the shape of a row of `coordinates`; of a stack, with its axis before that.
+        C-contiguous, of the shape of a row of `coordinates`; for a stack, with its axis before that.
     """
     _launch_points(image, coordinates, how, out, "0", None)
 
 
-def sample_displaced(image: Any, field: Any, sizes: Sequence[float] | None, how: Sampler, out: Any) -> None:
-    """Sample at voxels that are displaced: as :func:`sample_points`, without an array of coordinates.
+def sample_displaced(
+    image: Array, field: Array, sizes: Sequence[float] | None, how: SplineSampling, out: Array
+) -> None:
+    """Sample at displaced voxels: as :func:`sample_points`, without an array of coordinates.
 
     Parameters
     ----------
@@ -138,13 +142,13 @@ def sample_displaced(image: Any, field: Any, sizes: Sequence[float] | None, how:
     field : cupy.ndarray of float32 or float64, (rank, ...)
         Displacements of the voxels of a grid of as many axes as the image has; C-contiguous.
     sizes : sequence of float, (rank,), or None
-        Of a voxel in the unit of `field`, for each axis; None where that is a voxel.
+        Size of a voxel in the unit of `field`, for each axis; None if `field` is in voxels.
     """
     _launch_points(image, field, how, out, "1" if sizes is None else "2", sizes)
 
 
 def _launch_points(
-    image: Any, coordinates: Any, how: Sampler, out: Any, field: str, sizes: Sequence[float] | None
+    image: Array, coordinates: Array, how: SplineSampling, out: Array, field: str, sizes: Sequence[float] | None
 ) -> None:
     if not out.size:
         return
@@ -152,11 +156,11 @@ def _launch_points(
     shapes = (tuple(coordinates.shape), image.itemsize, how.order, is_stack)
     call = _points_call(*shapes, field, None if sizes is None else tuple(sizes))
     cells = None if call.is_grid or is_stack else _in_cells(image, how, out.size)
-    one, made = (image[0], out[0]) if is_stack else (image, out)
+    first, first_out = (image[0], out[0]) if is_stack else (image, out)
     spec = spec_of(
         "points",
         "map_points",
-        kinds_of(one, made, how.order, how.mode, coordinates, *([] if cells is None else [cells])),
+        kinds_of(first, first_out, how.order, how.mode, coordinates, *([] if cells is None else [cells])),
         call.cut,
         COORDINATE=CUDA_TYPES[coordinates.dtype.str[1:]],
         FIELD=field,
@@ -166,21 +170,21 @@ def _launch_points(
         **({"CELLS": "0"} if cells is None else {"CELLS": "1", **_cell_defines(image)}),
     )
     kernel, threads = load(spec), (call.cut.threads,)
-    packed = _POINTS_FIELDS.pack(call.count, how.cval, *call.sizes, *three(one.shape), *call.grid, *call.tiles)
+    packed = _POINTS_FIELDS.pack(call.count, how.cval, *call.sizes, *three(first.shape), *call.grid, *call.tiles)
     if not is_stack:
         args = np.frombuffer(packed, _POINTS_DTYPE)
         kernel(call.blocks, threads, (image, coordinates, out, image if cells is None else cells, args))
         return
     args = np.frombuffer(bytearray(packed.ljust(_POINTS_BATCH_DTYPE.itemsize, b"\0")), _POINTS_BATCH_DTYPE)
-    for images, samples, number in _parts(image, out, call.blocks, args, _MOST_TOGETHER):
+    for images, samples, number in _parts(image, out, call.blocks, args, _MAX_TOGETHER):
         kernel((number,), threads, (images, coordinates, samples, images, args))
 
 
 @dataclass(frozen=True)
 class _PointsCall:
-    """What a call of `map_points` depends on but the image: what its structure holds, by the names there."""
+    """Launch of `map_points` for any image; fields are named as in the kernel's structure."""
 
-    cut: Shape
+    cut: LaunchConfig
     is_grid: bool
     blocks: tuple[int, ...]
     count: int
@@ -198,7 +202,7 @@ def _points_call(
     field: str,
     sizes: tuple[float, ...] | None,
 ) -> _PointsCall:
-    """Cut the places, of coordinates or displacements of a shape, into blocks."""
+    """Cut the points, of coordinates or displacements of a shape, into blocks."""
     rank, *shape = coordinates
     count = math.prod(shape)
     if field == "0" and not (len(shape) >= rank and shape[-1] >= _FEW_COLUMNS and shape[-2] >= _FEW_ROWS):
@@ -206,32 +210,26 @@ def _points_call(
         return _PointsCall(cut, False, (-(-count // (cut.threads * cut.march)),), count, (0.0,) * 6, (0, 0, 0), (0, 0))
     of_stacks = SMALL_STACKED_GRIDS if itemsize < 4 else STACKED_GRIDS
     cut = (of_stacks if is_stack else SMALL_GRIDS if itemsize < 4 else GRIDS)[order]
-    # Of more axes than the image has, the first ones lie one after another.
-    first = len(shape) - rank + 1
-    grid = _grid_of((math.prod(shape[:first]), *shape[first:]))
+    # A grid of more axes than the image: its first axes are joined.
+    joined = len(shape) - rank + 1
+    grid = three_sizes((math.prod(shape[:joined]), *shape[joined:]))
     blocks, tiles = blocks_of(grid, cut.tile, rank)
     units = (0.0,) * 6 if sizes is None else (*three(sizes, 1), *three([1 / size for size in sizes], 1))
     return _PointsCall(cut, True, blocks, count, units, grid, tiles)
 
 
-def _grid_of(shape: Sequence[int]) -> tuple[int, int, int]:
-    """Put an axis of one point before two."""
-    z, y, x = (1,) * (3 - len(shape)) + tuple(shape)
-    return z, y, x
-
-
 def _parts(
-    image: Any, out: Any, blocks: tuple[int, ...], args: np.ndarray, most: int = 1
-) -> Iterator[tuple[Any, Any, int]]:
-    """Cut a stack into parts whose blocks are numbered along one axis of a launch; and tell the kernel of it.
+    image: Array, out: Array, blocks: tuple[int, ...], args: np.ndarray, most: int = 1
+) -> Iterator[tuple[Array, Array, int]]:
+    """Cut a stack into parts whose blocks fit one axis of a launch; yield images, outputs and blocks of each.
 
-    A block samples up to `most` images, if enough blocks are left.
+    Writes the stack's fields of `args`. A block samples up to `most` images, if enough blocks remain.
     """
     each = math.prod(blocks)
     if len(blocks) == 3:
         args["tiles"] = blocks[1], blocks[0]
     together = max(1, min(most, each * len(image) // _ENOUGH_BLOCKS))
-    step = max(1, _MOST_BLOCKS // each) * together
+    step = max(1, _MAX_BLOCKS // each) * together
     for start in range(0, len(image), step):
         part = slice(start, start + step) if start or step < len(image) else slice(None)
         images, samples = image[part], out[part]
@@ -240,13 +238,13 @@ def _parts(
         yield images, samples, each * -(-number // together)
 
 
-def _cell_defines(image: Any) -> dict[str, str]:
+def _cell_defines(image: Array) -> dict[str, str]:
     logs = _CELLS[image.itemsize]
     return {f"CELL_{axis}": str(log) for axis, log in zip("ZYX", logs, strict=True)}
 
 
-def _in_cells(image: Any, how: Sampler, count: int) -> Any:
-    """Copy the image into cells where that pays: many points all over an image that the caches do not hold."""
+def _in_cells(image: Array, how: SplineSampling, count: int) -> Array | None:
+    """Copy the image into cells if that is faster: for many points in an image larger than the caches."""
     if image.ndim != 3 or how.order > 1 or image.nbytes < _CACHED_NBYTES or 8 * count < image.size:
         return None
     logs = _CELLS[image.itemsize]
@@ -263,8 +261,8 @@ def _in_cells(image: Any, how: Sampler, count: int) -> Any:
     return cells
 
 
-def _empty_if_it_fits(image: Any, size: int) -> Any:
-    """Make an array of the image's kind; None where there is no memory for it, which is no error."""
+def _empty_if_it_fits(image: Array, size: int) -> Array | None:
+    """Allocate an array beside the image; None if there is no memory for it."""
     if not is_device_array(image):
         return np.empty(size, image.dtype)
     import cupy
@@ -281,8 +279,8 @@ class AffineMap:
 
     Attributes
     ----------
-    matrix : tuple of tuple of float, (rank, rank)
-        Row by row.
+    matrix : tuple of tuple of float, (rank, axes of the output)
+        Rows of the matrix; square for :func:`sample_affine`.
     offset : tuple of float, (rank,)
         In voxels of the image.
     """
@@ -292,10 +290,10 @@ class AffineMap:
 
 
 def sample_affine(
-    box: Any,
+    box: Array,
     affine: AffineMap,
-    how: Sampler,
-    out: Any,
+    how: SplineSampling,
+    out: Array,
     *,
     whole: Sequence[int] | None = None,
     box_start: Sequence[int] | None = None,
@@ -303,30 +301,30 @@ def sample_affine(
 ) -> None:
     """Sample on the grid of an affine map, all of it or a block.
 
-    A voxel's value depends on its number in the whole output and on the whole image's shape, not on how the work is
-    cut: blocks are the whole, bit for bit.
+    A voxel's value depends only on its index in the whole output and on the whole image's shape: a block equals that
+    part of the whole, bit for bit.
 
     Parameters
     ----------
     box : cupy.ndarray
-        The image, or a box of it that holds all voxels this block needs; or a stack of such, C-contiguous.
+        The image, or a box of it that holds all voxels that the block needs; or a stack of such, C-contiguous.
     affine : AffineMap
-        From voxels of the whole output to coordinates in the whole image.
-    how : Sampler
+        Maps voxels of the whole output to coordinates in the whole image.
+    how : SplineSampling
         Order, mode, constant value.
     out : cupy.ndarray
         The output, or a block of it; C-contiguous.
     whole : sequence of int, optional
-        Shape of the whole image; by default that of `box`.
+        LaunchConfig of the whole image; by default that of `box`.
     box_start, out_start : sequence of int, optional
-        Where box and block begin in the whole; by default at 0.
+        Offsets of box and block in the whole; by default 0.
     """
     if not out.size:
         return
     rank, order = len(affine.matrix), how.order
     is_stack = box.ndim > rank
-    image, made = (box[0], out[0]) if is_stack else (box, out)
-    shape: Any = three(made.shape)
+    image, first_out = (box[0], out[0]) if is_stack else (box, out)
+    shape = three_sizes(first_out.shape)
     brick = None
     if rank == 3 and order in BRICKS:
         itemsize = 8 if is_wide(box, out) else 4
@@ -351,9 +349,9 @@ def sample_affine(
     )
     if is_stack:
         more["BATCH"] = "1"
-    kernel = load(spec_of("affine", name, kinds_of(image, made, order, how.mode), cut, **more))
+    kernel = load(spec_of("affine", name, kinds_of(image, first_out, order, how.mode), cut, **more))
     shared = 0 if brick is None else brick.nbytes
-    if shared > _WITHOUT_ASKING and kernel.max_dynamic_shared_size_bytes < shared:
+    if shared > _DEFAULT_SHARED_NBYTES and kernel.max_dynamic_shared_size_bytes < shared:
         kernel.max_dynamic_shared_size_bytes = shared
     packed = bytearray(_AFFINE_FIELDS.pack(*numbers))
     if not is_stack:
@@ -365,9 +363,11 @@ def sample_affine(
         kernel((number,), (cut.threads,), (images, samples, args), shared_mem=shared)
 
 
-def _shared_limit(box: Any) -> int:
-    """Bytes of shared memory that a brick may take: some GPUs have less than is wanted."""
-    return min(_BRICK_NBYTES, _shared_nbytes(box.device.id) - _DECLARED) if is_device_array(box) else _BRICK_NBYTES
+def _shared_limit(box: Array) -> int:
+    """Return the maximum shared memory of a brick; some GPUs have less than _BRICK_NBYTES."""
+    return (
+        min(_BRICK_NBYTES, _shared_nbytes(box.device.id) - _DECLARED_NBYTES) if is_device_array(box) else _BRICK_NBYTES
+    )
 
 
 @functools.cache
@@ -378,24 +378,24 @@ def _shared_nbytes(device_id: int) -> int:
 
 
 def _matrix_and_shift(affine: AffineMap, rank: int, pad: int) -> tuple[float, ...]:
-    """Return the map's twelve numbers, for three axes, into an image with a pad."""
-    (row, *rows), shift = affine.matrix, [one + pad for one in affine.offset]
+    """Return the twelve numbers of the map, for three axes, into an image with a pad."""
+    (row, *rows), shift = affine.matrix, [offset + pad for offset in affine.offset]
     if rank == 3:
         return (*row, *rows[0], *rows[1], *shift)
     return (0, 0, 0, 0, *row, 0, *rows[0], 0, *shift)
 
 
-def _has_aligned_rows(box: Any) -> bool:
-    """Say whether four voxels that begin at a multiple of four can be read at once."""
+def _has_aligned_rows(box: Array) -> bool:
+    """Return whether four voxels that begin at a multiple of four can be read at once."""
     return box.shape[2] % 4 == 0 and address_of(box) % min(16, 4 * box.itemsize) == 0
 
 
 def _warp_x(affine: AffineMap) -> int:
-    """Choose how many of a warp's threads lie along X: all where X stays X, else a square that touches fewer lines."""
+    """Choose the threads of a warp along X: all if X stays X, else a square, which touches fewer cache lines."""
     column = [abs(row[-1]) for row in affine.matrix]
     return 32 if max(column[:-1]) <= 0.1 * column[-1] else 8
 
 
-def contiguous(array: Any) -> Any:
-    """Return the array C-contiguous, as the kernels take it."""
+def contiguous(array: Array) -> Array:
+    """Return the array in C order, as the kernels need it."""
     return array if array.flags.c_contiguous else array_module(array).ascontiguousarray(array)

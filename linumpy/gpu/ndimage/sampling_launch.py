@@ -1,7 +1,7 @@
-"""How the sampling kernels are compiled and launched.
+"""Specialisations and launch configurations of the sampling kernels.
 
-In: dtypes, sizes, the spline's order and mode. Out: kernel specs and grids of blocks, by numbers as measured. Runs
-without a GPU.
+In: dtypes, sizes, the spline's order and mode. Out: kernel specs and grids of blocks, tuned on an H200. Runs without a
+GPU.
 """
 
 from __future__ import annotations
@@ -9,29 +9,29 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
+from linumpy.arrays import Array
 from linumpy.gpu.kernels import CUDA_TYPES, IN_FLOAT32, KernelSpec, index_type
 from linumpy.plan.boundary import MODES  # the kernels number them in this order
 
-#: Blocks along the second and third axis of a grid.
+#: Maximum number of blocks along the second and third axis of a grid.
 GRID_LIMIT = 2**16 - 1
 
 
 @dataclass(frozen=True)
-class Shape:
-    """How a kernel's work is cut, as measured on an H200.
+class LaunchConfig:
+    """How a kernel's work is divided, tuned on an H200.
 
     Attributes
     ----------
     march : int
-        Voxels of a thread, one after another along the slowest axis.
-    tile_x, threads : int
-        Columns of a tile, and threads of a block: as many columns, and as many rows as are left.
+        Voxels of a thread along the slowest axis.
     blocks : int
-        Blocks of a multiprocessor at least, which bounds the registers of a thread.
+        Minimum number of blocks on a multiprocessor, which bounds the registers of a thread.
+    tile_x, threads : int
+        Columns of a tile, and threads of a block, which are divided into columns and rows.
     together : int
-        Voxels of a thread whose loads are under way at once; not of affine maps without a brick.
+        Voxels of a thread whose loads are in flight at once; unused for affine maps without a brick.
     """
 
     march: int
@@ -46,47 +46,61 @@ class Shape:
         return self.march, self.threads // self.tile_x, self.tile_x
 
 
-#: By order: of points in a list, of a grid of points (of small voxels, and of others), of an affine map without and
-#: with a brick. Those of orders 2, 4 and 5 are chosen like that of order 3, with registers for more weights.
+#: By order: points in a list, a grid of points (with small voxels, and with others), an affine map without and with a
+#: brick. Orders 2, 4 and 5 follow order 3, with registers for more weights.
 LISTS = {
-    0: Shape(4, 4, together=4),
-    1: Shape(4, 4, together=4),
-    2: Shape(1, 5),
-    3: Shape(1, 5),
-    4: Shape(1, 3),
-    5: Shape(1, 3),
+    0: LaunchConfig(4, 4, together=4),
+    1: LaunchConfig(4, 4, together=4),
+    2: LaunchConfig(1, 5),
+    3: LaunchConfig(1, 5),
+    4: LaunchConfig(1, 3),
+    5: LaunchConfig(1, 3),
 }
-SMALL_GRIDS = {0: Shape(16, 8), 1: Shape(16, 8), 2: Shape(16, 5), 3: Shape(16, 5), 4: Shape(16, 3), 5: Shape(16, 3)}
-GRIDS = SMALL_GRIDS | {0: Shape(4, 5, together=4), 1: Shape(4, 5, together=4)}
-#: Of a grid of points in several images: more is held of a place, which all of them share.
+SMALL_GRIDS = {
+    0: LaunchConfig(16, 8),
+    1: LaunchConfig(16, 8),
+    2: LaunchConfig(16, 5),
+    3: LaunchConfig(16, 5),
+    4: LaunchConfig(16, 3),
+    5: LaunchConfig(16, 3),
+}
+GRIDS = SMALL_GRIDS | {0: LaunchConfig(4, 5, together=4), 1: LaunchConfig(4, 5, together=4)}
+#: A grid of points in several images needs more registers: the images share the weights of a point.
 STACKED_GRIDS = {order: replace(cut, blocks=cut.blocks - 1) for order, cut in GRIDS.items()}
 SMALL_STACKED_GRIDS = {order: replace(cut, blocks=cut.blocks - 1) for order, cut in SMALL_GRIDS.items()}
-AFFINE = {0: Shape(16, 4), 1: Shape(16, 4), 2: Shape(2, 3), 3: Shape(2, 3), 4: Shape(1, 2), 5: Shape(1, 2)}
+AFFINE = {
+    0: LaunchConfig(16, 4),
+    1: LaunchConfig(16, 4),
+    2: LaunchConfig(2, 3),
+    3: LaunchConfig(2, 3),
+    4: LaunchConfig(1, 2),
+    5: LaunchConfig(1, 2),
+}
 BRICKS = {
-    1: Shape(16, 4, tile_x=16, together=2),
-    2: Shape(16, 4),
-    3: Shape(16, 4),
-    4: Shape(8, 3, tile_x=16),
-    5: Shape(8, 3, tile_x=16),
+    1: LaunchConfig(16, 4, tile_x=16, together=2),
+    2: LaunchConfig(16, 4),
+    3: LaunchConfig(16, 4),
+    4: LaunchConfig(8, 3, tile_x=16),
+    5: LaunchConfig(8, 3, tile_x=16),
 }
 
 
 Kinds = tuple[str, str, int, int, str, bool, bool]
 
 
-def kinds_of(image: Any, out: Any, order: int, mode: str, *others: Any) -> Kinds:
-    """Say what kernels are compiled for, beside their own definitions."""
-    big = any(index_type(one.size) == "int64" for one in (image, out, *others))
+def kinds_of(image: Array, out: Array, order: int, mode: str, *others: Array) -> Kinds:
+    """Return the properties of arrays that kernels are compiled for."""
+    big = any(index_type(array.size) == "int64" for array in (image, out, *others))
     return image.dtype.str[1:], out.dtype.str[1:], image.ndim, order, mode, is_wide(image, out), big
 
 
-def spec_of(source: str, name: str, kinds: Kinds, cut: Shape, **more: str) -> KernelSpec:
-    """Name a kernel and what it is compiled for; never a shape."""
+def spec_of(source: str, name: str, kinds: Kinds, cut: LaunchConfig, **more: str) -> KernelSpec:
+    """Return a kernel and its definitions; never a shape."""
     return _spec(source, name, kinds, cut, tuple(more.items()))
 
 
 @functools.lru_cache(maxsize=1024)
-def _spec(source: str, name: str, kinds: Kinds, cut: Shape, more: tuple[tuple[str, str], ...]) -> KernelSpec:
+def _spec(source: str, name: str, kinds: Kinds, cut: LaunchConfig, more: tuple[tuple[str, str], ...]) -> KernelSpec:
     kind, target, rank, order, mode, wide, big = kinds
     defines = {
         "SOURCE": CUDA_TYPES[kind],
@@ -107,9 +121,9 @@ def _spec(source: str, name: str, kinds: Kinds, cut: Shape, more: tuple[tuple[st
 
 
 def blocks_of(shape: Sequence[int], tile: tuple[int, int, int], rank: int) -> tuple[tuple[int, ...], tuple[int, int]]:
-    """Cut a grid of voxels into blocks: the launch, and what the kernel must know of it (see ``tile_of_block``).
+    """Cut a grid of voxels into blocks: return the launch's grid and the `counts` of ``tile_of_block``.
 
-    The slowest axis of the image is the one that threads march along.
+    Threads march along the slowest axis of the image.
     """
     if rank == 2:
         tile = (1, tile[0] * tile[1], tile[2])
@@ -119,11 +133,17 @@ def blocks_of(shape: Sequence[int], tile: tuple[int, int, int], rank: int) -> tu
     return (x * y * z,), (y, x)
 
 
-def is_wide(image: Any, out: Any) -> bool:
-    """Say whether a kernel computes in double precision."""
+def is_wide(image: Array, out: Array) -> bool:
+    """Return whether a kernel computes in double precision."""
     return not (image.dtype.str[1:] in IN_FLOAT32 and out.dtype.str[1:] in IN_FLOAT32)
 
 
 def three(sizes: Sequence[float], first: int = 1) -> tuple[float, ...]:
-    """Put an axis of one voxel before two."""
+    """Add values for missing axes before those of two axes."""
     return (first,) * (3 - len(sizes)) + tuple(sizes)
+
+
+def three_sizes(shape: Sequence[int]) -> tuple[int, int, int]:
+    """Add axes of one voxel before others, up to three."""
+    z, y, x = (1,) * (3 - len(shape)) + tuple(shape)
+    return z, y, x

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from linumpy.arrays import Array
 from linumpy.device import array_module
 from linumpy.gpu.kernels import CUDA_TYPES, IN_FLOAT32, KernelSpec, index_type, int32, int64, load
 
@@ -51,7 +52,7 @@ _LARGEST_PAD = 15
 
 
 @dataclass(frozen=True)
-class Tuning:
+class SplineTuning:
     """How a kernel is compiled.
 
     Attributes
@@ -76,10 +77,10 @@ class Tuning:
 
 #: By the kernel, and whether it computes in double precision.
 TUNING = {
-    ("spline_columns", False): Tuning(8, 128, 8),
-    ("spline_columns", True): Tuning(16, 128, 4),
-    ("spline_rows", False): Tuning(32, 128, 4),
-    ("spline_rows", True): Tuning(16, 128, 3),
+    ("spline_columns", False): SplineTuning(8, 128, 8),
+    ("spline_columns", True): SplineTuning(16, 128, 4),
+    ("spline_rows", False): SplineTuning(32, 128, 4),
+    ("spline_rows", True): SplineTuning(16, 128, 3),
 }
 
 
@@ -105,7 +106,9 @@ class Ends:
     order: int = 3
 
 
-def filtered(image: Any, ends: Ends, dtype: Any, out: Any = None, axes: Sequence[int] | None = None) -> Any:
+def filtered(
+    image: Array, ends: Ends, dtype: Any, out: Array | None = None, axes: Sequence[int] | None = None
+) -> Array:
     """Return the coefficients of an image of any layout, in `out` where it is given: see :func:`filter_axes`."""
     if out is None:
         out = array_module(image).empty([n + 2 * ends.pad for n in image.shape], dtype)
@@ -126,7 +129,7 @@ def coefficient_dtype(*dtypes: np.dtype) -> np.dtype:
     return np.dtype(np.float32 if all(one.str[1:] in IN_FLOAT32 for one in dtypes) else np.float64)
 
 
-def filter_axes(image: Any, ends: Ends, out: Any, axes: Sequence[int] | None = None) -> None:
+def filter_axes(image: Array, ends: Ends, out: Array, axes: Sequence[int] | None = None) -> None:
     """Find the coefficients of a spline.
 
     Parameters
@@ -231,7 +234,7 @@ def _four(numbers: Sequence[int]) -> tuple[int, int, int, int]:
     return a, b, c, d
 
 
-def _filter_short(source: Any, out: Any, one: _Pass, ends: Ends, wide: bool) -> None:
+def _filter_short(source: Array, out: Array, one: _Pass, ends: Ends, wide: bool) -> None:
     """Filter an axis by a matrix, all poles at once."""
     matrix = array_module(out).asarray(_matrix(one.size, ends.mode, ends.order))
     threads = TUNING["spline_columns", wide].threads
@@ -241,7 +244,7 @@ def _filter_short(source: Any, out: Any, one: _Pass, ends: Ends, wide: bool) -> 
     kernel((-(-one.lines // threads),), (threads,), args)
 
 
-def _filter_axis(source: Any, out: Any, one: _Pass, ends: Ends, pole: float, wide: bool) -> None:
+def _filter_axis(source: Array, out: Array, one: _Pass, ends: Ends, pole: float, wide: bool) -> None:
     """Apply one pole along an axis."""
     read, written = source.reshape(-1)[one.read[0] :], out.reshape(-1)[one.written[0] :]
     lines = int64(one.lines, one.counts[1], *one.read[1:])
@@ -291,7 +294,7 @@ def _matrix(size: int, mode: str, order: int) -> np.ndarray:
     return np.ascontiguousarray(spline_filter1d(np.eye(size), order, axis=0, output=np.float64, mode=mode))
 
 
-def _spec(name: str, source: Any, out: Any, order: int, pole: float, wide: bool) -> KernelSpec:
+def _spec(name: str, source: Array, out: Array, order: int, pole: float, wide: bool) -> KernelSpec:
     tuning = TUNING["spline_rows" if name == "spline_rows" else "spline_columns", wide]
     defines = {
         "SOURCE": CUDA_TYPES[source.dtype.str[1:]],

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from linumpy.arrays import Array
 from linumpy.device import array_module
 
 
@@ -64,9 +65,9 @@ class Target:
 
     shape: tuple[int, ...]
     dtype: np.dtype
-    out: Any = None
+    out: Array | None = None
 
-    def array(self, *sources: Any) -> Any:
+    def array(self, *sources: Array) -> Array:
         """Make the array that is written to: `out`, unless it has gaps or may share memory with what is read."""
         xp = array_module(sources[0])
         out = self.out
@@ -74,7 +75,7 @@ class Target:
             return out
         return xp.empty(self.shape, self.dtype)
 
-    def take(self, result: Any) -> Any:
+    def take(self, result: Array) -> Array:
         """Bring the result to where it goes."""
         if self.out is None or result is self.out:
             return result

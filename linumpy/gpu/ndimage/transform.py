@@ -7,6 +7,7 @@ kernels (:mod:`~linumpy.gpu.ndimage.dispatch`).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from linumpy.gpu.ndimage.arguments import (
     read_output_shape,
     read_spline,
 )
-from linumpy.gpu.ndimage.dispatch import Grid
+from linumpy.gpu.ndimage.dispatch import GridMap
 from linumpy.gpu.ndimage.nearest import Line
 from linumpy.gpu.ndimage.target import Target
 
@@ -152,7 +153,7 @@ def affine_transform(
     shape = read_output_shape(output_shape, output, image.shape)
     linear, shift = read_affine(matrix, offset, image.ndim, len(shape))
     target = Target(shape, *read_output(output, image, shape))
-    return dispatch.sample_grid(image, Grid(linear, shift, _lines(linear, shift, image.shape, shape)), how, target)
+    return dispatch.sample_grid(image, GridMap(linear, shift, _lines(linear, shift, image.shape, shape)), how, target)
 
 
 def _lines(
@@ -243,8 +244,8 @@ def geometric_transform(
 
 
 def _mapped(
-    xp: Any, mapping: Callable[..., Sequence[Any]], shape: tuple[int, ...], rank: int, extra: Any, keywords: Any
-) -> Any:
+    xp: ModuleType, mapping: Callable[..., Sequence[Any]], shape: tuple[int, ...], rank: int, extra: Any, keywords: Any
+) -> Array:
     """Call a mapping once, for all voxels of the result: their coordinates, (rank, *shape)."""
     voxels = tuple(
         xp.arange(n, dtype=np.int64).reshape([-1 if other == axis else 1 for other in range(len(shape))])
@@ -343,7 +344,7 @@ def spline_filter1d(
     return _filter(image, order, [int(axis) % image.ndim], output, name)
 
 
-def _filter(image: Any, order: int, axes: Sequence[int], output: Any, mode: str) -> Any:
+def _filter(image: Array, order: int, axes: Sequence[int], output: Any, mode: str) -> Array:
     shape = tuple(image.shape)
     target = Target(shape, *read_output(output, image, shape))
     if is_device_array(image):

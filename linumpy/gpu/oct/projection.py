@@ -99,23 +99,23 @@ def _by_numpy(vol: np.ndarray, axis: int, wanted: tuple[str, ...], accumulate: s
 
 
 @dataclass(frozen=True)
-class Launch:
-    """How a projection is spread over the device.
+class ProjectionConfig:
+    """Launch configuration of a projection.
 
     Attributes
     ----------
     rows : bool
-        Whether the axis is the one along which memory runs.
+        Whether the projected axis is contiguous.
     vec : int
         Elements of one access.
     vectors : int
-        Vectors of outputs; outputs where `rows`.
+        Vectors of outputs; single outputs with `rows`.
     lanes, segments : int
         Vectors of a block, and threads that share the axis of each.
     blocks : int
-        Blocks that all vectors take.
+        Blocks for all vectors.
     parts, chunk : int
-        Blocks that share an axis, and the accesses that each of them makes along it.
+        Blocks that share an axis, and the accesses of each along it.
     """
 
     rows: bool
@@ -128,8 +128,8 @@ class Launch:
     chunk: int
 
 
-def plan_launch(outer: int, n: int, inner: int, itemsize: int, alignment: int = 16) -> Launch:
-    """Spread an array of shape (outer, n, inner) over the device; pure.
+def launch_config(outer: int, n: int, inner: int, itemsize: int, alignment: int = 16) -> ProjectionConfig:
+    """Choose the launch configuration for an array of shape (outer, n, inner); pure.
 
     Parameters
     ----------
@@ -154,11 +154,11 @@ def plan_launch(outer: int, n: int, inner: int, itemsize: int, alignment: int = 
     blocks = -(-vectors // lanes)
     parts = max(1, min(_BLOCKS // blocks, accesses // (segments * _UNROLL)))
     chunk = -(-accesses // parts)
-    return Launch(rows, vec, vectors, lanes, segments, blocks, -(-accesses // chunk), chunk)
+    return ProjectionConfig(rows, vec, vectors, lanes, segments, blocks, -(-accesses // chunk), chunk)
 
 
 def _power_of_two(n: int) -> int:
-    """The least power of two that is at least n."""
+    """Return the smallest power of two that is at least n."""
     return 1 << (n - 1).bit_length()
 
 
@@ -166,18 +166,18 @@ def _by_kernels(vol: Any, axis: int, wanted: tuple[str, ...], accumulate: str) -
     xp = array_module(vol)
     if not _order_of_memory(vol.shape, vol.strides, vol.itemsize):
         vol = xp.ascontiguousarray(vol)
-    way = _choose_way(vol.shape, vol.strides, vol.dtype, math.gcd(16, address_of(vol)), axis, wanted, accumulate)
-    results = {one: xp.empty(way.kept, dtype) for one, dtype in way.dtypes}
-    if way.spec is not None:
-        _launch(xp, vol, results, way)
-    if way.back is None:
+    plan = _plan_projection(vol.shape, vol.strides, vol.dtype, math.gcd(16, address_of(vol)), axis, wanted, accumulate)
+    results = {one: xp.empty(plan.kept, dtype) for one, dtype in plan.dtypes}
+    if plan.spec is not None:
+        _launch(xp, vol, results, plan)
+    if plan.back is None:
         return tuple([results[one] for one in wanted])
-    return tuple([results[one].transpose(way.back) for one in wanted])
+    return tuple([results[one].transpose(plan.back) for one in wanted])
 
 
 @functools.lru_cache(maxsize=256)
 def _order_of_memory(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
-    """Order the axes as memory has them; none where it has gaps."""
+    """Return the axes in memory order; empty if memory has gaps."""
     order = memory_order(shape, strides)
     pitch = itemsize
     for axis in reversed(order):
@@ -188,27 +188,27 @@ def _order_of_memory(shape: tuple[int, ...], strides: tuple[int, ...], itemsize:
 
 
 @dataclass(frozen=True)
-class _Way:
-    """All that a projection needs and that does not depend on where its array lies.
+class _ProjectionPlan:
+    """Everything that a projection needs except addresses.
 
     Attributes
     ----------
     kept : tuple of int
-        Axes of a result, as they lie in memory.
+        Shape of a result, in memory order.
     back : tuple of int or None
-        Their transposition to the order that the caller knows, where it is another one.
+        Transposition to the order of the caller; None if it is the same.
     dtypes : tuple of (str, numpy.dtype)
-        Each statistic that is wanted.
+        Each wanted statistic, and its data type.
     spec : KernelSpec or None
-        The kernel; none where nothing is to be computed.
+        The kernel; None if there is nothing to compute.
     grid, threads, shared : int
-        Its blocks, threads of each and their bytes of shared memory.
+        Blocks, threads of a block, and shared memory of a block in bytes.
     sizes : tuple
-        Its last arguments.
+        Last arguments of the kernel.
     merge : KernelSpec or None
-        The kernel that merges the parts of an axis, where there are several.
+        The kernel that merges the parts of an axis, if there are several.
     outputs, parts : int
-        Elements of a result, and those parts.
+        Elements of a result, and number of parts.
     """
 
     kept: tuple[int, ...]
@@ -224,8 +224,8 @@ class _Way:
     parts: int = 0
 
 
-@functools.lru_cache(maxsize=256)  # a projection of tiles is over before all this is worked out anew
-def _choose_way(
+@functools.lru_cache(maxsize=256)  # cached: planning takes longer than the kernel
+def _plan_projection(
     shape: tuple[int, ...],
     strides: tuple[int, ...],
     dtype: np.dtype,
@@ -233,45 +233,46 @@ def _choose_way(
     axis: int,
     wanted: tuple[str, ...],
     accumulate: str,
-) -> _Way:
+) -> _ProjectionPlan:
     """Prepare the projection of an array without gaps; pure."""
     order = _order_of_memory(shape, strides, dtype.itemsize)
     names = [name for name in order if name != axis]
     kept = tuple(shape[name] for name in names)
     back = tuple(sorted(range(len(names)), key=names.__getitem__))
     dtypes = tuple((one, dtype if one in ("min", "max") else np.dtype(accumulate)) for one in dict.fromkeys(wanted))
-    way = _Way(kept, None if list(back) == sorted(back) else back, dtypes)
+    plan = _ProjectionPlan(kept, None if list(back) == sorted(back) else back, dtypes)
     if not math.prod(kept):
-        return way
+        return plan
     index = order.index(axis)
     outer, n, inner = math.prod(kept[:index]), shape[axis], math.prod(kept[index:])
-    plan = plan_launch(outer, n, inner, dtype.itemsize, alignment)
+    config = launch_config(outer, n, inner, dtype.itemsize, alignment)
     want = sum(STATISTICS[one] for one, _ in dtypes)
-    threads = plan.lanes * plan.segments
+    threads = config.lanes * config.segments
+    merge = kernel_spec("merge_partials", dtype, accumulate, want, config.vec, config.rows)
     return replace(
-        way,
-        spec=kernel_spec("project", dtype, accumulate, want, plan.vec, plan.rows),
-        grid=plan.blocks * plan.parts,
+        plan,
+        spec=kernel_spec("project", dtype, accumulate, want, config.vec, config.rows),
+        grid=config.blocks * config.parts,
         threads=threads,
         shared=threads * _SHARED_BYTES,
-        sizes=(*int64(n, inner, plan.vectors, plan.chunk), *uint32(plan.lanes, plan.blocks, plan.parts)),
-        merge=kernel_spec("merge_partials", dtype, accumulate, want, plan.vec, plan.rows) if plan.parts > 1 else None,
+        sizes=(*int64(n, inner, config.vectors, config.chunk), *uint32(config.lanes, config.blocks, config.parts)),
+        merge=merge if config.parts > 1 else None,
         outputs=outer * inner,
-        parts=plan.parts,
+        parts=config.parts,
     )
 
 
-def _launch(xp: Any, vol: Any, results: dict[str, Any], way: _Way) -> None:
-    assert way.spec is not None
-    # A statistic that is not wanted is not written: any address does.
+def _launch(xp: Any, vol: Any, results: dict[str, Any], plan: _ProjectionPlan) -> None:
+    assert plan.spec is not None
+    # Unwanted statistics are not written, so any address is valid.
     outputs = [results.get(one, vol) for one in STATISTICS]
-    partials = vol if way.merge is None else xp.empty(way.parts * way.outputs * _STATE_BYTES, np.uint8)
-    load(way.spec)((way.grid,), (way.threads,), (vol, *outputs, partials, *way.sizes), shared_mem=way.shared)
-    if way.merge is not None:
-        load(way.merge)(
-            (-(-way.outputs * 32 // _THREADS),),
+    partials = vol if plan.merge is None else xp.empty(plan.parts * plan.outputs * _STATE_BYTES, np.uint8)
+    load(plan.spec)((plan.grid,), (plan.threads,), (vol, *outputs, partials, *plan.sizes), shared_mem=plan.shared)
+    if plan.merge is not None:
+        load(plan.merge)(
+            (-(-plan.outputs * 32 // _THREADS),),
             (_THREADS,),
-            (partials, *outputs, *int64(way.outputs), *uint32(way.parts)),
+            (partials, *outputs, *int64(plan.outputs), *uint32(plan.parts)),
             shared_mem=_THREADS * _STATE_BYTES,
         )
 

@@ -1,8 +1,8 @@
-"""Find the surface of the tissue in an OCT volume, where the volume is: CuPy in, CuPy out; NumPy in, NumPy out.
+"""Find the tissue surface in an OCT volume: CuPy in, CuPy out; NumPy in, NumPy out.
 
-In: a volume and its depth axis. Out: for each A-line where tissue begins. On the device two kernels do it:
-one takes logarithm and lateral mean, one the derivative along depth and its maximum; between them lies one float32
-volume, cut into slabs of at most :data:`SCRATCH_BYTES`. SciPy's filters do it on the CPU.
+In: a volume and its depth axis. Out: the depth at which tissue begins, for each A-line. On a device one kernel takes
+logarithm and lateral mean, another one the derivative along depth and its maximum, with a float32 volume between them
+that is cut into slabs of at most :data:`SCRATCH_BYTES`. On the CPU, SciPy's filters (``surface_filters.py``).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _WIDEST_S_Z = 16
 _WIDEST_S_XY, _HIGHEST_ORDER = 4096, 32
 #: Wider ones do not fit shared memory, and are left to a chain of filters.
 _WIDEST_ON_DEVICE = 1024
-#: What decides on the surface besides the profile: ``Rule`` of interface.cuh.
+#: Parameters of the surface: ``Rule`` of interface.cuh.
 RULE = np.dtype([("half_s_z", "f8"), ("width", "f4"), ("min_contrast", "f4")], align=True)
 #: Whether the kernels that march are taken where they fit.
 MARCH = True
@@ -179,7 +179,7 @@ def _depth_axis(vol: Any, depth_axis: int | None) -> int:
 
 
 def check_arguments(vol: Any, options: SurfaceOptions) -> None:
-    """Raise for what :func:`find_tissue_interface` cannot take."""
+    """Check the arguments of :func:`find_tissue_interface`."""
     s_xy, s_z, order, depth_axis = options.s_xy, options.s_z, options.order, options.depth_axis
     if vol.ndim != 3 or not all(vol.shape):
         raise ValueError(f"a volume of shape {vol.shape} has no surface: three axes with voxels are needed")
@@ -286,7 +286,7 @@ def interface_by_kernels(vol: Any, options: SurfaceOptions) -> tuple[Any, Any]:
     weights = _weights_on_device(xp, float(options.s_z), options.order)
     smoothing = _weights_on_device(xp, float(options.s_z), 0) if options.cutting_errors else weights
     layout = choose_layout(vol.shape, vol.strides, options.depth_axis, int(options.s_xy), len(weights) - 1)
-    return _Run(xp, vol, layout, options, weights, smoothing).surface()
+    return _SurfaceRun(xp, vol, layout, options, weights, smoothing).surface()
 
 
 def _weights_on_device(xp: Any, s_z: float, order: int) -> Any:
@@ -303,8 +303,8 @@ def _uploaded_weights(s_z: float, order: int, queue: tuple[int, int, int]) -> Up
     return uploaded(cupy.asarray(gaussian_weights(s_z, order)))
 
 
-class _Run:
-    """One volume on its way through the kernels."""
+class _SurfaceRun:
+    """The launches for one volume."""
 
     def __init__(
         self, xp: Any, vol: Any, layout: InterfaceLayout, options: SurfaceOptions, weights: Any, smoothing: Any
@@ -325,10 +325,10 @@ class _Run:
         self.weights = weights, smoothing
         rule = np.array((options.s_z / 2, options.step_width, options.min_contrast), RULE)[()]
         self.how = np.int32(options.order % 2), rule
-        self.zero = self._log_of_zero() if self.log == "2" else self.weights[0]  # which nobody looks at
+        self.zero = self._log_of_zero() if self.log == "2" else self.weights[0]  # unused
 
     def _log_of_zero(self) -> Any:
-        """What stands for the logarithm of voxels that have none, where kernels find it."""
+        """Return the value for voxels without a logarithm, as a float32 on the device."""
         if self.options.zero_log is not None:
             return self.xp.full(1, self.options.zero_log, np.float32)
         written = self.xp.empty(1, np.float32)
@@ -350,7 +350,7 @@ class _Run:
         return self.out, self.contrast
 
     def _look_again(self, first: int, count: int, mean: Any) -> None:
-        """Look at A-lines without a clear edge once more; the others cost a look at their contrast."""
+        """Process A-lines without a clear edge again; the kernel returns at once for the others."""
         second = self.options.second_look
         if second is None:
             return
@@ -374,16 +374,23 @@ class _Run:
     def _steepest_kernel(self, name: str) -> Any:
         return load(kernel_spec(name, np.dtype(np.float32), "0", self.kind))
 
-    def _start(self, launch: surface_march.Launch) -> None:
+    def _start(self, launch: surface_march.MarchLaunch) -> None:
         load(launch.spec)((launch.blocks,), (launch.threads,), launch.args)
+
+    def _mean_pass(self, first: int, count: int, mean: Any) -> surface_march.MeanPass:
+        rows = first, count
+        return surface_march.MeanPass(self.vol, mean, self.shape, self.stride, rows, self.s, self.log, self.zero)
+
+    def _profile_pass(self, first: int, count: int, mean: Any) -> surface_march.ProfilePass:
+        sizes, profile = (count, *self.shape[1:]), (*self.weights, *self.how)
+        maps = self._from_row(first)
+        return surface_march.ProfilePass(mean, maps, profile, sizes, self.out_stride, self.radius, self.kind)
 
     def _tiles(self, first: int, count: int, mean: Any) -> None:
         size_a, size_b, depth = self.shape
         if MARCH and surface_march.fits(self.s, self.radius):
-            here = (count, size_b, depth), self.out_stride, self.radius, self.kind
-            volume = self.vol, mean, self.shape, self.stride
-            self._start(surface_march.strips(*volume, (first, count), self.s, self.log, self.zero))
-            self._start(surface_march.columns(mean, self._from_row(first), (*self.weights, *self.how), *here))
+            self._start(surface_march.strips(self._mean_pass(first, count, mean)))
+            self._start(surface_march.columns(self._profile_pass(first, count, mean)))
             return
         tiles_a, tiles_b = -(-count // _TILE_A), -(-size_b // _TILE_B)
         self._mean_kernel("mean_tile", self.vol.dtype, self.log)(
@@ -400,10 +407,8 @@ class _Run:
     def _lines(self, first: int, count: int, mean: Any) -> None:
         _, size_b, depth = self.shape
         if MARCH and surface_march.fits(self.s, self.radius) and surface_march.line_fits(depth, self.radius):
-            here = (count, size_b, depth), self.out_stride, self.s, self.radius, self.kind
-            volume = self.vol, mean, self.shape, self.stride
-            self._start(surface_march.rows_of_lines(*volume, (first, count), self.s, self.log, self.zero))
-            self._start(surface_march.lines(mean, self._from_row(first), (*self.weights, *self.how), *here))
+            self._start(surface_march.rows_of_lines(self._mean_pass(first, count, mean)))
+            self._start(surface_march.lines(self._profile_pass(first, count, mean), self.s))
             return
         self._along_a(first, count, mean, lanes_axis=2, to=(size_b * depth, 1, depth))
         groups = -(-size_b // _GROUP)
@@ -418,7 +423,7 @@ class _Run:
         )
 
     def _any(self, first: int, count: int, half: Any, mean: Any) -> None:
-        """Take three passes: a mean along a, one along b, the profile. The same memory order as the volume's."""
+        """Run three passes: a mean along a, a mean along b, the profile; in the memory order of the volume."""
         size_b, depth = self.shape[1:]
         kernel = self._mean_kernel("mean_along", np.dtype(np.float32), "0")
         if self.layout.depth_inner:
@@ -475,7 +480,7 @@ class _Run:
         )
 
     def _from_row(self, first: int) -> tuple[Any, Any]:
-        """The maps from row `first` of a on; where there is no contrast, an array that kernels do not look at."""
+        """Return the maps from row `first` of a on; without contrast, an array that kernels do not use."""
         part = slice(first, None) if self.layout.a < self.layout.b else (slice(None), slice(first, None))
         return self.out[part], self.weights[0] if self.contrast is None else self.contrast[part]
 

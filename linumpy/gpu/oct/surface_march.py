@@ -1,169 +1,175 @@
-"""How the marching kernels of the tissue interface are launched: which kernel, on how many threads, with what.
+"""Plan the launches of the marching kernels of the tissue surface.
 
-In: sizes and strides of a volume, arrays. Out: :class:`Launch` records, which :mod:`linumpy.gpu.interface` starts.
-Pure: nothing here touches a device.
+In: sizes and strides of a volume, arrays. Out: :class:`MarchLaunch` records, which ``surface.py`` starts. Pure: does
+not touch a device.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
+from linumpy.arrays import Array
 from linumpy.gpu.kernels import CUDA_TYPES, KernelSpec, int32, int64, uint32
 
 #: Sizes that the kernels of interface_march.cu keep in registers.
-_WIDEST_MEAN, _WIDEST_RADIUS = 32, 16
+_MAX_MEAN, _MAX_RADIUS = 32, 16
 _GROUP, _STRIP = 8, 256  # as in interface_march.cu
 _THREADS, _COLUMN_THREADS = 256, 128
-#: Voxels of depth for which a block of :func:`lines` has threads.
+#: Possible threads of a block of :func:`lines`, one for each voxel of depth.
 _LINE_THREADS = 256, 512
-_LINES = 32  # that a block has at a time, at most
-#: Rows that a thread marches, at least; those that it reads before them come on top.
+_LINES = 32  # maximum number of lines of a block at a time
+#: Minimum number of rows of a march, without those that it reads before them.
 _ROWS = 128
+
+_Numbers = tuple[np.generic, ...]
 
 
 @dataclass(frozen=True)
-class Launch:
-    """A kernel and how it is started.
+class MarchLaunch:
+    """One launch of a marching kernel.
 
     Attributes
     ----------
     spec : KernelSpec
         The kernel.
     blocks, threads : int
-        Of the grid, and of a block.
+        Blocks of the grid, and threads of a block.
     args : tuple
-        What it takes, each of its type.
+        Typed arguments of the kernel.
     """
 
     spec: KernelSpec
     blocks: int
     threads: int
-    args: tuple[Any, ...]
+    args: tuple[Array | np.generic, ...]
 
 
-def fits(s: int, radius: int) -> bool:
-    """Whether there are kernels for a mean of `s` voxels and a derivative that reaches `radius` voxels far."""
-    return s <= _WIDEST_MEAN and 1 <= radius <= _WIDEST_RADIUS
+@dataclass(frozen=True)
+class MeanPass:
+    """The mean of rows of a volume.
 
-
-def line_fits(depth: int, radius: int) -> bool:
-    """Whether a block holds lines of `depth` voxels."""
-    return radius + _GROUP <= depth <= _LINE_THREADS[-1]
-
-
-def strips(
-    vol: Any,
-    mean: Any,
-    sizes: tuple[int, int, int],
-    strides: tuple[int, ...],
-    rows: tuple[int, int],
-    s: int,
-    log: str,
-    zero: Any,
-) -> Launch:
-    """Take the mean over s x s voxels where b is contiguous.
-
-    Parameters
+    Attributes
     ----------
     vol, mean : array
-        Volume, and float32 of shape (depth, rows, b) to be written.
+        Volume, and float32 output: (depth, rows, b) for :func:`strips`, (rows, b, depth) for :func:`rows_of_lines`.
     sizes, strides : tuple of int
         Of the volume, along a, b and z; strides in voxels.
     rows : (int, int)
-        The first of a, and how many.
+        The first row along a, and the number of rows.
     s : int
         Voxels of the mean.
     log : str
-        ``"1"`` for the logarithm first, ``"2"`` with `zero` of voxels that have none.
+        ``"1"`` to take the logarithm first, ``"2"`` with `zero` for voxels that have none.
     zero : array
         A float32 on the device.
     """
-    size_a, size_b, depth = sizes
-    wide, segment = -(-size_b // _STRIP), _segment(s)
-    segments = -(-rows[1] // segment)
-    args = (vol, mean, *int64(*strides), *int32(size_a, size_b, *rows), *uint32(wide, segments), *int32(segment), zero)
-    spec = kernel_spec("march_strip", vol.dtype, log=log, s=s)
-    return Launch(spec, wide * segments * depth, _STRIP, args)
+
+    vol: Array
+    mean: Array
+    sizes: tuple[int, int, int]
+    strides: tuple[int, ...]
+    rows: tuple[int, int]
+    s: int
+    log: str
+    zero: Array
 
 
-def rows_of_lines(
-    vol: Any,
-    mean: Any,
-    sizes: tuple[int, int, int],
-    strides: tuple[int, ...],
-    rows: tuple[int, int],
-    s: int,
-    log: str,
-    zero: Any,
-) -> Launch:
-    """Take the mean over s voxels along a where depth is contiguous; as :func:`strips`, `mean` is (rows, b, depth)."""
-    size_a, size_b, depth = sizes
-    plane, segment = size_b * depth, _segment(s)
-    blocks = -(-plane // _THREADS)
-    args = (vol, mean, *int64(*strides), *int32(size_a, *rows, depth), *int64(plane), *uint32(blocks))
-    spec = kernel_spec("march_rows", vol.dtype, log=log, s=s)
-    return Launch(spec, blocks * -(-rows[1] // segment), _THREADS, (*args, *int32(segment), zero))
+@dataclass(frozen=True)
+class ProfilePass:
+    """The search for the maximum of each A-line's profile.
 
-
-def columns(
-    mean: Any,
-    maps: tuple[Any, Any],
-    profile: tuple[Any, ...],
-    sizes: tuple[int, int, int],
-    to: tuple[int, ...],
-    radius: int,
-    kind: tuple[str, str],
-) -> Launch:
-    """Find where the profile of each A-line is largest, in what :func:`strips` wrote.
-
-    Parameters
+    Attributes
     ----------
     mean : array
-        float32 of shape (depth, rows, b).
+        The output of a :class:`MeanPass`.
     maps : (array, array)
-        To be written: the surface, and its contrast, which is left alone where no edge is wanted.
+        Outputs: the surface, and its contrast, which is not written where no edge is wanted.
     profile : tuple
         Weights of the derivative and of the Gaussian on the device, whether the order is odd, and the rule.
     sizes : (int, int, int)
         Rows, b, depth.
-    to : tuple of int
-        Strides of the map along a and b.
+    strides : tuple of int
+        Strides of the maps along a and b.
     radius : int
-        How far the weights reach.
+        Reach of the weights, in voxels.
     kind : (str, str)
         ``"1"`` for the rule for cutting errors; ``"1"`` for the depth of the edge.
     """
-    count, size_b, depth = sizes
-    args = (mean, *maps, *profile, *int64(count * size_b), *int32(count, size_b, depth), *int64(*to))
-    spec = kernel_spec("march_columns", np.dtype(np.float32), kind=kind, radius=radius)
-    return Launch(spec, -(-count * size_b // _COLUMN_THREADS), _COLUMN_THREADS, args)
+
+    mean: Array
+    maps: tuple[Array, Array]
+    profile: tuple[Array | np.generic, ...]
+    sizes: tuple[int, int, int]
+    strides: tuple[int, ...]
+    radius: int
+    kind: tuple[str, str]
 
 
-def lines(
-    mean: Any,
-    maps: tuple[Any, Any],
-    profile: tuple[Any, ...],
-    sizes: tuple[int, int, int],
-    to: tuple[int, ...],
-    s: int,
-    radius: int,
-    kind: tuple[str, str],
-) -> Launch:
-    """Take the mean over s voxels along b and find the surface, as :func:`columns` from what `rows_of_lines` wrote."""
-    count, size_b, depth = sizes
+def fits(s: int, radius: int) -> bool:
+    """Return whether there are kernels for a mean of `s` voxels and weights that reach `radius` voxels."""
+    return s <= _MAX_MEAN and 1 <= radius <= _MAX_RADIUS
+
+
+def line_fits(depth: int, radius: int) -> bool:
+    """Return whether a block holds lines of `depth` voxels."""
+    return radius + _GROUP <= depth <= _LINE_THREADS[-1]
+
+
+def strips(p: MeanPass) -> MarchLaunch:
+    """Take the mean over s x s voxels where b is contiguous."""
+    size_a, size_b, depth = p.sizes
+    wide, segment = -(-size_b // _STRIP), _segment(p.s)
+    segments = -(-p.rows[1] // segment)
+    sizes: _Numbers = (
+        *int64(*p.strides),
+        *int32(size_a, size_b, *p.rows),
+        *uint32(wide, segments),
+        *int32(segment),
+    )
+    spec = kernel_spec("march_strip", p.vol.dtype, log=p.log, s=p.s)
+    return MarchLaunch(spec, wide * segments * depth, _STRIP, (p.vol, p.mean, *sizes, p.zero))
+
+
+def rows_of_lines(p: MeanPass) -> MarchLaunch:
+    """Take the mean over s voxels along a where depth is contiguous."""
+    size_a, size_b, depth = p.sizes
+    plane, segment = size_b * depth, _segment(p.s)
+    blocks = -(-plane // _THREADS)
+    sizes: _Numbers = (
+        *int64(*p.strides),
+        *int32(size_a, *p.rows, depth),
+        *int64(plane),
+        *uint32(blocks),
+        *int32(segment),
+    )
+    spec = kernel_spec("march_rows", p.vol.dtype, log=p.log, s=p.s)
+    return MarchLaunch(spec, blocks * -(-p.rows[1] // segment), _THREADS, (p.vol, p.mean, *sizes, p.zero))
+
+
+def columns(p: ProfilePass) -> MarchLaunch:
+    """Find the maximum of each profile in the output of :func:`strips`."""
+    count, size_b, depth = p.sizes
+    sizes: _Numbers = (*int64(count * size_b), *int32(count, size_b, depth), *int64(*p.strides))
+    spec = kernel_spec("march_columns", np.dtype(np.float32), kind=p.kind, radius=p.radius)
+    blocks = -(-count * size_b // _COLUMN_THREADS)
+    return MarchLaunch(spec, blocks, _COLUMN_THREADS, (p.mean, *p.maps, *p.profile, *sizes))
+
+
+def lines(p: ProfilePass, s: int) -> MarchLaunch:
+    """Take the mean over s voxels along b and find the maxima, in the output of :func:`rows_of_lines`."""
+    count, size_b, depth = p.sizes
     segment = -(-_ROWS // _LINES) * _LINES
     segments = -(-size_b // segment)
     threads = next(n for n in _LINE_THREADS if depth <= n)
-    args = (mean, *maps, *profile, *int32(size_b, depth), *uint32(segments), *int32(segment), *int64(*to))
-    spec = kernel_spec("march_lines", np.dtype(np.float32), kind=kind, s=s, radius=radius, threads=threads)
-    return Launch(spec, count * segments, threads, args)
+    sizes: _Numbers = (*int32(size_b, depth), *uint32(segments), *int32(segment), *int64(*p.strides))
+    spec = kernel_spec("march_lines", np.dtype(np.float32), kind=p.kind, s=s, radius=p.radius, threads=threads)
+    return MarchLaunch(spec, count * segments, threads, (p.mean, *p.maps, *p.profile, *sizes))
 
 
 def _segment(s: int) -> int:
-    """Rows of a march, such that they and the s - 1 before them are whole groups."""
+    """Return the rows of a march: with the s - 1 rows before them they form whole groups."""
     return -(-(_ROWS + s - 1) // _GROUP) * _GROUP - (s - 1)
 
 
@@ -177,7 +183,7 @@ def kernel_spec(
     radius: int = 1,
     threads: int = _LINE_THREADS[0],
 ) -> KernelSpec:
-    """Choose a kernel of interface_march.cu; what it does not look at is left at its default."""
+    """Choose a kernel of interface_march.cu; definitions that it does not use keep their defaults."""
     defines = {
         "SOURCE": CUDA_TYPES[source.str[1:]],
         "LOG": log,

@@ -1,7 +1,7 @@
 """Carry out the jobs of a reader by the native core.
 
 In: regions of arrays of one geometry, with their outputs as numbers. Out: :class:`~linumpy.core.reader.CoreJob`
-records, and what :class:`~linumpy.gpu.read.ticket.Ticket` tells of them.
+records, and their reports for :class:`~linumpy.gpu.read.ticket.Ticket`.
 """
 
 from __future__ import annotations
@@ -101,6 +101,7 @@ class CoreEngine:
             if len(self._templates) > _MOST_TEMPLATES:
                 self._templates.clear()  # calls that use one hold it
             target = native.BFLOAT16 if conversion.bfloat16 else native.DTYPE_CODES[conversion.target.str[1:]]
+            assert layout.fill_value is not None  # its dtype is supported
             fill = conversion.fill_bytes(layout.fill_value)
             known = self._templates[key] = batch_record(layout, target, fill)
         return known

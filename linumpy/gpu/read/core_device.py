@@ -17,20 +17,20 @@ from linumpy.core.reader import CoreReader
 from linumpy.gpu.codecs import decode
 from linumpy.gpu.kernels import load, prepare
 from linumpy.gpu.read.direct import DirectReads
-from linumpy.gpu.read.limits import SLABS, SLOTS, Limits, way_of, way_within
+from linumpy.gpu.read.limits import SLABS, SLOTS, Limits, placement_of, placement_within
 from linumpy.gpu.read.scatter import Conversion, kernel_spec
 from linumpy.plan.codecs import CHECKSUM_NBYTES, DecodeChain
-from linumpy.plan.decode.launches import Launch, plan_launches
+from linumpy.plan.decode.launches import DecodeLaunch, plan_launches
 from linumpy.plan.decode.placement import may_be_grouped
 from linumpy.plan.decode.staging import Slot, longest_stored
-from linumpy.plan.decode.workspace import ALIGN, CODES, MARGIN, Workspace, decoded_room, words_room
+from linumpy.plan.decode.workspace import ALIGN, CODES, MARGIN, Workspace, padded_nbytes, records_nbytes
 from linumpy.plan.layout import ArrayLayout
 
 _log = logging.getLogger(__name__)
 
 #: Less memory for kept chunks is of no use.
 _LEAST_KEPT = 2**20
-#: Chunks of a read at most, as far as the choice of the way of decoding goes.
+#: More chunks than this do not change where they are decoded.
 _MANY_CHUNKS = 2**15
 #: Chunks of a slab; more gain nothing.
 _MOST_CHUNKS = 1024
@@ -207,7 +207,7 @@ class CoreDevice:
         device_from = self._device_from(chain, chunk_nbytes) if slots else 1
         if device_from is None or slot is None:
             return None
-        count = min(slot.chunks, _MOST_CHUNKS, self.limits.rows, max(1, slot.capacity // slot.weight_of_any))
+        count = min(slot.chunks, _MOST_CHUNKS, self.limits.rows, max(1, slot.capacity // slot.fixed_weight))
         layouts = np.zeros((count + 1, 4), np.int64)
         rows = []
         for number in range(1, count + 1):
@@ -215,7 +215,7 @@ class CoreDevice:
             found = self._launches(chain, space, number, chunk_nbytes)
             moved = map(_moved, found, self._launches(chain, longer, number, chunk_nbytes))
             rows.append(list(zip(found, moved, strict=True)))
-            layouts[number] = space.words, space.words + words_room(number), space.decoded, len(found)
+            layouts[number] = space.words, space.words + records_nbytes(number), space.decoded, len(found)
         prepare([decode.kernel_spec(launch) for launch, _ in rows[-1]])
         most = max(map(len, rows))
         launches = (native.Launch * ((count + 1) * most))()
@@ -230,12 +230,12 @@ class CoreDevice:
             slots=slots,
             slab_nbytes=slots * self.limits.device_nbytes or slot.nbytes + self.limits.table_nbytes,
             capacity=slot.capacity,
-            each=slot.weight_of_any,
+            each=slot.fixed_weight,
             has_pool=chain.streams_by == "zstd",
-            reordered=decoded_room(chain, chunk_nbytes) if chain.is_reordered else 0,
+            reordered=padded_nbytes(chain, chunk_nbytes) if chain.is_reordered else 0,
             chunk_nbytes=chunk_nbytes,
-            chunk_room=decoded_room(chain, chunk_nbytes),
-            target_nbytes=chunk_nbytes + chain.tail,
+            chunk_stride=padded_nbytes(chain, chunk_nbytes),
+            target_nbytes=chunk_nbytes + chain.tail_nbytes,
             checksum_nbytes=CHECKSUM_NBYTES if chain.stored_checksum else 0,
             counter=chain.compressor != "blosc",
             codec=CODES[chain.compressor],
@@ -257,26 +257,26 @@ class CoreDevice:
             Slots that it takes; 0 for memory of its own.
         """
         limits = self.limits
-        rooms = [(limits.data_nbytes, SLOTS, 1), (limits.held_nbytes - limits.table_nbytes, 1, SLOTS)]
+        options = [(limits.data_nbytes, SLOTS, 1), (limits.held_nbytes - limits.table_nbytes, 1, SLOTS)]
         if limits.may_exceed and limits.decode_on != "host" and may_be_grouped(chain, chunk_nbytes):
-            rooms.append((self._cupy.cuda.runtime.memGetInfo()[0] // 2, 1, 0))
-        for most, count, slots in rooms:
+            options.append((self._cupy.cuda.runtime.memGetInfo()[0] // 2, 1, 0))
+        for most, count, slots in options:
             chunks = _MOST_CHUNKS * SLOTS if slots else 1
-            way = way_within(count * most, chain, chunk_nbytes, chunks, limits.threads, "device")
-            if way.slot is not None and way.slot.nbytes <= most:
-                return way.slot, slots
+            slot = placement_within(count * most, chain, chunk_nbytes, chunks, limits.threads, "device").slot
+            if slot is not None and slot.nbytes <= most:
+                return slot, slots
         return None, 0
 
     def _device_from(self, chain: DecodeChain, chunk_nbytes: int) -> int | None:
         """Find the number of chunks from which the device decodes faster than the host; None where it never does."""
         counts = (2**k for k in range(_MANY_CHUNKS.bit_length()))
-        chosen = [count for count in counts if way_of(chain, chunk_nbytes, count, self.limits).slot is not None]
+        chosen = [count for count in counts if placement_of(chain, chunk_nbytes, count, self.limits).slot is not None]
         return min(chosen) if chosen else None
 
-    def _launches(self, chain: DecodeChain, space: Workspace, count: int, chunk_nbytes: int) -> list[Launch]:
+    def _launches(self, chain: DecodeChain, space: Workspace, count: int, chunk_nbytes: int) -> list[DecodeLaunch]:
         return plan_launches(chain, space, _BASE, _STATUS, count, chunk_nbytes, self._device_limits)
 
-    def _launch_record(self, launch: Launch, moved: list[int]) -> native.Launch:
+    def _launch_record(self, launch: DecodeLaunch, moved: list[int]) -> native.Launch:
         kernel = load(decode.kernel_spec(launch))
         decode.allow(kernel, launch.shared)
         record = native.Launch(
@@ -288,6 +288,6 @@ class CoreDevice:
         return record
 
 
-def _moved(launch: Launch, longer: Launch) -> list[int]:
+def _moved(launch: DecodeLaunch, longer: DecodeLaunch) -> list[int]:
     """Say how often the stored bytes are added to each argument, from a slab without and one with `ALIGN` of them."""
     return [(b - a) // ALIGN for a, b in zip(launch.args, longer.args, strict=True)]

@@ -66,7 +66,7 @@ class DirectReads:
     def engine(self, repeated: int) -> str:
         """Say what read, for the report of a job, so many of whose reads the core repeated."""
         failure = self._reads.failure
-        return f"{ENGINE}, failed reads by way of host memory: {failure}" if repeated and failure else ENGINE
+        return f"{ENGINE}, failed reads through host memory: {failure}" if repeated and failure else ENGINE
 
     def close(self) -> None:
         """Put kvikio's settings back."""
@@ -132,7 +132,7 @@ class _SlabReads:
     Attributes
     ----------
     failures : list of str
-        Why reads have failed by no fault of their file, as far as kvikio tells.
+        Why reads failed that the file is not the cause of, in kvikio's words.
     """
 
     def __init__(self, open_file: Any, view: Any) -> None:
@@ -152,7 +152,7 @@ class _SlabReads:
                 self._finish()
 
     def _file(self, path: bytes) -> tuple[Any, list[Any]]:
-        """Open a file, unless it is; None in place of one that cannot be opened."""
+        """Open a file once; None where it cannot be opened."""
         if path in self._files:
             self._files.move_to_end(path)
             return self._files[path]

@@ -2,7 +2,7 @@
 
 In: a request. Out: a CuPy array. This is the fallback. zarr reads into host memory, from where one copy goes to the
 device; or in its GPU mode, for the few layouts for which :func:`linumpy.plan.read.fallback.why_not_gpu_mode` has no
-reason against it. There zarr is told the kind of its buffers in the call, so its process-wide configuration stays as it
+reason against it. The call names the kind of buffers, so its process-wide configuration stays as it
 is.
 """
 

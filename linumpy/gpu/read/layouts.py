@@ -85,7 +85,7 @@ def _key(source: Source, level: int) -> object:
 
 
 def _folder(source: Any) -> str:
-    """Path of a source, its dots left to the file system: behind a link they are not those of the text."""
+    """Path of a source; ``..`` is not collapsed, because of symlinks."""
     return os.path.join(os.getcwd(), source)
 
 

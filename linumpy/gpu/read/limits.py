@@ -1,6 +1,6 @@
 """What bounds the slabs in which a reader stages and decodes chunks on a device, and where chunks are decoded.
 
-In: device memory. Out: :class:`Limits`, and the :class:`~linumpy.plan.decode.placement.DecodeWay` of chunks.
+In: device memory. Out: :class:`Limits`, and the :class:`~linumpy.plan.decode.placement.DecodePlacement` of chunks.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ import os
 from dataclasses import dataclass, replace
 
 from linumpy.plan.codecs import DecodeChain
-from linumpy.plan.decode.placement import DecodeWay, choose_way, may_be_grouped
+from linumpy.plan.decode.placement import DecodePlacement, choose_placement, may_be_grouped
 
-#: Slabs: two are filled while the others are under way.
+#: Slabs: two are filled while the device works on the others.
 SLABS = 5
 #: Slots of device memory for those that are copied, decoded and scattered.
 SLOTS = 3
@@ -95,32 +95,39 @@ def limits_for(
     return Limits(scratch_bytes, threads, decode_on, slab_nbytes, may_exceed)
 
 
-def way_of(chain: DecodeChain, chunk_nbytes: int, chunks: int, limits: Limits) -> DecodeWay:
+def placement_of(chain: DecodeChain, chunk_nbytes: int, chunks: int, limits: Limits) -> DecodePlacement:
     """Choose where chunks are decoded, by how many of them there are."""
-    return way_within(SLOTS * limits.data_nbytes, chain, chunk_nbytes, chunks, limits.threads, limits.decode_on)
+    return placement_within(SLOTS * limits.data_nbytes, chain, chunk_nbytes, chunks, limits.threads, limits.decode_on)
 
 
-def way_within(
-    room: int, chain: DecodeChain, chunk_nbytes: int, chunks: int, cores: int, decode_on: str | None
-) -> DecodeWay:
+def placement_within(
+    capacity: int, chain: DecodeChain, chunk_nbytes: int, chunks: int, cores: int, decode_on: str | None
+) -> DecodePlacement:
     """Choose where chunks are decoded, in so much device memory for all slots; the margin is the core's alignment."""
-    return choose_way(
-        chain, chunk_nbytes, chunks=chunks, room=room, cores=cores, table_nbytes=8, margin=256, decode_on=decode_on
+    return choose_placement(
+        chain,
+        chunk_nbytes,
+        chunks=chunks,
+        capacity=capacity,
+        cores=cores,
+        table_nbytes=8,
+        margin=256,
+        decode_on=decode_on,
     )
 
 
-def describe_way(chain: DecodeChain, chunk_nbytes: int, chunks: int, limits: Limits) -> str:
+def describe_placement(chain: DecodeChain, chunk_nbytes: int, chunks: int, limits: Limits) -> str:
     """Say where chunks are decoded, also where that depends on the device memory that is free."""
-    way = way_of(chain, chunk_nbytes, chunks, limits)
-    if way.slot is not None or not limits.may_exceed or not may_be_grouped(chain, chunk_nbytes):
-        return str(way)
-    if way_of(chain, chunk_nbytes, 1, replace(limits, decode_on="device")).slot is not None:
-        return str(way)
-    long = way_of(chain, chunk_nbytes, 1, replace(limits, decode_on="device", scratch_bytes=_ENOUGH))
+    placement = placement_of(chain, chunk_nbytes, chunks, limits)
+    if placement.slot is not None or not limits.may_exceed or not may_be_grouped(chain, chunk_nbytes):
+        return str(placement)
+    if placement_of(chain, chunk_nbytes, 1, replace(limits, decode_on="device")).slot is not None:
+        return str(placement)
+    long = placement_of(chain, chunk_nbytes, 1, replace(limits, decode_on="device", scratch_bytes=_ENOUGH))
     if long.slot is None:
-        return str(way)
+        return str(placement)
     needed = f"{2 * long.slot.nbytes / 2**30:.1f} GiB"
-    return f"{long}, where {needed} of device memory are free beside the result; else {way}"
+    return f"{long}, where {needed} of device memory are free beside the result; else {placement}"
 
 
 def _rows(nbytes: int) -> int:

@@ -69,9 +69,9 @@ class Reader:
         Bytes of a slab at most, by default what measured fastest.
     direct : bool
         Whether stored bytes go to device memory by GPUDirect Storage; only where the system has it. What kvikio fails
-        to read so goes through pinned host memory, which is logged once and told in the report.
+        to read so goes through pinned host memory, which is logged once and named in the report.
     timed : bool
-        Whether :meth:`stats` tells how long the device copies, decodes and scatters: two events more a slab.
+        Whether :meth:`stats` measures how long the device copies, decodes and scatters: two events more a slab.
 
     Raises
     ------
@@ -179,8 +179,8 @@ class Reader:
         Parameters
         ----------
         source : as for :meth:`submit`, or an ArrayLayout, or list of these
-            The array, or what :meth:`layout_of` told of it, which is then not looked at again; in a list, that of each
-            region.
+            The array, or its layout from :meth:`layout_of`, whose metadata files are then not looked at again; in a
+            list, that of each region.
         level, dtype
             As for :meth:`submit`.
         regions : numpy.ndarray of int, (n, rank, 2), or sequence of regions

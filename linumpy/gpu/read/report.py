@@ -16,7 +16,7 @@ LINUMPY = "linumpy"
 
 @dataclass(frozen=True)
 class ReadReport:
-    """What one read did. Whether the fast reader was left is told by `fallback`, which is empty where it was not.
+    """What one read did. `fallback`: why zarr-python was used, or empty.
 
     Attributes
     ----------
@@ -148,7 +148,7 @@ class ReadReport:
 
 
 def job_report(source: str, dtype: str, output: Any) -> ReadReport:
-    """Begin the report of a reader's job: what its output tells."""
+    """Begin the report of a reader's job, with what its output determines."""
     return ReadReport(
         source=source,
         backend=LINUMPY,

@@ -1,4 +1,4 @@
-"""Plan how an image is resized: which axes at once and in which order, by which kernels, in tiles of what size.
+"""Plan how an image is resized: the order of axes, their kernels and tiles.
 
 In: shapes, dtypes and an :class:`~linumpy.gpu.resize.tables.AxisPlan` for each axis. Out: :class:`Step` records. Pure.
 """
@@ -18,21 +18,21 @@ _MAX_BLOCKS = 2**31 - 1
 
 
 @dataclass(frozen=True)
-class Tuning:
-    """What decides speed alone.
+class ResizeTuning:
+    """Parameters that affect speed only.
 
     Attributes
     ----------
     outputs : int
         Neighbours along an axis that a thread computes; a power of 2.
     pack_bytes, pack_most : int
-        A thread loads so many bytes at once, of so many elements at most.
+        Size of one load in bytes, and its maximum number of elements.
     unroll : int
-        Loads under way in a thread.
+        Loads in flight in a thread.
     blocks : int
-        That share a multiprocessor; the compiler limits registers for it. Doubles get half.
+        Blocks on a multiprocessor, which bounds registers; half as many in double precision.
     shared : int
-        Bytes of shared memory that a tile takes at most.
+        Maximum shared memory of a tile, in bytes.
     """
 
     outputs: int = 4
@@ -49,16 +49,16 @@ class Tuning:
 
 @dataclass(frozen=True)
 class Tile:
-    """How a plane is cut for the kernel ``planes``.
+    """Tiles of the kernel ``planes``.
 
     Attributes
     ----------
     width, groups : int
-        Of the result: columns, and groups of rows.
+        Columns, and groups of rows, of the result.
     pitch : int
-        From a row of the tile in shared memory to the next, in elements.
+        Elements from row to row of the tile in shared memory.
     spans : tuple of (int, int)
-        For each tile along X the first of the image's columns that it needs, and how many.
+        First column of the image, and number of columns, that each tile along X needs.
     """
 
     width: int
@@ -76,19 +76,19 @@ class Step:
     kernel : str
         ``"planes"``, ``"along"`` or ``"along_x"``.
     source, compute, target : numpy.dtype
-        What it reads, adds up in, and writes.
+        Data types of input, sums and output.
     shape : tuple of int
-        Of what it writes.
+        Shape of the output.
     axes : tuple of AxisPlan
-        Y and X for ``"planes"``, else one.
+        Y and X for ``"planes"``, else one axis.
     outer, inner : int
-        Elements before and behind those axes.
+        Elements before and after those axes.
     packed : bool
-        Whether rows begin where a thread may load several elements at once.
+        Whether rows are aligned for loads of several elements.
     tile : Tile or None
         For ``"planes"``.
     blocks, shared : int
-        Of the launch; bytes.
+        Blocks of the launch, and their shared memory in bytes.
     """
 
     kernel: str
@@ -106,17 +106,16 @@ class Step:
 
 
 def in_tile(column: int) -> int:
-    """Find a column's index in a row of the tile, as ``in_tile`` of resize.cu."""
+    """Return a column's index in a row of the tile, as ``in_tile`` of resize.cu."""
     return column + (column >> 5)
 
 
 def order_axes(
     shape: Sequence[int], output_shape: Sequence[int], changed: Sequence[int], sizes: Sequence[int]
 ) -> list[tuple[int, ...]]:
-    """Choose which axes are resampled together, and in which order, so that the fewest bytes are moved.
+    """Choose which axes are resampled together, and in which order, to move the fewest bytes.
 
-    What shrinks most goes first. The last axis goes together with the one before it where that saves a volume between
-    the two.
+    Axes that shrink most come first. The last two axes are resampled together if that saves a volume between them.
 
     Parameters
     ----------
@@ -125,7 +124,7 @@ def order_axes(
     changed : sequence of int
         The axes to resample.
     sizes : sequence of int
-        Bytes of an element: of the image, between passes, of the result.
+        Bytes of an element of the image, between passes, and of the result.
 
     Returns
     -------
@@ -137,8 +136,8 @@ def order_axes(
     candidates: list[list[tuple[int, ...]]] = [[(axis,) for axis in changed]]
     if set(last) <= set(changed):
         candidates.insert(0, [last, *((axis,) for axis in changed if axis not in last)])
-    ordered = [sorted(one, key=lambda axes: (_ratio(shape, output_shape, axes), axes)) for one in candidates]
-    return min(ordered, key=lambda one: bytes_moved(shape, output_shape, one, sizes))
+    ordered = [sorted(passes, key=lambda axes: (_ratio(shape, output_shape, axes), axes)) for passes in candidates]
+    return min(ordered, key=lambda passes: bytes_moved(shape, output_shape, passes, sizes))
 
 
 def _ratio(shape: Sequence[int], output_shape: Sequence[int], axes: Sequence[int]) -> float:
@@ -159,19 +158,21 @@ def bytes_moved(
     return total
 
 
-def plan_steps(axes: Sequence[AxisPlan], dtypes: Sequence[np.dtype], aligned: bool, tuning: Tuning) -> tuple[Step, ...]:
+def plan_steps(
+    axes: Sequence[AxisPlan], dtypes: Sequence[np.dtype], aligned: bool, tuning: ResizeTuning
+) -> tuple[Step, ...]:
     """List the launches that resize a C-contiguous image.
 
     Parameters
     ----------
     axes : sequence of AxisPlan
-        One for each axis; those that change nothing are left out.
+        One for each axis; unchanged axes have no pass.
     dtypes : sequence of numpy.dtype
-        Of the image, between passes, of the result. Sums have that between passes.
+        Of the image, between passes (and of sums), and of the result.
     aligned : bool
         Whether the image begins at a multiple of 16 bytes.
-    tuning : Tuning
-        What decides speed alone.
+    tuning : ResizeTuning
+        Parameters that affect speed only.
 
     Returns
     -------
@@ -189,7 +190,7 @@ def plan_steps(axes: Sequence[AxisPlan], dtypes: Sequence[np.dtype], aligned: bo
         source = dtypes[1] if steps else dtypes[0]
         target = dtypes[1] if passes else dtypes[2]
         step = _step(axes, shape, now, (source, dtypes[1], target), aligned or bool(steps), tuning)
-        if step is None:  # no tile of both axes fits: one after the other
+        if step is None:  # no tile of both axes fits: resample them one after the other
             passes = [(now[0],), (now[1],), *passes]
             continue
         steps.append(step)
@@ -204,7 +205,7 @@ def _step(
     now: Sequence[int],
     dtypes: tuple[np.dtype, np.dtype, np.dtype],
     aligned: bool,
-    tuning: Tuning,
+    tuning: ResizeTuning,
 ) -> Step | None:
     source, compute, _ = dtypes
     rank, axis = len(shape), now[-1]
@@ -233,11 +234,8 @@ def _step(
     return Step("along_x", *dtypes, result, (x,), outer, 1, False, None, -(-outer * x.length // _THREADS), 0)
 
 
-def plan_tile(y: AxisPlan, x: AxisPlan, pack: int, itemsize: int, tuning: Tuning) -> Tile | None:
-    """Choose the tiles of a plane.
-
-    What counts are loads: those of all threads, idle ones as if they loaded too, and those that a tile cannot share
-    with another.
+def plan_tile(y: AxisPlan, x: AxisPlan, pack: int, itemsize: int, tuning: ResizeTuning) -> Tile | None:
+    """Choose the tiles of a plane with the fewest loads: those of all threads, idle ones included, and those of rims.
 
     Parameters
     ----------
@@ -247,7 +245,7 @@ def plan_tile(y: AxisPlan, x: AxisPlan, pack: int, itemsize: int, tuning: Tuning
         Elements of one load.
     itemsize : int
         Bytes of an element of the tile.
-    tuning : Tuning
+    tuning : ResizeTuning
         Limits.
 
     Returns

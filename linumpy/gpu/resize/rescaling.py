@@ -18,7 +18,7 @@ import numpy as np
 from linumpy.arrays import Array
 from linumpy.device import array_module
 from linumpy.gpu.ndimage.arguments import Resizing, check_image, check_spline, read_resizing
-from linumpy.gpu.ndimage.dispatch import Grid, sample_grid
+from linumpy.gpu.ndimage.dispatch import GridMap, sample_grid
 from linumpy.gpu.ndimage.target import Spline, Target
 from linumpy.gpu.resize import resizing
 from linumpy.plan.grid.blocks import anti_aliasing_sigmas
@@ -116,7 +116,7 @@ def _smoothed(image: Any, mode: str, sigmas: Sequence[float]) -> Any:
 def _scaled(image: Any, shape: tuple[int, ...], order: int, mode: str) -> Any:
     """Sample at the centres of new voxels: that of voxel i lies at voxel (i + 1/2) factor - 1/2 of the image."""
     factors, offset = np.transpose([centred(n, m) for n, m in zip(image.shape, shape, strict=True)])
-    return sample_grid(image, Grid(np.diag(factors), offset), Spline(order, mode), Target(shape, image.dtype))
+    return sample_grid(image, GridMap(np.diag(factors), offset), Spline(order, mode), Target(shape, image.dtype))
 
 
 def _clip(xp: ModuleType, image: Any, result: Any, zeros_outside: bool) -> None:

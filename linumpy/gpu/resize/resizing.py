@@ -1,9 +1,9 @@
-"""Resize an image axis by axis, smoothing and interpolation in one table of weights: both are linear and separable.
+"""Resize an image axis by axis, with one table of weights for smoothing and interpolation.
 
-In: an image and the shape wanted. Out: the resized image, float32 (float64 for float64) unless asked otherwise. Passes,
-tiles and tables are planned in NumPy alone and kept. CuPy arrays are resampled by kernels of ``resize.cu``, NumPy
-arrays by the same weights as sparse matrices; nearest voxels are taken as they are. No kernel is compiled for a shape.
-Temporary memory: the results between two passes.
+In: an image and an output shape. Out: the resized image, by default float32 (float64 for float64). Passes, tiles and
+tables are planned in NumPy and cached. CuPy arrays are resampled by the kernels of ``resize.cu``, NumPy arrays by the
+same weights as sparse matrices; for order 0 the nearest voxels are copied. No kernel is compiled for a shape. Temporary
+memory: the results between passes.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from linumpy.gpu.kernels import CUDA_TYPES, IN_FLOAT32, KernelSpec, Uploaded, ad
 from linumpy.gpu.ndimage import nearest
 from linumpy.gpu.ndimage.nearest import Line
 from linumpy.gpu.ndimage.sampling import contiguous
-from linumpy.gpu.resize.plan import Step, Tuning, plan_steps
+from linumpy.gpu.resize.plan import ResizeTuning, Step, plan_steps
 from linumpy.gpu.resize.tables import AxisPlan, axis_matrix, join, unchanged, windows_of
 from linumpy.gpu.rounding import rounded
 from linumpy.gpu.tables import Queue, queue_of, upload
 
-DEFAULT = Tuning()
+DEFAULT = ResizeTuning()
 _THREADS = 256
 _ALIGNED = 16  # bytes: of the loads of resize.cu
-#: Tables of more bytes are made and sent up again at every call.
-_KEPT_BYTES = 4 * 2**20
-_HOST_VOXELS = 2**19  # that are float64 at a time
+#: Larger tables are not cached, but made and uploaded by every call.
+_CACHED_NBYTES = 4 * 2**20
+_HOST_VOXELS = 2**19  # processed in float64 at a time
 
 
 @functools.lru_cache(maxsize=256)
 def _plan_axes(
     shape: tuple[int, ...], output_shape: tuple[int, ...], order: int, mode: str, sigmas: tuple[float, ...]
 ) -> tuple[tuple[AxisPlan, ...], tuple[Line, ...] | None]:
-    """Plan every axis; and lay the lines out along which voxels are taken, where all that is done is to take some."""
+    """Plan every axis; also return the coordinates of each axis if voxels are only copied."""
     axes = plan_axes(shape, output_shape, order, mode, sigmas)
-    taken = all(plan.order == 0 and plan.sigma == 0 for plan in axes)
-    return axes, tuple(map(_line_of, axes)) if taken else None
+    copied = all(plan.order == 0 and plan.sigma == 0 for plan in axes)
+    return axes, tuple(map(_line_of, axes)) if copied else None
 
 
 def plan_axes(
@@ -71,37 +71,36 @@ def resample_axes(
     image : numpy.ndarray or cupy.ndarray
         Of integers or floats, not empty.
     output_shape : sequence of int
-        One size for each axis, none 0.
+        One size >= 1 for each axis.
     order : int
         0 nearest, 1 linear.
     mode : str
         One of :data:`~linumpy.gpu.resize.tables.MODES`.
     sigmas : sequence of float
-        Of the Gaussian, one for each axis, in voxels of the image.
+        Standard deviations of the Gaussian, one for each axis, in voxels of the image.
     dtype : dtype, optional
-        Of the result; integers are rounded, halves away from zero, and saturate. By default float64 for float64, else
-        float32.
+        Data type of the result; integers are rounded, halves away from zero, and saturate. By default float64 for
+        float64, else float32.
     clamp : bool
-        Whether no result may leave the range of the image, by rounding, where nothing lies outside of it: not with
-        ``"grid-constant"``.
+        Whether to clamp results, which rounding may move beyond the range of the image. Not with ``"grid-constant"``.
 
     Returns
     -------
     numpy.ndarray or cupy.ndarray
-        Of `output_shape`, where the image is; never a view of it.
+        Of `output_shape`, in the memory of the image; never a view of it.
     """
     between = np.dtype(np.float64 if image.dtype == np.float64 else np.float32)
     target = between if dtype is None else np.dtype(dtype)
     axes, lines = _plan_axes(tuple(image.shape), tuple(output_shape), order, mode, tuple(sigmas))
     if lines is not None:
-        taken = _nearest(image, axes, lines)
-        return taken if taken.dtype == target and taken is not image else taken.astype(target)
+        copied = _nearest(image, axes, lines)
+        return copied if copied.dtype == target and copied is not image else copied.astype(target)
     return apply_tables(image, axes, between, target, clamp=clamp)
 
 
 def computed_in(*dtypes: np.dtype) -> np.dtype:
-    """Choose what sums are of: float32, unless it does not hold the numbers of a dtype."""
-    return np.dtype(np.float32 if all(one.str[1:] in IN_FLOAT32 for one in dtypes) else np.float64)
+    """Choose the dtype of sums: float32 if it holds all numbers of the dtypes, else float64."""
+    return np.dtype(np.float32 if all(dtype.str[1:] in IN_FLOAT32 for dtype in dtypes) else np.float64)
 
 
 def apply_tables(
@@ -109,8 +108,8 @@ def apply_tables(
 ) -> Any:
     """Resample an image as planned: NumPy arrays on the host, CuPy arrays by the kernels.
 
-    Sums on a device, and what is kept between two axes, are of `between`; the result is `target`. It goes to `out`
-    where that is given, a C-contiguous array of its shape and of `target`; then some axis must change. For `clamp` see
+    `between` is the dtype of sums on a device and of results between axes, `target` that of the result. `out`, if
+    given, is a C-contiguous array of the result's shape and dtype; some axis must change then. For `clamp` see
     :func:`resample_axes`.
     """
     if not is_device_array(image):
@@ -123,18 +122,18 @@ def apply_tables(
 
 
 def _line_of(plan: AxisPlan) -> Line:
-    """Lay the centres of new voxels out, as `_entries` of resize_tables does."""
+    """Return the coordinates of the centres of new voxels, as `_entries` of tables.py does."""
     return Line(plan.size, plan.length, plan.size / plan.length, -0.5, 0.5)
 
 
 def _nearest(image: Any, axes: Sequence[AxisPlan], lines: Sequence[Line]) -> Any:
-    """Take voxels as they are: by the array module, or on a device in one pass, where its kernel can."""
+    """Copy the nearest voxels: on a device in one pass if the kernel supports it, else by the array module."""
     if is_device_array(image) and nearest.can_take(image, lines):
         out = array_module(image).empty([line.length for line in lines], image.dtype)
         nearest.take(contiguous(image), lines, "nearest", 0, out)
         return out
     xp = array_module(image)
-    result = image  # what shrinks most goes first
+    result = image  # the axis that shrinks most comes first
     for axis in sorted(range(len(axes)), key=lambda axis: axes[axis].length / axes[axis].size):
         if axes[axis].length != axes[axis].size:
             result = xp.take(result, xp.asarray(windows_of(axes[axis]).first), axis=axis)
@@ -144,7 +143,7 @@ def _nearest(image: Any, axes: Sequence[AxisPlan], lines: Sequence[Line]) -> Any
 def _on_host(
     image: np.ndarray, axes: Sequence[AxisPlan], between: np.dtype, target: np.dtype, out: np.ndarray | None = None
 ) -> np.ndarray:
-    """Resample by sparse matrices, in float64; between two axes `between` is kept, as on a device."""
+    """Resample by sparse matrices, in float64; results between axes are of dtype `between`, as on a device."""
     result = image
     for axis in sorted(range(len(axes)), key=lambda axis: axes[axis].whole[1] / axes[axis].whole[0]):
         if axes[axis] != unchanged(axes[axis].size):
@@ -155,7 +154,7 @@ def _on_host(
 
 
 def _along(image: np.ndarray, axis: int, plan: AxisPlan, between: np.dtype) -> np.ndarray:
-    """Resample one axis, some lines at a time."""
+    """Resample one axis, a batch of lines at a time."""
     before, after = image.shape[:axis], image.shape[axis + 1 :]
     lines = image.reshape(math.prod(before), plan.size, math.prod(after))
     done = np.empty((len(lines), plan.length, lines.shape[2]), between)
@@ -163,19 +162,19 @@ def _along(image: np.ndarray, axis: int, plan: AxisPlan, between: np.dtype) -> n
     most = max(1, _HOST_VOXELS // max(plan.size, plan.length))
     step = min(lines.shape[2], most)
     for begin in range(0, len(lines), max(1, most // step)):
-        some = slice(begin, begin + max(1, most // step))
+        batch = slice(begin, begin + max(1, most // step))
         for first in range(0, lines.shape[2], step):
-            part = lines[some, :, first : first + step]
+            part = lines[batch, :, first : first + step]
             columns = np.moveaxis(part, 1, 0).reshape(plan.size, -1).astype(np.float64)
-            made = (matrix @ columns).reshape(plan.length, len(part), -1)
-            done[some, :, first : first + step] = np.moveaxis(made, 1, 0)
+            resampled = (matrix @ columns).reshape(plan.length, len(part), -1)
+            done[batch, :, first : first + step] = np.moveaxis(resampled, 1, 0)
     return done.reshape(*before, plan.length, *after)
 
 
 def store_rounded(result: Any, out: Any) -> Any:
-    """Bring floats into an array of another dtype, as :func:`~linumpy.gpu.rounding.rounded` casts them.
+    """Cast floats into an array of another dtype, as :func:`~linumpy.gpu.rounding.rounded` does.
 
-    NumPy arrays go part by part, so that this takes little memory; `out` must be C-contiguous.
+    NumPy arrays are cast part by part, to save memory; `out` must be C-contiguous.
     """
     flat, target = result.reshape(-1), out.reshape(-1)
     step = max(1, flat.size) if is_device_array(flat) else _HOST_VOXELS
@@ -185,8 +184,20 @@ def store_rounded(result: Any, out: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class _Launch:
-    """A step with all that it needs on the device."""
+class _Passes:
+    """What the launches of a resize depend on: a key of the cache."""
+
+    axes: tuple[AxisPlan, ...]
+    dtypes: tuple[np.dtype, ...]
+    aligned: bool
+    tuning: ResizeTuning
+    clamp: bool
+    queue: Queue
+
+
+@dataclass(frozen=True)
+class _PreparedStep:
+    """A step with its kernel, and its tables on the device."""
 
     kernel: Any
     blocks: int
@@ -202,63 +213,51 @@ def run_passes(
     axes: Sequence[AxisPlan],
     between: np.dtype,
     target: np.dtype,
-    tuning: Tuning = DEFAULT,
+    tuning: ResizeTuning = DEFAULT,
     out: Any = None,
     *,
     clamp: bool = False,
 ) -> Any:
-    """Resample a C-contiguous image: the last pass writes `target`, to `out` where that is given, others `between`."""
-    dtypes = (image.dtype, between, target)
-    launches = _prepare(tuple(axes), dtypes, address_of(image) % _ALIGNED == 0, tuning, clamp, queue_of(image))
-    for launch in launches:
-        last = out is not None and launch is launches[-1]
-        made = out if last else array_module(image).empty(launch.shape, launch.target)
-        launch.kernel(
-            (launch.blocks,), (_THREADS,), (image, made, *launch.tables.get(), *launch.sizes), shared_mem=launch.shared
-        )
-        image = made
+    """Resample a C-contiguous image: the last pass writes `target`, to `out` if given, the others `between`."""
+    aligned = address_of(image) % _ALIGNED == 0
+    steps = _prepare(_Passes(tuple(axes), (image.dtype, between, target), aligned, tuning, clamp, queue_of(image)))
+    for step in steps:
+        last = out is not None and step is steps[-1]
+        output = out if last else array_module(image).empty(step.shape, step.target)
+        args = (image, output, *step.tables.get(), *step.sizes)
+        step.kernel((step.blocks,), (_THREADS,), args, shared_mem=step.shared)
+        image = output
     return image
 
 
 @functools.lru_cache(maxsize=64)
-def _steps(axes: tuple[AxisPlan, ...], dtypes: tuple[np.dtype, ...], aligned: bool, tuning: Tuning) -> tuple[Step, ...]:
+def _steps(
+    axes: tuple[AxisPlan, ...], dtypes: tuple[np.dtype, ...], aligned: bool, tuning: ResizeTuning
+) -> tuple[Step, ...]:
     return plan_steps(axes, dtypes, aligned, tuning)
 
 
-def _prepare(
-    axes: tuple[AxisPlan, ...],
-    dtypes: tuple[np.dtype, ...],
-    aligned: bool,
-    tuning: Tuning,
-    clamp: bool,
-    queue: Queue,
-) -> tuple[_Launch, ...]:
-    # The tables of a block serve no other one: kept, they would only push out those that are used again.
-    whole = all(plan.part is None for plan in axes)
-    make = _kept if queue is not None and whole and _is_small(axes) else _made
-    return make(axes, dtypes, aligned, tuning, clamp, queue)
+def _prepare(passes: _Passes) -> tuple[_PreparedStep, ...]:
+    # The tables of a block are used once: in the cache they would only evict those that are used again.
+    whole = all(plan.part is None for plan in passes.axes)
+    cached = passes.queue is not None and whole and _is_small(passes.axes)
+    return _cached_steps(passes) if cached else _prepared_steps(passes)
 
 
 @functools.lru_cache(maxsize=64)
 def _is_small(axes: tuple[AxisPlan, ...]) -> bool:
-    return sum(windows_of(plan).weights.nbytes for plan in axes) <= _KEPT_BYTES
+    return sum(windows_of(plan).weights.nbytes for plan in axes) <= _CACHED_NBYTES
 
 
-def _made(
-    axes: tuple[AxisPlan, ...],
-    dtypes: tuple[np.dtype, ...],
-    aligned: bool,
-    tuning: Tuning,
-    clamp: bool,
-    queue: Queue,
-) -> tuple[_Launch, ...]:
-    return tuple(_launch(step, tuning, clamp, queue) for step in _steps(axes, dtypes, aligned, tuning))
+def _prepared_steps(passes: _Passes) -> tuple[_PreparedStep, ...]:
+    steps = _steps(passes.axes, passes.dtypes, passes.aligned, passes.tuning)
+    return tuple(_prepared(step, passes.tuning, passes.clamp, passes.queue) for step in steps)
 
 
-_kept = functools.lru_cache(maxsize=32)(_made)
+_cached_steps = functools.lru_cache(maxsize=32)(_prepared_steps)
 
 
-def _launch(step: Step, tuning: Tuning, clamp: bool, queue: Queue) -> _Launch:
+def _prepared(step: Step, tuning: ResizeTuning, clamp: bool, queue: Queue) -> _PreparedStep:
     sizes: tuple[np.generic, ...]
     if step.kernel == "planes":
         assert step.tile is not None
@@ -272,13 +271,13 @@ def _launch(step: Step, tuning: Tuning, clamp: bool, queue: Queue) -> _Launch:
         (plan,) = step.axes
         sizes = (*int64(step.outer), *int32(plan.size, plan.length))
     kernel = load(kernel_spec(step.kernel, step.source, step.compute, step.target, tuning, clamp=clamp))
-    return _Launch(
+    return _PreparedStep(
         kernel, step.blocks, step.shared, upload(_tables(step, tuning), queue), sizes, step.shape, step.target
     )
 
 
-def _tables(step: Step, tuning: Tuning) -> list[np.ndarray]:
-    """Lay out the tables that a kernel takes, in its order."""
+def _tables(step: Step, tuning: ResizeTuning) -> list[np.ndarray]:
+    """Return the tables of a kernel, in the order of its parameters."""
     tables: list[np.ndarray] = []
     if step.kernel != "along_x":
         groups = join(windows_of(step.axes[0]), tuning.outputs)
@@ -300,11 +299,11 @@ def kernel_spec(
     source: np.dtype,
     compute: np.dtype,
     target: np.dtype,
-    tuning: Tuning = DEFAULT,
+    tuning: ResizeTuning = DEFAULT,
     *,
     clamp: bool = False,
 ) -> KernelSpec:
-    """Describe a kernel for the types it reads, adds up in (float32 or float64), and writes."""
+    """Return a kernel for the dtypes of its input, its sums (float32 or float64) and its output."""
     wide = compute == np.float64
     defines = {
         "SOURCE": CUDA_TYPES[source.str[1:]],

@@ -1,4 +1,4 @@
-"""Tables of weights by which an axis is resampled: smoothing and interpolation are linear, so one table does both.
+"""Tables of weights of an axis: smoothing and interpolation are linear, so one table does both.
 
 In: an :class:`AxisPlan`. Out: a sparse matrix, or the tables that the kernels of ``resize.cu`` read. Pure; float64.
 """
@@ -14,13 +14,13 @@ from scipy import sparse
 from linumpy.plan.boundary import fold
 from linumpy.plan.grid.blocks import gaussian_radius
 
-#: Boundary modes, by SciPy's names: the voxel that stands for one outside. Those outside a constant image are zero.
+#: Boundary modes, by SciPy's names; voxels outside are 0 with "grid-constant".
 MODES = ("nearest", "mirror", "reflect", "grid-wrap", "grid-constant")
 
 
 @dataclass(frozen=True)
-class Part:
-    """Where a box of an image, and the block of the result that is made from it, lie along an axis.
+class AxisPart:
+    """The positions, along an axis, of a box of an image and of the block of the result that is made from it.
 
     Attributes
     ----------
@@ -29,7 +29,7 @@ class Part:
     scale : float
         Voxels of the image between neighbours of the result.
     source_start, start : int
-        The first voxel of the box and of the block, in the whole.
+        Offsets of the box and of the block in the whole.
     """
 
     size: int
@@ -52,13 +52,13 @@ class AxisPlan:
     mode : str
         One of :data:`MODES`.
     sigma : float
-        Of the Gaussian, in voxels of the image; 0 for none.
+        Standard deviation of the Gaussian, in voxels of the image; 0 for none.
     tile : (int, int) or None
-        For an axis of tiles of which each is resampled by itself: voxels of a whole tile, before and after. The last
-        one may be shorter. Only with modes that continue a tile by its own voxels: nearest, mirror, reflect.
-    part : Part or None
-        For a box of a larger image, which must hold all that the block needs: `size` and `length` are then those of box
-        and block, and the weights those of the whole axis. Only with the mode nearest, and without tiles.
+        For an axis of tiles that are resampled independently: voxels of a whole tile, before and after. The last one
+        may be shorter. Only with modes that extend a tile by its own voxels: nearest, mirror, reflect.
+    part : AxisPart or None
+        For a box of a larger image, which must contain all voxels that the block needs: `size` and `length` are those
+        of box and block, and the weights those of the whole axis. Only with the mode nearest, and without tiles.
     """
 
     size: int
@@ -67,29 +67,29 @@ class AxisPlan:
     mode: str
     sigma: float
     tile: tuple[int, int] | None = None
-    part: Part | None = None
+    part: AxisPart | None = None
 
     @property
     def whole(self) -> tuple[int, int]:
-        """Voxels along the whole axis, before and after; by them passes are ordered, so that a part has its bits."""
+        """Voxels along the whole axis, before and after; they order the passes, so that a part equals the whole."""
         return (self.size, self.length) if self.part is None else (self.part.size, self.part.length)
 
 
 def unchanged(size: int) -> AxisPlan:
-    """Plan an axis that stays as it is."""
+    """Plan an unchanged axis."""
     return AxisPlan(size, size, 0, "nearest", 0.0)
 
 
 @dataclass(frozen=True)
 class Windows:
-    """The voxels that each voxel of the result is made of.
+    """The voxels and weights of each voxel of the result.
 
     Attributes
     ----------
     first, count : numpy.ndarray of int64, (length,)
-        They lie at [first, first + count); what leaves the axis goes on at its other end.
+        The range [first, first + count); beyond an end of the axis it continues at the other end.
     weights : numpy.ndarray of float64, (taps, length)
-        Zero behind a window's last.
+        Zero after the end of a window.
     """
 
     first: np.ndarray
@@ -99,14 +99,14 @@ class Windows:
 
 @dataclass(frozen=True)
 class Groups:
-    """The windows of neighbours, joined.
+    """The joined windows of neighbours.
 
     Attributes
     ----------
     first, count, start : numpy.ndarray of int64, (groups,)
-        Their voxels lie at [first, first + count); their weights begin at row `start`.
+        The range of voxels [first, first + count), and the first row of weights.
     weights : numpy.ndarray of float64, (rows, outputs)
-        A row for each voxel; zero for neighbours whose window it is not in.
+        A row for each voxel; zero for neighbours whose window does not contain it.
     """
 
     first: np.ndarray
@@ -121,12 +121,12 @@ def _beside(size: np.ndarray, index: np.ndarray) -> np.ndarray:
 
 
 def _entries(plan: AxisPlan) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """List the voxels and weights of each voxel of the result, (length, entries); -1 for no voxel; and where it lies.
+    """List voxels (-1 for none) and weights, (length, entries), and the voxel below the centre, of each new voxel.
 
-    The centre of voxel i of the result lies at voxel (i + 1/2) size / length - 1/2. The image is smoothed first and
-    continued then, so voxels are folded twice. The Gaussian is that of SciPy's ``gaussian_filter``, cut at four sigmas.
-    Voxels are counted from the first one of their tile, until the end; an axis without tiles is one. Those of a part
-    are counted from the first one of its box at the end.
+    The centre of voxel i of the result is at voxel (i + 1/2) size / length - 1/2. The image is smoothed first and then
+    extended, so voxels are folded twice. The Gaussian is that of SciPy's ``gaussian_filter``, cut at four sigmas.
+    Voxels are relative to their tile until the end; an axis without tiles is one tile. Those of a part are relative to
+    its box at the end.
     """
     if plan.part is None:
         tile, new_tile = plan.tile or (plan.size, plan.length)
@@ -154,13 +154,13 @@ def _entries(plan: AxisPlan) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     within = (voxels >= 0) & (weights != 0)
     if plan.part is not None:
         held = voxels[within] - plan.part.source_start
-        assert held.min() >= 0, "the box begins too late"
+        assert held.min() >= 0, "the box starts too late"
         assert held.max() < plan.size, "the box ends too early"
     return np.where(within, voxels + start[:, None], -1), weights, below.astype(np.int64)
 
 
 def axis_matrix(plan: AxisPlan) -> sparse.csr_array:
-    """Make the matrix that resamples the axis: (length, size), float64."""
+    """Return the matrix that resamples the axis: (length, size), float64."""
     voxels, weights, _ = _entries(plan)
     kept = voxels >= 0
     rows = np.broadcast_to(np.arange(plan.length)[:, None], voxels.shape)
@@ -170,11 +170,11 @@ def axis_matrix(plan: AxisPlan) -> sparse.csr_array:
 
 @functools.lru_cache(maxsize=32)
 def windows_of(plan: AxisPlan) -> Windows:
-    """Lay the matrix out as one window of each row."""
+    """Return the matrix as one window for each row."""
     voxels, weights, below = _entries(plan)
     kept = voxels >= 0
-    # Around a wrapped axis a window is short only if it may begin before 0; one as long as the axis begins at 0. So no
-    # voxel of a window is without weight: it might be NaN.
+    # On a wrapped axis a window may begin before 0, to be short; a window as long as the axis begins at 0. No voxel of
+    # a window has weight 0, since it might be NaN.
     radius = gaussian_radius(plan.sigma)
     base = np.zeros_like(below)
     if plan.mode == "grid-wrap" and 2 * radius + 2 <= plan.size:

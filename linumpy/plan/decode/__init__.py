@@ -1,1 +1,1 @@
-"""Plan the decoding of chunks: where it is done, the memory that it takes, the kernels that run."""
+"""Plan the decoding of chunks: on the device or the host, its memory and its kernels."""

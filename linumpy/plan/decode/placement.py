@@ -1,8 +1,8 @@
-"""Which way chunks are decoded: on the device, in batches, or on the host, by threads.
+"""Choose where chunks are decoded: on the device in batches, or on the host by threads.
 
-A GPU decodes many streams at a time, each of them slowly; a processor core decodes one, several times as fast. So the
-number of streams decides. The blocks of long zstd frames are streams of their own, for some memory more (`group_nbytes`
-of a slot). In: codec chain, sizes, memory. Out: :class:`DecodeWay`. Pure.
+A GPU decodes many streams at a time, each slowly; a processor core decodes one stream several times as fast. The number
+of streams therefore decides. For extra memory (`group_nbytes` of a slot) the blocks of long zstd frames are independent
+streams. In: codec chain, sizes, memory. Out: :class:`DecodePlacement`. Pure.
 """
 
 from __future__ import annotations
@@ -14,52 +14,52 @@ import numpy as np
 
 from linumpy.plan.codecs import DecodeChain
 from linumpy.plan.decode.staging import Slot, fit_slot
-from linumpy.plan.decode.workspace import MOST_NBYTES, decoded_room
+from linumpy.plan.decode.workspace import MAX_CHUNK_NBYTES, padded_nbytes
 
-#: Chunks of a slab at most.
-_MOST_CHUNKS = 4096
+#: Maximum number of chunks in a slab.
+_MAX_CHUNKS = 4096
 #: Slots whose slabs are decoded at the same time.
 _DEPTH = 3
-#: Chunks that are one slab, where they fit: to part them gains less than the launches of three slabs take.
+#: Up to this many chunks form one slab if they fit: splitting them gains less than the launches of three slabs cost.
 _ONE_SLAB = 128
-#: MiB a second of decoded bytes, of one stream on the device once it is under way, and of one core; seconds until a
-#: stream is under way. docs/performance.md tells how measured.
-_DEVICE_STREAM = {"zstd": 900, "lz4": 48, "inflate": 14, "stored": 4000}
+#: Decoded MiB/s of one stream on the device after its start, the start in seconds, and decoded MiB/s of one core of the
+#: host. docs/performance.md describes the measurement.
+_DEVICE_STREAM_RATE = {"zstd": 900, "lz4": 48, "inflate": 14, "stored": 4000}
 _DEVICE_START = {"zstd": 1.1e-3, "lz4": 0.0, "inflate": 0.0, "stored": 0.0}
-_HOST_CORE = {"zstd": 500, "lz4": 1000, "inflate": 220, "stored": 4000}
-#: Decoded bytes of zstd whose blocks are carried out at the same time: 64 of them, three slabs of which keep a device
-#: busy. Frames of fewer blocks than a sixth are carried out one by one by any number of streams.
-GROUP_NBYTES, _SHORTEST_GROUPED = 2**23, 2**21
-#: MiB a second of all frames together where their blocks are carried out side by side, once they are under way; seconds
-#: until then, which are those of a block's entropy.
+_HOST_CORE_RATE = {"zstd": 500, "lz4": 1000, "inflate": 220, "stored": 4000}
+#: Decoded bytes of the zstd blocks that are executed at the same time: 64 blocks; three such slabs keep a device busy.
+#: Shorter chunks than _MIN_GROUPED_NBYTES are executed frame by frame, whatever their number.
+GROUP_NBYTES, _MIN_GROUPED_NBYTES = 2**23, 2**21
+#: Decoded MiB/s of all frames together where their blocks are executed in parallel, after a start of so many seconds
+#: (the entropy decoding of one block).
 _GROUPS_RATE, _GROUPS_START = 30_000, 1.3e-3
-#: Longest chunk where blocks are: offsets within a frame have 32 bits.
-_MOST_GROUPED = 2**31
-#: No more, whatever the number of streams.
-_DEVICE_MOST = {"zstd": 40_000, "lz4": 25_000, "inflate": 8_000, "stored": 40_000}
-_HOST_MOST = 6_000
-#: Blosc cuts a chunk into blocks of about this size, each with one stream or more.
-_BLOSC_BLOCK = 128 * 1024
-#: More decoding threads gain nothing beside those that read.
-_MOST_THREADS = 16
+#: Chunks that are executed by blocks are shorter: offsets within a frame have 32 bits.
+_GROUPED_END = 2**31
+#: Upper bounds of the rates, in MiB/s, for any number of streams.
+_MAX_DEVICE_RATE = {"zstd": 40_000, "lz4": 25_000, "inflate": 8_000, "stored": 40_000}
+_MAX_HOST_RATE = 6_000
+#: Approximate size of the blocks that Blosc cuts a chunk into; each has one stream or more.
+_BLOSC_BLOCK_NBYTES = 128 * 1024
+#: More decoding threads than this gain nothing beside those that read.
+_MAX_THREADS = 16
 
 
 @dataclass(frozen=True)
-class DecodeWay:
-    """How the chunks of a read are decoded.
+class DecodePlacement:
+    """Where and how the chunks of a read are decoded.
 
     Attributes
     ----------
     chain : DecodeChain
-        What is decoded.
+        Codecs of a chunk.
     slot : Slot or None
         Memory of a slot on the device; None where the host decodes.
     depth : int
-        Slots.
+        Number of slots.
     threads : int
-        Of the host, where it decodes.
+        Decoding threads, where the host decodes.
     why : str
-        Why the host decodes; empty where it does not.
+        Why the host decodes; empty where the device does.
     """
 
     chain: DecodeChain
@@ -73,90 +73,97 @@ class DecodeWay:
             return f"{self.chain}, on the host, by {_count(self.threads, 'thread')}: {self.why}"
         slabs = f"{_count(self.depth, 'slab')} of about {_count(_typical(self.slot), 'chunk')} at a time"
         if self.slot.group_nbytes:
-            slabs += ", all blocks side by side"
+            slabs += ", all blocks in parallel"
         return f"{self.chain}, on the device, {slabs}"
 
 
 @lru_cache(256)
-def choose_way(
+def choose_placement(
     chain: DecodeChain,
     chunk_nbytes: int,
     *,
     chunks: int,
-    room: int,
+    capacity: int,
     cores: int,
     table_nbytes: int,
     margin: int,
     decode_on: str | None = None,
-) -> DecodeWay:
-    """Choose the way that takes less time.
+) -> DecodePlacement:
+    """Choose the placement that takes less time.
 
     Parameters
     ----------
     chain : DecodeChain
-        What is decoded.
+        Codecs of a chunk.
     chunk_nbytes : int
         Decoded bytes of a chunk.
     chunks : int
         Chunks to decode.
-    room : int
-        Device memory for all slots.
+    capacity : int
+        Device memory for all slots, in bytes.
     cores : int
-        Of the host, that this process may use.
+        Cores of the host that this process may use.
     table_nbytes, margin : int
         As for :func:`~linumpy.plan.decode.staging.fit_slot`.
     decode_on : {"device", "host"}, optional
-        Take this way, if the chunks fit there.
+        Decode there, if the chunks fit.
     """
-    threads = max(1, min(_MOST_THREADS, cores, chunks))
-    host = DecodeWay(chain, None, _DEPTH, threads, "")
+    threads = max(1, min(_MAX_THREADS, cores, chunks))
+    host = DecodePlacement(chain, None, _DEPTH, threads, "")
     if chain.host_filter:
-        return _by_host(host, "which undoes its filter")
+        return replace(host, why="only the host decodes its filter")
     groups = _groups(chain, chunk_nbytes, chunks)
-    ways = [
-        way
+    candidates = [
+        placement
         for group_nbytes in groups
-        if (way := _on_device(host, chunk_nbytes, chunks, room, table_nbytes, margin, group_nbytes)) is not None
+        if (placement := _on_device(host, chunk_nbytes, chunks, capacity, table_nbytes, margin, group_nbytes))
     ]
-    if not ways:
+    if not candidates:
         if not groups:
-            return _by_host(host, f"a chunk of {chunk_nbytes} bytes is too large for the device's decoders")
-        return _by_host(host, f"chunks of {chunk_nbytes} bytes do not fit into {room} bytes of scratch")
-    device = max(ways, key=lambda way: _device_rate(way, chunks))
+            return replace(host, why=f"a chunk of {chunk_nbytes} bytes is too large for the device's decoders")
+        return replace(host, why=f"chunks of {chunk_nbytes} bytes do not fit into {capacity} bytes of scratch")
+    device = max(candidates, key=lambda placement: _device_rate(placement, chunks))
     if decode_on == "device":
         return device
     if decode_on == "host":
-        return _by_host(host, "as asked for")
-    if _device_rate(device, chunks) >= min(threads * _HOST_CORE[chain.streams_by], _HOST_MOST):
+        return replace(host, why="as requested")
+    if _device_rate(device, chunks) >= min(threads * _HOST_CORE_RATE[chain.streams_by], _MAX_HOST_RATE):
         return device
-    return _by_host(host, f"{_streams_at_once(device, chunks)} streams at a time are too few for the device")
+    return replace(host, why=f"{_streams_at_once(device, chunks)} streams at a time are too few for the device")
 
 
 def may_be_grouped(chain: DecodeChain, chunk_nbytes: int) -> bool:
-    """Say whether the blocks of a chunk can be carried out side by side: it is one zstd frame, and long."""
-    return chain.compressor == "zstd" and not chain.host_filter and _SHORTEST_GROUPED <= chunk_nbytes < _MOST_GROUPED
+    """Return whether the blocks of a chunk can be executed in parallel: it is one long zstd frame."""
+    long = _MIN_GROUPED_NBYTES <= chunk_nbytes < _GROUPED_END
+    return chain.compressor == "zstd" and not chain.host_filter and long
 
 
 def _groups(chain: DecodeChain, chunk_nbytes: int, chunks: int) -> list[int]:
-    """List how blocks of zstd may be carried out: 0 for frame by frame, else in groups of so many decoded bytes."""
-    groups = [0] if chunk_nbytes < MOST_NBYTES else []
+    """List the possible `group_nbytes`: 0 for frame by frame, else the decoded bytes of a group of blocks."""
+    groups = [0] if chunk_nbytes < MAX_CHUNK_NBYTES else []
     if may_be_grouped(chain, chunk_nbytes):
-        groups.append(min(GROUP_NBYTES, chunks * decoded_room(chain, chunk_nbytes)))
+        groups.append(min(GROUP_NBYTES, chunks * padded_nbytes(chain, chunk_nbytes)))
     return groups
 
 
 def _on_device(
-    host: DecodeWay, chunk_nbytes: int, chunks: int, room: int, table_nbytes: int, margin: int, group_nbytes: int
-) -> DecodeWay | None:
-    """Fit slots into the memory, three where that leaves each a chunk; None where not even one chunk fits."""
-    wanted = max(1, min(chunks, _MOST_CHUNKS))
-    few = wanted <= _ONE_SLAB and wanted * _most_nbytes(chunk_nbytes) <= room // _DEPTH
+    host: DecodePlacement,
+    chunk_nbytes: int,
+    chunks: int,
+    capacity: int,
+    table_nbytes: int,
+    margin: int,
+    group_nbytes: int,
+) -> DecodePlacement | None:
+    """Fit slots into the memory, three if each then holds a chunk; None where not even one chunk fits."""
+    wanted = max(1, min(chunks, _MAX_CHUNKS))
+    few = wanted <= _ONE_SLAB and wanted * _max_nbytes(chunk_nbytes) <= capacity // _DEPTH
     for depth in range(1 if few else min(_DEPTH, wanted), 0, -1):
         slot = fit_slot(
             host.chain,
             chunk_nbytes,
             chunks=-(-wanted // depth),
-            most_nbytes=room // (_DEPTH if few else depth),
+            max_nbytes=capacity // (_DEPTH if few else depth),
             table_nbytes=table_nbytes,
             margin=margin,
             group_nbytes=group_nbytes,
@@ -166,35 +173,34 @@ def _on_device(
     return None
 
 
-def _streams_at_once(way: DecodeWay, chunks: int) -> int:
-    assert way.slot is not None
-    return min(chunks, way.depth * _typical(way.slot)) * _streams(way.chain, way.slot.chunk_nbytes)
+def _streams_at_once(placement: DecodePlacement, chunks: int) -> int:
+    assert placement.slot is not None
+    at_once = min(chunks, placement.depth * _typical(placement.slot))
+    return at_once * _streams(placement.chain, placement.slot.chunk_nbytes)
 
 
-def _device_rate(way: DecodeWay, chunks: int) -> float:
-    """MiB a second of all streams that are under way together."""
-    assert way.slot is not None
-    streams = _streams_at_once(way, chunks)
-    if way.slot.group_nbytes:
-        mebibytes = streams * way.slot.chunk_nbytes / 2**20
+def _device_rate(placement: DecodePlacement, chunks: int) -> float:
+    """Estimate the decoded MiB/s of all streams that the device decodes together."""
+    slot = placement.slot
+    assert slot is not None
+    streams = _streams_at_once(placement, chunks)
+    if slot.group_nbytes:
+        mebibytes = streams * slot.chunk_nbytes / 2**20
         return mebibytes / (_GROUPS_START + mebibytes / _GROUPS_RATE)
-    return min(streams * _stream_rate(way.chain, way.slot.chunk_nbytes), _DEVICE_MOST[way.chain.streams_by])
+    rate = streams * _stream_rate(placement.chain, slot.chunk_nbytes)
+    return min(rate, _MAX_DEVICE_RATE[placement.chain.streams_by])
 
 
-def _most_nbytes(chunk_nbytes: int) -> int:
-    """Device memory that a chunk takes at most: stored, decoded and in between."""
+def _max_nbytes(chunk_nbytes: int) -> int:
+    """Bound the device memory of a chunk: stored, decoded and intermediate bytes."""
     return 4 * chunk_nbytes + 2**14
 
 
 def _stream_rate(chain: DecodeChain, chunk_nbytes: int) -> float:
-    """MiB a second that one stream is decoded at on the device, from its start to its end."""
+    """Estimate the decoded MiB/s of one stream on the device, its start included."""
     mebibytes = chunk_nbytes / _streams(chain, chunk_nbytes) / 2**20
-    kind = chain.streams_by
-    return mebibytes / (_DEVICE_START[kind] + mebibytes / _DEVICE_STREAM[kind])
-
-
-def _by_host(host: DecodeWay, why: str) -> DecodeWay:
-    return DecodeWay(host.chain, None, host.depth, host.threads, why)
+    decoder = chain.streams_by
+    return mebibytes / (_DEVICE_START[decoder] + mebibytes / _DEVICE_STREAM_RATE[decoder])
 
 
 def _count(number: int, of: str) -> str:
@@ -202,10 +208,10 @@ def _count(number: int, of: str) -> str:
 
 
 def _typical(slot: Slot) -> int:
-    """Chunks of a slab where they are a third of their size."""
+    """Estimate the chunks of a slab at a compression ratio of 3."""
     stored = slot.chunk_nbytes // 3
     return max(1, min(slot.chunks, slot.capacity // (stored + int(slot.weights(np.array([stored]))[0]))))
 
 
 def _streams(chain: DecodeChain, chunk_nbytes: int) -> int:
-    return max(1, chunk_nbytes // _BLOSC_BLOCK) if chain.compressor == "blosc" else 1
+    return max(1, chunk_nbytes // _BLOSC_BLOCK_NBYTES) if chain.compressor == "blosc" else 1

@@ -1,8 +1,8 @@
-"""Memory of one slot, and how much of it each chunk takes.
+"""Memory of one slot, and the share of each chunk.
 
-What a chunk needs between the two steps of zstd is known only when its frame has been looked at, on the device. It
-goes with the stored size, which is known before: so slabs are packed by an estimate, and all memory that is left over
-is theirs. In: codec chain, sizes, memory. Out: :class:`Slot`. Pure.
+The intermediate data of zstd (literals and sequences) has a size that only the device finds out, from the frame. It
+correlates with the stored size, so slabs are packed by an estimate, and all remaining memory of the slot goes to these
+data. In: codec chain, sizes, memory. Out: :class:`Slot`. Pure.
 """
 
 from __future__ import annotations
@@ -13,39 +13,39 @@ from dataclasses import dataclass
 import numpy as np
 
 from linumpy.plan.codecs import DecodeChain
-from linumpy.plan.decode.workspace import ALIGN, Workspace, decoded_room, plan_workspace
+from linumpy.plan.decode.workspace import ALIGN, Workspace, padded_nbytes, plan_workspace
 
-#: Literals and sequences of zstd take at most about this many bytes, as parts of the stored and of the decoded bytes.
-#: OCT-like voxels took 0.76, 1.14, 1.40 and 1.48 of the decoded bytes at ratios of 5, 3, 2 and 1.5 and level 19, and
-#: less at lower levels; speckle that does not repeat took 1.0. A chunk that needs more than is left over goes to the
-#: host.
+#: Upper bounds of zstd's literals and sequences, as (fraction of the stored bytes, fraction of the decoded bytes); the
+#: least applies. Measured at level 19: 0.76, 1.14, 1.40 and 1.48 of the decoded bytes of OCT-like voxels at compression
+#: ratios of 5, 3, 2 and 1.5, less at lower levels; 1.0 of speckle that does not repeat. The host decodes a chunk that
+#: needs more than the memory that remains.
 _POOL = ((4.0, 0.0), (2.75, 0.22), (0.0, 1.5))
-#: Part of a slot that stored bytes may take, and that is pinned on the host.
-_STORED_PART = 0.25
-#: What parts lose by their alignment.
-_SLACK = 32 * ALIGN
+#: Fraction of a slot that stored bytes may take, and that is pinned on the host.
+_STORED_FRACTION = 0.25
+#: Bytes lost to the alignment of the parts of a slot.
+_ALIGNMENT_NBYTES = 32 * ALIGN
 
 
 @dataclass(frozen=True)
 class Slot:
-    """Memory in which slabs are decoded, one after another.
+    """Device memory in which slabs are decoded, one after another.
 
     Attributes
     ----------
     chain : DecodeChain
-        What is decoded.
+        Codecs of a chunk.
     chunk_nbytes : int
         Decoded bytes of a chunk.
     nbytes : int
-        Device memory.
+        Device memory of the slot.
     stored_nbytes : int
-        Stored bytes that a slab may have, on the host too.
+        Capacity for the stored bytes of a slab, also on the host.
     chunks : int
-        Chunks that a slab may have at most.
+        Maximum number of chunks in a slab.
     table_nbytes : int
         Bytes of the scatter's table for each chunk.
     group_nbytes : int
-        Decoded bytes whose blocks of zstd are carried out at the same time; 0 where frames are.
+        Decoded bytes of the zstd blocks that are executed at the same time; 0 to execute frame by frame.
     """
 
     chain: DecodeChain
@@ -57,32 +57,27 @@ class Slot:
     group_nbytes: int = 0
 
     @property
-    def words_nbytes(self) -> int:
-        """Bytes of the records of chunks and of their table."""
-        return self._plain(self.chunks).words_nbytes
-
-    @property
     def capacity(self) -> int:
-        """Bytes that the stored bytes and the weights of a slab may take."""
-        return self.nbytes - self._plain(0).nbytes - _SLACK
+        """Capacity for the stored bytes and the weights of a slab, in bytes."""
+        return self.nbytes - self._plain(0).nbytes - _ALIGNMENT_NBYTES
 
     def weights(self, stored: np.ndarray) -> np.ndarray:
-        """Estimate the bytes that chunks take beyond their stored ones, from the number of those."""
+        """Estimate the bytes that chunks take beside their stored bytes, from the stored sizes."""
         pool = np.zeros(len(stored), np.int64)
         if self.chain.streams_by == "zstd":
             needs = [a * stored + b * self.chunk_nbytes for a, b in _POOL]
             pool = np.minimum.reduce(needs).astype(np.int64) + ALIGN
         if self.chain.is_reordered:  # decoded chunks overwrite the pool
-            pool = np.maximum(0, pool - decoded_room(self.chain, self.chunk_nbytes))
-        return self.weight_of_any + pool
+            pool = np.maximum(0, pool - padded_nbytes(self.chain, self.chunk_nbytes))
+        return self.fixed_weight + pool
 
     @property
-    def weight_of_any(self) -> int:
-        """Bytes that each chunk takes beyond its stored ones and what is kept between the two steps of zstd."""
+    def fixed_weight(self) -> int:
+        """Bytes that each chunk takes beside its stored bytes and zstd's intermediate data."""
         return -(-(self._plain(64).nbytes - self._plain(0).nbytes) // 64) + 8
 
     def lay_out(self, chunks: int, stored_nbytes: int) -> Workspace:
-        """Lay out a slab; what is left over is for the data between the two steps of zstd."""
+        """Lay out a slab; zstd's intermediate data get the remaining memory."""
         return _lay_out(self, chunks, stored_nbytes)
 
     def _plain(self, chunks: int, stored_nbytes: int = 0, pool_nbytes: int = 0) -> Workspace:
@@ -90,7 +85,7 @@ class Slot:
             self.chain,
             chunks=chunks,
             stored_nbytes=stored_nbytes,
-            decoded_nbytes=chunks * decoded_room(self.chain, self.chunk_nbytes),
+            decoded_nbytes=chunks * padded_nbytes(self.chain, self.chunk_nbytes),
             words_nbytes=ALIGN + chunks * self.table_nbytes,
             pool_nbytes=pool_nbytes,
             group_nbytes=self.group_nbytes,
@@ -104,7 +99,7 @@ def _lay_out(slot: Slot, chunks: int, stored_nbytes: int) -> Workspace:
 
 
 def longest_stored(chunk_nbytes: int) -> int:
-    """Bytes of a chunk that no codec could make smaller, headers counted in."""
+    """Bound the stored bytes of an incompressible chunk, headers included."""
     return chunk_nbytes + chunk_nbytes // 64 + 4096
 
 
@@ -113,45 +108,44 @@ def fit_slot(
     chunk_nbytes: int,
     *,
     chunks: int,
-    most_nbytes: int,
+    max_nbytes: int,
     table_nbytes: int,
     margin: int,
     group_nbytes: int = 0,
 ) -> Slot | None:
-    """Make a slot.
+    """Size a slot.
 
     Parameters
     ----------
     chain : DecodeChain
-        What is decoded.
+        Codecs of a chunk.
     chunk_nbytes : int
         Decoded bytes of a chunk.
     chunks : int
-        More in a slab are of no use.
-    most_nbytes : int
-        Device memory at most.
+        Maximum number of chunks in a slab.
+    max_nbytes : int
+        Maximum device memory of the slot.
     table_nbytes : int
         Bytes of the scatter's table for each chunk.
     margin : int
-        Bytes by which alignment may lengthen what is stored of a chunk.
+        Bytes by which alignment may lengthen the stored bytes of a chunk.
     group_nbytes : int
-        As of :class:`Slot`.
+        See :class:`Slot`.
 
     Returns
     -------
     Slot or None
-        None where not even one chunk fits that could not be made smaller.
+        None where not even one incompressible chunk fits.
     """
     longest = longest_stored(chunk_nbytes) + margin
 
     def slot(nbytes: int) -> Slot:
-        stored = min(max(longest, int(_STORED_PART * nbytes)), chunks * longest)
+        stored = min(max(longest, int(_STORED_FRACTION * nbytes)), chunks * longest)
         return Slot(chain, chunk_nbytes, nbytes, -(-stored // ALIGN) * ALIGN, chunks, table_nbytes, group_nbytes)
 
-    widest = slot(most_nbytes // ALIGN * ALIGN)
+    widest = slot(max_nbytes // ALIGN * ALIGN)
     worst = longest + int(widest.weights(np.array([longest]))[0])
     if worst > widest.capacity:
         return None
-    # No more than all chunks need.
     needed = widest.nbytes - widest.capacity + chunks * worst
     return slot(min(widest.nbytes, -(-needed // ALIGN) * ALIGN))

@@ -1,7 +1,7 @@
-"""Memory in which a slab is decoded on the device: where everything lies, and the words that the kernels read.
+"""Layout of the device memory in which a slab is decoded, and the records that the kernels read.
 
-In: a :class:`~linumpy.plan.codecs.DecodeChain` and the sizes of a slab. Out: :class:`Workspace` and the records of
-chunks. Pure: addresses are numbers.
+In: a :class:`~linumpy.plan.codecs.DecodeChain` and the sizes of a slab. Out: :class:`Workspace`. Pure: addresses are
+numbers.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from linumpy.plan.codecs import CHECKSUM_NBYTES, DecodeChain
+from linumpy.plan.codecs import DecodeChain
 
-#: Free bytes before and behind the stored bytes: readers of whole words look that far beyond a stream.
+#: Padding in bytes before and after the stored bytes: kernels that read whole words read beyond the ends of a stream.
 MARGIN = 256
+#: Alignment of every part of the workspace, in bytes.
 ALIGN = 256
-#: As in decode.cuh, zstd.cu and blosc.cu.
+#: The records `Stream` and `Order` of gpu/codecs/cuda/decode.cuh and blosc.cu.
 STREAM = np.dtype(
     [
         ("source", "i8"),
@@ -37,42 +38,43 @@ ORDER = np.dtype(
         ("chunk", "i4"),
     ]
 )
+#: Number of counters (64 bits each) before the records.
 COUNTERS = 4
 _CHECK_NBYTES, _FRAME_NBYTES, _BLOCK_NBYTES = 8, 32, 128
+#: Numbers of codecs in a `Stream`.
 CODES = {"": 1, "lz4": 2, "zstd": 3, "zlib": 4, "gzip": 5, "blosc": 0}
-_BYTE_SHUFFLE = 1
-#: Decoded bytes of a block of zstd, at most.
+#: Maximum decoded size of a zstd block.
 MAX_ZSTD_BLOCK = 2**17
 _CELL_NBYTES, _LISTED_NBYTES, _GROUP_NBYTES = 4, 4, 8
-#: Longest chunk that the kernels decode: they count in 32 bits.
-MOST_NBYTES = 2**30
+#: Chunks that kernels decode frame by frame are shorter: they count in 32 bits.
+MAX_CHUNK_NBYTES = 2**30
 
 
 @dataclass(frozen=True)
 class Workspace:
-    """Memory of one slot, as byte offsets from its beginning.
+    """Layout of one slot: offsets in bytes from its beginning, and capacities.
 
     Attributes
     ----------
     chunks : int
-        Chunks that a slab may have.
+        Maximum number of chunks in a slab.
     stored_nbytes, decoded_nbytes : int
         Capacity for stored and for decoded bytes.
     stored, words, decoded, unordered, pool, streams, checks, frames, blocks, orders : int
-        Where each part begins. `decoded` holds chunks as the scatter reads them; `unordered` what streams decode to,
-        the same memory unless bytes are brought into order in between.
+        Offset of each part. `decoded` holds chunks as the scatter reads them; `unordered` holds the output of the
+        streams, in the same memory unless a shuffle is undone in between.
     stream_capacity, block_capacity : int
-        How many streams and blocks fit.
+        Maximum number of streams and of blocks.
     pool_nbytes : int
-        Capacity for what is between the two steps of zstd.
+        Capacity for the intermediate data of zstd.
     words_nbytes : int
         Capacity for the records of chunks and the table of the scatter.
     group_nbytes : int
-        Decoded bytes whose blocks of zstd are carried out at the same time; 0 where frames are.
+        Decoded bytes of the zstd blocks that are executed at the same time; 0 to execute frame by frame.
     cells, order, groups : int
-        Where the cells of a group, the list of blocks, and the groups in it begin.
+        Offsets of the cells of a group, of the sorted list of blocks, and of the groups in it.
     nbytes : int
-        Of the whole slot.
+        Size of the slot.
     """
 
     chunks: int
@@ -100,13 +102,13 @@ class Workspace:
 
     @property
     def group_count(self) -> int:
-        """Groups of the decoded bytes."""
+        """Number of groups that the decoded bytes are cut into."""
         return -(-self.decoded_nbytes // self.group_nbytes) if self.group_nbytes else 0
 
 
-def decoded_room(chain: DecodeChain, chunk_nbytes: int) -> int:
-    """Bytes that one chunk takes in the buffers of decoded bytes."""
-    return _up(chunk_nbytes + chain.tail)
+def padded_nbytes(chain: DecodeChain, chunk_nbytes: int) -> int:
+    """Bytes from chunk to chunk in the buffers of decoded bytes."""
+    return _up(chunk_nbytes + chain.tail_nbytes)
 
 
 def plan_workspace(
@@ -124,17 +126,17 @@ def plan_workspace(
     Parameters
     ----------
     chain : DecodeChain
-        What is decoded.
+        Codecs of a chunk.
     chunks : int
-        Chunks that a slab may have.
+        Maximum number of chunks in a slab.
     stored_nbytes, decoded_nbytes : int
-        Stored and decoded bytes that a slab may have.
+        Capacity for stored and decoded bytes.
     words_nbytes : int
-        Bytes of the table of the scatter.
+        Size of the table of the scatter.
     pool_nbytes : int
-        Capacity for what is between the two steps of zstd; rounded down to whole sequences of 8 bytes.
+        Capacity for the intermediate data of zstd; rounded down to whole sequences of 8 bytes.
     group_nbytes : int
-        Decoded bytes whose blocks of zstd are carried out at the same time, a multiple of 16; 0 for frames.
+        Decoded bytes of the zstd blocks that are executed at the same time, a multiple of 16; 0 for frame by frame.
     """
     pool_nbytes = pool_nbytes // 8 * 8
     blosc, zstd = chain.compressor == "blosc", chain.streams_by == "zstd"
@@ -148,7 +150,7 @@ def plan_workspace(
         return begin
 
     stored = take(MARGIN + stored_nbytes + MARGIN) + MARGIN
-    words = take(words_room(chunks) + words_nbytes)
+    words = take(records_nbytes(chunks) + words_nbytes)
     streams = take(STREAM.itemsize * stream_capacity) if blosc else words + 8 * COUNTERS
     checks = take(_CHECK_NBYTES * stream_capacity)
     frames = take(_FRAME_NBYTES * stream_capacity) if zstd else end
@@ -156,14 +158,12 @@ def plan_workspace(
     orders = take(ORDER.itemsize * chunks) if chain.is_reordered else end
     cells = order = groups = end
     if group_nbytes:
-        cells = take(
-            _CELL_NBYTES * (group_nbytes + MAX_ZSTD_BLOCK)
-        )  # a block begins in the group and may end behind it
+        cells = take(_CELL_NBYTES * (group_nbytes + MAX_ZSTD_BLOCK))  # the last block may end after the group
         order = take(_LISTED_NBYTES * block_capacity)
         groups = take(_GROUP_NBYTES * -(-decoded_nbytes // group_nbytes))
     unordered = take(decoded_nbytes)
     pool = take(pool_nbytes)
-    # The pool is of no more use once streams are decoded, and bytes come into order only then.
+    # Streams are decoded before a shuffle is undone, so that its output may overwrite the pool.
     decoded = unordered
     if chain.is_reordered:
         decoded = pool
@@ -171,51 +171,13 @@ def plan_workspace(
     return Workspace(
         chunks, stored_nbytes, decoded_nbytes, stored, words, decoded, unordered, pool, streams, checks,
         frames, blocks, orders, stream_capacity, block_capacity, pool_nbytes,
-        _up(words_room(chunks) + words_nbytes), group_nbytes, cells, order, groups, _up(end),
+        _up(records_nbytes(chunks) + words_nbytes), group_nbytes, cells, order, groups, _up(end),
     )  # fmt: skip
 
 
-def words_room(chunks: int) -> int:
-    """Bytes of :func:`decode_words` for that many chunks."""
+def records_nbytes(chunks: int) -> int:
+    """Size of the counters and records of so many chunks."""
     return 8 * COUNTERS + chunks * (STREAM.itemsize + 8 + ORDER.itemsize)
-
-
-def decode_words(
-    chain: DecodeChain, source: np.ndarray, nbytes: np.ndarray, place: np.ndarray, chunk_nbytes: int
-) -> np.ndarray:
-    """Write down the chunks of a slab as the kernels read them.
-
-    Parameters
-    ----------
-    chain : DecodeChain
-        What is decoded.
-    source, nbytes : numpy.ndarray of int64, (n,)
-        Stored bytes of each chunk in the slab.
-    place : numpy.ndarray of int64, (n,)
-        First byte of each in the buffer of decoded chunks.
-    chunk_nbytes : int
-        Decoded bytes of a chunk.
-
-    Returns
-    -------
-    numpy.ndarray of uint8
-        Counters, records of chunks, offsets of decoded chunks, and orders where only a filter gives them.
-    """
-    n = len(source)
-    counters = np.zeros(COUNTERS, np.int64)
-    counters[0] = 0 if chain.compressor == "blosc" else n  # Blosc's streams are counted on the device
-    records = np.zeros(n, STREAM)
-    records["source"], records["target"] = source, place
-    records["source_nbytes"] = nbytes - (CHECKSUM_NBYTES if chain.stored_checksum else 0)
-    records["target_nbytes"] = chunk_nbytes + chain.tail
-    records["chunk"], records["codec"] = np.arange(n), CODES[chain.compressor]
-    orders = np.zeros(n, ORDER)
-    if chain.shuffle:
-        orders["source"] = orders["target"] = place
-        orders["nbytes"] = orders["block_nbytes"] = chunk_nbytes
-        orders["typesize"], orders["mode"], orders["chunk"] = chain.shuffle, _BYTE_SHUFFLE, np.arange(n)
-    parts = [counters, records, np.asarray(place, np.int64), orders]
-    return np.concatenate([np.ascontiguousarray(part).view(np.uint8).reshape(-1) for part in parts])
 
 
 def _up(nbytes: int) -> int:

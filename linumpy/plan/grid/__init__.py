@@ -1,1 +1,1 @@
-"""Plan resampling: new grids of voxels, blocks of them, and the boxes of the source that they need."""
+"""Plan resampling: new voxel grids, blocks of them, and the boxes of the source that each block needs."""

@@ -1,4 +1,4 @@
-"""Plan the part of an image that a tile of an affinely transformed one needs, for shared memory.
+"""Plan the brick of an image that an affinely transformed tile of the output needs, for shared memory.
 
 In: a matrix, the spline's order, a tile. Out: a :class:`Brick`, or None. Pure.
 """
@@ -11,26 +11,26 @@ from dataclasses import dataclass
 
 #: Voxels from row to row of a brick: 8 more or less than a multiple of 32 (see ``affine_brick`` of affine.cu).
 _PITCHES = (24, 40, 72)
-#: Of the numbers of a map's inverse: single precision then holds a voxel's number to a hundredth.
-_LARGEST_INVERSE = 100.0
+#: Upper bound of the elements of the inverse matrix: single precision then gives voxel indices to within 0.01.
+_MAX_INVERSE = 100.0
 
 Matrix = tuple[tuple[float, ...], ...]
 
 
 @dataclass(frozen=True)
 class Brick:
-    """A part of the image in shared memory.
+    """A box of the image in shared memory.
 
     Attributes
     ----------
     shape : tuple of int
-        Its voxels along each axis.
+        Voxels along each axis.
     pitch : int
         Voxels from row to row.
     nbytes : int
-        Its size.
+        Size in shared memory.
     numbers : tuple of float
-        Those of affine.cu: inverse, per, slack.
+        Kernel parameters `inverse`, `per` and `slack` of affine.cu.
     """
 
     shape: tuple[int, int, int]
@@ -43,31 +43,31 @@ class Brick:
 def plan_brick(
     matrix: Matrix, order: int, tile: tuple[int, int, int], itemsize: int, nbytes_limit: int
 ) -> Brick | None:
-    """Size the part of the image that a tile of the output needs.
+    """Size the brick of the image that a tile of the output needs.
 
     Parameters
     ----------
     matrix : tuple of tuple of float, (3, 3)
-        From voxels of the output to coordinates in the image.
+        Maps voxels of the output to coordinates in the image.
     order : int
-        Of the spline: 1 or 3.
+        Spline order: 1 or 3.
     tile : tuple of int
-        Voxels of the output that a block makes.
+        Voxels of the output that a block of threads computes.
     itemsize : int
         Bytes of a voxel in shared memory.
     nbytes_limit : int
-        Shared memory of a block.
+        Shared memory of a block of threads.
 
     Returns
     -------
     Brick or None
-        None where it would not fit.
+        None where it does not fit.
     """
     reach = [sum(abs(m) * (n - 1) for m, n in zip(row, tile, strict=True)) for row in matrix]
     if not max(reach) < 2**20:
         return None
-    # The neighbours of a point, with one more for rounding, and along X those before a multiple of four.
-    z, y, x = (math.floor(one + 3e-6) + 2 + order for one in reach)
+    # The neighbours of a point and one more for rounding; along X also those down to a multiple of four.
+    z, y, x = (math.floor(length + 3e-6) + 2 + order for length in reach)
     x += 3
     for pitch in _PITCHES:
         nbytes = z * y * pitch * itemsize
@@ -78,7 +78,7 @@ def plan_brick(
 
 
 def _inverse_numbers(matrix: Matrix, order: int) -> tuple[float, ...] | None:
-    """Say how to get from a coordinate to the voxel; None where single precision would not stay near to exact numbers.
+    """Return the inverse map as the kernel takes it; None where single precision is not sufficient for it.
 
     A point that needs one of eight columns of a row is less than (order + 1) / 2 away from one of them.
     """
@@ -89,9 +89,9 @@ def _inverse_numbers(matrix: Matrix, order: int) -> tuple[float, ...] | None:
         (d * h - e * g, b * g - a * h, a * e - b * d),
     )
     determinant = a * minors[0][0] + b * minors[1][0] + c * minors[2][0]
-    if abs(determinant) * _LARGEST_INVERSE <= max(abs(one) for row in minors for one in row):
+    if abs(determinant) * _MAX_INVERSE <= max(abs(minor) for row in minors for minor in row):
         return None
-    rows = [[one / determinant for one in row] for row in minors]
+    rows = [[minor / determinant for minor in row] for row in minors]
     near = (order + 1) / 2
     slack = [near * (abs(z) + abs(y)) + (near + 3.5) * abs(x) + 0.01 for z, y, x in rows]
     per = [1 / row[0] if abs(row[0]) > 1e-6 else 0.0 for row in rows]

@@ -1,7 +1,11 @@
-"""Choose the blocks of a resampling: as large as is useful and fits, and such that little is read twice.
+"""Choose the shape of the blocks of a resampling: large enough to be fast, within memory, reading little twice.
 
-In: an :class:`~linumpy.plan.grid.blocks.AffineGrid`, how source and output are stored, what a voxel costs, a limit.
+In: an :class:`~linumpy.plan.grid.blocks.AffineGrid`, how source and output are stored, the bytes of a voxel, a limit.
 Out: a shape. Errors: :class:`~linumpy.errors.DeviceMemoryError` where not even the smallest block fits.
+
+A block grows along the axis that makes the plan read least (touched chunks counted whole), and of equal ones along the
+shortest, until a box and its block reach 1 GiB or 1/24 of everything; further where that saves many reads; and only as
+far as two boxes, two blocks and the working memory fit.
 """
 
 from __future__ import annotations
@@ -13,28 +17,26 @@ from dataclasses import dataclass
 from linumpy.errors import DeviceMemoryError
 from linumpy.plan.grid.blocks import CLIPPED_MODES, AffineGrid, axis_box
 
-#: A block and its box larger than this gain nothing: reading one takes far longer than starting to.
+#: A block and its box beyond this size gain nothing: the read takes far longer than its start.
 _LARGE_NBYTES = 2**30
-#: Blocks are not made so large that there are fewer of them: the first read and the last write overlap nothing.
-_ENOUGH_BLOCKS = 24
-#: But this is never too large, on these grounds.
-_SMALL_NBYTES = 32 * 2**20
-#: Unless the larger block spares this part of all reads; then they may be as few as these.
-_WORTH, _FEW_BLOCKS = 0.08, 8
+#: Minimum number of blocks, since the first read and the last write overlap nothing; except for blocks below
+#: _SMALL_NBYTES, and for larger blocks that save the fraction _MIN_SAVING of all reads: then _FEW_BLOCKS.
+_ENOUGH_BLOCKS, _FEW_BLOCKS = 24, 8
+_SMALL_NBYTES, _MIN_SAVING = 32 * 2**20, 0.08
 
 
 @dataclass(frozen=True)
 class BlockBytes:
-    """What a block costs in memory.
+    """Memory that a block takes.
 
     Attributes
     ----------
     source, output : int
-        Bytes of a voxel of either.
+        Bytes of a voxel of the source and of the output.
     work : int
-        Bytes that the transform needs besides for each voxel of the source's box, with what it is continued by.
+        Working memory of the transform, in bytes for each voxel of the source's box and its padding.
     output_work : int
-        Bytes that transform and write need besides for each voxel of the output, with what fills its last chunks up.
+        Working memory of transform and write, in bytes for each voxel of the whole chunks that hold the block.
     """
 
     source: int
@@ -42,29 +44,29 @@ class BlockBytes:
     work: int = 0
     output_work: int = 0
 
-    def one(self, source_voxels: int, output_voxels: int) -> int:
+    def pair(self, source_voxels: int, output_voxels: int) -> int:
         """Bytes of one box and its block."""
         return source_voxels * self.source + output_voxels * self.output
 
-    def of(
+    def peak(
         self,
         source_voxels: int,
         output_voxels: int,
         work_voxels: int | None = None,
         stored_voxels: int | None = None,
     ) -> int:
-        """Bytes at the peak: two blocks are under way, one being read or written while the other is made.
+        """Bytes at the peak: two blocks are in memory, one is read or written while the other is computed.
 
-        `work_voxels` are those of the box with what it is continued by, `stored_voxels` those of the block's chunks;
-        by default they are as many as those of box and block.
+        `work_voxels` counts the box and its padding (by default `source_voxels`), `stored_voxels` the whole chunks that
+        hold the block (by default `output_voxels`).
         """
         work = (source_voxels if work_voxels is None else work_voxels) * self.work
         work += (output_voxels if stored_voxels is None else stored_voxels) * self.output_work
-        return 2 * self.one(source_voxels, output_voxels) + work
+        return 2 * self.pair(source_voxels, output_voxels) + work
 
 
 def source_bound(grid: AffineGrid, block_shape: Sequence[int], pad: int = 0) -> int:
-    """Bound the voxels of the box that any block of a shape needs, wherever it lies; with a pad around it."""
+    """Bound the voxels of the box, with `pad` voxels around it, that any block of a shape needs."""
     return math.prod(n + 2 * pad for n in _box_bound(grid, block_shape))
 
 
@@ -81,19 +83,19 @@ def _box_bound(grid: AffineGrid, block_shape: Sequence[int]) -> list[int]:
 
 
 def voxels_read(grid: AffineGrid, block_shape: Sequence[int], chunk_shape: Sequence[int]) -> int:
-    """Estimate the voxels of the source that all blocks together read, whole chunks where they touch one.
+    """Estimate the voxels of the source that all blocks together read, as whole chunks.
 
-    Exact where each axis of the source depends on one of the output and the mode is clipped; else what blocks of that
-    shape read on average if they lie anywhere.
+    Exact where each axis of the source depends on one of the output and the mode is clipped; else the average over all
+    positions of the blocks.
 
     Parameters
     ----------
     grid : AffineGrid
-        What is made.
+        Output grid over the source.
     block_shape : sequence of int
-        Of the blocks.
+        Shape of a block of the output.
     chunk_shape : sequence of int
-        Of the source.
+        Shape of a chunk of the source.
     """
     rows = [[axis for axis, m in enumerate(row) if m] for row in grid.matrix]
     counts = [-(-n // b) for n, b in zip(grid.output_shape, block_shape, strict=True)]
@@ -104,7 +106,7 @@ def voxels_read(grid: AffineGrid, block_shape: Sequence[int], chunk_shape: Seque
 
 
 def _axis_read(grid: AffineGrid, axis: int, along: int, block_shape: Sequence[int], chunk_shape: Sequence[int]) -> int:
-    """Sum what blocks along an axis of the output read along the axis of the source that depends on it alone."""
+    """Sum the voxels that blocks along an axis of the output read along the axis of the source that depends on it."""
     length, step, chunk, n = grid.output_shape[along], block_shape[along], chunk_shape[axis], grid.source_shape[axis]
     total = 0
     for begin in range(0, length, step):
@@ -123,20 +125,20 @@ def choose_block_shape(
     budget: int,
     chunk_shape: Sequence[int] | None = None,
 ) -> tuple[int, ...]:
-    """Choose blocks of whole stored objects: as large as is useful and fits, and such that little is read twice.
+    """Choose blocks of whole stored objects, as the module's docstring describes.
 
     Parameters
     ----------
     grid : AffineGrid
-        What is made.
+        Output grid over the source.
     stored_shape : sequence of int
         Shape of a chunk of the output, or of a shard where it has them.
     cost : BlockBytes
-        Bytes of a voxel.
+        Memory of a block.
     budget : int
-        Bytes that all blocks under way may take together.
+        Bytes that all blocks in memory may take together.
     chunk_shape : sequence of int, optional
-        Shape of a chunk of the source, which is read whole wherever it is touched; by default single voxels.
+        Shape of a chunk of the source, which is read whole where a box touches it; by default single voxels.
 
     Raises
     ------
@@ -148,23 +150,23 @@ def choose_block_shape(
 
     def needs(shape: Sequence[int]) -> int:
         whole = math.prod(-(-b // s) * s for b, s in zip(shape, stored_shape, strict=True))
-        return cost.of(source_bound(grid, shape), math.prod(shape), source_bound(grid, shape, grid.pad), whole)
+        return cost.peak(source_bound(grid, shape), math.prod(shape), source_bound(grid, shape, grid.pad), whole)
 
     if needs(block) > budget:
         raise DeviceMemoryError(
             f"blocks of one stored object, {tuple(block)} voxels, need {needs(block)} bytes, but {budget} may be used: "
             f"choose smaller chunks= (or shards=), or more device_memory="
         )
-    all_bytes = cost.one(source_bound(grid, grid.output_shape), math.prod(grid.output_shape))
+    all_bytes = cost.pair(source_bound(grid, grid.output_shape), math.prod(grid.output_shape))
     large = min(_LARGE_NBYTES, max(_SMALL_NBYTES, all_bytes // _ENOUGH_BLOCKS))
 
     def pays(shape: Sequence[int]) -> bool:
-        """Say whether a block is not too large to be useful, or spares enough reads all the same."""
-        size = cost.one(source_bound(grid, shape), math.prod(shape))
+        """Return whether a block is small enough to gain by its size, or saves enough reads."""
+        size = cost.pair(source_bound(grid, shape), math.prod(shape))
         if size <= large:
             return True
-        spared = _read_again(grid, block, chunks) - _read_again(grid, shape, chunks)
-        return size <= all_bytes // _FEW_BLOCKS and spared >= _WORTH * _read_again(grid, block, chunks)
+        saved = _reads_per_voxel(grid, block, chunks) - _reads_per_voxel(grid, shape, chunks)
+        return size <= all_bytes // _FEW_BLOCKS and saved >= _MIN_SAVING * _reads_per_voxel(grid, block, chunks)
 
     while True:
         longer: list[tuple[int, ...]] = [
@@ -172,19 +174,19 @@ def choose_block_shape(
             for axis, (stored, length) in enumerate(zip(stored_shape, grid.output_shape, strict=True))
             if block[axis] < length
         ]
-        fitting = [one for one in longer if needs(one) <= budget and pays(one)]
+        fitting = [shape for shape in longer if needs(shape) <= budget and pays(shape)]
         if not fitting:
-            # A block that is cut by the output's end is still one of whole stored objects.
+            # Blocks consist of whole stored objects, also where the output's end cuts them.
             return tuple(-(-b // s) * s for b, s in zip(block, stored_shape, strict=True))
-        best: tuple[int, ...] = min(fitting, key=lambda one: (_read_again(grid, one, chunks), *_most_cubic(one)))
+        best = min(fitting, key=lambda shape: (_reads_per_voxel(grid, shape, chunks), *_by_compactness(shape)))
         block = list(best)
 
 
-def _read_again(grid: AffineGrid, shape: Sequence[int], chunk_shape: Sequence[int]) -> int:
-    """Say how often a voxel of the source is read, in hundredths: less is not worth a long thin block."""
+def _reads_per_voxel(grid: AffineGrid, shape: Sequence[int], chunk_shape: Sequence[int]) -> int:
+    """Estimate how often a voxel of the source is read, in hundredths: less does not justify a long thin block."""
     return round(100 * voxels_read(grid, shape, chunk_shape) / math.prod(grid.source_shape))
 
 
-def _most_cubic(shape: Sequence[int]) -> tuple[int, ...]:
-    """Order shapes: the most cubic first, and of those the one that is longest along the last axes."""
+def _by_compactness(shape: Sequence[int]) -> tuple[int, ...]:
+    """Sort key of shapes: the most cubic first, and of those the one that is longest along the last axes."""
     return (max(shape), -min(shape), *shape)

@@ -1,9 +1,9 @@
-"""The plan of a resampling, block by block: which box of the source each block of the output needs, and how large.
+"""Plan a resampling block by block: the box of the source that each block of the output needs.
 
 In: the shapes of source and output, and the affine map between their voxels (:class:`AffineGrid`). Out: a
 :class:`ResamplePlan` of :class:`Block` records. Everything is in voxels; a box is a pair of corners, the upper one
-excluded. How large blocks are is for ``linumpy.plan.grid.block_shape``. Errors: ``ValueError`` for maps, shapes, orders
-and modes that make no sense.
+excluded. ``linumpy.plan.grid.block_shape`` chooses the blocks' shape. Errors: ``ValueError`` for invalid maps, shapes,
+orders and modes.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ import numpy as np
 
 from linumpy.plan.boundary import MODES, fold, period
 
-#: Of these a box that is cut at the edges of the image is continued as the image is.
+#: Modes that extend a box clipped at the edges of the image exactly as they extend the image.
 CLIPPED_MODES = ("constant", "nearest")
-#: Voxels around a box within which the spline's prefilter of each order forgets where the box was cut: the largest
-#: pole of the filter, to this power, is below 1e-12.
-_FORGET = {0: 0, 1: 0, 2: 16, 3: 21, 4: 28, 5: 33}
-#: SciPy continues an image by so many voxels before it filters for a spline that ends in its last voxel.
+#: Margin of a box, by spline order, beyond which the prefilter does not see where the box is cut: the largest pole of
+#: the filter, to this power, is below 1e-12.
+_FILTER_MARGIN = {0: 0, 1: 0, 2: 16, 3: 21, 4: 28, 5: 33}
+#: Voxels by which SciPy pads an image before it filters for mode "nearest".
 SPLINE_PAD = 12
-#: Rounding of coordinates never moves them by more; voxels within are read, and count as outside where that is safer.
+#: Upper bound of the rounding error of a coordinate. Voxels within it are read, and treated as outside where safer.
 _ROUNDING = 1e-6
 _TRUNCATE = 4.0  # standard deviations at which a Gaussian is cut, as SciPy's gaussian_filter
 
 
 def gaussian_radius(sigma: float) -> int:
-    """Count the voxels on either side that a Gaussian of `sigma` voxels is made of, as SciPy does."""
+    """Radius in voxels of a Gaussian of `sigma` voxels, as in SciPy."""
     return int(_TRUNCATE * sigma + 0.5) if sigma > 1e-15 else 0
 
 
 def anti_aliasing_sigmas(matrix: Sequence[Sequence[float]]) -> tuple[float, ...]:
-    """Choose the Gaussian that a source is smoothed by before it is sampled through a matrix.
+    """Choose the Gaussian that smooths a source before it is sampled through a matrix, in voxels for each axis.
 
-    Along each axis of the source (scale - 1) / 2 voxels, as scikit-image's ``resize``, where scale is the length of the
-    matrix's row: how far a step of one voxel of the output goes along that axis. 0 where the output is not coarser.
+    (scale - 1) / 2, as in scikit-image's ``resize``; scale is the length of the matrix's row, by how much a step of one
+    voxel of the output moves along that axis of the source. 0 where the output is not coarser.
     """
     lengths = []
     for row in matrix:
@@ -49,7 +49,7 @@ def anti_aliasing_sigmas(matrix: Sequence[Sequence[float]]) -> tuple[float, ...]
 
 @dataclass(frozen=True)
 class AffineGrid:
-    """An output grid laid over a source by an affine map.
+    """An output grid mapped into a source by an affine map.
 
     Attributes
     ----------
@@ -60,12 +60,12 @@ class AffineGrid:
     offset : tuple of float
         See `matrix`.
     order : int
-        Of the spline, 0 to 5.
+        Spline order, 0 to 5.
     mode : str
         One of :data:`MODES`.
     sigmas : tuple of float
-        Of the Gaussian that smooths the source before it is sampled, in voxels, for each of its axes; beyond its edges
-        the source is continued by its outermost voxels. Empty, or all 0: no smoothing.
+        Standard deviations of the Gaussian that smooths the source before it is sampled, in voxels for each axis of the
+        source, whose outermost voxels are repeated beyond its edges. Empty, or all 0: no smoothing.
     """
 
     source_shape: tuple[int, ...]
@@ -78,22 +78,22 @@ class AffineGrid:
 
     def __post_init__(self) -> None:
         rank = len(self.source_shape)
-        if len(self.sigmas) not in (0, rank) or not all(math.isfinite(one) and one >= 0 for one in self.sigmas):
-            raise ValueError(f"sigmas={self.sigmas}: none, or one number from 0 on for each of {rank} axes")
+        if len(self.sigmas) not in (0, rank) or not all(math.isfinite(sigma) and sigma >= 0 for sigma in self.sigmas):
+            raise ValueError(f"sigmas={self.sigmas}: give none, or a number >= 0 for each of {rank} axes")
         if isinstance(self.order, bool) or not isinstance(self.order, (int, np.integer)) or self.order not in range(6):
             raise ValueError(f"order={self.order!r}: a spline order is an integer from 0 to 5")
         if self.order == 0 and self.smooths:
-            raise ValueError("order=0 takes voxels as they are: the source is not smoothed for it")
+            raise ValueError("order=0 copies the nearest voxel: the source is not smoothed for it")
         if self.mode not in MODES:
             raise ValueError(f"mode={self.mode!r} is unknown: choose one of {', '.join(MODES)}")
         if self.order > 1 and self.mode not in CLIPPED_MODES:
             raise ValueError(
-                f"order={self.order} with mode={self.mode!r} is not made block by block: "
+                f"order={self.order} with mode={self.mode!r} cannot be computed block by block: "
                 f"choose mode {' or '.join(map(repr, CLIPPED_MODES))}, or order 0 or 1"
             )
         for label, shape in (("source", self.source_shape), ("output", self.output_shape)):
             if len(shape) != rank or min(shape, default=0) < 1:
-                raise ValueError(f"{label} shape {shape}: {rank} sizes from 1 on are needed")
+                raise ValueError(f"{label} shape {shape}: {rank} sizes >= 1 are needed")
         matrix = np.array(self.matrix, np.float64)
         if matrix.shape != (rank, rank) or len(self.offset) != rank:
             raise ValueError(f"a matrix of shape {matrix.shape} does not map a grid of {rank} axes")
@@ -114,10 +114,9 @@ class AffineGrid:
 
     @cached_property
     def separable(self) -> bool:
-        """Whether smoothing and interpolation are done together, axis by axis, by one table of weights for each.
+        """Whether one table of weights for each axis both smooths and interpolates.
 
-        So it is where the output is coarser by a spacing: with linear interpolation, between volumes that begin at the
-        same edge.
+        True where the output has a coarser spacing, with linear interpolation, and both volumes begin at the same edge.
         """
         if not self.smooths or self.order != 1 or self.mode != "nearest":
             return False
@@ -128,12 +127,12 @@ class AffineGrid:
 
     @property
     def reach(self) -> tuple[int, ...]:
-        """Voxels around those to sample that the smoothing needs, for each axis of the source."""
+        """Margin of the box that the smoothing needs, in voxels for each axis of the source."""
         return tuple(map(gaussian_radius, self.sigmas)) or (0,) * self.rank
 
     def coordinates(self, start: Sequence[int], stop: Sequence[int]) -> tuple[tuple[float, float], ...]:
-        """Return, for each axis of the source, between which coordinates a box of the output falls."""
-        if self.separable:  # as the tables compute them, to the bit
+        """Return the range of coordinates, for each axis of the source, of a box of the output."""
+        if self.separable:  # bit for bit as gpu/resize/tables.py computes them
             scales = (self.matrix[axis][axis] for axis in range(self.rank))
             voxels = zip(scales, start, stop, strict=True)
             return tuple(((a + 0.5) * f - 0.5, (b - 0.5) * f - 0.5) for f, a, b in voxels)
@@ -144,33 +143,33 @@ class AffineGrid:
         return tuple(bounds)
 
     def stays_inside(self, axis: int, low: float, high: float) -> bool:
-        """Say whether linear interpolation between two coordinates needs no voxel beyond the edges of the source."""
+        """Return whether linear interpolation between two coordinates needs no voxel beyond the edges of the source."""
         return low >= _ROUNDING and high < self.source_shape[axis] - 1 - _ROUNDING
 
     @property
     def support(self) -> tuple[int, int]:
-        """Voxels to read below and above the voxel at or below a coordinate, which rounding may have moved."""
-        reach = 0 if self.order < 2 else 1 + self.order // 2 + _FORGET[self.order]
+        """Voxels to read below and above the voxel at or below a coordinate, rounding errors included."""
+        reach = 0 if self.order < 2 else 1 + self.order // 2 + _FILTER_MARGIN[self.order]
         return reach, 1 + reach
 
     @property
     def pad(self) -> int:
-        """Voxels by which a box is continued at either end of each axis before it is filtered."""
+        """Voxels by which a box is padded at either end of each axis before it is filtered."""
         return SPLINE_PAD if self.order > 1 and self.mode == "nearest" else 0
 
 
 @dataclass(frozen=True)
 class Block:
-    """A block of the output, and the box of the source that it is made from.
+    """A block of the output, and the box of the source that it is computed from.
 
     Attributes
     ----------
     number : int
-        Of the block, from 0, the last axis fastest.
+        Index of the block, from 0, the last axis fastest.
     start, stop : tuple of int
         Corners in the output.
     source_start, source_stop : tuple of int
-        Corners in the source, within its shape; equal where the block lies wholly outside and nothing is read.
+        Corners in the source, within its shape; equal where the block lies wholly outside, so that nothing is read.
     """
 
     number: int
@@ -202,14 +201,16 @@ class Block:
 
 @dataclass(frozen=True)
 class ResamplePlan:
-    """How an output is made, block by block.
+    """The blocks of an output, and the box of the source that each needs.
 
     Attributes
     ----------
     grid : AffineGrid
-        What is made.
+        Output grid over the source.
     block_shape : tuple of int
         Whole stored objects (chunks or shards) of the output; blocks at its end are cut.
+    counts : tuple of int
+        Number of blocks along each axis.
     """
 
     grid: AffineGrid
@@ -227,9 +228,9 @@ class ResamplePlan:
         return map(self.block, range(len(self)))
 
     def block(self, number: int) -> Block:
-        """Make the record of one block."""
+        """Return one block."""
         if not 0 <= number < len(self):
-            raise IndexError(f"block {number}: this plan has {len(self)}")
+            raise IndexError(f"block {number} does not exist: the plan has {len(self)}")
         corner = np.unravel_index(number, self.counts)
         start = tuple(int(c) * b for c, b in zip(corner, self.block_shape, strict=True))
         pairs = zip(start, self.block_shape, self.grid.output_shape, strict=True)
@@ -239,21 +240,20 @@ class ResamplePlan:
     @cached_property
     def largest(self) -> tuple[int, int]:
         """Voxels of the largest box of the source, and of the largest block."""
-        return max(math.prod(one.source_shape) for one in self), math.prod(
-            map(min, self.block_shape, self.grid.output_shape)
-        )
+        largest_block = math.prod(map(min, self.block_shape, self.grid.output_shape))
+        return max(math.prod(block.source_shape) for block in self), largest_block
 
 
 def source_box(grid: AffineGrid, start: Sequence[int], stop: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Find the box of the source that a box of the output is made from.
+    """Find the box of the source that a box of the output is computed from.
 
-    It holds every voxel whose value has a say in the result, also where coordinates are off by what rounding may do,
-    and no more: of a stored chunk that a box reaches by one voxel, a reader may have to read all.
+    Contains every voxel that contributes to the result, rounding of coordinates included, and no margin beside: a box
+    that reaches into a stored chunk by one voxel may cause a read of all of it.
 
     Parameters
     ----------
     grid : AffineGrid
-        The map, the order and the mode.
+        Map, order and mode.
     start, stop : sequence of int
         Corners of the box in the output.
 
@@ -264,15 +264,15 @@ def source_box(grid: AffineGrid, start: Sequence[int], stop: Sequence[int]) -> t
     """
     axes = []
     for axis, (low, high) in enumerate(grid.coordinates(start, stop)):
-        one = axis_box(grid, axis, low, high)
-        if one is None:
+        bounds = axis_box(grid, axis, low, high)
+        if bounds is None:
             return (0,) * grid.rank, (0,) * grid.rank
-        axes.append(one)
+        axes.append(bounds)
     return tuple(a for a, _ in axes), tuple(b for _, b in axes)
 
 
 def axis_box(grid: AffineGrid, axis: int, low: float, high: float) -> tuple[int, int] | None:
-    """Find the voxels needed along one axis; None for none."""
+    """Find the voxels needed along one axis; None if no voxel is needed."""
     box = _linear_box(grid, axis, low, high) if grid.separable else _sampled_box(grid, axis, low, high)
     if box is None:
         return None
@@ -281,8 +281,9 @@ def axis_box(grid: AffineGrid, axis: int, low: float, high: float) -> tuple[int,
 
 
 def _linear_box(grid: AffineGrid, axis: int, low: float, high: float) -> tuple[int, int]:
-    """Find the voxels that tables of weights take between two coordinates: none whose weight is 0."""
-    low, high = (min(max(one, 0.0), grid.source_shape[axis] - 1.0) for one in (low, high))
+    """Find the voxels that tables of weights use between two coordinates: none whose weight is 0."""
+    end = grid.source_shape[axis] - 1.0
+    low, high = min(max(low, 0.0), end), min(max(high, 0.0), end)
     return math.floor(low), math.ceil(high) + 1
 
 
@@ -292,12 +293,12 @@ def _sampled_box(grid: AffineGrid, axis: int, low: float, high: float) -> tuple[
     if grid.mode == "constant" and (high < -_ROUNDING or low > n - 1 + _ROUNDING):
         return None
     if grid.mode in ("constant", "nearest", "grid-constant") or grid.stays_inside(axis, low, high):
-        # Beyond the edges there is one value, or that of the last voxel: no need to look further.
-        low, high = (min(max(one, 0.0), n - 1.0) for one in (low - _ROUNDING, high + _ROUNDING))
+        # Beyond the edges the value is constant or that of the last voxel.
+        low, high = min(max(low - _ROUNDING, 0.0), n - 1.0), min(max(high + _ROUNDING, 0.0), n - 1.0)
         return max(math.floor(low) - before, 0), min(math.floor(high) + after, n - 1) + 1
     if n == 1 or high - low >= 2 * n:
         return 0, n
-    # Whole turns are taken off first: they change nothing, and keep the numbers small.
+    # Subtract whole periods, to keep the numbers small.
     turn = 2 * int(period(n, grid.mode))
     shift = math.floor(low / turn) * turn
     voxels = np.arange(math.floor(low - shift) - before - 1, math.floor(high - shift) + after + 2)

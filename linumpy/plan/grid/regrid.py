@@ -1,4 +1,4 @@
-"""A new grid, from a spacing or an affine matrix that a caller asks for: its map, shape, spacing and origin.
+"""Plan a new grid from a spacing or an affine matrix: its map, shape, spacing and origin.
 
 In: numbers. Out: :class:`Regrid`. Spacing and origin are in µm, everything else in voxels. Errors: ``ValueError``
 naming the value.
@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 
 @dataclass(frozen=True)
@@ -21,15 +21,15 @@ class Regrid:
     Attributes
     ----------
     shape : tuple of int
-        Of the output.
+        Shape of the output.
     matrix : tuple of tuple of float
         ``coordinates in the source = matrix @ voxel of the output + offset``, in voxels.
     offset : tuple of float
         See `matrix`.
     spacing : tuple of float
-        Of the output, µm.
+        Spacing of the output, µm.
     origin : tuple of float
-        Where the centre of the output's first voxel lies, in the µm of the source.
+        Centre of the output's first voxel, µm, in the coordinate system of the source.
     """
 
     shape: tuple[int, ...]
@@ -40,32 +40,32 @@ class Regrid:
 
 
 def plan_regrid(
-    transform_or_spacing: Any,
+    transform_or_spacing: ArrayLike,
     shape: Sequence[int],
     spacing: Sequence[float],
     origin: Sequence[float],
     output_shape: Sequence[int] | None = None,
 ) -> Regrid:
-    """Settle the grid of an output.
+    """Determine the grid of an output.
 
     Parameters
     ----------
     transform_or_spacing : float, sequence of float, or matrix
         One number, or one for each axis: the wanted spacing in µm. A matrix of (rank, rank), (rank, rank + 1) or
-        (rank + 1, rank + 1): takes voxels of the output to coordinates in the source, both in voxels.
+        (rank + 1, rank + 1) maps voxels of the output to coordinates in the source, both in voxels.
     shape, spacing, origin : sequence
-        Of the source: voxels, µm between them, and where the centre of the first lies in µm.
+        Grid of the source: voxels, spacing in µm, centre of the first voxel in µm.
     output_shape : sequence of int, optional
-        By default, for a spacing, the nearest whole number of voxels that fill the extent of the source, whose
-        spacing is then adapted to fill it exactly; for a matrix that of the source. With an `output_shape` the spacing
-        is taken as it is, and output and source begin at the same edge.
+        Default for a spacing: the whole number of voxels that is nearest to the extent of the source; the spacing is
+        then adapted to fill the extent exactly. Default for a matrix: the shape of the source. With an `output_shape`
+        the spacing is used unchanged, and output and source begin at the same edge.
 
     Notes
     -----
     The centre of voxel i lies at (i + 1/2) spacing from the edge where the volume begins, so for a new spacing f times
     as wide voxel i lies at (i + 1/2) f - 1/2 in the source. The spacing under a matrix is the length in µm of a step
-    of one voxel along each axis of the output. Turned axes cannot be told by a scale and a translation; the origin of
-    the first voxel is right nonetheless.
+    of one voxel along each axis of the output. A scale and a translation cannot describe rotated axes; the origin is
+    correct nonetheless.
     """
     rank = len(shape)
     if output_shape is not None:
@@ -92,7 +92,7 @@ def plan_regrid(
 
 
 def centred(old: float, new: float) -> tuple[float, float]:
-    """Map voxels along one axis so that the extent stays: voxel i has its centre at factor × i + offset.
+    """Map voxels along one axis without changing its extent: the centre of voxel i is at factor × i + offset.
 
     Parameters
     ----------
@@ -102,14 +102,14 @@ def centred(old: float, new: float) -> tuple[float, float]:
     Returns
     -------
     factor, offset : float
-        The offset by one division: a coordinate that is exactly 0 must not be rounded to less.
+        The offset takes one division, so that a coordinate of exactly 0 is not rounded below 0.
     """
     return old / new, (old - new) / (2 * new)
 
 
 def _by_spacing(
     values: np.ndarray,
-    given: Any,
+    given: ArrayLike,
     shape: tuple[int, ...],
     spacing: Sequence[float],
     origin: Sequence[float],
@@ -117,12 +117,12 @@ def _by_spacing(
 ) -> Regrid:
     rank = len(shape)
     wanted = [float(values)] * rank if values.ndim == 0 else values.tolist()
-    if len(wanted) != rank or not all(math.isfinite(one) and one > 0 for one in wanted):
+    if len(wanted) != rank or not all(math.isfinite(width) and width > 0 for width in wanted):
         raise ValueError(f"wanted spacing {given!r}: a volume of {rank} axes needs a positive number of µm for each")
     if output_shape is None:
         sizes = [n * s / w for n, s, w in zip(shape, spacing, wanted, strict=True)]
         if not all(map(math.isfinite, sizes)):
-            raise ValueError(f"wanted spacing {given!r}: voxels so small are too many to count")
+            raise ValueError(f"wanted spacing {given!r} is too small: the number of voxels overflows")
         output_shape = tuple(max(1, round(size)) for size in sizes)
         steps: list[tuple[float, float]] = list(zip(shape, output_shape, strict=True))
     else:
@@ -147,7 +147,7 @@ def _affine(values: np.ndarray, rank: int) -> tuple[np.ndarray, np.ndarray]:
     if not np.isfinite(values).all():
         raise ValueError(f"the transform {values.tolist()} holds NaN or infinity")
     if values.shape == forms[2] and not np.array_equal(values[-1], [0.0] * rank + [1.0]):
-        raise ValueError(f"the last row of the transform is {values[-1].tolist()}: an affine one ends in 0 … 0 1")
+        raise ValueError(f"the last row of the transform is {values[-1].tolist()}, but must be 0 … 0 1")
     linear = values[:rank, :rank]
     if np.linalg.matrix_rank(linear) < rank:
         raise ValueError(f"the matrix {linear.tolist()} is singular: it maps the output onto a plane, line or point")
@@ -157,5 +157,5 @@ def _affine(values: np.ndarray, rank: int) -> tuple[np.ndarray, np.ndarray]:
 def _shape(output_shape: Sequence[int], rank: int) -> tuple[int, ...]:
     sizes = tuple(output_shape) if np.iterable(output_shape) else ()
     if len(sizes) != rank or not all(isinstance(n, (int, np.integer)) and n > 0 for n in sizes):
-        raise ValueError(f"output_shape={output_shape!r}: {rank} sizes from 1 on are needed")
+        raise ValueError(f"output_shape={output_shape!r}: {rank} sizes >= 1 are needed")
     return tuple(int(n) for n in sizes)

@@ -1,8 +1,8 @@
-"""One axis of a volume cut into tiles, and the tiles of another number of voxels that it becomes.
+"""One axis of a volume that is cut into tiles, resampled tile by tile.
 
-In: voxels. Out: where tiles lie before and after. Every tile is resampled by itself: smoothed by a Gaussian of
-(factor - 1) / 2 voxels where it gets coarser, and linearly interpolated, both continued at its edges by its own
-outermost voxel. A new voxel takes its value at its centre.
+In: voxels. Out: the extents of tiles before and after. Each tile is resampled by itself: smoothed by a Gaussian of
+(factor - 1) / 2 voxels where it gets coarser, and linearly interpolated; both repeat its outermost voxels beyond its
+edges. A new voxel has the value at its centre.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ class TileAxis:
     Attributes
     ----------
     size : int
-        Voxels. It begins with the first voxel of a tile; the last tile may be shorter.
+        Voxels of the axis, which begins with the first voxel of a tile; the last tile may be shorter.
     tile, new_tile : int
-        Voxels of a whole tile, before and after.
+        Voxels of a whole tile, before and after resampling.
     """
 
     size: int
@@ -29,7 +29,7 @@ class TileAxis:
 
     @property
     def factor(self) -> float:
-        """How many voxels become one."""
+        """Old voxels per new voxel."""
         return self.tile / self.new_tile
 
     @property
@@ -39,25 +39,25 @@ class TileAxis:
 
     @property
     def offset(self) -> float:
-        """Where the centre of a new tile's first voxel lies, in voxels."""
+        """Centre of a new tile's first voxel, in old voxels."""
         return (self.factor - 1) / 2
 
     @property
     def new_size(self) -> int:
-        """Voxels after."""
+        """New voxels of the axis."""
         return self.new_offset(self.size)
 
     def new_offset(self, offset: int) -> int:
-        """Count the new voxels of what lies before a voxel: of whole tiles, or all but the end of the last one.
+        """Convert the offset of a tile's first voxel, or the size of the axis, to new voxels.
 
-        A tile that is cut short keeps the factor of the whole ones, so that spacing is one all over; it has the nearest
-        whole number of voxels, at least one.
+        A shorter last tile keeps the factor of the whole ones, so that the spacing is uniform; it has the nearest whole
+        number of new voxels, at least one.
         """
-        tiles, rest = divmod(offset, self.tile)
-        return tiles * self.new_tile + (max(1, round(rest / self.factor)) if rest else 0)
+        tiles, remainder = divmod(offset, self.tile)
+        return tiles * self.new_tile + (max(1, round(remainder / self.factor)) if remainder else 0)
 
     def tiles(self) -> Iterator[tuple[slice, slice]]:
-        """Yield the tiles: the voxels of each before, and after."""
+        """Yield the old and the new voxels of each tile."""
         for start in range(0, self.size, self.tile):
             stop = min(start + self.tile, self.size)
             yield slice(start, stop), slice(self.new_offset(start), self.new_offset(stop))

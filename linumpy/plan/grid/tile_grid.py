@@ -1,4 +1,4 @@
-"""A mosaic grid, tiles side by side, and the mosaic grid that it becomes at another voxel spacing.
+"""Plan a mosaic grid (tiles side by side) at another voxel spacing.
 
 In: voxels, spacing and origin of a mosaic, the size of its tiles, and a wanted spacing. Out: :class:`TileGrid`. Spacing
 and origins are in µm, everything else in voxels. Errors: ``ValueError`` naming the value.
@@ -15,16 +15,16 @@ from linumpy.plan.grid.tile_axis import TileAxis
 
 @dataclass(frozen=True)
 class TileGrid:
-    """A mosaic of tiles before and after.
+    """A mosaic of tiles before and after resampling.
 
     Attributes
     ----------
     axes : tuple of TileAxis
-        Of the whole mosaic.
+        Axes of the mosaic.
     spacing : tuple of float
-        Afterwards, µm: the extent of a tile, cut into a whole number of voxels.
+        New spacing, µm: the extent of a tile divided into a whole number of voxels.
     origin : tuple of float
-        Where the centre of the first voxel lies afterwards, µm.
+        New centre of the first voxel, µm.
     """
 
     axes: tuple[TileAxis, ...]
@@ -33,31 +33,28 @@ class TileGrid:
 
     @property
     def tile(self) -> tuple[int, ...]:
-        """Voxels of a whole tile before."""
+        """Old voxels of a whole tile."""
         return tuple(axis.tile for axis in self.axes)
 
     @property
     def new_tile(self) -> tuple[int, ...]:
-        """Voxels of a whole tile after."""
+        """New voxels of a whole tile."""
         return tuple(axis.new_tile for axis in self.axes)
 
     @property
     def new_shape(self) -> tuple[int, ...]:
-        """Voxels of the mosaic after."""
+        """New voxels of the mosaic."""
         return tuple(axis.new_size for axis in self.axes)
 
     def part(self, box: tuple[slice, ...]) -> tuple[TileAxis, ...]:
-        """Describe a box of whole tiles, and of those that the mosaic's end cuts short."""
-        return tuple(
-            TileAxis(one.stop - one.start, axis.tile, axis.new_tile) for one, axis in zip(box, self.axes, strict=True)
-        )
+        """Return the axes of a box of tiles, whole or cut by the mosaic's end."""
+        pairs = zip(box, self.axes, strict=True)
+        return tuple(TileAxis(bounds.stop - bounds.start, axis.tile, axis.new_tile) for bounds, axis in pairs)
 
     def new_box(self, box: tuple[slice, ...]) -> tuple[slice, ...]:
-        """Say where such a box lies after."""
-        return tuple(
-            slice(axis.new_offset(one.start), axis.new_offset(one.stop))
-            for one, axis in zip(box, self.axes, strict=True)
-        )
+        """Convert a box of tiles to new voxels."""
+        pairs = zip(box, self.axes, strict=True)
+        return tuple(slice(axis.new_offset(bounds.start), axis.new_offset(bounds.stop)) for bounds, axis in pairs)
 
 
 def plan_tile_grid(
@@ -67,37 +64,37 @@ def plan_tile_grid(
     origin: Sequence[float],
     target: Sequence[float] | float,
 ) -> TileGrid:
-    """Settle what becomes of a mosaic's tiles.
+    """Determine the mosaic grid at another spacing.
 
     Parameters
     ----------
     shape, spacing, origin : sequence
-        Of the mosaic: voxels, µm between them, and where the centre of the first lies in µm.
+        Grid of the mosaic: voxels, spacing in µm, centre of the first voxel in µm.
     tile : sequence of int
-        Voxels of a tile. The first tile begins at the first voxel; the last may be cut short.
+        Voxels of a tile. The first tile begins at the first voxel; the last may be shorter.
     target : float or sequence of float
-        Wanted spacing in µm, for all axes alike or for each.
+        Wanted spacing in µm, one for all axes or one for each.
 
     Raises
     ------
     ValueError
-        A spacing that is no positive number, or so coarse that a tile has no voxel; a tile that does not fit.
+        A spacing that is not a positive number, or so coarse that a tile has no voxel; a tile that does not fit.
     """
     rank = len(shape)
-    wanted = (float(target),) * rank if isinstance(target, int | float) else tuple(float(one) for one in target)
-    if len(wanted) != rank or not all(math.isfinite(one) and one > 0 for one in wanted):
+    wanted = (float(target),) * rank if isinstance(target, int | float) else tuple(map(float, target))
+    if len(wanted) != rank or not all(math.isfinite(width) and width > 0 for width in wanted):
         raise ValueError(
             f"wanted spacing {target!r}: a positive number of µm is needed, or one for each of {rank} axes"
         )
     if len(tile) != rank or not all(1 <= t <= n for t, n in zip(tile, shape, strict=True)):
         raise ValueError(f"tiles of {tuple(tile)} voxels do not fit a mosaic of {tuple(shape)}")
     axes = []
-    for n, t, current, one in zip(shape, tile, spacing, wanted, strict=True):
-        if not math.isfinite(t * current / one):
-            raise ValueError(f"wanted spacing {one:g} µm: voxels so small are too many to count")
-        new = round(t * current / one)
+    for n, t, current, width in zip(shape, tile, spacing, wanted, strict=True):
+        if not math.isfinite(t * current / width):
+            raise ValueError(f"wanted spacing {width:g} µm is too small: the number of voxels overflows")
+        new = round(t * current / width)
         if new < 1:
-            raise ValueError(f"wanted spacing {one:g} µm: a tile is {t * current:g} µm wide and would have no voxel")
+            raise ValueError(f"wanted spacing {width:g} µm: a tile is {t * current:g} µm wide and would have no voxel")
         axes.append(TileAxis(int(n), int(t), new))
     return TileGrid(
         tuple(axes),

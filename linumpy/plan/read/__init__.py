@@ -1,1 +1,1 @@
-"""Plan reads: which bytes of which chunks are read, and where each of them lands."""
+"""Plan reads: the region of an array, the chunks that it touches, and which backend reads them."""

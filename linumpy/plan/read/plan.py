@@ -1,4 +1,4 @@
-"""The plan of a read: what is wanted of an array, and what has to be read for it.
+"""The plan of a read: a region of an array, and the chunks that have to be read for it.
 
 In: :class:`~linumpy.plan.layout.ArrayLayout` and a region. Out: :class:`ReadPlan`, which explains itself
 (``str(plan)``).
@@ -8,27 +8,26 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 from linumpy.plan.layout import ArrayLayout
 from linumpy.plan.read.fallback import why_not_gpu_mode
-from linumpy.plan.region import Region, normalize_region
+from linumpy.plan.region import Region, RegionLike, normalize_region
 
 
 @dataclass(frozen=True)
 class ReadPlan:
-    """What one call reads.
+    """The read of one call.
 
     Attributes
     ----------
     layout : ArrayLayout
         How the array is stored.
     region : Region
-        What is wanted of it.
+        Region to read.
     decoding : str
-        How chunks are decoded, where that is known.
+        How chunks are decoded; empty where unknown.
     scratch_bytes : int or None
-        Device memory beyond the result, where that is known.
+        Device memory beyond the result; None where unknown.
     """
 
     layout: ArrayLayout
@@ -48,9 +47,9 @@ class ReadPlan:
 
     @property
     def backend(self) -> str:
-        """What ``backend="auto"`` takes: ``"linumpy"``, ``"zarr-gpu"`` or ``"zarr-host"``.
+        """The choice of ``backend="auto"``: ``"linumpy"``, ``"zarr-gpu"`` or ``"zarr-host"``.
 
-        That of a read without a cast, to device 0.
+        Holds for a read without a cast, to device 0.
         """
         if self.layout.unsupported is None:
             return "linumpy"
@@ -71,7 +70,7 @@ class ReadPlan:
 
     @property
     def _chunk_box(self) -> list[tuple[int, int]]:
-        """First chunk that the region touches, and the one behind the last, along each axis."""
+        """First chunk that the region touches, and one past the last, along each axis."""
         bounds = zip(self.region.start, self.region.stop, self.layout.chunk_shape, strict=True)
         return [(start // size, -(-stop // size) if stop > start else start // size) for start, stop, size in bounds]
 
@@ -79,7 +78,7 @@ class ReadPlan:
         return "\n".join(f"{label:<11}{text}" for label, text in _explain(self))
 
 
-def plan_read(layout: ArrayLayout, region: Any = None) -> ReadPlan:
+def plan_read(layout: ArrayLayout, region: RegionLike = None) -> ReadPlan:
     """Plan the read of a region.
 
     Raises
@@ -140,7 +139,7 @@ def _times(shape: tuple[int, ...]) -> str:
 
 
 def _binary(nbytes: int) -> str:
-    """Spell a number of bytes with the binary prefix that fits."""
+    """Format a number of bytes with a binary prefix."""
     value, prefixes = float(nbytes), iter(("", "Ki", "Mi", "Gi", "Ti"))
     prefix = next(prefixes)
     while value >= 1024 and prefix != "Ti":

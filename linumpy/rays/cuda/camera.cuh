@@ -1,12 +1,12 @@
-// Pixels, poses and lenses: from the number of a ray to its origin and direction. The counterpart of
-// linumpy.rays.cameras and linumpy.rays.lenses, operation for operation.
+// Pixels, poses and lenses: index of a ray → its origin and direction. The counterpart of linumpy.rays.cameras and
+// linumpy.rays.lenses, operation for operation.
 struct Image {
     uint64 pixels, rays, distortion, cdf_y, cdf_x;  // addresses
     int width, height, format, lens, map_width, map_height, cdf_width, cdf_height, straight, rays_in_camera;
     float focal[2], principal[2], lens_params[6], shutter[4];
     float rotation[9], translation[3], motion[3], axis[3], angle;
 };
-static_assert(sizeof(Image) == IMAGE_NBYTES, "as linumpy.rays.images lays it out");
+static_assert(sizeof(Image) == IMAGE_NBYTES, "the layout of RECORD in linumpy.rays.images");
 
 struct Vector { float x, y, z; };
 
@@ -21,12 +21,12 @@ __device__ inline int first_above(const float *cdf, int size, float u) {
     return low;
 }
 
-// The probability of a cell; what rounding left of 1 goes to the last one.
+// The probability of a cell; the last one includes the rounding error.
 __device__ inline float probability_of(const float *cdf, int size, int cell) {
     return (cell < size - 1 ? cdf[cell] : 1.0f) - (cell ? cdf[cell - 1] : 0.0f);
 }
 
-// Where u falls along an axis whose cells have these cumulative probabilities, in [0, 1), and its density there.
+// The position of u, in [0, 1), along an axis whose cells have these cumulative probabilities, and its density there.
 __device__ inline float drawn(const float *cdf, int size, float u, int &cell, float &pdf) {
     cell = first_above(cdf, size, u);
     const float probability = probability_of(cdf, size, cell), cells = static_cast<float>(size);
@@ -58,7 +58,7 @@ __device__ inline void draw_pixel(const Image &image, bool snap, float &u, float
     }
 }
 
-// Linear, premultiplied RGBA; false where the pixel is masked. `linear` turns bytes of sRGB into linear values.
+// Linear, premultiplied RGBA; false if the pixel is masked. `linear` maps bytes of sRGB to linear values.
 __device__ inline bool read_pixel(const Image &image, const float *linear, int column, int row, float (&rgba)[4]) {
     const int64 index = static_cast<int64>(row) * image.width + column;
     bool unmasked;
@@ -106,7 +106,7 @@ __device__ inline bool undistort(const float *k, float x, float y, float &px, fl
     return fabsf(error_x) + fabsf(error_y) < 1e-4f * (1.0f + fabsf(x) + fabsf(y));
 }
 
-// The angle from the axis at which a fisheye lens shows what lies at this distance; negative where there is none.
+// The angle from the axis that a fisheye lens maps to this distance; negative if there is none.
 __device__ inline float fisheye_angle(const float *k, float distance) {
     float angle = fminf(distance, 1.5707964f), error = 0.0f;
     for (int step = 0;; ++step) {
@@ -189,8 +189,8 @@ __device__ inline void distortion_at(const Image &image, float u, float v, float
     }
 }
 
-// The ray of a pixel in the world's axes, its direction of length 1, and how long that was; t in [0, 1) is a random time
-// while the shutter is open.
+// The ray of a pixel in the world's axes, with a direction of length 1, and its length before; t in [0, 1) is a random
+// time while the shutter is open.
 __device__ inline void world_ray(const Image &image, float u, float v, int column, int row, float t, Vector &o,
                                  Vector &d, float &length) {
     bool valid;
@@ -214,15 +214,15 @@ __device__ inline void world_ray(const Image &image, float u, float v, int colum
     if (!valid) o = {0.0f, 0.0f, 0.0f}, d = {0.0f, 0.0f, 1.0f}, length = 1.0f;
     const float *const s = image.shutter, *const r = image.rotation;
     const float when = s[0] + s[1] * u + s[2] * v + s[3] * t;
-    if (image.angle != 0.0f) {  // slerp: a turn about a fixed axis of the camera
+    if (image.angle != 0.0f) {  // slerp: a rotation about a fixed axis of the camera
         float sine, cosine;
         sine_cosine(image.angle * when, sine, cosine);
         const Vector a = {image.axis[0], image.axis[1], image.axis[2]};
-        const float rest = 1.0f - cosine;
+        const float versine = 1.0f - cosine;
         Vector *const both[2] = {&o, &d};
         for (int n = 0; n < 2; ++n) {
             const Vector w = *both[n];
-            const float along = (a.x * w.x + a.y * w.y + a.z * w.z) * rest;
+            const float along = (a.x * w.x + a.y * w.y + a.z * w.z) * versine;
             *both[n] = {w.x * cosine + (a.y * w.z - a.z * w.y) * sine + a.x * along,
                         w.y * cosine + (a.z * w.x - a.x * w.z) * sine + a.y * along,
                         w.z * cosine + (a.x * w.y - a.y * w.x) * sine + a.z * along};

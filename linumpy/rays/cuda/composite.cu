@@ -1,4 +1,4 @@
-// Volume rendering of samples along rays, and its gradient: a warp a ray, a lane a sample, 32 samples at a time.
+// Volume rendering of samples along rays, and its gradient: one warp for each ray, one lane for each of 32 samples.
 //
 // With optical depths tau = sigma * dt, and T the transmittance before a sample, a sample's weight is T (1 - exp(-tau)).
 #include "number.cuh"
@@ -31,7 +31,7 @@ __device__ inline Sample next_sample(const float4 *rgb_sigma, const float *dt, i
     s.step = 0.0f;
     if (exists) s.color = rgb_sigma[at], s.step = dt[at];
     const float tau = s.color.w * s.step, sum = sum_up_to(tau, lane);
-    const float sum_before = __shfl_up_sync(ALL, sum, 1);  // not sum - tau: an opaque sample would leave nothing of it
+    const float sum_before = __shfl_up_sync(ALL, sum, 1);  // not sum - tau, which cancels for an opaque sample
     const float before = expf(-(depth + (lane ? sum_before : 0.0f)));
     s.after = expf(-(depth + sum));
     s.weight = -expm1f(-tau) * before;
@@ -71,8 +71,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const int64 first = base[ray];
     if (count == 0) return;
     const float4 result = rgba[ray], to = grad_rgba[ray];
-    // What the samples from here on add to the loss, times their gradients; and the transmittance of the whole ray.
-    float rest = result.x * to.x + result.y * to.y + result.z * to.z, depth = 0.0f;
+    // Contribution of the remaining samples to the loss; transmittance of the whole ray.
+    float remaining = result.x * to.x + result.y * to.y + result.z * to.z, depth = 0.0f;
     const float through = (1.0f - result.w) * to.w;
     for (int n = lane; n - lane < count; n += WARP) {
         const Sample s = next_sample(rgb_sigma, dt, first + n, n < count, lane, depth);
@@ -80,8 +80,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         const float up_to = sum_up_to(s.weight * shown, lane);
         float4 gradient;
         gradient.x = s.weight * to.x, gradient.y = s.weight * to.y, gradient.z = s.weight * to.z;
-        gradient.w = s.step * (s.after * shown - (rest - up_to) + through);
+        gradient.w = s.step * (s.after * shown - (remaining - up_to) + through);
         if (n < count) grad[first + n] = gradient;
-        rest -= __shfl_sync(ALL, up_to, WARP - 1);
+        remaining -= __shfl_sync(ALL, up_to, WARP - 1);
     }
 }

@@ -29,11 +29,11 @@ __device__ inline float as_unit_float(unsigned number) {
     return static_cast<float>(number >> 8) * 5.9604644775390625e-8f;
 }
 
-// Of angles below 10^6 rad.
+// For angles below 10^6 rad.
 __device__ inline void sine_cosine(float x, float &sine, float &cosine) {
     const double angle = x, quarter = rint(angle * 0.63661977236758134308);
-    const double rest = (angle - quarter * 1.57079632673412561417) - quarter * 6.07710050650619224932e-11;
-    const double q = rest * rest;
+    const double reduced = (angle - quarter * 1.57079632673412561417) - quarter * 6.07710050650619224932e-11;
+    const double q = reduced * reduced;
     const double of_sine =
         -1.0 / 6 +
         q * (1.0 / 120 + q * (-1.0 / 5040 + q * (1.0 / 362880 + q * (-1.0 / 39916800 + q * (1.0 / 6227020800)))));
@@ -41,14 +41,14 @@ __device__ inline void sine_cosine(float x, float &sine, float &cosine) {
         -0.5 + q * (1.0 / 24 +
                     q * (-1.0 / 720 +
                          q * (1.0 / 40320 + q * (-1.0 / 3628800 + q * (1.0 / 479001600 + q * (-1.0 / 87178291200))))));
-    const double s = rest + rest * (q * of_sine), c = 1.0 + q * of_cosine;
+    const double s = reduced + reduced * (q * of_sine), c = 1.0 + q * of_cosine;
     const int turn = static_cast<int>(static_cast<int64>(quarter) & 3);
     const float first = static_cast<float>(turn & 1 ? c : s), second = static_cast<float>(turn & 1 ? s : c);
     sine = turn & 2 ? -first : first;
     cosine = (turn + 1) & 2 ? -second : second;
 }
 
-// Of -126 <= y <= 126.
+// For -126 <= y <= 126.
 __device__ inline float exact_exp2(float y) {
     const float whole = rintf(y), f = y - whole;
     const float p =
@@ -58,7 +58,7 @@ __device__ inline float exact_exp2(float y) {
     return (1.0f + f * p) * __int_as_float((static_cast<int>(whole) + 127) << 23);
 }
 
-// Of normal positive numbers.
+// For normal positive numbers.
 __device__ inline float exact_log2(float x) {
     const int bits = __float_as_int(x);
     int exponent = (bits >> 23) - 127;

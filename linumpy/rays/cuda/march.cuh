@@ -1,12 +1,12 @@
-// Points along a ray, and which of them lie in occupied voxels. The counterpart of linumpy.rays.marching.
+// Points along a ray, and those of them in occupied voxels. The counterpart of linumpy.rays.marching.
 //
 // Coordinates of the grid: voxels of mip 0 are cubes of edge 1, and the grid's centre is 0. The points of a ray are a
-// fixed sequence t(0), t(1), …, each a function of its index alone; its samples are those of them that lie in occupied
-// voxels, in order. Steps over voxels and empty blocks only save time: they are so short that, whatever rounding does,
-// they end inside the voxel that was looked at.
+// fixed sequence t(0), t(1), …, each a function of its index alone; its samples are the points in occupied voxels, in
+// order. Skipping voxels and empty blocks only saves time: a skip is short enough to end inside the voxel that was
+// tested, whatever the rounding.
 struct Steps {
-    float min_step, max_step, cone;      // a step is t * cone, held between min and max
-    float t_grows, t_full;               // from where on steps grow, and where they are longest
+    float min_step, max_step, cone;      // a step is t * cone, clipped to min and max
+    float t_grows, t_full;               // where steps begin to grow, and where they reach the maximum
     float s_grows, s_full;               // the same in steps from t = 0
     float log_growth, inverse_log_growth;  // binary logarithm of 1 + cone
     float mip_scale;                     // voxels of mip 0 per unit of length
@@ -52,7 +52,7 @@ __device__ inline bool crop(float o, float d, float low, float high, float &ente
     return true;
 }
 
-// Set where a ray enters the box, and how many points it has inside; jitter in [0, 1) moves them by a part of a step.
+// Set where a ray enters the box, and how many points it has inside; jitter in [0, 1) shifts them by part of a step.
 __device__ inline void enter_box(Ray &ray, const Steps &steps, const Vector &low, const Vector &high, float near,
                                  float jitter) {
     float enter = near, leave = 1e30f;
@@ -86,12 +86,12 @@ __device__ inline unsigned spread(unsigned v) {  // five bits, three apart
     return (v | v << 2) & 0x1249u;
 }
 
-// Of the positions on a ray: more than all their rounding errors, which are largest where steps grow.
+// Relative bound of the rounding errors of positions on a ray, which are larger with growing steps.
 constexpr float MARGIN = CONE ? 7.62939453125e-6f : 9.5367431640625e-7f;
 
 // A ray's walk from voxel to voxel.
 struct Walk {
-    Vector inverse, beyond;  // 1 / direction, or 0 where that is 0, with a large number in place of an exit
+    Vector inverse, beyond;  // 1 / direction; for a direction of 0 the inverse is 0, and `beyond` gives a far exit
     float margin;            // of positions: more than their rounding errors
     float per_step;          // 1 / the step, where all are equal
     unsigned cached;         // index of the word that was read last
@@ -116,7 +116,7 @@ __device__ inline float exit_of(float o, float d, float inverse, float beyond, f
     return (bound - o) * inverse + beyond;
 }
 
-// Look at the voxel that point k lies in: whether it is occupied, and how many points from k on share that for certain.
+// Test the voxel of point k: whether it is occupied, and how many points from k on certainly have the same state.
 __device__ inline bool look(const Ray &ray, const Steps &steps, const uint2 *bits, int mips, Walk &walk, int k,
                             int &count) {
     const float t = point_at(steps, ray.start, k), step = step_at(steps, t);
@@ -147,7 +147,7 @@ __device__ inline bool look(const Ray &ray, const Steps &steps, const uint2 *bit
     leave =
         fminf(leave, exit_of(ray.origin.z, ray.direction.z, walk.inverse.z, walk.beyond.z, low_z, length, walk.margin));
 #if CONE
-    // Beyond, steps are so long that a coarser mip is looked at.
+    // Beyond this t, steps are so long that a coarser mip is used.
     if (mip < mips - 1) leave = fminf(leave, size / (steps.mip_scale * steps.cone) * 0.99999f);
     const float ahead = (leave - t) / step_at(steps, leave) * 0.9999f;
 #else

@@ -1,11 +1,19 @@
-// Samples along rays in one pass. A thread finds the occupied parts of its ray and keeps them as runs in shared memory;
-// then the rays of a warp, or with ORDERED those of all blocks, get consecutive parts of the output; then the warp
-// writes them, ray after ray, a lane a sample, so that stores are coalesced. Only rays with more than MOST_RUNS runs
-// are walked a second time, from where their runs did not fit.
+// Find and write samples along rays, in one kernel.
+//
+// 1. A thread walks along its ray and stores the occupied parts as runs of consecutive points in shared memory.
+// 2. Each warp reserves its part of the output: by one atomic addition of rays and samples in one 64-bit word or, with
+//    ORDERED, in the order of the rays, by a prefix sum over blocks (decoupled look-back). Blocks are numbered in the
+//    order in which they start, so that none waits for one that has not started; sum and state are one word, so that
+//    no fence is needed.
+// 3. The warp writes the samples of its rays, one lane a sample, three lanes the three coordinates of a position, so
+//    that stores are coalesced.
+//
+// A ray with more than MOST_RUNS runs continues with step 1 at the first run that did not fit. docs/rays.md explains
+// why the samples are the same on the CPU, bit for bit.
 //
 // IMAGES: rays are drawn from images (else given). CONE: steps grow with t. ORDERED: in the order of the rays.
-// WEIGHTED: images or pixels are drawn by distributions. LENGTHS: directions of rays are written as long as they were.
-// PER_SAMPLE: max_level and extra dimensions are written for each sample, too.
+// WEIGHTED: images or pixels have distributions. LENGTHS: directions keep their original lengths. PER_SAMPLE: max_level
+// and extra dimensions are also written for each sample.
 #include "number.cuh"
 #include "exact.cuh"
 #include "camera.cuh"
@@ -13,7 +21,7 @@
 
 constexpr unsigned ALL = 0xFFFFFFFFu;
 constexpr int WARP = 32, WARPS = THREADS / WARP,
-              STRIDE = THREADS + 1;  // a gap, so that runs of a ray lie in several banks
+              STRIDE = THREADS + 1;  // padded, so that the runs of a ray are in different banks
 constexpr int SAMPLE_BITS = 36;  // of a number that holds a count of rays above a count of samples
 constexpr uint64 SAMPLES = (1ull << SAMPLE_BITS) - 1;
 // A block's state: nothing yet (0), its aggregate, or its inclusive prefix; 26 bits for rays and 36 for samples.
@@ -43,17 +51,17 @@ struct Batch {
 };
 static_assert(sizeof(Batch) == BATCH_NBYTES, "as linumpy.rays.launch lays it out");
 
-// What is written once a ray.
+// The values that are written once for each ray.
 struct Source {
     Vector origin, direction;  // of length 1
-    float length, u, v, level, rgba[4], pdf[2];  // length: of the direction before
+    float length, u, v, level, rgba[4], pdf[2];  // length: of the direction before normalisation
     int image;
 };
 
 __device__ inline int choose_image(const Batch &batch, int index) {
 #if WEIGHTED
     if (batch.image_cdf) {
-        // The multiples of the golden ratio modulo 1 are spread evenly; a batch begins anywhere among them.
+        // The multiples of the golden ratio modulo 1 are evenly distributed; a batch begins at a random one.
         const unsigned number = static_cast<unsigned>(index) * 2654435769u + static_cast<unsigned>(batch.image_shift);
         return first_above(batch.image_cdf, batch.n_images, as_unit_float(number));
     }
@@ -62,7 +70,7 @@ __device__ inline int choose_image(const Batch &batch, int index) {
                             batch.n_images);
 }
 
-// Ray `index`, in the world's units; false where there is none.
+// Ray `index`, in the world's units; false for a masked pixel or an invalid ray.
 __device__ inline bool make_source(const Batch &batch, int index, Source &source, float &jitter) {
 #if IMAGES
     Pcg32 rng = {batch.rng_state, batch.rng_inc};
@@ -94,7 +102,7 @@ __device__ inline bool make_source(const Batch &batch, int index, Source &source
 #endif
 }
 
-__device__ inline void place(const Batch &batch, const Source &source, float jitter, Ray &ray) {
+__device__ inline void to_grid(const Batch &batch, const Source &source, float jitter, Ray &ray) {
     const float per_unit = batch.voxels_per_unit, *const b = batch.box;
     ray.origin = {(source.origin.x - batch.centre[0]) * per_unit, (source.origin.y - batch.centre[1]) * per_unit,
                   (source.origin.z - batch.centre[2]) * per_unit};
@@ -102,35 +110,36 @@ __device__ inline void place(const Batch &batch, const Source &source, float jit
     enter_box(ray, batch.steps, {b[0], b[1], b[2]}, {b[3], b[4], b[5]}, batch.near, jitter);
 }
 
-// A ray's samples: those from `done` to `kept` are in runs, and the rest begins at point `rest`.
-struct Found { int count, done, kept, runs, rest; };
+// Progress of a ray: samples `done` to `kept` are in runs; `next` is the first point after them, or -1 at the end.
+struct Progress { int count, done, kept, runs, next; };
 
-// Find runs of occupied points from point k on. A run is its first point and the number of samples before it.
-__device__ inline void find_runs(const Batch &batch, const Ray &ray, int k, bool all, unsigned *runs, Found &found) {
+// Find runs of occupied points from point k on. A run consists of its first point and the number of samples before it.
+__device__ inline void find_runs(const Batch &batch, const Ray &ray, int k, bool all, unsigned *runs,
+                                 Progress &progress) {
     Walk walk = begin_walk(ray, batch.steps);
     bool open = false, full = false;
-    int count = found.done;
-    found.runs = 0;
-    found.rest = -1;
+    int count = progress.done;
+    progress.runs = 0;
+    progress.next = -1;
     while (k < ray.end && count < batch.max_steps) {
         int points;
         const bool occupied = look(ray, batch.steps, batch.bits, batch.mips, walk, k, points);
         if (occupied && !open && !full) {
-            full = found.runs == MOST_RUNS;
+            full = progress.runs == MOST_RUNS;
             if (full) {
-                found.kept = count;
-                found.rest = k;
+                progress.kept = count;
+                progress.next = k;
                 if (!all) return;
             } else {
-                runs[found.runs++ * STRIDE] = static_cast<unsigned>(k) << 10 | static_cast<unsigned>(count);
+                runs[progress.runs++ * STRIDE] = static_cast<unsigned>(k) << 10 | static_cast<unsigned>(count);
             }
         }
         open = occupied;
         if (occupied) count = min(count + points, batch.max_steps);
         k += points;
     }
-    if (!full) found.kept = count;
-    if (all) found.count = count;
+    if (!full) progress.kept = count;
+    if (all) progress.count = count;
 }
 
 __device__ inline uint64 scanned(uint64 value, int lane) {
@@ -223,9 +232,10 @@ __device__ inline void write_per_sample(const Batch &batch, int64 first, int her
     for (int word = lane; word < here * batch.n_extra; word += WARP) out[word] = values[word % batch.n_extra];
 }
 
-// Write those samples of all rays of the warp that are in runs. Three lanes write the three numbers of a position.
-__device__ inline void write_samples(const Batch &batch, const Source &source, const Ray &mine, const Found &found,
-                                     int64 base, const Vector &looked, const unsigned *runs_of_warp) {
+// Write the samples of all rays of the warp that are in runs.
+__device__ inline void write_samples(const Batch &batch, const Source &source, const Ray &mine,
+                                     const Progress &progress, int64 base, const Vector &looked,
+                                     const unsigned *runs_of_warp) {
     const int lane = threadIdx.x % WARP;
     int axis[3];
     float low[3], per_box[3];
@@ -235,13 +245,13 @@ __device__ inline void write_samples(const Batch &batch, const Source &source, c
         per_box[m] = batch.per_box[axis[m]];
     }
     for (int from = 0; from < WARP; ++from) {
-        const int done = __shfl_sync(ALL, found.done, from), kept = __shfl_sync(ALL, found.kept, from);
+        const int done = __shfl_sync(ALL, progress.done, from), kept = __shfl_sync(ALL, progress.kept, from);
         if (done >= kept) continue;
         const Vector o = broadcast(mine.origin, from), d = broadcast(mine.direction, from),
                      side = broadcast(looked, from);
         const float start = __shfl_sync(ALL, mine.start, from);
         const int64 first = __shfl_sync(ALL, base, from);
-        const int count = __shfl_sync(ALL, found.runs, from);
+        const int count = __shfl_sync(ALL, progress.runs, from);
 #if PER_SAMPLE
         const float level = __shfl_sync(ALL, source.level, from);
         const int image = __shfl_sync(ALL, source.image, from);
@@ -295,40 +305,41 @@ extern "C" __global__ void __launch_bounds__(THREADS) trace(Batch batch) {
     const bool exists = index < batch.n_rays;
     Source source = {};
     Ray ray = {};
-    Found found = {0, 0, 0, 0, -1};
+    Progress progress = {0, 0, 0, 0, -1};
     float jitter = 0.0f;
     bool valid = exists && make_source(batch, static_cast<int>(index), source, jitter);
     if (valid) {
-        place(batch, source, jitter, ray);
-        if (ray.end > 0) find_runs(batch, ray, 0, true, runs, found);
+        to_grid(batch, source, jitter, ray);
+        if (ray.end > 0) find_runs(batch, ray, 0, true, runs, progress);
     }
-    if (IMAGES) valid = valid && (found.count > 0 || batch.keep_empty);
+    if (IMAGES) valid = valid && (progress.count > 0 || batch.keep_empty);
     else valid = exists;
     const uint64 before =
-        reserve(batch, valid ? 1ull << SAMPLE_BITS | static_cast<uint64>(found.count) : 0, block, sums);
+        reserve(batch, valid ? 1ull << SAMPLE_BITS | static_cast<uint64>(progress.count) : 0, block, sums);
     const int64 base = static_cast<int64>(before & SAMPLES),
                 slot = IMAGES ? static_cast<int64>(before >> SAMPLE_BITS) : index;
-    const bool fits = valid && base + found.count <= batch.max_samples;
+    const bool fits = valid && base + progress.count <= batch.max_samples;
     const unsigned kept = __ballot_sync(ALL, fits), dropped = __ballot_sync(ALL, valid && !fits);
-    const int sum = static_cast<int>(__shfl_sync(ALL, scanned(fits ? found.count : 0, threadIdx.x % WARP), WARP - 1));
+    const int sum =
+        static_cast<int>(__shfl_sync(ALL, scanned(fits ? progress.count : 0, threadIdx.x % WARP), WARP - 1));
     if (threadIdx.x % WARP == 0) {
         if (kept) atomicAdd(batch.counts + 1, static_cast<uint64>(__popc(kept)));
         if (sum) atomicAdd(batch.counts + 2, static_cast<uint64>(sum));
         if (dropped) atomicAdd(batch.counts + 3, static_cast<uint64>(__popc(dropped)));
     }
-    if (fits) write_ray(batch, source, static_cast<int>(index), slot, base, found.count);
-    else found = {0, 0, 0, 0, -1};
+    if (fits) write_ray(batch, source, static_cast<int>(index), slot, base, progress.count);
+    else progress = {0, 0, 0, 0, -1};
     const Vector looked = {(source.direction.x + 1.0f) * 0.5f, (source.direction.y + 1.0f) * 0.5f,
                            (source.direction.z + 1.0f) * 0.5f};
     for (;;) {
         __syncwarp();
-        write_samples(batch, source, ray, found, base, looked, all_runs + threadIdx.x / WARP * WARP);
+        write_samples(batch, source, ray, progress, base, looked, all_runs + threadIdx.x / WARP * WARP);
         __syncwarp();
-        const bool more = found.rest >= 0;
+        const bool more = progress.next >= 0;
         if (!__ballot_sync(ALL, more)) break;
-        const int rest = found.rest;
-        found.done = found.kept;
-        found.rest = -1;
-        if (more) find_runs(batch, ray, rest, false, runs, found);
+        const int next = progress.next;
+        progress.done = progress.kept;
+        progress.next = -1;
+        if (more) find_runs(batch, ray, next, false, runs, progress);
     }
 }

@@ -1,23 +1,22 @@
-"""Blocks of long zstd frames that are carried out side by side, on the CPU: against numcodecs, and end to end."""
+"""If this fails, long zstd frames, whose blocks are carried out side by side, decode wrong (oracle: numcodecs)."""
 
 import functools
 
-import fake_cupy
 import numcodecs
 import numpy as np
 import pytest
-import reference
 import zarr
-from decoders import BIG, Decoder, kernel, needs_compiler
-from mutants import FRAMES, by_numcodecs, disagreements, frame
-from stores import plain_values, same
 
 from linumpy.errors import ChunkError
 from linumpy.gpu import plan_zarr_read
 from linumpy.gpu.read import reader
-from linumpy.gpu.read.limits import limits_for, way_of
+from linumpy.gpu.read.limits import limits_for, placement_of
 from linumpy.plan.codecs import DecodeChain
 from linumpy.plan.decode.launches import DeviceLimits
+from tests.support.gpu import fake_cupy, reference
+from tests.support.gpu.decoders import BIG, Decoder, kernel, needs_compiler
+from tests.support.gpu.mutants import FRAMES, by_numcodecs, disagreements, frame
+from tests.support.stores import plain_values, same
 
 ZSTD = DecodeChain("zstd")
 BLOCK = 2**17
@@ -149,8 +148,8 @@ def test_a_read_of_long_chunks(tmp_path, region):
     array[...] = values
     job = reference.make_job(array, region)
     assert same(reference.execute(job), array[region])
-    way = way_of(job.layout.chain, job.layout.chunk_nbytes, 2, limits_for(job.scratch_bytes))
-    assert "all blocks side by side" in str(way)
+    way = placement_of(job.layout.chain, job.layout.chunk_nbytes, 2, limits_for(job.scratch_bytes))
+    assert "all blocks in parallel" in str(way)
     assert job.report.chunks_decoded_by_host == 0
     assert job.report.chunks_read == job.stats.chunks == 2
     if region:
@@ -191,7 +190,7 @@ def test_a_chunk_that_does_not_fit_the_scratch(tmp_path, monkeypatch, free, fail
 def test_a_plan_says_how_much_memory_a_long_chunk_needs(tmp_path):
     array = zarr.create_array(tmp_path / "a", shape=(2**30,), chunks=(2**30,), dtype="u1", fill_value=9)
     text = str(plan_zarr_read(array))
-    assert "on the device, 1 slab of about 1 chunk at a time, all blocks side by side, where 7.1 GiB of device" in text
+    assert "on the device, 1 slab of about 1 chunk at a time, all blocks in parallel, where 7.1 GiB of device" in text
     assert "else zstd, on the host, by 1 thread" in text
     array = zarr.create_array(tmp_path / "b", shape=(2**27,), chunks=(2**27,), dtype="u1", fill_value=9)
     assert "where" not in str(plan_zarr_read(array))

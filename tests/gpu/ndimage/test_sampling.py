@@ -1,22 +1,22 @@
-"""The sampling kernels on the CPU, thread after thread, against SciPy."""
+"""If this fails, the sampling kernels compute something else than SciPy."""
 
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from budget import examples, matrix
-from emulator import COMPILER, emulated
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from nvrtc import compilations, compile_kernel, declared_shared
 from scipy import ndimage
 
 from linumpy.gpu import kernels
 from linumpy.gpu.kernels import KernelSpec
 from linumpy.gpu.ndimage import sampling
 from linumpy.gpu.ndimage import sampling_launch as launch
-from linumpy.gpu.ndimage.sampling import AffineMap, Sampler
+from linumpy.gpu.ndimage.sampling import AffineMap, SplineSampling
 from linumpy.gpu.ndimage.sampling_launch import MODES
+from tests.support.budget import examples, matrix
+from tests.support.gpu.emulator import COMPILER, emulated
+from tests.support.gpu.nvrtc import compilations, compile_kernel, declared_shared
 
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler: the kernels run on a GPU only")
 DTYPES = ["u1", "u2", "i2", "f4", "f8", "i4", "u4"]
@@ -89,7 +89,7 @@ def test_points_as_scipy(shape, how, kind, far, seed):
     # Whole voxels are exact; halves are where rounding decides, and are left alone.
     places[:, :10] = np.round(places[:, :10])
     got = np.empty(40, dtype)
-    sampling.sample_points(image, places, Sampler(order, mode, 7.0), got)
+    sampling.sample_points(image, places, SplineSampling(order, mode, 7.0), got)
     expected = ndimage.map_coordinates(image, places, order=order, mode=mode, cval=7.0, prefilter=False)
     assert close(got, expected, image, order).all()
 
@@ -117,7 +117,7 @@ def check_affine(shape, dtype, order, mode, seed):
     offset = rng.uniform(-2, 2, rank)
     out_shape = tuple(int(n) for n in rng.integers(1, 12 if rank == 2 else 40, rank))
     affine = AffineMap(tuple(map(tuple, matrix.tolist())), tuple(offset.tolist()))
-    how = Sampler(order, mode, 3.0)
+    how = SplineSampling(order, mode, 3.0)
     got = np.empty(out_shape, dtype)
     sampling.sample_affine(image, affine, how, got)
     expected = ndimage.affine_transform(
@@ -144,12 +144,12 @@ def test_turned_labels_halfway_between_two_voxels(dtype, rank):
     shape = (40, 39, 70)[3 - rank :]
     affine = AffineMap(tuple(map(tuple, matrix.tolist())), offset)
     got = np.empty(shape, dtype)
-    sampling.sample_affine(image, affine, Sampler(0, "nearest", 0.0), got)
+    sampling.sample_affine(image, affine, SplineSampling(0, "nearest", 0.0), got)
     expected = ndimage.affine_transform(image, matrix, offset, shape, order=0, mode="nearest")
     assert np.array_equal(got, expected)
     start = (7, 3, 1)[:rank]
     block = np.empty(tuple(n - one for n, one in zip(shape, start, strict=True)), dtype)
-    sampling.sample_affine(image, affine, Sampler(0, "nearest", 0.0), block, out_start=start)
+    sampling.sample_affine(image, affine, SplineSampling(0, "nearest", 0.0), block, out_start=start)
     assert np.array_equal(block, got[tuple(slice(one, None) for one in start)])
 
 
@@ -163,7 +163,7 @@ def test_places_that_are_no_numbers(mode, order):
         here = places.copy()
         here[axis] = bad
         got = np.empty(6, "f4")
-        sampling.sample_points(image, here, Sampler(order, mode, 5.0), got)
+        sampling.sample_points(image, here, SplineSampling(order, mode, 5.0), got)
         if mode in ("constant", "grid-constant"):
             assert np.allclose(got, 5)
 
@@ -181,12 +181,12 @@ def test_what_is_nearest_to_the_border_is_its_voxel(dtype, n):
     places = np.full((3, 2, len(beyond)), 2.0)
     places[0] = np.stack([-beyond, n - 1 + beyond])
     got = np.empty((2, len(beyond)), dtype)
-    sampling.sample_points(image, places, Sampler(1, "nearest", 0.0), got)
+    sampling.sample_points(image, places, SplineSampling(1, "nearest", 0.0), got)
     assert (got == image[[0, -1], 2, 2][:, None]).all()
     last = np.reshape(image.shape, (3, 1)) - 1.0
     corners = np.concatenate([last * 0 - beyond, last + beyond], axis=1)
     got = np.empty(corners.shape[1], dtype)
-    sampling.sample_points(image, corners, Sampler(1, "nearest", 0.0), got)
+    sampling.sample_points(image, corners, SplineSampling(1, "nearest", 0.0), got)
     expected = image[[0, -1], [0, -1], [0, -1]].repeat(len(beyond))
     assert np.array_equal(got, expected, equal_nan=image.dtype.kind == "f")
 
@@ -197,7 +197,7 @@ def test_a_linear_field_is_exact():
     image = 2 * z + 3 * y - x
     places = np.random.default_rng(0).uniform(0, 7, (3, 500))
     got = np.empty(500, "f4")
-    sampling.sample_points(image, places, Sampler(1, "nearest", 0.0), got)
+    sampling.sample_points(image, places, SplineSampling(1, "nearest", 0.0), got)
     assert np.allclose(got, 2 * places[0] + 3 * places[1] - places[2], atol=1e-5)
 
 
@@ -206,7 +206,7 @@ def test_a_box_gives_what_the_whole_gives():
     image = image_of("u2", (20, 22, 24), 3)
     affine = AffineMap(((0.7, 0.1, 0), (-0.1, 0.8, 0.05), (0, 0.1, 0.9)), (1.3, 2.1, 0.4))
     for mode in MODES:
-        how = Sampler(1, mode, 9.0)
+        how = SplineSampling(1, mode, 9.0)
         whole = np.empty((15, 15, 15), "u2")
         sampling.sample_affine(image, affine, how, whole)
         box = np.ascontiguousarray(image[2:18, 1:20, 3:22])
@@ -273,11 +273,11 @@ def test_a_brick_leaves_what_the_kernel_declares(monkeypatch, order):
     scale = [(n - 1.5 - order) / (tile - 1) for n, tile in zip((16, 32, 20), launch.BRICKS[order].tile, strict=True)]
     affine = AffineMap(tuple(map(tuple, np.diag(scale).tolist())), (0.0, 0.0, 0.0))
     image = np.zeros((60,) * 3, "f4")
-    sampling.sample_affine(image, affine, Sampler(order, "nearest", 0.0), np.zeros((30, 30, 30), "f4"))
+    sampling.sample_affine(image, affine, SplineSampling(order, "nearest", 0.0), np.zeros((30, 30, 30), "f4"))
     assert recorder.shared == 48 * 1024
     (spec,) = specs
     declared = declared_shared(compile_kernel(spec, "sm_75"), spec.name)
-    assert 0 < declared <= sampling._DECLARED
+    assert 0 < declared <= sampling._DECLARED_NBYTES
     assert recorder.asked >= recorder.shared, "the launch would fail"
     device = SimpleNamespace(device=SimpleNamespace(id=0))
     for kib in (64, 99, 227):
@@ -313,6 +313,6 @@ def test_a_copy_in_cells_that_is_larger_than_the_image_is_numbered_by_itself(mon
     places = np.random.default_rng(0).uniform(0, 2, (3, 60))
     monkeypatch.setattr(kernels, "_INT_LIMIT", image.size + 1)
     got = np.empty(60, "f4")
-    sampling.sample_points(image, places, Sampler(1, "mirror", 0.0), got)
+    sampling.sample_points(image, places, SplineSampling(1, "mirror", 0.0), got)
     assert [(spec.source, dict(spec.defines)["INDEX"]) for spec in specs] == [("cells", "int64"), ("points", "int64")]
     assert np.allclose(got, ndimage.map_coordinates(image, places, order=1, mode="mirror"), atol=1e-3)

@@ -1,21 +1,21 @@
-"""The spline filter's kernels on the CPU, thread after thread, against SciPy; and samples of what they make."""
+"""If this fails, the spline filter's kernels, or samples of what they make, differ from SciPy."""
 
 import numpy as np
-import on_cpu
 import pytest
-from budget import examples, matrix
-from emulator import COMPILER, emulated
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from nvrtc import compilations, compile_kernel
 from scipy import ndimage
-from test_sampling import image_of
 
 from linumpy.gpu import interpolation
 from linumpy.gpu.kernels import IN_FLOAT32
 from linumpy.gpu.ndimage import sampling, splines
 from linumpy.gpu.ndimage.sampling_launch import MODES
-from linumpy.gpu.ndimage.splines import Ends, Tuning
+from linumpy.gpu.ndimage.splines import Ends, SplineTuning
+from tests.gpu.ndimage.test_sampling import image_of
+from tests.support.budget import examples, matrix
+from tests.support.gpu import on_cpu
+from tests.support.gpu.emulator import COMPILER, emulated
+from tests.support.gpu.nvrtc import compilations, compile_kernel
 
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler: the kernels run on a GPU only")
 DTYPES = ["u1", "i1", "u2", "i2", "f2", "f4", "f8", "i4", "u4", "i8", "u8"]
@@ -146,7 +146,7 @@ def test_lines_in_segments(shape, kind, mode, pad, segment, block, seed):
     image = image_of(kind, shape, seed)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(splines, "_SEGMENT", segment)
-        tuned = {key: Tuning(block, 32 if key[1] else 64, 1) for key in splines.TUNING}
+        tuned = {key: SplineTuning(block, 32 if key[1] else 64, 1) for key in splines.TUNING}
         patch.setattr(splines, "TUNING", tuned)
         assert max(splines._segments(n, 1, block)[1] for n in shape) > 1
         got = splines.filtered(image, Ends(mode, pad), kind)
@@ -303,7 +303,7 @@ def test_places_in_a_pad_that_are_no_numbers(kind):
         places = np.ones((3, len(bad)))
         places[axis] = bad
         got = np.empty(len(bad), kind)
-        sampling.sample_points(grown, places, sampling.Sampler(3, "grid-constant", 5.0, 12), got)
+        sampling.sample_points(grown, places, sampling.SplineSampling(3, "grid-constant", 5.0, 12), got)
         assert np.allclose(got, 5)
 
 

@@ -1,4 +1,4 @@
-"""The kernels that find the tissue surface, run by the host's compiler, against SciPy's filters."""
+"""If this fails, the kernels find the tissue surface elsewhere than SciPy's filters."""
 
 import itertools
 import re
@@ -6,15 +6,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from budget import matrix, some
-from emulator import COMPILER, emulated
-from nvrtc import ARCHITECTURES, compile_kernel
 from scipy import ndimage
 
 from linumpy.gpu.kernels import CUDA_TYPES, source_text
 from linumpy.gpu.oct import surface as surface_module
 from linumpy.gpu.oct import surface_march as surface_march
 from linumpy.gpu.oct.surface_filters import SurfaceOptions, interface_by_filters, log_of_zero
+from tests.support.budget import matrix, some
+from tests.support.gpu.emulator import COMPILER, emulated
+from tests.support.gpu.nvrtc import ARCHITECTURES, compile_kernel
 
 DTYPES = ["f4", "f8", "f2", "u1", "u2", "i2", "i8", "b1"]
 
@@ -214,7 +214,7 @@ def test_the_logarithm_of_zero(monkeypatch, shape):
         options = SurfaceOptions(1, 2, True, 1, False, axis, True)
         weights = surface_module.gaussian_weights(2.0, 1)
         layout = surface_module.choose_layout(vol.shape, vol.strides, axis, 1, 8)
-        run = surface_module._Run(np, vol, layout, options, weights, weights)
+        run = surface_module._SurfaceRun(np, vol, layout, options, weights, weights)
         assert run.zero == pytest.approx(float(log_of_zero(np, np.moveaxis(vol, axis, -1))), abs=1e-4)
 
 

@@ -1,14 +1,14 @@
-"""Projections: against NumPy in float64, by the host's compiler, by NVRTC and on a device."""
+"""If this fails, projections differ from NumPy's in float64."""
 
 import numpy as np
 import pytest
-from budget import matrix, some
-from emulator import COMPILER, emulated
-from nvrtc import compile_kernel
 
 from linumpy.gpu.kernels import CUDA_TYPES
 from linumpy.gpu.oct import projection
-from linumpy.gpu.oct.projection import STATISTICS, plan_launch, project
+from linumpy.gpu.oct.projection import STATISTICS, launch_config, project
+from tests.support.budget import matrix, some
+from tests.support.gpu.emulator import COMPILER, emulated
+from tests.support.gpu.nvrtc import compile_kernel
 
 DTYPES = ["u2", "f4", "u1", "f8", "i2", "f2", "i4", "b1", "u8"]
 SHAPES = [
@@ -51,7 +51,7 @@ def test_same_as_numpy(monkeypatch, seed):
     rng = np.random.default_rng(seed)
     monkeypatch.setattr(projection, "load", emulated)
     monkeypatch.setattr(projection, "_BLOCKS", int(rng.choice([1, 64, 1024])))
-    projection._choose_way.cache_clear()
+    projection._plan_projection.cache_clear()
     shape = SHAPES[seed % len(SHAPES)]
     vol = array(shape, DTYPES[seed % len(DTYPES)], rng)
     axis = int(rng.integers(0, vol.ndim))
@@ -90,7 +90,7 @@ def test_an_offset_does_the_deviation_no_harm(monkeypatch, shape):
 def test_what_is_kept_for_the_next_call_fits_it(monkeypatch):
     """Arrays of one shape and dtype that lie otherwise, one after another and twice."""
     monkeypatch.setattr(projection, "load", emulated)
-    projection._choose_way.cache_clear()
+    projection._plan_projection.cache_clear()
     values = np.random.default_rng(0).integers(0, 60000, (16, 16, 16)).astype("u2")
     shifted = np.zeros(values.size + 1, "u2")[1:].reshape(values.shape)  # two bytes after a multiple of 16
     shifted[:] = values
@@ -100,7 +100,7 @@ def test_what_is_kept_for_the_next_call_fits_it(monkeypatch):
             for axis in range(3):
                 for wanted in (("mean",), ("max", "mean")):
                     assert_right(vol, axis, wanted, "float32", projection._by_kernels(vol, axis, wanted, "float32"))
-    kept = projection._choose_way.cache_info()
+    kept = projection._plan_projection.cache_info()
     assert kept.misses <= len(arrays) * 6
     assert kept.hits >= len(arrays) * 6
 
@@ -119,7 +119,7 @@ def test_plans_cover_the_axis_once(itemsize):
     rng = np.random.default_rng(itemsize)
     for _ in range(500):
         outer, n, inner = (int(rng.choice([1, 2, 3, 16, 100, 1000, 40000])) for _ in range(3))
-        plan = plan_launch(outer, n, inner, itemsize, int(rng.choice([16, 8, itemsize])))
+        plan = launch_config(outer, n, inner, itemsize, int(rng.choice([16, 8, itemsize])))
         accesses = n // plan.vec if plan.rows else n
         assert plan.vec * itemsize <= 16
         assert 1 <= plan.lanes * plan.segments <= 256

@@ -1,24 +1,24 @@
-"""Tiles resampled each by itself: against SciPy, tile after tile, and ``resample_volume``; on the CPU and a device."""
+"""If this fails, tiles of a mosaic mix when it is resampled, or differ from SciPy's (tile after tile)."""
 
 import functools
 import itertools
 
 import numpy as np
 import pytest
-from budget import examples, shown, some
-from emulator import COMPILER, emulated
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from nvrtc import compile_kernel
 from scipy import ndimage
 
 from linumpy.gpu.interpolation import resample_volume
 from linumpy.gpu.oct import resample_tiles as resample_tiles_module
 from linumpy.gpu.oct.resample_tiles import plan_of, resample_tiles
 from linumpy.gpu.resize import resizing
-from linumpy.gpu.resize.plan import Tuning
+from linumpy.gpu.resize.plan import ResizeTuning
 from linumpy.gpu.resize.tables import windows_of
 from linumpy.plan.grid.tile_axis import TileAxis
+from tests.support.budget import examples, shown, some
+from tests.support.gpu.emulator import COMPILER, emulated
+from tests.support.gpu.nvrtc import compile_kernel
 
 DTYPES = ["u1", "i1", "u2", "i2", "u4", "i4", "i8", "f2", "f4", "f8"]
 
@@ -62,7 +62,7 @@ def whole_tiles(tiles, tile, new_tile):
 
 
 #: One has no room for the kernels' own tiles, one hardly any.
-TUNINGS = [Tuning(), Tuning(shared=3000), Tuning(shared=100)]
+TUNINGS = [ResizeTuning(), ResizeTuning(shared=3000), ResizeTuning(shared=100)]
 #: Each takes seconds to compile.
 EMULATED = [
     ("u1", None),

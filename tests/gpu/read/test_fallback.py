@@ -1,4 +1,4 @@
-"""The fallback: zarr-python into host memory with one copy to the device, or zarr's GPU mode where it is shown right.
+"""If this fails, the fallback gives other voxels than zarr-python, or is taken without a reason.
 
 Each test runs on the CPU with NumPy in place of CuPy, and marked ``gpu`` on a device; zarr-python on the host is the
 oracle, bit for bit.
@@ -10,7 +10,6 @@ import numcodecs
 import numpy as np
 import pytest
 import zarr
-from stores import random_values, same
 from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec, GzipCodec, ShardingCodec, TransposeCodec, ZstdCodec
 from zarr.codecs import numcodecs as v3
 
@@ -23,6 +22,7 @@ from linumpy.io.layout import read_layout
 from linumpy.plan.read.fallback import why_not_gpu_mode
 from linumpy.plan.read.plan import plan_read
 from linumpy.plan.region import normalize_region
+from tests.support.stores import random_values, same
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::zarr.errors.ZarrUserWarning"),
@@ -324,7 +324,7 @@ def test_broken_chunks_in_gpu_mode_leave_nothing_running(tmp_path, numpy_cuda, m
 def test_the_log_and_the_report_say_which_way_and_why(tmp_path, cuda, caplog):
     cases = [
         (random_array(None, **RAW), "zarr-gpu", "in its GPU mode", "MemoryStore"),
-        (random_array(tmp_path / "a", **BY_HOST["v2-bz2"]), "zarr-host", "by way of host memory", "bz2"),
+        (random_array(tmp_path / "a", **BY_HOST["v2-bz2"]), "zarr-host", "through host memory", "bz2"),
     ]
     for array, backend, way, reason in cases:
         caplog.clear()
@@ -371,7 +371,7 @@ def test_why_not_gpu_mode(tmp_path):
         "fill value of nan": BY_HOST["nan"],
         "fill value of (2-0j)": BY_HOST["negative-zero-imaginary"],
         "single elements": {**RAW, "region": (1, 2)},
-        "nothing to read": {**RAW, "region": slice(3, 3)},
+        "the region is empty": {**RAW, "region": slice(3, 3)},
         "a cast to float64": {**RAW, "cast": "f8"},
         "on device 0": {**RAW, "device": 1},
     }

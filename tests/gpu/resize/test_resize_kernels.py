@@ -1,30 +1,35 @@
-"""Tables, plans and kernels of resizing on the CPU, thread after thread, against SciPy; they compile for GPUs."""
+"""If this fails, tables, plans or kernels of resizing give something else than SciPy."""
 
 import itertools
 import math
 
 import numpy as np
 import pytest
-from budget import examples
-from emulator import COMPILER, emulated
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from nvrtc import compile_kernel
 from scipy import ndimage
 
 from linumpy.gpu.resize import plan as resize_plan
 from linumpy.gpu.resize import resizing
-from linumpy.gpu.resize.plan import Tuning
+from linumpy.gpu.resize.plan import ResizeTuning
 from linumpy.gpu.resize.tables import MODES, AxisPlan, axis_matrix, join, unchanged, windows_of
 from linumpy.plan.grid.blocks import AffineGrid, ResamplePlan, anti_aliasing_sigmas
 from linumpy.plan.grid.regrid import plan_regrid
 from linumpy.plan.grid.tile_axis import TileAxis
 from linumpy.resample import block as block_module
+from tests.support.budget import examples
+from tests.support.gpu.emulator import COMPILER, emulated
+from tests.support.gpu.nvrtc import compile_kernel
 
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler: the kernels run on a GPU only")
 DTYPES = ["u1", "u2", "i2", "f2", "f4", "f8"]
 #: The last two have no room for tiles, or hardly any.
-TUNINGS = [Tuning(), Tuning(outputs=8, pack_most=8, unroll=2), Tuning(shared=3000), Tuning(shared=100)]
+TUNINGS = [
+    ResizeTuning(),
+    ResizeTuning(outputs=8, pack_most=8, unroll=2),
+    ResizeTuning(shared=3000),
+    ResizeTuning(shared=100),
+]
 sizes = st.one_of(st.integers(1, 40), st.sampled_from([8, 16, 32, 48]))
 shapes = st.integers(1, 4).flatmap(lambda rank: st.lists(st.tuples(sizes, sizes), min_size=rank, max_size=rank))
 shapes = shapes.map(lambda pairs: [(min(n, 9), min(m, 9)) for n, m in pairs] if len(pairs) > 3 else pairs)
@@ -204,7 +209,7 @@ def test_several_elements_are_loaded_at_once_only_where_rows_begin_there():
     ]:
         wanted = (8, 15, shape[2] // 2)
         axes = resizing.plan_axes(shape, wanted, 1, "mirror", (0.5, 0.5, 0.5))
-        steps = resize_plan.plan_steps(axes, dtypes, aligned, Tuning())
+        steps = resize_plan.plan_steps(axes, dtypes, aligned, ResizeTuning())
         assert [step.kernel for step in steps] == ["planes", "along"]
         # Behind Z lie 15 rows of half as many columns.
         assert packed[1] == (wanted[1] * wanted[2] % 4 == 0)
@@ -215,12 +220,12 @@ def test_half_of_a_volume_is_two_launches_and_few_bytes():
     shape, wanted = (512, 512, 512), (256, 256, 256)
     axes = resizing.plan_axes(shape, wanted, 1, "mirror", (0.5, 0.5, 0.5))
     for source, most in (("f4", 0.88e9), ("u2", 0.61e9)):
-        steps = resize_plan.plan_steps(axes, [np.dtype(source), np.dtype("f4"), np.dtype("f4")], True, Tuning())
+        steps = resize_plan.plan_steps(axes, [np.dtype(source), np.dtype("f4"), np.dtype("f4")], True, ResizeTuning())
         assert [(step.kernel, step.packed, step.shape) for step in steps] == [
             ("planes", True, (512, 256, 256)),
             ("along", True, (256, 256, 256)),
         ]
-        assert steps[0].shared <= Tuning().shared
+        assert steps[0].shared <= ResizeTuning().shared
         moved = resize_plan.bytes_moved(shape, wanted, [(1, 2), (0,)], (np.dtype(source).itemsize, 4, 4))
         assert moved < most
 

@@ -1,18 +1,18 @@
-"""Where chunks are decoded, and in how much memory."""
+"""If this fails, chunks are decoded where memory does not suffice, or on the host without need."""
 
 import numpy as np
 import pytest
 
 from linumpy.plan.codecs import DecodeChain
-from linumpy.plan.decode.placement import GROUP_NBYTES, choose_way
+from linumpy.plan.decode.placement import GROUP_NBYTES, choose_placement
 from linumpy.plan.decode.workspace import MAX_ZSTD_BLOCK
 
 MIB = 2**20
 
 
-def way(chain, chunk, chunks, *, room=500, cores=16, decode_on=None):
-    memory = {"room": room * MIB, "table_nbytes": 8, "margin": 256}
-    return choose_way(chain, chunk, chunks=chunks, cores=cores, decode_on=decode_on, **memory)
+def way(chain, chunk, chunks, *, capacity=500, cores=16, decode_on=None):
+    memory = {"capacity": capacity * MIB, "table_nbytes": 8, "margin": 256}
+    return choose_placement(chain, chunk, chunks=chunks, cores=cores, decode_on=decode_on, **memory)
 
 
 @pytest.mark.parametrize("chunk", [8, 16, 32, 64, 128])
@@ -39,11 +39,11 @@ def test_only_zstd_has_blocks(name):
     assert got.slot.group_nbytes == 0
 
 
-def test_a_chunk_beyond_the_memory_is_left_to_the_host():
+def test_a_chunk_beyond_the_memory_is_decoded_by_the_host():
     assert way(DecodeChain("zstd"), 256 * MIB, 4).slot is None
-    assert way(DecodeChain("zstd"), 256 * MIB, 4, room=2000).slot is not None
-    assert way(DecodeChain("zstd"), 1024 * MIB, 1, room=5000).slot is not None
-    assert way(DecodeChain("zstd"), 2048 * MIB, 1, room=20000).slot is None
+    assert way(DecodeChain("zstd"), 256 * MIB, 4, capacity=2000).slot is not None
+    assert way(DecodeChain("zstd"), 1024 * MIB, 1, capacity=5000).slot is not None
+    assert way(DecodeChain("zstd"), 2048 * MIB, 1, capacity=20000).slot is None
 
 
 @pytest.mark.parametrize("chunk", [2, 5, 8, 32, 100])

@@ -1,4 +1,4 @@
-"""Blocks of a resampling: each reads all it needs and little more, together they are the output, and they fit."""
+"""If this fails, blocks of a resampling miss voxels, read too much, or do not fit memory."""
 
 import itertools
 import math
@@ -129,7 +129,7 @@ def test_blocks_fit_the_memory(grid, data):
     stored = tuple(data.draw(st.integers(1, n)) for n in grid.output_shape)
     cost = BlockBytes(*(data.draw(st.sampled_from([1, 2, 4, 8])) for _ in range(2)), work=data.draw(st.integers(0, 4)))
     budget = data.draw(st.integers(1, 300_000))
-    if cost.of(source_bound(grid, stored), math.prod(stored)) > budget:
+    if cost.peak(source_bound(grid, stored), math.prod(stored)) > budget:
         with pytest.raises(DeviceMemoryError, match=f"but {budget} may be used"):
             choose_block_shape(grid, stored, cost, budget)
         return
@@ -138,7 +138,7 @@ def test_blocks_fit_the_memory(grid, data):
     assert all(b % s == 0 for b, s in zip(block, stored, strict=True))
     source = plan.largest[0]
     output = max(math.prod(one.shape) for one in plan)
-    assert cost.of(source, output) <= budget
+    assert cost.peak(source, output) <= budget
 
 
 def test_blocks_grow_with_the_memory():
@@ -215,8 +215,8 @@ def test_fewer_blocks_where_chunks_are_cut():
 
 def test_memory_for_the_work_is_counted():
     cost = BlockBytes(2, 4, work=8, output_work=3)
-    assert cost.of(100, 10) == 2 * (200 + 40) + 800 + 30
-    assert cost.of(100, 10, 150, 20) == 2 * (200 + 40) + 1200 + 60
+    assert cost.peak(100, 10) == 2 * (200 + 40) + 800 + 30
+    assert cost.peak(100, 10, 150, 20) == 2 * (200 + 40) + 1200 + 60
 
 
 def test_a_block_that_is_wholly_outside_reads_nothing():
@@ -241,7 +241,7 @@ GOOD = {
         ({"order": 6}, "order=6: a spline order is an integer from 0 to 5"),
         ({"order": True}, "order=True"),
         ({"mode": "opencv"}, "mode='opencv' is unknown: choose one of constant"),
-        ({"order": 3, "mode": "reflect"}, "order=3 with mode='reflect' is not made block by block"),
+        ({"order": 3, "mode": "reflect"}, "order=3 with mode='reflect' cannot be computed block by block"),
         ({"output_shape": (3, 0)}, r"output shape \(3, 0\)"),
         ({"output_shape": (3,)}, r"output shape \(3,\)"),
         ({"matrix": ((1.0, 0.0),)}, r"a matrix of shape \(1, 2\) does not map a grid of 2 axes"),

@@ -1,4 +1,4 @@
-"""Plans: what they count, what they say, and that they stay pure."""
+"""If this fails, plans count wrong, say something else than happens, or touch files."""
 
 import ast
 import importlib.resources
@@ -102,7 +102,7 @@ def test_chunks_and_objects_are_counted_as_their_voxels_say(axes, sharded, data)
     ("nbytes", "says"),
     [
         (2**16, "on the host, by"),
-        (2**27, "on the device, 1 slab of about 1 chunk at a time, all blocks side by side"),
+        (2**27, "on the device, 1 slab of about 1 chunk at a time, all blocks in parallel"),
         (2**30, "where 7.1 GiB of device memory are free beside the result; else zstd, on the host"),
     ],
 )

@@ -1,10 +1,10 @@
-// Blosc 1 frames → streams, and what the streams decode to → bytes in their order.
+// Blosc 1 frames → streams, and decoded streams → unshuffled bytes.
 // Format: README_CHUNK_FORMAT.rst of the C-Blosc project.
 //
-// A frame has a header of 16 bytes, the place of each block as 4 bytes, and the blocks. A block is one stream or, where
-// its bytes were sorted by place in the element, one for each place; before a stream stands its size in 4 bytes.
-// `blosc_frames`, a warp a chunk, notes all streams; `stored` copies those that did not compress; `unshuffle` undoes
-// the sorting of bytes or bits, block by block.
+// A frame has a header of 16 bytes, the offset of each block in 4 bytes, and the blocks. A block is one stream or, if
+// split, one stream for each byte of an element; 4 bytes before a stream give its size. `blosc_frames`, one warp for each
+// chunk, lists all streams; `stored` copies uncompressed ones; `unshuffle` undoes the shuffle of bytes or bits, block by
+// block.
 
 #include "decode.cuh"
 
@@ -12,7 +12,7 @@ constexpr u32 BLOSC_HEAD = 16;
 constexpr u32 MOST_SPLITS = 16, SMALLEST_SPLIT = 128, LAST_FORMAT = 4;
 enum BloscFlag { BYTE_SHUFFLE = 1, MEMCPYED = 2, BIT_SHUFFLE = 4, RESERVED = 8, NOT_SPLIT = 16 };
 
-// How the bytes of one chunk are sorted.
+// The shuffle of one chunk.
 struct Order {
     i64 source, target, nbytes;  // in the buffer of decoded streams, in that of chunks
     u32 block_nbytes, typesize;
@@ -78,8 +78,8 @@ __device__ inline int note_block(const u8 *p, const BloscHead &head, u32 number,
 
 extern "C" __global__ void __launch_bounds__(LANES)
     blosc_frames(const u8 *__restrict__ arena, const Stream *__restrict__ chunks, i64 count,
-                 const i64 *__restrict__ places, i64 codec, Stream *streams, i64 capacity, u64 *counters, Order *orders,
-                 int *status) {
+                 const i64 *__restrict__ offsets, i64 codec, Stream *streams, i64 capacity, u64 *counters,
+                 Order *orders, int *status) {
     for (i64 number = blockIdx.x; number < count; number += gridDim.x) {
         const Stream chunk = chunks[number];
         const u8 *p = arena + chunk.source;
@@ -115,8 +115,8 @@ extern "C" __global__ void __launch_bounds__(LANES)
         if (lane_id() == 0) {
             const int sorted = head.flags & BYTE_SHUFFLE && head.typesize > 1 ? BYTE_SHUFFLE : head.flags & BIT_SHUFFLE;
             const int mode = whole ? 0 : sorted;
-            orders[number] = Order{chunk.target,  places[number], chunk.target_nbytes, head.block_nbytes,
-                                   head.typesize, mode,           chunk.chunk};
+            orders[number] = Order{chunk.target, offsets[number], chunk.target_nbytes, head.block_nbytes, head.typesize,
+                                   mode,         chunk.chunk};
         }
     }
 }

@@ -1,8 +1,9 @@
-// What all decoders share: records, errors, and the words a warp speaks in.
+// Records, errors and warp primitives of all decoders.
 //
-// A stream is one run of stored bytes that decodes by itself. Stored bytes are never trusted: every read is checked
-// against the end of its stream and every write against the end of its place before it happens, so that broken bytes
-// end in a status and never in a fault that would take the GPU away from the process.
+// A stream is a run of stored bytes that is decoded independently. Stored bytes are never trusted: every read is checked
+// against the end of its stream and every write against the end of its output, so that broken bytes give a status and
+// never a fault, after which the process could not use the GPU any more. The decoders are as strict as the reference
+// decoders.
 
 typedef unsigned char u8;
 typedef unsigned short u16;
@@ -83,11 +84,11 @@ enum Status {
 };
 
 struct Stream {
-    i64 source;         // first byte in the arena of stored bytes
+    i64 source;  // first byte in the arena of stored bytes
     i64 source_nbytes;
-    i64 target;         // first byte in the buffer of decoded bytes
+    i64 target;  // first byte in the buffer of decoded bytes
     i64 target_nbytes;  // what it must decode to
-    int chunk;          // whose status it is
+    int chunk;  // whose status it is
     int codec;
 };
 

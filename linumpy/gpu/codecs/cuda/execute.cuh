@@ -1,17 +1,16 @@
-// Carry out LZ77 sequences, BATCH at a time, by a team of warps: copy literals, and bytes that are there already.
+// Execute LZ77 sequences, BATCH at a time, by a team of warps: copy literals, and bytes that are already decoded.
 //
-// The last bytes that were decoded are in shared memory, in a ring, where a byte that was just written is read again at
-// once; what lies further back is read from the result. A sequence is `literals` bytes from a source and then `match`
-// bytes that stand `offset` bytes further back, which may overlap themselves. Every warp of the team holds the same
-// sequences, two a lane.
+// The latest decoded bytes are in a ring in shared memory, where a byte can be read as soon as it is written; older bytes
+// are read from the output. A sequence is `literals` bytes from a source and then `match` bytes from `offset` bytes further
+// back, which may overlap themselves. Every warp of the team holds the same sequences, two in each lane.
 //
-// A thread takes a byte, whatever sequence it is from, so that long and short sequences cost the same. Bytes go in
-// groups, and a group in two steps: it is prepared, which fetches what has to come from far away, and it is finished
-// when the group before it is. So a group's memory accesses overlap the work on the one before.
+// A thread computes a byte, whichever sequence it belongs to, so that long and short sequences cost the same. Bytes are
+// processed in groups, and a group in two steps: `prepare` loads bytes from global memory, and the group is finished after
+// the previous one. So a group's memory accesses overlap the work on the previous group.
 
 constexpr u32 MOST_BYTES = 4096;  // of a batch; runs that are longer are copied one after another
 constexpr int BATCH = 2 * LANES;
-constexpr int VALUE = -1;  // in place of a link: the byte is there
+constexpr int VALUE = -1;  // instead of a link: the byte is known
 
 typedef short Links[TEAM];
 
@@ -23,7 +22,7 @@ struct Sequence {
 // The byte of a thread in a group that is prepared.
 struct Pending {
     int group;  // bytes of the group; 0: none is pending
-    u32 place;  // of the group in the ring
+    u32 offset_in_ring;  // of the group in the ring
     u8 value;
     bool mine;  // whether the thread has a byte in this group
     int link;  // the byte of the group that it is a copy of, or VALUE
@@ -46,10 +45,10 @@ __device__ inline Sink open_sink(u8 *ring, i64 ring_size, short *links, u32 rank
     return Sink{ring, out, 0, 0, size, phase, static_cast<u32>(ring_size), links, rank, {}};
 }
 
-__device__ inline u32 ring_place(const Sink &s, u64 pos) {
+__device__ inline u32 ring_offset(const Sink &s, u64 pos) {
     return (static_cast<u32>(pos) + s.phase) & (s.ring_size - 1);
 }
-__device__ inline u8 *in_ring(const Sink &s, u64 pos) { return s.ring + ring_place(s, pos); }
+__device__ inline u8 *in_ring(const Sink &s, u64 pos) { return s.ring + ring_offset(s, pos); }
 
 // A byte that is decoded already; from `low` on the ring has it.
 __device__ inline u8 decoded(const Sink &s, u64 pos, u64 low) { return pos >= low ? *in_ring(s, pos) : s.out[pos]; }
@@ -80,15 +79,15 @@ __device__ inline void flush_some(Sink &s) {
 }
 
 // Give every byte of a group that is a copy of another one in it that one's value: links are followed by doubling.
-__device__ inline void follow_links(const Sink &s, u32 group_place, int link) {
+__device__ inline void follow_links(const Sink &s, u32 group_offset, int link) {
     const u32 mask = s.ring_size - 1;
     while (any_in_team(link != VALUE)) {
         const int to = link == VALUE ? 0 : link;
         const int next = s.links[to];
-        const u8 value = s.ring[(group_place + to) & mask];
+        const u8 value = s.ring[(group_offset + to) & mask];
         sync_team();
         if (link == VALUE) continue;
-        if (next == VALUE) s.ring[(group_place + s.rank) & mask] = value;
+        if (next == VALUE) s.ring[(group_offset + s.rank) & mask] = value;
         s.links[s.rank] = static_cast<short>(next);
         link = next;
     }
@@ -100,9 +99,9 @@ __device__ inline void finish(Sink &s) {
     if (p.group == 0) return;
     const u32 mask = s.ring_size - 1;
     const u8 value = p.source >= 0 ? s.ring[p.source] : p.value;
-    if (p.mine) s.ring[(p.place + s.rank) & mask] = value;
+    if (p.mine) s.ring[(p.offset_in_ring + s.rank) & mask] = value;
     s.links[s.rank] = static_cast<short>(p.link);
-    follow_links(s, p.place, p.link);
+    follow_links(s, p.offset_in_ring, p.link);
     s.pending.group = 0;
 }
 
@@ -181,7 +180,7 @@ template <class Source> __device__ bool execute(Sink &s, const Source &source, c
         packed[k] = (begin[k] & 0xffff) | mine[k].literals << 16;
     }
     if (vote(wrong) || batch > s.size - s.pos) return false;
-    const u32 mask = s.ring_size - 1, place = ring_place(s, s.pos);
+    const u32 mask = s.ring_size - 1, offset_in_ring = ring_offset(s, s.pos);
     const u64 low = ring_low(s, s.pos + batch);
     for (u32 group = 0; group < batch; group += TEAM) {
         const u32 row = group + s.rank / LANES * LANES, byte = group + s.rank;
@@ -192,7 +191,7 @@ template <class Source> __device__ bool execute(Sink &s, const Source &source, c
         const u32 whose = from_owner(packed[0], packed[1], owner), at = from_owner(mine[0].at, mine[1].at, owner);
         const u32 offset = from_owner(mine[0].offset, mine[1].offset, owner);
         const u32 within = byte - (whose & 0xffff), literals = whose >> 16;
-        Pending next{static_cast<int>(TEAM), (place + group) & mask, 0, byte < batch, VALUE, -1};
+        Pending next{static_cast<int>(TEAM), (offset_in_ring + group) & mask, 0, byte < batch, VALUE, -1};
         if (next.mine && within < literals) {
             next.value = source[at + within];
         } else if (next.mine) {
@@ -200,7 +199,7 @@ template <class Source> __device__ bool execute(Sink &s, const Source &source, c
             const u32 k = within - literals, back = k < offset ? offset : k - remainder_of(k, offset) + offset;
             const u64 from = s.pos + byte - back;
             if (back <= byte - group) next.link = static_cast<int>(byte - back - group);
-            else if (from >= low) next.source = static_cast<int>((place + byte - back) & mask);
+            else if (from >= low) next.source = static_cast<int>((offset_in_ring + byte - back) & mask);
             else next.value = s.out[from];
         }
         finish(s);

@@ -1,14 +1,14 @@
 // zlib and gzip streams → bytes. Formats: RFC 1950, 1951 and 1952.
 //
-// As for LZ4, one block a stream: one lane of the first warp turns Huffman codes into sequences, a batch ahead of the
-// team that copies the bytes. Literals pass through a buffer in shared memory; stored blocks are
-// copied from where they are.
+// As in lz4.cu, one block of threads for each stream: one lane of the first warp decodes Huffman codes to sequences, one
+// batch ahead of the team that copies the bytes. Literals pass through a buffer in shared memory; stored blocks are copied
+// directly from the stream.
 
 #include "decode.cuh"
 #include "execute.cuh"
 
-constexpr u32 BUFFER = 2048;             // literals of a batch
-constexpr u32 IN_STREAM = 0x80000000u;   // literals that are stored as they are: their place in the stream
+constexpr u32 BUFFER = 2048;  // literals of a batch
+constexpr u32 IN_STREAM = 0x80000000u;  // flag of uncompressed literals, with their offset in the stream
 constexpr int FAST_BITS = 10, MOST_BITS = 15, LENGTH_CODES = 288, DISTANCE_CODES = 32;
 
 struct Batch {

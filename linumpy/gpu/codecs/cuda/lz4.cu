@@ -1,14 +1,13 @@
 // LZ4 blocks → bytes. Format: lz4_Block_format.md of the LZ4 project.
 //
-// One block a stream: while a team of warps copies the bytes of one batch of sequences, another warp reads the next
-// batch. Finding where sequences begin is a walk from token to token, by one lane; what they say, each lane reads
-// for itself.
+// One block of threads for each stream: a team of warps copies the bytes of one batch of sequences while another warp reads
+// the next batch. One lane walks from token to token to find where sequences begin; then each lane reads a sequence.
 
 #include "decode.cuh"
 #include "execute.cuh"
 
-constexpr u32 TILE = 4096;          // stored bytes in shared memory
-constexpr u32 LONGEST = 1u << 30;   // a run that long is no chunk of ours, and sums stay below 2^32
+constexpr u32 TILE = 4096;  // stored bytes in shared memory
+constexpr u32 LONGEST = 1u << 30;  // longer runs exceed any chunk; sums stay below 2^32
 
 struct Batch {
     Sequence sequence[BATCH];

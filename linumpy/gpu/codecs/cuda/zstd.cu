@@ -1,12 +1,16 @@
-// Zstandard frames → literals and sequences. Format: RFC 8878. zstd_execute.cu or, of few
-// long frames, zstd_cells.cu makes bytes of them.
+// Zstandard frames → literals and sequences (format: RFC 8878), from which zstd_execute.cu (many short frames) or
+// zstd_cells.cu (few long ones) makes bytes.
 //
-// Two kernels. `zstd_frames`, a warp a frame, walks the headers and notes where every block and its tables are.
-// `zstd_entropy`, a block a block, undoes the entropy coding of all blocks at the same time, whichever frame they are
-// from: two warps turn bits into sequences, a third one turns Huffman codes into literals.
+// As in all decoders here, finding the sequences of a stream (a run of literals, then a copy of decoded bytes) is serial
+// and takes one warp or lane; executing them is parallel: a team of warps, one thread for each byte.
 //
-// An offset that repeats an earlier one may mean one from the block before, which is not known while blocks are decoded
-// at the same time. Such an offset is written down as "the k-th of the block before, minus n" and looked up at the end.
+// `zstd_frames`, one warp for each frame, walks the headers and stores the positions of blocks and tables. `zstd_entropy`,
+// three warps for each zstd block, decodes the entropy of all blocks of all frames in parallel. One lane follows the
+// states of the FSE tables from sequence to sequence; a warp reads the values of 32 sequences at a time and resolves
+// repeated offsets by a scan; the third warp decodes the four Huffman streams of literals, one lane each.
+//
+// A repeated offset may refer to the previous block, which is unknown while blocks are decoded in parallel. It is stored as
+// "the k-th of the previous block, minus n" and resolved when the block is executed.
 
 #include "decode.cuh"
 #include "zstd_records.cuh"

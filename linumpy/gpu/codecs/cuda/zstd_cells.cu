@@ -1,11 +1,12 @@
 // Literals and sequences of zstd.cu → bytes, for few long Zstandard frames: the blocks of a frame are executed in
-// parallel. zstd_execute.cu, which executes a frame by one team of warps, is for many short frames.
+// parallel. zstd_execute.cu, which executes a frame by one team of warps (about 900 MiB/s), is for many short frames;
+// linumpy/plan/decode/placement.py estimates both and takes the faster one.
 //
 // A block copies bytes of the blocks before it, which are not decoded yet when it is executed. So each byte first gets a
 // cell of 32 bits: the value of the byte, or the index of the cell that it is a copy of, where that belongs to another
 // block. Three kernels:
 //
-//   zstd_places  a warp per frame: prefix sums over blocks of decoded sizes and of repeated offsets
+//   zstd_offsets a warp per frame: prefix sums over blocks of decoded sizes and of repeated offsets
 //   zstd_cells   a team of warps per block: writes the cells of the block
 //   zstd_values  a thread per four bytes: follows each cell to one that holds a value, and writes the bytes
 //
@@ -25,32 +26,32 @@
 constexpr u32 KNOWN = 1u << 31;  // and the byte
 constexpr u32 IN_TILE = 1u << 30;  // and the byte of the tile that this one is a copy of; else the number of a cell
 
-// Where the bytes and the cells of a block are, counted from the first byte of its frame.
-struct Place {
+// The bytes and the cells of a block, counted from the first byte of its frame.
+struct BlockSpan {
     const u8 *out;
     u32 *cells;
     i64 first_cell;  // number of the cell of the frame's first byte: below 0 where that is of an earlier group
     u32 begin, kept, end;  // of the block; the first byte of the frame that has a cell
 };
 
-__device__ inline u32 *cell_at(const Place &place, u32 byte) { return place.cells + (place.first_cell + byte); }
+__device__ inline u32 *cell_at(const BlockSpan &span, u32 byte) { return span.cells + (span.first_cell + byte); }
 
 // Find the last offsets before the block of each lane, from those before the first lane's and what blocks do to them.
 __device__ inline LastOffsets before_block(LastOffsets &last, const LastOffsets &mine) {
     LastOffsets before = last;
     for (int lane = 0; lane < LANES; ++lane) {
         if (lane_id() == lane) before = last;
-        LastOffsets one;
+        LastOffsets of_block;
 #pragma unroll
-        for (int k = 0; k < 3; ++k) one.of[k] = from_lane(mine.of[k], lane);
-        last = composed(last, one);
+        for (int k = 0; k < 3; ++k) of_block.of[k] = from_lane(mine.of[k], lane);
+        last = composed(last, of_block);
     }
     return before;
 }
 
-// Place the blocks of a frame whose list begins at `listed`. By a whole warp. Returns a status.
-__device__ inline int place_blocks(const Stream &stream, const Frame &frame, Block *blocks, u32 listed, u32 *order,
-                                   Group *groups, i64 group_nbytes) {
+// Compute the offsets of the blocks of a frame, whose list begins at `listed`. By a whole warp. Returns a status.
+__device__ inline int locate_blocks(const Stream &stream, const Frame &frame, Block *blocks, u32 listed, u32 *order,
+                                    Group *groups, i64 group_nbytes) {
     u64 end = 0;
     LastOffsets last{{1, 4, 8}};
     i64 group_before = -1;
@@ -93,10 +94,10 @@ __device__ inline int place_blocks(const Stream &stream, const Frame &frame, Blo
     return vote(beyond) || end != static_cast<u64>(stream.target_nbytes) ? WRONG_SIZE : FINE;
 }
 
-extern "C" __global__ void zstd_places(const Stream *__restrict__ streams, i64 stream_capacity,
-                                       const Frame *__restrict__ frames, Block *blocks,
-                                       const u64 *__restrict__ counters, u32 *order, Group *groups, i64 group_nbytes,
-                                       int *status) {
+extern "C" __global__ void zstd_offsets(const Stream *__restrict__ streams, i64 stream_capacity,
+                                        const Frame *__restrict__ frames, Block *blocks,
+                                        const u64 *__restrict__ counters, u32 *order, Group *groups, i64 group_nbytes,
+                                        int *status) {
     const i64 known = static_cast<i64>(counters[STREAMS]);
     const i64 n = known < stream_capacity ? known : stream_capacity;
     for (i64 number = blockIdx.x; number < n; number += gridDim.x) {
@@ -109,7 +110,7 @@ extern "C" __global__ void zstd_places(const Stream *__restrict__ streams, i64 s
             for (int k = lane_id(); k < frame.blocks; k += LANES) order[before + k] = NO_BLOCK;
             continue;
         }
-        const int state = place_blocks(stream, frame, blocks, before, order, groups, group_nbytes);
+        const int state = locate_blocks(stream, frame, blocks, before, order, groups, group_nbytes);
         if (lane_id() == 0 && state != FINE) fail(status, stream.chunk, state);
     }
 }
@@ -119,7 +120,7 @@ struct CellTile : Tile { u32 cells[TILE]; };
 // Find the cell of each byte of the tile that begins at `pos`, as far as it is no copy of another byte of the tile.
 // Returns the rows in which a thread's byte is one, one bit each. There is no branch for a byte, so that the loads of a
 // thread's bytes overlap.
-__device__ inline u32 know_cells(CellTile &t, const Place &place, const Literals &literals, u32 pos, u32 size) {
+__device__ inline u32 know_cells(CellTile &t, const BlockSpan &span, const Literals &literals, u32 pos, u32 size) {
     const u32 last_row = (size - 1) / LANES, up_to_mine = (2u << lane_id()) - 1;
     u32 copies = 0;
 #pragma unroll 1
@@ -128,25 +129,19 @@ __device__ inline u32 know_cells(CellTile &t, const Place &place, const Literals
 #pragma unroll
         for (u32 k = 0; k < AT_ONCE; ++k) {
             const u32 row = (first + k) * TEAM_WARPS + warp_id(), byte = row * LANES + lane_id();
-            const u32 shown = row < last_row ? row : last_row;
-            const Run run = t.runs[t.before[shown] + bits_set(t.heads[shown] & up_to_mine) - 1];
-            const u32 within = byte - (run.span & 0xffff), run_literals = run.span >> 16;
-            const bool literal = within < run_literals, mine = byte < size;
-            // A match that overlaps itself repeats its first `offset` bytes. The product is exact enough, since a tile
-            // has 2^12 bytes.
-            const u32 in_match = literal ? 0 : within - run_literals;
-            const u32 repeats = __float2uint_rz((static_cast<float>(in_match) + 0.5f) * run.inverse);
-            const u32 back = repeats * run.offset + run.offset, from = pos + byte - back;
+            const Origin origin = origin_of(t, byte, row < last_row ? row : last_row, up_to_mine);
+            const bool literal = origin.literal, mine = byte < size;
+            const u32 back = origin.back, from = pos + byte - back;
             const bool in_tile = !literal && back <= byte, far = !literal && !in_tile;
-            const bool there = far && from < place.kept, own = far && from >= place.begin;
-            const u8 *memory = literal ? literals.from + ((run.at + within) & literals.mask) : place.out + from;
+            const bool there = far && from < span.kept, own = far && from >= span.begin;
+            const u8 *memory = literal ? literals.from + (origin.at & literals.mask) : span.out + from;
             value[k] = copied[k] = 0;
             if (mine && (literal || there)) value[k] = load_written(memory);
-            if (mine && own) copied[k] = load_written(cell_at(place, from));
+            if (mine && own) copied[k] = load_written(cell_at(span, from));
             cell[k] = literal || there ? KNOWN
                       : in_tile        ? IN_TILE | (byte - back)
                       : own            ? 0
-                                       : static_cast<u32>(place.first_cell + from);
+                                       : static_cast<u32>(span.first_cell + from);
         }
 #pragma unroll
         for (u32 k = 0; k < AT_ONCE; ++k) {
@@ -155,14 +150,14 @@ __device__ inline u32 know_cells(CellTile &t, const Place &place, const Literals
             cell[k] |= value[k] | copied[k];
             t.cells[byte] = cell[k];
             if (cell[k] & IN_TILE) copies |= 1u << (first + k);
-            else *cell_at(place, pos + byte) = cell[k];
+            else *cell_at(span, pos + byte) = cell[k];
         }
     }
     return copies;
 }
 
 // Follow copies within the tile to cells that are known, or of an earlier tile. Cells of the tile are only read.
-__device__ inline void follow_cells(const CellTile &t, const Place &place, u32 pos, u32 copies) {
+__device__ inline void follow_cells(const CellTile &t, const BlockSpan &span, u32 pos, u32 copies) {
 #pragma unroll 1
     for (u32 first = 0; copies >> first; first += CHASED) {
         u32 cell[CHASED];
@@ -181,39 +176,39 @@ __device__ inline void follow_cells(const CellTile &t, const Place &place, u32 p
 #pragma unroll
         for (u32 k = 0; k < CHASED; ++k)
             if (copies >> (first + k) & 1)
-                *cell_at(place, pos + ((first + k) * TEAM_WARPS + warp_id()) * LANES + lane_id()) = cell[k];
+                *cell_at(span, pos + ((first + k) * TEAM_WARPS + warp_id()) * LANES + lane_id()) = cell[k];
     }
 }
 
 // Write the cells of `n` literals, from the byte `pos` of the frame on. False if they are not all that is left.
-__device__ inline bool put_cells(const Place &place, const Literals &literals, u32 from, u32 pos, u32 n) {
-    if (n != place.end - pos) return false;
-    for (u32 k = threadIdx.x; k < n; k += TEAM) *cell_at(place, pos + k) = KNOWN | literals[from + k];
+__device__ inline bool put_cells(const BlockSpan &span, const Literals &literals, u32 from, u32 pos, u32 n) {
+    if (n != span.end - pos) return false;
+    for (u32 k = threadIdx.x; k < n; k += TEAM) *cell_at(span, pos + k) = KNOWN | literals[from + k];
     return true;
 }
 
-__device__ inline bool write_cells(CellTile &t, const Place &place, const Block &block, const u8 *arena, const u8 *pool,
-                                   i64 pool_nbytes) {
+__device__ inline bool write_cells(CellTile &t, const BlockSpan &span, const Block &block, const u8 *arena,
+                                   const u8 *pool, i64 pool_nbytes) {
     const u8 *content = arena + block.source;
     if (block.type != COMPRESSED)
-        return put_cells(place, Literals{content, block.type == RAW ? ~0ull : 0}, 0, place.begin, block.nbytes);
+        return put_cells(span, Literals{content, block.type == RAW ? ~0ull : 0}, 0, span.begin, block.nbytes);
     const Literals literals{block.literals_type >= NEW_TREE ? pool + block.literals_at : content + block.literals_head,
                             block.literals_type == ONE_LITERAL ? 0 : ~0ull};
     Cursor cursor{block_sequences(block, pool, pool_nbytes), block.sequences, 0, 0, 0, 0};
     const u32 last[3] = {block.last_offsets[0], block.last_offsets[1], block.last_offsets[2]};
-    u32 pos = place.begin;
+    u32 pos = span.begin;
     u64 word = fetched(cursor);
     while (cursor.next < cursor.count) {
-        const u32 size = cut_tile(t, pos, place.end - pos, cursor, word, last, block.literals);
+        const u32 size = cut_tile(t, pos, span.end - pos, cursor, word, last, block.literals);
         if (size == 0) return false;
         word = fetched(cursor);  // loaded while this tile is computed
-        const u32 copies = know_cells(t, place, literals, pos, size);
+        const u32 copies = know_cells(t, span, literals, pos, size);
         sync_team();
         clear_heads(t);  // two barriers of the next tile come before all that it writes there
-        follow_cells(t, place, pos, copies);
+        follow_cells(t, span, pos, copies);
         pos += size;
     }
-    return put_cells(place, literals, cursor.taken, pos, block.literals - cursor.taken);
+    return put_cells(span, literals, cursor.taken, pos, block.literals - cursor.taken);
 }
 
 extern "C" __global__ void __launch_bounds__(TEAM, TEAM_WARPS > 8 ? 2 : 3)
@@ -230,14 +225,14 @@ extern "C" __global__ void __launch_bounds__(TEAM, TEAM_WARPS > 8 ? 2 : 3)
         // Another block of the frame may fail meanwhile: all threads must see the same.
         if (any_in_team(status[block.chunk] != FINE)) continue;
         const i64 frame = streams[block.chunk].target;
-        const Place place{target + frame, cells,      frame - number * group_nbytes,
-                          block.begin,    block.kept, block.begin + block.decoded};
-        const bool good = write_cells(tile, place, block, arena, pool, pool_nbytes);
+        const BlockSpan span{target + frame, cells,      frame - number * group_nbytes,
+                             block.begin,    block.kept, block.begin + block.decoded};
+        const bool good = write_cells(tile, span, block, arena, pool, pool_nbytes);
         if (!good && threadIdx.x == 0) fail(status, block.chunk, BAD_DATA);
     }
 }
 
-constexpr u32 PART = 8192, PARTS = MAX_BLOCK / PART;  // bytes of a block that `zstd_values` takes at a time
+constexpr u32 PART = 8192, PARTS = MAX_BLOCK / PART;  // bytes of a block that `zstd_values` processes at a time
 
 extern "C" __global__ void __launch_bounds__(256)
     zstd_values(u8 *target, const Stream *__restrict__ streams, const Block *__restrict__ blocks,
@@ -251,9 +246,9 @@ extern "C" __global__ void __launch_bounds__(256)
         if (listed == NO_BLOCK) continue;
         const Block &block = blocks[listed];
         if (skipped >= block.decoded || status[block.chunk] != FINE) continue;
-        const u32 rest = block.decoded - skipped;
+        const u32 remaining = block.decoded - skipped;
         const u64 begin = streams[block.chunk].target + block.begin + skipped,
-                  end = begin + (rest < PART ? rest : PART);
+                  end = begin + (remaining < PART ? remaining : PART);
         const u64 first_cell = number * group_nbytes;  // a multiple of 16, as is where cells begin
         for (u64 four = (begin & ~3ull) + 4 * threadIdx.x; four < end; four += 4 * blockDim.x) {
             const bool whole = four >= begin && four + 4 <= end;

@@ -1,11 +1,8 @@
-// Sequences and literals that zstd.cu has found in Zstandard frames → bytes. One team of warps decodes a frame, from
-// its first byte to its last.
+// Sequences and literals of zstd.cu → bytes. One team of warps decodes a frame, from its first byte to its last.
 //
-// The bytes of a frame are written in tiles of up to 4096. Each thread takes one sequence, and a scan over the team
-// gives its offset in the tile; a sequence that ends behind the tile is continued in the next one. Then each thread
-// computes bytes, whichever sequences they are from: a byte is known (a literal, or a copy of a byte before the tile),
-// or it is a copy of another byte of the tile. Such copies are followed in shared memory, without a barrier, to a known
-// byte.
+// The bytes of a frame are written in tiles of up to 4096 (zstd_tiles.cuh). Each thread computes bytes, whichever
+// sequences they belong to: a byte is known (a literal, or a copy of a byte before the tile), or it is a copy of another
+// byte of the tile. Such copies are followed in shared memory, without a barrier, to a known byte.
 
 #include "decode.cuh"
 #include "execute.cuh"
@@ -16,11 +13,11 @@ constexpr u16 KNOWN = 0x8000;  // and the byte; else the byte of the tile that t
 
 struct ByteTile : Tile { u16 cells[TILE]; };
 
-// Find what each byte of the tile is: known, or a copy. Returns the rows in which a thread's byte is a copy, one bit
-// each. There is no branch for a byte, so that the loads of a thread's bytes overlap.
+// Find out whether each byte of the tile is known or a copy. Returns a bit for each row in which a thread's byte is a
+// copy. No byte has a branch, so that the loads of a thread's bytes overlap.
 __device__ inline u32 know_bytes(ByteTile &t, const Sink &out, const Literals &literals, u32 size) {
     const u32 pos = static_cast<u32>(out.pos), low = static_cast<u32>(ring_low(out, out.pos + size));
-    const u32 last_row = (size - 1) / LANES, up_to_mine = (2u << lane_id()) - 1, place = ring_place(out, out.pos);
+    const u32 last_row = (size - 1) / LANES, up_to_mine = (2u << lane_id()) - 1, in_ring_at = ring_offset(out, out.pos);
     const u32 mask = out.ring_size - 1;
     u32 copies = 0;
 #pragma unroll 1
@@ -29,20 +26,14 @@ __device__ inline u32 know_bytes(ByteTile &t, const Sink &out, const Literals &l
 #pragma unroll
         for (u32 k = 0; k < AT_ONCE; ++k) {
             const u32 row = (first + k) * TEAM_WARPS + warp_id(), byte = row * LANES + lane_id();
-            const u32 shown = row < last_row ? row : last_row;
-            const Run run = t.runs[t.before[shown] + bits_set(t.heads[shown] & up_to_mine) - 1];
-            const u32 within = byte - (run.span & 0xffff), run_literals = run.span >> 16;
-            const bool literal = within < run_literals;
-            // A match that overlaps itself repeats its first `offset` bytes, which are fewer copies away from a known
-            // byte. The product is exact enough, since a tile has 2^12 bytes.
-            const u32 in_match = literal ? 0 : within - run_literals;
-            const u32 repeats = __float2uint_rz((static_cast<float>(in_match) + 0.5f) * run.inverse);
-            const u32 back = repeats * run.offset + run.offset, from = pos + byte - back;
+            const Origin origin = origin_of(t, byte, row < last_row ? row : last_row, up_to_mine);
+            const bool literal = origin.literal;
+            const u32 back = origin.back, from = pos + byte - back;
             const bool before = !literal && back > byte, near = from >= low, mine = byte < size;
-            const u8 *memory = literal ? literals.from + ((run.at + within) & literals.mask) : out.out + from;
+            const u8 *memory = literal ? literals.from + (origin.at & literals.mask) : out.out + from;
             in_memory[k] = in_ring[k] = 0;
             if (mine && (literal || (before && !near))) in_memory[k] = load_written(memory);
-            if (mine && before && near) in_ring[k] = out.ring[(place + byte - back) & mask];
+            if (mine && before && near) in_ring[k] = out.ring[(in_ring_at + byte - back) & mask];
             cell[k] = literal || before ? KNOWN : byte - back;
         }
 #pragma unroll
@@ -51,7 +42,7 @@ __device__ inline u32 know_bytes(ByteTile &t, const Sink &out, const Literals &l
             if (byte >= size) continue;
             const u32 value = in_memory[k] | in_ring[k];  // one of them, or none
             t.cells[byte] = static_cast<u16>(cell[k] | value);
-            if (cell[k] & KNOWN) out.ring[(place + byte) & mask] = static_cast<u8>(value);
+            if (cell[k] & KNOWN) out.ring[(in_ring_at + byte) & mask] = static_cast<u8>(value);
             else copies |= 1u << (first + k);
         }
     }

@@ -1,4 +1,4 @@
-// What the kernels of Zstandard (RFC 8878) hand to each other: frames, blocks, sequences, and the memory between them.
+// Records that the kernels of Zstandard (RFC 8878) share: frames, blocks and sequences.
 
 enum BlockType { RAW = 0, REPEATED = 1, COMPRESSED = 2 };
 enum LiteralsType { RAW_LITERALS = 0, ONE_LITERAL = 1, NEW_TREE = 2, OLD_TREE = 3 };
@@ -24,9 +24,9 @@ struct Block {
     u32 sequences, tables_head;  // sequences, and where in the content the descriptions of tables begin
     int modes;
     i64 tree, table[3];    // blocks that describe the tables in use; -1: none
-    u32 last_offsets[3];   // behind the block, as a function of those before it; zstd_places: those before it
+    u32 last_offsets[3];   // behind the block, as a function of those before it; zstd_offsets: those before it
     u32 decoded;           // bytes that it decodes to
-    u32 begin, kept;       // by zstd_places: its first byte in the frame, and that of the first block of its group
+    u32 begin, kept;       // by zstd_offsets: its first byte in the frame, and that of the first block of its group
 };
 static_assert(sizeof(Block) == 128, "as in plan/decode/workspace.py");
 

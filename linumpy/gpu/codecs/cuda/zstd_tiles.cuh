@@ -32,7 +32,7 @@ struct Literals {
     __device__ u8 operator[](u64 i) const { return load_once(from + (i & mask)); }
 };
 
-// Where a block's sequences are, and how far they are carried out. The same in all threads.
+// The sequences of a block, and how many of them are executed. The same in all threads.
 struct Cursor {
     const u64 *sequences;
     u32 count, next;  // of all, and the one that the next tile begins with
@@ -60,16 +60,15 @@ __device__ inline u64 team_sum(Tile &t, u64 mine, u64 &all) {
     all = 0;
 #pragma unroll
     for (int warp = 0; warp < TEAM_WARPS; ++warp) {
-        const u64 one = t.sums[warp];
-        if (warp < warp_id()) before += one;
-        all += one;
+        const u64 of_warp = t.sums[warp];
+        if (warp < warp_id()) before += of_warp;
+        all += of_warp;
     }
     return sum + before;
 }
 
-// Cut the next tile, which begins `pos` bytes behind the frame's first one and has at most `capacity` bytes: write down
-// its sequences, and where the tile after it begins. Returns its bytes; 0 where a sequence leaves its bounds. Moves the
-// cursor.
+// Cut the next tile, which begins at byte `pos` of the frame and has at most `capacity` bytes: store its sequences, and
+// the beginning of the tile after it. Returns its size, or 0 if a sequence exceeds its bounds. Advances the cursor.
 __device__ inline u32 cut_tile(Tile &t, u64 pos, u64 capacity, Cursor &c, u64 word, const u32 *last,
                                u32 block_literals) {
     const u32 rank = threadIdx.x;
@@ -87,7 +86,7 @@ __device__ inline u32 cut_tile(Tile &t, u64 pos, u64 capacity, Cursor &c, u64 wo
     bool wrong = used && taken + literals > block_literals;
     wrong |= used && match && (offset == 0 || offset > pos + begin + literals);
     if (used) {
-        const u32 shown = literals < 0xffff ? literals : 0xffff;  // more than a tile are as good as all
+        const u32 shown = literals < 0xffff ? literals : 0xffff;  // any number beyond a tile has the same effect
         t.runs[rank] = Run{begin | shown << 16, taken, offset, __fdividef(1.0f, static_cast<float>(offset))};
         atomicAdd(t.heads + begin / LANES, 1u << begin % LANES);
         const u32 rows = (end < size ? end : size - 1) / LANES;
@@ -104,6 +103,23 @@ __device__ inline u32 cut_tile(Tile &t, u64 pos, u64 capacity, Cursor &c, u64 wo
     if (any_in_team(wrong || size > capacity)) return 0;
     c = Cursor{c.sequences, c.count, t.next, t.literals, t.match, t.taken};
     return size;
+}
+
+// The origin of a byte of the tile: a literal at `at`, or a copy of the byte that is `back` bytes before it.
+struct Origin {
+    bool literal;
+    u32 at, back;
+};
+// `row` is the byte's row, or the last one of the tile; `up_to_mine` has a bit for each lane up to this one.
+__device__ inline Origin origin_of(const Tile &t, u32 byte, u32 row, u32 up_to_mine) {
+    const Run run = t.runs[t.before[row] + bits_set(t.heads[row] & up_to_mine) - 1];
+    const u32 within = byte - (run.span & 0xffff), run_literals = run.span >> 16;
+    const bool literal = within < run_literals;
+    // A match that overlaps itself repeats its first `offset` bytes, which are fewer copies away from a known byte. The
+    // product is exact enough, since a tile has 2^12 bytes.
+    const u32 in_match = literal ? 0 : within - run_literals;
+    const u32 repeats = __float2uint_rz((static_cast<float>(in_match) + 0.5f) * run.inverse);
+    return {literal, run.at + within, repeats * run.offset + run.offset};
 }
 
 __device__ inline void clear_heads(Tile &t) {

@@ -1,4 +1,11 @@
-// Sample an image on a grid under an affine map, directly (`affine`) or through shared memory (`affine_brick`).
+// Sample an image on the grid of an affine map, directly (`affine`) or through shared memory (`affine_brick`).
+//
+// The brick of the image that a tile of the output needs is found by interval arithmetic. Of each eight columns of a row
+// only those planes are fetched that the inverse map needs, so that the corners of a rotated brick are not read. Rows of a
+// brick are 8 more or less than a multiple of 32 apart, so that the 8 × 4 points of a warp do not meet in a bank if the map
+// is near the identity. Maps whose brick would be too large (strong shrinking, a rotation by a right angle) are sampled
+// directly. The coordinates of a point depend on its voxel's index in the whole output alone, so that a block equals that
+// part of the whole bit for bit, for orders 0 and 1.
 //
 // Definitions: those of sampling.cuh, TARGET, TILE_X, THREADS (of a block), MARCH (voxels of a thread), TOGETHER (of those,
 // at a time, where there is a brick), BLOCKS (of a multiprocessor, at least), and WARP_X (lanes of a warp along x: 32 or 8)
@@ -27,8 +34,7 @@ struct Affine {
 #endif
 };
 
-// The point of a voxel depends on its number in the whole output and on nothing else: not on where a block starts, nor
-// on which thread makes it.
+// The point of a voxel depends on its index in the whole output alone, neither on the block nor on the thread.
 struct Grid {
     double x, y, z;
     double fixed[3];  // the part of a point that does not change on the march, as a fixed-point number
@@ -42,7 +48,7 @@ struct Grid {
             if (RANK == 3) fixed[a] = __fma_rn(how.matrix[a][1], y, fixed[a]);
         }
     }
-    // In SciPy's order of operations, `k` voxels on along the slowest axis.
+    // In SciPy's order of operations; `k` voxels further along the slowest axis.
     __device__ __forceinline__ double exactly(const Affine &how, int a, int k) const {
         double c = how.shift[a];
         if (RANK == 3) c = __dadd_rn(c, __dmul_rn(z + k, how.matrix[a][0]));
@@ -63,8 +69,8 @@ struct Grid {
 typedef decltype(locate(0.0, COMPUTE())) Point;
 
 #if ORDER == 0
-// The number in the box of the voxel that is nearest to an inner point, `k` voxels on; the same one as by `locate_all`: half
-// a voxel is a whole number of the steps of a fixed-point number.
+// The index in the box of the voxel nearest to an inner point, `k` voxels further; the same as by `locate_all`, since half
+// a voxel is a whole number of steps of a fixed-point number.
 __device__ __forceinline__ INDEX nearest_voxel(const Affine &how, const Grid &grid, const Inside<Point::BIAS> &inside,
                                                int k) {
     Point at[3];
@@ -81,8 +87,8 @@ __device__ __forceinline__ INDEX nearest_voxel(const Affine &how, const Grid &gr
 }
 #endif
 
-// Whether a point is so far outside that it is the constant value, whatever rounding does. Points of which `locate` knows
-// nothing lie outside too, where the image ends before them.
+// Whether a point is far enough outside to have the constant value, whatever the rounding. Includes points beyond the
+// range of `locate`, if the image ends before that.
 __device__ __forceinline__ bool is_far_outside(const Affine &how, const Point *at) {
     bool outside = false;
 #pragma unroll
@@ -114,8 +120,8 @@ __device__ __forceinline__ int row_in_tile() {
 }
 
 #ifndef PITCH
-// A thread makes MARCH voxels, one after another along the slowest axis. Points move one way on that march: where the
-// first and the last are inner ones, so are all.
+// A thread computes MARCH voxels along the slowest axis. Their points are monotonic: if the first and the last are inner
+// ones, all are.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     affine(const SOURCE *__restrict__ data, TARGET *__restrict__ target, const Affine how) {
 #if BATCH
@@ -164,12 +170,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     }
 }
 #else
-constexpr int CHUNKS = PITCH / 4, ROWS = THREADS / CHUNKS;  // of four voxels; rows brought at a time
+constexpr int CHUNKS = PITCH / 4, ROWS = THREADS / CHUNKS;  // of four voxels; rows fetched at a time
 
 struct alignas(sizeof(SOURCE) < 4 ? 4 * sizeof(SOURCE) : 16) Four { SOURCE voxel[4]; };
 struct alignas(16) FourHeld { COMPUTE voxel[4]; };
 
-// Copy four voxels into shared memory. Those that need no conversion are not waited for, see `arrived`.
+// Copy four voxels into shared memory; asynchronously if they need no conversion, see `arrived`.
 __device__ __forceinline__ void bring(FourHeld *to, const float *from, float) {
 #if __CUDA_ARCH__ >= 800
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(static_cast<unsigned>(__cvta_generic_to_shared(to))),
@@ -191,15 +197,15 @@ __device__ __forceinline__ void arrived() {
     __syncthreads();
 }
 
-// Where a tile's brick lies in the box, and how far it begins from the point of the tile's first voxel.
+// The first voxel of a tile's brick, in the box and relative to the point of the tile's first voxel.
 struct Corner {
     int first[3];
     float from_point[3];
 };
 
-// The planes of the brick in which eight columns of a row are needed by any point of the tile. Such a point is less than
-// (ORDER + 1) / 2 voxels away from them along each axis; its voxel's number, by the inverse map, lies in the tile. Eight,
-// since memory gives 32 bytes at a time: those who bring them go from plane to plane together.
+// The planes of the brick in which any point of the tile needs eight columns of a row. Such a point is less than
+// (ORDER + 1) / 2 voxels away from them along each axis; its voxel, by the inverse map, lies in the tile. Eight, because
+// a memory transaction has 32 bytes: the threads that fetch them march through the planes together.
 __device__ __forceinline__ void needed_planes(const Affine &how, const Corner &corner, int q, int column, int *begin,
                                               int *end) {
     const float z = corner.from_point[0], y = corner.from_point[1] + q;
@@ -209,22 +215,22 @@ __device__ __forceinline__ void needed_planes(const Affine &how, const Corner &c
 #pragma unroll
     for (int a = 0; a < 3; ++a) {
         const float *m = how.inverse[a];
-        const float at = m[0] * z + m[1] * y + m[2] * x;  // the voxel's number in the first plane; m[0] more in each
+        const float at = m[0] * z + m[1] * y + m[2] * x;  // the voxel's index in the first plane; m[0] more in each
         const float least = -how.slack[a] - at, most = size[a] - 1 + how.slack[a] - at;
         if (how.per[a] == 0) {
             if (least > 0 || most < 0) high = -1;
         } else {
-            const float one = least * how.per[a], other = most * how.per[a];
-            low = fmaxf(low, fminf(one, other));
-            high = fminf(high, fmaxf(one, other));
+            const float enter = least * how.per[a], leave = most * how.per[a];
+            low = fmaxf(low, fminf(enter, leave));
+            high = fminf(high, fmaxf(enter, leave));
         }
     }
     *begin = static_cast<int>(ceilf(low - 0.01f));
     *end = static_cast<int>(floorf(high + 0.01f)) + 1;
 }
 
-// Bring the part of a brick that is needed into shared memory. Beyond the image lies its edge, which nobody looks at. A
-// thread brings four columns of a row in plane after plane.
+// Fetch the needed part of a brick into shared memory; voxels beyond the image are unused copies of its edge. A thread
+// fetches four columns of a row, plane after plane.
 __device__ __forceinline__ void fetch(const SOURCE *__restrict__ data, const Affine &how, const Corner &corner,
                                       COMPUTE *brick) {
     const int chunk = static_cast<int>(threadIdx.x % CHUNKS), row = static_cast<int>(threadIdx.x / CHUNKS);
@@ -253,12 +259,10 @@ __device__ __forceinline__ void fetch(const SOURCE *__restrict__ data, const Aff
     }
 }
 
-// Points of a tile, as they are computed, are this near to those of exact numbers.
+// Bound of the rounding errors of the points of a tile.
 constexpr double NEAR = 1e-6;
 
-// As `affine` for three axes, with all voxels that a tile of the output needs brought into shared memory first. PITCH is 8
-// more than a multiple of 32: the four rows of a warp's eight columns then lie in different banks, as far as the map is
-// near to the identity.
+// As `affine` for three axes, with all voxels that a tile of the output needs fetched into shared memory first.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     affine_brick(const SOURCE *__restrict__ data, TARGET *__restrict__ target, const Affine how) {
 #if BATCH
@@ -267,7 +271,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 #endif
     extern __shared__ FourHeld fours[];
     COMPUTE *brick = fours->voxel;
-    __shared__ Corner found;
+    __shared__ Corner shared_corner;
     const Image &image = how.image;
     const Tile tile = TILE_OF_BLOCK(how);
     const int x0 = tile.x * TILE_X, y0 = tile.y * TILE_Y, z0 = tile.z * MARCH;
@@ -277,12 +281,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         const double least = point - NEAR + fmin(0.0, m[0] * (MARCH - 1)) + fmin(0.0, m[1] * (TILE_Y - 1)) +
                              fmin(0.0, m[2] * (TILE_X - 1));
         const int down = static_cast<int>(floor(fmin(fmax(least, -1e9), 1e9))) - BEFORE;
-        found.first[a] = a == 2 ? down & ~3 : down;
-        found.from_point[a] = static_cast<float>(found.first[a] - point);
+        shared_corner.first[a] = a == 2 ? down & ~3 : down;
+        shared_corner.from_point[a] = static_cast<float>(shared_corner.first[a] - point);
     }
     __syncthreads();
-    // In registers: in shared memory it would be read again after every store to the brick.
-    const Corner corner = found;
+    // In registers: from shared memory it would be read again after every store to the brick.
+    const Corner corner = shared_corner;
     bool any = true;  // of the brick's voxels in the box
 #pragma unroll
     for (int a = 0; a < 3; ++a) any = any && corner.first[a] < image.box[a] && corner.first[a] + how.brick[a] > 0;
@@ -296,7 +300,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     const int left = how.shape[0] - z0;
     const INDEX step = static_cast<INDEX>(how.shape[1]) * how.shape[2];
     TARGET *to = target + ((static_cast<int64>(z0) * how.shape[1] + y) * how.shape[2] + x);
-    // Where the brick begins, as `inside.origin`; and its last voxels that a point may begin at.
+    // The brick's first voxel, as `inside.origin`; and the range of first voxels of points.
     unsigned begin[3], limits[3];
 #pragma unroll
     for (int a = 0; a < 3; ++a) {

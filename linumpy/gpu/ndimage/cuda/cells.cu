@@ -1,4 +1,4 @@
-// Copy an image of three axes into an order where small cells lie together (see cells.cuh).
+// Copy an image of three axes into cells (see cells.cuh).
 //
 // Definitions: UNIT (an unsigned integer as wide as a voxel), INDEX, CELL_Z, CELL_Y, CELL_X.
 #include "number.cuh"

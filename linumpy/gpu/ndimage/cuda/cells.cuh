@@ -1,6 +1,5 @@
-// The order of voxels in a copy of an image where small cells lie together, 2^CELL_Z × 2^CELL_Y × 2^CELL_X voxels each. A point
-// anywhere in a large image then touches fewer lines of memory than in rows. A voxel's number is a sum of one number for
-// each axis.
+// The memory layout of a copy of an image in cells of 2^CELL_Z × 2^CELL_Y × 2^CELL_X voxels. A point anywhere in a large
+// image touches fewer cache lines than in rows. The offset of a voxel is a sum of one number for each axis.
 constexpr int CELL = CELL_Z + CELL_Y + CELL_X;
 
 __device__ __forceinline__ INDEX in_cells_z(unsigned z, INDEX plane) {

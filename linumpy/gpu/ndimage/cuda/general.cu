@@ -1,5 +1,6 @@
-// Sample an image of any number of axes, on a grid under an affine map or at given coordinates, in double precision: for
-// what points.cu and affine.cu do not take. A thread makes one sample.
+// Sample an image of any number of axes, on the grid of an affine map or at given coordinates, in double precision: for
+// calls that points.cu and affine.cu do not support (one axis, four and more mixed axes, maps that are not square). One
+// thread for each sample; not tuned.
 //
 // Definitions: those of boundary.cuh, SOURCE, TARGET, RANK (of the image), AFFINE (1 for a map), OUT_RANK (of the grid),
 // COORDINATE (float or double), THREADS (of a block), INDEX (int or int64, of the image). Never a shape.
@@ -21,7 +22,7 @@ struct Request {
 #endif
 };
 
-// What a sample takes along one axis: voxels by their offset in the box, -1 for what is `outside`.
+// The voxels of a sample along one axis, by their offset in the box, or -1 for the value `outside`.
 struct Taps {
     INDEX offset[TAPS];
     double weight[TAPS];
@@ -35,9 +36,9 @@ __device__ double sum_from(const SOURCE *__restrict__ data, const Taps *taps, IN
         double sum = 0;
         for (int k = 0; k < TAPS; ++k) {
             const INDEX offset = taps[AXIS].offset[k];
-            const double rest =
+            const double inner =
                 sum_from<AXIS + 1>(data, taps, at + (offset < 0 ? 0 : offset), there && offset >= 0, outside);
-            sum = fused(taps[AXIS].weight[k], rest, sum);
+            sum = fused(taps[AXIS].weight[k], inner, sum);
         }
         return sum;
     }
@@ -74,11 +75,11 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     double c[RANK];
 #if AFFINE
     double voxel[OUT_RANK];
-    int64 rest = p;
+    int64 index = p;
     for (int b = OUT_RANK - 1; b >= 0; --b) {
-        const int64 next = rest / how.shape[b];
-        voxel[b] = static_cast<double>(rest - next * how.shape[b] + how.begin[b]);
-        rest = next;
+        const int64 next = index / how.shape[b];
+        voxel[b] = static_cast<double>(index - next * how.shape[b] + how.begin[b]);
+        index = next;
     }
     for (int a = 0; a < RANK; ++a) {  // in SciPy's order of operations
         c[a] = how.shift[a];

@@ -1,14 +1,24 @@
-// One sample of an image of two or three axes at a point between its voxels: orders 0 to 5, SciPy's boundary modes.
+// Sample an image of two or three axes between its voxels: orders 0 to 5, SciPy's boundary modes.
 //
 // Definitions: those of boundary.cuh, which is included before, SOURCE, COMPUTE (float, or double with WIDE 1), RANK (2 or
-// 3), INDEX (int or int64), and BATCH (1: a stack of images is sampled at the same points, one after another).
+// 3), INDEX (int or int64), and BATCH (1: a stack of images is sampled at the same points).
 //
-// A point whose voxels all lie inside takes the short way (`Inside`); all others take SciPy's rules, in double
-// precision, one voxel at a time (`sample_edge`). Axes are numbered 0, 1, 2 for Z, Y, X at both ranks.
+// The kernels are limited by traffic through the L2 cache, then by the number of loads in flight, then by arithmetic.
+//
+// - All neighbours of a point inside the image (`Inside`): no boundary rule applies. Voxel and fraction come from the bits
+//   of one addition (floats) or one fused multiply-add (affine maps: a fixed-point number with 32 bits of fraction), so
+//   that no branch separates the loads of a thread's points. Small integers are converted to floats in their mantissa.
+// - All other points are marked and computed at the end by SciPy's rules, in double precision (`sample_edge`).
+// - A sample of order n reads n + 1 voxels along each axis: from the voxel below the point at odd orders, around the
+//   nearest voxel at even ones.
+// - A stack is one launch: a block finds its image by a division, and may sample several images at the same points, which
+//   are then read, and brought inside, once. Samples equal those of single images bit for bit.
+//
+// Axes are numbered 0, 1, 2 for Z, Y, X at both ranks.
 
 constexpr int FIRST_AXIS = 3 - RANK;
-// Voxels that a sample reads before and after the one at or below its point. Those before are counted from the point as
-// it is given, so that a pad costs nothing.
+// Voxels that a sample reads before and after the voxel at or below its point. BEFORE includes the pad, so that adding it
+// costs nothing.
 constexpr int BEFORE = ORDER / 2 - PAD;
 constexpr int AFTER = ORDER / 2 + 1;
 
@@ -22,8 +32,8 @@ struct Image {
 __device__ __forceinline__ float mix(float a, float b, float f, float g) { return __fmaf_rn(f, b, __fmul_rn(g, a)); }
 __device__ __forceinline__ double mix(double a, double b, double f, double g) { return f * b + g * a; }
 
-// Where a point lies: the voxel at or below it, `BIAS` higher, and the fraction of a voxel beyond it. Only good where
-// `is_inner` says so: other points may give any voxel, but none that passes for an inner one (see `limit`).
+// The voxel at or below a point, plus `BIAS`, and the fraction beyond it. Valid only if `is_inner`: other points may give
+// any voxel outside the range of `is_inner` (see `limit`).
 template <class C, unsigned B> struct Located {
     static constexpr unsigned BIAS = B;
     unsigned voxel;
@@ -51,19 +61,19 @@ __device__ __forceinline__ Located<double, 0> locate(double c, double) {
 }
 __device__ __forceinline__ Located<double, 0> locate(float c, double) { return locate(static_cast<double>(c), 0.0); }
 
-// First voxels for which all neighbours lie in the box: `voxel - BEFORE - start` below this. Fixed-point points are
-// good below 2^19 voxels, floats below 2^22; what lies beyond takes the long way.
+// All neighbours of a point lie in the box if `voxel - BEFORE - start` is below this. Fixed-point numbers are exact below
+// 2^19 voxels, floats below 2^22; points beyond are computed by `sample_edge`.
 __device__ __forceinline__ unsigned limit(const Image &image, int axis) {
     const int last = image.box[axis] - (BEFORE + PAD) - AFTER;
     const int good = (1 << 19) - BEFORE - image.start[axis];
     return static_cast<unsigned>(max(0, min(last, WIDE ? last : good)));
 }
 
-// What `is_inner` and `first_voxel` need of an image, found once a thread.
+// Values for `is_inner` and `first_voxel`, computed once by each thread.
 template <unsigned BIAS> struct Inside {
     unsigned origin[3], limits[3];  // of the first voxels that are inner ones, `BIAS` higher
     INDEX row, plane;
-    unsigned corner;  // of what a product of biased voxels and steps is too much, modulo 2^32
+    unsigned corner;  // the excess of a product of biased voxels and steps, modulo 2^32
 
     __device__ __forceinline__ explicit Inside(const Image &image)
         : row(image.box[2]), plane(static_cast<INDEX>(image.box[1]) * image.box[2]), corner(0) {
@@ -93,8 +103,8 @@ template <unsigned BIAS> struct Inside {
     }
 };
 
-// Between two voxels along x. Small integers keep the bias that makes floats of them (see Widen) in their difference,
-// which is exact.
+// Interpolate between two voxels along x. The bias that converts small integers to floats (see Widen) cancels in their
+// difference, which is exact.
 template <class C, class S> struct Along {
     static __device__ __forceinline__ C of(S a, S b, C f, C g) {
         return mix(Widen<C, S>::of(a), Widen<C, S>::of(b), f, g);
@@ -110,7 +120,7 @@ template <> struct Along<float, unsigned short> : AlongSmall<unsigned short> {};
 template <> struct Along<float, short> : AlongSmall<short> {};
 
 #if ORDER == 0
-// Whether a voxel can be taken as it is: where a conversion to COMPUTE and back would give the same.
+// Whether a voxel can be copied: a conversion to COMPUTE and back would not change it.
 struct NotAsItIs {
     static constexpr bool value = false;
     template <class T, class S> static __device__ void copy(T *, S) {}
@@ -123,7 +133,7 @@ template <class T> struct AsItIs<T, T> {
 template <> struct AsItIs<int64, int64> : NotAsItIs {};
 template <> struct AsItIs<uint64, uint64> : NotAsItIs {};
 
-// How far the voxel nearest to an inner point is from the first one.
+// Offset of the voxel nearest to an inner point from the first one.
 template <class STEP, class P> __device__ __forceinline__ STEP nearest_inside(const P *at, STEP row, STEP plane) {
     STEP step = at[2].fraction >= COMPUTE(0.5);
     if (at[1].fraction >= COMPUTE(0.5)) step += row;
@@ -180,17 +190,17 @@ __device__ __forceinline__ COMPUTE sum_inside(const VOXEL *first, const P *at, S
 #undef BETWEEN
 }
 
-// A point by SciPy's rules, wherever it lies: NaN and what lies beyond all bounds give `outside` in the constant modes and
-// NaN in the others. Voxels beyond the box (there are none if the box was cut for its points) count as 0.
+// Any point, by SciPy's rules: NaN and infinite coordinates give `outside` in the constant modes and NaN in the others.
+// Voxels beyond the box (none, if the box was planned for its points) count as 0.
 struct Edge {
-    INDEX offset[3][TAPS];  // of a voxel in the box; -1 for what is `outside`
+    INDEX offset[3][TAPS];  // of a voxel in the box; -1 for the value `outside`
     COMPUTE weight[3][TAPS];
 
-    // False where the point is nowhere, see `nowhere`.
+    // False for a point without a position, see `nowhere`.
     __device__ __forceinline__ bool find(double c0, double c1, double c2, const Image &image) {
         const double point[3] = {c0, c1, c2};
         for (auto &axis : offset)
-            for (INDEX &one : axis) one = 0;
+            for (INDEX &tap : axis) tap = 0;
         weight[0][0] = 1;
         INDEX step = 1;
 #pragma unroll
@@ -243,27 +253,26 @@ __device__ __noinline__ COMPUTE sample_edge(const SOURCE *__restrict__ data, dou
     return edge.find(c0, c1, c2, image) ? edge.sum(data, outside) : nowhere(outside);
 }
 
-// a / b, rounded as a division is, of 1 / b: where it is not finite, the plain product.
+// a / b by 1 / b, correctly rounded as a division; the plain product where that is not finite.
 __device__ __forceinline__ double quotient(double a, double b, double inverse) {
-    const double near = __dmul_rn(a, inverse), rest = __fma_rn(-near, b, a);
-    return fabs(rest) <= 1.7976931348623157e308 ? __fma_rn(rest, inverse, near) : near;
+    const double near = __dmul_rn(a, inverse), remainder = __fma_rn(-near, b, a);
+    return fabs(remainder) <= 1.7976931348623157e308 ? __fma_rn(remainder, inverse, near) : near;
 }
 
-// Tiles of a grid of blocks. A grid of three axes needs no division, but is short of blocks along two of them; where it
-// is, `counts` holds the tiles along y and x, and the grid has one axis.
+// Tile of a block. A grid of three axes needs no division, but has few blocks along two of them; if too few, the grid has
+// one axis, and `counts` holds the number of tiles along y and x.
 struct Tile { int z, y, x; };
 #if BATCH
-// Blocks of a stack's images lie one after another; those of an image are numbered along one axis. A block may sample
-// several images at the same points, one after another.
+// The blocks of a stack are numbered along one axis, image after image. A block may sample several images at the same
+// points.
 struct Batch {
     int64 image, target;  // elements of an image, and of its samples
     int blocks;  // of an image
     int images, together;  // of the stack, and of a block
 };
 __device__ __forceinline__ Tile tile_of_block(const int *counts, const Batch &batch) {
-    const unsigned number = blockIdx.x % static_cast<unsigned>(batch.blocks), rest = number / counts[1];
-    return {static_cast<int>(rest / counts[0]), static_cast<int>(rest % counts[0]),
-            static_cast<int>(number % counts[1])};
+    const unsigned number = blockIdx.x % static_cast<unsigned>(batch.blocks), row = number / counts[1];
+    return {static_cast<int>(row / counts[0]), static_cast<int>(row % counts[0]), static_cast<int>(number % counts[1])};
 }
 __device__ __forceinline__ int64 image_of_block(const Batch &batch) {
     return blockIdx.x / static_cast<unsigned>(batch.blocks);
@@ -276,7 +285,7 @@ __device__ __forceinline__ int64 image_of_block(const Batch &batch) {
 #endif
 __device__ __forceinline__ Tile tile_of_block(const int *counts) {
     if (!counts[1]) return {static_cast<int>(blockIdx.z), static_cast<int>(blockIdx.y), static_cast<int>(blockIdx.x)};
-    const unsigned rest = blockIdx.x / counts[1];
-    return {static_cast<int>(rest / counts[0]), static_cast<int>(rest % counts[0]),
+    const unsigned row = blockIdx.x / counts[1];
+    return {static_cast<int>(row / counts[0]), static_cast<int>(row % counts[0]),
             static_cast<int>(blockIdx.x % counts[1])};
 }

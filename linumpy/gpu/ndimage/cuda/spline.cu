@@ -8,15 +8,19 @@
 // The filter is a recursion forwards, c[i] = (1 - z)(1 - 1/z) x[i] + z c[i-1], and one backwards, d[i] = z (d[i+1] - c[i]), of
 // a pole z between -1 and 0 (M. Unser, Splines: a perfect fit for signal and image processing, IEEE Signal Processing
 // Magazine 16(6), 1999). Here c stands for -z times that c, so that a step is one fused multiplication and addition. Both
-// forget: for order 3, |z|^16 < 1e-9 and |z|^32 < 1e-18. So a recursion may begin anywhere, K = MEMORY voxels early and with
-// 0; what lies beyond the ends are voxels of the image again, as the mode has it, and no end needs formulas of its own. Of
-// two poles this holds one after the other: what the first one makes continues at the ends as the image does.
+// forget their start: for order 3, |z|^16 < 1e-9 and |z|^32 < 1e-18. So a recursion may begin anywhere, K = MEMORY voxels
+// early and with 0. Beyond the ends it reads voxels of the image, mapped by the mode, so that the ends need no formulas.
+// With two poles this applies to each in turn: the result of the first continues at the ends as the image does.
 //
-// A thread goes along a line. It keeps K + BLOCK values of c in registers; a step takes in BLOCK voxels and, from the
-// newest value back, gives out those BLOCK that are K voxels older. Each voxel is read once, before the thread writes to
-// it. So lines may be filtered in place: what a line needs of voxels near its far end, to know how the backward
-// recursion goes on there, it reads before it writes any. Where lines are few they are cut into segments, each with its
-// own thread; in place, what segments need of each other is found by `spline_boundaries` before.
+// A thread marches along a line with K + BLOCK values of c in registers. A step reads BLOCK voxels and, by the backward
+// recursion from the newest value, writes the BLOCK voxels that are K older. Each voxel is read once, before it is written,
+// so that lines may be filtered in place; the voxels near a line's far end, where the backward recursion starts, are read
+// before any is written. Few lines are cut into segments, each with its own thread; in place, `spline_boundaries` first
+// computes the values that segments need of each other.
+//
+// Short axes (up to SHORT voxels) are multiplied by SciPy's own filter as a matrix: SciPy's mode `reflect` is inexact on
+// those, and this package gives SciPy's results. Where SciPy pads an image before it filters (`nearest`, `grid-constant`),
+// the kernels read the pad without making it.
 #include "number.cuh"
 #include "elements.cuh"
 
@@ -37,7 +41,7 @@ struct Axis {
     COMPUTE value;
 
     __device__ __forceinline__ int whole() const { return size + 2 * pad; }
-    // A voxel's number from anywhere to [0, whole). Short code: it stands for every voxel of a window.
+    // Map a voxel from anywhere to [0, whole). Short code, because it is inlined for every voxel of a window.
     __device__ __forceinline__ int folded(int p) const {
         const int n = whole(), at_start = fold == WRAP ? n : fold == MIRROR ? 0 : -1;
         const int at_end = fold == WRAP ? -n : fold == MIRROR ? 2 * n - 2 : 2 * n - 1;
@@ -92,7 +96,7 @@ struct Column {
     // Fill the first K of a window with c from voxel p on. Where `given` is not null, it is c before p. Returns that.
     __device__ __forceinline__ COMPUTE begin(const Axis &axis, int p, const COMPUTE *given,
                                              COMPUTE (&window)[WINDOW]) const {
-        constexpr int BATCH = 8;  // all 2 K at once would be more code than the rest
+        constexpr int BATCH = 8;  // all 2 K at once would be too much code
         COMPUTE c = 0, before = 0;
 #pragma unroll 1
         for (int t = given ? 0 : -K; t < K; t += BATCH) {
@@ -107,7 +111,7 @@ struct Column {
         }
         return before;
     }
-    // Take in BLOCK voxels from p on; what lies at `end` and beyond is not looked at.
+    // Read BLOCK voxels from p on, none at `end` or beyond.
     __device__ __forceinline__ void take(const Axis &axis, int p, int end, COMPUTE (&window)[WINDOW]) const {
         COMPUTE x[BLOCK];
         const int i = p - axis.pad;
@@ -127,10 +131,10 @@ struct Column {
     }
 };
 
-// Lines of which neighbours lie side by side: line l begins at (l / count) × in_a + (l % count) × in_b. Thread after thread
-// has line after line, so that a warp reads what is contiguous.
+// Lines that are neighbours in memory: line l begins at (l / count) × in_a + (l % count) × in_b. Consecutive threads have
+// consecutive lines, so that the reads of a warp are contiguous.
 //
-// states: null, or what `spline_boundaries` found.
+// states: null, or the output of `spline_boundaries`.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     spline_columns(const SOURCE *source, TARGET *target, const COMPUTE *states, int size, int pad, int fold,
                    int constant, double value, int segment, int segments, unsigned blocks, int64 lines, int64 count,
@@ -172,9 +176,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     }
 }
 
-// What the segments of a line need of each other: c before each begins, and d where it ends.
+// The values that the segments of a line need of each other: c before each, and d at its end.
 //
-// states: 2 × (segments + 1) × lines. Threads side by side have lines side by side.
+// states: 2 × (segments + 1) × lines. Consecutive threads have consecutive lines.
 extern "C" __global__ void __launch_bounds__(THREADS)
     spline_boundaries(const SOURCE *source, COMPUTE *states, int size, int pad, int fold, int constant, double value,
                       int segment, int segments, unsigned blocks, int64 lines, int64 count, int64 in_a, int64 in_b,
@@ -188,12 +192,12 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     COMPUTE window[WINDOW] = {};
     const int p = number == segments ? axis.whole() : number * segment;
     states[number * lines + line] = column.begin(axis, p, nullptr, window);
-    // The end of segment i is found beside the beginning of segment i + 1.
+    // The end of segment i is computed with the beginning of segment i + 1.
     if (number > 0) states[(segments + number) * lines + line] = first_made(window);
 }
 
-// 32 rows of a warp, contiguous along the axis. Rows are read and written whole warps side by side; each lane has a row of
-// its own to filter, and they change over in shared memory.
+// 32 rows of a warp, contiguous along the axis. A warp reads and writes along rows; each lane filters one row. Shared
+// memory transposes between the two.
 struct Rows {
     static constexpr int AT_ONCE = 32 / BLOCK;  // rows that one access of a warp reaches
     const SOURCE *from;
@@ -201,7 +205,7 @@ struct Rows {
     int count;  // of rows: 32, fewer in the last warp
     COMPUTE (*tile)[BLOCK + 1];  // odd, so that lanes find different banks
 
-    // Bring BLOCK voxels of each row into the tile; `p` is the point, in [0, whole), of this lane's voxels.
+    // Load BLOCK voxels of each row into the tile; `p`, in [0, whole), is the column of this lane's voxels.
     __device__ __forceinline__ void fetch(const Axis &axis, int p) const {
         const int lane = threadIdx.x % 32, column = lane % BLOCK, row = lane / BLOCK;
         const SOURCE *const here = from + axis.voxel(p);
@@ -239,7 +243,7 @@ struct Rows {
     }
 };
 
-// As `spline_columns`, of rows that lie one after another.
+// As `spline_columns`, for rows that are contiguous in memory.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     spline_rows(const SOURCE *source, TARGET *target, const COMPUTE *states, int size, int pad, int fold, int constant,
                 double value, int segment, int segments, unsigned blocks, int64 lines, int64 in_pitch,

@@ -1,5 +1,6 @@
-// Take voxels as they are, by a table for each axis: out[i, j, k] = in[planes[i] + rows[j] + columns[k]], or `outside`
-// where one of the three is negative.
+// Copy the nearest voxels by a table of offsets for each axis: out[i, j, k] = in[planes[i] + rows[j] + columns[k]], or
+// `outside` where one of the three is negative. SciPy computes the tables (from numbers in place of voxels), so that ties
+// are decided as it does. Every voxel is read and written once, whatever its dtype.
 //
 // Definitions: UNIT (as wide as a voxel), PACK (columns of a thread, one load apart), MARCH (rows of a thread). Never a shape.
 #include "number.cuh"
@@ -25,7 +26,7 @@ extern "C" __global__ void __launch_bounds__(LANES *WARPS)
     for (int k = 0; k < MARCH; ++k) row[k] = rows[min(y + k * WARPS, height - 1)];
     const UNIT nothing = *outside;
     UNIT *const to = out + static_cast<int64>(plane) * height * width + x;
-    // What lies outside is loaded too, from somewhere in the image: without branches all loads are under way at once.
+    // Voxels outside are loaded from anywhere in the image and replaced: without branches all loads are in flight at once.
     Packed values[MARCH];
 #pragma unroll
     for (int k = 0; k < MARCH; ++k) {

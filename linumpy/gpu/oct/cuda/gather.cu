@@ -1,4 +1,4 @@
-// Shift each A-line of a mosaic along depth by what its tile says of it: one gather, each voxel written once.
+// Shift each A-line of a mosaic along depth by the shift of its position in a tile: one gather, each voxel written once.
 //
 // Compiled for SOURCE (type of a voxel; where nothing is computed, an unsigned integer of its size), LINEAR (0: whole
 // shifts, 1: fractions, between two voxels, computed in ACC), BEYOND (what is taken from beyond an A-line, 0: the fill
@@ -9,7 +9,7 @@
 #include "number.cuh"
 
 constexpr int MARCH = 8;  // voxels of a thread; all are fetched before the first is stored
-constexpr int FAR = 1 << 30;  // shifts beyond any volume, and those that are no number, are taken as this one
+constexpr int FAR = 1 << 30;  // stands for shifts beyond any volume, and NaN
 
 #if LINEAR
 typedef float Shift;

@@ -1,11 +1,34 @@
-// Find the surface of tissue: logarithm and lateral mean, then the derivative along depth and the voxel of its maximum.
+// Find the tissue surface: logarithm and lateral mean, then the derivative along depth and the voxel of its maximum.
+//
+// Two kernels with one float32 volume between them, cut into slabs of 512 MiB. The memory order of the volume chooses:
+//
+// - A lateral axis is contiguous (`mean_tile`, `steepest_columns`): a block loads the logarithms of a tile of 32 × 64
+//   voxels and its rim into shared memory and sums along both axes there. Then a thread walks down each A-line, 8 voxels
+//   at a step, with the voxels of its Gaussian in registers.
+// - Depth is contiguous (`mean_along`, `steepest_lines`): the mean along one lateral axis, lanes along depth. Then a block
+//   loads the other mean of eight A-lines into shared memory, and a warp finds the maximum of each.
+// - Smoothing over more than 41 voxels, or A-lines that exceed shared memory: three passes (`mean_along` twice).
+//
+// interface_march.cu has the first two for common window sizes. Pairs of voxels above and below are subtracted before they
+// are weighted, so that a constant A-line has a profile of exact zeros, as in SciPy.
+//
+// Zero has no logarithm. With LOG 1 it is 0 (the logarithm of 1), so that the surface depends on the unit. With LOG 2 it is
+// two standard deviations and 1 below the mean logarithm of the positive voxels of a sample on a regular grid: one block of
+// `log_of_zero` writes it where the other kernels read it, without the host, and the surface is the same in every unit.
+//
+// Steep surfaces: a mean over s voxels spreads a step of slope m over m·s voxels of depth. Where no edge stands out,
+// `look_again` takes a mean over 3 × 3 A-lines and a Gaussian twice as wide along depth. In a short A-line the profile is
+// a poor estimate of the noise, so the edge must also be `min_contrast` times the noise of differences of neighbouring
+// voxels. An A-line without an edge is 0 if its first smoothed voxel exceeds the mean of the line by as much (tissue from
+// the first voxel on, with attenuation), infinity if its smoothed voxels vary four times as much as noise, else NaN: no
+// tissue.
 //
 // Compiled for SOURCE (type of a voxel), LOG (0: intensity itself, 1: its logarithm, 2: with what `log_of_zero` gives for
 // voxels without one), CUTTING (0, 1: the rule for cutting errors) and EDGE (0: the voxel of the largest derivative, 1: the
 // depth of the edge), never for a shape. Strides are in elements. Lateral axes are called a (outer) and b (inner).
 //
-// A mean of s voxels covers those from s / 2 before to s - 1 - s / 2 after. Eight neighbouring means are taken from
-// sums that are only ever added to, so that neither a running sum drifts nor one bright voxel spoils those after it.
+// A mean of s voxels covers s / 2 voxels before and s - 1 - s / 2 after. Eight neighbouring means share partial sums that
+// are only added to: a running sum would drift, and one bright voxel would change all means after it.
 
 #include "number.cuh"
 #include "interface.cuh"
@@ -23,7 +46,7 @@ template <class Value> __device__ inline void window_sums(Value value, int s, fl
         }
         return;
     }
-    // What all windows share, then what each has before and after it.
+    // The values that all windows share, then those before and after it.
     float before[GROUP - 1];
 #pragma unroll
     for (int k = 0; k < GROUP - 1; ++k) before[k] = value(k);
@@ -332,9 +355,7 @@ extern "C" __global__ void __launch_bounds__(SAMPLE_THREADS)
 }
 
 #if EDGE
-// The second look, a thread per A-line: those whose edge stands out return at once. A mean over s x s voxels, fewer than
-// before, spreads a steep edge over fewer voxels of depth; weights of a wider Gaussian make up for its noise. What is
-// not found so is 0 where intensity falls from the first voxel on, infinity where the line is not noise, else NaN.
+// The second look, one thread for each A-line; A-lines whose edge stands out return at once.
 extern "C" __global__ void __launch_bounds__(256)
     look_again(const SOURCE *__restrict__ vol, float *scratch, float *__restrict__ surface,
                float *__restrict__ contrast, const float *__restrict__ weights, const float *__restrict__ smoothing,

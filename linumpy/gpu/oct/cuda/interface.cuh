@@ -1,8 +1,7 @@
-// What both ways of finding the surface share. Included by name after number.cuh: see linumpy.gpu.kernels.
+// Shared by interface.cu and interface_march.cu. Included by name after number.cuh: see linumpy.gpu.kernels.
 constexpr int GROUP = 8;
 
-// What voxels that are not positive have instead of a logarithm: 0 with LOG 1; with LOG 2 what `log_of_zero` wrote, so
-// that a volume in other units has the same surface.
+// The value for voxels without a logarithm (not positive): 0 with LOG 1, the output of `log_of_zero` with LOG 2.
 __device__ inline float zero_log(const float *written) { return LOG == 2 ? *written : 0.0f; }
 
 __device__ inline float intensity(SOURCE v, float zero) {
@@ -14,7 +13,7 @@ __device__ inline float intensity(SOURCE v, float zero) {
 #endif
 }
 
-// A voxel and its profile. The larger one is chosen; of equal ones the first.
+// A voxel and its profile. The larger profile is chosen; of equal ones the first.
 struct Candidate {
     float value;
     int at;
@@ -23,15 +22,15 @@ __device__ inline void choose(const Candidate &other, float &value, int &at) {
     if (other.value > value || (other.value == value && other.at < at)) value = other.value, at = other.at;
 }
 
-// What a kernel writes for each A-line: a voxel, or with EDGE a depth between voxels, NaN where there is no edge.
+// The output for each A-line: a voxel, or with EDGE a depth between voxels, NaN without an edge.
 #if EDGE
 typedef float Depth;
-constexpr float STRUCTURE = 4.0f;  // a line whose variance is so many times the one that noise would have is not noise
+constexpr float STRUCTURE = 4.0f;  // minimum variance of a line that is not noise, relative to that of noise
 #else
 typedef int Depth;
 #endif
 
-// What decides on the surface besides the profile.
+// Parameters of the surface.
 struct Rule {
     double half_s_z;  // added to the voxel of the largest profile, without EDGE
     float width;  // voxels over which a step's profile has the energy of its peak: s_z times the root of pi

@@ -1,12 +1,12 @@
-// Find the surface of tissue, marching: a thread goes along an axis and keeps what its window covers in registers, so
-// that every voxel is read once and its logarithm taken once. For common sizes of the window; interface.cu has the rest.
+// Find the tissue surface by marching: a thread walks along an axis with the values of its window in registers, so that
+// every voxel is read once and its logarithm taken once. For common window sizes; interface.cu has the general kernels.
 //
 // Compiled for SOURCE, LOG, CUTTING and EDGE as interface.cu, for S (voxels of the mean, 1 to 32), RADIUS (of the
 // derivative, 1 to 16) and, march_lines, THREADS (of a block, 256 or 512), never for a shape. Strides are in elements. Lateral axes
 // are called a (outer) and b (inner).
 //
-// Eight rows at a time: a march starts S - 1 rows before its first mean; march_lines reads those first, the others
-// store nothing until they have met them.
+// Eight rows at a time: a march starts S - 1 rows before its first mean; march_lines reads those first, the other kernels
+// skip the stores for them.
 
 #include "number.cuh"
 #include "interface.cuh"
@@ -22,7 +22,7 @@ struct Windows {
 #pragma unroll
         for (int k = 0; k < S - 1; ++k) value[k] = value[k + GROUP];
     }
-    // Only ever added to: no sum drifts, and equal values have equal sums.
+    // Only added to: no sum drifts, and equal values have equal sums.
     __device__ void sums(float (&sum)[GROUP]) const {
         if (S < GROUP) {
 #pragma unroll
@@ -33,7 +33,7 @@ struct Windows {
             }
             return;
         }
-        // What all windows share, then what each has before and after it.
+        // The values that all windows share, then those before and after it.
         float total = 0.0f;
 #pragma unroll
         for (int k = GROUP - 1; k < S; ++k) total += value[k];

@@ -4,13 +4,13 @@
 // (elements of one access: as many as alignment allows, 16 bytes at most) and ROWS (1: the axis is the one along which
 // memory runs), never for a shape.
 //
-// The array is (outer, n, inner). A block takes `lanes` vectors of outputs (rows: `lanes` outputs) and `segments`
-// threads for each, which share the axis by turns and are merged in the end; where outputs are few, several blocks
-// share it and merge_partials merges theirs.
+// The array is (outer, n, inner). A block computes `lanes` vectors of outputs (rows: `lanes` outputs) with `segments`
+// threads for each, which take turns along the axis and are merged at the end; for few outputs, several blocks share the
+// axis, and `merge_partials` merges their results.
 
 #include "number.cuh"
 
-constexpr int UNROLL = 8;  // accesses of a thread that are under way at once
+constexpr int UNROLL = 8;  // accesses of a thread in flight
 
 template <class T> struct Kind {
     typedef ACC Sum;

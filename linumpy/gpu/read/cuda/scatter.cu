@@ -74,11 +74,11 @@ extern "C" __global__ void scatter(const SOURCE_T *__restrict__ source, const in
 
     const unsigned first = (blockIdx.x % blocks_per_box) * blockDim.x * PER_THREAD + threadIdx.x;
     TARGET_T value[PER_THREAD];
-    int64 place[PER_THREAD];
+    int64 target_index[PER_THREAD];
 #pragma unroll
     for (int k = 0; k < PER_THREAD; ++k) {
         unsigned rest = first + k * blockDim.x;
-        place[k] = -1;
+        target_index[k] = -1;
         if (rest >= total) continue;
         int64 from = row[0], to = 0;
 #pragma unroll
@@ -91,9 +91,9 @@ extern "C" __global__ void scatter(const SOURCE_T *__restrict__ source, const in
         from += rest * source_stride[0];
         to += rest * target_stride[0];
         value[k] = filling ? fill : fetch(source + from);
-        place[k] = to;
+        target_index[k] = to;
     }
 #pragma unroll
     for (int k = 0; k < PER_THREAD; ++k)
-        if (place[k] >= 0) target[place[k]] = value[k];
+        if (target_index[k] >= 0) target[target_index[k]] = value[k];
 }

@@ -1,22 +1,30 @@
-// Axes of an image resampled by tables of weights: out[i] = sum over the window of i of weight * in.
+// Resample axes of an image by tables of weights: out[i] = sum over the window of i of weight * in.
 //
-// `planes` takes the last two axes at once: a thread marches down columns of the image with the sums of OUTPUTS rows of
-// the result in registers, into a tile in shared memory, which the block then resamples along X. `along` takes any axis
-// but the last, lanes along what follows it; `along_x` the last where a tile would not fit shared memory. Every sum runs
-// in the order of the axis, so a result does not depend on tiles and launches. What has no weight is left out: it may be
-// NaN.
+// Smoothing and linear interpolation are both linear and separable, so one table of weights for each axis does both. Each
+// voxel of the result has a window of the image, with boundaries folded into it (linumpy/gpu/resize/tables.py). For an axis
+// of tiles, windows jump at the borders of tiles; a group of neighbours across a border reads the span of all its windows.
 //
-// A window lies at [first, first + count) and may leave the axis on either side, by less than its length: it goes on at
-// the other end, as mode grid-wrap asks.
+// - `planes` resamples X and Y at once. A thread marches down PACK (or one) columns of the image with the sums of OUTPUTS
+//   rows of the result in registers, so that every row is loaded once, in its own dtype; the weights of these rows are one
+//   load, the same for all lanes. The sums go to a tile in shared memory, with a gap every 32 columns so that lanes that
+//   read every second or fourth column do not meet in a bank. From there the block resamples along X.
+// - `along` is the same march along any other axis, lanes along the axes after it.
+// - `along_x` resamples X from global memory where a tile would not fit shared memory (an axis shrunk a thousandfold).
 //
-// Definitions: SOURCE, TARGET, COMPUTE (float or double), CLAMP (1: a sum stays within what it is made of, where weights add
-// up to 1: rounding may take it beyond). No sizes of images. For speed alone: OUTPUTS, PACK (elements
-// that a thread loads at once), UNROLL (rows under way at once), BLOCKS (of 256 threads, on a multiprocessor).
+// Every sum is in the order of the axis, so that the result does not depend on tiles and launches. Zero-weight NaNs must not
+// propagate, but neighbours share rows: sums that are not finite are recomputed row by row.
+//
+// A window is [first, first + count) and may leave the axis on either side, by less than its length: it continues at the
+// other end, for mode grid-wrap.
+//
+// Definitions: SOURCE, TARGET, COMPUTE (float or double), CLAMP (1: a sum is clamped to the voxels of its group, where
+// weights add up to 1: rounding may exceed them). No sizes of images. For speed only: OUTPUTS, PACK (elements of one load),
+// UNROLL (rows in flight), BLOCKS (of 256 threads, on a multiprocessor).
 #include "number.cuh"
 #include "elements.cuh"
 
 struct Window { int first, count; };
-// What OUTPUTS neighbours need: rows of the image, and where their weights begin, OUTPUTS of them a row.
+// The rows of the image that OUTPUTS neighbours need, and the first row of their weights.
 struct Group { int first, count, start; };
 
 template <class T, int N> struct alignas(sizeof(T) * N) Pack { T v[N]; };
@@ -33,7 +41,7 @@ __device__ __forceinline__ float greater(float a, float b) { return fmaxf(a, b);
 __device__ __forceinline__ double lesser(double a, double b) { return fmin(a, b); }
 __device__ __forceinline__ double greater(double a, double b) { return fmax(a, b); }
 
-// The least and the greatest of some numbers, NaN apart.
+// Minimum and maximum of numbers, NaN ignored.
 struct Bounds {
     COMPUTE low, high;
     __device__ __forceinline__ void set() {
@@ -56,6 +64,20 @@ __device__ __forceinline__ void read_row(const SOURCE *in, const COMPUTE *weight
     for (int c = 0; c < N; ++c) values[c] = Widen<COMPUTE, SOURCE>::of(here.v[c]);
 }
 
+template <int N> __device__ __forceinline__ void clear(COMPUTE (&sums)[OUTPUTS][N]) {
+#pragma unroll
+    for (int j = 0; j < OUTPUTS; ++j)
+#pragma unroll
+        for (int c = 0; c < N; ++c) sums[j][c] = 0;
+}
+
+template <int N> __device__ __forceinline__ void clamp(const Bounds (&bounds)[N], COMPUTE (&sums)[OUTPUTS][N]) {
+#pragma unroll
+    for (int j = 0; CLAMP && j < OUTPUTS; ++j)
+#pragma unroll
+        for (int c = 0; c < N; ++c) sums[j][c] = bounds[c].hold(sums[j][c]);
+}
+
 // Sums of N columns for the OUTPUTS neighbours of a group.
 template <int N>
 __device__ __forceinline__ void march(const SOURCE *in, int64 stride, int n, Group group, const COMPUTE *table,
@@ -64,10 +86,7 @@ __device__ __forceinline__ void march(const SOURCE *in, int64 stride, int n, Gro
     Pack<COMPUTE, OUTPUTS> w;
     COMPUTE values[N], finite = 0;
     Bounds bounds[N];
-#pragma unroll
-    for (int j = 0; j < OUTPUTS; ++j)
-#pragma unroll
-        for (int c = 0; c < N; ++c) sums[j][c] = 0;
+    clear(sums);
 #pragma unroll
     for (int c = 0; CLAMP && c < N; ++c) bounds[c].set();
 #pragma unroll UNROLL
@@ -80,22 +99,16 @@ __device__ __forceinline__ void march(const SOURCE *in, int64 stride, int n, Gro
 #pragma unroll
             for (int c = 0; c < N; ++c) sums[j][c] += w.v[j] * values[c];
     }
-#pragma unroll
-    for (int j = 0; CLAMP && j < OUTPUTS; ++j)
-#pragma unroll
-        for (int c = 0; c < N; ++c) sums[j][c] = bounds[c].hold(sums[j][c]);
+    clamp(bounds, sums);
     if (!IsFloat<SOURCE>::value) return;
-    // A row that is NaN or infinite spoils neighbours in whose window it is not: 0 times it is NaN. Such sums are rare,
-    // and taken again, more slowly.
+    // A row that is NaN or infinite spoils neighbours whose windows do not contain it: 0 times it is NaN. Such sums are
+    // rare, and recomputed more slowly.
 #pragma unroll
     for (int j = 0; j < OUTPUTS; ++j)
 #pragma unroll
         for (int c = 0; c < N; ++c) finite += sums[j][c] * 0;
     if (finite == 0) return;
-#pragma unroll
-    for (int j = 0; j < OUTPUTS; ++j)
-#pragma unroll
-        for (int c = 0; c < N; ++c) sums[j][c] = 0;
+    clear(sums);
 #pragma unroll 1
     for (int k = 0; k < group.count; ++k) {
         read_row<N>(in + around(group.first + k, n) * stride, weights + k * OUTPUTS, values, w);
@@ -105,10 +118,7 @@ __device__ __forceinline__ void march(const SOURCE *in, int64 stride, int n, Gro
 #pragma unroll
                 for (int c = 0; c < N; ++c) sums[j][c] += w.v[j] * values[c];
     }
-#pragma unroll
-    for (int j = 0; CLAMP && j < OUTPUTS; ++j)
-#pragma unroll
-        for (int c = 0; c < N; ++c) sums[j][c] = bounds[c].hold(sums[j][c]);
+    clamp(bounds, sums);
 }
 
 template <int N>
@@ -126,24 +136,23 @@ __device__ __forceinline__ void column(const SOURCE *in, TARGET *out, Group grou
     }
 }
 
-// (outer, n, inner) -> (outer, m, inner). `packed` where rows begin on PACK elements: an argument, as the shape decides.
+// (outer, n, inner) -> (outer, m, inner). `packed`: rows begin at multiples of PACK elements; it depends on the shape.
 extern "C" __global__ void __launch_bounds__(256, BLOCKS)
     along(const SOURCE *__restrict__ in, TARGET *__restrict__ out, const Group *__restrict__ groups,
           const COMPUTE *__restrict__ table, int64 outer, int n, int m, int64 inner, int packed) {
     const int64 packs = packed ? inner / PACK : inner, count = (m + OUTPUTS - 1) / OUTPUTS;
     const int64 thread = static_cast<int64>(blockIdx.x) * blockDim.x + threadIdx.x;
     if (thread >= packs * count * outer) return;
-    const int64 rest = thread / packs, x = (thread - rest * packs) * (packed ? PACK : 1);
-    const int64 o = rest / count;
-    const int g = static_cast<int>(rest - o * count);
+    const int64 row = thread / packs, x = (thread - row * packs) * (packed ? PACK : 1);
+    const int64 o = row / count;
+    const int g = static_cast<int>(row - o * count);
     in += o * n * inner + x;
     out += o * m * inner + x;
     if (packed) column<PACK>(in, out, groups[g], table, g * OUTPUTS, n, m, inner);
     else column<1>(in, out, groups[g], table, g * OUTPUTS, n, m, inner);
 }
 
-// A column's index in a row of the tile: a gap every 32, so that lanes that read every second or fourth column meet in
-// no bank.
+// A column's index in a row of the tile, with a gap every 32 columns.
 __device__ __forceinline__ int in_tile(int column) { return column + (column >> 5); }
 
 // Rows of the result by columns of the image, N columns a thread.

@@ -49,13 +49,13 @@ def decode_chunk(chain: DecodeChain, stored: bytes | memoryview, out: np.ndarray
     """
     if chain.stored_checksum:
         stored = _without_checksum(stored, "stored bytes")
-    if not (chain.tail or chain.shuffle or chain.host_filter):
+    if not (chain.tail_nbytes or chain.shuffle or chain.host_filter):
         _decompress(chain.compressor, memoryview(stored), out)
         return
-    decoded = np.empty(_filtered_nbytes(chain, len(out)) + chain.tail, np.uint8)
+    decoded = np.empty(_filtered_nbytes(chain, len(out)) + chain.tail_nbytes, np.uint8)
     _decompress(chain.compressor, memoryview(stored), decoded)
     rest = decoded.data
-    if chain.tail:
+    if chain.tail_nbytes:
         rest = _without_checksum(rest, "decoded bytes")
     if chain.host_filter:
         rest = _without_filter(chain.host_filter, rest)

@@ -2,29 +2,54 @@
 
 import dataclasses
 import functools
-from unittest import mock
 
 import numpy as np
 import pytest
-from emulator import COMPILER, Kernel, library
 
+from linumpy.gpu import kernels as gpu_kernels
 from linumpy.gpu.codecs import decode
-from linumpy.gpu.kernels import source_text
-from linumpy.plan.codecs import DecodeChain
+from linumpy.gpu.kernels import prepare, source_text
+from linumpy.plan.codecs import CHECKSUM_NBYTES, DecodeChain
 from linumpy.plan.decode import launches, workspace
+from tests.support.gpu.emulator import COMPILER, Kernel, library
 
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler: the decoders run on a GPU only")
 
 #: A device of few processors and much shared memory.
 BIG = launches.DeviceLimits(processors=4, shared_nbytes=227 * 1024)
-_START = decode.start  # as it is where a test has put something in its place
 _BLOCKS = 3  # odd: warps take the tasks of zstd_entropy in turn
+
+#: Source, name and team of every kernel that decodes.
+KERNELS = (
+    ("blosc", "blosc_frames", 0),
+    ("blosc", "stored", 0),
+    ("blosc", "unshuffle", 0),
+    ("checksum", "check_crc32c", 0),
+    ("checksum", "check_streams", 0),
+    ("inflate", "inflate", launches._READ_TEAM),
+    ("lz4", "lz4", launches._READ_TEAM),
+    ("lz4", "lz4_heads", 0),
+    ("zstd", "zstd_entropy", 0),
+    ("zstd_execute", "zstd_execute", launches._TEAM),
+    ("zstd", "zstd_frames", 0),
+    ("zstd_cells", "zstd_offsets", launches._TEAM),
+    ("zstd_cells", "zstd_cells", launches._TEAM),
+    ("zstd_cells", "zstd_values", launches._TEAM),
+)
+
+
+def kernel_specs(chain):
+    """Name the kernels that decode a chain."""
+    sizes = {"stored_nbytes": 1, "decoded_nbytes": 1, "words_nbytes": 0, "pool_nbytes": 0}
+    space = workspace.plan_workspace(chain, chunks=1, **sizes)
+    planned = launches.plan_launches(chain, space, 0, 0, 1, 1, launches.DeviceLimits(1, 2**16))
+    return [decode.kernel_spec(launch) for launch in planned]
 
 
 @functools.cache
 def kernel(spec, architecture=900, text=None):
     """Compile a decoder for the CPU, together with the others of its source; or of another text in its place."""
-    names, teams = zip(*(one[1:] for one in launches.KERNELS if one[0] == spec.source), strict=True)
+    names, teams = zip(*(rest for source, *rest in KERNELS if source == spec.source), strict=True)
     defines = (("TEAM_WARPS", str(max(*teams, 1))), ("__CUDA_ARCH__", str(architecture)))
     assert not spec.defines or spec.defines == defines[:1]
     compiled = library(text or source_text(spec.source, spec.package), defines, names, checked=True)
@@ -32,10 +57,41 @@ def kernel(spec, architecture=900, text=None):
 
 
 def start(planned, load=kernel):
-    """Run launches as :func:`linumpy.gpu.codecs.decode.start` does, but by so few blocks that each has many streams."""
-    few = [dataclasses.replace(one, grid=(min(one.grid[0], _BLOCKS), *one.grid[1:])) for one in planned]
-    with mock.patch.object(decode, "load", load), mock.patch.object(decode, "prepare"):
-        _START(few)
+    """Run launches by so few blocks that each has many streams."""
+    run(
+        [dataclasses.replace(launch, grid=(min(launch.grid[0], _BLOCKS), *launch.grid[1:])) for launch in planned], load
+    )
+
+
+def run(planned, load):
+    """Run launches in their order."""
+    for launch in planned:
+        function = load(decode.kernel_spec(launch))
+        decode.allow(function, launch.shared)
+        arguments = tuple(np.uint64(value) for value in launch.args)
+        function(launch.grid, (launch.block,), arguments, shared_mem=launch.shared)
+
+
+def decode_words(chain, source, nbytes, offset, chunk_nbytes):
+    """Write the counters and records of chunks, as the core does.
+
+    `source` and `nbytes` say where the stored bytes of each chunk are, `offset` where its decoded bytes go.
+    """
+    n = len(source)
+    counters = np.zeros(workspace.COUNTERS, np.int64)
+    counters[0] = 0 if chain.compressor == "blosc" else n  # Blosc's streams are counted on the device
+    records = np.zeros(n, workspace.STREAM)
+    records["source"], records["target"] = source, offset
+    records["source_nbytes"] = nbytes - (CHECKSUM_NBYTES if chain.stored_checksum else 0)
+    records["target_nbytes"] = chunk_nbytes + chain.tail_nbytes
+    records["chunk"], records["codec"] = np.arange(n), workspace.CODES[chain.compressor]
+    orders = np.zeros(n, workspace.ORDER)
+    if chain.shuffle:
+        orders["source"] = orders["target"] = offset
+        orders["nbytes"] = orders["block_nbytes"] = chunk_nbytes
+        orders["typesize"], orders["mode"], orders["chunk"] = chain.shuffle, 1, np.arange(n)
+    parts = [counters, records, np.asarray(offset, np.int64), orders]
+    return np.concatenate([np.ascontiguousarray(part).view(np.uint8).reshape(-1) for part in parts])
 
 
 class Decoder:
@@ -57,7 +113,7 @@ class Decoder:
 
     def decode(self, stored: list[bytes], *, skew: int = 0):
         """Decode chunks; returns the bytes of each and its status."""
-        n, room = len(stored), workspace.decoded_room(self.chain, self.chunk_nbytes) + 256
+        n, room = len(stored), workspace.padded_nbytes(self.chain, self.chunk_nbytes) + 256
         nbytes = np.array([len(one) for one in stored], np.int64)
         source = np.concatenate([[0], np.cumsum(nbytes + skew)[:-1]]).astype(np.int64) + skew
         total = int(source[-1] + nbytes[-1])
@@ -74,8 +130,8 @@ class Decoder:
         memory = np.full(behind + 4 * n + 256, 0xA5, np.uint8)
         for at, one in zip(source.tolist(), stored, strict=True):
             memory[space.stored + at : space.stored + at + len(one)] = np.frombuffer(one, np.uint8)
-        place = np.arange(n, dtype=np.int64) * room
-        words = workspace.decode_words(self.chain, source, nbytes, place, self.chunk_nbytes)
+        offset = np.arange(n, dtype=np.int64) * room
+        words = decode_words(self.chain, source, nbytes, offset, self.chunk_nbytes)
         memory[space.words : space.words + len(words)] = words
         memory[behind : behind + 4 * n] = 0
         plan = functools.partial(launches.plan_launches, self.chain, space)
@@ -83,7 +139,9 @@ class Decoder:
         assert (memory[behind + 4 * n :] == 0xA5).all(), "a kernel wrote behind its slot"
         decoded = memory[space.decoded : space.decoded + n * room].reshape(n, room)
         if not self.chain.is_reordered:
-            assert (decoded[:, self.chunk_nbytes + self.chain.tail :] == 0xA5).all(), "a kernel wrote beside its chunk"
+            assert (decoded[:, self.chunk_nbytes + self.chain.tail_nbytes :] == 0xA5).all(), (
+                "a kernel wrote beside its chunk"
+            )
         status = memory[behind : behind + 4 * n].view(np.int32).copy()
         return [row[: self.chunk_nbytes].tobytes() for row in decoded], status
 
@@ -101,5 +159,7 @@ class DeviceDecoder(Decoder):
         import cupy
 
         device = cupy.asarray(memory)
-        decode.start(plan(device.data.ptr))
+        planned = plan(device.data.ptr)
+        prepare([decode.kernel_spec(launch) for launch in planned])
+        run(planned, gpu_kernels.load)
         return device.get()
