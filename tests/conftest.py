@@ -4,11 +4,11 @@ import gc
 import os
 import signal
 
-import budget
 import hypothesis
 import pytest
 
 from linumpy.device import why_no_cuda
+from tests.support import budget
 
 # A test that takes long asks budget.examples how many it may try. No profile minds how long a busy machine takes.
 ANY_SPEED = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}

@@ -1,9 +1,10 @@
-"""The short run drops combinations, and no value of any of them."""
+"""If this fails, the short run leaves out a value of an argument."""
 
 import pytest
-from budget import matrix, shown, some
 from hypothesis import given
 from hypothesis import strategies as st
+
+from tests.support.budget import matrix, shown, some
 
 
 def short(cases):

@@ -1,4 +1,4 @@
-"""What scripts share: which device they choose, and what they say at the end."""
+"""If this fails, scripts choose another device than was asked for, or say something wrong at their end."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The demo: its results against the truth, its outputs, and what it refuses."""
+"""If this fails, the demo's results are off from the truth."""
 
 import numpy as np
 import pytest

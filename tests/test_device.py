@@ -1,4 +1,4 @@
-"""Choosing a device, with a made-up CuPy where there is no GPU."""
+"""If this fails, another device is chosen than there is, or the reason is not told."""
 
 import importlib.metadata
 import logging

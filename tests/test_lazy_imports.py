@@ -1,4 +1,4 @@
-"""GPU packages are imported inside functions only, so that everything imports where there are none."""
+"""If this fails, linumpy cannot be imported where a GPU package is missing."""
 
 import ast
 import subprocess

@@ -1,4 +1,4 @@
-"""The notebooks run from top to bottom, here and on a GPU unchanged, find the truth, and hold their pictures."""
+"""If this fails, a notebook does not run from top to bottom, or does not find the truth."""
 
 import base64
 import json

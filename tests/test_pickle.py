@@ -1,4 +1,4 @@
-"""What goes to another process, and what says in one line what to send in its stead."""
+"""If this fails, what goes to another process arrives broken, or what cannot go does not say what to send."""
 
 import copy
 import pickle

@@ -1,4 +1,4 @@
-"""The snippets of the README run as they stand, one after another, here and on a GPU unchanged."""
+"""If this fails, a snippet of the README does not run as it stands."""
 
 import re
 import shlex
@@ -6,12 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from script_runs import load
-from stacks import consecutive_slices
 
 from linumpy.device import DEVICE_VARIABLE, is_device_array, to_host
 from linumpy.io.ome import open_image, read_omezarr
 from linumpy.testing.synthetic import SIZES, MosaicSpec, surface_depth, write_mosaic
+from tests.support.script_runs import load
+from tests.support.stacks import consecutive_slices
 
 README = Path(__file__).parents[1] / "README.md"
 pytestmark = pytest.mark.skipif(not README.exists(), reason="the README is not installed with the package")

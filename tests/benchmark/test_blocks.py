@@ -1,4 +1,4 @@
-"""Pieces of an array: every voxel once, along the grain, of bounded size."""
+"""If this fails, arrays are written or read in pieces that miss voxels, repeat them, or outgrow memory."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""The page cache: what was dropped is not in it, and that is seen."""
+"""If this fails, "cold" times are taken with files still in the page cache."""
 
 import os
 

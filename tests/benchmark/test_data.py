@@ -1,4 +1,4 @@
-"""Generated voxels: as compressible as stated, judged by numcodecs itself."""
+"""If this fails, benchmarks run on voxels that compress better or worse than stated (judged by numcodecs)."""
 
 import numcodecs
 import numpy as np

@@ -1,4 +1,4 @@
-"""The cases of fields, shrunk, with NumPy in the place of CuPy: each is right, and its data are what it says."""
+"""If this fails, times of fields are taken of wrong samples, or on other data than the table says."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The benchmark can be imported, and its help read, where no GPU package and no peer is installed."""
+"""If this fails, the benchmark's help and modules need a GPU package or a peer that is not installed."""
 
 import ast
 import pkgutil

@@ -1,4 +1,4 @@
-"""Cases of functions in memory: which are made, and what their marks are judged by."""
+"""If this fails, times of functions in memory are judged by the wrong marks."""
 
 import numpy as np
 import pytest

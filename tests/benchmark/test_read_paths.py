@@ -1,4 +1,4 @@
-"""The timed paths: the host's for real, the device's with a stand-in for the device, both against known voxels."""
+"""If this fails, a way of reading is timed that gives wrong voxels, or another way than its name."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What people see: the table, the JSON document, the picture, and what they say of the machine."""
+"""If this fails, the benchmark's table, JSON document or picture says something else than was measured."""
 
 import dataclasses
 import json
@@ -6,10 +6,10 @@ import json
 import matplotlib.image
 import numpy as np
 import pytest
-from benchmark import made_up
 
 from linumpy.benchmark import machine, report
 from linumpy.benchmark.command import Output
+from tests.benchmark import made_up
 
 
 def row(text, title):

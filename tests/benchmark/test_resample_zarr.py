@@ -1,4 +1,4 @@
-"""``resample_zarr``, timed: the benchmark is right about what is right, and cleans up after itself."""
+"""If this fails, times of `resample_zarr` are taken of wrong results, or files are left behind."""
 
 import dataclasses
 import json
@@ -6,7 +6,6 @@ import re
 
 import numpy as np
 import pytest
-from benchmark.made_up import result_of
 
 from linumpy.benchmark.command import Output, main, run
 from linumpy.benchmark.data import check_free, flush, write_tiles
@@ -15,6 +14,7 @@ from linumpy.benchmark.suites import resample_zarr
 from linumpy.benchmark.suites.resample_zarr import ZarrRequest, zarr_cases
 from linumpy.io.ome import open_image
 from linumpy.resample import pipeline
+from tests.benchmark.made_up import result_of
 
 SMALL = {"gib": 2**-9, "chunk": (32, 40, 24), "device_memory": 2**-7}
 

@@ -1,4 +1,4 @@
-"""Check first, time then: nothing wrong is timed, nothing that fails stops the rest."""
+"""If this fails, wrong results are timed, or one case that fails ends the whole benchmark."""
 
 import contextlib
 import dataclasses
@@ -7,12 +7,12 @@ import weakref
 
 import numpy as np
 import pytest
-from benchmark.made_up import result_of
 
 from linumpy.benchmark import runner
 from linumpy.benchmark.cases import CannotRunError, Case, Entry, Mark, Prepared, ready
 from linumpy.benchmark.runner import Settings, failures, run_case, run_cases
 from linumpy.errors import UnsupportedLayoutError
+from tests.benchmark.made_up import result_of
 
 RIGHT = np.arange(960, dtype="u2")
 

@@ -1,4 +1,4 @@
-"""The benchmark of samplers: its cases are right, and its checks notice what is wrong."""
+"""If this fails, times of samplers are taken of wrong samples, unnoticed."""
 
 import json
 

@@ -1,17 +1,17 @@
-"""Whole scripts, timed: the benchmark is right about what is right, and cleans up after itself."""
+"""If this fails, times of scripts are taken of wrong results, or files are left behind."""
 
 import dataclasses
 import json
 
 import numpy as np
 import pytest
-from benchmark.made_up import result_of
 
 from linumpy.benchmark.command import Output, main, run
 from linumpy.benchmark.report import size
 from linumpy.benchmark.runner import Settings
 from linumpy.benchmark.suites import scripts
 from linumpy.benchmark.suites.scripts import REACH_NBYTES, SCRIPTS, EndToEndRequest, end_to_end_cases, not_judged
+from tests.benchmark.made_up import result_of
 
 SMALL = {"gib": 2**-11, "tile": (16, 20, 24), "tile_bytes": 2**17}
 

@@ -1,4 +1,4 @@
-"""Stores that the benchmark makes, and arrays that it finds."""
+"""If this fails, the benchmark makes other stores than it says, or does not find arrays that are there."""
 
 import hashlib
 import shutil

@@ -1,4 +1,4 @@
-"""Batches of crops, timed: all ways read the same, what is wrong is not timed, and nothing is left behind."""
+"""If this fails, times of batches are taken of wrong crops, or files are left behind."""
 
 import json
 import threading

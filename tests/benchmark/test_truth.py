@@ -1,4 +1,4 @@
-"""The check: every wrong voxel is found, and nothing that is right is called wrong."""
+"""If this fails, a wrong voxel passes the benchmark's check, or a right one does not."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The core's own tests, a C++ program: as it is shipped, and with the sanitizers of addresses and of threads."""
+"""If this fails, a part of the native core is wrong by itself, or a sanitizer finds a bad access or a race in it."""
 
 import os
 import shutil
@@ -7,7 +7,8 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from compiled import kept
+
+from tests.support.gpu.compiled import kept
 
 ROOT = Path(__file__).parents[2]
 TARGET = "linumpy_core_tests"

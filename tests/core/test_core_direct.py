@@ -13,16 +13,16 @@ import types
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from pathlib import Path
 
-import core_devices
 import numpy as np
 import pytest
 import zarr
-from stores import random_values
 
 from linumpy.core import native
 from linumpy.errors import ChunkError
 from linumpy.gpu.read import core_device, direct
 from linumpy.gpu.read.by_core import CoreEngine
+from tests.support.gpu import core_devices
+from tests.support.stores import random_values
 
 pytestmark, device, driver = core_devices.needs_core, core_devices.device, core_devices.driver
 KINDS, submit = core_devices.KINDS, core_devices.submit

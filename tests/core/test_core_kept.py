@@ -5,14 +5,14 @@ import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-import core_devices as base
 import numpy as np
 import pytest
 import zarr
-from stores import random_values
 
 from linumpy.errors import ChunkError
 from linumpy.gpu.read.by_core import CoreEngine
+from tests.support.gpu import core_devices as base
+from tests.support.stores import random_values
 
 pytestmark, device, driver = base.needs_core, base.device, base.driver
 SHAPE = (30, 40, 50)

@@ -6,13 +6,13 @@ import time
 
 import numpy as np
 import pytest
-import reference
-import stand_in
 import zarr
-from stand_in import needs_stand_in
-from stores import same
 
 from linumpy.gpu.read.reader import Reader
+from tests.support.budget import matrix
+from tests.support.gpu import reference, stand_in
+from tests.support.gpu.stand_in import needs_stand_in
+from tests.support.stores import same
 
 pytestmark = needs_stand_in
 
@@ -36,8 +36,7 @@ def make(folder, kind, shape=SHAPE):
     return array, values
 
 
-@pytest.mark.parametrize("decode_on", ["device", "host"])
-@pytest.mark.parametrize("kind", ["raw", "zstd shards"])
+@pytest.mark.parametrize(("kind", "decode_on"), matrix(["zstd shards", "raw"], ["device", "host"]))
 def test_each_call_of_the_driver_fails_once(tmp_path, kind, decode_on):
     """An error of the jobs; then the same reader reads right, and in the end nothing of it is left."""
     array, values = make(tmp_path / "a", kind, (20, 12, 20))

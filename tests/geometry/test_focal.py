@@ -1,4 +1,4 @@
-"""Focal curvature: of surfaces and mosaics whose truth is known."""
+"""If this fails, focal curvature of surfaces and mosaics is not the one that they were made with."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The tissue surface: against the formula on single A-lines, and against known truth."""
+"""If this fails, the tissue surface is elsewhere than the formula and known truth put it."""
 
 import inspect
 

@@ -1,4 +1,4 @@
-"""The surface inside a mask, surfaces without outliers, and the tissue below them."""
+"""If this fails, the surface inside a mask, its outliers or the volume below it are wrong."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Shapes fitted to surfaces: their parameters are known."""
+"""If this fails, planes, quadratics, Gaussians and spheres are fitted with wrong parameters."""
 
 import numpy as np
 import pytest

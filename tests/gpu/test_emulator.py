@@ -1,8 +1,9 @@
-"""The emulator finds what is wrong in a kernel: each kernel here is wrong in one way, but for the first ones."""
+"""If this fails, the emulator lets a wrong kernel pass, or refuses a right one."""
 
 import numpy as np
 import pytest
-from emulator import COMPILER, Kernel, library
+
+from tests.support.gpu.emulator import COMPILER, Kernel, library
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
 

@@ -1,4 +1,4 @@
-"""Every CUDA source compiles, for every type and rank, with NVRTC and no GPU."""
+"""If this fails, a CUDA source does not compile for some type, rank or architecture."""
 
 import contextlib
 import importlib.resources
@@ -10,9 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from decoders import KERNELS, kernel_specs
-from mutants import CHAINS
-from nvrtc import compilations, compile_kernel, compile_with_ptx, declared_shared, raced_words
 
 import linumpy
 from linumpy.gpu import kernels
@@ -22,6 +19,9 @@ from linumpy.plan.codecs import DecodeChain
 from linumpy.plan.decode import launches
 from linumpy.plan.decode.launches import DecodeLaunch
 from linumpy.plan.decode.workspace import padded_nbytes, plan_workspace
+from tests.support.gpu.decoders import KERNELS, kernel_specs
+from tests.support.gpu.mutants import CHAINS
+from tests.support.gpu.nvrtc import compilations, compile_kernel, compile_with_ptx, declared_shared, raced_words
 
 
 def spec(source, target=None, *, rank=3, unit=4, swapped=False):

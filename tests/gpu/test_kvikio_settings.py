@@ -1,4 +1,4 @@
-"""kvikio's settings around a read, with a made-up kvikio."""
+"""If this fails, a read leaves kvikio's process-wide settings changed."""
 
 import sys
 import threading

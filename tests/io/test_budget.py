@@ -1,4 +1,4 @@
-"""Shares of open files, memory and threads: how much, in which order, and that nobody waits for itself."""
+"""If this fails, reads and writes take more than their share of files, memory or threads, or wait for themselves."""
 
 import os
 import threading

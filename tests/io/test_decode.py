@@ -1,4 +1,4 @@
-"""Host decoding of chunks: the same bytes and refusals as numcodecs, in no more memory than the chunk needs."""
+"""If this fails, the host decodes chunks to other bytes than numcodecs, or takes more memory than a chunk needs."""
 
 import errno
 import gzip
@@ -12,16 +12,16 @@ import google_crc32c
 import numcodecs
 import numpy as np
 import pytest
-from decode_by_core import decode_chunk
-from decode_by_numcodecs import DecodeError
-from decoders import Decoder, needs_compiler
 from hypothesis import given
 from hypothesis import strategies as st
-from mutants import FRAMES, HELLO, frame
-from script_runs import environment
 
 from linumpy.core import native
 from linumpy.plan.codecs import DecodeChain, read_chain
+from tests.support.gpu.decoders import Decoder, needs_compiler
+from tests.support.gpu.mutants import FRAMES, HELLO, frame
+from tests.support.oracles.decode_by_core import decode_chunk
+from tests.support.oracles.decode_by_numcodecs import DecodeError
+from tests.support.script_runs import environment
 
 #: The core's number for calls that allocate; see lc_fail_next.
 ALLOCATION = 5
@@ -166,8 +166,8 @@ BOMBS = """
 import pathlib, re, sys
 import numcodecs
 import numpy as np
-from decode_by_core import decode_chunk
-from decode_by_numcodecs import DecodeError
+from tests.support.oracles.decode_by_core import decode_chunk
+from tests.support.oracles.decode_by_numcodecs import DecodeError
 from linumpy.plan.codecs import DecodeChain
 
 CODECS = {one.codec_id: one for one in map(numcodecs.get_codec, map(dict, [[("id", n)] for n in sys.argv[2:]]))}
@@ -201,7 +201,7 @@ def test_no_stored_bytes_make_a_decoder_take_more_than_the_chunk_needs(tmp_path)
         (tmp_path / name).write_bytes(stored)
     ran = subprocess.run(
         [sys.executable, "-c", BOMBS, tmp_path, *CODECS], capture_output=True, text=True, check=True,
-        env=environment() | {"PYTHONPATH": str(Path(__file__).parents[1])},
+        env=environment() | {"PYTHONPATH": str(Path(__file__).parents[2])},
     )  # fmt: skip
     rows = [line.split(" | ") for line in ran.stdout.splitlines()]
     assert len(rows) == 4 * len(zeros(2**24))

@@ -1,4 +1,4 @@
-"""The bits of a fill value that is NaN, as zarr v3 spells them, against the document itself."""
+"""If this fails, a fill value that is NaN is read with other bits than zarr v3 spells."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""OME-Zarr metadata, against images written by ome-zarr-py and by hand."""
+"""If this fails, spacing, axes or levels of OME-Zarr images are read wrong (oracle: ome-zarr-py)."""
 
 import numpy as np
 import ome_zarr.format

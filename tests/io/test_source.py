@@ -1,4 +1,4 @@
-"""What names an array, and metadata that other writers spell in their own way: the same values as the writer meant."""
+"""If this fails, paths, stores and metadata of other writers open another array, or none."""
 
 import json
 import logging
@@ -10,11 +10,7 @@ from pathlib import Path
 import numcodecs
 import numpy as np
 import pytest
-import reference
 import zarr
-from decoders import needs_compiler
-from script_runs import load
-from stores import same
 from zarr.codecs import GzipCodec, ShardingCodec
 from zarr.storage import LocalStore, MemoryStore
 
@@ -27,6 +23,10 @@ from linumpy.io.open import open_source
 from linumpy.io.source import describe_source, local_path
 from linumpy.resample.resample_zarr import resample_zarr
 from linumpy.write.writer import OmeZarrWriter, write_omezarr
+from tests.support.gpu import reference
+from tests.support.gpu.decoders import needs_compiler
+from tests.support.script_runs import load
+from tests.support.stores import same
 
 VALUES = np.arange(100, 130, dtype="u2").reshape(5, 6)
 #: Each is a URL with a fragment, a query, parameters, a protocol or an escape for one of zarr 3.1 to 3.4.

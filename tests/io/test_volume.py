@@ -1,4 +1,4 @@
-"""Volumes of images with times and channels; images without units, and those that bioformats2raw wrote."""
+"""If this fails, a time or channel is read in another's place, or a unit is guessed."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Host reads and writes by zarr while the process is in zarr's GPU mode. No test here needs a GPU."""
+"""If this fails, reads and writes on the host break while the process is in zarr's GPU mode."""
 
 import logging
 import threading
@@ -8,7 +8,6 @@ import numcodecs
 import numpy as np
 import pytest
 import zarr
-from stores import same
 from zarr.buffer import cpu
 from zarr.codecs import (
     BloscCodec,
@@ -31,6 +30,7 @@ from linumpy.plan.grid.blocks import AffineGrid, ResamplePlan
 from linumpy.resample.overlap import work_through
 from linumpy.resample.pipeline import BlockJob, make_blocks
 from linumpy.write.writer import write_omezarr
+from tests.support.stores import same
 
 SECONDS = 20.0
 

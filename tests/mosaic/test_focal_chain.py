@@ -1,4 +1,4 @@
-"""Mosaic, focal correction, surface, projection and stack by the scripts with default options, against known truth.
+"""If this fails, after the whole chain of scripts the known tissue is bent, or what was filled shows.
 
 The objective bends flat slices. What comes out must show the flat slices again, whatever the unit and the background,
 and what focal correction filled must show nowhere. The oracle fills with NaN, which NumPy and the blending leave out.
@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 import scipy.ndimage
 import zarr
-from budget import some
-from script_runs import check_refused, load
-from stacks import stack_slices
 
 from linumpy.errors import MetadataError
 from linumpy.geometry.focal import FocalCurvature, correct_focal_curvature, measured_planes
 from linumpy.mosaic.image import open_mosaic
 from linumpy.write.writer import write_omezarr
+from tests.support.budget import some
+from tests.support.script_runs import check_refused, load
+from tests.support.stacks import stack_slices
 
 SPACING, TILE, PLANES, SHARED, WATER = (5.0, 10.0, 10.0), (80, 72), 80, 24, 20
 SIDES = TILE[0] * 2, TILE[1] * 2

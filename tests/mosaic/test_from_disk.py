@@ -1,11 +1,10 @@
-"""Mosaics from disk to disk: it does not matter how they are cut, how their axes lie, or how large they are."""
+"""If this fails, results depend on how a mosaic is cut or how its axes lie, or memory grows with it."""
 
 import tracemalloc
 
 import numpy as np
 import pytest
 import zarr
-from stacks import stack_slices
 
 from linumpy.errors import MetadataError, SourceError
 from linumpy.geometry.focal import correct_focal_curvature, mean_tile
@@ -22,6 +21,8 @@ from linumpy.mosaic.surface import SurfaceMethod, find_mosaic_surface
 from linumpy.mosaic.tiles import boxes, column_shape
 from linumpy.testing.synthetic import MosaicSpec, block, surface_depth, write_mosaic
 from linumpy.write.writer import write_omezarr
+from tests.support.budget import matrix
+from tests.support.stacks import stack_slices
 
 SPEC = MosaicSpec(tiles=(2, 2), tile_shape=(64, 45, 51), spacing_um=(5.0, 8.0, 12.0), water_um=100.0, focal_um=20.0)
 TILE_BYTES = [1, 300_000, 2**28]
@@ -35,8 +36,7 @@ def volume():
     return block(SPEC, (0, 0, 0), SPEC.shape)
 
 
-@pytest.mark.parametrize("tile_bytes", TILE_BYTES)
-@pytest.mark.parametrize("s_xy", [1, 6, 15])
+@pytest.mark.parametrize(("tile_bytes", "s_xy"), matrix(TILE_BYTES, [1, 6, 15]))
 def test_a_surface_does_not_show_where_the_mosaic_was_cut(tmp_path, tile_bytes, s_xy):
     write_mosaic(tmp_path / "m.zarr", SPEC, chunks=(16, 20, 34))
     method = SurfaceMethod(s_xy=s_xy, s_z=2.5)
@@ -305,8 +305,9 @@ def test_any_numbers_sharded_or_of_the_other_byte_order(tmp_path, dtype):
         assert array.dtype.newbyteorder("=") == voxels.dtype.newbyteorder("=")
 
 
-@pytest.mark.parametrize("shape", [(1, 1, 1), (5, 1, 7), (1, 9, 9), (7, 3, 1)])
-@pytest.mark.parametrize("fill", ["random", "zeros", "nan"])
+@pytest.mark.parametrize(
+    ("shape", "fill"), matrix([(1, 1, 1), (5, 1, 7), (1, 9, 9), (7, 3, 1)], ["random", "zeros", "nan"])
+)
 def test_surfaces_and_pictures_of_ugly_volumes(tmp_path, shape, fill):
     voxels = np.random.default_rng(0).random(shape, np.float32)
     voxels *= {"random": 1, "zeros": 0, "nan": np.nan}[fill]

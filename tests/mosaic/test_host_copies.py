@@ -1,4 +1,4 @@
-"""Between read and write nothing but a few numbers comes to the host, whichever script it is."""
+"""If this fails, voxels come to the host between read and write."""
 
 import math
 import re
@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import zarr
-from host_copies import WRITERS, counted_host_copies
 from zarr.codecs import ZstdCodec
 
 import linumpy
@@ -17,6 +16,7 @@ from linumpy.mosaic.grid import resample_mosaic_grid
 from linumpy.mosaic.slices import ZSearch, stack_mosaics
 from linumpy.mosaic.surface import find_mosaic_surface
 from linumpy.testing.synthetic import MosaicSpec, write_mosaic
+from tests.support.host_copies import WRITERS, counted_host_copies
 
 SPEC = MosaicSpec(tiles=(3, 3), tile_shape=(64, 64, 64), water_um=100.0)
 #: A fit, a few correlations, two percentiles: single copies, and all of them together.

@@ -1,8 +1,7 @@
-"""Stacking: overlaps of slices whose truth is known, outliers, blending, and the whole stack."""
+"""If this fails, slices are stacked with wrong overlaps, outliers or blending."""
 
 import numpy as np
 import pytest
-from stacks import consecutive_slices, stack_slices
 
 from linumpy.errors import GpuUnavailableError
 from linumpy.mosaic.stacking import (
@@ -13,6 +12,7 @@ from linumpy.mosaic.stacking import (
     plan_stack,
 )
 from linumpy.testing.synthetic import MosaicSpec, block
+from tests.support.stacks import consecutive_slices, stack_slices
 
 SPEC = MosaicSpec(tiles=(1, 1), tile_shape=(48, 160, 176), looks=4)
 

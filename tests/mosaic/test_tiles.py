@@ -1,4 +1,4 @@
-"""Tiles, and the steps that work through them: how many are in memory, and in which order a device works on them."""
+"""If this fails, tiles are lost or mixed while one is read, one computed and one written."""
 
 import gc
 import threading

@@ -1,4 +1,4 @@
-"""Images beyond their ends: SciPy, asked for voxels at whole coordinates, is the truth."""
+"""If this fails, voxels outside of an image are others than SciPy's."""
 
 import numpy as np
 import pytest

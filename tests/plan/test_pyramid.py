@@ -1,4 +1,4 @@
-"""Which boxes are whole in storage, and which coarser ones come from them: against voxels marked one by one."""
+"""If this fails, coarser boxes are made before what they come from is whole, or never."""
 
 import math
 

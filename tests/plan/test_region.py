@@ -1,13 +1,13 @@
-"""Regions against NumPy's own indexing."""
+"""If this fails, a region means something else than NumPy's index."""
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from stores import regions
 
 from linumpy.errors import RegionError
 from linumpy.plan.region import normalize_region
+from tests.support.stores import regions
 
 shapes = st.lists(st.integers(0, 6), min_size=1, max_size=4).map(tuple)
 

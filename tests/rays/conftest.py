@@ -1,10 +1,10 @@
 """Devices for tests of what goes on around the kernels."""
 
 import pytest
-from cupy_on_host import Array, install
-from emulator import COMPILER, emulated
 
 from linumpy.rays import compositing, launch, occupancy
+from tests.support.gpu.cupy_on_host import Array, install
+from tests.support.gpu.emulator import COMPILER, emulated
 
 
 def forget_uploads():

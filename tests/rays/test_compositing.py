@@ -1,4 +1,4 @@
-"""Volume rendering against the definition, sample by sample, and its gradient against differences."""
+"""If this fails, volume rendering, or its gradient, differs from the definition."""
 
 import math
 import sys
@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from emulator import COMPILER, emulated
 
 from linumpy.rays import composite, composite_backward, compositing
+from tests.support.gpu.emulator import COMPILER, emulated
 
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="needs g++")
 

@@ -1,4 +1,4 @@
-"""The snippet of docs/rays.md runs as it stands."""
+"""If this fails, the snippet of docs/rays.md does not run as it stands."""
 
 import re
 from pathlib import Path

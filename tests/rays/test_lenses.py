@@ -1,4 +1,4 @@
-"""Each lens against its formula, and against its inverse: from a direction back to the pixel."""
+"""If this fails, a lens maps a pixel to a wrong ray, or back to another pixel."""
 
 import math
 from dataclasses import replace
@@ -6,11 +6,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from scipy.spatial.transform import Rotation
-from slow_rays import world_ray
 
 from linumpy.rays.arithmetic import exp2, log2, sine_cosine
 from linumpy.rays.cameras import world_rays
 from linumpy.rays.images import LENSES, Image, Images, PixelCDF
+from tests.support.oracles.slow_rays import world_ray
 
 SIZE = (60, 80)
 FOCAL, PRINCIPAL = (70.0, 65.0), (39.0, 31.5)

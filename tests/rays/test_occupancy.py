@@ -1,12 +1,12 @@
-"""Occupancy grids: bits in Morton order, mips by max-pooling, volumes, decay, files."""
+"""If this fails, occupancy grids mark wrong cells, or lose them in mips and files."""
 
 import numpy as np
 import pytest
-from ray_scenes import Foreign
 
 from linumpy.errors import SourceError
 from linumpy.rays import OccupancyGrid
 from linumpy.write.writer import write_omezarr
+from tests.support.oracles.ray_scenes import Foreign
 
 
 def morton(x, y, z):

@@ -1,4 +1,4 @@
-"""The kernels: under the emulator and on a device they give the arrays of the CPU, bit for bit; and they compile."""
+"""If this fails, the kernels of rays give other bits than the CPU."""
 
 import functools
 import re
@@ -6,13 +6,13 @@ from dataclasses import fields
 
 import numpy as np
 import pytest
-from emulator import COMPILER, Kernel, emulated, library
-from nvrtc import compilations, compile_kernel, compile_with_ptx, declared_shared
-from ray_scenes import BOX, grid, images, to_device, without_distributions
 
 from linumpy.gpu.kernels import source_text
 from linumpy.rays import PCG32, compositing, generate_training_samples, launch, march, samples
 from linumpy.rays.setting import GRID_SIZE
+from tests.support.gpu.emulator import COMPILER, Kernel, emulated, library
+from tests.support.gpu.nvrtc import compilations, compile_kernel, compile_with_ptx, declared_shared
+from tests.support.oracles.ray_scenes import BOX, grid, images, to_device, without_distributions
 
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="needs g++")
 SPECS = [

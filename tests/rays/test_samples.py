@@ -1,16 +1,25 @@
-"""Samples on the CPU: the whole chain against the definition, one ray after another; known scenes; distributions."""
+"""If this fails, samples along rays differ from the definition, ray after ray."""
 
 import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from ray_scenes import BOX, CENTRE, EDGE, Foreign, grid, images, pose
 from scipy.stats import chisquare
-from slow_rays import SlowPcg32, color_of, distances, float32_samples, mip_of, pixel_of, voxel_of, world_ray
 
 from linumpy.rays import PCG32, Image, Images, OccupancyGrid, PixelCDF, generate_training_samples, march
 from linumpy.rays.cameras import world_rays
+from tests.support.oracles.ray_scenes import BOX, CENTRE, EDGE, Foreign, grid, images, pose
+from tests.support.oracles.slow_rays import (
+    SlowPcg32,
+    color_of,
+    distances,
+    float32_samples,
+    mip_of,
+    pixel_of,
+    voxel_of,
+    world_ray,
+)
 
 F = np.float32
 SCALE = 128 / EDGE

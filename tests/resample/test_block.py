@@ -1,12 +1,9 @@
-"""A block made by itself is that part of the whole: to the bit for orders 0 and 1, to rounding above."""
+"""If this fails, a block made by itself differs from that part of the whole."""
 
 import itertools
 
 import numpy as np
-import on_cpu
 import pytest
-from budget import examples, matrix
-from emulator import COMPILER
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scipy import ndimage
@@ -16,6 +13,9 @@ from linumpy.plan.boundary import MODES
 from linumpy.plan.grid.blocks import CLIPPED_MODES, AffineGrid, Block, ResamplePlan
 from linumpy.resample import block as block_module
 from linumpy.resample.block import affine_box
+from tests.support.budget import examples, matrix
+from tests.support.gpu import on_cpu
+from tests.support.gpu.emulator import COMPILER
 
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler: the kernels run on a GPU only")
 

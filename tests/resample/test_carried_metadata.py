@@ -1,4 +1,4 @@
-"""What an image says beside its voxels, and its labels, are still there after it was resampled."""
+"""If this fails, metadata or labels of an image are lost or wrong after it was resampled."""
 
 import json
 import logging
@@ -303,7 +303,7 @@ def test_labels_without_a_place_of_their_own(tmp_path):
         resample_zarr(tmp_path / "a", tmp_path / "c", 7.0, **HERE)
     resample_zarr(tmp_path / "a", tmp_path / "c", 7.0, labels="drop", **HERE)
     assert not (tmp_path / "c/labels").exists()
-    with pytest.raises(ValueError, match="labels='keep': one of resample, drop is wanted"):
+    with pytest.raises(ValueError, match="labels='keep': choose one of resample, drop"):
         resample_zarr(tmp_path / "a", tmp_path / "d", 7.0, labels="keep", **HERE)
 
 

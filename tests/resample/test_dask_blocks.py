@@ -1,4 +1,4 @@
-"""What is local works block by block on zarr_to_dask: the same as on the whole volume."""
+"""If this fails, local functions on blocks of `zarr_to_dask` differ from those on the whole."""
 
 import dask.array as da
 import numpy as np

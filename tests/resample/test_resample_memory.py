@@ -1,4 +1,4 @@
-"""``resample_zarr`` keeps to its memory: CuPy's pool refuses more, and on the CPU every array is counted."""
+"""If this fails, `resample_zarr` takes more memory than it may."""
 
 import tracemalloc
 

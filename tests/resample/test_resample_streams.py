@@ -1,4 +1,4 @@
-"""The order of streams and buffers of CudaStage, without a device.
+"""If this fails, `resample_zarr` uses a buffer on a device before or after its time.
 
 In place of CuPy there are NumPy arrays and streams that put off all work until somebody waits for it, but for one that
 does it at once: the worst that a device may do. A wait that is missing shows as a wrong block.
@@ -12,7 +12,6 @@ from contextlib import closing
 
 import numpy as np
 import pytest
-import reference
 import zarr
 
 from linumpy.gpu import kvikio_zarr
@@ -21,6 +20,7 @@ from linumpy.gpu.read.reader import Reader
 from linumpy.plan.grid.blocks import AffineGrid, ResamplePlan
 from linumpy.resample import overlap, pipeline
 from linumpy.resample.pipeline import BlockJob, make_block, make_blocks
+from tests.support.gpu import reference
 
 lock = threading.RLock()
 here = threading.local()

@@ -1,4 +1,4 @@
-"""``resample_zarr`` on workers that each see one GPU: the same volume as by one, also when a worker is lost."""
+"""If this fails, workers with a GPU each make another volume than one, or lose blocks with a worker."""
 
 import itertools
 import os

@@ -1,4 +1,4 @@
-"""From Zarr to Zarr block by block: the same as in memory, in bounded memory, and through a kill."""
+"""If this fails, `resample_zarr` gives other voxels than the call in memory, or a killed run does not go on."""
 
 import itertools
 import json
@@ -19,7 +19,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import ndimage
 from skimage.transform import resize as skimage_resize
-from test_block import DTYPES, random_image, turned
 from zarr.codecs import ZstdCodec
 
 from linumpy.errors import (
@@ -41,6 +40,7 @@ from linumpy.resample import resample_zarr as room
 from linumpy.resample.resample_zarr import resample_zarr
 from linumpy.write.pyramid import halved
 from linumpy.write.writer import write_omezarr
+from tests.resample.test_block import DTYPES, random_image, turned
 
 ROOT = Path(__file__).parents[2]
 HERE = {"device": "cpu"}

@@ -1,4 +1,4 @@
-"""What is complete counts, what is half-written does not, and two requests do not mix."""
+"""If this fails, a half-written block counts as complete, or two requests mix in one folder."""
 
 import errno
 import fcntl

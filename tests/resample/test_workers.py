@@ -1,4 +1,4 @@
-"""``resample_zarr`` on clusters of dask: those that grow, run out of memory, or lack what blocks need."""
+"""If this fails, `resample_zarr` fails on clusters that grow, run out of memory, or lack what blocks need."""
 
 import asyncio
 import contextlib

@@ -1,14 +1,14 @@
-"""Samples in the order of boxes: distributed as independent ones, and the kernels against NumPy."""
+"""If this fails, samples in the order of boxes are not distributed as independent ones."""
 
 import numpy as np
 import pytest
-from emulator import emulated
 from scipy import stats
 
 from linumpy.sampling import boxes as module
 from linumpy.sampling.boxes import Boxes, Window, plan_boxes, window
 from linumpy.sampling.draws import Draw, host_coordinates
 from linumpy.sampling.generator import key_of
+from tests.support.gpu.emulator import emulated
 
 KEY = key_of(2024)
 SMALL = plan_boxes((40, 33, 70), 1000)

@@ -1,4 +1,4 @@
-"""Samplers of any field, the formats that other modules open, and batches for torch."""
+"""If this fails, samplers of other fields, or batches for torch, are wrong."""
 
 import sys
 import types

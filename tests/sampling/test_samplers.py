@@ -1,4 +1,4 @@
-"""Samplers as users make them: raw files and arrays, orders, weights, arguments."""
+"""If this fails, samplers as users make them give wrong samples, or take wrong arguments."""
 
 import contextlib
 import os
@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from sampling_reference import DIMS, raw_file, truth, voxels_of
 
 from linumpy import sampling
 from linumpy.sampling import create_sampler, threads
@@ -16,6 +15,7 @@ from linumpy.sampling.draws import Draw, host_coordinates
 from linumpy.sampling.generator import key_of
 from linumpy.sampling.paging.slabs import SlabVolume
 from linumpy.sampling.volume import DeviceVolume
+from tests.support.oracles.sampling_reference import DIMS, raw_file, truth, voxels_of
 
 DTYPES = ["uint8", "int8", "uint16", "int16", "uint32", "int32", "float", "double"]
 HOST = ["cpu", "openvkl", "virtual_memory", "out_of_core"]

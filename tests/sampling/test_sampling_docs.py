@@ -1,4 +1,4 @@
-"""The snippets of docs/sampling.md run as they stand; the example learns."""
+"""If this fails, a snippet of docs/sampling.md does not run, or the example does not learn."""
 
 import importlib.util
 import re

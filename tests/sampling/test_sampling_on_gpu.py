@@ -1,15 +1,15 @@
-"""Samplers on a device: the same streams as on the host, arrays of other packages, streams, guard pages."""
+"""If this fails, samplers on a device differ from those on the host."""
 
 import numpy as np
 import pytest
 import zarr
-from sampling_reference import raw_file, truth, voxels_of
 
 from linumpy import sampling
 from linumpy.sampling import create_sampler, draws
 from linumpy.sampling.boxes import plan_boxes, window
 from linumpy.sampling.generator import Use, key_of
 from linumpy.sampling.volume import DeviceVolume
+from tests.support.oracles.sampling_reference import raw_file, truth, voxels_of
 
 pytestmark = pytest.mark.gpu
 

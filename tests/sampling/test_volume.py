@@ -1,13 +1,10 @@
-"""Values of volumes: NumPy's against SciPy's, and the kernels against NumPy's and the truth in double precision."""
+"""If this fails, values of volumes differ from SciPy's, or the kernels from NumPy's."""
 
 import itertools
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from emulator import Kernel, emulated, library
-from nvrtc import compilations, compile_kernel
-from sampling_reference import truth
 
 from linumpy import device
 from linumpy.gpu.kernels import KernelSpec, source_text
@@ -17,6 +14,10 @@ from linumpy.sampling.draws import Draw, host_coordinates
 from linumpy.sampling.generator import key_of
 from linumpy.sampling.host import HostVolume
 from linumpy.sampling.volume import KEPT, LAYOUTS, DeviceVolume, Shape
+from tests.support.budget import matrix
+from tests.support.gpu.emulator import Kernel, emulated, library
+from tests.support.gpu.nvrtc import compilations, compile_kernel
+from tests.support.oracles.sampling_reference import truth
 
 KEY = key_of(3)
 RAGGED = (7, 5, 11)
@@ -76,8 +77,7 @@ def test_normalised_voxel_by_voxel(make, low_high, order):
     assert field.value_range == (0, 1)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("dtype", KEPT)
+@pytest.mark.parametrize(("layout", "dtype"), matrix(LAYOUTS, KEPT))
 def test_layouts_hold_the_volume(layout, dtype):
     voxels, coords = random_volume(dtype=dtype, channels=2), points(700)
     field = DeviceVolume(voxels, layout=layout)

@@ -1,10 +1,7 @@
-"""Samples by weights in the order of boxes: distributed as those drawn one by one, and the kernel against NumPy."""
+"""If this fails, samples by weights are distributed otherwise than their weights."""
 
 import numpy as np
 import pytest
-from emulator import emulated
-from nvrtc import compilations, compile_kernel
-from sampling_reference import raw_file, truth, voxels_of
 from scipy import stats
 
 from linumpy.sampling import boxes as boxes_module
@@ -13,6 +10,9 @@ from linumpy.sampling.boxes import plan_boxes, window
 from linumpy.sampling.generator import key_of
 from linumpy.sampling.sampler import Sampler
 from linumpy.sampling.volume import DeviceVolume
+from tests.support.gpu.emulator import emulated
+from tests.support.gpu.nvrtc import compilations, compile_kernel
+from tests.support.oracles.sampling_reference import raw_file, truth, voxels_of
 
 KEY = key_of(77)
 BOXES = plan_boxes((40, 33, 70), 1000)

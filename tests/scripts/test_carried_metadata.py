@@ -1,13 +1,13 @@
-"""Every command that makes an OME-Zarr image from another keeps what stays true of its metadata."""
+"""If this fails, a command loses metadata of its source that stay true."""
 
 import numpy as np
 import pytest
 import zarr
-from script_runs import load
 
 from linumpy.io.ome import open_image
 from linumpy.write.new_image import list_labels
 from linumpy.write.writer import write_omezarr
+from tests.support.script_runs import load
 
 OMERO = {"channels": [{"label": name, "color": "00FF00", "window": {"start": 0, "end": 9}} for name in ("a", "b")]}
 USER = {"sample": "mouse 12", "stage": {"x": 1.5}}

@@ -1,4 +1,6 @@
-"""The scripts that project a mosaic: what they write, what they refuse, what is left of them when they are killed."""
+"""If this fails, the scripts that project a mosaic write wrong images, or a killed one leaves something that looks
+finished.
+"""
 
 import signal
 
@@ -6,12 +8,12 @@ import numpy as np
 import pytest
 import zarr
 from PIL import Image
-from script_runs import check_refused, kill_half_way, load, run_script
 
 from linumpy.io.ome import open_image, read_omezarr
 from linumpy.mosaic import aip
 from linumpy.resample.overlap import work_through
 from linumpy.write.writer import write_omezarr
+from tests.support.script_runs import check_refused, kill_half_way, load, run_script
 
 SCRIPTS = {"linum_aip": "linum-aip", "linum_aip_png": "linum-aip-png"}
 

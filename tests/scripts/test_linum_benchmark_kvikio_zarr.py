@@ -1,4 +1,4 @@
-"""The benchmark's command line: what it writes, what it refuses, and what it says."""
+"""If this fails, the benchmark's command line writes or refuses something else than it says."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The script, as people call it."""
+"""If this fails, the demo does not run as people call it."""
 
 import subprocess
 import sys

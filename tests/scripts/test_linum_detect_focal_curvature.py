@@ -1,4 +1,4 @@
-"""The script that takes focal curvature out: what it writes and reports, what it refuses, a kill in the middle."""
+"""If this fails, the script leaves curvature in, or a killed one leaves something that looks finished."""
 
 import json
 import signal
@@ -6,14 +6,14 @@ import signal
 import numpy as np
 import pytest
 import zarr
-from budget import matrix
-from script_runs import check_refused, kill_half_way, load, run_script
 
 from linumpy.geometry.focal import FocalCurvature, correct_focal_curvature
 from linumpy.geometry.interface import find_tissue_interface
 from linumpy.io.ome import open_image, read_omezarr
 from linumpy.testing.synthetic import MosaicSpec, block, surface_depth, tissue_depth, write_mosaic
 from linumpy.write.writer import write_omezarr
+from tests.support.budget import matrix
+from tests.support.script_runs import check_refused, kill_half_way, load, run_script
 
 NAME, PROGRAM = "linum_detect_focal_curvature", "linum-detect-focal-curvature"
 SPEC = MosaicSpec(tiles=(3, 3), tile_shape=(72, 56, 64), focal_um=30.0, water_um=100.0, curvature_um=20.0, looks=8)

@@ -1,15 +1,15 @@
-"""The script that finds the surface: what it writes, what it refuses, what is left of it when it is killed."""
+"""If this fails, the script finds a wrong surface, or a killed one leaves something that looks finished."""
 
 import signal
 
 import numpy as np
 import pytest
 import zarr
-from script_runs import check_refused, kill_half_way, load, run_script
 
 from linumpy.io.ome import open_image, read_omezarr
 from linumpy.testing.synthetic import MosaicSpec, surface_depth, write_mosaic
 from linumpy.write.writer import write_omezarr
+from tests.support.script_runs import check_refused, kill_half_way, load, run_script
 
 NAME, PROGRAM = "linum_find_tissue_interface", "linum-find-tissue-interface"
 SPEC = MosaicSpec(tiles=(2, 3), tile_shape=(80, 40, 48), spacing_um=(4.0, 9.0, 11.0), water_um=100.0, looks=8)

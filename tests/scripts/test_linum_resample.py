@@ -1,4 +1,4 @@
-"""The script that resamples an image: what it writes, what it refuses, and how it goes on after a kill."""
+"""If this fails, the script resamples wrong, or does not go on after a kill."""
 
 import shutil
 import signal
@@ -6,13 +6,13 @@ import signal
 import numpy as np
 import pytest
 import zarr
-from script_runs import check_refused, kill_half_way, load, run_script
 
 from linumpy.gpu.interpolation import resample_volume
 from linumpy.io import paths
 from linumpy.io.ome import open_image, read_omezarr
 from linumpy.write import new_image
 from linumpy.write.writer import write_omezarr
+from tests.support.script_runs import check_refused, kill_half_way, load, run_script
 
 NAME, PROGRAM = "linum_resample", "linum-resample"
 SPACING = (10.0, 6.0, 5.0)

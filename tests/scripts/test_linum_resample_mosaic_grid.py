@@ -1,4 +1,4 @@
-"""The script that resamples a mosaic grid: what it writes, what it refuses, what is left of it when it is killed."""
+"""If this fails, the script resamples a mosaic wrong, or a killed one leaves something that looks finished."""
 
 import itertools
 import signal
@@ -6,7 +6,6 @@ import signal
 import numpy as np
 import pytest
 import zarr
-from script_runs import check_refused, kill_half_way, load, run_script
 from zarr.codecs import BloscCodec, ZstdCodec
 
 from linumpy.gpu.interpolation import resample_volume
@@ -14,6 +13,7 @@ from linumpy.io.ome import open_image, read_omezarr
 from linumpy.mosaic import grid
 from linumpy.mosaic.grid import resample_mosaic_grid
 from linumpy.write.writer import write_omezarr
+from tests.support.script_runs import check_refused, kill_half_way, load, run_script
 
 NAME, PROGRAM = "linum_resample_mosaic_grid", "linum-resample-mosaic-grid"
 TILE = (20, 16, 15)

@@ -1,4 +1,4 @@
-"""The script that stacks slices: the known volume, its decisions, what it refuses, a kill in the middle."""
+"""If this fails, the script stacks slices wrong, or a killed one leaves something that looks finished."""
 
 import csv
 import signal
@@ -6,12 +6,12 @@ import signal
 import numpy as np
 import pytest
 import zarr
-from script_runs import check_refused, kill_half_way, load, run_script
-from stacks import consecutive_slices
 
 from linumpy.io.ome import open_image, read_omezarr
 from linumpy.testing.synthetic import MosaicSpec, block
 from linumpy.write.writer import write_omezarr
+from tests.support.script_runs import check_refused, kill_half_way, load, run_script
+from tests.support.stacks import consecutive_slices
 
 NAME, PROGRAM = "linum_stack_slices_motor", "linum-stack-slices-motor"
 SPACING = (5.0, 10.0, 10.0)

@@ -1,12 +1,12 @@
-"""linum-voxelize: what it writes, in whatever order the image's axes come, and what it refuses."""
+"""If this fails, linum-voxelize writes masks that do not lie in the image, in some order of its axes."""
 
 import numpy as np
 import pytest
-from script_runs import check_refused, load, run_script
 
 from linumpy.io.ome import open_image
 from linumpy.voxel.scipy_backend import ScipyBackend
 from linumpy.write.writer import write_omezarr
+from tests.support.script_runs import check_refused, load, run_script
 
 trimesh = pytest.importorskip("trimesh", reason="trimesh is not installed: pip install trimesh")
 

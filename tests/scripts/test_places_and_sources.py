@@ -1,4 +1,4 @@
-"""What all scripts refuse in one line: outputs in each other's place or their source's, sources that cannot be read."""
+"""If this fails, a script overwrites its source, or shows a traceback for a path that cannot be read."""
 
 import errno
 import os
@@ -9,7 +9,6 @@ import sys
 import numpy as np
 import pytest
 import zarr
-from script_runs import ROOT, environment, load, run_script
 from zarr.codecs import BloscCodec, GzipCodec, ZstdCodec
 
 from linumpy.errors import ChunkError, SourceError
@@ -18,6 +17,7 @@ from linumpy.io.open import open_source
 from linumpy.io.paths import check_apart
 from linumpy.mosaic.tiles import read_box
 from linumpy.write.writer import write_omezarr
+from tests.support.script_runs import ROOT, environment, load, run_script
 
 SCRIPTS = {
     "linum_aip": [],

@@ -1,4 +1,4 @@
-"""Every command over mosaics: axes t and c, no units, what bioformats2raw wrote, tiles known and unknown."""
+"""If this fails, commands over mosaics fail on axes t and c, on images without units, or on bioformats2raw's."""
 
 import json
 import logging
@@ -7,12 +7,12 @@ import shutil
 import numpy as np
 import pytest
 import zarr
-from script_runs import check_refused, load, run_script
 
 from linumpy.io.ome import open_image
 from linumpy.mosaic.grid import resample_mosaic_grid
 from linumpy.testing.synthetic import MosaicSpec, write_mosaic
 from linumpy.write.writer import write_omezarr
+from tests.support.script_runs import check_refused, load, run_script
 
 SPACING, TILE = (5.0, 10.0, 10.0), (8, 9)
 SHAPE = (16, 24, 27)

@@ -1,15 +1,10 @@
 """Tools that the tests of the server scripts need."""
 
 import os
-import sys
-from pathlib import Path
 
 import pytest
 
-# The helpers beside this file: faketree, fakesource, server_tools.
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-
-from server_tools import ensure_tools
+from tests.server_setup.server_tools import ensure_tools
 
 
 @pytest.fixture(scope="session")

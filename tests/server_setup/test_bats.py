@@ -1,11 +1,12 @@
-"""Runs the .bats files from pytest, so that one command runs everything."""
+"""If this fails, a server script gives a wrong verdict, or changes the machine (all .bats files)."""
 
 import os
 import re
 import subprocess
 
 import pytest
-from server_tools import HERE, SETUP_DIR, ensure_tools
+
+from tests.server_setup.server_tools import HERE, SETUP_DIR, ensure_tools
 
 FILES = sorted(HERE.glob("*.bats"))
 
@@ -64,8 +65,10 @@ def test_a_failing_check_fails(body, tmp_path, tools):
 
 def test_without_bats_ci_fails_and_a_laptop_skips(tmp_path, monkeypatch):
     asked = []
-    monkeypatch.setattr("server_tools.quiet", lambda *command, **_: asked.append(command) and False)
-    monkeypatch.setattr("server_tools.shutil.which", lambda name, **_: None if name == "bats" else f"/bin/{name}")
+    monkeypatch.setattr("tests.server_setup.server_tools.quiet", lambda *command, **_: asked.append(command) and False)
+    monkeypatch.setattr(
+        "tests.server_setup.server_tools.shutil.which", lambda name, **_: None if name == "bats" else f"/bin/{name}"
+    )
     monkeypatch.setenv("PATH", os.environ["PATH"])
     monkeypatch.setenv("CI", "true")
     with pytest.raises(pytest.fail.Exception, match="bats"):

@@ -1,4 +1,4 @@
-"""Takes preconditions away, one and several at a time, and compares with a slow, obvious rule."""
+"""If this fails, the doctor's verdict differs from the obvious rule when preconditions lack."""
 
 import json
 import os
@@ -6,8 +6,9 @@ import random
 import subprocess
 
 import pytest
-from faketree import GPU, FakeTree, both_ways
-from server_tools import SETUP_DIR
+
+from tests.server_setup.faketree import GPU, FakeTree, both_ways
+from tests.server_setup.server_tools import SETUP_DIR
 
 DOCTOR = SETUP_DIR / "gds_doctor.sh"
 NVFS, P2P, CUFILE = "nvidia-fs", "p2pdma", "cufile"

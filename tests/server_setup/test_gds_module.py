@@ -1,4 +1,4 @@
-"""linumpy.gds: the doctor's verdict in Python."""
+"""If this fails, linumpy.gds tells something else than the doctor."""
 
 import ast
 import dataclasses
@@ -12,8 +12,9 @@ import types
 from pathlib import Path
 
 import pytest
-from faketree import both_ways
-from server_tools import HERE, SETUP_DIR
+
+from tests.server_setup.faketree import both_ways
+from tests.server_setup.server_tools import HERE, SETUP_DIR
 
 PYTHON = sys.executable
 MODULE = HERE.parents[1] / "linumpy" / "gds.py"

@@ -1,4 +1,4 @@
-"""install.sh and gpu_extra.sh with programs that stand in for Python, pip and nvidia-smi."""
+"""If this fails, install.sh or gpu_extra.sh install the wrong extra, or none."""
 
 import os
 import signal
@@ -6,7 +6,8 @@ import subprocess
 import time
 
 import pytest
-from server_tools import SETUP_DIR
+
+from tests.server_setup.server_tools import SETUP_DIR
 
 INSTALL, GPU_EXTRA = SETUP_DIR.parent / "install.sh", SETUP_DIR.parent / "gpu_extra.sh"
 

@@ -1,4 +1,4 @@
-"""Follows the README step by step on a pretended server.
+"""If this fails, the README's steps do not lead to a working server.
 
 Commands of ours are run. The others (apt-get, modprobe, mount, reboot, ...) are not: what
 they would do to the server is done to its tree. A command that is neither fails the test,
@@ -11,8 +11,9 @@ import shutil
 import subprocess
 
 import pytest
-from faketree import REGISTRY, UUID, FakeTree
-from server_tools import SETUP_DIR
+
+from tests.server_setup.faketree import REGISTRY, UUID, FakeTree
+from tests.server_setup.server_tools import SETUP_DIR
 
 README = (SETUP_DIR / "README.md").read_text()
 WALK = README.split("## From a bare Ubuntu server")[1].split("\n## ")[0]
@@ -233,7 +234,7 @@ def test_verify_read(tmp_path):
 
 
 def test_the_patch_section(tmp_path, clean_environment):
-    import fakesource
+    from tests.server_setup import fakesource
 
     source = fakesource.build(tmp_path / "nvidia-fs-2.28.4")
     (lines,) = [

@@ -1,11 +1,12 @@
-"""What holds for all scripts beside what `make lint` checks: read through the prefix, call nothing."""
+"""If this fails, a server script reads past the test's prefix, or calls what it must not."""
 
 import os
 import re
 import subprocess
 
 import pytest
-from server_tools import HERE, SETUP_DIR
+
+from tests.server_setup.server_tools import HERE, SETUP_DIR
 
 SCRIPTS = sorted(SETUP_DIR.glob("*.sh"))
 RUNNABLE = [script for script in SCRIPTS if script.name != "lib.sh"]

@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from stream_arrays import make_array
 
 from linumpy import stream
+from tests.support.stream_arrays import make_array
 
 
 @pytest.fixture

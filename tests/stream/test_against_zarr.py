@@ -1,19 +1,19 @@
-"""Crops of arrays of every format, batch after batch, against zarr-python; and where the reader does not take them."""
+"""If this fails, crops of arrays of some format differ from zarr-python's."""
 
 import logging
 import warnings
 
 import numpy as np
 import pytest
-import stores
 import zarr
-from budget import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stream_arrays import make_array
 
 from linumpy import stream
 from linumpy.write.writer import OmeZarrWriter, write_omezarr
+from tests.support import stores
+from tests.support.budget import examples
+from tests.support.stream_arrays import make_array
 
 
 @st.composite

@@ -1,4 +1,4 @@
-"""Parts of a sample: each shows the physical coordinates of the crop, whatever its spacing, origin, level and axes."""
+"""If this fails, parts of a sample show other physical coordinates than its crop."""
 
 import json
 from dataclasses import replace
@@ -6,14 +6,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import zarr
-from budget import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stream_arrays import make_array
 
 from linumpy import stream
 from linumpy.io.ome import open_image
 from linumpy.write.writer import write_omezarr
+from tests.support.budget import examples
+from tests.support.stream_arrays import make_array
 
 ROTATED = stream.Augment(rotation=180, scale=(0.8, 1.2), flip="zyx")
 

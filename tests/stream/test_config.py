@@ -1,4 +1,4 @@
-"""What users ask for: samples however spelled, limits that are checked, names of dtypes, errors that are builtins."""
+"""If this fails, samples, limits or dtypes are taken for something else than users wrote."""
 
 import dataclasses
 import pickle

@@ -1,4 +1,4 @@
-"""The pipeline on a device whose streams run late or early by chance: what no event orders is found wrong.
+"""If this fails, batches on a device are used before they are there: an order that no event gives is relied on.
 
 The production pipeline and reader run on :mod:`fake_cupy`, the kernels under the emulator.
 """
@@ -10,18 +10,18 @@ import types
 import ml_dtypes
 import numpy as np
 import pytest
-import reference
-from budget import examples
-from emulator import COMPILER, emulated
-from fake_cupy import Array
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stream_arrays import make_array
 
 from linumpy import stream
 from linumpy.device import Device
 from linumpy.stream import pipeline as pipeline_module
 from linumpy.stream import resample as resample_module
+from tests.support.budget import examples
+from tests.support.gpu import reference
+from tests.support.gpu.emulator import COMPILER, emulated
+from tests.support.gpu.fake_cupy import Array
+from tests.support.stream_arrays import make_array
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++")
 SHAPE, SIZE = (20, 24, 28), (5, 6, 7)

@@ -1,13 +1,13 @@
-"""Faulty samples of every kind, at every position of a batch: an error of theirs alone, or left out."""
+"""If this fails, a faulty sample spoils others of its batch, or passes."""
 
 import shutil
 
 import numpy as np
 import pytest
 import zarr
-from stream_arrays import make_array
 
 from linumpy import stream
+from tests.support.stream_arrays import make_array
 
 BOX = ((0, 4), (0, 5), (0, 6))
 

@@ -1,4 +1,4 @@
-"""What code that was written for the interface relies on: names, numbers, and what calls give and raise."""
+"""If this fails, code that was written for the interface breaks: names, numbers, errors."""
 
 import dataclasses
 import enum
@@ -8,9 +8,9 @@ import time
 
 import numpy as np
 import pytest
-from stream_arrays import make_array
 
 from linumpy import stream
+from tests.support.stream_arrays import make_array
 
 BOX = ((0, 4), (0, 4))
 NEEDED = {"batch_size": 1, "host_buffer_bytes": 1 << 20, "device_buffer_bytes": 1 << 20}

@@ -1,4 +1,4 @@
-"""Metadata of arrays: opened ahead and side by side, kept, counted."""
+"""If this fails, metadata of arrays are opened too often, or are old."""
 
 import json
 import shutil
@@ -9,11 +9,11 @@ import warnings
 import numpy as np
 import pytest
 import zarr
-from stream_arrays import make_array
 
 from linumpy import stream
 from linumpy.stream import sources
 from linumpy.write.writer import write_omezarr
+from tests.support.stream_arrays import make_array
 
 BOX = ((0, 4), (0, 4))
 

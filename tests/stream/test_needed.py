@@ -3,11 +3,8 @@
 import numpy as np
 import pytest
 import zarr
-from budget import examples
-from emulator import COMPILER, emulated
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stream_arrays import make_array
 
 from linumpy import stream
 from linumpy.core import native
@@ -24,6 +21,9 @@ from linumpy.stream.plan import ArrayInfo, plan_sample
 from linumpy.stream.resample import Staged
 from linumpy.stream.resample_host import fill_row
 from linumpy.write.writer import write_omezarr
+from tests.support.budget import examples
+from tests.support.gpu.emulator import COMPILER, emulated
+from tests.support.stream_arrays import make_array
 
 PADS = ["constant", "edge", "reflect"]
 DTYPES = ["u2", "f4", "i2", "f8", "f2", "u1"]

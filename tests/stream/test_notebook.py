@@ -1,4 +1,4 @@
-"""The notebook on training runs from top to bottom with the model in NumPy, learns, and is saved with its pictures.
+"""If this fails, the notebook on training does not run, or does not learn.
 
 The 3-D U-Net in it needs PyTorch, which the test environment does not install; where PyTorch is there, it is what runs.
 """

@@ -1,14 +1,14 @@
-"""Batches on a device: the same as on the CPU, whoever holds them on whichever stream; memory, and time to begin."""
+"""If this fails, batches on a device differ from those on the CPU."""
 
 import itertools
 import time
 
 import numpy as np
 import pytest
-from stream_arrays import make_array
 
 from linumpy import stream
 from linumpy.write.writer import write_omezarr
+from tests.support.stream_arrays import make_array
 
 pytestmark = pytest.mark.gpu
 

@@ -1,4 +1,4 @@
-"""Batches against zarr-python: contents, order, errors, memory, states."""
+"""If this fails, batches hold wrong crops, come in a wrong order, or take too much memory (oracle: zarr-python)."""
 
 import gc
 import itertools
@@ -8,10 +8,10 @@ import time
 import ml_dtypes
 import numpy as np
 import pytest
-from stream_arrays import make_array
 
 from linumpy import stream
 from linumpy.stream import Metric
+from tests.support.stream_arrays import make_array
 
 
 def samples_of(path, count=None, size=(4, 5, 6), shape=(20, 30, 40)):

@@ -1,4 +1,4 @@
-"""Long runs, and runs that are killed and resumed: the same sequence, in flat memory."""
+"""If this fails, a killed training resumes with other batches, or a long run takes ever more memory."""
 
 import contextlib
 import gc
@@ -14,9 +14,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from stream_arrays import make_array
 
 from linumpy import stream
+from tests.support.stream_arrays import make_array
 
 TRAINING = '''
 """A training process: each batch's bytes into a log, and behind each step the state into a file."""

@@ -1,4 +1,4 @@
-"""Which crops: inside of arrays, as often as asked for, the same again; grids that cover, stitched together again."""
+"""If this fails, crops lie outside of arrays, come too often or too seldom, or do not cover a grid."""
 
 import itertools
 import re
@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from stream_arrays import make_array
 
 from linumpy import stream
 from linumpy.io.ome import open_image
 from linumpy.stream.crops.stitch import _weights, positions
 from linumpy.write.writer import OmeZarrWriter
+from tests.support.stream_arrays import make_array
 
 
 def labels():

@@ -1,4 +1,4 @@
-"""Estimates of what is read beside crops, against counting; the script that shows them."""
+"""If this fails, estimates of what is read beside crops are off from counting."""
 
 import itertools
 import json
@@ -6,12 +6,12 @@ import math
 
 import numpy as np
 import pytest
-from script_runs import load
-from stream_arrays import make_array
 
 from linumpy.stream.alignment import Grid
 from linumpy.stream.crops.survey import amplification
 from linumpy.stream.plan import ArrayInfo
+from tests.support.script_runs import load
+from tests.support.stream_arrays import make_array
 
 
 def info(shape, chunk, dtype="u2"):

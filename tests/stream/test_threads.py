@@ -1,4 +1,4 @@
-"""Threads, interrupts, forks and iterables that misbehave: no call hangs, no batch is lost, no wrong batch comes."""
+"""If this fails, a call hangs, a batch is lost or wrong beside threads, interrupts and forks."""
 
 import gc
 import itertools

@@ -1,4 +1,4 @@
-"""The dataset for PyTorch: with a stub where PyTorch is missing, and with PyTorch where it is there."""
+"""If this fails, the dataset for PyTorch gives other batches than the pipeline."""
 
 import importlib.util
 import itertools
@@ -7,9 +7,9 @@ import types
 
 import numpy as np
 import pytest
-from stream_arrays import make_array
 
 from linumpy import stream
+from tests.support.stream_arrays import make_array
 
 HAS_TORCH = importlib.util.find_spec("torch") is not None
 

@@ -1,4 +1,4 @@
-"""What a batch costs beside a busy thread of Python: each call that gives the interpreter's lock back costs a turn."""
+"""If this fails, a batch takes more turns of the interpreter's lock, each of which waits for a busy thread."""
 
 import sys
 import threading
@@ -7,11 +7,11 @@ import time
 import numpy as np
 import pytest
 import zarr
-from stream_arrays import make_array
 
 from linumpy import stream
 from linumpy.core import native
 from linumpy.core.reader import CoreReader
+from tests.support.stream_arrays import make_array
 
 pytestmark = pytest.mark.skipif(native.why_no_core() is not None, reason=str(native.why_no_core()))
 BOX = ((0, 4), (0, 5), (0, 6))

@@ -1,15 +1,15 @@
-"""Synthetic mosaics: every voxel from seed and place alone, and physics that can be measured back."""
+"""If this fails, synthetic mosaics depend on how they are cut, or are not what their parameters say."""
 
 import dataclasses
 
 import numpy as np
 import pytest
-from stacks import consecutive_slices
 
 from linumpy.errors import RegionError
 from linumpy.io.ome import open_image
 from linumpy.testing import synthetic
 from linumpy.testing.synthetic import MosaicSpec, block, surface_depth, tissue_depth, write_mosaic
+from tests.support.stacks import consecutive_slices
 
 SPEC = MosaicSpec(tiles=(2, 3), tile_shape=(70, 50, 40), seed=3)
 

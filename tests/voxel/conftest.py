@@ -1,7 +1,8 @@
 """The backends that every test of an operation runs on."""
 
 import pytest
-from voxel_backends import Tried, needs_warp
+
+from tests.support.oracles.voxel_backends import Tried, needs_warp
 
 
 @pytest.fixture(

@@ -1,4 +1,4 @@
-"""Which backend is chosen, what it says where it cannot be had, and that nothing imports Warp unasked."""
+"""If this fails, another backend is taken than was asked for, or Warp is imported unasked."""
 
 import ast
 import logging

@@ -1,13 +1,13 @@
-"""Capsules: against exact fractions, and each backend against SciPy's voxel for voxel."""
+"""If this fails, capsules hold other voxels than exact fractions say."""
 
 import itertools
 
 import numpy as np
 import pytest
-from voxel_reference import in_capsule
 
 from linumpy.voxel.capsules import capsule_table, polyline_table
 from linumpy.voxel.scipy_backend import ScipyBackend
+from tests.support.oracles.voxel_reference import in_capsule
 
 SHAPE = (9, 10, 21)
 

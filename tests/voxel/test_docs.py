@@ -1,5 +1,6 @@
-"""The page on voxel operations: its snippets run, and do what the page says. With VOXEL_PICTURES=1 its pictures are
-drawn again."""
+"""If this fails, a snippet of docs/voxel.md does not run, or does something else than the page says.
+
+With VOXEL_PICTURES=1 its pictures are drawn again."""
 
 import os
 import re

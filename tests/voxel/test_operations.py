@@ -1,4 +1,4 @@
-"""Operations on masks: each backend against loops over voxels, and against SciPy's voxel for voxel."""
+"""If this fails, operations on masks differ from loops over voxels and from SciPy."""
 
 import itertools
 
@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import zarr
 from scipy import ndimage
-from voxel_backends import needs_warp
-from voxel_reference import ball_offsets, components, dilated, eroded, filled, offsets_of
 
 from linumpy.voxel.element import ball
 from linumpy.voxel.scipy_backend import ScipyBackend
+from tests.support.oracles.voxel_backends import needs_warp
+from tests.support.oracles.voxel_reference import ball_offsets, components, dilated, eroded, filled, offsets_of
 
 METHODS = ("dilate", "erode", "open", "close")
 

@@ -1,13 +1,13 @@
-"""Random masks, elements, capsules, meshes and sessions: Warp's kernels against SciPy's backend, voxel for voxel."""
+"""If this fails, Warp's kernels give other voxels than SciPy's backend."""
 
 import numpy as np
 import pytest
 from scipy import ndimage
-from voxel_backends import Tried, needs_warp
-from voxel_shapes import CLOSED
 
 from linumpy.voxel import VoxelSession
 from linumpy.voxel.scipy_backend import ScipyBackend
+from tests.support.oracles.voxel_backends import Tried, needs_warp
+from tests.support.oracles.voxel_shapes import CLOSED
 
 pytestmark = needs_warp
 SCIPY = ScipyBackend()

@@ -1,15 +1,15 @@
-"""Sessions: slabs of every size give what the operations give on the whole, errors lose nothing, files are written."""
+"""If this fails, a session gives something else in slabs than on the whole, or loses an error."""
 
 import numpy as np
 import pytest
 import zarr
-from voxel_shapes import box, torus
 
 from linumpy.errors import VoxelSessionError
 from linumpy.io.ome import read_omezarr
 from linumpy.voxel import Flushed, VoxelSession, queued
 from linumpy.voxel.scipy_backend import ScipyBackend
 from linumpy.write.writer import OmeZarrWriter
+from tests.support.oracles.voxel_shapes import box, torus
 
 ORIGIN, PITCH = (-3.0, 2.0, 10.0), (1.0, 0.5, 2.0)
 SHAPE = (23, 14, 17)

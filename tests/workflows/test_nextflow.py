@@ -1,4 +1,4 @@
-"""The Nextflow workflow: what it names exists, its channels meet, and its commands as written make the right images."""
+"""If this fails, the workflow names what does not exist, or its commands make wrong images."""
 
 import os
 import re
@@ -7,11 +7,9 @@ import subprocess
 import tomllib
 from dataclasses import replace
 
-import nextflow_text as nf
 import numpy as np
 import pytest
 import zarr
-from script_runs import ROOT, load
 
 from linumpy.mosaic.aip import project_mosaic
 from linumpy.mosaic.focal import correct_mosaic
@@ -19,6 +17,8 @@ from linumpy.mosaic.grid import resample_mosaic_grid
 from linumpy.mosaic.slices import ZSearch, stack_mosaics
 from linumpy.mosaic.surface import SurfaceMethod, find_mosaic_surface
 from linumpy.testing.synthetic import MosaicSpec, write_mosaic
+from tests.support import nextflow_text as nf
+from tests.support.script_runs import ROOT, load
 
 TEXT = (nf.WORKFLOWS / "soct_3d_reconst.nf").read_text(encoding="utf-8")
 CONFIG = (nf.WORKFLOWS / "nextflow.config").read_text(encoding="utf-8")

@@ -15,13 +15,13 @@ import warnings
 from pathlib import Path
 
 import numpy as np
-from script_runs import load
 from zarr.codecs import ZstdCodec
 
 from linumpy.io.files import replacing
 from linumpy.resample import pipeline
 from linumpy.resample.resample_zarr import resample_zarr
 from linumpy.write.writer import OmeZarrWriter
+from tests.support.script_runs import load
 
 SHIM = ctypes.CDLL(None)
 SHIM.crash_trace.restype = ctypes.c_char_p

@@ -1,4 +1,4 @@
-"""Killed at any call that writes, or with a full disk from it on: the old output or the new one, and a rerun completes.
+"""If this fails, a killed run or a full disk leaves neither the old output nor the new one.
 
 In the manner of SQLite's crash tests. ``crash_shim.c`` counts the calls of a process and ends it at the n-th; a write
 is cut in half. The short run takes some of the calls, and those that rename the output; ``-m slow`` takes each. Threads
@@ -18,9 +18,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import zarr
-from script_runs import environment
 
 from linumpy.write.writer import write_omezarr
+from tests.support.script_runs import environment
 
 HERE = Path(__file__).parent
 

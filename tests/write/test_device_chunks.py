@@ -1,4 +1,4 @@
-"""Raw chunks from a device to files: the logic on the CPU, with a kvikio of files and NumPy; then on a GPU."""
+"""If this fails, raw chunks written from a device hold wrong bytes."""
 
 import contextlib
 import errno

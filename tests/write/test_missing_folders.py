@@ -1,8 +1,7 @@
-"""A typing error in the path of an output makes no folders."""
+"""If this fails, a typing error in an output path makes folders."""
 
 import numpy as np
 import pytest
-from script_runs import load
 
 from linumpy import OmeZarrWriter, resample_zarr
 from linumpy.demo import run_demo
@@ -10,6 +9,7 @@ from linumpy.io.files import check_picture, replacing
 from linumpy.io.paths import check_target
 from linumpy.testing.synthetic import MosaicSpec, write_mosaic
 from linumpy.write.writer import write_omezarr
+from tests.support.script_runs import load
 
 SPEC = MosaicSpec((2, 2), (32, 16, 16))
 

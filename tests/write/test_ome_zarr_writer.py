@@ -1,4 +1,4 @@
-"""The writer of regions: what it leaves is read by others, is the plain pyramid, and is complete or not there."""
+"""If this fails, images written by regions are wrong, incomplete, or not read by others."""
 
 import asyncio
 import errno
@@ -22,7 +22,6 @@ import ome_zarr.io
 import ome_zarr.reader
 import pytest
 import zarr
-from budget import examples, shown
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from zarr.codecs import BloscCodec, GzipCodec, ZstdCodec
@@ -33,6 +32,7 @@ from linumpy.write import raw_chunks, writer
 from linumpy.write.new_image import plan_image
 from linumpy.write.pyramid import halve
 from linumpy.write.writer import OmeZarrWriter
+from tests.support.budget import examples, shown
 
 DTYPES = ["bool", "u1", "i1", "u2", "i2", "u4", "i4", "u8", "i8", "f2", "f4", "f8"]
 V3_CODECS = {"raw": None, "zstd": ZstdCodec(), "blosc": BloscCodec(), "gzip": [GzipCodec()]}

@@ -1,4 +1,4 @@
-"""The halves of an image: against exact fractions, one voxel after another, and scikit-image."""
+"""If this fails, coarser levels are not the means of finer ones."""
 
 import math
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Chunks that get their names when they are complete."""
+"""If this fails, a chunk has its name before it is complete."""
 
 from concurrent.futures import ThreadPoolExecutor
 

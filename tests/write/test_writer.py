@@ -1,4 +1,4 @@
-"""The writer: complete or not at all, and readable by others."""
+"""If this fails, images are written half, or cannot be read by others."""
 
 import errno
 import os

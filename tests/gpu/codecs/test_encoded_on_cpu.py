@@ -1,4 +1,4 @@
-"""The reader of encoded chunks on the CPU, against zarr-python: its loop, its plans, and the device's own decoders."""
+"""If this fails, encoded chunks are read wrong, or broken ones are not refused (oracle: zarr-python, numcodecs)."""
 
 import itertools
 import re
@@ -8,14 +8,9 @@ from pathlib import Path
 import numcodecs
 import numpy as np
 import pytest
-import reference
 import zarr
-from decoders import BIG, Decoder, kernel, needs_compiler
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from mutants import CHAINS, corpus, disagreements
-from other_writers import HOST_ONLY, LEFT_TO_ZARR, TENSORSTORE, old_stores, tensorstore_store
-from stores import encoded_cases, plain_values, random_values, same, write
 from zarr.codecs import BytesCodec, Crc32cCodec, ShardingCodec, TransposeCodec, ZstdCodec
 from zarr.codecs import numcodecs as numcodecs_v3
 
@@ -24,6 +19,11 @@ from linumpy.gpu.kernels import source_text
 from linumpy.io.layout import read_layout
 from linumpy.plan.codecs import DecodeChain, read_array_filter
 from linumpy.plan.decode.launches import DeviceLimits, ring_nbytes
+from tests.support.gpu import reference
+from tests.support.gpu.decoders import BIG, Decoder, kernel, needs_compiler
+from tests.support.gpu.mutants import CHAINS, corpus, disagreements
+from tests.support.other_writers import HOST_ONLY, LEFT_TO_ZARR, TENSORSTORE, old_stores, tensorstore_store
+from tests.support.stores import encoded_cases, plain_values, random_values, same, write
 
 inside_a_test = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 values_of = {"random": random_values, "plain": plain_values}

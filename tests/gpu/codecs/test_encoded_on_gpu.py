@@ -1,4 +1,4 @@
-"""Encoded chunks on a device, against zarr-python and numcodecs."""
+"""If this fails, a device reads encoded chunks wrong (oracle: zarr-python, numcodecs)."""
 
 import gc
 import json
@@ -13,13 +13,8 @@ import numcodecs
 import numpy as np
 import pytest
 import zarr
-from decoders import DeviceDecoder
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from mutants import CHAINS, FRAMES, by_numcodecs, corpus, disagreements, plain
-from other_writers import LEFT_TO_ZARR, TENSORSTORE, old_stores, tensorstore_store
-from reference import peak_memory, use_own_readers
-from stores import encoded_cases, plain_values, random_values, same, write
 from zarr.codecs import BytesCodec, ShardingCodec, ZstdCodec
 from zarr.codecs import numcodecs as v3
 
@@ -28,6 +23,11 @@ from linumpy.errors import ChunkError
 from linumpy.gpu import kvikio_zarr, read_zarr_to_gpu, release
 from linumpy.plan.codecs import DecodeChain
 from linumpy.plan.decode.launches import DeviceLimits
+from tests.support.gpu.decoders import DeviceDecoder
+from tests.support.gpu.mutants import CHAINS, FRAMES, by_numcodecs, corpus, disagreements, plain
+from tests.support.gpu.reference import peak_memory, use_own_readers
+from tests.support.other_writers import LEFT_TO_ZARR, TENSORSTORE, old_stores, tensorstore_store
+from tests.support.stores import encoded_cases, plain_values, random_values, same, write
 
 pytestmark = pytest.mark.gpu
 

@@ -1,16 +1,11 @@
-"""Blocks of long zstd frames that are carried out side by side, on the CPU: against numcodecs, and end to end."""
+"""If this fails, long zstd frames, whose blocks are carried out side by side, decode wrong (oracle: numcodecs)."""
 
 import functools
 
-import fake_cupy
 import numcodecs
 import numpy as np
 import pytest
-import reference
 import zarr
-from decoders import BIG, Decoder, kernel, needs_compiler
-from mutants import FRAMES, by_numcodecs, disagreements, frame
-from stores import plain_values, same
 
 from linumpy.errors import ChunkError
 from linumpy.gpu import plan_zarr_read
@@ -18,6 +13,10 @@ from linumpy.gpu.read import reader
 from linumpy.gpu.read.limits import limits_for, placement_of
 from linumpy.plan.codecs import DecodeChain
 from linumpy.plan.decode.launches import DeviceLimits
+from tests.support.gpu import fake_cupy, reference
+from tests.support.gpu.decoders import BIG, Decoder, kernel, needs_compiler
+from tests.support.gpu.mutants import FRAMES, by_numcodecs, disagreements, frame
+from tests.support.stores import plain_values, same
 
 ZSTD = DecodeChain("zstd")
 BLOCK = 2**17

@@ -1,4 +1,4 @@
-"""Blocks of long zstd frames that are carried out side by side, on a device."""
+"""If this fails, a device decodes long zstd frames wrong (oracle: numcodecs)."""
 
 import functools
 import time
@@ -7,13 +7,13 @@ import numcodecs
 import numpy as np
 import pytest
 import zarr
-from decoders import DeviceDecoder
-from mutants import corpus, disagreements
-from reference import use_own_readers
 
 from linumpy.gpu import read_zarr_to_gpu
 from linumpy.gpu.read.reader import Reader
 from linumpy.plan.codecs import DecodeChain
+from tests.support.gpu.decoders import DeviceDecoder
+from tests.support.gpu.mutants import corpus, disagreements
+from tests.support.gpu.reference import use_own_readers
 
 pytestmark = pytest.mark.gpu
 

@@ -1,18 +1,18 @@
-"""Images of any number of axes, maps that are not square, and what only the general kernel samples; against SciPy."""
+"""If this fails, images of other than three axes, or maps that are not square, are sampled wrong (oracle: SciPy)."""
 
 import warnings
 
 import numpy as np
-import on_cpu
 import pytest
-from emulator import COMPILER
-from nvrtc import compile_kernel
 from scipy import ndimage
 
 from linumpy.gpu import interpolation
 from linumpy.gpu.interpolation import affine_transform, geometric_transform, map_coordinates
 from linumpy.gpu.ndimage import general
 from linumpy.gpu.ndimage.sampling import SplineSampling
+from tests.support.gpu import on_cpu
+from tests.support.gpu.emulator import COMPILER
+from tests.support.gpu.nvrtc import compile_kernel
 
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler: the kernels run on a GPU only")
 

@@ -1,4 +1,4 @@
-"""Moving, turning, scaling and deforming images, against SciPy."""
+"""If this fails, shift, zoom, rotate or deform move an image elsewhere than SciPy does."""
 
 import numpy as np
 import pytest

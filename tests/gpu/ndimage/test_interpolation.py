@@ -1,4 +1,4 @@
-"""Resampling against known truth and scikit-image; on a GPU against SciPy."""
+"""If this fails, resampled images differ from known truth, scikit-image or SciPy."""
 
 import numpy as np
 import pytest

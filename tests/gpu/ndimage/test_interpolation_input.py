@@ -1,16 +1,16 @@
-"""What the functions that resample do not take, and what they take although SciPy does not."""
+"""If this fails, functions that resample take what they cannot do right, or refuse what they promise to take."""
 
 import inspect
 
 import numpy as np
 import pytest
 from scipy import ndimage
-from test_sampling import image_of
 
 from linumpy.gpu import interpolation
 from linumpy.gpu.interpolation import affine_transform, map_coordinates, resample_volume, resize, spline_filter
 from linumpy.gpu.ndimage.geometric import apply_displacement_field, compose_affine, rotate, shift, zoom
 from linumpy.gpu.ndimage.sampling_launch import MODES
+from tests.gpu.ndimage.test_sampling import image_of
 
 IMAGE = np.arange(12.0).reshape(3, 4)
 PLACES = np.ones((2, 5))

@@ -1,15 +1,15 @@
-"""``map_coordinates`` and ``affine_transform`` on a device, against SciPy; and that nothing is compiled for a shape."""
+"""If this fails, a device resamples unlike SciPy, or compiles a kernel for a shape."""
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scipy import ndimage
-from test_sampling import close, image_of, shapes
 
 from linumpy.device import to_host
 from linumpy.gpu.interpolation import affine_transform, map_coordinates
 from linumpy.gpu.ndimage.sampling_launch import MODES
+from tests.gpu.ndimage.test_sampling import close, image_of, shapes
 
 pytestmark = pytest.mark.gpu
 

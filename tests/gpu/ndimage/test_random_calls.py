@@ -1,4 +1,4 @@
-"""Random calls against SciPy: on the CPU by the emulator, on a GPU as many as are asked for.
+"""If this fails, some combination of arguments resamples unlike SciPy.
 
 ``LINUMPY_KINDS=400 LINUMPY_CALLS=250 pytest -m "gpu and slow" --require-gpu tests/gpu/ndimage/test_random_calls.py``
 makes 10^5 calls of 400 kinds, each of which compiles a few kernels; ``LINUMPY_FIRST_KIND=400`` goes on where that
@@ -8,10 +8,11 @@ ended.
 import os
 
 import numpy as np
-import on_cpu
 import pytest
-from emulator import COMPILER
-from random_calls import call_of, kind_of
+
+from tests.support.gpu import on_cpu
+from tests.support.gpu.emulator import COMPILER
+from tests.support.gpu.random_calls import call_of, kind_of
 
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler: the kernels run on a GPU only")
 

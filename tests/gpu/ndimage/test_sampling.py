@@ -1,14 +1,11 @@
-"""The sampling kernels on the CPU, thread after thread, against SciPy."""
+"""If this fails, the sampling kernels compute something else than SciPy."""
 
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from budget import examples, matrix
-from emulator import COMPILER, emulated
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from nvrtc import compilations, compile_kernel, declared_shared
 from scipy import ndimage
 
 from linumpy.gpu import kernels
@@ -17,6 +14,9 @@ from linumpy.gpu.ndimage import sampling
 from linumpy.gpu.ndimage import sampling_launch as launch
 from linumpy.gpu.ndimage.sampling import AffineMap, SplineSampling
 from linumpy.gpu.ndimage.sampling_launch import MODES
+from tests.support.budget import examples, matrix
+from tests.support.gpu.emulator import COMPILER, emulated
+from tests.support.gpu.nvrtc import compilations, compile_kernel, declared_shared
 
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler: the kernels run on a GPU only")
 DTYPES = ["u1", "u2", "i2", "f4", "f8", "i4", "u4"]

@@ -1,4 +1,4 @@
-"""The sampling kernels touch nothing beyond their arrays: arrays that end, or begin, where memory is forbidden.
+"""If this fails, the sampling kernels read or write beyond their arrays.
 
 A kernel that reads or writes there ends the process, so cases run in one of their own.
 """
@@ -12,18 +12,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from budget import examples
-from emulator import COMPILER, emulated
 
 from linumpy.gpu.ndimage import general, nearest, sampling
 from linumpy.gpu.ndimage.sampling import AffineMap, SplineSampling
+from tests.support.budget import examples
+from tests.support.gpu.emulator import COMPILER, emulated
 
 #: Dtype, order and mode; every pair of them is compiled.
 HOW = [
     *[("u1", 0, "constant"), ("u2", 1, "nearest"), ("f4", 1, "grid-constant"), ("f4", 2, "mirror"), ("f4", 3, "wrap")],
     *[("f8", 3, "reflect"), ("f8", 5, "grid-wrap")],
 ]
-_HERE = Path(__file__).parent
+_ROOT = Path(__file__).parents[3]
 _PAGE = mmap.PAGESIZE
 _C = ctypes.CDLL(None, use_errno=True)
 
@@ -110,7 +110,7 @@ def run(kind, seed, count):
 
 
 def _environment():
-    folders = [_HERE, _HERE.parent, _HERE.parents[1], _HERE.parents[2], os.environ.get("PYTHONPATH", "")]
+    folders = [_ROOT, os.environ.get("PYTHONPATH", "")]
     return os.environ | {"PYTHONPATH": os.pathsep.join(map(str, folders))}
 
 
@@ -125,7 +125,7 @@ def test_nothing_beyond_the_arrays_is_touched(kind, count):
 @pytest.mark.parametrize("at_end", [True, False])
 def test_the_guards_hold(at_end):
     """A byte too far ends the process."""
-    code = "import ctypes, numpy as np; from test_sampling_bounds import guarded;"
+    code = "import ctypes, numpy as np; from tests.gpu.ndimage.test_sampling_bounds import guarded;"
     code += f"a = guarded(np.ones(5, 'u2'), {at_end});"
     code += f"ctypes.c_char.from_address(a.ctypes.data + {10 if at_end else -1}).value"
     done = subprocess.run([sys.executable, "-c", code], env=_environment(), capture_output=True)

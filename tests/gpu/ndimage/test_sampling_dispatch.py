@@ -1,14 +1,10 @@
-"""Displaced voxels and channels: the kernels on the CPU, thread after thread, and on a device, against SciPy."""
+"""If this fails, displaced voxels, channels or stacks are sampled unlike SciPy."""
 
 import numpy as np
-import on_cpu
 import pytest
-from budget import examples, matrix
-from emulator import COMPILER
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scipy import ndimage
-from test_sampling import KINDS, close, image_of
 
 from linumpy.device import to_host
 from linumpy.gpu import interpolation
@@ -16,6 +12,10 @@ from linumpy.gpu.interpolation import affine_transform, resample_volume, resize
 from linumpy.gpu.ndimage import dispatch, sampling, sampling_launch, transform
 from linumpy.gpu.ndimage.geometric import apply_displacement_field, rotate, shift, zoom
 from linumpy.gpu.ndimage.sampling_launch import MODES
+from tests.gpu.ndimage.test_sampling import KINDS, close, image_of
+from tests.support.budget import examples, matrix
+from tests.support.gpu import on_cpu
+from tests.support.gpu.emulator import COMPILER
 
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler: the kernels run on a GPU only")
 ORDERS = [0, 1, 3]

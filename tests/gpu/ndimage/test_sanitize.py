@@ -1,4 +1,4 @@
-"""Every resampling kernel once, with small arrays: what `make sanitize` runs under compute-sanitizer.
+"""If this fails, a resampling kernel is left out of `make sanitize`, or compute-sanitizer finds an error in it.
 
 On the CPU the same calls run under the emulator, which shows that no kernel of these packages is left out.
 """
@@ -8,9 +8,7 @@ import re
 from pathlib import Path
 
 import numpy as np
-import on_cpu
 import pytest
-from emulator import COMPILER
 from scipy import ndimage
 
 from linumpy.device import to_host
@@ -24,6 +22,8 @@ from linumpy.gpu.interpolation import (
     zoom,
 )
 from linumpy.gpu.ndimage import sampling
+from tests.support.gpu import on_cpu
+from tests.support.gpu.emulator import COMPILER
 
 RNG = np.random.default_rng(0)
 # So many digits that no coordinate lies halfway between two voxels.

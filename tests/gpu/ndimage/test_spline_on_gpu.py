@@ -1,18 +1,18 @@
-"""``spline_filter`` and cubic splines in all modes on a device, against SciPy."""
+"""If this fails, a device filters or samples splines unlike SciPy."""
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scipy import ndimage
-from test_sampling import image_of
-from test_splines import error, exact, shapes
 
 from linumpy.device import to_host
 from linumpy.gpu.interpolation import affine_transform, map_coordinates, spline_filter
 from linumpy.gpu.ndimage import splines
 from linumpy.gpu.ndimage.sampling_launch import MODES
 from linumpy.gpu.ndimage.splines import Ends
+from tests.gpu.ndimage.test_sampling import image_of
+from tests.gpu.ndimage.test_splines import error, exact, shapes
 
 pytestmark = pytest.mark.gpu
 

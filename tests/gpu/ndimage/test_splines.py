@@ -1,21 +1,21 @@
-"""The spline filter's kernels on the CPU, thread after thread, against SciPy; and samples of what they make."""
+"""If this fails, the spline filter's kernels, or samples of what they make, differ from SciPy."""
 
 import numpy as np
-import on_cpu
 import pytest
-from budget import examples, matrix
-from emulator import COMPILER, emulated
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from nvrtc import compilations, compile_kernel
 from scipy import ndimage
-from test_sampling import image_of
 
 from linumpy.gpu import interpolation
 from linumpy.gpu.kernels import IN_FLOAT32
 from linumpy.gpu.ndimage import sampling, splines
 from linumpy.gpu.ndimage.sampling_launch import MODES
 from linumpy.gpu.ndimage.splines import Ends, SplineTuning
+from tests.gpu.ndimage.test_sampling import image_of
+from tests.support.budget import examples, matrix
+from tests.support.gpu import on_cpu
+from tests.support.gpu.emulator import COMPILER, emulated
+from tests.support.gpu.nvrtc import compilations, compile_kernel
 
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler: the kernels run on a GPU only")
 DTYPES = ["u1", "i1", "u2", "i2", "f2", "f4", "f8", "i4", "u4", "i8", "u8"]

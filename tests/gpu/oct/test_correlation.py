@@ -1,4 +1,4 @@
-"""Correlation of overlapping planes: against Pearson's coefficient, overlap by overlap."""
+"""If this fails, overlaps of slices are chosen by wrong correlations (oracle: Pearson's coefficient)."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The kernels that find the tissue surface, run by the host's compiler, against SciPy's filters."""
+"""If this fails, the kernels find the tissue surface elsewhere than SciPy's filters."""
 
 import itertools
 import re
@@ -6,15 +6,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from budget import matrix, some
-from emulator import COMPILER, emulated
-from nvrtc import ARCHITECTURES, compile_kernel
 from scipy import ndimage
 
 from linumpy.gpu.kernels import CUDA_TYPES, source_text
 from linumpy.gpu.oct import surface as surface_module
 from linumpy.gpu.oct import surface_march as surface_march
 from linumpy.gpu.oct.surface_filters import SurfaceOptions, interface_by_filters, log_of_zero
+from tests.support.budget import matrix, some
+from tests.support.gpu.emulator import COMPILER, emulated
+from tests.support.gpu.nvrtc import ARCHITECTURES, compile_kernel
 
 DTYPES = ["f4", "f8", "f2", "u1", "u2", "i2", "i8", "b1"]
 

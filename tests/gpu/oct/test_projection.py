@@ -1,14 +1,14 @@
-"""Projections: against NumPy in float64, by the host's compiler, by NVRTC and on a device."""
+"""If this fails, projections differ from NumPy's in float64."""
 
 import numpy as np
 import pytest
-from budget import matrix, some
-from emulator import COMPILER, emulated
-from nvrtc import compile_kernel
 
 from linumpy.gpu.kernels import CUDA_TYPES
 from linumpy.gpu.oct import projection
 from linumpy.gpu.oct.projection import STATISTICS, launch_config, project
+from tests.support.budget import matrix, some
+from tests.support.gpu.emulator import COMPILER, emulated
+from tests.support.gpu.nvrtc import compile_kernel
 
 DTYPES = ["u2", "f4", "u1", "f8", "i2", "f2", "i4", "b1", "u8"]
 SHAPES = [

@@ -1,15 +1,12 @@
-"""Tiles resampled each by itself: against SciPy, tile after tile, and ``resample_volume``; on the CPU and a device."""
+"""If this fails, tiles of a mosaic mix when it is resampled, or differ from SciPy's (tile after tile)."""
 
 import functools
 import itertools
 
 import numpy as np
 import pytest
-from budget import examples, shown, some
-from emulator import COMPILER, emulated
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from nvrtc import compile_kernel
 from scipy import ndimage
 
 from linumpy.gpu.interpolation import resample_volume
@@ -19,6 +16,9 @@ from linumpy.gpu.resize import resizing
 from linumpy.gpu.resize.plan import ResizeTuning
 from linumpy.gpu.resize.tables import windows_of
 from linumpy.plan.grid.tile_axis import TileAxis
+from tests.support.budget import examples, shown, some
+from tests.support.gpu.emulator import COMPILER, emulated
+from tests.support.gpu.nvrtc import compile_kernel
 
 DTYPES = ["u1", "i1", "u2", "i2", "u4", "i4", "i8", "f2", "f4", "f8"]
 

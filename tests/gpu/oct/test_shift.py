@@ -1,14 +1,14 @@
-"""Shifts along depth: against A-line after A-line, by the host's compiler, by NVRTC and on a device."""
+"""If this fails, A-lines are shifted along depth by something else than their tile's shift."""
 
 import numpy as np
 import pytest
-from budget import matrix, some
-from emulator import COMPILER, emulated
-from nvrtc import compile_kernel
 
 from linumpy.gpu.kernels import CUDA_TYPES
 from linumpy.gpu.oct import shift as shift_module
 from linumpy.gpu.oct.shift import shift_along_depth
+from tests.support.budget import matrix, some
+from tests.support.gpu.emulator import COMPILER, emulated
+from tests.support.gpu.nvrtc import compile_kernel
 
 DTYPES = ["f4", "u2", "u1", "f8", "i2", "f2", "i4", "b1"]
 

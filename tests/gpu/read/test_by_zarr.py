@@ -9,7 +9,6 @@ import time
 import weakref
 from concurrent.futures import CancelledError
 
-import fake_cupy
 import numcodecs
 import numpy as np
 import pytest
@@ -22,6 +21,7 @@ from linumpy.gpu.read.outputs import Regions, with_all_axes
 from linumpy.gpu.read.scatter import Conversion
 from linumpy.io.layout import read_layout
 from linumpy.io.zarr_mode import gpu_mode
+from tests.support.gpu import fake_cupy
 
 SHAPE, CHUNKS = (20, 30, 25), (8, 7, 9)
 

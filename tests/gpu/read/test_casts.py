@@ -1,4 +1,4 @@
-"""How elements are cast on their way: one rule for the kernel, run on the CPU, and for every path of the host."""
+"""If this fails, elements are cast unlike NumPy does it, or differently on host and device."""
 
 import itertools
 import math
@@ -6,7 +6,6 @@ import math
 import numpy as np
 import pytest
 import zarr
-from emulator import COMPILER, Kernel, emulated, library
 from numcodecs import Delta
 
 from linumpy.gpu.kernels import CUDA_TYPES, _with_headers
@@ -14,6 +13,7 @@ from linumpy.gpu.read.reader import Reader
 from linumpy.gpu.read.scatter import Conversion, kernel_spec
 from linumpy.gpu.rounding import cast_elements
 from linumpy.gpu.zarr_io import read_zarr
+from tests.support.gpu.emulator import COMPILER, Kernel, emulated, library
 
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="needs g++ with _Float16")
 TYPES = CUDA_TYPES | {"b1": "bool_bits"}

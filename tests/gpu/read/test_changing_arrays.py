@@ -1,4 +1,4 @@
-"""One reader for rounds of jobs on arrays that change between them and under way; cancelled and closed at any time."""
+"""If this fails, arrays that change between reads or during one give old or mixed voxels."""
 
 import contextlib
 import itertools
@@ -12,18 +12,18 @@ import time
 from concurrent.futures import CancelledError
 from pathlib import Path
 
-import budget
 import numpy as np
 import pytest
-import reference
 import zarr
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from stand_in import needs_stand_in
-from stores import random_values
 
 from linumpy.errors import ChunkError
 from linumpy.gpu.read.reader import Reader
+from tests.support import budget
+from tests.support.gpu import reference
+from tests.support.gpu.stand_in import needs_stand_in
+from tests.support.stores import random_values
 
 pytestmark = needs_stand_in
 inside_a_test = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])

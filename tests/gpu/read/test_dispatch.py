@@ -1,4 +1,4 @@
-"""The dispatcher without a GPU: what it refuses before it needs one."""
+"""If this fails, the dispatcher asks for a GPU before it refuses what cannot be read."""
 
 import contextlib
 import sys
@@ -6,7 +6,6 @@ import sys
 import numcodecs
 import numpy as np
 import pytest
-import reference
 import zarr
 
 import linumpy
@@ -16,6 +15,7 @@ from linumpy.gpu import plan_zarr_read, read_zarr_to_gpu, release, zarr_to_dask
 from linumpy.gpu.read import request as output
 from linumpy.gpu.read.report import ReadReport
 from linumpy.gpu.read.request import result_dtype
+from tests.support.gpu import reference
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Calls that fail half-way, of the system, of the driver, of memory: every job ends, and the reader goes on."""
+"""If this fails, a call that fails half-way leaves a job without an end, or a reader unusable."""
 
 import contextlib
 import errno
@@ -9,13 +9,13 @@ import time
 
 import numpy as np
 import pytest
-import reference
 import zarr
-from stand_in import needs_stand_in
-from stores import random_values, same
 
 from linumpy.errors import ChunkError
 from linumpy.gpu.read.reader import Reader
+from tests.support.gpu import reference
+from tests.support.gpu.stand_in import needs_stand_in
+from tests.support.stores import random_values, same
 
 pytestmark = needs_stand_in
 

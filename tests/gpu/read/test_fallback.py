@@ -1,4 +1,4 @@
-"""The fallback: zarr-python into host memory with one copy to the device, or zarr's GPU mode where it is shown right.
+"""If this fails, the fallback gives other voxels than zarr-python, or is taken without a reason.
 
 Each test runs on the CPU with NumPy in place of CuPy, and marked ``gpu`` on a device; zarr-python on the host is the
 oracle, bit for bit.
@@ -10,7 +10,6 @@ import numcodecs
 import numpy as np
 import pytest
 import zarr
-from stores import random_values, same
 from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec, GzipCodec, ShardingCodec, TransposeCodec, ZstdCodec
 from zarr.codecs import numcodecs as v3
 
@@ -23,6 +22,7 @@ from linumpy.io.layout import read_layout
 from linumpy.plan.read.fallback import why_not_gpu_mode
 from linumpy.plan.read.plan import plan_read
 from linumpy.plan.region import normalize_region
+from tests.support.stores import random_values, same
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::zarr.errors.ZarrUserWarning"),

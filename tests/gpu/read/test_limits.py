@@ -1,4 +1,4 @@
-"""What one process may use, however many reads are under way and however large an array is: files, memory, time."""
+"""If this fails, reads take more files, memory or time than the process's limits allow."""
 
 import contextlib
 import os
@@ -10,16 +10,16 @@ import tracemalloc
 import google_crc32c
 import numpy as np
 import pytest
-import reference
 import zarr
-from stand_in import needs_stand_in
-from stores import plain_values, random_values, same
 
 from linumpy.errors import DeviceMemoryError
 from linumpy.gpu import kvikio_zarr, plan_zarr_read
 from linumpy.gpu.read import request as output
 from linumpy.gpu.read.reader import Reader
 from linumpy.gpu.zarr_io import read_zarr_via_kvikio
+from tests.support.gpu import reference
+from tests.support.gpu.stand_in import needs_stand_in
+from tests.support.stores import plain_values, random_values, same
 
 READ_IN_THREADS = """
 import os, resource, sys, threading

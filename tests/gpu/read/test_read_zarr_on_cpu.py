@@ -1,4 +1,4 @@
-"""``read_zarr`` and ``Reader(device="cpu")`` on files as they come: what users call, against zarr-python."""
+"""If this fails, `read_zarr` and `Reader(device="cpu")` give other voxels than zarr-python."""
 
 import errno
 import os
@@ -10,15 +10,15 @@ from pathlib import Path
 import numcodecs
 import numpy as np
 import pytest
-import reference
 import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stores import cases, encoded_cases, plain_values, random_values, regions, same, same_but_nan, write
 
 import linumpy
 from linumpy.errors import ChunkError, UnsupportedLayoutError
 from linumpy.gpu import Reader
+from tests.support.gpu import reference
+from tests.support.stores import cases, encoded_cases, plain_values, random_values, regions, same, same_but_nan, write
 
 KINDS = {
     "raw": {"compressors": None},

@@ -1,4 +1,4 @@
-"""``read_zarr_to_gpu`` on a device, against zarr-python."""
+"""If this fails, `read_zarr_to_gpu` gives other voxels than zarr-python."""
 
 import gc
 import json
@@ -13,14 +13,14 @@ import pytest
 import zarr
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from reference import open_files, peak_memory, use_own_readers
-from stores import DTYPES, cases, random_values, same, same_but_nan, write
 
 from linumpy.device import to_host
 from linumpy.errors import ChunkError, DeviceMemoryError, UnsupportedLayoutError
 from linumpy.gpu import gpu_zarr_context, kvikio_zarr, read_zarr_to_gpu, release
 from linumpy.gpu.kvikio_zarr import read_zarr_via_kvikio
 from linumpy.gpu.zarr_io import read_zarr_via_zarr_gpu
+from tests.support.gpu.reference import open_files, peak_memory, use_own_readers
+from tests.support.stores import DTYPES, cases, random_values, same, same_but_nan, write
 
 pytestmark = pytest.mark.gpu
 

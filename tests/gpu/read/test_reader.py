@@ -1,4 +1,4 @@
-"""The Reader with many jobs at once, against zarr-python: on the host, on :mod:`fake_cupy`, and on a GPU."""
+"""If this fails, a Reader with many jobs gives a job wrong voxels, or those of another (oracle: zarr-python)."""
 
 import contextlib
 import gc
@@ -15,20 +15,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import budget
 import ml_dtypes
 import numpy as np
 import pytest
-import reference
 import zarr
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from stores import cases, encoded_cases, plain_values, random_values, regions, same, write
 
 from linumpy.errors import ChunkError, RegionError, SourceError, UnsupportedLayoutError
 from linumpy.gpu.read.layouts import LAYOUTS
 from linumpy.gpu.read.reader import Reader
 from linumpy.plan.region import normalize_region
+from tests.support import budget
+from tests.support.gpu import reference
+from tests.support.stores import cases, encoded_cases, plain_values, random_values, regions, same, write
 
 inside_a_test = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 

@@ -1,4 +1,4 @@
-"""The snippets of docs/reader.md run as they stand, and do what the page says."""
+"""If this fails, a snippet of docs/reader.md does not run, or does something else than the page says."""
 
 import re
 from pathlib import Path

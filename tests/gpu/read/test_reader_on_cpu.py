@@ -1,4 +1,4 @@
-"""The reader of a device on the CPU, against zarr-python: every kind of raw array it takes, and its errors."""
+"""If this fails, raw arrays are read wrong, or errors do not name what is at fault (oracle: zarr-python)."""
 
 import dataclasses
 import os
@@ -10,16 +10,16 @@ from pathlib import Path
 import google_crc32c
 import numpy as np
 import pytest
-import reference
 import tensorstore as ts
 import zarr
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from stand_in import needs_stand_in
-from stores import DTYPES, cases, random_values, same, same_but_nan, write
 
 from linumpy.errors import ChunkError
 from linumpy.gpu.read.reader import Reader
+from tests.support.gpu import reference
+from tests.support.gpu.stand_in import needs_stand_in
+from tests.support.stores import DTYPES, cases, random_values, same, same_but_nan, write
 
 pytestmark = needs_stand_in
 inside_a_test = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])

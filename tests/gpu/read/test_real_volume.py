@@ -1,4 +1,4 @@
-"""One real volume through the whole chain: the MNI152 T1 template that comes inside nilearn."""
+"""If this fails, a real volume (nilearn's MNI152 T1 template) does not come through the whole chain."""
 
 import importlib.util
 import os

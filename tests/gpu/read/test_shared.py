@@ -1,4 +1,4 @@
-"""The readers that callers of a process share: releases, forks, threads."""
+"""If this fails, readers that a process shares leak, hang after a fork, or are closed under their callers."""
 
 import os
 import signal
@@ -6,9 +6,9 @@ import threading
 
 import pytest
 import zarr
-from stores import random_values, same
 
 from linumpy.gpu.read.shared import release, shared_reader
+from tests.support.stores import random_values, same
 
 
 @pytest.fixture

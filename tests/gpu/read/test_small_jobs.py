@@ -1,4 +1,4 @@
-"""Very many small jobs of one reader, in host memory and on the stand-in for a device: nothing grows."""
+"""If this fails, memory, descriptors or threads grow with the number of jobs."""
 
 import gc
 import os
@@ -6,16 +6,16 @@ import threading
 import time
 from pathlib import Path
 
-import budget
 import numpy as np
 import pytest
-import reference
 import zarr
-from stand_in import needs_stand_in
-from stores import random_values
 
 from linumpy.gpu.read.limits import SLABS
 from linumpy.gpu.read.reader import Reader
+from tests.support import budget
+from tests.support.gpu import reference
+from tests.support.gpu.stand_in import needs_stand_in
+from tests.support.stores import random_values
 
 pytestmark = needs_stand_in
 

@@ -1,4 +1,4 @@
-"""What runs on several streams, under every order that its events allow, against zarr-python.
+"""If this fails, a result is used before it is there: an order of streams that no event gives is relied on.
 
 The production reader and writer run on :mod:`fake_cupy`, whose streams run late or early by chance.
 """
@@ -16,13 +16,9 @@ from pathlib import Path
 import numcodecs
 import numpy as np
 import pytest
-import reference
 import zarr
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from reference import fake_device, use_own_readers
-from stand_in import needs_stand_in
-from stores import cases, random_values, same, write
 
 from linumpy.errors import ChunkError
 from linumpy.geometry import focal
@@ -30,6 +26,10 @@ from linumpy.gpu import kernels, kvikio_zarr, read_zarr_to_gpu, tables
 from linumpy.gpu.oct import surface as interface
 from linumpy.gpu.read.reader import Reader
 from linumpy.write.writer import OmeZarrWriter
+from tests.support.gpu import reference
+from tests.support.gpu.reference import fake_device, use_own_readers
+from tests.support.gpu.stand_in import needs_stand_in
+from tests.support.stores import cases, random_values, same, write
 
 pytestmark = needs_stand_in
 inside_a_test = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -1,14 +1,14 @@
-"""How long the device copies, decodes and scatters, as a timed reader tells it."""
+"""If this fails, a timed reader reports wrong times of copies, decoding and scatter."""
 
 import numpy as np
 import pytest
-import reference
 import zarr
-from stand_in import needs_stand_in
-from stores import random_values, same
 
 from linumpy.gpu import Reader
 from linumpy.gpu.read.stats import Times
+from tests.support.gpu import reference
+from tests.support.gpu.stand_in import needs_stand_in
+from tests.support.stores import random_values, same
 
 
 def make(folder, codec):

@@ -1,4 +1,4 @@
-"""Machines with CuPy alone, and GPUDirect Storage that fails while it reads: kvikio's part in reads to a device."""
+"""If this fails, reads need kvikio where it is not installed, or fail where GPUDirect Storage does."""
 
 import contextlib
 import ctypes
@@ -8,16 +8,16 @@ import sys
 
 import numpy as np
 import pytest
-import reference
 import zarr
-from decoders import needs_compiler
-from stores import plain_values, random_values, same
 
 from linumpy.errors import ChunkError, GpuUnavailableError
 from linumpy.gpu import read_zarr_to_gpu, release
 from linumpy.gpu.kvikio_zarr import read_zarr_via_kvikio
 from linumpy.gpu.read import direct, request
 from linumpy.gpu.read.reader import Reader
+from tests.support.gpu import reference
+from tests.support.gpu.decoders import needs_compiler
+from tests.support.stores import plain_values, random_values, same
 
 KINDS = {
     "raw": {"compressors": None},

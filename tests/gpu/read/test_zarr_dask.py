@@ -1,4 +1,4 @@
-"""Zarr as dask arrays, and resample_zarr on the workers of a small cluster."""
+"""If this fails, dask arrays of Zarr arrays give wrong blocks, or workers do."""
 
 import itertools
 import math
@@ -17,8 +17,6 @@ from distributed import Client, LocalCluster
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import ndimage
-from stores import cases, same
-from stores import write as write_case
 
 from linumpy.errors import GpuUnavailableError, SourceError
 from linumpy.gpu import zarr_to_dask
@@ -28,6 +26,8 @@ from linumpy.io.layout import read_layout
 from linumpy.io.ome import open_image
 from linumpy.resample.resample_zarr import resample_zarr
 from linumpy.write.writer import write_omezarr
+from tests.support.stores import cases, same
+from tests.support.stores import write as write_case
 
 
 def volume(seed=0, shape=(30, 41, 52)):

@@ -1,15 +1,12 @@
-"""Tables, plans and kernels of resizing on the CPU, thread after thread, against SciPy; they compile for GPUs."""
+"""If this fails, tables, plans or kernels of resizing give something else than SciPy."""
 
 import itertools
 import math
 
 import numpy as np
 import pytest
-from budget import examples
-from emulator import COMPILER, emulated
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from nvrtc import compile_kernel
 from scipy import ndimage
 
 from linumpy.gpu.resize import plan as resize_plan
@@ -20,6 +17,9 @@ from linumpy.plan.grid.blocks import AffineGrid, ResamplePlan, anti_aliasing_sig
 from linumpy.plan.grid.regrid import plan_regrid
 from linumpy.plan.grid.tile_axis import TileAxis
 from linumpy.resample import block as block_module
+from tests.support.budget import examples
+from tests.support.gpu.emulator import COMPILER, emulated
+from tests.support.gpu.nvrtc import compile_kernel
 
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler: the kernels run on a GPU only")
 DTYPES = ["u1", "u2", "i2", "f2", "f4", "f8"]

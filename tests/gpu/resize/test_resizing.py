@@ -1,12 +1,9 @@
-"""`resize` means what scikit-image's means; the GPU gives what the CPU gives."""
+"""If this fails, `resize` means something else than scikit-image's, or differs between host and device."""
 
 import warnings
 
 import numpy as np
-import on_cpu
 import pytest
-from budget import examples
-from emulator import COMPILER
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from skimage import transform
@@ -14,6 +11,9 @@ from skimage import transform
 from linumpy.device import to_host
 from linumpy.gpu.interpolation import resample_volume, resize
 from linumpy.gpu.resize import resizing
+from tests.support.budget import examples
+from tests.support.gpu import on_cpu
+from tests.support.gpu.emulator import COMPILER
 
 DTYPES = ["u1", "u2", "i2", "f2", "f4", "f8"]
 MODES = ["reflect", "symmetric", "edge", "wrap", "constant"]

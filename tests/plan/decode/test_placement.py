@@ -1,4 +1,4 @@
-"""Where chunks are decoded, and in how much memory."""
+"""If this fails, chunks are decoded where memory does not suffice, or on the host without need."""
 
 import numpy as np
 import pytest

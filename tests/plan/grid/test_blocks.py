@@ -1,4 +1,4 @@
-"""Blocks of a resampling: each reads all it needs and little more, together they are the output, and they fit."""
+"""If this fails, blocks of a resampling miss voxels, read too much, or do not fit memory."""
 
 import itertools
 import math

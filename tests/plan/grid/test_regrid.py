@@ -1,4 +1,4 @@
-"""New grids: centres of voxels stay where they are in µm."""
+"""If this fails, voxels of a new grid are displaced in µm."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Plans: what they count, what they say, and that they stay pure."""
+"""If this fails, plans count wrong, say something else than happens, or touch files."""
 
 import ast
 import importlib.resources

@@ -1,13 +1,13 @@
-"""Bricks of cells of several levels against the sum over all cells, taken one after another."""
+"""If this fails, samples of adaptive grids differ from the sum over all cells."""
 
 import numpy as np
 import pytest
-from field_runs import SIDES, decode, on_gpu
-from nvrtc import compilations, compile_kernel
 
 from linumpy.errors import SourceError
 from linumpy.sampling.fields import amr
 from linumpy.sampling.fields.amr import open_exabrick
+from tests.support.gpu.field_runs import SIDES, decode, on_gpu
+from tests.support.gpu.nvrtc import compilations, compile_kernel
 
 
 def write(folder, bricks, values):

@@ -1,4 +1,4 @@
-"""Every point finds every box that holds it, whatever the boxes' sizes."""
+"""If this fails, a point misses a box that holds it."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Kernels of fields touch nothing beyond their arrays, and points outside are those of the border.
+"""If this fails, kernels of fields read or write beyond their arrays, or points outside are not those of the border.
 
 Arrays end, or begin, where memory is forbidden; a kernel that reads or writes there ends the process, so it runs in one
 of its own.
@@ -12,8 +12,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from emulator import COMPILER
-from field_runs import SIDES, by_kernel, decode
 
 from linumpy.sampling.field import Field
 from linumpy.sampling.fields.amr import BrickField
@@ -22,6 +20,8 @@ from linumpy.sampling.fields.vdb import SparseGrid
 from linumpy.sampling.files.bricks import Blocks
 from linumpy.sampling.files.tree import Levels, flatten
 from linumpy.sampling.files.umesh import Mesh
+from tests.support.gpu.emulator import COMPILER
+from tests.support.gpu.field_runs import SIDES, by_kernel, decode
 
 _PAGE = mmap.PAGESIZE
 _C = ctypes.CDLL(None, use_errno=True)
@@ -115,12 +115,10 @@ def run(name, seed):
 @pytest.mark.skipif(COMPILER is None, reason="no C++ compiler with half precision")
 @pytest.mark.parametrize("name", list(MAKERS))
 def test_nothing_beyond_the_arrays(name):
-    tests = Path(__file__).parents[2]
-    folders = [str(folder) for folder in (Path(__file__).parent, tests, tests / "gpu")]
     code = f"""
 import sys
-sys.path[:0] = {folders!r}
-import test_field_bounds
+sys.path.insert(0, {str(Path(__file__).parents[3])!r})
+from tests.sampling.fields import test_field_bounds
 for seed in range(12):
     print(seed, flush=True)
     test_field_bounds.run({name!r}, seed)

@@ -1,4 +1,4 @@
-"""The types of volumes that come from files of other programs, by create_sampler."""
+"""If this fails, volumes from files of other programs are opened as another type."""
 
 import zipfile
 from pathlib import Path

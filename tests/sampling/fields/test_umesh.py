@@ -1,15 +1,15 @@
-"""Meshes and grids: values that are known because a point was made from its weights, or because they are linear."""
+"""If this fails, samples of meshes are off where the value is known."""
 
 import struct
 
 import numpy as np
 import pytest
-from field_runs import SIDES, decode, on_gpu
-from nvrtc import compilations, compile_kernel
 
 from linumpy.errors import SourceError, UnsupportedLayoutError
 from linumpy.sampling.fields import umesh
 from linumpy.sampling.fields.umesh import open_exastitch
+from tests.support.gpu.field_runs import SIDES, decode, on_gpu
+from tests.support.gpu.nvrtc import compilations, compile_kernel
 
 LINEAR = np.array([0.5, -1.0, 0.25])
 #: Corners of VTK's elements in the unit cube, in the order of VTK's documentation.

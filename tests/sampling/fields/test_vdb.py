@@ -1,4 +1,4 @@
-"""Grids of .vdb and .nvdb files against what OpenVDB and Warp themselves say of them (tests/data/write_*vdb*)."""
+"""If this fails, grids of .vdb and .nvdb files hold other values than OpenVDB and Warp say (tests/data/write_*vdb*)."""
 
 import contextlib
 import struct
@@ -8,14 +8,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from field_runs import SIDES, decode, grid_coords, on_gpu
-from nvrtc import compilations, compile_kernel
 
 from linumpy.errors import SourceError, UnsupportedLayoutError
 from linumpy.sampling.fields import vdb
 from linumpy.sampling.fields.vdb import SparseGrid, open_vdb
 from linumpy.sampling.files import nanovdb
 from linumpy.sampling.files.tree import Levels, flatten
+from tests.support.gpu.field_runs import SIDES, decode, grid_coords, on_gpu
+from tests.support.gpu.nvrtc import compilations, compile_kernel
 
 DATA = Path(__file__).parents[2] / "data"
 OPENVDB = [

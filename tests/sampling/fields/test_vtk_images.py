@@ -1,4 +1,4 @@
-"""Arrays of VTK files are read as they were written: by the vtk package (tests/data/write_vti.py), and as text here."""
+"""If this fails, arrays of VTK files are read otherwise than the vtk package wrote them (tests/data/write_vti.py)."""
 
 import contextlib
 import itertools
@@ -11,12 +11,12 @@ from urllib.parse import quote
 
 import numpy as np
 import pytest
-from field_runs import decode, on_gpu
 
 from linumpy.errors import SourceError, UnsupportedLayoutError
 from linumpy.sampling.fields.vtk_images import open_vtk
 from linumpy.sampling.files.vtk import read_vtk
 from linumpy.sampling.files.vtk_header import read_header
+from tests.support.gpu.field_runs import decode, on_gpu
 
 pytest.importorskip("vtkmodules", reason="vtk is not installed: pip install vtk")
 

@@ -1,4 +1,4 @@
-"""Zarr volumes in memory, and in pages that are read as they are needed, by the shipped Reader in host memory."""
+"""If this fails, volumes read in pages as they are needed give wrong samples, or outgrow memory."""
 
 import contextlib
 import threading
@@ -7,9 +7,6 @@ import time
 import numpy as np
 import pytest
 import zarr
-from emulator import emulated
-from nvrtc import compilations, compile_kernel
-from sampling_reference import truth
 
 from linumpy.errors import ChunkError
 from linumpy.gpu import Reader
@@ -20,6 +17,9 @@ from linumpy.sampling.paging import pages, zarr_volumes
 from linumpy.sampling.paging.plan import Paging, page_shape, plan_paging
 from linumpy.sampling.sampler import Sampler
 from linumpy.sampling.sources import PagedSource
+from tests.support.gpu.emulator import emulated
+from tests.support.gpu.nvrtc import compilations, compile_kernel
+from tests.support.oracles.sampling_reference import truth
 
 SHAPE, CHUNKS = (30, 37, 25), (8, 10, 6)
 KEY = key_of(5)

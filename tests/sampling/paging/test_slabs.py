@@ -1,16 +1,16 @@
-"""Files larger than memory: slabs, their order, and errors of the file."""
+"""If this fails, files larger than memory are sampled wrong, or their errors are lost."""
 
 import contextlib
 
 import numpy as np
 import pytest
-from sampling_reference import raw_file, truth
 from scipy import stats
 
 from linumpy.sampling import create_sampler
 from linumpy.sampling.generator import key_of
 from linumpy.sampling.paging.slabs import SlabVolume, plan_slabs
 from linumpy.sampling.sources import FileSource
+from tests.support.oracles.sampling_reference import raw_file, truth
 
 DIMS = (31, 40, 50)
 KEY = key_of(8)

@@ -10,9 +10,6 @@ import tempfile
 import types
 from pathlib import Path
 
-import decoders
-import emulator
-import fake_cupy
 import numpy as np
 import pytest
 import zarr
@@ -28,6 +25,7 @@ from linumpy.gpu.read.ticket import Ticket
 from linumpy.io.layout import read_layout
 from linumpy.io.open import open_source
 from linumpy.plan.region import normalize_region
+from tests.support.gpu import decoders, emulator, fake_cupy
 
 needs_core = [
     pytest.mark.skipif(emulator.COMPILER is None, reason="no C++ compiler"),
@@ -41,7 +39,7 @@ def fake_driver():
     folder = tempfile.mkdtemp()
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     made = Path(folder) / "fake_cuda.so"
-    source = Path(__file__).with_name("fake_cuda.cpp")
+    source = Path(__file__).parents[2] / "core/fake_cuda.cpp"
     subprocess.run(["g++", "-std=c++20", "-O1", "-shared", "-fPIC", "-pthread", source, "-o", made], check=True)
     loaded = ctypes.CDLL(str(made))
     loaded.fake_register.argtypes = [ctypes.c_void_p, ctypes.c_int]

@@ -4,9 +4,9 @@ import contextlib
 
 import numpy as np
 import pytest
-from emulator import COMPILER, emulated
 
 from linumpy.sampling.fields import device_tables
+from tests.support.gpu.emulator import COMPILER, emulated
 
 #: Where the same points are decoded: by NumPy, and by the kernel.
 SIDES = [

@@ -12,9 +12,9 @@ import subprocess
 from pathlib import Path
 
 import numpy as np
-from compiled import shared_library
 
 from linumpy.gpu.kernels import source_text
+from tests.support.gpu.compiled import linked_object, shared_library
 
 
 def _find_compiler():
@@ -59,8 +59,8 @@ def _wrapper(text, name):
     values = (f"*reinterpret_cast<std::decay_t<{t}> *>(emulated::arguments[{i}])" for i, t in enumerate(types))
     return f"""
 static void run_{name}() {{ {name}({", ".join(values)}); }}
-extern "C" const char *emulate_{name}(const unsigned *blocks, unsigned threads, unsigned shared, unsigned seed,
-                                       void **values) {{
+extern "C" __attribute__((visibility("default"))) const char *
+emulate_{name}(const unsigned *blocks, unsigned threads, unsigned shared, unsigned seed, void **values) {{
     return emulated::run_grid(run_{name}, blocks, threads, shared, seed, values);
 }}
 """
@@ -96,7 +96,7 @@ class Kernel:
         assert not failed, f"{failed.decode()}, seed {self.seed}"
 
 
-#: The compiler checks for undefined behaviour; each access of shared memory is checked by emulator.h.
+#: The compiler checks for undefined behaviour; each access of shared memory is checked by emulator.cpp.
 _CHECKED = (
     *("-O2", "-fsanitize=undefined", "-fno-sanitize-recover", "-DCHECK_SHARED"),
     *("-fsanitize=thread", "--param=tsan-instrument-func-entry-exit=0"),
@@ -115,10 +115,11 @@ def emulated(spec):
 def library(text, defines, names, checked=False):
     """Compile kernels of a source into a library, which stays in a folder for the next process."""
     program = _translated(text) + "".join(_wrapper(text, name) for name in names)
-    options = ["-std=c++17", "-O1", "-fPIC", "-ffp-contract=off", "-fno-strict-aliasing", "-U_FORTIFY_SOURCE", "-w"]
-    options += _CHECKED if checked else ()
+    options = (COMPILER, "-std=c++17", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-fno-strict-aliasing")
+    options += ("-U_FORTIFY_SOURCE", "-w")  # not optimised: most kernels take longer to compile than to run
+    runtime = linked_object(_HERE / "emulator.cpp", (*options, "-O2", *(["-DCHECK_SHARED"] if checked else [])))
     # -fsanitize=thread only where it is compiled: its own library must not be linked.
-    link = ["-fsanitize=undefined", "-static-libubsan"] if checked else []
+    link = [runtime, *(["-fsanitize=undefined", "-static-libubsan"] if checked else [])]
     defined = [f"-D{key}={value}" for key, value in defines]
-    made = shared_library(program, _HERE / "emulator.h", (COMPILER, *options), defined, link)
+    made = shared_library(program, _HERE / "emulator.h", (*options, *(_CHECKED if checked else ())), defined, link)
     return ctypes.CDLL(made)

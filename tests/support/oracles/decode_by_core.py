@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import ctypes
 
-import decode_by_numcodecs as by_numcodecs
 import numpy as np
 
 from linumpy.core import native
 from linumpy.core.records import chain_record
 from linumpy.plan.codecs import DecodeChain
+from tests.support.oracles import decode_by_numcodecs as by_numcodecs
 
 
 def decode_chunk(chain: DecodeChain, stored: bytes | memoryview, out: np.ndarray) -> None:

@@ -12,16 +12,15 @@ import subprocess
 import types
 from pathlib import Path
 
-import decoders
-import emulator
 import numpy as np
 import pytest
-from compiled import kept
 
 from linumpy.core import native
 from linumpy.gpu.kernels import source_text
+from tests.support.gpu import decoders, emulator
+from tests.support.gpu.compiled import kept
 
-_SOURCE = Path(__file__).parents[1] / "core" / "fake_cuda.cpp"
+_SOURCE = Path(__file__).parents[2] / "core" / "fake_cuda.cpp"
 #: Blocks that run a decoder: few, so that each has many streams; odd, since warps take the tasks of zstd in turn.
 _BLOCKS = 3
 
@@ -120,7 +119,7 @@ def load(spec):
 
 
 def _scatter(spec):
-    import fake_cupy
+    from tests.support.gpu import fake_cupy
 
     rank, conversion, unit = fake_cupy.conversion_of(spec)
     failures = []

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import tensorstore as ts
-from stores import plain_values
 
-DATA = Path(__file__).with_name("data")
+from tests.support.stores import plain_values
+
+DATA = Path(__file__).parents[1] / "data"
 #: What each needs that is not decoded on the device.
 LEFT_TO_ZARR = {"blosc-blosclz": "blosclz"}
 #: What the host undoes.

@@ -7,10 +7,8 @@ import sys
 import types
 from concurrent.futures import ThreadPoolExecutor
 
-import fake_cupy
 import numpy as np
 import pytest
-import stand_in
 
 from linumpy import device as devices
 from linumpy.core import native
@@ -21,6 +19,7 @@ from linumpy.gpu.read.request import DEFAULT_SCRATCH_BYTES
 from linumpy.io.layout import read_layout
 from linumpy.io.open import open_source
 from linumpy.plan.region import normalize_region
+from tests.support.gpu import fake_cupy, stand_in
 
 #: Scratch of readers: of a few slabs, of small ones, and of one a chunk hardly fits.
 SCRATCHES = [

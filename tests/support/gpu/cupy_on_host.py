@@ -1,7 +1,7 @@
 """A CuPy whose arrays lie in host memory and, as on a device, do not mix with NumPy's.
 
 NumPy's functions refuse its arrays, its functions refuse NumPy's (but those that copy to a device), reductions give
-arrays of rank 0, and new memory is not zero. Everything runs at once: for streams see ``tests/gpu/fake_cupy.py``.
+arrays of rank 0, and new memory is not zero. Everything runs at once: for streams see ``fake_cupy.py``.
 """
 
 import importlib.machinery

@@ -2,10 +2,10 @@
 
 SciPy's wheel carries its tests; they are run from there, nothing of them is kept here::
 
-    LINUMPY_SUITE=cupy pytest -p scipy_suite --pyargs scipy.ndimage.tests.test_interpolation \
+    LINUMPY_SUITE=cupy pytest -p tests.support.gpu.scipy_suite --pyargs scipy.ndimage.tests.test_interpolation \
         scipy.ndimage.tests.test_splines scipy.ndimage.tests.test_datatypes
 
-with ``tests/gpu`` and ``tests/gpu/ndimage`` on ``PYTHONPATH``. ``LINUMPY_SUITE`` says where arrays go: ``cupy`` to a
+with the repository on ``PYTHONPATH``. ``LINUMPY_SUITE`` says where arrays go: ``cupy`` to a
 device and back for every call, ``emulator`` to the kernels on the CPU, ``numpy`` to linumpy's functions as they are.
 What SciPy defaults to (order 3) and takes by position is handed on by name, and a list as an image is made an array.
 
@@ -13,8 +13,8 @@ What SciPy defaults to (order 3) and takes by position is handed on by name, and
 CuPy's wheel does not carry them, its source distribution and repository do
 (``tests/cupyx_tests/scipy_tests/ndimage_tests/test_interpolation.py``)::
 
-    LINUMPY_SUITE=cupyx LINUMPY_SUITE_PART=1/3 pytest -p scipy_suite -n 14 --dist loadgroup -m "not slow" \
-        --import-mode=importlib -c /dev/null test_interpolation.py
+    LINUMPY_SUITE=cupyx LINUMPY_SUITE_PART=1/3 pytest -p tests.support.gpu.scipy_suite -n 14 \
+        --dist loadgroup -m "not slow" --import-mode=importlib -c /dev/null test_interpolation.py
 
 Tests of one order and mode run in one process, which compiles what they need once, and a part of the suite is a part of
 these pairs. Arguments that linumpy does not have (``texture_memory``) are left out, and its ``ValueError`` and
@@ -139,7 +139,7 @@ def linumpy_in_place(monkeypatch):
     from scipy import ndimage
 
     if side == "emulator":
-        import on_cpu
+        from tests.support.gpu import on_cpu
 
         on_cpu.patch(monkeypatch)
     for name in NAMES:

@@ -4,9 +4,9 @@ import importlib.util
 
 import numpy as np
 import pytest
-from cupy_on_host import install
 
 from linumpy.device import to_host
+from tests.support.gpu.cupy_on_host import install
 
 NO_WARP = importlib.util.find_spec("warp") is None
 needs_warp = pytest.mark.skipif(NO_WARP, reason="Warp is not installed: pip install warp-lang")

@@ -5,6 +5,7 @@ import fcntl
 import functools
 import hashlib
 import os
+import shutil
 import subprocess
 import tempfile
 from pathlib import Path
@@ -50,11 +51,22 @@ def _precompiled(header, compiler):
     return kept([version, *compiler, header.read_text()], "", make)
 
 
+@functools.cache
+def linked_object(source, compiler):
+    """Compile what several libraries are linked with, by its path; returns the path of the object."""
+    parts = [*compiler, source.read_text(), source.with_suffix(".h").read_text()]
+    return kept(parts, ".o", lambda path: _run([*compiler, "-c", source, "-o", path]))
+
+
+#: GNU's gold, where it is installed, links a small library in a third of the time.
+_LINKER = ["-fuse-ld=gold"] if shutil.which("ld.gold") else []
+
+
 def shared_library(program, header, compiler, defines=(), link=()):
     """Compile a C++ program that includes `header` first; returns the path of a shared library.
 
     Parsing the standard library takes most of the time, so the header is compiled once for all programs. `link` are
-    options of the linker alone.
+    objects, and options of the linker alone.
     """
     folder = _precompiled(header, compiler)
 
@@ -62,8 +74,8 @@ def shared_library(program, header, compiler, defines=(), link=()):
         source, compiled = path.with_suffix(".cpp"), path.with_suffix(".o")
         source.write_text(f'#include "{header.name}"\n{program}')
         _run([*compiler, "-c", f"-I{folder}", f"-I{header.parent}", *defines, "-o", compiled, source])
-        _run([compiler[0], "-shared", *link, "-o", path, compiled])
+        _run([compiler[0], "-shared", *_LINKER, "-o", path, compiled, *link])
         source.unlink()
         compiled.unlink()
 
-    return kept([folder.name, program, *defines, *link], ".so", make)
+    return kept([folder.name, program, *defines, *map(str, link)], ".so", make)

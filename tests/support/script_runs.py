@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 _HALF_WAY = """
 import contextlib, inspect, sys, time
@@ -32,7 +32,7 @@ def bar(label, total):
     yield progress
 
 progress.bytes_progress = bar
-from script_runs import load
+from tests.support.script_runs import load
 sys.exit(load({name!r}).main(sys.argv[1:]))
 """
 
@@ -46,7 +46,7 @@ def load(name):
 
 
 def environment(**more):
-    return os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"} | more
+    return os.environ | {"PYTHONPATH": str(ROOT)} | more
 
 
 def run_script(name, *words, **more):

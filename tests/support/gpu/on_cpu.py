@@ -1,10 +1,9 @@
 """NumPy arrays in the place of CuPy's: the resampling functions run their kernels on the CPU, thread after thread."""
 
-from emulator import emulated
-
 from linumpy.gpu.ndimage import dispatch, general, nearest, sampling, splines, transform
 from linumpy.gpu.resize import resizing
 from linumpy.resample import block
+from tests.support.gpu.emulator import emulated
 
 #: Where functions ask on which side an array is.
 _ASKING = (transform, dispatch, block, resizing)

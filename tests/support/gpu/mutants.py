@@ -8,9 +8,9 @@ import struct
 import google_crc32c
 import numcodecs
 import numpy as np
-from decode_by_numcodecs import DecodeError, decode_chunk
 
 from linumpy.plan.codecs import DecodeChain
+from tests.support.oracles.decode_by_numcodecs import DecodeError, decode_chunk
 
 
 def with_crc32c(data):

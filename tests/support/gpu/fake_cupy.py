@@ -19,9 +19,9 @@ from collections import deque
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
-from stand_in import driver
 
 from linumpy.gpu.read.scatter import _CUDA_TYPES, Conversion
+from tests.support.gpu.stand_in import driver
 
 _FRESH, _FREED, _ALIGNED = 0xA5, 0xEE, 512
 _SPOILT = 2**22  # bytes that are overwritten: of slabs, which are larger, the first

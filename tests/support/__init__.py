@@ -1,0 +1,1 @@
+"""What tests share: budgets, stored arrays, scripts in processes of their own."""

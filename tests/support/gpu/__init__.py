@@ -1,0 +1,1 @@
+"""Devices in host memory, and compilers of kernels."""

@@ -1,0 +1,1 @@
+"""Slow, obvious references."""
