@@ -34,8 +34,8 @@ POLES = {
         math.sqrt(67.5 + math.sqrt(4436.25)) - math.sqrt(26.25) - 6.5,
     ),
 }
-#: MEMORY of spline.cu: (upper bound of the pole, voxels for float32, for float64) after which the initial value of a
-#: recursion has decayed to 1e-7 (float32) or 1e-17 (float64).
+#: MEMORY of spline.cu, by the absolute value of the pole: (upper bound, voxels for float32, for float64). After so many
+#: voxels the initial value of a recursion has decayed to 1e-7 (float32) or 1e-17 (float64).
 _MEMORY = ((0.05, 16, 16), (0.2, 16, 24), (0.3, 16, 32), (0.4, 16, 40), (0.5, 32, 48))
 #: SHORT of spline.cu, by order: maximum length of axes that are filtered by a matrix, made by SciPy. In mode reflect
 #: SciPy's initial values of short axes have an extra term (order 3: up to 6e-4 of the range at 2 voxels, below 1e-9
@@ -120,7 +120,7 @@ def filtered(
 
 
 def coefficient_dtype(*dtypes: np.dtype) -> np.dtype:
-    """Return the dtype of coefficients with which samples are exact to 1e-5 of the range.
+    """Return the dtype of coefficients for which the error of samples is at most 1e-5 of the range.
 
     float32 where it represents the dtypes of image and result exactly, else float64, so that results of float64 or of
     long integers keep their precision. The worst case is a checkerboard: at order 5 its coefficients are 420 times as

@@ -68,7 +68,7 @@ class SurfaceOptions:
         return float(self.s_z) * math.sqrt(math.pi)
 
     @property
-    def second_pass(self) -> SurfaceOptions | None:
+    def second_look(self) -> SurfaceOptions | None:
         """Options to find steep surfaces in A-lines without a clear edge; None where there is no second pass.
 
         A narrower lateral mean spreads a steep surface over fewer voxels of depth; a wider Gaussian along depth
@@ -156,7 +156,7 @@ def interface_by_filters(vol: Array, options: SurfaceOptions, mask: Array | None
         block_inside = None if inside is None else inside[begin:end]
         smooth = _mean(xp, ndimage, values, halo_inside, options.s_xy)[part]
         depths, contrasts = _surface_of_lines(xp, ndimage, smooth, options, block_inside)
-        second = options.second_pass
+        second = options.second_look
         if second is not None:
             unclear = ~((contrasts >= options.min_contrast) & (contrasts > 0))
             if xp is not np or unclear.any():

@@ -205,7 +205,7 @@ class _SurfaceRun:
 
     def _second_pass(self, first: int, count: int, mean: Array) -> None:
         """Process A-lines without a clear edge again; threads of the other A-lines return at once."""
-        second = self.options.second_pass
+        second = self.options.second_look
         if second is None:
             return
         _, size_b, depth = self.shape
