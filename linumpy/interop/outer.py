@@ -23,8 +23,10 @@ from linumpy.plan.layout import ArrayLayout
 AxisIndex = int | np.integer | slice | np.ndarray
 """What is wanted along one axis; an int drops it."""
 
-#: Boxes that are read together take at most so much memory beside the result, and are at most so many.
-_BATCH_NBYTES, _BATCH_BOXES = 64 * 2**20, 4096
+#: Boxes are read together up to 8 MiB, beyond which fresh memory costs more than it saves; more where there are fewer
+#: than 16, which the reader's threads share; never more than 64 MiB or 4096, but for a box that is larger.
+_GOOD_NBYTES, _GOOD_BOXES = 8 * 2**20, 16
+_MOST_NBYTES, _MOST_BOXES = 64 * 2**20, 4096
 
 
 @dataclass(frozen=True)
@@ -120,7 +122,8 @@ def _batches(boxes: Iterator[tuple[Run, ...]], itemsize: int) -> Iterator[list[t
     nbytes = 0
     for box in boxes:
         size = math.prod(run.stop - run.start for run in box) * itemsize
-        if batch and (nbytes + size > _BATCH_NBYTES or len(batch) == _BATCH_BOXES):
+        is_good = nbytes + size > _GOOD_NBYTES and len(batch) >= _GOOD_BOXES
+        if batch and (is_good or nbytes + size > _MOST_NBYTES or len(batch) == _MOST_BOXES):
             yield batch
             batch, nbytes = [], 0
         batch.append(box)
