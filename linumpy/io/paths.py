@@ -87,10 +87,13 @@ def check_target(path: Path, *, overwrite: bool) -> None:
         raise FileExistsError(f"{path} is not a Zarr folder, so it is not overwritten")
 
 
-def check_version(path: Path, ngff_version: str) -> None:
-    """Refuse NGFF 0.4 in an ``.ozx`` file, which begins with a ``zarr.json``."""
-    if is_archive(path) and ngff_version == "0.4":
-        raise ValueError(f"{path}: an .ozx file holds NGFF 0.5, and this image is 0.4: pass ngff_version='0.5'")
+def checked_version(path: Path, ngff_version: str | None) -> str | None:
+    """Return the NGFF version of an output: of an ``.ozx`` file 0.5, since it begins with a ``zarr.json``."""
+    if not is_archive(path):
+        return ngff_version
+    if ngff_version == "0.4":
+        raise ValueError(f"{path}: an .ozx file holds NGFF 0.5 (zarr v3), not 0.4: choose a folder, or leave out 0.4")
+    return ngff_version or "0.5"
 
 
 def check_parent(path: Path) -> None:

@@ -193,6 +193,14 @@ def folder_of(array: zarr.Array) -> Path | None:
     return absolute(Path(array.store.root) / array.path) if isinstance(array.store, LocalStore) else None
 
 
+def path_of(array: zarr.Array) -> str | None:
+    """Return the local path that an array is opened by: its folder, or a path in a ZIP file; None for other arrays."""
+    if isinstance(array.store, ArchiveStore):
+        return f"{array.store.path}/{array.path}".rstrip("/")
+    folder = folder_of(array)
+    return None if folder is None else str(folder)
+
+
 def local_path(array: zarr.Array) -> str:
     """Return the path of an array, from which other processes can open it: its folder, or a path in a ZIP file.
 
@@ -201,12 +209,10 @@ def local_path(array: zarr.Array) -> str:
     SourceError
         The array is not in a local folder or ZIP file.
     """
-    if isinstance(array.store, ArchiveStore):
-        return f"{array.store.path}/{array.path}".rstrip("/")
-    folder = folder_of(array)
-    if folder is None:
+    path = path_of(array)
+    if path is None:
         raise SourceError(f"{array.store_path} is not in a local folder or ZIP file, so other processes cannot open it")
-    return str(folder)
+    return path
 
 
 def identify_data(array: zarr.Array) -> str | None:

@@ -26,7 +26,7 @@ from linumpy.arrays import Array
 from linumpy.device import is_device_array, synchronize, to_host
 from linumpy.errors import not_pickled
 from linumpy.io.carried import Carried
-from linumpy.io.paths import absolute, check_target, check_version
+from linumpy.io.paths import absolute, check_target, checked_version
 from linumpy.io.target_folder import new_folder
 from linumpy.plan.pyramid import Box, Pyramid, shape_of, split, within
 from linumpy.plan.region import normalize_region
@@ -183,13 +183,12 @@ class OmeZarrWriter:
             origin=origin,
             levels=levels,
             downsampling=downsampling,
-            ngff_version=ngff_version,
+            ngff_version=checked_version(self._target, ngff_version),
             fill_value=fill_value,
             attributes=attributes,
             carried=carried,
         )
         check_target(self.path, overwrite=overwrite)
-        check_version(self.path, image.ngff_version)
         image.check_fits(self.path)
         self._downsampling, self._progress = downsampling, progress
         self._overwrite, self._durable = overwrite, durable
