@@ -99,7 +99,8 @@ def metadata_path(layout: ArrayLayout) -> str:
 
 def why_gone(layout: ArrayLayout) -> str:
     """Say that neither chunks nor metadata of an array are there."""
-    return f"chunks of {layout.name} are missing, and so is {metadata_path(layout)}: is the {'file' if layout.entries else 'folder'} gone?"
+    what = "folder" if layout.entries is None else "file"
+    return f"chunks of {layout.name} are missing, and so is {metadata_path(layout)}: is the {what} gone?"
 
 
 def exception_of(error: native.Error, layout: ArrayLayout) -> BaseException:

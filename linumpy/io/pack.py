@@ -40,7 +40,9 @@ def pack(folder: Path, file: Path, *, durable: bool) -> Path:
     Path
         `file`.
     """
-    names = [os.path.relpath(os.path.join(above, name), folder) for above, _, files in os.walk(folder) for name in files]
+    names = [
+        os.path.relpath(os.path.join(above, name), folder) for above, _, files in os.walk(folder) for name in files
+    ]
     with open(file, "w+b") as stream:
         with zipfile.ZipFile(stream, "w", zipfile.ZIP_STORED) as archive:
             archive.comment = _comment(folder)

@@ -253,9 +253,7 @@ class ArchiveStore(Store):
                     done += got
                 return bytes(data)
 
-    async def get(
-        self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None
-    ) -> Buffer | None:
+    async def get(self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None) -> Buffer | None:
         """Return the bytes of an entry, or None."""
         data = await asyncio.to_thread(self.read, key, byte_range)
         return None if data is None else prototype.buffer.from_bytes(data)

@@ -68,7 +68,8 @@ def test_what_ngff_zarr_writes_is_read(tmp_path):
 
 def test_the_same_image_gives_the_same_bytes(tmp_path):
     first, second = (
-        write_omezarr(tmp_path / name, VALUES, (1, 2, 3), name="x", **OPTIONS).read_bytes() for name in ("a.ozx", "b.ozx")
+        write_omezarr(tmp_path / name, VALUES, (1, 2, 3), name="x", **OPTIONS).read_bytes()
+        for name in ("a.ozx", "b.ozx")
     )
     assert first == second
 
@@ -111,7 +112,10 @@ def test_an_error_leaves_what_was_there(tmp_path, monkeypatch, overwrite, where)
         before = write_omezarr(path, VALUES, (1, 2, 3)).read_bytes()
     if where == "pack":
         monkeypatch.setattr(packing, "_use_zip64", lambda stream: 1 / 0)
-    with pytest.raises(ZeroDivisionError), OmeZarrWriter(path, (8, 8, 8), "u1", (1, 1, 1), overwrite=overwrite) as writer:
+    with (
+        pytest.raises(ZeroDivisionError),
+        OmeZarrWriter(path, (8, 8, 8), "u1", (1, 1, 1), overwrite=overwrite) as writer,
+    ):
         writer[...] = np.ones((8, 8, 8), "u1")
         if where == "write":
             raise ZeroDivisionError
@@ -165,6 +169,11 @@ def test_a_volume_is_resampled_into_it(tmp_path, ngff_version):
     assert sorted(os.listdir(tmp_path)) == ["x.ome.zarr", "y.ome.zarr", "y.ozx", "z.ozx"]
     for source in (tmp_path / "y.ozx", tmp_path / "y.ozx" / "0"):
         with pytest.raises(ValueError, match="would replace the source"):
-            resample_zarr(source, tmp_path / "y.ozx", 2.0, device="cpu", overwrite=True, **(
-                {"spacing": (2, 2, 2)} if source.name == "0" else {}
-            ))
+            resample_zarr(
+                source,
+                tmp_path / "y.ozx",
+                2.0,
+                device="cpu",
+                overwrite=True,
+                **({"spacing": (2, 2, 2)} if source.name == "0" else {}),
+            )

@@ -111,7 +111,7 @@ typedef struct {
     // The prefix begins with its path and a '/'; the name of the entry follows.
     const lc_look *archive;
     int64_t grid[LC_MAX_RANK];  // objects along each axis
-    const lc_entry *entries;    // by number; objects without one are missing
+    const lc_entry *entries;  // by number; objects without one are missing
     int64_t entry_count;
 } lc_array;
 

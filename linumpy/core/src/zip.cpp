@@ -43,12 +43,13 @@ i64 parse_local_header(std::span<const u8> header, const std::string &name, cons
     if (number(header, 26, 2) != name.size() || std::memcmp(header.data() + HEADER_NBYTES, name.data(), name.size()))
         throw std::runtime_error("the local header of the ZIP file names another entry");
     if (method || flags & ENCRYPTED)
-        throw std::runtime_error("its local header says that it is compressed or encrypted, and the directory does not");
+        throw std::runtime_error(
+            "its local header says that it is compressed or encrypted, and the directory does not");
     for (const size_t offset : {size_t{18}, size_t{22}}) {
         const u64 stated = number(header, offset, 4);
         if (!(flags & SIZES_FOLLOW) && stated != UNKNOWN && stated != static_cast<u64>(entry.nbytes))
-            throw std::runtime_error("its local header states " + std::to_string(stated) + " bytes, and the directory " +
-                                     std::to_string(entry.nbytes));
+            throw std::runtime_error("its local header states " + std::to_string(stated) +
+                                     " bytes, and the directory " + std::to_string(entry.nbytes));
     }
     const i64 begin = entry.header + local_header_nbytes(name) + static_cast<i64>(number(header, 28, 2));
     if (begin > file_nbytes || entry.nbytes > file_nbytes - begin)
