@@ -1,7 +1,7 @@
 """Pack the folder of an OME-Zarr image into one ZIP file, as RFC-9 of NGFF asks for.
 
-In: a folder with a ``zarr.json``. Out: the file: entries stored, not compressed; ``zarr.json`` of the root first, then the
-others, breadth first; a comment with the version; ZIP64. The same folder gives the same bytes.
+In: a folder with a ``zarr.json``. Out: the file: entries stored, not compressed; ``zarr.json`` of the root first, then
+the others, breadth first; a comment with the version; ZIP64. The same folder gives the same bytes.
 
 Format: https://ngff.openmicroscopy.org/rfc/9/
 """

@@ -75,9 +75,8 @@ def check_target(path: Path, *, overwrite: bool) -> None:
     """
     refuse_url(path)
     if path.suffix.lower() in _FILE_SUFFIXES:
-        raise ValueError(
-            f"{path}: {path.suffix} is the name of a file, and an OME-Zarr image is a folder, *.ome.zarr, or a ZIP file, *.ozx"
-        )
+        kinds = "a folder, *.ome.zarr, or a ZIP file, *.ozx"
+        raise ValueError(f"{path}: {path.suffix} is the name of a file, and an OME-Zarr image is {kinds}")
     if not (path.exists() or path.is_symlink()):
         check_parent(path)
         return

@@ -1,9 +1,8 @@
-"""ZIP files that hold Zarr arrays: their directories, a read-only store for zarr-python, and what the native core needs.
+"""ZIP files that hold Zarr arrays: directories, a read-only store for zarr-python, and what the native core needs.
 
-In: the path of a ZIP file, or one that goes on inside it, as ``image.ozx/0``. Out: :class:`ArchiveStore`, and
-:class:`~linumpy.plan.layout.StoredEntries` of an array. Errors: :class:`~linumpy.errors.SourceError` for a file that is no
-ZIP file, is cut off or encrypted, or whose entries overlap; :class:`~linumpy.errors.ChunkError` for an entry that cannot
-be read.
+In: the path of a ZIP file. Out: :class:`ArchiveStore`, and :class:`~linumpy.plan.layout.StoredEntries` of an array.
+Errors: :class:`~linumpy.errors.SourceError` for a file that is no ZIP file, is cut off or encrypted, or whose entries
+overlap; :class:`~linumpy.errors.ChunkError` for an entry that cannot be read.
 
 No file stays open: each read opens it, and compares it with the file whose directory was read. So stores may be used by
 several threads, in child processes, and pickled.
@@ -38,6 +37,7 @@ from linumpy.plan.layout import ChunkKeys, StoredEntries
 _KEPT = 8
 _HEADER = struct.Struct("<4s5H3L2H")
 _ENCRYPTED = 1
+_METHODS = {zipfile.ZIP_BZIP2: "bzip2", zipfile.ZIP_LZMA: "lzma", 93: "zstd"}
 _BROKEN = (zipfile.BadZipFile, NotImplementedError, ValueError, OverflowError, struct.error)
 
 
@@ -218,7 +218,7 @@ class ArchiveStore(Store):
             data = self._pread(entry, start, stop)
             return _checked(f"{self}/{key}", entry, data) if stop - start == entry.file_size else data
         if entry.compress_type != zipfile.ZIP_DEFLATED:
-            method = zipfile.compressor_names.get(entry.compress_type, str(entry.compress_type))
+            method = _METHODS.get(entry.compress_type, f"method {entry.compress_type}")
             raise ChunkError(f"{self}/{key} is compressed by {method}: stored and deflated entries are read")
         decoder = zlib.decompressobj(-zlib.MAX_WBITS)
         try:

@@ -146,13 +146,10 @@ def test_threads_and_child_processes_read_one_array(file):
 
 
 def test_batches_are_streamed_from_a_zip_file(file):
-    source = [
-        stream.Sample(str(file), [(2, 10), (3, 11), (4, 12)]),
-        stream.Sample(f"{file}/0", [(0, 8), (0, 8), (5, 13)]),
-    ]
-    config = stream.Config(
-        dtype="stored", batch_size=2, device="cpu", host_buffer_bytes=4 << 20, device_buffer_bytes=1 << 24
-    )
+    boxes = [(2, 10), (3, 11), (4, 12)], [(0, 8), (0, 8), (5, 13)]
+    source = [stream.Sample(path, box) for path, box in zip((str(file), f"{file}/0"), boxes, strict=True)]
+    memory = {"host_buffer_bytes": 4 << 20, "device_buffer_bytes": 1 << 24}
+    config = stream.Config(dtype="stored", batch_size=2, device="cpu", **memory)
     with stream.Pipeline(config) as pipeline:
         pipeline.push(source)
         with pipeline.pop() as tensor:

@@ -58,15 +58,8 @@ def read(file, region=None, dtype=None):
 def test_any_array_is_read_as_from_its_folder(case, method, force_zip64, extra, ahead, prefix):
     with tempfile.TemporaryDirectory() as work:
         expected = np.asarray(write(case, Path(work, "a"))[case.region])
-        file = zip_folder(
-            Path(work, "a"),
-            Path(work, "a.zip"),
-            method,
-            prefix=prefix,
-            force_zip64=force_zip64,
-            extra=extra,
-            ahead=ahead,
-        )
+        packed = {"prefix": prefix, "force_zip64": force_zip64, "extra": extra, "ahead": ahead}
+        file = zip_folder(Path(work, "a"), Path(work, "a.zip"), method, **packed)
         by_zarr = zarr.open_array(ZipStore(file, read_only=True), path=prefix.rstrip("/"), mode="r")[case.region]
         assert np.asarray(by_zarr).tobytes() == expected.tobytes()
         source = f"{file}/{prefix}".rstrip("/")
