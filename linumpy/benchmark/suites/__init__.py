@@ -5,6 +5,7 @@ from linumpy.benchmark.suites import (
     paging,
     rays,
     reading,
+    regions,
     resample_zarr,
     resampling,
     sampling,
@@ -14,6 +15,6 @@ from linumpy.benchmark.suites import (
     voxel,
 )  # fmt: skip
 
-_MODULES = (reading, stream, resampling, resample_zarr, tissue, scripts, sampling, paging, rays, voxel, fields)
+_MODULES = (reading, regions, stream, resampling, resample_zarr, tissue, scripts, sampling, paging, rays, voxel, fields)
 #: By the name of the sub-command.
 SUITES = {module.SUITE.name: module.SUITE for module in _MODULES}

@@ -1,201 +1,26 @@
-"""What is read for a batch and what is made of it: samples and arrays → frozen records. Pure.
+"""Plans the crops of a sample: sample and arrays → what is read, and how it is resampled. Pure.
 
-A crop is *direct* where the reader fills a view of the batch, and *staged* where its voxels are read into a buffer of
-their own and resampled from there into the batch: where it is augmented, and where its border repeats voxels of the
-array. A staged crop has the box that holds every voxel that it is made of; of that, :mod:`~linumpy.stream.needed` tells
-which chunks are read.
+A crop is *direct* where the reader fills a view of the batch. It is *staged* where it is augmented, or where its border
+repeats voxels of the array: its voxels are read into a buffer and resampled from there into the batch. The box of a
+staged crop holds every voxel that the crop depends on; :mod:`~linumpy.stream.planning.needed` selects the chunks of the
+box that are read.
 """
 
 from __future__ import annotations
 
-import itertools
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from linumpy.stream.alignment import Cut, Grid, cut
 from linumpy.stream.arguments import Box
-from linumpy.stream.augment import NEUTRAL, Intensity, Warp, blur_sigma, draw_warp, grid_map, reach, read_bounds
 from linumpy.stream.config import Config, Dtype, Part, Sample
 from linumpy.stream.errors import DtypeMismatch, InvalidArgument, RankMismatch
-
-ALIGNED = 512
-
-
-@dataclass(frozen=True)
-class ArrayInfo:
-    """An array as crops of it are planned.
-
-    Attributes
-    ----------
-    source : ArrayLayout or zarr.Array
-        What the reader takes; an array where it does not take it.
-    name : str
-        In messages.
-    shape, chunk_shape, object_shape : tuple of int
-        Of the array, its (inner) chunks, and its shards or chunks.
-    dtype : numpy.dtype
-        In the byte order of this machine.
-    grid : Grid
-        Where its voxels lie.
-    unsupported : str or None
-        Why the reader does not take it.
-    look : MetadataLook or None
-        Tells whether all this still holds; None for an array that is not looked at again.
-    """
-
-    source: Any
-    name: str
-    shape: tuple[int, ...]
-    chunk_shape: tuple[int, ...]
-    object_shape: tuple[int, ...]
-    dtype: np.dtype
-    grid: Grid
-    unsupported: str | None = None
-    look: Any = None
-
-    @property
-    def space(self) -> int:
-        """Number of axes of space; they are the last ones, three at most."""
-        return self.grid.space
-
-    @property
-    def holds(self) -> bool:
-        """Whether its metadata files are what they were when it was opened."""
-        return self.look is None or bool(self.look.holds())
-
-
-@dataclass(frozen=True)
-class Resampling:
-    """How a staged crop is made; axes (Z, Y, X), those that the array does not have in front with one voxel.
-
-    Attributes
-    ----------
-    matrix, offset : numpy.ndarray
-        Voxel of the crop → coordinates in the volume: ``matrix @ voxel + offset``.
-    box_start, box_shape, volume : tuple of int
-        Box that is read, and shape of the whole volume.
-    grid : numpy.ndarray or None
-        Elastic displacements of control points in voxels of the volume, float64 (3, Z, Y, X).
-    grid_scale, grid_origin : tuple of float
-        Voxel of the crop → coordinates in the grid.
-    sigma : tuple of float
-        Of the blur in voxels; zeros for none.
-    intensity : Intensity
-        Change of the values.
-    order : int
-        0 for nearest voxels, 1 for linear interpolation.
-    """
-
-    matrix: np.ndarray
-    offset: np.ndarray
-    box_start: tuple[int, int, int]
-    box_shape: tuple[int, int, int]
-    volume: tuple[int, int, int]
-    grid: np.ndarray | None
-    grid_scale: tuple[float, float, float]
-    grid_origin: tuple[float, float, float]
-    sigma: tuple[float, float, float]
-    intensity: Intensity
-    order: int
-
-
-@dataclass(frozen=True)
-class CropRead:
-    """A part of a sample in a batch.
-
-    Attributes
-    ----------
-    row : int
-        Position in the batch.
-    info : ArrayInfo
-        The array.
-    region : Box or None
-        What is read of it; None where nothing is.
-    inside : Box
-        Where the region lies in the crop, if it is direct.
-    resampling : Resampling or None
-        None for a direct crop.
-    is_whole : bool
-        Whether it is direct and all of it is read.
-    needed : numpy.ndarray or None
-        Boxes of the region that are read, of which no two meet, along its last axes, three at most: int64
-        (boxes, axes, 2). None for all of it; the rest of the staged box is undefined.
-    """
-
-    row: int
-    info: ArrayInfo
-    region: Box | None
-    inside: Box
-    resampling: Resampling | None
-    is_whole: bool = False
-    needed: np.ndarray | None = None
-
-    @property
-    def stage_shape(self) -> tuple[int, ...]:
-        """Shape of the staged box; axes as in the array."""
-        return () if self.region is None else tuple([stop - start for start, stop in self.region])
-
-    @property
-    def stage_nbytes(self) -> int:
-        """Bytes of the staging buffer that it takes; 0 for a direct crop."""
-        return 0 if self.resampling is None else aligned(self._region_nbytes)
-
-    @property
-    def read_nbytes(self) -> int:
-        """Bytes that are read, in the stored dtype."""
-        if self.needed is None or self.region is None:
-            return self._region_nbytes
-        lead = math.prod([stop - start for start, stop in self.region[: -self.needed.shape[1]]])
-        voxels = int((self.needed[:, :, 1] - self.needed[:, :, 0]).prod(axis=1).sum())
-        return lead * voxels * self.info.dtype.itemsize
-
-    @property
-    def _region_nbytes(self) -> int:
-        return 0 if self.region is None else math.prod(self.stage_shape) * self.info.dtype.itemsize
-
-
-@dataclass(frozen=True)
-class PartShape:
-    """What one part of every sample of a pipeline has in common.
-
-    Attributes
-    ----------
-    name : str
-        Of the part.
-    shape : tuple of int
-        Of the crop, with all axes of the array.
-    dtype : Dtype
-        f32, f16, bf16 or stored.
-    element : numpy.dtype
-        Of the batch in memory; uint16 for bf16.
-    dropped : tuple of int
-        Axes, of one voxel each, that the batch does not have.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: Dtype
-    element: np.dtype
-    dropped: tuple[int, ...] = ()
-
-    @property
-    def kept(self) -> tuple[int, ...]:
-        """Shape of the crop in the batch."""
-        return tuple([n for axis, n in enumerate(self.shape) if axis not in self.dropped])
-
-    def nbytes(self, batch_size: int) -> int:
-        """Bytes of a batch of it."""
-        return aligned(batch_size * math.prod(self.shape) * self.element.itemsize)
-
-
-def aligned(nbytes: int) -> int:
-    """Round a number of bytes up to where the next array may begin."""
-    return -(-nbytes // ALIGNED) * ALIGNED
+from linumpy.stream.planning.alignment import Cut, cut
+from linumpy.stream.planning.reach import blur_sigma, grid_map, reach, read_bounds
+from linumpy.stream.planning.records import ArrayInfo, CropRead, PartShape, Resampling
+from linumpy.stream.planning.warp import NEUTRAL, Warp, draw_warp
 
 
 def part_shape(part: Part, crop: Cut, info: ArrayInfo, config: Config) -> PartShape:
@@ -209,15 +34,15 @@ def part_shape(part: Part, crop: Cut, info: ArrayInfo, config: Config) -> PartSh
 
 
 def check_alike(first: Sequence[PartShape], other: Sequence[PartShape]) -> None:
-    """Refuse a sample that does not fit the batches of a pipeline.
+    """Raise for a sample that does not fit the batches of a pipeline.
 
     Raises
     ------
     InvalidArgument, RankMismatch, DtypeMismatch
-        Other parts or shapes, numbers of axes, or dtypes than the first sample.
+        Parts or shapes, numbers of axes, or dtypes differ from those of the first sample.
     """
-    if [one.name for one in first] != [one.name for one in other]:
-        named = (", ".join(one.name for one in which) for which in (other, first))
+    if [part.name for part in first] != [part.name for part in other]:
+        named = (", ".join(part.name for part in parts) for parts in (other, first))
         raise InvalidArgument("parts {} differ from {} of the first sample".format(*named))
     for here, there in zip(first, other, strict=True):
         if len(here.shape) != len(there.shape):
@@ -233,9 +58,9 @@ def check_alike(first: Sequence[PartShape], other: Sequence[PartShape]) -> None:
 def plan_whole(
     sample: Sample, infos: Sequence[ArrayInfo], config: Config, parts: Sequence[PartShape], row: int
 ) -> CropRead | None:
-    """Plan a sample as :func:`plan_sample` does where all of it lies in its array and is copied; None for others.
+    """Plan a sample that lies completely in its array and is only copied, as most do; None for other samples.
 
-    That is what most samples are; `parts` are those of the batch.
+    The result is that of :func:`plan_sample`, in less time; `parts` are those of the batch.
     """
     info, part = infos[0], parts[0]
     box, shape = sample.aabb, part.shape
@@ -254,7 +79,7 @@ def plan_whole(
 def plan_sample(
     sample: Sample, infos: Sequence[ArrayInfo], config: Config, row: int, index: int, epoch: int
 ) -> tuple[tuple[PartShape, ...], tuple[CropRead, ...]]:
-    """Plan all parts of a sample: what the batch holds of each, and what is read for it.
+    """Plan all parts of a sample: shape and dtype in the batch, and the reads.
 
     Parameters
     ----------
@@ -267,7 +92,7 @@ def plan_sample(
     row : int
         Position in the batch.
     index, epoch : int
-        What the augmentation depends on, besides the seed.
+        With the seed, they determine the augmentation.
     """
     parts = sample.all_parts()
     image = infos[0].grid
@@ -296,18 +121,18 @@ def _warp(crops: Sequence[Cut], infos: Sequence[ArrayInfo], config: Config, inde
         for crop in crops
     ]
     flat = 3 - min(info.space for info in infos)
-    half = [max(one) for one in zip(*halves, strict=True)]
+    half = [max(extents) for extents in zip(*halves, strict=True)]
     half[:flat] = [0.0] * flat
     return draw_warp(config.augment, half, seed=config.seed, epoch=epoch, index=index, flat=flat)
 
 
 def _steps(crop: Cut) -> tuple[float, ...]:
-    """Return the distance of voxels along (Z, Y, X) in µm; ones where it is not known."""
+    """Return the distance of voxels along (Z, Y, X) in µm; 1 where the metadata lacks it."""
     return _ONES if crop.step is None else (1.0,) * (3 - len(crop.step)) + crop.step
 
 
 def _last(box: Box) -> Box:
-    """The last three axes; those that are missing have one voxel."""
+    """Return the last three axes; missing axes have one voxel."""
     return ((0, 1),) * (3 - len(box)) + box[-3:]
 
 
@@ -331,7 +156,9 @@ def _plan_crop(
     if warp is None and config.pad == "constant":
         return _direct(row, box, info)
     if info.dtype.kind == "c":
-        raise InvalidArgument(f"{info.name} holds complex numbers, which are neither augmented nor continued")
+        raise InvalidArgument(
+            f"{info.name} holds complex numbers, which are neither augmented nor padded but by a constant"
+        )
     lead = len(box) - min(len(box), 3)
     if any(reaches_out[:lead]):
         axis = reaches_out.index(True)
@@ -384,7 +211,7 @@ def _staged(row: int, crop: Cut, info: ArrayInfo, part: Part, config: Config, wa
     else:
         bounds = [(0, 0)] * 3
     (z, z_end), (y, y_end), (x, x_end) = bounds
-    made = Resampling(
+    resampling = Resampling(
         matrix,
         offset,
         (z, y, x),
@@ -397,13 +224,8 @@ def _staged(row: int, crop: Cut, info: ArrayInfo, part: Part, config: Config, wa
         intensity,
         order,
     )
-    return CropRead(row, info, region, (), made)
+    return CropRead(row, info, region, (), resampling)
 
 
 _IDENTITY = np.eye(3)
 _IDENTITY.flags.writeable = False
-
-
-def stage_offsets(reads: Sequence[CropRead]) -> list[int]:
-    """Where each staged crop begins in the staging buffer of its batch, and at the end the size of that."""
-    return [0, *itertools.accumulate(read.stage_nbytes for read in reads)]

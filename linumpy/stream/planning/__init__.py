@@ -1,0 +1,1 @@
+"""Planning of reads and of resampling: samples and arrays → frozen records. Pure."""

@@ -1,0 +1,203 @@
+"""Records of planning: arrays, the reads of their crops, and the resampling of what is read."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from linumpy.stream.arguments import Box
+from linumpy.stream.config import Dtype
+from linumpy.stream.planning.alignment import Grid
+from linumpy.stream.planning.warp import Intensity
+
+if TYPE_CHECKING:
+    import zarr
+
+    from linumpy.io.looks import MetadataLook
+    from linumpy.plan.layout import ArrayLayout
+
+Vector = tuple[float, float, float]
+#: Alignment of arrays in the memory of batches, in bytes.
+ALIGNED = 512
+
+
+@dataclass(frozen=True)
+class ArrayInfo:
+    """An array as crops of it are planned.
+
+    Attributes
+    ----------
+    source : ArrayLayout or zarr.Array
+        A layout for the reader, or an array that only zarr-python can read.
+    name : str
+        In messages.
+    shape, chunk_shape, object_shape : tuple of int
+        Of the array, its (inner) chunks, and its shards or chunks.
+    dtype : numpy.dtype
+        In the byte order of this machine.
+    grid : Grid
+        Coordinates of its voxels.
+    unsupported : str or None
+        Why the reader cannot read it.
+    look : MetadataLook or None
+        Whether its metadata files are unchanged; None for an array that is not checked again.
+    """
+
+    source: ArrayLayout | zarr.Array
+    name: str
+    shape: tuple[int, ...]
+    chunk_shape: tuple[int, ...]
+    object_shape: tuple[int, ...]
+    dtype: np.dtype
+    grid: Grid
+    unsupported: str | None = None
+    look: MetadataLook | None = None
+
+    @property
+    def space(self) -> int:
+        """Number of axes of space; they are the last ones, three at most."""
+        return self.grid.space
+
+    @property
+    def holds(self) -> bool:
+        """Whether its metadata files are unchanged since it was opened."""
+        return self.look is None or self.look.holds()
+
+
+@dataclass(frozen=True)
+class Resampling:
+    """How a staged crop is resampled; axes (Z, Y, X), of which those that the array lacks have one voxel.
+
+    Attributes
+    ----------
+    matrix, offset : numpy.ndarray
+        Voxel of the crop → coordinates in the volume: ``matrix @ voxel + offset``.
+    box_start, box_shape, volume : tuple of int
+        Box that is read, and shape of the whole volume.
+    grid : numpy.ndarray or None
+        Elastic displacements of control points in voxels of the volume, float64 (3, Z, Y, X).
+    grid_scale, grid_origin : tuple of float
+        Voxel of the crop → coordinates in the grid.
+    sigma : tuple of float
+        Of the blur in voxels; zeros for none.
+    intensity : Intensity
+        Change of the values.
+    order : int
+        0 for nearest voxels, 1 for linear interpolation.
+    """
+
+    matrix: np.ndarray
+    offset: np.ndarray
+    box_start: tuple[int, int, int]
+    box_shape: tuple[int, int, int]
+    volume: tuple[int, int, int]
+    grid: np.ndarray | None
+    grid_scale: Vector
+    grid_origin: Vector
+    sigma: Vector
+    intensity: Intensity
+    order: int
+
+
+@dataclass(frozen=True)
+class CropRead:
+    """What is read for one part of a sample.
+
+    Attributes
+    ----------
+    row : int
+        Position in the batch.
+    info : ArrayInfo
+        The array.
+    region : Box or None
+        Region of the array that is read; None where nothing is read.
+    inside : Box
+        Position of the region in the crop, if it is direct.
+    resampling : Resampling or None
+        None for a direct crop.
+    is_whole : bool
+        Whether it is direct and read completely.
+    needed : numpy.ndarray or None
+        Disjoint boxes of the region that are read, along its last axes, three at most: int64 (boxes, axes, 2). The
+        staged box is undefined outside of them. None where the whole region is read.
+    """
+
+    row: int
+    info: ArrayInfo
+    region: Box | None
+    inside: Box
+    resampling: Resampling | None
+    is_whole: bool = False
+    needed: np.ndarray | None = None
+
+    @property
+    def stage_shape(self) -> tuple[int, ...]:
+        """Shape of the staged box; axes as in the array."""
+        return () if self.region is None else tuple([stop - start for start, stop in self.region])
+
+    @property
+    def stage_nbytes(self) -> int:
+        """Bytes that it needs in the staging buffer; 0 for a direct crop."""
+        return 0 if self.resampling is None else aligned(self._region_nbytes)
+
+    @property
+    def read_nbytes(self) -> int:
+        """Bytes that are read, in the stored dtype."""
+        if self.needed is None or self.region is None:
+            return self._region_nbytes
+        lead = math.prod([stop - start for start, stop in self.region[: -self.needed.shape[1]]])
+        voxels = int((self.needed[:, :, 1] - self.needed[:, :, 0]).prod(axis=1).sum())
+        return lead * voxels * self.info.dtype.itemsize
+
+    @property
+    def _region_nbytes(self) -> int:
+        return 0 if self.region is None else math.prod(self.stage_shape) * self.info.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class PartShape:
+    """Shape and dtype of one part, the same for all samples of a pipeline.
+
+    Attributes
+    ----------
+    name : str
+        Of the part.
+    shape : tuple of int
+        Shape of the crop, with all axes of the array.
+    dtype : Dtype
+        f32, f16, bf16 or stored.
+    element : numpy.dtype
+        Dtype of the batch in memory; uint16 for bf16.
+    dropped : tuple of int
+        Axes, of one voxel each, that the batch does not have.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: Dtype
+    element: np.dtype
+    dropped: tuple[int, ...] = ()
+
+    @property
+    def kept(self) -> tuple[int, ...]:
+        """Shape of the crop in the batch."""
+        return tuple([n for axis, n in enumerate(self.shape) if axis not in self.dropped])
+
+    def nbytes(self, batch_size: int) -> int:
+        """Bytes of a batch of this part."""
+        return aligned(batch_size * math.prod(self.shape) * self.element.itemsize)
+
+
+def aligned(nbytes: int) -> int:
+    """Round a number of bytes up to the next multiple of the alignment."""
+    return -(-nbytes // ALIGNED) * ALIGNED
+
+
+def stage_offsets(reads: Sequence[CropRead]) -> list[int]:
+    """Return the offset of each staged crop in the staging buffer of its batch, and last the buffer's size."""
+    return [0, *itertools.accumulate(read.stage_nbytes for read in reads)]
