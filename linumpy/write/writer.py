@@ -2,8 +2,9 @@
 
 In: regions as NumPy or CuPy arrays, and the voxel spacing in µm. Out: a folder, NGFF 0.5 (zarr v3) or 0.4 (zarr v2), or
 an ``.ozx`` file. It is written in a work folder beside its path and renamed when complete and on the disk, so that a
-killed run leaves nothing that looks finished. Raw chunks of a device array are written by GPUDirect Storage, or through pinned memory
-where kvikio or the system does not offer it; encoded ones are copied to the host once and written by zarr-python.
+killed run leaves nothing that looks finished. Raw chunks of a device array are written by GPUDirect Storage, or through
+pinned memory where kvikio or the system does not offer it; encoded ones are copied to the host once and written by
+zarr-python.
 Errors: ``FileExistsError`` for a path that exists, ``ValueError`` for sizes and regions that do not fit, ``TypeError``
 for values that are no numbers, ``OSError`` for a full disk.
 """

@@ -149,7 +149,9 @@ def _image_info(group: zarr.Group, key: Key) -> ArrayInfo:
         group = _reopened(key.uri)  # after the stamps of its files were taken
     for spacing in dict.fromkeys((None, key.spacing)):
         try:
-            image = open_image(group, spacing=spacing)
+            opened = open_image(group, spacing=spacing)
+            _ = opened.spacing  # raises an error if it is unknown
+            image = opened
             break
         except MetadataError as error:
             missing = missing or str(error)
