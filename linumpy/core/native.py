@@ -21,7 +21,7 @@ from linumpy.errors import CoreUnavailableError
 from linumpy.plan.layout import MAX_RANK
 
 #: Version of the interface; the same number as LC_ABI.
-ABI = 5
+ABI = 6
 #: Environment variable: "0" switches the core off, for comparison.
 CORE_VARIABLE = "LINUMPY_CORE"
 #: What to install where the core was not built.
@@ -39,8 +39,8 @@ COMPRESSORS = ("", "zstd", "lz4", "zlib", "gzip", "blosc")
 # Why a job failed: lc_error_code.
 (
     OK, OPEN, NOT_FILE, SIZE, REPLACED, READ, SHORT, INDEX, DECODE, GONE, MEMORY, THREAD, CLOSED, CANCELLED, INTERNAL,
-    DEVICE, CHANGED,
-) = range(17)  # fmt: skip
+    DEVICE, CHANGED, ENTRY,
+) = range(18)  # fmt: skip
 
 _Axes = c_int64 * MAX_RANK
 
@@ -77,6 +77,12 @@ class Look(ctypes.Structure):
     _fields_ = (("path", c_char_p), *((name, c_int64) for name in ("device", "inode", "nbytes", "written", "changed")))
 
 
+class Entry(ctypes.Structure):
+    """An entry of a ZIP file: ``lc_entry``."""
+
+    _fields_ = tuple((name, c_int64) for name in ("number", "header", "nbytes"))
+
+
 class Array(ctypes.Structure):
     """One array: ``lc_array``."""
 
@@ -84,6 +90,10 @@ class Array(ctypes.Structure):
         *((name, c_char_p) for name in ("prefix", "separator", "metadata")),
         ("looks", POINTER(Look)),
         ("look_count", c_int64),
+        ("archive", POINTER(Look)),
+        ("grid", _Axes),
+        ("entries", c_void_p),
+        ("entry_count", c_int64),
     )
 
 
@@ -241,6 +251,7 @@ _RECORDS = (
     Device,
     DirectRead,
     Look,
+    Entry,
 )
 _QUICK: dict[str, tuple[Any, list[Any]]] = {
     "lc_reader_new": (c_void_p, [c_int64, c_int64, POINTER(Device), c_char_p]),

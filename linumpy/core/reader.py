@@ -29,7 +29,12 @@ _SLICE = 0.1
 
 
 def takes(layout: ArrayLayout) -> bool:
-    """Say whether the core reads arrays of this layout; filters of numcodecs before a compressor it does not undo."""
+    """Say whether the core reads arrays of this layout.
+
+    It undoes no filters of numcodecs before a compressor, and no compression by a ZIP file.
+    """
+    if layout.entries is not None and layout.entries.is_compressed:
+        return False
     return layout.chain is None or not layout.chain.host_filter
 
 

@@ -81,17 +81,26 @@ def batch_record(layout: ArrayLayout, target: int, fill: np.ndarray) -> native.B
 def array_record(layout: ArrayLayout) -> native.Array:
     """Describe where the chunks of an array lie."""
     prefix, separator = layout.chunk_path
-    return native.Array(os.fsencode(prefix), separator.encode(), os.fsencode(metadata_path(layout)))
+    record = native.Array(os.fsencode(prefix), separator.encode(), os.fsencode(metadata_path(layout)))
+    if (entries := layout.entries) is not None:
+        record.archive = ctypes.pointer(native.Look(os.fsencode(entries.path), *entries.stamp))
+        record.grid[: layout.rank] = entries.grid
+        record.entries = entries.table.ctypes.data  # kept by the layout, as C-contiguous int64
+        record.entry_count = len(entries.table)
+    return record
 
 
 def metadata_path(layout: ArrayLayout) -> str:
     """Name the file that is there as long as the array is."""
+    if layout.entries is not None:
+        return layout.entries.path
     return f"{layout.root}/{'zarr.json' if layout.zarr_format == 3 else '.zarray'}"
 
 
 def why_gone(layout: ArrayLayout) -> str:
     """Say that neither chunks nor metadata of an array are there."""
-    return f"chunks of {layout.name} are missing, and so is {metadata_path(layout)}: is the folder gone?"
+    what = "folder" if layout.entries is None else "file"
+    return f"chunks of {layout.name} are missing, and so is {metadata_path(layout)}: is the {what} gone?"
 
 
 def exception_of(error: native.Error, layout: ArrayLayout) -> BaseException:
@@ -110,6 +119,8 @@ def exception_of(error: native.Error, layout: ArrayLayout) -> BaseException:
         return RuntimeError(f"{layout.name}: the device failed: {text}")
     if code == native.CHANGED:
         return StaleLayoutError(f"the metadata of {layout.name} were written anew since they were read")
+    if code == native.REPLACED and layout.entries is not None:
+        return ChunkError(f"{layout.entries.path} was written anew since its directory was read: open it again")
     if code == native.THREAD:
         return RuntimeError(f"no thread could be started to read {layout.name}: {os.strerror(error.number)}")
     if code == native.MEMORY:
@@ -132,6 +143,7 @@ def exception_of(error: native.Error, layout: ArrayLayout) -> BaseException:
         native.READ: f"{name} cannot be read: {os.strerror(error.number)}",
         native.SHORT: f"{name}: {error.a} of {error.b} bytes could be read",
         native.INDEX: f"{name}: {text}",
+        native.ENTRY: f"{name}: {text}",
         native.GONE: why_gone(layout),
     }
     if code in sentences:

@@ -18,6 +18,7 @@ from zarr.storage import LocalStore
 
 from linumpy.io.metadata import chunk_nbytes, element_size
 from linumpy.io.paths import absolute
+from linumpy.io.zips import ArchiveStore, entries_of
 from linumpy.plan.codecs import HOST_FILTERS, DecodeChain, read_array_filter, read_chain
 from linumpy.plan.layout import MAX_RANK, ArrayLayout, ChunkKeys, ShardLayout
 
@@ -120,6 +121,7 @@ def _layout_v3(array: zarr.Array, document: Mapping[str, Any]) -> ArrayLayout:
         names=names,
         unsupported=reasons[0] if reasons else None,
         grid=str(grid["name"]),
+        object_shape=object_shape,
     )
 
 
@@ -207,9 +209,14 @@ def _finish(
     names: tuple[str, ...],
     unsupported: str | None,
     grid: str = "regular",
+    object_shape: tuple[int, ...] | None = None,
 ) -> ArrayLayout:
     dtype = _native(array.dtype)
-    root = _local_root(array)
+    root, entries = _local_root(array), None
+    if isinstance(array.store, ArchiveStore) and keys is not None:
+        stored = object_shape if object_shape is not None else chunk_shape
+        grid_shape = tuple(-(-n // max(1, size)) for n, size in zip(array.shape, stored, strict=True))
+        entries = entries_of(array.store.directory, array.path, keys, grid_shape)
     reasons = (
         unsupported,
         None if root is not None else f"the store is a {type(array.store).__name__}, not a local folder",
@@ -235,6 +242,7 @@ def _finish(
         unsupported=next((reason for reason in reasons if reason), None),
         chain=codecs.chain,
         grid=grid,
+        entries=entries,
     )
 
 
@@ -253,6 +261,8 @@ def _fill_value(array: zarr.Array, dtype: np.dtype) -> Any:
 
 def _local_root(array: zarr.Array) -> str | None:
     store = array.store
+    if isinstance(store, ArchiveStore):
+        return f"{store.path}/{array.path}".rstrip("/")
     # The exact type: a subclass may read its bytes from elsewhere, or change them.
     if type(store) is not LocalStore:
         return None

@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
+from linumpy.io.paths import split_archive
+
 
 @dataclass(frozen=True)
 class MetadataLook:
@@ -40,15 +42,24 @@ class MetadataLook:
 
 
 def metadata_files(folder: str) -> list[str]:
-    """List the files that may hold the metadata of a folder, in the order in which they are read."""
+    """List the files that may hold the metadata of a folder, in the order in which they are read.
+
+    Of a folder inside a ZIP file it is that file.
+    """
+    if (split := split_archive(folder)) is not None:
+        return [split[0]]
     return [f"{folder}/{name}" for name in ("zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata")]
 
 
 def stamp(path: str) -> tuple[int, ...] | None:
     """Return numbers that differ between a file and one that replaces it; None for a missing file."""
     try:
-        status = os.stat(path)
+        return stamp_of(os.stat(path))
     except OSError:
         return None
+
+
+def stamp_of(status: os.stat_result) -> tuple[int, ...]:
+    """Return the :func:`stamp` of a file that was looked at."""
     # A copy may keep inode and size and set the modification time back; the change time cannot be set.
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns

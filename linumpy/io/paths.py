@@ -12,6 +12,8 @@ import itertools
 import os
 import re
 import shutil
+import stat
+import zipfile
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -21,6 +23,10 @@ _FILE_SUFFIXES = (
     *(".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp", ".gif", ".pdf", ".svg"),
     *(".nii", ".gz", ".zip", ".h5", ".npy", ".json", ".csv", ".txt"),
 )
+
+
+#: Suffix of OME-Zarr images in ZIP files: https://ngff.openmicroscopy.org/rfc/9/
+OZX = ".ozx"
 
 
 def absolute(path: str | Path) -> Path:
@@ -33,8 +39,29 @@ def absolute(path: str | Path) -> Path:
     return path if path.name not in ("", "..") else Path(os.path.realpath(path))
 
 
+def split_archive(path: str | Path) -> tuple[str, str] | None:
+    """Split a path that is a file or goes through one: the file, and the path inside it; None for others."""
+    whole = os.path.join(os.getcwd(), path)
+    above, inside = whole.rstrip("/") or "/", ""
+    while True:
+        try:
+            mode = os.stat(above).st_mode
+        except NotADirectoryError:
+            above, _, last = above.rpartition("/")
+            inside = f"{last}/{inside}" if inside else last
+        except (OSError, ValueError):
+            return None
+        else:
+            return (above, inside) if stat.S_ISREG(mode) else None
+
+
+def is_archive(path: Path) -> bool:
+    """Say whether the name of an output is that of an OME-Zarr image in a ZIP file."""
+    return path.suffix.lower() == OZX
+
+
 def check_target(path: Path, *, overwrite: bool) -> None:
-    """Refuse a path that exists, unless it is a Zarr folder that may be replaced.
+    """Refuse a path that exists, unless it is a Zarr folder, or an ``.ozx`` file, that may be replaced.
 
     Raises
     ------
@@ -48,14 +75,26 @@ def check_target(path: Path, *, overwrite: bool) -> None:
     """
     refuse_url(path)
     if path.suffix.lower() in _FILE_SUFFIXES:
-        raise ValueError(f"{path}: {path.suffix} is the name of a file, and an OME-Zarr image is a folder: *.ome.zarr")
+        kinds = "a folder, *.ome.zarr, or a ZIP file, *.ozx"
+        raise ValueError(f"{path}: {path.suffix} is the name of a file, and an OME-Zarr image is {kinds}")
     if not (path.exists() or path.is_symlink()):
         check_parent(path)
         return
     if not overwrite:
         raise exists_error(path)
+    if is_archive(path) and path.is_file() and zipfile.is_zipfile(path):
+        return
     if not any((path / name).is_file() for name in _ZARR_FILES):
         raise FileExistsError(f"{path} is not a Zarr folder, so it is not overwritten")
+
+
+def checked_version(path: Path, ngff_version: str | None) -> str | None:
+    """Return the NGFF version of an output: of an ``.ozx`` file 0.5, since it begins with a ``zarr.json``."""
+    if not is_archive(path):
+        return ngff_version
+    if ngff_version == "0.4":
+        raise ValueError(f"{path}: an .ozx file holds NGFF 0.5 (zarr v3), not 0.4: choose a folder, or leave out 0.4")
+    return ngff_version or "0.5"
 
 
 def check_parent(path: Path) -> None:

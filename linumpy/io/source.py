@@ -24,7 +24,8 @@ from zarr.storage import FsspecStore, LocalStore, StorePath, ZipStore
 
 from linumpy.errors import SourceError
 from linumpy.io.metadata import REFUSALS, checked_array, open_refused
-from linumpy.io.paths import absolute
+from linumpy.io.paths import absolute, split_archive
+from linumpy.io.zips import ArchiveStore
 
 Source = Any
 """A path (``str``, ``Path``), a ``zarr.Array`` or ``zarr.Group``, a store, a ``StorePath``, or ``(store, path)``."""
@@ -61,6 +62,8 @@ def _open_path(source: str | Path) -> zarr.Array | zarr.Group:
     if "://" in text and not text.startswith("file://"):
         return _open_url(text)
     folder = _without_scheme(text)
+    if (split := split_archive(folder)) is not None:
+        return _open_archive(*split)
     if not Path(folder).exists():
         hint = ": only shells expand '~', give the whole path" if folder.startswith("~") else ""
         raise FileNotFoundError(f"there is no file or folder {folder!r}{hint}")
@@ -69,6 +72,18 @@ def _open_path(source: str | Path) -> zarr.Array | zarr.Group:
     if zarr_format and (array := _array_at(folder)) is not None:
         return checked_array(array)
     return open_at(StorePath(local_store(folder)), zarr_format, name=folder)
+
+
+def _open_archive(file: str, inside: str) -> zarr.Array | zarr.Group:
+    """Open what lies at a path in a ZIP file."""
+    store = ArchiveStore(file)
+    roots = store.directory.roots
+    if not roots:
+        raise SourceError(f"{file} is a ZIP file without a Zarr array or group")
+    if not inside and "" not in roots:
+        listed = ", ".join(f"{file}/{root}" for root in roots[:8]) + (" …" if len(roots) > 8 else "")
+        raise SourceError(f"{file} has no Zarr array or group at its root: name one of {listed}")
+    return open_at(_store_path(store, inside), name=f"{file}/{inside}".rstrip("/"))
 
 
 def _array_at(folder: str) -> zarr.Array | None:
@@ -168,7 +183,7 @@ def name_on_disk(array: zarr.Array) -> str:
     store = array.store
     if isinstance(store, LocalStore):
         return f"file://{os.path.realpath(store.root / array.path)}"
-    if isinstance(store, ZipStore):
+    if isinstance(store, (ArchiveStore, ZipStore)):
         return f"zip://{os.path.realpath(store.path)}/{array.path}".rstrip("/")
     return describe_source(array)
 
@@ -178,18 +193,26 @@ def folder_of(array: zarr.Array) -> Path | None:
     return absolute(Path(array.store.root) / array.path) if isinstance(array.store, LocalStore) else None
 
 
+def path_of(array: zarr.Array) -> str | None:
+    """Return the local path that an array is opened by: its folder, or a path in a ZIP file; None for other arrays."""
+    if isinstance(array.store, ArchiveStore):
+        return f"{array.store.path}/{array.path}".rstrip("/")
+    folder = folder_of(array)
+    return None if folder is None else str(folder)
+
+
 def local_path(array: zarr.Array) -> str:
-    """Return the folder of an array, from which other processes can open it.
+    """Return the path of an array, from which other processes can open it: its folder, or a path in a ZIP file.
 
     Raises
     ------
     SourceError
-        The array is not in a local folder.
+        The array is not in a local folder or ZIP file.
     """
-    folder = folder_of(array)
-    if folder is None:
-        raise SourceError(f"{array.store_path} is not in a local folder, so other processes cannot open it")
-    return str(folder)
+    path = path_of(array)
+    if path is None:
+        raise SourceError(f"{array.store_path} is not in a local folder or ZIP file, so other processes cannot open it")
+    return path
 
 
 def identify_data(array: zarr.Array) -> str | None:
@@ -202,7 +225,7 @@ def identify_data(array: zarr.Array) -> str | None:
     folder, store = folder_of(array), array.store
     if folder is not None:
         lines: Iterable[str] | None = _local_files(str(folder), "")
-    elif isinstance(store, ZipStore):
+    elif isinstance(store, (ArchiveStore, ZipStore)):
         lines = [_file_line(str(store.path), os.stat(store.path))]
     elif isinstance(store, FsspecStore):
         lines = _remote_files(store.fs, f"{store.path}/{array.path}".rstrip("/"))
@@ -248,6 +271,8 @@ def _remote_files(files: Any, path: str) -> list[str] | None:
 
 def written(array: zarr.Array) -> str:
     """Return when the metadata of a local array was written, which differs for a new array with the old name."""
+    if isinstance(array.store, ArchiveStore):
+        return str(array.store.directory.stamp)
     folder = folder_of(array)
     if folder is None:
         return "unknown"

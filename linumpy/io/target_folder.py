@@ -22,7 +22,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from linumpy.io.paths import check_target
+from linumpy.io.pack import pack
+from linumpy.io.paths import check_target, is_archive
 from linumpy.io.syscalls import exchange, is_named, lock, rename_new, sync_file_system, sync_path, unlock
 from linumpy.io.zarr_mode import wait_for_zarr
 
@@ -31,8 +32,8 @@ log = logging.getLogger(__name__)
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 #: Bytes that a name may have on Linux's file systems.
 _NAME_BYTES = 255
-#: In a work folder: the lock, the new folder, and the old folder that it replaces.
-_LOCK, _IMAGE, _OLD = "lock", "image", "old"
+#: In a work folder: the lock, the new folder, the old folder that it replaces, and the new folder in a ZIP file.
+_LOCK, _IMAGE, _OLD, _PACKED = "lock", "image", "old", "packed"
 _UNFINISHED = ".unfinished"
 
 
@@ -277,6 +278,8 @@ def _remove(path: Path) -> None:
 def rename_to_target(temporary: Path, path: Path, *, overwrite: bool, durable: bool) -> None:
     """Rename the finished folder to its path atomically; a replaced folder is in the work folder afterwards.
 
+    For an ``.ozx`` path the folder is packed into a file, which is renamed; the folder remains in the work folder.
+
     Where the file system cannot exchange two names, the old folder is first renamed to ``old`` in the work folder, from
     where :func:`recover` restores it if the process is killed in between.
 
@@ -285,6 +288,8 @@ def rename_to_target(temporary: Path, path: Path, *, overwrite: bool, durable: b
     FileExistsError
         As :func:`check_target`; another process may have made the path meanwhile.
     """
+    if is_archive(path):
+        temporary = pack(temporary, temporary.parent / _PACKED, durable=durable)
     while True:
         check_target(path, overwrite=overwrite)
         try:

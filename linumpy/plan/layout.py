@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -65,6 +65,31 @@ class ShardLayout:
         return 16 * self.count + (4 if self.index_checksum else 0)
 
 
+@dataclass(frozen=True, eq=False)
+class StoredEntries:
+    """Entries of a ZIP file that hold the chunks (or shards) of an array.
+
+    Attributes
+    ----------
+    path : str
+        Absolute path of the file.
+    stamp : tuple of int
+        Device, inode, bytes, and times in nanoseconds of the file whose directory was read.
+    grid : tuple of int
+        Chunks (or shards) along each axis.
+    table : numpy.ndarray of int64, (n, 3)
+        Number of the chunk (or shard) in C order, ascending; offset of the entry's header; bytes of the entry.
+    is_compressed : bool
+        Whether an entry is compressed, or the table cannot be used: then zarr-python reads.
+    """
+
+    path: str
+    stamp: tuple[int, ...]
+    grid: tuple[int, ...]
+    table: np.ndarray
+    is_compressed: bool
+
+
 class ChunkGeometry(tuple[Any, ...]):
     """Value of :attr:`ArrayLayout.geometry`, with a cached hash: it is a dictionary key on every submit."""
 
@@ -114,6 +139,8 @@ class ArrayLayout:
         How a chunk is decoded; None for raw chunks.
     grid : str
         Name of the chunk grid; chunk shapes and sizes are valid for ``"regular"`` ones only.
+    entries : StoredEntries or None
+        Of an array in a ZIP file, whose path `root` goes through: where its chunks lie.
     """
 
     name: str
@@ -131,6 +158,7 @@ class ArrayLayout:
     unsupported: str | None
     chain: DecodeChain | None = None
     grid: str = "regular"
+    entries: StoredEntries | None = field(default=None, compare=False, repr=False)
 
     @property
     def rank(self) -> int:

@@ -28,8 +28,8 @@ from linumpy.gpu.read.request import DEFAULT_SCRATCH_BYTES, MIN_SCRATCH_BYTES
 from linumpy.io.carried import Carried, carried_from
 from linumpy.io.ngff import Placement, Spacing
 from linumpy.io.ome import open_image
-from linumpy.io.paths import absolute, check_apart, check_free_space, check_parent, refuse_url
-from linumpy.io.source import Source, describe_source, folder_of, local_path, local_store, open_node
+from linumpy.io.paths import absolute, check_apart, check_free_space, check_parent, checked_version, refuse_url
+from linumpy.io.source import Source, describe_source, local_path, local_store, open_node, path_of
 from linumpy.io.target_folder import drop_partial_files, unfinished_beside
 from linumpy.io.volume import Volume, Volumes, as_volume, select_volumes
 from linumpy.plan.grid.block_shape import BlockBytes, choose_block_shape
@@ -202,6 +202,7 @@ def resample_zarr(
     refuse_url(Path(target))
     target_path = absolute(target)
     check_parent(target_path)
+    ngff_version = checked_version(target_path, ngff_version)
     if not isinstance(cval, (int, float, np.integer, np.floating)):
         raise TypeError(f"cval={cval!r}: pass a real number")
     if downsampling is None:
@@ -212,7 +213,7 @@ def resample_zarr(
         raise ValueError(f"labels={labels!r}: choose one of {', '.join(LABELS)}")
     volumes = _open_volumes(source, level, channel, time, spacing)
     volume = volumes.first
-    sources = (source if isinstance(source, (str, Path)) else None, folder_of(volume.array))
+    sources = (source if isinstance(source, (str, Path)) else None, path_of(volume.array))
     check_apart([target_path], [path for path in sources if path is not None])
     _check_dtype(volume, order)
     regrid = plan_regrid(transform_or_spacing, volume.shape, volumes.spacing, volumes.origin, output_shape)

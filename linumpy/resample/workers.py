@@ -23,6 +23,8 @@ from typing import TYPE_CHECKING, Any
 from linumpy import __version__
 from linumpy.device import free_memory, install_line, require_cuda, resolve, why_no_cuda
 from linumpy.errors import GpuUnavailableError, WorkerError
+from linumpy.io.paths import split_archive
+from linumpy.io.zips import ArchiveStore
 from linumpy.plan.grid.blocks import Block
 from linumpy.resample.pipeline import BlockJob, make_block
 
@@ -136,7 +138,7 @@ class Needs:
         """Return what this process lacks; empty if nothing."""
         if self.version != __version__:
             return f"linumpy {self.version}: it has {__version__}"
-        if not os.path.isdir(self.source):
+        if not os.path.isdir(self.source) and split_archive(self.source) is None:
             return f"the disk of the source: there is no folder {self.source}"
         if metadata_digest(self.source) != self.metadata:
             return f"the disk of the source: the array in {self.source} is another one there"
@@ -156,6 +158,11 @@ def needs_of(source: str, target: Path, device: str) -> Needs:
 def metadata_digest(folder: str) -> str:
     """Return a digest of the metadata of an array."""
     digest = hashlib.sha256()
+    if (split := split_archive(folder)) is not None:
+        store = ArchiveStore(split[0])
+        for name in ("zarr.json", ".zarray"):
+            digest.update(store.read(f"{split[1]}/{name}".lstrip("/")) or b"")
+        return digest.hexdigest()
     for name in ("zarr.json", ".zarray"):
         path = Path(folder, name)
         if path.is_file():

@@ -1,9 +1,10 @@
 """Write an OME-Zarr image with its pyramid, region by region, complete or not at all.
 
-In: regions as NumPy or CuPy arrays, and the voxel spacing in µm. Out: a folder, NGFF 0.5 (zarr v3) or 0.4 (zarr v2). It
-is written in a work folder beside its path and renamed when complete and on the disk, so that a killed run leaves
-nothing that looks finished. Raw chunks of a device array are written by GPUDirect Storage, or through pinned memory
-where kvikio or the system does not offer it; encoded ones are copied to the host once and written by zarr-python.
+In: regions as NumPy or CuPy arrays, and the voxel spacing in µm. Out: a folder, NGFF 0.5 (zarr v3) or 0.4 (zarr v2), or
+an ``.ozx`` file. It is written in a work folder beside its path and renamed when complete and on the disk, so that a
+killed run leaves nothing that looks finished. Raw chunks of a device array are written by GPUDirect Storage, or through
+pinned memory where kvikio or the system does not offer it; encoded ones are copied to the host once and written by
+zarr-python.
 Errors: ``FileExistsError`` for a path that exists, ``ValueError`` for sizes and regions that do not fit, ``TypeError``
 for values that are no numbers, ``OSError`` for a full disk.
 """
@@ -26,7 +27,7 @@ from linumpy.arrays import Array
 from linumpy.device import is_device_array, synchronize, to_host
 from linumpy.errors import not_pickled
 from linumpy.io.carried import Carried
-from linumpy.io.paths import absolute, check_target
+from linumpy.io.paths import absolute, check_target, checked_version
 from linumpy.io.target_folder import new_folder
 from linumpy.plan.pyramid import Box, Pyramid, shape_of, split, within
 from linumpy.plan.region import normalize_region
@@ -52,7 +53,8 @@ class OmeZarrWriter:
     Parameters
     ----------
     path : str or Path
-        The folder to make.
+        The folder to make; or ``*.ozx``, a ZIP file (RFC-9), into which the finished folder is packed, so that the disk
+        needs room for both. It holds NGFF 0.5.
     shape : sequence of int
         Voxels of the finest resolution: two or three axes of space, before them any of time and channel.
     dtype : dtype
@@ -182,7 +184,7 @@ class OmeZarrWriter:
             origin=origin,
             levels=levels,
             downsampling=downsampling,
-            ngff_version=ngff_version,
+            ngff_version=checked_version(self._target, ngff_version),
             fill_value=fill_value,
             attributes=attributes,
             carried=carried,

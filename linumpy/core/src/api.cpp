@@ -18,12 +18,12 @@ extern "C" {
 
 int64_t lc_abi(void) { return LC_ABI; }
 
-void lc_record_sizes(int64_t sizes[14]) {
-    const size_t known[14] = {sizeof(lc_chain),       sizeof(lc_geometry), sizeof(lc_array),     sizeof(lc_batch),
+void lc_record_sizes(int64_t sizes[15]) {
+    const size_t known[15] = {sizeof(lc_chain),       sizeof(lc_geometry), sizeof(lc_array),     sizeof(lc_batch),
                               sizeof(lc_error),       sizeof(lc_report),   sizeof(lc_stats),     sizeof(lc_launch),
                               sizeof(lc_decode_plan), sizeof(lc_scatter),  sizeof(lc_on_device), sizeof(lc_device),
-                              sizeof(lc_direct_read), sizeof(lc_look)};
-    for (int n = 0; n < 14; ++n) sizes[n] = static_cast<int64_t>(known[n]);
+                              sizeof(lc_direct_read), sizeof(lc_look),     sizeof(lc_entry)};
+    for (int n = 0; n < 15; ++n) sizes[n] = static_cast<int64_t>(known[n]);
 }
 
 lc_reader *lc_reader_new(int64_t threads, int64_t index_nbytes, const lc_device *device, char *text) {

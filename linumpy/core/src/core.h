@@ -7,7 +7,7 @@
 
 #include <stdint.h>
 
-#define LC_ABI 5
+#define LC_ABI 6
 #define LC_MAX_RANK 6
 
 #if defined(__GNUC__)
@@ -39,6 +39,7 @@ enum lc_error_code {
     LC_INTERNAL = 14,  // text: an exception that no code above expected
     LC_DEVICE = 15,    // text: what the driver says
     LC_CHANGED = 16,   // a file of the metadata is not what it was when the layout was read
+    LC_ENTRY = 17,     // text: what is wrong with the local header of an entry of a ZIP file
 };
 
 // Codes of dtypes, in the order that native.py lists them; LC_BFLOAT16 is a target only.
@@ -92,6 +93,13 @@ typedef struct {
     int64_t device, inode, nbytes, written, changed;  // nanoseconds
 } lc_look;
 
+// An entry of a ZIP file that holds a stored object, uncompressed.
+typedef struct {
+    int64_t number;  // of the object in the grid of the array's objects, in C order
+    int64_t header;  // offset of the entry's local header
+    int64_t nbytes;
+} lc_entry;
+
 // One array. The strings are copied.
 typedef struct {
     const char *prefix;  // of the path of each stored object: coordinates follow
@@ -99,6 +107,12 @@ typedef struct {
     const char *metadata;  // file that is there as long as the array is
     const lc_look *looks;  // files of its metadata: a job fails by LC_CHANGED where one is another before it is planned
     int64_t look_count;
+    // A ZIP file whose entries are the stored objects, as it was when its directory was read; NULL: objects are files.
+    // The prefix begins with its path and a '/'; the name of the entry follows.
+    const lc_look *archive;
+    int64_t grid[LC_MAX_RANK];  // objects along each axis
+    const lc_entry *entries;  // by number; objects without one are missing
+    int64_t entry_count;
 } lc_array;
 
 // A kernel that decodes a slab of so many chunks. Each argument is `constant + base · (address of the slab) + status ·
@@ -240,8 +254,8 @@ typedef struct lc_job lc_job;
 
 LC_API int64_t lc_abi(void);
 // Bytes of the records above, in the order of declaration: chain, geometry, array, batch, error, report, stats,
-// launch, decode plan, scatter, on_device, device, direct read, look.
-LC_API void lc_record_sizes(int64_t sizes[14]);
+// launch, decode plan, scatter, on_device, device, direct read, look, entry.
+LC_API void lc_record_sizes(int64_t sizes[15]);
 
 // `device` is NULL for a reader into host memory. Returns NULL and writes why to `text` (256 bytes).
 LC_API lc_reader *lc_reader_new(int64_t threads, int64_t index_nbytes, const lc_device *device, char *text);

@@ -57,9 +57,8 @@ void Execution::run() {
 void Execution::locate() {
     const std::lock_guard lock(object_.mutex);
     if (!object_.located) {
-        const std::string path = object_.array->path(object_.coordinates);
         try {
-            open_object(path);
+            open_object(object_.array->file(object_.coordinates));
         } catch (const FailedRead &error) {
             object_.failure = error.failure;
         }
@@ -80,16 +79,36 @@ void Execution::open_object(const std::string &path) {
     bool is_regular = false;
     if (const int number = object_.file.look(object_.version, is_regular)) fail(LC_READ, number);
     if (!is_regular) fail(LC_NOT_FILE);
+    object_.place = {0, object_.version.nbytes};
+    if (object_.array->archive && !find_entry(*object_.array->archive)) return;
     if (geometry_.sharded()) {
-        object_.index = indexes_.find(path, object_.version, geometry_);
-        if (!object_.index) object_.index = read_index(path);
-    } else if (!geometry_.encoded() && object_.version.nbytes != geometry_.chunk_nbytes) {
-        fail(LC_SIZE, 0, object_.version.nbytes, geometry_.chunk_nbytes);
+        const std::string name = object_.array->path(object_.coordinates);
+        object_.index = indexes_.find(name, object_.version, geometry_);
+        if (!object_.index) object_.index = read_index(name);
+    } else if (!geometry_.encoded() && object_.place.nbytes != geometry_.chunk_nbytes) {
+        fail(LC_SIZE, 0, object_.place.nbytes, geometry_.chunk_nbytes);
     }
 }
 
-std::shared_ptr<const ShardIndex> Execution::read_index(const std::string &path) {
-    const i64 size = object_.version.nbytes, nbytes = std::min(geometry_.index_nbytes, size);
+// Find the bytes of an object in a ZIP file; false where it is not stored.
+bool Execution::find_entry(const Archive &archive) {
+    if (!(object_.version == archive.version)) fail(LC_REPLACED, 0, archive.version.nbytes, object_.version.nbytes);
+    const lc_entry *entry = archive.find(object_.coordinates);
+    object_.missing = !entry;
+    if (!entry) return false;
+    const std::string name = object_.array->path(object_.coordinates).substr(archive.path.size() + 1);
+    std::vector<u8> header(static_cast<size_t>(local_header_nbytes(name)));
+    read_checked(object_, object_.file, header.data(), static_cast<i64>(header.size()), entry->header);
+    try {
+        object_.place = {parse_local_header(header, name, *entry, object_.version.nbytes), entry->nbytes};
+    } catch (const std::runtime_error &error) {
+        throw FailedRead{{LC_ENTRY, 0, 0, 0, error.what()}};
+    }
+    return true;
+}
+
+std::shared_ptr<const ShardIndex> Execution::read_index(const std::string &name) {
+    const i64 size = object_.place.nbytes, nbytes = std::min(geometry_.index_nbytes, size);
     const Gate gate(nbytes);
     const u8 *stored = read_exactly(nbytes, geometry_.index_at_end ? size - nbytes : 0);
     std::shared_ptr<const ShardIndex> index;
@@ -101,7 +120,7 @@ std::shared_ptr<const ShardIndex> Execution::read_index(const std::string &path)
         throw FailedRead{{LC_INDEX, 0, 0, 0, error.what()}};
     }
     for_jobs_of_object([](Job &job, i64 n) { job.bytes_read += n; }, nbytes);
-    indexes_.keep(path, object_.version, geometry_, index);
+    indexes_.keep(name, object_.version, geometry_, index);
     return index;
 }
 
@@ -113,7 +132,7 @@ void check_unchanged(const StoredObject &object, const File &file) {
 }
 
 void read_checked(const StoredObject &object, const File &file, u8 *to, i64 nbytes, i64 offset) {
-    const i64 got = file.read(to, nbytes, offset);
+    const i64 got = file.read(to, nbytes, object.place.offset + offset);
     if (got < 0) fail(LC_READ, -got);
     check_unchanged(object, file);  // a file that became shorter says more than the bytes that are missing
     if (got != nbytes) fail(LC_SHORT, 0, got, nbytes);
@@ -146,7 +165,7 @@ void Execution::read_all() {
     for (u32 n = 0; n < task_.chunks; ++n) {
         if (state_[n] != PENDING) continue;
         const u32 chunk = task_.first_chunk + n;
-        ChunkRange range{0, object_.version.nbytes};
+        ChunkRange range{0, object_.place.nbytes};
         if (object_.index) range = (*object_.index)[static_cast<size_t>(wave_.chunks[chunk].inner)];
         if (range.offset < 0) {
             fill(chunk);

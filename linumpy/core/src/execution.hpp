@@ -98,7 +98,8 @@ private:
     void locate();
     void look_for_kept();
     void open_object(const std::string &path);
-    std::shared_ptr<const ShardIndex> read_index(const std::string &path);
+    bool find_entry(const Archive &archive);
+    std::shared_ptr<const ShardIndex> read_index(const std::string &name);
     void read_all();
     void read_group(const Span *spans, size_t count);
     void read_pieces(u32 chunk, i64 offset);

@@ -34,6 +34,11 @@ private:
     int descriptor_ = -1;
 };
 
+// Where a stored object lies: all of a file, or an entry of a ZIP file.
+struct Place {
+    i64 offset = 0, nbytes = -1;  // less than 0: not stored
+};
+
 // The version of the file at a path now; that of no file where there is none.
 Version version_at(const std::string &path);
 // Whether nothing at all is stored at a path: a link to a missing file is something.

@@ -17,7 +17,7 @@ constexpr u32 TASK_BOXES = 512, TASK_OBJECTS = 32;
 // Which version of a stored object is there now; looked at once a wave.
 Version version_of(StoredObject &object) {
     const std::lock_guard lock(object.mutex);
-    if (!object.looked) object.seen = version_at(object.array->path(object.coordinates));
+    if (!object.looked) object.seen = version_at(object.array->file(object.coordinates));
     object.looked = true;
     return object.seen;
 }

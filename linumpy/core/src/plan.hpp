@@ -7,6 +7,7 @@
 
 #include "common.hpp"
 #include "copy.hpp"
+#include "zip.hpp"
 
 namespace lc {
 
@@ -32,8 +33,12 @@ struct Geometry : lc_geometry {
 struct Array {
     std::shared_ptr<const Geometry> geometry;
     std::string prefix, separator, metadata;
+    std::unique_ptr<const Archive> archive;  // null: stored objects are files
 
+    // Names a stored object: its file, or the path of a ZIP file with the name of the entry behind it.
     std::string path(const i64 *object) const;
+    // The file that holds it.
+    std::string file(const i64 *object) const { return archive ? archive->path : path(object); }
 };
 
 // The regions of one call, and which of their chunks come next.

@@ -55,10 +55,16 @@ std::shared_ptr<Array> Reader::known_array(const lc_array &array, const std::sha
     std::string key(reinterpret_cast<const char *>(static_cast<const lc_geometry *>(geometry.get())),
                     sizeof(lc_geometry));
     key.append(array.separator).append(1, '\0').append(array.prefix);
+    if (array.archive) {
+        const i64 version[] = {array.archive->inode, array.archive->nbytes, array.archive->written};
+        key.append(1, '\0').append(reinterpret_cast<const char *>(version), sizeof version);
+    }
     std::weak_ptr<Array> &slot = arrays_[key];
     std::shared_ptr<Array> known = slot.lock();
     if (known) return known;
-    known = std::make_shared<Array>(Array{geometry, array.prefix, array.separator, array.metadata});
+    known = std::make_shared<Array>(
+        Array{geometry, array.prefix, array.separator, array.metadata,
+              array.archive ? std::make_unique<const Archive>(array, geometry->rank) : nullptr});
     slot = known;
     if (arrays_.size() > KNOWN_ARRAYS) std::erase_if(arrays_, [](const auto &item) { return item.second.expired(); });
     return known;

@@ -195,7 +195,9 @@ class ZarrEngine:
 
     def describe(self, job: ZarrJob, layout: ArrayLayout, conversion: Conversion) -> ReadReport:
         """Make the report of a job that is over."""
-        why = f"no native core: {reason}" if (reason := native.why_no_core()) else "filters of numcodecs"
+        packed = layout.entries is not None and layout.entries.is_compressed
+        why = "compressed entries of a ZIP file" if packed else "filters of numcodecs"
+        why = f"no native core: {reason}" if (reason := native.why_no_core()) else why
         into = "host memory" if self._cupy is None else "host memory, and one copy to the device"
         return replace(
             job_report(layout.name, conversion.target_name, job.output),

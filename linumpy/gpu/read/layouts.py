@@ -51,7 +51,7 @@ class Layouts:
         files = [] if key is None or isinstance(source, zarr.Array) else metadata_files(_folder(source))
         before = _version(source, files)
         layout = read_layout(open_source(source, level))
-        if files and layout.root is not None:
+        if files and layout.root is not None and layout.entries is None:
             if f"{layout.root}/zarr.json" not in files:  # an image's resolution
                 own = metadata_files(layout.root)
                 before, files = [*before, *_version(source, own)], files + own

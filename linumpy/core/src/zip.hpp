@@ -1,0 +1,34 @@
+// ZIP files that hold an array: which uncompressed entry each stored object is.
+#pragma once
+
+#include <span>
+#include <string>
+#include <vector>
+
+#include "common.hpp"
+#include "core.h"
+#include "files.hpp"
+
+namespace lc {
+
+// A ZIP file as it was when its directory was read, and the entries of one array.
+struct Archive {
+    Archive(const lc_array &array, i64 rank);
+    // The entry of an object; null where it has none.
+    const lc_entry *find(const i64 *object) const;
+
+    std::string path;
+    Version version;
+
+private:
+    i64 rank_, grid_[LC_MAX_RANK];
+    std::vector<lc_entry> entries_;
+};
+
+// Bytes of the local header of an entry up to the end of its name.
+i64 local_header_nbytes(const std::string &name);
+// Where the bytes of an entry begin. The directory is trusted about sizes; throws std::runtime_error where the local header
+// names another entry or another way of storing, or where the bytes would reach behind the end of the file.
+i64 parse_local_header(std::span<const u8> header, const std::string &name, const lc_entry &entry, i64 file_nbytes);
+
+}  // namespace lc

@@ -1,0 +1,314 @@
+"""ZIP files that hold Zarr arrays: directories, a read-only store for zarr-python, and what the native core needs.
+
+In: the path of a ZIP file. Out: :class:`ArchiveStore`, and :class:`~linumpy.plan.layout.StoredEntries` of an array.
+Errors: :class:`~linumpy.errors.SourceError` for a file that is no ZIP file, is cut off or encrypted, or whose entries
+overlap; :class:`~linumpy.errors.ChunkError` for an entry that cannot be read.
+
+No file stays open: each read opens it, and compares it with the file whose directory was read. So stores may be used by
+several threads, in child processes, and pickled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import bisect
+import functools
+import math
+import os
+import re
+import struct
+import threading
+import zipfile
+import zlib
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from zarr.abc.store import ByteRequest, OffsetByteRequest, RangeByteRequest, Store, SuffixByteRequest
+from zarr.core.buffer import Buffer, BufferPrototype
+
+from linumpy.errors import ChunkError, SourceError
+from linumpy.io.looks import stamp_of
+from linumpy.plan.layout import ChunkKeys, StoredEntries
+
+#: Directories that are kept.
+_KEPT = 8
+_HEADER = struct.Struct("<4s5H3L2H")
+_ENCRYPTED = 1
+_METHODS = {zipfile.ZIP_BZIP2: "bzip2", zipfile.ZIP_LZMA: "lzma", 93: "zstd"}
+_BROKEN = (zipfile.BadZipFile, NotImplementedError, ValueError, OverflowError, struct.error)
+
+
+class Directory:
+    """The directory of a ZIP file.
+
+    Attributes
+    ----------
+    path : str
+        Absolute path of the file.
+    stamp : tuple of int
+        Of the file whose directory it is: see :func:`linumpy.io.looks.stamp`.
+    entries : dict
+        Entries by name, without folders; of entries with the same name the last.
+    names : list of str
+        Their names, sorted.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        with open(path, "rb") as file:
+            self.stamp = stamp_of(os.fstat(file.fileno()))
+            try:
+                with zipfile.ZipFile(file) as archive:
+                    found, end = archive.infolist(), archive.start_dir
+            except _BROKEN as error:
+                raise SourceError(f"{path} is no ZIP file, or one that is cut off or damaged: {error}") from error
+        if any(entry.flag_bits & _ENCRYPTED for entry in found):
+            raise SourceError(f"{path} is an encrypted ZIP file, which linumpy does not read")
+        _check_places(path, found, end)
+        self.entries = {entry.filename: entry for entry in found if not entry.filename.endswith("/")}
+        self.names = sorted(self.entries)
+
+    def below(self, folder: str) -> list[str]:
+        """Name the entries whose names begin with a text."""
+        first = bisect.bisect_left(self.names, folder)
+        # No name of text is greater than its beginning with the last code point.
+        return self.names[first : bisect.bisect_right(self.names, folder + "\U0010ffff")]
+
+    @functools.cached_property
+    def roots(self) -> list[str]:
+        """Name the folders that hold the metadata of an array or a group, without those below others."""
+        files = ("zarr.json", ".zgroup", ".zarray")
+        folders = sorted({name.rpartition("/")[0] for name in self.names if name.rpartition("/")[2] in files})
+        return [folder for folder in folders if not any(folder.startswith(f"{above}/") for above in folders)]
+
+
+def _check_places(path: str, entries: list[zipfile.ZipInfo], end: int) -> None:
+    """Refuse a ZIP file whose entries share bytes with each other or with the directory, or have two sizes."""
+    for entry in entries:
+        if entry.compress_type == zipfile.ZIP_STORED and entry.file_size != entry.compress_size:
+            raise SourceError(f"{path} is a damaged ZIP file: its directory gives {entry.filename} two sizes")
+    places = np.array(
+        [(entry.header_offset, entry.header_offset + _HEADER.size + entry.compress_size) for entry in entries], np.int64
+    ).reshape(-1, 2)
+    places = places[np.argsort(places[:, 0])]
+    ends = np.append(places[1:, 0], end)
+    if (places[:, 0] < 0).any() or (places[:, 1] > ends).any():
+        raise SourceError(f"{path} is a damaged ZIP file: its entries overlap, or lie behind its end")
+
+
+_known: OrderedDict[str, Directory] = OrderedDict()
+_lock = threading.Lock()
+
+
+def _forget() -> None:
+    """Make the lock new in a child process, whose parent may have held it."""
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget)
+
+
+def read_directory(path: str) -> Directory:
+    """Read the directory of a ZIP file, or return it where it was read before and the file is the same."""
+    with _lock:
+        known = _known.get(path)
+    if known is None or known.stamp != stamp_of(os.stat(path)):
+        known = Directory(path)
+    with _lock:
+        _known[path] = known
+        _known.move_to_end(path)
+        while len(_known) > _KEPT:
+            _known.popitem(last=False)
+    return known
+
+
+def entries_of(directory: Directory, folder: str, keys: ChunkKeys, grid: tuple[int, ...]) -> StoredEntries:
+    """List the entries that hold the chunks (or shards) of an array.
+
+    Parameters
+    ----------
+    directory : Directory
+        Of the ZIP file.
+    folder : str
+        Path of the array in it.
+    keys : ChunkKeys
+        How chunks are named.
+    grid : tuple of int
+        Chunks (or shards) along each axis.
+    """
+    prefix = f"{folder}/{keys.prefix}" if folder else keys.prefix
+    pattern = re.compile(re.escape(keys.separator).join([r"(0|[1-9]\d{0,18})"] * len(grid)), re.ASCII)
+    table, is_compressed = [], False
+    for name in directory.below(prefix):
+        found = pattern.fullmatch(name, len(prefix))
+        if found is None:
+            continue
+        index = tuple(map(int, found.groups()))
+        if all(number < count for number, count in zip(index, grid, strict=True)):
+            number = functools.reduce(lambda sum_, step: sum_ * step[1] + step[0], zip(index, grid, strict=True), 0)
+            entry = directory.entries[name]
+            table.append((number, entry.header_offset, entry.file_size))
+            is_compressed |= entry.compress_type != zipfile.ZIP_STORED
+    fits = math.prod(grid) < 2**63
+    numbers = np.array(sorted(table) if fits else [], np.int64).reshape(-1, 3)
+    return StoredEntries(directory.path, directory.stamp, grid, numbers, is_compressed or not fits)
+
+
+class ArchiveStore(Store):
+    """A ZIP file as a store of zarr-python, read-only.
+
+    Parameters
+    ----------
+    path : str or Path
+        Path of the file.
+
+    Raises
+    ------
+    SourceError
+        The file is no ZIP file, or one that linumpy does not read.
+    """
+
+    supports_writes = False
+    supports_deletes = False
+    supports_listing = True
+
+    def __init__(self, path: str | Path) -> None:
+        super().__init__(read_only=True)
+        self.directory = read_directory(os.path.abspath(path))
+
+    @property
+    def path(self) -> str:
+        """Absolute path of the file."""
+        return self.directory.path
+
+    def __reduce__(self) -> tuple[type[ArchiveStore], tuple[str]]:
+        return ArchiveStore, (self.path,)
+
+    def __str__(self) -> str:
+        return f"zip://{self.path}"
+
+    def __repr__(self) -> str:
+        return f"ArchiveStore({self.path!r})"
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, ArchiveStore):
+            return False
+        return (self.path, self.directory.stamp) == (other.path, other.directory.stamp)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def read(self, key: str, request: ByteRequest | None = None) -> bytes | None:
+        """Return the bytes of an entry, or a range of them; None where there is none.
+
+        Raises
+        ------
+        ChunkError
+            The file is another one by now; the entry's header says something else than the directory; the entry is
+            compressed by another method than Deflate; it is broken, which its CRC-32 shows if it is read whole.
+        """
+        entry = self.directory.entries.get(key)
+        if entry is None:
+            return None
+        if entry.compress_type == zipfile.ZIP_STORED:
+            start, stop = _bounds(request, entry.file_size)
+            data = self._pread(entry, start, stop)
+            return _checked(f"{self}/{key}", entry, data) if stop - start == entry.file_size else data
+        if entry.compress_type != zipfile.ZIP_DEFLATED:
+            method = _METHODS.get(entry.compress_type, f"method {entry.compress_type}")
+            raise ChunkError(f"{self}/{key} is compressed by {method}: stored and deflated entries are read")
+        decoder = zlib.decompressobj(-zlib.MAX_WBITS)
+        try:
+            # One byte more than the directory states, so that a stream that is too long shows.
+            data = decoder.decompress(self._pread(entry, 0, entry.compress_size), entry.file_size + 1)
+        except zlib.error as error:
+            raise ChunkError(f"{self}/{key} cannot be decompressed: {error}") from error
+        start, stop = _bounds(request, entry.file_size)
+        return _checked(f"{self}/{key}", entry, data)[start:stop]
+
+    def _pread(self, entry: zipfile.ZipInfo, start: int, stop: int) -> bytes:
+        name = f"{self}/{entry.filename}"
+        with open(self.path, "rb", buffering=0) as file:
+            if stamp_of(os.fstat(file.fileno())) != self.directory.stamp:
+                raise ChunkError(f"{self.path} was written anew since its directory was read: open it again")
+            header = os.pread(file.fileno(), _HEADER.size, entry.header_offset)
+            if len(header) < _HEADER.size or header[:4] != b"PK\x03\x04":
+                raise ChunkError(f"{name}: no local header of the ZIP file is there")
+            _, _, flags, method, *_, name_nbytes, extra = _HEADER.unpack(header)
+            if method != entry.compress_type or flags & _ENCRYPTED:
+                raise ChunkError(f"{name}: its local header says that it is stored differently than the directory says")
+            own = os.pread(file.fileno(), name_nbytes, entry.header_offset + _HEADER.size)
+            if own.decode("utf-8" if flags & 0x800 else "cp437", "replace") != entry.orig_filename:
+                raise ChunkError(f"{name}: its local header in the ZIP file names another entry")
+            begin = entry.header_offset + _HEADER.size + name_nbytes + extra
+            with memoryview(bytearray(stop - start)) as data:
+                done = 0
+                while done < len(data):
+                    got = os.preadv(file.fileno(), [data[done:]], begin + start + done)
+                    if not got:
+                        raise ChunkError(f"{name}: {done} of {len(data)} bytes could be read")
+                    done += got
+                return bytes(data)
+
+    async def get(self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None) -> Buffer | None:
+        """Return the bytes of an entry, or None."""
+        data = await asyncio.to_thread(self.read, key, byte_range)
+        return None if data is None else prototype.buffer.from_bytes(data)
+
+    async def get_partial_values(
+        self, prototype: BufferPrototype, key_ranges: Iterable[tuple[str, ByteRequest | None]]
+    ) -> list[Buffer | None]:
+        """Return ranges of entries."""
+        return list(await asyncio.gather(*(self.get(key, prototype, request) for key, request in key_ranges)))
+
+    async def exists(self, key: str) -> bool:
+        """Say whether there is an entry."""
+        return key in self.directory.entries
+
+    async def set(self, key: str, value: Buffer) -> None:
+        """Refuse to write."""
+        self._check_writable()
+
+    async def delete(self, key: str) -> None:
+        """Refuse to delete."""
+        self._check_writable()
+
+    async def list(self) -> AsyncIterator[str]:
+        """Yield all names."""
+        for name in self.directory.names:
+            yield name
+
+    async def list_prefix(self, prefix: str) -> AsyncIterator[str]:
+        """Yield names that begin with a text."""
+        for name in self.directory.below(prefix):
+            yield name
+
+    async def list_dir(self, prefix: str) -> AsyncIterator[str]:
+        """Yield the names of what lies directly in a folder."""
+        folder = f"{prefix.rstrip('/')}/" if prefix.rstrip("/") else ""
+        members = (name[len(folder) :].partition("/")[0] for name in self.directory.below(folder))
+        for member in dict.fromkeys(members):
+            yield member
+
+
+def _bounds(request: ByteRequest | None, size: int) -> tuple[int, int]:
+    """Return the first byte of a range, and the one behind its last."""
+    match request:
+        case None:
+            return 0, size
+        case RangeByteRequest():
+            return min(request.start, size), max(min(request.start, size), min(request.end, size))
+        case OffsetByteRequest():
+            return min(request.offset, size), size
+        case SuffixByteRequest():
+            return max(0, size - request.suffix), size
+    raise TypeError(f"unknown range of bytes: {request!r}")
+
+
+def _checked(name: str, entry: zipfile.ZipInfo, data: Any) -> bytes:
+    if len(data) != entry.file_size or zlib.crc32(data) != entry.CRC:
+        raise ChunkError(f"{name} is broken: its length or its CRC-32 is not what the ZIP file's directory says")
+    return bytes(data)
