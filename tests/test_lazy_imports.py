@@ -79,3 +79,12 @@ def test_the_package_itself_imports_nothing_heavy():
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert result.stdout == "module 'linumpy' has no attribute 'nothing'\n", result.stderr
+
+
+def test_read_zarr_imports_no_more_than_a_read_needs():
+    code = (
+        "import sys; from linumpy import read_zarr\n"
+        "print(sorted({'scipy.ndimage', 'scipy.sparse', 'dask', 'matplotlib', 'PIL', 'tqdm'} & set(sys.modules)))"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert result.stdout == "[]\n", result.stderr

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from scipy import ndimage
+import scipy
 
 from linumpy.gpu.rounding import bfloat16_bits
 from linumpy.stream.augment import Intensity, fold
@@ -59,7 +59,7 @@ def _changed(values: np.ndarray, made: Resampling, part: PartShape, row: np.ndar
         held = np.empty(values.shape, row.dtype)
         _write(held, values, part)
         for axis in axes:
-            values = ndimage.gaussian_filter1d(_read(held, part), made.sigma[axis], axis=axis + 1, mode="reflect")
+            values = scipy.ndimage.gaussian_filter1d(_read(held, part), made.sigma[axis], axis=axis + 1, mode="reflect")
             if axis != axes[-1]:
                 _write(held, values, part)
     return change(values, made.intensity)
@@ -116,7 +116,7 @@ def _linear(box: np.ndarray, read: CropRead, points: np.ndarray, inside: np.ndar
     # Beside the voxels that were read lie only neighbours of weight 0.
     if box.dtype.kind == "f" and not all(np.isfinite(one).all() for one in _read_parts(box, read)):
         return np.where(inside, _linear_of_finite_weights(box, local), fill)
-    values = ndimage.map_coordinates(box, local, order=1, mode="nearest", output=np.float64)
+    values = scipy.ndimage.map_coordinates(box, local, order=1, mode="nearest", output=np.float64)
     return np.where(inside, values, fill)
 
 
