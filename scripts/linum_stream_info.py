@@ -34,9 +34,9 @@ def _build_arg_parser() -> argparse.ArgumentParser:
 
 
 def _print(arguments: argparse.Namespace) -> None:
-    from linumpy.stream.arrays import Key, located, open_info
     from linumpy.stream.config import Config
     from linumpy.stream.crops.survey import amplification, table
+    from linumpy.stream.reading.arrays import Key, located, open_info
 
     config = Config(batch_size=1, host_buffer_bytes=1 << 20, device_buffer_bytes=1)
     keys = [Key(located(str(path), os.getcwd()), arguments.level) for path in arguments.arrays]

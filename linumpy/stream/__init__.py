@@ -5,7 +5,7 @@ this package imports no GPU package.
 """
 
 from linumpy.stream.augment import Augment, Elastic
-from linumpy.stream.batch import Batch, BatchInfo, Tensor
+from linumpy.stream.batches.batch import Batch, BatchInfo, Tensor
 from linumpy.stream.config import Config, Dtype, Part, Sample
 from linumpy.stream.crops.sampler import CropSampler, Histogram, Volume
 from linumpy.stream.crops.stitch import CropGrid, Stitcher

@@ -8,12 +8,16 @@ import time
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from linumpy.device import resolve
 from linumpy.errors import StaleLayoutError, not_pickled
 from linumpy.stream.arguments import integer
-from linumpy.stream.batch import Batch, Batches, Tensor
+from linumpy.stream.batches.assembler import Assembler
+from linumpy.stream.batches.batch import Batch, Batches
+from linumpy.stream.batches.in_flight import InFlight
+from linumpy.stream.batches.memory import Memory
+from linumpy.stream.batches.producer import Producer
 from linumpy.stream.config import WORD, Config, Sample
 from linumpy.stream.errors import (
     ArgumentTypeError,
@@ -23,10 +27,11 @@ from linumpy.stream.errors import (
     TryAgain,
     as_stream_error,
 )
-from linumpy.stream.memory import Memory
-from linumpy.stream.producer import InFlight, Producer
-from linumpy.stream.resample import fill_borders, resample
+from linumpy.stream.on_device import Stream, on_stream, recorded
 from linumpy.stream.stats import Metric, Stats
+
+if TYPE_CHECKING:
+    from linumpy.gpu import Reader
 
 #: After so many seconds without free memory `pop` raises, because the consumer holds all of it.
 _STARVED_SECONDS = 1.0
@@ -66,7 +71,7 @@ class Pipeline:
     ...             train(torch.from_dlpack(tensor))
     """
 
-    def __init__(self, config: Config, *, reader: Any = None) -> None:
+    def __init__(self, config: Config, *, reader: Reader | None = None) -> None:
         if not isinstance(config, Config):
             raise ArgumentTypeError(f"config must be a Config (got {type(config).__name__})")
         self.config = config
@@ -74,7 +79,7 @@ class Pipeline:
         self.device_id = device.index if device.is_cuda else None
         self._closed = False
         self._process = os.getpid()
-        self._stream: Any = None
+        self._stream: Stream | None = None
         try:
             self._memory = Memory(config.device_buffer_bytes, self.device_id)
             self._reader = self._make_reader() if reader is None else reader
@@ -88,6 +93,7 @@ class Pipeline:
         threads = config.n_compute_threads or len(os.sched_getaffinity(0))
         self._threads = None if self.device_id is not None else ThreadPoolExecutor(threads, "linumpy-stream-compute")
         self._producer = Producer(config, self._reader, self._memory, self._stream)
+        self._assembler = Assembler(config, self._memory, self._stream, self._threads)
         self._popping = threading.RLock()
         self._progress = (0, 0)  # number of the next batch, and position behind the last one
         own = self._reader if reader is None else None
@@ -103,7 +109,7 @@ class Pipeline:
     def __reduce__(self) -> NoReturn:
         raise not_pickled(self, "send its config and the samples, and make a Pipeline there")
 
-    def _make_reader(self) -> Any:
+    def _make_reader(self) -> Reader:
         from linumpy.gpu import Reader
 
         config = self.config
@@ -202,7 +208,7 @@ class Pipeline:
         self._check_open()
         with self._producer.changed:
             self._wait_io, self._wait_compute = Metric("pop_wait_io"), Metric("pop_wait_compute")
-            self._flush_wait, self._producer.planning = Metric("flush_wait"), Metric("plan")
+            self._flush_wait, self._producer.submitter.planner.metric = Metric("flush_wait"), Metric("plan")
             self._at_reset = self._counters()
 
     def state_dict(self) -> dict[str, Any]:
@@ -247,7 +253,7 @@ class Pipeline:
         producer = self._producer
         with producer.changed:
             producer.feed.start_at(position, epochs)
-            producer.batch_id = batch_id
+            producer.submitter.batch_id = batch_id
         self._progress = batch_id, position
 
     def close(self) -> None:
@@ -302,7 +308,7 @@ class Pipeline:
 
     def _check_starved(self, producer: Producer, begin: float) -> None:
         """Raise where this call and the producer have both waited for memory for long."""
-        since, now = producer.starved_since, time.perf_counter()
+        since, now = producer.submitter.starved_since, time.perf_counter()
         if since is not None and now - max(since, begin) > _STARVED_SECONDS:
             raise TryAgain(
                 f"all {self._memory.slots} batches that device_buffer_bytes holds are held by the consumer: "
@@ -315,22 +321,22 @@ class Pipeline:
             self._end(item)
             raise item.raised
         begin = time.perf_counter()
-        found = self._errors(item)
-        while any(isinstance(error, StaleLayoutError) for error in found.values()):
+        of_reads = self._assembler.errors(item)
+        while any(isinstance(error, StaleLayoutError) for error in of_reads.values()):
             self._check_open()
-            self._producer.submit_again(item)
-            found = self._errors(item)
-        errors = {row: as_stream_error(error, item.samples[row]) for row, error in found.items()}
+            self._producer.submitter.submit_again(item)
+            of_reads = self._assembler.errors(item)
+        errors = {row: as_stream_error(error, item.samples[row]) for row, error in of_reads.items()}
         read = time.perf_counter()
         try:
-            with self._producer.on_stream():
+            with on_stream(self._stream, self.device_id):
                 batch = self._outcome(item, errors)
         except Exception as error:
             self._end(item)
             if self._closed:
                 raise ShutdownError("the pipeline is closed") from error
-            made = as_stream_error(error, what="" if isinstance(error, StreamError) else "assemble")
-            raise made from made.__cause__
+            failure = as_stream_error(error, what="" if isinstance(error, StreamError) else "assemble")
+            raise failure from failure.__cause__
         self._end(item)
         end = time.perf_counter()
         with self._producer.changed:
@@ -339,60 +345,21 @@ class Pipeline:
         self._waited = 0.0
         return batch
 
-    def _errors(self, item: InFlight) -> dict[int, BaseException]:
-        """Wait until the crops of a batch were read; return the first error of each row that has one."""
-        found: dict[int, BaseException] = {}
-        for rows, ticket in item.tickets:
-            for number, error in ticket.errors(self._stream).items():
-                found.setdefault(rows[number], error)
-        return found
-
     def _outcome(self, item: InFlight, errors: Mapping[int, StreamError]) -> Batch | None:
         """Return the batch, or raise; what an interrupt leaves undone is done by another call."""
         if (errors or item.faulty) and self.config.on_error == "raise":
             raise (item.faulty or [errors[min(errors)]])[0]
-        for one in item.faulty:
-            if one.sample is None:  # not of a sample but of the batch, such as memory: never skipped
-                raise one
+        for error in item.faulty:
+            if error.sample is None:  # of the whole batch, such as memory: never skipped
+                raise error
         if len(errors) == len(item.samples):
             self._skipped += len(errors) + len(item.faulty)
             return None
-        batch = self._assembled(item, errors)
+        batch = self._assembler.batch(item, errors)
         self._skipped += len(errors) + len(item.faulty)
         self._truncated += len(batch) < self.config.batch_size
         self._emitted += 1
         return batch
-
-    def _assembled(self, item: InFlight, errors: Mapping[int, StreamError]) -> Batch:
-        config = self.config
-        if not item.filled:
-            for part, array, direct, staged in zip(item.parts, item.arrays, item.direct, item.staged, strict=True):
-                fill_borders(array, part, direct, config.pad_value)
-                good = [one for one in staged if one.read.row not in errors]
-                if good:
-                    resample(array, part, good, config.pad or "edge", config.pad_value, self._threads)
-            item.filled = True
-        rows = [row for row in range(len(item.samples)) if row not in errors]
-        moves = [(array, to, row) for array in item.arrays for to, row in enumerate(rows) if to != row]
-        for array, to, row in moves[item.moved :]:
-            array[to] = array[row]
-            item.moved += 1
-        ready = None if self._stream is None else self._recorded()
-        assert item.lease is not None
-        tensors: dict[str, Tensor] = {}
-        offset = 0
-        for part in item.parts:
-            array = self._memory.leased(item.lease, offset, (len(rows), *part.kept), part.element)
-            tensors[part.name] = Tensor(array, part.dtype, ready, item.lease)
-            offset += part.nbytes(config.batch_size)
-        samples = tuple(item.samples[row] for row in rows)
-        pointer = 0 if self._stream is None else int(self._stream.ptr)
-        return Batch(tensors, samples, item.batch_id, pointer)
-
-    def _recorded(self) -> Any:
-        import cupy
-
-        return self._stream.record(cupy.cuda.Event(disable_timing=True))
 
     def _end(self, item: InFlight) -> None:
         """Go on behind a batch; free its staged crops behind what has been queued, and forget its memory."""
@@ -401,8 +368,8 @@ class Pipeline:
         self._producer.taken = None
         if item.stage[1]:
             if self._stream is not None:
-                with self._producer.on_stream():
-                    self._producer.stages_are_free(self._recorded())
+                with on_stream(self._stream, self.device_id):
+                    self._producer.submitter.stages_are_free(recorded(self._stream))
             with self._producer.changed:
                 self._memory.give_stages(item.batch_id)
                 self._producer.changed.notify_all()
@@ -413,7 +380,7 @@ class Pipeline:
         producer, reader = self._producer, self._reader.stats()
         times = reader.times
         return Stats(
-            plan=producer.planning,
+            plan=producer.submitter.planner.metric,
             io=Metric.summed("io", reader.slabs, reader.io_seconds, reader.bytes_read, reader.bytes_read),
             h2d=Metric.summed("h2d", times.copies, times.copy_seconds, times.copied_nbytes, times.copied_nbytes),
             decompress=Metric.summed("decompress", times.decoded, times.decode_seconds, 0, times.decoded_nbytes),
@@ -427,14 +394,14 @@ class Pipeline:
             shard_idx_misses=reader.index_misses,
             batches_emitted=self._emitted,
             batches_truncated=self._truncated,
-            waves_emitted=producer.waves,
+            waves_emitted=producer.submitter.waves,
             gpu_bytes_committed=self.gpu_bytes_committed,
             samples_skipped=self._skipped,
             seconds=time.perf_counter(),
         )
 
 
-def _free(producer: Producer, reader: Any, stream: Any, threads: ThreadPoolExecutor | None) -> None:
+def _free(producer: Producer, reader: Reader | None, stream: Stream | None, threads: ThreadPoolExecutor | None) -> None:
     """Free what a pipeline holds; allowed any number of times."""
     producer.stop()
     producer.cancel()

@@ -8,9 +8,9 @@ from typing import Any, NoReturn
 
 from linumpy.errors import not_pickled
 from linumpy.stream.arguments import integer
+from linumpy.stream.batches.feed import Epochs
 from linumpy.stream.config import WORD, Config, Sample
 from linumpy.stream.errors import InvalidArgument
-from linumpy.stream.feed import Epochs
 from linumpy.stream.pipeline import Pipeline
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from linumpy import stream
 from linumpy.device import Device
 from linumpy.stream import pipeline as pipeline_module
-from linumpy.stream import resample as resample_module
+from linumpy.stream.resampling import resample as resample_module
 from tests.support.budget import examples
 from tests.support.gpu import reference
 from tests.support.gpu.emulator import COMPILER, emulated

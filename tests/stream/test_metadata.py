@@ -11,7 +11,7 @@ import pytest
 import zarr
 
 from linumpy import stream
-from linumpy.stream import sources
+from linumpy.stream.reading import sources
 from linumpy.write.writer import write_omezarr
 from tests.support.stream_arrays import make_array
 

@@ -9,17 +9,19 @@ from hypothesis import strategies as st
 from linumpy import stream
 from linumpy.core import native
 from linumpy.io.zarr_mode import read_chunks_on_host
-from linumpy.stream import needed as needed_module
-from linumpy.stream import producer as producer_module
-from linumpy.stream import resample as resample_module
-from linumpy.stream import sources as sources_module
-from linumpy.stream.alignment import Grid
-from linumpy.stream.augment import fold, read_bounds
+from linumpy.stream.batches import submitter as submitter_module
 from linumpy.stream.config import Part
-from linumpy.stream.needed import with_needed
-from linumpy.stream.plan import ArrayInfo, plan_sample
-from linumpy.stream.resample import Staged
-from linumpy.stream.resample_host import fill_row
+from linumpy.stream.planning import needed as needed_module
+from linumpy.stream.planning.alignment import Grid
+from linumpy.stream.planning.needed import with_needed
+from linumpy.stream.planning.reach import fold, read_bounds
+from linumpy.stream.planning.records import ArrayInfo
+from linumpy.stream.planning.samples import plan_sample
+from linumpy.stream.reading import reads as reads_module
+from linumpy.stream.reading import sources as sources_module
+from linumpy.stream.resampling import resample as resample_module
+from linumpy.stream.resampling.on_host import fill_row
+from linumpy.stream.resampling.resample import Staged
 from linumpy.write.writer import write_omezarr
 from tests.support.budget import examples
 from tests.support.gpu.emulator import COMPILER, emulated
@@ -245,9 +247,9 @@ def poisoned(monkeypatch):
             if not job.index:
                 job.array.view(np.uint8)[...] = 0xFF
                 cut.append(job.needed is not None)
-        return sources_module.submit(reader, jobs, fallback, memory)
+        return reads_module.submit(reader, jobs, fallback, memory)
 
-    monkeypatch.setattr(producer_module, "submit", submit)
+    monkeypatch.setattr(submitter_module, "submit", submit)
     return cut
 
 
@@ -268,7 +270,7 @@ def test_batches_are_those_of_whole_boxes(images, poisoned, monkeypatch, pad, wa
             read.append(np.prod([one.stop - one.start for one in region]))
             return read_chunks_on_host(source, region)
 
-        monkeypatch.setattr(sources_module, "read_chunks_on_host", read_one)
+        monkeypatch.setattr(reads_module, "read_chunks_on_host", read_one)
         take_nothing(monkeypatch)
     got, stats = run(images, pad)
     assert sum(poisoned) > len(poisoned) / 2
@@ -286,7 +288,7 @@ def take_nothing(monkeypatch):
     """Let every array be one that zarr-python reads."""
     from dataclasses import replace
 
-    from linumpy.stream import arrays
+    from linumpy.stream.reading import arrays
 
     def opened(key, config):
         info = arrays.open_info(key, config)
@@ -305,9 +307,9 @@ def test_the_bytes_of_the_chunks_that_are_needed_are_read_once(tmp_path, pipelin
 
     def submit(reader, jobs, fallback, memory):
         seen.extend(jobs)
-        return sources_module.submit(reader, jobs, fallback, memory)
+        return reads_module.submit(reader, jobs, fallback, memory)
 
-    monkeypatch.setattr(producer_module, "submit", submit)
+    monkeypatch.setattr(submitter_module, "submit", submit)
     p.push(stream.Sample(path, ((20, 50),) * 3))
     p.pop().release()
     (job,) = seen

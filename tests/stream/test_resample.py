@@ -14,13 +14,15 @@ from scipy.spatial.transform import Rotation
 from linumpy import stream
 from linumpy.gpu.kernels import source_text
 from linumpy.gpu.rounding import bfloat16_bits
-from linumpy.stream import resample as resample_module
-from linumpy.stream.alignment import Grid
-from linumpy.stream.augment import Intensity, Warp, draw_warp, reach
 from linumpy.stream.config import Dtype, Part
-from linumpy.stream.plan import ArrayInfo, PartShape, plan_sample
-from linumpy.stream.resample import PACKAGE, ROW, Staged, kernel_spec
-from linumpy.stream.resample_host import coordinates, fill_row, normals, philox
+from linumpy.stream.planning.alignment import Grid
+from linumpy.stream.planning.reach import reach
+from linumpy.stream.planning.records import ArrayInfo, PartShape
+from linumpy.stream.planning.samples import plan_sample
+from linumpy.stream.planning.warp import Intensity, Warp, draw_warp
+from linumpy.stream.resampling import resample as resample_module
+from linumpy.stream.resampling.on_host import coordinates, fill_row, normals, philox
+from linumpy.stream.resampling.resample import PACKAGE, ROW, Staged, kernel_spec
 from tests.support.budget import examples
 from tests.support.gpu.emulator import COMPILER, emulated
 from tests.support.gpu.nvrtc import compilations, compile_kernel

@@ -7,9 +7,9 @@ import math
 import numpy as np
 import pytest
 
-from linumpy.stream.alignment import Grid
 from linumpy.stream.crops.survey import amplification
-from linumpy.stream.plan import ArrayInfo
+from linumpy.stream.planning.alignment import Grid
+from linumpy.stream.planning.records import ArrayInfo
 from tests.support.script_runs import load
 from tests.support.stream_arrays import make_array
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from linumpy import stream
+from linumpy.stream.batches.assembler import Assembler
 
 SIZE = (4, 5, 6)
 
@@ -235,7 +236,7 @@ def test_an_interrupt_while_a_batch_is_made_loses_none_and_mixes_no_rows(volume,
             return getattr(ticket, name)
 
     item.tickets[0] = (rows, Faulty())
-    original, interrupted = type(p)._assembled, []
+    original, interrupted = Assembler.batch, []
 
     class Rows:
         """The batch; an interrupt comes when the last row was moved."""
@@ -259,12 +260,12 @@ def test_an_interrupt_while_a_batch_is_made_loses_none_and_mixes_no_rows(volume,
         return original(self, *arguments)
 
     if at == "within":
-        monkeypatch.setattr("linumpy.stream.pipeline.resample", lambda array, *rest: make(array._array, *rest))
-        from linumpy.stream.resample import resample as make
+        monkeypatch.setattr("linumpy.stream.batches.assembler.resample", lambda array, *rest: make(array._array, *rest))
+        from linumpy.stream.resampling.resample import resample as make
 
         item.arrays = [Rows(item.arrays[0])]
     else:
-        monkeypatch.setattr(type(p), "_assembled", assembled)
+        monkeypatch.setattr(Assembler, "batch", assembled)
     with pytest.raises(KeyboardInterrupt):
         p.pop()
     assert interrupted
@@ -277,7 +278,7 @@ def test_an_interrupt_while_a_batch_is_made_loses_none_and_mixes_no_rows(volume,
 
 
 def test_an_error_while_a_batch_is_made_has_a_cause_and_ends_nothing(volume, pipeline, monkeypatch):
-    from linumpy.stream import pipeline as module
+    from linumpy.stream.batches import assembler as module
 
     made, original = [], module.resample
 

@@ -11,6 +11,7 @@ from linumpy.benchmark.cases import Suite
 #: Line in the list of suites, by the name of the sub-command.
 SUITES = {
     "read": "a Zarr array into GPU memory",
+    "regions": "regions and crops of open arrays by one Reader",
     "stream": "batches of random crops",
     "resampling": "resampling of arrays",
     "resample-zarr": "resample_zarr on a volume on disk",

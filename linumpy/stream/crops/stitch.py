@@ -19,9 +19,9 @@ from linumpy.device import is_device_array
 from linumpy.errors import not_pickled
 from linumpy.io.open import open_source
 from linumpy.stream.arguments import integer, sizes
-from linumpy.stream.arrays import fixed
 from linumpy.stream.config import Part, Sample
 from linumpy.stream.errors import InvalidArgument
+from linumpy.stream.reading.arrays import fixed
 
 Window = Literal["linear", "gaussian", "flat"]
 

@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from linumpy.stream.plan import ArrayInfo
+from linumpy.stream.planning.records import ArrayInfo
 
 #: Chunks smaller than this cost more by their number than they save by their size.
 LEAST_CHUNK_BYTES = 64 * 2**10

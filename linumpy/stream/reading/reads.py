@@ -1,161 +1,31 @@
-"""Arrays that samples name, and reads of them.
+"""Reads of crops: regions of arrays and their outputs → tickets.
 
-A path and a level → :class:`~linumpy.stream.plan.ArrayInfo`, kept while the array's metadata files are the same.
-Regions of arrays → tickets: one for all that the native core reads, one for each of the others, with the same methods.
-An error is that of its job alone.
+The native core reads regions of all its arrays by one ticket; each other region has one of its own, with the same
+methods. An error is that of its job alone.
 """
 
 from __future__ import annotations
 
 import logging
-import threading
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import CancelledError, Executor, Future, ThreadPoolExecutor, wait
+from collections.abc import Iterator, Sequence
+from concurrent.futures import CancelledError, Executor, Future, wait
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from linumpy.gpu.read.outputs import Regions
 from linumpy.gpu.rounding import bfloat16_bits, cast_elements
 from linumpy.io.zarr_mode import read_chunks_on_host
-from linumpy.stream.alignment import is_own
 from linumpy.stream.arguments import Box
-from linumpy.stream.arrays import KNOWN, Key, located, open_info
-from linumpy.stream.config import Config, Sample
-from linumpy.stream.plan import ArrayInfo
+from linumpy.stream.on_device import Stream
+from linumpy.stream.planning.records import ArrayInfo
+
+if TYPE_CHECKING:
+    from linumpy.gpu import Reader
+    from linumpy.gpu.read.ticket import Ticket
 
 log = logging.getLogger(__name__)
-
-
-class Request(NamedTuple):
-    """An array that a sample needs."""
-
-    key: Key
-    opened: Future[ArrayInfo] | ArrayInfo
-    is_shared: bool = False  # it was asked for before
-
-
-class Sources:
-    """The arrays of a pipeline, opened by threads ahead of their use.
-
-    Parameters
-    ----------
-    config : Config
-        ``n_zarrs_meta_cache`` arrays are kept, ``n_io_threads`` open them; limits of chunks and elements.
-    """
-
-    def __init__(self, config: Config) -> None:
-        self._config = config
-        self.pool = ThreadPoolExecutor(config.n_io_threads, "linumpy-stream-open")
-        self._kept: OrderedDict[Key, Future[ArrayInfo] | ArrayInfo] = OrderedDict()
-        self._lock = threading.Lock()
-        self.hits = self.misses = 0
-
-    def request(self, sample: Sample, folder: str) -> list[Request]:
-        """Return the arrays of a sample, one for each part; those that are not open yet begin to be opened.
-
-        Parameters
-        ----------
-        sample : Sample
-            The sample.
-        folder : str
-            From where paths are that are not absolute.
-        """
-        try:
-            return [self._get(key) for key in self._keys(sample, folder)]
-        except Exception as error:
-            failed: Future[ArrayInfo] = Future()
-            failed.set_exception(error)
-            return [Request(Key(sample.uri, sample.level), failed)]
-
-    def _keys(self, sample: Sample, folder: str) -> list[Key]:
-        keys = [Key(located(sample.uri, folder), sample.level, self._config.spacing, self._config.origin)]
-        for part in sample.parts:
-            if is_own(sample, part):
-                keys.append(keys[0]._replace(level=part.level))
-            else:
-                keys.append(Key(located(part.uri or sample.uri, folder), part.level, part.spacing, part.origin))
-        return keys
-
-    def _get(self, key: Key) -> Request:
-        with self._lock:
-            found = self._kept.get(key)
-            if isinstance(found, Future) and found.done():
-                found = None if found.exception() else found.result()
-                if found is not None:
-                    self._kept[key] = found
-            if found is not None:
-                self._kept.move_to_end(key)
-                self.hits += 1
-                return Request(key, found, is_shared=True)
-            self.misses += 1
-            opened: Future[ArrayInfo] | ArrayInfo
-            if KNOWN.get(key) is None:
-                opened = self.pool.submit(open_info, key, self._config)
-            else:  # it takes less time than to have a thread do it
-                opened = open_info(key, self._config)
-            self._keep(key, opened)
-            return Request(key, opened)
-
-    def _keep(self, key: Key, opened: Future[ArrayInfo] | ArrayInfo) -> None:
-        self._kept[key] = opened
-        self._kept.move_to_end(key)
-        while len(self._kept) > self._config.n_zarrs_meta_cache:
-            self._kept.popitem(last=False)
-
-    @staticmethod
-    def are_open(requests: Sequence[Request]) -> bool:
-        """Whether nothing of what was requested is being opened any more."""
-        return all(not isinstance(one.opened, Future) or one.opened.done() for one in requests)
-
-    def settled(
-        self, requests: Sequence[Request], looked: dict[Key, ArrayInfo], is_looked_at: Callable[[ArrayInfo], bool]
-    ) -> list[ArrayInfo]:
-        """Wait for arrays, look at their metadata files, and open those again that were written anew meanwhile.
-
-        Parameters
-        ----------
-        requests : sequence of Request
-            What :meth:`request` returned.
-        looked : dict
-            Arrays that need not be looked at again; those that are looked at are added.
-        is_looked_at : callable
-            Says whether the metadata files of an array are looked at when it is read: then they are not here.
-        """
-        found = []
-        for request in requests:
-            info = looked.get(request.key)
-            if info is None:
-                info = looked[request.key] = self._settled(request, is_looked_at)
-            found.append(info)
-        return found
-
-    def _settled(self, request: Request, is_looked_at: Callable[[ArrayInfo], bool]) -> ArrayInfo:
-        opened = request.opened
-        try:
-            info = opened if isinstance(opened, ArrayInfo) else opened.result()
-            if is_looked_at(info) or info.holds:
-                return info
-        except Exception:
-            if not request.is_shared:  # what was missing for an earlier sample may be there for this one
-                raise
-        return self.opened_again(request.key)
-
-    def opened_again(self, key: Key) -> ArrayInfo:
-        """Open an array that was written anew."""
-        KNOWN.forget(key)
-        info = open_info(key, self._config)
-        with self._lock:
-            self.misses += 1
-            self._keep(key, info)
-        return info
-
-    def close(self) -> None:
-        """End the threads."""
-        self.pool.shutdown(wait=True, cancel_futures=True)
-        self._kept.clear()
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +45,7 @@ class ReadJob:
     bfloat16 : bool
         Whether they are cast to bfloat16, whose bits it holds.
     needed : numpy.ndarray or None
-        Boxes of the region that are read, see :class:`~linumpy.stream.plan.CropRead`; None for all of it.
+        Boxes of the region that are read, see :class:`~linumpy.stream.planning.records.CropRead`; None for all of it.
     """
 
     info: ArrayInfo
@@ -226,6 +96,19 @@ class Fallback:
         return [FallbackTicket(self._pool.submit(_read, job, box, out), out) for box, out in job.boxes()]
 
 
+class ReadTicket(Protocol):
+    """Reads that are waited for together."""
+
+    def wait(self) -> None:
+        """Wait until the reads are over."""
+
+    def errors(self, stream: Stream | None = None) -> dict[int, BaseException]:
+        """Wait for the regions, ready on `stream`; return the error of each that has one, by its number."""
+
+    def cancel(self) -> None:
+        """Cancel the reads."""
+
+
 class FallbackTicket:
     """A region that zarr-python reads."""
 
@@ -236,7 +119,7 @@ class FallbackTicket:
         """Wait until the read is over."""
         wait([self._future])
 
-    def errors(self, stream: Any = None) -> dict[int, BaseException]:
+    def errors(self, stream: Stream | None = None) -> dict[int, BaseException]:
         """Wait for the region, and copy it to a device on `stream`; return its error as number 0."""
         try:
             values = self._future.result()
@@ -265,7 +148,7 @@ class ReaderTicket:
         The reader's; or why the read could not be submitted.
     """
 
-    def __init__(self, ticket: Any) -> None:
+    def __init__(self, ticket: Ticket | Exception) -> None:
         self._ticket = ticket
 
     def wait(self) -> None:
@@ -273,7 +156,7 @@ class ReaderTicket:
         if not isinstance(self._ticket, Exception):
             self._ticket.exception()
 
-    def errors(self, stream: Any = None) -> dict[int, BaseException]:
+    def errors(self, stream: Stream | None = None) -> dict[int, BaseException]:
         """Wait for the region; return its error as number 0."""
         error = self._ticket if isinstance(self._ticket, Exception) else self._ticket.exception()
         return {} if error is None else {0: error}
@@ -296,10 +179,10 @@ def _read(job: ReadJob, box: Box, out: Any) -> Any:
 
 
 #: Numbers of jobs, and the ticket of their reads: its errors are those of the jobs by their place among them.
-Submitted = tuple[Sequence[int], Any]
+Submitted = tuple[Sequence[int], ReadTicket]
 
 
-def submit(reader: Any, jobs: Sequence[ReadJob], fallback: Fallback, memory: Any) -> list[Submitted]:
+def submit(reader: Reader, jobs: Sequence[ReadJob], fallback: Fallback, memory: object) -> list[Submitted]:
     """Submit jobs; all that the core reads into outputs of one dtype are one call, and are waited for by another one.
 
     Parameters
@@ -328,7 +211,7 @@ def submit(reader: Any, jobs: Sequence[ReadJob], fallback: Fallback, memory: Any
     return made
 
 
-def _submit_together(reader: Any, jobs: Sequence[ReadJob], memory: Any) -> tuple[list[int], Any]:
+def _submit_together(reader: Reader, jobs: Sequence[ReadJob], memory: object) -> tuple[list[int], ReadTicket]:
     """Submit what jobs read by one call; return the job of each box, and their ticket."""
     places: dict[int, int] = {}
     array = [places.setdefault(id(job.info), len(places)) for job in jobs]
@@ -363,7 +246,7 @@ def _cut(regions: Regions, needed: Sequence[np.ndarray | None]) -> tuple[list[in
     return which, replace(cut, start=begin, stop=end, addresses=addresses)
 
 
-def _submit_alone(reader: Any, job: ReadJob, box: Box, out: Any) -> ReaderTicket:
+def _submit_alone(reader: Reader, job: ReadJob, box: Box, out: Any) -> ReaderTicket:
     try:
         dtype = "bfloat16" if job.bfloat16 else None
         regions = np.array([box], np.int64)

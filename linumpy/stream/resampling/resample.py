@@ -1,8 +1,7 @@
-"""What was read → rows of a batch: borders, and staged crops.
+"""Fills rows of a batch: values outside of arrays, and staged crops.
 
-Staged crops are resampled on a GPU by ``augment.cu``, one launch for all rows of like types; else by NumPy. In: crops
-that were read, as addresses or arrays, and their :class:`~linumpy.stream.plan.Resampling`. Out: the batch is filled.
-Work goes on CuPy's current stream.
+``augment.cu`` resamples staged crops on a GPU, by one launch for all rows of the same dtype and order; NumPy resamples
+them where there is none. Work is queued on CuPy's current stream.
 """
 
 from __future__ import annotations
@@ -17,12 +16,13 @@ from typing import Any
 import numpy as np
 
 from linumpy.gpu.kernels import CUDA_TYPES, KernelSpec, int32, int64, load
-from linumpy.stream.augment import MAX_NODES
+from linumpy.stream.arguments import Box
 from linumpy.stream.config import Dtype
-from linumpy.stream.plan import Box, CropRead, PartShape
-from linumpy.stream.resample_host import as_elements, fill_row
+from linumpy.stream.planning.records import CropRead, PartShape
+from linumpy.stream.planning.warp import MAX_NODES
+from linumpy.stream.resampling.on_host import as_elements, fill_row
 
-PACKAGE = "linumpy.stream.cuda"
+PACKAGE = "linumpy.stream.resampling.cuda"
 #: A row of the kernels' table, as ``Row`` in augment.cu.
 ROW = np.dtype(
     [

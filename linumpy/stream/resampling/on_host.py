@@ -12,9 +12,10 @@ import numpy as np
 import scipy
 
 from linumpy.gpu.rounding import bfloat16_bits
-from linumpy.stream.augment import Intensity, fold
 from linumpy.stream.config import Dtype
-from linumpy.stream.plan import CropRead, PartShape, Resampling
+from linumpy.stream.planning.reach import fold, spline_matrix
+from linumpy.stream.planning.records import CropRead, PartShape, Resampling
+from linumpy.stream.planning.warp import Intensity
 
 
 def fill_row(row: np.ndarray, part: PartShape, staged: Any, pad: str, fill: float) -> None:
@@ -92,20 +93,6 @@ def displacement(made: Resampling, shape: tuple[int, ...]) -> np.ndarray:
             np.tensordot(spline_matrix(made, axis, np.arange(n)), field, ([1], [axis + 1])), 0, axis + 1
         )
     return field
-
-
-def spline_matrix(made: Resampling, axis: int, voxels: np.ndarray) -> np.ndarray:
-    """Return the weights of the control points along an axis at voxels of the crop, (voxels, nodes)."""
-    assert made.grid is not None
-    n, nodes = len(voxels), made.grid.shape[axis + 1]
-    at = voxels * made.grid_scale[axis] + made.grid_origin[axis]
-    base = np.clip(np.floor(at), 1, nodes - 3).astype(int)
-    t = at - base
-    weights = np.stack([(1 - t) ** 3, 3 * t**3 - 6 * t**2 + 4, -3 * t**3 + 3 * t**2 + 3 * t + 1, t**3]) / 6
-    matrix = np.zeros((n, nodes))
-    for k in range(4):
-        matrix[np.arange(n), base - 1 + k] += weights[k]
-    return matrix
 
 
 def _linear(box: np.ndarray, read: CropRead, points: np.ndarray, inside: np.ndarray, fill: float) -> np.ndarray:

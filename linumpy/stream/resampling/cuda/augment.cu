@@ -19,7 +19,7 @@ template <class C> struct Widen<C, bfloat16_bits> {
     static __device__ __forceinline__ C of(bfloat16_bits v) { return as_float(v); }
 };
 
-// Written by linumpy.stream.resample, field by field.
+// Written by linumpy.stream.resampling.resample, field by field.
 struct Row {
     const SOURCE *source;  // the box, leading axes first
     int64 row;  // of the batch

@@ -1,4 +1,4 @@
-"""Open the array that a sample names: path or URL, level → :class:`~linumpy.stream.plan.ArrayInfo`.
+"""Open the array that a sample names: path or URL, level → :class:`~linumpy.stream.planning.records.ArrayInfo`.
 
 Where its voxels lie is read from OME-Zarr metadata; what these lack is what the caller says, or stays unknown.
 """
@@ -24,10 +24,10 @@ from linumpy.io.open import open_source
 from linumpy.io.paths import absolute
 from linumpy.io.source import local_name, local_path, open_node
 from linumpy.plan.layout import ArrayLayout
-from linumpy.stream.alignment import Grid
 from linumpy.stream.config import Config, Sample
 from linumpy.stream.errors import InvalidArgument
-from linumpy.stream.plan import ArrayInfo
+from linumpy.stream.planning.alignment import Grid
+from linumpy.stream.planning.records import ArrayInfo
 
 _Lengths = tuple[float, ...] | None
 

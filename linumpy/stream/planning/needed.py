@@ -13,9 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from linumpy.stream.augment import read_bounds
-from linumpy.stream.plan import CropRead, PartShape
-from linumpy.stream.resample_host import spline_matrix
+from linumpy.stream.planning.reach import read_bounds, spline_matrix
+from linumpy.stream.planning.records import CropRead, PartShape
 
 #: Cells along an axis of a crop, of at least so many voxels. More of them save few chunks and take longer.
 _CELLS, _CELL_VOXELS = 8, 4

@@ -18,7 +18,7 @@ import numpy as np
 
 from linumpy.stream.config import Config
 from linumpy.stream.errors import InvalidArgument, ShutdownError
-from linumpy.stream.plan import ALIGNED, CropRead, PartShape, aligned, stage_offsets
+from linumpy.stream.planning.records import ALIGNED, CropRead, PartShape, aligned, stage_offsets
 
 Freed = tuple[int, list[Any]]
 
@@ -267,20 +267,3 @@ def stage_estimate(parts: Sequence[PartShape], reads: Sequence[CropRead], config
         if config.augment is not None or config.pad in ("edge", "reflect"):
             whole += aligned(math.prod(part.shape) * read.info.dtype.itemsize)
     return max(staged, whole * config.batch_size)
-
-
-class OnStream:
-    """A context in which a stream is CuPy's current one, on a device."""
-
-    def __init__(self, stream: Any, device_id: int | None) -> None:
-        import cupy
-
-        self._device, self._stream = cupy.cuda.Device(device_id), stream
-
-    def __enter__(self) -> None:
-        self._device.__enter__()
-        self._stream.__enter__()
-
-    def __exit__(self, *error: object) -> None:
-        self._stream.__exit__(*error)
-        self._device.__exit__(*error)

@@ -1,0 +1,1 @@
+"""Samples → batches: pulled, planned, submitted and assembled, in memory allocated once."""

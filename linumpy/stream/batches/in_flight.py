@@ -1,0 +1,86 @@
+"""Records of batches on their way: pulled, then submitted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from linumpy.arrays import Array
+from linumpy.stream.batches.feed import Pulled
+from linumpy.stream.batches.memory import Lease
+from linumpy.stream.config import Sample
+from linumpy.stream.errors import StreamError
+from linumpy.stream.planning.records import CropRead, PartShape
+from linumpy.stream.reading.reads import ReadTicket
+from linumpy.stream.reading.sources import Request
+from linumpy.stream.resampling.resample import Staged
+
+#: A sample, and the arrays that it needs.
+Requested = tuple[Pulled, list[Request]]
+
+
+@dataclass(frozen=True)
+class PulledBatch:
+    """Samples of a batch whose arrays are being opened, or an error that the iterable raised."""
+
+    samples: list[Requested]
+    error: BaseException | None = None
+
+
+@dataclass
+class InFlight:
+    """A batch whose reads were submitted.
+
+    Attributes
+    ----------
+    batch_id : int
+        Number of the batch.
+    end : int
+        Position behind its last sample.
+    requested : list of (Pulled, list of Request)
+        Its samples as they were pulled, each with the arrays that it needs.
+    raised : BaseException or None
+        What the iterable raised that is no ``Exception``, such as an interrupt; ``pop`` raises it.
+    samples : list of Sample
+        The sample of each row.
+    faulty : list of StreamError
+        Errors of samples that have no row.
+    parts : tuple of PartShape
+        Shape and dtype of each part.
+    lease : Lease or None
+        Its memory; None where there is no row.
+    arrays : list of Array
+        The batch of each part, without the lease: tickets hold views of them, and may outlive the batch.
+    tickets : list of (rows, ticket)
+        Reads that are waited for together, and the row of each read.
+    direct, staged : list of list
+        For each part: crops that are read into the batch, crops that are resampled into it.
+    stage : (int, int)
+        Offset and size of its staged crops in the memory.
+    is_filled : bool
+        Whether borders are filled and staged crops resampled: ``pop`` may be interrupted and called again.
+    moved : int
+        Number of rows that ``pop`` has moved over those of faulty samples.
+    """
+
+    batch_id: int
+    end: int
+    requested: list[Requested]
+    raised: BaseException | None = None
+    samples: list[Sample] = field(default_factory=list)
+    faulty: list[StreamError] = field(default_factory=list)
+    parts: tuple[PartShape, ...] = ()
+    lease: Lease | None = None
+    arrays: list[Array] = field(default_factory=list)
+    tickets: list[tuple[list[int], ReadTicket]] = field(default_factory=list)
+    direct: list[list[CropRead]] = field(default_factory=list)
+    staged: list[list[Staged]] = field(default_factory=list)
+    stage: tuple[int, int] = (0, 0)
+    is_filled: bool = False
+    moved: int = 0
+
+    def abandon(self) -> None:
+        """Cancel the reads, and wait until they write nothing into the batch's memory any more."""
+        for _, ticket in self.tickets:
+            ticket.cancel()
+        for _, ticket in self.tickets:
+            ticket.wait()

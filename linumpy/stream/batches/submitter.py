@@ -1,0 +1,231 @@
+"""Submits batches: samples that were pulled → memory, reads that run, :class:`InFlight`."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from linumpy.gpu.kernels import address_of
+from linumpy.stream.batches.in_flight import InFlight, PulledBatch
+from linumpy.stream.batches.memory import Lease, Memory
+from linumpy.stream.batches.planner import Planner, never_checked_later
+from linumpy.stream.config import Config, Dtype
+from linumpy.stream.errors import ShutdownError, as_stream_error, of_iterable
+from linumpy.stream.on_device import Event, Stream, on_stream
+from linumpy.stream.planning.records import ArrayInfo, CropRead, PartShape, stage_offsets
+from linumpy.stream.reading.reads import Fallback, ReadJob, submit
+from linumpy.stream.reading.sources import IsCheckedLater, Sources
+from linumpy.stream.resampling.resample import Staged
+
+if TYPE_CHECKING:
+    from linumpy.gpu import Reader
+
+#: After a wait for memory of more seconds, the metadata files of a batch's arrays are checked again.
+_PLAN_SECONDS = 0.01
+#: After so many seconds without free memory the garbage collector runs once.
+_COLLECT_SECONDS = 0.4
+
+
+class Submitter:
+    """Plans and submits one batch at a time; waits for memory where none is free.
+
+    Parameters
+    ----------
+    config : Config
+        The configuration.
+    reader : linumpy.gpu.Reader
+        Reads the crops.
+    sources : Sources
+        Opens arrays.
+    memory : Memory
+        Slots of batches and the ring of staged crops.
+    stream : cupy.cuda.Stream or None
+        The pipeline's stream; None without a GPU.
+    changed : threading.Condition
+        Notified while staged crops are waited for, and by the consumer that gives them back.
+
+    Attributes
+    ----------
+    planner : Planner
+        Plans the batches.
+    batch_id : int
+        Number of the next batch.
+    waves : int
+        Number of submissions.
+    starved_since : float or None
+        Since when no slot is free, on the clock of ``time.perf_counter``.
+    waits_for_stage : bool
+        Whether staged crops of earlier batches are waited for.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        reader: Reader,
+        sources: Sources,
+        memory: Memory,
+        stream: Stream | None,
+        changed: threading.Condition,
+    ) -> None:
+        self._config, self._reader, self._memory, self._stream = config, reader, memory, stream
+        self._sources, self._changed = sources, changed
+        self._fallback = Fallback(sources.pool)
+        self.planner = Planner(config, sources, memory, changed)
+        self.batch_id = self.waves = 0
+        self.starved_since: float | None = None
+        self.waits_for_stage = self._closed = False
+        self._stage_free: Event | None = None
+
+    def close(self) -> None:
+        """Let a submission that waits raise; called while holding `changed`."""
+        self._closed = True
+
+    def stages_are_free(self, event: Event) -> None:
+        """Note an event behind which no staged crop that was given back is read any more."""
+        self._stage_free = event
+
+    def can_submit_at_once(self, batch: PulledBatch) -> bool:
+        """Whether a batch need not wait for memory or for arrays to be opened.
+
+        The first batch may wait: it decides on the shapes, so its arrays are checked first.
+        """
+        if batch.error is not None:
+            return True
+        if not self._memory.has_slot or self.planner.parts is None:
+            return False
+        return all(self._sources.are_open(requests) for _, requests in batch.samples)
+
+    def submit(self, batch: PulledBatch) -> InFlight:
+        """Plan and submit a batch; an error becomes that of the batch."""
+        end = batch.samples[-1][0].position + 1 if batch.samples else 0
+        item = InFlight(self.batch_id, end, batch.samples)
+        self.batch_id += 1
+        if isinstance(batch.error, Exception):
+            item.faulty.append(of_iterable(batch.error))
+        elif batch.error is not None:
+            item.raised = batch.error
+        else:
+            self._try_submit(item, self._is_checked_later)
+        return item
+
+    def submit_again(self, item: InFlight) -> None:
+        """Plan and submit a batch once more, since one of its arrays was rewritten before it was read."""
+        item.samples, item.faulty, item.tickets = [], [], []
+        self._try_submit(item, never_checked_later)
+
+    def _try_submit(self, item: InFlight, is_checked_later: IsCheckedLater) -> None:
+        try:
+            self._submit(item, is_checked_later)
+        except ShutdownError:
+            raise
+        except Exception as error:
+            item.abandon()
+            item.tickets, item.lease = [], None
+            item.samples.clear()
+            item.faulty.append(as_stream_error(error))
+
+    def _is_checked_later(self, info: ArrayInfo) -> bool:
+        """Whether the core checks the metadata files of an array; before the first plan the planner does."""
+        if self.planner.parts is None or info.unsupported is not None:
+            return False
+        return self._reader.reads_natively(info.source)
+
+    def _submit(self, item: InFlight, is_checked_later: IsCheckedLater) -> None:
+        while True:
+            begin, reads = time.perf_counter(), self.planner.plan(item, is_checked_later)
+            if not item.samples or (item.faulty and self._config.on_error == "raise"):
+                item.samples.clear()
+                return
+            item.lease = item.lease or self._take_slot()
+            waited = time.perf_counter() - begin > _PLAN_SECONDS
+            if not waited or all(is_checked_later(read.info) or read.info.holds for read in reads):
+                break
+            item.samples.clear()  # an array was rewritten during the wait for memory
+            item.faulty.clear()
+        assert self.planner.parts is not None
+        item.parts, item.arrays = self.planner.parts, []
+        offset = item.lease.offset
+        for part in item.parts:
+            item.arrays.append(self._memory.view(offset, (len(item.samples), *part.shape), part.element))
+            offset += part.nbytes(self._config.batch_size)
+        jobs, rows = self._jobs(item, reads)
+        if self._closed:
+            raise ShutdownError("the pipeline is closed")
+        with on_stream(self._stream, self._memory.device_id):
+            # The reader holds the lease, so that the slot is not reused before it writes nothing there any more.
+            submitted = submit(self._reader, jobs, self._fallback, item.lease)
+        item.tickets = [([rows[number] for number in numbers], ticket) for numbers, ticket in submitted]
+        self.waves += 1
+
+    def _take_slot(self) -> Lease:
+        collected = False
+        while True:
+            lease = self._memory.take_slot(timeout=0.05)
+            if lease is not None:
+                self.starved_since = None
+                return lease
+            if self.starved_since is None:
+                self.starved_since = time.perf_counter()
+            elif not collected and time.perf_counter() - self.starved_since > _COLLECT_SECONDS:
+                gc.collect()  # frees tensors that only reference cycles hold
+                collected = True
+
+    def _take_stage(self, nbytes: int, batch_id: int) -> int:
+        """Wait until staged crops of earlier batches are resampled; return the offset in the memory."""
+        with self._changed:
+            while (offset := self._memory.take_stage(nbytes, batch_id)) is None:
+                if self._closed:
+                    raise ShutdownError("the pipeline is closed")
+                self.waits_for_stage = True
+                self._changed.notify_all()
+                self._changed.wait(0.05)
+            self.waits_for_stage = False
+        if nbytes and self._stage_free is not None:
+            self._stage_free.synchronize()
+        return offset
+
+    def _jobs(self, item: InFlight, reads: list[CropRead]) -> tuple[list[ReadJob], list[int]]:
+        """List the reads of a batch, and the row of each."""
+        count = len(item.parts)
+        item.direct, item.staged = [[] for _ in range(count)], [[] for _ in range(count)]
+        offsets = stage_offsets(reads)
+        if offsets[-1] > item.stage[1]:
+            item.stage = self._take_stage(offsets[-1], item.batch_id), offsets[-1]
+        layouts = [(address_of(array), *_strides(part)) for array, part in zip(item.arrays, item.parts, strict=True)]
+        jobs: list[ReadJob] = []
+        rows: list[int] = []
+        for number, read in enumerate(reads):
+            part = number % count
+            if read.resampling is not None:
+                voxels = None
+                if read.region is not None:
+                    voxels = self._memory.view(item.stage[0] + offsets[number], read.stage_shape, read.info.dtype)
+                    output = voxels, (), address_of(voxels), voxels.strides
+                    jobs.append(ReadJob(read.info, read.region, *output, needed=read.needed))
+                    rows.append(read.row)
+                item.staged[part].append(Staged(read, voxels))
+                continue
+            if not read.is_whole:
+                item.direct[part].append(read)
+            if read.region is not None:
+                first, row_nbytes, strides = layouts[part]
+                address = first + read.row * row_nbytes
+                index: tuple[int | slice, ...] = (read.row,)
+                if not read.is_whole:
+                    address += sum([start * step for (start, _), step in zip(read.inside, strides, strict=True)])
+                    index = (read.row, *(slice(a, b) for a, b in read.inside))
+                is_bf16 = item.parts[part].dtype is Dtype.BF16
+                jobs.append(ReadJob(read.info, read.region, item.arrays[part], index, address, strides, is_bf16))
+                rows.append(read.row)
+        return jobs, rows
+
+
+def _strides(part: PartShape) -> tuple[int, tuple[int, ...]]:
+    """Return the bytes of a row of a batch, and those between neighbours along its axes."""
+    strides, step = [], part.element.itemsize
+    for n in reversed(part.shape):
+        strides.append(step)
+        step *= n
+    return step, tuple(reversed(strides))

@@ -1,0 +1,104 @@
+"""Which voxels of a volume a resampled crop needs: maps of coordinates → bounds and boxes. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from linumpy.stream.planning.records import Resampling
+from linumpy.stream.planning.warp import Warp
+
+#: Rounding errors of coordinates, which may be computed in another order on the device.
+_SLACK = 1e-6
+
+
+def grid_map(warp: Warp, grid: np.ndarray, middle: np.ndarray, steps: np.ndarray, space: int) -> Any:
+    """Return scale and origin of the map from voxels of the crop to the grid; 0 for axes that are not of space."""
+    scale = steps / warp.node_spacing
+    scale[: 3 - space] = 0.0
+    origin = (np.array(grid.shape[1:]) - 1) / 2 - middle * scale
+    return tuple(scale.tolist()), tuple(origin.tolist())
+
+
+def blur_sigma(blur: float, box: Sequence[tuple[int, int]], steps: np.ndarray, space: int) -> Any:
+    """Return the blur in voxels along axes of space with more than one."""
+    if blur == 0:
+        return 0.0, 0.0, 0.0
+    sizes = (stop - start for start, stop in box)
+    wide = [axis >= 3 - space and n > 1 for axis, n in enumerate(sizes)]
+    return tuple(value if is_wide else 0.0 for value, is_wide in zip((blur / steps).tolist(), wide, strict=True))
+
+
+def reach(
+    matrix: np.ndarray, offset: np.ndarray, size: np.ndarray, grid: np.ndarray | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return bounds of the coordinates that the voxels of a crop have in the volume.
+
+    A cubic B-spline lies between the least and the greatest of its control points, so that displacements inside of the
+    crop that exceed those at its faces are within the bounds.
+    """
+    ends = matrix * (size - 1)
+    low = offset + np.minimum(ends, 0).sum(axis=1)
+    high = offset + np.maximum(ends, 0).sum(axis=1)
+    if grid is not None:
+        of_axes = grid.reshape(3, -1)
+        low = low + of_axes.min(axis=1)
+        high = high + of_axes.max(axis=1)
+    return low, high
+
+
+def read_bounds(
+    low: np.ndarray, high: np.ndarray, n: np.ndarray, order: int, pad: str
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return (start, stop), whole numbers in floats, of the voxels that coordinates from `low` to `high` are made of.
+
+    Neighbours of weight 0 are among them, but for those behind the last voxel of an axis, of `n` voxels.
+    """
+    shift = 0.5 if order == 0 else 0.0
+    first, last = np.floor(low + (shift - _SLACK)), np.floor(high + (shift + _SLACK)) + order
+    top = n - 1
+    if pad == "constant":
+        return np.maximum(first, 0), np.minimum(last, top) + 1
+    if pad == "edge":
+        return np.minimum(np.maximum(first, 0), top), np.minimum(np.maximum(last, order), top) + 1
+    outside = (first < 0) | (last > top)
+    first[outside], last[outside] = _reflected(
+        first[outside], last[outside], np.broadcast_to(top, outside.shape)[outside]
+    )
+    return first, last + 1
+
+
+def _reflected(first: np.ndarray, last: np.ndarray, top: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the least and the greatest of the voxels 0 to `top` that `first` to `last` stand for."""
+    period = np.maximum(2 * top, 1)
+    begin = np.mod(first, period)
+    end = begin + (last - first)
+    turned = [np.where(one <= top, one, period - one) for one in (begin, np.mod(end, period))]
+    has_bottom = (begin == 0) | (end >= period)
+    has_top = ((begin <= top) & (end >= top)) | (end >= period + top)
+    return np.where(has_bottom, 0, np.minimum(*turned)), np.where(has_top, top, np.maximum(*turned))
+
+
+def fold(voxels: np.ndarray, n: int, pad: str) -> np.ndarray:
+    """Map indices of voxels into an axis of `n` voxels, as ``numpy.pad`` extends it in mode edge or reflect."""
+    if pad == "edge" or n == 1:
+        return np.clip(voxels, 0, n - 1)
+    period = 2 * n - 2
+    turned = np.mod(voxels, period)
+    return np.where(turned < n, turned, period - turned)
+
+
+def spline_matrix(made: Resampling, axis: int, voxels: np.ndarray) -> np.ndarray:
+    """Return the weights of the control points along an axis at voxels of the crop, (voxels, nodes)."""
+    assert made.grid is not None
+    n, nodes = len(voxels), made.grid.shape[axis + 1]
+    at = voxels * made.grid_scale[axis] + made.grid_origin[axis]
+    base = np.clip(np.floor(at), 1, nodes - 3).astype(int)
+    t = at - base
+    weights = np.stack([(1 - t) ** 3, 3 * t**3 - 6 * t**2 + 4, -3 * t**3 + 3 * t**2 + 3 * t + 1, t**3]) / 6
+    matrix = np.zeros((n, nodes))
+    for k in range(4):
+        matrix[np.arange(n), base - 1 + k] += weights[k]
+    return matrix

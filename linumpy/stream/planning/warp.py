@@ -1,0 +1,190 @@
+"""The augmentation of one sample: :class:`Augment` + (seed, epoch, index) → :class:`Warp`. Pure.
+
+Offsets are in µm from the centre of a crop, along (Z, Y, X). Random numbers depend only on the seed, the epoch and the
+number of the sample. A voxel of the crop at offset ``p`` shows the volume at offset ``M p + t + d(p)``, with
+``M = rotation · shear · scale · flip`` and ``d`` a cubic B-spline over a grid of random displacements.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from linumpy.stream.augment import Augment, Elastic, Range
+from linumpy.stream.errors import InvalidArgument
+
+#: Second word of Philox's key, which separates the streams of random numbers.
+AUGMENT_STREAM, CROP_STREAM = 1, 2
+#: Nodes of the elastic grid along an axis, as augment.cu keeps a line of them in shared memory.
+MAX_NODES = 128
+
+
+class _NoSeed(np.random.bit_generator.ISeedSequence):
+    """Seed of a bit generator whose state is set afterwards; without one NumPy reads random bytes from the system."""
+
+    def generate_state(self, n_words: int, dtype: Any = np.uint32) -> np.ndarray:
+        return np.zeros(n_words, dtype)
+
+
+_NO_SEED = _NoSeed()
+
+
+def generator(stream: int, seed: int, epoch: int, index: int) -> np.random.Generator:
+    """Return random numbers that depend on these four alone: Philox with a key and a counter."""
+    bits = np.random.Philox(_NO_SEED)  # type: ignore[arg-type] # NumPy's stubs lack what its documentation allows
+    counter, key = np.array([0, 0, epoch, index], np.uint64), np.array([seed, stream], np.uint64)
+    bits.state = {
+        "bit_generator": "Philox", "state": {"counter": counter, "key": key}, "buffer": np.zeros(4, np.uint64),
+        "buffer_pos": 4, "has_uint32": 0, "uinteger": 0,
+    }  # fmt: skip
+    return np.random.Generator(bits)
+
+
+@dataclass(frozen=True)
+class Intensity:
+    """Change of intensities of one sample: ``noise`` is the last.
+
+    Attributes
+    ----------
+    low, span : float
+        Intensity range: lowest value, and highest less lowest.
+    gamma, contrast, noise, blur : float
+        Exponent, factor, standard deviation in units of the values, and in µm.
+    key : int
+        64 bits that select the noise.
+    """
+
+    low: float = 0.0
+    span: float = 1.0
+    gamma: float = 1.0
+    contrast: float = 1.0
+    noise: float = 0.0
+    blur: float = 0.0
+    key: int = 0
+
+    @property
+    def is_neutral(self) -> bool:
+        """Whether values stay as they are, but for the blur."""
+        return self.gamma == 1 and self.contrast == 1 and self.noise == 0
+
+
+NEUTRAL = Intensity()
+
+
+@dataclass(frozen=True)
+class Warp:
+    """What was drawn for one sample; offsets in µm from the centre, axes (Z, Y, X).
+
+    Attributes
+    ----------
+    matrix, translation : numpy.ndarray
+        float64 (3, 3) and (3,).
+    nodes : numpy.ndarray or None
+        Displacements of control points in µm, float64 (3, nodes along Z, Y, X), components first. The middle of the
+        grid is the centre of the crop.
+    node_spacing : float
+        Distance of control points in µm.
+    intensity : Intensity
+        Of images; labels keep theirs.
+    """
+
+    matrix: np.ndarray
+    translation: np.ndarray
+    nodes: np.ndarray | None
+    node_spacing: float
+    intensity: Intensity
+
+
+def draw_warp(augment: Augment, half_extent: Sequence[float], *, seed: int, epoch: int, index: int, flat: int) -> Warp:
+    """Draw the augmentation of a sample.
+
+    Parameters
+    ----------
+    augment : Augment
+        The ranges.
+    half_extent : sequence of float
+        Largest distance between the centre of a voxel of any part and that of the crop, in µm along (Z, Y, X).
+    seed, epoch, index : int
+        What the result depends on.
+    flat : int
+        Number of leading axes of the three that the arrays lack: 1 for 2-D images, which are rotated about Z only.
+    """
+    drawn = generator(AUGMENT_STREAM, seed, epoch, index)
+    angles = [drawn.uniform(low, high) for low, high in augment.rotation]
+    if len(augment.scale) == 1:
+        scales = np.full(3, _log_uniform(drawn, augment.scale[0]))
+    else:
+        scales = np.array([_log_uniform(drawn, one) for one in augment.scale])
+    shears = [drawn.uniform(low, high) for low, high in augment.shear]
+    mirrored = drawn.random(3) < 0.5
+    flips = np.array([-1.0 if name in augment.flip and mirrored[axis] else 1.0 for axis, name in enumerate("zyx")])
+    shift = drawn.uniform(-1, 1, 3) * augment.translation
+    if flat:
+        angles = [angles[0] if flat == 1 else 0.0, 0.0, 0.0]
+        shears = [0.0, 0.0, shears[2] if flat == 1 else 0.0]
+        scales[:flat], flips[:flat], shift[:flat] = 1.0, 1.0, 0.0
+    intensity = _draw_intensity(augment, drawn)
+    matrix = _rotation(angles) @ _shear(shears) @ np.diag(scales * flips)
+    nodes = None if augment.elastic is None else _draw_nodes(augment.elastic, half_extent, drawn, flat)
+    spacing = 1.0 if augment.elastic is None else augment.elastic.spacing
+    return Warp(matrix, shift, nodes, spacing, intensity)
+
+
+def node_counts(half_extent: Sequence[float], spacing: float) -> tuple[int, int, int]:
+    """Control points along each axis: a cubic B-spline needs one before and two behind each cell."""
+    counts = [math.ceil(2 * half / spacing) + 4 for half in half_extent]
+    if max(counts) > MAX_NODES:
+        raise InvalidArgument(
+            f"elastic spacing {spacing} µm gives {max(counts)} control points on an axis; {MAX_NODES} fit"
+        )
+    return counts[0], counts[1], counts[2]
+
+
+def _draw_nodes(elastic: Elastic, half_extent: Sequence[float], source: np.random.Generator, flat: int) -> np.ndarray:
+    nodes = source.standard_normal((3, *node_counts(half_extent, elastic.spacing))) * elastic.sigma
+    nodes[:flat] = 0.0
+    return nodes
+
+
+def _draw_intensity(augment: Augment, source: np.random.Generator) -> Intensity:
+    low, high = augment.intensity_range or (0.0, 1.0)
+    gamma = 1.0 if augment.gamma is None else _log_uniform(source, augment.gamma)
+    contrast = 1.0 if augment.contrast is None else source.uniform(*augment.contrast)
+    noise, blur = source.uniform(*augment.noise), source.uniform(*augment.blur)
+    return Intensity(low, high - low, gamma, contrast, noise, blur, int(source.integers(0, 2**64, dtype=np.uint64)))
+
+
+def _log_uniform(source: np.random.Generator, limits: Range) -> float:
+    low, high = limits
+    value = source.uniform(math.log(low), math.log(high))
+    return low if low == high else math.exp(value)
+
+
+_IDENTITY = np.eye(3)
+#: A right-handed turn about each axis of (Z, Y, X), by 90 degrees, takes the first of these axes to the second.
+_TURNS = ((2, 1), (0, 2), (1, 0))
+
+
+def _rotation(degrees: Sequence[float]) -> np.ndarray:
+    """Rotate about X, then Y, then Z, right-handed in (x, y, z); the axes of the matrix are (Z, Y, X)."""
+    result = _IDENTITY
+    for axis, angle in zip((2, 1, 0), reversed(degrees), strict=True):
+        if angle == 0:
+            continue
+        first, second = _TURNS[axis]
+        turn = _IDENTITY.copy()
+        cos, sin = math.cos(math.radians(angle)), math.sin(math.radians(angle))
+        turn[first, first] = turn[second, second] = cos
+        turn[second, first], turn[first, second] = sin, -sin
+        result = turn @ result
+    return result
+
+
+def _shear(shears: Sequence[float]) -> np.ndarray:
+    matrix = _IDENTITY.copy()
+    matrix[1, 0], matrix[2, 0], matrix[2, 1] = shears
+    return matrix

@@ -1,0 +1,150 @@
+"""Arrays that samples name, opened ahead by threads.
+
+A path and a level → :class:`~linumpy.stream.planning.records.ArrayInfo`, kept while the array's metadata files are the
+same.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import NamedTuple
+
+from linumpy.stream.config import Config, Sample
+from linumpy.stream.planning.alignment import is_own
+from linumpy.stream.planning.records import ArrayInfo
+from linumpy.stream.reading.arrays import KNOWN, Key, located, open_info
+
+#: Whether the core checks the metadata files of an array when it reads it.
+IsCheckedLater = Callable[[ArrayInfo], bool]
+
+
+class Request(NamedTuple):
+    """An array that a sample needs."""
+
+    key: Key
+    opened: Future[ArrayInfo] | ArrayInfo
+    is_shared: bool = False  # it was asked for before
+
+
+class Sources:
+    """The arrays of a pipeline, opened by threads ahead of their use.
+
+    Parameters
+    ----------
+    config : Config
+        ``n_zarrs_meta_cache`` arrays are kept, ``n_io_threads`` open them; limits of chunks and elements.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self.pool = ThreadPoolExecutor(config.n_io_threads, "linumpy-stream-open")
+        self._kept: OrderedDict[Key, Future[ArrayInfo] | ArrayInfo] = OrderedDict()
+        self._lock = threading.Lock()
+        self.hits = self.misses = 0
+
+    def request(self, sample: Sample, folder: str) -> list[Request]:
+        """Return the arrays of a sample, one for each part; those that are not open yet begin to be opened.
+
+        Parameters
+        ----------
+        sample : Sample
+            The sample.
+        folder : str
+            From where paths are that are not absolute.
+        """
+        try:
+            return [self._get(key) for key in self._keys(sample, folder)]
+        except Exception as error:
+            failed: Future[ArrayInfo] = Future()
+            failed.set_exception(error)
+            return [Request(Key(sample.uri, sample.level), failed)]
+
+    def _keys(self, sample: Sample, folder: str) -> list[Key]:
+        keys = [Key(located(sample.uri, folder), sample.level, self._config.spacing, self._config.origin)]
+        for part in sample.parts:
+            if is_own(sample, part):
+                keys.append(keys[0]._replace(level=part.level))
+            else:
+                keys.append(Key(located(part.uri or sample.uri, folder), part.level, part.spacing, part.origin))
+        return keys
+
+    def _get(self, key: Key) -> Request:
+        with self._lock:
+            found = self._kept.get(key)
+            if isinstance(found, Future) and found.done():
+                found = None if found.exception() else found.result()
+                if found is not None:
+                    self._kept[key] = found
+            if found is not None:
+                self._kept.move_to_end(key)
+                self.hits += 1
+                return Request(key, found, is_shared=True)
+            self.misses += 1
+            opened: Future[ArrayInfo] | ArrayInfo
+            if KNOWN.get(key) is None:
+                opened = self.pool.submit(open_info, key, self._config)
+            else:  # it takes less time than to have a thread do it
+                opened = open_info(key, self._config)
+            self._keep(key, opened)
+            return Request(key, opened)
+
+    def _keep(self, key: Key, opened: Future[ArrayInfo] | ArrayInfo) -> None:
+        self._kept[key] = opened
+        self._kept.move_to_end(key)
+        while len(self._kept) > self._config.n_zarrs_meta_cache:
+            self._kept.popitem(last=False)
+
+    @staticmethod
+    def are_open(requests: Sequence[Request]) -> bool:
+        """Whether nothing of what was requested is being opened any more."""
+        return all(not isinstance(one.opened, Future) or one.opened.done() for one in requests)
+
+    def settled(
+        self, requests: Sequence[Request], checked: dict[Key, ArrayInfo], is_checked_later: IsCheckedLater
+    ) -> list[ArrayInfo]:
+        """Wait for arrays, check their metadata files, and reopen arrays that were rewritten meanwhile.
+
+        Parameters
+        ----------
+        requests : sequence of Request
+            What :meth:`request` returned.
+        checked : dict
+            Arrays that need not be checked again; those that are checked are added.
+        is_checked_later : callable
+            Arrays for which it returns True are not checked here.
+        """
+        infos = []
+        for request in requests:
+            info = checked.get(request.key)
+            if info is None:
+                info = checked[request.key] = self._settled(request, is_checked_later)
+            infos.append(info)
+        return infos
+
+    def _settled(self, request: Request, is_checked_later: IsCheckedLater) -> ArrayInfo:
+        opened = request.opened
+        try:
+            info = opened if isinstance(opened, ArrayInfo) else opened.result()
+            if is_checked_later(info) or info.holds:
+                return info
+        except Exception:
+            if not request.is_shared:  # what was missing for an earlier sample may be there for this one
+                raise
+        return self.opened_again(request.key)
+
+    def opened_again(self, key: Key) -> ArrayInfo:
+        """Open an array that was written anew."""
+        KNOWN.forget(key)
+        info = open_info(key, self._config)
+        with self._lock:
+            self.misses += 1
+            self._keep(key, info)
+        return info
+
+    def close(self) -> None:
+        """End the threads."""
+        self.pool.shutdown(wait=True, cancel_futures=True)
+        self._kept.clear()

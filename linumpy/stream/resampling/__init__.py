@@ -1,0 +1,1 @@
+"""Voxels that were read → rows of a batch: borders and staged crops, on a device or the host."""
