@@ -111,7 +111,13 @@ def test_the_list_of_suites_is_right(name):
     assert load_suite(name).name == name
 
 
-def test_the_version_stands_in_three_files_alike():
+def test_version_and_requirements_are_alike_in_every_file():
+    yaml = pytest.importorskip("yaml", reason="PyYAML is not installed: pip install pyyaml")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    citation = re.search(r"^version: (\S+)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)[1]
-    assert linumpy.__version__ == project["version"] == citation
+    recipe = yaml.safe_load((ROOT / "conda/recipe.yaml").read_text())
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert linumpy.__version__ == project["version"] == recipe["context"]["version"] == citation["version"]
+    python, *others = recipe["requirements"]["run"]
+    needs = {other.replace(" ", "").replace("matplotlib-base", "matplotlib") for other in others}
+    assert needs == set(project["dependencies"])
+    assert python.replace(" ", "") == f"python{project['requires-python']}"

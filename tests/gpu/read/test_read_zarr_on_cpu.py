@@ -74,7 +74,7 @@ def test_what_the_reader_cannot_read_is_left_to_zarr_with_a_word(tmp_path, caplo
     assert same(found, array[2:7, 3])
     assert report.backend == "zarr-python"
     assert "host memory: asked for; zarr-python: codec 'bz2'" in report.fallback
-    with pytest.raises(UnsupportedLayoutError, match="linumpy's reader cannot read .*codec 'bz2'"):
+    with pytest.raises(UnsupportedLayoutError, match=r"linumpy's reader cannot read .*codec 'bz2'"):
         linumpy.read_zarr(array, device="cpu", region=np.s_[2:7, 3], strict=True)
     known = make(tmp_path / "known", "zstd")
     assert same(linumpy.read_zarr(known, device="cpu", strict=True), known[:])
