@@ -16,10 +16,11 @@ FILES = sorted([*(ROOT / "linumpy").rglob("*.py"), *(ROOT / "scripts").glob("*.p
 
 
 def top_level(body):
-    """Statements that run on import: all but those inside functions."""
+    """Statements that run on import: all but those inside functions, and those for type checkers."""
     for node in body:
         yield node
-        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        only_for_types = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and not only_for_types:
             yield from top_level(ast.iter_child_nodes(node))
 
 

@@ -19,7 +19,9 @@ def measure(folder, **options):
 def test_a_small_run(tmp_path, capsys):
     results = measure(tmp_path, only=("zstd shards",))
     assert [result.case.name for result in results] == [
-        f"zstd shards: {work.name}" for work in WORKS if not work.kept  # no chunks are kept without a GPU
+        f"zstd shards: {work.name}"
+        for work in WORKS
+        if not work.kept  # no chunks are kept without a GPU
     ]
     assert all(result.ours.verdict == "ok" and result.ours.seconds for result in results)
     assert list(tmp_path.iterdir()) == []
