@@ -20,7 +20,7 @@ from linumpy.device import Device, to_host
 from linumpy.geometry.interface import find_tissue_interface
 from linumpy.gpu.interpolation import resample_volume
 from linumpy.io.files import check_file
-from linumpy.io.ome import read_omezarr
+from linumpy.io.ome import open_image
 from linumpy.io.paths import check_parent, check_target, refuse_url
 from linumpy.progress import bytes_progress
 from linumpy.testing import synthetic
@@ -182,7 +182,8 @@ def run_demo(
 
 
 def _read(path: Path, used: Device) -> tuple[Array, tuple[float, ...], str]:
-    array, spacing = read_omezarr(path)
+    image = open_image(path)
+    array, spacing = image.levels[0], image.spacing[0]
     from linumpy.gpu.zarr_io import read_zarr, read_zarr_to_gpu
 
     if not used.is_cuda:

@@ -75,6 +75,8 @@ def _resample(parsed: argparse.Namespace) -> None:
     wanted = parsed.resolution[0] if len(parsed.resolution) == 1 else parsed.resolution
     memory = None if parsed.device_memory is None else _nbytes(parsed.device_memory)
     chosen = cli.volume_options(parsed)
+    # By the names of axes, so that an image of y and x takes two of them.
+    chosen["spacing"] = parsed.spacing and dict(zip("zyx", parsed.spacing, strict=True))
     resample_zarr(
         parsed.input, parsed.output, wanted, order=parsed.order, anti_aliasing=parsed.anti_aliasing,
         level=parsed.level, levels=parsed.levels, device="cuda" if use_gpu else "cpu", device_memory=memory,

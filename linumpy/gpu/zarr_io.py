@@ -179,7 +179,7 @@ def read_zarr_to_gpu(
     Parameters
     ----------
     source : str, Path, zarr.Array, zarr.Group, Store, StorePath or (Store, str)
-        An array of zarr format 2 or 3, or an OME-Zarr image (NGFF 0.4 or 0.5) of which `level` picks the resolution.
+        An array of zarr format 2 or 3, or an OME-Zarr image (NGFF 0.4 to 0.6) of which `level` picks the resolution.
     region : slice, int, Ellipsis, or a tuple of these, optional
         A basic index with steps of 1; ints drop their axis. By default the whole array. Only chunks, and inner chunks
         of a shard, that it touches are read.

@@ -19,6 +19,7 @@ from typing import Any
 import zarr
 from zarr.storage import LocalStore
 
+from linumpy.io.coordinate_systems import other_systems
 from linumpy.io.ngff import MICROMETERS
 from linumpy.io.ome import OmeZarrImage, ome_attributes
 from linumpy.io.volume import Chosen, Volumes
@@ -29,7 +30,9 @@ log = logging.getLogger(__name__)
 _NGFF = ("version", "multiscales", "omero", "image-label", "labels", "plate", "well", "bioformats2raw.layout", "series")
 _OWN = ("ome", "linumpy", *_NGFF)
 #: Keys of a multiscale image that are written for each new image.
-_ANEW = ("version", "name", "axes", "datasets", "coordinateTransformations", "type")
+_ANEW = ("version", "name", "axes", "datasets", "coordinateSystems", "coordinateTransformations", "type")
+#: Versions of NGFF that are written.
+_WRITTEN = ("0.4", "0.5")
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,8 @@ class Carried:
         NGFF version of the source.
     units : mapping of str to str
         Unit of length of each axis of space, by its name; axes without a known unit are written in µm.
+    orientations : mapping of str to mapping
+        Anatomical orientation (RFC-4) of the axes of space that have one, by name.
     leading : mapping of str to LeadingAxis
         The kept ones of ``"t"`` and ``"c"``.
     omero : mapping or None
@@ -80,6 +85,7 @@ class Carried:
     name: str | None = None
     ngff_version: str = "0.5"
     units: Mapping[str, str] = field(default_factory=dict)
+    orientations: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     leading: Mapping[str, LeadingAxis] = field(default_factory=dict)
     omero: Mapping[str, Any] | None = None
     image_label: Mapping[str, Any] | None = None
@@ -89,7 +95,7 @@ class Carried:
     dropped: tuple[str, ...] = ()
 
     def without(self, *parts: str) -> Carried:
-        """Drop any of omero, image_label, labels, attributes and own, and list those that were present."""
+        """Drop orientations, omero, image_label, labels, attributes or own, and list those that were present."""
         present = [part for part in parts if getattr(self, part)]
         words = tuple(_describe(part, getattr(self, part)) for part in present)
         empty = Carried()
@@ -110,16 +116,20 @@ class Carried:
             for key, value in self.attributes.items()
             if all(key in other.attributes and other.attributes[key] == value for other in others)
         }
+        orientations = self.orientations if all(o.orientations == self.orientations for o in others) else {}
         omero = self.omero if all(other.omero == self.omero for other in others) else None
         keys = {key for carried in (self, *others) for key in carried.attributes} - attributes.keys()
         words = [f"the attribute {key!r}, in which they differ" for key in sorted(keys)]
+        if not orientations and any(carried.orientations for carried in (self, *others)):
+            words.append("the orientations of axes, in which they differ")
         if omero is None and any(carried.omero for carried in (self, *others)):
             words.append("omero, in which they differ")
         dropped = dict.fromkeys([*(word for carried in (self, *others) for word in carried.dropped), *words])
         labels = dict.fromkeys(name for carried in (self, *others) for name in carried.labels)
         return replace(
-            self, name=None, omero=omero, attributes=attributes, labels=tuple(labels), dropped=tuple(dropped)
-        )
+            self, name=None, orientations=orientations, omero=omero, attributes=attributes, labels=tuple(labels),
+            dropped=tuple(dropped),
+        )  # fmt: skip
 
     def log_dropped(self, source: object, target: object) -> None:
         """Log once what is not copied from the source to the new image."""
@@ -135,13 +145,15 @@ def carried_from(volumes: Volumes) -> Carried:
     image, group = chosen.image, chosen.image.group
     scale, translation = image.scale[chosen.level], image.translation[chosen.level]
     everything, ome = group.attrs.asdict(), ome_attributes(group)
-    multiscale, name = ome["multiscales"][0], ome["multiscales"][0].get("name")
+    multiscale = ome["multiscales"][image.multiscale]
+    name = multiscale.get("name")
     omero, label, labels = ome.get("omero"), ome.get("image-label"), _label_names(group)
     spatial = [image.axes[axis] for axis in image.spatial_axes]
     return Carried(
         name=name if isinstance(name, str) and name else None,
         ngff_version=image.version,
         units={axis.name.lower(): str(axis.unit) for axis in spatial if _text(axis.unit) in MICROMETERS},
+        orientations={axis.name.lower(): axis.orientation for axis in spatial if axis.orientation is not None},
         leading={
             name: LeadingAxis(scale[axis], translation[axis], _text(image.axes[axis].unit))
             for name, axis in chosen.leading.items()
@@ -152,7 +164,13 @@ def carried_from(volumes: Volumes) -> Carried:
         labels=labels,
         own={key: value for key, value in image.linumpy.items() if key != "resampled"},
         dropped=(
-            *(f"the multiscale image {number}" for number in range(1, len(ome["multiscales"]))),
+            *(
+                f"the multiscale image {number}"
+                for number in range(len(ome["multiscales"]))
+                if number != image.multiscale
+            ),
+            *(f"the coordinate system {system!r}" for system in other_systems(multiscale, image.name)),
+            *([f"NGFF version {image.version}, which is not written yet"] if image.version not in _WRITTEN else []),
             *(f"{key!r} of the multiscale image" for key in multiscale if key not in _ANEW),
             *(f"{key!r} of NGFF" for key in ome if key in ("plate", "well")),
             *(f"{key!r} below 'ome'" for key in ome if "ome" in everything and key not in _NGFF),
@@ -224,4 +242,6 @@ def _describe(part: str, value: Any) -> str:
         return f"the labels {', '.join(value)}"
     if part in ("attributes", "own"):
         return ("the attributes " if part == "attributes" else "linumpy's ") + ", ".join(map(repr, value))
+    if part == "orientations":
+        return f"the orientations of the axes {', '.join(value)}"
     return {"omero": "omero (names, colours and windows of channels)", "image_label": "'image-label' of NGFF"}[part]

@@ -1,8 +1,8 @@
 """NGFF metadata of a multiscale image: axes, units of length, and the scales and translations of its levels.
 
-In: the metadata as stored, versions 0.4 and 0.5. Out: :class:`Axis` records; steps and origins of the levels, in their
-own units and in µm. Nothing is opened. Errors: :class:`~linumpy.errors.MetadataError` for metadata that is missing or
-ambiguous.
+In: the metadata as stored, versions 0.4 and 0.5; :mod:`linumpy.io.coordinate_systems` brings 0.6 into that form. Out:
+:class:`Axis` records; steps and origins of the levels, in their own units and in µm. Nothing is opened. Errors:
+:class:`~linumpy.errors.MetadataError` for metadata that is missing or ambiguous.
 
 Formats: https://ngff.openmicroscopy.org/0.4/ and https://ngff.openmicroscopy.org/0.5/, section "multiscales".
 """
@@ -22,8 +22,12 @@ Numbers = tuple[tuple[float, ...], ...]
 Spacing = Sequence[float] | Mapping[str, float]
 """Voxel spacing in µm: a number for each axis of space in their order, or by the axes' names."""
 
-#: µm in each unit of length that NGFF names.
+#: µm in symbols of units, which NGFF does not list; micro is U+00B5 or U+03BC.
+SYMBOLS = {"nm": 1e-3, "um": 1.0, "\u00b5m": 1.0, "\u03bcm": 1.0, "\u00b5": 1.0, "\u03bc": 1.0, "mm": 1e3}
+
+#: µm in each unit of length that NGFF names, and in those of :data:`SYMBOLS`.
 MICROMETERS = {
+    **SYMBOLS,
     "yoctometer": 1e-18,
     "zeptometer": 1e-15,
     "attometer": 1e-12,
@@ -65,11 +69,53 @@ class Axis:
         ``"space"``, ``"time"``, ``"channel"`` or another; None without one in the metadata.
     unit : str or None
         As the metadata spells it; None without one.
+    orientation : mapping or None
+        Anatomical orientation as the metadata has it (RFC-4); None without one.
     """
 
     name: str
     type: str | None
     unit: str | None
+    orientation: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where the voxels of a resolution level lie: along the axes of type space, in their order, in µm.
+
+    Attributes
+    ----------
+    spacing : tuple of float
+        Voxel spacing.
+    origin : tuple of float
+        Position of the centre of the first voxel.
+    """
+
+    spacing: tuple[float, ...]
+    origin: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Unplaced:
+    """What stands for a :class:`Placement` that is unknown: its spacing and origin are a `MetadataError`.
+
+    Attributes
+    ----------
+    reason : str
+        The message: the image, the axis, and the parameter to pass.
+    """
+
+    reason: str
+
+    @property
+    def spacing(self) -> tuple[float, ...]:
+        """Unknown."""
+        raise MetadataError(self.reason)
+
+    @property
+    def origin(self) -> tuple[float, ...]:
+        """Unknown."""
+        raise MetadataError(self.reason)
 
 
 def datasets_of(multiscale: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
@@ -84,8 +130,11 @@ def axes_of(multiscale: Mapping[str, Any], name: str) -> tuple[Axis, ...]:
     """Read the axes; at least one is of type space."""
     described = multiscale.get("axes")
     if not isinstance(described, list) or not all(isinstance(axis, Mapping) and "name" in axis for axis in described):
-        raise MetadataError(f"{name}: the metadata names no axes (NGFF 0.4 and 0.5 are read)")
-    axes = tuple(Axis(str(axis["name"]), axis.get("type"), axis.get("unit")) for axis in described)
+        raise MetadataError(f"{name}: the metadata names no axes (NGFF 0.4, 0.5 and 0.6 are read)")
+    axes = tuple(
+        Axis(str(axis["name"]), axis.get("type"), axis.get("unit"), _mapping(axis.get("orientation")))
+        for axis in described
+    )
     for axis in axes:
         if not isinstance(axis.type, str | None):
             raise MetadataError(f"{name}: axis {axis.name!r} has the type {axis.type!r}; NGFF wants a text")
@@ -97,6 +146,10 @@ def axes_of(multiscale: Mapping[str, Any], name: str) -> tuple[Axis, ...]:
     if not spatial_axes_of(axes):
         raise MetadataError(f"{name}: none of the axes {', '.join(a.name for a in axes)} is of type space")
     return axes
+
+
+def _mapping(value: Any) -> Mapping[str, Any] | None:
+    return value if isinstance(value, Mapping) else None
 
 
 def spatial_axes_of(axes: tuple[Axis, ...]) -> tuple[int, ...]:
@@ -112,10 +165,10 @@ def transformations_of_levels(
     A level without a scale is refused, unless it is the only one, has no transformation at all, and the caller passes
     the spacing.
     """
-    common = _transformation_list(multiscale, name)
+    common = transformation_list(multiscale, name)
     chains = []
     for dataset in datasets:
-        own = _transformation_list(dataset, f"{name}, level {dataset['path']!r}")
+        own = transformation_list(dataset, f"{name}, level {dataset['path']!r}")
         bare = spacing_given and len(datasets) == 1 and not own and not common
         if not bare and not any(transformation.get("type") == "scale" for transformation in own):
             advice = "" if spacing_given or len(datasets) > 1 or own or common else "; pass spacing= in µm"
@@ -124,7 +177,8 @@ def transformations_of_levels(
     return chains
 
 
-def _transformation_list(holder: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
+def transformation_list(holder: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
+    """Return the coordinate transformations of a level or of a multiscale image; an empty list without any."""
     transformations = holder.get("coordinateTransformations") or []
     if not isinstance(transformations, list) or not all(
         isinstance(transformation, Mapping) for transformation in transformations
@@ -145,7 +199,7 @@ def compose_scales(
         if kind == "identity":
             continue
         values = transformation.get(kind) if kind in ("scale", "translation") else None
-        if not isinstance(values, list) or len(values) != rank or not all(map(_is_number, values)):
+        if not isinstance(values, list) or len(values) != rank or not all(map(is_number, values)):
             raise MetadataError(
                 f"{name}: the coordinate transformation {dict(transformation)!r} is no scale or translation"
             )
@@ -157,40 +211,49 @@ def compose_scales(
     return tuple(map(float, step)), tuple(map(float, origin))
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
+    """Tell whether a value of JSON is a finite number."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def to_micrometers(
+def place_levels(
     steps: Numbers, origins: Numbers, axes: tuple[Axis, ...], spacing_given: Spacing | None, name: str
-) -> tuple[Numbers, Numbers]:
+) -> tuple[Placement | Unplaced, ...]:
     """Convert steps and origins of the spatial axes to µm, by their units or to the caller's spacing."""
     spatial = spatial_axes_of(axes)
     for step in steps:
         if not all(math.isfinite(step[axis]) and step[axis] > 0 for axis in spatial):
             raise MetadataError(f"{name}: the scale {step} is not positive and finite along each axis of space")
     if spacing_given is None:
-        factors = [_micrometers(axes[axis], name) for axis in spatial]
+        for axis in spatial:
+            if not _is_length(axes[axis].unit):
+                return (Unplaced(_missing_unit(axes[axis], name)),) * len(steps)
+        factors = [MICROMETERS[str(axes[axis].unit)] for axis in spatial]
     else:
         numbers = _checked(spacing_given, [axes[axis].name.lower() for axis in spatial], name)
         factors = [g / steps[0][axis] for g, axis in zip(numbers, spatial, strict=True)]
-    spacing = tuple(tuple(s[axis] * f for axis, f in zip(spatial, factors, strict=True)) for s in steps)
     # Another spacing does not move the image: the origin of level 0 is in the unit of the axis, not in voxels.
     units = [MICROMETERS.get(str(axes[axis].unit), f) for axis, f in zip(spatial, factors, strict=True)]
     moved = [origins[0][axis] * (u - f) for axis, u, f in zip(spatial, units, factors, strict=True)]
-    origin = tuple(tuple(o[axis] * f + m for axis, f, m in zip(spatial, factors, moved, strict=True)) for o in origins)
-    return spacing, origin
-
-
-def _micrometers(axis: Axis, name: str) -> float:
-    if axis.unit is None:
-        raise MetadataError(f"{name}: axis {axis.name!r} has no unit; pass spacing= in µm, or add one to the metadata")
-    if not isinstance(axis.unit, str) or axis.unit not in MICROMETERS:
-        raise MetadataError(
-            f"{name}: axis {axis.name!r} has the unknown unit {axis.unit!r}; pass spacing= in µm, or correct the "
-            "metadata"
+    return tuple(
+        Placement(
+            tuple(step[axis] * f for axis, f in zip(spatial, factors, strict=True)),
+            tuple(origin[axis] * f + m for axis, f, m in zip(spatial, factors, moved, strict=True)),
         )
-    return MICROMETERS[axis.unit]
+        for step, origin in zip(steps, origins, strict=True)
+    )
+
+
+def _is_length(unit: Any) -> bool:
+    return isinstance(unit, str) and unit in MICROMETERS
+
+
+def _missing_unit(axis: Axis, name: str) -> str:
+    if axis.unit is None:
+        return f"{name}: axis {axis.name!r} has no unit; pass spacing= in µm, or add one to the metadata"
+    return (
+        f"{name}: axis {axis.name!r} has the unknown unit {axis.unit!r}; pass spacing= in µm, or correct the metadata"
+    )
 
 
 def _checked(spacing: Spacing, names: list[str], name: str) -> list[float]:

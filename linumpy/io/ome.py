@@ -1,16 +1,18 @@
 """OME-Zarr images: resolution levels, axes, and voxel spacing in µm.
 
-In: a folder or a Zarr group with NGFF 0.4 or 0.5 metadata. Out: :class:`OmeZarrImage`. Errors:
+In: a folder or a Zarr group with NGFF 0.4, 0.5 or 0.6 metadata. Out: :class:`OmeZarrImage`. Errors:
 :class:`~linumpy.errors.SourceError` for a source that is no OME-Zarr image, :class:`~linumpy.errors.MetadataError` for
 metadata that is missing or ambiguous.
 
-Formats: https://ngff.openmicroscopy.org/0.4/ and https://ngff.openmicroscopy.org/0.5/, section "multiscales".
+Formats: https://ngff.openmicroscopy.org/0.4/ and https://ngff.openmicroscopy.org/0.5/, sections "multiscales", "plate"
+and "well"; https://ngff.openmicroscopy.org/rfc/5/ for 0.6.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,15 +20,18 @@ from typing import Any
 import zarr
 
 from linumpy.errors import MetadataError, SourceError
+from linumpy.io.coordinate_systems import as_axes_and_scales
 from linumpy.io.metadata import REFUSALS, checked_array, open_refused
 from linumpy.io.ngff import (
     Axis,
+    Placement,
     Spacing,
+    Unplaced,
     axes_of,
     compose_scales,
     datasets_of,
+    place_levels,
     spatial_axes_of,
-    to_micrometers,
     transformations_of_levels,
 )
 from linumpy.io.source import open_node
@@ -38,6 +43,9 @@ log = logging.getLogger(__name__)
 class OmeZarrImage:
     """An OME-Zarr image.
 
+    It opens without units of length. :attr:`spacing` and :attr:`origin` are then a `MetadataError`, unless the caller
+    passed the spacing; nothing else needs units.
+
     Attributes
     ----------
     name : str
@@ -48,28 +56,38 @@ class OmeZarrImage:
         In the order of the arrays' axes.
     levels : tuple of zarr.Array[Any]
         Finest first.
-    spacing : tuple of tuple of float
-        For each level the voxel spacing in µm along the axes of type space, in their order.
-    origin : tuple of tuple of float
-        For each level the position of the centre of its first voxel, in µm.
+    placements : tuple of Placement or Unplaced
+        For each level the voxel spacing and the position of the first voxel in µm, or why they are unknown.
     linumpy : mapping
         linumpy's own metadata: the group's attribute ``"linumpy"``, empty without one.
     scale, translation : tuple of tuple of float
         For each level the step between voxels and the position of the first along all axes, in the units of the axes.
     group : zarr.Group
         The group of the image.
+    multiscale : int
+        Number of the multiscale image in the group.
     """
 
     name: str
     version: str
     axes: tuple[Axis, ...]
     levels: tuple[zarr.Array[Any], ...]
-    spacing: tuple[tuple[float, ...], ...]
-    origin: tuple[tuple[float, ...], ...]
+    placements: tuple[Placement | Unplaced, ...]
     linumpy: Mapping[str, Any]
     scale: tuple[tuple[float, ...], ...]
     translation: tuple[tuple[float, ...], ...]
     group: zarr.Group
+    multiscale: int = 0
+
+    @property
+    def spacing(self) -> tuple[tuple[float, ...], ...]:
+        """For each level the voxel spacing in µm along the axes of type space; `MetadataError` if it is unknown."""
+        return tuple(placement.spacing for placement in self.placements)
+
+    @property
+    def origin(self) -> tuple[tuple[float, ...], ...]:
+        """For each level the position of the centre of its first voxel in µm; `MetadataError` if it is unknown."""
+        return tuple(placement.origin for placement in self.placements)
 
     @property
     def spatial_axes(self) -> tuple[int, ...]:
@@ -79,15 +97,19 @@ class OmeZarrImage:
     def __str__(self) -> str:
         axes = ", ".join(f"{axis.name} ({axis.unit or axis.type or 'no unit'})" for axis in self.axes)
         rows = [f"{self.name} (NGFF {self.version}), axes {axes}"]
-        for number, (array, spacing) in enumerate(zip(self.levels, self.spacing, strict=True)):
+        for number, (array, placement) in enumerate(zip(self.levels, self.placements, strict=True)):
+            if isinstance(placement, Placement):
+                spacing, unit = placement.spacing, "µm"
+            else:
+                spacing, unit = tuple(self.scale[number][axis] for axis in self.spatial_axes), "(no unit)"
             shape, steps = " × ".join(map(str, array.shape)), " × ".join(f"{step:g}" for step in spacing)
-            rows.append(f"level {number}: {shape} {array.dtype}, {steps} µm")
+            rows.append(f"level {number}: {shape} {array.dtype}, {steps} {unit}")
         return "\n".join(rows)
 
 
 def read_omezarr(
     path: str | Path | zarr.Group, level: int = 0, *, spacing: Spacing | None = None
-) -> tuple[zarr.Array[Any], tuple[float, ...]]:
+) -> tuple[zarr.Array[Any], tuple[float, ...] | None]:
     """Open one resolution level of an OME-Zarr image.
 
     The array keeps all axes of the image, such as t and c; :func:`linumpy.io.volume.open_volumes` selects from them.
@@ -105,8 +127,9 @@ def read_omezarr(
     -------
     array : zarr.Array[Any]
         The level, unread.
-    spacing : tuple of float
-        Voxel spacing of the level in µm along its axes of type space.
+    spacing : tuple of float or None
+        Voxel spacing of the level in µm along its axes of type space; None if the metadata has no unit of length, and
+        the caller passes no spacing.
 
     Raises
     ------
@@ -115,7 +138,8 @@ def read_omezarr(
     """
     image = open_image(path, spacing=spacing)
     check_level(level, len(image.levels), image.name)
-    return image.levels[level], image.spacing[level]
+    placement = image.placements[level]
+    return image.levels[level], placement.spacing if isinstance(placement, Placement) else None
 
 
 def open_level(group: zarr.Group, level: int) -> zarr.Array[Any]:
@@ -128,52 +152,58 @@ def open_level(group: zarr.Group, level: int) -> zarr.Array[Any]:
     """
     group = _image_group(group)
     name = str(group.store_path)
-    datasets = datasets_of(_multiscale(group)[1], name)
+    datasets = datasets_of(_multiscale(group)[2], name)
     check_level(level, len(datasets), name)
     return _array(group, datasets[level])
 
 
-def open_image(path: str | Path | zarr.Group, *, spacing: Spacing | None = None) -> OmeZarrImage:
+def open_image(
+    path: str | Path | zarr.Group, *, spacing: Spacing | None = None, multiscale: int | str = 0
+) -> OmeZarrImage:
     """Open an OME-Zarr image.
 
     Parameters
     ----------
     path : str, Path or zarr.Group
-        The image; or the output of bioformats2raw, if that is a single image.
+        The image, such as ``"plate.zarr/B/03/0"`` of a plate; or the output of bioformats2raw, if that is one image.
     spacing : sequence of float, or mapping of axis names to float, optional
         Voxel spacing of level 0 in µm along the axes of type space. The metadata then needs no units; the spacing of
         the other levels follows from their scales relative to level 0. The first voxel of level 0 keeps its position if
-        the metadata has a unit of length; without one, positions are in the unit of the spacing.
+        the metadata has a unit of length; without one, positions are in the unit of the spacing. With neither, the
+        image opens, and its spacing and origin are a `MetadataError` that names the axis.
+    multiscale : int or str
+        Number or name of the multiscale image, where the group has several.
 
     Raises
     ------
     FileNotFoundError
         The path does not exist.
     SourceError
-        The path is no OME-Zarr image, or holds several images of bioformats2raw, which the message names.
+        The path is no OME-Zarr image, or is a plate, a well or the output of bioformats2raw with several images, which
+        the message names; there is no such multiscale image.
     MetadataError
-        A unit of length is missing or unknown and there is no `spacing`; the axes are not described; a transformation
-        is missing or cannot be read.
+        The axes are not described; a transformation is missing or cannot be read.
     ValueError
         `spacing` does not fit the axes of type space.
     """
     group = _image_group(path if isinstance(path, zarr.Group) else _open_group(path))
-    version, multiscale = _multiscale(group)
+    version, number, described = _multiscale(group, multiscale)
     name = str(group.store_path)
-    axes = axes_of(multiscale, name)
-    datasets = datasets_of(multiscale, name)
+    described = as_axes_and_scales(described, name)
+    axes = axes_of(described, name)
+    datasets = datasets_of(described, name)
     levels = tuple(_array(group, dataset) for dataset in datasets)
     if not levels:
         raise SourceError(f"{name}: the multiscale image names no datasets")
     for array in levels:
         if array.ndim != len(axes):
             raise MetadataError(f"{name}: {array.path} has {array.ndim} axes, but the metadata names {len(axes)}")
-    chains = transformations_of_levels(multiscale, datasets, spacing is not None, name)
+    chains = transformations_of_levels(described, datasets, spacing is not None, name)
     steps, origins = zip(*(compose_scales(chain, len(axes), name) for chain in chains), strict=True)
     kept = group.attrs.get("linumpy")
-    sizes = to_micrometers(steps, origins, axes, spacing, name)
+    placements = place_levels(steps, origins, axes, spacing, name)
     kept = kept if isinstance(kept, Mapping) else {}
-    return OmeZarrImage(name, version, axes, levels, *sizes, kept, steps, origins, group)
+    return OmeZarrImage(name, version, axes, levels, placements, kept, steps, origins, group, number)
 
 
 def level_transforms(
@@ -191,10 +221,11 @@ def level_transforms(
     Raises
     ------
     SourceError, MetadataError
-        As :func:`open_image`, without those about units of length.
+        As :func:`open_image`.
     """
     group = _image_group(group)
-    name, (_, multiscale) = str(group.store_path), _multiscale(group)
+    name = str(group.store_path)
+    multiscale = as_axes_and_scales(_multiscale(group)[2], name)
     axes, datasets = axes_of(multiscale, name), datasets_of(multiscale, name)
     chains = transformations_of_levels(multiscale, datasets, False, name)
     scales, translations = zip(*(compose_scales(chain, len(axes), name) for chain in chains), strict=True)
@@ -217,12 +248,22 @@ def _image_group(group: zarr.Group) -> zarr.Group:
     Raises
     ------
     SourceError
-        The group of bioformats2raw holds several images, or none.
+        The group of bioformats2raw holds several images, or none; the group is a plate or a well.
     """
     holder = ome_attributes(group)
-    if "bioformats2raw.layout" not in holder or "multiscales" in holder:
+    if "multiscales" in holder:
         return group
-    names = _series(group)
+    names = _series(group) if "bioformats2raw.layout" in holder else []
+    for kind in ("plate", "well"):
+        if kind in holder and not names:
+            fields = list(itertools.islice(_fields(group, holder), 9))
+            listed = ", ".join(map(repr, fields[:8])) + (" …" if len(fields) > 8 else "")
+            has = (
+                f"open one of its images, such as {group.store_path}/{fields[0]}; it has the" if fields else "it has no"
+            )
+            raise SourceError(f"{group.store_path} is a {kind}, not an image: {has} images {listed}".rstrip())
+    if "bioformats2raw.layout" not in holder:
+        return group
     if not names:
         raise SourceError(f"{group.store_path}: bioformats2raw wrote this group, but it holds no image")
     if len(names) > 1:
@@ -252,25 +293,47 @@ def _series(group: zarr.Group) -> list[str]:
     return sorted((name for name, _ in group.groups() if name.isdecimal()), key=int)
 
 
+def _fields(group: zarr.Group, holder: Mapping[str, Any]) -> Iterator[str]:
+    """Name the images of a plate or a well, by their paths in it."""
+    if "plate" not in holder:
+        yield from _paths(holder.get("well"), "images")
+        return
+    for path in _paths(holder.get("plate"), "wells"):
+        well = group.get(path)
+        if isinstance(well, zarr.Group):
+            yield from (f"{path}/{image}" for image in _paths(ome_attributes(well).get("well"), "images"))
+
+
+def _paths(holder: Any, key: str) -> list[str]:
+    entries = holder.get(key) if isinstance(holder, Mapping) else None
+    entries = entries if isinstance(entries, list) else []
+    return [entry["path"] for entry in entries if isinstance(entry, Mapping) and isinstance(entry.get("path"), str)]
+
+
 def check_level(level: int, count: int, name: str) -> None:
     """Refuse a resolution level that an image does not have."""
     if isinstance(level, bool) or not isinstance(level, int) or not 0 <= level < count:
         raise SourceError(f"{name} has no resolution level {level!r}: it has {count}, numbered from 0 for the finest")
 
 
-def _multiscale(group: zarr.Group) -> tuple[str, Mapping[str, Any]]:
-    """Return the NGFF version of a group, and its first multiscale image."""
+def _multiscale(group: zarr.Group, wanted: int | str = 0) -> tuple[str, int, Mapping[str, Any]]:
+    """Return the NGFF version of a group, and the number and metadata of a multiscale image by number or name."""
     holder = ome_attributes(group)
     multiscales = holder.get("multiscales")
-    if not isinstance(multiscales, list) or not multiscales or not isinstance(multiscales[0], Mapping):
+    if not isinstance(multiscales, list) or not multiscales or not all(isinstance(m, Mapping) for m in multiscales):
         members = ", ".join(sorted(name for name, _ in group.members())[:8]) or "nothing"
         raise SourceError(f"{group.store_path} is a Zarr group but no OME-Zarr image; it holds {members}")
+    names = [multiscale.get("name") for multiscale in multiscales]
+    number = names.index(wanted) if isinstance(wanted, str) and wanted in names else wanted
+    if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < len(names):
+        listed = ", ".join(f"{n}{'' if name is None else f' {name!r}'}" for n, name in enumerate(names))
+        raise SourceError(f"{group.store_path} has no multiscale image {wanted!r}: it has {listed}")
     version = (
         holder.get("version")
-        or multiscales[0].get("version")
+        or multiscales[number].get("version")
         or ("0.5" if isinstance(group.attrs.get("ome"), Mapping) else "0.4")
     )
-    return str(version), multiscales[0]
+    return str(version), number, multiscales[number]
 
 
 def _array(group: zarr.Group, dataset: Mapping[str, Any]) -> zarr.Array[Any]:

@@ -21,7 +21,7 @@ def open_source(source: Source, level: int = 0) -> zarr.Array:
     Parameters
     ----------
     source : str, Path, zarr.Array, zarr.Group, Store, StorePath or (Store, str)
-        An array, or an OME-Zarr image (NGFF 0.4 or 0.5) of which `level` picks the resolution.
+        An array, or an OME-Zarr image (NGFF 0.4 to 0.6) of which `level` picks the resolution.
     level : int
         Resolution level of an OME-Zarr image; 0 is the finest.
 

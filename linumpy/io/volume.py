@@ -18,7 +18,7 @@ import numpy as np
 import zarr
 
 from linumpy.errors import MetadataError, SourceError
-from linumpy.io.ngff import Axis, Spacing
+from linumpy.io.ngff import Axis, Placement, Spacing, Unplaced
 from linumpy.io.ome import OmeZarrImage, check_level, open_image
 from linumpy.io.zarr_mode import read_chunks_on_host
 from linumpy.plan.region import normalize_region
@@ -124,10 +124,8 @@ class Volumes:
         Path or URL of the image, for messages.
     axes : str
         Names of the axes of space in their order, such as ``"zyx"``.
-    spacing : tuple of float
-        Voxel spacing in µm along the axes of space.
-    origin : tuple of float
-        Position of the centre of the first voxel, in µm.
+    placement : Placement or Unplaced
+        Voxel spacing along the axes of space and position of the first voxel in µm, or why they are unknown.
     leading : str
         The kept ones of ``"tc"``: those with more than one entry and none selected.
     volumes : mapping of tuple of int to Volume
@@ -140,12 +138,21 @@ class Volumes:
 
     name: str
     axes: str
-    spacing: tuple[float, ...]
-    origin: tuple[float, ...]
+    placement: Placement | Unplaced
     leading: str
     volumes: Mapping[tuple[int, ...], Volume]
     linumpy: Mapping[str, Any]
     chosen: Chosen | None = None
+
+    @property
+    def spacing(self) -> tuple[float, ...]:
+        """Voxel spacing in µm along the axes of space; `MetadataError` if it is unknown."""
+        return self.placement.spacing
+
+    @property
+    def origin(self) -> tuple[float, ...]:
+        """Position of the centre of the first voxel in µm; `MetadataError` if it is unknown."""
+        return self.placement.origin
 
     @property
     def first(self) -> Volume:
@@ -190,6 +197,7 @@ def open_volumes(
     channel: int | None = None,
     time: int | None = None,
     spacing: Spacing | None = None,
+    multiscale: int | str = 0,
 ) -> Volumes:
     """Open one resolution of an OME-Zarr image as volumes of space.
 
@@ -202,7 +210,9 @@ def open_volumes(
     channel, time : int, optional
         The entry to select, counted from 0; by default all. Axes with one entry are dropped in any case.
     spacing : sequence of float, or mapping of axis names to float, optional
-        As for :func:`linumpy.io.ome.open_image`.
+        As for :func:`linumpy.io.ome.open_image`, which needs no units either.
+    multiscale : int or str
+        Number or name of the multiscale image, where the group has several.
 
     Returns
     -------
@@ -221,7 +231,7 @@ def open_volumes(
     >>> red = open_volumes("cells.ome.zarr", channel=0, time=0)  # doctest: +SKIP
     >>> read_zarr(red.first.array, region=red.first.region((slice(0, 64),) * 3))  # doctest: +SKIP
     """
-    return select_volumes(open_image(path, spacing=spacing), level, channel=channel, time=time)
+    return select_volumes(open_image(path, spacing=spacing, multiscale=multiscale), level, channel=channel, time=time)
 
 
 def select_volumes(
@@ -262,8 +272,8 @@ def select_volumes(
         volumes[entries] = Volume(array, tuple(index))
     named = {KINDS[kind]: kept[kind] for kind in KINDS if kind in kept}
     return Volumes(
-        image.name, "".join(image.axes[axis].name.lower() for axis in image.spatial_axes), image.spacing[level],
-        image.origin[level], "".join(named), volumes, image.linumpy, Chosen(image, level, named, time, channel),
+        image.name, "".join(image.axes[axis].name.lower() for axis in image.spatial_axes), image.placements[level],
+        "".join(named), volumes, image.linumpy, Chosen(image, level, named, time, channel),
     )  # fmt: skip
 
 

@@ -20,6 +20,7 @@ from numpy.typing import ArrayLike
 from linumpy.arrays import Array
 from linumpy.device import array_module, is_device_array, to_host
 from linumpy.errors import SourceError
+from linumpy.io.ngff import Spacing
 from linumpy.rays.arrays import as_array, whole_number
 from linumpy.rays.setting import GRID_SIZE, SPREAD
 
@@ -141,18 +142,27 @@ class OccupancyGrid:
 
     @classmethod
     def from_zarr(
-        cls, path: str | Path, *, threshold: float, level: int = 0, device: str | None = None
+        cls,
+        path: str | Path,
+        *,
+        threshold: float,
+        level: int = 0,
+        device: str | None = None,
+        spacing: Spacing | None = None,
     ) -> OccupancyGrid:
         """Make a grid from a resolution level (Z, Y, X) of an OME-Zarr image, as :meth:`from_volume` does.
 
         `device` as for :func:`linumpy.read_zarr`. A coarse level is read faster; its voxels are means, so it may need a
-        lower threshold.
+        lower threshold. `spacing` is that of level 0 in µm, in the order of axes or by their names, where the
+        metadata's is missing or wrong.
         """
         from linumpy.gpu.zarr_io import read_zarr
-        from linumpy.io.ome import read_omezarr
+        from linumpy.io.ome import check_level, open_image
 
-        array, spacing = read_omezarr(path, level)
-        return cls.from_volume(read_zarr(array, device=device), spacing, threshold=threshold)
+        image = open_image(path, spacing=spacing)
+        check_level(level, len(image.levels), image.name)
+        steps = image.spacing[level]
+        return cls.from_volume(read_zarr(image.levels[level], device=device), steps, threshold=threshold)
 
     @property
     def mips(self) -> int:

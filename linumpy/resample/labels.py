@@ -15,6 +15,7 @@ import numpy as np
 import zarr
 
 from linumpy.errors import MetadataError, SourceError
+from linumpy.io.ngff import Placement, Spacing
 from linumpy.io.ome import OmeZarrImage, open_image
 from linumpy.io.volume import Chosen, Volumes, select_volumes
 from linumpy.plan.grid.blocks import AffineGrid
@@ -46,7 +47,7 @@ class LabelPart:
 
 
 def plan_labels(
-    volumes: Volumes, names: Sequence[str], regrid: Regrid, mode: str, spacing: Sequence[float] | None
+    volumes: Volumes, names: Sequence[str], regrid: Regrid, mode: str, spacing: Spacing | None
 ) -> list[LabelPart]:
     """Open the labels of an image, and map them onto its new grid.
 
@@ -60,7 +61,7 @@ def plan_labels(
         The new grid of the image.
     mode : str
         How the image is extended beyond its edges; labels of the same extent are extended alike, others by 0.
-    spacing : sequence of float or None
+    spacing : sequence of float, or mapping of axis names to float, or None
         Voxel spacing in µm that replaces that of the image's metadata, and that of labels of the same shape.
 
     Raises
@@ -71,7 +72,7 @@ def plan_labels(
     return [_plan(volumes, name, regrid, mode, spacing) for name in names]
 
 
-def _plan(volumes: Volumes, name: str, regrid: Regrid, mode: str, spacing: Sequence[float] | None) -> LabelPart:
+def _plan(volumes: Volumes, name: str, regrid: Regrid, mode: str, spacing: Spacing | None) -> LabelPart:
     chosen = volumes.chosen
     assert chosen is not None  # a single array has no labels
     labels = _on_image(_open(chosen.image, name, spacing), chosen, volumes)
@@ -90,7 +91,7 @@ def _plan(volumes: Volumes, name: str, regrid: Regrid, mode: str, spacing: Seque
     return LabelPart(name, labels, AffineGrid(labels.first.shape, regrid.shape, matrix, offset, 0, beyond, ()))
 
 
-def _open(image: OmeZarrImage, name: str, spacing: Sequence[float] | None) -> OmeZarrImage:
+def _open(image: OmeZarrImage, name: str, spacing: Spacing | None) -> OmeZarrImage:
     """Open a label image; without a position of its own, one of the image's shape gets that of the image."""
     if {"", ".", ".."} & set(name.split("/")):
         raise MetadataError(f"{image.name} lists the labels {name!r}, which is no path inside it: {_ADVICE}")
@@ -102,13 +103,14 @@ def _open(image: OmeZarrImage, name: str, spacing: Sequence[float] | None) -> Om
         raise MetadataError(f"{image.name} lists the labels {name!r}, which do not exist: {_ADVICE}")
     try:
         label_image = open_image(group, spacing=spacing)
+        _ = label_image.spacing  # raises an error if it is unknown
     except SourceError as error:
         raise MetadataError(f"the labels {name!r} of {image.name} cannot be read ({error}): {_ADVICE}") from error
     except (MetadataError, ValueError) as error:
         return _aligned_with_image(image, group, name, error)
     if spacing is not None and _space(label_image) != _space(image):
         raise MetadataError(
-            f"spacing={tuple(spacing)} is that of {image.name}, and not of its labels {name!r}, which have "
+            f"spacing={spacing!r} is that of {image.name}, and not of its labels {name!r}, which have "
             f"another shape: {_ADVICE}"
         )
     return label_image
@@ -125,7 +127,8 @@ def _aligned_with_image(image: OmeZarrImage, group: zarr.Group, name: str, error
             f"the position of the labels {name!r} of {image.name} is unknown ({error}): {_ADVICE}"
         ) from error
     origin = np.array(label_image.origin) - label_image.origin[0] + image.origin[0]
-    return replace(label_image, origin=tuple(map(tuple, origin.tolist())))
+    placements = map(Placement, label_image.spacing, map(tuple, origin.tolist()))
+    return replace(label_image, placements=tuple(placements))
 
 
 def _space(image: OmeZarrImage) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -26,6 +26,7 @@ from linumpy.device import free_memory, resolve, to_host
 from linumpy.errors import DeviceMemoryError, MetadataError
 from linumpy.gpu.read.request import DEFAULT_SCRATCH_BYTES, MIN_SCRATCH_BYTES
 from linumpy.io.carried import Carried, carried_from
+from linumpy.io.ngff import Placement, Spacing
 from linumpy.io.ome import open_image
 from linumpy.io.paths import absolute, check_apart, check_free_space, check_parent, refuse_url
 from linumpy.io.source import Source, describe_source, folder_of, local_path, local_store, open_node
@@ -33,7 +34,7 @@ from linumpy.io.target_folder import drop_partial_files, unfinished_beside
 from linumpy.io.volume import Volume, Volumes, as_volume, select_volumes
 from linumpy.plan.grid.block_shape import BlockBytes, choose_block_shape
 from linumpy.plan.grid.blocks import AffineGrid, Block, ResamplePlan, anti_aliasing_sigmas
-from linumpy.plan.grid.regrid import plan_regrid
+from linumpy.plan.grid.regrid import Regrid, plan_regrid
 from linumpy.plan.pyramid import Pyramid, split
 from linumpy.progress import bytes_progress
 from linumpy.renamed import renamed_parameter
@@ -76,7 +77,7 @@ def resample_zarr(
     level: int = 0,
     channel: int | None = None,
     time: int | None = None,
-    spacing: Sequence[float] | None = None,
+    spacing: Spacing | None = None,
     device: str = "auto",
     device_memory: int | None = None,
     overwrite: bool = False,
@@ -95,7 +96,7 @@ def resample_zarr(
     Parameters
     ----------
     source : str, Path, zarr.Array[Any], zarr.Group, Store, StorePath or (Store, str)
-        An OME-Zarr image (NGFF 0.4 or 0.5) with two or three axes of space, whose times and channels are resampled
+        An OME-Zarr image (NGFF 0.4 to 0.6) with two or three axes of space, whose times and channels are resampled
         separately; or an array of two or three axes, with `spacing`.
     target : str or Path
         Folder of the OME-Zarr image to make.
@@ -136,7 +137,7 @@ def resample_zarr(
         Resolution level of the source; 0 is the finest.
     channel, time : int, optional
         The entry to select, counted from 0; by default all. The target has the axes with more than one entry.
-    spacing : sequence of float, optional
+    spacing : sequence of float, or mapping of axis names to float, optional
         Voxel spacing of the source in µm (of its level 0), where its metadata lacks it or is wrong.
     device : {"auto", "cuda", "cpu"}
         Device of the transform; with `distributed`, of the workers.
@@ -219,8 +220,7 @@ def resample_zarr(
         anti_aliasing = np.ndim(transform_or_spacing) < 2
     sigmas = anti_aliasing_sigmas(regrid.matrix) if anti_aliasing and order != 0 else ()
     grid = AffineGrid(volume.shape, regrid.shape, regrid.matrix, regrid.offset, order, mode, sigmas)
-    carried = carried_from(volumes).without("own").on_another_grid()
-    carried = carried.without("image_label") if order else carried
+    carried = _carried(volumes, regrid, "own", *(["image_label"] if order else []))
     storage = {"chunks": chunks, "shards": shards, "compressors": compressors, "levels": levels}
 
     def target_of(
@@ -232,7 +232,7 @@ def resample_zarr(
     targets = [target_of("", volumes, grid, carried, downsampling, name=target_path.name, ngff_version=ngff_version)]
     version, names = targets[0].image.ngff_version, carried.labels if labels == "resample" else ()
     for label in plan_labels(volumes, names, regrid, mode, spacing):
-        kept = carried_from(label.volumes).without("own", "labels").on_another_grid()
+        kept = _carried(label.volumes, regrid, "own", "labels")
         options = {"name": label.name, "ngff_version": version}
         targets.append(target_of(f"labels/{label.name}", label.volumes, label.grid, kept, "label", **options))
     # Before blocks are planned, which takes minutes for a target of 1e30 voxels.
@@ -285,8 +285,15 @@ def _plan_for_workers(
     return capacity.kind, plans
 
 
+def _carried(volumes: Volumes, regrid: Regrid, *dropped: str) -> Carried:
+    """Return the metadata that the resampled image keeps: orientations of axes only if each stays along its own."""
+    matrix = np.array(regrid.matrix)
+    turned = np.count_nonzero(matrix - np.diag(np.diag(matrix))) or (np.diag(matrix) <= 0).any()
+    return carried_from(volumes).without(*dropped, *(["orientations"] if turned else [])).on_another_grid()
+
+
 def _open_volumes(
-    source: Source, level: int, channel: int | None, time: int | None, spacing: Sequence[float] | None
+    source: Source, level: int, channel: int | None, time: int | None, spacing: Spacing | None
 ) -> Volumes:
     node = open_node(source)
     if isinstance(node, zarr.Array):
@@ -302,10 +309,12 @@ def _open_volumes(
             raise MetadataError(f"{name} is a single array, whose voxel spacing is unknown: pass spacing= in µm")
         if node.ndim not in (2, 3):
             raise ValueError(f"{name} has shape {node.shape}: pass a volume of two or three axes")
-        if len(spacing) != node.ndim:
-            raise ValueError(f"spacing={tuple(spacing)}: {name} has {node.ndim} axes")
+        axes = "zyx"[-node.ndim :]
+        steps = [spacing.get(axis, math.nan) for axis in axes] if isinstance(spacing, Mapping) else spacing
+        if len(steps) != node.ndim or not all(step > 0 for step in steps):
+            raise ValueError(f"spacing={spacing!r}: {name} has {node.ndim} axes, each needs a positive µm")
         single: dict[tuple[int, ...], Volume] = {(): as_volume(node)}
-        return Volumes(name, "zyx"[-node.ndim :], tuple(map(float, spacing)), (0.0,) * node.ndim, "", single, {})
+        return Volumes(name, axes, Placement(tuple(map(float, steps)), (0.0,) * node.ndim), "", single, {})
     image = open_image(node, spacing=spacing)
     volumes = select_volumes(image, level, channel=channel, time=time)
     if volumes.first.ndim not in (2, 3) or not set(volumes.axes) <= set("zyx"):

@@ -83,13 +83,13 @@ def create_sampler(
         ``structuredRegular``: `filename`, `dims` = [Dx, Dy, Dz], `dtype` (``"uint8"`` to ``"int32"``, ``"float"``,
         ``"double"``, ...), `n_channels` (one after another), `offset` (bytes), `is_big_endian`; or `array` (Z, Y, X) or
         (C, Z, Y, X), which is not copied where it fits as it is. `range` (low, high) brings each voxel into 0 to 1;
-        ``"virtual_memory"`` and ``"out_of_core"`` need it. `spacing` is kept for the caller. ``"out_of_core"``:
-        `num_blocks`, `num_concurrent_blocks`: slabs in memory, and those replaced after each batch
+        ``"virtual_memory"`` and ``"out_of_core"`` need it. `spacing` (x, y, z) is kept for the caller, and not needed.
+        ``"out_of_core"``: `num_blocks`, `num_concurrent_blocks`: slabs in memory, and those replaced after each batch
         (``VNR_NUM_BLOCKS``, ``VNR_NUM_CONCURRENT_BLOCKS``).
 
-        ``zarr``: `source`, `level`, `channel`, `time`, `channel_axis` (of a plain array of four axes), `range`;
-        ``"cuda_out_of_core"`` also `cache_bytes`, `ahead` (independent samples made in one pass over the volume) and
-        `reader`.
+        ``zarr``: `source`, `level`, `channel`, `time`, `channel_axis` (of a plain array of four axes), `range`, and
+        `spacing` as above; ``"cuda_out_of_core"`` also `cache_bytes`, `ahead` (independent samples made in one pass
+        over the volume) and `reader`.
 
         ``openvdb``: `filename`, `field`. ``vtkm``: `files`, `field`. ``exabrick``: `bricks`, `scalar`. ``exastitch``:
         `umesh`, `grids`, `scalar`.

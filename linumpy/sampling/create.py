@@ -105,7 +105,7 @@ def make_sampler(
         raise ValueError(f"spline_order={how.spline_order} with labels: labels are those of the nearest voxel")
     how = dataclasses.replace(how, spline_order=0 if how.labels else how.spline_order)
     record, opener = _opener(kind, device)
-    spacing = source.pop("spacing", None) if kind == "structuredRegular" else None
+    spacing = source.pop("spacing", None) if kind in _VOXELS else None
     _check_names(kind, record, source)
     cupy = require_cuda() if device.startswith("cuda") else None
     number = None if cupy is None else int(cupy.cuda.runtime.getDevice())

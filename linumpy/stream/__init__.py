@@ -7,7 +7,8 @@ this package imports no GPU package.
 from linumpy.stream.augment import Augment, Elastic
 from linumpy.stream.batches.batch import Batch, BatchInfo, Tensor
 from linumpy.stream.config import Config, Dtype, Part, Sample
-from linumpy.stream.crops.sampler import CropSampler, Histogram, Volume
+from linumpy.stream.crops.histogram import Histogram
+from linumpy.stream.crops.sampler import CropSampler, Volume
 from linumpy.stream.crops.stitch import CropGrid, Stitcher
 from linumpy.stream.errors import (
     DamacyError,

@@ -19,13 +19,13 @@ Box = tuple[tuple[int, int], ...]
 _FARTHEST = 2**52
 
 
-def check_name(name: Any) -> None:
-    """Refuse what cannot be a field of a named tuple."""
+def check_name(name: object) -> None:
+    """Raise where a name cannot be a field of a named tuple."""
     if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name) or name.startswith("_"):
         raise InvalidArgument(f"name of a part must be an identifier without a leading underscore (got {name!r})")
 
 
-def put(record: Any, name: str, value: Any) -> None:
+def put(record: object, name: str, value: object) -> None:
     """Set an attribute of a frozen record."""
     object.__setattr__(record, name, value)
 
@@ -49,8 +49,8 @@ def real_number(name: str, value: Any) -> float:
     return float(value)
 
 
-def choice(name: str, value: Any, choices: Sequence[Any]) -> None:
-    """Refuse what is none of some texts or None."""
+def choice(name: str, value: object, choices: Sequence[str | None]) -> None:
+    """Raise where `value` is none of `choices`, which are texts and None."""
     if not (value is None or isinstance(value, str)) or value not in choices:
         raise InvalidArgument(f"{name} must be one of {', '.join(map(str, choices))} (got {value!r})")
 
@@ -69,21 +69,21 @@ def put_coordinates(record: Any) -> None:
 def _lengths(name: str, values: Any) -> tuple[float, ...]:
     if isinstance(values, str) or not isinstance(values, Iterable):
         raise ArgumentTypeError(f"{name} must hold µm for each axis of space (got {values!r})")
-    found = tuple(real_number(name, value) for value in values)
-    if not found or not all(map(math.isfinite, found)):
+    lengths = tuple(real_number(name, value) for value in values)
+    if not lengths or not all(map(math.isfinite, lengths)):
         kind = "positive" if name == "spacing" else "finite"
-        raise InvalidArgument(f"{name} must be {kind} numbers of µm (got {found})")
-    return found
+        raise InvalidArgument(f"{name} must be {kind} numbers of µm (got {lengths})")
+    return lengths
 
 
 def sizes(shape: Any) -> tuple[int, ...]:
     """Return the shape of a crop, or raise an error that says what is wrong with it."""
     if isinstance(shape, str) or not isinstance(shape, Iterable):
         raise ArgumentTypeError(f"shape must hold a number of voxels for each axis (got {shape!r})")
-    found = tuple(integer("shape", n, 1) for n in shape)
-    if not found:
+    counts = tuple(integer("shape", n, 1) for n in shape)
+    if not counts:
         raise InvalidArgument("shape must hold a number of voxels for each axis (got none)")
-    return found
+    return counts
 
 
 def uri_text(uri: Any) -> str:
@@ -101,8 +101,8 @@ def box_of(value: Any) -> tuple[Box, tuple[int, ...]]:
         value = (value,)
     if not isinstance(value, (Sequence, np.ndarray)) or isinstance(value, str) or len(value) == 0:
         raise ArgumentTypeError(f"aabb must hold a slice, (start, stop) or an int for each axis (got {value!r})")
-    single = tuple(axis for axis, one in enumerate(value) if _is_int(one))
-    return tuple(_extent(axis, one) for axis, one in enumerate(value)), single
+    single = tuple(axis for axis, extent in enumerate(value) if _is_int(extent))
+    return tuple(_extent(axis, extent) for axis, extent in enumerate(value)), single
 
 
 def dropped_axes(given: Any, single: tuple[int, ...], box: Box) -> tuple[int, ...]:
@@ -114,7 +114,7 @@ def dropped_axes(given: Any, single: tuple[int, ...], box: Box) -> tuple[int, ..
     return axes
 
 
-def _is_int(value: Any) -> bool:
+def _is_int(value: object) -> bool:
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 

@@ -42,19 +42,19 @@ class Elastic:
 
 @dataclass(frozen=True, kw_only=True)
 class Augment:
-    """Ranges of a random augmentation; parameters that are not given change nothing.
+    """Ranges of a random augmentation; the defaults change nothing.
 
     Attributes
     ----------
     rotation : float or three of (low, high)
         Degrees about the axes Z, Y, X, applied in the order X, Y, Z; a number r stands for (-r, r) about each. Angles
         are right-handed in (x, y, z): 90 about Z turns the crop's X axis to the volume's Y axis, about X its Y to Z,
-        and about Y its Z to X, so that what the crop shows is turned the other way.
+        and about Y its Z to X; the structures in the crop appear rotated in the opposite direction.
     scale : (float, float) or three of them
-        Factors, drawn uniformly in the logarithm; one pair for all axes together, or one for each. A factor of 2 shows
-        twice the field of view.
+        Factors, drawn uniformly in the logarithm; one pair for all axes together, or a pair for each. A factor of 2
+        shows twice the field of view.
     shear : float or three of (low, high)
-        Of Y by Z, X by Z and X by Y: µm per µm; a number s stands for (-s, s).
+        Shear of Y by Z, X by Z and X by Y in µm per µm; a number s stands for (-s, s).
     flip : str or sequence of str
         Axes that are mirrored in half of the samples, of ``"zyx"``.
     elastic : Elastic or (spacing, sigma), optional
@@ -69,7 +69,7 @@ class Augment:
     blur : float or (float, float)
         Standard deviation of a Gaussian in µm, or the range of it.
     intensity_range : (float, float), optional
-        What `gamma` and `contrast` refer to.
+        Values that `gamma` and `contrast` refer to.
 
     Notes
     -----
@@ -114,25 +114,25 @@ class Augment:
 
     @property
     def needs_spacing(self) -> bool:
-        """Whether anything is in µm, or mixes axes."""
+        """Whether a parameter is in µm or mixes axes, so that voxel spacing is needed."""
         mixes = any(high > low or low != 0 for low, high in (*self.rotation, *self.shear))
         return mixes or self.elastic is not None or any(self.translation) or self.blur[1] > 0
 
 
-def _is_sequence(value: Any) -> bool:
+def _is_sequence(value: object) -> bool:
     return isinstance(value, (Sequence, np.ndarray)) and not isinstance(value, str)
 
 
 def _floats(name: str, value: Any, count: int, what: str) -> list[float]:
-    """Return so many numbers, or say `what` is expected."""
-    if not _is_sequence(value) or len(value) != count or not all(isinstance(one, numbers.Real) for one in value):
+    """Return `count` numbers, or raise an error that says `what` is expected."""
+    if not _is_sequence(value) or len(value) != count or not all(isinstance(number, numbers.Real) for number in value):
         raise InvalidArgument(f"{name} must be {what} (got {value!r})")
-    return [float(one) for one in value]
+    return [float(number) for number in value]
 
 
 def _axes(flip: Any) -> tuple[str, ...]:
     names = tuple(flip) if isinstance(flip, (str, Sequence)) else (flip,)
-    if not all(isinstance(one, str) and one in ("z", "y", "x") for one in names):
+    if not all(isinstance(name, str) and name in ("z", "y", "x") for name in names):
         raise InvalidArgument(f"flip must name axes of 'zyx' (got {flip!r})")
     return names
 

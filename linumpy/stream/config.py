@@ -57,7 +57,7 @@ class Dtype(enum.IntEnum):
         Raises
         ------
         InvalidArgument
-            It names none of the four.
+            It names none of the four types.
         """
         if isinstance(value, (int, np.integer)) and not isinstance(value, (bool, np.bool_)) and 0 <= value < len(cls):
             return cls(int(value))
@@ -72,7 +72,7 @@ class Dtype(enum.IntEnum):
         """Return the NumPy dtype of the elements; bfloat16 has none and gives uint16, its bits."""
         if self is Dtype.STORED:
             if stored is None:
-                raise InvalidArgument("dtype=stored has no NumPy dtype before an array is known")
+                raise InvalidArgument("dtype=stored: pass the dtype of the array")
             return stored
         return _ELEMENTS[self]
 
@@ -107,10 +107,10 @@ class Part:
     shape : tuple of int or None
         Voxels of the crop at that level, around the centre of the sample's; None for the same field of view.
     dtype : Dtype or None
-        Of this part; None for that of the configuration, or for labels the stored one.
+        Of this part; None for the dtype of the configuration, or for labels the stored dtype.
     spacing, origin : tuple of float or None
-        Of level 0 along the axes of space, where the metadata of `uri` has none: the distance of voxels, and where the
-        centre of the first one lies, in µm.
+        Voxel spacing of level 0 and coordinates of the centre of its first voxel, in µm along the axes of space, where
+        the metadata of `uri` lacks them.
     """
 
     name: str
@@ -191,15 +191,15 @@ class Sample:
 
     @classmethod
     def _drawn(cls, uri: str, aabb: Box, parts: tuple[Part, ...], index: int, epoch: int | None = None) -> Sample:
-        """Make a sample of values that are known to be right: checking them takes longer than drawing a crop."""
-        made = object.__new__(cls)
-        made.__dict__.update(
+        """Make a sample without validation, which takes longer than drawing a crop: the caller passes valid values."""
+        sample = object.__new__(cls)
+        sample.__dict__.update(
             uri=uri, aabb=aabb, level=0, parts=parts, name="image", index=index, epoch=epoch, dropped=()
         )
-        return made
+        return sample
 
     def all_parts(self) -> tuple[Part, ...]:
-        """Return every part, the sample's own array first; where a part names no array, it is of that one."""
+        """Return all parts, the sample's own array first; a part without `uri` is of that array."""
         return (_own_part(self.name, self.level), *self.parts)
 
     def __str__(self) -> str:
@@ -237,7 +237,7 @@ class Config:
     max_chunk_uncompressed_bytes : int
         Largest chunk of an array that is accepted; 0 for no limit.
     max_gpu_memory_bytes : int
-        Hard cap of all device memory of the pipeline; 0 for no cap. The chunk cache is made smaller to obey it.
+        Hard cap of all device memory of the pipeline; 0 for no cap. The chunk cache is reduced to respect it.
     max_bytes_per_element : int
         Largest element of an array that is accepted; 0 for no limit.
     device : None, int or "cpu"
@@ -251,8 +251,8 @@ class Config:
     augment : Augment or None
         Augmentation, which needs a `pad`.
     spacing, origin : tuple of float or None
-        Of level 0 of the samples' own arrays along the axes of space, where their metadata has none: the distance of
-        voxels, and where the centre of the first one lies, in µm. See :class:`Part` for other arrays.
+        Voxel spacing of level 0 of the samples' own arrays and coordinates of the centre of its first voxel, in µm
+        along the axes of space, where their metadata lacks them. See :class:`Part` for other arrays.
     seed, epoch : int
         What augmentation depends on, together with the number of the sample; below 2**64.
     on_error : {"raise", "skip"}
@@ -263,7 +263,7 @@ class Config:
     Raises
     ------
     InvalidArgument
-        A value that cannot be; a ``ValueError``, and of another type than it may have a ``TypeError``, too.
+        A value is invalid (also a ``ValueError``), or of a wrong type (also a ``TypeError``).
     """
 
     batch_size: int
@@ -318,11 +318,11 @@ class Config:
 
     @property
     def allowed_cache_bytes(self) -> int:
-        """Bytes of the chunk cache that the cap of device memory leaves."""
+        """Bytes of the chunk cache within the cap of device memory."""
         if self.max_gpu_memory_bytes == 0:
             return self.cache_bytes
-        left = self.max_gpu_memory_bytes - self.host_buffer_bytes - self.device_buffer_bytes
-        return min(self.cache_bytes, left)
+        remaining = self.max_gpu_memory_bytes - self.host_buffer_bytes - self.device_buffer_bytes
+        return min(self.cache_bytes, remaining)
 
 
 _LEAST = {
@@ -331,7 +331,7 @@ _LEAST = {
     "max_gpu_memory_bytes": 0, "max_bytes_per_element": 0, "cache_bytes": 0, "seed": 0, "epoch": 0, "rank": 0,
     "world_size": 1,
 }  # fmt: skip
-assert set(_LEAST) <= {one.name for one in fields(Config)}
+assert set(_LEAST) <= {field.name for field in fields(Config)}
 
 
 @lru_cache(maxsize=1024)
@@ -342,8 +342,8 @@ def _own_part(name: str, level: int) -> Part:
 def _parts(parts: Any) -> tuple[Part, ...]:
     if not isinstance(parts, Iterable):
         raise ArgumentTypeError(f"parts must be a sequence of Parts (got {type(parts).__name__})")
-    found = tuple(parts)
-    for part in found:
+    result = tuple(parts)
+    for part in result:
         if not isinstance(part, Part):
-            raise ArgumentTypeError(f"parts must be a sequence of Parts (got one of {type(part).__name__})")
-    return found
+            raise ArgumentTypeError(f"parts must be a sequence of Parts (got a {type(part).__name__})")
+    return result

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import enum
 import errno
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from linumpy.errors import ChunkError, LinumpyError
+
+if TYPE_CHECKING:
+    from linumpy.stream.config import Sample
 
 
 class Status(enum.IntEnum):
@@ -35,7 +38,7 @@ class StreamError(LinumpyError):
     sample : Sample, optional
         The sample that it concerns.
     what : str, optional
-        The stage; by default the one where errors of this class usually occur.
+        The stage; by default the stage in which errors of this class usually occur.
 
     Attributes
     ----------
@@ -53,13 +56,13 @@ class StreamError(LinumpyError):
     status: ClassVar[Status] = Status.OK
     _stage: ClassVar[str] = "pop"
 
-    def __init__(self, detail: str, sample: Any = None, what: str = "") -> None:
+    def __init__(self, detail: str, sample: Sample | None = None, what: str = "") -> None:
         super().__init__(detail if sample is None else f"{detail} (sample {sample})")
         self.what = what or self._stage
         self.detail = detail
         self.sample = sample
 
-    def __reduce__(self) -> tuple[type[StreamError], tuple[str, Any, str]]:
+    def __reduce__(self) -> tuple[type[StreamError], tuple[str, Sample | None, str]]:
         return type(self), (self.detail, self.sample, self.what)
 
 
@@ -68,20 +71,20 @@ DamacyError = StreamError
 
 
 class TryAgain(StreamError, BlockingIOError):  # noqa: N818 - the name is part of the interface
-    """There is no batch now: nothing was pushed, or all memory of batches is held by the consumer."""
+    """There is no batch now: nothing was pushed, or the consumer holds the memory of all batches."""
 
     status = Status.TRY_AGAIN
 
 
 class InvalidArgument(StreamError, ValueError):  # noqa: N818
-    """A sample or a parameter that cannot be served."""
+    """A parameter is invalid, or a sample cannot be read as asked."""
 
     status = Status.INVALID_ARGUMENT
     _stage = "argument"
 
 
 class ArgumentTypeError(InvalidArgument, TypeError):
-    """A parameter of another type than it may have."""
+    """A parameter has a wrong type."""
 
 
 class NotFound(StreamError, FileNotFoundError):  # noqa: N818
@@ -92,14 +95,14 @@ class NotFound(StreamError, FileNotFoundError):  # noqa: N818
 
 
 class DtypeMismatch(StreamError, TypeError):  # noqa: N818
-    """The arrays of a batch have different dtypes and the batch has that of its arrays."""
+    """Arrays of a batch have different dtypes, and the batch is not cast."""
 
     status = Status.DTYPE_MISMATCH
     _stage = "plan"
 
 
 class RankMismatch(StreamError, ValueError):  # noqa: N818
-    """A crop has other numbers of axes than its array or than the batch."""
+    """The number of axes of a crop differs from that of its array or of the batch."""
 
     status = Status.RANK_MISMATCH
     _stage = "plan"
@@ -127,7 +130,7 @@ class NativeCudaError(StreamError, RuntimeError):
 
 
 class OutOfMemory(StreamError, MemoryError):  # noqa: N818
-    """The requested memory cannot be allocated."""
+    """The memory that is asked for cannot be allocated."""
 
     status = Status.OUT_OF_MEMORY
     _stage = "memory"
@@ -143,13 +146,13 @@ class ShutdownError(StreamError, RuntimeError):
 _BY_NUMBER = {errno.ENOENT: NotFound, errno.ENOMEM: OutOfMemory}
 
 
-def as_stream_error(error: BaseException, sample: Any = None, what: str = "") -> StreamError:
-    """Turn an error of a read, of opening an array or of CUDA into one of a pipeline; `error` is its cause.
+def as_stream_error(error: BaseException, sample: Sample | None = None, what: str = "") -> StreamError:
+    """Convert an error of a read, of opening an array or of CUDA to a :class:`StreamError`, whose cause it becomes.
 
     Parameters
     ----------
     error : BaseException
-        The error; one of a pipeline that names its sample is returned as it is.
+        The error; a :class:`StreamError` that names its sample is returned unchanged.
     sample : Sample, optional
         The sample that it concerns.
     what : str, optional
@@ -158,20 +161,20 @@ def as_stream_error(error: BaseException, sample: Any = None, what: str = "") ->
     if isinstance(error, StreamError):
         if error.sample is not None or (sample is None and not what):
             return error
-        made = type(error)(error.detail, sample, what or error.what)
+        converted = type(error)(error.detail, sample, what or error.what)
     else:
-        made = _kind_of(error)(f"{type(error).__name__}: {error}", sample, what)
-    made.__cause__ = error
-    return made
+        converted = _kind_of(error)(f"{type(error).__name__}: {error}", sample, what)
+    converted.__cause__ = error
+    return converted
 
 
 def of_iterable(error: Exception) -> StreamError:
-    """Turn an error that a pushed iterable raised into one of a pipeline; only those of files are of storage."""
-    made = as_stream_error(error, what="pull")
-    if type(made) is StorageError and not isinstance(error, (OSError, StreamError)):
-        made = InvalidArgument(made.detail, what="pull")
-        made.__cause__ = error
-    return made
+    """Convert an error that a pushed iterable raised; only an ``OSError`` becomes a :class:`StorageError`."""
+    converted = as_stream_error(error, what="pull")
+    if type(converted) is StorageError and not isinstance(error, (OSError, StreamError)):
+        converted = InvalidArgument(converted.detail, what="pull")
+        converted.__cause__ = error
+    return converted
 
 
 def _kind_of(error: BaseException) -> type[StreamError]:
@@ -179,7 +182,7 @@ def _kind_of(error: BaseException) -> type[StreamError]:
     if module in ("cupy", "cupy_backends") and not isinstance(error, MemoryError):
         return NativeCudaError
     if isinstance(error, ChunkError):
-        cause = error.__cause__  # of the operating system where the bytes were not read at all
+        cause = error.__cause__  # an error of the operating system, if the read itself failed
         return StorageError if isinstance(cause, OSError) and cause.errno is not None else DecodeError
     if isinstance(error, MemoryError):
         return OutOfMemory

@@ -1,18 +1,17 @@
-"""From which level on the package logs: numbers of the interface → levels of :mod:`logging`."""
+"""The log level of the package: numbers as in damacy → levels of :mod:`logging`."""
 
 from __future__ import annotations
 
 import logging
-from typing import Any
 
 from linumpy.stream.errors import InvalidArgument
 
-#: Of TRACE, DEBUG, INFO, WARN, ERROR and FATAL, in the order of their numbers.
+#: TRACE, DEBUG, INFO, WARN, ERROR and FATAL, by number.
 _LOG_LEVELS = (5, logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR, logging.CRITICAL)
 
 
 def set_log_level(level: int | str) -> None:
-    """Set the level from which on the package logs.
+    """Set the lowest level that the package logs.
 
     Parameters
     ----------
@@ -24,15 +23,15 @@ def set_log_level(level: int | str) -> None:
     InvalidArgument
         Another number or name.
     """
-    number: Any = level
+    number: int | None
     if isinstance(level, str):
         number = {"TRACE": _LOG_LEVELS[0], **logging.getLevelNamesMapping()}.get(level.upper())
     elif isinstance(level, bool) or not isinstance(level, int):
         number = None
     elif 0 <= level < len(_LOG_LEVELS):
         number = _LOG_LEVELS[level]
-    elif level < logging.DEBUG:
-        number = None
+    else:
+        number = level if level >= logging.DEBUG else None
     if not number:
         raise InvalidArgument(
             f"level must be 0 (TRACE) to 5 (FATAL), a level of logging, or the name of one (got {level!r})"

@@ -18,7 +18,8 @@ from linumpy.stream.batches.batch import Batch, Batches
 from linumpy.stream.batches.in_flight import InFlight
 from linumpy.stream.batches.memory import Memory
 from linumpy.stream.batches.producer import Producer
-from linumpy.stream.config import WORD, Config, Sample
+from linumpy.stream.batches.state import Progress, checked, state_of
+from linumpy.stream.config import Config, Sample
 from linumpy.stream.errors import (
     ArgumentTypeError,
     InvalidArgument,
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
 
 #: After so many seconds without free memory `pop` raises, because the consumer holds all of it.
 _STARVED_SECONDS = 1.0
-_STATE_VERSION = 2
 
 
 class Pipeline:
@@ -44,7 +44,7 @@ class Pipeline:
     Parameters
     ----------
     config : Config
-        How batches are made.
+        Size and dtype of batches, memory, augmentation.
     reader : linumpy.gpu.Reader, optional
         Reads the chunks; by default one of its own, closed with the pipeline.
 
@@ -57,9 +57,9 @@ class Pipeline:
 
     Notes
     -----
-    Any thread of the process that made it may push and pop. Samples are pulled from iterables by a thread of the
-    pipeline. The crops of all samples have the shape of the first one's. Its memory is allocated here; nothing grows
-    afterwards. An interrupt in :meth:`pop` loses no batch: the next call returns it.
+    Any thread of the process that made it may push and pop. A thread of the pipeline pulls samples from iterables. The
+    crops of all samples have the shape of the first crop. All memory is allocated here. An interrupt in :meth:`pop`
+    loses no batch: the next call returns it.
 
     Examples
     --------
@@ -95,7 +95,7 @@ class Pipeline:
         self._producer = Producer(config, self._reader, self._memory, self._stream)
         self._assembler = Assembler(config, self._memory, self._stream, self._threads)
         self._popping = threading.RLock()
-        self._progress = (0, 0)  # number of the next batch, and position behind the last one
+        self._progress = Progress()
         own = self._reader if reader is None else None
         self._held = (self._producer, own, self._stream, self._threads)
         self._dropped = weakref.finalize(self, _free_later, self._process, *self._held)
@@ -144,7 +144,7 @@ class Pipeline:
                 return batch
 
     def flush(self) -> None:
-        """End a batch behind the samples pushed so far, and wait until what can be read ahead has been read."""
+        """End a batch behind the samples pushed so far, and wait until all batches that can be read ahead are read."""
         self._check_usable("flush")
         begin = time.perf_counter()
         producer = self._producer
@@ -168,17 +168,17 @@ class Pipeline:
     def pending(self) -> bool:
         """Whether samples were pushed that are not handed out yet: ``while p.pending: p.pop()`` serves all.
 
-        Waits until it is known whether an iterable has another sample. The last samples, where they are too few for a
-        batch, stay pending until :meth:`flush`; without it :meth:`pop` raises :class:`TryAgain`.
+        Waits until an iterable has yielded another sample or is exhausted. The last samples, if too few for a batch,
+        stay pending until :meth:`flush`; without it :meth:`pop` raises :class:`TryAgain`.
         """
         if self._closed:
             return False
         self._check_open()
         producer = self._producer
         with producer.changed:
-            while (found := producer.has_samples) is None and not self._closed and not producer.is_own_thread:
+            while (has_samples := producer.has_samples) is None and not self._closed and not producer.is_own_thread:
                 producer.changed.wait(0.05)
-        return found is not False and not self._closed
+        return has_samples is not False and not self._closed
 
     @property
     def in_flight(self) -> int:
@@ -212,23 +212,17 @@ class Pipeline:
             self._at_reset = self._counters()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a new pipeline needs to go on behind the last batch that was popped.
+        """Return the state from which a new pipeline resumes behind the last batch that was popped.
 
         Integers, and ``"epochs"``, a list of them: the first epoch of each sampler that was pushed.
         """
         self._check_open()
-        config = self.config
-        batch_id, position = self._progress
-        return {
-            "version": _STATE_VERSION, "position": position, "batch_id": batch_id, "seed": config.seed,
-            "epoch": config.epoch, "rank": config.rank, "world_size": config.world_size,
-            "batch_size": config.batch_size, "epochs": list(self._producer.feed.epochs),
-        }  # fmt: skip
+        return state_of(self.config, self._progress, self._producer.feed.epochs)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where another pipeline of the same configuration was; the same samples are pushed again from the start.
+        """Resume from the state of a pipeline of the same configuration; then push the same samples from the start.
 
-        Samplers get the epochs that they had, whatever they have counted since.
+        Samplers get the epochs that they had then.
 
         Raises
         ------
@@ -237,29 +231,18 @@ class Pipeline:
         RuntimeError
             Samples were pushed already.
         """
-        if not isinstance(state, Mapping):
-            raise ArgumentTypeError(f"state must be what state_dict() returned (got {type(state).__name__})")
-        here = self.state_dict()
-        for name in ("version", "seed", "epoch", "rank", "world_size", "batch_size"):
-            if state.get(name) != here[name]:
-                raise InvalidArgument(f"the state has {name}={state.get(name)}, this pipeline has {here[name]}")
-        missing = here.keys() - state.keys()
-        if missing:
-            raise InvalidArgument(f"the state has no {', '.join(sorted(missing))}: pass what state_dict() returned")
-        position, batch_id = (integer(name, state[name], 0) for name in ("position", "batch_id"))
-        if not isinstance(state["epochs"], (list, tuple)):
-            raise ArgumentTypeError(f"epochs must be a list of ints (got {state['epochs']!r})")
-        epochs = [integer("epochs", one, 0, WORD) for one in state["epochs"]]
+        self._check_open()
+        progress, epochs = checked(state, self.config)
         producer = self._producer
         with producer.changed:
-            producer.feed.start_at(position, epochs)
-            producer.submitter.batch_id = batch_id
-        self._progress = batch_id, position
+            producer.feed.start_at(progress.position, epochs)
+            producer.submitter.batch_id = progress.batch_id
+        self._progress = progress
 
     def close(self) -> None:
         """Cancel pending reads and free all resources; allowed any number of times, in any thread."""
         if os.getpid() != self._process:
-            return  # of a fork: threads and device are the parent's
+            return  # after a fork: threads and device belong to the parent
         self._closed = True
         self._producer.stop()
         with self._popping:
@@ -279,13 +262,13 @@ class Pipeline:
             raise ShutdownError("the pipeline is closed")
 
     def _check_usable(self, name: str) -> None:
-        """Refuse calls that wait for samples where none could come."""
+        """Raise for calls from an iterable that would wait for that iterable."""
         self._check_open()
         if self._producer.is_own_thread:
             raise InvalidArgument(f"an iterable that was pushed calls {name}, which waits for that iterable itself")
 
     def _next(self) -> InFlight:
-        """Wait for the next batch in flight; again for the one whose pop was interrupted."""
+        """Wait for the next batch in flight; return it again if its pop was interrupted."""
         begin = time.perf_counter()
         producer = self._producer
         with producer.changed:
@@ -316,7 +299,7 @@ class Pipeline:
             )
 
     def _finished(self, item: InFlight) -> Batch | None:
-        """Make a batch of what was read; None where `on_error` is skip and nothing is left of it."""
+        """Make a batch of crops that were read; None where `on_error` is skip and all of its samples are faulty."""
         if item.raised is not None:
             self._end(item)
             raise item.raised
@@ -346,7 +329,7 @@ class Pipeline:
         return batch
 
     def _outcome(self, item: InFlight, errors: Mapping[int, StreamError]) -> Batch | None:
-        """Return the batch, or raise; what an interrupt leaves undone is done by another call."""
+        """Return the batch, or raise its error; after an interrupt another call completes the batch."""
         if (errors or item.faulty) and self.config.on_error == "raise":
             raise (item.faulty or [errors[min(errors)]])[0]
         for error in item.faulty:
@@ -362,9 +345,8 @@ class Pipeline:
         return batch
 
     def _end(self, item: InFlight) -> None:
-        """Go on behind a batch; free its staged crops behind what has been queued, and forget its memory."""
-        progress = (item.batch_id + 1, max(self._progress[1], item.end))
-        self._progress = progress
+        """Advance behind a batch; free its staged crops behind the work that is queued, and drop its lease."""
+        self._progress = Progress(item.batch_id + 1, max(self._progress.position, item.end))
         self._producer.taken = None
         if item.stage[1]:
             if self._stream is not None:
@@ -376,7 +358,7 @@ class Pipeline:
         item.arrays, item.lease, item.tickets = [], None, []
 
     def _counters(self) -> Stats:
-        """What is counted since construction; the reader's part since its own."""
+        """Return the counters since construction; those of the reader since the reader's construction."""
         producer, reader = self._producer, self._reader.stats()
         times = reader.times
         return Stats(
@@ -402,7 +384,7 @@ class Pipeline:
 
 
 def _free(producer: Producer, reader: Reader | None, stream: Stream | None, threads: ThreadPoolExecutor | None) -> None:
-    """Free what a pipeline holds; allowed any number of times."""
+    """Free the resources of a pipeline; allowed any number of times."""
     producer.stop()
     producer.cancel()
     if reader is not None:
@@ -414,7 +396,7 @@ def _free(producer: Producer, reader: Reader | None, stream: Stream | None, thre
 
 
 def _free_later(process: int, *held: Any) -> None:
-    """Free what a pipeline holds that was not closed, in a thread, since the garbage collector may run in any."""
+    """Free a pipeline that was not closed, in a new thread: the garbage collector may run in any thread."""
     if os.getpid() == process:
         threading.Thread(target=_free, args=held, name="linumpy-stream-free", daemon=True).start()
 

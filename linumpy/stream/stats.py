@@ -14,11 +14,11 @@ class Metric:
     name : str
         Of the stage.
     ms : float
-        Milliseconds in all. Stages run side by side, so that their sum may exceed the time on the clock.
+        Total milliseconds. Stages run concurrently, so their sum may exceed the elapsed time.
     best_ms : float
-        Least milliseconds of one measurement; 0 without one, and for stages of which only the sum is measured.
+        Shortest measurement in milliseconds; 0 without one, and for stages of which only the sum is measured.
     input_bytes, output_bytes : int
-        Bytes that went in and came out; 0 where that is not counted.
+        Bytes of input and output; 0 where they are not counted.
     count : int
         How often it was measured.
     """
@@ -32,17 +32,17 @@ class Metric:
 
     @classmethod
     def summed(cls, name: str, count: int, seconds: float, input_bytes: int = 0, output_bytes: int = 0) -> Metric:
-        """Make the metric of a stage of which only sums are measured."""
+        """Make the metric of a stage from sums."""
         return cls(name, 1e3 * seconds, 0.0, input_bytes, output_bytes, count)
 
     def plus(self, seconds: float, nbytes: int = 0) -> Metric:
-        """Return the metric with another measurement, of a stage from which `nbytes` came out."""
+        """Return the metric with one more measurement, in which the stage put out `nbytes`."""
         ms = 1e3 * seconds
         best = min(self.best_ms, ms) if self.count else ms
         return Metric(self.name, self.ms + ms, best, self.input_bytes, self.output_bytes + nbytes, self.count + 1)
 
     def __sub__(self, other: Metric) -> Metric:
-        """Return what was measured since; `best_ms`, which is no sum, stays."""
+        """Return the difference to an earlier metric; `best_ms`, which is no sum, is kept."""
         return Metric(
             self.name, self.ms - other.ms, self.best_ms, self.input_bytes - other.input_bytes,
             self.output_bytes - other.output_bytes, self.count - other.count,
@@ -55,7 +55,7 @@ class Metric:
 
     @property
     def gb_per_s(self) -> float:
-        """Rate in GB/s of what came out, or else of what went in; 0 where it is not known."""
+        """Rate in GB/s: output bytes, or input bytes where output is not counted; 0 where neither is."""
         return (self.output_bytes or self.input_bytes) / self.ms / 1e6 if self.ms else 0.0
 
 
@@ -79,9 +79,9 @@ class Stats:
     gpu_bytes_committed : int
         Device memory of the pipeline and its reader.
     samples_skipped : int
-        Faulty samples that ``on_error="skip"`` left out.
+        Faulty samples that ``on_error="skip"`` skipped.
     seconds : float
-        Time on the clock.
+        Elapsed time.
     """
 
     plan: Metric = Metric("plan")
@@ -104,8 +104,8 @@ class Stats:
     seconds: float = 0.0
 
     def since(self, earlier: Stats) -> Stats:
-        """Return what was counted since then; `gpu_bytes_committed` is no count and stays."""
-        values = {one.name: getattr(self, one.name) - getattr(earlier, one.name) for one in fields(self)}
+        """Return the difference to earlier counters; `gpu_bytes_committed`, which is no count, is kept."""
+        values = {field.name: getattr(self, field.name) - getattr(earlier, field.name) for field in fields(self)}
         return Stats(**{**values, "gpu_bytes_committed": self.gpu_bytes_committed})
 
     @property
@@ -116,21 +116,20 @@ class Stats:
             return "consumer"
         if self.pop_wait_compute.ms > self.pop_wait_io.ms:
             return "resampling"
-        # By the clock of the host alone: what the device does overlaps, and its sums may be longer than the time that
-        # it takes.
+        # Times of the host only: stages of the device overlap, and their sum may exceed the elapsed time.
         stages = {"I/O": self.io, "decode and scatter": self.assemble, "planning": self.plan}
         longest = max(stages, key=lambda name: stages[name].ms)
         return longest if stages[longest].ms > 0 else "I/O"
 
     def __str__(self) -> str:
         rows = [f"{'stage':<18}{'count':>9}{'seconds':>10}{'mean ms':>10}{'best ms':>10}{'GB/s':>8}"]
-        for one in fields(self):
-            metric = getattr(self, one.name)
+        for field in fields(self):
+            name, metric = field.name, getattr(self, field.name)
             if isinstance(metric, Metric):
                 rate = f"{metric.gb_per_s:.2f}" if metric.output_bytes or metric.input_bytes else "-"
                 best = f"{metric.best_ms:.3f}" if metric.best_ms else "-"
                 rows.append(
-                    f"{one.name:<18}{metric.count:>9}{metric.ms / 1e3:>10.3f}{metric.mean_ms:>10.3f}{best:>10}{rate:>8}"
+                    f"{name:<18}{metric.count:>9}{metric.ms / 1e3:>10.3f}{metric.mean_ms:>10.3f}{best:>10}{rate:>8}"
                 )
         rows += [
             f"batches {self.batches_emitted} ({self.batches_truncated} truncated), submissions {self.waves_emitted}, "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from linumpy.errors import not_pickled
 from linumpy.stream.arguments import integer
@@ -13,8 +13,11 @@ from linumpy.stream.config import WORD, Config, Sample
 from linumpy.stream.errors import InvalidArgument
 from linumpy.stream.pipeline import Pipeline
 
+if TYPE_CHECKING:
+    from linumpy.gpu import Reader
 
-def torch_dataset(config: Config, samples: Iterable[Sample], *, reader: Any = None) -> Any:
+
+def torch_dataset(config: Config, samples: Iterable[Sample], *, reader: Reader | None = None) -> Any:
     """Make a dataset that yields batches as tensors on the device.
 
     Parameters
@@ -66,9 +69,9 @@ def torch_dataset(config: Config, samples: Iterable[Sample], *, reader: Any = No
                     pipeline.push(samples)
                     for batch in pipeline.batches():
                         names = batch.tensors._fields
-                        made = [dlpack.from_dlpack(tensor) for tensor in batch]
+                        tensors = [dlpack.from_dlpack(tensor) for tensor in batch]
                         batch.release()
-                        yield made[0] if len(made) == 1 else dict(zip(names, made, strict=True))
+                        yield tensors[0] if len(tensors) == 1 else dict(zip(names, tensors, strict=True))
                 finally:
                     if self._pipeline is pipeline:
                         self._last, self._pipeline = pipeline.state_dict(), None
@@ -80,14 +83,14 @@ def torch_dataset(config: Config, samples: Iterable[Sample], *, reader: Any = No
                 samples.set_epoch(epoch)
 
         def state_dict(self) -> dict[str, Any]:
-            """Return the state behind the last batch of the iteration that runs, or of the last one."""
-            found = self._last if self._pipeline is None else self._pipeline.state_dict()
-            if found is None:
+            """Return the state behind the last batch of the current or else the last iteration."""
+            state = self._last if self._pipeline is None else self._pipeline.state_dict()
+            if state is None:
                 raise RuntimeError("no iteration has begun")
-            return found
+            return state
 
         def load_state_dict(self, state: Mapping[str, Any]) -> None:
-            """Let the next iteration go on from a state."""
+            """Resume from a state in the next iteration."""
             if not isinstance(state, Mapping) or "epoch" not in state:
                 raise InvalidArgument(f"state must be what state_dict() returned (got {state!r})")
             self._state = state

@@ -193,7 +193,9 @@ def voxelize_onto_image(
     with OmeZarrWriter(
         output, grid.shape, dtype, image.spacing, axes=image.axes, origin=image.origin, levels=levels,
         downsampling="label", overwrite=overwrite, progress=progress,
-        carried=Carried(ngff_version=metadata.ngff_version, units=metadata.units),
+        carried=Carried(
+            ngff_version=metadata.ngff_version, units=metadata.units, orientations=metadata.orientations
+        ),
     ) as writer:  # fmt: skip
         for start, mask in _slabs(backend, mesh, grid, writer.stored[0], slab_bytes, fill_holes=fill_holes):
             voxels += int(mask.sum())

@@ -350,7 +350,11 @@ def _metadata(
         {"name": name, "type": LEADING_AXES[name]} | ({"unit": along.unit} if along.unit is not None else {})
         for name, along in zip(names[:count], before, strict=True)
     ]
-    axes += [{"name": name, "type": "space", "unit": unit} for name, unit in zip(names[count:], units, strict=True)]
+    axes += [
+        {"name": name, "type": "space", "unit": unit}
+        | ({"orientation": dict(carried.orientations[name])} if name in carried.orientations else {})
+        for name, unit in zip(names[count:], units, strict=True)
+    ]
     image: dict[str, Any] = {"name": name, "axes": axes, "datasets": datasets}
     if len(factors) > 1:
         image["type"] = downsampling

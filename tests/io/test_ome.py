@@ -7,8 +7,15 @@ import pytest
 import zarr
 
 from linumpy.errors import MetadataError, SourceError
+from linumpy.gpu.zarr_io import read_zarr
 from linumpy.io import ngff
+from linumpy.io.carried import carried_from
 from linumpy.io.ome import open_image, open_level, read_omezarr
+from linumpy.io.volume import open_volumes
+from linumpy.rays import OccupancyGrid
+from linumpy.resample.resample_zarr import resample_zarr
+from linumpy.sampling import create_sampler
+from tests.support.script_runs import check_refused, load
 
 FORMATS = {"0.4": ome_zarr.format.FormatV04(), "0.5": ome_zarr.format.FormatV05()}
 
@@ -112,7 +119,22 @@ def test_the_units_are_those_of_ngff():
     """As ome-zarr-py lists them."""
     from ome_zarr.axes import KNOWN_SPATIAL_UNITS
 
-    assert set(ngff.MICROMETERS) == set(KNOWN_SPATIAL_UNITS)
+    assert set(ngff.MICROMETERS) - set(ngff.SYMBOLS) == set(KNOWN_SPATIAL_UNITS)
+
+
+@pytest.mark.parametrize(
+    ("unit", "micrometers"),
+    [("nm", 1e-3), ("um", 1), ("mm", 1e3), ("\u00b5m", 1), ("\u03bcm", 1), ("\u00b5", 1), ("\u03bc", 1)],
+)
+def test_symbols_of_units(tmp_path, unit, micrometers):
+    """Read, and written again as they were spelled."""
+    by_hand(tmp_path / "i", unit=unit)
+    assert open_image(tmp_path / "i").spacing[0] == pytest.approx(np.array([1, 2, 3]) * micrometers)
+    resample_zarr(tmp_path / "i", tmp_path / "o", np.array([2, 4, 6]) * micrometers, device="cpu")
+    image = open_image(tmp_path / "o")
+    assert {axis.unit for axis in image.axes} == {unit}
+    assert image.scale[0] == pytest.approx((2, 4, 6), rel=0.3)  # a whole number of voxels
+    assert image.spacing[0] == pytest.approx(np.array(image.scale[0]) * micrometers)
 
 
 @pytest.mark.parametrize("unit", ["angstrom", "inch", "foot", "yard", "mile", "parsec"])
@@ -127,9 +149,25 @@ def test_units_that_are_no_powers_of_ten(unit):
     ("unit", "message"), [(None, "axis 'z' has no unit"), ("furlong", "axis 'z' has the unknown unit 'furlong'")]
 )
 def test_nobody_guesses_a_unit(tmp_path, unit, message):
-    group = by_hand(tmp_path / "i", unit=unit)
-    with pytest.raises(MetadataError, match=rf"{message}; pass spacing= in µm"):
-        read_omezarr(tmp_path / "i")
+    """The image opens; what is in µm is an error, until the caller passes the spacing."""
+    group = by_hand(tmp_path / "i", unit=unit, dataset=[scale(1, 2, 3), translation(4, 5, 6)])
+    image, volumes = open_image(tmp_path / "i"), open_volumes(tmp_path / "i")
+    assert (image.scale, image.translation) == (((1, 2, 3),), ((4, 5, 6),))
+    assert [axis.unit for axis in image.axes] == [unit] * 3
+    assert image.levels[0].shape == volumes.first.shape == (4, 5, 6)
+    assert "level 0: 4 × 5 × 6 uint8, 1 × 2 × 3 (no unit)" in str(image)
+    for ask in (
+        lambda: image.spacing,
+        lambda: image.origin,
+        lambda: volumes.spacing,
+        lambda: volumes.origin,
+        lambda: resample_zarr(tmp_path / "i", tmp_path / "o", 2, device="cpu"),
+    ):
+        with pytest.raises(MetadataError, match=rf"/i: {message}; pass spacing= in µm"):
+            ask()
+    assert not (tmp_path / "o").exists()
+    array, spacing = read_omezarr(tmp_path / "i")
+    assert (array.shape, spacing) == ((4, 5, 6), None)
     array, spacing = read_omezarr(tmp_path / "i", spacing=(1.5, 2.5, 3.5))
     assert spacing == (1.5, 2.5, 3.5)
     assert array.shape == (4, 5, 6)
@@ -226,7 +264,7 @@ def test_nobody_guesses_a_scale(tmp_path):
         ([{"name": name, "unit": "micrometer"} for name in "zyx"], "axis 'z' has no type"),
         ([{"name": name, "type": "channel"} for name in "abc"], "none of the axes a, b, c is of type space"),
         ([{"name": name, "type": "space", "unit": ["micrometer"]} for name in "zyx"], "unknown unit"),
-        ([{"name": name, "type": "space", "unit": "µm"} for name in "zyx"], "unknown unit 'µm'; pass spacing="),
+        ([{"name": name, "type": "space", "unit": "pixel"} for name in "zyx"], "unknown unit 'pixel'; pass spacing="),
     ],
 )
 def test_axes_that_cannot_be_read(tmp_path, described, message):
@@ -235,7 +273,7 @@ def test_axes_that_cannot_be_read(tmp_path, described, message):
     ome_attributes["multiscales"][0]["axes"] = described
     group.attrs["ome"] = ome_attributes
     with pytest.raises(MetadataError, match=message):
-        open_image(group)
+        _ = open_image(group).spacing
 
 
 @pytest.mark.parametrize("datasets", [["0"], {"path": "0"}, [{"coordinateTransformations": []}]])
@@ -282,6 +320,58 @@ def test_what_is_no_image(tmp_path):
     (tmp_path / "i/0/zarr.json").unlink()
     with pytest.raises(SourceError, match="the resolution level '0' does not exist"):
         open_image(tmp_path / "i")
+
+
+def test_images_without_units_written_by_ome_zarr_py(tmp_path):
+    pyramid = [np.arange(8 * 12 * 16, dtype="u2").reshape(8, 12, 16)]
+    ome_zarr.writer.write_multiscale(pyramid, zarr.open_group(tmp_path / "i", mode="w"), axes="zyx")
+    assert np.array_equal(read_zarr(tmp_path / "i", level=0, device="cpu"), pyramid[0])
+    image = open_image(tmp_path / "i")
+    assert [axis.unit for axis in image.axes] == [None] * 3
+    with pytest.raises(MetadataError, match="axis 'z' has no unit"):
+        _ = image.spacing
+    resample_zarr(tmp_path / "i", tmp_path / "o", 2, spacing={"x": 1, "y": 1, "z": 2}, device="cpu")
+    assert open_image(tmp_path / "o").spacing == ((2, 2, 2),)
+    with pytest.raises(MetadataError, match="axis 'z' has no unit; pass spacing="):
+        OccupancyGrid.from_zarr(tmp_path / "i", threshold=5, device="cpu")
+    given = OccupancyGrid.from_zarr(tmp_path / "i", threshold=5, device="cpu", spacing=(2, 1, 1))
+    assert np.array_equal(given.density, OccupancyGrid.from_volume(pyramid[0], (2, 1, 1), threshold=5).density)
+
+
+def test_several_multiscale_images(tmp_path):
+    group = by_hand(tmp_path / "i")
+    group.create_array("raw", shape=(2, 2, 2), dtype="u1")
+    first = {**group.attrs["ome"]["multiscales"][0], "name": "fused"}
+    second = {**first, "name": "raw", "datasets": [{**first["datasets"][0], "path": "raw"}]}
+    group.attrs["ome"] = {"version": "0.5", "multiscales": [first, second]}
+    for wanted, path in ((0, "0"), ("fused", "0"), (1, "raw"), ("raw", "raw")):
+        volumes = open_volumes(tmp_path / "i", multiscale=wanted)
+        assert volumes.first.array.basename == path
+        assert carried_from(volumes).name == {"0": "fused", "raw": "raw"}[path]
+        assert carried_from(volumes).dropped[0] == f"the multiscale image {int(path == '0')}"
+    assert open_image(group).levels[0].basename == "0"
+    for wanted in (2, -1, True, "other", None):
+        with pytest.raises(SourceError, match=rf"no multiscale image {wanted!r}: it has 0 'fused', 1 'raw'"):
+            open_image(group, multiscale=wanted)
+
+
+def test_two_axes(tmp_path, capsys):
+    """They open and are resampled; what needs a volume tells so in one line."""
+    by_hand(tmp_path / "i", names="yx", shape=(5, 6), dataset=[scale(2, 3)], unit=None)
+    array, spacing = read_omezarr(tmp_path / "i", spacing={"y": 2, "x": 3})
+    assert (array.shape, spacing) == ((5, 6), (2, 3))
+    assert (
+        load("linum_resample").main(
+            [str(tmp_path / "i"), str(tmp_path / "o"), "--resolution", "1", "--spacing", "9", "2", "3"]
+        )
+        == 0
+    )
+    assert open_image(tmp_path / "o").levels[0].shape == (10, 18)
+    capsys.readouterr()
+    words = [str(tmp_path / "i"), str(tmp_path / "p"), "--spacing", "9", "2", "3"]
+    check_refused(capsys, load("linum_aip").main, words, "linum-aip", "axes y, x; z, y and x of space are needed")
+    with pytest.raises(ValueError, match="has 2 axes of space; three are sampled"):
+        create_sampler("zarr", "cpu", source=tmp_path / "i")
 
 
 def test_the_reader_takes_images(tmp_path):

@@ -3,10 +3,13 @@
 import json
 
 import numpy as np
+import ome_zarr.format
+import ome_zarr.writer
 import pytest
 import zarr
 
 from linumpy.errors import MetadataError, SourceError
+from linumpy.gpu.zarr_io import read_zarr
 from linumpy.io.ome import open_image, open_level, read_omezarr
 from linumpy.io.volume import open_volumes
 from linumpy.mosaic.tiles import read_box
@@ -124,7 +127,7 @@ def test_spacing_by_the_names_of_axes(tmp_path):
     image_of(tmp_path / "i", (4, 5, 6), "yzx")
     change(tmp_path / "i", lambda image: [axis.pop("unit") for axis in image["axes"]])
     with pytest.raises(MetadataError, match="pass spacing= in µm"):
-        open_image(tmp_path / "i")
+        _ = open_image(tmp_path / "i").spacing
     assert open_image(tmp_path / "i", spacing={"z": 9, "y": 2, "x": 1}).spacing == ((2.0, 9.0, 1.0),)
     with pytest.raises(ValueError, match=r"3 axes of space \(y, z, x\)"):
         open_image(tmp_path / "i", spacing={"z": 9, "y": 2})
@@ -136,6 +139,39 @@ def test_the_one_image_of_bioformats2raw(tmp_path, version):
     assert np.array_equal(open_image(tmp_path / "b").levels[0][...], data)
     assert np.array_equal(open_level(zarr.open_group(tmp_path / "b", mode="r"), 0)[...], data)
     assert read_omezarr(tmp_path / "b")[1] == (5.0, 2.0, 3.0)
+
+
+def plate(folder, version):
+    """Two wells, one with two fields of view; metadata as ome-zarr-py writes them."""
+    fmt = {"0.4": ome_zarr.format.FormatV04(), "0.5": ome_zarr.format.FormatV05()}[version]
+    root = zarr.open_group(folder, mode="w", zarr_format=fmt.zarr_format)
+    ome_zarr.writer.write_plate_metadata(root, ["A", "B"], ["03"], ["A/03", "B/03"], fmt=fmt)
+    data = {}
+    for well, fields in (("A/03", ["0"]), ("B/03", ["0", "1"])):
+        ome_zarr.writer.write_well_metadata(root.require_group(well), fields, fmt=fmt)
+        for field in fields:
+            data[f"{well}/{field}"] = np.full((4, 5, 6), len(data), "u1")
+            write_omezarr(folder / well / field, data[f"{well}/{field}"], (5, 2, 3), ngff_version=version)
+    return data
+
+
+@pytest.mark.parametrize("version", ["0.5", "0.4"])
+def test_plates_and_wells_name_their_images(tmp_path, version):
+    data = plate(tmp_path / "p.zarr", version)
+    for path, kind, message in [
+        ("p.zarr", "plate", r"such as .*/p\.zarr/A/03/0; it has the images 'A/03/0', 'B/03/0', 'B/03/1'$"),
+        ("p.zarr/B/03", "well", r"such as .*/p\.zarr/B/03/0; it has the images '0', '1'$"),
+    ]:
+        for ask in (open_image, open_volumes, read_omezarr, lambda path: read_zarr(path, level=0, device="cpu")):
+            with pytest.raises(SourceError, match=f"is a {kind}, not an image: open one of its images, {message}"):
+                ask(tmp_path / path)
+    for path, voxels in data.items():
+        assert np.array_equal(open_image(tmp_path / "p.zarr" / path).levels[0][...], voxels)
+        assert np.array_equal(open_image(f"{tmp_path}/p.zarr/{path}").levels[0][...], voxels)
+    empty = zarr.create_group(tmp_path / "empty")
+    empty.attrs["ome"] = {"version": "0.5", "plate": {"wells": [{"path": "A/1"}, 5]}}
+    with pytest.raises(SourceError, match=r"is a plate, not an image: it has no images$"):
+        open_image(tmp_path / "empty")
 
 
 @pytest.mark.parametrize("version", ["0.5", "0.4"])

@@ -218,7 +218,7 @@ def test_a_batch_says_what_it_is(path, pipeline):
     batch = p.pop()
     assert repr(batch) == "<Batch 0: image (2, 4, 4) bfloat16, labels (2, 4, 4) uint8>"
     batch.release()
-    assert repr(batch) == "<Batch 0, given back>"
+    assert repr(batch) == "<Batch 0, released>"
 
 
 class Event:

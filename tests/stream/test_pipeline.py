@@ -84,7 +84,7 @@ def test_a_batch_that_was_given_back_is_refused(volume, pipeline):
     with p.pop() as tensor:
         part = tensor.tensors[0]
     for use in (lambda: tensor.info, lambda: tensor.__dlpack__(), lambda: part.array.shape, lambda: part.shape):
-        with pytest.raises(stream.ShutdownError, match="given back"):
+        with pytest.raises(stream.ShutdownError, match="released"):
             use()
 
 

@@ -1,4 +1,4 @@
-"""A batch on the device: tensors for DLPack, and the slot of memory that they hold; and the iterator over batches."""
+"""Batches as consumers see them: tensors for DLPack, which hold their slot of memory; the iterator over batches."""
 
 from __future__ import annotations
 
@@ -7,22 +7,28 @@ from collections import namedtuple
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
+from linumpy.arrays import Array
 from linumpy.errors import not_pickled
+from linumpy.stream.batches.memory import Lease
 from linumpy.stream.config import Dtype, Sample
 from linumpy.stream.errors import ArgumentTypeError, ShutdownError, StreamError, TryAgain
+from linumpy.stream.on_device import CupyEvent, Event
 
-# Where the type code lies in a DLManagedTensor, and in a DLManagedTensorVersioned, on 64-bit machines.
+if TYPE_CHECKING:
+    from linumpy.stream.pipeline import Pipeline
+
+# Offset of the type code in a DLManagedTensor, and in a DLManagedTensorVersioned, on 64-bit machines.
 _CODE_OFFSET = {b"dltensor": 20, b"dltensor_versioned": 52}
 _UNSIGNED, _BFLOAT = 1, 4
 
 
 @dataclass(frozen=True)
 class BatchInfo:
-    """Where a batch lies.
+    """Address, shape and dtype of a batch.
 
     Attributes
     ----------
@@ -33,7 +39,7 @@ class BatchInfo:
     dtype : str
         ``"float32"``, ``"bfloat16"``, …
     ready_stream : int
-        CUDA stream behind whose work the batch is ready; 0 without a GPU, where it is ready.
+        CUDA stream behind whose queued work the batch is ready; 0 without a GPU, where the batch is ready.
     batch_id : int
         Number of the batch.
     """
@@ -49,7 +55,7 @@ class _Gone:
     """Replaces the array of a tensor whose batch was released; every use raises."""
 
     def __getattr__(self, name: str) -> Any:
-        raise ShutdownError("the batch of this tensor was given back")
+        raise ShutdownError("the batch of this tensor was released")
 
 
 class Tensor:
@@ -69,8 +75,10 @@ class Tensor:
         Remembers on which streams the elements are read.
     """
 
-    def __init__(self, array: Any, dtype: Dtype, ready: Any, lease: Any) -> None:
-        self._array, self._ready, self._lease = array, ready, lease
+    def __init__(self, array: Array, dtype: Dtype, ready: CupyEvent | None, lease: Lease | None) -> None:
+        self._array: Any = array  # _Gone after a release
+        self._lease: Any = lease
+        self._ready = ready
         self._is_bf16 = dtype is Dtype.BF16
 
     def _drop(self) -> None:
@@ -87,24 +95,31 @@ class Tensor:
         return "bfloat16" if self._is_bf16 else str(self._array.dtype)
 
     @property
-    def array(self) -> Any:
+    def array(self) -> Array:
         """The elements as CuPy or NumPy array, ready on CuPy's current stream; bfloat16 as its bits in uint16.
 
-        It must not be used after the batch was given back on another stream than that.
+        After the batch is released, only that stream may still use it.
         """
         if self._ready is not None:
             import cupy
 
             stream = cupy.cuda.get_current_stream()
-            if not self._ready.done:  # that call keeps the lock of the interpreter, and the next one gives it back
+            if not self._ready.done:  # keeps the interpreter's lock; wait_event releases it
                 stream.wait_event(self._ready)
             self._lease.streams.add(int(stream.ptr))
         return self._array
 
     def numpy(self) -> np.ndarray:
         """Return the elements in host memory: a copy; bfloat16 as float32, which holds its values exactly."""
-        host = np.array(self._array) if self._ready is None else self.array.get()
+        host = self._on_host()
         return (host.astype(np.uint32) << np.uint32(16)).view(np.float32) if self._is_bf16 else host
+
+    def _on_host(self) -> np.ndarray:
+        if self._ready is None:
+            return np.array(self._array)
+        array: Any = self.array
+        host: np.ndarray = array.get()
+        return host
 
     @property
     def device_ptr(self) -> int:
@@ -112,15 +127,14 @@ class Tensor:
         return int(self._array.ctypes.data if self._ready is None else self._array.data.ptr)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # A view of a batch's memory becomes an array of its own elements; events and leases stay in this process.
-        host = np.array(self._array) if self._ready is None else self.array.get()
-        return _host_tensor, (host, self._is_bf16)
+        # A view of a batch's memory becomes a copy of its own elements; events and leases stay in this process.
+        return _host_tensor, (self._on_host(), self._is_bf16)
 
     def __dlpack_device__(self) -> tuple[int, int]:
         kind, number = self._array.__dlpack_device__()
         return int(kind), int(number)
 
-    def __dlpack__(self, *, stream: int | None = None, **options: Any) -> Any:
+    def __dlpack__(self, *, stream: int | None = None, **options: Any) -> object:
         if self._ready is None:
             return _as_bf16(self._array.__dlpack__(**options)) if self._is_bf16 else self._array.__dlpack__(**options)
         import cupy
@@ -132,16 +146,16 @@ class Tensor:
                 if not self._ready.done:
                     cupy.cuda.ExternalStream(pointer).wait_event(self._ready)
                 self._lease.streams.add(pointer)
-            made = self._array.__dlpack__(stream=-1, **options)
-        return _as_bf16(made) if self._is_bf16 else made
+            capsule = self._array.__dlpack__(stream=-1, **options)
+        return _as_bf16(capsule) if self._is_bf16 else capsule
 
 
 def _host_tensor(array: np.ndarray, is_bf16: bool) -> Tensor:
-    """Make the tensor that a pickled one comes back as."""
+    """Make a tensor in host memory from a pickled one."""
     return Tensor(array, Dtype.BF16 if is_bf16 else Dtype.STORED, None, None)
 
 
-def _as_bf16(capsule: Any) -> Any:
+def _as_bf16(capsule: object) -> object:
     """Set the element type of a DLPack capsule of uint16 to bfloat16, a type that neither NumPy nor CuPy has."""
     api = ctypes.pythonapi
     api.PyCapsule_GetName.restype = ctypes.c_char_p
@@ -159,19 +173,20 @@ def _as_bf16(capsule: Any) -> Any:
 @lru_cache(maxsize=64)
 def _record_of(names: tuple[str, ...]) -> Any:
     def reduce(parts: Any) -> tuple[Any, ...]:
-        return _make_record, (names, tuple(parts))  # pickle does not find the class, which is made here, by its name
+        return _make_record, (names, tuple(parts))  # pickle cannot find this class by name
 
     return type("Parts", (namedtuple("Parts", names),), {"__slots__": (), "__reduce__": reduce})
 
 
-def _make_record(names: tuple[str, ...], tensors: tuple[Tensor, ...]) -> Any:
-    return _record_of(names)(*tensors)
+def _make_record(names: tuple[str, ...], tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    record: tuple[Tensor, ...] = _record_of(names)(*tensors)
+    return record
 
 
 class Batch:
     """A batch. In a ``with`` block it is a DLPack tensor, or a named tuple of tensors where samples have parts.
 
-    At the end of the block the batch gives its memory back; what a consumer took by DLPack keeps it until that is gone.
+    At the end of the block the batch releases its memory, which arrays that a consumer imported by DLPack still hold.
 
     Attributes
     ----------
@@ -195,7 +210,7 @@ class Batch:
     def tensors(self) -> Any:
         """Named tuple of the tensors of all parts."""
         if self._tensors is None:
-            raise ShutdownError(f"batch {self.batch_id} was given back")
+            raise ShutdownError(f"batch {self.batch_id} was released")
         return self._tensors
 
     @property
@@ -205,7 +220,7 @@ class Batch:
         return BatchInfo(first.device_ptr, first.shape, first.dtype, self._ready_stream, self.batch_id)
 
     @property
-    def array(self) -> Any:
+    def array(self) -> Array:
         """First part; see :attr:`Tensor.array`."""
         return self.tensors[0].array
 
@@ -218,14 +233,14 @@ class Batch:
         """Return the first part in host memory; see :meth:`Tensor.numpy`."""
         return self.tensors[0].numpy()
 
-    def release(self, event: Any = None) -> None:
-        """Give the memory back; allowed any number of times.
+    def release(self, event: Event | int | None = None) -> None:
+        """Release the memory; allowed any number of times.
 
         Parameters
         ----------
         event : cupy.cuda.Event, torch.cuda.Event or int, optional
-            Recorded behind the last use of the batch, on any stream: the memory is not filled again before. An int is
-            the ``cudaEvent_t``. Streams that took a tensor by DLPack or :attr:`array` are waited for without one.
+            Recorded behind the last use of the batch, on any stream: the memory is reused only when it has happened. An
+            int is the ``cudaEvent_t``. Streams that took a tensor by DLPack or :attr:`array` need no event.
         """
         if event is not None:
             _check_event(event)
@@ -241,9 +256,11 @@ class Batch:
 
     def __repr__(self) -> str:
         if self._tensors is None:
-            return f"<Batch {self.batch_id}, given back>"
+            return f"<Batch {self.batch_id}, released>"
         parts = zip(self._names, self._tensors, strict=True)
-        return f"<Batch {self.batch_id}: {', '.join(f'{name} {one.shape} {one.dtype}' for name, one in parts)}>"
+        return (
+            f"<Batch {self.batch_id}: {', '.join(f'{name} {tensor.shape} {tensor.dtype}' for name, tensor in parts)}>"
+        )
 
     def __iter__(self) -> Iterator[Tensor]:
         return iter(self.tensors)
@@ -257,32 +274,34 @@ class Batch:
     def __dlpack_device__(self) -> tuple[int, int]:
         return self._only().__dlpack_device__()
 
-    def __dlpack__(self, **options: Any) -> Any:
+    def __dlpack__(self, **options: Any) -> object:
         return self._only().__dlpack__(**options)
 
     def _only(self) -> Tensor:
         if len(self._names) > 1:
-            raise TypeError(f"the batch has {len(self._names)} parts ({', '.join(self._names)}): pass one of them")
+            raise TypeError(f"the batch has {len(self._names)} parts ({', '.join(self._names)}): pass one tensor")
         return self.tensors[0]
 
 
-def _check_event(event: Any) -> None:
+def _check_event(event: object) -> None:
     if isinstance(event, bool) or not (isinstance(event, int) or callable(getattr(event, "synchronize", None))):
-        raise ArgumentTypeError(f"event must be an event of CUDA that can be waited for (got {type(event).__name__})")
+        raise ArgumentTypeError(
+            f"event must be an event of CUDA, or its address as an int (got {type(event).__name__})"
+        )
 
 
 class Batches:
-    """Iterator over batches, which goes on behind an error of one of them."""
+    """Iterator over batches; after the error of a batch it goes on with the next one."""
 
-    def __init__(self, pipeline: Any, n: int | None) -> None:
-        self._pipeline, self._left = pipeline, n
+    def __init__(self, pipeline: Pipeline, n: int | None) -> None:
+        self._pipeline, self._remaining = pipeline, n
 
     def __iter__(self) -> Batches:
         return self
 
     def __next__(self) -> Batch:
         producer = self._pipeline._producer
-        while self._left != 0:
+        while self._remaining != 0:
             self._pipeline._check_usable("batches")
             with producer.changed:
                 idle, waiting = producer.is_idle, producer.waiting_samples
@@ -295,7 +314,7 @@ class Batches:
             except TryAgain:
                 with producer.changed:
                     ended = producer.is_idle
-                if ended:  # meanwhile: a partial batch may remain
+                if ended:  # since the check above: a partial batch may remain
                     continue
                 raise
             except StreamError:
@@ -306,5 +325,5 @@ class Batches:
         raise StopIteration
 
     def _count(self) -> None:
-        if self._left is not None:
-            self._left -= 1
+        if self._remaining is not None:
+            self._remaining -= 1

@@ -7,7 +7,7 @@ import os
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from linumpy.stream.config import Config, Sample
 from linumpy.stream.errors import ArgumentTypeError
@@ -15,7 +15,7 @@ from linumpy.stream.errors import ArgumentTypeError
 
 @runtime_checkable
 class Indexed(Protocol):
-    """A sequence of samples, finite or not, of which any one is found without the others."""
+    """A sequence of samples, finite or not, with random access."""
 
     @property
     def count(self) -> int | None:
@@ -27,7 +27,7 @@ class Indexed(Protocol):
 
 @runtime_checkable
 class Epochs(Protocol):
-    """What gives other samples each time that it is iterated over, such as a sampler of random crops."""
+    """An iterable whose samples differ in each iteration, such as a sampler of random crops."""
 
     epoch: int
 
@@ -49,9 +49,9 @@ class Pulled:
     position : int
         Its number among all samples that were pushed, in all ranks.
     index, epoch : int
-        What its augmentation depends on.
+        With the seed, they determine its augmentation.
     folder : str
-        From where its paths are that are not absolute: the working folder when it was pushed.
+        Folder that its relative paths start from: the working folder when it was pushed.
     """
 
     sample: Sample
@@ -61,17 +61,20 @@ class Pulled:
     folder: str
 
 
+Pushed = Iterable[Sample] | Indexed
+
+
 class Flush:
-    """Marks where a batch ends though it is not full."""
+    """Marks the end of a batch that is not full."""
 
 
 FLUSH = Flush()
 
 
 class Feed:
-    """Iterables of samples, one after another; of them this rank's share, beginning at a position.
+    """Iterables of samples, one after another: those of this rank, from a position on.
 
-    One thread pulls; others push and flush, and hold a lock between them.
+    One thread pulls; other threads push and flush, and hold a common lock.
 
     Parameters
     ----------
@@ -81,11 +84,11 @@ class Feed:
 
     def __init__(self, config: Config) -> None:
         self._config = config
-        self._waiting: deque[Any] = deque()
+        self._waiting: deque[tuple[Pushed, str] | Flush] = deque()
         self._current: Iterator[tuple[int, Sample | Exception]] | None = None
         self._position = self._resume = 0
         self._was_pushed = False
-        self._folder = ""  # of what is being pulled
+        self._folder = ""  # of the iterable that is being pulled
         self._resumed_epochs: deque[int] = deque()
         #: First epoch of each :class:`Epochs` that was pushed.
         self.epochs: list[int] = []
@@ -96,33 +99,33 @@ class Feed:
             samples = [samples]
         if not isinstance(samples, (Iterable, Indexed)) or isinstance(samples, (str, bytes)):
             raise ArgumentTypeError(f"push takes a Sample or an iterable of them (got {type(samples).__name__})")
-        pushed: Any = samples
-        if isinstance(pushed, Epochs):
+        pushed: Pushed = samples
+        if isinstance(samples, Epochs):
             if self._resumed_epochs:
-                pushed.set_epoch(self._resumed_epochs.popleft())
-            self.epochs.append(pushed.epoch)
-            pushed = pushed.next_iteration()
+                samples.set_epoch(self._resumed_epochs.popleft())
+            self.epochs.append(samples.epoch)
+            pushed = samples.next_iteration()
         self._waiting.append((pushed, _working_folder()))
         self._was_pushed = True
 
     def flush(self) -> None:
-        """End a batch behind what was pushed so far."""
+        """End a batch behind the samples that were pushed so far."""
         self._waiting.append(FLUSH)
 
     @property
     def has_more(self) -> bool:
-        """Whether an iterable is not known to be exhausted, or a flush is pending."""
+        """Whether an iterable may have another sample, or a flush is pending."""
         return self._current is not None or bool(self._waiting)
 
     def start_at(self, position: int, epochs: Iterable[int] = ()) -> None:
-        """Leave out the samples before a position.
+        """Skip the samples before a position.
 
         Parameters
         ----------
         position : int
             Number of the first sample.
         epochs : iterable of int
-            What :attr:`epochs` was: those are given to what is pushed again.
+            A former value of :attr:`epochs`: samplers that are pushed again get these epochs.
 
         Raises
         ------
@@ -130,7 +133,7 @@ class Feed:
             Samples were pushed already, which another thread may have begun to pull.
         """
         if self._was_pushed:
-            raise RuntimeError("a state is loaded before samples are pushed: make a new pipeline")
+            raise RuntimeError("a state must be loaded before samples are pushed: make a new pipeline")
         self._resume = position
         self._resumed_epochs = deque(epochs)
 
@@ -140,9 +143,9 @@ class Feed:
         Raises
         ------
         TypeError
-            The iterable holds something else than a sample; the next call goes on behind it.
+            The iterable yields an object that is no sample; the next call goes on behind it.
         BaseException
-            Whatever the iterable raises; the next call goes on with the next sample of an :class:`Indexed` sequence,
+            Any error of the iterable; the next call goes on with the next sample of an :class:`Indexed` sequence,
             with the next iterable otherwise.
         """
         while self._current is not None or self._waiting:
@@ -153,12 +156,12 @@ class Feed:
                 samples, self._folder = waiting
                 self._current = self._numbered(samples)
             try:
-                found = next(self._current, None)
+                numbered = next(self._current, None)
             except BaseException:
                 self._current = None
                 raise
-            if found is not None:
-                position, sample = found
+            if numbered is not None:
+                position, sample = numbered
                 if isinstance(sample, Exception):
                     raise sample
                 if not isinstance(sample, Sample):
@@ -169,7 +172,7 @@ class Feed:
             self._current = None
         return None
 
-    def _numbered(self, samples: Any) -> Iterator[tuple[int, Sample | Exception]]:
+    def _numbered(self, samples: Pushed) -> Iterator[tuple[int, Sample | Exception]]:
         rank, world = self._config.rank, self._config.world_size
         begin = self._position
         if isinstance(samples, Indexed):
@@ -188,15 +191,15 @@ class Feed:
             if end is not None:
                 self._position = end
             return
-        for one in samples:
+        for item in samples:
             position = self._position
             self._position += 1
             if position >= self._resume and position % world == rank:
-                yield position, one
+                yield position, item
 
 
 def _working_folder() -> str:
     try:
         return os.getcwd()
-    except OSError:  # removed; absolute paths need none
+    except OSError:  # the folder was removed; absolute paths do not need it
         return ""

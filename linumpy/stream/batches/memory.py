@@ -16,31 +16,35 @@ from typing import Any
 
 import numpy as np
 
+from linumpy.arrays import Array
 from linumpy.stream.config import Config
 from linumpy.stream.errors import InvalidArgument, ShutdownError
+from linumpy.stream.on_device import Event
 from linumpy.stream.planning.records import ALIGNED, CropRead, PartShape, aligned, stage_offsets
 
-Freed = tuple[int, list[Any]]
+#: What a consumer may pass to ``Batch.release``; None stands for all work of the device.
+Released = Event | int | None
+Freed = tuple[int, list[Released]]
 
 
 class Lease:
-    """A slot in use. Arrays hold it; the slot is free when none is left.
+    """A slot in use: arrays of the batch hold the lease, and the slot is free when the last one is gone.
 
     Parameters
     ----------
     slot : int
         The slot.
     offset : int
-        Where it begins in the memory.
+        Offset of the slot in the memory.
     memory : Memory
-        Whose queue takes the slot when this object is gone, with events behind what its readers have queued.
+        Its queue takes the slot when the lease is deleted, with events behind the work that its readers have queued.
     """
 
     def __init__(self, slot: int, offset: int, memory: Memory) -> None:
         self.slot, self.offset, self.nbytes = slot, offset, memory.slot_nbytes
         self.address = memory.address + offset
         self.streams: set[int] = set()
-        self.events: list[Any] = []  # of the consumer
+        self.events: list[Released] = []  # of the consumer
         self._owner = memory.base
         back = (memory.freed, slot, self.streams, self.events, memory.device_id)
         weakref.finalize(self, _give_back, *back).atexit = False
@@ -51,9 +55,9 @@ class Lease:
 
 
 def _give_back(
-    freed: queue.SimpleQueue[Any], slot: int, streams: set[int], events: list[Any], device_id: int | None
+    freed: queue.SimpleQueue[Freed | None], slot: int, streams: set[int], events: list[Released], device_id: int | None
 ) -> None:
-    """Free a slot behind what its readers have queued so far, and behind their events.
+    """Free a slot behind the work that its readers have queued so far, and behind their events.
 
     The queue's `put` may be called from a destructor, wherever the garbage collector runs.
     """
@@ -65,19 +69,19 @@ def _give_back(
             with cupy.cuda.Device(device_id):
                 for pointer in streams:
                     events.append(cupy.cuda.ExternalStream(pointer).record(cupy.cuda.Event(disable_timing=True)))
-    except Exception:  # a stream that its owner has destroyed: wait for the whole device instead
+    except Exception:  # a stream was destroyed by its owner: wait for the whole device instead
         events = [None]
     freed.put((slot, events))
 
 
-def _is_over(event: Any) -> bool:
-    """Whether an event of CuPy (``done``) or PyTorch (``query``) has happened; False where it does not tell."""
+def _is_over(event: Event) -> bool:
+    """Whether an event of CuPy (``done``) or PyTorch (``query``) has happened; False where it has neither attribute."""
     query = getattr(event, "query", None)
     return bool(query() if query is not None else getattr(event, "done", False))
 
 
 def _device_memory(nbytes: int, device_id: int) -> Any:
-    """Allocate outside of CuPy's pool: freeing waits for the device, whichever stream still reads a tensor."""
+    """Allocate outside of CuPy's pool: freeing then waits for all streams that may still read a tensor."""
     import cupy
 
     with cupy.cuda.Device(device_id):
@@ -126,7 +130,7 @@ class Memory:
         stage_nbytes : int
             Bytes of the staged crops of the first batch; 0 where none is staged.
         lookahead : int
-            Batches that are read ahead; as many slots, and two for the consumer, are wanted.
+            Batches that are read ahead; the memory gets at most as many slots, and two more for the consumer.
 
         Raises
         ------
@@ -136,7 +140,7 @@ class Memory:
         least = 2 * slot_nbytes + stage_nbytes
         if least > self.nbytes:
             raise InvalidArgument(
-                f"device_buffer_bytes={self.nbytes} holds no two batches of {slot_nbytes} bytes"
+                f"device_buffer_bytes={self.nbytes} is less than two batches of {slot_nbytes} bytes"
                 + (f" and {stage_nbytes} bytes of staged crops" if stage_nbytes else "")
                 + f": pass at least {least}"
             )
@@ -155,7 +159,7 @@ class Memory:
 
     @property
     def has_slot(self) -> bool:
-        """Whether a slot was given back."""
+        """Whether a slot is free."""
         return not self.freed.empty()
 
     def take_slot(self, timeout: float | None) -> Lease | None:
@@ -167,20 +171,20 @@ class Memory:
             :meth:`stop` was called.
         """
         try:
-            found = self.freed.get(timeout=timeout)
+            freed = self.freed.get(timeout=timeout)
         except queue.Empty:
             return None
-        if found is None:
+        if freed is None:
             raise ShutdownError("the pipeline is closed")
-        slot, events = found
+        slot, events = freed
         for event in events:
             self._wait(event)
         return Lease(slot, slot * self.slot_nbytes, self)
 
-    def _wait(self, event: Any) -> None:
-        """Wait on the host until a consumer's work is done: the reader's streams do not know it."""
+    def _wait(self, event: Released) -> None:
+        """Wait on the host for a consumer's work: the reader's streams are not ordered behind it."""
         if self.device_id is None:
-            if not isinstance(event, int):
+            if event is not None and not isinstance(event, int):
                 event.synchronize()
             return
         import cupy
@@ -190,7 +194,7 @@ class Memory:
                 device.synchronize()
             elif isinstance(event, int):
                 cupy.cuda.runtime.eventSynchronize(event)
-            elif not _is_over(event):  # to wait gives the lock of the interpreter back
+            elif not _is_over(event):  # waiting releases the interpreter's lock
                 event.synchronize()
 
     def stop(self) -> None:
@@ -198,7 +202,7 @@ class Memory:
         self.freed.put(None)
 
     def take_stage(self, nbytes: int, batch_id: int) -> int | None:
-        """Take bytes of the ring for a batch; returns where they begin, None where they do not fit now.
+        """Take bytes of the ring for a batch; return their offset, or None where they do not fit now.
 
         Raises
         ------
@@ -210,7 +214,7 @@ class Memory:
         if nbytes > self.stage_capacity:
             missing = nbytes - self.stage_capacity
             raise InvalidArgument(
-                f"staged crops of a batch take {nbytes} bytes, {self.stage_capacity} are left beside {self.slots} "
+                f"staged crops of a batch take {nbytes} bytes, {self.stage_capacity} are free beside {self.slots} "
                 f"batches: pass device_buffer_bytes >= {self.nbytes + missing}"
             )
         begin = self._next_stage(nbytes)
@@ -229,28 +233,29 @@ class Memory:
         return last if last + nbytes < first else None
 
     def give_stages(self, batch_id: int) -> None:
-        """Give back what a batch and those before it took of the ring; allowed any number of times."""
+        """Free the bytes of the ring that a batch and earlier ones took; allowed any number of times."""
         while self._stages and self._stages[0][2] <= batch_id:
             self._stages.popleft()
 
-    def view(self, offset: int, shape: Sequence[int], dtype: np.dtype) -> Any:
-        """Return an array at an offset that holds no lease."""
+    def view(self, offset: int, shape: Sequence[int], dtype: np.dtype) -> Array:
+        """Return an array at an offset; it holds no lease."""
         return self._array(self.address + offset, shape, dtype, self.base)
 
-    def leased(self, lease: Lease, offset: int, shape: Sequence[int], dtype: np.dtype) -> Any:
-        """Return an array in a slot that keeps the slot from being given to another batch."""
+    def leased(self, lease: Lease, offset: int, shape: Sequence[int], dtype: np.dtype) -> Array:
+        """Return an array in a slot; no other batch gets the slot while the array exists."""
         return self._array(lease.address + offset, shape, dtype, lease)
 
-    def _array(self, address: int, shape: Sequence[int], dtype: np.dtype, owner: Any) -> Any:
+    def _array(self, address: int, shape: Sequence[int], dtype: np.dtype, owner: Any) -> Array:
         nbytes = math.prod(shape) * dtype.itemsize
         if self.device_id is None:
             base = np.asarray(owner)
             begin = address - int(base.ctypes.data)
-            return base[begin : begin + nbytes].view(dtype).reshape(shape)
+            return base[begin : begin + nbytes].view(dtype).reshape(tuple(shape))
         import cupy
 
         memory = cupy.cuda.UnownedMemory(address, nbytes, owner, self.device_id)
-        return cupy.ndarray(tuple(shape), dtype, cupy.cuda.MemoryPointer(memory, 0))
+        array: Array = cupy.ndarray(tuple(shape), dtype, cupy.cuda.MemoryPointer(memory, 0))
+        return array
 
 
 def stage_estimate(parts: Sequence[PartShape], reads: Sequence[CropRead], config: Config) -> int:

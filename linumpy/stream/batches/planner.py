@@ -62,7 +62,7 @@ class Planner:
         """
         reads: list[CropRead] = []
         checked: dict[Key, ArrayInfo] = {}
-        opened = [self._opened(one, item, checked, is_checked_later) for one in item.requested]
+        opened = [self._opened(requested, item, checked, is_checked_later) for requested in item.requested]
         begin = time.perf_counter()
         for (pulled, requests), infos in zip(item.requested, opened, strict=True):
             if infos is None:

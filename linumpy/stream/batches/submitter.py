@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from linumpy.gpu.kernels import address_of
 from linumpy.stream.batches.in_flight import InFlight, PulledBatch
@@ -21,6 +21,7 @@ from linumpy.stream.resampling.resample import Staged
 
 if TYPE_CHECKING:
     from linumpy.gpu import Reader
+    from linumpy.plan.layout import ArrayLayout
 
 #: After a wait for memory of more seconds, the metadata files of a batch's arrays are checked again.
 _PLAN_SECONDS = 0.01
@@ -130,7 +131,7 @@ class Submitter:
         """Whether the core checks the metadata files of an array; before the first plan the planner does."""
         if self.planner.parts is None or info.unsupported is not None:
             return False
-        return self._reader.reads_natively(info.source)
+        return self._reader.reads_natively(cast("ArrayLayout", info.source))
 
     def _submit(self, item: InFlight, is_checked_later: IsCheckedLater) -> None:
         while True:

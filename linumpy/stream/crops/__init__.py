@@ -1,1 +1,1 @@
-"""Which crops: samplers, grids with the stitching of predictions, and estimates of what is read beside crops."""
+"""Crops to read: random samplers, grids and the stitching of predictions, estimates of the bytes that are read."""

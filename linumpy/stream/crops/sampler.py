@@ -1,4 +1,4 @@
-"""Which crops: :class:`CropSampler` → samples, each found from (seed, epoch, index) alone."""
+"""Random crops: :class:`CropSampler` → samples, each of which depends only on (seed, epoch, index)."""
 
 from __future__ import annotations
 
@@ -10,122 +10,17 @@ from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
 from linumpy.io.open import open_source
 from linumpy.stream.arguments import integer, sizes
 from linumpy.stream.config import WORD, Part, Sample
+from linumpy.stream.crops.histogram import Histogram
 from linumpy.stream.errors import InvalidArgument
 from linumpy.stream.planning.warp import CROP_STREAM, generator
 from linumpy.stream.reading.arrays import fixed
-
-
-@dataclass(frozen=True)
-class Histogram:
-    """How many voxels of each class lie in each cell of an array; cells are its chunks, or of a shape of their own.
-
-    Attributes
-    ----------
-    shape, cell : tuple of int
-        Of the array, and of a cell; those at the end may be cut.
-    classes : numpy.ndarray
-        Values of the classes, ascending.
-    cells : numpy.ndarray
-        Numbers of the cells that hold any class but `background`, in C order, ascending.
-    counts : numpy.ndarray of int64
-        (cells, classes)
-    background : int
-        Class that no crop is centred on.
-    """
-
-    shape: tuple[int, ...]
-    cell: tuple[int, ...]
-    classes: np.ndarray
-    cells: np.ndarray
-    counts: np.ndarray
-    background: int = 0
-
-    def __post_init__(self) -> None:
-        if len(self.shape) != len(self.cell) or min((*self.shape, *self.cell), default=0) < 1:
-            raise InvalidArgument(f"histogram: cells of {self.cell} do not fit an array of {self.shape}")
-        needed = len(self.cells), len(self.classes)
-        if np.shape(self.counts) != needed or (np.asarray(self.counts) < 0).any():
-            raise InvalidArgument(f"histogram: counts must be {needed} numbers (cells, classes) of 0 or more")
-        cells = np.asarray(self.cells)
-        if not ((cells >= 0) & (cells < math.prod(self.grid))).all():
-            raise InvalidArgument(
-                f"histogram: cells must be numbers from 0 to {math.prod(self.grid) - 1}, for a grid of {self.grid}"
-            )
-
-    @property
-    def grid(self) -> tuple[int, ...]:
-        """Cells along each axis."""
-        return tuple(-(-n // c) for n, c in zip(self.shape, self.cell, strict=True))
-
-    @classmethod
-    def of(
-        cls,
-        source: Any,
-        *,
-        level: int = 0,
-        cell: Sequence[int] | None = None,
-        threshold: float | None = None,
-        background: int = 0,
-    ) -> Histogram:
-        """Scan an array, cell after cell, once; :meth:`save` keeps the result.
-
-        Parameters
-        ----------
-        source : path, array, …
-            Labels, a mask, or an image with a `threshold`; see :func:`linumpy.io.open.open_source`.
-        level : int
-            Resolution level of an OME-Zarr image; a coarse one is scanned in less time.
-        cell : sequence of int, optional
-            Shape of a cell in voxels of that level; by default a chunk.
-        threshold : float, optional
-            Voxels above it are class 1, others class 0.
-        background : int
-            Class that is not counted.
-        """
-        array = open_source(source, level)
-        if threshold is None and array.dtype.kind not in "biu":
-            raise InvalidArgument(f"{source} holds {array.dtype}: labels are integers; pass threshold= for an image")
-        cell_ = tuple(int(n) for n in cell) if cell is not None else tuple(array.chunks)
-        if len(cell_) != array.ndim or min(cell_) < 1:
-            raise InvalidArgument(f"cell={cell_} does not fit an array of {array.ndim} axes")
-        grid = tuple(-(-n // c) for n, c in zip(array.shape, cell_, strict=True))
-        found: dict[int, dict[int, int]] = {}
-        for number, at in enumerate(np.ndindex(*grid)):
-            values = np.asarray(array[tuple(slice(i * c, (i + 1) * c) for i, c in zip(at, cell_, strict=True))])
-            if threshold is not None:
-                values = values > threshold
-            kinds, counts = np.unique(values, return_counts=True)
-            here = {int(kind): int(count) for kind, count in zip(kinds, counts, strict=True) if kind != background}
-            if here:
-                found[number] = here
-        classes = sorted({kind for here in found.values() for kind in here})
-        table = np.array([[here.get(kind, 0) for kind in classes] for here in found.values()], np.int64)
-        return cls(
-            tuple(array.shape), cell_, np.array(classes, np.int64), np.array(list(found), np.int64),
-            table.reshape(len(found), len(classes)), background,
-        )  # fmt: skip
-
-    def save(self, path: str | Path) -> None:
-        """Write the histogram to a file for :meth:`load`."""
-        with open(path, "wb") as file:
-            np.savez_compressed(
-                file, shape=self.shape, cell=self.cell, classes=self.classes, cells=self.cells, counts=self.counts,
-                background=self.background,
-            )  # fmt: skip
-
-    @classmethod
-    def load(cls, path: str | Path) -> Histogram:
-        """Read what :meth:`save` wrote."""
-        with np.load(path) as file:
-            shape, cell = (tuple(int(n) for n in file[name]) for name in ("shape", "cell"))
-            return cls(shape, cell, file["classes"], file["cells"], file["counts"], int(file["background"]))
 
 
 @dataclass(frozen=True)
@@ -142,7 +37,7 @@ class Volume:
         How often crops of it are taken, relative to others; by default its number of voxels.
     histogram : Histogram or None
         Of its labels, a mask or a coarse level, for modes foreground and balanced: of an array that covers the same
-        space and whose voxels are whole multiples of the volume's along each axis, or the other way round.
+        space and whose voxels are whole multiples of the volume's along each axis, or conversely.
     parts : tuple of Part
         Further parts of its samples, such as labels.
     """
@@ -220,14 +115,14 @@ class CropSampler:
         if isinstance(volumes, (str, Path)) or not len(volumes):
             raise InvalidArgument(f"volumes must be a sequence of volumes, at least one (got {volumes!r})")
         self.shape = sizes(shape)
-        self.volumes = tuple(_opened(one) for one in volumes)
-        for one in self.volumes:
-            _check_fits(one, self.shape)
+        self.volumes = tuple(_opened(volume) for volume in volumes)
+        for volume in self.volumes:
+            _check_fits(volume, self.shape)
         self.mode, self.foreground = mode, foreground
         self.length = None if length is None else integer("length", length, 1, WORD)
         self.seed, self.epoch = integer("seed", seed, 0, WORD), integer("epoch", epoch, 0, WORD)
         self.epochs = integer("epochs", epochs, 1, WORD - self.epoch)
-        self._choice: list[float] = _cumulative([_weight(one) for one in self.volumes]).tolist()
+        self._choice: list[float] = _cumulative([_weight(volume) for volume in self.volumes]).tolist()
         self._classes, self._class_choice = _no_classes()
         self._tables: dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
         if mode != "uniform":
@@ -249,15 +144,15 @@ class CropSampler:
 
     def next_iteration(self) -> CropSampler:
         """Return a sampler of the epochs of the next iteration, which stays at them; this one goes on behind them."""
-        self.set_epoch(self.epoch)  # or say that no epoch is left
-        made = copy.copy(self)
+        self.set_epoch(self.epoch)  # raises where no epoch remains
+        sampler = copy.copy(self)
         self.epoch += self.epochs
-        return made
+        return sampler
 
     def __iter__(self) -> Iterator[Sample]:
-        made = self.next_iteration()
-        numbers = itertools.count() if made.count is None else range(made.count)
-        return (made.sample_at(number) for number in numbers)
+        sampler = self.next_iteration()
+        numbers = itertools.count() if sampler.count is None else range(sampler.count)
+        return (sampler.sample_at(number) for number in numbers)
 
     def sample_at(self, index: int) -> Sample:
         """Return a sample; `index` counts through the epochs of an iteration."""
@@ -270,7 +165,7 @@ class CropSampler:
         drawn = self._centred(numbers) if self._is_centred(numbers) else None
         if drawn is None:
             volume = self.volumes[bisect_right(self._choice, numbers.random())]
-            start = [int(numbers.integers(0, n - c + 1)) for n, c in zip(_known(volume), self.shape, strict=True)]
+            start = [int(numbers.integers(0, n - c + 1)) for n, c in zip(_shape_of(volume), self.shape, strict=True)]
         else:
             volume, start = drawn
         aabb = tuple((a, a + c) for a, c in zip(start, self.shape, strict=True))
@@ -280,20 +175,22 @@ class CropSampler:
         return self.mode == "balanced" or (self.mode == "foreground" and numbers.random() < self.foreground)
 
     def _prepare(self, class_weights: Mapping[int, float] | None) -> None:
-        """Lay the cells of all volumes behind each other: one table for each class, or one of all."""
-        for one in self.volumes:
-            if one.histogram is None:
-                raise InvalidArgument(f"mode {self.mode!r} needs the histogram of {one.uri}: Histogram.of(its labels)")
-        known = sorted({int(kind) for one in self.volumes for kind in _histogram(one).classes})
-        groups = {kind: [kind] for kind in known} if self.mode == "balanced" else {0: known}
+        """Concatenate the cells of all volumes: a table for each class, or one table for all classes."""
+        for volume in self.volumes:
+            if volume.histogram is None:
+                raise InvalidArgument(
+                    f"mode {self.mode!r} needs the histogram of {volume.uri}: Histogram.of(its labels)"
+                )
+        classes = sorted({int(kind) for volume in self.volumes for kind in _histogram(volume).classes})
+        groups = {kind: [kind] for kind in classes} if self.mode == "balanced" else {0: classes}
         for kind, members in groups.items():
             volumes, cells, counts = [], [], []
-            for number, one in enumerate(self.volumes):
-                histogram = _histogram(one)
-                here = histogram.counts[:, np.isin(histogram.classes, members)].sum(axis=1) * _share(one)
-                volumes.append(np.full(int((here > 0).sum()), number))
-                cells.append(histogram.cells[here > 0])
-                counts.append(here[here > 0])
+            for number, volume in enumerate(self.volumes):
+                histogram = _histogram(volume)
+                weights = histogram.counts[:, np.isin(histogram.classes, members)].sum(axis=1) * _share(volume)
+                volumes.append(np.full(int((weights > 0).sum()), number))
+                cells.append(histogram.cells[weights > 0])
+                counts.append(weights[weights > 0])
             table = np.concatenate(volumes), np.concatenate(cells), np.concatenate(counts)
             if table[2].size:
                 self._tables[kind] = table[0], table[1], _cumulative(table[2])
@@ -306,15 +203,15 @@ class CropSampler:
                 f"class_weights has {', '.join(map(repr, unknown))}, but the histograms hold the classes "
                 f"{', '.join(map(str, self._tables))}"
             )
-        weights = [1.0 if class_weights is None else float(class_weights.get(int(k), 0)) for k in self._classes]
-        self._class_choice = _cumulative(weights)
+        of_classes = [1.0 if class_weights is None else float(class_weights.get(int(k), 0)) for k in self._classes]
+        self._class_choice = _cumulative(of_classes)
 
     def _centred(self, numbers: np.random.Generator) -> tuple[Volume, list[int]]:
         kind = int(self._classes[np.searchsorted(self._class_choice, numbers.random(), side="right")])
         volumes, cells, choice = self._tables[kind]
         at = int(np.searchsorted(choice, numbers.random(), side="right"))
         volume = self.volumes[int(volumes[at])]
-        histogram, full = _histogram(volume), _known(volume)
+        histogram, full = _histogram(volume), _shape_of(volume)
         start = []
         for axis, i in enumerate(np.unravel_index(int(cells[at]), histogram.grid)):
             begin = int(i) * histogram.cell[axis]
@@ -327,14 +224,14 @@ class CropSampler:
 
 
 def _opened(volume: Volume | str | Path) -> Volume:
-    """Open a volume that has no shape; its paths are from now on those that it has here."""
-    one = volume if isinstance(volume, Volume) else Volume(str(volume))
-    checked = fixed(Sample(one.uri, ((0, 1),), parts=one.parts))
-    shape = open_source(checked.uri).shape if one.shape is None else one.shape
-    return replace(one, uri=checked.uri, parts=checked.parts, shape=sizes(shape))
+    """Make the paths of a volume absolute; open it if its shape is not given."""
+    given = volume if isinstance(volume, Volume) else Volume(str(volume))
+    checked = fixed(Sample(given.uri, ((0, 1),), parts=given.parts))
+    shape = open_source(checked.uri).shape if given.shape is None else given.shape
+    return replace(given, uri=checked.uri, parts=checked.parts, shape=sizes(shape))
 
 
-def _known(volume: Volume) -> tuple[int, ...]:
+def _shape_of(volume: Volume) -> tuple[int, ...]:
     assert volume.shape is not None
     return volume.shape
 
@@ -345,7 +242,7 @@ def _histogram(volume: Volume) -> Histogram:
 
 
 def _weight(volume: Volume) -> float:
-    return float(math.prod(_known(volume))) if volume.weight is None else float(volume.weight)
+    return float(math.prod(_shape_of(volume))) if volume.weight is None else float(volume.weight)
 
 
 def _share(volume: Volume) -> float:
@@ -353,7 +250,7 @@ def _share(volume: Volume) -> float:
 
 
 def _check_fits(volume: Volume, shape: tuple[int, ...]) -> None:
-    full = _known(volume)
+    full = _shape_of(volume)
     if len(full) != len(shape):
         raise InvalidArgument(f"shape={shape} has {len(shape)} axes, {volume.uri} has {len(full)}")
     if min(shape) < 1 or any(c > n for c, n in zip(shape, full, strict=True)):
@@ -372,13 +269,13 @@ def _check_histogram(histogram: Histogram, full: tuple[int, ...], uri: str) -> N
 
 
 def _is_level(a: int, b: int) -> bool:
-    """Say whether one number of voxels is the other over a whole factor, rounded up or down."""
+    """Whether a number of voxels is the other divided by a whole factor, rounded up or down."""
     few, many = min(a, b), max(a, b)
     return any(few in (many // factor, -(-many // factor)) for factor in (many // few, -(-many // few)))
 
 
-def _cumulative(weights: Any) -> np.ndarray:
-    """Return cumulative probabilities; the last is above 1, so that no number from 0 to 1 lies behind it."""
+def _cumulative(weights: Sequence[float] | np.ndarray) -> np.ndarray:
+    """Return cumulative probabilities; the last is above 1, so that any number from 0 to 1 is below it."""
     values = np.asarray(weights, np.float64)
     if not (np.isfinite(values).all() and (values >= 0).all() and values.sum() > 0):
         raise InvalidArgument("weights must be finite numbers >= 0, not all of them 0")

@@ -1,8 +1,8 @@
 """Inference on a whole volume: :class:`CropGrid`, crops with overlap, and :class:`Stitcher`, which blends predictions.
 
 Crops lie on a product of positions along each axis, and their blending weights are products too. So the weights of all
-crops at a voxel are made to sum up to 1 axis by axis, before anything is predicted: predictions are multiplied and
-added up, with no second array of weights.
+crops at a voxel are normalized to a sum of 1, axis by axis, before predictions come: predictions are multiplied and
+added up, and no array of weights is needed.
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ import math
 import operator
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn, Protocol
 
 import numpy as np
+from numpy.typing import DTypeLike
 
+from linumpy.arrays import Array
 from linumpy.device import is_device_array
 from linumpy.errors import not_pickled
 from linumpy.io.open import open_source
@@ -22,6 +24,14 @@ from linumpy.stream.arguments import integer, sizes
 from linumpy.stream.config import Part, Sample
 from linumpy.stream.errors import InvalidArgument
 from linumpy.stream.reading.arrays import fixed
+
+
+class Writer(Protocol):
+    """An array or an image writer."""
+
+    def __setitem__(self, region: tuple[slice, ...], block: Any, /) -> None:
+        """Write a region."""
+
 
 Window = Literal["linear", "gaussian", "flat"]
 
@@ -69,7 +79,7 @@ class CropGrid:
         for axis, (size, both) in enumerate(zip(self.shape, shared, strict=True)):
             if both >= size:
                 raise InvalidArgument(f"overlap along axis {axis} must be from 0 to {size - 1} (got {both})")
-        self.starts = [positions(*one) for one in zip(self.volume, self.shape, shared, strict=True)]
+        self.starts = [positions(*axis) for axis in zip(self.volume, self.shape, shared, strict=True)]
 
     @property
     def count(self) -> int:
@@ -92,7 +102,7 @@ class CropGrid:
         """Return the number of a crop along each axis."""
         if not 0 <= index < self.count:
             raise IndexError(f"crop {index}: there are {self.count}")
-        return tuple(int(i) for i in np.unravel_index(index, [len(one) for one in self.starts]))
+        return tuple(int(i) for i in np.unravel_index(index, [len(starts) for starts in self.starts]))
 
 
 class Stitcher:
@@ -113,10 +123,10 @@ class Stitcher:
     Notes
     -----
     Predictions may come in any order; memory is least in the order of the grid: that of the planes of one crop. It lies
-    where the predictions are. Voxels that no crop reaches do not exist. Each crop is added once.
+    where the predictions are. Every voxel is in a crop. Each crop is added once.
     """
 
-    def __init__(self, grid: CropGrid, writer: Any, *, window: Window = "linear", planes: int = 1) -> None:
+    def __init__(self, grid: CropGrid, writer: Writer, *, window: Window = "linear", planes: int = 1) -> None:
         if window not in ("linear", "gaussian", "flat"):
             raise InvalidArgument(f"window must be linear, gaussian or flat (got {window!r})")
         self.grid, self._writer, self._planes = grid, writer, integer("planes", planes, 1)
@@ -125,15 +135,15 @@ class Stitcher:
             for starts, n, size in zip(grid.starts, grid.volume, grid.shape, strict=True)
         ]
         first = grid.starts[0]
-        self._left = {start: grid.count // len(first) for start in first}
+        self._missing = {start: grid.count // len(first) for start in first}
         self._added: set[int] = set()
         self._begin = 0  # first plane that is not written
-        self._sum: Any = None  # of planes from there on
+        self._sum: Any = None  # array of the planes from there on
 
     def __reduce__(self) -> NoReturn:
         raise not_pickled(self, "send predictions to the process that has it")
 
-    def add(self, samples: Sequence[Sample], predictions: Any) -> None:
+    def add(self, samples: Sequence[Sample], predictions: Array) -> None:
         """Add predictions of a batch.
 
         Parameters
@@ -141,7 +151,7 @@ class Stitcher:
         samples : sequence of Sample
             Those of the batch: ``batch.samples``.
         predictions : numpy.ndarray or cupy.ndarray
-            (samples, *crop); what is beyond the volume is left out.
+            (samples, *crop); voxels beyond the volume are ignored.
         """
         if tuple(predictions.shape) != (len(samples), *self.grid.shape):
             raise InvalidArgument(
@@ -151,7 +161,7 @@ class Stitcher:
             self._add(sample, prediction)
         self._write_done()
 
-    def _add(self, sample: Sample, prediction: Any) -> None:
+    def _add(self, sample: Sample, prediction: Array) -> None:
         index = sample.index
         if index is None or sample != self.grid.sample_at(index):
             raise InvalidArgument(f"{sample} is no crop of the grid")
@@ -174,7 +184,7 @@ class Stitcher:
         where = [slice(a, a + n) for a, n in zip(start, block.shape, strict=True)]
         where[0] = slice(start[0] - self._begin, start[0] - self._begin + block.shape[0])
         self._sum[tuple(where)] += block
-        self._left[start[0]] -= 1
+        self._missing[start[0]] -= 1
 
     def _make_planes(self, xp: Any, end: int) -> None:
         held = 0 if self._sum is None else self._sum.shape[0]
@@ -184,8 +194,8 @@ class Stitcher:
         self._sum = more if self._sum is None else xp.concatenate([self._sum, more])
 
     def _write_done(self) -> None:
-        """Write planes that no crop is missing of."""
-        missing = [start for start, left in self._left.items() if left]
+        """Write the planes whose crops were all added."""
+        missing = [start for start, count in self._missing.items() if count]
         end = min(missing) if missing else self.grid.volume[0]
         if missing:
             end -= end % self._planes
@@ -212,12 +222,12 @@ class Stitcher:
     def __enter__(self) -> Stitcher:
         return self
 
-    def __exit__(self, kind: Any, *error: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         if kind is None:
             self.close()
 
 
-def _module(array: Any) -> Any:
+def _module(array: Array) -> Any:
     if is_device_array(array):
         import cupy
 
@@ -225,7 +235,7 @@ def _module(array: Any) -> Any:
     return np
 
 
-def _as(block: Any, dtype: Any) -> Any:
+def _as(block: Array, dtype: DTypeLike) -> Any:
     """Cast to the dtype of the writer; to integers rounded and saturated."""
     dtype = np.dtype(dtype)
     if dtype.kind not in "iu":

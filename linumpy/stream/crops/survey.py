@@ -1,4 +1,4 @@
-"""How much more than a crop is read: arrays and crop shapes → estimates, and chunks that would be better. Pure.
+"""Read amplification of crops: arrays and crop shapes → estimates, and better chunk shapes. Pure.
 
 A chunk is read whole. Crops begin anywhere with the same probability, so that along an axis one of ``s`` voxels touches
 about ``1 + (s - 1) / c`` chunks of ``c`` voxels on average.
@@ -75,8 +75,8 @@ def _touched(s: int, c: int, n: int) -> float:
 
     def begun(k: int) -> int:
         """Sum of ``i // c`` for i from 0 to k - 1."""
-        whole, rest = divmod(k, c)
-        return c * (whole * (whole - 1) // 2) + whole * rest
+        whole, remainder = divmod(k, c)
+        return c * (whole * (whole - 1) // 2) + whole * remainder
 
     return 1 + (begun(n) - begun(s - 1) - begun(count)) / count
 
@@ -89,12 +89,12 @@ def _cost(crop: Sequence[int], chunk: Sequence[int], shape: Sequence[int]) -> tu
 def _better(info: ArrayInfo, crop: Sequence[int]) -> tuple[int, ...]:
     sides = [[side for side in _SIDES if side <= 2 ** math.ceil(math.log2(n))] for n in info.shape[-3:]]
     lead = (1,) * (len(crop) - len(sides))
-    found: list[tuple[float, tuple[int, ...]]] = []
+    costs: list[tuple[float, tuple[int, ...]]] = []
     for last in itertools.product(*sides):
         nbytes = math.prod(last) * info.dtype.itemsize
         if LEAST_CHUNK_BYTES <= nbytes < 4 * LEAST_CHUNK_BYTES:
-            found.append((_cost(crop, lead + last, info.shape)[1], lead + last))
-    return min(found)[1] if found else info.chunk_shape
+            costs.append((_cost(crop, lead + last, info.shape)[1], lead + last))
+    return min(costs)[1] if costs else info.chunk_shape
 
 
 def table(rows: Sequence[Amplification]) -> str:
@@ -103,14 +103,14 @@ def table(rows: Sequence[Amplification]) -> str:
     def spell(shape: Sequence[int]) -> str:
         return "×".join(map(str, shape))
 
-    width = max(len("array"), *(len(one.name) for one in rows))
+    width = max(len("array"), *(len(row.name) for row in rows))
     head = f"{'crop':>15}{'chunk':>15}{'chunks/crop':>13}{'read ×':>9}{'better chunk':>15}{'×':>7}"
     lines = [f"{'array':<{width}}  {head}"]
-    for one in rows:
-        same = one.better_chunk == one.chunk
-        better, factor = ("-", "") if same else (spell(one.better_chunk), f"{one.better_factor:.2f}")
+    for row in rows:
+        same = row.better_chunk == row.chunk
+        better, factor = ("-", "") if same else (spell(row.better_chunk), f"{row.better_factor:.2f}")
         lines.append(
-            f"{one.name:<{width}}  {spell(one.crop):>15}{spell(one.chunk):>15}{one.chunks:>13.1f}{one.factor:>9.2f}"
+            f"{row.name:<{width}}  {spell(row.crop):>15}{spell(row.chunk):>15}{row.chunks:>13.1f}{row.factor:>9.2f}"
             f"{better:>15}{factor:>7}"
         )
     return "\n".join(lines)

@@ -1,1 +1,1 @@
-"""What is read for a batch and what is made of it: samples and arrays → frozen records. Pure."""
+"""Planning of reads and of resampling: samples and arrays → frozen records. Pure."""

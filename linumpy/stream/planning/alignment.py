@@ -16,18 +16,18 @@ from linumpy.stream.arguments import Box
 from linumpy.stream.config import Part, Sample
 from linumpy.stream.errors import InvalidArgument, RankMismatch
 
-#: Rounding errors of positions, in voxels.
+#: Rounding error of positions, in voxels.
 _SLACK = 1e-6
 
 
 @dataclass(frozen=True)
 class Grid:
-    """Where the voxels of a resolution level lie.
+    """Coordinates of the voxels of a resolution level.
 
     Attributes
     ----------
     name : str
-        Of the array, in messages.
+        Name of the array, in messages.
     axes : tuple of str or None
         Names of all axes in lower case; None where the metadata have none.
     space : int
@@ -83,7 +83,7 @@ class Grid:
 
 
 class Cut(NamedTuple):
-    """What a crop takes of a level.
+    """The voxels of a level that a crop takes.
 
     Attributes
     ----------
@@ -134,19 +134,19 @@ def cut(sample: Sample, part: Part, image: Grid, grid: Grid) -> Cut:
     Raises
     ------
     RankMismatch
-        The box or the part's shape has other numbers of axes than its array.
+        The number of axes of the box or of the part's shape differs from that of its array.
     InvalidArgument
-        Nothing says where the part lies, or its axes are not those of the image.
+        The position of the part is unknown, or its axes do not match those of the image.
     """
     if len(sample.aabb) != image.rank:
         raise RankMismatch(f"aabb has {len(sample.aabb)} axes, {image.name} has {image.rank}")
     if part.shape is not None and len(part.shape) != grid.rank:
         raise RankMismatch(f"shape of part {part.name!r} has {len(part.shape)} axes, {grid.name} has {grid.rank}")
-    found = _aligned(image, grid, part.name, is_own(sample, part))
-    if found.is_same and part.shape is None:
-        return Cut(sample.aabb, None, sample.dropped, found.step)
+    alignment = _aligned(image, grid, part.name, is_own(sample, part))
+    if alignment.is_same and part.shape is None:
+        return Cut(sample.aabb, None, sample.dropped, alignment.step)
     box, first, dropped = [], [], []
-    for number, axis in enumerate(found.axes):
+    for number, axis in enumerate(alignment.axes):
         given = None if part.shape is None else part.shape[number]
         is_single = axis.of_sample is not None and axis.of_sample in sample.dropped
         size, begin = given or 1, 0.0
@@ -159,7 +159,7 @@ def cut(sample: Sample, part: Part, image: Grid, grid: Grid) -> Cut:
         first.append(float(nearest) if abs(begin - nearest) < _SLACK else begin)
         if is_single and size == 1:
             dropped.append(number)
-    return Cut(tuple(box), tuple(first), tuple(dropped), found.step)
+    return Cut(tuple(box), tuple(first), tuple(dropped), alignment.step)
 
 
 def is_own(sample: Sample, part: Part) -> bool:
@@ -217,7 +217,7 @@ def _borrowed(plain: Grid, named: Grid) -> tuple[str, ...]:
 
 
 def _check_order(image: Grid, grid: Grid, of_image: tuple[str, ...], of_part: tuple[str, ...], part: str) -> None:
-    """Refuse axes that come in another order, or axes of space that the part does not have."""
+    """Raise for axes in another order, and for axes of space that the part lacks."""
     both = [name for name in of_image if name in of_part]
     if both != [name for name in of_part if name in of_image]:
         raise InvalidArgument(
@@ -232,7 +232,7 @@ def _check_order(image: Grid, grid: Grid, of_image: tuple[str, ...], of_part: tu
 def _partner(
     number: int, image: Grid, grid: Grid, of_image: tuple[str, ...], of_part: tuple[str, ...], part: str
 ) -> int | None:
-    """Return which axis of the image an axis of the part is; None where it has one entry that holds for all."""
+    """Return the axis of the image that matches an axis of the part; None for a single entry that holds for all."""
     name, entries = of_part[number], grid.finest[number]
     if name not in of_image:
         if entries != 1:
@@ -248,21 +248,21 @@ def _partner(
         if not alike:
             raise InvalidArgument(
                 f"part {part!r}: axis {name!r} has {entries} entries in {grid.name} and {image.finest[partner]} in "
-                f"{image.name}, and nothing tells which of them belong together"
+                f"{image.name}, and the metadata do not say which of them correspond"
             )
     return partner
 
 
 def _check_shape(image: Grid, grid: Grid, pairs: list[int | None], part: str) -> None:
-    """Refuse a part whose place nothing tells: neither coordinates, nor the shape of the image."""
-    if all(one is None or grid.finest[number] == image.finest[one] for number, one in enumerate(pairs)):
+    """Raise for a part whose position is unknown: it has neither coordinates nor the shape of the image."""
+    if all(axis is None or grid.finest[number] == image.finest[axis] for number, axis in enumerate(pairs)):
         return
     lacks = [
-        f"{one.name}: {one.missing}; pass {call}(spacing=…, origin=…) in µm"
-        for one, call in ((grid, "Part"), (image, "Config"))
-        if one.spacing is None or one.origin is None
+        f"{which.name}: {which.missing}; pass {call}(spacing=…, origin=…) in µm"
+        for which, call in ((grid, "Part"), (image, "Config"))
+        if which.spacing is None or which.origin is None
     ]
     raise InvalidArgument(
-        f"part {part!r}: {grid.name} has the shape {grid.finest}, {image.name} {image.finest}, and nothing tells how "
-        f"they lie to each other ({'; '.join(lacks)})"
+        f"part {part!r}: {grid.name} has the shape {grid.finest}, {image.name} {image.finest}, and their "
+        f"relative position is unknown ({'; '.join(lacks)})"
     )

@@ -1,47 +1,46 @@
-"""Which chunks of their boxes warped crops need: the crops of a batch → boxes of chunks, in one step. Pure.
+"""Which chunks of their boxes warped crops need: all crops of a batch → boxes of chunks. Pure.
 
 A crop is cut into cells. A cell's voxels show coordinates between those of its eight corners, less or more by at most
-what the elastic displacement bends within it; the chunks that any cell may need are marked, and read. The others are
-not: what the staged box holds there is undefined, and no voxel of the crop is made of it.
+what the elastic displacement bends within it; the chunks that any cell may need are marked, and read. The
+staged box is undefined in all other chunks, and no voxel of the crop depends on them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
 from linumpy.stream.planning.reach import read_bounds, spline_matrix
-from linumpy.stream.planning.records import CropRead, PartShape
+from linumpy.stream.planning.records import CropRead, PartShape, Resampling, Vector
 
 #: Cells along an axis of a crop, of at least so many voxels. More of them save few chunks and take longer.
 _CELLS, _CELL_VOXELS = 8, 4
-#: Chunks along an axis that are told apart: of more, neighbours are read or left out together.
+#: Units along an axis at most: where there are more chunks, a unit is several neighbouring chunks.
 _MOST_CHUNKS = 16
 #: A box of which a larger part is needed is read as a whole.
 _LARGEST_PART = 15 / 16
 
 
 def with_needed(reads: Sequence[CropRead], parts: Sequence[PartShape], pad: str) -> list[CropRead]:
-    """Note in the reads of a batch which boxes of chunks their warps need.
+    """Set :attr:`CropRead.needed` of the reads of a batch.
 
     Parameters
     ----------
     reads : sequence of CropRead
-        Of whole samples, a read for each part.
+        Reads of whole samples, one for each part.
     parts : sequence of PartShape
         The parts.
     pad : str
-        How volumes are continued.
+        Values outside of volumes: ``Config.pad``.
     """
-    kinds: dict[Any, list[int]] = {}
+    kinds: dict[tuple[int, tuple[int, ...] | None, Vector, Vector], list[int]] = {}
     for number, read in enumerate(reads):
         if read.region is not None and read.resampling is not None:
-            made, part = read.resampling, number % len(parts)
-            nodes = None if made.grid is None else made.grid.shape
-            kinds.setdefault((part, nodes, made.grid_scale, made.grid_origin), []).append(number)
+            resampling, part = read.resampling, number % len(parts)
+            nodes = None if resampling.grid is None else resampling.grid.shape
+            kinds.setdefault((part, nodes, resampling.grid_scale, resampling.grid_origin), []).append(number)
     result = list(reads)
     for (part, *_), numbers in kinds.items():
         shape = parts[part].shape[-3:]
@@ -53,20 +52,21 @@ def with_needed(reads: Sequence[CropRead], parts: Sequence[PartShape], pad: str)
 
 
 def needed_boxes(reads: Sequence[CropRead], shape: Sequence[int], pad: str) -> list[np.ndarray | None]:
-    """Return what is needed of each read, as boxes along (Z, Y, X), int64 (boxes, 3, 2); None for all of it.
+    """Return the boxes that each read needs along (Z, Y, X), int64 (boxes, 3, 2); None where it needs all.
 
     Parameters
     ----------
     reads : sequence of CropRead
-        Staged crops of one part, whose elastic grids lie alike.
+        Staged crops of one part, with the same scale and origin of the elastic grid.
     shape : sequence of int
-        Of the crops.
+        Shape of the crops.
     pad : str
-        How volumes are continued.
+        Values outside of volumes: ``Config.pad``.
     """
-    made: list[Any] = [read.resampling for read in reads]
+    resamplings = [read.resampling for read in reads if read.resampling is not None]
     start, size, volume = (
-        np.array([getattr(one, name) for one in made]) for name in ("box_start", "box_shape", "volume")
+        np.array([getattr(resampling, name) for resampling in resamplings])
+        for name in ("box_start", "box_shape", "volume")
     )
     stop = start + size
     chunk = np.array([(1,) * (3 - len(read.info.chunk_shape)) + read.info.chunk_shape[-3:] for read in reads])
@@ -75,8 +75,8 @@ def needed_boxes(reads: Sequence[CropRead], shape: Sequence[int], pad: str) -> l
     counts = (stop - 1) // unit - base + 1
     if (counts.prod(axis=1) == 1).all():
         return [None] * len(reads)
-    low, high = _cell_bounds(made, shape)
-    first, behind = read_bounds(low, high, _wide(volume), made[0].order, pad)
+    low, high = _cell_bounds(resamplings, shape)
+    first, behind = read_bounds(low, high, _wide(volume), resamplings[0].order, pad)
     first, behind = np.maximum(first, _wide(start)), np.minimum(behind, _wide(stop))
     # Half a voxel from the faces of units: no quotient is rounded to the next unit.
     begin = np.floor((first + 0.5) / _wide(unit)) - _wide(base)
@@ -89,26 +89,29 @@ def _wide(of_axes: np.ndarray) -> np.ndarray:
     return of_axes[:, :, None, None, None]
 
 
-def _cell_bounds(made: Sequence[Any], shape: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+def _cell_bounds(resamplings: Sequence[Resampling], shape: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
     """Return bounds of the coordinates in each cell, (crops, 3, cells along Z, Y, X).
 
     A function lies within h²/8 · max |f''| of the line through its values at distance h; along three axes these add
     up. The second derivative of a cubic B-spline lies between the second differences of its control points.
     """
     at = [np.linspace(0, n - 1, min(_CELLS, max(1, (n - 1) // _CELL_VOXELS)) + 1) for n in shape]
-    matrix, offset = (np.array([getattr(one, name) for one in made]) for name in ("matrix", "offset"))
+    matrix, offset = (
+        np.array([getattr(resampling, name) for resampling in resamplings]) for name in ("matrix", "offset")
+    )
     z, y, x = (matrix[:, :, axis, None] * at[axis] for axis in range(3))
     z += offset[:, :, None]
     corners = z[:, :, :, None, None] + (y[:, :, :, None] + x[:, :, None, :])[:, :, None]
     bend = np.zeros(offset.shape)
-    if made[0].grid is not None:
-        grid = np.array([one.grid for one in made])
-        weights = [spline_matrix(made[0], axis, at[axis]) for axis in range(3)]
+    first = resamplings[0]
+    if first.grid is not None:
+        grid = np.array([resampling.grid for resampling in resamplings])
+        weights = [spline_matrix(first, axis, at[axis]) for axis in range(3)]
         moved = weights[1] @ (grid @ weights[2].T)
         moved = weights[0] @ moved.reshape(*moved.shape[:3], -1)
         corners += moved.reshape(corners.shape)
         for axis in range(3):
-            step = (at[axis][1] - at[axis][0]) * made[0].grid_scale[axis]
+            step = (at[axis][1] - at[axis][0]) * first.grid_scale[axis]
             if step:
                 second = np.abs(np.diff(grid, 2, axis=axis + 2)).reshape(*bend.shape, -1)
                 bend += second.max(axis=2) * (step**2 / 8)
@@ -128,14 +131,14 @@ def _marks(begin: np.ndarray, end: np.ndarray, within: np.ndarray | None, counts
     shape = (len(begin), *(counts + 1).tolist())
     steps = shape[2] * shape[3], shape[3], 1
     crops = np.arange(len(begin)) * (shape[1] * steps[0])
-    sides = [[(one[:, axis] * step).astype(np.int64) for one in (begin, end)] for axis, step in enumerate(steps)]
+    sides = [[(bound[:, axis] * step).astype(np.int64) for bound in (begin, end)] for axis, step in enumerate(steps)]
     signed: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])
-    sides[0] = [one + crops[:, None, None, None] for one in sides[0]]
+    sides[0] = [offset + crops[:, None, None, None] for offset in sides[0]]
     for corner in np.ndindex(2, 2, 2):
         z, y, x = (side[which] for side, which in zip(sides, corner, strict=True))
         at = z + y + x
         signed[sum(corner) % 2].append(at.ravel() if within is None else at[within])
-    more, less = (np.bincount(np.concatenate(one), minlength=np.prod(shape)) for one in signed)
+    more, less = (np.bincount(np.concatenate(corners), minlength=np.prod(shape)) for corners in signed)
     covered = (more - less).reshape(shape)
     for axis in (1, 2, 3):
         covered = covered.cumsum(axis=axis)

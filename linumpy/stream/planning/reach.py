@@ -3,32 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
-from linumpy.stream.planning.records import Resampling
+from linumpy.stream.planning.records import Resampling, Vector
 from linumpy.stream.planning.warp import Warp
 
-#: Rounding errors of coordinates, which may be computed in another order on the device.
+#: Rounding error of coordinates, in voxels: the device may compute them in another order.
 _SLACK = 1e-6
 
 
-def grid_map(warp: Warp, grid: np.ndarray, middle: np.ndarray, steps: np.ndarray, space: int) -> Any:
+def grid_map(warp: Warp, grid: np.ndarray, middle: np.ndarray, steps: np.ndarray, space: int) -> tuple[Vector, Vector]:
     """Return scale and origin of the map from voxels of the crop to the grid; 0 for axes that are not of space."""
     scale = steps / warp.node_spacing
     scale[: 3 - space] = 0.0
     origin = (np.array(grid.shape[1:]) - 1) / 2 - middle * scale
-    return tuple(scale.tolist()), tuple(origin.tolist())
+    return _vector(scale), _vector(origin)
 
 
-def blur_sigma(blur: float, box: Sequence[tuple[int, int]], steps: np.ndarray, space: int) -> Any:
-    """Return the blur in voxels along axes of space with more than one."""
+def _vector(values: np.ndarray) -> Vector:
+    z, y, x = values.tolist()
+    return z, y, x
+
+
+def blur_sigma(blur: float, box: Sequence[tuple[int, int]], steps: np.ndarray, space: int) -> Vector:
+    """Return the blur in voxels, 0 along axes of one voxel and axes that are not of space."""
     if blur == 0:
         return 0.0, 0.0, 0.0
     sizes = (stop - start for start, stop in box)
     wide = [axis >= 3 - space and n > 1 for axis, n in enumerate(sizes)]
-    return tuple(value if is_wide else 0.0 for value, is_wide in zip((blur / steps).tolist(), wide, strict=True))
+    return _vector(np.where(wide, blur / steps, 0.0))
 
 
 def reach(
@@ -36,8 +40,8 @@ def reach(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return bounds of the coordinates that the voxels of a crop have in the volume.
 
-    A cubic B-spline lies between the least and the greatest of its control points, so that displacements inside of the
-    crop that exceed those at its faces are within the bounds.
+    A cubic B-spline lies between the least and the greatest of its control points: the bounds hold inside of the crop,
+    also where displacements exceed those at its faces.
     """
     ends = matrix * (size - 1)
     low = offset + np.minimum(ends, 0).sum(axis=1)
@@ -52,9 +56,9 @@ def reach(
 def read_bounds(
     low: np.ndarray, high: np.ndarray, n: np.ndarray, order: int, pad: str
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return (start, stop), whole numbers in floats, of the voxels that coordinates from `low` to `high` are made of.
+    """Return (start, stop) of the voxels that interpolation at coordinates from `low` to `high` uses, as whole floats.
 
-    Neighbours of weight 0 are among them, but for those behind the last voxel of an axis, of `n` voxels.
+    Neighbours of weight 0 are included, except behind the last voxel of an axis, of `n` voxels.
     """
     shift = 0.5 if order == 0 else 0.0
     first, last = np.floor(low + (shift - _SLACK)), np.floor(high + (shift + _SLACK)) + order
@@ -75,7 +79,7 @@ def _reflected(first: np.ndarray, last: np.ndarray, top: np.ndarray) -> tuple[np
     period = np.maximum(2 * top, 1)
     begin = np.mod(first, period)
     end = begin + (last - first)
-    turned = [np.where(one <= top, one, period - one) for one in (begin, np.mod(end, period))]
+    turned = [np.where(voxel <= top, voxel, period - voxel) for voxel in (begin, np.mod(end, period))]
     has_bottom = (begin == 0) | (end >= period)
     has_top = ((begin <= top) & (end >= top)) | (end >= period + top)
     return np.where(has_bottom, 0, np.minimum(*turned)), np.where(has_top, top, np.maximum(*turned))
@@ -90,11 +94,11 @@ def fold(voxels: np.ndarray, n: int, pad: str) -> np.ndarray:
     return np.where(turned < n, turned, period - turned)
 
 
-def spline_matrix(made: Resampling, axis: int, voxels: np.ndarray) -> np.ndarray:
+def spline_matrix(resampling: Resampling, axis: int, voxels: np.ndarray) -> np.ndarray:
     """Return the weights of the control points along an axis at voxels of the crop, (voxels, nodes)."""
-    assert made.grid is not None
-    n, nodes = len(voxels), made.grid.shape[axis + 1]
-    at = voxels * made.grid_scale[axis] + made.grid_origin[axis]
+    assert resampling.grid is not None
+    n, nodes = len(voxels), resampling.grid.shape[axis + 1]
+    at = voxels * resampling.grid_scale[axis] + resampling.grid_origin[axis]
     base = np.clip(np.floor(at), 1, nodes - 3).astype(int)
     t = at - base
     weights = np.stack([(1 - t) ** 3, 3 * t**3 - 6 * t**2 + 4, -3 * t**3 + 3 * t**2 + 3 * t + 1, t**3]) / 6

@@ -1,4 +1,4 @@
-"""What planning passes on: frozen records of arrays, of what is read of them, and of how it is resampled."""
+"""Records of planning: arrays, the reads of their crops, and the resampling of what is read."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,6 +15,14 @@ from linumpy.stream.config import Dtype
 from linumpy.stream.planning.alignment import Grid
 from linumpy.stream.planning.warp import Intensity
 
+if TYPE_CHECKING:
+    import zarr
+
+    from linumpy.io.looks import MetadataLook
+    from linumpy.plan.layout import ArrayLayout
+
+Vector = tuple[float, float, float]
+#: Alignment of arrays in the memory of batches, in bytes.
 ALIGNED = 512
 
 
@@ -25,7 +33,7 @@ class ArrayInfo:
     Attributes
     ----------
     source : ArrayLayout or zarr.Array
-        What the reader takes; an array where it does not take it.
+        A layout for the reader, or an array that only zarr-python can read.
     name : str
         In messages.
     shape, chunk_shape, object_shape : tuple of int
@@ -33,14 +41,14 @@ class ArrayInfo:
     dtype : numpy.dtype
         In the byte order of this machine.
     grid : Grid
-        Where its voxels lie.
+        Coordinates of its voxels.
     unsupported : str or None
-        Why the reader does not take it.
+        Why the reader cannot read it.
     look : MetadataLook or None
-        Tells whether all this still holds; None for an array that is not looked at again.
+        Whether its metadata files are unchanged; None for an array that is not checked again.
     """
 
-    source: Any
+    source: ArrayLayout | zarr.Array
     name: str
     shape: tuple[int, ...]
     chunk_shape: tuple[int, ...]
@@ -48,7 +56,7 @@ class ArrayInfo:
     dtype: np.dtype
     grid: Grid
     unsupported: str | None = None
-    look: Any = None
+    look: MetadataLook | None = None
 
     @property
     def space(self) -> int:
@@ -57,13 +65,13 @@ class ArrayInfo:
 
     @property
     def holds(self) -> bool:
-        """Whether its metadata files are what they were when it was opened."""
-        return self.look is None or bool(self.look.holds())
+        """Whether its metadata files are unchanged since it was opened."""
+        return self.look is None or self.look.holds()
 
 
 @dataclass(frozen=True)
 class Resampling:
-    """How a staged crop is made; axes (Z, Y, X), those that the array does not have in front with one voxel.
+    """How a staged crop is resampled; axes (Z, Y, X), of which those that the array lacks have one voxel.
 
     Attributes
     ----------
@@ -89,16 +97,16 @@ class Resampling:
     box_shape: tuple[int, int, int]
     volume: tuple[int, int, int]
     grid: np.ndarray | None
-    grid_scale: tuple[float, float, float]
-    grid_origin: tuple[float, float, float]
-    sigma: tuple[float, float, float]
+    grid_scale: Vector
+    grid_origin: Vector
+    sigma: Vector
     intensity: Intensity
     order: int
 
 
 @dataclass(frozen=True)
 class CropRead:
-    """A part of a sample in a batch.
+    """What is read for one part of a sample.
 
     Attributes
     ----------
@@ -107,16 +115,16 @@ class CropRead:
     info : ArrayInfo
         The array.
     region : Box or None
-        What is read of it; None where nothing is.
+        Region of the array that is read; None where nothing is read.
     inside : Box
-        Where the region lies in the crop, if it is direct.
+        Position of the region in the crop, if it is direct.
     resampling : Resampling or None
         None for a direct crop.
     is_whole : bool
-        Whether it is direct and all of it is read.
+        Whether it is direct and read completely.
     needed : numpy.ndarray or None
-        Boxes of the region that are read, of which no two meet, along its last axes, three at most: int64
-        (boxes, axes, 2). None for all of it; the rest of the staged box is undefined.
+        Disjoint boxes of the region that are read, along its last axes, three at most: int64 (boxes, axes, 2). The
+        staged box is undefined outside of them. None where the whole region is read.
     """
 
     row: int
@@ -134,7 +142,7 @@ class CropRead:
 
     @property
     def stage_nbytes(self) -> int:
-        """Bytes of the staging buffer that it takes; 0 for a direct crop."""
+        """Bytes that it needs in the staging buffer; 0 for a direct crop."""
         return 0 if self.resampling is None else aligned(self._region_nbytes)
 
     @property
@@ -153,18 +161,18 @@ class CropRead:
 
 @dataclass(frozen=True)
 class PartShape:
-    """What one part of every sample of a pipeline has in common.
+    """Shape and dtype of one part, the same for all samples of a pipeline.
 
     Attributes
     ----------
     name : str
         Of the part.
     shape : tuple of int
-        Of the crop, with all axes of the array.
+        Shape of the crop, with all axes of the array.
     dtype : Dtype
         f32, f16, bf16 or stored.
     element : numpy.dtype
-        Of the batch in memory; uint16 for bf16.
+        Dtype of the batch in memory; uint16 for bf16.
     dropped : tuple of int
         Axes, of one voxel each, that the batch does not have.
     """
@@ -181,15 +189,15 @@ class PartShape:
         return tuple([n for axis, n in enumerate(self.shape) if axis not in self.dropped])
 
     def nbytes(self, batch_size: int) -> int:
-        """Bytes of a batch of it."""
+        """Bytes of a batch of this part."""
         return aligned(batch_size * math.prod(self.shape) * self.element.itemsize)
 
 
 def aligned(nbytes: int) -> int:
-    """Round a number of bytes up to where the next array may begin."""
+    """Round a number of bytes up to the next multiple of the alignment."""
     return -(-nbytes // ALIGNED) * ALIGNED
 
 
 def stage_offsets(reads: Sequence[CropRead]) -> list[int]:
-    """Where each staged crop begins in the staging buffer of its batch, and at the end the size of that."""
+    """Return the offset of each staged crop in the staging buffer of its batch, and last the buffer's size."""
     return [0, *itertools.accumulate(read.stage_nbytes for read in reads)]

@@ -34,15 +34,15 @@ def part_shape(part: Part, crop: Cut, info: ArrayInfo, config: Config) -> PartSh
 
 
 def check_alike(first: Sequence[PartShape], other: Sequence[PartShape]) -> None:
-    """Refuse a sample that does not fit the batches of a pipeline.
+    """Raise for a sample that does not fit the batches of a pipeline.
 
     Raises
     ------
     InvalidArgument, RankMismatch, DtypeMismatch
-        Other parts or shapes, numbers of axes, or dtypes than the first sample.
+        Parts or shapes, numbers of axes, or dtypes differ from those of the first sample.
     """
-    if [one.name for one in first] != [one.name for one in other]:
-        named = (", ".join(one.name for one in which) for which in (other, first))
+    if [part.name for part in first] != [part.name for part in other]:
+        named = (", ".join(part.name for part in parts) for parts in (other, first))
         raise InvalidArgument("parts {} differ from {} of the first sample".format(*named))
     for here, there in zip(first, other, strict=True):
         if len(here.shape) != len(there.shape):
@@ -58,9 +58,9 @@ def check_alike(first: Sequence[PartShape], other: Sequence[PartShape]) -> None:
 def plan_whole(
     sample: Sample, infos: Sequence[ArrayInfo], config: Config, parts: Sequence[PartShape], row: int
 ) -> CropRead | None:
-    """Plan a sample as :func:`plan_sample` does where all of it lies in its array and is copied; None for others.
+    """Plan a sample that lies completely in its array and is only copied, as most do; None for other samples.
 
-    That is what most samples are; `parts` are those of the batch.
+    The result is that of :func:`plan_sample`, in less time; `parts` are those of the batch.
     """
     info, part = infos[0], parts[0]
     box, shape = sample.aabb, part.shape
@@ -79,7 +79,7 @@ def plan_whole(
 def plan_sample(
     sample: Sample, infos: Sequence[ArrayInfo], config: Config, row: int, index: int, epoch: int
 ) -> tuple[tuple[PartShape, ...], tuple[CropRead, ...]]:
-    """Plan all parts of a sample: what the batch holds of each, and what is read for it.
+    """Plan all parts of a sample: shape and dtype in the batch, and the reads.
 
     Parameters
     ----------
@@ -92,7 +92,7 @@ def plan_sample(
     row : int
         Position in the batch.
     index, epoch : int
-        What the augmentation depends on, besides the seed.
+        With the seed, they determine the augmentation.
     """
     parts = sample.all_parts()
     image = infos[0].grid
@@ -121,18 +121,18 @@ def _warp(crops: Sequence[Cut], infos: Sequence[ArrayInfo], config: Config, inde
         for crop in crops
     ]
     flat = 3 - min(info.space for info in infos)
-    half = [max(one) for one in zip(*halves, strict=True)]
+    half = [max(extents) for extents in zip(*halves, strict=True)]
     half[:flat] = [0.0] * flat
     return draw_warp(config.augment, half, seed=config.seed, epoch=epoch, index=index, flat=flat)
 
 
 def _steps(crop: Cut) -> tuple[float, ...]:
-    """Return the distance of voxels along (Z, Y, X) in µm; ones where it is not known."""
+    """Return the distance of voxels along (Z, Y, X) in µm; 1 where the metadata lacks it."""
     return _ONES if crop.step is None else (1.0,) * (3 - len(crop.step)) + crop.step
 
 
 def _last(box: Box) -> Box:
-    """The last three axes; those that are missing have one voxel."""
+    """Return the last three axes; missing axes have one voxel."""
     return ((0, 1),) * (3 - len(box)) + box[-3:]
 
 
@@ -156,7 +156,9 @@ def _plan_crop(
     if warp is None and config.pad == "constant":
         return _direct(row, box, info)
     if info.dtype.kind == "c":
-        raise InvalidArgument(f"{info.name} holds complex numbers, which are neither augmented nor continued")
+        raise InvalidArgument(
+            f"{info.name} holds complex numbers, which are neither augmented nor padded but by a constant"
+        )
     lead = len(box) - min(len(box), 3)
     if any(reaches_out[:lead]):
         axis = reaches_out.index(True)
@@ -209,7 +211,7 @@ def _staged(row: int, crop: Cut, info: ArrayInfo, part: Part, config: Config, wa
     else:
         bounds = [(0, 0)] * 3
     (z, z_end), (y, y_end), (x, x_end) = bounds
-    made = Resampling(
+    resampling = Resampling(
         matrix,
         offset,
         (z, y, x),
@@ -222,7 +224,7 @@ def _staged(row: int, crop: Cut, info: ArrayInfo, part: Part, config: Config, wa
         intensity,
         order,
     )
-    return CropRead(row, info, region, (), made)
+    return CropRead(row, info, region, (), resampling)
 
 
 _IDENTITY = np.eye(3)

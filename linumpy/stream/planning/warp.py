@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -19,22 +18,22 @@ from linumpy.stream.errors import InvalidArgument
 
 #: Second word of Philox's key, which separates the streams of random numbers.
 AUGMENT_STREAM, CROP_STREAM = 1, 2
-#: Nodes of the elastic grid along an axis, as augment.cu keeps a line of them in shared memory.
+#: Most nodes of the elastic grid along an axis: augment.cu keeps a line of them in shared memory.
 MAX_NODES = 128
 
 
 class _NoSeed(np.random.bit_generator.ISeedSequence):
-    """Seed of a bit generator whose state is set afterwards; without one NumPy reads random bytes from the system."""
+    """Seed of a bit generator whose state is set afterwards; without it NumPy reads random bytes from the system."""
 
-    def generate_state(self, n_words: int, dtype: Any = np.uint32) -> np.ndarray:
-        return np.zeros(n_words, dtype)
+    def generate_state(self, n_words: int, dtype: object = np.uint32) -> np.ndarray:
+        return np.zeros(n_words, dtype)  # type: ignore[call-overload]
 
 
 _NO_SEED = _NoSeed()
 
 
 def generator(stream: int, seed: int, epoch: int, index: int) -> np.random.Generator:
-    """Return random numbers that depend on these four alone: Philox with a key and a counter."""
+    """Return a generator that depends only on these four numbers: Philox with a key and a counter."""
     bits = np.random.Philox(_NO_SEED)  # type: ignore[arg-type] # NumPy's stubs lack what its documentation allows
     counter, key = np.array([0, 0, epoch, index], np.uint64), np.array([seed, stream], np.uint64)
     bits.state = {
@@ -46,7 +45,7 @@ def generator(stream: int, seed: int, epoch: int, index: int) -> np.random.Gener
 
 @dataclass(frozen=True)
 class Intensity:
-    """Change of intensities of one sample: ``noise`` is the last.
+    """Change of intensities of one sample.
 
     Attributes
     ----------
@@ -68,7 +67,7 @@ class Intensity:
 
     @property
     def is_neutral(self) -> bool:
-        """Whether values stay as they are, but for the blur."""
+        """Whether it changes no value, apart from the blur."""
         return self.gamma == 1 and self.contrast == 1 and self.noise == 0
 
 
@@ -77,7 +76,7 @@ NEUTRAL = Intensity()
 
 @dataclass(frozen=True)
 class Warp:
-    """What was drawn for one sample; offsets in µm from the centre, axes (Z, Y, X).
+    """The augmentation drawn for one sample; offsets in µm from the centre, axes (Z, Y, X).
 
     Attributes
     ----------
@@ -89,7 +88,7 @@ class Warp:
     node_spacing : float
         Distance of control points in µm.
     intensity : Intensity
-        Of images; labels keep theirs.
+        For images; labels are not changed.
     """
 
     matrix: np.ndarray
@@ -109,7 +108,7 @@ def draw_warp(augment: Augment, half_extent: Sequence[float], *, seed: int, epoc
     half_extent : sequence of float
         Largest distance between the centre of a voxel of any part and that of the crop, in µm along (Z, Y, X).
     seed, epoch, index : int
-        What the result depends on.
+        They determine the random numbers.
     flat : int
         Number of leading axes of the three that the arrays lack: 1 for 2-D images, which are rotated about Z only.
     """
@@ -118,7 +117,7 @@ def draw_warp(augment: Augment, half_extent: Sequence[float], *, seed: int, epoc
     if len(augment.scale) == 1:
         scales = np.full(3, _log_uniform(drawn, augment.scale[0]))
     else:
-        scales = np.array([_log_uniform(drawn, one) for one in augment.scale])
+        scales = np.array([_log_uniform(drawn, limits) for limits in augment.scale])
     shears = [drawn.uniform(low, high) for low, high in augment.shear]
     mirrored = drawn.random(3) < 0.5
     flips = np.array([-1.0 if name in augment.flip and mirrored[axis] else 1.0 for axis, name in enumerate("zyx")])
@@ -135,7 +134,7 @@ def draw_warp(augment: Augment, half_extent: Sequence[float], *, seed: int, epoc
 
 
 def node_counts(half_extent: Sequence[float], spacing: float) -> tuple[int, int, int]:
-    """Control points along each axis: a cubic B-spline needs one before and two behind each cell."""
+    """Return the number of control points along each axis; a cubic B-spline needs one before and two behind a cell."""
     counts = [math.ceil(2 * half / spacing) + 4 for half in half_extent]
     if max(counts) > MAX_NODES:
         raise InvalidArgument(

@@ -1,6 +1,6 @@
 """Open the array that a sample names: path or URL, level → :class:`~linumpy.stream.planning.records.ArrayInfo`.
 
-Where its voxels lie is read from OME-Zarr metadata; what these lack is what the caller says, or stays unknown.
+Coordinates of voxels come from OME-Zarr metadata; the caller may pass those that the metadata lack.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _Lengths = tuple[float, ...] | None
 
 
 class Key(NamedTuple):
-    """What an array is opened by: its path or URL, level, and the coordinates that a caller gives."""
+    """What identifies an open array: path or URL, level, and the coordinates that the caller passes."""
 
     uri: str
     level: int
@@ -55,49 +55,49 @@ def fixed(sample: Sample) -> Sample:
     return replace(sample, uri=located(sample.uri, folder), parts=parts)
 
 
-class Known:
-    """Local arrays that any pipeline has opened; whoever plans by them looks at their metadata files."""
+class OpenedArrays:
+    """Local arrays that any pipeline has opened; a user checks their metadata files."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._infos: OrderedDict[Key, ArrayInfo] = OrderedDict()
 
     def get(self, key: Key) -> ArrayInfo | None:
-        """Return an array as it was when it was opened."""
+        """Return an array as it was when it was opened; None for one that is not kept."""
         with self._lock:
             if key in self._infos:
                 self._infos.move_to_end(key)
             return self._infos.get(key)
 
     def keep(self, key: Key, info: ArrayInfo) -> None:
-        """Keep an array whose metadata files can be looked at."""
+        """Keep an array whose metadata files can be checked."""
         if info.look is not None and info.unsupported is None:
             with self._lock:
                 self._infos[key] = info
                 self._infos.move_to_end(key)
-                while len(self._infos) > _KNOWN:
+                while len(self._infos) > _MOST_OPENED:
                     self._infos.popitem(last=False)
 
     def forget(self, key: Key) -> None:
-        """Let go of an array that was written anew."""
+        """Forget an array that was rewritten."""
         with self._lock:
             self._infos.pop(key, None)
 
     def after_fork(self) -> None:
-        """Make the lock new in a child process, whose parent may have held it."""
+        """Replace the lock in a child process: the parent may have held it at the fork."""
         self._lock = threading.Lock()
 
 
-#: Arrays that are kept, whichever pipeline opened them.
-_KNOWN = 2048
-KNOWN = Known()
-os.register_at_fork(after_in_child=KNOWN.after_fork)
+#: Most arrays that are kept, for all pipelines together.
+_MOST_OPENED = 2048
+OPENED = OpenedArrays()
+os.register_at_fork(after_in_child=OPENED.after_fork)
 
 
 def open_info(key: Key, config: Config) -> ArrayInfo:
     """Open an array, or a level of an OME-Zarr image, and check it against the limits of the configuration.
 
-    One of :data:`KNOWN` is as it was when it was opened.
+    An array in :data:`OPENED` is returned as it was when it was opened.
 
     Raises
     ------
@@ -106,10 +106,10 @@ def open_info(key: Key, config: Config) -> ArrayInfo:
     FileNotFoundError, SourceError, ValueError
         See :func:`linumpy.io.open.open_source`.
     """
-    info = KNOWN.get(key)
+    info = OPENED.get(key)
     if info is None:
         info = _opened(key)
-        KNOWN.keep(key, info)
+        OPENED.keep(key, info)
     _check_limits(info, key.uri, config)
     return info
 
@@ -146,10 +146,12 @@ def _image_info(group: zarr.Group, key: Key) -> ArrayInfo:
     if (path := local_name(key.uri)) is not None:
         arrays = [open_level(group, level) for level in {key.level, 0}]
         look = MetadataLook.at(*dict.fromkeys(folder for array in arrays for folder in _folders(path, array)))
-        group = _reopened(key.uri)  # now that its files were looked at
+        group = _reopened(key.uri)  # after the stamps of its files were taken
     for spacing in dict.fromkeys((None, key.spacing)):
         try:
-            image = open_image(group, spacing=spacing)
+            opened = open_image(group, spacing=spacing)
+            _ = opened.spacing  # raises an error if it is unknown
+            image = opened
             break
         except MetadataError as error:
             missing = missing or str(error)
@@ -180,7 +182,7 @@ def _folders(path: str, array: zarr.Array) -> list[str]:
 
 
 def _grid(group: zarr.Group, array: zarr.Array, finest: tuple[int, ...], key: Key) -> Grid:
-    """Tell how a level lies to level 0, as far as its metadata do; of level 0 what the caller says."""
+    """Return the grid of a level: relative to level 0 by the metadata, with the caller's coordinates of level 0."""
     try:
         axes, scales, translations = level_transforms(group)
     except MetadataError:
@@ -200,7 +202,7 @@ def _grid(group: zarr.Group, array: zarr.Array, finest: tuple[int, ...], key: Ke
 
 
 def _plain_grid(key: Key, shape: tuple[int, ...]) -> Grid:
-    """Tell of an array without names of axes and coordinates what the caller says."""
+    """Return the grid of an array without names of axes, with the coordinates that the caller passes, if any."""
     rank, space = len(shape), min(len(shape), 3)
     for name in ("spacing", "origin"):
         given = getattr(key, name)
@@ -214,10 +216,14 @@ def _whole(value: float) -> float:
 
 
 def _info(layout: ArrayLayout, array: zarr.Array | None, grid: Grid, look: MetadataLook | None) -> ArrayInfo:
-    """Tell of an array; `array` is needed where the reader does not take it."""
+    """Describe an array; `array` is needed where the reader cannot read it."""
     if layout.rank == 0:
         raise InvalidArgument(f"{grid.name} has no axes to crop")
+    source: ArrayLayout | zarr.Array = layout
+    if layout.unsupported is not None:
+        assert array is not None
+        source = array
     return ArrayInfo(
-        layout if layout.unsupported is None else array, grid.name, layout.shape, layout.chunk_shape,
+        source, grid.name, layout.shape, layout.chunk_shape,
         layout.object_shape, layout.dtype, grid, layout.unsupported, look,
     )  # fmt: skip

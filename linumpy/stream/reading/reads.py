@@ -1,7 +1,7 @@
 """Reads of crops: regions of arrays and their outputs → tickets.
 
-The native core reads regions of all its arrays by one ticket; each other region has one of its own, with the same
-methods. An error is that of its job alone.
+All regions that the native core reads share a ticket; each other region has a ticket of its own, with the same methods.
+An error concerns only its job.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ import logging
 from collections.abc import Iterator, Sequence
 from concurrent.futures import CancelledError, Executor, Future, wait
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol, cast
 
 import numpy as np
 
+from linumpy.arrays import Array
 from linumpy.gpu.read.outputs import Regions
 from linumpy.gpu.rounding import bfloat16_bits, cast_elements
 from linumpy.io.zarr_mode import read_chunks_on_host
@@ -22,48 +23,52 @@ from linumpy.stream.on_device import Stream
 from linumpy.stream.planning.records import ArrayInfo
 
 if TYPE_CHECKING:
+    import zarr
+
     from linumpy.gpu import Reader
     from linumpy.gpu.read.ticket import Ticket
+    from linumpy.plan.layout import ArrayLayout
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class ReadJob:
-    """A region and where it goes.
+    """A region of an array, and the output that it is read into.
 
     Attributes
     ----------
     info : ArrayInfo
         The array.
     region : Box
-        What is read of it.
+        Region of the array.
     array, index : cupy.ndarray or numpy.ndarray, tuple
         ``array[index]`` is filled; elements are cast to its dtype.
     address, strides : int, tuple of int
-        Of that, along all axes of the array.
+        Of this output, along all axes of the array.
     bfloat16 : bool
-        Whether they are cast to bfloat16, whose bits it holds.
+        Whether elements are cast to bfloat16; the output holds their bits.
     needed : numpy.ndarray or None
         Boxes of the region that are read, see :class:`~linumpy.stream.planning.records.CropRead`; None for all of it.
     """
 
     info: ArrayInfo
     region: Box
-    array: Any
-    index: tuple[Any, ...]
+    array: Array
+    index: tuple[int | slice, ...]
     address: int
     strides: tuple[int, ...]
     bfloat16: bool = False
     needed: np.ndarray | None = None
 
     @property
-    def out(self) -> Any:
-        """Where the region goes."""
-        return self.array[self.index]
+    def out(self) -> Array:
+        """The output of the region."""
+        out: Array = self.array[self.index]
+        return out
 
-    def boxes(self) -> Iterator[tuple[Box, Any]]:
-        """Yield what is read, box by box, and where it goes."""
+    def boxes(self) -> Iterator[tuple[Box, Array]]:
+        """Yield the boxes that are read, and the output of each."""
         if self.needed is None:
             yield self.region, self.out
             return
@@ -76,7 +81,7 @@ class ReadJob:
 
 
 class Fallback:
-    """Reads by zarr-python what the reader does not support, and logs the reason once for each array.
+    """Reads by zarr-python the arrays that the reader does not support; logs the reason once for each array.
 
     Parameters
     ----------
@@ -112,7 +117,7 @@ class ReadTicket(Protocol):
 class FallbackTicket:
     """A region that zarr-python reads."""
 
-    def __init__(self, future: Future[Any], out: Any) -> None:
+    def __init__(self, future: Future[np.ndarray | None], out: Array) -> None:
         self._future, self._out = future, out
 
     def wait(self) -> None:
@@ -140,7 +145,7 @@ class FallbackTicket:
 
 
 class ReaderTicket:
-    """A region that the reader reads by itself.
+    """A region that the reader reads by a ticket of its own.
 
     Parameters
     ----------
@@ -162,15 +167,15 @@ class ReaderTicket:
         return {} if error is None else {0: error}
 
     def cancel(self) -> None:
-        """Give the read up."""
+        """Cancel the read."""
         if not isinstance(self._ticket, Exception):
             self._ticket.cancel()
 
 
-def _read(job: ReadJob, box: Box, out: Any) -> Any:
-    """Read and cast; returns what is to be copied to a device, None where the output is in host memory."""
-    values = read_chunks_on_host(job.info.source, tuple(slice(a, b) for a, b in box))
-    values = np.ascontiguousarray(values)
+def _read(job: ReadJob, box: Box, out: Array) -> np.ndarray | None:
+    """Read and cast; return the values to copy to a device, None where the output is in host memory."""
+    source = cast("zarr.Array", job.info.source)
+    values = np.ascontiguousarray(read_chunks_on_host(source, tuple(slice(a, b) for a, b in box)))
     values = bfloat16_bits(values) if job.bfloat16 else cast_elements(values, out.dtype)
     if isinstance(out, np.ndarray):
         out[...] = values
@@ -178,43 +183,43 @@ def _read(job: ReadJob, box: Box, out: Any) -> Any:
     return values
 
 
-#: Numbers of jobs, and the ticket of their reads: its errors are those of the jobs by their place among them.
+#: Numbers of jobs, and the ticket of their reads; the ticket's errors are numbered by position in the first list.
 Submitted = tuple[Sequence[int], ReadTicket]
 
 
 def submit(reader: Reader, jobs: Sequence[ReadJob], fallback: Fallback, memory: object) -> list[Submitted]:
-    """Submit jobs; all that the core reads into outputs of one dtype are one call, and are waited for by another one.
+    """Submit jobs; all that the core reads into outputs of one dtype are submitted by one call and share a ticket.
 
     Parameters
     ----------
     reader : linumpy.gpu.Reader
         On the device of the outputs.
     jobs : sequence of ReadJob
-        What to read.
+        The reads.
     fallback : Fallback
-        Reads what the reader does not take.
+        Reads the arrays that the reader does not support.
     memory : object
-        What holds the memory of the outputs.
+        Owner of the outputs' memory; the reader holds it while it writes there.
     """
-    made: list[Submitted] = []
+    submitted: list[Submitted] = []
     together: dict[tuple[int, bool, str], list[int]] = {}
     for number, job in enumerate(jobs):
         if job.info.unsupported is not None:
-            made += [([number], ticket) for ticket in fallback.submit(job)]
-        elif not reader.reads_natively(job.info.source):
-            made += [([number], _submit_alone(reader, job, *one)) for one in job.boxes()]
+            submitted += [([number], ticket) for ticket in fallback.submit(job)]
+        elif not reader.reads_natively(cast("ArrayLayout", job.info.source)):
+            submitted += [([number], _submit_alone(reader, job, *read)) for read in job.boxes()]
         else:
             together.setdefault((len(job.region), job.bfloat16, job.array.dtype.str), []).append(number)
     for numbers in together.values():
         which, ticket = _submit_together(reader, [jobs[number] for number in numbers], memory)
-        made.append(([numbers[row] for row in which], ticket))
-    return made
+        submitted.append(([numbers[row] for row in which], ticket))
+    return submitted
 
 
 def _submit_together(reader: Reader, jobs: Sequence[ReadJob], memory: object) -> tuple[list[int], ReadTicket]:
-    """Submit what jobs read by one call; return the job of each box, and their ticket."""
-    places: dict[int, int] = {}
-    array = [places.setdefault(id(job.info), len(places)) for job in jobs]
+    """Submit jobs by one call; return the job of each box, and the ticket."""
+    numbers: dict[int, int] = {}
+    array = [numbers.setdefault(id(job.info), len(numbers)) for job in jobs]
     infos = dict(zip(array, [job.info for job in jobs], strict=True))
     boxes = np.array([job.region for job in jobs], np.int64)
     regions = Regions(
@@ -231,7 +236,7 @@ def _submit_together(reader: Reader, jobs: Sequence[ReadJob], memory: object) ->
 
 
 def _cut(regions: Regions, needed: Sequence[np.ndarray | None]) -> tuple[list[int], Regions]:
-    """Cut regions into the boxes that are needed of them; return the region of each box, by number, and the boxes."""
+    """Cut regions into the boxes that are needed; return the number of each box's region, and the boxes."""
     which = [row for row, boxes in enumerate(needed) for _ in range(1 if boxes is None else len(boxes))]
     if all(boxes is None for boxes in needed):
         return which, regions
@@ -246,7 +251,7 @@ def _cut(regions: Regions, needed: Sequence[np.ndarray | None]) -> tuple[list[in
     return which, replace(cut, start=begin, stop=end, addresses=addresses)
 
 
-def _submit_alone(reader: Reader, job: ReadJob, box: Box, out: Any) -> ReaderTicket:
+def _submit_alone(reader: Reader, job: ReadJob, box: Box, out: Array) -> ReaderTicket:
     try:
         dtype = "bfloat16" if job.bfloat16 else None
         regions = np.array([box], np.int64)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from linumpy.stream.config import Config, Sample
 from linumpy.stream.planning.alignment import is_own
 from linumpy.stream.planning.records import ArrayInfo
-from linumpy.stream.reading.arrays import KNOWN, Key, located, open_info
+from linumpy.stream.reading.arrays import OPENED, Key, located, open_info
 
 #: Whether the core checks the metadata files of an array when it reads it.
 IsCheckedLater = Callable[[ArrayInfo], bool]
@@ -26,7 +26,7 @@ class Request(NamedTuple):
 
     key: Key
     opened: Future[ArrayInfo] | ArrayInfo
-    is_shared: bool = False  # it was asked for before
+    is_shared: bool = False  # another sample requested it before
 
 
 class Sources:
@@ -35,7 +35,7 @@ class Sources:
     Parameters
     ----------
     config : Config
-        ``n_zarrs_meta_cache`` arrays are kept, ``n_io_threads`` open them; limits of chunks and elements.
+        ``n_zarrs_meta_cache`` arrays are kept, ``n_io_threads`` threads open them; limits of chunks and elements.
     """
 
     def __init__(self, config: Config) -> None:
@@ -46,14 +46,14 @@ class Sources:
         self.hits = self.misses = 0
 
     def request(self, sample: Sample, folder: str) -> list[Request]:
-        """Return the arrays of a sample, one for each part; those that are not open yet begin to be opened.
+        """Return the arrays of a sample, one for each part; start to open those that are not open.
 
         Parameters
         ----------
         sample : Sample
             The sample.
         folder : str
-            From where paths are that are not absolute.
+            Folder that relative paths start from.
         """
         try:
             return [self._get(key) for key in self._keys(sample, folder)]
@@ -73,20 +73,20 @@ class Sources:
 
     def _get(self, key: Key) -> Request:
         with self._lock:
-            found = self._kept.get(key)
-            if isinstance(found, Future) and found.done():
-                found = None if found.exception() else found.result()
-                if found is not None:
-                    self._kept[key] = found
-            if found is not None:
+            kept = self._kept.get(key)
+            if isinstance(kept, Future) and kept.done():
+                kept = None if kept.exception() else kept.result()
+                if kept is not None:
+                    self._kept[key] = kept
+            if kept is not None:
                 self._kept.move_to_end(key)
                 self.hits += 1
-                return Request(key, found, is_shared=True)
+                return Request(key, kept, is_shared=True)
             self.misses += 1
             opened: Future[ArrayInfo] | ArrayInfo
-            if KNOWN.get(key) is None:
+            if OPENED.get(key) is None:
                 opened = self.pool.submit(open_info, key, self._config)
-            else:  # it takes less time than to have a thread do it
+            else:  # takes less time than handing it to a thread
                 opened = open_info(key, self._config)
             self._keep(key, opened)
             return Request(key, opened)
@@ -99,8 +99,8 @@ class Sources:
 
     @staticmethod
     def are_open(requests: Sequence[Request]) -> bool:
-        """Whether nothing of what was requested is being opened any more."""
-        return all(not isinstance(one.opened, Future) or one.opened.done() for one in requests)
+        """Whether none of the requested arrays is still being opened."""
+        return all(not isinstance(request.opened, Future) or request.opened.done() for request in requests)
 
     def settled(
         self, requests: Sequence[Request], checked: dict[Key, ArrayInfo], is_checked_later: IsCheckedLater
@@ -131,13 +131,13 @@ class Sources:
             if is_checked_later(info) or info.holds:
                 return info
         except Exception:
-            if not request.is_shared:  # what was missing for an earlier sample may be there for this one
+            if not request.is_shared:  # an array that was missing for an earlier sample may exist now
                 raise
         return self.opened_again(request.key)
 
     def opened_again(self, key: Key) -> ArrayInfo:
-        """Open an array that was written anew."""
-        KNOWN.forget(key)
+        """Open an array again that was rewritten."""
+        OPENED.forget(key)
         info = open_info(key, self._config)
         with self._lock:
             self.misses += 1

@@ -1,12 +1,13 @@
-"""One staged crop → a row of a batch in host memory, by NumPy and SciPy: where there is no GPU.
+"""Resamples a staged crop to a row of a batch in host memory, by NumPy and SciPy, where there is no GPU.
 
-The definition is that of ``augment.cu``: coordinates in double precision, SciPy's order 0 or 1, values rounded to the
-batch's dtype where it is one of integers.
+As ``augment.cu``: coordinates in double precision, SciPy's order 0 or 1, values rounded where the batch's dtype is an
+integer.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from types import EllipsisType
+from typing import TYPE_CHECKING
 
 import numpy as np
 import scipy
@@ -17,8 +18,11 @@ from linumpy.stream.planning.reach import fold, spline_matrix
 from linumpy.stream.planning.records import CropRead, PartShape, Resampling
 from linumpy.stream.planning.warp import Intensity
 
+if TYPE_CHECKING:
+    from linumpy.stream.resampling.resample import Staged
 
-def fill_row(row: np.ndarray, part: PartShape, staged: Any, pad: str, fill: float) -> None:
+
+def fill_row(row: np.ndarray, part: PartShape, staged: Staged, pad: str, fill: float) -> None:
     """Fill a row of a batch.
 
     Parameters
@@ -28,52 +32,55 @@ def fill_row(row: np.ndarray, part: PartShape, staged: Any, pad: str, fill: floa
     part : PartShape
         Its dtype.
     staged : Staged
-        The box that was read, and the map.
+        The box that was read, and its resampling.
     pad : str
-        What lies outside of the volume.
+        Values outside of the volume: ``Config.pad``.
     fill : float
         For ``pad="constant"``.
     """
-    made = staged.read.resampling
+    resampling = staged.read.resampling
+    assert resampling is not None
     shape = (1,) * (3 - min(3, row.ndim)) + row.shape[-3:]
     target = row.reshape(-1, *shape)
     if staged.voxels is None:
         sampled = np.full(target.shape, fill)
-        _write(target, _changed(sampled, made, part, row), part)
+        _write(target, _changed(sampled, resampling, part, row), part)
         return
-    voxels = staged.voxels.reshape(-1, *made.box_shape)
-    if made.order == 0:
-        taken, inside = _nearest(voxels, made, shape, pad)
+    voxels = np.asarray(staged.voxels).reshape(-1, *resampling.box_shape)
+    if resampling.order == 0:
+        taken, inside = _nearest(voxels, resampling, shape, pad)
         _write(target, taken, part)
         if not inside.all():
             _write(target, np.array(fill), part, ~np.broadcast_to(inside, target.shape))
         return
-    points, inside = coordinates(made, shape, pad)
-    sampled = np.stack([_linear(one, staged.read, points, inside, fill) for one in voxels])
-    _write(target, _changed(sampled, made, part, row), part)
+    points, inside = coordinates(resampling, shape, pad)
+    sampled = np.stack([_linear(box, staged.read, points, inside, fill) for box in voxels])
+    _write(target, _changed(sampled, resampling, part, row), part)
 
 
-def _changed(values: np.ndarray, made: Resampling, part: PartShape, row: np.ndarray) -> np.ndarray:
+def _changed(values: np.ndarray, resampling: Resampling, part: PartShape, row: np.ndarray) -> np.ndarray:
     """Blur and change intensities; each axis of the blur rounds to the dtype of the batch."""
-    axes = [axis for axis in range(3) if made.sigma[axis] > 0]
+    axes = [axis for axis in range(3) if resampling.sigma[axis] > 0]
     if axes:
         held = np.empty(values.shape, row.dtype)
         _write(held, values, part)
         for axis in axes:
-            values = scipy.ndimage.gaussian_filter1d(_read(held, part), made.sigma[axis], axis=axis + 1, mode="reflect")
+            values = scipy.ndimage.gaussian_filter1d(
+                _read(held, part), resampling.sigma[axis], axis=axis + 1, mode="reflect"
+            )
             if axis != axes[-1]:
                 _write(held, values, part)
-    return change(values, made.intensity)
+    return change(values, resampling.intensity)
 
 
-def coordinates(made: Resampling, shape: tuple[int, ...], pad: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return coordinates in the volume, taken back into it, and which voxels of the crop lie inside."""
+def coordinates(resampling: Resampling, shape: tuple[int, ...], pad: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return coordinates, mapped into the volume by `pad`, and which voxels of the crop lie inside of it."""
     at = np.stack(np.meshgrid(*(np.arange(n, dtype=float) for n in shape), indexing="ij"))
-    points = np.tensordot(made.matrix, at, 1) + made.offset[:, None, None, None]
-    if made.grid is not None:
-        points += displacement(made, shape)
+    points = np.tensordot(resampling.matrix, at, 1) + resampling.offset[:, None, None, None]
+    if resampling.grid is not None:
+        points += displacement(resampling, shape)
     inside = np.ones(shape, bool)
-    for axis, n in enumerate(made.volume):
+    for axis, n in enumerate(resampling.volume):
         if pad == "constant":
             inside &= (points[axis] >= 0) & (points[axis] <= n - 1)
         elif pad == "edge" or n == 1:
@@ -84,13 +91,13 @@ def coordinates(made: Resampling, shape: tuple[int, ...], pad: str) -> tuple[np.
     return points, inside
 
 
-def displacement(made: Resampling, shape: tuple[int, ...]) -> np.ndarray:
+def displacement(resampling: Resampling, shape: tuple[int, ...]) -> np.ndarray:
     """Evaluate the cubic B-spline of displacements at every voxel of the crop."""
-    assert made.grid is not None
-    field = made.grid
+    assert resampling.grid is not None
+    field = resampling.grid
     for axis, n in enumerate(shape):
         field = np.moveaxis(
-            np.tensordot(spline_matrix(made, axis, np.arange(n)), field, ([1], [axis + 1])), 0, axis + 1
+            np.tensordot(spline_matrix(resampling, axis, np.arange(n)), field, ([1], [axis + 1])), 0, axis + 1
         )
     return field
 
@@ -100,25 +107,30 @@ def _linear(box: np.ndarray, read: CropRead, points: np.ndarray, inside: np.ndar
     local = points - np.array(read.resampling.box_start, float)[:, None, None, None]
     if box.dtype == np.float16:  # which SciPy does not take
         box = box.astype(np.float32)
-    # Beside the voxels that were read lie only neighbours of weight 0.
-    if box.dtype.kind == "f" and not all(np.isfinite(one).all() for one in _read_parts(box, read)):
+    # Neighbours outside of the box have weight 0, so clamping to the box is exact.
+    if box.dtype.kind == "f" and not all(np.isfinite(part).all() for part in _read_parts(box, read)):
         return np.where(inside, _linear_of_finite_weights(box, local), fill)
     values = scipy.ndimage.map_coordinates(box, local, order=1, mode="nearest", output=np.float64)
     return np.where(inside, values, fill)
 
 
 def _read_parts(box: np.ndarray, read: CropRead) -> list[np.ndarray]:
-    """Return what was read of a box (Z, Y, X)."""
+    """Return the parts of a box (Z, Y, X) that were read."""
     if read.needed is None:
         return [box]
     assert read.resampling is not None
     start = read.resampling.box_start[-read.needed.shape[1] :]
-    inside: list[Any] = [[slice(a - s, b - s) for (a, b), s in zip(one, start, strict=True)] for one in read.needed]
-    return [box[(..., *one)] for one in inside]
+    parts = []
+    for part in read.needed.tolist():
+        index: tuple[EllipsisType | slice, ...] = (
+            ..., *(slice(a - s, b - s) for (a, b), s in zip(part, start, strict=True))
+        )  # fmt: skip
+        parts.append(box[index])
+    return parts
 
 
 def _linear_of_finite_weights(box: np.ndarray, local: np.ndarray) -> np.ndarray:
-    """Interpolate where neighbours that do not count may be NaN, which SciPy multiplies by 0."""
+    """Interpolate without neighbours of weight 0: where they are NaN, SciPy would multiply NaN by 0."""
     below = np.floor(local).astype(int)
     upper = local - below
     result = np.zeros(local.shape[1:])
@@ -129,27 +141,31 @@ def _linear_of_finite_weights(box: np.ndarray, local: np.ndarray) -> np.ndarray:
     return result
 
 
-def _nearest(voxels: np.ndarray, made: Resampling, shape: tuple[int, ...], pad: str) -> tuple[np.ndarray, np.ndarray]:
+def _nearest(
+    voxels: np.ndarray, resampling: Resampling, shape: tuple[int, ...], pad: str
+) -> tuple[np.ndarray, np.ndarray]:
     """Return the nearest voxels, and where they count."""
-    if np.array_equal(made.matrix, np.eye(3)) and made.grid is None:
-        return _shifted(voxels, made, shape, pad)
-    points, inside = coordinates(made, shape, pad)
+    if np.array_equal(resampling.matrix, np.eye(3)) and resampling.grid is None:
+        return _shifted(voxels, resampling, shape, pad)
+    points, inside = coordinates(resampling, shape, pad)
     index = tuple(
         np.clip(np.floor(point + 0.5).astype(int) - start, 0, n - 1)
-        for point, start, n in zip(points, made.box_start, made.box_shape, strict=True)
+        for point, start, n in zip(points, resampling.box_start, resampling.box_shape, strict=True)
     )
     return voxels[(slice(None), *index)], inside
 
 
-def _shifted(voxels: np.ndarray, made: Resampling, shape: tuple[int, ...], pad: str) -> tuple[np.ndarray, np.ndarray]:
+def _shifted(
+    voxels: np.ndarray, resampling: Resampling, shape: tuple[int, ...], pad: str
+) -> tuple[np.ndarray, np.ndarray]:
     """Take whole voxels along each axis."""
     inside, index = [], []
     for axis, size in enumerate(shape):
-        at = np.arange(size) + int(np.floor(made.offset[axis] + 0.5))
-        n = made.volume[axis]
+        at = np.arange(size) + int(np.floor(resampling.offset[axis] + 0.5))
+        n = resampling.volume[axis]
         inside.append((at >= 0) & (at < n) if pad == "constant" else np.ones(size, bool))
         held = np.clip(at, 0, n - 1) if pad == "constant" else fold(at, n, pad)
-        index.append(np.clip(held - made.box_start[axis], 0, made.box_shape[axis] - 1))
+        index.append(np.clip(held - resampling.box_start[axis], 0, resampling.box_shape[axis] - 1))
     taken = voxels[np.ix_(np.arange(len(voxels)), *index)]
     return taken, inside[0][:, None, None] & inside[1][:, None] & inside[2]
 
@@ -169,11 +185,11 @@ def narrow(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
 
 
 def as_elements(values: np.ndarray, part: PartShape) -> np.ndarray:
-    """Cast values to what a batch holds of a part."""
+    """Cast values to the elements of a part in a batch."""
     return bfloat16_bits(values) if part.dtype is Dtype.BF16 else narrow(values, part.element)
 
 
-def _write(target: np.ndarray, values: np.ndarray, part: PartShape, where: Any = ...) -> None:
+def _write(target: np.ndarray, values: np.ndarray, part: PartShape, where: np.ndarray | EllipsisType = ...) -> None:
     target[where] = as_elements(values, part)
 
 

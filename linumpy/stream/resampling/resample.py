@@ -7,15 +7,15 @@ them where there is none. Work is queued on CuPy's current stream.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, wait
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
 
 import numpy as np
 
-from linumpy.gpu.kernels import CUDA_TYPES, KernelSpec, int32, int64, load
+from linumpy.arrays import Array
+from linumpy.gpu.kernels import CUDA_TYPES, KernelSpec, address_of, int32, int64, load
 from linumpy.stream.arguments import Box
 from linumpy.stream.config import Dtype
 from linumpy.stream.planning.records import CropRead, PartShape
@@ -44,13 +44,13 @@ class Staged:
     Attributes
     ----------
     read : CropRead
-        What it is.
+        What is read, and how it is resampled.
     voxels : cupy.ndarray, numpy.ndarray or None
-        The box that was read; None where nothing was.
+        The box that was read; None where nothing was read.
     """
 
     read: CropRead
-    voxels: Any
+    voxels: Array | None
 
 
 def kernel_spec(name: str, source: np.dtype, out: np.dtype, dtype: Dtype, order: int, pad: str) -> KernelSpec:
@@ -65,8 +65,8 @@ def kernel_spec(name: str, source: np.dtype, out: np.dtype, dtype: Dtype, order:
 
 
 def resample(
-    batch: Any, part: PartShape, staged: Sequence[Staged], pad: str, fill: float, pool: Executor | None
-) -> list[Any]:
+    batch: Array, part: PartShape, staged: Sequence[Staged], pad: str, fill: float, pool: Executor | None
+) -> list[Array]:
     """Fill rows of a batch.
 
     Parameters
@@ -78,7 +78,7 @@ def resample(
     staged : sequence of Staged
         Rows to fill.
     pad : str
-        What lies outside of volumes.
+        Values outside of volumes: ``Config.pad``.
     fill : float
         For ``pad="constant"``.
     pool : Executor or None
@@ -87,10 +87,10 @@ def resample(
     Returns
     -------
     list
-        What must live until the work that was queued is done.
+        Arrays that the queued work uses: they must outlive it.
     """
     if isinstance(batch, np.ndarray):
-        work = [(batch[one.read.row], part, one, pad, fill) for one in staged]
+        work = [(batch[crop.read.row], part, crop, pad, fill) for crop in staged]
         if pool is None or len(work) == 1:
             for arguments in work:
                 fill_row(*arguments)
@@ -100,8 +100,8 @@ def resample(
     return launch(batch, part, staged, pad, fill)
 
 
-def fill_borders(batch: Any, part: PartShape, direct: Sequence[CropRead], fill: float) -> None:
-    """Fill what lies outside of volumes in crops that were read into a batch."""
+def fill_borders(batch: Array, part: PartShape, direct: Sequence[CropRead], fill: float) -> None:
+    """Fill voxels outside of arrays in crops that were read into a batch."""
     cut = [read for read in direct if not read.is_whole]
     if not cut:
         return
@@ -112,19 +112,19 @@ def fill_borders(batch: Any, part: PartShape, direct: Sequence[CropRead], fill: 
 
 
 def borders(shape: Sequence[int], inside: Box) -> list[tuple[slice, ...]]:
-    """Cut what lies around a box into at most two slabs along each axis."""
-    found: list[tuple[slice, ...]] = []
-    rest = [slice(0, n) for n in shape]
+    """Cut the surroundings of a box into at most two slabs along each axis."""
+    slabs: list[tuple[slice, ...]] = []
+    extent = [slice(0, n) for n in shape]
     for axis, ((start, stop), n) in enumerate(zip(inside, shape, strict=True)):
         for a, b in ((0, start), (stop, n)):
             if a < b:
-                found.append((*rest[:axis], slice(a, b), *rest[axis + 1 :]))
-        rest[axis] = slice(start, stop)
-    return found
+                slabs.append((*extent[:axis], slice(a, b), *extent[axis + 1 :]))
+        extent[axis] = slice(start, stop)
+    return slabs
 
 
-def _in_threads(pool: Executor, work: Sequence[tuple[Any, ...]]) -> None:
-    """Fill rows; when this returns or raises, nothing writes any more."""
+def _in_threads(pool: Executor, work: Sequence[tuple[np.ndarray, PartShape, Staged, str, float]]) -> None:
+    """Fill rows; no thread writes any more when this returns or raises."""
     futures = [pool.submit(fill_row, *arguments) for arguments in work]
     try:
         for future in futures:
@@ -136,70 +136,66 @@ def _in_threads(pool: Executor, work: Sequence[tuple[Any, ...]]) -> None:
         raise
 
 
-def launch(batch: Any, part: PartShape, staged: Sequence[Staged], pad: str, fill: float) -> list[Any]:
+def launch(batch: Array, part: PartShape, staged: Sequence[Staged], pad: str, fill: float) -> list[Array]:
     """Fill rows on the device, by one launch for each pair of stored dtype and order."""
 
-    def kind(one: Staged) -> tuple[str, int]:
-        assert one.read.resampling is not None
-        return one.read.info.dtype.str, one.read.resampling.order
+    def kind(crop: Staged) -> tuple[str, int]:
+        assert crop.read.resampling is not None
+        return crop.read.info.dtype.str, crop.read.resampling.order
 
-    kept: list[Any] = []
-    for (stored, order), found in groupby(sorted(staged, key=kind), kind):
-        rows = list(found)
+    kept: list[Array] = []
+    for (stored, order), group in groupby(sorted(staged, key=kind), kind):
+        rows = list(group)
         device_rows, arrays = _upload(rows, batch)
         kept += arrays
         spec = (np.dtype(stored), batch.dtype, part.dtype, order, pad)
         _launch_augment(load(kernel_spec("augment", *spec)), batch, part.shape, device_rows, len(rows), fill)
-        sigmas = np.array([one.read.resampling.sigma for one in rows])  # type: ignore[union-attr]
+        sigmas = np.array([crop.read.resampling.sigma for crop in rows])  # type: ignore[union-attr]
         if sigmas.any():
             _launch_blur(load(kernel_spec("blur", *spec)), batch, part.shape, device_rows, sigmas)
     return kept
 
 
 def table(rows: Sequence[Staged]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the kernels' table, with offsets in place of addresses of grids, and all grids behind each other.
+    """Return the kernels' table, with offsets instead of addresses of grids, and the concatenated grids.
 
-    An offset is that in bytes, plus 1: 0 stands for no grid.
+    An offset is in bytes, plus 1: 0 stands for no grid.
     """
-    records = np.zeros(len(rows), ROW)  # filled field by field: each record by itself takes a multiple of the time
-    made: list[Any] = [one.read.resampling for one in rows]
-    records["row"] = [one.read.row for one in rows]
+    records = np.zeros(len(rows), ROW)  # filled field by field, several times as fast as record by record
+    resamplings = [crop.read.resampling for crop in rows if crop.read.resampling is not None]
+    records["row"] = [crop.read.row for crop in rows]
     for name in ("box_start", "box_shape", "volume", "offset", "grid_scale", "grid_origin", "sigma"):
-        records[name] = [getattr(one, name) for one in made]
-    records["matrix"] = [one.matrix.ravel() for one in made]
+        records[name] = [getattr(resampling, name) for resampling in resamplings]
+    records["matrix"] = [resampling.matrix.ravel() for resampling in resamplings]
     for name in ("low", "span", "gamma", "contrast", "noise", "key"):
-        records[name] = [getattr(one.intensity, name) for one in made]
+        records[name] = [getattr(resampling.intensity, name) for resampling in resamplings]
     grids, at = [np.zeros(0)], 0
-    for number, one in enumerate(made):
-        if one.grid is not None:
-            assert max(one.grid.shape[1:]) <= MAX_NODES
-            records["grid"][number], records["grid_shape"][number] = 1 + 8 * at, one.grid.shape[1:]
-            grids.append(one.grid.ravel())
-            at += one.grid.size
+    for number, resampling in enumerate(resamplings):
+        if (grid := resampling.grid) is not None:
+            assert max(grid.shape[1:]) <= MAX_NODES
+            records["grid"][number], records["grid_shape"][number] = 1 + 8 * at, grid.shape[1:]
+            grids.append(grid.ravel())
+            at += grid.size
     return records, np.concatenate(grids)
 
 
-def _upload(rows: Sequence[Staged], batch: Any) -> tuple[Any, list[Any]]:
+def _upload(rows: Sequence[Staged], batch: Array) -> tuple[Array, list[Array]]:
     records, grids = table(rows)
-    records["source"] = [0 if one.voxels is None else _address(one.voxels) for one in rows]
+    records["source"] = [0 if crop.voxels is None else address_of(crop.voxels) for crop in rows]
     device_grids = _to_device(grids, batch) if grids.size else None
     if device_grids is not None:
         has = records["grid"] > 0
-        records["grid"][has] += np.uint64(_address(device_grids) - 1)
+        records["grid"][has] += np.uint64(address_of(device_grids) - 1)
     device_rows = _to_device(records.view(np.uint8), batch)
-    return device_rows, [device_rows, device_grids]
+    return device_rows, [device_rows] if device_grids is None else [device_rows, device_grids]
 
 
-def _to_device(array: np.ndarray, batch: Any) -> Any:
+def _to_device(array: np.ndarray, batch: Array) -> Array:
     if isinstance(batch, np.ndarray):  # under the emulator
         return array
     import cupy
 
     return cupy.asarray(array)
-
-
-def _address(array: Any) -> int:
-    return int(array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr)
 
 
 def _space(shape: Sequence[int]) -> tuple[int, int, int, int]:
@@ -208,7 +204,9 @@ def _space(shape: Sequence[int]) -> tuple[int, int, int, int]:
     return math.prod(shape[:-3]), nz, ny, nx
 
 
-def _launch_augment(kernel: Any, batch: Any, shape: Sequence[int], rows: Any, count: int, fill: float) -> None:
+def _launch_augment(
+    kernel: Callable[..., None], batch: Array, shape: Sequence[int], rows: Array, count: int, fill: float
+) -> None:
     lead, nz, ny, nx = _space(shape)
     lines = nz * ny
     threads = min(_THREADS, -(-nx // 32) * 32)
@@ -216,7 +214,9 @@ def _launch_augment(kernel: Any, batch: Any, shape: Sequence[int], rows: Any, co
     kernel((min(lines, _MOST_BLOCKS), count), (threads,), arguments)
 
 
-def _launch_blur(kernel: Any, batch: Any, shape: Sequence[int], rows: Any, sigmas: np.ndarray) -> None:
+def _launch_blur(
+    kernel: Callable[..., None], batch: Array, shape: Sequence[int], rows: Array, sigmas: np.ndarray
+) -> None:
     lead, *space = _space(shape)
     axes = [axis for axis in range(3) if sigmas[:, axis].any()]
     for axis in axes:

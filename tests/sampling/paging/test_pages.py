@@ -417,6 +417,17 @@ def test_ome_images(tmp_path):
     check(data[0, 1:], *create_sampler("zarr", "cpu", source=path, channel=1).sample(300))
     with pytest.raises(ValueError, match="names its axes"):
         create_sampler("zarr", "cpu", source=path, channel_axis=1)
+    group = zarr.open_group(path)
+    ome = group.attrs["ome"]
+    for axis in ome["multiscales"][0]["axes"]:
+        axis.pop("unit", None)
+    group.attrs["ome"] = ome
+    for spacing in (None, (1, 2, 3)):  # samples need no unit
+        sampler = create_sampler("zarr", "cpu", source=path, seed=1, spacing=spacing)
+        check(data[0], *sampler.sample(300))
+        assert sampler.spacing == spacing
+    with pytest.raises(ValueError, match="give three numbers above 0, along x, y and z"):
+        create_sampler("zarr", "cpu", source=path, spacing=(1, 0, 1))
     path, data = ome_image(tmp_path, times=2)
     with pytest.raises(ValueError, match="time="):
         create_sampler("zarr", "cpu", source=path)

@@ -1,0 +1,141 @@
+"""Coordinate systems of NGFF 0.6 (RFC-5) in the form of 0.5: axes, and scales and translations of the levels.
+
+In: the metadata of a multiscale image. Out: the same with ``axes``, and with transformations of the types scale and
+translation only. Errors: :class:`~linumpy.errors.MetadataError` for metadata that is missing or ambiguous, and for
+transformations that are no scale and translation along the axes.
+
+A level has one transformation, to the coordinate system of the image; further ones, from there to other systems (an
+atlas), are left out. If that system has only the axes of an array, the system of space that it is mapped to is taken.
+
+Format: https://ngff.openmicroscopy.org/rfc/5/
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from linumpy.errors import MetadataError
+from linumpy.io.ngff import datasets_of, is_number, transformation_list
+
+Transformation = Mapping[str, Any]
+
+
+def as_axes_and_scales(multiscale: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Bring a multiscale image of NGFF 0.6 into the form of 0.5; one that names axes is returned as it is."""
+    if "axes" in multiscale or "coordinateSystems" not in multiscale:
+        return multiscale
+    system, beyond = _system_of(multiscale, name)
+    axes = _systems(multiscale, name)[system]
+    datasets = []
+    for dataset in datasets_of(multiscale, name):
+        chain = [_of_level(dataset, name), *beyond]
+        scales = [one for transformation in chain for one in _scales(transformation, len(axes), name)]
+        # Without a scale a step between voxels is 1.
+        ones = {"type": "scale", "scale": [1.0] * len(axes)}
+        datasets.append({"path": dataset["path"], "coordinateTransformations": [ones, *scales]})
+    kept = {key: value for key, value in multiscale.items() if key != "coordinateTransformations"}
+    return {**kept, "axes": axes, "datasets": datasets}
+
+
+def other_systems(multiscale: Mapping[str, Any], name: str) -> list[str]:
+    """Name the coordinate systems of a multiscale image but the one that its axes are read from."""
+    if "axes" in multiscale or "coordinateSystems" not in multiscale:
+        return []
+    return [system for system in _systems(multiscale, name) if system != _system_of(multiscale, name)[0]]
+
+
+def _systems(multiscale: Mapping[str, Any], name: str) -> dict[str, list[Mapping[str, Any]]]:
+    """Return the axes of each coordinate system."""
+    systems = multiscale["coordinateSystems"]
+    if not isinstance(systems, list) or not all(
+        isinstance(system, Mapping)
+        and isinstance(system.get("name"), str)
+        and isinstance(system.get("axes"), list)
+        and all(isinstance(axis, Mapping) for axis in system["axes"])
+        for system in systems
+    ):
+        raise MetadataError(f"{name}: the coordinate systems are no list of names and axes")
+    return {system["name"]: system["axes"] for system in systems}
+
+
+def _system_of(multiscale: Mapping[str, Any], name: str) -> tuple[str, list[Transformation]]:
+    """Return the coordinate system of the image, and what is applied after the transformation of each level."""
+    systems = _systems(multiscale, name)
+    names = dict.fromkeys(_referred(_of_level(d, name).get("output")) for d in datasets_of(multiscale, name))
+    if len(names) != 1 or not names.keys() <= systems.keys():
+        raise MetadataError(
+            f"{name}: the levels are mapped to the coordinate systems {', '.join(map(repr, names)) or 'none'}; one of "
+            f"{', '.join(map(repr, systems)) or 'none'} is needed, the same for all levels"
+        )
+    (intrinsic,) = map(str, names)
+    if _has_space(systems[intrinsic]):
+        return intrinsic, []
+    for transformation in transformation_list(multiscale, name):
+        output = str(_referred(transformation.get("output")))
+        if _referred(transformation.get("input")) == intrinsic and _has_space(systems.get(output, [])):
+            return output, [transformation]
+    return intrinsic, []
+
+
+def _has_space(axes: list[Mapping[str, Any]]) -> bool:
+    return any(axis.get("type") == "space" for axis in axes)
+
+
+def _referred(reference: Any) -> str | None:
+    """Return the name of a coordinate system, which drafts of 0.6 have as a text, and 0.6 as an object."""
+    name = reference.get("name") if isinstance(reference, Mapping) else reference
+    return name if isinstance(name, str) else None
+
+
+def _of_level(dataset: Mapping[str, Any], name: str) -> Transformation:
+    found = transformation_list(dataset, f"{name}, level {dataset['path']!r}")
+    if len(found) != 1:
+        raise MetadataError(
+            f"{name}: the resolution level {dataset['path']!r} has {len(found)} coordinate transformations; NGFF 0.6 "
+            "wants one"
+        )
+    return found[0]
+
+
+def _scales(transformation: Transformation, rank: int, name: str) -> Iterator[Transformation]:
+    """List a transformation as scales and translations, in the order of their application."""
+    kind = transformation.get("type")
+    if kind == "sequence":
+        parts = transformation.get("transformations")
+        if not isinstance(parts, list) or not all(isinstance(part, Mapping) for part in parts):
+            raise MetadataError(f"{name}: the coordinate transformation {dict(transformation)!r} is no sequence")
+        for part in parts:
+            yield from _scales(part, rank, name)
+    elif kind in ("scale", "translation"):
+        yield transformation
+    elif kind in ("affine", "rotation"):
+        matrix = _diagonal(transformation.get(kind), rank, rank + (kind == "affine"))
+        if matrix is None:
+            raise _not_read(transformation, name)
+        yield {"type": "scale", "scale": [row[number] for number, row in enumerate(matrix)]}
+        if kind == "affine":
+            yield {"type": "translation", "translation": [row[rank] for row in matrix]}
+    elif kind != "identity":
+        raise _not_read(transformation, name)
+
+
+def _diagonal(matrix: Any, rows: int, columns: int) -> list[list[float]] | None:
+    """Return a matrix of positive numbers on the diagonal, of zeros beside it, and of any in the last column."""
+    if not isinstance(matrix, list) or len(matrix) != rows:
+        return None
+    for number, row in enumerate(matrix):
+        if not isinstance(row, list) or len(row) != columns or not all(map(is_number, row)):
+            return None
+        if not row[number] > 0 or any(value for other, value in enumerate(row[:rows]) if other != number):
+            return None
+    return matrix
+
+
+def _not_read(transformation: Transformation, name: str) -> MetadataError:
+    kind = transformation.get("type")
+    called = f"{transformation['name']!r} " if transformation.get("name") else ""
+    return MetadataError(
+        f"{name}: the coordinate transformation {called}of type {kind!r} is no positive scale and translation along "
+        "the axes; resample_zarr does not read it yet"
+    )
