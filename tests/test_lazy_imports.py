@@ -19,10 +19,11 @@ FILES = sorted([*(ROOT / "linumpy").rglob("*.py"), *(ROOT / "scripts").glob("*.p
 
 
 def top_level(body):
-    """Statements that run on import: all but those inside functions."""
+    """Statements that run on import: all but those inside functions, and those for type checkers."""
     for node in body:
         yield node
-        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        only_for_types = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and not only_for_types:
             yield from top_level(ast.iter_child_nodes(node))
 
 
@@ -83,3 +84,12 @@ def test_the_package_itself_imports_nothing_heavy():
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert result.stdout == "module 'linumpy' has no attribute 'nothing'\n", result.stderr
+
+
+def test_read_zarr_imports_no_more_than_a_read_needs():
+    code = (
+        "import sys; from linumpy import read_zarr\n"
+        "print(sorted({'scipy.ndimage', 'scipy.sparse', 'dask', 'matplotlib', 'PIL', 'tqdm'} & set(sys.modules)))"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert result.stdout == "[]\n", result.stderr
