@@ -68,7 +68,7 @@ void Device::read_direct(Slab &slab) {
         const StoredObject &object = object_of(read);
         paths.push_back(object.array->file(object.coordinates));
         const i64 address = static_cast<i64>(slab.device) + stored + read.slab_offset;
-        records.push_back({paths.back().c_str(), object.place.offset + read.offset, read.nbytes, address, -EIO});
+        records.push_back({paths.back().c_str(), object.range.offset + read.offset, read.nbytes, address, -EIO});
     }
     record_.direct(records.data(), static_cast<i64>(records.size()));
     const StoredObject *unchanged = nullptr;

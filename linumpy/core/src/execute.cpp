@@ -79,14 +79,14 @@ void Execution::open_object(const std::string &path) {
     bool is_regular = false;
     if (const int number = object_.file.look(object_.version, is_regular)) fail(LC_READ, number);
     if (!is_regular) fail(LC_NOT_FILE);
-    object_.place = {0, object_.version.nbytes};
+    object_.range = {0, object_.version.nbytes};
     if (object_.array->archive && !find_entry(*object_.array->archive)) return;
     if (geometry_.sharded()) {
         const std::string name = object_.array->path(object_.coordinates);
         object_.index = indexes_.find(name, object_.version, geometry_);
         if (!object_.index) object_.index = read_index(name);
-    } else if (!geometry_.encoded() && object_.place.nbytes != geometry_.chunk_nbytes) {
-        fail(LC_SIZE, 0, object_.place.nbytes, geometry_.chunk_nbytes);
+    } else if (!geometry_.encoded() && object_.range.nbytes != geometry_.chunk_nbytes) {
+        fail(LC_SIZE, 0, object_.range.nbytes, geometry_.chunk_nbytes);
     }
 }
 
@@ -100,7 +100,7 @@ bool Execution::find_entry(const Archive &archive) {
     std::vector<u8> header(static_cast<size_t>(local_header_nbytes(name)));
     read_checked(object_, object_.file, header.data(), static_cast<i64>(header.size()), entry->header);
     try {
-        object_.place = {parse_local_header(header, name, *entry, object_.version.nbytes), entry->nbytes};
+        object_.range = {parse_local_header(header, name, *entry, object_.version.nbytes), entry->nbytes};
     } catch (const std::runtime_error &error) {
         throw FailedRead{{LC_ENTRY, 0, 0, 0, error.what()}};
     }
@@ -108,7 +108,7 @@ bool Execution::find_entry(const Archive &archive) {
 }
 
 std::shared_ptr<const ShardIndex> Execution::read_index(const std::string &name) {
-    const i64 size = object_.place.nbytes, nbytes = std::min(geometry_.index_nbytes, size);
+    const i64 size = object_.range.nbytes, nbytes = std::min(geometry_.index_nbytes, size);
     const Gate gate(nbytes);
     const u8 *stored = read_exactly(nbytes, geometry_.index_at_end ? size - nbytes : 0);
     std::shared_ptr<const ShardIndex> index;
@@ -132,7 +132,7 @@ void check_unchanged(const StoredObject &object, const File &file) {
 }
 
 void read_checked(const StoredObject &object, const File &file, u8 *to, i64 nbytes, i64 offset) {
-    const i64 got = file.read(to, nbytes, object.place.offset + offset);
+    const i64 got = file.read(to, nbytes, object.range.offset + offset);
     if (got < 0) fail(LC_READ, -got);
     check_unchanged(object, file);  // a file that became shorter says more than the bytes that are missing
     if (got != nbytes) fail(LC_SHORT, 0, got, nbytes);
@@ -165,7 +165,7 @@ void Execution::read_all() {
     for (u32 n = 0; n < task_.chunks; ++n) {
         if (state_[n] != PENDING) continue;
         const u32 chunk = task_.first_chunk + n;
-        ChunkRange range{0, object_.place.nbytes};
+        ChunkRange range{0, object_.range.nbytes};
         if (object_.index) range = (*object_.index)[static_cast<size_t>(wave_.chunks[chunk].inner)];
         if (range.offset < 0) {
             fill(chunk);

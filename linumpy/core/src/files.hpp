@@ -35,7 +35,7 @@ private:
 };
 
 // Where a stored object lies: all of a file, or an entry of a ZIP file.
-struct Place {
+struct StoredRange {
     i64 offset = 0, nbytes = -1;  // less than 0: not stored
 };
 

@@ -115,7 +115,7 @@ struct StoredObject {
     bool located = false, missing = false;
     File file;
     Version version;
-    Place place;
+    StoredRange range;
     std::shared_ptr<const ShardIndex> index;
     Failure failure;
     void end_task() {
