@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
+from linumpy import __version__
 from linumpy import device as devices
 from linumpy.errors import LinumpyError
 
@@ -34,7 +35,12 @@ _OPTION_OF = {"new_spacing": "resolution"}
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose errors are one line."""
+    """A parser whose errors are one line, with ``--version``."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        version = f"%(prog)s {__version__}"
+        self.add_argument("--version", action="version", version=version, help="Print the version, and exit.")
 
     def in_options(self, message: object) -> str:
         """Replace the parameters in an error of the library by the options: ``--channel 5`` for ``channel=5``."""

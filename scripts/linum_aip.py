@@ -20,9 +20,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from linumpy import cli
-from linumpy.mosaic.aip import project_mosaic
-from linumpy.mosaic.image import open_mosaic
-from linumpy.progress import bytes_progress
 
 
 def _build_arg_parser() -> argparse.ArgumentParser:
@@ -37,6 +34,10 @@ def _build_arg_parser() -> argparse.ArgumentParser:
 
 
 def _project(parsed: argparse.Namespace) -> None:
+    from linumpy.mosaic.aip import project_mosaic
+    from linumpy.mosaic.image import open_mosaic
+    from linumpy.progress import bytes_progress
+
     if parsed.output.suffix.lower() in (".png", ".jpg", ".jpeg", ".tif", ".tiff"):
         raise ValueError(
             f"{parsed.output} names a picture: linum-aip-png draws one, linum-aip writes an OME-Zarr image"

@@ -19,9 +19,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from linumpy import cli
-from linumpy.mosaic.aip import project_mosaic_to_png
-from linumpy.mosaic.image import open_mosaic
-from linumpy.progress import bytes_progress
 
 
 def _build_arg_parser() -> argparse.ArgumentParser:
@@ -36,6 +33,10 @@ def _build_arg_parser() -> argparse.ArgumentParser:
 
 
 def _project(parsed: argparse.Namespace) -> None:
+    from linumpy.mosaic.aip import project_mosaic_to_png
+    from linumpy.mosaic.image import open_mosaic
+    from linumpy.progress import bytes_progress
+
     use_gpu, begin, chosen = cli.choose_device(parsed), time.perf_counter(), cli.volume_options(parsed)
     with bytes_progress("projection", open_mosaic(parsed.input, parsed.level, **chosen).nbytes) as progress:
         projection = project_mosaic_to_png(

@@ -1,18 +1,17 @@
 #!/usr/bin/env python3
-"""Time reading a Zarr array into GPU memory: another name of ``linum-benchmark read``."""
+"""Time reading a Zarr array into GPU memory: another name of "linum-benchmark read"."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
 
-from linumpy.benchmark.command import suite_main
-from linumpy.benchmark.suites.reading import SUITE
 
-
-def main(argv: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Run the script; 0 where all went well, 1 where a result was wrong, 2 where nothing could be run."""
-    return suite_main("linum-benchmark-kvikio-zarr", SUITE, argv)
+    from linumpy.benchmark.command import suite_main
+
+    return suite_main("linum-benchmark-kvikio-zarr", "read", arguments)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ import sys
 from collections.abc import Sequence
 
 from linumpy import cli
-from linumpy.demo import run_demo
 from linumpy.testing.synthetic import SIZES
 
 
@@ -31,6 +30,8 @@ def _build_arg_parser() -> argparse.ArgumentParser:
 
 
 def _demo(arguments: argparse.Namespace) -> None:
+    from linumpy.demo import run_demo
+
     print(run_demo(arguments.out, arguments.size, arguments.device, overwrite=arguments.overwrite))
 
 

@@ -27,10 +27,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from linumpy import cli
-from linumpy.mosaic.focal import FocalCorrection, correct_mosaic
-from linumpy.mosaic.image import open_mosaic
-from linumpy.mosaic.surface import SurfaceMethod
-from linumpy.progress import bytes_progress
 
 
 def _build_arg_parser() -> argparse.ArgumentParser:
@@ -62,6 +58,11 @@ def _build_arg_parser() -> argparse.ArgumentParser:
 
 
 def _detect(parsed: argparse.Namespace) -> None:
+    from linumpy.mosaic.focal import FocalCorrection, correct_mosaic
+    from linumpy.mosaic.image import open_mosaic
+    from linumpy.mosaic.surface import SurfaceMethod
+    from linumpy.progress import bytes_progress
+
     use_gpu, begin, chosen = cli.choose_device(parsed), time.perf_counter(), cli.volume_options(parsed)
     nbytes = open_mosaic(parsed.input, **chosen).nbytes
     method = SurfaceMethod(**cli.surface_options(parsed))

@@ -28,9 +28,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from linumpy import cli
-from linumpy.mosaic.image import open_mosaic
-from linumpy.mosaic.surface import SurfaceMethod, find_mosaic_surface
-from linumpy.progress import bytes_progress
 
 
 def _build_arg_parser() -> argparse.ArgumentParser:
@@ -49,6 +46,10 @@ def _build_arg_parser() -> argparse.ArgumentParser:
 
 
 def _find(parsed: argparse.Namespace) -> None:
+    from linumpy.mosaic.image import open_mosaic
+    from linumpy.mosaic.surface import SurfaceMethod, find_mosaic_surface
+    from linumpy.progress import bytes_progress
+
     use_gpu, begin, chosen = cli.choose_device(parsed), time.perf_counter(), cli.volume_options(parsed)
     method = SurfaceMethod(**cli.surface_options(parsed))
     with bytes_progress("surface", open_mosaic(parsed.input, parsed.level, **chosen).nbytes) as progress:

@@ -26,10 +26,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from linumpy import cli
-from linumpy.io.volume import open_volumes
-from linumpy.resample.labels import LABELS
-from linumpy.resample.resample_zarr import resample_zarr
-from linumpy.write.new_image import ZARR_FORMATS
 
 
 def _build_arg_parser() -> argparse.ArgumentParser:
@@ -55,10 +51,10 @@ def _build_arg_parser() -> argparse.ArgumentParser:
         help="Memory of the blocks in the pipeline, on the GPU or the host. [80 %% of the free; on the CPU at most 8]",
     )  # fmt: skip
     parser.add_argument(
-        "--labels", choices=LABELS, default="resample",
+        "--labels", choices=("resample", "drop"), default="resample",
         help="Resample the labels inside the image too, or drop them. [%(default)s]",
     )  # fmt: skip
-    parser.add_argument("--ngff_version", choices=tuple(ZARR_FORMATS), help="NGFF of the output. [as the input]")
+    parser.add_argument("--ngff_version", choices=("0.5", "0.4"), help="NGFF of the output. [as the input]")
     cli.add_volume_arguments(parser, all_of_them=True)
     cli.add_gpu_arguments(parser)
     cli.add_common_arguments(parser)
@@ -72,6 +68,9 @@ def _nbytes(gib: float) -> int:
 
 
 def _resample(parsed: argparse.Namespace) -> None:
+    from linumpy.io.volume import open_volumes
+    from linumpy.resample.resample_zarr import resample_zarr
+
     use_gpu, begin = cli.choose_device(parsed), time.perf_counter()
     wanted = parsed.resolution[0] if len(parsed.resolution) == 1 else parsed.resolution
     memory = None if parsed.device_memory is None else _nbytes(parsed.device_memory)

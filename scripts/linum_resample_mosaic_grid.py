@@ -23,9 +23,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from linumpy import cli
-from linumpy.mosaic.grid import resample_mosaic_grid
-from linumpy.mosaic.image import open_mosaic
-from linumpy.progress import bytes_progress
 
 
 def _build_arg_parser() -> argparse.ArgumentParser:
@@ -50,6 +47,10 @@ def _build_arg_parser() -> argparse.ArgumentParser:
 
 
 def _resample(parsed: argparse.Namespace) -> None:
+    from linumpy.mosaic.grid import resample_mosaic_grid
+    from linumpy.mosaic.image import open_mosaic
+    from linumpy.progress import bytes_progress
+
     use_gpu, begin, chosen = cli.choose_device(parsed), time.perf_counter(), cli.volume_options(parsed)
     wanted = parsed.resolution[0] if len(parsed.resolution) == 1 else parsed.resolution
     with bytes_progress("resampling", open_mosaic(parsed.input, **chosen).nbytes) as progress:

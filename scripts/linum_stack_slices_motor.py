@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Stack OCT slices into one volume, by the lateral shifts of the motor and the overlaps of neighbouring slices along z.
+"""Stack OCT slices into one volume, by the shifts of the motor and by their overlaps along z.
 
 FOLDER holds the slices as OME-Zarr with axes z, y, x, numbered from the top down: by the digits after a z in the name
 (slice_z03.ome.zarr), else by the last digits. SHIFTS is a CSV table with the columns fixed_id, moving_id, x_shift,
@@ -25,8 +25,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from linumpy import cli
-from linumpy.mosaic.slices import ZSearch, open_slices, stack_mosaics
-from linumpy.progress import bytes_progress
 
 
 def _build_arg_parser() -> argparse.ArgumentParser:
@@ -65,6 +63,9 @@ def _build_arg_parser() -> argparse.ArgumentParser:
 
 
 def _stack(parsed: argparse.Namespace) -> None:
+    from linumpy.mosaic.slices import ZSearch, open_slices, stack_mosaics
+    from linumpy.progress import bytes_progress
+
     use_gpu, begin, chosen = cli.choose_device(parsed), time.perf_counter(), cli.volume_options(parsed)
     search = ZSearch(parsed.slicing_interval_mm, parsed.search_range_mm, parsed.min_correlation, parsed.max_deviation)
     stem = parsed.output.name.removesuffix(".zarr").removesuffix(".ome")

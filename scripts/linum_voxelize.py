@@ -19,12 +19,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
-
 from linumpy import cli
-from linumpy.io.volume import open_volumes
-from linumpy.voxel.backend import get_backend
-from linumpy.voxel.mesh_image import UNITS, load_mesh, voxelize_onto_image
 
 
 def _build_arg_parser() -> argparse.ArgumentParser:
@@ -32,7 +27,9 @@ def _build_arg_parser() -> argparse.ArgumentParser:
     parser.add_argument("mesh", type=Path, metavar="MESH", help="File with triangles.")
     parser.add_argument("image", type=cli.source, metavar="IMAGE", help="OME-Zarr image with the grid.")
     parser.add_argument("output", type=Path, metavar="OUT", help="OME-Zarr label image to write.")
-    parser.add_argument("--unit", choices=UNITS, help="Unit of the mesh's coordinates. [that of its file]")
+    parser.add_argument(
+        "--unit", choices=("nm", "um", "mm", "cm", "m"), help="Unit of the mesh's coordinates. [that of its file]"
+    )
     parser.add_argument(
         "--shift", type=float, nargs=3, default=(0.0, 0.0, 0.0), metavar=("X", "Y", "Z"),
         help="Shift of the mesh's coordinates in µm. [0 0 0]",
@@ -54,6 +51,12 @@ def _build_arg_parser() -> argparse.ArgumentParser:
 
 
 def _voxelize(parsed: argparse.Namespace) -> None:
+    import numpy as np
+
+    from linumpy.io.volume import open_volumes
+    from linumpy.voxel.backend import get_backend
+    from linumpy.voxel.mesh_image import load_mesh, voxelize_onto_image
+
     begin = time.perf_counter()
     if not np.isfinite(parsed.shift).all():
         raise ValueError(f"shift={parsed.shift}: pass three finite numbers in µm")

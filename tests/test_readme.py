@@ -21,13 +21,14 @@ def snippets(language):
     return re.findall(rf"^```{language}\n(.*?)^```", README.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
 
 
-def run_python(monkeypatch, folder, device):
+def run_python(monkeypatch, folder, device, xarray=False):
+    """Run the snippets without xarray, or those with it."""
     monkeypatch.chdir(folder)
     monkeypatch.setenv(DEVICE_VARIABLE, device)
     Path("demo-out").mkdir()
     write_mosaic("demo-out/mosaic.ome.zarr", SIZES["small"])  # what ``make demo`` leaves
     names = {"__name__": "__main__"}
-    for number, code in enumerate(snippets("python")):
+    for number, code in enumerate(one for one in snippets("python") if ("import xarray" in one) == xarray):
         exec(compile(code, f"README, snippet {number}", "exec"), names)
     return names
 
@@ -53,6 +54,15 @@ def test_the_python_snippets_run_without_a_gpu(tmp_path, monkeypatch):
     names = run_python(monkeypatch, tmp_path, "cpu")
     assert isinstance(names["volume"], np.ndarray)
     check(names, tmp_path)
+
+
+def test_the_snippet_of_xarray_reads_the_section_that_it_names(tmp_path, monkeypatch):
+    pytest.importorskip("xarray", reason="xarray is not installed: pip install xarray")
+    names = run_python(monkeypatch, tmp_path, "cpu", xarray=True)
+    source, spacing = read_omezarr(tmp_path / "demo-out/mosaic.ome.zarr")
+    expected = source[round(100 / spacing[0])]
+    np.testing.assert_array_equal(names["section"], expected)
+    assert names["brightness"] == pytest.approx(expected.mean(dtype=np.float64), rel=1e-4)
 
 
 def commands():

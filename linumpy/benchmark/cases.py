@@ -169,8 +169,8 @@ class Suite:
 
     Attributes
     ----------
-    name, summary, description : str
-        The sub-command, its line in the list of suites, and its help.
+    name, description : str
+        The sub-command and its help.
     runs : int
         Timed runs of each entry by default.
     cases : callable
@@ -187,7 +187,6 @@ class Suite:
     """
 
     name: str
-    summary: str
     description: str
     runs: int
     cases: Callable[..., AbstractContextManager[tuple[Path, Iterator[Case]]]]
@@ -307,11 +306,11 @@ def _copy_case(xp: ModuleType, scale: float) -> Case:
     return Case(COPY, nbytes, (entry,), ("bytes read and written",), clock="device")
 
 
-def kernel_suite(name: str, summary: str, description: str | None, makers: Makers, runs: int, scale: str) -> Suite:
+def kernel_suite(name: str, description: str | None, makers: Makers, runs: int, scale: str) -> Suite:
     """Describe a suite of functions on arrays in memory."""
 
     @contextmanager
     def cases(*, only: Sequence[str], scale: float) -> Iterator[tuple[Path, Iterator[Case]]]:
         yield Path(), kernel_cases(makers, scale, only)
 
-    return Suite(name, summary, description or "", runs, cases, tuple(makers), scale)
+    return Suite(name, description or "", runs, cases, tuple(makers), scale)

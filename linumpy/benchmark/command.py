@@ -21,7 +21,7 @@ from linumpy import cli
 from linumpy.benchmark import machine, report
 from linumpy.benchmark.cases import Case, Entry, Suite
 from linumpy.benchmark.runner import CaseResult, Settings, failures, run_cases
-from linumpy.benchmark.suites import SUITES
+from linumpy.benchmark.suites import SUITES, load_suite
 
 DESCRIPTION = """Time linumpy beside its peers and beside what the hardware allows, on this machine.
 
@@ -121,15 +121,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     form = argparse.RawDescriptionHelpFormatter
     parser = cli.Parser(prog="linum-benchmark", description=DESCRIPTION, formatter_class=form)
     suites = parser.add_subparsers(metavar="SUITE", required=True, title="suites")
-    for suite in SUITES.values():
-        words = {"help": suite.summary, "description": suite.description, "formatter_class": form}
-        _add_options(suites.add_parser(suite.name, **words), suite)
+    chosen = (sys.argv[1:] if argv is None else list(argv))[:1]
+    for name, summary in SUITES.items():
+        if [name] == chosen:
+            suite = load_suite(name)
+            description = suite.description
+            _add_options(suites.add_parser(name, help=summary, description=description, formatter_class=form), suite)
+        else:
+            suites.add_parser(name, help=summary)
     return _carry_out(parser, argv)
 
 
-def suite_main(program: str, suite: Suite, argv: Sequence[str] | None = None) -> int:
+def suite_main(program: str, name: str, argv: Sequence[str] | None = None) -> int:
     """Run one suite as a command of its own."""
-    description = suite.description.replace(f"linum-benchmark {suite.name}", program)
+    suite = load_suite(name)
+    description = suite.description.replace(f"linum-benchmark {name}", program)
     form = argparse.RawDescriptionHelpFormatter
     parser = cli.Parser(prog=program, description=description, formatter_class=form)
     _add_options(parser, suite)

@@ -1,4 +1,4 @@
-"""Voxels to time on: random where nothing compresses them, OCT-like where a codec does, and images made of one tile.
+"""Test data: random voxels for uncompressed stores, OCT-like voxels for codecs, and images made of one tile.
 
 In: the shape of a volume and a piece of it (:func:`blocks` cuts an array into pieces of bounded size along its chunk
 grid). Out: that piece as a NumPy array, the same for the same seed. Never zeros, which a disk, file system or codec
@@ -122,8 +122,8 @@ def change_for_ratio(
     samples = _samples(shape, chunks, dtype)
 
     def ratio(change: float) -> float:
-        made = [oct_voxels(generator(seed, block), shape, block, dtype, change) for block in samples]
-        return sum(one.nbytes for one in made) / sum(encoded_bytes(one) for one in made)
+        arrays = [oct_voxels(generator(seed, block), shape, block, dtype, change) for block in samples]
+        return sum(array.nbytes for array in arrays) / sum(encoded_bytes(array) for array in arrays)
 
     low, high = -8.0, 0.0
     for _ in range(12):  # the ratio falls as grains get shorter: halve the interval of log2(change)
@@ -136,10 +136,10 @@ def _samples(shape: Sequence[int], chunks: Sequence[int], dtype: np.dtype, limit
     """Choose a chunk, or part of one, in the water, at the surface and in the tissue."""
     size = [min(chunk, extent) for chunk, extent in zip(chunks, shape, strict=True)]
     for axis in range(len(size)):
-        above = math.prod(size) * dtype.itemsize / limit
-        size[axis] = max(1, int(size[axis] / max(1.0, above)))
+        excess = math.prod(size) * dtype.itemsize / limit
+        size[axis] = max(1, int(size[axis] / max(1.0, excess)))
     tops = sorted({int(part * (shape[0] - size[0])) for part in (0.0, 0.35, 0.6, 1.0)})
-    return [(slice(top, top + size[0]), *(slice(0, one) for one in size[1:])) for top in tops]
+    return [(slice(top, top + size[0]), *(slice(0, extent) for extent in size[1:])) for top in tops]
 
 
 def _brightness(dtype: np.dtype) -> tuple[int, int]:
@@ -161,7 +161,7 @@ def block_shape(shape: Sequence[int], grain: Sequence[int], itemsize: int, limit
     limit : int
         Bytes that a piece may have; a grain that is larger is a piece nevertheless.
     """
-    sizes = [min(one, extent) for one, extent in zip(grain, shape, strict=True)]
+    sizes = [min(length, extent) for length, extent in zip(grain, shape, strict=True)]
     for axis in reversed(range(len(sizes))):  # the last axis first: pieces are as contiguous as can be
         count = max(1, limit // max(1, math.prod(sizes) * itemsize))
         sizes[axis] = min(shape[axis], sizes[axis] * count)
@@ -191,7 +191,7 @@ def work_folder(folder: Path | None) -> Iterator[Path]:
 
 
 def check_size(what: str, gib: float, folder: Path | None = None) -> None:
-    """Refuse a size that is none, and a folder that is not there.
+    """Refuse a size that is not positive, and a folder that does not exist.
 
     Raises
     ------
@@ -205,7 +205,7 @@ def check_size(what: str, gib: float, folder: Path | None = None) -> None:
 
 
 def check_free(folder: Path, nbytes: int) -> None:
-    """Refuse a folder that cannot take so many bytes.
+    """Refuse a folder with fewer bytes free.
 
     Raises
     ------
@@ -248,19 +248,19 @@ def write_tiles(path: Path, base: np.ndarray, numbers: np.ndarray, spacing: Sequ
 
 
 def flush(folder: Path, seconds: float = 60.0) -> bool:
-    """Bring the files of a folder to the disk, so that it is at rest; they stay in the page cache.
+    """Write the dirty pages of a folder's files to the disk; the pages stay in the page cache.
 
     Parameters
     ----------
     folder : Path
-        Of all of them.
+        Folder of the files.
     seconds : float
-        After which no other file is begun with.
+        Time limit after which no other file is started.
 
     Returns
     -------
     bool
-        Whether all of them are there.
+        Whether all files were written in time.
     """
     end = time.monotonic() + seconds
 

@@ -1,4 +1,4 @@
-"""What a benchmark ran on, without which its numbers mean nothing; and the page cache of files that it reads.
+"""Describe the machine that a benchmark runs on; control the page cache of the files that it reads.
 
 In: the folder that was read. Out: :class:`Machine`: hardware, versions, whether GPUDirect Storage is used. :func:`drop`
 takes files out of this machine's page cache, without root and without touching another file; the disk, a file server or
@@ -37,7 +37,7 @@ class Gds:
     mode : str
         ``"native"``, ``"compat"``, ``"not native"`` or ``"none"`` (no kvikio).
     how : str
-        How the mode is known.
+        How the mode was determined.
     """
 
     mode: str
@@ -45,7 +45,7 @@ class Gds:
 
     @property
     def warning(self) -> str:
-        """What not to conclude from the numbers; empty where GDS is native."""
+        """Warning for readers of the numbers; empty where GDS is native."""
         if self.mode == "native":
             return ""
         return "no number here is one of GPUDirect Storage: all bytes go through the host's memory"
@@ -151,13 +151,15 @@ def file_system(folder: Path) -> str:
         mounts = [line.split()[1:3] for line in Path("/proc/self/mounts").read_text().splitlines()]
     except OSError:
         return "unknown"
-    here = folder.resolve()
-    above = [
+    resolved = folder.resolve()
+    mounts_above = [
         (len(point), number, kind)
         for number, (point, kind) in enumerate(mounts)
-        if here.is_relative_to(point.replace("\\040", " "))
+        if resolved.is_relative_to(point.replace("\\040", " "))
     ]
-    return max(above)[2] if above else "unknown"  # the longest mount point; of two, the later one hides the other
+    return (
+        max(mounts_above)[2] if mounts_above else "unknown"
+    )  # the longest mount point; of two, the later one hides the other
 
 
 def _cpu_name() -> str:
@@ -198,13 +200,13 @@ def cached_part(files: Iterable[Path]) -> float | None:
     float or None
         None where the kernel does not tell: it answers only for files that the caller may write.
     """
-    held = pages = 0
+    cached = pages = 0
     for file in files:
         if not os.access(file, os.W_OK):
             return None
-        here, total = _resident(file)
-        held, pages = held + here, pages + total
-    return held / pages if pages else 0.0
+        file_cached, file_pages = _resident(file)
+        cached, pages = cached + file_cached, pages + file_pages
+    return cached / pages if pages else 0.0
 
 
 def _resident(file: Path) -> tuple[int, int]:
@@ -213,16 +215,16 @@ def _resident(file: Path) -> tuple[int, int]:
     if size == 0:
         return 0, 0
     total = -(-size // mmap.PAGESIZE)
-    seen = (ctypes.c_ubyte * total)()
+    resident = (ctypes.c_ubyte * total)()
     # A private map, so that ctypes may take its address; nothing is written and no page is touched.
     with open(file, "rb") as opened, mmap.mmap(opened.fileno(), size, access=mmap.ACCESS_COPY) as mapped:
         first = ctypes.c_char.from_buffer(mapped)
         try:
-            if _libc().mincore(ctypes.addressof(first), ctypes.c_size_t(size), seen) != 0:
+            if _libc().mincore(ctypes.addressof(first), ctypes.c_size_t(size), resident) != 0:
                 raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(file))
         finally:
             del first  # the map cannot be closed while ctypes points into it
-    return int(np.count_nonzero(np.frombuffer(bytes(seen), np.uint8) & 1)), total
+    return int(np.count_nonzero(np.frombuffer(bytes(resident), np.uint8) & 1)), total
 
 
 def _libc() -> ctypes.CDLL:

@@ -43,7 +43,7 @@ def case_text(result: CaseResult) -> str:
     lines = [_wrapped(line, indent=2) for line in lines]
     lines += [_HEADER, "─" * WIDTH]
     lines += [_row(result, entry) for entry in result.entries]
-    lines += [f"to reach: linumpy {_mark_text(one)}: {_judgement(result, one)}" for one in result.marks]
+    lines += [f"to reach: linumpy {_mark_text(mark)}: {_judgement(result, mark)}" for mark in result.marks]
     return "\n".join(lines)
 
 
@@ -53,10 +53,10 @@ def summary_text(results: Sequence[CaseResult]) -> str:
     for result in results:
         ours = result.ours
         time, rate = (None, None) if ours is None else (ours.median, ours.rate)
-        for one in result.marks:
+        for mark in result.marks:
             head = f"{_cut(result.case.name, 41):<42}{_time(time):>10}{number(rate):>8}"
-            judgement = ours.verdict if ours is not None and ours.verdict != OK else _judgement(result, one)
-            lines.append(f"{head}{number(one.got):>8}  {_cut(_goal(one), WIDTH - 72 - len(judgement))}  {judgement}")
+            judgement = ours.verdict if ours is not None and ours.verdict != OK else _judgement(result, mark)
+            lines.append(f"{head}{number(mark.got):>8}  {_cut(_goal(mark), WIDTH - 72 - len(judgement))}  {judgement}")
     return "\n".join(lines)
 
 
@@ -83,17 +83,17 @@ def _row(result: CaseResult, entry: EntryResult) -> str:
     return _cut(f"{head}{numbers}  {entry.note}".rstrip(), WIDTH)
 
 
-def _goal(one: MarkResult) -> str:
-    return f"≥ {one.mark.least:g} {one.mark.label}"
+def _goal(mark: MarkResult) -> str:
+    return f"≥ {mark.mark.least:g} {mark.mark.label}"
 
 
-def _mark_text(one: MarkResult) -> str:
-    return _goal(one) + (f", got {number(one.got)}" if one.got is not None else "")
+def _mark_text(mark: MarkResult) -> str:
+    return _goal(mark) + (f", got {number(mark.got)}" if mark.got is not None else "")
 
 
-def _judgement(result: CaseResult, one: MarkResult) -> str:
-    if one.met is not None:
-        return "met" if one.met else "MISSED"
+def _judgement(result: CaseResult, mark: MarkResult) -> str:
+    if mark.met is not None:
+        return "met" if mark.met else "MISSED"
     return f"not judged: {result.case.not_judged or 'a time is missing'}"
 
 
@@ -162,8 +162,8 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
 
 def _case(result: CaseResult) -> dict[str, Any]:
     marks = [
-        {"least": one.mark.least, "of": list(one.mark.of), "label": one.mark.label, "got": one.got, "met": one.met}
-        for one in result.marks
+        {"least": mark.mark.least, "of": list(mark.mark.of), "label": mark.mark.label, "got": mark.got, "met": mark.met}
+        for mark in result.marks
     ]
     return {
         "name": result.case.name,
@@ -228,41 +228,41 @@ def draw(results: Sequence[CaseResult], machine: Machine, date: str, path: Path)
 
 def _bars(result: CaseResult) -> list[EntryResult]:
     """Entries that are bars: all but the limits, unless there is nothing else."""
-    return [one for one in result.entries if one.role != "limit"] or list(result.entries)
+    return [entry for entry in result.entries if entry.role != "limit"] or list(result.entries)
 
 
 def _panel(axes: Axes, result: CaseResult) -> None:
     bars = _bars(result)
     axes.set_title(f"{result.case.name}  ({size(result.case.nbytes)})", fontsize=10, loc="left")
-    axes.set_yticks(range(len(bars)), [one.title for one in bars])
+    axes.set_yticks(range(len(bars)), [entry.title for entry in bars])
     axes.set_ylim(len(bars) - 0.4, -0.6)  # the first entry on top
     axes.spines[["top", "right"]].set_visible(False)
     # Free space on the right for the number at the end of the longest bar.
-    axes.set_xlim(0, 1.12 * max([one.rate or 0 for one in result.entries], default=0) or 1)
-    for row, one in enumerate(bars):
-        _bar(axes, row, one)
-    _limits(axes, [one for one in result.entries if one.rate and one not in bars])
+    axes.set_xlim(0, 1.12 * max([entry.rate or 0 for entry in result.entries], default=0) or 1)
+    for row, entry in enumerate(bars):
+        _bar(axes, row, entry)
+    _limits(axes, [entry for entry in result.entries if entry.rate and entry not in bars])
 
 
-def _bar(axes: Axes, row: int, one: EntryResult) -> None:
+def _bar(axes: Axes, row: int, entry: EntryResult) -> None:
     text: dict[str, Any] = {"xytext": (5, 0), "textcoords": "offset points", "va": "center", "fontsize": 9}
     text["bbox"] = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}  # a limit's line stops at the text
-    if one.verdict != OK or one.rate is None:
-        colour = "dimgray" if one.verdict == UNAVAILABLE else _BAD
-        axes.annotate(_cut(f"{one.verdict}: {one.note}", 72), (0, row), color=colour, **text)
+    if entry.verdict != OK or entry.rate is None:
+        colour = "dimgray" if entry.verdict == UNAVAILABLE else _BAD
+        axes.annotate(_cut(f"{entry.verdict}: {entry.note}", 72), (0, row), color=colour, **text)
         return
-    axes.barh(row, one.rate, height=0.68, color=_OURS if one.role == "ours" else _OTHERS)
-    low, high = (one.nbytes / seconds / 2**30 for seconds in (max(one.seconds), min(one.seconds)))
+    axes.barh(row, entry.rate, height=0.68, color=_OURS if entry.role == "ours" else _OTHERS)
+    low, high = (entry.nbytes / seconds / 2**30 for seconds in (max(entry.seconds), min(entry.seconds)))
     axes.hlines(row, low, high, colors="black", linewidth=1.5)
-    axes.annotate(number(one.rate), (max(high, one.rate), row), **text)
+    axes.annotate(number(entry.rate), (max(high, entry.rate), row), **text)
 
 
 def _limits(axes: Axes, limits: Sequence[EntryResult]) -> None:
     """Draw the limits' lines across the bars; a legend above the panel names them, where no bar is."""
-    for index, one in enumerate(limits):
+    for index, entry in enumerate(limits):
         colour, style = _LIMITS[index % len(_LIMITS)]
-        assert one.rate is not None
-        label = f"{one.title} {number(one.rate)}"
-        axes.axvline(one.rate, color=colour, linestyle=style, linewidth=1.2, zorder=0.5, label=label)
+        assert entry.rate is not None
+        label = f"{entry.title} {number(entry.rate)}"
+        axes.axvline(entry.rate, color=colour, linestyle=style, linewidth=1.2, zorder=0.5, label=label)
     if limits:
         axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=len(limits), fontsize=8, frameon=False, borderpad=0)

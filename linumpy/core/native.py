@@ -1,9 +1,9 @@
-"""Load the native core and name its calls; the only module that does.
+"""Load the native core by ctypes, and declare its functions and records: those of ``src/core.h``, in Python.
 
-In: nothing. Out: :func:`library`, its functions with their types, and the records of ``src/core.h``. A library that
-does not fit this module is refused. Calls through :attr:`Library.quick` hold Python's lock: they copy their arguments
-and return at once, since to get the lock back beside a busy thread takes 5 ms. Calls through :attr:`Library.waiting`
-give it back while they wait.
+In: nothing. Out: :func:`library`, for the wrapper in ``reader.py``. A library with another interface number or other
+sizes of records is refused. Functions of :attr:`Library.quick` keep Python's lock (the GIL): they copy their arguments
+and return at once, and to acquire the lock again beside a busy thread takes 5 ms. Functions of
+:attr:`Library.waiting` release it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from linumpy.plan.layout import MAX_RANK
 
 #: Version of the interface; the same number as LC_ABI.
 ABI = 6
-#: Set to "0" to do without the core, for comparison.
+#: Environment variable: "0" switches the core off, for comparison.
 CORE_VARIABLE = "LINUMPY_CORE"
 #: What to install where the core was not built.
 HOW_TO_BUILD = (
@@ -30,12 +30,13 @@ HOW_TO_BUILD = (
     " (from an sdist with pip --no-cache-dir)"
 )
 
-#: Codes of dtypes, by kind and size as NumPy spells them; in the order of lc_dtype.
+#: Data types by NumPy's kind and size, in the order of lc_dtype: the index is the code.
 DTYPES = ("b1", "u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8", "f2", "f4", "f8", "c8", "c16")
 DTYPE_CODES = {name: code for code, name in enumerate(DTYPES)}
 BFLOAT16 = len(DTYPES)
 COMPRESSORS = ("", "zstd", "lz4", "zlib", "gzip", "blosc")
 
+# Why a job failed: lc_error_code.
 (
     OK, OPEN, NOT_FILE, SIZE, REPLACED, READ, SHORT, INDEX, DECODE, GONE, MEMORY, THREAD, CLOSED, CANCELLED, INTERNAL,
     DEVICE, CHANGED, ENTRY,
@@ -71,7 +72,7 @@ class Geometry(ctypes.Structure):
 
 
 class Look(ctypes.Structure):
-    """A file as it was: ``lc_look``."""
+    """The version of a file (device, inode, size, times), to detect changes: ``lc_look``."""
 
     _fields_ = (("path", c_char_p), *((name, c_int64) for name in ("device", "inode", "nbytes", "written", "changed")))
 
@@ -97,7 +98,7 @@ class Array(ctypes.Structure):
 
 
 class Argument(ctypes.Structure):
-    """An argument of a kernel: a number, and how often addresses and the length of stored bytes are added."""
+    """An argument of a kernel: a constant, and multiples of addresses and of the stored bytes."""
 
     _fields_ = tuple((name, c_int64) for name in ("constant", "base", "status", "stored"))
 
@@ -286,9 +287,9 @@ class Library:
     Attributes
     ----------
     quick : ctypes.PyDLL
-        Functions that return at once; Python's lock is held meanwhile.
+        Functions that return at once, under Python's lock.
     waiting : ctypes.CDLL
-        Functions that wait or decode; Python's lock is given back meanwhile.
+        Functions that wait or decode, without Python's lock.
     """
 
     def __init__(self, path: str) -> None:
@@ -301,21 +302,21 @@ class Library:
 
 
 def _check(library: ctypes.CDLL, path: str) -> None:
-    """Refuse a library that was built of other sources than this module."""
+    """Refuse a library of another interface number or with records of other sizes."""
     library.lc_abi.restype = c_int64
-    found = int(library.lc_abi())
-    if found == ABI:
+    abi = int(library.lc_abi())
+    if abi == ABI:
         sizes = (c_int64 * len(_RECORDS))()
         library.lc_record_sizes(sizes)
         if list(sizes) == [ctypes.sizeof(record) for record in _RECORDS]:
             return
     raise CoreUnavailableError(
-        f"the native core at {path} has interface {found}, and this linumpy needs {ABI}: install linumpy again"
+        f"the native core at {path} has interface {abi}, and this linumpy needs {ABI}: install linumpy again"
     )
 
 
 def why_no_core() -> str | None:
-    """Say why there is no native core; None where there is one."""
+    """Return why there is no native core; None where there is one."""
     if os.environ.get(CORE_VARIABLE) == "0":
         return f"{CORE_VARIABLE}=0 switches the native core off"
     return _load()[1]
@@ -339,14 +340,14 @@ def library() -> Library:
 
 @functools.cache
 def _load() -> tuple[Library | None, str | None]:
-    # By the import system: an editable install has the library elsewhere than its Python.
-    found = importlib.util.find_spec("linumpy.core.liblinumpy_core")
-    if found is None or found.origin is None:
+    # find_spec, since an editable install keeps the library in another folder than the Python files.
+    spec = importlib.util.find_spec("linumpy.core.liblinumpy_core")
+    if spec is None or spec.origin is None:
         return None, f"linumpy was installed without its native core ({HOW_TO_BUILD})"
     try:
-        loaded = Library(found.origin)
+        loaded = Library(spec.origin)
     except (OSError, AttributeError, CoreUnavailableError) as error:
-        # It was built, so its absence would go unnoticed: an old library beside new Python, or an older C library.
+        # It was built but does not load (an outdated library, an older libc): warn, since reads become slow.
         warnings.warn(f"{error}; zarr-python reads instead, slowly", RuntimeWarning, stacklevel=3)
         return None, str(error)
     os.register_at_fork(after_in_child=loaded.quick.lc_after_fork)

@@ -83,6 +83,7 @@ def read_zarr(
     level: int = 0,
     device: str | None = None,
     dtype: DTypeLike | None = None,
+    strict: bool = False,
     return_report: bool = False,
 ) -> Any:
     """Read a Zarr array, or a region of it: into GPU memory where there is a GPU, else into host memory.
@@ -98,6 +99,8 @@ def read_zarr(
     dtype : dtype, optional
         Data type of the result; by default that of the array, in this machine's byte order. Elements are cast as by
         :func:`read_zarr_to_gpu`; both support bool, integers, floats and complex numbers, but not complex to real.
+    strict : bool
+        Whether to raise where linumpy's own reader cannot read the array, instead of reading it by zarr-python.
     return_report : bool
         Whether to return a report beside the array.
 
@@ -112,6 +115,8 @@ def read_zarr(
     ------
     GpuUnavailableError
         ``device="cuda"`` and there is none.
+    UnsupportedLayoutError
+        ``strict=True``, and linumpy's reader cannot read the array; the message says why.
     TypeError
         Elements without a fixed size, such as strings: use zarr-python for those.
     FileNotFoundError, SourceError, RegionError, TypeError, ValueError, ChunkError, DeviceMemoryError
@@ -125,23 +130,28 @@ def read_zarr(
     where = resolve(device)
     if where.is_cuda:
         with where.xp.cuda.Device(where.index):
-            return read_zarr_to_gpu(source, region=region, level=level, dtype=dtype, return_report=return_report)
+            return read_zarr_to_gpu(
+                source, region=region, level=level, dtype=dtype, strict=strict, return_report=return_report
+            )
     begin = time.perf_counter()
     plan = plan_read(LAYOUTS.get(source, level), region)
     check_elements(plan.layout)
     target = plan.layout.dtype if dtype is None else output.result_dtype(plan, dtype)
-    if not why_not_linumpy(plan):
-        result, report = kvikio_zarr.read_into_host(plan, target, where.reason, begin)
+    reason = why_not_linumpy(plan)
+    if reason and strict:
+        raise _unsupported(plan, reason)
+    if reason:
+        result, report = _read_by_zarr(source, level, plan, target, (where.reason, reason), begin)
     else:
-        result, report = _read_by_zarr(source, level, plan, target, where.reason, begin)
+        result, report = kvikio_zarr.read_into_host(plan, target, where.reason, begin)
     return (result, report) if return_report else result
 
 
 def _read_by_zarr(
-    source: Source, level: int, plan: ReadPlan, target: np.dtype, why: str, begin: float
+    source: Source, level: int, plan: ReadPlan, target: np.dtype, reasons: tuple[str, str], begin: float
 ) -> tuple[np.ndarray, ReadReport]:
-    """Read into host memory by zarr-python; `why` is the reason for host memory."""
-    reason = why_not_linumpy(plan)
+    """Read into host memory by zarr-python; `reasons` are those for host memory and for zarr-python."""
+    why, reason = reasons
     log.warning("%s: read by zarr-python, not by linumpy's reader: %s", plan.layout.name, reason)
     array = open_source(source, level)
     planned = time.perf_counter()
@@ -253,13 +263,17 @@ def _carry_out(
     plan = request.plan
     reason = "" if backend == "zarr-gpu" else why_not_linumpy(plan)
     if reason and (strict or backend == LINUMPY):
-        raise UnsupportedLayoutError(f"linumpy's reader cannot read {plan.layout.name}: {reason}")
+        raise _unsupported(plan, reason)
     if backend == "zarr-gpu" or reason:
         if reason:
             method = "in its GPU mode" if zarr_gpu.why_by_host(request) is None else "through host memory"
             log.warning("%s: read by zarr-python %s, not by linumpy's reader: %s", plan.layout.name, method, reason)
         return zarr_gpu.read_request(open_source(source, level), request, begin, fallback=reason)
     return kvikio_zarr.read_request(request, begin, timed=timed, own=own)
+
+
+def _unsupported(plan: ReadPlan, reason: str) -> UnsupportedLayoutError:
+    return UnsupportedLayoutError(f"linumpy's reader cannot read {plan.layout.name}: {reason}")
 
 
 def _request(plan: ReadPlan, dtype: Any, out: Array | None, scratch_bytes: int | None) -> output.ReadRequest:

@@ -160,7 +160,7 @@ def carried_from(volumes: Volumes) -> Carried:
         },
         omero=_omero(omero, chosen) if isinstance(omero, Mapping) else None,
         image_label=label if isinstance(label, Mapping) else None,
-        attributes={key: value for key, value in everything.items() if key not in _OWN},
+        attributes=other_attributes(group),
         labels=labels,
         own={key: value for key, value in image.linumpy.items() if key != "resampled"},
         dropped=(
@@ -179,6 +179,11 @@ def carried_from(volumes: Volumes) -> Carried:
             *(f"the group {name!r}" for name in _other_groups(image, labels)),
         ),
     )
+
+
+def other_attributes(group: zarr.Group) -> dict[str, Any]:
+    """Return the attributes of an image's group that neither NGFF nor linumpy defines."""
+    return {key: value for key, value in group.attrs.asdict().items() if key not in _OWN}
 
 
 def _text(value: Any) -> str | None:

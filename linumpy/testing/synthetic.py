@@ -15,13 +15,14 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from linumpy.errors import RegionError
-from linumpy.io.zarr_mode import in_mode_of_caller
-from linumpy.write.writer import OmeZarrWriter, Progress
+
+if TYPE_CHECKING:
+    from linumpy.write.writer import Progress
 
 #: Speckle is drawn in cells of this shape, each from its own random generator.
 _CELL = (32, 64, 64)
@@ -271,6 +272,9 @@ def write_mosaic(
     FileExistsError, ValueError, OSError
         As for :class:`linumpy.write.writer.OmeZarrWriter`.
     """
+    from linumpy.io.zarr_mode import in_mode_of_caller
+    from linumpy.write.writer import OmeZarrWriter
+
     options: dict[str, Any] = {"chunks": chunks, "shards": shards, "compressors": compressors, "overwrite": overwrite}
     options["attributes"] = {"linumpy": {"tile_shape": dict(zip("yx", spec.tile_shape[1:], strict=True))}}
     with OmeZarrWriter(path, spec.shape, spec.dtype, spec.spacing_um, **options) as writer:

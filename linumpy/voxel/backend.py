@@ -1,7 +1,7 @@
 """Choose the backend of voxel operations.
 
 In: a name (``"auto"``, ``"cuda"``, ``"cpu"``) or an array. Out: a :class:`~linumpy.voxel.operations.Backend`, SciPy's
-for NumPy arrays or Warp's for CuPy arrays. Neither copies masks between host and device.
+for NumPy arrays or Warp's for CuPy arrays. Masks are copied between host and device only with ``transfer=True``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from linumpy.voxel.scipy_backend import ScipyBackend
 log = logging.getLogger(__name__)
 
 
-def get_backend(kind: str | None = None) -> Backend:
+def get_backend(kind: str | None = None, *, transfer: bool = False) -> Backend:
     """Choose a backend.
 
     Parameters
@@ -26,6 +26,9 @@ def get_backend(kind: str | None = None) -> Backend:
         ``"cuda"`` is Warp on CuPy arrays, ``"cpu"`` SciPy on NumPy arrays. ``"auto"`` is ``"cuda"`` where that is
         available, else ``"cpu"``, with a log line that gives the reason. By default the environment variable
         ``LINUMPY_DEVICE``, and without it ``"auto"``.
+    transfer : bool
+        Whether a backend on a GPU takes NumPy arrays, too: they are copied to the device and the results back, in each
+        call. So one script with NumPy arrays runs on both.
 
     Raises
     ------
@@ -39,9 +42,10 @@ def get_backend(kind: str | None = None) -> Backend:
         return ScipyBackend()
     missing = why_no_cuda() or why_no_warp()
     if missing is None:
+        from linumpy.voxel.transfer import TransferBackend
         from linumpy.voxel.warp_backend import WarpBackend
 
-        return WarpBackend()
+        return TransferBackend(WarpBackend()) if transfer else WarpBackend()
     if requested == "cuda":
         raise GpuUnavailableError(missing)
     log.info("voxel operations run on the CPU, by SciPy: %s", missing)

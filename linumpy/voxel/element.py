@@ -70,7 +70,7 @@ class Element:
         return rows[np.argsort(rows[:, 3], kind="stable")]
 
 
-def as_element(structure: Numbers | Element | None, radius: float | None, pitch: Lengths | None) -> Element:
+def as_element(structure: Numbers | Element | None, radius: float | None, pitch: Lengths = 1.0) -> Element:
     """Convert the arguments of a caller to an element: an array or an :class:`Element`, or a radius and a pitch in µm.
 
     Raises
@@ -79,10 +79,8 @@ def as_element(structure: Numbers | Element | None, radius: float | None, pitch:
         Neither or both are given, or the array is not a structuring element.
     """
     if (structure is None) == (radius is None):
-        raise ValueError("give either structure= (bool, three axes) or radius= with pitch=, in µm")
+        raise ValueError("give either structure= (bool, three axes) or radius= in µm")
     if radius is not None:
-        if pitch is None:
-            raise ValueError(f"radius={radius!r} µm needs pitch=, the size of a voxel in µm")
         return ball(radius, pitch)
     if isinstance(structure, Element):
         return structure
@@ -95,7 +93,7 @@ def as_element(structure: Numbers | Element | None, radius: float | None, pitch:
     return Element(mask)
 
 
-def ball(radius: float, pitch: Lengths) -> Element:
+def ball(radius: float, pitch: Lengths = 1.0) -> Element:
     """Make a ball: all voxels whose centres lie at most `radius` from the centre of the middle one.
 
     Parameters

@@ -16,6 +16,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import ModuleType
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -50,6 +51,25 @@ class TriangleMesh:
     corners: Array
     bits: int
     kind: str
+
+
+class Trimesh(Protocol):
+    """A ``trimesh.Trimesh``, or any other object with these attributes."""
+
+    @property
+    def vertices(self) -> Any:
+        """(x, y, z) µm, shape (n, 3)."""
+
+    @property
+    def faces(self) -> Any:
+        """Indices of vertices, shape (m, 3)."""
+
+
+def with_triangles(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Replace a mesh of trimesh, the first of some arguments, by its vertices and its triangles."""
+    if args and hasattr(args[0], "vertices") and hasattr(args[0], "faces"):
+        return (args[0].vertices, args[0].faces, *args[1:])
+    return args
 
 
 def make_mesh(xp: ModuleType, vertices: Numbers, triangles: Numbers, grid: VoxelGrid) -> TriangleMesh:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from types import ModuleType
+from typing import Any, overload
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from linumpy.gpu.kernels import address_of
 from linumpy.voxel.capsules import capsule_table, polyline_table
 from linumpy.voxel.element import Element, as_element
 from linumpy.voxel.grid import XYZ, Lengths, Numbers, VoxelGrid, check_pitch, grid_of_box, make_grid
-from linumpy.voxel.mesh import SHELL, TriangleMesh, make_mesh
+from linumpy.voxel.mesh import SHELL, TriangleMesh, Trimesh, make_mesh, with_triangles
 
 OPERATIONS = ("union", "intersect", "subtract")
 
@@ -55,7 +56,7 @@ class Backend:
                 raise ValueError(f"{name} has shape {mask.shape}, but a has {a.shape}")
         if out is None:
             return self._boolean(operation, a, b, self.xp.empty(a.shape, bool))
-        _check_writable("out", out)
+        check_writable("out", out)
         if any(_overlaps_in_part(self.xp, mask, out) for mask in (a, b)):
             out[...] = self._boolean(operation, a, b, self.xp.empty(a.shape, bool))
             return out
@@ -67,7 +68,7 @@ class Backend:
         structure: Numbers | Element | None = None,
         *,
         radius: float | None = None,
-        pitch: Lengths | None = None,
+        pitch: Lengths = 1.0,
         border_value: bool = False,
     ) -> Array:
         """Dilate a mask by a structuring element, or by a ball.
@@ -81,7 +82,7 @@ class Backend:
         radius : float
             Radius of a ball, instead of `structure`, in µm.
         pitch : float or (float, float, float)
-            With `radius`: size of a voxel, one number or (x, y, z) µm.
+            With `radius`: size of a voxel, one number or (x, y, z) µm. With 1, the default, µm are voxels.
         border_value : bool
             Value of the voxels outside the mask.
         """
@@ -94,7 +95,7 @@ class Backend:
         structure: Numbers | Element | None = None,
         *,
         radius: float | None = None,
-        pitch: Lengths | None = None,
+        pitch: Lengths = 1.0,
         border_value: bool = False,
     ) -> Array:
         """Erode a mask; parameters as for :meth:`dilate`."""
@@ -107,7 +108,7 @@ class Backend:
         structure: Numbers | Element | None = None,
         *,
         radius: float | None = None,
-        pitch: Lengths | None = None,
+        pitch: Lengths = 1.0,
         border_value: bool | None = None,
     ) -> Array:
         """Erode, then dilate: removes parts that are thinner than the element.
@@ -125,7 +126,7 @@ class Backend:
         structure: Numbers | Element | None = None,
         *,
         radius: float | None = None,
-        pitch: Lengths | None = None,
+        pitch: Lengths = 1.0,
         border_value: bool | None = None,
     ) -> Array:
         """Dilate, then erode: closes gaps that are thinner than the element; parameters as for :meth:`open`.
@@ -148,7 +149,7 @@ class Backend:
         p1: Numbers,
         radius: Numbers,
         *,
-        pitch: Lengths,
+        pitch: Lengths = 1.0,
         origin: Iterable[float] = (0, 0, 0),
         z_offset: int = 0,
     ) -> np.int64 | Array:
@@ -173,7 +174,7 @@ class Backend:
             Number of removed voxels; on a device an array of rank 0, to avoid a synchronisation.
         """
         self._check("mask", mask)
-        _check_writable("mask", mask)
+        check_writable("mask", mask)
         grid = make_grid(mask.shape, origin, pitch, z_offset)
         return self._subtract(mask, capsule_table(p0, p1, radius), grid)
 
@@ -183,25 +184,33 @@ class Backend:
         points: Numbers,
         radius: Numbers,
         *,
-        pitch: Lengths,
+        pitch: Lengths = 1.0,
         origin: Iterable[float] = (0, 0, 0),
         z_offset: int = 0,
     ) -> np.int64 | Array:
         """Set to False the voxels along a polyline, (n, 3) µm; otherwise as :meth:`subtract_swept_capsule`."""
         self._check("mask", mask)
-        _check_writable("mask", mask)
+        check_writable("mask", mask)
         grid = make_grid(mask.shape, origin, pitch, z_offset)
         return self._subtract(mask, polyline_table(points, radius), grid)
 
+    @overload
     def voxelize_mesh(
         self,
         vertices: Numbers,
         triangles: Numbers,
         bbox: Iterable[Iterable[float]],
-        pitch: Lengths,
+        pitch: Lengths = 1.0,
         fill_holes: bool = True,
-    ) -> Array:
-        """Voxelize a mesh.
+    ) -> Array: ...
+
+    @overload
+    def voxelize_mesh(
+        self, mesh: Trimesh, /, bbox: Iterable[Iterable[float]], pitch: Lengths = 1.0, fill_holes: bool = True
+    ) -> Array: ...
+
+    def voxelize_mesh(self, *args: Any, **options: Any) -> Array:
+        """Voxelize a mesh: ``voxelize_mesh(vertices, triangles, bbox, pitch)`` or ``voxelize_mesh(mesh, bbox, pitch)``.
 
         Parameters
         ----------
@@ -209,12 +218,14 @@ class Backend:
             (x, y, z) µm; on the host or in the memory of the backend.
         triangles : array_like of int, shape (m, 3)
             Indices of vertices.
+        mesh : trimesh.Trimesh
+            In place of both.
         bbox : ((float, float, float), (float, float, float))
             Lower and upper corner of the mask, (x, y, z) µm. The upper one is rounded up to whole voxels.
         pitch : float or (float, float, float)
-            Size of a voxel, one number or (x, y, z) µm.
+            Size of a voxel, one number or (x, y, z) µm. [1]
         fill_holes : bool
-            Whether to fill the voxels that the shell of a mesh encloses if it is not watertight.
+            Whether to fill the voxels that the shell of a mesh encloses if it is not watertight. [True]
 
         Returns
         -------
@@ -222,6 +233,16 @@ class Backend:
             (Z, Y, X). For a watertight mesh the voxels whose centres lie inside, by its winding number; see
             :mod:`linumpy.voxel.mesh`.
         """
+        return self._voxelize_mesh(*with_triangles(args), **options)
+
+    def _voxelize_mesh(
+        self,
+        vertices: Numbers,
+        triangles: Numbers,
+        bbox: Iterable[Iterable[float]],
+        pitch: Lengths = 1.0,
+        fill_holes: bool = True,
+    ) -> Array:
         grid = grid_of_box(bbox, pitch)
         return self.voxelize(make_mesh(self.xp, vertices, triangles, grid), grid, fill_holes=fill_holes)
 
@@ -231,7 +252,7 @@ class Backend:
             return self._solid(mesh, grid)
         return self._fill_holes(self._shell(mesh, grid)) if fill_holes else self._shell(mesh, grid)
 
-    def distance_transform(self, mask: Array, pitch: Lengths) -> Array:
+    def distance_transform(self, mask: Array, pitch: Lengths = 1.0) -> Array:
         """Return the distance of each true voxel to the nearest false one, in µm (float64); infinite without one."""
         self._check("mask", mask)
         return self._distances(mask, check_pitch(pitch))
@@ -256,7 +277,9 @@ class Backend:
             raise ValueError(f"connectivity={connectivity!r}: a voxel has 6, 18 or 26 neighbours")
         return self._components(mask, (6, 18, 26).index(connectivity) + 1)
 
-    def marching_cubes(self, mask: Array, pitch: Lengths, origin: Iterable[float] = (0, 0, 0)) -> tuple[Array, Array]:
+    def marching_cubes(
+        self, mask: Array, pitch: Lengths = 1.0, origin: Iterable[float] = (0, 0, 0)
+    ) -> tuple[Array, Array]:
         """Return the surface of a mask, closed also where it meets the border of the volume.
 
         Returns
@@ -325,6 +348,7 @@ def _overlaps_in_part(xp: ModuleType, mask: Array, out: Array) -> bool:
     return not same and bool(xp.may_share_memory(mask, out))
 
 
-def _check_writable(name: str, mask: Array) -> None:
+def check_writable(name: str, mask: Array) -> None:
+    """Refuse a mask that cannot be changed in place."""
     if not is_writable(mask):
         raise ValueError(f"{name} is read-only or a broadcast view and cannot be changed in place: pass a copy")

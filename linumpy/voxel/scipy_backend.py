@@ -9,7 +9,7 @@ In: NumPy arrays. Out: NumPy arrays, equal to those of Warp's backend.
 from __future__ import annotations
 
 import numpy as np
-from scipy import ndimage
+import scipy
 
 from linumpy.device import install_line
 from linumpy.voxel import capsules, mesh
@@ -37,17 +37,17 @@ class ScipyBackend(Backend):
     def _dilate(self, mask: np.ndarray, element: Element, border: bool) -> np.ndarray:
         limit = _distance_limit(element)
         if limit is None:
-            return ndimage.binary_dilation(mask, element.mask, border_value=border)
+            return scipy.ndimage.binary_dilation(mask, element.mask, border_value=border)
         return _within(mask, element, limit, border=border)
 
     def _erode(self, mask: np.ndarray, element: Element, border: bool) -> np.ndarray:
         limit = _distance_limit(element)
         if limit is None:
-            return ndimage.binary_erosion(mask, element.mask, border_value=border)
+            return scipy.ndimage.binary_erosion(mask, element.mask, border_value=border)
         return ~_within(~mask, element, limit, border=not border)
 
     def _fill_holes(self, mask: np.ndarray) -> np.ndarray:
-        return fill_enclosed(mask, ndimage)
+        return fill_enclosed(mask, scipy.ndimage)
 
     def _subtract(self, mask: np.ndarray, table: np.ndarray, grid: VoxelGrid) -> np.int64:
         return np.int64(capsules.subtract(mask, table, grid))
@@ -59,10 +59,10 @@ class ScipyBackend(Backend):
         return mesh.shell(shape, grid)
 
     def _distances(self, mask: np.ndarray, pitch: XYZ) -> np.ndarray:
-        return distances(mask, pitch, ndimage)
+        return distances(mask, pitch, scipy.ndimage)
 
     def _components(self, mask: np.ndarray, rank: int) -> tuple[np.ndarray, int]:
-        labels, count = ndimage.label(mask, ndimage.generate_binary_structure(3, rank), output=np.int32)
+        labels, count = scipy.ndimage.label(mask, scipy.ndimage.generate_binary_structure(3, rank), output=np.int32)
         return labels, int(count)
 
     def _surface(self, mask: np.ndarray, grid: VoxelGrid) -> tuple[np.ndarray, np.ndarray]:
@@ -98,5 +98,5 @@ def _within(mask: np.ndarray, element: Element, limit: float, *, border: bool) -
     if not inside.any():
         return np.zeros_like(mask)
     z, y, x = element.pitch[::-1] if element.pitch is not None else (1.0, 1.0, 1.0)
-    within = np.asarray(ndimage.distance_transform_edt(~inside, sampling=(z, y, x)) < limit)
+    within = np.asarray(scipy.ndimage.distance_transform_edt(~inside, sampling=(z, y, x)) < limit)
     return within[1:-1, 1:-1, 1:-1] if border else within

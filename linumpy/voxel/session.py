@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import NoReturn
+from typing import Any, NoReturn, overload
 
 import numpy as np
 import zarr
@@ -22,7 +22,7 @@ from linumpy.voxel.backend import backend_of, get_backend
 from linumpy.voxel.capsules import capsule_table, polyline_table
 from linumpy.voxel.element import Element, as_element
 from linumpy.voxel.grid import Lengths, Numbers, make_grid
-from linumpy.voxel.mesh import SHELL, make_mesh
+from linumpy.voxel.mesh import SHELL, Trimesh, make_mesh, with_triangles
 from linumpy.voxel.operations import OPERATIONS, Backend
 from linumpy.voxel.planes import NoPlanes, Planes, WriterPlanes
 from linumpy.voxel.queued import Combine, Morphology, Queued, Subtract, Voxelize
@@ -135,8 +135,8 @@ class VoxelSession:
     def __init__(
         self,
         array: Array | zarr.Array | Volume | None,
-        origin: Iterable[float],
-        pitch: Lengths,
+        origin: Iterable[float] = (0, 0, 0),
+        pitch: Lengths = 1.0,
         *,
         out: OmeZarrWriter | None = None,
         label: int | None = None,
@@ -244,16 +244,30 @@ class VoxelSession:
         table, line = polyline_table(points, radius), np.asarray(to_host(points), dtype=np.float64)
         self._subtract(table, line[:-1], line[1:], radius)
 
+    @overload
     def voxelize_mesh(
         self, vertices: Numbers, triangles: Numbers, operation: str = "union", *, fill_holes: bool = True
-    ) -> None:
-        """Queue a mesh, vertices in (x, y, z) µm, whose mask is combined with the volume.
+    ) -> None: ...
+
+    @overload
+    def voxelize_mesh(self, mesh: Trimesh, /, operation: str = "union", *, fill_holes: bool = True) -> None: ...
+
+    def voxelize_mesh(self, *args: Any, fill_holes: bool = True, **options: Any) -> None:
+        """Queue a mesh whose mask is combined with the volume.
+
+        ``voxelize_mesh(vertices, triangles, operation)`` or ``voxelize_mesh(mesh, operation)``, as for
+        :meth:`.Backend.voxelize_mesh`; `operation` is as for :meth:`boolean`, by default ``"union"``.
 
         Raises
         ------
         ValueError
             The mesh is not watertight and `fill_holes` is True: the enclosed voxels cannot be found slab by slab.
         """
+        self._voxelize_mesh(*with_triangles(args), fill_holes=fill_holes, **options)
+
+    def _voxelize_mesh(
+        self, vertices: Numbers, triangles: Numbers, operation: str = "union", *, fill_holes: bool
+    ) -> None:
         mesh = make_mesh(self.backend.xp, vertices, triangles, self._grid)
         if mesh.kind == SHELL and fill_holes:
             raise ValueError(
@@ -314,9 +328,8 @@ class VoxelSession:
         pitch: Lengths | None,
         border_value: bool | None,
     ) -> None:
-        if radius is not None and pitch is None:
-            pitch = self._grid.pitch
-        self._add(Morphology(method, as_element(structure, radius, pitch), border_value))
+        element = as_element(structure, radius, self._grid.pitch if pitch is None else pitch)
+        self._add(Morphology(method, element, border_value))
 
     def _subtract(self, table: np.ndarray, p0: Numbers, p1: Numbers, radius: Numbers) -> None:
         start, end = (np.array(np.atleast_2d(to_host(points)), dtype=np.float64) for points in (p0, p1))

@@ -213,4 +213,4 @@ def test_voxels_that_are_too_small_are_refused_at_once(tmp_path, mosaic, refused
         tile = ["--tile_shape", "16", "16"] if script == "linum_resample_mosaic_grid" else []
         line = refused(script, mosaic, tmp_path / "out", "--resolution", "1e-320", *tile)
         assert "wanted spacing" in line
-        assert "too many to count" in line
+        assert "the number of voxels overflows" in line

@@ -268,7 +268,6 @@ MASK = np.zeros((3, 4, 5), bool)
         (lambda b: b.backend.boolean("union", b.put(MASK), b.put(MASK.view("u1"))), TypeError, "b of shape .* uint8"),
         (lambda b: b.dilate(MASK[0], radius=1, pitch=1), TypeError, "mask of shape"),
         (lambda b: b.dilate(MASK), ValueError, "structure= .* or radius="),
-        (lambda b: b.dilate(MASK, radius=1), ValueError, "needs pitch="),
         (lambda b: b.dilate(MASK, radius=-1, pitch=1), ValueError, "radius=-1"),
         (lambda b: b.dilate(MASK, radius=np.nan, pitch=1), ValueError, "radius=nan"),
         (lambda b: b.dilate(MASK, radius=1, pitch=(1, 0, 1)), ValueError, "pitch="),

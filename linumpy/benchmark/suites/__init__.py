@@ -1,20 +1,32 @@
-"""What is timed: each module makes the cases of a suite for :mod:`linumpy.benchmark.runner`."""
+"""What is timed: each module makes the cases of a suite for :mod:`linumpy.benchmark.runner`.
 
-from linumpy.benchmark.suites import (
-    fields,
-    paging,
-    rays,
-    reading,
-    regions,
-    resample_zarr,
-    resampling,
-    sampling,
-    scripts,
-    stream,
-    tissue,
-    voxel,
-)  # fmt: skip
+In: the name of a suite. Out: its :class:`~linumpy.benchmark.cases.Suite`. A suite is imported when it is chosen, so
+that the list of suites needs none of their packages.
+"""
 
-_MODULES = (reading, regions, stream, resampling, resample_zarr, tissue, scripts, sampling, paging, rays, voxel, fields)
-#: By the name of the sub-command.
-SUITES = {module.SUITE.name: module.SUITE for module in _MODULES}
+import importlib
+
+from linumpy.benchmark.cases import Suite
+
+#: Line in the list of suites, by the name of the sub-command.
+SUITES = {
+    "read": "a Zarr array into GPU memory",
+    "regions": "regions and crops of open arrays by one Reader",
+    "stream": "batches of random crops",
+    "resampling": "resampling of arrays",
+    "resample-zarr": "resample_zarr on a volume on disk",
+    "tissue": "work on tissue",
+    "scripts": "whole scripts on a mosaic",
+    "sampling": "samples of volumes in device memory",
+    "paging": "samples of volumes on disk",
+    "rays": "samples along rays",
+    "voxel": "voxel operations by Warp",
+    "fields": "values of fields that are no arrays",
+}
+
+
+def load_suite(name: str) -> Suite:
+    """Import a suite."""
+    module = "reading" if name == "read" else name.replace("-", "_")
+    suite: Suite = importlib.import_module(f"{__name__}.{module}").SUITE
+    return suite

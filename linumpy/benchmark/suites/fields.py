@@ -131,4 +131,4 @@ MAKERS: Makers = {
     "exastitch": _case("exastitch", _mesh, "384,000 tetrahedra"),
 }
 
-SUITE = kernel_suite("fields", "values of fields that are no arrays", __doc__, MAKERS, 10, "Shrink every axis.")
+SUITE = kernel_suite("fields", __doc__, MAKERS, 10, "Shrink every axis.")

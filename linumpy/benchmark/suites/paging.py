@@ -209,6 +209,6 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 
 
 SUITE = Suite(
-    "paging", "samples of volumes on disk", _DESCRIPTION, 3, paging_cases,
+    "paging", _DESCRIPTION, 3, paging_cases,
     folder="Where the volume is written", add_options=_add_options, closing=table,
 )  # fmt: skip

@@ -200,4 +200,4 @@ MAKERS: Makers = {
     "generate-ordered": lambda xp, scale: _generate(xp, scale, ordered=True),
 }
 
-SUITE = kernel_suite("rays", "samples along rays", _DESCRIPTION, MAKERS, 50, "Part of the rays.")
+SUITE = kernel_suite("rays", _DESCRIPTION, MAKERS, 50, "Part of the rays.")

@@ -220,6 +220,4 @@ def _facts(stored: StoredArray) -> dict[str, Any]:
     }
 
 
-SUITE = Suite(
-    "read", "a Zarr array into GPU memory", _DESCRIPTION, 5, read_cases, tuple(PATHS), add_options=_add_options
-)
+SUITE = Suite("read", _DESCRIPTION, 5, read_cases, tuple(PATHS), add_options=_add_options)

@@ -210,7 +210,6 @@ def milliseconds(results: Sequence[CaseResult]) -> str:
 
 SUITE = Suite(
     "regions",
-    "Regions and crops of open arrays by one Reader.",
     _DESCRIPTION,
     5,
     region_cases,

@@ -328,6 +328,6 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 
 
 SUITE = Suite(
-    "resample-zarr", "resample_zarr on a volume on disk", _DESCRIPTION, 5, _cases,
+    "resample-zarr", _DESCRIPTION, 5, _cases,
     folder="Where volume and result are written", add_options=_add_options,
 )  # fmt: skip

@@ -404,4 +404,4 @@ _CASES: dict[str, tuple[Callable[..., Case], dict[str, Any]]] = {
 }
 MAKERS: Makers = {name: partial(make, name, **options) for name, (make, options) in _CASES.items()}
 
-SUITE = kernel_suite("resampling", "resampling of arrays", _DESCRIPTION, MAKERS, 20, "Shrink every axis.")
+SUITE = kernel_suite("resampling", _DESCRIPTION, MAKERS, 20, "Shrink every axis.")

@@ -281,6 +281,6 @@ def table(results: tuple[CaseResult, ...]) -> str:
 
 
 SUITE = replace(
-    kernel_suite("sampling", "samples of volumes in device memory", _DESCRIPTION, MAKERS, 20, "Shrink every axis."),
+    kernel_suite("sampling", _DESCRIPTION, MAKERS, 20, "Shrink every axis."),
     closing=table,
 )

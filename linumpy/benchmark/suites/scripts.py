@@ -317,6 +317,6 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 
 
 SUITE = Suite(
-    "scripts", "whole scripts on a mosaic", _DESCRIPTION, 5, _cases, tuple(SCRIPTS),
+    "scripts", _DESCRIPTION, 5, _cases, tuple(SCRIPTS),
     folder="Where the mosaic is written", add_options=_add_options,
 )  # fmt: skip

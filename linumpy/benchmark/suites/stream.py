@@ -432,6 +432,6 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 
 
 SUITE = Suite(
-    "stream", "batches of random crops", _DESCRIPTION, 3, stream_cases, tuple(WORKLOADS),
+    "stream", _DESCRIPTION, 3, stream_cases, tuple(WORKLOADS),
     "Part of all sizes.", "Where arrays are written", _add_options,
 )  # fmt: skip

@@ -242,4 +242,4 @@ MAKERS: Makers = {
     "resample-tiles": _tiles,
 }
 
-SUITE = kernel_suite("tissue", "work on tissue", _DESCRIPTION, MAKERS, 20, "Shrink every axis.")
+SUITE = kernel_suite("tissue", _DESCRIPTION, MAKERS, 20, "Shrink every axis.")

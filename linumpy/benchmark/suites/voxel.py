@@ -250,4 +250,4 @@ MAKERS: Makers = {
     "mesh": _mesh,
 }
 
-SUITE = kernel_suite("voxel", "voxel operations by Warp", _DESCRIPTION, MAKERS, 20, "Shrink every axis.")
+SUITE = kernel_suite("voxel", _DESCRIPTION, MAKERS, 20, "Shrink every axis.")

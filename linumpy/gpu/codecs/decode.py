@@ -7,13 +7,10 @@ and a broken chunk makes them access memory out of bounds, after which the proce
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 from linumpy.gpu.kernels import KernelSpec
 from linumpy.plan.decode.launches import DecodeLaunch, DeviceLimits
-
-if TYPE_CHECKING:
-    import cupy
 
 #: Dynamic shared memory beyond this, with what the kernel declares, has to be requested.
 _DEFAULT_SHARED_NBYTES = 2**13
@@ -29,17 +26,17 @@ def kernel_spec(launch: DecodeLaunch) -> KernelSpec:
     )
 
 
-def limits_of(device: cupy.cuda.Device) -> DeviceLimits:
+def limits_of(device: Any) -> DeviceLimits:
     """Return the properties of a device that launches depend on."""
     attributes = device.attributes
     return DeviceLimits(attributes["MultiProcessorCount"], attributes["MaxSharedMemoryPerBlockOptin"])
 
 
 #: Dynamic shared memory requested so far for each kernel, in bytes.
-_requested: dict[cupy.RawKernel, int] = {}
+_requested: dict[Any, int] = {}
 
 
-def allow(kernel: cupy.RawKernel, shared_nbytes: int) -> None:
+def allow(kernel: Any, shared_nbytes: int) -> None:
     """Request dynamic shared memory for a kernel; once, since a call of the driver takes as long as a launch."""
     if _requested.get(kernel, -1) >= shared_nbytes:
         return

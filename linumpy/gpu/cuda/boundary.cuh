@@ -1,7 +1,7 @@
-// How SciPy's splines are weighted, and what lies outside of an image: for every kernel that samples one.
+// Weights and boundary modes of SciPy's splines, for every kernel that samples an image.
 //
-// Definitions: ORDER (0 to 5), MODE (below), and PAD: points are those of an image to which so many voxels were added
-// before its first (and as many behind its last); the array with them is what is sampled, and called the image here.
+// Definitions: ORDER (0 to 5), MODE (below), and PAD: number of voxels that were added at either end of each axis.
+// "Image" here means the padded array; points are coordinates without the padding.
 
 #define CONSTANT 0
 #define GRID_CONSTANT 1
@@ -17,7 +17,7 @@
 
 constexpr int TAPS = ORDER + 1;
 constexpr bool IS_EVEN = ORDER % 2 == 0;
-// Beyond this no double has a fraction left to interpolate with, and casts to integers are not safe.
+// From here on doubles have no fraction to interpolate with, and casts to integers may overflow.
 constexpr double FARTHEST = 4503599627370496.0;
 
 __device__ __forceinline__ float fused(float a, float b, float c) { return __fmaf_rn(a, b, c); }
@@ -32,8 +32,8 @@ template <class C> __device__ __forceinline__ void cubic_weights(C x, C *w) {
     w[2] = 6 - w[0] - w[1] - w[3];
 }
 
-// The weights of a spline's voxels along an axis; cubic ones times 6 (see WEIGHTS). `x` is how far a point lies from
-// the voxel below it, or, at even orders, from the nearest one.
+// Weights of the TAPS voxels along an axis, times WEIGHTS. `x` is the distance of a point from the voxel below it, or,
+// for even orders, from the nearest voxel.
 constexpr double WEIGHTS = ORDER == 3 ? 6.0 : 1.0;
 template <class C> __device__ __forceinline__ void spline_weights(C x, C *w) {
     if constexpr (ORDER == 0) {
@@ -74,7 +74,7 @@ template <class C> __device__ __forceinline__ void spline_weights(C x, C *w) {
         w[5] = x2 * x2 * x * C(1.0 / 120);
     }
 }
-// The same of a fraction in double precision.
+// The same for a distance in double precision.
 template <class C> __device__ __forceinline__ void weigh(double fraction, C *w) {
     if constexpr (ORDER == 1) {
         w[1] = static_cast<C>(fraction);
@@ -89,8 +89,8 @@ __device__ __forceinline__ int remainder_of(int64 i, int period) {
     return r < 0 ? r + period : r;
 }
 
-// A voxel's number, taken back into the image as the spline is continued; -1 for none. SciPy continues `constant` and
-// `wrap` by mirroring: only the point itself is constant or wrapped there.
+// Maps the index of a voxel into the image by the boundary mode; -1 for none. SciPy mirrors voxels for `constant` and
+// `wrap`: in these modes only the point itself is constant or wrapped.
 __device__ __forceinline__ int fold(int64 i, int n) {
     if (i >= 0 && i < n) return static_cast<int>(i);
     if (MODE == GRID_CONSTANT) return -1;
@@ -105,15 +105,14 @@ __device__ __forceinline__ int fold(int64 i, int n) {
     return static_cast<int>(m < n ? m : 2ll * n - 2 - m);
 }
 
-// A point, taken back into the image as SciPy's map_coordinate does, quirks included; false where it is outside for
-// good.
+// Maps a point into the image exactly as SciPy's map_coordinate does; false where the result is `cval`.
 __device__ inline bool bring_inside(double &c, int n) {
     if (!(c >= 0 && c <= n - 1)) {
         if (MODE == CONSTANT || c != c) return false;
         if (MODE == NEAREST) {
-            // A spline goes on beyond the last voxel until all it is made of are that voxel. A line between two voxels
-            // is made of it at once: halfway, where both weights are 1/2, no sum is rounded, and none is 0, which would
-            // make NaN of an infinite voxel.
+            // A spline changes beyond the last voxel until all its taps fold to that voxel. At order 1 both do at once:
+            // use the point halfway, where the weights of 1/2 sum without rounding, and no weight of 0 turns an
+            // infinite voxel into NaN.
             const double beyond = ORDER > 1 ? 4 : ORDER == 1 ? 0.5 : 0;
             if (ORDER == 1) c = c < 0 ? -beyond : n - 1 + beyond;
             else c = c < 0 ? fmax(c, -beyond) : fmin(c, n - 1 + beyond);

@@ -1,7 +1,7 @@
-// Types of array elements: how they are widened to what a kernel computes in, and narrowed to what it writes.
+// Conversions between types of array elements and the type of computation (Widen, Narrow: COMPUTE is float or double).
 //
-// COMPUTE is float or double. Integers are written rounded, halves away from zero, and saturate; NaN becomes 0. Behind
-// number.cuh, which reads half precision.
+// Integers are written rounded, halves away from zero, and saturate; NaN becomes 0. Include after number.cuh, which
+// converts half precision.
 
 typedef unsigned long long uint64;
 
@@ -11,8 +11,8 @@ template <class C, class S> struct Widen {
 template <class C> struct Widen<C, half_bits> {
     static __device__ __forceinline__ C of(half_bits v) { return as_float(v); }
 };
-// Small integers become floats by placing them in the mantissa of 2^23: plain additions run at twice the rate of
-// conversions, and a sample needs eight of them.
+// Small integers become floats by placing them in the mantissa of 2^23: additions run at twice the rate of conversions,
+// and a sample needs eight of them.
 template <class S> struct WidenSmall {
     static __device__ __forceinline__ float raised(S v) { return __int_as_float(0x4B000000 | v); }
     static __device__ __forceinline__ float of(S v) { return raised(v) - 8388608.0f; }
@@ -50,7 +50,7 @@ template <class T, class C> struct Narrow {
         return static_cast<T>(whole);
     }
 };
-// A float that lies next to a tie may be taken for the tie: adding a half rounds.
+// Adding a half rounds to float: a value next to a tie may be treated as the tie.
 template <class T> struct NarrowSmall {
     static __device__ __forceinline__ T of(float v) {
         if (Range<T>::low < 0 && v != v) return 0;
@@ -75,6 +75,6 @@ template <> struct Narrow<half_bits, double> {
     static __device__ __forceinline__ half_bits of(double v) { return as_half(v); }
 };
 
-// What is written once and not read again leaves the caches to what is.
+// Streaming store: the output must not evict cached input.
 template <class T> __device__ __forceinline__ void store(T *p, T v) { __stcs(p, v); }
 __device__ __forceinline__ void store(half_bits *p, half_bits v) { __stcs(&p->bits, v.bits); }

@@ -1,7 +1,7 @@
-"""What resampling functions are asked for, checked and brought into one form.
+"""Check and normalise the arguments of resampling functions.
 
-In: what the caller gives. Out: plain numbers and shapes. Errors: ``ValueError`` and ``TypeError`` that name the value.
-Pure.
+In: arguments as callers pass them. Out: plain numbers, shapes, dtypes and records. Errors: ``ValueError`` and
+``TypeError`` that name the value. Pure.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from linumpy.device import is_device_array, to_host
 from linumpy.gpu.ndimage.target import Spline
 from linumpy.plan.boundary import MODES
 
-#: Second names of modes, as SciPy has them.
+#: SciPy's synonyms of modes.
 SYNONYMS = {"grid-mirror": "reflect"}
 
 
 def check_image(image: Array, least: int = 1) -> None:
-    """Refuse what cannot be interpolated; `least` is the number of axes that it has at least."""
+    """Refuse an image that cannot be interpolated; `least` is the minimum number of axes."""
     if not (isinstance(image, np.ndarray) or is_device_array(image)):
         raise TypeError(f"the image is a {type(image).__name__}: pass a NumPy or CuPy array")
     if not _is_number(image.dtype):
@@ -40,7 +40,7 @@ def _is_number(dtype: np.dtype) -> bool:
 
 
 def check_spline(order: Any, mode: Any) -> str:
-    """Refuse an order or a mode that SciPy does not know; and return the mode by the first of its names."""
+    """Refuse an order or mode that SciPy does not have; return the mode without synonyms."""
     if isinstance(order, bool) or not isinstance(order, (int, np.integer)) or order not in range(6):
         raise ValueError(f"order={order!r}: a spline order is an integer from 0 to 5")
     if not isinstance(mode, str) or mode not in (*MODES, *SYNONYMS):
@@ -49,7 +49,7 @@ def check_spline(order: Any, mode: Any) -> str:
 
 
 def read_spline(image: Array, order: Any, mode: Any, cval: Any, prefilter: Any) -> Spline:
-    """Check how an image is to be interpolated."""
+    """Check interpolation parameters for an image."""
     name = check_spline(order, mode)
     if type(cval) is float:
         return Spline(int(order), name, cval, bool(prefilter))
@@ -72,7 +72,7 @@ def read_coordinates(name: str, image: Array, values: Any) -> Array:
 
 
 def read_affine(matrix: Any, offset: Any, rank: int, columns: int | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """Bring a matrix of any form that SciPy takes into two axes, and an offset.
+    """Convert a matrix of any form that SciPy accepts, and an offset, to (rank, columns) and (rank,).
 
     Parameters
     ----------
@@ -84,7 +84,7 @@ def read_affine(matrix: Any, offset: Any, rank: int, columns: int | None = None)
     rank : int
         Axes of the image.
     columns : int, optional
-        Axes of the result; by default as many.
+        Axes of the result; by default `rank`.
 
     Returns
     -------
@@ -94,26 +94,26 @@ def read_affine(matrix: Any, offset: Any, rank: int, columns: int | None = None)
         The offset.
     """
     columns = rank if columns is None else columns
-    given, shift = _numbers("matrix", matrix), _numbers("offset", offset)
+    array, shift = _numbers("matrix", matrix), _numbers("offset", offset)
     shift = np.full(rank, float(shift)) if shift.ndim == 0 else shift
-    if given.ndim == 1 and len(given) == rank:
-        given = np.diag(given)
-    elif given.shape in ((rank, rank + 1), (rank + 1, rank + 1)):
-        if given.shape[0] == rank + 1 and not np.array_equal(given[-1], [0] * rank + [1]):
-            raise ValueError(f"the last row of a homogeneous matrix is {given[-1].tolist()}: it must be 0, …, 0, 1")
-        given, shift = given[:rank, :rank], given[:rank, rank]
-    if given.shape != (rank, columns):
+    if array.ndim == 1 and len(array) == rank:
+        array = np.diag(array)
+    elif array.shape in ((rank, rank + 1), (rank + 1, rank + 1)):
+        if array.shape[0] == rank + 1 and not np.array_equal(array[-1], [0] * rank + [1]):
+            raise ValueError(f"the last row of a homogeneous matrix is {array[-1].tolist()}: it must be 0, …, 0, 1")
+        array, shift = array[:rank, :rank], array[:rank, rank]
+    if array.shape != (rank, columns):
         to = "" if columns == rank else f" to a result of {columns} (output_shape=)"
         forms = dict.fromkeys([(rank, columns)] if to else [(rank,), (rank, rank), (rank, rank + 1), (rank + 1,) * 2])
         raise ValueError(
-            f"a matrix of shape {given.shape} does not map an image of {rank} axes{to}: "
+            f"a matrix of shape {array.shape} does not map an image of {rank} axes{to}: "
             f"{', '.join(map(str, forms))} {'does' if to else 'do'}"
         )
     if shift.shape != (rank,):
         raise ValueError(f"offset {shift.tolist()}: an image of {rank} axes needs one number, or one for each")
-    if not all(map(math.isfinite, (*given.ravel().tolist(), *shift.tolist()))):
+    if not all(map(math.isfinite, (*array.ravel().tolist(), *shift.tolist()))):
         raise ValueError("the matrix or the offset has numbers that are not finite")
-    return given, shift
+    return array, shift
 
 
 def _numbers(name: str, value: Any) -> np.ndarray:
@@ -140,7 +140,7 @@ def read_shape(name: str, shape: Sequence[int] | None, default: tuple[int, ...])
 
 
 def read_output_shape(shape: Sequence[int] | None, output: Any, default: tuple[int, ...]) -> tuple[int, ...]:
-    """Settle the shape of a result: the one asked for, that of the array to put it in, or the default."""
+    """Return the shape of a result: `shape`, else that of an array `output`, else the default."""
     is_array = isinstance(output, np.ndarray) or is_device_array(output)
     if shape is None and is_array and not output.ndim:
         raise ValueError("output has shape (): a result has one axis or more")
@@ -148,10 +148,10 @@ def read_output_shape(shape: Sequence[int] | None, output: Any, default: tuple[i
 
 
 def read_output(output: Any, image: Array, shape: tuple[int, ...]) -> tuple[np.dtype, Any]:
-    """Settle the dtype of a result, and the array to put it in, if one is given.
+    """Return the dtype of a result, and the array to write it to, or None.
 
-    Of a complex image it is complex: a dtype of real numbers is promoted, with SciPy's ``UserWarning``, and an array of
-    real numbers refused.
+    The result of a complex image is complex: a real dtype is promoted, with SciPy's ``UserWarning``, and a real array
+    is refused.
     """
     if isinstance(output, np.ndarray) or is_device_array(output):
         if is_device_array(output) != is_device_array(image):
@@ -180,7 +180,7 @@ def _read_dtype(output: Any) -> np.dtype:
         raise TypeError(f"output={output!r}: an array or a dtype is needed") from error
 
 
-#: scikit-image's names of what lies outside, those of ``numpy.pad``, by SciPy's; and ``"nearest"``, as SciPy has it.
+#: SciPy's boundary modes by scikit-image's names (those of ``numpy.pad``), and SciPy's own ``"nearest"``.
 RESIZE_MODES = {
     "reflect": "mirror",
     "symmetric": "reflect",
@@ -193,16 +193,16 @@ RESIZE_MODES = {
 
 @dataclass(frozen=True)
 class Resizing:
-    """What `resize` is asked for.
+    """Checked arguments of `resize`.
 
     Attributes
     ----------
     image_shape, shape : tuple of int
-        Of the image, with the axes that it gets, and of the result.
+        Shape of the image, with axes of size 1 appended for new ones, and shape of the result.
     mode : str
-        By SciPy's name.
+        Boundary mode, by SciPy's name.
     sigmas : tuple of float
-        Of the Gaussian that smooths first, in voxels of the image; 0 for none.
+        Standard deviations of the Gaussian that smooths first, in voxels of the image; 0 for none.
     """
 
     image_shape: tuple[int, ...]
@@ -214,16 +214,16 @@ class Resizing:
 def read_resizing(
     image: Array, output_shape: Sequence[int], order: Any, mode: Any, anti_aliasing: bool | None, sigma: Any
 ) -> Resizing:
-    """Check the arguments of `resize` and settle their defaults, as scikit-image does."""
+    """Check the arguments of `resize` and fill in scikit-image's defaults."""
     check_image(image)
-    about = (image.dtype, tuple(image.shape))
-    rest = (order, mode, anti_aliasing, sigma)
+    source = (image.dtype, tuple(image.shape))
+    options = (order, mode, anti_aliasing, sigma)
     try:
-        wanted = tuple(output_shape)
-        hash((wanted, rest))
-    except TypeError:  # a list of sigmas, or what will be refused
-        return _read_resizing(*about, output_shape, *rest)
-    return _kept_resizing(*about, wanted, *rest)
+        target = tuple(output_shape)
+        hash((target, options))
+    except TypeError:  # a list of sigmas, or an argument that is refused below
+        return _read_resizing(*source, output_shape, *options)
+    return _cached_resizing(*source, target, *options)
 
 
 def _read_resizing(
@@ -264,19 +264,19 @@ def _read_resizing(
     return Resizing(source, shape, RESIZE_MODES[mode], tuple(np.broadcast_to(sigmas, len(shape)).tolist()))
 
 
-#: By the types of arguments, too: True is no order, though it equals 1.
-_kept_resizing = functools.lru_cache(maxsize=256, typed=True)(_read_resizing)
+# typed: True equals 1 but is not an order.
+_cached_resizing = functools.lru_cache(maxsize=256, typed=True)(_read_resizing)
 
 
 def _resized_shapes(shape: tuple[int, ...], output_shape: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Give image and result the same axes: a last one that is not named stays, new ones had one voxel."""
+    """Return shapes of image and result, of one rank: a last axis not given keeps its size, new ones had size 1."""
     try:
-        named = tuple(output_shape)
-        wanted = tuple(map(int, named))
+        values = tuple(output_shape)
+        target = tuple(map(int, values))
     except (TypeError, ValueError, OverflowError):
-        named = wanted = ()
-    if len(wanted) == len(shape) - 1:
-        wanted += shape[-1:]
-    if not named or len(wanted) < len(shape) or min(wanted) < 1 or wanted[: len(named)] != named:
+        values = target = ()
+    if len(target) == len(shape) - 1:
+        target += shape[-1:]
+    if not values or len(target) < len(shape) or min(target) < 1 or target[: len(values)] != values:
         raise ValueError(f"output_shape={output_shape!r}: whole sizes of 1 or more are needed, for {len(shape)} axes")
-    return tuple(shape) + (1,) * (len(wanted) - len(shape)), wanted
+    return tuple(shape) + (1,) * (len(target) - len(shape)), target

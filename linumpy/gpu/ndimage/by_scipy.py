@@ -1,6 +1,6 @@
-"""SciPy's ``ndimage`` for NumPy arrays, and what it lacks there: half precision, saturation of 64-bit integers, NaN.
+"""SciPy's ``ndimage`` for NumPy arrays, with half precision, saturation of 64-bit integers and NaN coordinates added.
 
-In: a NumPy array and the call that SciPy is to make of it. Out: its result, in the dtype and the array asked for.
+In: a NumPy array and a call of SciPy. Out: its result, in the requested dtype or array.
 """
 
 from __future__ import annotations
@@ -16,34 +16,34 @@ from linumpy.gpu.ndimage.target import Spline, Target
 from linumpy.gpu.rounding import rounded
 
 _CONSTANT = ("constant", "grid-constant")
-#: Beyond this no double has a fraction left to interpolate with: FARTHEST of boundary.cuh.
+#: From here on doubles have no fraction to interpolate with: FARTHEST of boundary.cuh.
 _FARTHEST = 2.0**52
-#: A coordinate that is outside of every image, with its pad.
+#: A coordinate outside any image and its padding.
 _OUTSIDE = -1000.0
 
 
-def sample_at(image: Array, coordinates: Array, how: Spline, target: Target) -> Array:
-    """Sample at coordinates, (rank, ...); SciPy knows no NaN and no infinity, and reads anywhere for them."""
+def sample_at(image: Array, coordinates: Array, spline: Spline, target: Target) -> Array:
+    """Sample at coordinates (rank, ...), NaN and infinity replaced: for them SciPy reads at undefined addresses."""
     from scipy import ndimage
 
-    points, lost = _finite(np.asarray(coordinates), how.mode)
+    points, lost = _finite(np.asarray(coordinates), spline.mode)
     if points.ndim == 1:
         points = points[:, None]  # SciPy wants an axis of points
     shape = points.shape[1:]
 
     def call(source: np.ndarray, output: Any) -> np.ndarray:
-        return ndimage.map_coordinates(source, points, output, **how.options)
+        return ndimage.map_coordinates(source, points, output, **spline.options)
 
     out = None if target.out is None else target.out.reshape(shape)
-    result = transform(image, how, Target(shape, target.dtype, out), call).reshape(target.shape)
-    if lost is not None and how.mode not in _CONSTANT:
-        nothing = {"c": complex(np.nan, np.nan), "f": np.nan}
-        result[lost] = nothing.get(result.dtype.kind, 0)
+    result = transform(image, spline, Target(shape, target.dtype, out), call).reshape(target.shape)
+    if lost is not None and spline.mode not in _CONSTANT:
+        undefined = {"c": complex(np.nan, np.nan), "f": np.nan}
+        result[lost] = undefined.get(result.dtype.kind, 0)
     return target.take(result)
 
 
 def displaced(field: Array, sizes: Any, xp: ModuleType) -> Array:
-    """Write out the coordinates of displaced voxels, in float64."""
+    """Convert displacements to coordinates in float64."""
     coordinates = field.astype(np.float64)
     for axis, row in enumerate(coordinates):
         if sizes is not None:
@@ -52,19 +52,19 @@ def displaced(field: Array, sizes: Any, xp: ModuleType) -> Array:
     return coordinates
 
 
-def transform(image: Array, how: Spline, target: Target, call: Callable[[Any, Any], Any]) -> Array:
-    """Call SciPy with dtypes that it knows and casts as it should; nothing is sampled where there is nothing to fill.
+def transform(image: Array, spline: Spline, target: Target, call: Callable[[Any, Any], Any]) -> Array:
+    """Call SciPy with dtypes that it supports and casts correctly; an empty result needs no call.
 
     Parameters
     ----------
     image : numpy.ndarray
-        As the caller gave it.
-    how : Spline
-        Its constant value decides what a result can be.
+        The caller's image.
+    spline : Spline
+        Its `cval` may need saturation, too.
     target : Target
-        Where the result goes.
+        The output.
     call : callable
-        Takes an image and ``output=`` of SciPy, and returns the result.
+        Takes an image and SciPy's ``output=``; returns the result.
     """
     if target.shape and not all(target.shape):
         return target.take(np.empty(target.shape, target.dtype))
@@ -72,9 +72,9 @@ def transform(image: Array, how: Spline, target: Target, call: Callable[[Any, An
         raise ValueError(f"an image of shape {image.shape} has nothing to sample")
     source = image.astype(np.float32) if image.dtype == np.float16 else image
     kind = np.dtype(np.float32) if target.dtype == np.float16 else target.dtype
-    # SciPy casts what 64 bits do not hold, and NaN, by C's rules, which leave it open what comes of that.
+    # SciPy casts to integers in C, where the result is undefined for NaN and values out of range.
     overflows = kind.kind == "u" and kind.itemsize == 8
-    if overflows or (kind.kind == "i" and (image.dtype.kind == "f" or not np.isfinite(how.cval))):
+    if overflows or (kind.kind == "i" and (image.dtype.kind == "f" or not np.isfinite(spline.cval))):
         kind = np.dtype(np.float64)
     if kind == target.dtype:
         return target.take(call(source, kind if target.out is None else target.out))
@@ -82,9 +82,9 @@ def transform(image: Array, how: Spline, target: Target, call: Callable[[Any, An
 
 
 def _finite(coordinates: np.ndarray, mode: str) -> tuple[np.ndarray, np.ndarray | None]:
-    """Replace coordinates that are no numbers, or infinitely far; and say which ones they are. None for none.
+    """Replace coordinates that are NaN or infinite; return the mask of these points, too, or None if there are none.
 
-    In the constant modes they go outside. With "nearest" only NaN is nowhere.
+    In the constant modes they become a coordinate outside. With "nearest" infinite ones are clipped instead.
     """
     if coordinates.dtype.kind != "f":
         return coordinates, None

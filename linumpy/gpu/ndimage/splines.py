@@ -1,8 +1,8 @@
-"""Turn an image on the device into the coefficients of its B-spline, of order 2 to 5.
+"""Compute the coefficients of B-splines of order 2 to 5 of an image on the device.
 
-In: an image of any rank. Out: coefficients, float32 or float64, as SciPy's ``spline_filter`` makes them, by kernels of
-``spline.cu``, one axis after another, and of orders 4 and 5 one pole after another. No kernel is compiled for a shape.
-Temporary memory: none beyond the result, but for long and few lines about a fiftieth of it.
+In: an image of any rank. Out: the coefficients of SciPy's ``spline_filter``, float32 or float64. The kernels of
+``spline.cu`` filter one axis after another, with orders 4 and 5 one pole after another. Kernels do not depend on
+shapes. Temporary memory: none beside the result, except about a fiftieth of it for few, long lines.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from linumpy.arrays import Array
 from linumpy.device import array_module
 from linumpy.gpu.kernels import CUDA_TYPES, IN_FLOAT32, KernelSpec, index_type, int32, int64, load
 
-#: How an axis goes on, by the number that the kernels give it. SciPy filters for the other modes as for one of these.
+#: Number of a mode in spline.cu. SciPy has three filters, which serve all modes.
 _FOLDS = {"mirror": 0, "constant": 0, "grid-constant": 0, "wrap": 0, "reflect": 1, "nearest": 1, "grid-wrap": 2}
 #: The poles of the filter, by order (M. Unser, IEEE Signal Processing Magazine 16(6), 1999).
 POLES = {
@@ -34,20 +34,20 @@ POLES = {
         math.sqrt(67.5 + math.sqrt(4436.25)) - math.sqrt(26.25) - 6.5,
     ),
 }
-#: MEMORY of spline.cu: voxels after which a recursion has forgotten how it began, for poles up to a size; of float32 to
-#: 1e-7 at least, of float64 to 1e-17.
+#: MEMORY of spline.cu, by the absolute value of the pole: (upper bound, voxels for float32, for float64). After so many
+#: voxels the initial value of a recursion has decayed to 1e-7 (float32) or 1e-17 (float64).
 _MEMORY = ((0.05, 16, 16), (0.2, 16, 24), (0.3, 16, 32), (0.4, 16, 40), (0.5, 32, 48))
-#: SHORT of spline.cu, by order: axes of up to so many voxels are filtered by a matrix. In mode reflect SciPy begins
-#: short axes with a term too many (order 3: up to 6e-4 of the range at 2 voxels, below 1e-9 from 8 on; order 5: up to
-#: 1e-2, and below 1e-11 from 16 on), and its matrix has that too.
+#: SHORT of spline.cu, by order: maximum length of axes that are filtered by a matrix, made by SciPy. In mode reflect
+#: SciPy's initial values of short axes have an extra term (order 3: up to 6e-4 of the range at 2 voxels, below 1e-9
+#: from 8 on; order 5: up to 1e-2, below 1e-11 from 16 on), which the matrix reproduces.
 _SHORT = {2: 8, 3: 8, 4: 16, 5: 16}
-#: A last axis of so many voxels is filtered by warps that read along it.
+#: Minimum length of a last axis that warps filter by reading along it.
 _ROW = 32
-#: Lines of which there are fewer are cut, for so many threads, into segments of this length or more.
+#: With fewer lines than this, lines are cut into segments of at least this length, to occupy as many threads.
 _ENOUGH_LINES, _SEGMENT = 2**16, 128
-#: Kernels number the voxels of an axis, and of some behind its end, by 32 bits.
+#: Kernels index the voxels of an axis, and some beyond its end, by 32 bits.
 _LONGEST_AXIS = 2**29
-#: Voxels that an image can be continued by: fewer than the kernels read ahead.
+#: Maximum padding: less than the kernels read ahead.
 _LARGEST_PAD = 15
 
 
@@ -60,9 +60,9 @@ class SplineTuning:
     block : int
         Voxels of a step: 8, 16 or 32.
     threads : int
-        Of a block.
+        Threads of a block.
     resident : int
-        Blocks that a multiprocessor must have registers for.
+        Minimum number of resident blocks per multiprocessor, for which the compiler limits registers.
     """
 
     block: int
@@ -71,11 +71,11 @@ class SplineTuning:
 
     @property
     def defines(self) -> dict[str, str]:
-        """As the kernels name them."""
+        """Definitions of spline.cu."""
         return {"BLOCK": str(self.block), "THREADS": str(self.threads), "RESIDENT": str(self.resident)}
 
 
-#: By the kernel, and whether it computes in double precision.
+#: By kernel, and whether it computes in double precision.
 TUNING = {
     ("spline_columns", False): SplineTuning(8, 128, 8),
     ("spline_columns", True): SplineTuning(16, 128, 4),
@@ -86,18 +86,18 @@ TUNING = {
 
 @dataclass(frozen=True)
 class Ends:
-    """What lies beyond an image.
+    """How an image is continued beyond its ends, and the order of its spline.
 
     Attributes
     ----------
     mode : str
-        As SciPy's ``spline_filter`` takes it.
+        Mode of SciPy's ``spline_filter``.
     pad : int
         Voxels by which the image is continued at either end of each axis before `mode` applies, 0 to 15.
     cval : float or None
-        What it is continued by; None for its outermost voxels.
+        Value of the padding; None repeats the outermost voxels.
     order : int
-        Of the spline, 2 to 5.
+        Spline order, 2 to 5.
     """
 
     mode: str
@@ -120,56 +120,56 @@ def filtered(
 
 
 def coefficient_dtype(*dtypes: np.dtype) -> np.dtype:
-    """Say in which dtype coefficients are kept, so that samples are within 1e-5 of the range.
+    """Return the dtype of coefficients for which the error of samples is at most 1e-5 of the range.
 
-    That is float32 where it holds the numbers of the image and of the result, and else float64: who asks for a result
-    of float64, or of long integers, gets its digits. The worst image is a checkerboard: at order 5 its coefficients are
-    420 times as large, and samples off by 6e-6.
+    float32 where it represents the dtypes of image and result exactly, else float64, so that results of float64 or of
+    long integers keep their precision. The worst case is a checkerboard: at order 5 its coefficients are 420 times as
+    large as its voxels, and the error of samples is 6e-6.
     """
-    return np.dtype(np.float32 if all(one.str[1:] in IN_FLOAT32 for one in dtypes) else np.float64)
+    return np.dtype(np.float32 if all(dtype.str[1:] in IN_FLOAT32 for dtype in dtypes) else np.float64)
 
 
 def filter_axes(image: Array, ends: Ends, out: Array, axes: Sequence[int] | None = None) -> None:
-    """Find the coefficients of a spline.
+    """Compute the coefficients of a spline.
 
     Parameters
     ----------
     image : cupy.ndarray
         C-contiguous, not empty. With a pad, of one to three axes.
     ends : Ends
-        What lies beyond it, and the order.
+        Boundary and order.
     out : cupy.ndarray of float32 or float64
         Of the image's shape and twice the pad more along each axis; C-contiguous. It may be the image itself, and must
         not share memory with it otherwise.
     axes : sequence of int, optional
-        To filter along; all by default. With a pad, all.
+        Axes to filter along; all by default, and always with a pad.
 
     Raises
     ------
     ValueError
-        A pad, or an axis, that is longer than the kernels number.
+        A pad or an axis that is too long for the kernels.
     """
     if max(image.shape, default=0) >= _LONGEST_AXIS:
         raise ValueError(f"an image of shape {image.shape}: splines are filtered along axes of less than 2^29 voxels")
     if not 0 <= ends.pad <= _LARGEST_PAD:
         raise ValueError(f"an image can be continued by 0 to {_LARGEST_PAD} voxels, not {ends.pad}")
     chosen = range(out.ndim) if axes is None else axes
-    some = [axis for axis in chosen if out.shape[axis] > 1]
-    if not some:
+    long_axes = [axis for axis in chosen if out.shape[axis] > 1]
+    if not long_axes:
         if image is not out:
             out[...] = image
         return
     wide = coefficient_dtype(image.dtype, out.dtype) == np.float64
     source = image
-    for axis in some:
-        one = _pass(image.shape, axis, ends.pad, source is out)
-        if one.size + 2 * ends.pad <= _SHORT[ends.order] and not ends.pad:
-            _filter_short(source, out, one, ends, wide)
+    for axis in long_axes:
+        layout = _pass(image.shape, axis, ends.pad, source is out)
+        if layout.size + 2 * ends.pad <= _SHORT[ends.order] and not ends.pad:
+            _filter_short(source, out, layout, ends, wide)
         else:
             first, *others = POLES[ends.order]
-            _filter_axis(source, out, one, ends, first, wide)
-            for pole in others:  # what was added is there by now
-                again = _Pass(one.size + 2 * ends.pad, one.counts, one.written, one.written)
+            _filter_axis(source, out, layout, ends, first, wide)
+            for pole in others:  # the first pass has written the padding
+                again = _Pass(layout.size + 2 * ends.pad, layout.counts, layout.written, layout.written)
                 _filter_axis(out, out, again, Ends(ends.mode, order=ends.order), pole, wide)
         source = out
 
@@ -185,8 +185,8 @@ class _Pass:
     counts : (int, int)
         Lines along the other axes.
     read, written : (int, int, int, int)
-        Of the array that is read, and of the one that is written: where the first line begins, steps between lines, and
-        between the voxels of a line.
+        For input and output: offset of the first line, strides between lines (two axes), stride between the voxels of a
+        line.
     """
 
     size: int
@@ -200,9 +200,9 @@ class _Pass:
 
 
 def _pass(shape: Sequence[int], axis: int, pad: int, in_place: bool) -> _Pass:
-    """Lay out the pass along `axis` of an image whose axes before it have been filtered.
+    """Return the pass along `axis` of an image whose axes before it have been filtered.
 
-    Those are as long as they get; those behind it lie in the middle of what they will be.
+    With a pad, axes before it have their padded size already; the others begin `pad` voxels into the output.
     """
     if not pad:
         outer, size, inner = math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
@@ -221,8 +221,8 @@ def _pass(shape: Sequence[int], axis: int, pad: int, in_place: bool) -> _Pass:
     if not in_place:
         plain = _steps(shape)
         read = (0, *[0] * missing, *(plain[a] for a in others), plain[axis])
-    one, two = [1] * missing + count
-    return _Pass(shape[axis], (one, two), _four(read), _four(written))
+    outer_count, inner_count = [1] * missing + count
+    return _Pass(shape[axis], (outer_count, inner_count), _four(read), _four(written))
 
 
 def _steps(shape: Sequence[int]) -> list[int]:
@@ -234,44 +234,50 @@ def _four(numbers: Sequence[int]) -> tuple[int, int, int, int]:
     return a, b, c, d
 
 
-def _filter_short(source: Array, out: Array, one: _Pass, ends: Ends, wide: bool) -> None:
+def _filter_short(source: Array, out: Array, layout: _Pass, ends: Ends, wide: bool) -> None:
     """Filter an axis by a matrix, all poles at once."""
-    matrix = array_module(out).asarray(_matrix(one.size, ends.mode, ends.order))
+    matrix = array_module(out).asarray(_matrix(layout.size, ends.mode, ends.order))
     threads = TUNING["spline_columns", wide].threads
-    lines = int64(one.lines, one.counts[1], *one.read[1:], *one.written[1:])
-    args = (source.reshape(-1)[one.read[0] :], out.reshape(-1)[one.written[0] :], matrix, *int32(one.size), *lines)
+    lines = int64(layout.lines, layout.counts[1], *layout.read[1:], *layout.written[1:])
+    args = (
+        source.reshape(-1)[layout.read[0] :],
+        out.reshape(-1)[layout.written[0] :],
+        matrix,
+        *int32(layout.size),
+        *lines,
+    )
     kernel = load(_spec("spline_short", source, out, ends.order, POLES[ends.order][0], wide))
-    kernel((-(-one.lines // threads),), (threads,), args)
+    kernel((-(-layout.lines // threads),), (threads,), args)
 
 
-def _filter_axis(source: Array, out: Array, one: _Pass, ends: Ends, pole: float, wide: bool) -> None:
+def _filter_axis(source: Array, out: Array, layout: _Pass, ends: Ends, pole: float, wide: bool) -> None:
     """Apply one pole along an axis."""
-    read, written = source.reshape(-1)[one.read[0] :], out.reshape(-1)[one.written[0] :]
-    lines = int64(one.lines, one.counts[1], *one.read[1:])
-    whole = one.size + 2 * ends.pad
-    by_rows = one.read[3] == 1 and one.written[3] == 1 and one.size >= _ROW
+    read, written = source.reshape(-1)[layout.read[0] :], out.reshape(-1)[layout.written[0] :]
+    lines = int64(layout.lines, layout.counts[1], *layout.read[1:])
+    whole = layout.size + 2 * ends.pad
+    by_rows = layout.read[3] == 1 and layout.written[3] == 1 and layout.size >= _ROW
     name = "spline_rows" if by_rows else "spline_columns"
     threads = TUNING[name, wide].threads
-    blocks = -(-one.lines // threads)
+    blocks = -(-layout.lines // threads)
     in_place = source is out
-    segment, segments = _segments(whole, one.lines, TUNING[name, wide].block)
-    if in_place and ends.pad:  # voxels at the image's ends are read for the pads when others may have written there
+    segment, segments = _segments(whole, layout.lines, TUNING[name, wide].block)
+    if in_place and ends.pad:  # the padding is computed from voxels that other segments may have overwritten
         segment, segments = whole, 1
     constant = ends.cval is not None
-    axis = (*int32(one.size, ends.pad, _FOLDS[ends.mode], constant), np.float64(ends.cval if constant else 0))
+    axis = (*int32(layout.size, ends.pad, _FOLDS[ends.mode], constant), np.float64(ends.cval if constant else 0))
     states: Any = np.int64(0)  # a null pointer
     if in_place and segments > 1:
-        states = array_module(out).empty((2, segments + 1, one.lines), np.float64 if wide else np.float32)
+        states = array_module(out).empty((2, segments + 1, layout.lines), np.float64 if wide else np.float32)
         width = TUNING["spline_columns", wide].threads
-        across = -(-one.lines // width)
+        across = -(-layout.lines // width)
         args = (read, states, *axis, *int32(segment, segments), np.uint32(across), *lines)
         kernel = load(_spec("spline_boundaries", source, out, ends.order, pole, wide))
         kernel((across * (segments + 1),), (width,), args)
     if by_rows:
-        step = 2 if one.counts[1] > 1 else 1
-        where = int64(one.lines, one.read[step], one.written[step])
+        step = 2 if layout.counts[1] > 1 else 1
+        where = int64(layout.lines, layout.read[step], layout.written[step])
     else:
-        where = (*lines, *int64(*one.written[1:]))
+        where = (*lines, *int64(*layout.written[1:]))
     args = (read, written, states, *axis, *int32(segment, segments), np.uint32(blocks), *where)
     load(_spec(name, source, out, ends.order, pole, wide))((blocks * segments,), (threads,), args)
 

@@ -1,7 +1,8 @@
-"""Sample images at given coordinates and through affine maps, and filter them for splines.
+"""Sample images at coordinates and through maps, and filter them for splines: as ``scipy.ndimage``.
 
-In: an image, and coordinates or a map. Out: samples. NumPy arrays are answered by SciPy, CuPy arrays by this package's
-kernels (:mod:`~linumpy.gpu.ndimage.dispatch`).
+In: an image, and coordinates, an affine map or a function. Out: samples, or coefficients of splines. NumPy arrays are
+processed by SciPy, CuPy arrays by this package's kernels (:mod:`~linumpy.gpu.ndimage.dispatch`). Users import these
+functions from :mod:`linumpy.gpu.interpolation`.
 """
 
 from __future__ import annotations
@@ -47,21 +48,21 @@ def map_coordinates(
     image : numpy.ndarray or cupy.ndarray
         Of any rank.
     coordinates : numpy.ndarray or cupy.ndarray, (rank, ...)
-        Coordinates in voxels, one row for each axis of the image; where the image is. Where one is NaN or infinite the
-        result is `cval` in the constant modes, and NaN (0 in integers) in the others; but with ``"nearest"`` an
-        infinite coordinate is one beyond the outermost voxel.
+        Coordinates in voxels, one row for each axis of the image; on the same side (host or device) as the image.
+        Where one is NaN or infinite, the result is `cval` in the constant modes and NaN (0 in integers) in the others.
+        With ``"nearest"`` an infinite coordinate means the outermost voxel.
     order : int
-        Of the spline: 0 nearest, 1 linear, up to 5; 3 by default, as in SciPy.
+        Spline order: 0 nearest, 1 linear, up to 5; 3 by default, as in SciPy.
     mode : str
-        What lies outside, by SciPy's names: ``"constant"``, ``"grid-constant"``, ``"nearest"``, ``"reflect"``,
+        Boundary mode, by SciPy's names: ``"constant"``, ``"grid-constant"``, ``"nearest"``, ``"reflect"``,
         ``"mirror"``, ``"wrap"``, ``"grid-wrap"``, ``"grid-mirror"`` (the same as ``"reflect"``).
     cval : float or complex
-        The value outside, for the constant modes; complex for complex images alone.
+        Value outside, for the constant modes; complex only for complex images.
     prefilter : bool
-        Whether to find the spline's coefficients first, for orders above 1. False where the image holds them already.
+        Whether to compute the spline's coefficients first, for orders above 1. False if the image holds coefficients.
     output : dtype or array, optional
-        Dtype of the result, or where to put it. Integers are rounded, halves away from zero, and saturate; NaN becomes
-        0 in them. Booleans are true from 1 and from -1 on: SciPy truncates.
+        Dtype of the result, or the array to write to. Integers are rounded, halves away from zero, and saturate; NaN
+        becomes 0. Booleans are true where the sample is at least 1 or at most -1, since SciPy truncates.
 
     Returns
     -------
@@ -74,12 +75,12 @@ def map_coordinates(
         An `order`, `mode` or shape that does not fit; an image without voxels, or of no axes.
     TypeError
         An image or coordinates that are not made of numbers; an image, coordinates and output that are not on the same
-        side; a complex result of real numbers, or vice versa.
+        side (host or device); a complex result of real numbers, or vice versa.
 
     Warns
     -----
     UserWarning
-        Where a complex image is to give a dtype of real numbers, which is promoted, as SciPy does.
+        If `output` is a real dtype and the image is complex: the dtype is promoted, as in SciPy.
 
     Notes
     -----
@@ -87,13 +88,13 @@ def map_coordinates(
     coordinates were computed exactly; all others, of up to 16 axes, in float64.
     """
     check_image(image)
-    how = read_spline(image, order, mode, cval, prefilter)
+    spline = read_spline(image, order, mode, cval, prefilter)
     points = read_coordinates("coordinates", image, coordinates)
     if points.shape[:1] != (image.ndim,):
         raise ValueError(f"coordinates of shape {points.shape}: an image of {image.ndim} axes needs as many rows")
     shape = tuple(points.shape[1:])
     target = Target(shape, *read_output(output, image, shape))
-    return dispatch.sample_at(image, points, how, target)
+    return dispatch.sample_at(image, points, spline, target)
 
 
 def affine_transform(
@@ -142,24 +143,26 @@ def affine_transform(
 
     Notes
     -----
-    On a device, axes that the map leaves alone (row and column those of the identity, no offset, as many voxels in as
-    out) are taken for those of a stack: of images of four axes and more, and above order 1 a first one of three. All of
-    its images are sampled in one launch, and a NaN stays in its image. Not so for ``prefilter=False`` above order 1,
-    where SciPy mixes them. (It also does for a few images, ``mode="reflect"`` and orders above 1, by up to 1e-2 of the
-    range: its filter of short axes is off there.)
+    On a device, an axis that the map does not change (row and column of the identity, no offset, the same size) is
+    treated as an axis of a stack: any such axis of images of four or more axes, and above order 1 the first of three.
+    All images of a stack are sampled in one launch, and a NaN affects only its own image. The exception is
+    ``prefilter=False`` above order 1, where SciPy, too, mixes the images. (SciPy also mixes stacks of a few images for
+    ``mode="reflect"`` above order 1, by up to 1e-2 of the range: an error of its filter for short axes.)
     """
     check_image(image)
-    how = read_spline(image, order, mode, cval, prefilter)
+    spline = read_spline(image, order, mode, cval, prefilter)
     shape = read_output_shape(output_shape, output, image.shape)
     linear, shift = read_affine(matrix, offset, image.ndim, len(shape))
     target = Target(shape, *read_output(output, image, shape))
-    return dispatch.sample_grid(image, GridMap(linear, shift, _lines(linear, shift, image.shape, shape)), how, target)
+    return dispatch.sample_grid(
+        image, GridMap(linear, shift, _lines(linear, shift, image.shape, shape)), spline, target
+    )
 
 
 def _lines(
     linear: np.ndarray, shift: np.ndarray, sizes: tuple[int, ...], lengths: tuple[int, ...]
 ) -> tuple[Line, ...] | None:
-    """Return a diagonal map axis by axis; None for any other."""
+    """Return the axes of a diagonal map; None if it is not diagonal."""
     if linear.shape[0] != linear.shape[1]:
         return None
     rows = linear.tolist()
@@ -190,10 +193,10 @@ def geometric_transform(
         Of any rank.
     mapping : callable
         Takes the coordinates of voxels of the result, a tuple with one entry for each of its axes, and returns those in
-        the image, one for each of the image's axes. For a NumPy image it is SciPy's: called for each voxel with whole
-        numbers. For a CuPy image it is called once, with CuPy arrays of int64 that broadcast to `output_shape` (axis k
-        of the k-th is as long as the result, all others 1); what it returns must broadcast to it too, and may be plain
-        numbers. A function of arithmetic, such as ``lambda o: (o[0] + 0.5, 2 * o[1])``, does for both.
+        the image, one for each of the image's axes. For a NumPy image SciPy calls it for each voxel, with integers.
+        For a CuPy image it is called once, with CuPy arrays of int64 that broadcast to `output_shape` (the k-th has the
+        result's size along axis k and 1 along the others); its results must broadcast to `output_shape`, too, and may
+        be plain numbers. A function of arithmetic, such as ``lambda o: (o[0] + 0.5, 2 * o[1])``, works for both.
     output_shape : sequence of int, optional
         Shape of the result; by default that of an array `output`, or of the image.
     order, mode, cval, prefilter, output
@@ -219,7 +222,7 @@ def geometric_transform(
     On a device, coordinates take 8 bytes a voxel of the result for each axis of the image.
     """
     check_image(image)
-    how = read_spline(image, order, mode, cval, prefilter)
+    spline = read_spline(image, order, mode, cval, prefilter)
     shape = read_output_shape(output_shape, output, image.shape)
     target = Target(shape, *read_output(output, image, shape))
     if not callable(mapping):
@@ -233,20 +236,20 @@ def geometric_transform(
     extra = extra_keywords or {}
     if is_device_array(image):
         points = _mapped(array_module(image), mapping, shape, image.ndim, extra_arguments, extra)
-        return dispatch.sample_at(image, points, how, target)
+        return dispatch.sample_at(image, points, spline, target)
     from scipy import ndimage
 
     def call(source: Any, out: Any) -> Any:
         more = {"extra_arguments": tuple(extra_arguments), "extra_keywords": dict(extra)}
-        return ndimage.geometric_transform(source, mapping, shape, out, **how.options, **more)
+        return ndimage.geometric_transform(source, mapping, shape, out, **spline.options, **more)
 
-    return by_scipy.transform(np.asarray(image), how, target, call)
+    return by_scipy.transform(np.asarray(image), spline, target, call)
 
 
 def _mapped(
     xp: ModuleType, mapping: Callable[..., Sequence[Any]], shape: tuple[int, ...], rank: int, extra: Any, keywords: Any
 ) -> Array:
-    """Call a mapping once, for all voxels of the result: their coordinates, (rank, *shape)."""
+    """Call a mapping once for all voxels of the result; return coordinates in the image, (rank, *shape)."""
     voxels = tuple(
         xp.arange(n, dtype=np.int64).reshape([-1 if other == axis else 1 for other in range(len(shape))])
         for axis, n in enumerate(shape)
@@ -261,23 +264,23 @@ def _mapped(
 
 
 def spline_filter(image: Array, order: int = 3, output: Array | DTypeLike = np.float64, mode: str = "mirror") -> Array:
-    """Find the coefficients of the spline that goes through an image's voxels.
+    """Compute the coefficients of the spline that interpolates an image.
 
-    What the functions above do first for orders above 1, unless ``prefilter=False``: an image that is sampled many
-    times need be filtered once.
+    The functions above do this first for orders above 1. To sample an image many times, filter it once with this
+    function and pass ``prefilter=False`` to them.
 
     Parameters
     ----------
     image : numpy.ndarray or cupy.ndarray
-        Of any rank, 0 included. Axes of one voxel are left as they are.
+        Of any rank, including 0. Axes of one voxel are not filtered.
     order : int
-        Of the spline, 2 to 5.
+        Spline order, 2 to 5.
     output : dtype or array
-        Dtype of the coefficients, or where to put them. Between two axes they are of it, too; integers are truncated
-        after each, as SciPy does.
+        Dtype of the coefficients, or the array to write to. Intermediate results between axes have this dtype, too:
+        integers are truncated after each axis, as in SciPy.
     mode : str
-        How the image goes on beyond its ends, by SciPy's names: ``"mirror"``, ``"reflect"`` and ``"grid-wrap"`` have
-        filters of their own; ``"nearest"`` takes that of ``"reflect"``, the others that of ``"mirror"``.
+        Boundary mode, by SciPy's names. ``"mirror"``, ``"reflect"`` and ``"grid-wrap"`` have their own filters;
+        ``"nearest"`` uses that of ``"reflect"``, the others use that of ``"mirror"``.
 
     Returns
     -------
@@ -294,13 +297,13 @@ def spline_filter(image: Array, order: int = 3, output: Array | DTypeLike = np.f
     Warns
     -----
     UserWarning
-        Where a complex image is to give a dtype of real numbers, which is promoted, as SciPy does.
+        If `output` is a real dtype and the image is complex: the dtype is promoted, as in SciPy.
 
     Notes
     -----
-    On a device, NaN and infinities spoil what is near them on their lines and behind; with SciPy's filter, all of the
-    lines. To sample with ``"nearest"`` or ``"grid-constant"`` and ``prefilter=True`` is not to sample these
-    coefficients: SciPy, and so this package, adds 12 voxels at either end first.
+    On a device, a NaN or infinity affects nearby voxels of its lines and all behind it; with SciPy's filter, the whole
+    lines. Sampling with ``"nearest"`` or ``"grid-constant"`` and ``prefilter=True`` does not use these coefficients:
+    SciPy, and so this package, pads the image by 12 voxels at either end first.
     """
     check_image(image, least=0)
     name = check_spline(order, mode)
@@ -312,16 +315,16 @@ def spline_filter(image: Array, order: int = 3, output: Array | DTypeLike = np.f
 def spline_filter1d(
     image: Array, order: int = 3, axis: int = -1, output: Array | DTypeLike = np.float64, mode: str = "mirror"
 ) -> Array:
-    """Find the coefficients of the splines along one axis.
+    """Compute the coefficients of splines along one axis.
 
     Parameters
     ----------
     image : numpy.ndarray or cupy.ndarray
         Of one axis or more.
     order : int
-        Of the spline, 0 to 5; below 2 they are the image itself.
+        Spline order, 0 to 5; below 2 the coefficients are the image itself.
     axis : int
-        To filter along.
+        Axis to filter along.
     output, mode
         As for :func:`spline_filter`.
 
@@ -359,9 +362,9 @@ def _filter(image: Array, order: int, axes: Sequence[int], output: Any, mode: st
 
     if not image.ndim:
         return target.take(np.asarray(image).astype(target.dtype))
-    half, wide = np.dtype(np.float16), np.dtype(np.float32)
-    source = image.astype(wide) if image.dtype == half else image
-    if target.dtype == half:
-        with np.errstate(over="ignore"):  # beyond float16 lies infinity
-            return target.take(call(source, wide).astype(half))
+    float16, float32 = np.dtype(np.float16), np.dtype(np.float32)
+    source = image.astype(float32) if image.dtype == float16 else image
+    if target.dtype == float16:
+        with np.errstate(over="ignore"):  # beyond its range float16 is infinite
+            return target.take(call(source, float32).astype(float16))
     return target.take(call(source, target.dtype if target.out is None else target.out))

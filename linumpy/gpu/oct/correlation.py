@@ -1,9 +1,9 @@
-"""Correlate the end of one stack of planes with the beginning of another, for every overlap at once.
+"""Correlate the last planes of one volume with the first planes of another, for several overlaps at once.
 
-In: two volumes, planes first, and overlaps in planes. Out: the normalised cross-correlation (Pearson's) at each, where
-the volumes are. All come from one Gram matrix, the products of each of the last planes of one with each of the first
-planes of the other: an overlap is one of its diagonals. Each volume is read once, in strips of rows that keep scratch
-memory within :data:`SCRATCH_BYTES`; sums are taken in float64.
+In: two volumes (Z, Y, X), and overlaps in planes. Out: Pearson's correlation at each overlap, in the memory (host or
+device) of the volumes. All are computed from one Gram matrix: the products of each of the last planes of one volume
+with each of the first planes of the other. An overlap is a diagonal of it. Each volume is read once, in strips of rows
+that keep scratch memory within :data:`SCRATCH_BYTES`; sums are in float64.
 """
 
 from __future__ import annotations
@@ -14,43 +14,44 @@ from typing import Any
 
 import numpy as np
 
+from linumpy.arrays import Array
 from linumpy.device import array_module
 from linumpy.gpu.oct.projection import project
 
-#: What a strip of rows takes at most.
+#: Maximum memory of a strip of rows.
 SCRATCH_BYTES = 512 * 2**20
-#: A variance below this part of the mean square is none: float64's rounding makes as much.
+#: A variance below this fraction of the mean square counts as 0: it may be a rounding error of float64.
 _NO_VARIANCE = 1e-13
 
 
 def overlap_correlations(
-    fixed: Any,
-    moving: Any,
+    fixed: Array,
+    moving: Array,
     overlaps: Sequence[int],
-    measured: tuple[Any | None, Any | None] = (None, None),
-) -> Any:
+    measured: tuple[Array | None, Array | None] = (None, None),
+) -> Array:
     """Correlate the last n planes of a volume with the first n planes of another.
 
     Parameters
     ----------
     fixed, moving : numpy.ndarray or cupy.ndarray, (Z, Y, X)
-        Real numbers, both in the same memory and with the same Y and X. An A-line that is not finite somewhere in the
-        planes that are looked at, in either volume, takes no part.
+        Real numbers, both on the host or both on the device, with the same Y and X. An A-line with a voxel that is not
+        finite, in the compared planes of either volume, is left out.
     overlaps : sequence of int
         Values of n, each from 1 to the planes of the shorter volume.
     measured : (array of bool or None, array of bool or None)
-        Which voxels of either volume count, of its shape; None for all.
+        Voxels that count, for each volume in its shape; None for all.
 
     Returns
     -------
     numpy.ndarray or cupy.ndarray of float64, (len(overlaps),)
-        Pearson's correlation coefficient of the voxels that lie upon each other; 0 where one side has no variance.
-        On the device without waiting for it.
+        Pearson's correlation coefficient of overlapping voxels; 0 where one side has no variance. On a device the call
+        does not wait for the result.
 
     Raises
     ------
     ValueError
-        Volumes that do not fit each other, no overlaps, or one that cannot be.
+        Volumes of different Y and X or on different sides, no overlaps, or one out of range.
     TypeError
         Complex voxels.
     """
@@ -59,7 +60,7 @@ def overlap_correlations(
     ends = slice(fixed.shape[0] - deepest, None), slice(deepest)
     volumes = fixed[ends[0]], moving[ends[1]]
     masks = None
-    if any(one is not None for one in measured):
+    if any(mask is not None for mask in measured):
         masks = [
             xp.ones(vol.shape, bool) if mask is None else mask[end]
             for vol, mask, end in zip(volumes, measured, ends, strict=True)
@@ -75,16 +76,17 @@ def overlap_correlations(
         if masks is not None:
             strips += [_strip(xp, mask[:, strip], 0.0) for mask in masks]
         sums.add(*strips)
-    return sums.correlations(overlaps, *shifts)
+    correlations: Array = sums.correlations(overlaps, *shifts)
+    return correlations
 
 
-def central_half(vol: Any) -> Any:
-    """Return the middle half of a volume in Y and X, a view."""
+def central_half(vol: Array) -> Any:
+    """Return a view of the middle half of a volume along Y and X."""
     bounds = [((n - (n + 1) // 2) // 2, (n + 1) // 2) for n in vol.shape[1:]]
     return vol[:, *(slice(begin, begin + size) for begin, size in bounds)]
 
 
-def _check(fixed: Any, moving: Any, overlaps: Sequence[int]) -> None:
+def _check(fixed: Array, moving: Array, overlaps: Sequence[int]) -> None:
     if fixed.ndim != 3 or moving.ndim != 3 or fixed.shape[1:] != moving.shape[1:] or not all(fixed.shape[1:]):
         raise ValueError(f"volumes of {fixed.shape} and {moving.shape} do not fit: (Z, Y, X) with the same Y and X do")
     if array_module(fixed) is not array_module(moving):
@@ -97,16 +99,16 @@ def _check(fixed: Any, moving: Any, overlaps: Sequence[int]) -> None:
         raise ValueError(f"overlaps={list(overlaps)}: volumes of {fixed.shape} and {moving.shape} have 1 to {deepest}")
 
 
-def _offset(xp: ModuleType, vol: Any, mask: Any = None) -> Any:
-    """About the mean of a volume, from some of its voxels: sums of squares lose fewer digits without it."""
+def _offset(xp: ModuleType, vol: Array, mask: Array | None = None) -> Any:
+    """Estimate the mean from a sample of voxels; it is subtracted, so that sums of squares lose fewer digits."""
     part = (slice(None, None, max(1, vol.shape[0] // 8)), slice(None, None, 16), slice(None, None, 16))
-    some = vol[part].astype(np.float64)
-    finite = xp.isfinite(some) if mask is None else xp.isfinite(some) & mask[part]
-    return xp.where(finite, some, 0).sum() / xp.maximum(finite.sum(), 1)
+    sample = vol[part].astype(np.float64)
+    finite = xp.isfinite(sample) if mask is None else xp.isfinite(sample) & mask[part]
+    return xp.where(finite, sample, 0).sum() / xp.maximum(finite.sum(), 1)
 
 
-def _strip(xp: ModuleType, planes: Any, shift: Any) -> Any:
-    """Bring rows of a volume to (Y, Z, X) in float64: a batch of matrices for the Gram matrix."""
+def _strip(xp: ModuleType, planes: Array, shift: Any) -> Any:
+    """Return rows of a volume minus `shift` as float64 (Y, Z, X): a batch of matrices for the Gram matrix."""
     rows = planes.transpose(1, 0, 2)
     out = xp.empty(rows.shape, np.float64)
     if planes.dtype.kind == "b":
@@ -114,12 +116,12 @@ def _strip(xp: ModuleType, planes: Any, shift: Any) -> Any:
     return xp.subtract(rows, shift, out=out)
 
 
-def _mean(array: Any, axis: int) -> Any:
+def _mean(array: Array, axis: int) -> Any:
     return project(array, axis, accumulate="float64")
 
 
 class _Sums:
-    """Sums over A-lines of the products of planes, of planes and of their squares."""
+    """Sums over A-lines: products of pairs of planes, each plane, and its squares."""
 
     def __init__(self, xp: ModuleType, planes: int) -> None:
         self.xp, self.planes = xp, planes
@@ -127,11 +129,11 @@ class _Sums:
         self.first, self.second = (xp.zeros((2, planes), np.float64) for _ in range(2))
         self.count = xp.zeros((), np.float64)
 
-    def add(self, fixed: Any, moving: Any) -> None:
-        """Add a strip; both are (Y, Z, X)."""
+    def add(self, fixed: Array, moving: Array) -> None:
+        """Add a strip of both volumes, (Y, Z, X), which is overwritten."""
         xp = self.xp
         with np.errstate(invalid="ignore"):
-            # One voxel that is not finite makes the mean of its A-line so.
+            # The mean of an A-line is finite only if all its voxels are.
             good = xp.isfinite(_mean(fixed, 1) + _mean(moving, 1))[:, None, :]
         self.count += good.sum()
         for number, side in enumerate((fixed, moving)):
@@ -142,46 +144,46 @@ class _Sums:
         self.products += _mean(xp.matmul(fixed, moving.transpose(0, 2, 1)), 0) * fixed.shape[0]
 
     def correlations(self, overlaps: Sequence[int], *shifts: Any) -> Any:
-        """Put the sums of each overlap together."""
+        """Compute the correlation at each overlap."""
         xp, deepest = self.xp, self.planes
         n, k = _overlaps(xp, overlaps, deepest)
         last, first = k >= deepest - n, k < n
         (a, b), (aa, bb) = (
-            [xp.where(which, one[side], 0).sum(axis=1) for side, which in enumerate((last, first))]
-            for one in (self.first, self.second)
+            [xp.where(which, total[side], 0).sum(axis=1) for side, which in enumerate((last, first))]
+            for total in (self.first, self.second)
         )
         return _pearson(xp, self.count * n[:, 0], (a, b), (aa, bb), _along(xp, self.products, n, k), shifts)
 
 
 class _MaskedSums:
-    """The same sums over those pairs of voxels of which both count: matrices, in which an overlap is a diagonal."""
+    """The same sums over pairs of voxels that both count. All are matrices, in which an overlap is a diagonal."""
 
     def __init__(self, xp: ModuleType, planes: int) -> None:
         self.xp = xp
-        #: Count, sum and sum of squares of either side, products: one for each plane of one and each of the other.
+        #: Count, sum of fixed, of moving, of fixed², of moving², of fixed · moving, for each pair of planes.
         self.sums = xp.zeros((6, planes, planes), np.float64)
 
-    def add(self, fixed: Any, moving: Any, known: Any, known_too: Any) -> None:
-        """Add a strip and what counts of it, 1 or 0; all are (Y, Z, X)."""
+    def add(self, fixed: Array, moving: Array, fixed_mask: Array, moving_mask: Array) -> None:
+        """Add a strip of both volumes with masks of 1 and 0; all are (Y, Z, X) and are overwritten."""
         xp = self.xp
-        for side, mask in ((fixed, known), (moving, known_too)):
+        for side, mask in ((fixed, fixed_mask), (moving, moving_mask)):
             xp.copyto(side, 0, where=mask == 0)
         with np.errstate(invalid="ignore"):
             good = xp.isfinite(_mean(fixed, 1) + _mean(moving, 1))[:, None, :]
-        for side, mask in ((fixed, known), (moving, known_too)):
-            for one in (side, mask):
-                xp.copyto(one, 0, where=xp.broadcast_to(~good, one.shape))
+        for side, mask in ((fixed, fixed_mask), (moving, moving_mask)):
+            for array in (side, mask):
+                xp.copyto(array, 0, where=xp.broadcast_to(~good, array.shape))
         pairs = (
-            (known, known_too), (fixed, known_too), (known, moving), (fixed * fixed, known_too),
-            (known, moving * moving), (fixed, moving),
+            (fixed_mask, moving_mask), (fixed, moving_mask), (fixed_mask, moving), (fixed * fixed, moving_mask),
+            (fixed_mask, moving * moving), (fixed, moving),
         )  # fmt: skip
-        for number, (one, other) in enumerate(pairs):
-            self.sums[number] += _mean(xp.matmul(one, other.transpose(0, 2, 1)), 0) * fixed.shape[0]
+        for number, (left, right) in enumerate(pairs):
+            self.sums[number] += _mean(xp.matmul(left, right.transpose(0, 2, 1)), 0) * fixed.shape[0]
 
     def correlations(self, overlaps: Sequence[int], *shifts: Any) -> Any:
-        """Put the sums of each overlap together."""
+        """Compute the correlation at each overlap."""
         n, k = _overlaps(self.xp, overlaps, self.sums.shape[1])
-        count, a, b, aa, bb, along = (_along(self.xp, one, n, k) for one in self.sums)
+        count, a, b, aa, bb, along = (_along(self.xp, matrix, n, k) for matrix in self.sums)
         return _pearson(self.xp, count, (a, b), (aa, bb), along, shifts)
 
 
@@ -189,8 +191,8 @@ def _overlaps(xp: ModuleType, overlaps: Sequence[int], deepest: int) -> tuple[An
     return xp.asarray(np.asarray(overlaps, np.int64))[:, None], xp.arange(deepest)[None, :]
 
 
-def _along(xp: ModuleType, matrix: Any, n: Any, k: Any) -> Any:
-    """Sum the diagonal of each overlap: of n planes it is that on which fixed is deepest - n planes ahead."""
+def _along(xp: ModuleType, matrix: Array, n: Array, k: Array) -> Any:
+    """Sum a diagonal for each overlap n: the elements (k + deepest - n, k) with k < n."""
     deepest = matrix.shape[0]
     return xp.where(k < n, matrix[xp.minimum(k + deepest - n, deepest - 1), k], 0).sum(axis=1)
 
@@ -199,7 +201,7 @@ def _pearson(
     xp: ModuleType, count: Any, sums: tuple[Any, Any], squares: tuple[Any, Any], along: Any, shifts: tuple[Any, ...]
 ) -> Any:
     safe = xp.maximum(count, 1)
-    # One by one: their product could leave the range of float64.
+    # A root for each side: the product of both variances may overflow float64.
     spread = xp.ones_like(along)
     valid = count > 0
     for total, square, shift in zip(sums, squares, shifts, strict=True):

@@ -7,56 +7,60 @@ On the device one kernel moves every voxel once.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 
+from linumpy.arrays import Array
 from linumpy.device import array_module, is_device_array
 from linumpy.gpu.kernels import CUDA_TYPES, KernelSpec, address_of, int32, int64, load, memory_order, uint32
 from linumpy.gpu.rounding import saturated
 
 _THREADS = 128
 _MARCH = 8  # as in gather.cu
-#: Of one access to neighbouring A-lines that are shifted alike.
+#: Size of a memory access, which may hold several neighbouring A-lines with the same shift.
 _ACCESS_BYTES = 8
 _UNITS = {1: "unsigned char", 2: "unsigned short", 4: "unsigned", 8: "unsigned long long"}
-#: What becomes of voxels from beyond the volume, as gather.cu numbers it.
+#: How voxels whose source lies outside the volume are filled: BEYOND of gather.cu.
 _BEYOND = {"fill": 0, "wrap": 1, "repeat": 2}
-#: Voxels for which NumPy's indices are made at once.
+#: Voxels of a block on the CPU, which limits the memory of its indices.
 _BLOCK_VOXELS = 2**22
 
 
 def shift_along_depth(
-    vol: Any,
-    shifts: Any,
+    vol: Array,
+    shifts: Array,
     *,
     depth_axis: int = 0,
     origin: tuple[int, int] = (0, 0),
     wrap: bool = False,
     fill_value: float | None = 0,
     planes: int | None = None,
-) -> Any:
+) -> Array:
     """Take each voxel from `shift` voxels deeper: ``out[z] = vol[z + shift]`` along each A-line.
 
     Parameters
     ----------
     vol : numpy.ndarray or cupy.ndarray, rank 3
-        Of booleans, integers or floats, in any memory order.
+        Booleans, integers or floats, in any memory order.
     shifts : numpy.ndarray or cupy.ndarray, (height, width)
-        Voxels, for a tile. The A-line at (i, j) of the lateral axes takes that of (i mod height, j mod width), so a map
-        as large as the volume gives each its own. Integers move voxels as they are. Floats interpolate linearly
-        between the two nearest, integers rounded; they are taken as float32, and NaN lies outside.
+        Shifts of a tile, in voxels. The A-line at (i, j) of the lateral axes is shifted by
+        ``shifts[i % height, j % width]``; a map of the lateral shape of the volume has one shift for each A-line.
+        Integer shifts move voxels unchanged. Float shifts are converted to float32 and interpolate linearly between
+        two voxels (rounded in volumes of integers); NaN counts as outside the volume.
     depth_axis : int
         Axis of depth.
     origin : (int, int)
-        Lateral offset in the mosaic of the volume's first A-line: for a volume that is a part of it.
+        Lateral offset of the volume's first A-line in the mosaic that the volume is a part of.
     wrap : bool
-        Whether what leaves the volume at one end comes in at the other. Otherwise voxels whose source lies outside (of
-        floats: between voxels of which one is outside) are filled.
+        Whether depth is periodic. Otherwise voxels whose source lies outside are filled; with interpolation, those of
+        which either source voxel lies outside.
     fill_value : float or None
-        With what; None repeats the nearest voxel of the A-line.
+        Value to fill with; None repeats the nearest voxel of the A-line.
     planes : int, optional
-        Voxels of the result along depth; by default those of the volume.
+        Voxels of the result along depth; by default as many as the volume has.
 
     Returns
     -------
@@ -78,15 +82,15 @@ def shift_along_depth(
         raise ValueError(f"planes={planes}: a volume has 0 planes or more")
     if not vol.size or not planes:
         return xp.full([planes if k == depth_axis else n for k, n in enumerate(vol.shape)], fill[()], fill.dtype)
-    compute = _by_kernel if is_device_array(vol) else _by_numpy
+    compute: Callable[..., Array] = _by_kernel if is_device_array(vol) else _by_numpy
     return compute(vol, _bounded(xp, shifts), depth_axis, origin, beyond, fill, planes)
 
 
-def _bounded(xp: Any, shifts: Any) -> Any:
-    """Bring shifts to int32 or float32. Those beyond the volume all do the same; so does one that is no number.
+def _bounded(xp: ModuleType, shifts: Array) -> Any:
+    """Convert shifts to int32 or float32, clipped to ±2^30: NaN and all shifts beyond the volume act alike.
 
-    CuPy clips no type by limits that it cannot hold. What needs no clipping costs no kernel: the gather's own one looks
-    at the limit, too.
+    CuPy cannot clip a type by a limit outside its range, hence the wide types. On a device int32 and float32 are passed
+    on without a kernel, since gather.cu applies the limit itself.
     """
     shifts, limit = xp.asarray(shifts), 2**30
     if xp is not np and shifts.dtype in (np.int32, np.float32):
@@ -99,7 +103,7 @@ def _bounded(xp: Any, shifts: Any) -> Any:
     return xp.clip(shifts.astype(np.int64), -limit, limit).astype(np.int32, order="C")
 
 
-def _check(vol: Any, shifts: Any, depth_axis: int, fill_value: float) -> np.ndarray:
+def _check(vol: Array, shifts: Array, depth_axis: int, fill_value: float) -> np.ndarray:
     if vol.ndim != 3 or not -3 <= depth_axis < 3:
         raise ValueError(f"a volume of shape {vol.shape} and depth_axis={depth_axis}: three axes are needed")
     if shifts.ndim != 2 or not all(shifts.shape):
@@ -131,15 +135,15 @@ def _by_numpy(
     for begin in range(0, rows, step):
         part = slice(begin, min(begin + step, rows))
         tile_rows = np.arange(part.start, part.stop) + origin[0]
-        here = shifts[np.ix_(tile_rows % shifts.shape[0], (np.arange(columns) + origin[1]) % shifts.shape[1])]
-        below = np.floor(here)
+        shift = shifts[np.ix_(tile_rows % shifts.shape[0], (np.arange(columns) + origin[1]) % shifts.shape[1])]
+        below = np.floor(shift)
         first = np.arange(planes) + below.astype(np.int64)[..., None]
-        weight = (here - below)[..., None]
+        weight = (shift - below)[..., None]
         second = first + (weight > 0)
         outside = (first < 0) | (second >= depth)
         if beyond == "repeat":
             first, second = np.clip(first, 0, depth - 1), np.clip(second, 0, depth - 1)
-            weight = np.where(outside, 0, weight)  # between a voxel and itself, which may be infinite
+            weight = np.where(outside, 0, weight)  # inf - inf would be NaN
         else:
             first, second = first % depth, second % depth
         values = np.take_along_axis(lines[part], first, axis=-1)
@@ -156,7 +160,7 @@ def _between(first: np.ndarray, second: np.ndarray, weight: np.ndarray) -> np.nd
         values = np.where(weight > 0, a + weight.astype(kind) * (b - a), a)
     if first.dtype.kind not in "biu":
         return values.astype(first.dtype)
-    # What does not lie between two voxels stays as it is, also where float64 does not hold it.
+    # Without a fraction the voxel is copied: 64-bit integers may not fit a float64.
     return np.where(weight > 0, saturated(np.rint(values), first.dtype.newbyteorder("=")), first)
 
 
@@ -165,7 +169,7 @@ def _computed_in(dtype: np.dtype) -> str:
 
 
 def _by_kernel(
-    vol: Any, shifts: Any, depth_axis: int, origin: tuple[int, int], beyond: str, fill: np.ndarray, planes: int
+    vol: Array, shifts: Array, depth_axis: int, origin: tuple[int, int], beyond: str, fill: np.ndarray, planes: int
 ) -> Any:
     xp = array_module(vol)
     if any(stride % vol.itemsize for stride in vol.strides):
@@ -181,11 +185,11 @@ def _by_kernel(
     lane_size, march_size = (planes, vol.shape[b]) if depth_lane else (vol.shape[b] // vec, planes)
     lanes = min(_THREADS, 1 << (lane_size - 1).bit_length())
     blocks_lane, blocks_march = -(-lane_size // lanes), -(-march_size // (_THREADS // lanes * _MARCH))
-    # The map's axes are the lateral axes as they are numbered.
+    # The axes of the map are the lateral axes in ascending order.
     swapped = a > b
-    tile, pitch, first = (one[::-1] if swapped else one for one in (shifts.shape, (shifts.shape[1], 1), origin))
+    tile, pitch, first = (pair[::-1] if swapped else pair for pair in (shifts.shape, (shifts.shape[1], 1), origin))
     spec = kernel_spec(vol.dtype, linear=linear, beyond=beyond, depth_lane=depth_lane, vec=vec)
-    # An offset in the mosaic counts modulo the tile.
+    # The origin modulo the tile, which fits 32 bits.
     begin = [offset % size for offset, size in zip(first, tile, strict=True)]
     load(spec)(
         (blocks_lane * blocks_march * vol.shape[a],),
@@ -198,14 +202,14 @@ def _by_kernel(
     return out
 
 
-def _lines_of_thread(vol: Any, out: Any, address: int, b: int) -> int:
-    """Count the neighbouring A-lines that one access may hold, by where the volume and its rows begin."""
+def _lines_of_thread(vol: Array, out: Array, address: int, b: int) -> int:
+    """Return how many neighbouring A-lines an access may hold, given the alignment of the volume and of its rows."""
     rows = [array.strides[axis] for array in (vol, out) for axis in range(3) if axis != b]
     return math.gcd(max(_ACCESS_BYTES, vol.itemsize), address, vol.shape[b] * vol.itemsize, *rows) // vol.itemsize
 
 
 def _scalar(fill: np.ndarray, linear: bool) -> Any:
-    """The fill value as the kernel takes it: as it is, or its bits."""
+    """Return the fill value as an argument of the kernel: a number to interpolate with, or its bits."""
     if linear and fill.dtype.kind in "iuf" and fill.dtype.itemsize != 2:
         return fill[()]
     return fill.reshape(1).view(f"u{fill.dtype.itemsize}")[0]

@@ -1,7 +1,7 @@
 """Plan the launches of the marching kernels of the tissue surface.
 
-In: sizes and strides of a volume, arrays. Out: :class:`MarchLaunch` records, which ``surface.py`` starts. Pure: does
-not touch a device.
+In: sizes and strides of a volume, arrays. Out: :class:`MarchLaunch` records, which ``surface_kernels.py`` starts. Pure:
+does not touch a device.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Resize images and resample volumes to another voxel spacing: CuPy in, CuPy out; NumPy in, NumPy out.
 
-In: an image of any rank and a shape, or voxel spacings (in µm, or in any one unit). Out: the image on its new grid,
-smoothed where it gets coarser. Orders 0 and 1 go axis by axis, by kernels of their own
-(:mod:`~linumpy.gpu.resize.resizing`); higher ones by the splines of :mod:`~linumpy.gpu.ndimage.dispatch`. Both
-functions are those of :mod:`linumpy.gpu.interpolation`.
+In: an image of any rank and a shape, or voxel spacings (all in the same unit). Out: the image on its new grid, smoothed
+along axes that get coarser. Orders 0 and 1 are computed axis by axis (:mod:`~linumpy.gpu.resize.resizing`), higher ones
+by the splines of :mod:`~linumpy.gpu.ndimage.dispatch`. Users import both functions from
+:mod:`linumpy.gpu.interpolation`.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ def resize(
         One size for each axis. Without the last, that axis (of channels) keeps its size; further sizes are those of
         axes that the image does not have yet.
     order : int
-        Of the spline: 0 nearest, 1 linear, up to 5.
+        Spline order: 0 nearest, 1 linear, up to 5.
     mode : str
-        What lies outside, by the names of ``numpy.pad``: ``"reflect"``, ``"symmetric"``, ``"edge"`` (or
+        Boundary mode, by the names of ``numpy.pad``: ``"reflect"``, ``"symmetric"``, ``"edge"`` (or
         ``"nearest"``), ``"wrap"``, ``"constant"`` (zero).
     anti_aliasing : bool, optional
         Whether to smooth by a Gaussian first; by default where an axis shrinks, but not integers at order 0.
@@ -77,33 +77,33 @@ def resize(
     TypeError
         An image that is complex or not made of numbers.
     """
-    asked = read_resizing(image, output_shape, order, mode, anti_aliasing, anti_aliasing_sigma)
-    image = image.reshape(asked.image_shape)
+    resizing_args = read_resizing(image, output_shape, order, mode, anti_aliasing, anti_aliasing_sigma)
+    image = image.reshape(resizing_args.image_shape)
     if not preserve_range and order > 0 and image.dtype.kind in "iu":
         image = _unit_range(image)
     dtype = image.dtype.newbyteorder("=") if order == 0 and image.dtype.kind in "biu" else None
     if order <= 1:
         result = resizing.resample_axes(
             image,
-            asked.shape,
+            resizing_args.shape,
             order=order,
-            mode=asked.mode,
-            sigmas=asked.sigmas,
+            mode=resizing_args.mode,
+            sigmas=resizing_args.sigmas,
             dtype=dtype,
             clamp=clip and mode != "constant",
         )
     else:
-        result = _resize_by_splines(image, asked, order)
-    # Weighted means are held within the range where they are made, unless zeros from outside are among their voxels.
-    if clip and (order > 1 or (mode == "constant" and (order or any(asked.sigmas)))):
+        result = _resize_by_splines(image, resizing_args, order)
+    # resample_axes clamps its weighted means itself, except in mode "constant", whose zeros extend the range.
+    if clip and (order > 1 or (mode == "constant" and (order or any(resizing_args.sigmas)))):
         _clip(array_module(image), image, result, mode == "constant")
     return result
 
 
-def _resize_by_splines(image: Any, asked: Resizing, order: int) -> Any:
+def _resize_by_splines(image: Any, target: Resizing, order: int) -> Any:
     result = image.astype(np.float64 if image.dtype == np.float64 else np.float32)
-    result = _smoothed(result, asked.mode, asked.sigmas)
-    return _scaled(result, asked.shape, order, asked.mode)
+    result = _smoothed(result, target.mode, target.sigmas)
+    return _scaled(result, target.shape, order, target.mode)
 
 
 def _smoothed(image: Any, mode: str, sigmas: Sequence[float]) -> Any:
@@ -120,29 +120,29 @@ def _scaled(image: Any, shape: tuple[int, ...], order: int, mode: str) -> Any:
 
 
 def _clip(xp: ModuleType, image: Any, result: Any, zeros_outside: bool) -> None:
-    """Limit a result to the range of the image, and to zero where it reaches it; as scikit-image, without a wait."""
+    """Limit a result to the range of the image, extended to 0 if `zeros_outside`, without waiting for the device."""
     low, high = _range(xp, image)
     if zeros_outside:
         lowest, highest = _range(xp, result)
-        reached = (lowest <= 0) & (highest >= 0)
-        low = xp.where(reached, xp.minimum(low, 0), low)
-        high = xp.where(reached, xp.maximum(high, 0), high)
+        has_zero = (lowest <= 0) & (highest >= 0)
+        low = xp.where(has_zero, xp.minimum(low, 0), low)
+        high = xp.where(has_zero, xp.maximum(high, 0), high)
     xp.maximum(result, low.astype(result.dtype), out=result)
     xp.minimum(result, high.astype(result.dtype), out=result)
 
 
 def _range(xp: ModuleType, image: Any) -> tuple[Any, Any]:
-    """Find the least and the largest number, as arrays; what is NaN does not count."""
+    """Return minimum and maximum as arrays, ignoring NaN."""
     if image.dtype.kind != "f":
         return xp.asarray(image.min()), xp.asarray(image.max())
-    unknown = xp.isnan(image)
-    low = xp.where(unknown, image.dtype.type(np.inf), image).min()
-    high = xp.where(unknown, image.dtype.type(-np.inf), image).max()
+    is_nan = xp.isnan(image)
+    low = xp.where(is_nan, image.dtype.type(np.inf), image).min()
+    high = xp.where(is_nan, image.dtype.type(-np.inf), image).max()
     return xp.asarray(low), xp.asarray(high)
 
 
 def _unit_range(image: Any) -> Any:
-    """Scale integers into [0, 1], or [-1, 1] where they have a sign, as scikit-image does."""
+    """Scale unsigned integers into [0, 1] and signed ones into [-1, 1], as scikit-image does."""
     scaled = image.astype(np.float32) * np.float32(1 / np.iinfo(image.dtype).max)
     return scaled if image.dtype.kind == "u" else array_module(image).maximum(scaled, np.float32(-1))
 
@@ -157,8 +157,8 @@ def resample_volume(
 ) -> tuple[Array, tuple[float, ...]]:
     """Resample a volume to another voxel spacing.
 
-    The extent of the volume, voxels times spacing, stays as it is; it is cut into the nearest whole number of voxels.
-    A voxel of the result takes its value at the coordinates of its centre.
+    The extent of the volume (voxels times spacing) is kept, and divided into the nearest whole number of voxels. Each
+    voxel of the result is sampled at its centre.
 
     Parameters
     ----------
@@ -169,7 +169,7 @@ def resample_volume(
     target_spacing : sequence of float or float
         Wanted voxel spacing; one number for all axes alike.
     order : int
-        Of the spline: 0 nearest, 1 linear, up to 5.
+        Spline order: 0 nearest, 1 linear, up to 5.
     anti_aliasing : bool
         Whether to smooth along axes that get coarser, by a Gaussian of (factor - 1) / 2 voxels as scikit-image's
         ``resize`` does. Order 0, whose voxels may be labels, is never smoothed.
@@ -201,22 +201,22 @@ def resample_volume(
         raise ValueError(f"target_spacing={target_spacing!r}: voxels so small are too many to count")
     shape = tuple(max(1, round(size)) for size in sizes)
     factors = tuple(n / m for n, m in zip(volume.shape, shape, strict=True))
-    reached = tuple(c * f for c, f in zip(current, factors, strict=True))
+    spacing = tuple(c * f for c, f in zip(current, factors, strict=True))
     sigmas = anti_aliasing_sigmas(np.diag(factors).tolist()) if anti_aliasing and order > 0 else (0.0,) * volume.ndim
     dtype = np.dtype(np.float64 if volume.dtype == np.float64 else np.float32)
     if order <= 1:
-        return resizing.resample_axes(volume, shape, order=order, mode="nearest", sigmas=sigmas, dtype=dtype), reached
+        return resizing.resample_axes(volume, shape, order=order, mode="nearest", sigmas=sigmas, dtype=dtype), spacing
     result = volume.astype(dtype)
     if shape == volume.shape:
-        return result, reached
-    return _scaled(_smoothed(result, "nearest", sigmas), shape, order, "nearest"), reached
+        return result, spacing
+    return _scaled(_smoothed(result, "nearest", sigmas), shape, order, "nearest"), spacing
 
 
 def _spacing(name: str, value: Sequence[float] | float, rank: int) -> tuple[float, ...]:
     try:
-        values = (float(value),) * rank if np.ndim(value) == 0 else tuple(float(one) for one in value)  # type: ignore[arg-type, union-attr]
+        values = (float(value),) * rank if np.ndim(value) == 0 else tuple(float(number) for number in value)  # type: ignore[arg-type, union-attr]
     except (TypeError, ValueError, OverflowError):
         values = ()
-    if len(values) != rank or not all(math.isfinite(one) and one > 0 for one in values):
+    if len(values) != rank or not all(math.isfinite(number) and number > 0 for number in values):
         raise ValueError(f"{name}={value!r}: a volume of {rank} axes needs a positive number for each")
     return values

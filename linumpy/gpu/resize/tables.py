@@ -9,7 +9,7 @@ import functools
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import sparse
+import scipy
 
 from linumpy.plan.boundary import fold
 from linumpy.plan.grid.blocks import gaussian_radius
@@ -159,13 +159,13 @@ def _entries(plan: AxisPlan) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return np.where(within, voxels + start[:, None], -1), weights, below.astype(np.int64)
 
 
-def axis_matrix(plan: AxisPlan) -> sparse.csr_array:
+def axis_matrix(plan: AxisPlan) -> scipy.sparse.csr_array:
     """Return the matrix that resamples the axis: (length, size), float64."""
     voxels, weights, _ = _entries(plan)
     kept = voxels >= 0
     rows = np.broadcast_to(np.arange(plan.length)[:, None], voxels.shape)
     shape = (plan.length, plan.size)
-    return sparse.coo_array((weights[kept], (rows[kept], voxels[kept])), shape=shape).tocsr()
+    return scipy.sparse.coo_array((weights[kept], (rows[kept], voxels[kept])), shape=shape).tocsr()
 
 
 @functools.lru_cache(maxsize=32)

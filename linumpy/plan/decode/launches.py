@@ -1,7 +1,7 @@
 """Plan the kernels that decode a slab on the device.
 
 In: a :class:`~linumpy.plan.codecs.DecodeChain` and the :class:`~linumpy.plan.decode.workspace.Workspace` of a slot.
-Out: a list of :class:`DecodeLaunch`. Pure: addresses are numbers; no kernel runs here.
+Out: a list of :class:`DecodeLaunch`, which ``linumpy.gpu.read.core_device`` hands to the core. Pure.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from linumpy.plan.codecs import DecodeChain
 from linumpy.plan.decode.workspace import CODES, COUNTERS, MAX_ZSTD_BLOCK, STREAM, Workspace
 
-#: Shortest ring (the latest decoded bytes of a stream, in shared memory), and the longest for Blosc's lz4: its blocks
-#: are many and short, so that more streams at a time gain more than a longer ring.
+#: A ring holds the latest decoded bytes of a stream in shared memory. Minimum length, and maximum for Blosc's lz4: it
+#: has many short blocks, for which more streams at a time are faster than a longer ring.
 _MIN_RING_NBYTES, _MAX_BLOSC_LZ4_RING_NBYTES = 2**13, 2**14
-#: Upper bound of the shared memory that a kernel declares beside its ring, with what the device reserves.
+#: Upper bound of a block's static shared memory and of what the device reserves, without the ring.
 _DECLARED_NBYTES = 18 * 2**10
-#: Warps that copy bytes: of zstd, and of decoders in which one more warp reads sequences and limits the speed.
+#: Warps that copy bytes: of zstd, and of the decoders whose speed is limited by one more warp, which reads sequences.
 _TEAM, _READ_TEAM = 16, 2
 #: Bytes that a block of zstd_values processes at a time, as in zstd_cells.cu.
 _VALUES_NBYTES = 2**13
@@ -69,7 +69,7 @@ class DecodeLaunch:
 
 @dataclass(frozen=True)
 class _Slab:
-    """A slab in its slot: arguments that the parts of :func:`plan_launches` share."""
+    """The arguments of :func:`plan_launches`."""
 
     chain: DecodeChain
     space: Workspace
@@ -81,12 +81,12 @@ class _Slab:
 
     @property
     def stream_capacity(self) -> int:
-        """Streams that the slab may have: counted on the device for Blosc, else one for each chunk."""
+        """Maximum number of streams: one for each chunk; for Blosc, whose streams the device counts, by slot."""
         return self.space.stream_capacity if self.chain.compressor == "blosc" else self.chunks
 
     @property
     def stream_blocks(self) -> int:
-        """Blocks of a kernel that takes stream after stream."""
+        """Grid size of kernels whose blocks loop over streams."""
         return min(self.stream_capacity, 64 * self.device.processors)
 
     def address(self, offset: int) -> int:
@@ -103,7 +103,7 @@ def plan_launches(
     chunk_nbytes: int,
     device: DeviceLimits,
 ) -> list[DecodeLaunch]:
-    """List the kernels that decode a slab, in their order.
+    """List the kernels that decode a slab, in the order in which they run.
 
     Parameters
     ----------
@@ -141,7 +141,7 @@ def plan_launches(
         args = (stored, unordered, streams, counters, slab.stream_capacity, status)
         launches.append(DecodeLaunch("blosc", "stored", (slab.stream_blocks,), 256, args))
     launches += _stream_launches(slab)
-    # The checksum is of the chunk after Blosc's own shuffle is undone, but before a filter's.
+    # The checksum covers a chunk with Blosc's own shuffle undone, but with a filter's shuffle still applied.
     args = (decoded if blosc else unordered, records, chunks, 0, status)
     check = [DecodeLaunch("checksum", "check_crc32c", (chunks,), 128, args)] if chain.decoded_checksum else []
     tiles = max(1, min(256, chunk_nbytes // 4096))
@@ -151,7 +151,7 @@ def plan_launches(
 
 
 def ring_nbytes(chain: DecodeChain, chunks: int, chunk_nbytes: int, device: DeviceLimits) -> int:
-    """Choose the length of a ring: the longest with which all streams of three slabs are decoded at a time.
+    """Choose the length of a ring: the longest with which the streams of three slabs are decoded at the same time.
 
     Chosen for multiprocessors with about 224 KiB of shared memory, and halved until it fits a block of the device. A
     ring longer than a chunk gains nothing.
@@ -202,7 +202,7 @@ def _stream_launches(slab: _Slab) -> list[DecodeLaunch]:
 
 
 def _group_launches(slab: _Slab) -> list[DecodeLaunch]:
-    """List the kernels that execute the blocks of zstd, group after group."""
+    """List the kernels that decode the blocks of zstd frames, one group of blocks after another."""
     space, status, processors = slab.space, slab.status, slab.device.processors
     stored, target, streams, frames = map(slab.address, (space.stored, space.unordered, space.streams, space.frames))
     blocks, counters, cells = map(slab.address, (space.blocks, space.words, space.cells))

@@ -1,8 +1,9 @@
-"""Choose how zarr-python reads an array that linumpy's reader cannot: into device memory, or into host memory first.
+"""Decide whether zarr-python's GPU mode may read an array that linumpy's reader cannot.
 
-In: a layout and a region. Out: why zarr's GPU mode is not used. Pure. The GPU mode is used only for reads that
-``tests/gpu/read/test_fallback.py`` compares with zarr-python on the host, bit for bit. All others go into host memory
-and are copied to the device once, which is as fast where chunks are encoded or small.
+In: a layout and a region. Out: the reason not to use it, or None; ``linumpy.gpu.read.fallback`` reads accordingly.
+Pure. The GPU mode is used only for kinds of reads that ``tests/gpu/read/test_fallback.py`` compares with zarr-python on
+the host, bit for bit. All others are read into host memory and copied to the device once, which is as fast for encoded
+or small chunks.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ from linumpy.plan.region import Region
 
 
 def why_not_gpu_mode(layout: ArrayLayout, region: Region, dtype: np.dtype | None = None, device: int = 0) -> str | None:
-    """Return why zarr's GPU mode is not used for a read; None where it is.
+    """Return why zarr's GPU mode cannot be used for a read; None where it can.
 
     Parameters
     ----------
     layout : ArrayLayout
-        How the array is stored, in a store of any kind.
+        How the array is stored, in any kind of store.
     region : Region
         Region to read.
     dtype : numpy.dtype, optional

@@ -30,7 +30,7 @@ _GRID = np.dtype([("lower", "<f4", 3), ("cells", "<f4"), ("offset", "<i8"), ("si
 
 
 def open_exastitch(
-    umesh: str | os.PathLike[str] | None,
+    umesh: str | os.PathLike[str] | None = None,
     grids: str | os.PathLike[str] | None = None,
     scalar: str | os.PathLike[str] | None = None,
     background: float = np.nan,
@@ -39,7 +39,7 @@ def open_exastitch(
 
     Parameters
     ----------
-    umesh : path or None
+    umesh : path, optional
         Unstructured elements; their triangles and quads hold no volume and are left out.
     grids : path, optional
         Records of int32 lower[3], level, cells[3] and the ids of all vertices, x fastest.

@@ -1,7 +1,10 @@
-"""The sparse tree of voxels that both VDB formats hold, flattened.
+"""The sparse tree of voxels that OpenVDB and NanoVDB files hold, flattened into arrays.
 
-Leaves hold 8³ voxels, nodes 16³ leaves (128³ voxels), upper nodes 32³ nodes (4096³ voxels). What is not a node or a
-leaf is a tile: a block of one value. Inside a leaf, a node and an upper node, z is the fastest axis.
+In: :class:`Levels`, which ``openvdb.py`` and ``nanovdb.py`` read from files. Out: a :class:`VoxelTree`, which
+``fields/vdb.py`` samples. Pure.
+
+A leaf holds 8³ voxels, a node 16³ leaves (128³ voxels), an upper node 32³ nodes (4096³ voxels). In place of a leaf, a
+node or an upper node there may be a tile: one value for all its voxels. In each of them, z is the fastest axis.
 """
 
 from __future__ import annotations
@@ -10,33 +13,34 @@ from dataclasses import dataclass
 
 import numpy as np
 
+#: Voxels along each axis.
 LEAF, NODE, UPPER = 8, 128, 4096
-#: Children of a node, along an axis; and of an upper node.
+#: Children of a node and of an upper node along each axis.
 NODE_CHILDREN, UPPER_CHILDREN = 16, 32
 
 
 @dataclass(frozen=True)
 class VoxelTree:
-    """A tree of voxels.
+    """A tree in the form in which it is sampled: nodes in a list, without upper nodes.
 
     Attributes
     ----------
     background : (channels,) float32
-        Value of all voxels that the tree does not hold.
+        Value of voxels without a leaf or tile.
     origins : (nodes, 3) int64
-        First voxel of each node, x, y, z; multiples of 128, no two the same.
+        First voxel (x, y, z) of each node; unique multiples of 128.
     children : (nodes, 4096) int32
-        Of each node its leaves, or ``-1 - tile``.
+        For each child of a node the index of its leaf, or ``-1 - tile`` with an index into `tiles`.
     leaves : (channels, leaves, 512) float32
-        Values of voxels.
+        Values of the voxels of each leaf.
     tiles : (tiles, channels) float32
-        Values that blocks share.
+        Distinct values of tiles; the first is the background.
     blocks : (blocks, 3) int64
-        First voxel of blocks of 128³ and 4096³ voxels that have one value each.
+        First voxel of each tile of 128³ or 4096³ voxels.
     block_sizes, block_tiles : (blocks,) int64
-        128 or 4096; which tile.
+        Voxels of each block along an axis (128 or 4096), and the index of its value in `tiles`.
     low, high : (3,) int64
-        The box of all active voxels and tiles; `high` is the last voxel.
+        First and last voxel of the bounding box of all active voxels and tiles.
     """
 
     background: np.ndarray
@@ -52,13 +56,13 @@ class VoxelTree:
 
 
 def offsets_of(indices: np.ndarray, children: int, size: int) -> np.ndarray:
-    """First voxels of children, relative to their parent, from their numbers inside it: (n,) → (n, 3) int64."""
+    """Return the first voxels of children relative to their parent, from their indices in it: (n,) → (n, 3) int64."""
     index = np.asarray(indices, np.int64)
     return np.stack([index // children**2, index // children % children, index % children], -1) * size
 
 
 def mask_of(words: np.ndarray) -> np.ndarray:
-    """Bits of masks, the lowest of the first byte first: (..., bytes) uint8 → (..., bits) bool."""
+    """Unpack bit masks, lowest bit first: (..., bytes) uint8 → (..., bits) bool."""
     return np.unpackbits(words.view(np.uint8), axis=-1, bitorder="little").view(bool)
 
 
@@ -76,35 +80,35 @@ class ActiveBox:
             self.high = np.maximum(self.high, origins.max(0) + size - 1)
 
     def add_leaves(self, origins: np.ndarray, active: np.ndarray) -> None:
-        """Extend the box by active voxels of leaves: (n, 3), and (n, 512) bool."""
+        """Extend the box by active voxels of leaves; `origins`: (n, 3), `active`: (n, 512) bool."""
         cube = active.reshape(-1, LEAF, LEAF, LEAF)
         for axis in range(3):
             others = tuple(other + 1 for other in range(3) if other != axis)
             lines = np.asarray(cube.any(axis=others))
-            some = np.asarray(lines.any(axis=-1))
-            if some.any():
-                first = origins[some, axis] + lines[some].argmax(1)
-                last = origins[some, axis] + LEAF - 1 - lines[some][:, ::-1].argmax(1)
+            occupied = np.asarray(lines.any(axis=-1))
+            if occupied.any():
+                first = origins[occupied, axis] + lines[occupied].argmax(1)
+                last = origins[occupied, axis] + LEAF - 1 - lines[occupied][:, ::-1].argmax(1)
                 self.low[axis] = min(self.low[axis], first.min())
                 self.high[axis] = max(self.high[axis], last.max())
 
 
 @dataclass(frozen=True)
 class Levels:
-    """A tree as files hold it, level by level; u upper nodes, n nodes, l leaves, c channels.
+    """A tree as it is stored, level by level: t tiles, u upper nodes, n nodes, l leaves, c channels.
 
     Attributes
     ----------
     tile_origins, tile_values, tile_active : (t, 3) int64, (t, c), (t,) bool
         Tiles of 4096³ voxels.
     upper_origins, upper_values, upper_active, upper_child : (u, 3) int64, (u, 32768, c), (u, 32768) bool, the same
-        Upper nodes: values of tiles, whether they are active, and where there is a node instead.
+        Upper nodes: values of their tiles, whether these are active, and which children are nodes instead.
     node_origins, node_values, node_active : (n, 3) int64, (n, 4096, c), (n, 4096) bool
-        Nodes, alike.
+        Nodes: the same.
     node_leaves : (n, 4096) int32
-        The leaf that stands in a node, or -1 for a tile.
+        Index of the leaf of each child of a node, or -1 for a tile.
     leaf_values, leaf_active : (l, 512, c), (l, 512) bool
-        Leaves.
+        Leaves: values of voxels, and whether these are active.
     """
 
     tile_origins: np.ndarray
@@ -123,7 +127,7 @@ class Levels:
 
 
 def flatten(levels: Levels, background: np.ndarray) -> VoxelTree:
-    """Put a tree into the form in which it is sampled.
+    """Convert a tree to the form in which it is sampled.
 
     Raises
     ------
@@ -135,9 +139,9 @@ def flatten(levels: Levels, background: np.ndarray) -> VoxelTree:
     upper_tile = ~levels.upper_child & _differs(levels.upper_values, background)
     upper, position = np.nonzero(upper_tile)
     node, child = np.nonzero(~is_leaf & _differs(levels.node_values, background))
-    of_nodes, of_uppers = levels.node_values[node, child], levels.upper_values[upper, position]
-    tiles, numbers = np.unique(np.concatenate([of_nodes, of_uppers, levels.tile_values]), axis=0, return_inverse=True)
-    numbers = numbers.reshape(-1) + 1  # the background comes before them
+    values = levels.node_values[node, child], levels.upper_values[upper, position], levels.tile_values
+    tiles, numbers = np.unique(np.concatenate(values), axis=0, return_inverse=True)
+    numbers = numbers.reshape(-1) + 1  # tile 0 is the background
     children = np.where(is_leaf, levels.node_leaves, np.int32(-1))
     children[node, child] = -1 - numbers[: len(node)]
     box = _active_box(levels, is_leaf)

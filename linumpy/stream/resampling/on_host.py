@@ -10,7 +10,7 @@ from types import EllipsisType
 from typing import TYPE_CHECKING
 
 import numpy as np
-from scipy import ndimage
+import scipy
 
 from linumpy.gpu.rounding import bfloat16_bits
 from linumpy.stream.config import Dtype
@@ -65,7 +65,9 @@ def _changed(values: np.ndarray, resampling: Resampling, part: PartShape, row: n
         held = np.empty(values.shape, row.dtype)
         _write(held, values, part)
         for axis in axes:
-            values = ndimage.gaussian_filter1d(_read(held, part), resampling.sigma[axis], axis=axis + 1, mode="reflect")
+            values = scipy.ndimage.gaussian_filter1d(
+                _read(held, part), resampling.sigma[axis], axis=axis + 1, mode="reflect"
+            )
             if axis != axes[-1]:
                 _write(held, values, part)
     return change(values, resampling.intensity)
@@ -108,7 +110,7 @@ def _linear(box: np.ndarray, read: CropRead, points: np.ndarray, inside: np.ndar
     # Neighbours outside of the box have weight 0, so clamping to the box is exact.
     if box.dtype.kind == "f" and not all(np.isfinite(part).all() for part in _read_parts(box, read)):
         return np.where(inside, _linear_of_finite_weights(box, local), fill)
-    values = ndimage.map_coordinates(box, local, order=1, mode="nearest", output=np.float64)
+    values = scipy.ndimage.map_coordinates(box, local, order=1, mode="nearest", output=np.float64)
     return np.where(inside, values, fill)
 
 

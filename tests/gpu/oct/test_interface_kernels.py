@@ -9,8 +9,7 @@ import pytest
 from scipy import ndimage
 
 from linumpy.gpu.kernels import CUDA_TYPES, source_text
-from linumpy.gpu.oct import surface as surface_module
-from linumpy.gpu.oct import surface_march as surface_march
+from linumpy.gpu.oct import surface, surface_kernels, surface_march
 from linumpy.gpu.oct.surface_filters import SurfaceOptions, interface_by_filters, log_of_zero
 from tests.support.budget import matrix, some
 from tests.support.gpu.emulator import COMPILER, emulated
@@ -47,14 +46,14 @@ def draw_options(rng, shape):
 )
 def test_same_as_the_filters(monkeypatch, seed, march):
     rng = np.random.default_rng(seed)
-    monkeypatch.setattr(surface_module, "load", emulated)
-    monkeypatch.setattr(surface_module, "MARCH", march)
+    monkeypatch.setattr(surface_kernels, "load", emulated)
+    monkeypatch.setattr(surface_kernels, "MARCH", march)
     monkeypatch.setattr(surface_march, "_ROWS", int(rng.choice([1, 20, 128])))
-    monkeypatch.setattr(surface_module, "SCRATCH_BYTES", int(rng.choice([2**29, 200_000, 4_000])))
-    monkeypatch.setattr(surface_module, "_SHARED_BYTES", int(rng.choice([48 * 1024, 48 * 1024, 100])))
+    monkeypatch.setattr(surface_kernels, "SCRATCH_BYTES", int(rng.choice([2**29, 200_000, 4_000])))
+    monkeypatch.setattr(surface_kernels, "_SHARED_BYTES", int(rng.choice([48 * 1024, 48 * 1024, 100])))
     vol = volume(rng.integers(1, [70, 80, 60] if seed % 3 else 8, 3), DTYPES[seed % len(DTYPES)], rng)
     options = draw_options(rng, vol.shape)
-    (got, _), (expected, _) = surface_module.interface_by_kernels(vol, options), interface_by_filters(vol, options)
+    (got, _), (expected, _) = surface_kernels.interface_by_kernels(vol, options), interface_by_filters(vol, options)
     assert got.dtype == expected.dtype
     assert got.shape == expected.shape
     assert np.abs(got - expected).max() <= 1
@@ -62,7 +61,7 @@ def test_same_as_the_filters(monkeypatch, seed, march):
     check_edges(vol, replace(options, edge=True, min_contrast=float(rng.choice([0, 2, 4]))))
 
 
-def check_edges(vol, options, load=surface_module.interface_by_kernels):
+def check_edges(vol, options, load=surface_kernels.interface_by_kernels):
     """Edges and their contrast are those of the filters, but where rounding decides between two rises."""
     if vol.shape[options.depth_axis] < 6 * options.s_z:
         return  # the Gaussian makes such A-lines flat, and all that is left in them is rounding
@@ -93,11 +92,11 @@ def check_edges(vol, options, load=surface_module.interface_by_kernels):
 @pytest.mark.parametrize("cutting", [False, True])
 def test_marches_of_every_size(monkeypatch, shape, depth_axis, s_xy, s_z, order, cutting):
     started = []
-    monkeypatch.setattr(surface_module, "load", lambda spec: started.append(spec.name) or emulated(spec))
+    monkeypatch.setattr(surface_kernels, "load", lambda spec: started.append(spec.name) or emulated(spec))
     rng = np.random.default_rng(sum(shape))
     vol = rng.gamma(2.0, 40.0, shape).astype("u2")
     options = SurfaceOptions(s_xy, s_z, True, order, cutting, depth_axis)
-    (got, _), (expected, _) = surface_module.interface_by_kernels(vol, options), interface_by_filters(vol, options)
+    (got, _), (expected, _) = surface_kernels.interface_by_kernels(vol, options), interface_by_filters(vol, options)
     assert any(name.startswith("march") for name in started) == (shape[2] != 15)
     assert (np.abs(got - expected) > 1).sum() <= 1
     assert (got != expected).sum() <= max(1, 0.001 * got.size)
@@ -108,23 +107,23 @@ def test_marches_of_every_size(monkeypatch, shape, depth_axis, s_xy, s_z, order,
 @pytest.mark.parametrize("depth_axis", [0, 1, 2])
 def test_a_line_without_any_change_has_its_surface_at_the_top(monkeypatch, depth_axis):
     """Sums of equal values must cancel to nothing, or rounding would choose the surface."""
-    monkeypatch.setattr(surface_module, "load", emulated)
+    monkeypatch.setattr(surface_kernels, "load", emulated)
     plane = np.random.default_rng(0).gamma(2.0, 40.0, (30, 41)).astype("f4")
     vol = np.repeat(np.expand_dims(plane, depth_axis), 50, depth_axis)
     options = SurfaceOptions(15, 2, True, 1, False, depth_axis)
-    assert (surface_module.interface_by_kernels(vol, options)[0] == 1).all()
-    edge, contrast = surface_module.interface_by_kernels(vol, replace(options, edge=True, min_contrast=0))
+    assert (surface_kernels.interface_by_kernels(vol, options)[0] == 1).all()
+    edge, contrast = surface_kernels.interface_by_kernels(vol, replace(options, edge=True, min_contrast=0))
     assert np.isnan(edge).all()
     assert (contrast == 0).all()
 
 
 @needs_compiler
 def test_one_bright_voxel_spoils_no_other_mean(monkeypatch):
-    monkeypatch.setattr(surface_module, "load", emulated)
+    monkeypatch.setattr(surface_kernels, "load", emulated)
     vol = np.random.default_rng(0).gamma(2.0, 40.0, (60, 40, 200)).astype("f4")
-    clean = surface_module.interface_by_kernels(vol, SurfaceOptions(5, 2, False, 1, False, 0))[0]
+    clean = surface_kernels.interface_by_kernels(vol, SurfaceOptions(5, 2, False, 1, False, 0))[0]
     vol[30, 20, 10] = 1e30
-    dirty = surface_module.interface_by_kernels(vol, SurfaceOptions(5, 2, False, 1, False, 0))[0]
+    dirty = surface_kernels.interface_by_kernels(vol, SurfaceOptions(5, 2, False, 1, False, 0))[0]
     far = np.ones(clean.shape, bool)
     far[18:23, 8:13] = False
     assert np.array_equal(clean[far], dirty[far])
@@ -135,17 +134,17 @@ def test_one_bright_voxel_spoils_no_other_mean(monkeypatch):
 @pytest.mark.parametrize("depth_axis", [0, 2])
 @pytest.mark.parametrize("use_log", [False, True])
 def test_infinity_and_nan_as_the_filters_take_them(monkeypatch, depth_axis, use_log):
-    monkeypatch.setattr(surface_module, "load", emulated)
+    monkeypatch.setattr(surface_kernels, "load", emulated)
     rng = np.random.default_rng(0)
     vol = rng.gamma(2.0, 40.0, (40, 36, 44)).astype("f4")
     vol[rng.random(vol.shape) < 0.0005] = np.inf
     vol[rng.random(vol.shape) < 0.0005] = np.nan
     options = SurfaceOptions(5, 2, use_log, 1, False, depth_axis)
-    (got, _), (expected, _) = surface_module.interface_by_kernels(vol, options), interface_by_filters(vol, options)
+    (got, _), (expected, _) = surface_kernels.interface_by_kernels(vol, options), interface_by_filters(vol, options)
     assert (got == expected).mean() > 0.99
     assert len(np.unique(got)) > 10
     options = replace(options, edge=True, min_contrast=0)
-    (edge, _), (known, _) = surface_module.interface_by_kernels(vol, options), interface_by_filters(vol, options)
+    (edge, _), (known, _) = surface_kernels.interface_by_kernels(vol, options), interface_by_filters(vol, options)
     assert np.isclose(edge, known, atol=0.02, equal_nan=True).mean() > 0.99
 
 
@@ -176,10 +175,10 @@ SECOND_LOOKS = [
 @pytest.mark.parametrize(("depth_axis", "s_xy", "dtype", "use_log", "cutting"), SECOND_LOOKS)
 @pytest.mark.parametrize("march", [False, True])
 def test_a_second_look_as_the_filters_take_it(monkeypatch, depth_axis, s_xy, dtype, use_log, cutting, march):
-    monkeypatch.setattr(surface_module, "load", emulated)
-    monkeypatch.setattr(surface_module, "MARCH", march)
-    monkeypatch.setattr(surface_module, "SCRATCH_BYTES", 400_000)
-    second_looks(depth_axis, s_xy, dtype, use_log, cutting, surface_module.interface_by_kernels)
+    monkeypatch.setattr(surface_kernels, "load", emulated)
+    monkeypatch.setattr(surface_kernels, "MARCH", march)
+    monkeypatch.setattr(surface_kernels, "SCRATCH_BYTES", 400_000)
+    second_looks(depth_axis, s_xy, dtype, use_log, cutting, surface_kernels.interface_by_kernels)
 
 
 def second_looks(depth_axis, s_xy, dtype, use_log, cutting, run):
@@ -205,16 +204,16 @@ def second_looks(depth_axis, s_xy, dtype, use_log, cutting, run):
 @needs_compiler
 @pytest.mark.parametrize("shape", [(1, 1, 1), (3, 70, 2), (40, 33, 90)])
 def test_the_logarithm_of_zero(monkeypatch, shape):
-    monkeypatch.setattr(surface_module, "load", emulated)
+    monkeypatch.setattr(surface_kernels, "load", emulated)
     vol = np.random.default_rng(0).gamma(1, 1, shape).astype("f4")
     vol[vol < 0.1], vol[vol > 4] = 0, np.inf
     if shape[0] == 3:
         vol[:] = -1
     for axis in range(3):
         options = SurfaceOptions(1, 2, True, 1, False, axis, True)
-        weights = surface_module.gaussian_weights(2.0, 1)
-        layout = surface_module.choose_layout(vol.shape, vol.strides, axis, 1, 8)
-        run = surface_module._SurfaceRun(np, vol, layout, options, weights, weights)
+        weights = surface_kernels.gaussian_weights(2.0, 1)
+        layout = surface_kernels.choose_layout(vol.shape, vol.strides, axis, 1, 8)
+        run = surface_kernels._SurfaceRun(np, vol, layout, options, (weights, weights))
         assert run.zero == pytest.approx(float(log_of_zero(np, np.moveaxis(vol, axis, -1))), abs=1e-4)
 
 
@@ -222,19 +221,19 @@ def test_the_logarithm_of_zero(monkeypatch, shape):
 @pytest.mark.parametrize("depth_axis", [0, 2])
 def test_the_widest_derivative(monkeypatch, depth_axis):
     """Its weights, and those of the Gaussian, fit the shared memory that a block has without asking for more."""
-    monkeypatch.setattr(surface_module, "load", emulated)
+    monkeypatch.setattr(surface_kernels, "load", emulated)
     vol = np.random.default_rng(0).gamma(2.0, 40.0, (9, 6, 7)).astype("f4")
-    options = SurfaceOptions(1, surface_module._WIDEST_ON_DEVICE, False, 1, True, depth_axis)
-    (got, _), (expected, _) = surface_module.interface_by_kernels(vol, options), interface_by_filters(vol, options)
+    options = SurfaceOptions(1, surface._MAX_S_Z_ON_DEVICE, False, 1, True, depth_axis)
+    (got, _), (expected, _) = surface_kernels.interface_by_kernels(vol, options), interface_by_filters(vol, options)
     assert got.shape == expected.shape
     options = replace(options, cutting_errors=False)
-    got, expected = (one(vol, options)[0] for one in (surface_module.interface_by_kernels, interface_by_filters))
+    got, expected = (one(vol, options)[0] for one in (surface_kernels.interface_by_kernels, interface_by_filters))
     assert np.array_equal(got, expected)
 
 
 @pytest.mark.parametrize(("s_z", "order"), [(2, 1), (1.5, 0), (3, 2), (0.7, 3), (0.1, 1)])
 def test_weights(s_z, order):
-    half = surface_module.gaussian_weights(s_z, order)
+    half = surface_kernels.gaussian_weights(s_z, order)
     radius = len(half) - 1
     impulse = np.zeros(2 * radius + 1)
     impulse[radius] = 1
@@ -254,15 +253,17 @@ def test_weights(s_z, order):
     ],
 )
 def test_the_layout_follows_the_strides(shape, strides, depth_axis, expected):
-    assert surface_module.choose_layout(shape, strides, depth_axis, 15, 8) == surface_module.InterfaceLayout(*expected)
+    assert surface_kernels.choose_layout(shape, strides, depth_axis, 15, 8) == surface_kernels.InterfaceLayout(
+        *expected
+    )
 
 
 def test_the_rule_is_the_structure_of_the_kernels():
     found = re.search(r"struct Rule \{(.*?)\};", source_text("interface", "linumpy.gpu.oct.cuda"), re.DOTALL)
     fields = re.findall(r"^\s*(double|float) ([^;]+);", found[1], re.MULTILINE)
     names = [(name.strip(), kind) for kind, row in fields for name in row.split(",")]
-    assert [(name, {"double": "<f8", "float": "<f4"}[kind]) for name, kind in names] == surface_module.RULE.descr
-    assert surface_module.RULE.itemsize == 16
+    assert [(name, {"double": "<f8", "float": "<f4"}[kind]) for name, kind in names] == surface_kernels.RULE.descr
+    assert surface_kernels.RULE.itemsize == 16
 
 
 def test_headers_stand_in_place_of_their_names():
@@ -304,7 +305,7 @@ def test_marches_along_depth_compile(size, architecture, kind):
 @pytest.mark.parametrize(("dtype", "kernel", "architecture"), matrix(CUDA_TYPES, KERNELS, ARCHITECTURES))
 def test_interface_compiles(dtype, kernel, architecture):
     name, log, cutting = kernel
-    spec = surface_module.kernel_spec(name, np.dtype(dtype), log, cutting)
+    spec = surface_kernels.kernel_spec(name, np.dtype(dtype), log, cutting)
     assert name.encode() in compile_kernel(spec, architecture)
 
 
@@ -312,31 +313,31 @@ def test_interface_compiles(dtype, kernel, architecture):
 @pytest.mark.parametrize("seed", [pytest.param(0, marks=pytest.mark.sanitize), *range(1, 60)])
 def test_same_on_a_device(cupy, monkeypatch, seed):
     rng = np.random.default_rng(1000 + seed)
-    monkeypatch.setattr(surface_module, "SCRATCH_BYTES", int(rng.choice([2**29, 400_000])))
+    monkeypatch.setattr(surface_kernels, "SCRATCH_BYTES", int(rng.choice([2**29, 400_000])))
     host = volume(rng.integers(1, [90, 200, 150] if seed % 4 else 8, 3), DTYPES[seed % len(DTYPES)], rng)
     vol = cupy.asarray(host)
     if rng.random() < 0.5:
         vol = cupy.ascontiguousarray(vol.transpose(2, 0, 1)).transpose(1, 2, 0)
     options = draw_options(rng, vol.shape)
-    got, expected = surface_module.interface_by_kernels(vol, options)[0], interface_by_filters(host, options)[0]
+    got, expected = surface_kernels.interface_by_kernels(vol, options)[0], interface_by_filters(host, options)[0]
     difference = np.abs(cupy.asnumpy(got) - expected)
     assert got.dtype == np.int32
     assert (difference > 0).sum() <= max(1, 0.001 * difference.size)
     # Where speckle alone decides, two distant voxels may be next to equal: once in thousands of A-lines.
     assert (difference > 1).sum() <= max(1, 0.0002 * difference.size)
     edges = replace(options, edge=True, min_contrast=float(rng.choice([0, 3])))
-    check_edges(host, edges, lambda _, how: tuple(map(cupy.asnumpy, surface_module.interface_by_kernels(vol, how))))
+    check_edges(host, edges, lambda _, how: tuple(map(cupy.asnumpy, surface_kernels.interface_by_kernels(vol, how))))
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("depth_axis", "s_xy", "dtype", "use_log", "cutting"), SECOND_LOOKS)
 @pytest.mark.parametrize("march", [False, pytest.param(True, marks=pytest.mark.sanitize)])
 def test_a_second_look_on_a_device(cupy, monkeypatch, depth_axis, s_xy, dtype, use_log, cutting, march):
-    monkeypatch.setattr(surface_module, "MARCH", march)
-    monkeypatch.setattr(surface_module, "SCRATCH_BYTES", 400_000)
+    monkeypatch.setattr(surface_kernels, "MARCH", march)
+    monkeypatch.setattr(surface_kernels, "SCRATCH_BYTES", 400_000)
 
     def run(vol, options):
-        return tuple(map(cupy.asnumpy, surface_module.interface_by_kernels(cupy.asarray(vol), options)))
+        return tuple(map(cupy.asnumpy, surface_kernels.interface_by_kernels(cupy.asarray(vol), options)))
 
     second_looks(depth_axis, s_xy, dtype, use_log, cutting, run)
 
@@ -355,20 +356,20 @@ def test_slabs_and_deep_lines_on_a_device(cupy, monkeypatch):
         (61, 2, True),
     ]:
         expected = interface_by_filters(vol, SurfaceOptions(s_xy, depth_axis=depth_axis))[0]
-        monkeypatch.setattr(surface_module, "MARCH", march)
+        monkeypatch.setattr(surface_kernels, "MARCH", march)
         for scratch, shared in [(2**29, 48 * 1024), (2**18, 48 * 1024), (2**18, 100)]:
-            monkeypatch.setattr(surface_module, "SCRATCH_BYTES", scratch)
-            monkeypatch.setattr(surface_module, "_SHARED_BYTES", shared)
-            got = surface_module.find_tissue_interface(cupy.asarray(vol), s_xy, depth_axis=depth_axis)
+            monkeypatch.setattr(surface_kernels, "SCRATCH_BYTES", scratch)
+            monkeypatch.setattr(surface_kernels, "_SHARED_BYTES", shared)
+            got = surface.find_tissue_interface(cupy.asarray(vol), s_xy, depth_axis=depth_axis)
             assert (cupy.asnumpy(got) != expected).mean() <= 0.001
 
 
 @pytest.mark.gpu
 def test_weights_are_uploaded_once_a_stream(cupy):
-    first = surface_module._weights_on_device(cupy, 2.0, 1)
-    assert surface_module._weights_on_device(cupy, 2.0, 1) is first
+    first = surface_kernels._weights_on_device(cupy, 2.0, 1)
+    assert surface_kernels._weights_on_device(cupy, 2.0, 1) is first
     with cupy.cuda.Stream(non_blocking=True) as stream:
-        other = surface_module._weights_on_device(cupy, 2.0, 1)
+        other = surface_kernels._weights_on_device(cupy, 2.0, 1)
         stream.synchronize()
     assert other is not first
-    assert np.array_equal(cupy.asnumpy(other), surface_module.gaussian_weights(2.0, 1))
+    assert np.array_equal(cupy.asnumpy(other), surface_kernels.gaussian_weights(2.0, 1))

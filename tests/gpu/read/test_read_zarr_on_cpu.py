@@ -74,6 +74,10 @@ def test_what_the_reader_cannot_read_is_left_to_zarr_with_a_word(tmp_path, caplo
     assert same(found, array[2:7, 3])
     assert report.backend == "zarr-python"
     assert "host memory: asked for; zarr-python: codec 'bz2'" in report.fallback
+    with pytest.raises(UnsupportedLayoutError, match=r"linumpy's reader cannot read .*codec 'bz2'"):
+        linumpy.read_zarr(array, device="cpu", region=np.s_[2:7, 3], strict=True)
+    known = make(tmp_path / "known", "zstd")
+    assert same(linumpy.read_zarr(known, device="cpu", strict=True), known[:])
     (said,) = [one.message for one in caplog.records if one.name.startswith("linumpy")]
     assert "not by linumpy's reader: codec 'bz2'" in said
     dates = zarr.create_array(tmp_path / "d", shape=(5,), chunks=(2,), dtype="datetime64[s]")

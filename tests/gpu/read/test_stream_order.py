@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from linumpy.errors import ChunkError
 from linumpy.geometry import focal
 from linumpy.gpu import kernels, kvikio_zarr, read_zarr_to_gpu, tables
-from linumpy.gpu.oct import surface as interface
+from linumpy.gpu.oct import surface_kernels
 from linumpy.gpu.read.reader import Reader
 from linumpy.write.writer import OmeZarrWriter
 from tests.support.gpu import reference
@@ -201,7 +201,7 @@ def test_parts_of_a_chunk_on_several_streams(tmp_path, threads):
 
 
 KEPT = {
-    "interface": lambda: interface._uploaded_weights(2.0, 1, kernels.current_queue()),
+    "interface": lambda: surface_kernels._uploaded_weights(2.0, 1, kernels.current_queue()),
     "resize": functools.cache(lambda: tables.upload([np.arange(50.0)], kernels.current_queue())),
     "focal": lambda: focal._shifts((4, 5), (3.0, 0.0, 1.0), True, kernels.current_queue()),
 }
@@ -211,7 +211,7 @@ KEPT = {
 def test_what_is_kept_on_the_device_is_there_for_a_new_stream_of_the_same_number(name):
     """CUDA gives the number of a stream that is gone to a new one, which has not waited for its uploads."""
     for seed in range(20):
-        caches = (interface._uploaded_weights, focal._shifts, KEPT["resize"])
+        caches = (surface_kernels._uploaded_weights, focal._shifts, KEPT["resize"])
         [cache.cache_clear() for cache in caches]
         with fake_device(seed) as device:
             first, second = (device.cupy.cuda.Stream(non_blocking=True) for _ in range(2))

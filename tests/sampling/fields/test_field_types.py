@@ -28,7 +28,7 @@ def arguments(files, kind):
         "openvdb": {"filename": files / "float_blosc_mask.vdb", "field": "density"},
         "vtkm": {"files": [files / "parallel_0.pvti"], "field": "vector"},
         "exabrick": {"bricks": files / "a.bricks", "scalar": files / "a.scalar"},
-        "exastitch": {"umesh": None, "grids": files / "a.grids", "scalar": files / "a.scalar", "background": 0.0},
+        "exastitch": {"grids": files / "a.grids", "scalar": files / "a.scalar", "background": 0.0},
     }[kind]
 
 

@@ -189,7 +189,7 @@ def test_grid_cells_without_a_value_are_empty(tmp_path, side):
     ids[2, 2, 2], ids[0, 0, 0] = -1, 99
     np.arange(27, dtype="<f4").tofile(tmp_path / "a.scalar")
     grids = grid_file(tmp_path, [((0, 0, 0), 0, (2, 2, 2), ids)])
-    field = open_exastitch(None, grids, tmp_path / "a.scalar", background=-1)
+    field = open_exastitch(grids=grids, scalar=tmp_path / "a.scalar", background=-1)
     found = decode(field, [[0.75, 0.75, 0.75], [0.25, 0.25, 0.25], [0.75, 0.25, 0.25], [0.25, 0.75, 1]], side)[0]
     expected = [1.5 * 9 + 0.5 * 3 + 0.5, 0.5 * 9 + 1.5 * 3 + 2]
     np.testing.assert_allclose(found, [-1, -1, *expected], atol=1e-5)
@@ -267,7 +267,7 @@ def test_faulty_meshes(tmp_path, make, problem):
 
 def test_other_faulty_input(tmp_path):
     with pytest.raises(SourceError, match="give umesh=, grids= or both"):
-        open_exastitch(None)
+        open_exastitch()
     (tmp_path / "a.umesh").write_bytes(one_tet(magic=0x234235568))
     with pytest.raises(UnsupportedLayoutError, match="with grids inside"):
         open_exastitch(tmp_path / "a.umesh")

@@ -1,0 +1,345 @@
+"""Find the tissue surface in a volume on the device, by kernels of interface.cu and interface_march.cu.
+
+In: a checked volume without a mask, and :class:`~linumpy.gpu.oct.surface_filters.SurfaceOptions`. Out: the same as
+:func:`~linumpy.gpu.oct.surface_filters.interface_by_filters`. One kernel computes logarithm and lateral mean, another
+the derivative along depth and its maximum. The float32 means between them take at most :data:`SCRATCH_BYTES`: the
+volume is processed in slabs of rows.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import ModuleType
+
+import numpy as np
+
+from linumpy.arrays import Array
+from linumpy.device import array_module
+from linumpy.gpu.kernels import (
+    CUDA_TYPES,
+    KernelSpec,
+    Uploaded,
+    current_queue,
+    int32,
+    int64,
+    load,
+    memory_order,
+    uint32,
+    uploaded,
+)
+from linumpy.gpu.oct import surface_march
+from linumpy.gpu.oct.surface_filters import SurfaceOptions
+
+#: Maximum size of the means between the kernels.
+SCRATCH_BYTES = 512 * 2**20
+#: Shared memory that a block has on every device.
+_SHARED_BYTES = 48 * 1024
+_THREADS, _LINE_THREADS = 256, 128
+#: Parameters of the surface: ``Rule`` of interface.cuh.
+RULE = np.dtype([("half_s_z", "f8"), ("width", "f4"), ("min_contrast", "f4")], align=True)
+#: Whether the marching kernels (``surface_march.py``) are used where they fit.
+MARCH = True
+_GROUP, _STEP, _TILE_A, _TILE_B = 8, 8, 32, 64  # as in interface.cu
+
+
+@functools.lru_cache(maxsize=64)
+def gaussian_weights(s_z: float, order: int) -> np.ndarray:
+    """Return one half of the weights of a derivative of a Gaussian, which is even or odd.
+
+    Parameters
+    ----------
+    s_z : float
+        Standard deviation in voxels.
+    order : int
+        Order of the derivative.
+
+    Returns
+    -------
+    numpy.ndarray of float32, (radius + 1,)
+        Weights of the voxels at offsets 0, 1, ..., radius: those of SciPy's ``gaussian_filter1d``, cut off at 4
+        standard deviations. Offset -k has the same weight, with the opposite sign for an odd order. Read-only, since
+        it is cached.
+    """
+    radius = int(4.0 * s_z + 0.5)
+    x = np.arange(-radius, radius + 1)
+    gaussian = np.exp(-0.5 / s_z**2 * x**2)
+    gaussian /= gaussian.sum()
+    # (q g)' = (q' - q x / s²) g
+    factor, slope = np.polynomial.Polynomial([1.0]), np.polynomial.Polynomial([0.0, -1.0 / s_z**2])
+    for _ in range(order):
+        factor = factor.deriv() + factor * slope
+    # Convolution flips the kernel.
+    weights: np.ndarray = (factor(-x) * gaussian)[radius:].astype(np.float32)
+    weights.setflags(write=False)
+    return weights
+
+
+@dataclass(frozen=True)
+class InterfaceLayout:
+    """The memory order of a volume, and the kernels for it.
+
+    Attributes
+    ----------
+    a, b, z : int
+        Axes: outer and inner lateral axis, depth.
+    depth_inner : bool
+        Whether depth is the innermost axis in memory.
+    kind : str
+        ``"tiles"`` (b innermost) or ``"lines"`` (depth innermost); ``"any"`` where their shared memory does not
+        suffice.
+    """
+
+    a: int
+    b: int
+    z: int
+    depth_inner: bool
+    kind: str
+
+
+def choose_layout(
+    shape: tuple[int, ...], strides: tuple[int, ...], depth_axis: int, s_xy: int, radius: int
+) -> InterfaceLayout:
+    """Choose the kernels for a volume by its strides; pure."""
+    z = depth_axis % 3
+    order = memory_order(shape, strides)
+    inner = order[-1]
+    a, b = (axis for axis in order if axis != z)
+    if inner == z:
+        kind = "lines" if _lines_words(shape[z], radius) * 4 <= _SHARED_BYTES else "any"
+    else:
+        kind = "tiles" if _tile_words(s_xy) * 4 <= _SHARED_BYTES and _TILE_B + s_xy - 1 <= 128 else "any"
+    return InterfaceLayout(a, b, z, inner == z, kind)
+
+
+def _tile_words(s: int) -> int:
+    return (_TILE_A + s - 1) * ((_TILE_B + s - 1 | 1) + _TILE_B + 1)
+
+
+def _lines_words(depth: int, radius: int) -> int:
+    padded = -(-depth // _STEP) * _STEP + 2 * radius
+    return 2 * (radius + 1) + _GROUP * (padded + padded // 8 + 1)
+
+
+def interface_by_kernels(vol: Array, options: SurfaceOptions) -> tuple[Array, Array | None]:
+    """Find the surface of a checked volume; see :func:`~linumpy.gpu.oct.surface_filters.interface_by_filters`."""
+    xp = array_module(vol)
+    if any(stride % vol.itemsize for stride in vol.strides):
+        vol = xp.ascontiguousarray(vol)
+    weights = _weights_on_device(xp, float(options.s_z), options.order)
+    smoothing = _weights_on_device(xp, float(options.s_z), 0) if options.cutting_errors else weights
+    layout = choose_layout(vol.shape, vol.strides, options.depth_axis, int(options.s_xy), len(weights) - 1)
+    return _SurfaceRun(xp, vol, layout, options, (weights, smoothing)).surface()
+
+
+def _weights_on_device(xp: ModuleType, s_z: float, order: int) -> Array:
+    if xp is np:
+        return gaussian_weights(s_z, order)
+    weights: Array = _uploaded_weights(s_z, order, current_queue()).get()
+    return weights
+
+
+@functools.lru_cache(maxsize=64)
+def _uploaded_weights(s_z: float, order: int, queue: tuple[int, int, int]) -> Uploaded:
+    """Upload weights, once for each stream."""
+    import cupy
+
+    return uploaded(cupy.asarray(gaussian_weights(s_z, order)))
+
+
+class _SurfaceRun:
+    """The launches for one volume."""
+
+    def __init__(
+        self,
+        xp: ModuleType,
+        vol: Array,
+        layout: InterfaceLayout,
+        options: SurfaceOptions,
+        weights: tuple[Array, Array],
+    ) -> None:
+        self.xp, self.vol, self.layout, self.s = xp, vol, layout, int(options.s_xy)
+        self.options = options
+        self.log = "0" if not options.use_log else "2" if options.edge or options.zero_log is not None else "1"
+        self.kind = str(int(bool(options.cutting_errors))), str(int(options.edge))
+        self.shape = vol.shape[layout.a], vol.shape[layout.b], vol.shape[layout.z]
+        self.stride = tuple(vol.strides[axis] // vol.itemsize for axis in (layout.a, layout.b, layout.z))
+        lateral = [n for axis, n in enumerate(vol.shape) if axis != layout.z]
+        self.out: Array = xp.empty(lateral, np.float32 if options.edge else np.int32)
+        self.contrast: Array | None = xp.empty(lateral, np.float32) if options.edge else None
+        self.out_stride = tuple(stride // 4 for stride in self.out.strides)
+        if layout.a > layout.b:
+            self.out_stride = self.out_stride[::-1]
+        self.radius = len(weights[0]) - 1
+        self.weights = weights  # of the derivative, and of the Gaussian itself
+        rule = np.array((options.s_z / 2, options.step_width, options.min_contrast), RULE)[()]
+        self.rule = np.int32(options.order % 2), rule
+        # Kernels do not read it where LOG is not 2: any array will do.
+        self.zero = self._log_of_zero() if self.log == "2" else self.weights[0]
+
+    def _log_of_zero(self) -> Array:
+        """Return the value for voxels without a logarithm, as a float32 on the device."""
+        zero: Array
+        if self.options.zero_log is not None:
+            zero = self.xp.full(1, self.options.zero_log, np.float32)
+            return zero
+        zero = self.xp.empty(1, np.float32)
+        sizes = *int64(*self.stride), *int32(*self.shape)
+        self._mean_kernel("log_of_zero", self.vol.dtype, "0")((1,), (1024,), (self.vol, zero, *sizes))
+        return zero
+
+    def surface(self) -> tuple[Array, Array | None]:
+        """Start all launches; return the surface, and the contrast where an edge is wanted."""
+        size_a, size_b, depth = self.shape
+        volumes = 2 if self.layout.kind == "any" else 1
+        rows = max(1, SCRATCH_BYTES // (4 * volumes * size_b * depth))
+        if self.layout.kind == "tiles" and rows > _TILE_A:
+            rows -= rows % _TILE_A
+        scratch = [self.xp.empty(min(rows, size_a) * size_b * depth, np.float32) for _ in range(volumes)]
+        steps: dict[str, Callable[..., None]] = {"tiles": self._tiles, "lines": self._lines, "any": self._any}
+        for first in range(0, size_a, rows):
+            steps[self.layout.kind](first, min(rows, size_a - first), *scratch)
+            self._second_pass(first, min(rows, size_a - first), scratch[0])
+        return self.out, self.contrast
+
+    def _second_pass(self, first: int, count: int, mean: Array) -> None:
+        """Process A-lines without a clear edge again; threads of the other A-lines return at once."""
+        second = self.options.second_look
+        if second is None:
+            return
+        _, size_b, depth = self.shape
+        weights, smoothing = (_weights_on_device(self.xp, second.s_z, order) for order in (1, 0))
+        rule = np.array((0, second.step_width, second.min_contrast), RULE)[()]
+        line = (size_b * depth, depth, 1) if self.layout.depth_inner else (size_b, 1, count * size_b)
+        load(kernel_spec("look_again", self.vol.dtype, self.log, self.kind))(
+            (-(-count * size_b // _THREADS),),
+            (_THREADS,),
+            (
+                *(self.vol, mean, *self._from_row(first), weights, smoothing, np.int32(len(weights) - 1), rule),
+                *(np.float32(second.s_z), self.zero, *int64(*self.stride, *line)),
+                *(*int32(self.shape[0], first, count, size_b, depth), *int64(*self.out_stride), *int32(second.s_xy)),
+            ),
+        )
+
+    def _mean_kernel(self, name: str, source: np.dtype, log: str) -> Callable[..., None]:
+        return load(kernel_spec(name, source, log))
+
+    def _steepest_kernel(self, name: str) -> Callable[..., None]:
+        return load(kernel_spec(name, np.dtype(np.float32), "0", self.kind))
+
+    def _start(self, launch: surface_march.MarchLaunch) -> None:
+        load(launch.spec)((launch.blocks,), (launch.threads,), launch.args)
+
+    def _mean_pass(self, first: int, count: int, mean: Array) -> surface_march.MeanPass:
+        rows = first, count
+        return surface_march.MeanPass(self.vol, mean, self.shape, self.stride, rows, self.s, self.log, self.zero)
+
+    def _profile_pass(self, first: int, count: int, mean: Array) -> surface_march.ProfilePass:
+        sizes, profile = (count, *self.shape[1:]), (*self.weights, *self.rule)
+        maps = self._from_row(first)
+        return surface_march.ProfilePass(mean, maps, profile, sizes, self.out_stride, self.radius, self.kind)
+
+    def _tiles(self, first: int, count: int, mean: Array) -> None:
+        size_a, size_b, depth = self.shape
+        if MARCH and surface_march.fits(self.s, self.radius):
+            self._start(surface_march.strips(self._mean_pass(first, count, mean)))
+            self._start(surface_march.columns(self._profile_pass(first, count, mean)))
+            return
+        tiles_a, tiles_b = -(-count // _TILE_A), -(-size_b // _TILE_B)
+        self._mean_kernel("mean_tile", self.vol.dtype, self.log)(
+            (tiles_a * tiles_b * depth,),
+            (_THREADS,),
+            (
+                *(self.vol, mean, *int64(*self.stride), *int32(size_a, size_b, first, count)),
+                *(*uint32(tiles_a, tiles_b), *int32(self.s), self.zero),
+            ),
+            shared_mem=4 * _tile_words(self.s),
+        )
+        self._columns(first, count, mean, (size_b, 1, count * size_b))
+
+    def _lines(self, first: int, count: int, mean: Array) -> None:
+        _, size_b, depth = self.shape
+        if MARCH and surface_march.fits(self.s, self.radius) and surface_march.line_fits(depth, self.radius):
+            self._start(surface_march.rows_of_lines(self._mean_pass(first, count, mean)))
+            self._start(surface_march.lines(self._profile_pass(first, count, mean), self.s))
+            return
+        self._along_a(first, count, mean, lanes_axis=2, to=(size_b * depth, 1, depth))
+        groups = -(-size_b // _GROUP)
+        self._steepest_kernel("steepest_lines")(
+            (count * groups,),
+            (_LINE_THREADS,),
+            (
+                *(mean, *self._from_row(first), *self.weights, np.int32(self.radius), *self.rule),
+                *(*int32(size_b, depth), *uint32(groups), *int64(*self.out_stride), *int32(self.s)),
+            ),
+            shared_mem=4 * _lines_words(depth, self.radius),
+        )
+
+    def _any(self, first: int, count: int, half: Array, mean: Array) -> None:
+        """Run three kernels: mean along a, mean along b, profile. The means keep the memory order of the volume."""
+        size_b, depth = self.shape[1:]
+        kernel = self._mean_kernel("mean_along", np.dtype(np.float32), "0")
+        if self.layout.depth_inner:
+            a, b, z = size_b * depth, depth, 1
+            self._along_a(first, count, half, 2, (a, z, b))
+            self._along(kernel, half, mean, (b, z, a), (b, z, a), (size_b, 0, size_b), depth, count)
+        else:
+            a, b, z = size_b, 1, count * size_b
+            self._along_a(first, count, half, 1, (a, b, z))
+            self._along(kernel, half, mean, (b, a, z), (b, a, z), (size_b, 0, size_b), count, depth)
+        self._columns(first, count, mean, (a, b, z))
+
+    def _along_a(self, first: int, count: int, mean: Array, lanes_axis: int, to: tuple[int, int, int]) -> None:
+        """Take logarithm and mean along a; `to`: output strides along a, the axis of the lanes and the third axis."""
+        outer_axis = 3 - lanes_axis
+        strides = self.stride[0], self.stride[lanes_axis], self.stride[outer_axis]
+        kernel = self._mean_kernel("mean_along", self.vol.dtype, self.log)
+        sizes = self.shape[0], first, count
+        self._along(kernel, self.vol, mean, strides, to, sizes, self.shape[lanes_axis], self.shape[outer_axis])
+
+    def _along(
+        self,
+        kernel: Callable[..., None],
+        source: Array,
+        target: Array,
+        strides: tuple[int, ...],
+        to: tuple[int, ...],
+        sizes: tuple[int, int, int],
+        lane_size: int,
+        outer_size: int,
+    ) -> None:
+        lanes = min(64, 1 << (lane_size - 1).bit_length())
+        groups = -(-sizes[2] // _GROUP)
+        blocks_m, blocks_i = -(-groups // (_THREADS // lanes)), -(-lane_size // lanes)
+        kernel(
+            (blocks_m * blocks_i * outer_size,),
+            (_THREADS,),
+            (
+                *(source, target, *int64(*strides, *to), *int32(*sizes, lane_size)),
+                *(*uint32(lanes, blocks_i, blocks_m), *int32(self.s), self.zero),
+            ),
+        )
+
+    def _columns(self, first: int, count: int, mean: Array, strides: tuple[int, int, int]) -> None:
+        _, size_b, depth = self.shape
+        self._steepest_kernel("steepest_columns")(
+            (-(-count * size_b // _THREADS),),
+            (_THREADS,),
+            (
+                *(mean, *self._from_row(first), *self.weights, np.int32(self.radius), *self.rule),
+                *(*int64(*strides), *int32(count, size_b, depth), *int64(*self.out_stride)),
+            ),
+            shared_mem=4 * (self.radius + 1) * (1 + int(self.kind[0])),
+        )
+
+    def _from_row(self, first: int) -> tuple[Array, Array]:
+        """Return views of surface and contrast from row `first` along a on; without contrast, any array."""
+        part = slice(first, None) if self.layout.a < self.layout.b else (slice(None), slice(first, None))
+        return self.out[part], self.weights[0] if self.contrast is None else self.contrast[part]
+
+
+def kernel_spec(name: str, source: np.dtype, log: str, kind: tuple[str, str] = ("0", "0")) -> KernelSpec:
+    """Choose a kernel of interface.cu; `kind` holds its definitions CUTTING and EDGE."""
+    defines = (("SOURCE", CUDA_TYPES[source.str[1:]]), ("LOG", log), ("CUTTING", kind[0]), ("EDGE", kind[1]))
+    return KernelSpec("interface", name, defines, "linumpy.gpu.oct.cuda")

@@ -1,0 +1,144 @@
+"""Outer indexing of a Zarr array: an int, a slice of any step or a list of indices for each axis, into host memory.
+
+In: what names an array, and an index for each axis. Out: a NumPy array, as ``numpy.ix_`` would select. The core reads
+boxes, so steps and lists are cut into runs, one a chunk: what lies in chunks between two runs is not read. Errors:
+those of :func:`linumpy.read_zarr`; ``IndexError`` for an index out of bounds.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from linumpy.gpu.read.shared import shared_reader
+from linumpy.io.open import open_source
+from linumpy.io.source import Source
+from linumpy.io.zarr_mode import read_chunks_on_host
+from linumpy.plan.layout import ArrayLayout
+
+AxisIndex = int | np.integer | slice | np.ndarray
+"""What is wanted along one axis; an int drops it."""
+
+#: Boxes are read together up to 8 MiB, beyond which fresh memory costs more than it saves; more where there are fewer
+#: than 16, which the reader's threads share; never more than 64 MiB or 4096, but for a box that is larger.
+_GOOD_NBYTES, _GOOD_BOXES = 8 * 2**20, 16
+_MOST_NBYTES, _MOST_BOXES = 64 * 2**20, 4096
+
+
+@dataclass(frozen=True)
+class Run:
+    """Indices along one axis that are read together.
+
+    Attributes
+    ----------
+    start, stop : int
+        What is read.
+    inside : slice or numpy.ndarray
+        The wanted entries of it.
+    target : slice
+        Their entries of the result.
+    """
+
+    start: int
+    stop: int
+    inside: slice | np.ndarray
+    target: slice
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all that is read is wanted, in its order."""
+        return isinstance(self.inside, slice) and self.inside == slice(None)
+
+
+def read_outer(source: Source, layout: ArrayLayout, index: Sequence[AxisIndex]) -> np.ndarray:
+    """Read what an index of each axis selects.
+
+    Parameters
+    ----------
+    source : as for :func:`linumpy.read_zarr`
+        An array.
+    layout : ArrayLayout
+        How it is stored.
+    index : sequence of int, slice or numpy.ndarray of int
+        One for each axis. Negative ones count from the end.
+
+    Returns
+    -------
+    numpy.ndarray
+        C-contiguous, in this machine's byte order.
+    """
+    axes = [runs(*axis) for axis in zip(index, layout.shape, layout.chunk_shape, strict=True)]
+    shape = tuple(axis[-1].target.stop if axis else 0 for axis in axes)
+    kept = tuple(n for n, one in zip(shape, index, strict=True) if isinstance(one, (slice, np.ndarray)))
+    dtype = layout.dtype.newbyteorder("=")
+    if not all(shape):
+        return np.empty(kept, dtype)
+    if all(len(axis) == 1 and axis[0].is_whole for axis in axes):
+        (values,) = _read(source, layout, [tuple(axis[0] for axis in axes)])
+        return np.ascontiguousarray(values, dtype).reshape(kept)
+    out = np.empty(shape, dtype)
+    for boxes in _batches(itertools.product(*axes), dtype.itemsize):
+        for box, values in zip(boxes, _read(source, layout, boxes), strict=True):
+            for axis, run in enumerate(box):
+                values = values[(slice(None),) * axis + (run.inside,)]
+            out[tuple(run.target for run in box)] = values
+    return out.reshape(kept)
+
+
+def runs(index: AxisIndex, size: int, chunk: int) -> list[Run]:
+    """Cut what is wanted along one axis into runs: one for a slice without a step, else one for each chunk in turn."""
+    inside = None
+    if isinstance(index, slice):
+        wanted = range(*index.indices(size))
+        if not wanted:
+            return []
+        if wanted.step == 1:
+            return [Run(wanted.start, wanted.stop, slice(None), slice(0, len(wanted)))]
+        indices, inside = np.arange(wanted.start, wanted.stop, wanted.step), slice(None, None, wanted.step)
+    else:
+        indices = np.atleast_1d(np.asarray(index, np.int64))
+        outside = indices[(indices < -size) | (indices >= size)]
+        if len(outside):
+            raise IndexError(f"index {outside[0]} is out of bounds for an axis of {size} voxels")
+        indices = np.where(indices < 0, indices + size, indices)
+    cuts = [0, *(np.flatnonzero(np.diff(indices // chunk)) + 1).tolist(), len(indices)]
+    made = []
+    for begin, end in itertools.pairwise(cuts):
+        if begin < end:
+            part = indices[begin:end]
+            start, stop = int(part.min()), int(part.max()) + 1
+            whole = slice(None) if len(part) == 1 else inside
+            made.append(Run(start, stop, part - start if whole is None else whole, slice(begin, end)))
+    return made
+
+
+def _batches(boxes: Iterator[tuple[Run, ...]], itemsize: int) -> Iterator[list[tuple[Run, ...]]]:
+    """Bring boxes together that are read by one call."""
+    batch: list[tuple[Run, ...]] = []
+    nbytes = 0
+    for box in boxes:
+        size = math.prod(run.stop - run.start for run in box) * itemsize
+        is_good = nbytes + size > _GOOD_NBYTES and len(batch) >= _GOOD_BOXES
+        if batch and (is_good or nbytes + size > _MOST_NBYTES or len(batch) == _MOST_BOXES):
+            yield batch
+            batch, nbytes = [], 0
+        batch.append(box)
+        nbytes += size
+    if batch:
+        yield batch
+
+
+def _read(source: Source, layout: ArrayLayout, boxes: list[tuple[Run, ...]]) -> Iterator[np.ndarray]:
+    """Read boxes, by the reader that this process shares, or what it does not read by zarr-python."""
+    regions = [tuple(slice(run.start, run.stop) for run in box) for box in boxes]
+    if layout.unsupported is not None:
+        array = open_source(source)
+        yield from (np.asarray(read_chunks_on_host(array, region)) for region in regions)
+        return
+    with shared_reader("cpu") as reader:
+        for ticket in reader.submit_many(layout, regions):
+            yield ticket.result()

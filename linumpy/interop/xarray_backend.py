@@ -1,0 +1,214 @@
+"""The engine ``"linumpy"`` of xarray: OME-Zarr images and Zarr arrays as datasets, read when their values are wanted.
+
+In: what names an image or an array. Out: a dataset with the variable ``image``, in host memory once it is read;
+coordinates in µm along axes of space; a tree has one dataset for each resolution level. Nothing is kept open: variables
+hold the path of the array and can be sent to other processes. Errors: those of :func:`linumpy.open_image` and
+:func:`linumpy.read_zarr`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import xarray
+import zarr
+from xarray.backends import BackendArray, BackendEntrypoint
+from xarray.core import indexing
+
+from linumpy.errors import StaleLayoutError
+from linumpy.gpu.kvikio_zarr import check_elements
+from linumpy.gpu.read.layouts import LAYOUTS
+from linumpy.interop.outer import read_outer
+from linumpy.io.carried import other_attributes
+from linumpy.io.layout import read_layout
+from linumpy.io.ngff import Spacing
+from linumpy.io.ome import OmeZarrImage, check_level, ome_attributes, open_image
+from linumpy.io.open import checked_level, open_source
+from linumpy.io.source import Source, folder_of, open_node
+from linumpy.plan.layout import ArrayLayout
+
+log = logging.getLogger(__name__)
+
+#: Name of the variable.
+VARIABLE = "image"
+
+
+class LazyZarrArray(BackendArray):
+    """An array whose regions are read into host memory when xarray asks for them; it holds a path, and no open file.
+
+    Parameters
+    ----------
+    source : as for :func:`linumpy.read_zarr`
+        An array.
+    layout : ArrayLayout
+        How it is stored.
+    """
+
+    def __init__(self, source: Source, layout: ArrayLayout) -> None:
+        self.source = source
+        self.shape = layout.shape
+        self.dtype = layout.dtype.newbyteorder("=")
+
+    def __getitem__(self, key: indexing.ExplicitIndexer) -> Any:
+        # These are read as they are: xarray's adapter fails for empty slices of a negative step.
+        if isinstance(key, (indexing.BasicIndexer, indexing.OuterIndexer)):
+            return self._read(key.tuple)
+        return indexing.explicit_indexing_adapter(key, self.shape, indexing.IndexingSupport.OUTER, self._read)
+
+    def _read(self, key: tuple[Any, ...]) -> np.ndarray:
+        layout = LAYOUTS.get(self.source, 0)
+        if (layout.shape, layout.dtype.newbyteorder("=")) != (self.shape, self.dtype):
+            raise StaleLayoutError(
+                f"{layout.name} was opened with shape {self.shape} and dtype {self.dtype} and has shape {layout.shape} "
+                f"and dtype {layout.dtype} now: open the dataset again"
+            )
+        return read_outer(self.source, layout, key)
+
+
+class LinumpyBackend(BackendEntrypoint):
+    """Opens OME-Zarr images and Zarr arrays for xarray."""
+
+    description = "OME-Zarr images and Zarr arrays, read by linumpy into host memory"
+    open_dataset_parameters = ("filename_or_obj", "drop_variables", "level", "spacing")
+    supports_groups = True
+
+    def open_dataset(  # type: ignore[override]
+        self,
+        filename_or_obj: Source,
+        *,
+        drop_variables: str | Iterable[str] | None = None,
+        level: int = 0,
+        spacing: Spacing | None = None,
+    ) -> xarray.Dataset:
+        """Open a resolution level of an image, or a single array; see :func:`xarray.open_dataset`.
+
+        Parameters
+        ----------
+        filename_or_obj : str, Path, zarr.Array, zarr.Group, Store, StorePath or (Store, str)
+            An OME-Zarr image, or an array of zarr format 2 or 3, which gets no coordinates.
+        drop_variables : str or iterable of str, optional
+            Variables and coordinates to leave out.
+        level : int
+            Resolution level of an image; 0 is the finest.
+        spacing : sequence of float, or mapping of axis names to float, optional
+            Voxel spacing of level 0 in µm, as for :func:`linumpy.open_image`.
+
+        Raises
+        ------
+        FileNotFoundError, SourceError, MetadataError, ValueError, TypeError
+            As :func:`linumpy.open_image` and :func:`linumpy.read_zarr`.
+        """
+        source, level = _expanded(filename_or_obj), checked_level(level)
+        node = open_node(source)
+        if not isinstance(node, zarr.Array):
+            image = open_image(node, spacing=spacing)
+            check_level(level, len(image.levels), image.name)
+            return _without(_level_dataset(image, level), drop_variables)
+        if spacing is not None:
+            raise ValueError(f"spacing={spacing!r}: {node.store_path} is a single array, which has no coordinates")
+        array = open_source(node, level)
+        attributes = {key: value for key, value in array.attrs.items() if key != "_ARRAY_DIMENSIONS"}
+        variable = _variable(array, _dimensions(array), attributes)
+        return _without(xarray.Dataset({VARIABLE: variable}), drop_variables)
+
+    def open_datatree(  # type: ignore[override]
+        self,
+        filename_or_obj: Source,
+        *,
+        drop_variables: str | Iterable[str] | None = None,
+        spacing: Spacing | None = None,
+    ) -> xarray.DataTree:
+        """Open all levels of an image, as nodes ``"0"`` for the finest, ``"1"``, …; see :func:`xarray.open_datatree`.
+
+        Parameters
+        ----------
+        filename_or_obj, drop_variables, spacing
+            As for :meth:`open_dataset`.
+        """
+        datasets = self.open_groups_as_dict(filename_or_obj, drop_variables=drop_variables, spacing=spacing)
+        return xarray.DataTree.from_dict(datasets)
+
+    def open_groups_as_dict(  # type: ignore[override]
+        self,
+        filename_or_obj: Source,
+        *,
+        drop_variables: str | Iterable[str] | None = None,
+        spacing: Spacing | None = None,
+    ) -> dict[str, xarray.Dataset]:
+        """Open all levels of an image by their paths in the tree; see :meth:`open_datatree`."""
+        image = open_image(_expanded(filename_or_obj), spacing=spacing)
+        datasets = {"/": xarray.Dataset(attrs=other_attributes(image.group))}
+        for level in range(len(image.levels)):
+            datasets[f"/{level}"] = _without(_level_dataset(image, level), drop_variables)
+        return datasets
+
+
+def _expanded(source: Source) -> Source:
+    """Replace the ``~`` of a path by the home folder, as xarray's own engines do."""
+    return os.path.expanduser(source) if isinstance(source, (str, os.PathLike)) else source
+
+
+def _without(dataset: xarray.Dataset, names: str | Iterable[str] | None) -> xarray.Dataset:
+    dropped = [names] if isinstance(names, str) else list(names or ())
+    return dataset.drop_vars(dropped, errors="ignore")
+
+
+def _level_dataset(image: OmeZarrImage, level: int) -> xarray.Dataset:
+    """Make the dataset of one resolution level."""
+    array, names = image.levels[level], tuple(axis.name for axis in image.axes)
+    multiscale = ome_attributes(image.group)["multiscales"][0]
+    title = multiscale.get("name")
+    variable = _variable(array, names, {"long_name": title} if isinstance(title, str) and title else {})
+    coordinates = {name: one for axis, name in enumerate(names) if (one := _coordinate(image, level, axis)) is not None}
+    return xarray.Dataset({VARIABLE: variable}, coords=coordinates, attrs=other_attributes(image.group))
+
+
+def _coordinate(image: OmeZarrImage, level: int, number: int) -> xarray.Variable | None:
+    """Return the coordinate along one axis; None for channels without names and for other kinds of axes."""
+    axis, size = image.axes[number], image.levels[level].shape[number]
+    steps = np.arange(size, dtype=np.float64)
+    if axis.type == "space":
+        spatial = image.spatial_axes.index(number)
+        origin, spacing = image.origin[level][spatial], image.spacing[level][spatial]
+        return xarray.Variable(axis.name, origin + spacing * steps, {"units": "µm"})
+    if axis.type == "time" or (axis.type is None and axis.name.lower() == "t"):
+        values = image.translation[level][number] + image.scale[level][number] * steps
+        return xarray.Variable(axis.name, values, {"units": axis.unit} if isinstance(axis.unit, str) else {})
+    if axis.type == "channel" or (axis.type is None and axis.name.lower() == "c"):
+        names = _channel_names(image)
+        return xarray.Variable(axis.name, np.array(names)) if len(names) == size else None
+    return None
+
+
+def _channel_names(image: OmeZarrImage) -> list[str]:
+    """Return the names of the channels in omero's metadata; none where one of them is missing."""
+    omero = ome_attributes(image.group).get("omero")
+    channels = omero.get("channels") if isinstance(omero, Mapping) else None
+    names = [one.get("label") for one in channels if isinstance(one, Mapping)] if isinstance(channels, list) else []
+    return [str(name) for name in names] if all(isinstance(name, str) for name in names) else []
+
+
+def _dimensions(array: zarr.Array) -> tuple[str, ...]:
+    """Name the axes of a single array: as its metadata does, where all have a name of their own, or else by number."""
+    named = getattr(array.metadata, "dimension_names", None) or array.attrs.get("_ARRAY_DIMENSIONS")
+    names = tuple(named) if isinstance(named, (list, tuple)) else ()
+    if len(names) == array.ndim == len(set(names)) and all(isinstance(name, str) and name for name in names):
+        return names
+    return tuple(f"dim_{number}" for number in range(array.ndim))
+
+
+def _variable(array: zarr.Array, dimensions: tuple[str, ...], attributes: Mapping[str, Any]) -> xarray.Variable:
+    """Make the variable of an array; with ``chunks={}`` its blocks are whole stored objects, chunks or shards."""
+    layout = read_layout(array)
+    check_elements(layout)
+    if layout.unsupported is not None:
+        log.warning("%s: read by zarr-python, not by linumpy's reader: %s", layout.name, layout.unsupported)
+    folder = folder_of(array)
+    lazy = indexing.LazilyIndexedArray(LazyZarrArray(array if folder is None else str(folder), layout))
+    stored = [max(1, min(sizes)) for sizes in zip(layout.object_shape, layout.shape, strict=True)]
+    blocks = dict(zip(dimensions, stored, strict=True))
+    return xarray.Variable(dimensions, lazy, attributes, {"preferred_chunks": blocks}, fastpath=True)

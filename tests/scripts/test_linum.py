@@ -1,0 +1,123 @@
+"""If this fails, a command is missing from `linum`, has no version or help, or its help imports what it need not."""
+
+import importlib
+import re
+import subprocess
+import sys
+import tomllib
+
+import pytest
+
+import linumpy
+from linumpy.benchmark.suites import SUITES
+from linumpy.resample.labels import LABELS
+from linumpy.voxel.mesh_image import UNITS
+from linumpy.write.new_image import ZARR_FORMATS
+from tests.support.script_runs import ROOT, environment, load
+
+COMMANDS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+#: What takes longest to import; a help needs none of it. Benchmarks need zarr for what they can be asked for.
+HEAVY = {
+    "zarr", "numcodecs", "asyncio", "scipy.ndimage", "scipy.sparse", "dask", "matplotlib", "PIL", "skimage", "trimesh",
+    "vtk", "tqdm",
+}  # fmt: skip
+
+
+def linum(capsys, *words):
+    """Run `linum` in this process; returns exit code, standard output and standard error."""
+    try:
+        code = load("linum").main([str(word) for word in words])
+    except SystemExit as stop:
+        code = stop.code
+    told = capsys.readouterr()
+    return code, told.out, told.err
+
+
+def test_each_command_is_a_subcommand_and_the_other_way_round(capsys):
+    code, out, _ = linum(capsys, "--help")
+    listed = dict(re.findall(r"^  ([a-z-]+)  +(\S.*\.)$", out.partition("commands:\n")[2], re.MULTILINE))
+    assert code == 0
+    assert {f"linum-{name}" for name in listed} == COMMANDS.keys() - {"linum"}
+    for name, line in listed.items():
+        module = COMMANDS[f"linum-{name}"].removesuffix(":main")
+        assert line == importlib.import_module(module).__doc__.partition("\n")[0]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_version_of_every_command(capsys, name):
+    words = name.split("-", 1)[1:]
+    assert linum(capsys, *words, "--version") == (0, f"{name} {linumpy.__version__}\n", "")
+
+
+def test_a_subcommand_gets_its_arguments_and_gives_its_exit_code(capsys, tmp_path):
+    words = [tmp_path / "no.zarr", tmp_path / "out.zarr", "--resolution", 5]
+    with pytest.raises(SystemExit) as stop:
+        load("linum_resample").main(["--resolution", "x"])
+    refused = capsys.readouterr().err
+    assert linum(capsys, "resample", "--resolution", "x") == (stop.value.code, "", refused)
+    assert load("linum_resample").main([str(word) for word in words]) == 2
+    missing = capsys.readouterr().err
+    assert "no.zarr" in missing
+    assert linum(capsys, "resample", *words) == (2, "", missing)
+
+
+@pytest.mark.parametrize("words", [[], ["resampel"], ["--"], ["-v", "resample"], ["aip_png"]])
+def test_what_is_no_command_is_refused_in_one_line(capsys, words):
+    code, out, err = linum(capsys, *words)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith("linum: error: ")
+
+
+def test_choices_of_the_parsers_are_those_of_the_library():
+    """They are written out there, so that the help does not import the library."""
+
+    def choices(script, option):
+        parser = load(script)._build_arg_parser()
+        return next(tuple(action.choices) for action in parser._actions if option in action.option_strings)
+
+    assert choices("linum_resample", "--labels") == LABELS
+    assert choices("linum_resample", "--ngff_version") == tuple(ZARR_FORMATS)
+    assert choices("linum_voxelize", "--unit") == tuple(UNITS)
+
+
+def imported(*commands):
+    """Return which of the heavy packages these commands import, run with ``--help`` in one new process."""
+    code = (
+        "import contextlib, io, sys\n"
+        "from linumpy_scripts.linum import main\n"
+        f"for words in {[[*words, '--help'] for words in commands]!r}:\n"
+        "    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.suppress(SystemExit):\n"
+        "        main(words)\n"
+        "    assert 'usage: linum' in out.getvalue(), words\n"
+        f"print(sorted({HEAVY!r} & set(sys.modules)))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment(), timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_no_help_imports_what_only_the_work_needs():
+    light = [name.split("-", 1)[1:] for name in COMMANDS if "benchmark" not in name]
+    assert imported(*light) == "[]"
+    ours = {"asyncio", "numcodecs", "zarr", "tqdm"}
+    with_zarr = [["benchmark"], ["benchmark-kvikio-zarr"], *(["benchmark", suite] for suite in SUITES)]
+    assert set(re.findall(r"[a-z.]+", imported(*with_zarr))) <= ours
+
+
+@pytest.mark.parametrize("name", SUITES)
+def test_the_list_of_suites_is_right(name):
+    from linumpy.benchmark.suites import load_suite
+
+    assert load_suite(name).name == name
+
+
+def test_version_and_requirements_are_alike_in_every_file():
+    yaml = pytest.importorskip("yaml", reason="PyYAML is not installed: pip install pyyaml")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    recipe = yaml.safe_load((ROOT / "conda/recipe.yaml").read_text())
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert linumpy.__version__ == project["version"] == recipe["context"]["version"] == citation["version"]
+    python, *others = recipe["requirements"]["run"]
+    needs = {other.replace(" ", "").replace("matplotlib-base", "matplotlib") for other in others}
+    assert needs == set(project["dependencies"])
+    assert python.replace(" ", "") == f"python{project['requires-python']}"
