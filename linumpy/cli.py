@@ -224,7 +224,7 @@ def closing_line(
 def size_text(nbytes: float) -> str:
     """Return a number of bytes with a unit."""
     for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if nbytes >= size:
+        if nbytes >= 0.9995 * 1000 / 1024 * size:  # three digits: 1000 and more of a unit are a part of the next one
             return f"{nbytes / size:.3g} {unit}"
     return f"{nbytes:.0f} bytes"
 

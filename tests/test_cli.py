@@ -153,3 +153,12 @@ def test_errors_name_options(message, spelled, capsys):
 
     assert cli.run(parser, fail, []) == 2
     assert capsys.readouterr().err == f"program: error: {spelled}\n"
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "text"),
+    [(0, "0 bytes"), (976, "976 bytes"), (1000, "0.977 KiB"), (1536, "1.5 KiB"), (999 * 2**10, "999 KiB"),
+     (1008 * 2**10, "0.984 MiB"), (2**20, "1 MiB"), (1010 * 2**20, "0.986 GiB"), (2**31, "2 GiB")],
+)  # fmt: skip
+def test_sizes_have_three_digits(nbytes, text):
+    assert cli.size_text(nbytes) == text
