@@ -23,7 +23,7 @@ from linumpy.stream.resampling import resample as resample_module
 from linumpy.stream.resampling.on_host import fill_row
 from linumpy.stream.resampling.resample import Staged
 from linumpy.write.writer import write_omezarr
-from tests.support.budget import examples
+from tests.support.budget import examples, matrix
 from tests.support.gpu.emulator import COMPILER, emulated
 from tests.support.stream_arrays import make_array
 
@@ -253,18 +253,17 @@ def poisoned(monkeypatch):
     return cut
 
 
-WAYS = ["core", "no core", "zarr-python"]
+READERS = ["core", "no core", "zarr-python"]
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("pad", PADS)
-def test_batches_are_those_of_whole_boxes(images, poisoned, monkeypatch, pad, way):
+@pytest.mark.parametrize(("pad", "reader"), matrix(PADS, READERS))
+def test_batches_are_those_of_whole_boxes(images, poisoned, monkeypatch, pad, reader):
     read = []
-    if way == "core" and native.why_no_core() is not None:
+    if reader == "core" and native.why_no_core() is not None:
         pytest.skip(native.why_no_core())
-    if way == "no core":
+    if reader == "no core":
         monkeypatch.setenv("LINUMPY_CORE", "0")
-    if way == "zarr-python":
+    if reader == "zarr-python":
 
         def read_one(source, region):
             read.append(np.prod([one.stop - one.start for one in region]))
@@ -280,7 +279,7 @@ def test_batches_are_those_of_whole_boxes(images, poisoned, monkeypatch, pad, wa
         expected, whole = run(images, pad)
     assert [one.tobytes() for one in got] == [one.tobytes() for one in expected]
     assert stats.plan.output_bytes < 0.9 * whole.plan.output_bytes
-    if way == "zarr-python":
+    if reader == "zarr-python":
         assert 0 < voxels < 0.9 * (sum(read) - voxels)
 
 

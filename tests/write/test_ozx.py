@@ -78,6 +78,7 @@ def test_many_entries_and_shards(tmp_path, shards):
     assert np.array_equal(read_zarr(path, device="cpu"), VALUES)
 
 
+@pytest.mark.slow
 def test_more_entries_than_a_zip_file_without_zip64_counts(tmp_path):
     (tmp_path / "f").mkdir()
     (tmp_path / "f" / "zarr.json").write_text(json.dumps({"attributes": {"ome": {"version": "0.5"}}}))
