@@ -67,7 +67,7 @@ class Directory:
                 raise SourceError(f"{path} is no ZIP file, or one that is cut off or damaged: {error}") from error
         if any(entry.flag_bits & _ENCRYPTED for entry in found):
             raise SourceError(f"{path} is an encrypted ZIP file, which linumpy does not read")
-        _check_places(path, found, end)
+        _check_ranges(path, found, end)
         self.entries = {entry.filename: entry for entry in found if not entry.filename.endswith("/")}
         self.names = sorted(self.entries)
 
@@ -85,17 +85,17 @@ class Directory:
         return [folder for folder in folders if not any(folder.startswith(f"{above}/") for above in folders)]
 
 
-def _check_places(path: str, entries: list[zipfile.ZipInfo], end: int) -> None:
+def _check_ranges(path: str, entries: list[zipfile.ZipInfo], end: int) -> None:
     """Refuse a ZIP file whose entries share bytes with each other or with the directory, or have two sizes."""
     for entry in entries:
         if entry.compress_type == zipfile.ZIP_STORED and entry.file_size != entry.compress_size:
             raise SourceError(f"{path} is a damaged ZIP file: its directory gives {entry.filename} two sizes")
-    places = np.array(
+    ranges = np.array(
         [(entry.header_offset, entry.header_offset + _HEADER.size + entry.compress_size) for entry in entries], np.int64
     ).reshape(-1, 2)
-    places = places[np.argsort(places[:, 0])]
-    ends = np.append(places[1:, 0], end)
-    if (places[:, 0] < 0).any() or (places[:, 1] > ends).any():
+    ranges = ranges[np.argsort(ranges[:, 0])]
+    ends = np.append(ranges[1:, 0], end)
+    if (ranges[:, 0] < 0).any() or (ranges[:, 1] > ends).any():
         raise SourceError(f"{path} is a damaged ZIP file: its entries overlap, or lie behind its end")
 
 

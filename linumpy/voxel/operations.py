@@ -173,9 +173,7 @@ class Backend:
         int64
             Number of removed voxels; on a device an array of rank 0, to avoid a synchronisation.
         """
-        self._check("mask", mask)
-        check_writable("mask", mask)
-        grid = make_grid(mask.shape, origin, pitch, z_offset)
+        grid = self._grid_to_change(mask, pitch, origin, z_offset)
         return self._subtract(mask, capsule_table(p0, p1, radius), grid)
 
     def subtract_swept_polyline(
@@ -189,10 +187,14 @@ class Backend:
         z_offset: int = 0,
     ) -> np.int64 | Array:
         """Set to False the voxels along a polyline, (n, 3) µm; otherwise as :meth:`subtract_swept_capsule`."""
+        grid = self._grid_to_change(mask, pitch, origin, z_offset)
+        return self._subtract(mask, polyline_table(points, radius), grid)
+
+    def _grid_to_change(self, mask: Array, pitch: Lengths, origin: Iterable[float], z_offset: int) -> VoxelGrid:
+        """Check a mask that is changed in place, and return where its voxels lie."""
         self._check("mask", mask)
         check_writable("mask", mask)
-        grid = make_grid(mask.shape, origin, pitch, z_offset)
-        return self._subtract(mask, polyline_table(points, radius), grid)
+        return make_grid(mask.shape, origin, pitch, z_offset)
 
     @overload
     def voxelize_mesh(

@@ -11,19 +11,12 @@ import zarr
 from linumpy.gpu.read.reader import Reader
 from tests.support.budget import matrix
 from tests.support.gpu import reference, stand_in
+from tests.support.gpu.core_devices import KINDS
 from tests.support.gpu.stand_in import needs_stand_in
 from tests.support.stores import same
 
 pytestmark = needs_stand_in
 
-KINDS = {
-    "raw": {"compressors": None},
-    "raw shards": {"compressors": None, "shards": (16, 24, 24)},
-    "zstd": {"compressors": zarr.codecs.ZstdCodec(checksum=True)},
-    "zstd shards": {"shards": (16, 24, 24), "compressors": zarr.codecs.ZstdCodec()},
-    "blosc": {"compressors": zarr.codecs.BloscCodec(cname="lz4", shuffle="bitshuffle")},
-    "gzip": {"compressors": zarr.codecs.GzipCodec()},
-}
 SHAPE = (30, 40, 50)
 
 
