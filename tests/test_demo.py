@@ -106,7 +106,7 @@ def test_on_a_gpu(result, tmp_path, cupy, monkeypatch):
 
     monkeypatch.setattr("linumpy.write.device_chunks.write_from_device", write)
     on_gpu = run_demo(tmp_path / "out", "small", "cuda")
-    assert on_gpu.how.startswith("linumpy: ")
+    assert on_gpu.read_by.startswith("linumpy: ")
     volume = 4 * np.prod(on_gpu.shape)
     assert volume <= sum(nbytes for _, nbytes in fetched) < 1.3 * volume
     assert on_gpu.error_voxels == pytest.approx(result.error_voxels, abs=0.02)

@@ -193,6 +193,20 @@ int64_t open_descriptors() {
     return count;
 }
 
+#if defined(__SANITIZE_ADDRESS__)
+// Whether all threads but this one wait, as Linux tells.
+bool others_sleep() {
+    int64_t running = 0;
+    for (const auto &task : std::filesystem::directory_iterator("/proc/self/task")) {
+        std::ifstream file(task.path() / "stat");
+        std::string text((std::istreambuf_iterator<char>(file)), {});
+        const size_t name_end = text.rfind(')');
+        running += name_end == std::string::npos || text.compare(name_end + 2, 1, "S") != 0;
+    }
+    return running == 1;
+}
+#endif
+
 // Run something in a process of its own; false where it crashed or its check failed. It is ended after a time.
 bool survives(const std::function<void()> &run) {
     const pid_t child = fork();
@@ -446,7 +460,9 @@ TEST(forked_child_reads) {
     Jobs jobs(store, random, 10);
     CHECK(jobs.submit(reader) == 0);
 #if defined(__SANITIZE_ADDRESS__)
-    jobs.settle();  // the sanitizer's own locks do not outlive a fork while threads allocate
+    // The sanitizer's own locks do not outlive a fork while threads allocate, and threads free memory after the jobs.
+    jobs.settle();
+    for (int asleep = 0; asleep < 20; usleep(1000)) asleep = others_sleep() ? asleep + 1 : 0;
 #endif
     CHECK(survives([&] {
         lc_reader *own = new_reader();

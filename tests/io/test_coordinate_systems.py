@@ -2,7 +2,6 @@
 
 import json
 
-import ngff_zarr
 import numpy as np
 import pytest
 import zarr
@@ -12,6 +11,8 @@ from linumpy.errors import MetadataError
 from linumpy.gpu.zarr_io import read_zarr
 from linumpy.io.ome import level_transforms, open_image
 from linumpy.resample.resample_zarr import resample_zarr
+
+ngff_zarr = pytest.importorskip("ngff_zarr", reason="ngff-zarr is not installed: pip install ngff-zarr")
 
 ORIENTATION = {"type": "anatomical", "value": "left-to-right"}
 SPACE = [{"name": name, "type": "space", "unit": "micrometer"} for name in "zyx"]
