@@ -107,9 +107,9 @@ class LinumpyCodecPipeline(CodecPipeline):
         """Write chunks."""
         await self.own.write(batch_info, value, drop_axes)
 
-    async def read(self, batch_info: Iterable[ChunkItem], out: Any, drop_axes: tuple[int, ...] = ()) -> Any:
+    async def read(self, batch_info: Iterable[Any], out: Any, drop_axes: tuple[int, ...] = ()) -> Any:
         """Read a selection into an array: all of its chunks as one job."""
-        items = list(batch_info)
+        items: list[ChunkItem] = list(batch_info)
         error: Exception | None = None
         try:
             layout = self._layout_for(items, out)
@@ -120,7 +120,7 @@ class LinumpyCodecPipeline(CodecPipeline):
         except Exception as raised:
             error = raised
         try:
-            result = await self.own.read(items, out, drop_axes)
+            result = await self.own.read(items, out, drop_axes)  # type: ignore[func-returns-value]
         except Exception as raised:
             if error is not None:
                 raised.add_note(f"linumpy: {error}")
