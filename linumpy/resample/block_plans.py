@@ -76,7 +76,7 @@ def plan_blocks(
 def _budget(kind: str, limit: int | None) -> int:
     if limit is not None:
         return int(limit)
-    return min(int(_SHARE * _host_memory()), _HOST_MOST) if kind == "cpu" else int(_SHARE * free_memory())
+    return min(int(_SHARE * host_memory()), _HOST_MOST) if kind == "cpu" else int(_SHARE * free_memory())
 
 
 def _plan_warped_blocks(
@@ -109,5 +109,6 @@ def check_limit(limit: Any) -> None:
         raise ValueError(f"device_memory={limit!r}: pass a number of bytes")
 
 
-def _host_memory() -> int:
+def host_memory() -> int:
+    """Return the bytes of host memory that are free."""
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
