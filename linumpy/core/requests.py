@@ -1,8 +1,8 @@
 """Carry out requests to object stores for the native core, by obstore.
 
-In: records of :class:`~linumpy.core.native.Fetch`, from threads of the core, several at a time. Out: stored bytes in the
-core's memory, and what describes the object; a code and a text where there is none or a request failed. Python's lock is
-released while obstore waits for the network, and while bytes are copied.
+In: records of :class:`~linumpy.core.native.Fetch`, from threads of the core, several at a time. Out: stored bytes in
+the core's memory, and what describes the object; a code and a text where there is none or a request failed. Python's
+lock is released while obstore waits for the network, and while bytes are copied.
 """
 
 from __future__ import annotations
@@ -83,8 +83,9 @@ class Stores:
         from obstore.exceptions import NotSupportedError
 
         start, stop = request.offset, request.offset + request.nbytes
+        wanted: Any = (start, stop) if start >= 0 else {"suffix": request.nbytes}
         try:
-            found = obstore.get(store, key, options={"range": (start, stop) if start >= 0 else {"suffix": request.nbytes}})
+            found = obstore.get(store, key, options={"range": wanted})
         except NotSupportedError:
             if start >= 0:
                 return None

@@ -221,7 +221,9 @@ def _finish(
     name = str(array.store_path) if remote is None else f"{remote.url}/{remote.path}".rstrip("/")
     reasons = (
         unsupported,
-        None if root is not None or remote is not None else f"the store is a {type(array.store).__name__}, not a local folder",
+        None
+        if root is not None or remote is not None
+        else f"the store is a {type(array.store).__name__}, not a local folder",
         None if dtype.str[1:] in _SUPPORTED_DTYPES else f"dtype {array.dtype}: only bool and numbers are read",
         None if 1 <= array.ndim <= MAX_RANK else f"rank {array.ndim}: 1 to {MAX_RANK} axes are read",
         None if keys is not None else "an unknown chunk key encoding",

@@ -120,8 +120,9 @@ def open_store(url: str, options: Mapping[str, Any] | None = None) -> tuple[Remo
 
 def _make(root: str, options: dict[str, Any], *, plain: bool) -> Any:
     """Make obstore's store."""
-    from obstore.store import HTTPStore, from_url
+    import obstore.store
 
+    stores: Any = obstore.store
     parts, settings = urlsplit(root), dict(options)
     client = {**_CLIENT, **(settings.pop("client_options", None) or {})}
     retries = {**_RETRIES, **(settings.pop("retry_config", None) or {})}
@@ -129,12 +130,12 @@ def _make(root: str, options: dict[str, Any], *, plain: bool) -> Any:
     if any(url.startswith("http://") for url in endpoints):
         client.setdefault("allow_http", True)
     if not plain:
-        return from_url(root, client_options=client, retry_config=retries, **settings)
+        return stores.from_url(root, client_options=client, retry_config=retries, **settings)
     user, at, host = parts.netloc.rpartition("@")
     if at:  # kept out of the URL, which obstore prints
         token = base64.b64encode(unquote(user).encode()).decode()
         client["default_headers"] = {"authorization": f"Basic {token}", **(client.get("default_headers") or {})}
-    return HTTPStore.from_url(f"{parts.scheme}://{host}", client_options=client, retry_config=retries)
+    return stores.HTTPStore.from_url(f"{parts.scheme}://{host}", client_options=client, retry_config=retries)
 
 
 def remote_array(array: zarr.Array) -> RemoteArray | None:
@@ -148,12 +149,15 @@ def remote_array(array: zarr.Array) -> RemoteArray | None:
 
 
 def without_credentials(text: str) -> str:
-    """Remove user names, passwords and queries from the URLs of a text."""
-    return re.sub(r"(\w://)[^/\s\"']*@", r"\1", re.sub(r"(\w://[^\s?#\"']*)[?#][^\s\"')]*", r"\1", text))
+    """Remove user names, passwords and queries from the URLs of object stores in a text."""
+    scheme = rf"\b((?:{'|'.join(SCHEMES)})://"
+    return re.sub(rf"{scheme})[^/\s\"']*@", r"\1", re.sub(rf"{scheme}[^\s?#\"']*)[?#][^\s\"')]*", r"\1", text))
 
 
 def explained(error: BaseException) -> str:
-    """Say in a line why a request failed, without URLs, the server's page, and obstore's own records."""
+    """Say why a request failed; of an error of obstore in a line, without URLs, the server's page and its records."""
+    if not type(error).__module__.startswith("obstore"):
+        return without_credentials(str(error))
     text = str(error).split("\n\nDebug source")[0].split("<")[0]
     text = re.sub(r"Error performing (\w+) \S+ in ([\d.]+)\S*?(\w+?)(?=[ ,])", r"\1 took \2 \3", text)
     return " ".join(re.sub(r"\w+://\S+", "", text).split()).rstrip(":") or type(error).__name__

@@ -215,7 +215,7 @@ def describe_source(source: Source) -> str:
         return without_credentials(str(source.store_path))
     if isinstance(source, tuple):
         return without_credentials("/".join(str(part) for part in source))
-    return without_credentials(str(source)) if isinstance(source, str) and "://" in source else str(source)
+    return without_credentials(str(source)) if isinstance(source, str) else str(source)
 
 
 def name_on_disk(array: zarr.Array) -> str:

@@ -5,7 +5,7 @@ import re
 import socketserver
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
@@ -83,10 +83,8 @@ def serve(folder):
             pass
 
         def handle(self):
-            try:
+            with suppress(ConnectionError):
                 super().handle()
-            except (ConnectionError, BrokenPipeError):
-                pass
 
         def do_GET(self):
             path = unquote(self.path.partition("?")[0])
@@ -101,7 +99,7 @@ def serve(folder):
                 with lock:
                     served.under_way -= 1
 
-        do_HEAD = do_GET
+        do_HEAD = do_GET  # noqa: N815
 
         def _respond(self, path):
             faults = served.faults if served.faults.where in path else Faults()

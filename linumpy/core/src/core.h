@@ -185,7 +185,8 @@ typedef void (*lc_read_direct)(lc_direct_read *reads, int64_t count);
 typedef struct {
     int64_t store;
     const char *key;
-    int64_t offset, nbytes;  // offset -1: the last bytes; nbytes -1: all, from 0 on; 0: none, only what describes the object
+    // Offset -1: the last bytes; nbytes -1: all, from 0 on; 0: none, only what describes the object.
+    int64_t offset, nbytes;
     int64_t address, capacity;  // of host memory for them; where there are more, none is written
     // Written by the call:
     int64_t code;  // LC_OK, LC_MISSING, LC_REMOTE
