@@ -26,7 +26,7 @@ from zarr.storage import FsspecStore, LocalStore, StorePath, ZipStore
 from linumpy.errors import SourceError
 from linumpy.io.metadata import REFUSALS, checked_array, open_refused
 from linumpy.io.paths import absolute, split_archive
-from linumpy.io.remote import explained, is_remote, open_store, remote_array, without_credentials
+from linumpy.io.remote import RemoteStore, explained, is_remote, open_store, remote_array, without_credentials
 from linumpy.io.zips import ArchiveStore
 
 Source = Any
@@ -175,6 +175,8 @@ def open_at(
     SourceError
         The path holds neither an array nor a group, or its metadata cannot be read.
     """
+    if name is None and isinstance(where.store, RemoteStore):
+        name = str(where)
     named = repr(name) if name else f"{where.path!r} in {where.store}"
     missing = f"{named} is neither a Zarr array nor a Zarr group (zarr v2 and v3 looked for)"
     node: zarr.Array | zarr.Group | None
@@ -184,6 +186,10 @@ def open_at(
         raise SourceError(missing) from error
     except REFUSALS as error:
         node = open_refused(where, error, name)
+    except Exception as error:
+        if not isinstance(where.store, RemoteStore):
+            raise
+        raise SourceError(f"{named} cannot be opened: {type(error).__name__}: {explained(error)}") from None
     if node is None:
         raise SourceError(missing)
     return checked_array(node) if isinstance(node, zarr.Array) else node

@@ -176,7 +176,7 @@ TEST(an_object_that_changes_between_two_requests) {
 
 TEST(cancelled_and_closed_while_requests_are_under_way) {
     lc_set_fetch(carry_out, 32);
-    for (uint64_t seed = 0; seed < 6; ++seed) {
+    for (uint64_t seed = 0; seed < 4; ++seed) {
         Random random(seed);
         RemoteStore store(random, seed % 2);
         lc_reader *reader = new_reader();
@@ -187,13 +187,13 @@ TEST(cancelled_and_closed_while_requests_are_under_way) {
         CHECK(others.submit(reader) == 0);
         wait_until([] { return server.under_way > 0; });
         for (size_t n = 0; n < jobs.jobs.size(); n += 2) lc_job_cancel(jobs.jobs[n]);
-        if (seed > 3) lc_reader_close(reader);
+        if (seed > 1) lc_reader_close(reader);
         std::thread later([] {
             usleep(2000);
             server.held = false;
         });
         for (int64_t code : jobs.settle()) CHECK(code == LC_OK || code == LC_CANCELLED);
-        for (int64_t code : others.settle()) CHECK(code == LC_OK || (seed > 3 && code == LC_CANCELLED));
+        for (int64_t code : others.settle()) CHECK(code == LC_OK || (seed > 1 && code == LC_CANCELLED));
         later.join();
         close_reader(reader);
         CHECK(server.under_way == 0);
