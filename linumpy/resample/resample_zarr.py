@@ -44,6 +44,7 @@ from linumpy.resample.parts import TargetImage, check_unchanged, creator_of, pla
 from linumpy.resample.pipeline import BlockJob, make_blocks
 from linumpy.resample.resumable import Resumable, resumable_folder
 from linumpy.resample.workers import Needs, client_of, make_blocks_on, needs_of, survey
+from linumpy.write.new_image import NewImage
 from linumpy.write.pyramid import halve, halve_by_threads
 from linumpy.write.raw_chunks import Chunks, chunks_of, writing_threads
 from linumpy.write.writer import STEP_BYTES, Progress
@@ -128,7 +129,7 @@ def resample_zarr(
     downsampling : {"mean", "label", "nearest"}, optional
         How coarser levels are made, as for :class:`linumpy.write.writer.OmeZarrWriter`. By default ``"label"`` with
         order 0, whose voxels may be labels, and else ``"mean"``.
-    ngff_version : {"0.5", "0.4"}, optional
+    ngff_version : {"0.6", "0.5", "0.4"}, optional
         Version of the target; by default that of the source, and of a single array 0.5.
     labels : {"resample", "drop"}
         Whether to resample the label images inside the source, by their nearest voxels; they keep their position
@@ -214,7 +215,11 @@ def resample_zarr(
         mode = "nearest" if np.ndim(transform_or_spacing) < 2 else "constant"
     if labels not in LABELS:
         raise ValueError(f"labels={labels!r}: choose one of {', '.join(LABELS)}")
+<<<<<<< HEAD
     volumes = _open_volumes(with_options(source, storage_options), level, channel, time, spacing)
+=======
+    volumes = open_source_volumes(source, level, channel, time, spacing)
+>>>>>>> dev
     volume = volumes.first
     sources = (source if isinstance(source, (str, Path)) else None, path_of(volume.array))
     check_apart([target_path], [path for path in sources if path is not None])
@@ -224,7 +229,7 @@ def resample_zarr(
         anti_aliasing = np.ndim(transform_or_spacing) < 2
     sigmas = anti_aliasing_sigmas(regrid.matrix) if anti_aliasing and order != 0 else ()
     grid = AffineGrid(volume.shape, regrid.shape, regrid.matrix, regrid.offset, order, mode, sigmas)
-    carried = _carried(volumes, regrid, "own", *(["image_label"] if order else []))
+    carried = _carried(volumes, regrid, ngff_version, "own", *(["image_label"] if order else []))
     storage = {"chunks": chunks, "shards": shards, "compressors": compressors, "levels": levels}
 
     def target_of(
@@ -236,7 +241,7 @@ def resample_zarr(
     targets = [target_of("", volumes, grid, carried, downsampling, name=target_path.name, ngff_version=ngff_version)]
     version, names = targets[0].image.ngff_version, carried.labels if labels == "resample" else ()
     for label in plan_labels(volumes, names, regrid, mode, spacing):
-        kept = _carried(label.volumes, regrid, "own", "labels")
+        kept = _carried(label.volumes, regrid, version, "own", "labels")
         options = {"name": label.name, "ngff_version": version}
         targets.append(target_of(f"labels/{label.name}", label.volumes, label.grid, kept, "label", **options))
     # Before blocks are planned, which takes minutes for a target of 1e30 voxels.
@@ -267,7 +272,8 @@ def resample_zarr(
                         each_job = replace(job, index=one_volume.index, entries=entries)
                         _fill(each_job, state, number, image.stored, report, client, needs)
             for image in targets:
-                _finish(state.folder, image, kind if client is None else "cpu", device_memory)
+                folder, on = state.folder / image.folder, kind if client is None else "cpu"
+                make_coarser_levels(folder, image.image, image.downsampling, on, device_memory)
             drop_partial_files(state.folder)
             check_unchanged(targets, request)
     return Path(target)
@@ -289,16 +295,22 @@ def _plan_for_workers(
     return capacity.kind, plans
 
 
-def _carried(volumes: Volumes, regrid: Regrid, *dropped: str) -> Carried:
-    """Return the metadata that the resampled image keeps: orientations of axes only if each stays along its own."""
-    matrix = np.array(regrid.matrix)
+def _carried(volumes: Volumes, regrid: Regrid, version: str | None, *dropped: str) -> Carried:
+    """Return the metadata that the resampled image keeps.
+
+    Orientations and coordinate systems only if each axis stays along its own, and systems only in NGFF 0.6.
+    """
+    matrix, carried = np.array(regrid.matrix), carried_from(volumes)
     turned = np.count_nonzero(matrix - np.diag(np.diag(matrix))) or (np.diag(matrix) <= 0).any()
-    return carried_from(volumes).without(*dropped, *(["orientations"] if turned else [])).on_another_grid()
+    more = ["orientations"] if turned else []
+    more += ["systems"] if turned or (version or carried.ngff_version) != "0.6" else []
+    return carried.without(*dropped, *more).on_another_grid()
 
 
-def _open_volumes(
+def open_source_volumes(
     source: Source, level: int, channel: int | None, time: int | None, spacing: Spacing | None
 ) -> Volumes:
+    """Open the volumes of an image, or of a single array, whose spacing must be given; see :func:`resample_zarr`."""
     node = open_node(source)
     if isinstance(node, zarr.Array):
         name = describe_source(node)
@@ -368,7 +380,7 @@ def plan_blocks(
     itemsize = source.dtype.itemsize
     if kind == "cpu":
         cost = BlockBytes(itemsize, itemsize, work, output_work)
-        budget = limit if limit is not None else min(int(_SHARE * _host_memory()), _HOST_MOST)
+        budget = limit if limit is not None else min(int(_SHARE * host_memory()), _HOST_MOST)
         return ResamplePlan(grid, choose_block_shape(grid, stored, cost, budget, source.chunks)), None
     # Writing copies a block into the order of its chunks.
     cost = BlockBytes(itemsize, itemsize, work, output_work + itemsize)
@@ -382,7 +394,8 @@ def _check_limit(limit: Any) -> None:
         raise ValueError(f"device_memory={limit!r}: pass a number of bytes")
 
 
-def _host_memory() -> int:
+def host_memory() -> int:
+    """Return the bytes of host memory that are free."""
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
@@ -433,15 +446,14 @@ def _fill(
         make_blocks_on(client, job, needs, wanted, done)
 
 
-def _finish(target: Path, filled: TargetImage, kind: str, limit: int | None) -> None:
-    """Make the coarser resolutions, on the device of the blocks."""
-    folder, image, downsampling = target / filled.folder, filled.image, filled.downsampling
+def make_coarser_levels(folder: Path, image: NewImage, downsampling: str, kind: str, limit: int | None = None) -> None:
+    """Make the coarser resolutions of an image whose finest one is written, on the device or the host."""
     pyramid = Pyramid(image.shapes, image.stored, image.dtype.itemsize)
     # An eighth: a finer box, the buffers of its read, and the sums of its pairs.
     nbytes = STEP_BYTES if limit is None else min(STEP_BYTES, limit // 8)
     threads = writing_threads()
     with ThreadPoolExecutor(threads, "linumpy-chunks") as pool:
-        levels = [_level(folder, level, pool, threads) for level in range(len(image.shapes))]
+        levels = [level_chunks(folder, level, pool, threads) for level in range(len(image.shapes))]
         for level, (finer, coarser) in enumerate(itertools.pairwise(levels), 1):
             whole = tuple(slice(0, n) for n in image.shapes[level])
             for box in split(whole, pyramid.step(level, nbytes >> len(whole))):
@@ -453,6 +465,7 @@ def _finish(target: Path, filled: TargetImage, kind: str, limit: int | None) -> 
                     coarser.write(box, halve_by_threads(to_host(block), downsampling, pool, threads, factors))
 
 
-def _level(folder: Path, level: int, pool: ThreadPoolExecutor, threads: int) -> Chunks:
+def level_chunks(folder: Path, level: int, pool: ThreadPoolExecutor, threads: int) -> Chunks:
+    """Open a resolution of an image in a work folder for writing whole chunks."""
     array = zarr.open_array(local_store(folder / str(level), read_only=False), mode="r+")
     return chunks_of(array.with_config({"write_empty_chunks": True}), pool, threads)
