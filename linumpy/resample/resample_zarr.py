@@ -215,11 +215,7 @@ def resample_zarr(
         mode = "nearest" if np.ndim(transform_or_spacing) < 2 else "constant"
     if labels not in LABELS:
         raise ValueError(f"labels={labels!r}: choose one of {', '.join(LABELS)}")
-<<<<<<< HEAD
-    volumes = _open_volumes(with_options(source, storage_options), level, channel, time, spacing)
-=======
-    volumes = open_source_volumes(source, level, channel, time, spacing)
->>>>>>> dev
+    volumes = open_source_volumes(with_options(source, storage_options), level, channel, time, spacing)
     volume = volumes.first
     sources = (source if isinstance(source, (str, Path)) else None, path_of(volume.array))
     check_apart([target_path], [path for path in sources if path is not None])
