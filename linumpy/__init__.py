@@ -13,10 +13,11 @@ if TYPE_CHECKING:
     from linumpy.gpu.zarr_io import plan_zarr_read, read_zarr, read_zarr_to_gpu
     from linumpy.io.ome import open_image
     from linumpy.resample.resample_zarr import resample_zarr
+    from linumpy.viewer import show
     from linumpy.write.writer import OmeZarrWriter
 
 __version__ = "0.1.0"
-__all__ = ["OmeZarrWriter", "open_image", "plan_zarr_read", "read_zarr", "read_zarr_to_gpu", "resample_zarr"]
+__all__ = ["OmeZarrWriter", "open_image", "plan_zarr_read", "read_zarr", "read_zarr_to_gpu", "resample_zarr", "show"]
 
 #: Where each public name is defined. They are imported on first use: the package itself imports in milliseconds.
 _MODULES = {
@@ -26,6 +27,7 @@ _MODULES = {
     "read_zarr": "linumpy.gpu.zarr_io",
     "read_zarr_to_gpu": "linumpy.gpu.zarr_io",
     "resample_zarr": "linumpy.resample.resample_zarr",
+    "show": "linumpy.viewer",
 }
 
 
