@@ -11,17 +11,28 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from linumpy.gpu.zarr_io import plan_zarr_read, read_zarr, read_zarr_to_gpu
+    from linumpy.interop.zarr_pipeline import accelerate
     from linumpy.io.ome import open_image
     from linumpy.resample.resample_zarr import resample_zarr
     from linumpy.viewer import show
     from linumpy.write.writer import OmeZarrWriter
 
 __version__ = "0.1.0"
-__all__ = ["OmeZarrWriter", "open_image", "plan_zarr_read", "read_zarr", "read_zarr_to_gpu", "resample_zarr", "show"]
+__all__ = [
+    "OmeZarrWriter",
+    "accelerate",
+    "open_image",
+    "plan_zarr_read",
+    "read_zarr",
+    "read_zarr_to_gpu",
+    "resample_zarr",
+    "show",
+]
 
 #: Where each public name is defined. They are imported on first use: the package itself imports in milliseconds.
 _MODULES = {
     "OmeZarrWriter": "linumpy.write.writer",
+    "accelerate": "linumpy.interop.zarr_pipeline",
     "open_image": "linumpy.io.ome",
     "plan_zarr_read": "linumpy.gpu.zarr_io",
     "read_zarr": "linumpy.gpu.zarr_io",

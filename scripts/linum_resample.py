@@ -54,7 +54,7 @@ def _build_arg_parser() -> argparse.ArgumentParser:
         "--labels", choices=("resample", "drop"), default="resample",
         help="Resample the labels inside the image too, or drop them. [%(default)s]",
     )  # fmt: skip
-    parser.add_argument("--ngff_version", choices=("0.5", "0.4"), help="NGFF of the output. [as the input]")
+    parser.add_argument("--ngff_version", choices=("0.6", "0.5", "0.4"), help="NGFF of the output. [as the input]")
     cli.add_volume_arguments(parser, all_of_them=True)
     cli.add_gpu_arguments(parser)
     cli.add_common_arguments(parser)

@@ -152,7 +152,7 @@ def find_mosaic_surface(
     zero = functools.cache(lambda entries: zero_log_of(image, method, entries))
     tile = image.tile_shape if level == 0 else None
     # omero has the display settings of intensities, and the map has depths.
-    dropped = ("labels", "image_label", "omero", *(() if tile else ("own",)))
+    dropped = ("labels", "image_label", "omero", "systems", *(() if tile else ("own",)))
     carried = carried_from(image).without(*dropped).on_another_grid()
     carried.log_dropped(image.name, output)
     with OmeZarrWriter(

@@ -127,7 +127,7 @@ def resample_zarr(
     downsampling : {"mean", "label", "nearest"}, optional
         How coarser levels are made, as for :class:`linumpy.write.writer.OmeZarrWriter`. By default ``"label"`` with
         order 0, whose voxels may be labels, and else ``"mean"``.
-    ngff_version : {"0.5", "0.4"}, optional
+    ngff_version : {"0.6", "0.5", "0.4"}, optional
         Version of the target; by default that of the source, and of a single array 0.5.
     labels : {"resample", "drop"}
         Whether to resample the label images inside the source, by their nearest voxels; they keep their position
@@ -221,7 +221,7 @@ def resample_zarr(
         anti_aliasing = np.ndim(transform_or_spacing) < 2
     sigmas = anti_aliasing_sigmas(regrid.matrix) if anti_aliasing and order != 0 else ()
     grid = AffineGrid(volume.shape, regrid.shape, regrid.matrix, regrid.offset, order, mode, sigmas)
-    carried = _carried(volumes, regrid, "own", *(["image_label"] if order else []))
+    carried = _carried(volumes, regrid, ngff_version, "own", *(["image_label"] if order else []))
     storage = {"chunks": chunks, "shards": shards, "compressors": compressors, "levels": levels}
 
     def target_of(
@@ -233,7 +233,7 @@ def resample_zarr(
     targets = [target_of("", volumes, grid, carried, downsampling, name=target_path.name, ngff_version=ngff_version)]
     version, names = targets[0].image.ngff_version, carried.labels if labels == "resample" else ()
     for label in plan_labels(volumes, names, regrid, mode, spacing):
-        kept = _carried(label.volumes, regrid, "own", "labels")
+        kept = _carried(label.volumes, regrid, version, "own", "labels")
         options = {"name": label.name, "ngff_version": version}
         targets.append(target_of(f"labels/{label.name}", label.volumes, label.grid, kept, "label", **options))
     # Before blocks are planned, which takes minutes for a target of 1e30 voxels.
@@ -286,11 +286,16 @@ def _plan_for_workers(
     return capacity.kind, plans
 
 
-def _carried(volumes: Volumes, regrid: Regrid, *dropped: str) -> Carried:
-    """Return the metadata that the resampled image keeps: orientations of axes only if each stays along its own."""
-    matrix = np.array(regrid.matrix)
+def _carried(volumes: Volumes, regrid: Regrid, version: str | None, *dropped: str) -> Carried:
+    """Return the metadata that the resampled image keeps.
+
+    Orientations and coordinate systems only if each axis stays along its own, and systems only in NGFF 0.6.
+    """
+    matrix, carried = np.array(regrid.matrix), carried_from(volumes)
     turned = np.count_nonzero(matrix - np.diag(np.diag(matrix))) or (np.diag(matrix) <= 0).any()
-    return carried_from(volumes).without(*dropped, *(["orientations"] if turned else [])).on_another_grid()
+    more = ["orientations"] if turned else []
+    more += ["systems"] if turned or (version or carried.ngff_version) != "0.6" else []
+    return carried.without(*dropped, *more).on_another_grid()
 
 
 def _open_volumes(

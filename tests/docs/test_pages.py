@@ -134,6 +134,10 @@ def voxel(names, folder):
     assert (labels == 7).sum() * np.prod(pitch) == pytest.approx(volume, rel=0.01)
 
 
+def interop(names, folder):
+    np.testing.assert_array_equal(names["crop"], names["values"][10:40, 20:84, 20:84])
+
+
 def gallery(names, folder):
     shown = set(re.findall(r"\]\((pictures/.*?)\)", (DOCS / "gallery.md").read_text(encoding="utf-8")))
     assert shown == {f"pictures/{path.name}" for path in (folder / "pictures").iterdir() if path.suffix == ".png"}
@@ -143,7 +147,7 @@ def gallery(names, folder):
 CHECKS = {
     "README.md": readme,
     **{f"{f.__name__}.md": f for f in (first_volume, larger_than_memory, chunks, commands, reader, streaming)},
-    **{f"{f.__name__}.md": f for f in (sampling, rays, voxel, gallery)},
+    **{f"{f.__name__}.md": f for f in (sampling, rays, voxel, interop, gallery)},
 }
 #: What pages need beside the base install.
 NEEDS = {"voxel.md": ("trimesh",), "commands.md": ("trimesh",), "larger_than_memory.md": ("dask",)}
