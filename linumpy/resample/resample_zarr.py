@@ -44,6 +44,7 @@ from linumpy.resample.parts import TargetImage, check_unchanged, creator_of, pla
 from linumpy.resample.pipeline import BlockJob, make_blocks
 from linumpy.resample.resumable import Resumable, resumable_folder
 from linumpy.resample.workers import Needs, client_of, make_blocks_on, needs_of, survey
+from linumpy.write.new_image import NewImage
 from linumpy.write.pyramid import halve, halve_by_threads
 from linumpy.write.raw_chunks import Chunks, chunks_of, writing_threads
 from linumpy.write.writer import STEP_BYTES, Progress
@@ -211,7 +212,7 @@ def resample_zarr(
         mode = "nearest" if np.ndim(transform_or_spacing) < 2 else "constant"
     if labels not in LABELS:
         raise ValueError(f"labels={labels!r}: choose one of {', '.join(LABELS)}")
-    volumes = _open_volumes(source, level, channel, time, spacing)
+    volumes = open_source_volumes(source, level, channel, time, spacing)
     volume = volumes.first
     sources = (source if isinstance(source, (str, Path)) else None, path_of(volume.array))
     check_apart([target_path], [path for path in sources if path is not None])
@@ -264,7 +265,8 @@ def resample_zarr(
                         each_job = replace(job, index=one_volume.index, entries=entries)
                         _fill(each_job, state, number, image.stored, report, client, needs)
             for image in targets:
-                _finish(state.folder, image, kind if client is None else "cpu", device_memory)
+                folder, on = state.folder / image.folder, kind if client is None else "cpu"
+                make_coarser_levels(folder, image.image, image.downsampling, on, device_memory)
             drop_partial_files(state.folder)
             check_unchanged(targets, request)
     return Path(target)
@@ -298,9 +300,10 @@ def _carried(volumes: Volumes, regrid: Regrid, version: str | None, *dropped: st
     return carried.without(*dropped, *more).on_another_grid()
 
 
-def _open_volumes(
+def open_source_volumes(
     source: Source, level: int, channel: int | None, time: int | None, spacing: Spacing | None
 ) -> Volumes:
+    """Open the volumes of an image, or of a single array, whose spacing must be given; see :func:`resample_zarr`."""
     node = open_node(source)
     if isinstance(node, zarr.Array):
         name = describe_source(node)
@@ -370,7 +373,7 @@ def plan_blocks(
     itemsize = source.dtype.itemsize
     if kind == "cpu":
         cost = BlockBytes(itemsize, itemsize, work, output_work)
-        budget = limit if limit is not None else min(int(_SHARE * _host_memory()), _HOST_MOST)
+        budget = limit if limit is not None else min(int(_SHARE * host_memory()), _HOST_MOST)
         return ResamplePlan(grid, choose_block_shape(grid, stored, cost, budget, source.chunks)), None
     # Writing copies a block into the order of its chunks.
     cost = BlockBytes(itemsize, itemsize, work, output_work + itemsize)
@@ -384,7 +387,8 @@ def _check_limit(limit: Any) -> None:
         raise ValueError(f"device_memory={limit!r}: pass a number of bytes")
 
 
-def _host_memory() -> int:
+def host_memory() -> int:
+    """Return the bytes of host memory that are free."""
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
@@ -435,15 +439,14 @@ def _fill(
         make_blocks_on(client, job, needs, wanted, done)
 
 
-def _finish(target: Path, filled: TargetImage, kind: str, limit: int | None) -> None:
-    """Make the coarser resolutions, on the device of the blocks."""
-    folder, image, downsampling = target / filled.folder, filled.image, filled.downsampling
+def make_coarser_levels(folder: Path, image: NewImage, downsampling: str, kind: str, limit: int | None = None) -> None:
+    """Make the coarser resolutions of an image whose finest one is written, on the device or the host."""
     pyramid = Pyramid(image.shapes, image.stored, image.dtype.itemsize)
     # An eighth: a finer box, the buffers of its read, and the sums of its pairs.
     nbytes = STEP_BYTES if limit is None else min(STEP_BYTES, limit // 8)
     threads = writing_threads()
     with ThreadPoolExecutor(threads, "linumpy-chunks") as pool:
-        levels = [_level(folder, level, pool, threads) for level in range(len(image.shapes))]
+        levels = [level_chunks(folder, level, pool, threads) for level in range(len(image.shapes))]
         for level, (finer, coarser) in enumerate(itertools.pairwise(levels), 1):
             whole = tuple(slice(0, n) for n in image.shapes[level])
             for box in split(whole, pyramid.step(level, nbytes >> len(whole))):
@@ -455,6 +458,7 @@ def _finish(target: Path, filled: TargetImage, kind: str, limit: int | None) -> 
                     coarser.write(box, halve_by_threads(to_host(block), downsampling, pool, threads, factors))
 
 
-def _level(folder: Path, level: int, pool: ThreadPoolExecutor, threads: int) -> Chunks:
+def level_chunks(folder: Path, level: int, pool: ThreadPoolExecutor, threads: int) -> Chunks:
+    """Open a resolution of an image in a work folder for writing whole chunks."""
     array = zarr.open_array(local_store(folder / str(level), read_only=False), mode="r+")
     return chunks_of(array.with_config({"write_empty_chunks": True}), pool, threads)
