@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from linumpy.gpu.zarr_io import plan_zarr_read, read_zarr, read_zarr_to_gpu
+    from linumpy.interop.export import to_nifti, to_tiff
     from linumpy.interop.zarr_pipeline import accelerate
     from linumpy.io.ome import open_image
     from linumpy.resample.resample_zarr import resample_zarr
@@ -25,6 +26,8 @@ __all__ = [
     "read_zarr",
     "read_zarr_to_gpu",
     "resample_zarr",
+    "to_nifti",
+    "to_tiff",
 ]
 
 #: Where each public name is defined. They are imported on first use: the package itself imports in milliseconds.
@@ -36,6 +39,8 @@ _MODULES = {
     "read_zarr": "linumpy.gpu.zarr_io",
     "read_zarr_to_gpu": "linumpy.gpu.zarr_io",
     "resample_zarr": "linumpy.resample.resample_zarr",
+    "to_nifti": "linumpy.interop.export",
+    "to_tiff": "linumpy.interop.export",
 }
 
 

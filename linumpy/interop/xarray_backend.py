@@ -102,7 +102,8 @@ class LinumpyBackend(BackendEntrypoint):
             Voxel spacing of level 0 in µm, as for :func:`linumpy.open_image`.
         device : int or {"cpu", "cuda", "auto"}
             Where values are: NumPy arrays in host memory, or CuPy arrays on a CUDA device, the current one or that of a
-            number; ``"auto"`` for a device if there is one. Coordinates are NumPy arrays.
+            number; ``"auto"`` for a device if there is one. Coordinates are NumPy arrays. Not together with `chunks`,
+            by which xarray makes NumPy arrays: :func:`linumpy.gpu.zarr_to_dask` has blocks on a device.
 
         Raises
         ------
