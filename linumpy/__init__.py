@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from linumpy.interop.zarr_pipeline import accelerate
     from linumpy.io.ome import open_image
     from linumpy.resample.resample_zarr import resample_zarr
+    from linumpy.viewer import show
     from linumpy.write.writer import OmeZarrWriter
 
 __version__ = "0.1.0"
@@ -26,6 +27,7 @@ __all__ = [
     "read_zarr",
     "read_zarr_to_gpu",
     "resample_zarr",
+    "show",
     "to_nifti",
     "to_tiff",
 ]
@@ -39,6 +41,7 @@ _MODULES = {
     "read_zarr": "linumpy.gpu.zarr_io",
     "read_zarr_to_gpu": "linumpy.gpu.zarr_io",
     "resample_zarr": "linumpy.resample.resample_zarr",
+    "show": "linumpy.viewer",
     "to_nifti": "linumpy.interop.export",
     "to_tiff": "linumpy.interop.export",
 }

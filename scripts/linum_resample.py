@@ -9,12 +9,16 @@ nearest voxel, for labels, and never smooths.
 Units, times, channels, names and attributes of other programs are copied, and labels inside the image are resampled
 with it, by their nearest voxels; a warning lists what is not copied.
 
+With --cluster, workers of dask make the blocks; they must see both paths. Start `dask scheduler` on one machine, and
+`dask worker tcp://THAT:8786` on each that works.
+
 A stopped run leaves its complete blocks in .OUTPUT.unfinished beside the output; the same command continues from them.
 
 For example:
   linum-resample brain.ome.zarr brain_25um.ome.zarr --resolution 25
   linum-resample brain.ome.zarr out.ome.zarr --resolution 10 5 5 --level 1 --levels 4
   linum-resample labels.ome.zarr labels_25um.ome.zarr --resolution 25 --order 0
+  linum-resample /data/brain.ome.zarr /data/brain_25um.ome.zarr --resolution 25 --cluster tcp://head:8786
 """
 
 from __future__ import annotations
@@ -55,6 +59,10 @@ def _build_arg_parser() -> argparse.ArgumentParser:
         help="Resample the labels inside the image too, or drop them. [%(default)s]",
     )  # fmt: skip
     parser.add_argument("--ngff_version", choices=("0.6", "0.5", "0.4"), help="NGFF of the output. [as the input]")
+    parser.add_argument(
+        "--cluster", dest="distributed", metavar="ADDRESS",
+        help="Make the blocks on the workers of a dask cluster, whose scheduler has this address. [here]",
+    )  # fmt: skip
     cli.add_volume_arguments(parser, all_of_them=True)
     cli.add_gpu_arguments(parser)
     cli.add_common_arguments(parser)
@@ -71,7 +79,12 @@ def _resample(parsed: argparse.Namespace) -> None:
     from linumpy.io.volume import open_volumes
     from linumpy.resample.resample_zarr import resample_zarr
 
-    use_gpu, begin = cli.choose_device(parsed), time.perf_counter()
+    begin = time.perf_counter()
+    if parsed.distributed is None:
+        use_gpu = cli.choose_device(parsed)
+        device, where = "cuda" if use_gpu else "cpu", "GPU" if use_gpu else "CPU"
+    else:
+        device, where = {None: "auto", True: "cuda", False: "cpu"}[parsed.use_gpu], "the workers"
     wanted = parsed.resolution[0] if len(parsed.resolution) == 1 else parsed.resolution
     memory = None if parsed.device_memory is None else _nbytes(parsed.device_memory)
     chosen = cli.volume_options(parsed)
@@ -79,12 +92,12 @@ def _resample(parsed: argparse.Namespace) -> None:
     chosen["spacing"] = parsed.spacing and dict(zip("zyx", parsed.spacing, strict=True))
     resample_zarr(
         parsed.input, parsed.output, wanted, order=parsed.order, anti_aliasing=parsed.anti_aliasing,
-        level=parsed.level, levels=parsed.levels, device="cuda" if use_gpu else "cpu", device_memory=memory,
+        level=parsed.level, levels=parsed.levels, device=device, device_memory=memory,
         overwrite=parsed.overwrite, channel=parsed.channel, time=parsed.time, spacing=chosen["spacing"],
-        labels=parsed.labels, ngff_version=parsed.ngff_version,
+        labels=parsed.labels, distributed=parsed.distributed, ngff_version=parsed.ngff_version,
     )  # fmt: skip
     nbytes = open_volumes(parsed.input, parsed.level, **chosen).nbytes
-    print(cli.closing_line(parsed.input, parsed.output, use_gpu, time.perf_counter() - begin, nbytes))
+    print(cli.closing_line(parsed.input, parsed.output, where, time.perf_counter() - begin, nbytes))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -34,7 +34,7 @@ from linumpy.io.ngff import (
     spatial_axes_of,
     transformations_of_levels,
 )
-from linumpy.io.source import open_node
+from linumpy.io.source import Source, open_node, with_options
 
 log = logging.getLogger(__name__)
 
@@ -158,7 +158,11 @@ def open_level(group: zarr.Group, level: int) -> zarr.Array[Any]:
 
 
 def open_image(
-    path: str | Path | zarr.Group, *, spacing: Spacing | None = None, multiscale: int | str = 0
+    path: str | Path | zarr.Group,
+    *,
+    spacing: Spacing | None = None,
+    multiscale: int | str = 0,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> OmeZarrImage:
     """Open an OME-Zarr image.
 
@@ -173,6 +177,8 @@ def open_image(
         image opens, and its spacing and origin are a `MetadataError` that names the axis.
     multiscale : int or str
         Number or name of the multiscale image, where the group has several.
+    storage_options : mapping, optional
+        Of a URL: what obstore's ``from_url`` takes, such as ``{"skip_signature": True}``; see docs/remote.md.
 
     Raises
     ------
@@ -186,7 +192,8 @@ def open_image(
     ValueError
         `spacing` does not fit the axes of type space.
     """
-    group = _image_group(path if isinstance(path, zarr.Group) else _open_group(path))
+    source = with_options(path, storage_options)
+    group = _image_group(path if isinstance(path, zarr.Group) else _open_group(source))
     version, number, described = _multiscale(group, multiscale)
     name = str(group.store_path)
     described = as_axes_and_scales(described, name)
@@ -232,7 +239,7 @@ def level_transforms(
     return axes, scales, translations
 
 
-def _open_group(path: str | Path) -> zarr.Group:
+def _open_group(path: Source) -> zarr.Group:
     node = open_node(path)
     if isinstance(node, zarr.Array):
         raise SourceError(f"{node.store_path} is a single array, not an OME-Zarr image: pass the group above it")

@@ -139,7 +139,7 @@ def project_mosaic_to_png(
     from PIL import Image
 
     image = open_mosaic(source, level, channel=channel, time=time, spacing=spacing)
-    check_picture(output, overwrite=overwrite)
+    check_picture(output, overwrite=overwrite, formats=(".png",))
     check_apart([output], [source])
     image.only("a picture shows one volume")
     xp = require_cuda() if use_gpu else np

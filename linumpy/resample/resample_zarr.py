@@ -29,7 +29,7 @@ from linumpy.io.carried import Carried, carried_from
 from linumpy.io.ngff import Placement, Spacing
 from linumpy.io.ome import open_image
 from linumpy.io.paths import absolute, check_apart, check_free_space, check_parent, checked_version, refuse_url
-from linumpy.io.source import Source, describe_source, local_path, local_store, open_node, path_of
+from linumpy.io.source import Source, describe_source, local_path, local_store, open_node, path_of, with_options
 from linumpy.io.target_folder import drop_partial_files, unfinished_beside
 from linumpy.io.volume import Volume, Volumes, as_volume, select_volumes
 from linumpy.plan.grid.block_shape import BlockBytes, choose_block_shape
@@ -85,6 +85,7 @@ def resample_zarr(
     durable: bool = True,
     progress: Progress | None = None,
     distributed: Client | Cluster | str | None = None,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> Path:
     """Resample an OME-Zarr volume of any size into another.
 
@@ -160,6 +161,8 @@ def resample_zarr(
         A dask client, a cluster, or the address of a scheduler. Its workers make the blocks. They need linumpy and must
         see both paths: one GPU each (``dask_cuda.LocalCUDACluster``), or CPUs. Other workers repeat the blocks of a
         lost one; workers that join later take part, so the cluster may be adaptive.
+    storage_options : mapping, optional
+        Of a `source` that is a URL: what obstore's ``from_url`` takes; see docs/remote.md.
 
     Returns
     -------
@@ -212,7 +215,7 @@ def resample_zarr(
         mode = "nearest" if np.ndim(transform_or_spacing) < 2 else "constant"
     if labels not in LABELS:
         raise ValueError(f"labels={labels!r}: choose one of {', '.join(LABELS)}")
-    volumes = open_source_volumes(source, level, channel, time, spacing)
+    volumes = open_source_volumes(with_options(source, storage_options), level, channel, time, spacing)
     volume = volumes.first
     sources = (source if isinstance(source, (str, Path)) else None, path_of(volume.array))
     check_apart([target_path], [path for path in sources if path is not None])

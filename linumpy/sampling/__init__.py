@@ -88,8 +88,8 @@ def create_sampler(
         (``VNR_NUM_BLOCKS``, ``VNR_NUM_CONCURRENT_BLOCKS``).
 
         ``zarr``: `source`, `level`, `channel`, `time`, `channel_axis` (of a plain array of four axes), `range`, and
-        `spacing` as above; ``"cuda_out_of_core"`` also `cache_bytes`, `ahead` (independent samples made in one pass
-        over the volume) and `reader`.
+        `spacing` as above; `storage_options` of a URL; ``"cuda_out_of_core"`` also `cache_bytes`, `ahead` (independent
+        samples made in one pass over the volume) and `reader`.
 
         ``openvdb``: `filename`, `field`. ``vtkm``: `files`, `field`. ``exabrick``: `bricks`, `scalar`. ``exastitch``:
         `umesh`, `grids`, `scalar`.

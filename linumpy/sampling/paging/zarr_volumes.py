@@ -15,7 +15,7 @@ import zarr
 from linumpy.arrays import Array
 from linumpy.device import free_memory, require_cuda
 from linumpy.gpu.kernels import CUDA_TYPES
-from linumpy.io.source import open_node
+from linumpy.io.source import open_node, with_options
 from linumpy.io.volume import Volume, select_volumes
 from linumpy.sampling.arguments import MOST_SAMPLES, whole
 from linumpy.sampling.paging.pages import PageCache, PagedVolume
@@ -42,7 +42,7 @@ def open_channels(source: ZarrSource) -> list[Volume]:
         One for each channel; all of the same shape and dtype.
     """
     level, channel_axis, channel, time = source.level, source.channel_axis, source.channel, source.time
-    node = open_node(source.source)
+    node = open_node(with_options(source.source, source.storage_options))
     if isinstance(node, zarr.Array):
         if 0 in node.shape:
             raise ValueError(f"the array has shape {node.shape}: an axis is empty, so there is nothing to sample")
