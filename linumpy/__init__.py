@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from linumpy.gpu.zarr_io import plan_zarr_read, read_zarr, read_zarr_to_gpu
+    from linumpy.interop.export import to_nifti, to_tiff
     from linumpy.interop.zarr_pipeline import accelerate
     from linumpy.io.ome import open_image, open_images
     from linumpy.resample.resample_zarr import resample_zarr
@@ -28,6 +29,8 @@ __all__ = [
     "read_zarr_to_gpu",
     "resample_zarr",
     "show",
+    "to_nifti",
+    "to_tiff",
 ]
 
 #: Where each public name is defined. They are imported on first use: the package itself imports in milliseconds.
@@ -41,6 +44,8 @@ _MODULES = {
     "read_zarr_to_gpu": "linumpy.gpu.zarr_io",
     "resample_zarr": "linumpy.resample.resample_zarr",
     "show": "linumpy.viewer",
+    "to_nifti": "linumpy.interop.export",
+    "to_tiff": "linumpy.interop.export",
 }
 
 
