@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 #: Why a snippet is not run.
-REASONS = ("minutes", "the network", "without torch", "without monai")
+REASONS = ("minutes", "needs SLURM", "the network", "without torch", "without monai")
 _FENCE = re.compile(r"^(?:<!-- not run: (?P<reason>.*?) -->\n)?```(?P<language>.*)\n(?P<code>(?:.*\n)*?)```$", re.M)
 
 

@@ -23,10 +23,11 @@ import zarr
 from zarr.storage import LocalStore
 
 from linumpy.errors import LinumpyError, MetadataError
+from linumpy.io.collection import ome_attributes
 from linumpy.io.coordinate_systems import Transformation, referred, systems_of
 from linumpy.io.metadata import REFUSALS
 from linumpy.io.ngff import transformation_list
-from linumpy.io.ome import OmeZarrImage, ome_attributes
+from linumpy.io.ome import OmeZarrImage
 from linumpy.io.source import local_store
 from linumpy.io.transformations import is_invertible, read_map
 from linumpy.plan.grid.point_map import PointMap, compose
