@@ -178,7 +178,7 @@ def test_other_coordinate_systems_do_not_move_the_image(tmp_path):
 
 
 def checked(folder):
-    """Read an image by ngff-zarr, which checks its metadata by the schemas of the specification if it has jsonschema."""
+    """Read an image by ngff-zarr, which checks metadata by the schemas of the specification if it has jsonschema."""
     return ngff_zarr.from_ngff_zarr(folder, validate=importlib.util.find_spec("jsonschema") is not None)
 
 
