@@ -7,7 +7,7 @@ figure, and in a notebook sliders that move the point.
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,7 @@ from linumpy.device import is_device_array, to_host
 from linumpy.errors import RegionError
 from linumpy.io.ngff import Placement
 from linumpy.io.ome import OmeZarrImage, open_image
-from linumpy.io.source import open_node
+from linumpy.io.source import open_node, with_options
 from linumpy.io.volume import Volume, as_volume, select_volumes
 
 if TYPE_CHECKING:
@@ -105,6 +105,7 @@ def show(
     channel: int = 0,
     position: Sequence[int] | None = None,
     limits: tuple[float, float] | None = None,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> Sections:
     """Show sections of a volume along each axis.
 
@@ -128,6 +129,8 @@ def show(
         The voxel of that level through which the sections go; by default the middle.
     limits : (float, float), optional
         Values of black and white; by default percentiles of the shown planes. The colour bar says how much they clip.
+    storage_options : mapping, optional
+        Of a URL, as for :func:`linumpy.open_image`.
 
     Returns
     -------
@@ -148,7 +151,7 @@ def show(
     >>> import linumpy
     >>> linumpy.show("brain.ome.zarr").save("brain.pdf")  # doctest: +SKIP
     """
-    planes = _planes(source, spacing, level, {"time": time, "channel": channel})
+    planes = _planes(source, spacing, level, {"time": time, "channel": channel}, storage_options)
     middle = tuple(n // 2 for n in planes.shape) if position is None else tuple(position)
     figure, window = _figure(planes)
     sections = Sections(figure, planes, middle, limits)
@@ -159,9 +162,9 @@ def show(
     return sections
 
 
-def _planes(source: Any, spacing: Any, level: int | None, entries: dict[str, int]) -> _Planes:
+def _planes(source: Any, spacing: Any, level: int | None, entries: dict[str, int], storage_options: Any) -> _Planes:
     if not isinstance(source, OmeZarrImage) and not is_device_array(source) and not isinstance(source, np.ndarray):
-        node = open_node(source)
+        node = open_node(with_options(source, storage_options))
         source = node if isinstance(node, zarr.Array) else open_image(node, spacing=spacing)
     if isinstance(source, OmeZarrImage):
         return _of_image(source, _level(source) if level is None else level, entries)
@@ -219,7 +222,7 @@ def _checked(position: Sequence[int], planes: _Planes) -> tuple[int, ...]:
 
 
 def _name(path: Any) -> str:
-    return PurePosixPath(str(path)).name
+    return PurePosixPath(str(path).partition("?")[0]).name
 
 
 def _figure(planes: _Planes) -> tuple[Figure, bool]:

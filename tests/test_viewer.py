@@ -1,5 +1,7 @@
 """If this fails, linumpy.show draws other voxels than those of the volume, or reads more than the planes it shows."""
 
+import sys
+
 import numpy as np
 import pytest
 import zarr
@@ -102,6 +104,17 @@ def test_sliders_of_a_notebook():
     check(shown, VOLUME, (6, 10, 3), (5, 10, 20))
     assert bytes(picture.value).startswith(b"\x89PNG")
     assert bytes(picture.value) != before
+
+
+def test_a_notebook_displays_the_sliders_or_the_picture(monkeypatch):
+    display = pytest.importorskip("IPython.display", reason="IPython is not installed: pip install ipywidgets")
+    shown = []
+    monkeypatch.setattr(viewer, "_in_notebook", lambda: True)
+    monkeypatch.setattr(display, "display", shown.append)
+    linumpy.show(VOLUME)
+    monkeypatch.setitem(sys.modules, "ipywidgets", None)
+    linumpy.show(VOLUME)
+    assert [type(one).__name__ for one in shown] == ["VBox", "Image"]
 
 
 @pytest.mark.gpu

@@ -8,7 +8,7 @@ from typing import Any
 
 import griffe
 
-_ROLE = re.compile(r":(?:func|class|meth|mod|attr|data|exc):`([~.]*)([\w.]+)`")
+_ROLE = re.compile(r":(?:func|class|meth|mod|attr|data|exc):`(?:([\w.]+) <)?([~.]*)([\w.]+)>?`")
 
 
 class Roles(griffe.Extension):
@@ -20,8 +20,8 @@ class Roles(griffe.Extension):
             obj.docstring.value = _ROLE.sub(lambda match: _link(obj, *match.groups()), obj.docstring.value)
 
 
-def _link(obj: griffe.Object, prefix: str, name: str) -> str:
-    shown = name.rpartition(".")[2] if "~" in prefix else name
+def _link(obj: griffe.Object, title: str | None, prefix: str, name: str) -> str:
+    shown = title or (name.rpartition(".")[2] if "~" in prefix else name)
     with contextlib.suppress(griffe.NameResolutionError):
         name = obj.resolve(name)
     return f'<autoref identifier="{name}" optional><code>{shown}</code></autoref>'

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 #: Why a snippet is not run.
-REASONS = ("minutes", "the network", "without torch")
+REASONS = ("minutes", "needs SLURM", "the network", "without torch")
 _TORCH = importlib.util.find_spec("torch") is not None
 _FENCE = re.compile(r"^(?:<!-- not run: (?P<reason>.*?) -->\n)?```(?P<language>.*)\n(?P<code>(?:.*\n)*?)```$", re.M)
 

@@ -317,8 +317,9 @@ def zarr_to_dask(source: Source, *, level: int = 0, chunks: Any = None, device: 
         Shape of the blocks: whole chunks, or whole shards where the array has them; -1 for a whole axis. By default as
         many of them as make 128 MiB.
     device : {"auto", "cuda", "cpu"}
-        ``"cuda"``: blocks are CuPy arrays, read by :func:`read_zarr_to_gpu`; ``"cpu"``: NumPy arrays, read by zarr.
-        ``"auto"`` depends on this process, so workers must have the same kind of device.
+        ``"cuda"``: blocks are CuPy arrays, read by :func:`read_zarr_to_gpu`; ``"cpu"``: NumPy arrays, read by
+        :func:`read_zarr`, or by zarr-python where linumpy's reader cannot. ``"auto"`` depends on this process, so
+        workers must have the same kind of device.
 
     Returns
     -------
@@ -363,4 +364,9 @@ def zarr_to_dask(source: Source, *, level: int = 0, chunks: Any = None, device: 
     >>> flat = columns._meta[0].astype("f4")  # doctest: +SKIP
     >>> columns.map_blocks(project, axis=0, drop_axis=0, meta=flat)  # doctest: +SKIP
     """
-    return zarr_dask.make_dask_array(source, level, chunks, device, read_zarr_to_gpu)
+    return zarr_dask.make_dask_array(source, level, chunks, device, read_zarr_to_gpu, _read_to_host)
+
+
+def _read_to_host(source: Source, *, region: Any) -> np.ndarray:
+    block: np.ndarray = read_zarr(source, region=region, device="cpu")
+    return block

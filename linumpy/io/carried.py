@@ -19,9 +19,10 @@ from typing import Any
 import zarr
 from zarr.storage import LocalStore
 
+from linumpy.io.collection import ome_attributes
 from linumpy.io.coordinate_systems import Systems, referred, stored_paths, systems_of
 from linumpy.io.ngff import MICROMETERS
-from linumpy.io.ome import OmeZarrImage, ome_attributes
+from linumpy.io.ome import OmeZarrImage
 from linumpy.io.volume import Chosen, Volumes
 
 log = logging.getLogger(__name__)

@@ -199,5 +199,5 @@ def _not_read(transformation: Transformation, name: str) -> MetadataError:
     called = f"{transformation['name']!r} " if transformation.get("name") else ""
     return MetadataError(
         f"{name}: the coordinate transformation {called}of type {kind!r} is no positive scale and translation along "
-        "the axes; resample_zarr does not read it yet"
+        "the axes, which place the levels of an image"
     )

@@ -29,6 +29,8 @@ _SUPPORTED_DTYPES = frozenset(["b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "
 
 # Those of array elements; zarr v3 has them before codec 'bytes'.
 _ARRAY_FILTERS = frozenset(f"numcodecs.{name}" for name in HOST_FILTERS)
+# Filters that change voxels when they are written, and nothing when they are read: of floats, in front of all others.
+_READ_AS_STORED = ("bitround", "numcodecs.bitround")
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,9 @@ def read_layout(array: zarr.Array) -> ArrayLayout:
 
 
 def _layout_v2(array: zarr.Array, document: Mapping[str, Any]) -> ArrayLayout:
-    compressor, filters = document.get("compressor"), document.get("filters") or ()
+    compressor, filters = document.get("compressor"), list(document.get("filters") or ())
+    while filters and array.dtype.kind == "f" and _settings(filters[0])["name"] in _READ_AS_STORED:
+        del filters[0]
     settings = [_settings(codec) for codec in (*filters, *([compressor] if compressor else []))]
     for setting in settings:
         if setting["name"] == "shuffle":
@@ -160,6 +164,8 @@ def _read_codecs(chain: Sequence[Mapping[str, Any]], rank: int, dtype: np.dtype,
         if codec["name"] == "transpose" and not filters:
             order = tuple(int(axis) for axis in codec["configuration"]["order"])
             axes = tuple(axes[axis] for axis in order)
+        elif codec["name"] in _READ_AS_STORED and dtype.kind == "f" and not filters:
+            continue
         elif codec["name"] in _ARRAY_FILTERS:
             filters.append(codec)
         elif codec["name"] == "bytes":

@@ -28,7 +28,8 @@ from linumpy.io.paths import absolute, check_apart, check_free_space, check_pare
 from linumpy.io.source import Source, describe_source, identify_data, path_of
 from linumpy.io.target_folder import drop_partial_files, unfinished_beside
 from linumpy.progress import bytes_progress
-from linumpy.resample.resample_zarr import host_memory, level_chunks, make_coarser_levels, open_source_volumes
+from linumpy.resample.block_plans import host_memory
+from linumpy.resample.resample_zarr import level_chunks, make_coarser_levels, open_source_volumes
 from linumpy.resample.resumable import Resumable, resumable_folder
 from linumpy.stream.arguments import integer
 from linumpy.stream.config import Config, Dtype, Pad

@@ -100,6 +100,11 @@ def sampling(names, folder):
     assert names["values"].shape == (1, 1000)
 
 
+def sampling_files(names, folder):
+    x, y, z = 2 * names["coords"].T  # ids grow by 1, 3 and 9
+    np.testing.assert_allclose(names["values"][0], x + 3 * y + 9 * z, atol=1e-4)
+
+
 def rays(names, folder):
     samples = names["samples"]
     assert samples.n_rays > 500
@@ -147,7 +152,7 @@ def gallery(names, folder):
 CHECKS = {
     "README.md": readme,
     **{f"{f.__name__}.md": f for f in (first_volume, larger_than_memory, chunks, commands, reader, streaming)},
-    **{f"{f.__name__}.md": f for f in (sampling, rays, voxel, interop, gallery)},
+    **{f"{f.__name__}.md": f for f in (sampling, sampling_files, rays, voxel, interop, gallery)},
 }
 #: What pages need beside the base install.
 NEEDS = {"voxel.md": ("trimesh",), "commands.md": ("trimesh",), "larger_than_memory.md": ("dask",)}
