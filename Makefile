@@ -6,6 +6,7 @@
 # make bench  time reading, resampling and the work on tissue beside their peers, into bench-out/
 # make lint   check style, spelling, types, import directions, CUDA and shell scripts
 # make format     apply the styles that lint checks
+# make docs       build the documentation site, without a warning, into build/site
 #
 # Each makes .venv with this machine's python3 if it is not there, and installs what it needs.
 
@@ -17,7 +18,7 @@ INSTALL := PYTHON="$(PYTHON)" VENV="$(VENV)" shell_scripts/install.sh
 # What an installation is made of: after a change of these it is made again.
 BUILT := pyproject.toml CMakeLists.txt $(wildcard linumpy/core/src/*)
 
-.PHONY: demo test test-slow gpu-test sanitize bench lint format clean
+.PHONY: demo test test-slow gpu-test sanitize bench lint format docs clean
 .DEFAULT_GOAL := demo
 
 demo: $(VENV)/.has-base
@@ -78,6 +79,10 @@ format: $(VENV)/.has-lint
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(CPP)
 
+# The variable silences an advertisement of the theme.
+docs: $(VENV)/.has-docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+
 $(VENV)/.has-base: $(BUILT)
 	$(INSTALL) base
 
@@ -86,6 +91,9 @@ $(VENV)/.has-test: $(BUILT)
 
 $(VENV)/.has-lint: $(BUILT)
 	$(INSTALL) lint
+
+$(VENV)/.has-docs: $(BUILT)
+	$(INSTALL) docs
 
 clean:
 	$(INSTALL) clean

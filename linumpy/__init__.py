@@ -11,21 +11,41 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from linumpy.gpu.zarr_io import plan_zarr_read, read_zarr, read_zarr_to_gpu
-    from linumpy.io.ome import open_image
+    from linumpy.interop.export import to_nifti, to_tiff
+    from linumpy.interop.zarr_pipeline import accelerate
+    from linumpy.io.ome import open_image, open_images
     from linumpy.resample.resample_zarr import resample_zarr
+    from linumpy.viewer import show
     from linumpy.write.writer import OmeZarrWriter
 
 __version__ = "0.1.0"
-__all__ = ["OmeZarrWriter", "open_image", "plan_zarr_read", "read_zarr", "read_zarr_to_gpu", "resample_zarr"]
+__all__ = [
+    "OmeZarrWriter",
+    "accelerate",
+    "open_image",
+    "open_images",
+    "plan_zarr_read",
+    "read_zarr",
+    "read_zarr_to_gpu",
+    "resample_zarr",
+    "show",
+    "to_nifti",
+    "to_tiff",
+]
 
 #: Where each public name is defined. They are imported on first use: the package itself imports in milliseconds.
 _MODULES = {
     "OmeZarrWriter": "linumpy.write.writer",
+    "accelerate": "linumpy.interop.zarr_pipeline",
     "open_image": "linumpy.io.ome",
+    "open_images": "linumpy.io.ome",
     "plan_zarr_read": "linumpy.gpu.zarr_io",
     "read_zarr": "linumpy.gpu.zarr_io",
     "read_zarr_to_gpu": "linumpy.gpu.zarr_io",
     "resample_zarr": "linumpy.resample.resample_zarr",
+    "show": "linumpy.viewer",
+    "to_nifti": "linumpy.interop.export",
+    "to_tiff": "linumpy.interop.export",
 }
 
 

@@ -92,11 +92,11 @@ class _Levels(argparse.Action):
         setattr(namespace, self.dest, values)
 
 
-def add_levels_argument(parser: argparse.ArgumentParser) -> None:
-    """Add ``--levels``, the number of resolutions to write."""
+def add_levels_argument(parser: argparse.ArgumentParser, shown: str = "") -> None:
+    """Add ``--levels``, the number of resolutions to write; None by default where `shown` says what it is then."""
     parser.add_argument(
-        "--levels", "--n_levels", action=_Levels, type=int, default=1, metavar="N",
-        help="Number of resolutions to write. [%(default)s]",
+        "--levels", "--n_levels", action=_Levels, type=int, default=None if shown else 1, metavar="N",
+        help=f"Number of resolutions to write. [{shown or 1}]",
     )  # fmt: skip
 
 

@@ -204,7 +204,7 @@ def _draw(
     paths: tuple[Path, Path],
 ) -> None:
     """Draw a section of the resampled volume and the map; surfaces are in voxels of `unit` µm of the mosaic."""
-    from linumpy.pictures import draw_depth_map, draw_section
+    from linumpy.pictures import draw_depth_map, draw_section, save
 
     row = volume.shape[1] // 2
     shown_row = min(surface.shape[0] - 1, int((row + 0.5) * spacing[1] / lateral[0]))
@@ -213,5 +213,7 @@ def _draw(
     columns = (np.arange(volume.shape[2]) + 0.5) * spacing[2] / lateral[1] - 0.5
     found_depth, true = (np.interp(columns, np.arange(len(line)), line) for line in (found_depth, true))
     section = to_host(volume[:, row, :])  # one plane goes to the host
-    draw_section(paths[0], section, found_depth, true, spacing[0], spacing[2], row * spacing[1])
-    draw_depth_map(paths[1], surface * unit, lateral)
+    name = "resampled.ome.zarr"
+    figure = draw_section(section, found_depth, true, spacing[0], spacing[2], row * spacing[1], source=name)
+    save(figure, paths[0])
+    save(draw_depth_map(surface * unit, lateral, source="mosaic.ome.zarr"), paths[1])

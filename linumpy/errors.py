@@ -65,7 +65,7 @@ def not_pickled(instance: object, instead: str) -> TypeError:
 
     Parameters
     ----------
-    one : object
+    instance : object
         The object that cannot be pickled or copied.
     instead : str
         Advice what to send to another process instead.

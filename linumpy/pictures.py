@@ -1,6 +1,6 @@
-"""Pictures of sections and maps, with scale bars and units, as PNG.
+"""Pictures of sections and maps, with scale bars and units.
 
-In: host arrays and spacings in µm. Out: files.
+In: host arrays and spacings in µm. Out: figures, which :func:`save` writes as PNG, PDF or SVG.
 """
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ import numpy as np
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.image import AxesImage
 
 _FOUND, _TRUE = "#ff7f0e", "#17becf"
 
 
 def draw_section(
-    path: str | Path,
     section: np.ndarray,
     depths: np.ndarray,
     truth: np.ndarray | None,
     depth_spacing: float,
     lateral_spacing: float,
     position_um: float,
-) -> None:
+    *,
+    source: str = "",
+) -> Figure:
     """Draw an XZ section with the surface on it.
 
     Parameters
     ----------
-    path : str or Path
-        The PNG to write.
     section : numpy.ndarray, (Z, X)
         Intensity; drawn as its logarithm.
     depths, truth : numpy.ndarray, (X,)
@@ -40,17 +40,18 @@ def draw_section(
         Voxel spacing along Z and X in µm.
     position_um : float
         Position of the section along Y in µm.
+    source : str
+        Name of the image, for the title.
     """
     depth, width = section.shape
     # Axes of about the shape of the section, so that voxels keep their aspect ratio.
     figure, axes = _figure(9, min(7.0, max(2.6, 7.4 * depth * depth_spacing / (width * lateral_spacing) + 0.9)))
     other = None if truth is None else (truth, "true surface")
-    _add_section(figure, axes, section, depths, other, (depth_spacing, lateral_spacing), position_um, ("Y", "X"))
-    _save(figure, path)
+    _add_section(axes, section, depths, other, (depth_spacing, lateral_spacing), position_um, ("Y", "X"))
+    return _titled(figure, source)
 
 
 def _add_section(
-    figure: Figure,
     axes: Axes,
     section: np.ndarray,
     depths: np.ndarray,
@@ -62,8 +63,8 @@ def _add_section(
     """Draw a section with its surface, and another surface with its label."""
     depth, width = _extent(section.shape, spacing)
     shown = _logarithm(section)
-    low, high = np.percentile(shown, (1, 99.8))
-    image = axes.imshow(shown, cmap="gray", extent=(0, width, depth, 0), aspect="auto", vmin=low, vmax=high)
+    limits = percentiles(shown, (1, 99.8))
+    add_image(axes, shown, (0, width, depth, 0), limits, "log₁₀ intensity", cmap="gray", aspect="auto")
     x = (np.arange(section.shape[1]) + 0.5) * spacing[1]
     if other is not None:
         axes.plot(x, (other[0] + 0.5) * spacing[0], color=_TRUE, lw=2.2, label=other[1])
@@ -71,42 +72,39 @@ def _add_section(
     title = f"{names[1]}Z section at {names[0]} = {position_um:g} µm"
     axes.set(xlabel=f"{names[1]} (µm)", ylabel="depth Z (µm)", title=title, xlim=(0, width), ylim=(depth, 0))
     axes.legend(loc="upper right", fontsize=8, framealpha=0.85)
-    figure.colorbar(image, ax=axes, label="log₁₀ intensity", fraction=0.05, pad=0.02)
     add_scale_bar(axes, width)
 
 
-def draw_depth_map(path: str | Path, depth_um: np.ndarray, spacing: tuple[float, ...]) -> None:
+def draw_depth_map(depth_um: np.ndarray, spacing: tuple[float, ...], *, source: str = "") -> Figure:
     """Draw a map of depths.
 
     Parameters
     ----------
-    path : str or Path
-        The PNG to write.
     depth_um : numpy.ndarray, (Y, X)
         Depth in µm.
     spacing : (float, float)
         Voxel spacing along Y and X in µm.
+    source : str
+        Name of the image, for the title.
     """
     height, width = _extent(depth_um.shape, spacing)
     figure, axes = _figure(7.2, min(9.0, max(3.0, 6 * height / width + 0.8)))
-    _add_depth_map(figure, axes, depth_um, spacing, "Depth of the tissue surface", ("Y", "X"))
-    _save(figure, path)
+    _add_depth_map(axes, depth_um, spacing, "Depth of the tissue surface", ("Y", "X"))
+    return _titled(figure, source)
 
 
 def _add_depth_map(
-    figure: Figure, axes: Axes, depth_um: np.ndarray, spacing: tuple[float, ...], title: str, names: tuple[str, str]
+    axes: Axes, depth_um: np.ndarray, spacing: tuple[float, ...], title: str, names: tuple[str, str]
 ) -> None:
     """Draw a map of depths with its colour bar."""
     height, width = _extent(depth_um.shape, spacing)
-    low, high = _limits(depth_um)
-    image = axes.imshow(depth_um, cmap="viridis", extent=(0, width, height, 0), aspect="auto", vmin=low, vmax=high)
+    limits = percentiles(depth_um, (0.5, 99.5))
+    add_image(axes, depth_um, (0, width, height, 0), limits, "depth (µm)", aspect="auto")
     axes.set(xlabel=f"{names[1]} (µm)", ylabel=f"{names[0]} (µm)", title=title)
-    figure.colorbar(image, ax=axes, label="depth (µm)", fraction=0.05, pad=0.02)
     add_scale_bar(axes, width)
 
 
 def draw_surface(
-    path: str | Path,
     section: np.ndarray,
     depths: np.ndarray,
     edge: np.ndarray,
@@ -114,13 +112,13 @@ def draw_surface(
     spacing: tuple[float, float, float],
     position_um: float,
     names: tuple[str, str] = ("Y", "X"),
-) -> None:
+    *,
+    source: str = "",
+) -> Figure:
     """Draw a section of a mosaic with the surface on it, and the map of depths below.
 
     Parameters
     ----------
-    path : str or Path
-        The PNG to write.
     section : numpy.ndarray, (Z, X)
         Intensity; drawn as its logarithm.
     depths : numpy.ndarray, (X,)
@@ -135,33 +133,34 @@ def draw_surface(
         Position of the section along Y in µm.
     names : (str, str)
         Names of the lateral axes.
+    source : str
+        Name of the image, for the title.
     """
     depth, (height, width) = section.shape[0] * spacing[0], _extent(depth_um.shape, spacing[1:])
     heights = [min(4.5, max(1.8, 7.4 * depth / width)), min(9.0, max(2.2, 7.4 * height / width))]
     figure, (above, below) = _figures(9, sum(heights) + 1.6, 2, height_ratios=heights)
     other = None if np.array_equal(depths, edge, equal_nan=True) else (edge, "edge")
-    _add_section(figure, above, section, depths, other, (spacing[0], spacing[2]), position_um, names)
+    _add_section(above, section, depths, other, (spacing[0], spacing[2]), position_um, names)
     title = "Depth of the tissue surface (dashed: the section above)"
-    _add_depth_map(figure, below, depth_um, spacing[1:], title, names)
+    _add_depth_map(below, depth_um, spacing[1:], title, names)
     below.axhline(position_um, color="white", lw=0.8, ls="--")
-    _save(figure, path)
+    return _titled(figure, source)
 
 
 def draw_focal_curvature(
-    path: str | Path,
     mean_um: np.ndarray,
     focal_um: np.ndarray,
     tissue_um: np.ndarray,
     spacing: tuple[float, float],
     title: str,
     names: tuple[str, str] = ("Y", "X"),
-) -> None:
+    *,
+    source: str = "",
+) -> Figure:
     """Draw the surface of the mean tile, the focal curvature fitted to it, and both along the middle of the tile.
 
     Parameters
     ----------
-    path : str or Path
-        The PNG to write.
     mean_um : numpy.ndarray, (height, width)
         Surface of the mean tile without its plane, in µm; NaN where unknown.
     focal_um, tissue_um : numpy.ndarray, (height, width)
@@ -172,18 +171,19 @@ def draw_focal_curvature(
         Title of the map of the mean tile.
     names : (str, str)
         Names of the lateral axes.
+    source : str
+        Name of the image, for the title.
     """
     whole = focal_um + tissue_um
     shown = mean_um - np.nanmedian(mean_um - whole)  # the absolute depth of the mean tile has no meaning
     height, width = _extent(mean_um.shape, spacing)
     figure, panels = _figures(14, min(9.0, max(3.4, 4.0 * height / width + 0.9)), 1, 3, width_ratios=(1, 1, 1.15))
-    limits = [np.nanpercentile(shown, 0.5), np.nanpercentile(shown, 99.5), focal_um.min(), focal_um.max()]
+    of_tile = percentiles(shown, (0.5, 99.5))
+    limits = float(min(of_tile[0], focal_um.min())), float(max(of_tile[1], focal_um.max()))
     for axes, values, label in zip(panels, (shown, focal_um), (title, "focal curvature, removed"), strict=False):
-        extent = (0, width, height, 0)
-        image = axes.imshow(values, cmap="viridis", extent=extent, vmin=min(limits), vmax=max(limits))
+        add_image(axes, values, (0, width, height, 0), limits, "depth (µm)")
         axes.set(xlabel=f"{names[1]} (µm)", ylabel=f"{names[0]} (µm)")
         axes.set_title(label, fontsize=9)
-        figure.colorbar(image, ax=axes, label="depth (µm)", fraction=0.046, pad=0.03)
         add_scale_bar(axes, width)
     middle = mean_um.shape[0] // 2, mean_um.shape[1] // 2
     for axis, (name, step, color) in enumerate(zip(names, spacing, ("#d62728", "#1f77b4"), strict=True)):
@@ -196,14 +196,55 @@ def draw_focal_curvature(
     panels[2].set(xlabel="position in the tile (µm)", ylabel="deeper than the middle (µm)")
     panels[2].set_title("through the middle of the tile", fontsize=9)
     panels[2].legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2)
-    _save(figure, path)
+    return _titled(figure, source)
 
 
-def _limits(depth_um: np.ndarray) -> tuple[float, float]:
-    """Choose the colour range of a map of depths, which may have unknown ones."""
-    finite = depth_um[np.isfinite(depth_um)]
-    low, high = np.percentile(finite, (0.5, 99.5)) if finite.size else (0.0, 1.0)
+def percentiles(values: np.ndarray, shares: tuple[float, float]) -> tuple[float, float]:
+    """Choose a colour range by percentiles of the finite values; (0, 1) if there are none."""
+    finite = values[np.isfinite(values)]
+    low, high = np.percentile(finite, shares) if finite.size else (0.0, 1.0)
     return float(low), float(high)
+
+
+def add_image(
+    axes: Axes,
+    values: np.ndarray,
+    extent: tuple[float, float, float, float],
+    limits: tuple[float, float],
+    label: str,
+    **options: Any,
+) -> AxesImage:
+    """Draw an image with its colour bar, which says how many values the colour limits clip.
+
+    Parameters
+    ----------
+    axes : matplotlib.axes.Axes
+        Axes to draw on.
+    values : numpy.ndarray, (rows, columns)
+        Values; those that are not finite stay blank.
+    extent : (float, float, float, float)
+        Left, right, bottom and top.
+    limits : (float, float)
+        Values of the first and the last colour.
+    label : str
+        What the values are.
+    **options
+        Of ``imshow``.
+    """
+    image = axes.imshow(values, extent=extent, vmin=limits[0], vmax=limits[1], **options)
+    clipped, arrows = clipping(values, limits)
+    bar = axes.figure.colorbar(image, ax=axes, label=label, extend=arrows, fraction=0.05, pad=0.02)
+    bar.ax.set_title(clipped, fontsize=7)
+    return image
+
+
+def clipping(values: np.ndarray, limits: tuple[float, float]) -> tuple[str, str]:
+    """Say which share of the finite values lies outside of colour limits, as text and as the colour bar's arrows."""
+    finite = values[np.isfinite(values)]
+    below, above = (int(np.sum(outside)) / max(1, finite.size) for outside in (finite < limits[0], finite > limits[1]))
+    shares = [f"{share:.2g} % {where}" for share, where in ((100 * above, "above"), (100 * below, "below")) if share]
+    arrows = {(False, False): "neither", (True, False): "min", (False, True): "max", (True, True): "both"}
+    return "\n".join(shares), arrows[below > 0, above > 0]
 
 
 def _extent(shape: tuple[int, ...], spacing: tuple[float, ...]) -> tuple[float, ...]:
@@ -258,5 +299,22 @@ def add_scale_bar(axes: Axes, width_um: float) -> None:
     axes.add_artist(bar)
 
 
-def _save(figure: Figure, path: str | Path) -> None:
-    figure.savefig(path, dpi=150, format="png")
+def _titled(figure: Figure, source: str) -> Figure:
+    if source:
+        figure.suptitle(source, fontsize=9)
+    return figure
+
+
+def save(figure: Figure, path: str | Path, suffix: str = "") -> None:
+    """Write a figure.
+
+    Parameters
+    ----------
+    figure : matplotlib.figure.Figure
+        The figure.
+    path : str or Path
+        The file to write.
+    suffix : str
+        ``".png"``, ``".pdf"`` or ``".svg"``; by default that of the path.
+    """
+    figure.savefig(path, dpi=150, format=(suffix or Path(path).suffix)[1:].lower())

@@ -33,7 +33,7 @@ def _build_arg_parser() -> argparse.ArgumentParser:
 
 
 def _project(parsed: argparse.Namespace) -> None:
-    from linumpy.mosaic.aip import project_mosaic_to_png
+    from linumpy.mosaic.aip import WINDOW, project_mosaic_to_png
     from linumpy.mosaic.image import open_mosaic
     from linumpy.progress import bytes_progress
 
@@ -43,6 +43,9 @@ def _project(parsed: argparse.Namespace) -> None:
             parsed.input, parsed.output, level=parsed.level, use_gpu=use_gpu, overwrite=parsed.overwrite,
             progress=progress, **chosen,
         )  # fmt: skip
+    black, white = projection.window or (0.0, 0.0)
+    low, high = WINDOW
+    print(f"black is {black:.6g}, white {white:.6g}: percentiles {low} and {high}; values beyond are clipped")
     print(cli.closing_line(parsed.input, parsed.output, use_gpu, time.perf_counter() - begin, projection.nbytes))
 
 

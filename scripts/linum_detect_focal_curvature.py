@@ -41,7 +41,10 @@ def _build_arg_parser() -> argparse.ArgumentParser:
         "metadata that linumpy writes]",
     )  # fmt: skip
     parser.add_argument(
-        "--report", type=Path, metavar="PNG", help="Picture of the fit; its numbers are written beside it (.json)."
+        "--report",
+        type=Path,
+        metavar="PICTURE",
+        help="Picture of the fit (.png, .pdf, .svg); its numbers are written beside it (.json).",
     )
     parser.add_argument("--interpolate", action="store_true", help="Shift by fractions of voxels. [by whole voxels]")
     parser.add_argument("--wrap", action="store_true", help="Let voxels that leave at one end enter at the other.")

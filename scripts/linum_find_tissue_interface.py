@@ -36,7 +36,7 @@ def _build_arg_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("input", type=cli.source, metavar="MOSAIC", help="OME-Zarr volume.")
     parser.add_argument("output", type=Path, metavar="MAP", help="OME-Zarr image to write: depth in µm.")
-    parser.add_argument("--overlay", type=Path, metavar="PNG", help="Picture to write.")
+    parser.add_argument("--overlay", type=Path, metavar="PICTURE", help="Picture to write (.png, .pdf, .svg).")
     parser.add_argument("--level", type=int, default=0, help="Resolution level to read; 0 is the finest. [0]")
     cli.add_volume_arguments(parser, all_of_them=True)
     cli.add_surface_arguments(parser)

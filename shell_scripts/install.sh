@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
 # Make the virtual environment if it is not there, and install linumpy into it.
 #
-#   PYTHON=python3 VENV=.venv shell_scripts/install.sh base|test|lint
+#   PYTHON=python3 VENV=.venv shell_scripts/install.sh base|test|lint|docs
 #   VENV=.venv shell_scripts/install.sh clean
 #
 # With the CUDA packages that fit the driver, where nvidia-smi finds a GPU. `clean` removes the virtual environment if
 # this script made it.
 set -euo pipefail
 
-part=${1:?which part: base, test, lint or clean}
+part=${1:?which part: base, test, lint, docs or clean}
 python=${PYTHON:-python3}
 venv=${VENV:-.venv}
 # A name that begins with a dash is not an option.

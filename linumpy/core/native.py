@@ -21,7 +21,7 @@ from linumpy.errors import CoreUnavailableError
 from linumpy.plan.layout import MAX_RANK
 
 #: Version of the interface; the same number as LC_ABI.
-ABI = 6
+ABI = 7
 #: Environment variable: "0" switches the core off, for comparison.
 CORE_VARIABLE = "LINUMPY_CORE"
 #: What to install where the core was not built.
@@ -39,8 +39,8 @@ COMPRESSORS = ("", "zstd", "lz4", "zlib", "gzip", "blosc")
 # Why a job failed: lc_error_code.
 (
     OK, OPEN, NOT_FILE, SIZE, REPLACED, READ, SHORT, INDEX, DECODE, GONE, MEMORY, THREAD, CLOSED, CANCELLED, INTERNAL,
-    DEVICE, CHANGED, ENTRY,
-) = range(18)  # fmt: skip
+    DEVICE, CHANGED, ENTRY, MISSING, REMOTE,
+) = range(20)  # fmt: skip
 
 _Axes = c_int64 * MAX_RANK
 
@@ -94,6 +94,7 @@ class Array(ctypes.Structure):
         ("grid", _Axes),
         ("entries", c_void_p),
         ("entry_count", c_int64),
+        ("store", c_int64),
     )
 
 
@@ -152,6 +153,20 @@ class DirectRead(ctypes.Structure):
     _fields_ = (("path", c_char_p), *((name, c_int64) for name in ("offset", "nbytes", "address", "result")))
 
 
+class Fetch(ctypes.Structure):
+    """One request to an object store: ``lc_fetch``."""
+
+    _fields_ = (
+        ("store", c_int64),
+        ("key", c_char_p),
+        *((name, c_int64) for name in ("offset", "nbytes", "address", "capacity", "code", "got", "size")),
+        ("version", c_int64 * 2),
+        ("text", c_char * 256),
+    )
+
+
+#: ``lc_fetch_object``
+FetchObject = ctypes.CFUNCTYPE(None, POINTER(Fetch))
 #: ``lc_read_direct``
 ReadDirect = ctypes.CFUNCTYPE(None, POINTER(DirectRead), c_int64)
 
@@ -252,6 +267,7 @@ _RECORDS = (
     DirectRead,
     Look,
     Entry,
+    Fetch,
 )
 _QUICK: dict[str, tuple[Any, list[Any]]] = {
     "lc_reader_new": (c_void_p, [c_int64, c_int64, POINTER(Device), c_char_p]),
@@ -268,6 +284,7 @@ _QUICK: dict[str, tuple[Any, list[Any]]] = {
     "lc_job_error": (None, [c_void_p, POINTER(Error)]),
     "lc_job_report": (None, [c_void_p, POINTER(Report)]),
     "lc_job_release": (None, [c_void_p]),
+    "lc_set_fetch": (None, [FetchObject, c_int64]),
     "lc_after_fork": (None, []),
     "lc_fail_next": (None, [c_int64, c_int64, c_int64]),
 }

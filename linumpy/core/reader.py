@@ -101,13 +101,13 @@ class CoreReader:
         on_device : OnDevice, optional
             Kernels, and the event behind which outputs may be written, where those are on a device.
         ready : object
-            What holds these until the jobs are over.
+            What holds these until the jobs are over; layouts, whose object stores are used, are held as well.
         """
         record, held = self._batch(layouts, template, regions, None, on_device)
         record.one_job = one_job
         pointers = (ctypes.c_void_p * (1 if one_job else record.region_count))()
         # Made before they are submitted: an interrupt behind the call must not free outputs that are written to.
-        jobs = [CoreJob(self, pointers, n, output, ready) for n, output in enumerate(outputs)]
+        jobs = [CoreJob(self, pointers, n, output, (ready, layouts)) for n, output in enumerate(outputs)]
         assert len(jobs) == len(pointers)
         self._queue(record, pointers)
         del held
@@ -137,7 +137,7 @@ class CoreReader:
             another by then fail by :class:`~linumpy.errors.StaleLayoutError`.
         """
         record, held = self._batch(layouts, template, regions, looks, on_device)
-        jobs = CoreJobs(self, (ctypes.c_void_p * record.region_count)(), output, ready)
+        jobs = CoreJobs(self, (ctypes.c_void_p * record.region_count)(), output, (ready, layouts))
         self._queue(record, jobs.pointers)
         del held
         return jobs

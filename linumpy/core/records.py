@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from linumpy.core import native
+from linumpy.core.requests import number_of
 from linumpy.errors import ChunkError, StaleLayoutError
 from linumpy.io.looks import MetadataLook
 from linumpy.plan.codecs import DecodeChain
@@ -81,6 +82,10 @@ def batch_record(layout: ArrayLayout, target: int, fill: np.ndarray) -> native.B
 def array_record(layout: ArrayLayout) -> native.Array:
     """Describe where the chunks of an array lie."""
     prefix, separator = layout.chunk_path
+    if layout.remote is not None:
+        record = native.Array(prefix.encode(), separator.encode(), b"")
+        record.store = number_of(layout.remote.objects)
+        return record
     record = native.Array(os.fsencode(prefix), separator.encode(), os.fsencode(metadata_path(layout)))
     if (entries := layout.entries) is not None:
         record.archive = ctypes.pointer(native.Look(os.fsencode(entries.path), *entries.stamp))
@@ -108,7 +113,7 @@ def exception_of(error: native.Error, layout: ArrayLayout) -> BaseException:
     code, rank = error.code, layout.rank
     stored, chunk = tuple(error.object[:rank]), tuple(error.chunk[:rank])
     prefix, separator = layout.chunk_path
-    path = prefix + separator.join(map(str, stored))
+    path = ("" if layout.remote is None else f"{layout.remote.url}/") + prefix + separator.join(map(str, stored))
     name = f"{'chunk' if layout.shard is None else 'shard'} {stored} of {layout.name}: {path}"
     text = error.text.decode(errors="replace")
     if code == native.CANCELLED:
@@ -144,6 +149,7 @@ def exception_of(error: native.Error, layout: ArrayLayout) -> BaseException:
         native.SHORT: f"{name}: {error.a} of {error.b} bytes could be read",
         native.INDEX: f"{name}: {text}",
         native.ENTRY: f"{name}: {text}",
+        native.REMOTE: f"{name} cannot be read: {text}",
         native.GONE: why_gone(layout),
     }
     if code in sentences:

@@ -112,7 +112,9 @@ def read_request(
     plan = request.plan
     with output.device_of(request) as device:
         output.check_memory(request, 0)  # raise before planning if the result does not fit
-        direct, gds = gds_mode(plan.layout.root or "")
+        direct, gds = False, "not used (an object store)"
+        if plan.layout.remote is None:
+            direct, gds = gds_mode(plan.layout.root or "")
         with ExitStack() as scope:
             if own is None:
                 own = scope.enter_context(closing(OwnReader(request.scratch_bytes)))

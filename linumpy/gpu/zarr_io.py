@@ -1,7 +1,8 @@
 """The dispatcher: read a Zarr array into GPU memory by the fastest backend that supports it, or into host memory.
 
 In: a source and a region. Out: a CuPy array on the current device, ordered on CuPy's current stream; a NumPy array from
-:func:`read_zarr` where there is no GPU. linumpy's own reader reads local stores with raw chunks or supported codecs;
+:func:`read_zarr` where there is no GPU. linumpy's own reader reads local and object stores with raw chunks or supported
+codecs;
 zarr-python reads everything else, in its GPU mode or into host memory with one copy to the device. The log and the
 report give the reason for a fallback, which is an error with ``strict=True``. Broken data never falls back.
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -32,7 +34,7 @@ from linumpy.gpu.read.report import LINUMPY, ReadReport, host_report
 from linumpy.gpu.rounding import cast_elements
 from linumpy.io.layout import read_layout
 from linumpy.io.open import open_source
-from linumpy.io.source import Source
+from linumpy.io.source import Source, with_options
 from linumpy.io.zarr_mode import read_chunks_on_host
 from linumpy.plan.read.plan import ReadPlan, plan_read
 
@@ -85,6 +87,7 @@ def read_zarr(
     dtype: DTypeLike | None = None,
     strict: bool = False,
     return_report: bool = False,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> Any:
     """Read a Zarr array, or a region of it: into GPU memory where there is a GPU, else into host memory.
 
@@ -103,6 +106,8 @@ def read_zarr(
         Whether to raise where linumpy's own reader cannot read the array, instead of reading it by zarr-python.
     return_report : bool
         Whether to return a report beside the array.
+    storage_options : mapping, optional
+        Of a URL: what obstore's ``from_url`` takes, such as ``{"skip_signature": True}``; see docs/remote.md.
 
     Returns
     -------
@@ -127,6 +132,7 @@ def read_zarr(
     >>> import linumpy
     >>> volume = linumpy.read_zarr("brain.ome.zarr", level=1)  # doctest: +SKIP
     """
+    source = with_options(source, storage_options)
     where = resolve(device)
     if where.is_cuda:
         with where.xp.cuda.Device(where.index):
@@ -173,23 +179,25 @@ def read_zarr_to_gpu(
     strict: bool = False,
     scratch_bytes: int | None = None,
     return_report: bool = False,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> Any:
     """Read a Zarr array, or a region of it, into GPU memory.
 
     Parameters
     ----------
     source : str, Path, zarr.Array, zarr.Group, Store, StorePath or (Store, str)
-        An array of zarr format 2 or 3, or an OME-Zarr image (NGFF 0.4 to 0.6) of which `level` picks the resolution.
+        An array of zarr format 2 or 3, or an OME-Zarr image (NGFF 0.4 to 0.6) of which `level` picks the resolution;
+        on disk, in a ZIP file, or in an object store (``s3://``, ``gs://``, ``az://``, ``http(s)://``).
     region : slice, int, Ellipsis, or a tuple of these, optional
         A basic index with steps of 1; ints drop their axis. By default the whole array. Only chunks, and inner chunks
         of a shard, that it touches are read.
     level : int
         Resolution level of an OME-Zarr image; 0 is the finest.
     backend : {"auto", "linumpy", "zarr-gpu"}
-        ``"auto"`` uses linumpy's reader for local stores whose chunks are raw or encoded by zstd, Blosc (zstd, lz4,
-        lz4hc or zlib inside), lz4, gzip or zlib, and zarr-python for everything else: its GPU mode for raw chunks of
-        zarr format 3 without shards, else host memory and one copy to the device. ``"linumpy"`` and ``"zarr-gpu"``
-        force one of the two; ``"kvikio"`` is an alias of ``"linumpy"``. The report names the backend.
+        ``"auto"`` uses linumpy's reader for local and object stores whose chunks are raw or encoded by zstd, Blosc
+        (zstd, lz4, lz4hc or zlib inside), lz4, gzip or zlib, and zarr-python for everything else: its GPU mode for raw
+        chunks of zarr format 3 without shards, else host memory and one copy to the device. ``"linumpy"`` and
+        ``"zarr-gpu"`` force one of the two; ``"kvikio"`` is an alias of ``"linumpy"``. The report names the backend.
     dtype : dtype, optional
         Data type of the result; by default that of the array, in this machine's byte order. Elements are cast as by
         ``astype``: integers that overflow keep their low bits (1802 as int8 is 10), floats are truncated. Where C
@@ -202,6 +210,8 @@ def read_zarr_to_gpu(
         Device memory that linumpy's reader may use beyond the result; by default 512 MiB.
     return_report : bool
         Whether to return a report beside the array, which waits for the read to be complete.
+    storage_options : mapping, optional
+        Of a URL: what obstore's ``from_url`` takes, such as ``{"skip_signature": True}``; see docs/remote.md.
 
     Returns
     -------
@@ -231,6 +241,7 @@ def read_zarr_to_gpu(
     >>> volume = read_zarr_to_gpu("brain.ome.zarr", level=1)  # doctest: +SKIP
     >>> section = read_zarr_to_gpu("brain.ome.zarr", region=(slice(None), 512, ...))  # doctest: +SKIP
     """
+    source = with_options(source, storage_options)
     backend = _ALIASES.get(backend, backend)
     if backend not in _BACKENDS:
         raise ValueError(f"backend {backend!r} is unknown: choose one of {', '.join(_BACKENDS)}")
@@ -306,8 +317,9 @@ def zarr_to_dask(source: Source, *, level: int = 0, chunks: Any = None, device: 
         Shape of the blocks: whole chunks, or whole shards where the array has them; -1 for a whole axis. By default as
         many of them as make 128 MiB.
     device : {"auto", "cuda", "cpu"}
-        ``"cuda"``: blocks are CuPy arrays, read by :func:`read_zarr_to_gpu`; ``"cpu"``: NumPy arrays, read by zarr.
-        ``"auto"`` depends on this process, so workers must have the same kind of device.
+        ``"cuda"``: blocks are CuPy arrays, read by :func:`read_zarr_to_gpu`; ``"cpu"``: NumPy arrays, read by
+        :func:`read_zarr`, or by zarr-python where linumpy's reader cannot. ``"auto"`` depends on this process, so
+        workers must have the same kind of device.
 
     Returns
     -------
@@ -352,4 +364,9 @@ def zarr_to_dask(source: Source, *, level: int = 0, chunks: Any = None, device: 
     >>> flat = columns._meta[0].astype("f4")  # doctest: +SKIP
     >>> columns.map_blocks(project, axis=0, drop_axis=0, meta=flat)  # doctest: +SKIP
     """
-    return zarr_dask.make_dask_array(source, level, chunks, device, read_zarr_to_gpu)
+    return zarr_dask.make_dask_array(source, level, chunks, device, read_zarr_to_gpu, _read_to_host)
+
+
+def _read_to_host(source: Source, *, region: Any) -> np.ndarray:
+    block: np.ndarray = read_zarr(source, region=region, device="cpu")
+    return block

@@ -1,8 +1,8 @@
-"""Outer indexing of a Zarr array: an int, a slice of any step or a list of indices for each axis, into host memory.
+"""Outer indexing of a Zarr array: an int, a slice of any step or a list of indices for each axis.
 
-In: what names an array, and an index for each axis. Out: a NumPy array, as ``numpy.ix_`` would select. The core reads
-boxes, so steps and lists are cut into runs, one a chunk: what lies in chunks between two runs is not read. Errors:
-those of :func:`linumpy.read_zarr`; ``IndexError`` for an index out of bounds.
+In: what names an array, and an index for each axis. Out: a NumPy or CuPy array, as ``numpy.ix_`` would select. The core
+reads boxes, so steps and lists are cut into runs, one a chunk: what lies in chunks between two runs is not read.
+Errors: those of :func:`linumpy.read_zarr`; ``IndexError`` for an index out of bounds.
 """
 
 from __future__ import annotations
@@ -11,9 +11,11 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
 
+from linumpy.device import require_cuda
 from linumpy.gpu.read.shared import shared_reader
 from linumpy.io.open import open_source
 from linumpy.io.source import Source
@@ -54,7 +56,9 @@ class Run:
         return isinstance(self.inside, slice) and self.inside == slice(None)
 
 
-def read_outer(source: Source, layout: ArrayLayout, index: Sequence[AxisIndex]) -> np.ndarray:
+def read_outer(
+    source: Source, layout: ArrayLayout, index: Sequence[AxisIndex], device: int | Literal["cpu"] = "cpu"
+) -> Any:
     """Read what an index of each axis selects.
 
     Parameters
@@ -65,24 +69,36 @@ def read_outer(source: Source, layout: ArrayLayout, index: Sequence[AxisIndex]) 
         How it is stored.
     index : sequence of int, slice or numpy.ndarray of int
         One for each axis. Negative ones count from the end.
+    device : int or "cpu"
+        Number of the CUDA device to read to, or host memory.
 
     Returns
     -------
-    numpy.ndarray
+    numpy.ndarray or cupy.ndarray
         C-contiguous, in this machine's byte order.
     """
+    if device == "cpu":
+        return _read_outer(source, layout, index, device, np)
+    cupy = require_cuda(device)
+    with cupy.cuda.Device(device):
+        return _read_outer(source, layout, index, device, cupy)
+
+
+def _read_outer(
+    source: Source, layout: ArrayLayout, index: Sequence[AxisIndex], device: int | Literal["cpu"], xp: Any
+) -> Any:
     axes = [runs(*axis) for axis in zip(index, layout.shape, layout.chunk_shape, strict=True)]
     shape = tuple(axis[-1].target.stop if axis else 0 for axis in axes)
     kept = tuple(n for n, one in zip(shape, index, strict=True) if isinstance(one, (slice, np.ndarray)))
     dtype = layout.dtype.newbyteorder("=")
     if not all(shape):
-        return np.empty(kept, dtype)
+        return xp.empty(kept, dtype)
     if all(len(axis) == 1 and axis[0].is_whole for axis in axes):
-        (values,) = _read(source, layout, [tuple(axis[0] for axis in axes)])
-        return np.ascontiguousarray(values, dtype).reshape(kept)
-    out = np.empty(shape, dtype)
+        (values,) = _read(source, layout, [tuple(axis[0] for axis in axes)], device, xp)
+        return values.reshape(kept)
+    out = xp.empty(shape, dtype)
     for boxes in _batches(itertools.product(*axes), dtype.itemsize):
-        for box, values in zip(boxes, _read(source, layout, boxes), strict=True):
+        for box, values in zip(boxes, _read(source, layout, boxes, device, xp), strict=True):
             for axis, run in enumerate(box):
                 values = values[(slice(None),) * axis + (run.inside,)]
             out[tuple(run.target for run in box)] = values
@@ -132,13 +148,17 @@ def _batches(boxes: Iterator[tuple[Run, ...]], itemsize: int) -> Iterator[list[t
         yield batch
 
 
-def _read(source: Source, layout: ArrayLayout, boxes: list[tuple[Run, ...]]) -> Iterator[np.ndarray]:
+def _read(
+    source: Source, layout: ArrayLayout, boxes: list[tuple[Run, ...]], device: int | Literal["cpu"], xp: Any
+) -> Iterator[Any]:
     """Read boxes, by the reader that this process shares, or what it does not read by zarr-python."""
     regions = [tuple(slice(run.start, run.stop) for run in box) for box in boxes]
     if layout.unsupported is not None:
         array = open_source(source)
-        yield from (np.asarray(read_chunks_on_host(array, region)) for region in regions)
+        dtype = layout.dtype.newbyteorder("=")
+        for region in regions:
+            yield xp.asarray(np.asarray(read_chunks_on_host(array, region), dtype, order="C"))
         return
-    with shared_reader("cpu") as reader:
+    with shared_reader(device) as reader:
         for ticket in reader.submit_many(layout, regions):
             yield ticket.result()

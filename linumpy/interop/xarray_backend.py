@@ -1,8 +1,8 @@
 """The engine ``"linumpy"`` of xarray: OME-Zarr images and Zarr arrays as datasets, read when their values are wanted.
 
-In: what names an image or an array. Out: a dataset with the variable ``image``, in host memory once it is read;
-coordinates in µm along axes of space; a tree has one dataset for each resolution level. Nothing is kept open: variables
-hold the path of the array and can be sent to other processes. Errors: those of :func:`linumpy.open_image` and
+In: what names an image or an array. Out: a dataset with the variable ``image``, in host or device memory once it is
+read; coordinates in µm along axes of space; a tree has one dataset for each resolution level. Nothing is kept open:
+variables hold the path of the array and can be sent to other processes. Errors: those of :func:`linumpy.open_image` and
 :func:`linumpy.read_zarr`.
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import xarray
@@ -19,14 +19,16 @@ import zarr
 from xarray.backends import BackendArray, BackendEntrypoint
 from xarray.core import indexing
 
+from linumpy.device import resolve
 from linumpy.errors import StaleLayoutError
 from linumpy.gpu.kvikio_zarr import check_elements
 from linumpy.gpu.read.layouts import LAYOUTS
 from linumpy.interop.outer import read_outer
 from linumpy.io.carried import other_attributes
+from linumpy.io.collection import ome_attributes
 from linumpy.io.layout import read_layout
 from linumpy.io.ngff import Spacing
-from linumpy.io.ome import OmeZarrImage, check_level, ome_attributes, open_image
+from linumpy.io.ome import OmeZarrImage, check_level, open_image
 from linumpy.io.open import checked_level, open_source
 from linumpy.io.source import Source, folder_of, open_node
 from linumpy.plan.layout import ArrayLayout
@@ -38,7 +40,7 @@ VARIABLE = "image"
 
 
 class LazyZarrArray(BackendArray):
-    """An array whose regions are read into host memory when xarray asks for them; it holds a path, and no open file.
+    """An array whose regions are read when xarray asks for them; it holds a path, and no open file.
 
     Parameters
     ----------
@@ -46,10 +48,12 @@ class LazyZarrArray(BackendArray):
         An array.
     layout : ArrayLayout
         How it is stored.
+    device : int or "cpu"
+        Number of the CUDA device to read to, or host memory.
     """
 
-    def __init__(self, source: Source, layout: ArrayLayout) -> None:
-        self.source = source
+    def __init__(self, source: Source, layout: ArrayLayout, device: int | Literal["cpu"] = "cpu") -> None:
+        self.source, self.device = source, device
         self.shape = layout.shape
         self.dtype = layout.dtype.newbyteorder("=")
 
@@ -59,21 +63,21 @@ class LazyZarrArray(BackendArray):
             return self._read(key.tuple)
         return indexing.explicit_indexing_adapter(key, self.shape, indexing.IndexingSupport.OUTER, self._read)
 
-    def _read(self, key: tuple[Any, ...]) -> np.ndarray:
+    def _read(self, key: tuple[Any, ...]) -> Any:
         layout = LAYOUTS.get(self.source, 0)
         if (layout.shape, layout.dtype.newbyteorder("=")) != (self.shape, self.dtype):
             raise StaleLayoutError(
                 f"{layout.name} was opened with shape {self.shape} and dtype {self.dtype} and has shape {layout.shape} "
                 f"and dtype {layout.dtype} now: open the dataset again"
             )
-        return read_outer(self.source, layout, key)
+        return read_outer(self.source, layout, key, self.device)
 
 
 class LinumpyBackend(BackendEntrypoint):
     """Opens OME-Zarr images and Zarr arrays for xarray."""
 
-    description = "OME-Zarr images and Zarr arrays, read by linumpy into host memory"
-    open_dataset_parameters = ("filename_or_obj", "drop_variables", "level", "spacing")
+    description = "OME-Zarr images and Zarr arrays, read by linumpy into host or GPU memory"
+    open_dataset_parameters = ("filename_or_obj", "drop_variables", "level", "spacing", "device")
     supports_groups = True
 
     def open_dataset(  # type: ignore[override]
@@ -83,6 +87,7 @@ class LinumpyBackend(BackendEntrypoint):
         drop_variables: str | Iterable[str] | None = None,
         level: int = 0,
         spacing: Spacing | None = None,
+        device: int | str = "cpu",
     ) -> xarray.Dataset:
         """Open a resolution level of an image, or a single array; see :func:`xarray.open_dataset`.
 
@@ -96,6 +101,10 @@ class LinumpyBackend(BackendEntrypoint):
             Resolution level of an image; 0 is the finest.
         spacing : sequence of float, or mapping of axis names to float, optional
             Voxel spacing of level 0 in µm, as for :func:`linumpy.open_image`.
+        device : int or {"cpu", "cuda", "auto"}
+            Where values are: NumPy arrays in host memory, or CuPy arrays on a CUDA device, the current one or that of a
+            number; ``"auto"`` for a device if there is one. Coordinates are NumPy arrays. Not together with `chunks`,
+            by which xarray makes NumPy arrays: :func:`linumpy.gpu.zarr_to_dask` has blocks on a device.
 
         Raises
         ------
@@ -107,12 +116,12 @@ class LinumpyBackend(BackendEntrypoint):
         if not isinstance(node, zarr.Array):
             image = open_image(node, spacing=spacing)
             check_level(level, len(image.levels), image.name)
-            return _without(_level_dataset(image, level), drop_variables)
+            return _without(_level_dataset(image, level, _device(device)), drop_variables)
         if spacing is not None:
             raise ValueError(f"spacing={spacing!r}: {node.store_path} is a single array, which has no coordinates")
         array = open_source(node, level)
         attributes = {key: value for key, value in array.attrs.items() if key != "_ARRAY_DIMENSIONS"}
-        variable = _variable(array, _dimensions(array), attributes)
+        variable = _variable(array, _dimensions(array), attributes, _device(device))
         return _without(xarray.Dataset({VARIABLE: variable}), drop_variables)
 
     def open_datatree(  # type: ignore[override]
@@ -121,15 +130,17 @@ class LinumpyBackend(BackendEntrypoint):
         *,
         drop_variables: str | Iterable[str] | None = None,
         spacing: Spacing | None = None,
+        device: int | str = "cpu",
     ) -> xarray.DataTree:
         """Open all levels of an image, as nodes ``"0"`` for the finest, ``"1"``, …; see :func:`xarray.open_datatree`.
 
         Parameters
         ----------
-        filename_or_obj, drop_variables, spacing
+        filename_or_obj, drop_variables, spacing, device
             As for :meth:`open_dataset`.
         """
-        datasets = self.open_groups_as_dict(filename_or_obj, drop_variables=drop_variables, spacing=spacing)
+        options: Any = {"drop_variables": drop_variables, "spacing": spacing, "device": device}
+        datasets = self.open_groups_as_dict(filename_or_obj, **options)
         return xarray.DataTree.from_dict(datasets)
 
     def open_groups_as_dict(  # type: ignore[override]
@@ -138,12 +149,14 @@ class LinumpyBackend(BackendEntrypoint):
         *,
         drop_variables: str | Iterable[str] | None = None,
         spacing: Spacing | None = None,
+        device: int | str = "cpu",
     ) -> dict[str, xarray.Dataset]:
         """Open all levels of an image by their paths in the tree; see :meth:`open_datatree`."""
         image = open_image(_expanded(filename_or_obj), spacing=spacing)
+        where = _device(device)
         datasets = {"/": xarray.Dataset(attrs=other_attributes(image.group))}
         for level in range(len(image.levels)):
-            datasets[f"/{level}"] = _without(_level_dataset(image, level), drop_variables)
+            datasets[f"/{level}"] = _without(_level_dataset(image, level, where), drop_variables)
         return datasets
 
 
@@ -157,12 +170,12 @@ def _without(dataset: xarray.Dataset, names: str | Iterable[str] | None) -> xarr
     return dataset.drop_vars(dropped, errors="ignore")
 
 
-def _level_dataset(image: OmeZarrImage, level: int) -> xarray.Dataset:
+def _level_dataset(image: OmeZarrImage, level: int, device: int | Literal["cpu"]) -> xarray.Dataset:
     """Make the dataset of one resolution level."""
     array, names = image.levels[level], tuple(axis.name for axis in image.axes)
     multiscale = ome_attributes(image.group)["multiscales"][0]
     title = multiscale.get("name")
-    variable = _variable(array, names, {"long_name": title} if isinstance(title, str) and title else {})
+    variable = _variable(array, names, {"long_name": title} if isinstance(title, str) and title else {}, device)
     coordinates = {name: one for axis, name in enumerate(names) if (one := _coordinate(image, level, axis)) is not None}
     return xarray.Dataset({VARIABLE: variable}, coords=coordinates, attrs=other_attributes(image.group))
 
@@ -201,14 +214,22 @@ def _dimensions(array: zarr.Array) -> tuple[str, ...]:
     return tuple(f"dim_{number}" for number in range(array.ndim))
 
 
-def _variable(array: zarr.Array, dimensions: tuple[str, ...], attributes: Mapping[str, Any]) -> xarray.Variable:
+def _device(device: int | str) -> int | Literal["cpu"]:
+    """Choose the device that an open option names."""
+    where = resolve(device) if isinstance(device, str) else resolve("cuda", device)
+    return "cpu" if where.index is None else where.index
+
+
+def _variable(
+    array: zarr.Array, dimensions: tuple[str, ...], attributes: Mapping[str, Any], device: int | Literal["cpu"]
+) -> xarray.Variable:
     """Make the variable of an array; with ``chunks={}`` its blocks are whole stored objects, chunks or shards."""
     layout = read_layout(array)
     check_elements(layout)
     if layout.unsupported is not None:
         log.warning("%s: read by zarr-python, not by linumpy's reader: %s", layout.name, layout.unsupported)
     folder = folder_of(array)
-    lazy = indexing.LazilyIndexedArray(LazyZarrArray(array if folder is None else str(folder), layout))
+    lazy = indexing.LazilyIndexedArray(LazyZarrArray(array if folder is None else str(folder), layout, device))
     stored = [max(1, min(sizes)) for sizes in zip(layout.object_shape, layout.shape, strict=True)]
     blocks = dict(zip(dimensions, stored, strict=True))
     return xarray.Variable(dimensions, lazy, attributes, {"preferred_chunks": blocks}, fastpath=True)

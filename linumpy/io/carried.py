@@ -19,9 +19,10 @@ from typing import Any
 import zarr
 from zarr.storage import LocalStore
 
-from linumpy.io.coordinate_systems import other_systems
+from linumpy.io.collection import ome_attributes
+from linumpy.io.coordinate_systems import Systems, referred, stored_paths, systems_of
 from linumpy.io.ngff import MICROMETERS
-from linumpy.io.ome import OmeZarrImage, ome_attributes
+from linumpy.io.ome import OmeZarrImage
 from linumpy.io.volume import Chosen, Volumes
 
 log = logging.getLogger(__name__)
@@ -31,8 +32,6 @@ _NGFF = ("version", "multiscales", "omero", "image-label", "labels", "plate", "w
 _OWN = ("ome", "linumpy", *_NGFF)
 #: Keys of a multiscale image that are written for each new image.
 _ANEW = ("version", "name", "axes", "datasets", "coordinateSystems", "coordinateTransformations", "type")
-#: Versions of NGFF that are written.
-_WRITTEN = ("0.4", "0.5")
 
 
 @dataclass(frozen=True)
@@ -76,6 +75,8 @@ class Carried:
         Attributes of the group that neither NGFF nor linumpy defines.
     labels : tuple of str
         Names of the label images inside the source.
+    systems : Systems or None
+        Coordinate systems (NGFF 0.6), to which the transformations of the image lead.
     own : mapping
         linumpy's own metadata, without the origin of a resampled image.
     dropped : tuple of str
@@ -91,13 +92,14 @@ class Carried:
     image_label: Mapping[str, Any] | None = None
     attributes: Mapping[str, Any] = field(default_factory=dict)
     labels: tuple[str, ...] = ()
+    systems: Systems | None = None
     own: Mapping[str, Any] = field(default_factory=dict)
     dropped: tuple[str, ...] = ()
 
     def without(self, *parts: str) -> Carried:
-        """Drop orientations, omero, image_label, labels, attributes or own, and list those that were present."""
+        """Drop orientations, omero, image_label, labels, systems, attributes or own, and list those present."""
         present = [part for part in parts if getattr(self, part)]
-        words = tuple(_describe(part, getattr(self, part)) for part in present)
+        words = tuple(word for part in present if (word := _describe(part, getattr(self, part))))
         empty = Carried()
         return replace(self, **{part: getattr(empty, part) for part in present}, dropped=self.dropped + words)
 
@@ -120,6 +122,7 @@ class Carried:
         omero = self.omero if all(other.omero == self.omero for other in others) else None
         keys = {key for carried in (self, *others) for key in carried.attributes} - attributes.keys()
         words = [f"the attribute {key!r}, in which they differ" for key in sorted(keys)]
+        words += [word for carried in (self, *others) if (word := _describe("systems", carried.systems))]
         if not orientations and any(carried.orientations for carried in (self, *others)):
             words.append("the orientations of axes, in which they differ")
         if omero is None and any(carried.omero for carried in (self, *others)):
@@ -128,7 +131,7 @@ class Carried:
         labels = dict.fromkeys(name for carried in (self, *others) for name in carried.labels)
         return replace(
             self, name=None, orientations=orientations, omero=omero, attributes=attributes, labels=tuple(labels),
-            dropped=tuple(dropped),
+            systems=None, dropped=tuple(dropped),
         )  # fmt: skip
 
     def log_dropped(self, source: object, target: object) -> None:
@@ -148,6 +151,7 @@ def carried_from(volumes: Volumes) -> Carried:
     multiscale = ome["multiscales"][image.multiscale]
     name = multiscale.get("name")
     omero, label, labels = ome.get("omero"), ome.get("image-label"), _label_names(group)
+    systems, lost = _systems(chosen, multiscale)
     spatial = [image.axes[axis] for axis in image.spatial_axes]
     return Carried(
         name=name if isinstance(name, str) and name else None,
@@ -162,6 +166,7 @@ def carried_from(volumes: Volumes) -> Carried:
         image_label=label if isinstance(label, Mapping) else None,
         attributes=other_attributes(group),
         labels=labels,
+        systems=systems,
         own={key: value for key, value in image.linumpy.items() if key != "resampled"},
         dropped=(
             *(
@@ -169,8 +174,7 @@ def carried_from(volumes: Volumes) -> Carried:
                 for number in range(len(ome["multiscales"]))
                 if number != image.multiscale
             ),
-            *(f"the coordinate system {system!r}" for system in other_systems(multiscale, image.name)),
-            *([f"NGFF version {image.version}, which is not written yet"] if image.version not in _WRITTEN else []),
+            *lost,
             *(f"{key!r} of the multiscale image" for key in multiscale if key not in _ANEW),
             *(f"{key!r} of NGFF" for key in ome if key in ("plate", "well")),
             *(f"{key!r} below 'ome'" for key in ome if "ome" in everything and key not in _NGFF),
@@ -179,6 +183,22 @@ def carried_from(volumes: Volumes) -> Carried:
             *(f"the group {name!r}" for name in _other_groups(image, labels)),
         ),
     )
+
+
+def _systems(chosen: Chosen, multiscale: Mapping[str, Any]) -> tuple[Systems | None, list[str]]:
+    """Return the coordinate systems that a new image on the same axes keeps, and what it does not keep."""
+    image = chosen.image
+    found = systems_of(multiscale, image.name)
+    if found is None:
+        return None, []
+    if len(image.axes) != len(chosen.leading) + len(image.spatial_axes):  # transformations need all axes
+        kept: list[Mapping[str, Any]] = []
+    else:  # paths lead from the group of the source
+        kept = [one for one in found.transformations if not stored_paths(one)]
+    named = [referred(one.get("output")) for one in kept]
+    others = tuple(system for system in found.others if system["name"] in named)
+    lost = [f"the coordinate system {one['name']!r}" for one in found.others if one not in others]
+    return Systems(found.intrinsic, others, tuple(kept)), lost
 
 
 def other_attributes(group: zarr.Group) -> dict[str, Any]:
@@ -247,6 +267,8 @@ def _describe(part: str, value: Any) -> str:
         return f"the labels {', '.join(value)}"
     if part in ("attributes", "own"):
         return ("the attributes " if part == "attributes" else "linumpy's ") + ", ".join(map(repr, value))
+    if part == "systems":
+        return "; ".join(f"the coordinate system {one['name']!r}" for one in (value.others if value else ()))
     if part == "orientations":
         return f"the orientations of the axes {', '.join(value)}"
     return {"omero": "omero (names, colours and windows of channels)", "image_label": "'image-label' of NGFF"}[part]

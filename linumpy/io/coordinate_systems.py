@@ -1,4 +1,4 @@
-"""Coordinate systems of NGFF 0.6 (RFC-5) in the form of 0.5: axes, and scales and translations of the levels.
+"""Coordinate systems of NGFF 0.6 (RFC-5) in the form of 0.5, and back: axes, and scales and translations of the levels.
 
 In: the metadata of a multiscale image. Out: the same with ``axes``, and with transformations of the types scale and
 translation only. Errors: :class:`~linumpy.errors.MetadataError` for metadata that is missing or ambiguous, and for
@@ -13,12 +13,35 @@ Format: https://ngff.openmicroscopy.org/rfc/5/
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from linumpy.errors import MetadataError
 from linumpy.io.ngff import datasets_of, is_number, transformation_list
 
 Transformation = Mapping[str, Any]
+
+#: The coordinate system of an image that is written, where its source names none.
+INTRINSIC = "physical"
+
+
+@dataclass(frozen=True)
+class Systems:
+    """What an image of NGFF 0.6 says of coordinate systems beside the axes of its own, as the metadata have it.
+
+    Attributes
+    ----------
+    intrinsic : str
+        Name of the system of the image, to which all levels are mapped.
+    others : tuple of mapping
+        The other coordinate systems.
+    transformations : tuple of mapping
+        From the system of the image to others.
+    """
+
+    intrinsic: str
+    others: tuple[Mapping[str, Any], ...]
+    transformations: tuple[Transformation, ...]
 
 
 def as_axes_and_scales(multiscale: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -38,11 +61,50 @@ def as_axes_and_scales(multiscale: Mapping[str, Any], name: str) -> Mapping[str,
     return {**kept, "axes": axes, "datasets": datasets}
 
 
-def other_systems(multiscale: Mapping[str, Any], name: str) -> list[str]:
-    """Name the coordinate systems of a multiscale image but the one that its axes are read from."""
+def systems_of(multiscale: Mapping[str, Any], name: str) -> Systems | None:
+    """Read the coordinate systems of a multiscale image; None before NGFF 0.6."""
     if "axes" in multiscale or "coordinateSystems" not in multiscale:
+        return None
+    intrinsic = _system_of(multiscale, name)[0]
+    return Systems(
+        intrinsic,
+        tuple(system for system in multiscale["coordinateSystems"] if system["name"] != intrinsic),
+        tuple(
+            transformation
+            for transformation in transformation_list(multiscale, name)
+            if referred(transformation.get("input")) == intrinsic
+        ),
+    )
+
+
+def with_systems(multiscale: Mapping[str, Any], systems: Systems) -> dict[str, Any]:
+    """Bring a multiscale image of NGFF 0.5 into the form of 0.6: the inverse of :func:`as_axes_and_scales`."""
+    datasets = []
+    for dataset in multiscale["datasets"]:
+        ends = {"input": {"path": dataset["path"]}, "output": {"name": systems.intrinsic}}
+        chain = dataset["coordinateTransformations"]
+        datasets.append(
+            {
+                "path": dataset["path"],
+                "coordinateTransformations": [{"type": "sequence", **ends, "transformations": chain}],
+            }
+        )
+    own = {"name": systems.intrinsic, "axes": multiscale["axes"]}
+    changed: dict[str, Any] = {"coordinateSystems": [own, *systems.others], "datasets": datasets}
+    if systems.transformations:
+        changed["coordinateTransformations"] = list(systems.transformations)
+    return {key: value for key, value in multiscale.items() if key != "axes"} | changed
+
+
+def stored_paths(transformation: Any) -> list[str]:
+    """Name the arrays that a transformation refers to."""
+    if isinstance(transformation, list):
+        return [path for part in transformation for path in stored_paths(part)]
+    if not isinstance(transformation, Mapping):
         return []
-    return [system for system in _systems(multiscale, name) if system != _system_of(multiscale, name)[0]]
+    parts = [transformation.get(key) for key in ("transformations", "transformation", "forward", "inverse")]
+    own = [path] if isinstance(path := transformation.get("path"), str) else []
+    return own + [path for part in parts for path in stored_paths(part)]
 
 
 def _systems(multiscale: Mapping[str, Any], name: str) -> dict[str, list[Mapping[str, Any]]]:
@@ -62,7 +124,7 @@ def _systems(multiscale: Mapping[str, Any], name: str) -> dict[str, list[Mapping
 def _system_of(multiscale: Mapping[str, Any], name: str) -> tuple[str, list[Transformation]]:
     """Return the coordinate system of the image, and what is applied after the transformation of each level."""
     systems = _systems(multiscale, name)
-    names = dict.fromkeys(_referred(_of_level(d, name).get("output")) for d in datasets_of(multiscale, name))
+    names = dict.fromkeys(referred(_of_level(d, name).get("output")) for d in datasets_of(multiscale, name))
     if len(names) != 1 or not names.keys() <= systems.keys():
         raise MetadataError(
             f"{name}: the levels are mapped to the coordinate systems {', '.join(map(repr, names)) or 'none'}; one of "
@@ -72,8 +134,8 @@ def _system_of(multiscale: Mapping[str, Any], name: str) -> tuple[str, list[Tran
     if _has_space(systems[intrinsic]):
         return intrinsic, []
     for transformation in transformation_list(multiscale, name):
-        output = str(_referred(transformation.get("output")))
-        if _referred(transformation.get("input")) == intrinsic and _has_space(systems.get(output, [])):
+        output = str(referred(transformation.get("output")))
+        if referred(transformation.get("input")) == intrinsic and _has_space(systems.get(output, [])):
             return output, [transformation]
     return intrinsic, []
 
@@ -82,7 +144,7 @@ def _has_space(axes: list[Mapping[str, Any]]) -> bool:
     return any(axis.get("type") == "space" for axis in axes)
 
 
-def _referred(reference: Any) -> str | None:
+def referred(reference: Any) -> str | None:
     """Return the name of a coordinate system, which drafts of 0.6 have as a text, and 0.6 as an object."""
     name = reference.get("name") if isinstance(reference, Mapping) else reference
     return name if isinstance(name, str) else None
@@ -137,5 +199,5 @@ def _not_read(transformation: Transformation, name: str) -> MetadataError:
     called = f"{transformation['name']!r} " if transformation.get("name") else ""
     return MetadataError(
         f"{name}: the coordinate transformation {called}of type {kind!r} is no positive scale and translation along "
-        "the axes; resample_zarr does not read it yet"
+        "the axes, which place the levels of an image"
     )

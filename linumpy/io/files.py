@@ -36,8 +36,8 @@ def check_file(path: str | Path, *, overwrite: bool) -> None:
     check_parent(path)
 
 
-def check_picture(path: str | Path, *, overwrite: bool) -> None:
-    """Refuse a path for a picture that exists or does not end in ``.png``, the only format that is written.
+def check_picture(path: str | Path, *, overwrite: bool, formats: tuple[str, ...] = (".png", ".pdf", ".svg")) -> None:
+    """Refuse a path for a picture that exists, or whose format is not written.
 
     Raises
     ------
@@ -46,8 +46,11 @@ def check_picture(path: str | Path, *, overwrite: bool) -> None:
     ValueError
         Such as ``a.jpg``.
     """
-    if Path(path).suffix.lower() != ".png":
-        raise ValueError(f"{path}: pictures are written as PNG, give it a name that ends in .png")
+    if Path(path).suffix.lower() not in formats:
+        written = ", ".join(one[1:].upper() for one in formats)
+        raise ValueError(
+            f"{path}: pictures are written as {written}: give it a name that ends in {' or '.join(formats)}"
+        )
     check_file(path, overwrite=overwrite)
 
 

@@ -18,6 +18,7 @@ from zarr.storage import LocalStore
 
 from linumpy.io.metadata import chunk_nbytes, element_size
 from linumpy.io.paths import absolute
+from linumpy.io.remote import remote_array
 from linumpy.io.zips import ArchiveStore, entries_of
 from linumpy.plan.codecs import HOST_FILTERS, DecodeChain, read_array_filter, read_chain
 from linumpy.plan.layout import MAX_RANK, ArrayLayout, ChunkKeys, ShardLayout
@@ -28,6 +29,8 @@ _SUPPORTED_DTYPES = frozenset(["b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "
 
 # Those of array elements; zarr v3 has them before codec 'bytes'.
 _ARRAY_FILTERS = frozenset(f"numcodecs.{name}" for name in HOST_FILTERS)
+# Filters that change voxels when they are written, and nothing when they are read: of floats, in front of all others.
+_READ_AS_STORED = ("bitround", "numcodecs.bitround")
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,9 @@ def read_layout(array: zarr.Array) -> ArrayLayout:
 
 
 def _layout_v2(array: zarr.Array, document: Mapping[str, Any]) -> ArrayLayout:
-    compressor, filters = document.get("compressor"), document.get("filters") or ()
+    compressor, filters = document.get("compressor"), list(document.get("filters") or ())
+    while filters and array.dtype.kind == "f" and _settings(filters[0])["name"] in _READ_AS_STORED:
+        del filters[0]
     settings = [_settings(codec) for codec in (*filters, *([compressor] if compressor else []))]
     for setting in settings:
         if setting["name"] == "shuffle":
@@ -159,6 +164,8 @@ def _read_codecs(chain: Sequence[Mapping[str, Any]], rank: int, dtype: np.dtype,
         if codec["name"] == "transpose" and not filters:
             order = tuple(int(axis) for axis in codec["configuration"]["order"])
             axes = tuple(axes[axis] for axis in order)
+        elif codec["name"] in _READ_AS_STORED and dtype.kind == "f" and not filters:
+            continue
         elif codec["name"] in _ARRAY_FILTERS:
             filters.append(codec)
         elif codec["name"] == "bytes":
@@ -212,14 +219,17 @@ def _finish(
     object_shape: tuple[int, ...] | None = None,
 ) -> ArrayLayout:
     dtype = _native(array.dtype)
-    root, entries = _local_root(array), None
+    root, remote, entries = _local_root(array), remote_array(array), None
     if isinstance(array.store, ArchiveStore) and keys is not None:
         stored = object_shape if object_shape is not None else chunk_shape
         grid_shape = tuple(-(-n // max(1, size)) for n, size in zip(array.shape, stored, strict=True))
         entries = entries_of(array.store.directory, array.path, keys, grid_shape)
+    name = str(array.store_path) if remote is None else f"{remote.url}/{remote.path}".rstrip("/")
     reasons = (
         unsupported,
-        None if root is not None else f"the store is a {type(array.store).__name__}, not a local folder",
+        None
+        if root is not None or remote is not None
+        else f"the store is a {type(array.store).__name__}, not a local folder",
         None if dtype.str[1:] in _SUPPORTED_DTYPES else f"dtype {array.dtype}: only bool and numbers are read",
         None if 1 <= array.ndim <= MAX_RANK else f"rank {array.ndim}: 1 to {MAX_RANK} axes are read",
         None if keys is not None else "an unknown chunk key encoding",
@@ -227,7 +237,7 @@ def _finish(
     )
     stored_big = bool(codecs.big_endian) and dtype.itemsize > 1
     return ArrayLayout(
-        name=str(array.store_path),
+        name=name,
         root=root,
         zarr_format=int(array.metadata.zarr_format),
         shape=tuple(array.shape),
@@ -243,6 +253,7 @@ def _finish(
         chain=codecs.chain,
         grid=grid,
         entries=entries,
+        remote=remote,
     )
 
 

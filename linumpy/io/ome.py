@@ -14,12 +14,14 @@ import itertools
 import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import zarr
 
 from linumpy.errors import MetadataError, SourceError
+from linumpy.io.collection import choices, image_paths, kind_of, ome_attributes
 from linumpy.io.coordinate_systems import as_axes_and_scales
 from linumpy.io.metadata import REFUSALS, checked_array, open_refused
 from linumpy.io.ngff import (
@@ -34,7 +36,7 @@ from linumpy.io.ngff import (
     spatial_axes_of,
     transformations_of_levels,
 )
-from linumpy.io.source import open_node
+from linumpy.io.source import Source, open_node, with_options
 
 log = logging.getLogger(__name__)
 
@@ -158,7 +160,11 @@ def open_level(group: zarr.Group, level: int) -> zarr.Array[Any]:
 
 
 def open_image(
-    path: str | Path | zarr.Group, *, spacing: Spacing | None = None, multiscale: int | str = 0
+    path: str | Path | zarr.Group,
+    *,
+    spacing: Spacing | None = None,
+    multiscale: int | str = 0,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> OmeZarrImage:
     """Open an OME-Zarr image.
 
@@ -173,20 +179,23 @@ def open_image(
         image opens, and its spacing and origin are a `MetadataError` that names the axis.
     multiscale : int or str
         Number or name of the multiscale image, where the group has several.
+    storage_options : mapping, optional
+        Of a URL: what obstore's ``from_url`` takes, such as ``{"skip_signature": True}``; see docs/remote.md.
 
     Raises
     ------
     FileNotFoundError
         The path does not exist.
     SourceError
-        The path is no OME-Zarr image, or is a plate, a well or the output of bioformats2raw with several images, which
-        the message names; there is no such multiscale image.
+        The path is no OME-Zarr image, or is a plate, a well, labels, a scene or the output of bioformats2raw with
+        several images, which the message names (:func:`open_images` opens them); there is no such multiscale image.
     MetadataError
         The axes are not described; a transformation is missing or cannot be read.
     ValueError
         `spacing` does not fit the axes of type space.
     """
-    group = _image_group(path if isinstance(path, zarr.Group) else _open_group(path))
+    source = with_options(path, storage_options)
+    group = _image_group(path if isinstance(path, zarr.Group) else _open_group(source))
     version, number, described = _multiscale(group, multiscale)
     name = str(group.store_path)
     described = as_axes_and_scales(described, name)
@@ -204,6 +213,74 @@ def open_image(
     placements = place_levels(steps, origins, axes, spacing, name)
     kept = kept if isinstance(kept, Mapping) else {}
     return OmeZarrImage(name, version, axes, levels, placements, kept, steps, origins, group, number)
+
+
+@dataclass(frozen=True)
+class Images:
+    """The images of a plate, a well, a collection of bioformats2raw, a group of labels or a scene, opened on demand.
+
+    ``images["B/03/0"]`` opens one; iterating gives the paths, in the order of the metadata.
+
+    Attributes
+    ----------
+    name : str
+        Path or URL of the group.
+    kind : str
+        What it is, such as ``"a plate"``.
+    group : zarr.Group
+        The group.
+    """
+
+    name: str
+    kind: str
+    group: zarr.Group
+
+    @cached_property
+    def paths(self) -> tuple[str, ...]:
+        """Paths of the images in the group. For a plate the metadata of each well are read."""
+        return tuple(image_paths(self.group))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.paths)
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, path: str) -> OmeZarrImage:
+        try:
+            image = self.group.get(path) if isinstance(path, str) and path.strip("/") else None
+        except REFUSALS:
+            image = None
+        if not isinstance(image, zarr.Group):
+            raise SourceError(f"no image {path!r}: {choices(self.group, self.kind)}")
+        return open_image(image)
+
+
+def open_images(path: str | Path | zarr.Group) -> Images:
+    """Open a group of images: a plate, a well, a collection of bioformats2raw, labels or a scene.
+
+    Parameters
+    ----------
+    path : str, Path or zarr.Group
+        The group.
+
+    Returns
+    -------
+    Images
+        ``open_images("plate.zarr")["B/03/0"]`` is ``open_image("plate.zarr/B/03/0")``.
+
+    Raises
+    ------
+    FileNotFoundError, SourceError
+        The path does not exist; it holds no images, or is an image.
+    """
+    group = path if isinstance(path, zarr.Group) else _open_group(path)
+    kind = kind_of(group)
+    if kind is None:
+        is_image = "multiscales" in ome_attributes(group)
+        what = "is an image: open_image opens it" if is_image else "holds no images that its metadata name"
+        raise SourceError(f"{group.store_path} {what}")
+    return Images(str(group.store_path), kind, group)
 
 
 def level_transforms(
@@ -232,7 +309,7 @@ def level_transforms(
     return axes, scales, translations
 
 
-def _open_group(path: str | Path) -> zarr.Group:
+def _open_group(path: Source) -> zarr.Group:
     node = open_node(path)
     if isinstance(node, zarr.Array):
         raise SourceError(f"{node.store_path} is a single array, not an OME-Zarr image: pass the group above it")
@@ -242,72 +319,22 @@ def _open_group(path: str | Path) -> zarr.Group:
 def _image_group(group: zarr.Group) -> zarr.Group:
     """Return the group of an image: the group itself, or the one image of a group that bioformats2raw wrote.
 
-    Format: https://ngff.openmicroscopy.org/0.4/, section "bf2raw"; the layout is an attribute of the group, below
-    ``ome`` since NGFF 0.5.
-
     Raises
     ------
     SourceError
-        The group of bioformats2raw holds several images, or none; the group is a plate or a well.
+        The group holds images and is none, or it is of bioformats2raw and has none; the message names the images.
     """
-    holder = ome_attributes(group)
-    if "multiscales" in holder:
+    kind = kind_of(group)
+    if kind is None:
         return group
-    names = _series(group) if "bioformats2raw.layout" in holder else []
-    for kind in ("plate", "well"):
-        if kind in holder and not names:
-            fields = list(itertools.islice(_fields(group, holder), 9))
-            listed = ", ".join(map(repr, fields[:8])) + (" …" if len(fields) > 8 else "")
-            has = (
-                f"open one of its images, such as {group.store_path}/{fields[0]}; it has the" if fields else "it has no"
-            )
-            raise SourceError(f"{group.store_path} is a {kind}, not an image: {has} images {listed}".rstrip())
-    if "bioformats2raw.layout" not in holder:
-        return group
-    if not names:
-        raise SourceError(f"{group.store_path}: bioformats2raw wrote this group, but it holds no image")
-    if len(names) > 1:
-        listed = ", ".join(f"{group.store_path}/{name}" for name in names[:8]) + (" …" if len(names) > 8 else "")
-        raise SourceError(f"{group.store_path} holds {len(names)} images: name one of {listed}")
-    image = group.get(names[0])
+    paths = list(itertools.islice(image_paths(group), 2))
+    if "bioformats2raw" not in kind or len(paths) != 1:
+        raise SourceError(choices(group, kind))
+    image = group.get(paths[0])
     if not isinstance(image, zarr.Group):
-        raise SourceError(f"{group.store_path}: the image {names[0]!r} that its metadata names does not exist")
-    log.info("%s holds one image, %s", group.store_path, names[0])
+        raise SourceError(f"{group.store_path}: the image {paths[0]!r} that its metadata names does not exist")
+    log.info("%s holds one image, %s", group.store_path, paths[0])
     return image
-
-
-def ome_attributes(group: zarr.Group) -> Mapping[str, Any]:
-    """Return the attributes of NGFF: below ``ome`` since 0.5, at the top before."""
-    attributes: Mapping[str, Any] = group.attrs.asdict()
-    ome = attributes.get("ome")
-    return ome if isinstance(ome, Mapping) else attributes
-
-
-def _series(group: zarr.Group) -> list[str]:
-    """Name the images of a group of bioformats2raw: those that its OME group lists, or else those with a number."""
-    described = group.get("OME")
-    if isinstance(described, zarr.Group):
-        series = ome_attributes(described).get("series")
-        if isinstance(series, list) and series and all(isinstance(name, str) for name in series):
-            return [str(name) for name in series]
-    return sorted((name for name, _ in group.groups() if name.isdecimal()), key=int)
-
-
-def _fields(group: zarr.Group, holder: Mapping[str, Any]) -> Iterator[str]:
-    """Name the images of a plate or a well, by their paths in it."""
-    if "plate" not in holder:
-        yield from _paths(holder.get("well"), "images")
-        return
-    for path in _paths(holder.get("plate"), "wells"):
-        well = group.get(path)
-        if isinstance(well, zarr.Group):
-            yield from (f"{path}/{image}" for image in _paths(ome_attributes(well).get("well"), "images"))
-
-
-def _paths(holder: Any, key: str) -> list[str]:
-    entries = holder.get(key) if isinstance(holder, Mapping) else None
-    entries = entries if isinstance(entries, list) else []
-    return [entry["path"] for entry in entries if isinstance(entry, Mapping) and isinstance(entry.get("path"), str)]
 
 
 def check_level(level: int, count: int, name: str) -> None:

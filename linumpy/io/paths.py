@@ -89,11 +89,13 @@ def check_target(path: Path, *, overwrite: bool) -> None:
 
 
 def checked_version(path: Path, ngff_version: str | None) -> str | None:
-    """Return the NGFF version of an output: of an ``.ozx`` file 0.5, since it begins with a ``zarr.json``."""
+    """Return the NGFF version of an output: of an ``.ozx`` file by default 0.5; it begins with a ``zarr.json``."""
     if not is_archive(path):
         return ngff_version
     if ngff_version == "0.4":
-        raise ValueError(f"{path}: an .ozx file holds NGFF 0.5 (zarr v3), not 0.4: choose a folder, or leave out 0.4")
+        raise ValueError(
+            f"{path}: an .ozx file holds NGFF 0.5 or 0.6 (zarr v3), not 0.4: choose a folder, or leave out 0.4"
+        )
     return ngff_version or "0.5"
 
 

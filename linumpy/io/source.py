@@ -8,9 +8,10 @@ that is neither an array nor a group.
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
@@ -25,6 +26,7 @@ from zarr.storage import FsspecStore, LocalStore, StorePath, ZipStore
 from linumpy.errors import SourceError
 from linumpy.io.metadata import REFUSALS, checked_array, open_refused
 from linumpy.io.paths import absolute, split_archive
+from linumpy.io.remote import RemoteStore, explained, is_remote, open_store, remote_array, without_credentials
 from linumpy.io.zips import ArchiveStore
 
 Source = Any
@@ -101,16 +103,57 @@ def _array_at(folder: str) -> zarr.Array | None:
 
 
 def _open_url(url: str) -> zarr.Array | zarr.Group:
+    name = without_credentials(url)
     try:
-        node = zarr.open(url, mode="r")
-    except zarr.errors.NodeNotFoundError as error:
-        raise SourceError(f"{url!r} is neither a Zarr array nor a Zarr group (zarr v2 and v3 looked for)") from error
+        return open_at(_store_path(*_located(url, None)), name=name)
+    except SourceError:
+        raise
     except ImportError as error:
-        need = 'URLs need fsspec and the package of their protocol: pip install "zarr[remote]"'
-        raise SourceError(f"{url!r} cannot be opened: {error}. {need}") from error
+        need = 'URLs need obstore: pip install "linumpy-gpu[remote]"; or fsspec: pip install "zarr[remote]"'
+        raise SourceError(f"{name!r} cannot be opened: {error}. {need}") from error
     except Exception as error:  # the store's package raises its own errors: no connection, no credentials
-        raise SourceError(f"{url!r} cannot be opened: {type(error).__name__}: {error}") from error
-    return checked_array(node) if isinstance(node, zarr.Array) else node
+        raise SourceError(f"{name!r} cannot be opened: {type(error).__name__}: {explained(error)}") from None
+
+
+def _located(url: str, options: Mapping[str, Any] | None) -> tuple[Store, str]:
+    """Return the store of a URL and the path there: by obstore, and without it, or for other schemes, by fsspec."""
+    if is_remote(url):
+        try:
+            return open_store(url, options)
+        except ImportError:
+            if importlib.util.find_spec("obstore") is not None:
+                raise
+    return FsspecStore.from_url(url, storage_options=dict(options or {}), read_only=True), ""
+
+
+def with_options(source: Source, storage_options: Mapping[str, Any] | None) -> Source:
+    """Return a source that a URL and options for its store name; any other source as it is.
+
+    Parameters
+    ----------
+    source : str, Path, or what else names a source
+        A URL, if there are options.
+    storage_options : mapping, optional
+        What obstore's ``from_url`` takes, see docs/remote.md; without obstore, what fsspec takes.
+
+    Raises
+    ------
+    ValueError
+        Options for what is no URL; a URL with a query.
+    SourceError
+        Options that the store does not know.
+    """
+    if not storage_options:
+        return source
+    if not isinstance(source, str) or local_name(source) is not None:
+        raise ValueError(f"storage_options= are for URLs, and the source is {describe_source(source)!r}")
+    try:
+        return _located(source, storage_options)
+    except (ImportError, ValueError):
+        raise
+    except Exception as error:
+        name = without_credentials(source)
+        raise SourceError(f"{name!r} cannot be opened: {type(error).__name__}: {explained(error)}") from None
 
 
 def open_at(
@@ -132,6 +175,8 @@ def open_at(
     SourceError
         The path holds neither an array nor a group, or its metadata cannot be read.
     """
+    if name is None and isinstance(where.store, RemoteStore):
+        name = str(where)
     named = repr(name) if name else f"{where.path!r} in {where.store}"
     missing = f"{named} is neither a Zarr array nor a Zarr group (zarr v2 and v3 looked for)"
     node: zarr.Array | zarr.Group | None
@@ -141,6 +186,10 @@ def open_at(
         raise SourceError(missing) from error
     except REFUSALS as error:
         node = open_refused(where, error, name)
+    except Exception as error:
+        if not isinstance(where.store, RemoteStore):
+            raise
+        raise SourceError(f"{named} cannot be opened: {type(error).__name__}: {explained(error)}") from None
     if node is None:
         raise SourceError(missing)
     return checked_array(node) if isinstance(node, zarr.Array) else node
@@ -169,10 +218,10 @@ def _without_scheme(text: str) -> str:
 def describe_source(source: Source) -> str:
     """Name a source for people: by its path or URL."""
     if isinstance(source, (zarr.Array, zarr.Group)):
-        return str(source.store_path)
+        return without_credentials(str(source.store_path))
     if isinstance(source, tuple):
-        return "/".join(str(part) for part in source)
-    return str(source)
+        return without_credentials("/".join(str(part) for part in source))
+    return without_credentials(str(source)) if isinstance(source, str) else str(source)
 
 
 def name_on_disk(array: zarr.Array) -> str:
@@ -227,6 +276,8 @@ def identify_data(array: zarr.Array) -> str | None:
         lines: Iterable[str] | None = _local_files(str(folder), "")
     elif isinstance(store, (ArchiveStore, ZipStore)):
         lines = [_file_line(str(store.path), os.stat(store.path))]
+    elif remote_array(array) is not None:
+        lines = _objects(array)
     elif isinstance(store, FsspecStore):
         lines = _remote_files(store.fs, f"{store.path}/{array.path}".rstrip("/"))
     else:
@@ -267,6 +318,21 @@ def _remote_files(files: Any, path: str) -> list[str] | None:
             return None
         lines.append(f"{name}\0{info.get('size')} {marks[0]}\n")
     return lines or None
+
+
+def _objects(array: zarr.Array) -> list[str] | None:
+    """List the objects of an array in an object store; None where it does not list, or tells no ETags and times."""
+    import obstore
+
+    lines = []
+    try:
+        for batch in obstore.list(array.store.store, f"{array.path}/" if array.path else None):  # type: ignore[attr-defined]
+            for found in batch:
+                mark = found["e_tag"] or found["last_modified"]
+                lines.append(f"{found['path']}\0{found['size']} {mark}\n")
+    except Exception:  # a server that cannot list
+        return None
+    return sorted(lines) or None
 
 
 def written(array: zarr.Array) -> str:

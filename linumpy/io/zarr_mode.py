@@ -29,6 +29,7 @@ from zarr.core.sync import sync
 from zarr.storage import LocalStore
 
 from linumpy.errors import ChunkError, LinumpyError
+from linumpy.io.remote import explained, without_credentials
 from linumpy.plan.region import normalize_region
 
 log = logging.getLogger(__name__)
@@ -84,7 +85,8 @@ def read_chunks_on_host(array: zarr.Array, region: tuple[int | slice, ...]) -> n
     except (MemoryError, LinumpyError):
         raise
     except Exception as error:  # codecs raise errors of many types, without the name of the chunk
-        raise ChunkError(f"{_broken_chunk(array, region)} cannot be read: {error or type(error).__name__}") from error
+        reason = explained(error) or type(error).__name__
+        raise ChunkError(f"{_broken_chunk(array, region)} cannot be read: {reason}") from error
 
 
 def _broken_chunk(array: zarr.Array, region: tuple[int | slice, ...]) -> str:
@@ -94,8 +96,8 @@ def _broken_chunk(array: zarr.Array, region: tuple[int | slice, ...]) -> str:
         try:
             read_on_host(array, tuple(slice(i * s, (i + 1) * s) for i, s in zip(index, size, strict=True)))
         except Exception:  # the same one as in the caller
-            return f"{array.store_path}/{array.metadata.encode_chunk_key(index)}"
-    return str(array.store_path)
+            return without_credentials(f"{array.store_path}/{array.metadata.encode_chunk_key(index)}")
+    return without_credentials(str(array.store_path))
 
 
 def _refuse_empty_shards(array: zarr.Array, region: tuple[int | slice, ...]) -> None:

@@ -104,7 +104,8 @@ def project_mosaic(
     first, second = image.lateral_axes
     size = column_shape(image.array, image.depth_axis, tile_nbytes(tile_bytes, use_gpu))
     tile = image.tile_shape if level == 0 else None
-    carried = carried_from(image).without("labels", "image_label", *(() if tile else ("own",))).on_another_grid()
+    dropped = ("labels", "image_label", "systems", *(() if tile else ("own",)))
+    carried = carried_from(image).without(*dropped).on_another_grid()
     carried.log_dropped(image.name, output)
     with OmeZarrWriter(
         output, image.leading_shape + _shape(image), "float32", [image.spacing[a] for a in (first, second)],
@@ -138,7 +139,7 @@ def project_mosaic_to_png(
     from PIL import Image
 
     image = open_mosaic(source, level, channel=channel, time=time, spacing=spacing)
-    check_picture(output, overwrite=overwrite)
+    check_picture(output, overwrite=overwrite, formats=(".png",))
     check_apart([output], [source])
     image.only("a picture shows one volume")
     xp = require_cuda() if use_gpu else np

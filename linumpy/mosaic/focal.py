@@ -12,7 +12,7 @@ import logging
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
@@ -100,7 +100,7 @@ def correct_mosaic(
     levels : int
         Number of resolutions to write.
     report : str or Path, optional
-        A PNG to write; the fit is written beside it as JSON, with the suffix ``.json``.
+        A PNG, PDF or SVG to write; the fit is written beside it as JSON, with the suffix ``.json``.
     use_gpu : bool
         Whether to read to the GPU and compute there.
     overwrite : bool
@@ -270,7 +270,7 @@ def _report(
     correction: FocalCorrection,
     overwrite: bool,
 ) -> None:
-    from linumpy.pictures import draw_focal_curvature
+    from linumpy.pictures import draw_focal_curvature, save
 
     unit = image.spacing[image.depth_axis]
     first, second = image.lateral_axes
@@ -292,7 +292,10 @@ def _report(
     with replacing(paths[0], overwrite=overwrite) as picture, replacing(paths[1], overwrite=overwrite) as text:
         focal, tissue = curvature.depth() * unit, curvature.tissue_depth() * unit
         title = f"mean of {curvature.tiles} tiles, fit leaves {curvature.rms * unit:.2g} µm RMS"
-        draw_focal_curvature(picture, mean * unit, focal, tissue, spacing, title, (names[0].upper(), names[1].upper()))
+        upper = names[0].upper(), names[1].upper()
+        source = PurePosixPath(image.name).name
+        figure = draw_focal_curvature(mean * unit, focal, tissue, spacing, title, upper, source=source)
+        save(figure, picture, paths[0].suffix)
         text.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 

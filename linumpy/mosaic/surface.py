@@ -15,7 +15,7 @@ import functools
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from types import ModuleType
 
 import numpy as np
@@ -116,7 +116,8 @@ def find_mosaic_surface(
     spacing : (float, float, float), optional
         Voxel spacing of the mosaic's finest resolution in µm along z, y and x, where its metadata lacks it.
     overlay : str or Path, optional
-        A PNG to write: a section with the surface, and the map. Of several times or channels one must be selected.
+        A PNG, PDF or SVG to write: a section with the surface, and the map. Of several times or channels one must be
+        selected.
     use_gpu : bool
         Whether to read to the GPU and compute there.
     overwrite : bool
@@ -151,7 +152,7 @@ def find_mosaic_surface(
     zero = functools.cache(lambda entries: zero_log_of(image, method, entries))
     tile = image.tile_shape if level == 0 else None
     # omero has the display settings of intensities, and the map has depths.
-    dropped = ("labels", "image_label", "omero", *(() if tile else ("own",)))
+    dropped = ("labels", "image_label", "omero", "systems", *(() if tile else ("own",)))
     carried = carried_from(image).without(*dropped).on_another_grid()
     carried.log_dropped(image.name, output)
     with OmeZarrWriter(
@@ -282,18 +283,19 @@ class _Sketch:
 
     def draw(self, path: str | Path, overwrite: bool) -> None:
         """Draw the picture."""
-        from linumpy.pictures import draw_surface
+        from linumpy.pictures import draw_surface, save
 
         (first, second), depth = self.image.lateral_axes, self.image.depth_axis
         spacing = self.image.spacing
+        figure = draw_surface(
+            to_host(self.section),
+            to_host(self.line),
+            to_host(self.edge),
+            to_host(self.surface) * spacing[depth],
+            (spacing[depth], spacing[first] * self.steps[0], spacing[second] * self.steps[1]),
+            self.row * spacing[first],
+            (self.image.axes[first].upper(), self.image.axes[second].upper()),
+            source=PurePosixPath(self.image.name).name,
+        )
         with replacing(path, overwrite=overwrite) as temporary:
-            draw_surface(
-                temporary,
-                to_host(self.section),
-                to_host(self.line),
-                to_host(self.edge),
-                to_host(self.surface) * spacing[depth],
-                (spacing[depth], spacing[first] * self.steps[0], spacing[second] * self.steps[1]),
-                self.row * spacing[first],
-                (self.image.axes[first].upper(), self.image.axes[second].upper()),
-            )
+            save(figure, temporary, Path(path).suffix)

@@ -192,7 +192,8 @@ def _shuffle_element(size: object, chunk_nbytes: int) -> tuple[int, str | None]:
 
 
 def _blosc_inner(codec: CodecSettings) -> tuple[str, str | None]:
-    name = str(getattr(codec.get("cname"), "value", codec.get("cname")))
+    name = codec.get("cname", "lz4")  # the default of numcodecs; zarr v3 always names it
+    name = str(getattr(name, "value", name))
     if name not in BLOSC_INNER:
         return "", f"codec 'blosc' with {name!r} inside: the device decodes {', '.join(BLOSC_INNER)}"
     return BLOSC_INNER[name], None

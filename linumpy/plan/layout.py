@@ -90,6 +90,30 @@ class StoredEntries:
     is_compressed: bool
 
 
+@dataclass(frozen=True, eq=False)
+class RemoteArray:
+    """Where the chunks of an array in an object store lie.
+
+    Attributes
+    ----------
+    store : zarr.storage.ObjectStore
+        The store, for zarr-python.
+    path : str
+        Path of the array in it.
+    url : str
+        URL of the store, without credentials, for messages.
+    """
+
+    store: Any
+    path: str
+    url: str
+
+    @property
+    def objects(self) -> Any:
+        """The store, for obstore."""
+        return self.store.store
+
+
 class ChunkGeometry(tuple[Any, ...]):
     """Value of :attr:`ArrayLayout.geometry`, with a cached hash: it is a dictionary key on every submit."""
 
@@ -141,6 +165,8 @@ class ArrayLayout:
         Name of the chunk grid; chunk shapes and sizes are valid for ``"regular"`` ones only.
     entries : StoredEntries or None
         Of an array in a ZIP file, whose path `root` goes through: where its chunks lie.
+    remote : RemoteArray or None
+        Of an array in an object store.
     """
 
     name: str
@@ -159,6 +185,7 @@ class ArrayLayout:
     chain: DecodeChain | None = None
     grid: str = "regular"
     entries: StoredEntries | None = field(default=None, compare=False, repr=False)
+    remote: RemoteArray | None = field(default=None, compare=False, repr=False)
 
     @property
     def rank(self) -> int:
@@ -192,8 +219,10 @@ class ArrayLayout:
 
     @cached_property
     def chunk_path(self) -> tuple[str, str]:
-        """Beginning of the path of a stored object, and the separator of the coordinates that follow."""
+        """Beginning of the path (or key) of a stored object, and the separator of the coordinates that follow."""
         assert self.keys is not None
+        if self.remote is not None:
+            return f"{self.remote.path}/{self.keys.prefix}".lstrip("/"), self.keys.separator
         return f"{self.root}/{self.keys.prefix}", self.keys.separator
 
     @cached_property

@@ -51,7 +51,7 @@ def make_box(source: Array, grid: AffineGrid, block: Block, cval: float, out: Ar
     start, stop = source_box(plain, block.start, block.stop)  # without the margin of the smoothing
     inner = replace(block, source_start=start, source_stop=stop)
     if source.size:
-        source = apply_tables(source, _gaussians(grid, block, inner), between, between)
+        source = apply_tables(source, gaussians(grid, block, inner), between, between)
     wide = out if out.dtype == between else array_module(out).empty(out.shape, between)
     affine_box(source.astype(between, copy=False), plain, inner, cval, wide)
     return out if wide is out else store_rounded(wide, out)
@@ -71,7 +71,7 @@ def _tables(grid: AffineGrid, block: Block) -> list[AxisPlan]:
     return plans
 
 
-def _gaussians(grid: AffineGrid, block: Block, inner: Block) -> list[AxisPlan]:
+def gaussians(grid: AffineGrid, block: Block, inner: Block) -> list[AxisPlan]:
     """Plan the smoothing of each axis of a box, to the voxels that are sampled."""
     plans = []
     for axis, (size, length) in enumerate(zip(block.source_shape, inner.source_shape, strict=True)):
@@ -108,7 +108,7 @@ def affine_box(source: Array, grid: AffineGrid, block: Block, cval: float, out: 
     rounding only.
     """
     if source.size == 0:
-        return _fill(out, cval)
+        return fill(out, cval)
     if is_device_array(source):
         return _by_kernel(source, grid, block, cval, out)
     return _by_scipy(to_host(source), grid, block, cval, to_host(out))
@@ -226,7 +226,7 @@ def box_work_bytes(dtype: np.dtype, grid: AffineGrid, device: str) -> tuple[int,
     return passes + between.itemsize + work, output_work + between.itemsize + (24 if device == "cuda" else 0)
 
 
-def _fill(out: Array, cval: float) -> Array:
+def fill(out: Array, cval: float) -> Array:
     """Fill a block outside of the image with `cval`, cast as SciPy does."""
     nothing = np.zeros((1,), np.float32 if out.dtype == np.float16 else out.dtype)
     import scipy.ndimage as ndimage

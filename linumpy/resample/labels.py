@@ -88,7 +88,8 @@ def _plan(volumes: Volumes, name: str, regrid: Regrid, mode: str, spacing: Spaci
     matrix, offset = _between(volumes, labels, regrid)
     same = labels.first.shape == volumes.first.shape and (matrix, offset) == (regrid.matrix, regrid.offset)
     beyond = mode if same else "grid-constant"
-    return LabelPart(name, labels, AffineGrid(labels.first.shape, regrid.shape, matrix, offset, 0, beyond, ()))
+    grid = AffineGrid(labels.first.shape, regrid.shape, matrix, offset, 0, beyond, (), regrid.warp)
+    return LabelPart(name, labels, grid)
 
 
 def _open(image: OmeZarrImage, name: str, spacing: Spacing | None) -> OmeZarrImage:

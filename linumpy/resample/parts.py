@@ -23,6 +23,7 @@ from linumpy.io.carried import Carried
 from linumpy.io.source import describe_source, identify_data, local_store, name_on_disk
 from linumpy.io.volume import Volumes
 from linumpy.plan.grid.blocks import AffineGrid
+from linumpy.plan.grid.point_map import Affine, Field, PointMap
 from linumpy.plan.grid.regrid import Regrid
 from linumpy.resample.resumable import Request
 from linumpy.write.new_image import NewImage, list_labels, plan_image
@@ -123,6 +124,7 @@ def _settings(part: TargetImage) -> dict[str, Any]:
         "source volumes": [volume.index for volume in part.volumes.volumes.values()],
         "dtype": image.dtype.str,
         "transform": (grid.matrix, grid.offset),
+        "warp": _digest(_described(grid.warp)),
         "order": grid.order,
         "mode": grid.mode,
         "anti_aliasing": grid.sigmas if grid.smooths else None,
@@ -139,7 +141,21 @@ def _data_name(part: TargetImage) -> str:
 
 
 def _data(part: TargetImage) -> str | None:
-    return identify_data(part.volumes.first.array)
+    """Identify the data of an image, and of the fields of vectors that it is sampled through."""
+    arrays = [part.volumes.first.array, *(step.array for step in part.grid.warp if isinstance(step, Field))]
+    found = [identify_data(array) for array in arrays]
+    return None if None in found else " ".join(map(str, found))
+
+
+def _described(warp: PointMap) -> list[dict[str, Any]]:
+    """Describe a map for the metadata, as JSON holds it."""
+    return [
+        {"matrix": [list(row) for row in step.matrix]}
+        if isinstance(step, Affine)
+        else {key: getattr(step, key) for key in ("scale", "translation", "relative", "order", "first")}
+        | {"field": name_on_disk(step.array)}
+        for step in warp
+    ]
 
 
 def check_unchanged(parts: Sequence[TargetImage], request: Request) -> None:
@@ -170,6 +186,8 @@ def creator_of(parts: Sequence[TargetImage]) -> Callable[[Path], object]:
                 "offset": list(part.grid.offset),
                 "anti_aliasing_sigma": list(part.grid.sigmas) or [0.0] * part.grid.rank,
             }
+            if part.grid.warp:
+                origin["warp"] = _described(part.grid.warp)
             group = zarr.open_group(local_store(folder / part.folder, read_only=False), mode="r+")
             group.attrs["linumpy"] = {"resampled": origin}
         if names := [part.folder.removeprefix("labels/") for part in parts if part.folder]:

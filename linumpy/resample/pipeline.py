@@ -31,6 +31,7 @@ from linumpy.io.zarr_mode import read_chunks_on_host
 from linumpy.plan.grid.blocks import Block, ResamplePlan
 from linumpy.resample.block import make_box
 from linumpy.resample.overlap import work_through
+from linumpy.resample.warp import make_warped
 from linumpy.write.raw_chunks import Chunks, chunks_of, writing_threads
 
 
@@ -139,16 +140,22 @@ class HostStage:
 
     def read(self, block: Block) -> np.ndarray:
         """Read by zarr, into this machine's byte order."""
-        native = self._source.dtype.newbyteorder("=")
         if not math.prod(block.source_shape):
-            return np.empty(block.source_shape, native)
-        region = self._source.region(block.source_box)
-        return np.asarray(read_chunks_on_host(self._source.array, region), native, order="C")
+            return np.empty(block.source_shape, self._source.dtype.newbyteorder("="))
+        return self._read_box(block.source_box)
+
+    def _read_box(self, box: tuple[slice, ...]) -> np.ndarray:
+        return self._read_array(self._source.array, self._source.region(box))
+
+    def _read_array(self, array: zarr.Array, region: tuple[int | slice, ...]) -> np.ndarray:
+        return np.asarray(read_chunks_on_host(array, region), array.dtype.newbyteorder("="), order="C")
 
     def transform(self, block: Block, source: Array) -> Array:
-        """Transform the box into the block."""
-        out = np.empty(block.shape, self._dtype)
-        return make_box(source, self._job.plan.grid, block, self._job.cval, out)
+        """Transform the box into the block; through a warp, read what its parts need."""
+        out, grid, cval = np.empty(block.shape, self._dtype), self._job.plan.grid, self._job.cval
+        if grid.warp:
+            return make_warped(grid, block, cval, out, self._read_box, self._read_array, self._job.plan.part_bytes)
+        return make_box(source, grid, block, cval, out)
 
     def write(self, block: Block, result: Array) -> None:
         """Write the block."""
@@ -197,8 +204,21 @@ class CudaStage:
         """Start to transform the box into the block."""
         slot = next(self._transforms) % self._slots
         out = _view(self._blocks[slot], block.shape, self._dtype)
-        make_box(source, self._job.plan.grid, block, self._job.cval, out)
+        grid, cval = self._job.plan.grid, self._job.cval
+        if grid.warp:
+            make_warped(grid, block, cval, out, self._read_box, self._read_array, self._job.plan.part_bytes)
+        else:
+            make_box(source, grid, block, cval, out)
         self._made[slot] = require_cuda().cuda.get_current_stream().record()
+        return out
+
+    def _read_box(self, box: tuple[slice, ...]) -> Array:
+        return self._read_array(self._source.array, self._source.region(box))
+
+    def _read_array(self, array: zarr.Array, region: tuple[int | slice, ...]) -> Array:
+        shape = tuple(one.stop - one.start for one in region if isinstance(one, slice))
+        out = require_cuda().empty(shape, array.dtype.newbyteorder("="))
+        read_region_into(array, region, out, self._reader)
         return out
 
     def write(self, block: Block, result: Array) -> None:

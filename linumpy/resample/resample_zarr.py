@@ -1,16 +1,16 @@
 """Resample an OME-Zarr volume that is larger than memory: block by block, from Zarr to Zarr.
 
-In: an image, and a spacing or an affine map. Out: an image with its labels, which appears complete or not at all. A
-stopped run leaves its blocks in ``.NAME.unfinished``, and the same call continues from them.
-``linumpy.plan.grid.blocks`` plans, ``linumpy.resample.labels`` maps the labels, ``linumpy.resample.parts`` defines the
-images that are filled, ``linumpy.resample.block`` transforms a block, ``linumpy.resample.pipeline`` runs the blocks.
+In: an image, and a spacing, an affine map or the grid of another image. Out: an image with its labels, which appears
+complete or not at all. A stopped run leaves its blocks in ``.NAME.unfinished``, and the same call continues from them.
+``linumpy.resample.target_grid`` chooses the grid, ``linumpy.resample.block_plans`` the blocks,
+``linumpy.resample.labels`` maps the labels, ``linumpy.resample.parts`` defines the images that are filled,
+``linumpy.resample.block`` and ``warp`` transform a block, ``linumpy.resample.pipeline`` runs the blocks.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
@@ -22,28 +22,27 @@ import numpy as np
 import zarr
 from numpy.typing import ArrayLike
 
-from linumpy.device import free_memory, resolve, to_host
+from linumpy.device import resolve, to_host
 from linumpy.errors import DeviceMemoryError, MetadataError
-from linumpy.gpu.read.request import DEFAULT_SCRATCH_BYTES, MIN_SCRATCH_BYTES
 from linumpy.io.carried import Carried, carried_from
 from linumpy.io.ngff import Placement, Spacing
 from linumpy.io.ome import open_image
 from linumpy.io.paths import absolute, check_apart, check_free_space, check_parent, checked_version, refuse_url
-from linumpy.io.source import Source, describe_source, local_path, local_store, open_node, path_of
+from linumpy.io.source import Source, describe_source, local_path, local_store, open_node, path_of, with_options
 from linumpy.io.target_folder import drop_partial_files, unfinished_beside
 from linumpy.io.volume import Volume, Volumes, as_volume, select_volumes
-from linumpy.plan.grid.block_shape import BlockBytes, choose_block_shape
 from linumpy.plan.grid.blocks import AffineGrid, Block, ResamplePlan, anti_aliasing_sigmas
-from linumpy.plan.grid.regrid import Regrid, plan_regrid
 from linumpy.plan.pyramid import Pyramid, split
 from linumpy.progress import bytes_progress
 from linumpy.renamed import renamed_parameter
-from linumpy.resample.block import box_work_bytes
+from linumpy.resample.block_plans import check_limit, plan_blocks
 from linumpy.resample.labels import LABELS, plan_labels
 from linumpy.resample.parts import TargetImage, check_unchanged, creator_of, plan_part_image, request_of
 from linumpy.resample.pipeline import BlockJob, make_blocks
 from linumpy.resample.resumable import Resumable, resumable_folder
+from linumpy.resample.target_grid import TargetGrid, on_grid_of, plan_target_grid
 from linumpy.resample.workers import Needs, client_of, make_blocks_on, needs_of, survey
+from linumpy.write.new_image import NewImage
 from linumpy.write.pyramid import halve, halve_by_threads
 from linumpy.write.raw_chunks import Chunks, chunks_of, writing_threads
 from linumpy.write.writer import STEP_BYTES, Progress
@@ -52,16 +51,15 @@ if TYPE_CHECKING:
     from distributed import Client
     from distributed.deploy import Cluster
 
-#: Defaults of the memory limit: this share of the free memory, and in host memory at most these bytes.
-_SHARE, _HOST_MOST = 0.8, 8 * 2**30
-
 
 @renamed_parameter("source_spacing", "spacing")
 def resample_zarr(
     source: Source,
     target: str | Path,
-    transform_or_spacing: ArrayLike,
+    transform_or_spacing: ArrayLike | None = None,
     *,
+    like: Source | Volumes | None = None,
+    coordinate_system: str | None = None,
     output_shape: Sequence[int] | None = None,
     order: int = 1,
     anti_aliasing: bool | None = None,
@@ -70,7 +68,7 @@ def resample_zarr(
     chunks: Sequence[int] | None = None,
     shards: Sequence[int] | None = None,
     compressors: Any = None,
-    levels: int = 1,
+    levels: int | None = None,
     downsampling: str | None = None,
     ngff_version: str | None = None,
     labels: str = "resample",
@@ -84,6 +82,7 @@ def resample_zarr(
     durable: bool = True,
     progress: Progress | None = None,
     distributed: Client | Cluster | str | None = None,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> Path:
     """Resample an OME-Zarr volume of any size into another.
 
@@ -104,6 +103,14 @@ def resample_zarr(
         The new spacing in µm, one number or one for each axis: voxel centres keep their coordinates in µm. Or an
         affine matrix of shape (rank, rank), (rank, rank + 1) or (rank + 1, rank + 1) that maps voxels of the output
         to coordinates in the source, both in voxels, in the order of the axes (Z, Y, X).
+    like : str, Path, zarr.Group or Volumes, optional
+        Another OME-Zarr image, whose grid the output takes instead: shape, spacing, position, axes, and the number of
+        resolutions. (Of another of its levels: ``linumpy.io.volume.open_volumes(path, level)``.) Voxels meet in µm; in
+        NGFF 0.6 through the transformations of a scene around both images, or of `coordinate_system`: affine ones, and
+        fields of displacements or coordinates, which are read block by block.
+    coordinate_system : str, optional
+        Name of a coordinate system (NGFF 0.6). With `like`, both images are mapped to it. Without, the output lies in
+        it, with the spacing given, and covers the source.
     output_shape : sequence of int, optional
         Voxels of the output. By default, for a spacing, the nearest whole number that fills the extent of the source,
         with the spacing adapted to fill it; for a matrix, the shape of the source.
@@ -111,23 +118,22 @@ def resample_zarr(
         Order of the spline: 0 nearest, 1 linear, up to 5. Above 1 with the modes ``"constant"`` and ``"nearest"`` only.
     anti_aliasing : bool, optional
         Whether to smooth the source along axes that get coarser, by a Gaussian of (factor - 1) / 2 voxels, as
-        scikit-image's ``resize`` does; otherwise detail finer than the new spacing causes aliasing. By default True for
-        a spacing and False for a matrix, such as a rotation; there, factor is the length of the matrix's row for each
-        axis of the source. The smoothing extends the source by its outermost voxels, in every `mode`. Order 0, whose
-        voxels may be labels, is never smoothed.
+        scikit-image's ``resize`` does; otherwise detail finer than the new spacing causes aliasing. By default
+        False for a matrix, such as a rotation, and else True; where axes turn, factor is the length of the matrix's row
+        for each axis of the source. The smoothing extends the source by its outermost voxels, in every `mode`. Order 0,
+        whose voxels may be labels, is never smoothed.
     mode : str, optional
         How the source is extended beyond its edges, as SciPy names it. By default ``"nearest"`` for a spacing, whose
-        grid covers the source's extent up to half a voxel beyond the outermost centres, and ``"constant"`` for a
-        matrix.
+        grid covers the source's extent up to half a voxel beyond the outermost centres, and else ``"constant"``.
     cval : float
         Value outside, for the constant modes.
     chunks, shards, compressors, levels
         Storage of the target, as for :class:`linumpy.write.writer.OmeZarrWriter`; `chunks` and `shards` along the axes
-        of space, with one time and one channel each.
+        of space, with one time and one channel each. By default as many levels as `like` has, or else one.
     downsampling : {"mean", "label", "nearest"}, optional
         How coarser levels are made, as for :class:`linumpy.write.writer.OmeZarrWriter`. By default ``"label"`` with
         order 0, whose voxels may be labels, and else ``"mean"``.
-    ngff_version : {"0.5", "0.4"}, optional
+    ngff_version : {"0.6", "0.5", "0.4"}, optional
         Version of the target; by default that of the source, and of a single array 0.5.
     labels : {"resample", "drop"}
         Whether to resample the label images inside the source, by their nearest voxels; they keep their position
@@ -159,6 +165,8 @@ def resample_zarr(
         A dask client, a cluster, or the address of a scheduler. Its workers make the blocks. They need linumpy and must
         see both paths: one GPU each (``dask_cuda.LocalCUDACluster``), or CPUs. Other workers repeat the blocks of a
         lost one; workers that join later take part, so the cluster may be adaptive.
+    storage_options : mapping, optional
+        Of a `source` that is a URL: what obstore's ``from_url`` takes; see docs/remote.md.
 
     Returns
     -------
@@ -191,8 +199,11 @@ def resample_zarr(
     Metadata that the new grid does not change are copied: units, scale and translation of t and c, channels (omero),
     the name, and attributes of other programs. All others are listed in one warning.
 
-    NGFF cannot describe a rotated grid, so the group's attribute ``"linumpy"`` holds the matrix, the offset, the sigmas
-    of the smoothing (voxels of the source) and the name of the source.
+    A displacement is 0 outside of its field; where a field of coordinates has none, the output is `cval`. Fields are
+    interpolated as their metadata say.
+
+    The group's attribute ``"linumpy"`` holds the matrix, the offset, the sigmas of the smoothing (voxels of the source)
+    and the name of the source: a scale and a translation cannot describe a rotated grid.
 
     Examples
     --------
@@ -207,21 +218,22 @@ def resample_zarr(
         raise TypeError(f"cval={cval!r}: pass a real number")
     if downsampling is None:
         downsampling = "label" if order == 0 else "mean"
-    if mode is None:
-        mode = "nearest" if np.ndim(transform_or_spacing) < 2 else "constant"
     if labels not in LABELS:
         raise ValueError(f"labels={labels!r}: choose one of {', '.join(LABELS)}")
-    volumes = _open_volumes(source, level, channel, time, spacing)
+    volumes = open_source_volumes(with_options(source, storage_options), level, channel, time, spacing)
     volume = volumes.first
     sources = (source if isinstance(source, (str, Path)) else None, path_of(volume.array))
     check_apart([target_path], [path for path in sources if path is not None])
     _check_dtype(volume, order)
-    regrid = plan_regrid(transform_or_spacing, volume.shape, volumes.spacing, volumes.origin, output_shape)
-    if anti_aliasing is None:
-        anti_aliasing = np.ndim(transform_or_spacing) < 2
-    sigmas = anti_aliasing_sigmas(regrid.matrix) if anti_aliasing and order != 0 else ()
-    grid = AffineGrid(volume.shape, regrid.shape, regrid.matrix, regrid.offset, order, mode, sigmas)
-    carried = _carried(volumes, regrid, "own", *(["image_label"] if order else []))
+    new_grid = plan_target_grid(
+        volumes, transform_or_spacing, like, coordinate_system, output_shape, spacing_given=spacing is not None
+    )
+    regrid, mode = new_grid.regrid, new_grid.mode if mode is None else mode
+    smoothed = (new_grid.smoothed if anti_aliasing is None else anti_aliasing) and order != 0
+    sigmas = anti_aliasing_sigmas(new_grid.scaled) if smoothed else ()
+    grid = AffineGrid(volume.shape, regrid.shape, regrid.matrix, regrid.offset, order, mode, sigmas, regrid.warp)
+    carried = _carried(volumes, new_grid, ngff_version, "own", *(["image_label"] if order else []))
+    levels = new_grid.levels if levels is None else levels
     storage = {"chunks": chunks, "shards": shards, "compressors": compressors, "levels": levels}
 
     def target_of(
@@ -233,7 +245,7 @@ def resample_zarr(
     targets = [target_of("", volumes, grid, carried, downsampling, name=target_path.name, ngff_version=ngff_version)]
     version, names = targets[0].image.ngff_version, carried.labels if labels == "resample" else ()
     for label in plan_labels(volumes, names, regrid, mode, spacing):
-        kept = _carried(label.volumes, regrid, "own", "labels")
+        kept = _carried(label.volumes, new_grid, version, "own", "labels")
         options = {"name": label.name, "ngff_version": version}
         targets.append(target_of(f"labels/{label.name}", label.volumes, label.grid, kept, "label", **options))
     # Before blocks are planned, which takes minutes for a target of 1e30 voxels.
@@ -264,7 +276,8 @@ def resample_zarr(
                         each_job = replace(job, index=one_volume.index, entries=entries)
                         _fill(each_job, state, number, image.stored, report, client, needs)
             for image in targets:
-                _finish(state.folder, image, kind if client is None else "cpu", device_memory)
+                folder, on = state.folder / image.folder, kind if client is None else "cpu"
+                make_coarser_levels(folder, image.image, image.downsampling, on, device_memory)
             drop_partial_files(state.folder)
             check_unchanged(targets, request)
     return Path(target)
@@ -274,7 +287,7 @@ def _plan_for_workers(
     client: Client, needs: Needs, targets: Sequence[TargetImage], limit: int | None
 ) -> tuple[str, list[tuple[ResamplePlan, int | None]]]:
     """Choose the device of the workers, and blocks that fit each of them, with the scratch memory of a read."""
-    _check_limit(limit)
+    check_limit(limit)
     capacity = survey(client, needs)
     most = capacity.nbytes if limit is None else min(limit, capacity.nbytes)
     try:
@@ -286,16 +299,23 @@ def _plan_for_workers(
     return capacity.kind, plans
 
 
-def _carried(volumes: Volumes, regrid: Regrid, *dropped: str) -> Carried:
-    """Return the metadata that the resampled image keeps: orientations of axes only if each stays along its own."""
-    matrix = np.array(regrid.matrix)
-    turned = np.count_nonzero(matrix - np.diag(np.diag(matrix))) or (np.diag(matrix) <= 0).any()
-    return carried_from(volumes).without(*dropped, *(["orientations"] if turned else [])).on_another_grid()
+def _carried(volumes: Volumes, grid: TargetGrid, version: str | None, *dropped: str) -> Carried:
+    """Return the metadata that the resampled image keeps.
+
+    Orientations and coordinate systems only if each axis stays along its own, and systems only in NGFF 0.6.
+    """
+    matrix, carried = np.array(grid.regrid.matrix), on_grid_of(carried_from(volumes), grid)
+    along_axes = np.array_equal(matrix, np.diag(np.diag(matrix))) and bool((np.diag(matrix) > 0).all())
+    turned = grid.carried is None and not along_axes
+    more = ["orientations"] if turned else []
+    more += ["systems"] if turned or (version or carried.ngff_version) != "0.6" else []
+    return carried.without(*dropped, *more).on_another_grid()
 
 
-def _open_volumes(
+def open_source_volumes(
     source: Source, level: int, channel: int | None, time: int | None, spacing: Spacing | None
 ) -> Volumes:
+    """Open the volumes of an image, or of a single array, whose spacing must be given; see :func:`resample_zarr`."""
     node = open_node(source)
     if isinstance(node, zarr.Array):
         name = describe_source(node)
@@ -329,58 +349,6 @@ def _check_dtype(array: Volume, order: int) -> None:
     kinds = "biuf" if order == 0 else "iuf"
     if array.dtype.kind not in kinds or array.dtype.itemsize > 8:
         raise TypeError(f"voxels of {array.dtype} cannot be resampled with order={order}: pass integers or floats")
-
-
-def plan_blocks(
-    grid: AffineGrid,
-    source: zarr.Array[Any] | Volume,
-    stored: tuple[int, ...],
-    kind: str,
-    limit: int | None = None,
-) -> tuple[ResamplePlan, int | None]:
-    """Choose the blocks of :func:`resample_zarr`, and the scratch memory of a read.
-
-    Parameters
-    ----------
-    grid : AffineGrid
-        The map.
-    source : zarr.Array[Any] or Volume
-        The volume.
-    stored : tuple of int
-        Shape of a shard, or else of a chunk, of the target, along the axes of space.
-    kind : {"cuda", "cpu"}
-        Device of the transform.
-    limit : int, optional
-        As `device_memory`.
-
-    Returns
-    -------
-    plan : ResamplePlan
-        The blocks.
-    scratch : int or None
-        Bytes of a read on a device beyond its result.
-    """
-    _check_limit(limit)
-    work, output_work = box_work_bytes(source.dtype, grid, kind)
-    itemsize = source.dtype.itemsize
-    if kind == "cpu":
-        cost = BlockBytes(itemsize, itemsize, work, output_work)
-        budget = limit if limit is not None else min(int(_SHARE * _host_memory()), _HOST_MOST)
-        return ResamplePlan(grid, choose_block_shape(grid, stored, cost, budget, source.chunks)), None
-    # Writing copies a block into the order of its chunks.
-    cost = BlockBytes(itemsize, itemsize, work, output_work + itemsize)
-    budget = limit if limit is not None else int(_SHARE * free_memory())
-    scratch = min(DEFAULT_SCRATCH_BYTES, max(MIN_SCRATCH_BYTES, budget // 4))
-    return ResamplePlan(grid, choose_block_shape(grid, stored, cost, budget - scratch, source.chunks)), scratch
-
-
-def _check_limit(limit: Any) -> None:
-    if limit is not None and (not isinstance(limit, (int, float, np.integer)) or not 1 <= limit < math.inf):
-        raise ValueError(f"device_memory={limit!r}: pass a number of bytes")
-
-
-def _host_memory() -> int:
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _shown(progress: Progress | None, targets: Sequence[TargetImage]) -> AbstractContextManager[Progress]:
@@ -430,15 +398,14 @@ def _fill(
         make_blocks_on(client, job, needs, wanted, done)
 
 
-def _finish(target: Path, filled: TargetImage, kind: str, limit: int | None) -> None:
-    """Make the coarser resolutions, on the device of the blocks."""
-    folder, image, downsampling = target / filled.folder, filled.image, filled.downsampling
+def make_coarser_levels(folder: Path, image: NewImage, downsampling: str, kind: str, limit: int | None = None) -> None:
+    """Make the coarser resolutions of an image whose finest one is written, on the device or the host."""
     pyramid = Pyramid(image.shapes, image.stored, image.dtype.itemsize)
     # An eighth: a finer box, the buffers of its read, and the sums of its pairs.
     nbytes = STEP_BYTES if limit is None else min(STEP_BYTES, limit // 8)
     threads = writing_threads()
     with ThreadPoolExecutor(threads, "linumpy-chunks") as pool:
-        levels = [_level(folder, level, pool, threads) for level in range(len(image.shapes))]
+        levels = [level_chunks(folder, level, pool, threads) for level in range(len(image.shapes))]
         for level, (finer, coarser) in enumerate(itertools.pairwise(levels), 1):
             whole = tuple(slice(0, n) for n in image.shapes[level])
             for box in split(whole, pyramid.step(level, nbytes >> len(whole))):
@@ -450,6 +417,7 @@ def _finish(target: Path, filled: TargetImage, kind: str, limit: int | None) -> 
                     coarser.write(box, halve_by_threads(to_host(block), downsampling, pool, threads, factors))
 
 
-def _level(folder: Path, level: int, pool: ThreadPoolExecutor, threads: int) -> Chunks:
+def level_chunks(folder: Path, level: int, pool: ThreadPoolExecutor, threads: int) -> Chunks:
+    """Open a resolution of an image in a work folder for writing whole chunks."""
     array = zarr.open_array(local_store(folder / str(level), read_only=False), mode="r+")
     return chunks_of(array.with_config({"write_empty_chunks": True}), pool, threads)

@@ -87,9 +87,10 @@ def create_sampler(
         ``"out_of_core"``: `num_blocks`, `num_concurrent_blocks`: slabs in memory, and those replaced after each batch
         (``VNR_NUM_BLOCKS``, ``VNR_NUM_CONCURRENT_BLOCKS``).
 
-        ``zarr``: `source`, `level`, `channel`, `time`, `channel_axis` (of a plain array of four axes), `range`, and
-        `spacing` as above; ``"cuda_out_of_core"`` also `cache_bytes`, `ahead` (independent samples made in one pass
-        over the volume) and `reader`.
+        ``zarr``: `source`, of three axes of space, or of two, which are one plane; `level`, `channel`, `time`,
+        `channel_axis` (of a plain array of four axes), `range`, and `spacing` as above; `storage_options` of a URL;
+        ``"cuda_out_of_core"`` also `cache_bytes`, `ahead` (independent samples made in one pass over the volume) and
+        `reader`.
 
         ``openvdb``: `filename`, `field`. ``vtkm``: `files`, `field`. ``exabrick``: `bricks`, `scalar`. ``exastitch``:
         `umesh`, `grids`, `scalar`.

@@ -7,8 +7,8 @@ that do not fit together, ``TypeError`` for arrays that are not voxels.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -106,6 +106,8 @@ class ZarrSource:
     channel: int | None = None
     time: int | None = None
     range: Range | None = None
+    # May hold credentials, so that it is not printed.
+    storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,6 +4,10 @@ Batches are passed to PyTorch, JAX and CuPy through DLPack. Without a GPU the sa
 this package imports no GPU package.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from linumpy.stream.augment import Augment, Elastic
 from linumpy.stream.batches.batch import Batch, BatchInfo, Tensor
 from linumpy.stream.config import Config, Dtype, Part, Sample
@@ -29,6 +33,9 @@ from linumpy.stream.logs import set_log_level
 from linumpy.stream.pipeline import Pipeline
 from linumpy.stream.stats import Metric, Stats
 from linumpy.stream.torch_dataset import torch_dataset
+
+if TYPE_CHECKING:
+    from linumpy.stream.inference import predict
 
 __all__ = [
     "Augment",
@@ -61,6 +68,15 @@ __all__ = [
     "Tensor",
     "TryAgain",
     "Volume",
+    "predict",
     "set_log_level",
     "torch_dataset",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name != "predict":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from linumpy.stream.inference import predict  # with what writes images, which training does not need
+
+    return predict

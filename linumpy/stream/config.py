@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from typing import Any, Literal
@@ -257,6 +257,8 @@ class Config:
         What augmentation depends on, together with the number of the sample; below 2**64.
     on_error : {"raise", "skip"}
         Whether a batch with a faulty sample raises when it is popped, or is returned without that sample.
+    storage_options : mapping or None
+        Of all URLs: what obstore's ``from_url`` takes; see docs/remote.md.
     rank, world_size : int
         This process serves samples ``rank``, ``rank + world_size``, … of what is pushed.
 
@@ -288,6 +290,8 @@ class Config:
     seed: int = 0
     epoch: int = 0
     on_error: Literal["raise", "skip"] = "raise"
+    # May hold credentials, so that it is not printed.
+    storage_options: Mapping[str, Any] | None = field(default=None, repr=False, hash=False)
     rank: int = 0
     world_size: int = 1
 

@@ -1,10 +1,11 @@
 """Plan an OME-Zarr image, and make it, empty.
 
 In: shape, dtype, voxel spacing in µm, and the parameters of storage. Out: :class:`NewImage`, checked before anything is
-written, which makes the folder with its metadata (NGFF 0.5 in zarr v3, or NGFF 0.4 in zarr v2) and returns its arrays.
+written, which makes the folder with its metadata (NGFF 0.5 or 0.6 in zarr v3, 0.4 in v2) and returns its arrays.
 Errors: ``ValueError`` for sizes that do not fit, ``TypeError`` for values that are no numbers.
 
-Formats: https://ngff.openmicroscopy.org/0.5/ and https://ngff.openmicroscopy.org/0.4/, section "multiscales".
+Formats: https://ngff.openmicroscopy.org/0.6/, https://ngff.openmicroscopy.org/0.5/ and
+https://ngff.openmicroscopy.org/0.4/, section "multiscales".
 """
 
 from __future__ import annotations
@@ -23,13 +24,14 @@ import zarr
 from numpy.typing import DTypeLike
 
 from linumpy.io.carried import Carried, LeadingAxis
+from linumpy.io.coordinate_systems import INTRINSIC, Systems, with_systems
 from linumpy.io.ngff import MICROMETERS
 from linumpy.io.paths import check_free_space
 from linumpy.io.source import local_store
 from linumpy.io.zarr_mode import host_zarr_context
 
 #: Versions of NGFF that are written, and the zarr format of each.
-ZARR_FORMATS = {"0.5": 3, "0.4": 2}
+ZARR_FORMATS = {"0.6": 3, "0.5": 3, "0.4": 2}
 #: Axes before those of space, in their order, and their types in NGFF.
 LEADING_AXES = {"t": "time", "c": "channel"}
 #: How a coarser resolution is made from a finer one.
@@ -58,11 +60,11 @@ class NewImage:
     names : tuple of str
         Names of the axes.
     metadata : dict
-        Attributes of the group: those of NGFF (in 0.5 below ``"ome"``), and the caller's.
+        Attributes of the group: those of NGFF (from 0.5 on below ``"ome"``), and the caller's.
     fill_value : numpy.generic
         Value of voxels that are never written.
     ngff_version : str
-        ``"0.5"`` or ``"0.4"``.
+        ``"0.6"``, ``"0.5"`` or ``"0.4"``.
     """
 
     shapes: tuple[tuple[int, ...], ...]
@@ -366,4 +368,6 @@ def _metadata(
     }
     if version == "0.4":
         return {"multiscales": [{"version": "0.4", **image}], **beside}
+    if version == "0.6":
+        image = with_systems(image, carried.systems or Systems(INTRINSIC, (), ()))
     return {"ome": {"version": version, "multiscales": [image], **beside}}

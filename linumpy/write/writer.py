@@ -1,10 +1,10 @@
 """Write an OME-Zarr image with its pyramid, region by region, complete or not at all.
 
-In: regions as NumPy or CuPy arrays, and the voxel spacing in µm. Out: a folder, NGFF 0.5 (zarr v3) or 0.4 (zarr v2), or
-an ``.ozx`` file. It is written in a work folder beside its path and renamed when complete and on the disk, so that a
-killed run leaves nothing that looks finished. Raw chunks of a device array are written by GPUDirect Storage, or through
-pinned memory where kvikio or the system does not offer it; encoded ones are copied to the host once and written by
-zarr-python.
+In: regions as NumPy or CuPy arrays, and the voxel spacing in µm. Out: a folder, NGFF 0.4 (zarr v2), 0.5 or 0.6 (zarr
+v3), or an ``.ozx`` file. It is written in a work folder beside its path and renamed when complete and on the disk, so
+that a killed run leaves nothing that looks finished. Raw chunks of a device array are written by GPUDirect Storage, or
+through pinned memory where kvikio or the system does not offer it; encoded ones are copied to the host once and written
+by zarr-python.
 Errors: ``FileExistsError`` for a path that exists, ``ValueError`` for sizes and regions that do not fit, ``TypeError``
 for values that are no numbers, ``OSError`` for a full disk.
 """
@@ -54,7 +54,7 @@ class OmeZarrWriter:
     ----------
     path : str or Path
         The folder to make; or ``*.ozx``, a ZIP file (RFC-9), into which the finished folder is packed, so that the disk
-        needs room for both. It holds NGFF 0.5.
+        needs room for both. It holds NGFF 0.5 or 0.6.
     shape : sequence of int
         Voxels of the finest resolution: two or three axes of space, before them any of time and channel.
     dtype : dtype
@@ -67,9 +67,9 @@ class OmeZarrWriter:
         as ``"tczyx"``. By default the last of ``"zyx"``; with more than three axes they must be named.
     chunks, shards : sequence of int, optional
         One number for each axis. By default chunks of at most 8 MiB, of one time and one channel, and no shards. Shards
-        need chunks that divide them, and NGFF 0.5.
+        need chunks that divide them, and zarr v3.
     compressors
-        As for zarr: codecs of zarr v3 for NGFF 0.5, one of numcodecs for 0.4; by default chunks are raw.
+        As for zarr: codecs of zarr v3 for NGFF 0.5 and 0.6, one of numcodecs for 0.4; by default chunks are raw.
     name : str, optional
         Name of the image; by default that of `carried`, or else that of the folder.
     origin : sequence of float, optional
@@ -82,8 +82,8 @@ class OmeZarrWriter:
         labels the most frequent of them (of equally frequent ones the first); or the first of them. An odd last voxel
         is averaged with itself. The metadata has the centre of all eight, and this method as the ``type`` of the
         multiscales.
-    ngff_version : {"0.5", "0.4"}, optional
-        Version of the metadata, which determines the zarr format, 3 or 2; by default that of `carried`, or else 0.5.
+    ngff_version : {"0.6", "0.5", "0.4"}, optional
+        Version of the metadata; of 0.4 in zarr v2, else v3. By default that of `carried`, or else 0.5.
     fill_value : number
         Value of voxels that are never written.
     attributes : mapping, optional

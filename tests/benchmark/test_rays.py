@@ -46,7 +46,6 @@ def test_without_a_gpu_it_says_so(monkeypatch, capsys):
 
 
 @pytest.mark.gpu
-@pytest.mark.gpu_alone
 def test_all_cases_on_a_device():
     _, *results = run(kernel_cases(MAKERS, 0.1), Settings(2))
     assert [one.case.name for one in results] == list(MAKERS)

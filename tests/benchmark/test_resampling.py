@@ -98,7 +98,6 @@ def run_all(folder, scale, xp=None):
 
 
 @pytest.mark.gpu
-@pytest.mark.gpu_alone
 def test_all_cases_on_a_device(tmp_path):
     run_all(tmp_path, 0.25)
 

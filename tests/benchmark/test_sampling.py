@@ -82,7 +82,6 @@ def test_help_and_bad_arguments(arguments, code, text, capsys):
 
 
 @pytest.mark.gpu
-@pytest.mark.gpu_alone
 def test_all_cases_on_a_device(tmp_path):
     output = Output(tmp_path / "out.json")
     _, *results = run(kernel_cases(MAKERS, 0.25), Settings(2), output)

@@ -69,7 +69,6 @@ def test_help_and_bad_arguments(capsys, monkeypatch):
 
 
 @pytest.mark.gpu
-@pytest.mark.gpu_alone
 @needs_warp
 def test_all_cases_on_a_device(tmp_path):
     _, *results = run(kernel_cases(MAKERS, 0.25), Settings(2), Output(tmp_path / "out.json"))

@@ -1,7 +1,9 @@
 """If this fails, datasets of xarray's engine "linumpy" have wrong values or coordinates, or keep files open."""
 
+import contextlib
 import os
 import pickle
+from types import SimpleNamespace
 from unittest.mock import patch
 
 import numpy as np
@@ -10,8 +12,11 @@ import zarr
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from linumpy.errors import ChunkError, MetadataError, SourceError, StaleLayoutError
+from linumpy.device import Device
+from linumpy.errors import ChunkError, GpuUnavailableError, MetadataError, SourceError, StaleLayoutError
 from linumpy.gpu.read.reader import Reader
+from linumpy.gpu.read.shared import shared_reader
+from linumpy.interop import outer
 from linumpy.io.carried import Carried, LeadingAxis
 from linumpy.io.ome import open_image
 from linumpy.write.writer import write_omezarr
@@ -281,3 +286,103 @@ def test_many_boxes_are_read_a_few_at_a_time(brain):
         np.testing.assert_array_equal(opened(brain)["image"][::2, ::-3, ::4], values()[::2, ::-3, ::4])
     assert sum(sizes) == 3 * 4 * 4
     assert max(sizes) == 5
+
+
+class OnDevice(np.lib.mixins.NDArrayOperatorsMixin):
+    """An array that, like CuPy's, does not become NumPy's by itself."""
+
+    def __init__(self, host):
+        self.host = host
+        self.shape, self.dtype, self.ndim, self.size = host.shape, host.dtype, host.ndim, host.size
+        self.nbytes = host.nbytes
+
+    def __array__(self, *_, **__):
+        raise TypeError("implicit conversion to NumPy")
+
+    def __array_ufunc__(self, ufunc, method, *inputs, **options):
+        return OnDevice(np.asarray(getattr(ufunc, method)(*map(on_host, inputs), **options)))
+
+    def __array_function__(self, function, types, arguments, options):
+        return OnDevice(np.asarray(function(*map(on_host, arguments), **options)))
+
+    def __getitem__(self, key):
+        return OnDevice(self.host[key])
+
+    def __setitem__(self, key, value):
+        self.host[key] = on_host(value)
+
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        method = getattr(self.host, name)
+        return lambda *arguments, **options: OnDevice(np.asarray(method(*arguments, **options)))
+
+
+def on_host(value):
+    return value.host if isinstance(value, OnDevice) else value
+
+
+@contextlib.contextmanager
+def one_device():
+    """Have readers of device 3 give such arrays."""
+    from linumpy.interop import xarray_backend
+
+    @contextlib.contextmanager
+    def reader_of(device):
+        assert device == 3
+        with shared_reader("cpu") as reader:
+            submit = reader.submit_many
+
+            def submitted(*arguments):
+                return [SimpleNamespace(result=lambda t=ticket: OnDevice(t.result())) for ticket in submit(*arguments)]
+
+            yield SimpleNamespace(submit_many=submitted)
+
+    cupy = SimpleNamespace(
+        empty=lambda *about: OnDevice(np.empty(*about)),
+        asarray=lambda values: OnDevice(values),
+        cuda=SimpleNamespace(Device=lambda number: contextlib.nullcontext()),
+    )
+    with (
+        patch.object(outer, "shared_reader", reader_of),
+        patch.object(outer, "require_cuda", lambda number: cupy),
+        patch.object(xarray_backend, "resolve", lambda kind, number=3: Device("cuda", number, "")),
+    ):
+        yield
+
+
+@pytest.mark.parametrize("device", ["cuda", 3])
+def test_values_lie_on_a_device_on_request(brain, device):
+    with one_device():
+        image = opened(brain, device=device)["image"]
+        for key, found in (
+            (np.s_[3:9, :, 5], image[3:9, :, 5]),
+            (np.s_[::-2], image[::-2]),
+            (np.s_[:, [4, 0, 29]], image.isel(y=[4, 0, 29])),
+        ):
+            assert isinstance(found.data, OnDevice)
+            np.testing.assert_array_equal(found.data.host, values()[key])
+        mean = image[2:5].mean("z").data
+        assert isinstance(mean, OnDevice)
+        np.testing.assert_allclose(mean.host, values()[2:5].mean(0))
+        tree = xr.open_datatree(brain, engine="linumpy", device=device)
+        expected = zarr.open_array(f"{brain}/1", mode="r")[...]
+        np.testing.assert_array_equal(tree["1"]["image"].data.host, expected)
+
+
+def test_a_device_that_is_not_there_is_an_error(brain):
+    with pytest.raises(GpuUnavailableError):
+        opened(brain, device=99)
+    with pytest.raises(ValueError, match="gpu"):
+        opened(brain, device="gpu")
+
+
+@pytest.mark.gpu
+def test_values_lie_on_the_gpu(brain):
+    import cupy
+
+    image = opened(brain, device="cuda")["image"]
+    assert isinstance(image.data, cupy.ndarray)
+    part = image.isel(y=[4, 0, 29])[::-2]
+    np.testing.assert_array_equal(part.data.get(), values()[::-2, [4, 0, 29]])
+    assert float(image.mean()) == pytest.approx(values().mean())

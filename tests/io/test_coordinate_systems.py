@@ -9,8 +9,10 @@ from ome_zarr_models import open_ome_zarr
 
 from linumpy.errors import MetadataError
 from linumpy.gpu.zarr_io import read_zarr
+from linumpy.io.carried import Carried
 from linumpy.io.ome import level_transforms, open_image
 from linumpy.resample.resample_zarr import resample_zarr
+from linumpy.write.writer import write_omezarr
 
 ngff_zarr = pytest.importorskip("ngff_zarr", reason="ngff-zarr is not installed: pip install ngff-zarr")
 
@@ -111,9 +113,7 @@ def test_transformations_along_the_axes(tmp_path, transformation, step, first):
 )
 def test_transformations_that_are_not_read(tmp_path, transformation, named):
     by_hand(tmp_path / "i", transformation)
-    with pytest.raises(
-        MetadataError, match=rf"/i: the coordinate transformation {named} is no .*; resample_zarr does not"
-    ):
+    with pytest.raises(MetadataError, match=rf"/i: the coordinate transformation {named} is no .* levels"):
         open_image(tmp_path / "i")
     assert read_zarr(tmp_path / "i", level=0, device="cpu").shape == (4, 5, 6)  # voxels need none
 
@@ -176,21 +176,75 @@ def test_other_coordinate_systems_do_not_move_the_image(tmp_path):
     assert (image.spacing, image.origin) == (((2, 3, 4),), ((0, 0, 0),))
 
 
-def test_resampled_images_are_written_as_0_5(tmp_path, caplog):
-    atlas = {"name": "atlas", "axes": SPACE}
+def checked(folder):
+    """Read an image by ngff-zarr, which validates its metadata by the schemas of the specification."""
+    pytest.importorskip("jsonschema", reason="jsonschema is not installed: pip install jsonschema")
+    return ngff_zarr.from_ngff_zarr(folder, validate=True)
+
+
+@pytest.mark.parametrize("axes", ["zyx", "tczyx", "cyx"])
+def test_what_is_written_is_read_by_ngff_zarr(tmp_path, axes):
+    rank = sum(axis in "zyx" for axis in axes)
+    values = np.arange(np.prod((2, 3, 8, 10, 12)[-len(axes) :]), dtype="u2").reshape((2, 3, 8, 10, 12)[-len(axes) :])
+    spacing, origin = (5.0, 0.5, 2.0)[-rank:], (1.0, -2.0, 3.0)[-rank:]
+    orientations = {"x": ORIENTATION}
+    write_omezarr(
+        tmp_path / "i", values, spacing, axes=axes, origin=origin, levels=2, ngff_version="0.6",
+        carried=Carried(orientations=orientations, units={"y": "nanometer"}),
+    )  # fmt: skip
+    found = checked(tmp_path / "i")
+    ome = zarr.open_group(tmp_path / "i", mode="r").attrs["ome"]
+    assert ome["version"] == "0.6"
+    assert "axes" not in ome["multiscales"][0]
+    ours = open_image(tmp_path / "i")
+    assert (ours.version, [axis.name for axis in ours.axes]) == ("0.6", list(axes))
+    assert ours.spacing[0] == pytest.approx(spacing)
+    assert ours.axes[-1].orientation == ORIENTATION
+    for level, image in enumerate(found.images):
+        assert list(image.dims) == list(axes)
+        assert tuple(image.scale[axis] for axis in axes) == ours.scale[level]
+        assert tuple(image.translation[axis] for axis in axes) == ours.translation[level]
+        assert np.array_equal(image.data.compute(), read_zarr(tmp_path / "i", level=level, device="cpu"))
+    assert found.images[0].axes_units["y"] == "nanometer"
+    assert found.images[0].axes_orientations["x"].value.value == "left-to-right"
+    assert len(found.images) == 2
+
+
+def test_resampled_images_keep_their_systems(tmp_path, caplog):
+    """Those in which it can say where it lies: of arrays beside the source, and in NGFF 0.5, it cannot."""
+    turned = {"type": "rotation", "rotation": [[1, 0, 0], [0, 0, -1], [0, 1, 0]]}
+    warped = {"type": "bijection", "forward": {"type": "displacements", "path": "f"}, "inverse": {"type": "identity"}}
+    physical, atlas, warp = {"name": "physical"}, {"name": "atlas"}, {"name": "warp"}
+    whole = [
+        {**turned, "input": physical, "output": atlas, "name": "to atlas"},
+        {**warped, "input": physical, "output": warp},
+    ]
     axes = [*SPACE[:2], {**SPACE[2], "orientation": ORIENTATION}]
-    by_hand(tmp_path / "i", sequence(SCALE, SHIFT), axes=axes, more=[atlas])
-    resample_zarr(tmp_path / "i", tmp_path / "o", (4, 3, 2), device="cpu")
-    (warning,) = [record.getMessage() for record in caplog.records if "not carried over" in record.getMessage()]
-    assert warning.endswith(": the coordinate system 'atlas'; NGFF version 0.6, which is not written yet")
+    more = [{**atlas, "axes": SPACE}, {**warp, "axes": SPACE}]
+    by_hand(tmp_path / "i", sequence(SCALE, SHIFT), axes=axes, more=more, whole=whole)
+
+    def dropped(target, *arguments, **options):
+        caplog.clear()
+        resample_zarr(tmp_path / "i", tmp_path / target, *arguments, device="cpu", **options)
+        (warning,) = [record.getMessage() for record in caplog.records if "not carried over" in record.getMessage()]
+        return warning.split(": ", 2)[2]
+
+    assert dropped("o", (4, 3, 2)) == "the coordinate system 'warp'"
+    found = checked(tmp_path / "o")
+    (multiscale,) = zarr.open_group(tmp_path / "o", mode="r").attrs["ome"]["multiscales"]
+    assert multiscale["coordinateTransformations"] == whole[:1]
+    assert multiscale["coordinateSystems"] == [{"name": "physical", "axes": axes}, more[0]]
     image = open_image(tmp_path / "o")
-    assert (image.version, image.spacing) == ("0.5", ((4, 3, 2),))
+    assert (image.version, image.spacing) == ("0.6", ((4, 3, 2),))
     assert image.origin[0] == pytest.approx((5 - 1 + 2, 6, 7 - 2 + 1))  # the edges stay where they are
-    assert [axis.orientation for axis in image.axes] == [None, None, ORIENTATION]
-    open_ome_zarr(zarr.open_group(tmp_path / "o", mode="r"))  # a validator
-    read = ngff_zarr.from_ngff_zarr(tmp_path / "o").images[0]
-    assert (read.scale, read.translation) == ({"z": 4, "y": 3, "x": 2}, {"z": 6, "y": 6, "x": 6})
-    assert read.axes_orientations["x"].value.value == "left-to-right"
+    assert (found.images[0].scale, found.images[0].translation) == ({"z": 4, "y": 3, "x": 2}, {"z": 6, "y": 6, "x": 6})
+    resample_zarr(tmp_path / "o", tmp_path / "o.ozx", 4.0, ngff_version="0.6", device="cpu")
+    assert checked(str(tmp_path / "o.ozx")).images[0].scale == {"z": 4, "y": 3.75, "x": 4}
+    lost = ["the coordinate system 'warp'", "the orientations of the axes x", "the coordinate system 'atlas'"]
+    assert dropped("p", (4, 3, 2), ngff_version="0.5").split("; ") == lost[::2]
+    assert dropped("q", np.diag([1, 1, -1])).split("; ") == lost
+    open_ome_zarr(zarr.open_group(tmp_path / "p", mode="r"))  # a validator of 0.5
+    assert [axis.orientation for axis in open_image(tmp_path / "p").axes] == [None, None, ORIENTATION]
 
 
 @pytest.mark.parametrize(("matrix", "kept"), [(np.diag([1, 2, 1]), True), (np.diag([1, 1, -1]), False)])

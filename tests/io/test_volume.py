@@ -10,7 +10,7 @@ import zarr
 
 from linumpy.errors import MetadataError, SourceError
 from linumpy.gpu.zarr_io import read_zarr
-from linumpy.io.ome import open_image, open_level, read_omezarr
+from linumpy.io.ome import open_image, open_images, open_level, read_omezarr
 from linumpy.io.volume import open_volumes
 from linumpy.mosaic.tiles import read_box
 from linumpy.write.writer import write_omezarr
@@ -168,7 +168,18 @@ def test_plates_and_wells_name_their_images(tmp_path, version):
     for path, voxels in data.items():
         assert np.array_equal(open_image(tmp_path / "p.zarr" / path).levels[0][...], voxels)
         assert np.array_equal(open_image(f"{tmp_path}/p.zarr/{path}").levels[0][...], voxels)
+    images = open_images(tmp_path / "p.zarr")
+    assert (images.kind, list(images), len(images)) == ("a plate", list(data), 3)
+    assert all(np.array_equal(images[path].levels[0][...], voxels) for path, voxels in data.items())
+    assert np.array_equal(open_images(tmp_path / "p.zarr/B/03")["1"].levels[0][...], data["B/03/1"])
+    for wrong in ("C/01/0", "", 5, "../p.zarr"):
+        with pytest.raises(SourceError, match=r"no image .*: .* is a plate, .* 'A/03/0', 'B/03/0', 'B/03/1'$"):
+            images[wrong]
+    with pytest.raises(SourceError, match=r"is an image: open_image opens it$"):
+        open_images(tmp_path / "p.zarr/B/03/0")
     empty = zarr.create_group(tmp_path / "empty")
+    with pytest.raises(SourceError, match=r"empty holds no images that its metadata name$"):
+        open_images(empty)
     empty.attrs["ome"] = {"version": "0.5", "plate": {"wells": [{"path": "A/1"}, 5]}}
     with pytest.raises(SourceError, match=r"is a plate, not an image: it has no images$"):
         open_image(tmp_path / "empty")
@@ -178,7 +189,9 @@ def test_plates_and_wells_name_their_images(tmp_path, version):
 def test_several_images_of_bioformats2raw_are_named(tmp_path, version):
     bioformats2raw(tmp_path / "b", 2, version)
     for ask in (open_image, open_volumes, lambda path: open_level(zarr.open_group(path, mode="r"), 0)):
-        with pytest.raises(SourceError, match=r"holds 2 images: name one of .*/b/0, .*/b/1$"):
+        with pytest.raises(
+            SourceError, match=r"is a collection of bioformats2raw, .*, such as .*/b/0; it has the images '0', '1'$"
+        ):
             ask(tmp_path / "b")
     assert open_image(tmp_path / "b/1").spacing == ((5.0, 2.0, 3.0),)
     bioformats2raw(tmp_path / "listed", 2, version, series=["1"])  # the list counts, not what lies there
@@ -187,5 +200,23 @@ def test_several_images_of_bioformats2raw_are_named(tmp_path, version):
     with pytest.raises(SourceError, match="the image '0' that its metadata names does not exist"):
         open_image(tmp_path / "gone")
     bioformats2raw(tmp_path / "none", 0, version)
-    with pytest.raises(SourceError, match="it holds no image"):
+    with pytest.raises(SourceError, match="is a collection of bioformats2raw, not an image: it has no images"):
         open_image(tmp_path / "none")
+
+
+def test_labels_and_scenes_name_their_images(tmp_path):
+    ends = {"input": {"path": "a", "name": "physical"}, "output": {"path": "b/c", "name": "physical"}}
+    scene = zarr.create_group(tmp_path / "s")
+    scene.attrs["ome"] = {"version": "0.6", "scene": {"coordinateTransformations": [{"type": "identity", **ends}]}}
+    labels = zarr.create_group(tmp_path / "labels", attributes={"ome": {"labels": ["cells", "x/y"]}})
+    for group, kind, paths in ((scene, "a scene", ["a", "b/c"]), (labels, "a group of labels", ["cells", "x/y"])):
+        for path in paths:
+            zarr.create_group(group.store_path / path)
+            write_omezarr(group.store.root / path, np.full((3, 4, 5), 7, "u1"), (1, 2, 3), overwrite=True)
+        images = open_images(group.store.root)
+        assert (images.kind, list(images)) == (kind, paths)
+        assert images[paths[1]].spacing == ((1, 2, 3),)
+        with pytest.raises(
+            SourceError, match=f"is {kind}, not an image: .*; it has the images '{paths[0]}', '{paths[1]}'"
+        ):
+            open_image(group.store.root)

@@ -446,7 +446,7 @@ def test_a_unit_that_is_no_text_is_not_carried(tmp_path):
 
 def test_names_of_version_and_type_are_refused_clearly(tmp_path):
     foreign_image(tmp_path / "a")
-    with pytest.raises(ValueError, match=r"ngff_version='0\.9': choose one of 0\.5, 0\.4"):
+    with pytest.raises(ValueError, match=r"ngff_version='0\.9': choose one of 0\.6, 0\.5, 0\.4"):
         resample_zarr(tmp_path / "a", tmp_path / "b", 2.0, ngff_version="0.9", **HERE)
 
 

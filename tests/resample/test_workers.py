@@ -24,6 +24,7 @@ from linumpy.errors import DeviceMemoryError, GpuUnavailableError, WorkerError
 from linumpy.io.ome import open_image
 from linumpy.resample.resample_zarr import resample_zarr
 from linumpy.write.writer import write_omezarr
+from tests.support.script_runs import load
 
 OPTIONS = {"device": "cpu", "chunks": (16, 16, 16), "device_memory": 100_000, "mode": "nearest"}
 CLUSTER = {"threads_per_worker": 1, "processes": True, "dashboard_address": None}
@@ -56,6 +57,18 @@ def source(tmp_path_factory):
 def check(source, made):
     one, two = (open_image(path).levels[0][...] for path in (source.parent / "one", made))
     assert np.array_equal(one, two)
+
+
+def test_the_command_on_a_cluster(cluster, source, tmp_path, capsys):
+    main = load("linum_resample").main
+    for name, more in (("alone", ["--no-use_gpu"]), ("workers", ["--cluster", cluster.scheduler_address])):
+        assert main([str(source), str(tmp_path / name), "--resolution", "4", *more]) == 0
+    one, two = (open_image(tmp_path / name).levels[0][...] for name in ("alone", "workers"))
+    assert np.array_equal(one, two)
+    assert " on the workers: " in capsys.readouterr().out
+    assert main([str(source), str(tmp_path / "c"), "--resolution", "4", "--cluster", "nowhere"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("linum-resample: error: --cluster 'nowhere': no address of a scheduler"), error
 
 
 def within(seconds, function, *arguments, **options):

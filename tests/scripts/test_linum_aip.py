@@ -54,6 +54,7 @@ def test_a_picture(mosaic, tmp_path):
     got = np.asarray(Image.open(tmp_path / "aip.png"))
     mean = volume().mean(axis=0)
     black, white = np.percentile(mean, (0.1, 99.9))
+    assert done.stdout.startswith(f"black is {black:.6g}, white {white:.6g}: percentiles 0.1 and 99.9")
     expected = np.clip((mean - black) / (white - black), 0, 1) * 65535
     assert got.shape == mean.shape
     assert np.abs(got.astype(float) - expected).max() < 4

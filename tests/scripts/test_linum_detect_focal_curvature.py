@@ -124,7 +124,7 @@ BAD = {
     "fill value": (["{}/mosaic.zarr", "{}/o", *T, "--fill_value", "-1"], "--fill_value -1.0: uint16 does not hold it"),
     "no mean": (["{}/mosaic.zarr", "{}/o", *T, "--s_xy", "0"], "--s_xy 0"),
     "levels": (["{}/mosaic.zarr", "{}/o", *T, "--levels", "0"], "--levels 0"),
-    "report of no kind": (["{}/mosaic.zarr", "{}/o", *T, "--report", "{}/a.pdf"], "ends in .png"),
+    "report of no kind": (["{}/mosaic.zarr", "{}/o", *T, "--report", "{}/a.jpg"], "ends in .png"),
     "numbers of a report there": (["{}/mosaic.zarr", "{}/o", *T, "--report", "{}/kept.png"], "kept.json exists"),
     "output there": (["{}/mosaic.zarr", "{}/taken", *T], "taken exists"),
     "the source itself": (["{}/mosaic.zarr", "{}/mosaic.zarr", *T], "would replace the source"),

@@ -229,7 +229,7 @@ def test_more_than_three_axes_are_named(tmp_path):
         OmeZarrWriter(tmp_path / "i", (4, 4, 4), "u2", (1, 1, 1), attributes={"ome": 1})
 
 
-@pytest.mark.parametrize("version", ["0.5", "0.4"])
+@pytest.mark.parametrize("version", ["0.6", "0.5", "0.4"])
 def test_ngff_zarr_opens_it(tmp_path, version):
     ngff_zarr = pytest.importorskip("ngff_zarr")
     data = values((20, 31, 40))
@@ -247,7 +247,7 @@ def test_ngff_zarr_opens_it(tmp_path, version):
     assert len(images) == 3
 
 
-@pytest.mark.parametrize("version", ["0.5", "0.4"])
+@pytest.mark.parametrize("version", ["0.6", "0.5", "0.4"])
 def test_linumpy_opens_it(tmp_path, version):
     data = values((5, 6, 7), "f4")
     with OmeZarrWriter(tmp_path / "i", data.shape, "f4", (5, 2, 3), ngff_version=version, levels=2) as target:
@@ -411,7 +411,7 @@ def test_a_block_of_another_dtype(tmp_path):
     [
         ({"levels": 0}, ValueError, "levels=0"),
         ({"levels": 7}, ValueError, r"levels=7: an array of shape \(10, 20\) can have 1 to 6"),
-        ({"ngff_version": "0.3"}, ValueError, "ngff_version='0.3': choose one of 0.5, 0.4"),
+        ({"ngff_version": "0.3"}, ValueError, "ngff_version='0.3': choose one of 0.6, 0.5, 0.4"),
         ({"downsampling": "max"}, ValueError, "downsampling='max': choose one of mean, label, nearest"),
         ({"fill_value": -1}, ValueError, "fill_value=-1 is no value of uint16"),
         ({"fill_value": 0.5}, ValueError, "fill_value=0.5 is no value of uint16"),

@@ -7,6 +7,7 @@
 #include "device.hpp"
 #include "pool.hpp"
 #include "reader.hpp"
+#include "remote.hpp"
 
 struct lc_reader { std::shared_ptr<lc::Reader> reader; };
 struct lc_job {
@@ -18,13 +19,15 @@ extern "C" {
 
 int64_t lc_abi(void) { return LC_ABI; }
 
-void lc_record_sizes(int64_t sizes[15]) {
-    const size_t known[15] = {sizeof(lc_chain),       sizeof(lc_geometry), sizeof(lc_array),     sizeof(lc_batch),
+void lc_record_sizes(int64_t sizes[16]) {
+    const size_t known[16] = {sizeof(lc_chain),       sizeof(lc_geometry), sizeof(lc_array),     sizeof(lc_batch),
                               sizeof(lc_error),       sizeof(lc_report),   sizeof(lc_stats),     sizeof(lc_launch),
                               sizeof(lc_decode_plan), sizeof(lc_scatter),  sizeof(lc_on_device), sizeof(lc_device),
-                              sizeof(lc_direct_read), sizeof(lc_look),     sizeof(lc_entry)};
-    for (int n = 0; n < 15; ++n) sizes[n] = static_cast<int64_t>(known[n]);
+                              sizeof(lc_direct_read), sizeof(lc_look),     sizeof(lc_entry),     sizeof(lc_fetch)};
+    for (int n = 0; n < 16; ++n) sizes[n] = static_cast<int64_t>(known[n]);
 }
+
+void lc_set_fetch(lc_fetch_object function, int64_t requests) { lc::set_fetch(function, requests); }
 
 lc_reader *lc_reader_new(int64_t threads, int64_t index_nbytes, const lc_device *device, char *text) {
     try {
@@ -145,6 +148,7 @@ int64_t lc_decode(const lc_chain *chain, const void *stored, int64_t nbytes, voi
 void lc_after_fork(void) {
     lc::Pool::forget();
     lc::MemoryGate::forget();
+    lc::forget_requests();
 }
 
 void lc_shutdown(void) { lc::Pool::stop_shared(); }

@@ -7,7 +7,7 @@
 
 #include <stdint.h>
 
-#define LC_ABI 6
+#define LC_ABI 7
 #define LC_MAX_RANK 6
 
 #if defined(__GNUC__)
@@ -40,6 +40,8 @@ enum lc_error_code {
     LC_DEVICE = 15,    // text: what the driver says
     LC_CHANGED = 16,   // a file of the metadata is not what it was when the layout was read
     LC_ENTRY = 17,     // text: what is wrong with the local header of an entry of a ZIP file
+    LC_MISSING = 18,   // no such object; of a fetch only
+    LC_REMOTE = 19,    // text: why a request to an object store failed
 };
 
 // Codes of dtypes, in the order that native.py lists them; LC_BFLOAT16 is a target only.
@@ -113,6 +115,9 @@ typedef struct {
     int64_t grid[LC_MAX_RANK];  // objects along each axis
     const lc_entry *entries;  // by number; objects without one are missing
     int64_t entry_count;
+    // Number of the object store whose keys begin with the prefix; 0: objects are files. It has neither metadata, looks
+    // nor an archive.
+    int64_t store;
 } lc_array;
 
 // A kernel that decodes a slab of so many chunks. Each argument is `constant + base · (address of the slab) + status ·
@@ -175,6 +180,24 @@ typedef struct {
 
 // Carries out reads of one slab, and returns when all are done. Called by threads of the core.
 typedef void (*lc_read_direct)(lc_direct_read *reads, int64_t count);
+
+// One request to an object store.
+typedef struct {
+    int64_t store;
+    const char *key;
+    // Offset -1: the last bytes; nbytes -1: all, from 0 on; 0: none, only what describes the object.
+    int64_t offset, nbytes;
+    int64_t address, capacity;  // of host memory for them; where there are more, none is written
+    // Written by the call:
+    int64_t code;  // LC_OK, LC_MISSING, LC_REMOTE
+    int64_t got;  // bytes that were written
+    int64_t size;  // of the object
+    int64_t version[2];  // differs for another content; both 0: the store does not tell
+    char text[256];
+} lc_fetch;
+
+// Carries out a request, and returns when it is over. Called by threads of the core, several at a time.
+typedef void (*lc_fetch_object)(lc_fetch *);
 
 typedef struct {
     int64_t context;  // CUcontext
@@ -254,8 +277,10 @@ typedef struct lc_job lc_job;
 
 LC_API int64_t lc_abi(void);
 // Bytes of the records above, in the order of declaration: chain, geometry, array, batch, error, report, stats,
-// launch, decode plan, scatter, on_device, device, direct read, look, entry.
-LC_API void lc_record_sizes(int64_t sizes[15]);
+// launch, decode plan, scatter, on_device, device, direct read, look, entry, fetch.
+LC_API void lc_record_sizes(int64_t sizes[16]);
+// What carries out requests to object stores for all readers of the process, and how many it is asked for at a time.
+LC_API void lc_set_fetch(lc_fetch_object, int64_t requests);
 
 // `device` is NULL for a reader into host memory. Returns NULL and writes why to `text` (256 bytes).
 LC_API lc_reader *lc_reader_new(int64_t threads, int64_t index_nbytes, const lc_device *device, char *text);

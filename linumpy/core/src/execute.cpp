@@ -7,7 +7,7 @@ namespace lc {
 namespace {
 
 // Bytes between two wanted ranges of a file that are read along with them.
-constexpr i64 GAP = 64 * 1024;
+constexpr i64 GAP = 64 * 1024, REMOTE_GAP = 512 * 1024;
 
 }  // namespace
 
@@ -27,13 +27,9 @@ void Execution::run() {
     Failure failure;
     try {
         locate();
-        if (object_.missing) {
-            for (u32 n = 0; n < task_.chunks; ++n)
-                if (state_[n] == PENDING) fill(task_.first_chunk + n);
-        } else {
-            look_for_kept();
-            read_all();
-        }
+        if (!object_.missing) read_found();
+        for (u32 n = 0; object_.missing && n < task_.chunks; ++n)
+            if (state_[n] == PENDING) fill(task_.first_chunk + n);
     } catch (const FailedRead &error) {
         failure = error.failure;
     } catch (const std::bad_alloc &) {
@@ -52,13 +48,25 @@ void Execution::run() {
     seconds.copy += lap_.take();
 }
 
+// Read chunks of an object that is there; that a raw one in an object store is not is found only now.
+void Execution::read_found() {
+    try {
+        look_for_kept();
+        read_all();
+    } catch (const FailedRead &error) {
+        if (error.failure.code != LC_MISSING) throw;
+        object_.missing = true;
+    }
+}
+
 // The stored object: whether it is there, which version it is, and where its chunks lie. Done by the first task of it;
 // the others find what that one found.
 void Execution::locate() {
     const std::lock_guard lock(object_.mutex);
     if (!object_.located) {
         try {
-            open_object(object_.array->file(object_.coordinates));
+            if (is_remote()) find_remote();
+            else open_object(object_.array->file(object_.coordinates));
         } catch (const FailedRead &error) {
             object_.failure = error.failure;
         }
@@ -84,7 +92,7 @@ void Execution::open_object(const std::string &path) {
     if (geometry_.sharded()) {
         const std::string name = object_.array->path(object_.coordinates);
         object_.index = indexes_.find(name, object_.version, geometry_);
-        if (!object_.index) object_.index = read_index(name);
+        if (!object_.index) read_index(name);
     } else if (!geometry_.encoded() && object_.range.nbytes != geometry_.chunk_nbytes) {
         fail(LC_SIZE, 0, object_.range.nbytes, geometry_.chunk_nbytes);
     }
@@ -107,21 +115,23 @@ bool Execution::find_entry(const Archive &archive) {
     return true;
 }
 
-std::shared_ptr<const ShardIndex> Execution::read_index(const std::string &name) {
+void Execution::read_index(const std::string &name) {
     const i64 size = object_.range.nbytes, nbytes = std::min(geometry_.index_nbytes, size);
     const Gate gate(nbytes);
-    const u8 *stored = read_exactly(nbytes, geometry_.index_at_end ? size - nbytes : 0);
-    std::shared_ptr<const ShardIndex> index;
+    take_index(read_exactly(nbytes, geometry_.index_at_end ? size - nbytes : 0), nbytes);
+    indexes_.keep(name, object_.version, geometry_, object_.index);
+}
+
+// Take the index of a shard from its stored bytes.
+void Execution::take_index(const u8 *stored, i64 nbytes) {
     try {
-        index = parse_index(geometry_, stored, nbytes, size);
+        object_.index = parse_index(geometry_, stored, nbytes, object_.range.nbytes);
     } catch (const std::bad_alloc &) {
         throw;
     } catch (const std::exception &error) {
         throw FailedRead{{LC_INDEX, 0, 0, 0, error.what()}};
     }
     for_jobs_of_object([](Job &job, i64 n) { job.bytes_read += n; }, nbytes);
-    indexes_.keep(name, object_.version, geometry_, index);
-    return index;
 }
 
 void check_unchanged(const StoredObject &object, const File &file) {
@@ -153,9 +163,21 @@ lc_error error_of(const Wave &wave, u32 object, u32 chunk, const Failure &failur
 }
 
 const u8 *Execution::read_exactly(i64 nbytes, i64 offset) {
+    const i64 first = offset - fetched_offset_;
+    if (first >= 0 && first + nbytes <= fetched_nbytes_) return scratch().stored.data() + first;
+    fetched_nbytes_ = -1;
     u8 *to = scratch().stored.reserve(nbytes);
-    read_checked(object_, object_.file, to, nbytes, offset);
+    read_stored(to, nbytes, offset);
+    if (is_remote()) {
+        fetched_offset_ = offset;
+        fetched_nbytes_ = nbytes;
+    }
     return to;
+}
+
+void Execution::read_stored(u8 *to, i64 nbytes, i64 offset) {
+    if (is_remote()) fetch_checked(to, nbytes, offset);
+    else read_checked(object_, object_.file, to, nbytes, offset);
 }
 
 // Read what is stored, chunks that lie side by side together.
@@ -195,7 +217,7 @@ void Execution::read_all() {
     for (size_t first = 0; first < spans.size();) {
         size_t last = first + 1;
         i64 end = spans[first].offset + spans[first].nbytes;
-        for (; last < spans.size() && spans[last].offset - end <= GAP; ++last) {
+        for (; last < spans.size() && spans[last].offset - end <= (is_remote() ? REMOTE_GAP : GAP); ++last) {
             const i64 further = std::max(end, spans[last].offset + spans[last].nbytes);
             if (further - spans[first].offset > most_read_) break;
             // Kernels read elements where they lie in the slab.
@@ -215,7 +237,8 @@ void Execution::read_group(const Span *spans, size_t count) {
     for (size_t n = 0; n < count; ++n) end = std::max(end, spans[n].offset + spans[n].nbytes);
     const i64 nbytes = end - spans->offset;
     const i64 decoded = geometry_.encoded() ? geometry_.chunk_nbytes : 0;
-    const Gate gate(nbytes + decoded + (decoded ? decode_scratch_nbytes(geometry_.chain, decoded) : 0));
+    const i64 wanted = nbytes + decoded + (decoded ? decode_scratch_nbytes(geometry_.chain, decoded) : 0);
+    const Gate gate(gate_ ? 0 : wanted);
     const u8 *stored = read_exactly(nbytes, spans->offset);
     seconds.read += lap_.take();
     for (size_t n = 0; n < count; ++n) {
@@ -259,7 +282,7 @@ bool Execution::read_straight(const Span &span) {
         if (box.extent[a] > 1 && layout.target_strides[a] != geometry_.chunk_strides[a]) return false;
     }
     if (nbytes != span.nbytes) return false;
-    read_checked(object_, object_.file, box.target, nbytes, span.offset);
+    read_stored(box.target, nbytes, span.offset);
     seconds.read += lap_.take();
     finish(span.chunk, READ, nbytes);
     return true;

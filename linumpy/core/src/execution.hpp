@@ -2,11 +2,12 @@
 #pragma once
 
 #include <algorithm>
-
+#include <optional>
 #include <utility>
 
 #include "device.hpp"
 #include "reader.hpp"
+#include "remote.hpp"
 
 namespace lc {
 
@@ -98,8 +99,16 @@ private:
     void locate();
     void look_for_kept();
     void open_object(const std::string &path);
+    void find_remote();
+    void fetch_whole();
+    Fetched request(i64 offset, i64 nbytes, u8 *to, i64 capacity);
+    void fetch_checked(u8 *to, i64 nbytes, i64 offset);
+    bool is_remote() const { return object_.array->store != 0; }
+    void read_stored(u8 *to, i64 nbytes, i64 offset);
     bool find_entry(const Archive &archive);
-    std::shared_ptr<const ShardIndex> read_index(const std::string &name);
+    void read_index(const std::string &name);
+    void take_index(const u8 *stored, i64 nbytes);
+    void read_found();
     void read_all();
     void read_group(const Span *spans, size_t count);
     void read_pieces(u32 chunk, i64 offset);
@@ -112,7 +121,7 @@ private:
     void stage_group(const Span *spans, size_t count);
     void stage_boxes(const Span *spans, size_t count, u32 first_box, u32 most);
     void stage_decoded(const Span &span, const u8 *stored);
-    void read_into(Range &range, const std::shared_ptr<Wave> &wave, u32 chunk, i64 offset) const;
+    void read_into(Range &range, const std::shared_ptr<Wave> &wave, u32 chunk, i64 offset);
     template <class Bring> i64 stage_pieces(const WantedBox &box, i64 offset, const Bring &bring);
     i64 stage_raw_pieces(const WantedBox &box, u32 chunk, i64 offset);
     bool decode_whole(const Span &span, const u8 *stored);
@@ -147,6 +156,9 @@ private:
     IndexCache &indexes_;
     Device *device_;
     i64 most_read_;
+    // What the thread's memory for stored bytes holds of an object in an object store.
+    i64 fetched_offset_ = 0, fetched_nbytes_ = -1;
+    std::optional<Gate> gate_;  // for it
     std::vector<State> state_;
     std::vector<KeptSlot *> slots_;  // to fill, of each chunk; empty where none are kept
     Lap lap_;

@@ -7,7 +7,8 @@
 
 namespace lc {
 
-// What distinguishes a file from one that replaces it: inode, size, and time of the last write.
+// What distinguishes a file from one that replaces it: inode, size, and time of the last write. Of an object in an object
+// store: its size, and two words of a digest in place of inode and seconds.
 struct Version {
     u64 inode = 0;
     i64 nbytes = -1, seconds = 0, nanoseconds = 0;

@@ -17,7 +17,10 @@ constexpr u32 TASK_BOXES = 512, TASK_OBJECTS = 32;
 // Which version of a stored object is there now; looked at once a wave.
 Version version_of(StoredObject &object) {
     const std::lock_guard lock(object.mutex);
-    if (!object.looked) object.seen = version_at(object.array->file(object.coordinates));
+    const Array &array = *object.array;
+    if (!object.looked)
+        object.seen = array.store ? version_in_store(array.store, array.path(object.coordinates))
+                                  : version_at(array.file(object.coordinates));
     object.looked = true;
     return object.seen;
 }
@@ -174,7 +177,7 @@ void Reader::stage_kept(Wave &wave, const Task &task, std::vector<u32> &stale) {
 // What a task reads: pin chunks that were kept since they were looked up, and reserve slots for those that are read.
 void Execution::look_for_kept() {
     KeptChunks *kept = device_ ? device_->kept() : nullptr;
-    if (!kept) return;
+    if (!kept || (is_remote() && !is_told(object_.version))) return;
     std::vector<std::pair<u32, KeptSlot *>> found;
     found.reserve(task_.chunks);
     slots_.assign(task_.chunks, nullptr);

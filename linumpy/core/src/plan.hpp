@@ -33,9 +33,10 @@ struct Geometry : lc_geometry {
 struct Array {
     std::shared_ptr<const Geometry> geometry;
     std::string prefix, separator, metadata;
-    std::unique_ptr<const Archive> archive;  // null: stored objects are files
+    std::unique_ptr<const Archive> archive;  // null: stored objects are files, or lie in an object store
+    i64 store = 0;  // number of the object store; 0: none
 
-    // Names a stored object: its file, or the path of a ZIP file with the name of the entry behind it.
+    // Names a stored object: its file or key, or the path of a ZIP file with the name of the entry behind it.
     std::string path(const i64 *object) const;
     // The file that holds it.
     std::string file(const i64 *object) const { return archive ? archive->path : path(object); }

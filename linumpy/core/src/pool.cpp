@@ -109,8 +109,7 @@ std::shared_ptr<Work> Pool::take() {
 // Called with the lock held.
 int Pool::queue(std::shared_ptr<Work> work, bool first) noexcept {
     if (stopping_) return ECANCELED;
-    const bool may_start = !idle_ && static_cast<i64>(threads_.size()) < most_;
-    const int state = may_start ? start_thread() : 0;
+    const int state = may_start() ? start_thread() : 0;
     if (state && threads_.empty()) return state;
     put(std::move(work), first);
     return 0;
@@ -163,7 +162,7 @@ void Pool::loop() {
         if (work->has_more()) put(work, false);
         // Each thread wakes two more: who queues work does not wait for all of them to be woken.
         const bool more = first_ != nullptr;
-        if (more && !idle_ && static_cast<i64>(threads_.size()) < most_) start_thread();
+        if (more && may_start()) start_thread();
         const i64 wake = more ? std::min<i64>(idle_, 2) : 0;
         lock.unlock();
         for (i64 n = 0; n < wake; ++n) changed_.notify_one();
@@ -171,6 +170,17 @@ void Pool::loop() {
         work.reset();  // not under the lock: the last reference to a wave frees all of it
         lock.lock();
     }
+}
+
+void Pool::begin_wait() noexcept {
+    const std::lock_guard lock(mutex_);
+    ++waiting_;
+    if (first_ && !stopping_ && may_start()) start_thread();
+}
+
+void Pool::end_wait() noexcept {
+    const std::lock_guard lock(mutex_);
+    --waiting_;
 }
 
 bool Pool::begin_help(const Work &work) noexcept {

@@ -48,7 +48,9 @@ ThreadMemory *&thread_memory();
 
 class Pool {
 public:
-    explicit Pool(i64 threads) : most_(threads) { threads_.reserve(static_cast<size_t>(threads)); }
+    // Most threads that wait for the network at a time.
+    static constexpr i64 MOST_WAITING = 256;
+    explicit Pool(i64 threads) : most_(threads) { threads_.reserve(static_cast<size_t>(threads + MOST_WAITING)); }
 
     // Queue work; with `first` it goes before what is queued. Returns 0, or the errno of a thread that could not be
     // started where there is none at all: then nothing was queued.
@@ -60,6 +62,10 @@ public:
     // waits for `end_help`, and so does the memory that the thread borrowed.
     bool begin_help(const Work &work) noexcept;
     void end_help() noexcept;
+    // Around what waits for the network, on any thread: a further thread carries out steps meanwhile. At most
+    // `MOST_WAITING` at a time.
+    void begin_wait() noexcept;
+    void end_wait() noexcept;
     // Finish the steps that are under way and end all threads; nothing runs afterwards.
     void stop() noexcept;
     bool stopped() const { return stopping_.load(); }
@@ -71,6 +77,7 @@ public:
 private:
     static void *enter(void *pool);
     void loop();
+    bool may_start() const { return !idle_ && static_cast<i64>(threads_.size()) - waiting_ < most_; }
     int start_thread();
     void put(std::shared_ptr<Work> work, bool first);
     std::shared_ptr<Work> take();
@@ -81,7 +88,7 @@ private:
     std::shared_ptr<Work> first_;
     Work *last_ = nullptr;
     std::vector<pthread_t> threads_;
-    i64 most_, idle_ = 0, helping_ = 0;
+    i64 most_, idle_ = 0, waiting_ = 0, helping_ = 0;
     // Whether a thread looks for work from time to time, and how often it does before it sleeps until it is woken.
     bool looking_ = false;
     i64 looks_left_ = 0;

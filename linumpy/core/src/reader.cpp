@@ -55,6 +55,7 @@ std::shared_ptr<Array> Reader::known_array(const lc_array &array, const std::sha
     std::string key(reinterpret_cast<const char *>(static_cast<const lc_geometry *>(geometry.get())),
                     sizeof(lc_geometry));
     key.append(array.separator).append(1, '\0').append(array.prefix);
+    if (array.store) key.append(1, '\0').append(reinterpret_cast<const char *>(&array.store), sizeof array.store);
     if (array.archive) {
         const i64 version[] = {array.archive->inode, array.archive->nbytes, array.archive->written};
         key.append(1, '\0').append(reinterpret_cast<const char *>(version), sizeof version);
@@ -64,7 +65,7 @@ std::shared_ptr<Array> Reader::known_array(const lc_array &array, const std::sha
     if (known) return known;
     known = std::make_shared<Array>(
         Array{geometry, array.prefix, array.separator, array.metadata,
-              array.archive ? std::make_unique<const Archive>(array, geometry->rank) : nullptr});
+              array.archive ? std::make_unique<const Archive>(array, geometry->rank) : nullptr, array.store});
     slot = known;
     if (arrays_.size() > KNOWN_ARRAYS) std::erase_if(arrays_, [](const auto &item) { return item.second.expired(); });
     return known;
@@ -98,11 +99,13 @@ bool Reader::submit(const lc_batch &record, std::vector<std::shared_ptr<Job>> &j
             batch->looks[static_cast<size_t>(n)].push_back(
                 {one->path, one->device, one->inode, one->nbytes, one->written, one->changed});
     }
+    const auto is_remote = [](const lc_array &array) { return array.store != 0; };
     double boxes = 0;
     for (size_t n = 0; n < count; ++n) boxes += regions.chunk_count(static_cast<i64>(n));
     batch->queued_boxes = static_cast<i64>(std::min(boxes, static_cast<double>(WAVE_BOXES)));
     batch->is_small = batch->queued_boxes <= SMALL_BOXES && geometry->chunk_nbytes <= SMALL_CHUNK_NBYTES &&
-                      !(device_ && device_->reads_directly());
+                      !(device_ && device_->reads_directly()) &&
+                      std::none_of(record.arrays, record.arrays + record.array_count, is_remote);
     // All that needs memory comes before the batch is queued: a call that fails must leave nothing behind.
     Pool::shared();
     const i64 job_count = record.one_job ? 1 : record.region_count;

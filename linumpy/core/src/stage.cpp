@@ -35,8 +35,9 @@ void Execution::stage_group(const Span *spans, size_t count) {
         return;
     }
     if (geometry_.encoded() && !decodes_on_device(spans, count)) {
-        const Gate gate(spans->nbytes + decode_scratch_nbytes(geometry_.chain, geometry_.chunk_nbytes) +
-                        (fits_slab(spans->chunk) ? 0 : geometry_.chunk_nbytes));
+        const i64 wanted = spans->nbytes + decode_scratch_nbytes(geometry_.chain, geometry_.chunk_nbytes) +
+                           (fits_slab(spans->chunk) ? 0 : geometry_.chunk_nbytes);
+        const Gate gate(gate_ ? 0 : wanted);
         const u8 *stored = read_exactly(spans->nbytes, spans->offset);
         seconds.read += lap_.take();
         stage_decoded(*spans, stored);
@@ -69,11 +70,15 @@ void Execution::stage_boxes(const Span *spans, size_t count, u32 first_box, u32 
     std::vector<WantedBox *> taken;
     taken.reserve(static_cast<size_t>(row_count));
     const std::shared_ptr<Wave> wave = std::static_pointer_cast<Wave>(wave_.shared_from_this());
+    // What comes from the network does so before a slab waits for it, which has others to wait for.
+    const Gate gate(is_remote() && !gate_ ? nbytes : 0);
+    const u8 *fetched = is_remote() ? read_exactly(nbytes, spans->offset) : nullptr;
     // Of several spans all rows are taken: they are few enough.
     const i64 reserved = (count == 1 ? std::min<i64>(row_count, most) : row_count) + slots;
     Range range = device_->reserve(plan, nbytes, reserved, plan ? static_cast<i64>(count) : 0, weight, spans->offset);
     try {
-        read_into(range, wave, spans->chunk, spans->offset);
+        if (fetched) std::memcpy(range.memory, fetched, static_cast<size_t>(nbytes));
+        else read_into(range, wave, spans->chunk, spans->offset);
     } catch (...) {
         device_->give_up(range);
         throw;
@@ -102,12 +107,12 @@ void Execution::stage_boxes(const Span *spans, size_t count, u32 first_box, u32 
 }
 
 // Read stored bytes into a range of a slab; or leave that to GPUDirect Storage, when the slab is started.
-void Execution::read_into(Range &range, const std::shared_ptr<Wave> &wave, u32 chunk, i64 offset) const {
-    if (device_->reads_directly()) {
+void Execution::read_into(Range &range, const std::shared_ptr<Wave> &wave, u32 chunk, i64 offset) {
+    if (device_->reads_directly() && !is_remote()) {
         range.read = {wave, task_.object, chunk, offset, range.nbytes, range.offset};
         return;
     }
-    read_checked(object_, object_.file, range.memory, range.nbytes, offset);
+    read_stored(range.memory, range.nbytes, offset);
 }
 
 // Whether a decoded chunk and the rows of its boxes fit one slab.

@@ -7,8 +7,9 @@
 namespace lc {
 namespace {
 
-// Decoded bytes of a task, of shards.
-constexpr i64 TASK_NBYTES = 2 << 20;
+// Decoded bytes of a task, of shards; and of one that takes requests, each of which costs a round trip, so that there are
+// fewer than `REQUESTS` only where there are few chunks.
+constexpr i64 TASK_NBYTES = 2 << 20, REQUEST_NBYTES = 4 << 20, REQUESTS = 128;
 
 Array *array_of(const WantedBox &box) {
     const Regions &regions = box.batch->regions;
@@ -137,11 +138,13 @@ void Wave::put_first_batches_first(size_t first) {
 }
 
 void Wave::cut_read(i64 threads) {
-    const i64 even = std::max<i64>(1, missed() / (4 * threads));
+    const i64 even = std::max<i64>(1, missed() / (4 * threads)), even_requests = std::max<i64>(1, missed() / REQUESTS);
     for (size_t n = 0; n < objects_; ++n) {
         StoredObject &object = objects[n];
-        const i64 most = std::max<i64>(1, TASK_NBYTES / object.array->geometry->chunk_nbytes);
-        const u32 step = static_cast<u32>(std::min(even, most));
+        const bool remote = object.array->store != 0;
+        const i64 nbytes = remote ? REQUEST_NBYTES : TASK_NBYTES;
+        const i64 most = std::max<i64>(1, nbytes / object.array->geometry->chunk_nbytes);
+        const u32 step = static_cast<u32>(std::min(remote ? even_requests : even, most));
         for (u32 first = 0; first < object.chunks; first += step) {
             tasks.push_back({static_cast<u32>(n), object.first_chunk + first, std::min(step, object.chunks - first)});
             object.tasks_left.fetch_add(1, std::memory_order_relaxed);

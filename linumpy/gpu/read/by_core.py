@@ -123,6 +123,8 @@ class CoreEngine:
         engine = f"system calls by the native core's threads, into {stored_in}"
         if self._device is not None and self._device.direct is not None:
             engine = self._device.direct.engine(done.reads_repeated)
+        if layout.remote is not None:
+            engine = f"requests by obstore, into {stored_in}"
         if layout.entries is not None:
             engine += f", from entries of the ZIP file {layout.entries.path}"
         decoder = ""

@@ -247,6 +247,8 @@ def _carry_out(jobs: queue.SimpleQueue[ZarrJob | None]) -> None:
 
 def _read_region(layout: ArrayLayout, region: tuple[slice, ...]) -> np.ndarray:
     """Read a region by zarr-python, in its stored byte order."""
+    if (remote := layout.remote) is not None:
+        return read_chunks_on_host(open_source((remote.store, remote.path)), region)
     try:
         values = read_chunks_on_host(open_source(str(layout.root)), region)
         os.stat(metadata_path(layout))

@@ -1,6 +1,6 @@
 """A Zarr array as a dask array, whose blocks are read where they are needed.
 
-In: what names an array, and how to read a region to the device. Out: a dask array; its graph holds the path of the
+In: what names an array, and how to read a region. Out: a dask array; its graph holds the path of the
 array and the corners of blocks, never data and never an open store. dask is imported here, inside functions.
 """
 
@@ -25,7 +25,7 @@ from linumpy.plan.layout import ArrayLayout
 _BLOCK_NBYTES = 128 * 2**20
 
 Reader = Callable[..., Any]
-"""Reads ``region=`` of the array at a path to the device: :func:`linumpy.gpu.zarr_io.read_zarr_to_gpu`."""
+"""Reads ``region=`` of the array at a path to a device or the host, by linumpy's reader."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class BlockReader:
     path : str
         Of the array.
     reader : callable or None
-        Reads to the device; None to read into host memory by zarr.
+        Reads a block; None to read it into host memory by zarr-python.
     """
 
     path: str
@@ -70,7 +70,7 @@ def _worker() -> str:
         return ""
 
 
-def make_dask_array(source: Source, level: int, chunks: Any, device: str, reader: Reader) -> Any:
+def make_dask_array(source: Source, level: int, chunks: Any, device: str, to_device: Reader, to_host: Reader) -> Any:
     """Make the dask array; see :func:`linumpy.gpu.zarr_io.zarr_to_dask`."""
     da = _dask_array()
     from dask.base import tokenize
@@ -79,7 +79,8 @@ def make_dask_array(source: Source, level: int, chunks: Any, device: str, reader
     layout = read_layout(array)
     blocks = block_shape(layout, chunks)
     where = resolve(device)
-    task = BlockReader(local_path(array), reader if where.is_cuda else None)
+    on_host = to_host if layout.unsupported is None else None
+    task = BlockReader(local_path(array), to_device if where.is_cuda else on_host)
     token = tokenize(task.path, layout.shape, str(layout.dtype), blocks, where.kind, _version(array))
     return da.map_blocks(
         task,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NoReturn
 
@@ -43,7 +43,7 @@ from linumpy.gpu.read.scatter import Conversion
 from linumpy.gpu.read.stats import ReaderStats
 from linumpy.gpu.read.ticket import Job, Ticket, Together
 from linumpy.io.looks import MetadataLook
-from linumpy.io.source import Source
+from linumpy.io.source import Source, with_options
 from linumpy.plan.layout import ArrayLayout
 from linumpy.plan.region import Region, normalize_region
 
@@ -140,13 +140,20 @@ class Reader:
         raise not_pickled(self, "send the path of the array, and make a Reader there")
 
     def submit(
-        self, source: Source, region: Any = None, *, level: int = 0, out: Any = None, dtype: Any = None
+        self,
+        source: Source,
+        region: Any = None,
+        *,
+        level: int = 0,
+        out: Any = None,
+        dtype: Any = None,
+        storage_options: Mapping[str, Any] | None = None,
     ) -> Ticket:
         """Ask for one region.
 
         Parameters
         ----------
-        source, region, level, dtype
+        source, region, level, dtype, storage_options
             As for :func:`linumpy.gpu.read_zarr_to_gpu`. With ``"bfloat16"`` outputs are of uint16 and hold the bits.
         out : cupy.ndarray or numpy.ndarray, optional
             Where to put it; strides may be any that are positive.
@@ -163,7 +170,8 @@ class Reader:
         FileNotFoundError, SourceError, RegionError, TypeError, ValueError
             As :func:`linumpy.gpu.read_zarr_to_gpu`.
         """
-        return self.submit_layout(self.layout_of(source, level), region, out=out, dtype=dtype)
+        layout = self.layout_of(source, level, storage_options=storage_options)
+        return self.submit_layout(layout, region, out=out, dtype=dtype)
 
     def submit_many(
         self,
@@ -173,6 +181,7 @@ class Reader:
         level: int = 0,
         outs: Sequence[Any] | None = None,
         dtype: Any = None,
+        storage_options: Mapping[str, Any] | None = None,
     ) -> list[Ticket]:
         """Ask for many regions, planned together.
 
@@ -187,6 +196,8 @@ class Reader:
             First voxel and the one behind the last, along each axis; or what :meth:`submit` takes.
         outs : sequence of arrays, optional
             One for each region. Without `dtype` each region is cast to the dtype of its own.
+        storage_options : mapping, optional
+            Of all URLs in `source`.
 
         Raises
         ------
@@ -194,7 +205,7 @@ class Reader:
             As :meth:`submit`, for any of the regions; then none is read.
         """
         regions = regions if isinstance(regions, np.ndarray) else list(regions)
-        layouts, numbers = self._layouts_of(source, len(regions), level)
+        layouts, numbers = self._layouts_of(source, len(regions), level, storage_options)
         if outs is not None and len(outs) != len(regions):
             raise ValueError(f"outs has {len(outs)} arrays, but there are {len(regions)} regions")
         if not len(regions):
@@ -301,17 +312,22 @@ class Reader:
         return self._core_for(layout) is not None
 
     def _layouts_of(
-        self, source: Source | ArrayLayout | Sequence[Source | ArrayLayout], count: int, level: int
+        self,
+        source: Source | ArrayLayout | Sequence[Source | ArrayLayout],
+        count: int,
+        level: int,
+        options: Mapping[str, Any] | None,
     ) -> tuple[list[Any], list[int]]:
         """List the layouts of sources, each once, and which of them each region is of."""
         if not isinstance(source, (list, tuple)):
-            return [self.layout_of(source, level)], [0] * count
+            return [self.layout_of(source, level, storage_options=options)], [0] * count
         if len(source) != count:
             raise ValueError(f"source is a list of {len(source)} arrays, but there are {count} regions")
         numbers: dict[int, int] = {}
         array = [numbers.setdefault(id(one), len(numbers)) for one in source]
         first = {number: one for one, number in zip(reversed(source), reversed(array), strict=True)}
-        return [self.layout_of(first[number], level) for number in range(len(first))], array
+        layouts = [self.layout_of(first[number], level, storage_options=options) for number in range(len(first))]
+        return layouts, array
 
     def submit_layout(
         self, layout: ArrayLayout, region: Any = None, *, out: Any = None, dtype: Any = None, timed: bool = False
@@ -340,14 +356,17 @@ class Reader:
         if os.getpid() != self._process:
             raise RuntimeError("this reader was made by the parent of this process: make one here")
 
-    def layout_of(self, source: Source | ArrayLayout, level: int = 0) -> ArrayLayout:
-        """Say how an array is stored; known ones are not opened again while their metadata is as it was.
+    def layout_of(
+        self, source: Source | ArrayLayout, level: int = 0, *, storage_options: Mapping[str, Any] | None = None
+    ) -> ArrayLayout:
+        """Say how an array is stored; known local ones are not opened again while their metadata is as it was.
 
         Raises
         ------
         UnsupportedLayoutError
             This reader cannot read it.
         """
+        source = with_options(source, storage_options)
         layout, known = (source, True) if isinstance(source, ArrayLayout) else LAYOUTS.find(source, level)
         self._hits, self._misses = self._hits + known, self._misses + (not known)
         if layout.unsupported is not None:

@@ -16,6 +16,7 @@ from functools import cached_property
 import numpy as np
 
 from linumpy.plan.boundary import MODES, fold, period
+from linumpy.plan.grid.point_map import PointMap
 
 #: Modes that extend a box clipped at the edges of the image exactly as they extend the image.
 CLIPPED_MODES = ("constant", "nearest")
@@ -66,6 +67,9 @@ class AffineGrid:
     sigmas : tuple of float
         Standard deviations of the Gaussian that smooths the source before it is sampled, in voxels for each axis of the
         source, whose outermost voxels are repeated beyond its edges. Empty, or all 0: no smoothing.
+    warp : PointMap
+        What is applied to voxels of the output before matrix and offset: fields of vectors. The box of the source that
+        a block needs is known when these are read, so blocks have none.
     """
 
     source_shape: tuple[int, ...]
@@ -75,6 +79,7 @@ class AffineGrid:
     order: int
     mode: str
     sigmas: tuple[float, ...] = ()
+    warp: PointMap = ()
 
     def __post_init__(self) -> None:
         rank = len(self.source_shape)
@@ -90,6 +95,11 @@ class AffineGrid:
             raise ValueError(
                 f"order={self.order} with mode={self.mode!r} cannot be computed block by block: "
                 f"choose mode {' or '.join(map(repr, CLIPPED_MODES))}, or order 0 or 1"
+            )
+        if self.warp and self.mode not in (*CLIPPED_MODES, "grid-constant"):
+            raise ValueError(
+                f"mode={self.mode!r} through a field of vectors cannot be computed block by block: choose mode "
+                "'constant', 'nearest' or 'grid-constant'"
             )
         for label, shape in (("source", self.source_shape), ("output", self.output_shape)):
             if len(shape) != rank or min(shape, default=0) < 1:
@@ -118,7 +128,7 @@ class AffineGrid:
 
         True where the output has a coarser spacing, with linear interpolation, and both volumes begin at the same edge.
         """
-        if not self.smooths or self.order != 1 or self.mode != "nearest":
+        if not self.smooths or self.order != 1 or self.mode != "nearest" or self.warp:
             return False
         matrix = np.array(self.matrix, np.float64)
         scales = matrix.diagonal()
@@ -209,12 +219,15 @@ class ResamplePlan:
         Output grid over the source.
     block_shape : tuple of int
         Whole stored objects (chunks or shards) of the output; blocks at its end are cut.
+    part_bytes : int
+        Limit of the boxes of a part of a block, where the grid has a warp (:func:`linumpy.resample.warp.make_warped`).
     counts : tuple of int
         Number of blocks along each axis.
     """
 
     grid: AffineGrid
     block_shape: tuple[int, ...]
+    part_bytes: int = 2**26
     counts: tuple[int, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -260,8 +273,10 @@ def source_box(grid: AffineGrid, start: Sequence[int], stop: Sequence[int]) -> t
     Returns
     -------
     start, stop : tuple of int
-        Corners in the source; all zeros where the output lies outside of it.
+        Corners in the source; all zeros where the output lies outside of it, or the grid has a warp.
     """
+    if grid.warp:
+        return (0,) * grid.rank, (0,) * grid.rank
     axes = []
     for axis, (low, high) in enumerate(grid.coordinates(start, stop)):
         bounds = axis_box(grid, axis, low, high)

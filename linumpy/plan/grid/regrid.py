@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
+from linumpy.plan.grid.point_map import PointMap
+
 
 @dataclass(frozen=True)
 class Regrid:
@@ -30,6 +32,8 @@ class Regrid:
         Spacing of the output, µm.
     origin : tuple of float
         Centre of the output's first voxel, µm, in the coordinate system of the source.
+    warp : PointMap
+        What is applied to voxels of the output before matrix and offset: fields of vectors.
     """
 
     shape: tuple[int, ...]
@@ -37,6 +41,7 @@ class Regrid:
     offset: tuple[float, ...]
     spacing: tuple[float, ...]
     origin: tuple[float, ...]
+    warp: PointMap = ()
 
 
 def plan_regrid(

@@ -15,7 +15,7 @@ import zarr
 from linumpy.arrays import Array
 from linumpy.device import free_memory, require_cuda
 from linumpy.gpu.kernels import CUDA_TYPES
-from linumpy.io.source import open_node
+from linumpy.io.source import open_node, with_options
 from linumpy.io.volume import Volume, select_volumes
 from linumpy.sampling.arguments import MOST_SAMPLES, whole
 from linumpy.sampling.paging.pages import PageCache, PagedVolume
@@ -34,7 +34,8 @@ def open_channels(source: ZarrSource) -> list[Volume]:
     Parameters
     ----------
     source : ZarrSource
-        An array (Z, Y, X); one of four axes with `channel_axis`; or an OME-Zarr image, whose metadata names its axes.
+        An array (Z, Y, X) or (Y, X), one plane; one of four axes with `channel_axis`; or an OME-Zarr image, whose
+        metadata names its axes.
 
     Returns
     -------
@@ -42,7 +43,7 @@ def open_channels(source: ZarrSource) -> list[Volume]:
         One for each channel; all of the same shape and dtype.
     """
     level, channel_axis, channel, time = source.level, source.channel_axis, source.channel, source.time
-    node = open_node(source.source)
+    node = open_node(with_options(source.source, source.storage_options))
     if isinstance(node, zarr.Array):
         if 0 in node.shape:
             raise ValueError(f"the array has shape {node.shape}: an axis is empty, so there is nothing to sample")
@@ -57,8 +58,8 @@ def open_channels(source: ZarrSource) -> list[Volume]:
     if "t" in volumes.leading:
         raise ValueError(f"{volumes.name} has several times: choose one by time=")
     channels = list(volumes.volumes.values())
-    if channels[0].ndim != 3:
-        raise ValueError(f"{volumes.name} has {channels[0].ndim} axes of space; three are sampled")
+    if channels[0].ndim not in (2, 3):
+        raise ValueError(f"{volumes.name} has {channels[0].ndim} axes of space; two or three are sampled")
     if 0 in channels[0].shape:
         raise ValueError(
             f"{volumes.name} has shape {channels[0].shape}: an axis is empty, so there is nothing to sample"
@@ -67,13 +68,14 @@ def open_channels(source: ZarrSource) -> list[Volume]:
 
 
 def _of_array(array: zarr.Array, channel_axis: int | None) -> list[Volume]:
-    if array.ndim == 3 and channel_axis is None:
-        return [Volume(array, (None, None, None))]
+    if array.ndim in (2, 3) and channel_axis is None:
+        return [Volume(array, (None,) * array.ndim)]
     if channel_axis is not None and (isinstance(channel_axis, bool) or not isinstance(channel_axis, (int, np.integer))):
         raise ValueError(f"channel_axis={channel_axis!r}: give the number of an axis, 0 to 3")
     if array.ndim != 4 or channel_axis is None or not -4 <= channel_axis < 4:
         raise ValueError(
-            f"the array has shape {array.shape}: give one of axes (Z, Y, X), or of four with channel_axis= (0 to 3)"
+            f"the array has shape {array.shape}: give one of axes (Z, Y, X) or (Y, X), or of four with "
+            "channel_axis= (0 to 3)"
         )
     axis = channel_axis % 4
     return [Volume(array, tuple(c if a == axis else None for a in range(4))) for c in range(array.shape[axis])]
@@ -85,11 +87,16 @@ def check_dtype(dtype: np.dtype) -> None:
         raise ValueError(f"the array has dtype {dtype}; voxels are integers or floats of 16 to 64 bits")
 
 
+def _of_volume(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return a shape of three axes: an image of two is one plane."""
+    return (1,) * (3 - len(shape)) + shape
+
+
 def read_channels(volumes: list[Volume]) -> np.ndarray:
     """Read all channels into host memory: (C, Z, Y, X)."""
     first = volumes[0]
     check_dtype(first.dtype)
-    voxels = np.empty((len(volumes), *first.shape), first.dtype.newbyteorder("="))
+    voxels = np.empty((len(volumes), *_of_volume(first.shape)), first.dtype.newbyteorder("="))
     for volume, out in zip(volumes, voxels, strict=True):
         out[...] = volume.read()
     return voxels
@@ -104,10 +111,10 @@ def read_channels_to_gpu(volumes: list[Volume], low_high: tuple[float, float] | 
     # Others are read as float32, unless labels are checked or voxels normalised in their own dtype first.
     stays = labels or low_high is not None or is_kept(first.dtype, None)
     dtype = first.dtype.newbyteorder("=") if stays else np.dtype(np.float32)
-    voxels = require_cuda().empty((len(volumes), *first.shape), dtype)
+    voxels = require_cuda().empty((len(volumes), *_of_volume(first.shape)), dtype)
     box = tuple(slice(0, n) for n in first.shape)
     for volume, out in zip(volumes, voxels, strict=True):
-        read_zarr_to_gpu(volume.array, region=volume.region(box), dtype=dtype, out=out)
+        read_zarr_to_gpu(volume.array, region=volume.region(box), dtype=dtype, out=out.reshape(first.shape))
     return voxels
 
 
@@ -128,6 +135,8 @@ def open_pages(source: PagedSource, *, window: int | None = None, xp: ModuleType
     cache_bytes, ahead, reader = source.cache_bytes, source.ahead, source.reader
     first = volumes[0]
     check_dtype(first.dtype)
+    if first.ndim != 3:
+        raise ValueError(f"an image of {first.ndim} axes is no volume of pages: choose device 'cuda' or 'cpu'")
     kept = first.dtype.str[1:] in KEPT
     _check_precision(low_high, kept)
     if cache_bytes is not None:

@@ -7,9 +7,10 @@ added up, and no array of weights is needed.
 
 from __future__ import annotations
 
+import itertools
 import math
 import operator
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, NoReturn, Protocol
 
@@ -105,6 +106,101 @@ class CropGrid:
         return tuple(int(i) for i in np.unravel_index(index, [len(starts) for starts in self.starts]))
 
 
+class Blend:
+    """Adds weighted predictions of crops up, within a box of their volume, and hands out planes that are complete.
+
+    What a voxel becomes does not depend on the box: its crops are added in the order in which they come.
+
+    Parameters
+    ----------
+    grid : CropGrid
+        The crops.
+    write : callable
+        Takes a region of the volume and its voxels in float32, behind the axes that predictions have before the crop's.
+    window : {"linear", "gaussian", "flat"}
+        As for :class:`Stitcher`.
+    planes : int
+        Planes along the first axis that are written at a time: regions end at multiples of it, or at the box's end.
+    box : tuple of slice, optional
+        The voxels that are wanted, by default all.
+    """
+
+    def __init__(
+        self,
+        grid: CropGrid,
+        write: Callable[[tuple[slice, ...], Any], object],
+        window: Window,
+        planes: int,
+        box: tuple[slice, ...] | None = None,
+    ) -> None:
+        if window not in ("linear", "gaussian", "flat"):
+            raise InvalidArgument(f"window must be linear, gaussian or flat (got {window!r})")
+        self.grid, self._write, self._planes = grid, write, planes
+        self.box = tuple(slice(0, n) for n in grid.volume) if box is None else box
+        axes = list(zip(grid.starts, grid.volume, grid.shape, strict=True))
+        self._weights = [_weights(starts, n, size, window) for starts, n, size in axes]
+        self._touched = [
+            [i for i, start in enumerate(starts) if start < side.stop and start + size > side.start]
+            for (starts, _, size), side in zip(axes, self.box, strict=True)
+        ]
+        count = math.prod(map(len, self._touched[1:]))
+        self._missing = {grid.starts[0][i]: count for i in self._touched[0]}
+        self._begin = self.box[0].start  # first plane that is not written
+        self._sum: Any = None  # array of the planes from there on
+
+    def indices(self) -> Iterator[int]:
+        """Yield the numbers of the crops that are needed, in the order of the grid."""
+        counts = [len(starts) for starts in self.grid.starts]
+        steps = [math.prod(counts[axis + 1 :]) for axis in range(len(counts))]
+        for at in itertools.product(*self._touched):
+            yield sum(i * step for i, step in zip(at, steps, strict=True))
+
+    def add(self, index: int, prediction: Array) -> None:
+        """Add the prediction of a crop, of its shape; further axes may come before."""
+        at, rank = self.grid.position_of(index), len(self.grid.shape)
+        start = [starts[i] for starts, i in zip(self.grid.starts, at, strict=True)]
+        inside = tuple(
+            slice(max(side.start - a, 0), min(size, side.stop - a))
+            for a, size, side in zip(start, self.grid.shape, self.box, strict=True)
+        )
+        xp = _module(prediction)
+        block = xp.asarray(prediction[(..., *inside)], np.float32)
+        for axis, (weights, i) in enumerate(zip(self._weights, at, strict=True)):
+            shape = [1] * rank
+            shape[axis] = -1
+            block = block * xp.asarray(weights[i][inside[axis]], np.float32).reshape(shape)
+        begin = [a + one.start for a, one in zip(start, inside, strict=True)]
+        lead, sizes = block.shape[:-rank], block.shape[-rank:]
+        self._make_planes(xp, lead, begin[0] + sizes[0])
+        where = [slice(a - side.start, a - side.start + n) for a, side, n in zip(begin, self.box, sizes, strict=True)]
+        where[0] = slice(begin[0] - self._begin, begin[0] - self._begin + sizes[0])
+        self._sum[(..., *where)] += block
+        self._missing[start[0]] -= 1
+
+    def _make_planes(self, xp: Any, lead: tuple[int, ...], end: int) -> None:
+        held = 0 if self._sum is None else self._sum.shape[len(lead)]
+        if self._begin + held >= end:
+            return
+        across = tuple(side.stop - side.start for side in self.box[1:])
+        more = xp.zeros((*lead, end - self._begin - held, *across), np.float32)
+        self._sum = more if self._sum is None else xp.concatenate([self._sum, more], axis=len(lead))
+
+    def write_complete(self) -> None:
+        """Write the planes whose crops were all added."""
+        missing = [start for start, count in self._missing.items() if count]
+        end = min(min(missing), self.box[0].stop) if missing else self.box[0].stop
+        if missing:
+            end -= end % self._planes
+        if end <= self._begin or self._sum is None:
+            return
+        count, rank = end - self._begin, len(self.box)
+        planes = (..., slice(None, count), *(slice(None),) * (rank - 1))
+        self._write((slice(self._begin, end), *self.box[1:]), self._sum[planes])
+        rest = self._sum[(..., slice(count, None), *(slice(None),) * (rank - 1))]
+        self._sum = rest.copy() if rest.size else None
+        self._begin = end
+
+
 class Stitcher:
     """Blends predictions of the crops of a grid into one volume, and writes it plane by plane.
 
@@ -127,18 +223,9 @@ class Stitcher:
     """
 
     def __init__(self, grid: CropGrid, writer: Writer, *, window: Window = "linear", planes: int = 1) -> None:
-        if window not in ("linear", "gaussian", "flat"):
-            raise InvalidArgument(f"window must be linear, gaussian or flat (got {window!r})")
-        self.grid, self._writer, self._planes = grid, writer, integer("planes", planes, 1)
-        self._weights = [
-            _weights(starts, n, size, window)
-            for starts, n, size in zip(grid.starts, grid.volume, grid.shape, strict=True)
-        ]
-        first = grid.starts[0]
-        self._missing = {start: grid.count // len(first) for start in first}
+        self.grid, self._writer = grid, writer
+        self._blend = Blend(grid, self._write, window, integer("planes", planes, 1))
         self._added: set[int] = set()
-        self._begin = 0  # first plane that is not written
-        self._sum: Any = None  # array of the planes from there on
 
     def __reduce__(self) -> NoReturn:
         raise not_pickled(self, "send predictions to the process that has it")
@@ -158,54 +245,17 @@ class Stitcher:
                 f"predictions have shape {tuple(predictions.shape)}, expected {(len(samples), *self.grid.shape)}"
             )
         for sample, prediction in zip(samples, predictions, strict=True):
-            self._add(sample, prediction)
-        self._write_done()
+            index = sample.index
+            if index is None or sample != self.grid.sample_at(index):
+                raise InvalidArgument(f"{sample} is no crop of the grid")
+            if index in self._added:
+                raise InvalidArgument(f"{sample} was added already")
+            self._added.add(index)
+            self._blend.add(index, prediction)
+        self._blend.write_complete()
 
-    def _add(self, sample: Sample, prediction: Array) -> None:
-        index = sample.index
-        if index is None or sample != self.grid.sample_at(index):
-            raise InvalidArgument(f"{sample} is no crop of the grid")
-        if index in self._added:
-            raise InvalidArgument(f"{sample} was added already")
-        self._added.add(index)
-        at = self.grid.position_of(index)
-        inside = tuple(
-            slice(0, min(size, n - starts[i]))
-            for size, n, starts, i in zip(self.grid.shape, self.grid.volume, self.grid.starts, at, strict=True)
-        )
-        xp = _module(prediction)
-        block = xp.asarray(prediction[inside], np.float32)
-        for axis, (weights, i) in enumerate(zip(self._weights, at, strict=True)):
-            shape = [1] * block.ndim
-            shape[axis] = -1
-            block = block * xp.asarray(weights[i][inside[axis]], np.float32).reshape(shape)
-        start = [starts[i] for starts, i in zip(self.grid.starts, at, strict=True)]
-        self._make_planes(xp, start[0] + block.shape[0])
-        where = [slice(a, a + n) for a, n in zip(start, block.shape, strict=True)]
-        where[0] = slice(start[0] - self._begin, start[0] - self._begin + block.shape[0])
-        self._sum[tuple(where)] += block
-        self._missing[start[0]] -= 1
-
-    def _make_planes(self, xp: Any, end: int) -> None:
-        held = 0 if self._sum is None else self._sum.shape[0]
-        if self._begin + held >= end:
-            return
-        more = xp.zeros((end - self._begin - held, *self.grid.volume[1:]), np.float32)
-        self._sum = more if self._sum is None else xp.concatenate([self._sum, more])
-
-    def _write_done(self) -> None:
-        """Write the planes whose crops were all added."""
-        missing = [start for start, count in self._missing.items() if count]
-        end = min(missing) if missing else self.grid.volume[0]
-        if missing:
-            end -= end % self._planes
-        if end <= self._begin or self._sum is None:
-            return
-        count = end - self._begin
-        region = (slice(self._begin, end), *(slice(0, n) for n in self.grid.volume[1:]))
-        self._writer[region] = _as(self._sum[:count], getattr(self._writer, "dtype", np.dtype("f4")))
-        self._sum = self._sum[count:].copy() if count < self._sum.shape[0] else None
-        self._begin = end
+    def _write(self, region: tuple[slice, ...], block: Any) -> None:
+        self._writer[region] = cast(block, getattr(self._writer, "dtype", np.dtype("f4")))
 
     def close(self) -> None:
         """Check that all is written.
@@ -235,7 +285,7 @@ def _module(array: Array) -> Any:
     return np
 
 
-def _as(block: Array, dtype: DTypeLike) -> Any:
+def cast(block: Array, dtype: DTypeLike) -> Any:
     """Cast to the dtype of the writer; to integers rounded and saturated."""
     dtype = np.dtype(dtype)
     if dtype.kind not in "iu":

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 import numpy as np
 
@@ -19,6 +20,9 @@ from linumpy.stream.planning.records import CropRead, PartShape, Resampling, Vec
 _CELLS, _CELL_VOXELS = 8, 4
 #: Units along an axis at most: where there are more chunks, a unit is several neighbouring chunks.
 _MOST_CHUNKS = 16
+#: Crops that are planned together: of more, arrays are so large that each is memory of its own from the system, whose
+#: pages take longer than the arithmetic.
+_TOGETHER = 8
 #: A box of which a larger part is needed is read as a whole.
 _LARGEST_PART = 15 / 16
 
@@ -44,10 +48,12 @@ def with_needed(reads: Sequence[CropRead], parts: Sequence[PartShape], pad: str)
     result = list(reads)
     for (part, *_), numbers in kinds.items():
         shape = parts[part].shape[-3:]
-        alike = [reads[number] for number in numbers]
-        for number, boxes in zip(numbers, needed_boxes(alike, (1,) * (3 - len(shape)) + shape, pad), strict=True):
-            if boxes is not None:
-                result[number] = replace(reads[number], needed=boxes[:, -len(shape) :])
+        for begin in range(0, len(numbers), _TOGETHER):
+            some = numbers[begin : begin + _TOGETHER]
+            needed = needed_boxes([reads[number] for number in some], (1,) * (3 - len(shape)) + shape, pad)
+            for number, boxes in zip(some, needed, strict=True):
+                if boxes is not None:
+                    result[number] = replace(reads[number], needed=boxes[:, -len(shape) :])
     return result
 
 
@@ -75,52 +81,64 @@ def needed_boxes(reads: Sequence[CropRead], shape: Sequence[int], pad: str) -> l
     counts = (stop - 1) // unit - base + 1
     if (counts.prod(axis=1) == 1).all():
         return [None] * len(reads)
-    low, high = _cell_bounds(resamplings, shape)
-    first, behind = read_bounds(low, high, _wide(volume), resamplings[0].order, pad)
-    first, behind = np.maximum(first, _wide(start)), np.minimum(behind, _wide(stop))
+    # Cells along Z, Y and X come first from here on: NumPy is slow where the last axis is short.
+    bounds = _cell_bounds(resamplings, shape)
+    first, behind = read_bounds(*bounds, volume.T, resamplings[0].order, pad)
+    first, behind = np.maximum(first, start.T), np.minimum(behind, stop.T)
     # Half a voxel from the faces of units: no quotient is rounded to the next unit.
-    begin = np.floor((first + 0.5) / _wide(unit)) - _wide(base)
-    end = np.floor((behind - 0.5) / _wide(unit)) - _wide(base) + 1
+    begin = np.floor((first + 0.5) / unit.T) - base.T
+    end = np.floor((behind - 0.5) / unit.T) - base.T + 1
     within = None if pad != "constant" else (first < behind).all(axis=1)
     return _boxes(_marks(begin, end, within, counts.max(axis=0)), counts, base, unit, start, stop)
 
 
-def _wide(of_axes: np.ndarray) -> np.ndarray:
-    return of_axes[:, :, None, None, None]
-
-
 def _cell_bounds(resamplings: Sequence[Resampling], shape: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-    """Return bounds of the coordinates in each cell, (crops, 3, cells along Z, Y, X).
+    """Return bounds of the coordinates in each cell, (cells, 3, crops).
 
     A function lies within h²/8 · max |f''| of the line through its values at distance h; along three axes these add
     up. The second derivative of a cubic B-spline lies between the second differences of its control points.
     """
-    at = [np.linspace(0, n - 1, min(_CELLS, max(1, (n - 1) // _CELL_VOXELS)) + 1) for n in shape]
+    at = [_cell_ends(n) for n in shape]
     matrix, offset = (
-        np.array([getattr(resampling, name) for resampling in resamplings]) for name in ("matrix", "offset")
+        np.stack([getattr(resampling, name) for resampling in resamplings], axis=-1) for name in ("matrix", "offset")
     )
-    z, y, x = (matrix[:, :, axis, None] * at[axis] for axis in range(3))
-    z += offset[:, :, None]
-    corners = z[:, :, :, None, None] + (y[:, :, :, None] + x[:, :, None, :])[:, :, None]
+    z, y, x = (at[axis][:, None, None] * matrix[:, axis] for axis in range(3))
+    corners = (z + offset)[:, None, None] + (y[:, None] + x)
     bend = np.zeros(offset.shape)
     first = resamplings[0]
     if first.grid is not None:
-        grid = np.array([resampling.grid for resampling in resamplings])
-        weights = [spline_matrix(first, axis, at[axis]) for axis in range(3)]
-        moved = weights[1] @ (grid @ weights[2].T)
-        moved = weights[0] @ moved.reshape(*moved.shape[:3], -1)
-        corners += moved.reshape(corners.shape)
+        grid = np.array([resampling.grid for resampling in resamplings])  # (crops, 3, nodes along Z, Y, X)
+        scale, origin, counts = first.grid_scale, first.grid_origin, first.grid.shape[1:]
+        weights, of_planes = _spline_weights(tuple(shape), scale, origin, counts)
+        nodes = np.ascontiguousarray(grid.transpose(2, 3, 4, 1, 0))
+        moved = (weights @ nodes.reshape(len(nodes), -1)).reshape(len(weights), of_planes.shape[1], -1)
+        corners += (of_planes @ moved).reshape(corners.shape)
         for axis in range(3):
-            step = (at[axis][1] - at[axis][0]) * first.grid_scale[axis]
+            step = (at[axis][1] - at[axis][0]) * scale[axis]
             if step:
-                second = np.abs(np.diff(grid, 2, axis=axis + 2)).reshape(*bend.shape, -1)
-                bend += second.max(axis=2) * (step**2 / 8)
+                second = np.abs(np.diff(nodes, 2, axis=axis)).reshape(-1, *bend.shape)
+                bend += second.max(axis=0) * (step**2 / 8)
     low = high = corners
-    for axis in (2, 3, 4):
+    for axis in range(3):
         lower = (slice(None),) * axis + (slice(0, -1),)
         upper = (slice(None),) * axis + (slice(1, None),)
         low, high = np.minimum(low[lower], low[upper]), np.maximum(high[lower], high[upper])
-    return low - _wide(bend), high + _wide(bend)
+    return (low - bend).reshape(-1, *bend.shape), (high + bend).reshape(-1, *bend.shape)
+
+
+@lru_cache(maxsize=64)
+def _cell_ends(n: int) -> np.ndarray:
+    """Return where the cells of `n` voxels begin and end."""
+    return np.linspace(0, n - 1, min(_CELLS, max(1, (n - 1) // _CELL_VOXELS)) + 1)
+
+
+@lru_cache(maxsize=64)
+def _spline_weights(
+    shape: tuple[int, ...], scale: Vector, origin: Vector, nodes: tuple[int, ...]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the weights of control points at the corners of cells: along Z, and of planes of them along Y and X."""
+    z, y, x = (spline_matrix(_cell_ends(shape[axis]), nodes[axis], scale[axis], origin[axis]) for axis in range(3))
+    return z, np.kron(y, x)
 
 
 def _marks(begin: np.ndarray, end: np.ndarray, within: np.ndarray | None, counts: np.ndarray) -> np.ndarray:
@@ -128,12 +146,12 @@ def _marks(begin: np.ndarray, end: np.ndarray, within: np.ndarray | None, counts
 
     Each box adds 1 to its units: as differences at its eight corners, which are summed up along all axes.
     """
-    shape = (len(begin), *(counts + 1).tolist())
+    shape = (begin.shape[-1], *(counts + 1).tolist())
     steps = shape[2] * shape[3], shape[3], 1
-    crops = np.arange(len(begin)) * (shape[1] * steps[0])
+    crops = np.arange(shape[0]) * (shape[1] * steps[0])
     sides = [[(bound[:, axis] * step).astype(np.int64) for bound in (begin, end)] for axis, step in enumerate(steps)]
     signed: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])
-    sides[0] = [offset + crops[:, None, None, None] for offset in sides[0]]
+    sides[0] = [offset + crops for offset in sides[0]]
     for corner in np.ndindex(2, 2, 2):
         z, y, x = (side[which] for side, which in zip(sides, corner, strict=True))
         at = z + y + x

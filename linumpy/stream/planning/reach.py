@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from linumpy.stream.planning.records import Resampling, Vector
+from linumpy.stream.planning.records import Vector
 from linumpy.stream.planning.warp import Warp
 
 #: Rounding error of coordinates, in voxels: the device may compute them in another order.
@@ -68,9 +68,9 @@ def read_bounds(
     if pad == "edge":
         return np.minimum(np.maximum(first, 0), top), np.minimum(np.maximum(last, order), top) + 1
     outside = (first < 0) | (last > top)
-    first[outside], last[outside] = _reflected(
-        first[outside], last[outside], np.broadcast_to(top, outside.shape)[outside]
-    )
+    if outside.any():
+        top = np.broadcast_to(top, outside.shape)[outside]
+        first[outside], last[outside] = _reflected(first[outside], last[outside], top)
     return first, last + 1
 
 
@@ -94,11 +94,20 @@ def fold(voxels: np.ndarray, n: int, pad: str) -> np.ndarray:
     return np.where(turned < n, turned, period - turned)
 
 
-def spline_matrix(resampling: Resampling, axis: int, voxels: np.ndarray) -> np.ndarray:
-    """Return the weights of the control points along an axis at voxels of the crop, (voxels, nodes)."""
-    assert resampling.grid is not None
-    n, nodes = len(voxels), resampling.grid.shape[axis + 1]
-    at = voxels * resampling.grid_scale[axis] + resampling.grid_origin[axis]
+def spline_matrix(voxels: np.ndarray, nodes: int, scale: float, origin: float) -> np.ndarray:
+    """Return the weights of the control points along an axis at voxels of the crop, (voxels, nodes).
+
+    Parameters
+    ----------
+    voxels : numpy.ndarray
+        Coordinates along the axis.
+    nodes : int
+        Number of control points along it.
+    scale, origin : float
+        Map from voxels to control points: :attr:`Resampling.grid_scale` and ``grid_origin``.
+    """
+    n = len(voxels)
+    at = voxels * scale + origin
     base = np.clip(np.floor(at), 1, nodes - 3).astype(int)
     t = at - base
     weights = np.stack([(1 - t) ** 3, 3 * t**3 - 6 * t**2 + 4, -3 * t**3 + 3 * t**2 + 3 * t + 1, t**3]) / 6

@@ -112,25 +112,25 @@ def draw_warp(augment: Augment, half_extent: Sequence[float], *, seed: int, epoc
     flat : int
         Number of leading axes of the three that the arrays lack: 1 for 2-D images, which are rotated about Z only.
     """
-    drawn = generator(AUGMENT_STREAM, seed, epoch, index)
-    angles = [drawn.uniform(low, high) for low, high in augment.rotation]
-    if len(augment.scale) == 1:
-        scales = np.full(3, _log_uniform(drawn, augment.scale[0]))
-    else:
-        scales = np.array([_log_uniform(drawn, limits) for limits in augment.scale])
-    shears = [drawn.uniform(low, high) for low, high in augment.shear]
-    mirrored = drawn.random(3) < 0.5
-    flips = np.array([-1.0 if name in augment.flip and mirrored[axis] else 1.0 for axis, name in enumerate("zyx")])
-    shift = drawn.uniform(-1, 1, 3) * augment.translation
+    source = generator(AUGMENT_STREAM, seed, epoch, index)
+    drawn = _Uniforms(source, 14 + len(augment.scale) + (augment.gamma is not None) + (augment.contrast is not None))
+    angles = [drawn.between(limits) for limits in augment.rotation]
+    scales = [drawn.log_between(limits) for limits in augment.scale] * (3 // len(augment.scale))
+    shears = [drawn.between(limits) for limits in augment.shear]
+    mirrored = [drawn.between((0.0, 1.0)) < 0.5 for _ in range(3)]
+    flips = [-1.0 if name in augment.flip and mirrored[axis] else 1.0 for axis, name in enumerate("zyx")]
+    shift = [drawn.between((-1.0, 1.0)) * limit for limit in augment.translation]
     if flat:
         angles = [angles[0] if flat == 1 else 0.0, 0.0, 0.0]
         shears = [0.0, 0.0, shears[2] if flat == 1 else 0.0]
-        scales[:flat], flips[:flat], shift[:flat] = 1.0, 1.0, 0.0
-    intensity = _draw_intensity(augment, drawn)
-    matrix = _rotation(angles) @ _shear(shears) @ np.diag(scales * flips)
-    nodes = None if augment.elastic is None else _draw_nodes(augment.elastic, half_extent, drawn, flat)
+        scales[:flat], flips[:flat], shift[:flat] = [1.0] * flat, [1.0] * flat, [0.0] * flat
+    intensity = _draw_intensity(augment, drawn, source)
+    matrix = (
+        _rotation(angles) @ _shear(shears) * np.array([scale * flip for scale, flip in zip(scales, flips, strict=True)])
+    )
+    nodes = None if augment.elastic is None else _draw_nodes(augment.elastic, half_extent, source, flat)
     spacing = 1.0 if augment.elastic is None else augment.elastic.spacing
-    return Warp(matrix, shift, nodes, spacing, intensity)
+    return Warp(matrix, np.array(shift), nodes, spacing, intensity)
 
 
 def node_counts(half_extent: Sequence[float], spacing: float) -> tuple[int, int, int]:
@@ -149,18 +149,28 @@ def _draw_nodes(elastic: Elastic, half_extent: Sequence[float], source: np.rando
     return nodes
 
 
-def _draw_intensity(augment: Augment, source: np.random.Generator) -> Intensity:
+def _draw_intensity(augment: Augment, drawn: _Uniforms, source: np.random.Generator) -> Intensity:
     low, high = augment.intensity_range or (0.0, 1.0)
-    gamma = 1.0 if augment.gamma is None else _log_uniform(source, augment.gamma)
-    contrast = 1.0 if augment.contrast is None else source.uniform(*augment.contrast)
-    noise, blur = source.uniform(*augment.noise), source.uniform(*augment.blur)
+    gamma = 1.0 if augment.gamma is None else drawn.log_between(augment.gamma)
+    contrast = 1.0 if augment.contrast is None else drawn.between(augment.contrast)
+    noise, blur = drawn.between(augment.noise), drawn.between(augment.blur)
     return Intensity(low, high - low, gamma, contrast, noise, blur, int(source.integers(0, 2**64, dtype=np.uint64)))
 
 
-def _log_uniform(source: np.random.Generator, limits: Range) -> float:
-    low, high = limits
-    value = source.uniform(math.log(low), math.log(high))
-    return low if low == high else math.exp(value)
+class _Uniforms:
+    """Uniform random numbers, drawn all at once: a call of the generator takes longer than what it draws."""
+
+    def __init__(self, source: np.random.Generator, count: int) -> None:
+        self._values = iter(source.random(count).tolist())
+
+    def between(self, limits: Range) -> float:
+        low, high = limits
+        return low + (high - low) * next(self._values)
+
+    def log_between(self, limits: Range) -> float:
+        low, high = limits
+        value = self.between((math.log(low), math.log(high)))
+        return low if low == high else math.exp(value)
 
 
 _IDENTITY = np.eye(3)

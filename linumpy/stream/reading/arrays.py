@@ -8,10 +8,11 @@ from __future__ import annotations
 import os
 import threading
 from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import zarr
 
@@ -22,7 +23,7 @@ from linumpy.io.looks import MetadataLook
 from linumpy.io.ome import check_level, level_transforms, open_image, open_level
 from linumpy.io.open import open_source
 from linumpy.io.paths import absolute
-from linumpy.io.source import local_name, local_path, open_node
+from linumpy.io.source import local_name, local_path, open_node, with_options
 from linumpy.plan.layout import ArrayLayout
 from linumpy.stream.config import Config, Sample
 from linumpy.stream.errors import InvalidArgument
@@ -108,20 +109,20 @@ def open_info(key: Key, config: Config) -> ArrayInfo:
     """
     info = OPENED.get(key)
     if info is None:
-        info = _opened(key)
+        info = _opened(key, config.storage_options)
         OPENED.keep(key, info)
     _check_limits(info, key.uri, config)
     return info
 
 
-def _opened(key: Key) -> ArrayInfo:
+def _opened(key: Key, options: Mapping[str, Any] | None) -> ArrayInfo:
     uri, level = key.uri, key.level
     is_local = local_name(uri) is not None
     look = MetadataLook.at(uri) if is_local else None
     layout = LAYOUTS.get(uri, level) if is_local else None  # opened again only where its metadata have changed
     if layout is not None and layout.unsupported is None and layout.root == uri:
         return _info(layout, None, _plain_grid(key, layout.shape), look)
-    if isinstance(node := open_node(uri), zarr.Array):
+    if isinstance(node := open_node(uri if is_local else with_options(uri, options)), zarr.Array):
         array = open_source(node, level)
         return _info(read_layout(array), array, _plain_grid(key, array.shape), look)
     return _image_info(node, key)

@@ -95,10 +95,10 @@ def displacement(resampling: Resampling, shape: tuple[int, ...]) -> np.ndarray:
     """Evaluate the cubic B-spline of displacements at every voxel of the crop."""
     assert resampling.grid is not None
     field = resampling.grid
-    for axis, n in enumerate(shape):
-        field = np.moveaxis(
-            np.tensordot(spline_matrix(resampling, axis, np.arange(n)), field, ([1], [axis + 1])), 0, axis + 1
-        )
+    maps = zip(shape, resampling.grid_scale, resampling.grid_origin, strict=True)
+    for axis, (n, scale, origin) in enumerate(maps):
+        matrix = spline_matrix(np.arange(n), field.shape[axis + 1], scale, origin)
+        field = np.moveaxis(np.tensordot(matrix, field, ([1], [axis + 1])), 0, axis + 1)
     return field
 
 

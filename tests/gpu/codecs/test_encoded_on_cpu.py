@@ -310,6 +310,23 @@ def test_filters_that_the_host_undoes(tmp_path, name, compressor):
         reference.execute(reference.make_job(tmp_path / "a"))
 
 
+@pytest.mark.filterwarnings("ignore::zarr.errors.ZarrUserWarning")
+@pytest.mark.parametrize("behind", ["none", "zstd", "blosc"])
+@pytest.mark.parametrize("zarr_format", [2, 3])
+def test_rounded_bits_are_read_as_they_are_stored(tmp_path, zarr_format, behind):
+    rounded = numcodecs.BitRound(7) if zarr_format == 2 else numcodecs_v3.BitRound(keepbits=7)
+    compressors = {
+        2: {"none": None, "zstd": [numcodecs.Zstd()], "blosc": [numcodecs.Blosc()]},
+        3: {"none": None, "zstd": [ZstdCodec()], "blosc": [numcodecs_v3.Blosc()]},
+    }[zarr_format][behind]
+    options = {"zarr_format": zarr_format, "filters": [rounded], "compressors": compressors, "fill_value": 1.5}
+    array = zarr.create_array(tmp_path / "a", shape=(23, 40), chunks=(8, 16), dtype="<f4", **options)
+    array[:, :30] = np.random.default_rng(1).random((23, 30))
+    job = reference.make_job(tmp_path / "a", (slice(3, 20), slice(5, None)))
+    assert same(reference.execute(job), array[3:20, 5:])
+    assert "zarr-python" not in job.report.engine
+
+
 def with_filter(folder, dtype, chain, *, sharded=False):
     """An array of zarr v3 whose first codecs are filters of numcodecs."""
     chain = [ShardingCodec(chunk_shape=(8, 16), codecs=chain)] if sharded else chain

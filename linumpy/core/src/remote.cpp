@@ -1,0 +1,164 @@
+// Objects in an object store: requests, and what tasks do with them in place of opening and reading files.
+//
+// Every response says which version of the object it is of; another one than before is an error. The first request of an
+// object is one that is needed anyway: the index of a shard, all of an encoded chunk, or the wanted bytes of a raw one,
+// which is found to be missing, or of a wrong size, only then.
+#include "remote.hpp"
+
+#include <algorithm>
+
+#include "execution.hpp"
+
+namespace lc {
+namespace {
+
+std::atomic<lc_fetch_object> fetch_object{nullptr};
+std::atomic<i64> most_requests{32};
+std::atomic<MemoryGate *> shared_requests{nullptr};
+
+MemoryGate &requests() {
+    MemoryGate *known = shared_requests.load();
+    if (known) return *known;
+    MemoryGate *made = new MemoryGate(most_requests.load());
+    if (shared_requests.compare_exchange_strong(known, made)) return *made;
+    delete made;
+    return *known;
+}
+
+// Holds one of the requests that may be under way, and lets another thread of the pool work meanwhile.
+class UnderWay {
+public:
+    UnderWay() : gate_(requests()), pool_(Pool::shared()) {
+        gate_.acquire(1);
+        pool_.begin_wait();
+    }
+    ~UnderWay() {
+        pool_.end_wait();
+        gate_.release(1);
+    }
+    UnderWay(const UnderWay &) = delete;
+    UnderWay &operator=(const UnderWay &) = delete;
+
+private:
+    MemoryGate &gate_;
+    Pool &pool_;
+};
+
+// Bytes that an encoded chunk has at most, but for odd encoders.
+i64 most_stored(i64 chunk_nbytes) { return chunk_nbytes + chunk_nbytes / 64 + 4096; }
+
+}  // namespace
+
+void set_fetch(lc_fetch_object function, i64 count) {
+    fetch_object.store(function);
+    most_requests.store(std::clamp<i64>(count, 1, Pool::MOST_WAITING));
+}
+
+void forget_requests() { shared_requests.store(nullptr); }
+
+bool fetch(i64 store, const std::string &key, i64 offset, i64 nbytes, u8 *to, i64 capacity, Fetched &fetched,
+           Failure &failure) {
+    lc_fetch record{};
+    record.store = store;
+    record.key = key.c_str();
+    record.offset = offset;
+    record.nbytes = nbytes;
+    record.address = reinterpret_cast<i64>(to);
+    record.capacity = capacity;
+    record.code = LC_REMOTE;
+    if (const lc_fetch_object call = fetch_object.load()) {
+        const UnderWay under_way;
+        call(&record);
+    }
+    fetched = {record.got, {static_cast<u64>(record.version[0]), record.size, record.version[1], 0}};
+    if (record.code == LC_OK) return true;
+    failure.code = record.code;
+    failure.text = record.text;
+    return false;
+}
+
+Version version_in_store(i64 store, const std::string &key) {
+    Fetched fetched;
+    Failure failure;
+    const bool found = fetch(store, key, 0, 0, nullptr, 0, fetched, failure);
+    return found && is_told(fetched.version) ? fetched.version : Version{};
+}
+
+// One request for the object, counted for the jobs that want it.
+Fetched Execution::request(i64 offset, i64 nbytes, u8 *to, i64 capacity) {
+    Fetched fetched;
+    Failure failure;
+    ++files_opened;
+    for_jobs_of_object([](Job &job, i64 n) { job.files_opened += n; }, 1);
+    if (!fetch(object_.array->store, object_.array->path(object_.coordinates), offset, nbytes, to, capacity, fetched,
+               failure))
+        throw FailedRead{failure};
+    return fetched;
+}
+
+// Find the object, with the index of a shard or with all of an encoded chunk. Raw chunks need not be found, but where
+// chunks are kept their version is wanted first.
+void Execution::find_remote() {
+    try {
+        if (geometry_.sharded()) {
+            const i64 nbytes = geometry_.index_nbytes;
+            const Gate gate(nbytes);
+            u8 *stored = scratch().stored.reserve(nbytes);
+            const Fetched fetched = request(geometry_.index_at_end ? -1 : 0, nbytes, stored, nbytes);
+            object_.version = fetched.version;
+            object_.range = {0, fetched.version.nbytes};
+            take_index(stored, fetched.nbytes);
+        } else if (geometry_.encoded()) {
+            fetch_whole();
+        } else {
+            object_.range = {0, geometry_.chunk_nbytes};
+            if (device_ && device_->kept()) object_.version = request(0, 0, nullptr, 0).version;
+        }
+    } catch (const FailedRead &error) {
+        if (error.failure.code != LC_MISSING) throw;
+        object_.missing = true;
+    }
+}
+
+// Bring all of an object whose size is unknown into the thread's memory.
+void Execution::fetch_whole() {
+    i64 capacity = most_stored(geometry_.chunk_nbytes);
+    const i64 decoding = geometry_.chunk_nbytes + decode_scratch_nbytes(geometry_.chain, geometry_.chunk_nbytes);
+    Fetched fetched;
+    for (;;) {
+        gate_.reset();
+        gate_.emplace(capacity + decoding);
+        fetched = request(0, -1, scratch().stored.reserve(capacity), capacity);
+        if (fetched.version.nbytes <= capacity) break;
+        capacity = fetched.version.nbytes;
+    }
+    object_.version = fetched.version;
+    object_.range = {0, fetched.version.nbytes};
+    if (fetched.nbytes != object_.range.nbytes) fail(LC_SHORT, 0, fetched.nbytes, object_.range.nbytes);
+    fetched_offset_ = 0;
+    fetched_nbytes_ = fetched.nbytes;
+}
+
+// Read bytes of an object, all of them, and compare its version with that of other requests.
+void Execution::fetch_checked(u8 *to, i64 nbytes, i64 offset) {
+    if (!nbytes) return;
+    const bool whole = !offset && nbytes == object_.range.nbytes;
+    Fetched fetched;
+    try {
+        fetched = request(offset, whole ? -1 : nbytes, to, nbytes);
+    } catch (const FailedRead &error) {
+        const i64 known = object_.version.nbytes;
+        if (error.failure.code == LC_MISSING && known >= 0) fail(LC_REPLACED, 0, known, 0);
+        throw;
+    }
+    if (object_.version.nbytes < 0) {
+        object_.version = fetched.version;  // of a raw chunk, which one task reads
+    } else if (!(fetched.version == object_.version)) {
+        fail(LC_REPLACED, 0, object_.version.nbytes, fetched.version.nbytes);
+    }
+    if (object_.version.nbytes != object_.range.nbytes)
+        fail(LC_SIZE, 0, object_.version.nbytes, geometry_.chunk_nbytes);
+    if (fetched.nbytes != nbytes) fail(LC_SHORT, 0, fetched.nbytes, nbytes);
+}
+
+}  // namespace lc

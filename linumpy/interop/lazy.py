@@ -1,0 +1,64 @@
+"""A Zarr array that is read when it is indexed, and as a dask array whose slices read no more than they show.
+
+In: an open array. Out: a dask array in host memory. Its graph holds the path of the array. dask is imported inside.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import zarr
+
+from linumpy.device import install_line
+from linumpy.gpu.read.layouts import LAYOUTS
+from linumpy.interop.outer import read_outer
+from linumpy.io.layout import read_layout
+from linumpy.io.source import Source, path_of, written
+
+#: Blocks grow to so many bytes of whole chunks.
+_BLOCK_NBYTES = 16 * 2**20
+
+
+class LazyArray:
+    """What dask asks of an array.
+
+    Parameters
+    ----------
+    array : zarr.Array
+        In a local folder or ZIP file its path is kept, elsewhere the open array.
+    """
+
+    def __init__(self, array: zarr.Array) -> None:
+        layout = read_layout(array)
+        self.source: Source = path_of(array) or array
+        self.shape, self.ndim = layout.shape, layout.rank
+        self.dtype = layout.dtype.newbyteorder("=")
+        self.chunks = tuple(map(min, layout.chunk_shape, layout.shape))
+
+    def __getitem__(self, index: Any) -> np.ndarray:
+        index = index if isinstance(index, tuple) else (index,)
+        values: np.ndarray = read_outer(
+            self.source, LAYOUTS.get(self.source, 0), (*index, *[slice(None)] * (self.ndim - len(index)))
+        )
+        return values
+
+
+def lazy_dask_array(array: zarr.Array) -> Any:
+    """Return an array as a dask array of NumPy blocks; of a slice only the slice is read.
+
+    Raises
+    ------
+    ImportError
+        dask is not installed.
+    """
+    try:
+        import dask
+        import dask.array as da
+    except ImportError as error:
+        raise ImportError(f"dask is not installed ({error}): {install_line('dask')}") from error
+    lazy = LazyArray(array)
+    token = dask.base.tokenize(str(array.store_path), repr(array.metadata.to_dict()), written(array))
+    with dask.config.set({"array.chunk-size": _BLOCK_NBYTES}):
+        meta = np.empty((0,) * lazy.ndim, lazy.dtype)
+        return da.from_array(lazy, chunks="auto", name=f"linumpy-{token}", asarray=False, meta=meta)

@@ -1,0 +1,101 @@
+"""Groups that hold images and are none: plates, wells, what bioformats2raw wrote, labels, scenes.
+
+In: a group. Out: its kind, and the paths of its images, in the order of the metadata. Nothing but metadata is read.
+
+Formats: https://ngff.openmicroscopy.org/0.4/ and https://ngff.openmicroscopy.org/0.5/, sections "plate", "well",
+"labels" and "bf2raw" (whose layout is an attribute of the group, below ``ome`` since 0.5);
+https://ngff.openmicroscopy.org/0.6/, section "scene".
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import zarr
+
+_BIOFORMATS2RAW = "bioformats2raw.layout"
+#: Kinds of groups by the attribute that tells, and how messages call them.
+_KINDS = {"plate": "a plate", "well": "a well", "labels": "a group of labels", "scene": "a scene"}
+#: Images that a message names.
+_SHOWN = 8
+
+
+def ome_attributes(group: zarr.Group) -> Mapping[str, Any]:
+    """Return the attributes of NGFF: below ``ome`` since 0.5, at the top before."""
+    attributes: Mapping[str, Any] = group.attrs.asdict()
+    ome = attributes.get("ome")
+    return ome if isinstance(ome, Mapping) else attributes
+
+
+def kind_of(group: zarr.Group) -> str | None:
+    """Tell what holds images, in words for messages; None for an image and for any other group."""
+    holder = ome_attributes(group)
+    if "multiscales" in holder:
+        return None
+    if _BIOFORMATS2RAW in holder and _series(group):
+        return "a collection of bioformats2raw"
+    found = [words for kind, words in _KINDS.items() if kind in holder]
+    return found[0] if found else "a collection of bioformats2raw" if _BIOFORMATS2RAW in holder else None
+
+
+def image_paths(group: zarr.Group) -> Iterator[str]:
+    """Name the images of a group that holds images, by their paths in it; of a plate, one well is opened at a time."""
+    holder = ome_attributes(group)
+    series = _series(group) if _BIOFORMATS2RAW in holder else []
+    if series:
+        yield from series
+    elif "plate" in holder:
+        for path in _paths(holder.get("plate"), "wells"):
+            well = group.get(path)
+            if isinstance(well, zarr.Group):
+                yield from (f"{path}/{image}" for image in _paths(ome_attributes(well).get("well"), "images"))
+    elif "well" in holder:
+        yield from _paths(holder.get("well"), "images")
+    elif "labels" in holder:
+        labels = holder.get("labels")
+        yield from (name for name in labels if isinstance(name, str)) if isinstance(labels, list) else ()
+    elif "scene" in holder:
+        yield from _in_scene(holder.get("scene"))
+
+
+def choices(group: zarr.Group, kind: str) -> str:
+    """Say, for an error, which images a group holds."""
+    paths = list(itertools.islice(image_paths(group), _SHOWN + 1))
+    if not paths:
+        return f"{group.store_path} is {kind}, not an image: it has no images"
+    listed = ", ".join(map(repr, paths[:_SHOWN])) + (" …" if len(paths) > _SHOWN else "")
+    return (
+        f"{group.store_path} is {kind}, not an image: open one of its images, such as {group.store_path}/{paths[0]}; "
+        f"it has the images {listed}"
+    )
+
+
+def _series(group: zarr.Group) -> list[str]:
+    """Name the images of a group of bioformats2raw: those that its OME group lists, or else those with a number."""
+    described = group.get("OME")
+    if isinstance(described, zarr.Group):
+        series = ome_attributes(described).get("series")
+        if isinstance(series, list) and series and all(isinstance(name, str) for name in series):
+            return [str(name) for name in series]
+    return sorted((name for name, _ in group.groups() if name.isdecimal()), key=int)
+
+
+def _paths(holder: Any, key: str) -> list[str]:
+    entries = holder.get(key) if isinstance(holder, Mapping) else None
+    entries = entries if isinstance(entries, list) else []
+    return [entry["path"] for entry in entries if isinstance(entry, Mapping) and isinstance(entry.get("path"), str)]
+
+
+def _in_scene(scene: Any) -> list[str]:
+    """Name the images whose coordinate systems a scene transforms."""
+    transformations = scene.get("coordinateTransformations") if isinstance(scene, Mapping) else None
+    ends = [
+        one.get(end)
+        for one in (transformations if isinstance(transformations, list) else [])
+        if isinstance(one, Mapping)
+        for end in ("input", "output")
+    ]
+    paths = [end.get("path") for end in ends if isinstance(end, Mapping)]
+    return list(dict.fromkeys(path for path in paths if isinstance(path, str) and path))

@@ -1,0 +1,163 @@
+"""Object stores by URL, through obstore: S3, Google Cloud Storage, Azure, and HTTP servers.
+
+In: a URL and options. Out: a :class:`RemoteStore` for zarr-python with the path of the node in it, and where the chunks
+of an array lie for the native core. No credentials are in names and messages. Errors: ``ImportError`` without obstore,
+``ValueError`` for a URL with a query or options that do not fit.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import re
+import threading
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import zarr
+from zarr.storage import ObjectStore
+
+from linumpy.plan.layout import RemoteArray
+
+#: Schemes that obstore opens.
+SCHEMES = ("s3", "s3a", "gs", "az", "adl", "azure", "abfs", "abfss", "http", "https")
+_AZURE = ("az", "adl", "azure", "abfs", "abfss")
+#: How often, and until when, a request is repeated that fails by the server (5xx) or by the connection.
+_RETRIES = {"max_retries": 8, "retry_timeout": timedelta(minutes=2)}
+#: A request may take long, but not without a byte coming.
+_CLIENT = {"timeout": "10min", "read_timeout": "30s"}
+#: Stores that are kept, with their connections.
+_KEPT = 32
+
+
+class RemoteStore(ObjectStore[Any]):
+    """An object store that is named by its URL, without credentials.
+
+    Parameters
+    ----------
+    store : obstore.store.ObjectStore
+        The store.
+    url : str
+        Its name.
+    """
+
+    def __init__(self, store: Any, url: str) -> None:
+        super().__init__(store, read_only=True)
+        self.url = url
+
+    def __str__(self) -> str:
+        return self.url
+
+
+def is_remote(url: str) -> bool:
+    """Say whether a URL names something in an object store."""
+    return url.partition("://")[0].lower() in SCHEMES and "://" in url
+
+
+_stores: list[tuple[str, dict[str, Any], RemoteStore]] = []
+_lock = threading.Lock()
+#: Whether obstore has started its threads here, and in the parent that this process was forked from.
+_is_used = _is_lost = False
+
+
+def _after_fork() -> None:
+    global _lock, _is_lost
+    _lock, _is_lost = threading.Lock(), _is_used
+    _stores.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def check_process() -> None:
+    """Raise where obstore waits forever: in a process forked from one that has used it."""
+    if _is_lost:
+        raise RuntimeError(
+            "this process was forked from one that had read from an object store, where obstore cannot read: start "
+            "processes by spawn (multiprocessing.get_context('spawn'))"
+        )
+
+
+def open_store(url: str, options: Mapping[str, Any] | None = None) -> tuple[RemoteStore, str]:
+    """Return the store that a URL is in, and the path there; the same store for the same options.
+
+    Parameters
+    ----------
+    url : str
+        Of a scheme of :data:`SCHEMES`.
+    options : mapping, optional
+        What obstore's ``from_url`` takes: settings of the store, ``client_options``, ``retry_config``,
+        ``credential_provider``.
+    """
+    global _is_used
+    check_process()
+    parts = urlsplit(url)
+    if parts.query or parts.fragment:
+        raise ValueError(
+            f"{without_credentials(url)!r}: what follows '?' or '#' in a URL is not passed on to the objects below "
+            "it; pass credentials by storage_options="
+        )
+    given = dict(options or {})
+    is_http = parts.scheme.lower() in ("http", "https")
+    plain = is_http and not given.keys() - {"client_options", "retry_config"}
+    # One store, with its connections, for all that is in one bucket or on one server.
+    root, path = f"{parts.scheme}://{parts.netloc}", unquote(parts.path).strip("/")
+    if parts.scheme.lower() in _AZURE or (is_http and not plain):
+        root, path = url.rstrip("/"), ""
+    with _lock:
+        for n, (known, known_options, store) in enumerate(_stores):
+            if known == root and known_options == given:
+                _stores.append(_stores.pop(n))
+                return store, path
+        _is_used = True
+        store = RemoteStore(_make(root, given, plain=plain), without_credentials(root))
+        _stores.append((root, given, store))
+        del _stores[:-_KEPT]
+    return store, path
+
+
+def _make(root: str, options: dict[str, Any], *, plain: bool) -> Any:
+    """Make obstore's store."""
+    import obstore.store
+
+    stores: Any = obstore.store
+    parts, settings = urlsplit(root), dict(options)
+    client = {**_CLIENT, **(settings.pop("client_options", None) or {})}
+    retries = {**_RETRIES, **(settings.pop("retry_config", None) or {})}
+    endpoints = (root, *(str(value) for name, value in settings.items() if "endpoint" in name.lower()))
+    if any(url.startswith("http://") for url in endpoints):
+        client.setdefault("allow_http", True)
+    if not plain:
+        return stores.from_url(root, client_options=client, retry_config=retries, **settings)
+    user, at, host = parts.netloc.rpartition("@")
+    if at:  # kept out of the URL, which obstore prints
+        token = base64.b64encode(unquote(user).encode()).decode()
+        client["default_headers"] = {"authorization": f"Basic {token}", **(client.get("default_headers") or {})}
+    return stores.HTTPStore.from_url(f"{parts.scheme}://{host}", client_options=client, retry_config=retries)
+
+
+def remote_array(array: zarr.Array) -> RemoteArray | None:
+    """Return where the chunks of an array in an object store lie; None for other arrays."""
+    global _is_used
+    # The exact types: a subclass may read its bytes from elsewhere, or change them.
+    if type(array.store) not in (ObjectStore, RemoteStore):
+        return None
+    _is_used = True
+    return RemoteArray(array.store, array.path, without_credentials(str(array.store)))
+
+
+def without_credentials(text: str) -> str:
+    """Remove user names, passwords and queries from the URLs of object stores in a text."""
+    scheme = rf"\b((?:{'|'.join(SCHEMES)})://"
+    return re.sub(rf"{scheme})[^/\s\"']*@", r"\1", re.sub(rf"{scheme}[^\s?#\"']*)[?#][^\s\"')]*", r"\1", text))
+
+
+def explained(error: BaseException) -> str:
+    """Say why a request failed; of an error of obstore in a line, without URLs, the server's page and its records."""
+    if not type(error).__module__.startswith("obstore"):
+        return without_credentials(str(error))
+    text = str(error).split("\n\nDebug source")[0].split("<")[0]
+    text = re.sub(r"Error performing (\w+) \S+ in ([\d.]+)\S*?(\w+?)(?=[ ,])", r"\1 took \2 \3", text)
+    return " ".join(re.sub(r"\w+://\S+", "", text).split()).rstrip(":") or type(error).__name__

@@ -1,0 +1,263 @@
+"""Coordinate systems of several images of NGFF 0.6 and the transformations between them, also those of scenes (RFC-5).
+
+In: two images, or an image and the name of a coordinate system. Out: a map of points
+(:data:`~linumpy.plan.grid.point_map.PointMap`) between their coordinate systems, composed of the fewest
+transformations, each in the direction that can be computed. Errors: :class:`~linumpy.errors.MetadataError` for systems
+that do not exist or that nothing connects.
+
+A scene is a group above images, whose metadata have transformations between coordinate systems of these images and of
+its own. Systems of two images are one where a scene says so, or where the caller names a system that both have.
+
+Format: https://ngff.openmicroscopy.org/0.6/, sections "scene" and "coordinateTransformations metadata".
+"""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import zarr
+from zarr.storage import LocalStore
+
+from linumpy.errors import LinumpyError, MetadataError
+from linumpy.io.collection import ome_attributes
+from linumpy.io.coordinate_systems import Transformation, referred, systems_of
+from linumpy.io.metadata import REFUSALS
+from linumpy.io.ngff import transformation_list
+from linumpy.io.ome import OmeZarrImage
+from linumpy.io.source import local_store
+from linumpy.io.transformations import is_invertible, read_map
+from linumpy.plan.grid.point_map import PointMap, compose
+
+Node = tuple[str, str | None]
+"""A coordinate system: the place of the group that has it, and its name; None for an image before NGFF 0.6."""
+
+#: Groups above an image that are searched for a scene.
+_ABOVE = 8
+
+
+@dataclass(frozen=True)
+class Edge:
+    """A transformation between two coordinate systems, in the metadata of a group."""
+
+    start: Node
+    end: Node
+    transformation: Transformation
+    group: zarr.Group
+
+
+@dataclass
+class Graph:
+    """The coordinate systems around images.
+
+    Attributes
+    ----------
+    axes : dict of Node to list
+        Axes of each coordinate system.
+    edges : list of Edge
+        The transformations.
+    """
+
+    axes: dict[Node, list[Mapping[str, Any]]] = field(default_factory=dict)
+    edges: list[Edge] = field(default_factory=list)
+    _seen: set[str] = field(default_factory=set)
+
+    def add(self, image: OmeZarrImage) -> Node:
+        """Add the systems of an image, and of scenes above it; returns the one that its levels are mapped to."""
+        self._add_group(image.group)
+        for above in _groups_above(image.group):
+            self._add_group(above)
+        multiscale = ome_attributes(image.group)["multiscales"][image.multiscale]
+        systems = systems_of(multiscale, image.name)
+        node = _place(image.group), systems.intrinsic if systems else None
+        self.axes.setdefault(node, [{"name": axis.name, "type": axis.type, "unit": axis.unit} for axis in image.axes])
+        return node
+
+    def names(self, node: Node) -> str:
+        """List the systems that are connected with one, for messages."""
+        found = {node}
+        while more := {n for e in self.edges if {e.start, e.end} & found for n in (e.start, e.end)} - found:
+            found |= more
+        return ", ".join(sorted({repr(name) for _, name in found if name is not None})) or "none"
+
+    def _add_group(self, group: zarr.Group) -> None:
+        place = _place(group)
+        if place in self._seen:
+            return
+        self._seen.add(place)
+        ome, name = ome_attributes(group), str(group.store_path)
+        holders = [one for one in _list(ome, "multiscales") if isinstance(one, Mapping) and "axes" not in one]
+        if isinstance(ome.get("scene"), Mapping):
+            holders.append(ome["scene"])
+        for holder in holders:
+            for system in _list(holder, "coordinateSystems"):
+                if isinstance(system, Mapping) and isinstance(system.get("axes"), list):
+                    self.axes[place, referred(system)] = system["axes"]
+            for transformation in transformation_list(holder, name):
+                ends = [self._node(group, place, transformation.get(end)) for end in ("input", "output")]
+                self.edges.append(Edge(ends[0], ends[1], transformation, group))
+
+    def _node(self, group: zarr.Group, place: str, reference: Any) -> Node:
+        path = reference.get("path") if isinstance(reference, Mapping) else None
+        if not isinstance(path, str) or path in ("", "."):
+            return place, referred(reference)
+        try:
+            image = group.get(path)
+        except REFUSALS:
+            image = None
+        if isinstance(image, zarr.Group):
+            self._add_group(image)
+        return posixpath.normpath(posixpath.join(place, path)), referred(reference)
+
+    def path(self, start: Node, goal: Callable[[Node], bool], same: str | None = None) -> tuple[Node, PointMap] | None:
+        """Find the shortest way from a system to another, by transformations that can be computed.
+
+        Parameters
+        ----------
+        start : Node
+            Where it begins.
+        goal : callable
+            Tells whether a system is where it may end.
+        same : str, optional
+            All systems of this name are one.
+
+        Returns
+        -------
+        tuple of Node and PointMap, or None
+            Where it ends, and the map; None without a way.
+        """
+        ways: dict[Node, list[tuple[Edge, bool]]] = {start: []}
+        queue = [start]
+        for node in queue:
+            if goal(node):
+                return node, self._read(start, ways[node])
+            if node[1] is not None and node[1] == same:
+                for other in [n for n in self.axes if n[1] == same and n not in ways]:
+                    self._check_same(node, other)
+                    ways[other] = ways[node]
+                    queue.append(other)
+            for edge in self.edges:
+                for begin, end, inverse in ((edge.start, edge.end, False), (edge.end, edge.start, True)):
+                    if begin == node and end not in ways and (not inverse or is_invertible(edge.transformation)):
+                        ways[end] = [*ways[node], (edge, inverse)]
+                        queue.append(end)
+        return None
+
+    def _read(self, start: Node, way: list[tuple[Edge, bool]]) -> PointMap:
+        steps: PointMap = ()
+        for edge, inverse in way:
+            begin, name = edge.end if inverse else edge.start, str(edge.group.store_path)
+            if begin not in self.axes:
+                raise MetadataError(f"{name}: the coordinate system {begin[1]!r} is not described")
+            steps = compose(
+                steps, read_map(edge.transformation, len(self.axes[begin]), edge.group, name, inverse=inverse)
+            )
+        return steps
+
+    def _check_same(self, one: Node, other: Node) -> None:
+        kinds = [[(axis.get("name"), axis.get("unit")) for axis in self.axes[node]] for node in (one, other)]
+        if kinds[0] != kinds[1]:
+            raise MetadataError(
+                f"{one[0]} and {other[0]} both have a coordinate system {one[1]!r}, with different axes: "
+                f"{kinds[0]} and {kinds[1]}"
+            )
+
+
+def map_between(begin: OmeZarrImage, end: OmeZarrImage, system: str | None = None) -> PointMap | None:
+    """Map points of one image to points of another, in the coordinates of their levels' system, along all axes.
+
+    Parameters
+    ----------
+    begin, end : OmeZarrImage
+        The images.
+    system : str, optional
+        Name of a coordinate system that both are mapped to.
+
+    Returns
+    -------
+    PointMap or None
+        None where `system` is None and no scene connects the images.
+
+    Raises
+    ------
+    MetadataError
+        An image has no such system; transformations in this direction cannot be computed.
+    """
+    systems = Graph()
+    first, last = systems.add(begin), systems.add(end)
+    if first == last:
+        return ()
+    if system is None:
+        found = systems.path(first, lambda node: node == last)
+        if found is None and any(last in (e.start, e.end) for e in systems.edges) and _connected(systems, first, last):
+            raise MetadataError(
+                f"{begin.name} and {end.name} are connected by transformations that cannot be computed in this "
+                "direction: a field of vectors has no inverse"
+            )
+        return found and found[1]
+    middle = systems.path(first, lambda node: node[1] == system)
+    if middle is None:
+        raise MetadataError(_no_system(begin, system, systems.names(first)))
+    rest = systems.path(middle[0], lambda node: node == last, system)
+    if rest is None:
+        raise MetadataError(_no_system(end, system, systems.names(last)))
+    return compose(middle[1], rest[1])
+
+
+def map_from_system(system: str, end: OmeZarrImage) -> tuple[PointMap, list[Mapping[str, Any]]]:
+    """Map points of a coordinate system to points of an image, as :func:`map_between`; and return its axes."""
+    systems = Graph()
+    last = systems.add(end)
+    for node in [node for node in systems.axes if node[1] == system]:
+        found = systems.path(node, lambda node: node == last)
+        if found is not None:
+            return found[1], systems.axes[node]
+    raise MetadataError(_no_system(end, system, systems.names(last)))
+
+
+def _no_system(image: OmeZarrImage, system: str, names: str) -> str:
+    return (
+        f"{image.name}: no transformation that can be computed leads from or to a coordinate system {system!r}; it is "
+        f"connected with {names}"
+    )
+
+
+def _connected(systems: Graph, first: Node, last: Node) -> bool:
+    found = {first}
+    while more := {n for e in systems.edges if {e.start, e.end} & found for n in (e.start, e.end)} - found:
+        found |= more
+    return last in found
+
+
+def _list(holder: Mapping[str, Any], key: str) -> list[Any]:
+    found = holder.get(key)
+    return found if isinstance(found, list) else []
+
+
+def _place(group: zarr.Group) -> str:
+    """Name the place of a group: a folder, or a store and a path in it."""
+    store = group.store
+    root = str(Path(store.root).resolve()) if isinstance(store, LocalStore) else str(store)
+    return posixpath.normpath(posixpath.join(root, group.path))
+
+
+def _groups_above(group: zarr.Group) -> Iterator[zarr.Group]:
+    """Open the groups above a group that have a scene."""
+    for number in range(1, _ABOVE + 1):
+        try:
+            if isinstance(group.store, LocalStore):
+                folder = Path(_place(group)).parents[number - 1]
+                if not (folder / "zarr.json").is_file():
+                    continue
+                above = zarr.open_group(local_store(folder), mode="r", zarr_format=3)
+            elif len(parts := group.path.split("/") if group.path else []) >= number:
+                above = zarr.open_group(group.store, path="/".join(parts[:-number]), mode="r")
+            else:
+                return
+            if isinstance(ome_attributes(above).get("scene"), Mapping):
+                yield above
+        except (*REFUSALS, OSError, LinumpyError, IndexError):  # no group
+            continue

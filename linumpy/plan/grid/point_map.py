@@ -1,0 +1,161 @@
+"""Maps of points as a sequence of steps: affine maps, and vector fields on regular grids.
+
+In: matrices and fields. Out: a :data:`PointMap`, in which affine maps that follow each other are one. Nothing is
+opened; a field refers to its array. ``linumpy.resample.warp`` applies such maps to the voxels of a block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Affine:
+    """An affine map of points.
+
+    Attributes
+    ----------
+    matrix : tuple of tuple of float
+        A row for each coordinate of the result: a weight for each coordinate of the point, then a number to add.
+    """
+
+    matrix: tuple[tuple[float, ...], ...]
+
+    @property
+    def inputs(self) -> int:
+        """Coordinates of a point."""
+        return len(self.matrix[0]) - 1
+
+    @property
+    def outputs(self) -> int:
+        """Coordinates of the result."""
+        return len(self.matrix)
+
+
+@dataclass(frozen=True)
+class Field:
+    """A field of vectors, which displaces points or has the coordinates that they are mapped to.
+
+    Attributes
+    ----------
+    array : zarr.Array
+        Unread: an axis for each coordinate that it takes, in their order, and one for the components of a vector.
+    component_axis : int
+        The axis of the components.
+    scale, translation : tuple of float
+        Step and position of the first vector along each other axis, in the coordinates of points.
+    relative : bool
+        Whether vectors are displacements; otherwise they are coordinates.
+    order : int
+        Spline order of the interpolation between vectors: 0, 1 or 3.
+    first : int
+        Index of the first coordinate that it takes; the others remain as they are.
+    """
+
+    array: Any
+    component_axis: int
+    scale: tuple[float, ...]
+    translation: tuple[float, ...]
+    relative: bool
+    order: int
+    first: int = 0
+
+    @property
+    def inputs(self) -> int:
+        """Coordinates that it takes."""
+        return len(self.scale)
+
+    @property
+    def outputs(self) -> int:
+        """Components of a vector."""
+        return int(self.array.shape[self.component_axis])
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Vectors along each axis."""
+        return tuple(n for axis, n in enumerate(self.array.shape) if axis != self.component_axis)
+
+
+PointMap = tuple[Affine | Field, ...]
+"""Steps in the order of their application; none for the identity."""
+
+
+def affine(linear: Any, shift: Any) -> Affine:
+    """Make an affine map of its linear part and its shift."""
+    matrix = np.column_stack([np.asarray(linear, np.float64), np.asarray(shift, np.float64)])
+    return Affine(tuple(map(tuple, matrix.tolist())))
+
+
+def scaling(scale: Sequence[float], translation: Sequence[float]) -> Affine:
+    """Make the map that scales points and then shifts them."""
+    return affine(np.diag(np.asarray(scale, np.float64)), translation)
+
+
+def compose(*maps: Iterable[Affine | Field]) -> PointMap:
+    """Apply maps in their order; affine steps that follow each other become one, and identities are left out."""
+    steps: list[Affine | Field] = []
+    for step in (step for one in maps for step in one):
+        if isinstance(step, Affine) and steps and isinstance(last := steps[-1], Affine):
+            steps.pop()
+            step = Affine(_as_rows(_homogeneous(step) @ _homogeneous(last)))
+        steps.append(step)
+    return tuple(step for step in steps if not (isinstance(step, Affine) and _is_identity(step)))
+
+
+def as_matrix(steps: PointMap, rank: int) -> np.ndarray | None:
+    """Return a map without fields as a matrix of outputs × (inputs + 1); None with fields."""
+    if not steps:
+        return np.eye(rank, rank + 1)
+    return np.array(steps[0].matrix) if len(steps) == 1 and isinstance(steps[0], Affine) else None
+
+
+def inverted(step: Affine) -> Affine | None:
+    """Return the inverse of an affine map; None where it has none."""
+    matrix = _homogeneous(step)
+    if step.inputs != step.outputs or np.linalg.matrix_rank(matrix) <= step.inputs:
+        return None
+    return Affine(_as_rows(np.linalg.inv(matrix)))
+
+
+def within_point(steps: PointMap, before: int, after: int) -> PointMap:
+    """Apply a map to the coordinates between the first `before` and the last `after` ones, which remain."""
+    moved: list[Affine | Field] = []
+    for step in steps:
+        if isinstance(step, Field):
+            moved.append(replace(step, first=step.first + before))
+            continue
+        matrix = np.zeros((before + step.outputs + after, before + step.inputs + after + 1))
+        matrix[:before, :before] = np.eye(before)
+        inner = np.array(step.matrix)
+        matrix[before : before + step.outputs, before : before + step.inputs] = inner[:, :-1]
+        matrix[before : before + step.outputs, -1] = inner[:, -1]
+        matrix[before + step.outputs :, before + step.inputs : -1] = np.eye(after)
+        moved.append(Affine(tuple(map(tuple, matrix.tolist()))))
+    return tuple(moved)
+
+
+def outputs_of(steps: PointMap, rank: int) -> int:
+    """Count the coordinates that a map makes of a point of `rank` coordinates; ``ValueError`` if it takes others."""
+    for step in steps:
+        first = step.first if isinstance(step, Field) else 0
+        taken = first + step.inputs <= rank if isinstance(step, Field) else step.inputs == rank
+        if not taken:
+            raise ValueError(f"it takes points of {first + step.inputs} coordinates, and gets {rank}")
+        rank = rank - step.inputs + step.outputs
+    return rank
+
+
+def _homogeneous(step: Affine) -> np.ndarray:
+    return np.vstack([np.array(step.matrix, np.float64), [0.0] * step.inputs + [1.0]])
+
+
+def _as_rows(homogeneous: np.ndarray) -> tuple[tuple[float, ...], ...]:
+    return tuple(map(tuple, homogeneous[:-1].tolist()))
+
+
+def _is_identity(step: Affine) -> bool:
+    return step.inputs == step.outputs and bool((np.array(step.matrix) == np.eye(step.inputs, step.inputs + 1)).all())

@@ -1,0 +1,114 @@
+"""Choose the blocks of a resampling, within the memory that they may take.
+
+In: an :class:`~linumpy.plan.grid.blocks.AffineGrid`, the source, the chunks of the target, a device and a limit. Out: a
+:class:`~linumpy.plan.grid.blocks.ResamplePlan`. Errors: :class:`~linumpy.errors.DeviceMemoryError` where not even a
+block of one chunk fits.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from typing import Any
+
+import numpy as np
+import zarr
+
+from linumpy.device import free_memory
+from linumpy.errors import DeviceMemoryError
+from linumpy.gpu.read.request import DEFAULT_SCRATCH_BYTES, MIN_SCRATCH_BYTES
+from linumpy.io.volume import Volume
+from linumpy.plan.grid.block_shape import BlockBytes, choose_block_shape
+from linumpy.plan.grid.blocks import AffineGrid, ResamplePlan
+from linumpy.resample.block import box_work_bytes
+
+#: Defaults of the memory limit: this share of the free memory, and in host memory at most these bytes.
+_SHARE, _HOST_MOST = 0.8, 8 * 2**30
+#: Bytes at most of a block that is sampled through fields of vectors.
+_WARPED_MOST = 128 * 2**20
+
+
+def plan_blocks(
+    grid: AffineGrid,
+    source: zarr.Array[Any] | Volume,
+    stored: tuple[int, ...],
+    kind: str,
+    limit: int | None = None,
+) -> tuple[ResamplePlan, int | None]:
+    """Choose the blocks of :func:`resample_zarr`, and the scratch memory of a read.
+
+    Parameters
+    ----------
+    grid : AffineGrid
+        The map.
+    source : zarr.Array[Any] or Volume
+        The volume.
+    stored : tuple of int
+        Shape of a shard, or else of a chunk, of the target, along the axes of space.
+    kind : {"cuda", "cpu"}
+        Device of the transform.
+    limit : int, optional
+        As `device_memory`.
+
+    Returns
+    -------
+    plan : ResamplePlan
+        The blocks.
+    scratch : int or None
+        Bytes of a read on a device beyond its result.
+    """
+    check_limit(limit)
+    if grid.warp:
+        return _plan_warped_blocks(grid, stored, source.dtype.itemsize, _budget(kind, limit), kind)
+    work, output_work = box_work_bytes(source.dtype, grid, kind)
+    itemsize = source.dtype.itemsize
+    if kind == "cpu":
+        cost = BlockBytes(itemsize, itemsize, work, output_work)
+        budget = _budget(kind, limit)
+        return ResamplePlan(grid, choose_block_shape(grid, stored, cost, budget, source.chunks)), None
+    # Writing copies a block into the order of its chunks.
+    cost = BlockBytes(itemsize, itemsize, work, output_work + itemsize)
+    budget = _budget(kind, limit)
+    scratch = min(DEFAULT_SCRATCH_BYTES, max(MIN_SCRATCH_BYTES, budget // 4))
+    return ResamplePlan(grid, choose_block_shape(grid, stored, cost, budget - scratch, source.chunks)), scratch
+
+
+def _budget(kind: str, limit: int | None) -> int:
+    if limit is not None:
+        return int(limit)
+    return min(int(_SHARE * host_memory()), _HOST_MOST) if kind == "cpu" else int(_SHARE * free_memory())
+
+
+def _plan_warped_blocks(
+    grid: AffineGrid, stored: tuple[int, ...], itemsize: int, budget: int, kind: str
+) -> tuple[ResamplePlan, int | None]:
+    """Choose blocks that are sampled through fields of vectors, of whole chunks (or shards).
+
+    A fourth of the memory is for blocks, of which three are in the pipeline, and the rest for a part of one, whose
+    boxes of field and source are read when it is made (:func:`linumpy.resample.warp.make_warped`).
+    """
+    least = 3 * math.prod(stored) * itemsize
+    if least > budget // 2:
+        raise DeviceMemoryError(
+            f"blocks of one chunk (or shard) {stored} need {2 * least} bytes, and {budget} may be used: pass a larger "
+            "device_memory or smaller chunks="
+        )
+    most, shape = min(budget // 12, _WARPED_MOST), list(stored)
+    while growing := [axis for axis, n in enumerate(shape) if n < grid.output_shape[axis]]:
+        axis = min(growing, key=lambda axis: shape[axis])
+        if 2 * math.prod(shape) * itemsize > most:
+            break
+        shape[axis] *= 2
+    scratch = None if kind == "cpu" else min(DEFAULT_SCRATCH_BYTES, max(MIN_SCRATCH_BYTES, budget // 4))
+    return ResamplePlan(grid, tuple(shape), budget // 16), scratch
+
+
+def check_limit(limit: Any) -> None:
+    """Refuse a memory limit that is no number of bytes."""
+    if limit is not None and (not isinstance(limit, (int, float, np.integer)) or not 1 <= limit < math.inf):
+        raise ValueError(f"device_memory={limit!r}: pass a number of bytes")
+
+
+def host_memory() -> int:
+    """Return the bytes of host memory that are free."""
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,225 @@
+"""The grid that an image is resampled to: a spacing, a matrix, the grid of another image, or a coordinate system.
+
+In: the volumes of a source, and what the caller passed. Out: :class:`TargetGrid`. Errors: ``ValueError`` for parameters
+that do not fit together, :class:`~linumpy.errors.MetadataError` for systems and axes that do not fit.
+
+Two images meet in µm, unless a scene connects them or the caller names a coordinate system of both (NGFF 0.6).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from linumpy.errors import MetadataError
+from linumpy.io.carried import Carried, carried_from
+from linumpy.io.coordinate_systems import Systems
+from linumpy.io.ngff import MICROMETERS
+from linumpy.io.ome import open_image
+from linumpy.io.scenes import map_between, map_from_system
+from linumpy.io.source import Source
+from linumpy.io.volume import Chosen, Volumes, select_volumes
+from linumpy.plan.grid.point_map import Affine, PointMap, affine, as_matrix, compose, outputs_of
+from linumpy.plan.grid.regrid import Regrid, plan_regrid
+
+
+@dataclass(frozen=True)
+class TargetGrid:
+    """A grid for the output.
+
+    Attributes
+    ----------
+    regrid : Regrid
+        Shape, spacing, origin, and the map to voxels of the source.
+    smoothed : bool
+        Whether the source is smoothed where the grid is coarser, unless the caller says.
+    mode : str
+        How the source is extended beyond its edges, unless the caller says.
+    levels : int
+        Resolutions, unless the caller says.
+    carried : Carried or None
+        Metadata of another image, or of a coordinate system, whose axes the grid has.
+    """
+
+    regrid: Regrid
+    smoothed: bool
+    mode: str
+    levels: int = 1
+    carried: Carried | None = field(default=None)
+
+    @property
+    def scaled(self) -> tuple[tuple[float, ...], ...]:
+        """How a step of one voxel moves in the source; displacements left out, and without a warp of coordinates."""
+        regrid = self.regrid
+        linear = np.eye(len(regrid.shape))
+        for step in compose(regrid.warp, (affine(regrid.matrix, regrid.offset),)):
+            if isinstance(step, Affine):
+                linear = np.array(step.matrix)[:, :-1] @ linear
+            elif not step.relative:
+                return tuple(map(tuple, np.eye(len(regrid.shape)).tolist()))
+        return tuple(map(tuple, linear.tolist()))
+
+
+def plan_target_grid(
+    volumes: Volumes,
+    transform_or_spacing: ArrayLike | None,
+    like: Source | Volumes | None,
+    system: str | None,
+    output_shape: Sequence[int] | None,
+    *,
+    spacing_given: bool,
+) -> TargetGrid:
+    """Choose the grid; parameters are those of :func:`linumpy.resample.resample_zarr.resample_zarr`."""
+    if (transform_or_spacing is None) == (like is None):
+        raise ValueError("pass a spacing in µm or a matrix, or like= an image whose grid the output takes")
+    if system is not None and not isinstance(system, str):
+        raise TypeError(f"coordinate_system={system!r}: pass the name of a coordinate system")
+    if system is not None and spacing_given:
+        raise ValueError(f"coordinate_system={system!r} is reached from the metadata's spacing: leave out spacing=")
+    if like is not None:
+        if output_shape is not None:
+            raise ValueError(f"output_shape={output_shape!r}: the output has the shape of like=, leave out one of them")
+        return _like(
+            volumes, like if isinstance(like, Volumes) else select_volumes(open_image(like)), system, spacing_given
+        )
+    if system is not None:
+        return _in_system(volumes, transform_or_spacing, system, output_shape)
+    assert transform_or_spacing is not None
+    regrid = plan_regrid(transform_or_spacing, volumes.first.shape, volumes.spacing, volumes.origin, output_shape)
+    is_spacing = np.ndim(transform_or_spacing) < 2
+    return TargetGrid(regrid, is_spacing, "nearest" if is_spacing else "constant")
+
+
+def _like(volumes: Volumes, like: Volumes, system: str | None, spacing_given: bool) -> TargetGrid:
+    if like.axes != volumes.axes:
+        raise MetadataError(
+            f"{like.name} has the axes of space {', '.join(like.axes)}, and {volumes.name} {', '.join(volumes.axes)}: "
+            "like= needs an image with the same ones"
+        )
+    between: PointMap | None = None
+    if like.chosen is not None and volumes.chosen is not None:
+        between = map_between(like.chosen.image, volumes.chosen.image, system)
+        if between == ():  # one image, or the same coordinates: in µm as ever
+            between = None
+    elif system is not None:
+        raise MetadataError(f"coordinate_system={system!r}: a single array has no coordinate systems")
+    if between is None:
+        old = np.array(volumes.spacing)
+        linear: Any = np.diag(np.array(like.spacing) / old)
+        steps: PointMap = (affine(linear, (np.array(like.origin) - np.array(volumes.origin)) / old),)
+    else:
+        if spacing_given:
+            raise ValueError("coordinate systems are reached from the metadata's spacing: leave out spacing=")
+        assert like.chosen is not None
+        assert volumes.chosen is not None
+        steps = compose(_from_voxels(like.chosen), between, _to_voxels(volumes.chosen, between))
+    regrid = _regrid(steps, like.first.shape, like.spacing, like.origin)
+    most = (max(like.first.shape) - 1).bit_length() + 1
+    levels = 1 if like.chosen is None else min(len(like.chosen.image.levels), most)
+    return TargetGrid(regrid, True, "constant", levels, carried_from(like))
+
+
+def _regrid(steps: PointMap, shape: tuple[int, ...], spacing: Sequence[float], origin: Sequence[float]) -> Regrid:
+    rank = len(shape)
+    matrix = as_matrix(compose(steps), rank)
+    if matrix is None:
+        linear, offset, warp = np.eye(rank), np.zeros(rank), compose(steps)
+    else:
+        # Rounding errors must not put the first voxel of an equal grid outside of the source.
+        linear, offset, warp = matrix[:, :-1].round(12), matrix[:, -1].round(9), ()
+    return Regrid(
+        tuple(shape), tuple(map(tuple, linear.tolist())), tuple(offset.tolist()), tuple(map(float, spacing)),
+        tuple(map(float, origin)), warp,
+    )  # fmt: skip
+
+
+def _from_voxels(chosen: Chosen) -> PointMap:
+    """Map voxels, along the axes of space, to the coordinates of an image, along all its axes."""
+    image, level = chosen.image, chosen.level
+    linear = np.zeros((len(image.axes), len(image.spatial_axes)))
+    for column, axis in enumerate(image.spatial_axes):
+        linear[axis, column] = image.scale[level][axis]
+    return (affine(linear, image.translation[level]),)
+
+
+def _to_voxels(chosen: Chosen, between: PointMap) -> PointMap:
+    """Map the coordinates of an image, along all its axes, to voxels along the axes of space."""
+    image, level = chosen.image, chosen.level
+    spatial = list(image.spatial_axes)
+    scale, shift = np.array(image.scale[level])[spatial], np.array(image.translation[level])[spatial]
+    for step in between:
+        if isinstance(step, Affine) and step.inputs == step.outputs == len(image.axes):
+            others = [axis for axis in range(len(image.axes)) if axis not in spatial]
+            if np.array(step.matrix)[np.ix_(spatial, others)].any():
+                raise MetadataError(f"{image.name}: a transformation makes coordinates of space of other axes")
+    return (affine(np.eye(len(image.axes))[spatial] / scale[:, None], -shift / scale),)
+
+
+def _in_system(
+    volumes: Volumes, wanted: ArrayLike | None, system: str, output_shape: Sequence[int] | None
+) -> TargetGrid:
+    """Cover the source, in a coordinate system, by a grid of a spacing in µm."""
+    chosen = volumes.chosen
+    if chosen is None:
+        raise MetadataError(f"coordinate_system={system!r}: a single array has no coordinate systems")
+    steps, axes = map_from_system(system, chosen.image)
+    space = [number for number, axis in enumerate(axes) if axis.get("type") == "space"]
+    names = "".join(str(axes[number].get("name")).lower() for number in space)
+    units = [MICROMETERS.get(str(axes[number].get("unit"))) for number in space]
+    if names != volumes.axes or None in units:
+        listed = ", ".join(f"{axes[number].get('name')} ({axes[number].get('unit') or 'no unit'})" for number in space)
+        raise MetadataError(
+            f"{volumes.name}: the coordinate system {system!r} has the axes of space {listed}; "
+            f"{', '.join(volumes.axes)} with units of length are needed"
+        )
+    rank, factors = len(space), np.array(units, np.float64)
+    inner = compose((affine(np.eye(len(axes))[:, space] / factors, np.zeros(len(axes))),), steps)
+    if outputs_of(inner, rank) != len(chosen.image.axes):
+        raise MetadataError(f"{volumes.name}: the coordinate system {system!r} does not lead to all axes of the image")
+    matrix = as_matrix(compose(inner, _to_voxels(chosen, steps)), rank)
+    if matrix is None or np.linalg.matrix_rank(matrix[:, :-1]) < rank:
+        raise MetadataError(
+            f"{volumes.name}: the transformation from {system!r} is not affine, so the extent there is unknown: pass "
+            "like= an image in it"
+        )
+    edges = [(-0.5, n - 0.5) for n in volumes.first.shape]
+    corners = np.linalg.solve(matrix[:, :-1], np.array(list(itertools.product(*edges))).T - matrix[:, -1:])
+    low, high = corners.min(axis=1), corners.max(axis=1)
+    # Checks the spacing, too.
+    steps_um: np.ndarray = np.array(plan_regrid(wanted, (1,) * rank, (1.0,) * rank, (0.0,) * rank, (1,) * rank).spacing)  # type: ignore[arg-type]
+    if np.ndim(wanted) > 1:  # type: ignore[arg-type]
+        raise ValueError(f"coordinate_system={system!r} needs a spacing in µm, and no matrix")
+    if output_shape is None:
+        shape = tuple(max(1, math.ceil(n - 1e-6)) for n in (high - low) / steps_um)
+    else:
+        shape = plan_regrid(1.0, (1,) * rank, (1.0,) * rank, (0.0,) * rank, output_shape).shape
+    origin = low + steps_um / 2
+    voxels = compose((affine(np.diag(steps_um), origin),), (affine(matrix[:, :-1], matrix[:, -1]),))
+    own = [axes[number] for number in space]
+    carried = Carried(
+        units={name: str(axis["unit"]) for name, axis in zip(names, own, strict=True)},
+        orientations={
+            name: axis["orientation"]
+            for name, axis in zip(names, own, strict=True)
+            if isinstance(axis.get("orientation"), Mapping)
+        },
+        systems=Systems(system, (), ()),
+    )
+    return TargetGrid(_regrid(voxels, shape, steps_um.tolist(), origin.tolist()), True, "constant", 1, carried)
+
+
+def on_grid_of(carried: Carried, grid: TargetGrid) -> Carried:
+    """Return the metadata of a source with the units, orientations and coordinate systems of the grid it is put on."""
+    other = grid.carried
+    if other is None:
+        return carried
+    left = carried.without(
+        *(part for part in ("orientations", "systems") if getattr(carried, part) != getattr(other, part))
+    )
+    return replace(left, units=other.units, orientations=other.orientations, systems=other.systems)

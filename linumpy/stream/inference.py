@@ -1,0 +1,324 @@
+"""A network over an image that is larger than memory: :func:`predict`, from Zarr to Zarr.
+
+In: a model, an image, and the shape of crops. Out: an image of its predictions, which appears complete or not at all.
+Crops of a grid are read ahead by a :class:`~linumpy.stream.Pipeline`, their predictions are blended where they are, and
+planes of whole chunks are written as soon as they are complete. The image is made in columns, each as wide as memory
+allows. A stopped run leaves its planes beside the target, and the same call continues from them
+(``linumpy.resample.resumable``).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from linumpy.device import Device, free_memory, resolve
+from linumpy.errors import SourceError
+from linumpy.io.ngff import Spacing
+from linumpy.io.paths import absolute, check_apart, check_free_space, check_parent, checked_version, refuse_url
+from linumpy.io.source import Source, describe_source, identify_data, path_of
+from linumpy.io.target_folder import drop_partial_files, unfinished_beside
+from linumpy.progress import bytes_progress
+from linumpy.resample.block_plans import host_memory
+from linumpy.resample.resample_zarr import level_chunks, make_coarser_levels, open_source_volumes
+from linumpy.resample.resumable import Resumable, resumable_folder
+from linumpy.stream.arguments import integer
+from linumpy.stream.config import Config, Dtype, Pad
+from linumpy.stream.crops.stitch import Blend, CropGrid, Window, cast
+from linumpy.stream.errors import ArgumentTypeError, InvalidArgument
+from linumpy.stream.pipeline import Pipeline
+from linumpy.stream.prediction import Task, as_array, name_of
+from linumpy.write.new_image import NewImage
+from linumpy.write.raw_chunks import Chunks, writing_threads
+from linumpy.write.writer import Progress
+
+Model = Callable[[Any], Any]
+"""A batch of crops (batch, channel, *crop) → predictions (batch, channel, *crop), or (batch, *crop)."""
+
+#: Memory for sums, by default: this share of what is free, and at most so much.
+_SHARE, _MOST_NBYTES = 0.25, 8 * 2**30
+_READER_NBYTES = 256 * 2**20
+
+
+def predict(
+    model: Model,
+    source: Source,
+    out: str | Path,
+    *,
+    shape: Sequence[int],
+    overlap: int | Sequence[int] = 0,
+    batch_size: int = 1,
+    window: Window = "linear",
+    channels: int | None = None,
+    argmax: bool = False,
+    dtype: DTypeLike | None = None,
+    input_dtype: Any = "f32",
+    pad: Pad = "reflect",
+    chunks: Sequence[int] | None = None,
+    shards: Sequence[int] | None = None,
+    compressors: Any = None,
+    levels: int = 1,
+    ngff_version: str | None = None,
+    level: int = 0,
+    channel: int | None = None,
+    time: int | None = None,
+    spacing: Spacing | None = None,
+    model_name: str | None = None,
+    device: str = "auto",
+    memory: int | None = None,
+    overwrite: bool = False,
+    durable: bool = True,
+    progress: Progress | None = None,
+) -> Path:
+    """Apply a model to all crops of an image of any size, and write its blended predictions as an image.
+
+    Parameters
+    ----------
+    model : callable
+        Takes a batch of crops, (batch, channel, z, y, x), with one channel where the image has no such axis, and
+        returns predictions, (batch, channel, z, y, x) or, without `channels`, (batch, z, y, x). A ``torch.nn.Module``
+        gets and returns tensors, in evaluation mode and without gradients; any other callable gets a CuPy array where
+        there is a GPU, else a NumPy array, and returns anything that DLPack takes. The batch is overwritten later.
+    source : str, Path, zarr.Array, zarr.Group, Store, StorePath or (Store, str)
+        An OME-Zarr image, or an array of two or three axes, with `spacing`; in a local folder, a ZIP file or at a URL.
+        Each time is predicted by itself; all channels are the model's input.
+    out : str or Path
+        The image to make: a folder, or ``*.ozx``.
+    shape : sequence of int
+        Voxels of a crop along the axes of space.
+    overlap : int or sequence of int
+        Voxels that neighbouring crops share at least.
+    batch_size : int
+        Crops in a batch; the last one may have fewer.
+    window : {"linear", "gaussian", "flat"}
+        Weights of a crop in the blending: falling linearly to its faces, a Gaussian of an eighth of its size, or equal.
+        Weights of all crops sum up to 1 at every voxel.
+    channels : int, optional
+        Channels that the model returns, which become the axis c of the image; by default predictions have no such axis.
+    argmax : bool
+        Whether to write which of the `channels` is the largest one, after blending, as labels without axis c.
+    dtype : dtype, optional
+        Of the image: by default float32, of labels uint8, or uint16 for more than 256. Integers are rounded and
+        saturated.
+    input_dtype : {"f32", "f16", "stored"}
+        Of the model's batches.
+    pad : {"reflect", "edge", "constant"}
+        How an image is continued that is smaller than a crop; ``"constant"`` by zeros.
+    chunks, shards, compressors, levels, ngff_version
+        Storage of the image, as for :class:`linumpy.write.writer.OmeZarrWriter`; `chunks` and `shards` along the axes
+        of space. Coarser levels are means, of labels the most frequent ones.
+    level, channel, time : int
+        Resolution level of the source, and the entry to select, counted from 0; by default all.
+    spacing : sequence of float, or mapping of axis names to float, optional
+        Voxel spacing of the source's level 0 in µm, where its metadata has none.
+    model_name : str, optional
+        What tells this model from others when a stopped run is continued. By default the name of the function or class,
+        and for an object with ``state_dict()`` a digest of it.
+    device : {"auto", "cuda", "cpu"}
+        Where batches and sums are.
+    memory : int, optional
+        Bytes for the sums of predictions, by default a quarter of the free memory, at most 8 GiB. With less, the image
+        is made in more columns, and crops that several of them touch are predicted again in each.
+    overwrite, durable, progress
+        As for :func:`linumpy.resample_zarr`.
+
+    Returns
+    -------
+    Path
+        `out`.
+
+    Raises
+    ------
+    InvalidArgument
+        A crop, overlap, window or number of channels that does not fit; predictions of another shape.
+    FileNotFoundError, SourceError, MetadataError, ValueError, TypeError, FileExistsError, ResumeError
+        As :func:`linumpy.resample_zarr`; the source changed meanwhile.
+    StreamError
+        A crop cannot be read; the message names it.
+
+    Notes
+    -----
+    Names, units, coordinates along t and attributes of other programs are carried over; labels and the display settings
+    of channels are not. The group's attribute ``"linumpy"`` holds the names of source and model, and the crop.
+
+    Examples
+    --------
+    >>> import linumpy.stream as stream
+    >>> options = {"shape": (64, 128, 128), "overlap": 32, "channels": 2, "argmax": True}
+    >>> stream.predict(net, "brain.ome.zarr", "mask.ome.zarr", **options)  # doctest: +SKIP
+    """
+    refuse_url(Path(out))
+    target = absolute(out)
+    check_parent(target)
+    ngff_version = checked_version(target, ngff_version)
+    volumes = open_source_volumes(source, level, channel, time, spacing)
+    array = volumes.first.array
+    check_apart([target], [path for path in (path_of(array),) if path is not None])
+    count = None if channels is None else integer("channels", channels, 1)
+    if argmax and count is None:
+        raise InvalidArgument("argmax needs the number of channels that the model returns: channels=")
+    grid = CropGrid(path_of(array) or str(array.store_path), shape, overlap, volume=volumes.first.shape)
+    place = resolve(device)
+    task = Task(volumes, grid, window, count, argmax, name_of(model) if model_name is None else model_name)
+    storage = {"chunks": chunks, "shards": shards, "compressors": compressors, "levels": levels}
+    image = task.plan(dtype, name=target.name, ngff_version=ngff_version, **storage)
+    if not unfinished_beside(target).exists():
+        check_free_space(target, image.nbytes, encoded=compressors is not None)
+    config = _config(task, integer("batch_size", batch_size, 1), input_dtype, pad, place)
+    request = task.request(image, config)
+    with resumable_folder(target, request, image.create, overwrite=overwrite, durable=durable) as state:
+        task.carried.log_dropped(volumes.name, target)
+        shown: AbstractContextManager[Progress] = (
+            bytes_progress("predict", math.prod(image.shapes[0]) * image.dtype.itemsize)
+            if progress is None
+            else nullcontext(progress)
+        )
+        with shown as report, _on(place), _evaluating(model) as call:
+            free = free_memory() if place.is_cuda else host_memory()
+            most = min(int(_SHARE * free), _MOST_NBYTES) if memory is None else integer("memory", memory, 1)
+            _Run(task, image, state, call, report, place).run(config, most)
+            make_coarser_levels(state.folder, image, task.downsampling, place.kind)
+        drop_partial_files(state.folder)
+        if dict(request.origin)["source data"] != (identify_data(array) or dict(request.origin)["source data"]):
+            raise SourceError(
+                f"{describe_source(array)} was changed while it was predicted, so that the result may mix two versions "
+                "of it and is not kept: run again once it is complete"
+            )
+    return Path(out)
+
+
+class _Run:
+    """One run: batches in, planes out."""
+
+    def __init__(
+        self, task: Task, image: NewImage, state: Resumable, call: Model, report: Progress, place: Device
+    ) -> None:
+        self._task, self._image, self._state, self._call = task, image, state, call
+        self._report, self._xp = report, place.xp
+        self._units = image.stored[0][len(task.leading) :]
+
+    def run(self, config: Config, memory: int) -> None:
+        """Predict what is missing."""
+        threads = writing_threads()
+        with ThreadPoolExecutor(threads, "linumpy-chunks") as pool:
+            chunks = level_chunks(self._state.folder, 0, pool, threads)
+            pieces = [
+                (time, self._blend(chunks, time, box)) for time in self._task.times for box in self._boxes(time, memory)
+            ]
+            order = ((time, blend, index) for time, blend in pieces for index in blend.indices())
+            with closing(Pipeline(config)) as pipeline:
+                pipeline.push(self._task.sample(time, i) for time, blend in pieces for i in blend.indices())
+                for batch in pipeline.batches():
+                    with batch as tensor:
+                        predictions = self._predictions(tensor.array)
+                        crops = list(itertools.islice(order, len(predictions)))
+                        for (_, blend, index), prediction in zip(crops, predictions, strict=True):
+                            blend.add(index, prediction)
+                            blend.write_complete()
+
+    def _boxes(self, time: int | None, memory: int) -> Iterator[tuple[slice, ...]]:
+        """Cut the volume of a time into columns that fit memory, and yield of each the planes that are missing."""
+        shape, units = self._task.grid.volume, self._units
+        depth = self._task.grid.shape[0] + units[0]
+        widths = [-(-n // unit) for n, unit in zip(shape[1:], units[1:], strict=True)]
+        nbytes = 8 * depth * (self._task.channels or 1)  # sums in float32, and the planes that are written
+        while math.prod(n * unit for n, unit in zip(widths, units[1:], strict=True)) * nbytes > memory:
+            if max(widths, default=1) == 1:
+                break
+            axis = widths.index(max(widths))
+            widths[axis] = -(-widths[axis] // 2)
+        sides = [range(0, n, width * unit) for n, width, unit in zip(shape[1:], widths, units[1:], strict=True)]
+        for corner in itertools.product(*sides):
+            across = tuple(slice(a, min(a + side.step, n)) for a, side, n in zip(corner, sides, shape[1:], strict=True))
+            complete = self._state.complete[self._parts(time, (slice(0, shape[0]), *across))]
+            axes = tuple(axis for axis in range(complete.ndim) if axis != len(self._task.leading))
+            planes = np.asarray(complete.all(axis=axes))
+            done = len(planes) if planes.all() else int(planes.argmin())
+            begin = min(done * units[0], shape[0])
+            self._report(self._nbytes((slice(0, begin), *across)))
+            if begin < shape[0]:
+                yield (slice(begin, shape[0]), *across)
+
+    def _parts(self, time: int | None, box: tuple[slice, ...]) -> tuple[slice, ...]:
+        """Return the chunks (or shards) of a box of space, with all channels."""
+        lead = () if time is None else (slice(time, time + 1),)
+        lead = lead if self._task.written is None else (*lead, slice(0, self._task.written))
+        inner = (slice(s.start // unit, -(-s.stop // unit)) for s, unit in zip(box, self._units, strict=True))
+        return (*lead, *inner)
+
+    def _nbytes(self, box: tuple[slice, ...]) -> int:
+        voxels = math.prod(side.stop - side.start for side in box)
+        return voxels * (self._task.written or 1) * self._image.dtype.itemsize
+
+    def _blend(self, chunks: Chunks, time: int | None, box: tuple[slice, ...]) -> Blend:
+        def write(region: tuple[slice, ...], block: Any) -> None:
+            voxels = block.argmax(axis=0) if self._task.argmax else block
+            voxels = cast(voxels, self._image.dtype)
+            parts = self._parts(time, region)
+            lead = parts[: len(parts) - len(region)]
+            whole = tuple(side.stop - side.start for side in (*lead, *region))
+            chunks.write((*lead, *region), voxels.reshape(whole))
+            self._state.add([part.start for part in parts], [part.stop for part in parts])
+            self._report(self._nbytes(region))
+
+        return Blend(self._task.grid, write, self._task.window, self._units[0], box)
+
+    def _predictions(self, batch: Any) -> Any:
+        """Call the model, and check what it returns."""
+        axis = self._task.channel_axis()
+        given = batch[:, None] if axis is None else self._xp.moveaxis(batch, 1 + axis, 1)
+        result = as_array(self._call(given), self._xp)
+        count = () if self._task.channels is None else (self._task.channels,)
+        expected = (len(batch), *count, *self._task.grid.shape)
+        if tuple(result.shape) != expected:
+            hint = "" if count else "; channels= says how many channels it returns"
+            raise InvalidArgument(f"the model returned shape {tuple(result.shape)}, expected {expected}{hint}")
+        return result
+
+
+def _config(task: Task, batch_size: int, dtype: Any, pad: Pad, place: Device) -> Config:
+    """Size the pipeline: four batches, and as much for crops that are continued beyond the image."""
+    kind = Dtype.coerce(dtype)
+    if kind is Dtype.BF16:
+        raise InvalidArgument("input_dtype must be f32, f16 or stored: NumPy and CuPy have no bfloat16")
+    itemsize = kind.numpy(task.volumes.first.dtype).itemsize
+    nbytes = batch_size * task.inputs * math.prod(task.grid.shape) * max(itemsize, task.volumes.first.dtype.itemsize)
+    return Config(
+        batch_size=batch_size,
+        host_buffer_bytes=_READER_NBYTES,
+        device_buffer_bytes=8 * nbytes + 2**20,
+        dtype=kind,
+        pad=pad,
+        device=place.index if place.is_cuda else "cpu",
+    )
+
+
+def _on(place: Device) -> AbstractContextManager[Any]:
+    return place.xp.cuda.Device(place.index) if place.is_cuda else nullcontext()
+
+
+@contextmanager
+def _evaluating(model: Model) -> Iterator[Model]:
+    """Return what is called with arrays: a module of PyTorch in evaluation mode and without gradients, by DLPack."""
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(model, torch.nn.Module):
+        if not callable(model):
+            raise ArgumentTypeError(f"model must be callable (got {type(model).__name__})")
+        yield model
+        return
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.inference_mode():
+            yield lambda batch: model(torch.from_dlpack(batch))
+    finally:
+        model.train(was_training)

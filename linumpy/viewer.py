@@ -1,0 +1,362 @@
+"""Look at a volume: sections through a point along each axis, with scale bars.
+
+In: an array on either side, or an image on disk, of which a coarse level and only the planes shown are read. Out: a
+figure, and in a notebook sliders that move the point.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import zarr
+
+from linumpy.device import is_device_array, to_host
+from linumpy.errors import RegionError
+from linumpy.io.ngff import Placement
+from linumpy.io.ome import OmeZarrImage, open_image
+from linumpy.io.source import open_node, with_options
+from linumpy.io.volume import Volume, as_volume, select_volumes
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+#: Voxels along the longest axis of the level that is shown by default.
+_SHOWN_VOXELS = 1024
+#: Percentiles of the shown voxels that are black and white.
+_WINDOW = (0.5, 99.5)
+
+
+@dataclass(frozen=True)
+class _Planes:
+    """A volume of two or three axes; `plane` reads one section, by the index along each axis, into host memory."""
+
+    name: str
+    axes: str
+    shape: tuple[int, ...]
+    spacing: tuple[float, ...] | None
+    plane: Callable[[tuple[int | slice, ...]], np.ndarray]
+
+    def __str__(self) -> str:
+        steps = "" if self.spacing is None else f", {' × '.join(f'{step:g}' for step in self.spacing)} µm"
+        return f"{self.name}: {' × '.join(map(str, self.shape))} ({self.axes}){steps}"
+
+
+class Sections:
+    """The picture that :func:`show` makes.
+
+    Attributes
+    ----------
+    figure : matplotlib.figure.Figure
+        The figure.
+    position : tuple of int
+        The voxel through which the sections go.
+    """
+
+    def __init__(
+        self, figure: Figure, planes: _Planes, position: tuple[int, ...], limits: tuple[float, float] | None
+    ) -> None:
+        self.figure = figure
+        self._planes = planes
+        self._limits = limits
+        self.move(position)
+
+    def __repr__(self) -> str:
+        return f"Sections of {self._planes} at {self.position}"
+
+    def move(self, position: Sequence[int]) -> None:
+        """Draw the sections through another voxel.
+
+        Parameters
+        ----------
+        position : sequence of int
+            One index for each axis.
+
+        Raises
+        ------
+        RegionError
+            The voxel is outside of the volume.
+        """
+        self.position = _checked(position, self._planes)
+        _draw(self.figure, self._planes, self.position, self._limits)
+
+    def save(self, path: str | Path) -> None:
+        """Write the figure as PNG, PDF or SVG, by the suffix of the path."""
+        from linumpy.pictures import save
+
+        save(self.figure, path)
+
+    def _png(self) -> bytes:
+        file = io.BytesIO()
+        self.figure.savefig(file, format="png", dpi=90)
+        return file.getvalue()
+
+
+def show(
+    source: Any,
+    spacing: Sequence[float] | None = None,
+    *,
+    level: int | None = None,
+    time: int = 0,
+    channel: int = 0,
+    position: Sequence[int] | None = None,
+    limits: tuple[float, float] | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+) -> Sections:
+    """Show sections of a volume along each axis.
+
+    A notebook shows them at once, with a slider for each axis where ipywidgets is installed. Where matplotlib has
+    windows, it opens one (``matplotlib.pyplot.show()`` keeps it open at the end of a script).
+
+    Parameters
+    ----------
+    source : array, str, Path, zarr.Group, zarr.Array or OmeZarrImage
+        A volume or image of three or two axes: a NumPy array; a CuPy array, of which the shown planes are copied to the
+        host; or an OME-Zarr image or Zarr array, of which these planes are read.
+    spacing : sequence of float, optional
+        Voxel spacing in µm along each axis; by default that of the image. Where it is unknown, axes are in voxels and
+        there is no scale bar.
+    level : int, optional
+        Resolution level of an OME-Zarr image; by default the finest of at most 1024 voxels along each axis, or the
+        coarsest.
+    time, channel : int
+        The entry of an OME-Zarr image.
+    position : sequence of int, optional
+        The voxel of that level through which the sections go; by default the middle.
+    limits : (float, float), optional
+        Values of black and white; by default percentiles of the shown planes. The colour bar says how much they clip.
+    storage_options : mapping, optional
+        Of a URL, as for :func:`linumpy.open_image`.
+
+    Returns
+    -------
+    Sections
+        With ``figure``, ``move(position)`` and ``save(path)``.
+
+    Raises
+    ------
+    ValueError
+        An array of other than two or three axes, or of complex numbers; a `spacing` or `level` that does not fit.
+    RegionError
+        `position` is outside of the volume.
+    FileNotFoundError, SourceError, MetadataError
+        As :func:`linumpy.open_image`.
+
+    Examples
+    --------
+    >>> import linumpy
+    >>> linumpy.show("brain.ome.zarr").save("brain.pdf")  # doctest: +SKIP
+    """
+    planes = _planes(source, spacing, level, {"time": time, "channel": channel}, storage_options)
+    middle = tuple(n // 2 for n in planes.shape) if position is None else tuple(position)
+    figure, window = _figure(planes)
+    sections = Sections(figure, planes, middle, limits)
+    if _in_notebook():
+        _display(sections)
+    elif window:
+        figure.show()
+    return sections
+
+
+def _planes(source: Any, spacing: Any, level: int | None, entries: dict[str, int], storage_options: Any) -> _Planes:
+    if not isinstance(source, OmeZarrImage) and not is_device_array(source) and not isinstance(source, np.ndarray):
+        node = open_node(with_options(source, storage_options))
+        source = node if isinstance(node, zarr.Array) else open_image(node, spacing=spacing)
+    if isinstance(source, OmeZarrImage):
+        return _of_image(source, _level(source) if level is None else level, entries)
+    if level:
+        raise ValueError(f"level={level}, but a single array has no levels")
+    if isinstance(source, zarr.Array):
+        return _of_volume(as_volume(source), _name(source.store_path), "", spacing)
+    side = "GPU" if is_device_array(source) else "host"
+    return _checked_planes(
+        f"array on the {side}", "", source.shape, source.dtype, spacing, lambda index: to_host(source[index])
+    )
+
+
+def _level(image: OmeZarrImage) -> int:
+    fits = (n for n, array in enumerate(image.levels) if max(array.shape) <= _SHOWN_VOXELS)
+    return next(fits, len(image.levels) - 1)
+
+
+def _of_image(image: OmeZarrImage, level: int, entries: dict[str, int]) -> _Planes:
+    volumes = select_volumes(image, level, **entries)
+    name = f"{_name(image.name)}, level {level}"
+    chosen = [f"{kind} {n}" for kind, n in entries.items() if any(axis.type == kind for axis in image.axes)]
+    spacing = volumes.placement.spacing if isinstance(volumes.placement, Placement) else None
+    return _of_volume(volumes.first, ", ".join([name, *chosen]), volumes.axes, spacing)
+
+
+def _of_volume(volume: Volume, name: str, axes: str, spacing: Any) -> _Planes:
+    from linumpy.gpu.zarr_io import read_zarr
+
+    def plane(index: tuple[Any, ...]) -> np.ndarray:
+        return read_zarr(volume.array, region=volume.region(index), device="cpu")  # type: ignore[no-any-return]
+
+    return _checked_planes(name, axes, volume.shape, volume.dtype, spacing, plane)
+
+
+def _checked_planes(name: str, axes: str, shape: Any, dtype: Any, spacing: Any, plane: Any) -> _Planes:
+    shape = tuple(int(n) for n in shape)
+    if len(shape) not in (2, 3) or 0 in shape:
+        raise ValueError(f"{name} of shape {shape}: pass a volume of three axes, or an image of two, with voxels")
+    if dtype.kind not in "buif":
+        raise ValueError(f"{name} is of {dtype}: pass a volume of booleans, integers or floats")
+    if spacing is not None:
+        spacing = tuple(float(step) for step in spacing)
+        if len(spacing) != len(shape) or not all(0 < step < np.inf for step in spacing):
+            raise ValueError(f"spacing={spacing}: pass {len(shape)} positive numbers of µm")
+    return _Planes(name, axes or "zyx"[-len(shape) :], shape, spacing, plane)
+
+
+def _checked(position: Sequence[int], planes: _Planes) -> tuple[int, ...]:
+    position = tuple(int(index) for index in position)
+    inside = len(position) == len(planes.shape) and all(0 <= i < n for i, n in zip(position, planes.shape, strict=True))
+    if not inside:
+        raise RegionError(f"position={position} is outside of {planes}")
+    return position
+
+
+def _name(path: Any) -> str:
+    return PurePosixPath(str(path).partition("?")[0]).name
+
+
+def _figure(planes: _Planes) -> tuple[Figure, bool]:
+    """Make an empty figure in the shape of the sections; returns whether it has a window, too."""
+    from matplotlib import pyplot
+
+    height, width = _sizes(planes)[-2:]
+    depth = _sizes(planes)[0] if len(planes.shape) == 3 else 0.0
+    scale = 8.5 / (width + depth)
+    tall = min(10.0, max(3.2, scale * (height + depth) + 1.2))
+    if _in_notebook():
+        return _without_window(10.5, tall), False
+    figure = pyplot.figure(figsize=(10.5, tall), layout="constrained")
+    if figure.canvas.required_interactive_framework is not None:
+        return figure, True
+    pyplot.close(figure)
+    return _without_window(10.5, tall), False
+
+
+def _without_window(width: float, height: float) -> Figure:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def _sizes(planes: _Planes) -> tuple[float, ...]:
+    """Return the size along each axis in the picture, in µm or voxels; at least an eighth of the longest."""
+    steps = planes.spacing or (1.0,) * len(planes.shape)
+    sizes = tuple(n * step for n, step in zip(planes.shape, steps, strict=True))
+    return tuple(max(size, max(sizes) / 8) for size in sizes)
+
+
+def _draw(figure: Figure, planes: _Planes, position: tuple[int, ...], limits: tuple[float, float] | None) -> None:
+    """Draw the sections: those of the last two axes, and beside and below it the others, with a common edge."""
+    from linumpy.pictures import clipping, percentiles
+
+    rank = len(planes.shape)
+    cuts = [0, 2, 1] if rank == 3 else [None]  # the axis that is cut: the last one beside, the middle one below
+    sections = []
+    for cut in cuts:
+        section = planes.plane(tuple(position[axis] if axis == cut else slice(None) for axis in range(rank)))
+        sections.append(np.asarray(section).astype(np.float64))
+    shown = np.concatenate([section.ravel() for section in sections])
+    limits = percentiles(shown, _WINDOW) if limits is None else limits
+    figure.clear()
+    sizes = _sizes(planes)
+    if rank == 3:
+        grid = figure.add_gridspec(2, 2, width_ratios=(sizes[2], sizes[0]), height_ratios=(sizes[1], sizes[0]))
+        *panels, corner = (figure.add_subplot(grid[where]) for where in ((0, 0), (0, 1), (1, 0), (1, 1)))
+        corner.set_axis_off()
+    else:
+        panels = [figure.add_subplot()]
+    image: Any = None
+    for cut, section, axes in zip(cuts, sections, panels, strict=True):
+        turned = cut == 2  # rows are those of the section to the left
+        rows, columns = (axis for axis in range(rank) if axis != cut)
+        rows, columns = (columns, rows) if turned else (rows, columns)
+        image = _draw_section(axes, section.T if turned else section, planes, (rows, columns), cut, position, limits)
+    clipped, arrows = clipping(shown, limits)
+    if rank == 3:
+        where: dict[str, Any] = {"cax": corner.inset_axes((0.1, 0.5, 0.8, 0.1)), "orientation": "horizontal"}
+    else:
+        where = {"ax": panels, "fraction": 0.05, "pad": 0.02}
+    bar = figure.colorbar(image, extend=arrows, **where)
+    bar.ax.set_title(clipped, fontsize=8)
+    bar.ax.tick_params(labelsize=8)
+    figure.suptitle(str(planes), fontsize=9)
+
+
+def _draw_section(
+    axes: Any,
+    section: np.ndarray,
+    planes: _Planes,
+    shown: tuple[int, int],
+    cut: int | None,
+    position: tuple[int, ...],
+    limits: tuple[float, float],
+) -> Any:
+    from linumpy.pictures import add_scale_bar
+
+    steps = planes.spacing or (1.0,) * len(planes.shape)
+    unit = "voxels" if planes.spacing is None else "µm"
+    (row, column), names = shown, planes.axes.upper()
+    height, width = (planes.shape[axis] * steps[axis] for axis in shown)
+    extent = (0, width, height, 0)
+    image = axes.imshow(section, cmap="gray", extent=extent, aspect="auto", vmin=limits[0], vmax=limits[1])
+    axes.set(xlabel=f"{names[column]} ({unit})", ylabel=f"{names[row]} ({unit})")
+    if cut is not None:
+        centre = f"{(position[cut] + 0.5) * steps[cut]:g} µm" if planes.spacing else position[cut]
+        axes.set_title(f"{names[cut]} = {centre}", fontsize=9)
+        axes.axhline((position[row] + 0.5) * steps[row], color="#17becf", lw=0.6)
+        axes.axvline((position[column] + 0.5) * steps[column], color="#17becf", lw=0.6)
+    if planes.spacing is not None:
+        add_scale_bar(axes, width)
+    return image
+
+
+def _in_notebook() -> bool:
+    """Whether a Jupyter kernel shows what is displayed."""
+    try:
+        from IPython import get_ipython
+    except ImportError:
+        return False
+    return hasattr(get_ipython(), "kernel")
+
+
+def _display(sections: Sections) -> None:
+    from IPython import display
+
+    try:
+        shown = sliders(sections)
+    except ImportError:
+        shown = display.Image(sections._png())
+    display.display(shown)
+
+
+def sliders(sections: Sections) -> Any:
+    """Make the notebook's widget: the picture below a slider for each axis; ``ImportError`` without ipywidgets."""
+    import ipywidgets
+
+    planes = sections._planes
+    picture = ipywidgets.Image(value=sections._png(), format="png")
+    controls = [
+        ipywidgets.IntSlider(index, 0, n - 1, description=name, continuous_update=False)
+        for name, n, index in zip(planes.axes, planes.shape, sections.position, strict=True)
+    ]
+
+    def move(_: Any) -> None:
+        sections.move([control.value for control in controls])
+        picture.value = sections._png()
+
+    for control in controls:
+        control.observe(move, names="value")
+    return ipywidgets.VBox([ipywidgets.HBox(controls), picture])

@@ -1,0 +1,430 @@
+"""If this fails, arrays in object stores are read wrongly, or a server's faults are hidden (oracle: zarr-python)."""
+
+import os
+import pickle
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from concurrent.futures import CancelledError, ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zarr
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import linumpy
+from linumpy.errors import ChunkError, SourceError, UnsupportedLayoutError
+from linumpy.gpu.read import direct as direct_reads
+from linumpy.gpu.read.reader import Reader
+from linumpy.gpu.zarr_io import read_zarr
+from linumpy.io import remote
+from linumpy.io.open import open_source
+from linumpy.io.source import describe_source, identify_data
+from linumpy.resample.resample_zarr import resample_zarr
+from tests.support import budget
+from tests.support.gpu import reference
+from tests.support.object_server import Faults, serve
+from tests.support.stores import cases, encoded_cases, same, write
+
+obstore = pytest.importorskip("obstore")
+from obstore.store import HTTPStore, MemoryStore  # noqa: E402
+from zarr.storage import ObjectStore  # noqa: E402
+
+VALUES = np.random.default_rng(0).integers(0, 999, (24, 40, 36)).astype(np.uint16)
+#: How arrays are stored: chunks as objects and in shards, raw and encoded.
+KINDS = {
+    "raw": {"compressors": None},
+    "zstd": {"compressors": zarr.codecs.ZstdCodec()},
+    "raw shards": {"compressors": None, "shards": (16, 16, 16)},
+    "blosc shards": {"compressors": zarr.codecs.BloscCodec(cname="lz4"), "shards": (16, 16, 16)},
+}
+FAST = {"backoff": {"init_backoff": timedelta(milliseconds=1), "max_backoff": timedelta(milliseconds=2)}}
+
+
+def options(retries=6):
+    return {"retry_config": {"max_retries": retries, **FAST}}
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("objects")
+    for name, how in KINDS.items():
+        array = zarr.create_array(folder / name, shape=VALUES.shape, chunks=(8, 8, 8), dtype="u2", fill_value=7, **how)
+        array[:16] = VALUES[:16]
+    with serve(folder) as server:
+        server.folder = folder
+        yield server
+
+
+@pytest.fixture(autouse=True)
+def without_faults(request):
+    if "served" in request.fixturenames:
+        server = request.getfixturevalue("served")
+        server.faults = Faults()
+        server.requests.clear()
+        server.most_under_way = 0
+
+
+def wait_for(over):
+    end = time.monotonic() + 20
+    while not over():
+        assert time.monotonic() < end
+        time.sleep(0.001)
+
+
+def expected():
+    values = VALUES.copy()
+    values[16:] = 7
+    return values
+
+
+@given(case=st.one_of(cases(), encoded_cases()), on_device=st.booleans(), kept=st.booleans())
+@settings(
+    max_examples=budget.examples(60), deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)  # fmt: skip
+def test_any_array_is_read_as_from_its_folder(served, case, on_device, kept):
+    with tempfile.TemporaryDirectory(dir=served.folder) as work:
+        wanted = np.asarray(write(case, Path(work, "a"))[case.region])
+        url = f"{served.url}/{Path(work).name}/a"
+        by_zarr = zarr.open_array(ObjectStore(HTTPStore(served.url, client_options={"allow_http": True})), mode="r",
+                                  path=f"{Path(work).name}/a")[case.region]  # fmt: skip
+        assert np.asarray(by_zarr).tobytes() == wanted.tobytes()
+        if on_device and open_source(url).ndim:
+            job = reference.Job(url, case.region, cache_bytes=2**20 if kept else 0)
+            assert same(reference.execute(job), wanted)
+        else:
+            assert same(np.asarray(read_zarr(url, region=case.region, device="cpu")), wanted)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_requests_are_as_few_as_may_be(served, kind):
+    """A request for each chunk without shards; with them one for the index, and one for chunks that lie together."""
+    region = np.s_[3:14, 10:30]
+    values, report = read_zarr(f"{served.url}/{kind}", region=region, device="cpu", return_report=True)
+    assert np.array_equal(values, expected()[region])
+    assert (report.backend, report.fallback.partition(":")[0]) == ("linumpy", "host memory")
+    assert report.engine == "requests by obstore, into host memory"
+    asked = served.of("/c/")
+    objects = {path for _, path, _ in asked}
+    assert report.files_opened == len(asked)
+    if "shards" in kind:
+        assert len(objects) == 6
+        assert len(asked) <= 6 + 2 * 3 * 5  # no more than the tasks that chunks are cut into
+    else:
+        assert len(asked) == len(objects) == 2 * 3 * 5
+
+
+def test_all_open_the_same_way(served, tmp_path):
+    url, region = f"{served.url}/zstd", np.s_[2:20, 5:9, 1:35]
+    store = ObjectStore(HTTPStore(served.url, client_options={"allow_http": True}), read_only=True)
+    memory = MemoryStore()
+    for file in sorted((served.folder / "raw shards").rglob("*")):
+        if file.is_file():
+            obstore.put(memory, f"in/it/{file.relative_to(served.folder / 'raw shards')}", file.read_bytes())
+    sources = [url, (store, "zstd"), zarr.open_array(store, path="zstd", mode="r"), (ObjectStore(memory), "in/it")]
+    with Reader("cpu") as reader:
+        for source in sources:
+            assert np.array_equal(reader.submit(source, region).result(), expected()[region])
+            assert np.array_equal(read_zarr(source, region=region, device="cpu", strict=True), expected()[region])
+        many = reader.submit_many([url, sources[3]], np.array([[[0, 9]] * 3, [[8, 24]] * 3]))
+        assert np.array_equal(many[0].result(), expected()[:9, :9, :9])
+        assert np.array_equal(many[1].result(), expected()[8:, 8:24, 8:24])
+    assert describe_source(open_source(url)) == url
+    assert identify_data(open_source(sources[3])) is not None
+    assert identify_data(open_source(url)) is None  # an HTTP server does not list
+    read_again = open_source(pickle.loads(pickle.dumps(open_source(url))))
+    assert np.array_equal(read_zarr(read_again, device="cpu"), expected())
+
+
+def test_images_streams_samplers_and_resampling(served, tmp_path):
+    from linumpy import stream
+    from linumpy.sampling import create_sampler
+    from linumpy.write.writer import write_omezarr
+
+    write_omezarr(served.folder / "image", VALUES, (4, 2, 2), levels=2, chunks=(8, 8, 8), overwrite=True)
+    url, given_options = f"{served.url}/image", options()
+    image = linumpy.open_image(url, storage_options=given_options)
+    assert np.array_equal(image.levels[0][...], VALUES)
+    config = stream.Config(
+        batch_size=1, host_buffer_bytes=2**22, device_buffer_bytes=2**22, dtype="stored", device="cpu",
+        storage_options=given_options,
+    )  # fmt: skip
+    assert "storage_options" not in repr(config)
+    with stream.Pipeline(config) as pipeline:
+        pipeline.push(stream.Sample(url, ((3, 19), (4, 20), (5, 21))))
+        assert np.array_equal(pipeline.pop().numpy()[0], VALUES[3:19, 4:20, 5:21])
+    sampler = create_sampler("zarr", "cpu", source=url, seed=1, spline_order=0, storage_options=given_options)
+    local = create_sampler("zarr", "cpu", source=served.folder / "image", seed=1, spline_order=0)
+    for one, other in zip(sampler.sample(50), local.sample(50), strict=True):
+        assert np.array_equal(one, other)
+    for source, target in ((url, "far"), (served.folder / "image", "near")):
+        more = {"storage_options": given_options} if source == url else {}
+        resample_zarr(source, tmp_path / target, 4.0, device="cpu", **more)
+    far, near = (linumpy.open_image(tmp_path / name).levels[0][...] for name in ("far", "near"))
+    assert np.array_equal(far, near)
+
+
+def test_the_device_gets_what_a_reader_by_gpudirect_storage_reads_from_elsewhere(served, monkeypatch):
+    monkeypatch.setattr(direct_reads, "kvikio_mode", lambda: ("cufile", ""))
+    for kind in KINDS:
+        job = reference.Job(f"{served.url}/{kind}", np.s_[1:23], direct=True)
+        assert np.array_equal(reference.execute(job, reference.PreadFile), expected()[1:23])
+
+
+def test_kept_chunks_are_read_again_where_the_object_is_another(served, tmp_path):
+    for name, codec in (("kept raw", None), ("kept", zarr.codecs.ZstdCodec())):
+        folder = served.folder / name
+        array = zarr.create_array(folder, shape=VALUES.shape, chunks=(8, 40, 36), dtype="u2", compressors=codec)
+        array[...] = VALUES
+        with reference.fake_device(1), Reader(0, cache_bytes=2**20) as reader:
+            for _ in range(2):
+                assert np.array_equal(reader.submit(f"{served.url}/{name}").result().get(), VALUES)
+            hits = reader.stats().cache_hits
+            assert hits == 3
+            zarr.open_array(folder, mode="r+")[:8] = VALUES[8:16]
+            assert np.array_equal(reader.submit(f"{served.url}/{name}").result().get()[:8], VALUES[8:16])
+            assert reader.stats().cache_hits == hits + 2
+            served.faults.no_etags = True  # nothing tells whether an object is the same: it is read
+            before = reader.stats().bytes_read
+            assert np.array_equal(reader.submit(f"{served.url}/{name}").result().get()[8:], VALUES[8:])
+            assert reader.stats().bytes_read - before > 3 * 8
+            assert reader.stats().cache_hits == hits + 2
+            served.faults.no_etags = False
+
+
+@pytest.mark.parametrize(
+    "faults",
+    [{"busy": 9}, {"no_ranges": True}, {"no_etags": True}, {"cut": 3}, {"redirects": True}, {"seconds": 0.002}],
+    ids=lambda faults: next(iter(faults)),
+)
+@pytest.mark.parametrize("kind", ["raw", "blosc shards"])
+def test_a_poor_server_is_read_all_the_same(served, kind, faults):
+    served.faults = Faults("/c/", **faults)
+    values = read_zarr(f"{served.url}/{kind}", region=np.s_[3:20, :, 1:30], device="cpu", storage_options=options(30))
+    assert np.array_equal(values, expected()[3:20, :, 1:30])
+
+
+@pytest.mark.parametrize("kind", ["raw", "zstd", "blosc shards"])
+@pytest.mark.parametrize(
+    ("faults", "reason"),
+    [
+        ({"status": 403}, "403 Forbidden"),
+        ({"status": 401}, "401 Unauthorized"),
+        ({"busy": 10**9}, "503 Service Unavailable"),
+        ({"cut": 10**9}, "body error|Requested|decoding"),
+    ],
+    ids=["403", "401", "503", "cut"],
+)
+def test_an_error_names_the_object_and_the_reason_without_credentials(served, kind, faults, reason):
+    served.faults = Faults("/c/0/1/1", **faults)
+    url = served.url.replace("//", "//user:pass%20word@") + f"/{kind}"
+    with Reader("cpu") as reader:
+        layout = reader.layout_of(url, storage_options=options(2))
+        whole = reader.submit(layout, np.s_[:8, :8, :8])
+        with pytest.raises(ChunkError, match=reason) as caught:
+            reader.submit(layout).result()
+        whole.result()
+    text = str(caught.value)
+    assert f"{served.url}/{kind}/c/0/1/1 cannot be read: " in text
+    for secret in ("user", "pass", "token", "Debug", "\n"):
+        assert secret not in text
+    assert "Basic dXNlcjpwYXNzIHdvcmQ=" in served.credentials
+
+
+def test_an_object_that_changes_while_it_is_read(served):
+    url = f"{served.url}/blosc shards"
+    served.faults = Faults("/c/0/1/1", changes_after=1)
+    with pytest.raises(ChunkError, match=r"/blosc shards/c/0/1/1 was replaced while it was being read"):
+        read_zarr(url, device="cpu")
+    served.faults = Faults()
+    assert np.array_equal(read_zarr(url, device="cpu"), expected())
+
+
+def test_a_raw_object_of_another_size(served):
+    url = f"{served.url}/raw"
+    file = served.folder / "raw/c/0/0/0"
+    content = file.read_bytes()
+    for wrong in (content + b"12", content[:-2], b""):
+        file.write_bytes(wrong)
+        with pytest.raises(ChunkError, match=rf"c/0/0/0 has {len(wrong)} bytes, but a raw chunk of .* has 1024"):
+            read_zarr(url, device="cpu")
+    file.write_bytes(content)
+
+
+def test_an_encoded_object_that_is_longer_than_expected(served):
+    """Its size is not known before it comes: it is asked for a second time."""
+    folder = served.folder / "long"
+    array = zarr.create_array(folder, shape=(4, 4), chunks=(4, 4), dtype="u1", compressors=zarr.codecs.ZstdCodec())
+    array[...] = 3
+    file = folder / "c/0/0"
+    file.write_bytes(file.read_bytes() + bytes(20_000))
+    with pytest.raises(ChunkError, match="cannot be decoded") as local:
+        read_zarr(folder, device="cpu")
+    with pytest.raises(ChunkError, match="cannot be decoded") as caught:
+        read_zarr(f"{served.url}/long", device="cpu")
+    assert str(local.value).partition(" cannot")[2] == str(caught.value).partition(" cannot")[2]
+    assert len(served.of("/long/c/0/0")) == 2
+
+
+def test_many_requests_are_under_way_and_cancelled_ones_do_not_begin(served):
+    served.faults = Faults("/c/", hold=threading.Event())
+    with Reader("cpu") as reader:
+        layout = reader.layout_of(f"{served.url}/zstd")
+        tickets = reader.submit_many(layout, [np.s_[:16], np.s_[:16, ::1, :8]])
+        wait_for(lambda: served.under_way == 32)
+        out = tickets[1].array
+        assert [ticket.cancel() for ticket in tickets] == [True, True]
+        served.faults.hold.set()
+        for ticket in tickets:
+            with pytest.raises(CancelledError):
+                ticket.result()
+        before = out.copy()
+        asked = len(served.of("/c/"))
+        assert served.most_under_way == 32
+        assert asked < 2 * 5 * 5
+        assert np.array_equal(reader.submit(layout).result(), expected())
+        assert np.array_equal(out, before)
+
+
+def test_a_reader_is_closed_while_requests_are_under_way(served):
+    served.faults = Faults("/c/", hold=threading.Event())
+    reader = Reader("cpu")
+    layout = reader.layout_of(f"{served.url}/raw")
+    first = reader.submit(layout)
+    wait_for(lambda: served.under_way > 0)
+    closing = threading.Thread(target=reader.close)
+    closing.start()
+    served.faults.hold.set()
+    closing.join(20)
+    assert not closing.is_alive()
+    assert first.exception() is None or isinstance(first.exception(), CancelledError)
+    with pytest.raises(RuntimeError, match="the reader is closed"):
+        reader.submit(layout).result()
+
+
+def test_threads_share_readers_and_stores(served):
+    def one(number):
+        kind = list(KINDS)[number % len(KINDS)]
+        return np.array_equal(read_zarr(f"{served.url}/{kind}", device="cpu"), expected())
+
+    with ThreadPoolExecutor(8) as threads:
+        assert all(threads.map(one, range(24)))
+
+
+def test_metadata_are_read_anew_by_each_call(served):
+    folder = served.folder / "changing"
+    for dtype in ("u2", "f4"):
+        zarr.create_array(folder, shape=(4, 4), chunks=(4, 4), dtype=dtype, overwrite=True)[...] = 2
+        assert read_zarr(f"{served.url}/changing", device="cpu").dtype == dtype
+
+
+def test_what_the_core_does_not_decode_is_read_by_zarr(served, monkeypatch):
+    array = zarr.create_array(
+        served.folder / "lzma", shape=(8, 8), chunks=(4, 4), dtype="u2", compressors=[zarr.codecs.numcodecs.LZMA()],
+        overwrite=True,
+    )  # fmt: skip
+    array[...] = 5
+    values, report = read_zarr(f"{served.url}/lzma", device="cpu", return_report=True)
+    assert (values == 5).all()
+    assert "zarr-python: codec" in report.fallback
+    with pytest.raises(UnsupportedLayoutError, match=r"http://127.0.0.1:\d+/lzma: codec"):
+        read_zarr(f"{served.url}/lzma", device="cpu", strict=True)
+    served.faults = Faults("/c/", status=403)
+    with pytest.raises(ChunkError, match=r"/lzma/c/0/0 cannot be read: .*403 Forbidden") as caught:
+        read_zarr(served.url.replace("//", "//me:secret@") + "/lzma", device="cpu")
+    assert "secret" not in str(caught.value)
+    assert "Debug" not in str(caught.value)
+    served.faults = Faults()
+    monkeypatch.setenv("LINUMPY_CORE", "0")
+    assert np.array_equal(read_zarr(f"{served.url}/zstd", device="cpu"), expected())
+    with Reader("cpu") as reader:
+        ticket = reader.submit(f"{served.url}/zstd")
+        assert np.array_equal(ticket.result(), expected())
+        assert ticket.report.backend == "zarr-python"
+
+
+def test_urls_that_cannot_be_opened(served, monkeypatch):
+    with pytest.raises(SourceError, match=r"'http://127.0.0.1:\d+/nothing' is neither a Zarr array nor a Zarr group"):
+        open_source(f"{served.url}/nothing")
+    with pytest.raises(SourceError, match=r"'https://host/a' cannot be opened: .*not passed on") as caught:
+        open_source("https://host/a?X-Amz-Signature=secret")
+    assert "secret" not in str(caught.value)
+    with pytest.raises(ValueError, match="storage_options= are for URLs"):
+        read_zarr(served.folder / "raw", storage_options={"a": 1}, device="cpu")
+    with pytest.raises(SourceError, match="'s3://bucket/a' cannot be opened: UnknownConfigurationKeyError"):
+        read_zarr("s3://bucket/a", storage_options={"nonsense": "secret"}, device="cpu")
+    with pytest.raises(SourceError, match=r"'http://127\.0\.0\.1:1/a' cannot be opened"):
+        read_zarr("http://127.0.0.1:1/a", storage_options=options(1), device="cpu")
+    served.faults = Faults(status=403)
+    with pytest.raises(SourceError, match=r"raw' cannot be opened: PermissionDeniedError: .*403 Forbidden$"):
+        open_source(f"{served.url}/raw")
+    monkeypatch.setitem(sys.modules, "obstore", None)
+    monkeypatch.setitem(sys.modules, "fsspec", None)
+    monkeypatch.setattr(remote, "_stores", [])
+    with pytest.raises(SourceError, match=r"pip install \"linumpy-gpu\[remote\]\""):
+        open_source("https://nowhere/a")
+
+
+@pytest.mark.parametrize("in_parent", [True, False])
+def test_a_forked_child_reads_or_says_why_not(served, in_parent):
+    program = f"""
+import os, signal, sys
+import numpy as np
+from linumpy import read_zarr
+url, folder = {f"{served.url}/zstd"!r}, {str(served.folder / "zstd")!r}
+if {in_parent}:
+    assert read_zarr(url, device="cpu").shape == (24, 40, 36)
+child = os.fork()
+if not child:
+    signal.alarm(20)
+    assert read_zarr(folder, device="cpu").shape == (24, 40, 36)
+    try:
+        state = 0 if read_zarr(url, device="cpu").shape == (24, 40, 36) and not {in_parent} else 1
+    except Exception as error:
+        state = 0 if {in_parent} and "spawn" in str(error) else 2
+    os._exit(state)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+assert read_zarr(url, device="cpu").shape == (24, 40, 36)
+"""
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, timeout=60,
+                          env={**os.environ, "LINUMPY_DEVICE": "cpu"})  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
+def test_s3(tmp_path):
+    moto = pytest.importorskip("moto.server")
+    server = moto.ThreadedMotoServer(port=0, verbose=False)
+    server.start()
+    try:
+        host, port = server.get_host_and_port()
+        access = {"access_key_id": "AKIAME", "secret_access_key": "secret", "region": "us-east-1"}
+        settings = {"endpoint": f"http://{host}:{port}", **access, **options(2)}
+        import urllib.request
+
+        request = urllib.request.Request(f"http://{host}:{port}/bucket", method="PUT")
+        urllib.request.urlopen(request, timeout=10).close()
+        writable = ObjectStore(remote._make("s3://bucket", settings, plain=False))
+        for kind, how in KINDS.items():
+            array = zarr.create_array(writable, name=f"deep/{kind}", shape=VALUES.shape, chunks=(8, 8, 8), dtype="u2",
+                                      fill_value=7, **how)  # fmt: skip
+            array[:16] = VALUES[:16]
+            url = f"s3://bucket/deep/{kind}"
+            values, report = read_zarr(url, device="cpu", storage_options=settings, strict=True, return_report=True)
+            assert np.array_equal(values, expected())
+            assert (report.backend, report.source) == ("linumpy", url)
+            job = reference.Job((writable, f"deep/{kind}"), np.s_[3:20, 5:38])
+            assert np.array_equal(reference.execute(job), expected()[3:20, 5:38])
+        digest = identify_data(zarr.open_array(writable, path="deep/raw", mode="r"))
+        zarr.open_array(writable, path="deep/raw", mode="r+")[0, 0, 0] = 3
+        assert identify_data(zarr.open_array(writable, path="deep/raw", mode="r")) != digest
+        with pytest.raises(SourceError, match="'s3://other/a' ") as caught:
+            read_zarr("s3://other/a", device="cpu", storage_options=settings)
+        assert "secret" not in str(caught.value)
+    finally:
+        server.stop()

@@ -1,0 +1,345 @@
+"""If this fails, images are put on the grid of another wrongly (oracle: SciPy and NumPy on the whole volumes)."""
+
+import itertools
+import json
+
+import dask.array
+import numpy as np
+import pytest
+import zarr
+from scipy import ndimage
+
+from linumpy.errors import DeviceMemoryError, MetadataError
+from linumpy.io.carried import Carried
+from linumpy.io.ome import open_image
+from linumpy.io.volume import open_volumes
+from linumpy.io.zarr_mode import read_chunks_on_host
+from linumpy.resample import pipeline
+from linumpy.resample.resample_zarr import resample_zarr
+from linumpy.write.writer import write_omezarr
+from scripts import linum_resample
+
+ngff_zarr = pytest.importorskip("ngff_zarr", reason="ngff-zarr is not installed: pip install ngff-zarr")
+
+FAST = {"device": "cpu", "durable": False}
+SPACE = [{"name": name, "type": "space", "unit": "micrometer"} for name in "zyx"]
+TURN = np.array([[0.96, -0.28, 0.0], [0.28, 0.96, 0.0], [0.0, 0.0, 1.0]])
+RNG = np.random.default_rng(5)
+#: Grids of the source and of the other image: shape, spacing, origin.
+SOURCE = (24, 20, 18), (2.0, 3.0, 4.0), (10.0, -20.0, 5.0)
+OTHER = (15, 22, 13), (3.0, 2.5, 5.0), (12.0, -17.0, 4.0)
+#: Of the field of vectors, which does not reach all voxels of the other image.
+FIELD = (5, 6, 4), (9.0, 8.0, 15.0), (9.0, -18.0, 6.0)
+VALUES = ndimage.gaussian_filter(RNG.normal(size=SOURCE[0]), 1).astype("f4")
+VECTORS = RNG.normal(scale=3.0, size=(*FIELD[0], 3)).astype("f4")
+
+
+def scene(folder, transformations, systems=(), **images):
+    """Write images into a group whose metadata have transformations between them."""
+    group = zarr.create_group(folder)
+    group.attrs["ome"] = {
+        "version": "0.6",
+        "scene": {"coordinateSystems": list(systems), "coordinateTransformations": transformations},
+    }
+    for name, (voxels, (_, spacing, origin)) in images.items():
+        options = {"ngff_version": "0.6", "chunks": (8, 7, 6), "durable": False}
+        write_omezarr(folder / name, voxels, spacing, origin=origin, **options)
+    return group
+
+
+def both(folder, *transformations, systems=(), **more):
+    images = {"source": (VALUES, SOURCE), "other": (np.zeros(OTHER[0], "u1"), OTHER)}
+    return scene(folder, list(transformations), systems, **images, **more)
+
+
+def end(path, name="physical"):
+    return {"path": path, "name": name} if path else {"name": name}
+
+
+def between(one, begin="other", last="source"):
+    return {**one, "input": end(begin), "output": end(last)}
+
+
+def affine(linear, shift):
+    return {"type": "affine", "affine": np.column_stack([linear, shift]).tolist()}
+
+
+def write_field(group, path, vectors=VECTORS, kind="displacement"):
+    """An array that describes itself."""
+    axes = [*SPACE, {"name": "d", "type": kind, "discrete": True}]
+    scale, shift = {"type": "scale", "scale": [*FIELD[1], 1]}, {"type": "translation", "translation": [*FIELD[2], 0]}
+    array = group.create_array(path, data=vectors, chunks=(2, 3, 2, 3))
+    array.attrs["coordinateSystems"] = [{"name": "field", "axes": axes}]
+    array.attrs["coordinateTransformations"] = [
+        {"type": "sequence", "transformations": [scale, shift], "output": {"name": "field"}}
+    ]
+
+
+def points(grid):
+    """Positions of the voxels of a grid in µm, (3, ...)."""
+    shape, spacing, origin = grid
+    voxels = np.indices(shape, float)
+    return voxels * np.array(spacing)[:, None, None, None] + np.array(origin)[:, None, None, None]
+
+
+def voxels(positions, grid):
+    return (positions - np.array(grid[2])[:, None, None, None]) / np.array(grid[1])[:, None, None, None]
+
+
+def linear(matrix, positions):
+    return np.einsum("ij,j...->i...", matrix, positions)
+
+
+def looked_up(positions, order=1, empty=0.0, vectors=VECTORS):
+    """Vectors at positions: at the edge those of the outermost, beyond half a step the empty one."""
+    indices = voxels(positions, FIELD)
+    last = np.array(FIELD[0])[:, None, None, None] - 0.5
+    outside = ((indices < -0.5) | (indices > last)).any(axis=0)
+    rows = [ndimage.map_coordinates(vectors[..., n], indices, np.float64, order, mode="nearest") for n in range(3)]
+    return np.where(outside, empty, rows)
+
+
+def sampled(positions, values=VALUES, **options):
+    options = {"order": 1, "mode": "constant"} | options
+    inside = voxels(positions, SOURCE)
+    known = np.isfinite(inside).all(axis=0)
+    result = ndimage.map_coordinates(values, np.where(known, inside, -1e6), **options)
+    return np.where(known, result, options.get("cval", 0))
+
+
+def result(folder, level=0):
+    return open_image(folder).levels[level][...]
+
+
+def test_images_meet_in_micrometers(tmp_path, caplog):
+    """Of whatever version and unit; the output has the shape, place, axes and resolutions of the other."""
+    coloured = np.stack([VALUES, -VALUES])
+    write_omezarr(tmp_path / "a", coloured, SOURCE[1], origin=SOURCE[2], axes="czyx", ngff_version="0.4")
+    orientation = {"type": "anatomical", "value": "left-to-right"}
+    carried = Carried(units={"x": "nanometer"}, orientations={"x": orientation})
+    blank = np.zeros(OTHER[0], "u1")
+    write_omezarr(tmp_path / "b", blank, OTHER[1], origin=OTHER[2], levels=3, ngff_version="0.6", carried=carried)
+    resample_zarr(tmp_path / "a", tmp_path / "o", like=tmp_path / "b", anti_aliasing=False, **FAST)
+    expected = sampled(points(OTHER))
+    assert np.allclose(result(tmp_path / "o"), [expected, -expected], atol=1e-6)
+    made, other = open_image(tmp_path / "o"), open_image(tmp_path / "b")
+    assert (made.version, made.spacing, made.origin) == ("0.4", other.spacing, other.origin)
+    assert [(axis.name, axis.unit, axis.orientation) for axis in made.axes[1:]] == [
+        (axis.name, axis.unit, axis.orientation) for axis in other.axes
+    ]
+    level = open_volumes(tmp_path / "b", 1)
+    resample_zarr(tmp_path / "a", tmp_path / "p", like=level, channel=0, levels=1, cval=9, **FAST)
+    image = open_image(tmp_path / "p")
+    assert (image.spacing, image.origin) == (other.spacing[1:2], other.origin[1:2])
+    # A coarser grid is smoothed, as for a spacing.
+    smooth = ndimage.gaussian_filter(
+        VALUES, [(2 * a / b - 1) / 2 for a, b in zip(OTHER[1], SOURCE[1], strict=True)], mode="nearest"
+    )
+    grid = image.levels[0].shape, image.spacing[0], image.origin[0]
+    assert np.allclose(result(tmp_path / "p"), sampled(points(grid), smooth, cval=9), atol=1e-5)
+
+
+def test_an_equal_grid_gives_equal_voxels(tmp_path):
+    """Rounding of positions puts no voxel outside."""
+    write_omezarr(tmp_path / "a", VALUES, (0.1, 0.3, 0.7), origin=(0.1, 12.3, 45.6))
+    write_omezarr(tmp_path / "b", VALUES, (0.1, 0.3, 0.7), origin=(0.1, 12.3, 45.6), ngff_version="0.6")
+    resample_zarr(tmp_path / "a", tmp_path / "o", like=tmp_path / "b", cval=7, **FAST)
+    assert np.array_equal(result(tmp_path / "o"), VALUES)
+    both(tmp_path / "s", between(affine(TURN, (1, 2, 3))))
+    resample_zarr(tmp_path / "s/source", tmp_path / "p", like=tmp_path / "s/source", cval=7, **FAST)
+    assert np.array_equal(result(tmp_path / "p"), VALUES)
+
+
+@pytest.mark.parametrize("inverse", [False, True])
+def test_scenes_turn_images(tmp_path, inverse):
+    """Through a system of the scene's own, by transformations in either direction."""
+    shift = np.array([3.0, -9.0, 2.0])
+    back = np.linalg.inv(TURN)
+    to_atlas = {**affine(back, back @ -shift), "input": end("source"), "output": end(None, "atlas")}
+    from_atlas = {**affine(TURN, shift), "input": end(None, "atlas"), "output": end("source")}
+    same = {"type": "identity", "input": end("other"), "output": end(None, "atlas")}
+    both(tmp_path / "s", to_atlas if inverse else from_atlas, same, systems=[{"name": "atlas", "axes": SPACE}])
+    resample_zarr(tmp_path / "s/source", tmp_path / "o", like=tmp_path / "s/other", anti_aliasing=False, **FAST)
+    expected = sampled(linear(TURN, points(OTHER)) + shift[:, None, None, None])
+    assert np.count_nonzero(expected) > 1000
+    assert np.allclose(result(tmp_path / "o"), expected, atol=1e-5)
+    # In the atlas itself: the least grid that covers the source.
+    resample_zarr(tmp_path / "s/source", tmp_path / "p", (3, 2.5, 5), coordinate_system="atlas", order=3, **FAST)
+    image = open_image(tmp_path / "p")
+    corners = np.array(list(itertools.product(*((-0.5, n - 0.5) for n in SOURCE[0])))).T * np.array(SOURCE[1])[:, None]
+    corners = back @ (corners + np.array(SOURCE[2])[:, None] - shift[:, None])
+    assert np.allclose(image.origin[0], corners.min(axis=1) + np.array(image.spacing[0]) / 2)
+    covered = np.array(image.spacing[0]) * image.levels[0].shape - np.ptp(corners, axis=1)
+    assert ((covered >= -1e-6) & (covered < image.spacing[0])).all()
+    (system,) = image.group.attrs["ome"]["multiscales"][0]["coordinateSystems"]
+    assert system == {"name": "atlas", "axes": SPACE}
+    grid = image.levels[0].shape, image.spacing[0], image.origin[0]
+    sigmas = [max(0, (np.linalg.norm(row) - 1) / 2) for row in TURN * np.array(grid[1]) / np.array(SOURCE[1])[:, None]]
+    smooth = ndimage.gaussian_filter(VALUES, sigmas, mode="nearest")
+    expected = sampled(linear(TURN, points(grid)) + shift[:, None, None, None], smooth, order=3)
+    assert np.allclose(result(tmp_path / "p"), expected, atol=1e-4)
+
+
+@pytest.mark.parametrize(("interpolation", "order"), [("nearest", 0), ("linear", 1), ("cubic", 3)])
+@pytest.mark.parametrize("memory", [None, 200_000])
+def test_displacements_are_streamed(tmp_path, monkeypatch, interpolation, order, memory):
+    """Rotated, displaced and scaled; blocks are cut where field and source do not fit into the memory."""
+    warp = {"type": "displacements", "path": "coordinateTransformations/f", "interpolation": interpolation}
+    parts = [{"type": "rotation", "rotation": TURN.tolist()}, warp, affine(np.diag([1.1, 0.9, 1]), (-1, 2, 3))]
+    group = both(tmp_path / "s", between({"type": "sequence", "transformations": parts}))
+    write_field(group, "coordinateTransformations/f")
+    options = {"device_memory": memory, "chunks": (5, 6, 7), "anti_aliasing": False, "cval": -2.0}
+    read = []
+
+    def reading(array, region):
+        read.append(read_chunks_on_host(array, region))
+        return read[-1]
+
+    monkeypatch.setattr(pipeline, "read_chunks_on_host", reading)
+    resample_zarr(tmp_path / "s/source", tmp_path / "o", like=tmp_path / "s/other", **options, **FAST)
+    if memory is not None:
+        assert len(read) > 2 * 3 * 4 * 2  # a field and a source for each block
+        assert max(one.nbytes for one in read) <= memory // 16
+    turned = linear(TURN, points(OTHER))
+    moved = looked_up(turned, order)
+    outside = (moved == 0).all(axis=0)
+    assert 0.05 < outside.mean() < 0.95
+    expected = linear(np.diag([1.1, 0.9, 1]), turned + moved) + np.array([-1, 2, 3])[:, None, None, None]
+    expected = sampled(expected, cval=-2.0)
+    found = result(tmp_path / "o")
+    wrong = ~np.isclose(found, expected, atol=2e-4)
+    # Positions halfway between two vectors, or at the edge of the source, may round either way.
+    assert wrong.mean() < 0.002
+    (step, field, last) = open_image(tmp_path / "o").linumpy["resampled"]["warp"]
+    assert field["relative"]
+    assert field["field"].endswith("/s/coordinateTransformations/f")
+    json.dumps([step, last])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("interpolation", ["nearest", "linear", "cubic"])
+def test_displacements_on_a_device(tmp_path, cupy, interpolation):
+    """As on the host; the device's memory holds a part at a time."""
+    warp = {"type": "displacements", "path": "f", "interpolation": interpolation}
+    group = both(tmp_path / "s", between({"type": "sequence", "transformations": [warp, affine(TURN, (1, 2, 3))]}))
+    write_field(group, "f")
+    options = {"like": tmp_path / "s/other", "cval": 5, "durable": False}
+    resample_zarr(tmp_path / "s/source", tmp_path / "h", device="cpu", **options)
+    resample_zarr(tmp_path / "s/source", tmp_path / "d", device="cuda", device_memory=64 * 2**20, **options)
+    assert (~np.isclose(result(tmp_path / "h"), result(tmp_path / "d"), atol=1e-3)).mean() < 0.002
+
+
+def test_smoothing_and_labels_through_a_field(tmp_path):
+    group = both(tmp_path / "s", between({"type": "displacements", "path": "f"}))
+    write_field(group, "f")
+    cells = RNG.integers(0, 5, SOURCE[0]).astype("u2")
+    listed = {"ome": {"version": "0.6", "labels": ["cells"]}}
+    zarr.create_group(tmp_path / "s/source/labels", attributes=listed)
+    write_omezarr(tmp_path / "s/source/labels/cells", cells, SOURCE[1], origin=SOURCE[2], ngff_version="0.6")
+    resample_zarr(tmp_path / "s/source", tmp_path / "o", like=tmp_path / "s/other", device_memory=10**6, **FAST)
+    moved = points(OTHER) + looked_up(points(OTHER))
+    sigmas = [max(0, (a / b - 1) / 2) for a, b in zip(OTHER[1], SOURCE[1], strict=True)]
+    smooth = ndimage.gaussian_filter(VALUES, sigmas, mode="nearest")
+    wrong = ~np.isclose(result(tmp_path / "o"), sampled(moved, smooth), atol=1e-4)
+    assert wrong.mean() < 0.002
+    labels = sampled(moved, cells, order=0)
+    assert (result(tmp_path / "o/labels/cells") != labels).mean() < 0.002
+
+
+def test_coordinates_that_are_unknown_are_outside(tmp_path):
+    """A field of the source's coordinates; ngff-zarr wrote the one that displaces them, its component axis first."""
+    group = both(tmp_path / "s", between({"type": "sequence", "transformations": []}))
+    vectors = np.moveaxis(points(FIELD), 0, -1) + VECTORS
+    write_field(group, "c", vectors, "coordinate")
+    image = ngff_zarr.NgffImage(
+        dask.array.full((3, 2, 2, 2), 1.5, dtype="f4"), dims=("c", "z", "y", "x"), axes_types={"c": "displacement"},
+        scale={"c": 1.0, "z": 900.0, "y": 900, "x": 900}, translation={"c": 0.0, "z": -400.0, "y": -400, "x": -400},
+        axes_units=dict.fromkeys("zyx", "micrometer"),
+    )  # fmt: skip
+    declared = ngff_zarr.declare_field_transform(ngff_zarr.to_multiscales(image, scale_factors=[]))
+    ngff_zarr.to_ngff_zarr(tmp_path / "s/d", declared, version="0.6")
+    both_fields = [{"type": "coordinates", "path": "c"}, {"type": "displacements", "path": "d"}]
+    ome = group.attrs["ome"]
+    ome["scene"]["coordinateTransformations"] = [between({"type": "sequence", "transformations": both_fields})]
+    group.attrs["ome"] = ome
+    moved = looked_up(points(OTHER), empty=np.nan, vectors=vectors) + 1.5
+    assert 0.05 < np.isnan(moved).mean() < 0.95
+    for mode in ("constant", "nearest"):
+        resample_zarr(
+            tmp_path / "s/source",
+            tmp_path / mode,
+            like=tmp_path / "s/other",
+            mode=mode,
+            cval=3,
+            anti_aliasing=False,
+            **FAST,
+        )
+        expected = sampled(moved, mode=mode, cval=3)
+        unknown = 3 if mode == "constant" else np.nan
+        expected[np.isnan(moved).any(axis=0)] = unknown
+        wrong = ~np.isclose(result(tmp_path / mode), expected, atol=2e-4, equal_nan=True)
+        assert wrong.mean() < 0.002
+
+
+def test_the_command(tmp_path, capsys):
+    """Images of different folders, each with a transformation to a system of the same name."""
+    for name, linear_part in (("source", np.eye(3)), ("other", TURN)):
+        _, spacing, origin = SOURCE if name == "source" else OTHER
+        values = VALUES if name == "source" else np.zeros(OTHER[0], "u1")
+        write_omezarr(tmp_path / name, values, spacing, origin=origin, ngff_version="0.6")
+        group = zarr.open_group(tmp_path / name, mode="a")
+        ome = group.attrs["ome"]
+        ome["multiscales"][0]["coordinateSystems"].append({"name": "atlas", "axes": SPACE})
+        to_atlas = {**affine(linear_part, (0, 0, 0)), "input": {"name": "physical"}, "output": {"name": "atlas"}}
+        ome["multiscales"][0]["coordinateTransformations"] = [to_atlas]
+        group.attrs["ome"] = ome
+    source, other = str(tmp_path / "source"), str(tmp_path / "other")
+    command = [source, str(tmp_path / "o"), "--like", other, "--no-use_gpu", "--no-anti_aliasing"]
+    assert linum_resample.main([*command, "--coordinate-system", "atlas"]) == 0
+    assert np.allclose(result(tmp_path / "o"), sampled(linear(TURN, points(OTHER))), atol=1e-5)
+    command[1] = str(tmp_path / "p")
+    assert linum_resample.main(command) == 0  # in µm
+    assert np.allclose(result(tmp_path / "p"), sampled(points(OTHER)), atol=1e-5)
+    command[1] = str(tmp_path / "q")
+    assert linum_resample.main([*command, "--coordinate-system", "brain"]) != 0
+    assert "'brain'; it is connected with 'atlas', 'physical'" in capsys.readouterr().err
+    assert linum_resample.main([source, str(tmp_path / "q")]) != 0
+    assert "--resolution" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({}, ValueError, "pass a spacing in µm or a matrix, or like="),
+        ({"like": "other", "transform_or_spacing": 2.0}, ValueError, "pass a spacing"),
+        ({"like": "other", "output_shape": (3, 3, 3)}, ValueError, "leave out one of them"),
+        ({"like": "other"}, MetadataError, "a field of vectors has no inverse"),
+        ({"like": "other", "coordinate_system": 5}, TypeError, "pass the name"),
+        ({"like": "other", "coordinate_system": "brain"}, MetadataError, "it is connected with 'atlas', 'physical'"),
+        ({"like": "flat"}, MetadataError, "has the axes of space y, x, and .* z, y, x"),
+        ({"transform_or_spacing": 2, "coordinate_system": "atlas"}, MetadataError, "is not affine"),
+        ({"transform_or_spacing": np.eye(3), "coordinate_system": "physical"}, ValueError, "and no matrix"),
+        ({"transform_or_spacing": 2, "coordinate_system": "units"}, MetadataError, r"axes of space z \(no unit\)"),
+        ({"like": "third", "mode": "reflect"}, ValueError, "through a field of vectors cannot"),
+        ({"like": "third", "device_memory": 10_000}, DeviceMemoryError, "blocks of one chunk"),
+        ({"like": "third", "spacing": (1, 1, 1)}, ValueError, "leave out spacing="),
+    ],
+)
+def test_what_cannot_be_is_named(tmp_path, options, error, message):
+    warp = {"type": "displacements", "path": "f"}
+    units = [{"name": name, "type": "space"} for name in "zyx"]
+    group = both(
+        tmp_path / "s",
+        between(warp, "source", "other"),
+        between(warp, "third", "source"),
+        {**warp, "input": end(None, "atlas"), "output": end("source")},
+        {"type": "identity", "input": end(None, "units"), "output": end("source")},
+        systems=[{"name": "atlas", "axes": SPACE}, {"name": "units", "axes": units}],
+        third=(np.zeros(OTHER[0], "u1"), OTHER),
+    )
+    write_field(group, "f")
+    write_omezarr(tmp_path / "s/flat", np.zeros((4, 4), "u1"), (1, 1), durable=False)
+    options = {key: str(tmp_path / "s" / value) if key == "like" else value for key, value in options.items()}
+    with pytest.raises(error, match=message):
+        resample_zarr(tmp_path / "s/source", tmp_path / "o", **options, **FAST)
+    assert not (tmp_path / "o").exists()
