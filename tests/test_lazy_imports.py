@@ -14,7 +14,11 @@ from linumpy.arrays import Array
 ROOT = Path(__file__).parents[1]
 GPU_PACKAGES = ("cupy", "cupyx", "kvikio", "nvidia", "warp", "cuda", "rmm", "torch")
 #: Modules that another package loads, which they import.
-LOADED_BY = {"linumpy.interop.xarray_backend": "xarray"}
+LOADED_BY = {
+    "linumpy.interop.monai": "monai",
+    "linumpy.interop.nnunet": "nnunetv2",
+    "linumpy.interop.xarray_backend": "xarray",
+}
 FILES = sorted([*(ROOT / "linumpy").rglob("*.py"), *(ROOT / "scripts").glob("*.py")])
 
 

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 #: Why a snippet is not run.
-REASONS = ("minutes", "needs SLURM", "the network", "without torch")
-_TORCH = importlib.util.find_spec("torch") is not None
+REASONS = ("minutes", "needs SLURM", "the network", "without torch", "without monai")
 _FENCE = re.compile(r"^(?:<!-- not run: (?P<reason>.*?) -->\n)?```(?P<language>.*)\n(?P<code>(?:.*\n)*?)```$", re.M)
 
 
@@ -34,7 +33,7 @@ class Snippet:
     code : str
         Its lines.
     reason : str or None
-        Why it is not run, one of `REASONS`; where the package torch is there, ``"without torch"`` is run.
+        Why it is not run, one of `REASONS`; those without a package are run where it is there.
     """
 
     name: str
@@ -49,7 +48,9 @@ def snippets(page: Path) -> Iterator[Snippet]:
     for match in _FENCE.finditer(text):
         name = f"{page.name}:{text.count(chr(10), 0, match.start('code')) + 1}"
         reason = match["reason"]
-        yield Snippet(name, match["language"], match["code"], None if reason == "without torch" and _TORCH else reason)
+        package = (reason or "").partition("without ")[2]
+        is_there = bool(package) and importlib.util.find_spec(package) is not None
+        yield Snippet(name, match["language"], match["code"], None if is_there else reason)
 
 
 def run(page: Path, *, without: str | None = None) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Jobs of the native core: regions of arrays, read into host memory or to a device by the core's own threads.
 
 In: layouts, and regions with their outputs as arrays of numbers. Out: :class:`CoreJob` records, which are waited for.
-No Python runs in the core's threads, and none of them needs Python's lock.
+No Python runs in the core's threads, but for reads by GPUDirect Storage and requests to object stores.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ from linumpy.resample.labels import LABELS, plan_labels
 from linumpy.resample.parts import TargetImage, check_unchanged, creator_of, plan_part_image, request_of
 from linumpy.resample.pipeline import BlockJob, make_blocks
 from linumpy.resample.resumable import Resumable, resumable_folder
-from linumpy.resample.target_grid import TargetGrid, on_grid_of, plan_target_grid
+from linumpy.resample.target_grid import TargetGrid, on_grid_of, plan_target_grid, turned_systems
 from linumpy.resample.workers import Needs, client_of, make_blocks_on, needs_of, survey
 from linumpy.write.new_image import NewImage
 from linumpy.write.pyramid import halve, halve_by_threads
@@ -202,8 +202,9 @@ def resample_zarr(
     A displacement is 0 outside of its field; where a field of coordinates has none, the output is `cval`. Fields are
     interpolated as their metadata say.
 
-    The group's attribute ``"linumpy"`` holds the matrix, the offset, the sigmas of the smoothing (voxels of the source)
-    and the name of the source: a scale and a translation cannot describe a rotated grid.
+    A scale and a translation cannot describe a rotated grid. In NGFF 0.6 the target has a transformation to the
+    coordinate system of the source; the group's attribute ``"linumpy"`` holds the matrix, the offset, the sigmas of the
+    smoothing (voxels of the source) and the name of the source.
 
     Examples
     --------
@@ -232,7 +233,7 @@ def resample_zarr(
     smoothed = (new_grid.smoothed if anti_aliasing is None else anti_aliasing) and order != 0
     sigmas = anti_aliasing_sigmas(new_grid.scaled) if smoothed else ()
     grid = AffineGrid(volume.shape, regrid.shape, regrid.matrix, regrid.offset, order, mode, sigmas, regrid.warp)
-    carried = _carried(volumes, new_grid, ngff_version, "own", *(["image_label"] if order else []))
+    carried = _carried(volumes, volumes, new_grid, ngff_version, "own", *(["image_label"] if order else []))
     levels = new_grid.levels if levels is None else levels
     storage = {"chunks": chunks, "shards": shards, "compressors": compressors, "levels": levels}
 
@@ -245,7 +246,7 @@ def resample_zarr(
     targets = [target_of("", volumes, grid, carried, downsampling, name=target_path.name, ngff_version=ngff_version)]
     version, names = targets[0].image.ngff_version, carried.labels if labels == "resample" else ()
     for label in plan_labels(volumes, names, regrid, mode, spacing):
-        kept = _carried(label.volumes, new_grid, version, "own", "labels")
+        kept = _carried(label.volumes, volumes, new_grid, version, "own", "labels")
         options = {"name": label.name, "ngff_version": version}
         targets.append(target_of(f"labels/{label.name}", label.volumes, label.grid, kept, "label", **options))
     # Before blocks are planned, which takes minutes for a target of 1e30 voxels.
@@ -299,17 +300,20 @@ def _plan_for_workers(
     return capacity.kind, plans
 
 
-def _carried(volumes: Volumes, grid: TargetGrid, version: str | None, *dropped: str) -> Carried:
-    """Return the metadata that the resampled image keeps.
+def _carried(volumes: Volumes, source: Volumes, grid: TargetGrid, version: str | None, *dropped: str) -> Carried:
+    """Return the metadata that the resampled image, or labels in it, keeps of `volumes`.
 
-    Orientations and coordinate systems only if each axis stays along its own, and systems only in NGFF 0.6.
+    Where axes turn, orientations and coordinate systems are those of another system than the image's, which NGFF 0.6
+    can tell; before 0.6 there are no systems.
     """
     matrix, carried = np.array(grid.regrid.matrix), on_grid_of(carried_from(volumes), grid)
     along_axes = np.array_equal(matrix, np.diag(np.diag(matrix))) and bool((np.diag(matrix) > 0).all())
     turned = grid.carried is None and not along_axes
-    more = ["orientations"] if turned else []
-    more += ["systems"] if turned or (version or carried.ngff_version) != "0.6" else []
-    return carried.without(*dropped, *more).on_another_grid()
+    if (version or carried.ngff_version) != "0.6":
+        carried = carried.without("systems", *(["orientations"] if turned else []))
+    elif turned:
+        carried = turned_systems(carried, volumes, source, grid.regrid)
+    return carried.without(*dropped).on_another_grid()
 
 
 def open_source_volumes(

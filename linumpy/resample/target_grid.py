@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike
 
 from linumpy.errors import MetadataError
 from linumpy.io.carried import Carried, carried_from
-from linumpy.io.coordinate_systems import Systems
+from linumpy.io.coordinate_systems import INTRINSIC, Systems
 from linumpy.io.ngff import MICROMETERS
 from linumpy.io.ome import open_image
 from linumpy.io.scenes import map_between, map_from_system
@@ -27,6 +27,7 @@ from linumpy.io.source import Source
 from linumpy.io.volume import Chosen, Volumes, select_volumes
 from linumpy.plan.grid.point_map import Affine, PointMap, affine, as_matrix, compose, outputs_of
 from linumpy.plan.grid.regrid import Regrid, plan_regrid
+from linumpy.write.new_image import LEADING_AXES
 
 
 @dataclass(frozen=True)
@@ -223,3 +224,46 @@ def on_grid_of(carried: Carried, grid: TargetGrid) -> Carried:
         *(part for part in ("orientations", "systems") if getattr(carried, part) != getattr(other, part))
     )
     return replace(left, units=other.units, orientations=other.orientations, systems=other.systems)
+
+
+def turned_systems(carried: Carried, volumes: Volumes, source: Volumes, regrid: Regrid) -> Carried:
+    """Describe axes that turn (NGFF 0.6): a new image gets a system of its own, with a transformation to the old one.
+
+    `volumes` are those of the image, or of labels in it; `source` those of the image, to which `regrid` leads.
+    """
+    systems = carried.systems or Systems(INTRINSIC, (), ())
+    units = [carried.units.get(name, "micrometer") for name in volumes.axes]
+    axes: list[dict[str, Any]] = [
+        {"name": name, "type": LEADING_AXES[name]} | ({"unit": unit} if unit else {})
+        for name in volumes.leading
+        for unit in [carried.leading[name].unit]
+    ]
+    axes += [
+        {"name": name, "type": "space", "unit": unit}
+        | ({"orientation": dict(carried.orientations[name])} if name in carried.orientations else {})
+        for name, unit in zip(volumes.axes, units, strict=True)
+    ]
+    # In µm; spacings and positions of the output, by the matrix, to those of the source.
+    old, new = np.array(source.spacing), np.array(regrid.spacing)
+    linear = old[:, None] * np.array(regrid.matrix) / new
+    shift = old * np.array(regrid.offset) + source.origin - linear @ np.array(regrid.origin)
+    factors, leading = np.array([MICROMETERS[unit] for unit in units]), len(volumes.leading)
+    whole = np.eye(len(axes), len(axes) + 1)
+    whole[leading:, leading:-1] = linear * factors / factors[:, None]
+    whole[leading:, -1] = shift / factors
+    back = {"type": "affine", "affine": whole.tolist()}
+    taken = {systems.intrinsic, *(str(system["name"]) for system in systems.others)}
+    names = itertools.chain(["resampled"], (f"resampled {number}" for number in itertools.count(2)))
+    name = next(name for name in names if name not in taken)
+    others = [
+        {
+            **{key: one[key] for key in ("output", "name") if key in one},
+            "type": "sequence",
+            "transformations": [back, {k: v for k, v in one.items() if k not in ("input", "output", "name")}],
+        }
+        for one in systems.transformations
+    ]
+    ends = [{**back, "output": {"name": systems.intrinsic}}, *others]
+    own = {"name": systems.intrinsic, "axes": axes}
+    found = Systems(name, (own, *systems.others), tuple({**end, "input": {"name": name}} for end in ends))
+    return replace(carried, systems=found, orientations={})

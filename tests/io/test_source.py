@@ -164,7 +164,8 @@ def test_a_home_folder_is_not_written_to_by_its_abbreviation(crossing):
 
 
 def test_a_url_without_the_packages_for_it_names_them(monkeypatch):
-    monkeypatch.setitem(sys.modules, "fsspec", None)
+    for package in ("obstore", "fsspec"):
+        monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(SourceError, match=r"'https://nowhere/a'.*fsspec.*pip install \"zarr\[remote\]\""):
         open_source("https://nowhere/a")
 

@@ -1,5 +1,6 @@
 """If this fails, images are put on the grid of another wrongly (oracle: SciPy and NumPy on the whole volumes)."""
 
+import importlib.util
 import itertools
 import json
 
@@ -7,6 +8,7 @@ import dask.array
 import numpy as np
 import pytest
 import zarr
+from ome_zarr_models import open_ome_zarr
 from scipy import ndimage
 
 from linumpy.errors import DeviceMemoryError, MetadataError
@@ -107,6 +109,11 @@ def sampled(positions, values=VALUES, **options):
     return np.where(known, result, options.get("cval", 0))
 
 
+def validated(folder):
+    """Read by ngff-zarr, which checks the metadata by the schemas of the specification if it has jsonschema."""
+    return ngff_zarr.from_ngff_zarr(folder, validate=importlib.util.find_spec("jsonschema") is not None)
+
+
 def result(folder, level=0):
     return open_image(folder).levels[level][...]
 
@@ -122,6 +129,8 @@ def test_images_meet_in_micrometers(tmp_path, caplog):
     resample_zarr(tmp_path / "a", tmp_path / "o", like=tmp_path / "b", anti_aliasing=False, **FAST)
     expected = sampled(points(OTHER))
     assert np.allclose(result(tmp_path / "o"), [expected, -expected], atol=1e-6)
+    open_ome_zarr(zarr.open_group(tmp_path / "o", mode="r"))  # a validator
+    validated(tmp_path / "o")
     made, other = open_image(tmp_path / "o"), open_image(tmp_path / "b")
     assert (made.version, made.spacing, made.origin) == ("0.4", other.spacing, other.origin)
     assert [(axis.name, axis.unit, axis.orientation) for axis in made.axes[1:]] == [
@@ -171,6 +180,7 @@ def test_scenes_turn_images(tmp_path, inverse):
     assert np.allclose(image.origin[0], corners.min(axis=1) + np.array(image.spacing[0]) / 2)
     covered = np.array(image.spacing[0]) * image.levels[0].shape - np.ptp(corners, axis=1)
     assert ((covered >= -1e-6) & (covered < image.spacing[0])).all()
+    validated(tmp_path / "p")
     (system,) = image.group.attrs["ome"]["multiscales"][0]["coordinateSystems"]
     assert system == {"name": "atlas", "axes": SPACE}
     grid = image.levels[0].shape, image.spacing[0], image.origin[0]
@@ -178,6 +188,74 @@ def test_scenes_turn_images(tmp_path, inverse):
     smooth = ndimage.gaussian_filter(VALUES, sigmas, mode="nearest")
     expected = sampled(linear(TURN, points(grid)) + shift[:, None, None, None], smooth, order=3)
     assert np.allclose(result(tmp_path / "p"), expected, atol=1e-4)
+
+
+def test_turned_images_say_where_they_are(tmp_path):
+    """By a transformation to the system of the source, through which it is found again."""
+    orientation = {"type": "anatomical", "value": "left-to-right"}
+    carried = Carried(units={"x": "nanometer"}, orientations={"x": orientation})
+    smooth = ndimage.gaussian_filter(VALUES, 2)
+    two = np.stack([smooth, -smooth])
+    options = {"origin": SOURCE[2], "axes": "czyx", "ngff_version": "0.6", "carried": carried}
+    write_omezarr(tmp_path / "a", two, SOURCE[1], **options)
+    group = zarr.open_group(tmp_path / "a", mode="a")
+    ome = group.attrs["ome"]
+    ome["multiscales"][0]["coordinateSystems"].append(
+        {"name": "atlas", "axes": [{"name": "c", "type": "channel"}, *SPACE]}
+    )
+    flip = np.diag([1.0, 1, 1, -0.001]).tolist()
+    to_atlas = {"type": "affine", "affine": [[*row, 0.0] for row in flip]}
+    ends = {"input": {"name": "physical"}, "output": {"name": "atlas"}, "name": "flip"}
+    ome["multiscales"][0]["coordinateTransformations"] = [{**to_atlas, **ends}]
+    group.attrs["ome"] = ome
+    labels = zarr.create_group(tmp_path / "a/labels", attributes={"ome": {"version": "0.6", "labels": ["half"]}})
+    coarse = np.ones([n // 2 for n in SOURCE[0]], "u1")
+    write_omezarr(
+        f"{labels.store.root}/half", coarse, [2 * step for step in SOURCE[1]], origin=SOURCE[2], ngff_version="0.6"
+    )
+    matrix = np.column_stack([np.diag(1 / np.array(SOURCE[1])) @ TURN * [1.5, 1.5, 2], (0, -16 / 3, -1)])
+    resample_zarr(tmp_path / "a", tmp_path / "o", matrix, output_shape=(46, 50, 40), levels=2, **FAST)
+    found = validated(tmp_path / "o")
+    assert [system.name for system in found.metadata.coordinateSystems] == ["resampled", "physical", "atlas"]
+    made = open_image(tmp_path / "o")
+    image, half = (
+        folder.attrs["ome"]["multiscales"][0]["coordinateTransformations"][0]["affine"]
+        for folder in (made.group, open_image(tmp_path / "o/labels/half").group)
+    )
+    to_nanometers = np.array([1, 1, 1000])  # the image's unit along x, which its labels do not have
+    inner = np.array(image)[1:, 1:]
+    assert np.allclose(inner[:, :3] / to_nanometers[:, None] * to_nanometers, np.array(half)[:, :3])
+    assert np.allclose(inner[:, 3] / to_nanometers, np.array(half)[:, 3])
+    assert made.axes[-1].orientation is None
+    assert made.group.attrs["ome"]["multiscales"][0]["coordinateSystems"][1]["axes"][-1]["orientation"] == orientation
+    blank = np.zeros(SOURCE[0], "u1")
+    write_omezarr(tmp_path / "p", blank, SOURCE[1], origin=SOURCE[2], ngff_version="0.6")
+    write_omezarr(
+        tmp_path / "q", blank, SOURCE[1], origin=(*SOURCE[2][:2], -SOURCE[2][2] - 17 * SOURCE[1][2]), ngff_version="0.6"
+    )
+    for name, system, expected in (("p", "physical", smooth), ("q", "atlas", smooth[..., ::-1])):
+        other = zarr.open_group(tmp_path / name, mode="a")
+        ome = other.attrs["ome"]
+        axes = [{"name": "c", "type": "channel"}, *SPACE]
+        if system == "physical":
+            axes = made.group.attrs["ome"]["multiscales"][0]["coordinateSystems"][1]["axes"]
+        add_channel = {"type": "projectAxis", "createdOutputs": [0]}
+        factors = {"type": "scale", "scale": [1, 1, 1, 1000.0 if system == "physical" else 1.0]}
+        ome["multiscales"][0]["coordinateSystems"] = [{"name": "own", "axes": SPACE}, {"name": system, "axes": axes}]
+        ome["multiscales"][0]["datasets"][0]["coordinateTransformations"][0]["output"]["name"] = "own"
+        there = {"input": {"name": "own"}, "output": {"name": system}}
+        ome["multiscales"][0]["coordinateTransformations"] = [
+            {"type": "sequence", "transformations": [add_channel, factors], **there}
+        ]
+        other.attrs["ome"] = ome
+        target = tmp_path / f"{name}-back"
+        resample_zarr(
+            tmp_path / "o", target, like=tmp_path / name, coordinate_system=system, anti_aliasing=False, **FAST
+        )
+        back = result(target)
+        inner = (slice(2, -2),) * 3  # at the edges outside is mixed in
+        assert np.abs(back[0] - expected)[inner].max() < 0.05 * np.ptp(smooth)
+        assert np.array_equal(back[1], -back[0])
 
 
 @pytest.mark.parametrize(("interpolation", "order"), [("nearest", 0), ("linear", 1), ("cubic", 3)])
@@ -216,6 +294,31 @@ def test_displacements_are_streamed(tmp_path, monkeypatch, interpolation, order,
     json.dumps([step, last])
 
 
+def test_a_field_of_two_axes(tmp_path):
+    values = ndimage.gaussian_filter(RNG.normal(size=(20, 30)), 1).astype("f4")
+    images = {
+        "source": (values, ((20, 30), (2.0, 3.0), (0.0, 5.0))),
+        "other": (values, ((20, 30), (2.0, 3.0), (4.0, 0.0))),
+    }
+    group = zarr.create_group(tmp_path / "s")
+    transformation = between({"type": "displacements", "path": "f"})
+    group.attrs["ome"] = {"version": "0.6", "scene": {"coordinateTransformations": [transformation]}}
+    for name, (voxels_of_image, (_, spacing, origin)) in images.items():
+        write_omezarr(tmp_path / "s" / name, voxels_of_image, spacing, origin=origin, ngff_version="0.6", chunks=(7, 8))
+    vectors = RNG.normal(scale=2, size=(2, 5, 6)).astype("f4")
+    field = group.create_array("f", data=vectors)
+    axes = [{"name": "d", "type": "displacement"}, *SPACE[1:]]
+    field.attrs["coordinateSystems"] = [{"name": "f", "axes": axes}]
+    field.attrs["coordinateTransformations"] = [{"type": "scale", "scale": [1, 10.0, 20.0], "output": {"name": "f"}}]
+    resample_zarr(tmp_path / "s/source", tmp_path / "o", like=tmp_path / "s/other", **FAST)
+    positions = np.indices((20, 30)) * np.array([2.0, 3.0])[:, None, None] + np.array([4.0, 0.0])[:, None, None]
+    indices = positions / np.array([10.0, 20.0])[:, None, None]
+    rows = [ndimage.map_coordinates(one, indices, np.float64, order=1, mode="nearest") for one in vectors]
+    moved = positions + rows * (indices <= np.array([4.5, 5.5])[:, None, None]).all(axis=0)
+    inside = (moved - np.array([0, 5])[:, None, None]) / np.array([2, 3])[:, None, None]
+    assert np.allclose(result(tmp_path / "o"), ndimage.map_coordinates(values, inside, order=1), atol=1e-5)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("interpolation", ["nearest", "linear", "cubic"])
 def test_displacements_on_a_device(tmp_path, cupy, interpolation):
@@ -243,6 +346,8 @@ def test_smoothing_and_labels_through_a_field(tmp_path):
     wrong = ~np.isclose(result(tmp_path / "o"), sampled(moved, smooth), atol=1e-4)
     assert wrong.mean() < 0.002
     labels = sampled(moved, cells, order=0)
+    for folder in ("o", "o/labels/cells"):
+        validated(tmp_path / folder)
     assert (result(tmp_path / "o/labels/cells") != labels).mean() < 0.002
 
 

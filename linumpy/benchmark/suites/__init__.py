@@ -17,6 +17,7 @@ SUITES = {
     "resample-zarr": "resample_zarr on a volume on disk",
     "tissue": "work on tissue",
     "scripts": "whole scripts on a mosaic",
+    "remote": "arrays in object stores, from a server on this machine",
     "sampling": "samples of volumes in device memory",
     "paging": "samples of volumes on disk",
     "rays": "samples along rays",

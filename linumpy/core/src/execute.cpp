@@ -17,6 +17,7 @@ bool Execution::is_wanted(const WantedChunk &chunk) const {
 }
 
 void Execution::run() {
+    enter_object();
     bool any = false;
     for (u32 n = 0; n < task_.chunks; ++n) {
         const u32 chunk = task_.first_chunk + n;
@@ -63,16 +64,22 @@ void Execution::read_found() {
 // the others find what that one found.
 void Execution::locate() {
     const std::lock_guard lock(object_.mutex);
-    if (!object_.located) {
-        try {
-            if (is_remote()) find_remote();
-            else open_object(object_.array->file(object_.coordinates));
-        } catch (const FailedRead &error) {
-            object_.failure = error.failure;
-        }
-        object_.located = true;
-    }
+    if (!object_.located) find_object();
     if (object_.failure.code) throw FailedRead{object_.failure};
+}
+
+// Called with the object's lock held.
+void Execution::find_object() noexcept {
+    try {
+        if (is_remote()) find_remote();
+        else open_object(object_.array->file(object_.coordinates));
+    } catch (FailedRead &error) {
+        object_.failure = std::move(error.failure);
+    } catch (const std::exception &) {
+        object_.failure.code = LC_MEMORY;
+        object_.failure.a = geometry_.chunk_nbytes;
+    }
+    object_.located = true;
 }
 
 void Execution::open_object(const std::string &path) {

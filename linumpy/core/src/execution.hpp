@@ -99,6 +99,8 @@ private:
     void locate();
     void look_for_kept();
     void open_object(const std::string &path);
+    void enter_object() noexcept;
+    void find_object() noexcept;
     void find_remote();
     void fetch_whole();
     Fetched request(i64 offset, i64 nbytes, u8 *to, i64 capacity);

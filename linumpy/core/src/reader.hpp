@@ -113,6 +113,7 @@ struct StoredObject {
 
     std::mutex mutex;
     bool located = false, missing = false;
+    bool entered = false;  // whether a task has looked at its chunks before it was located
     File file;
     Version version;
     StoredRange range;

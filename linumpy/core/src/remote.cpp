@@ -6,6 +6,8 @@
 #include "remote.hpp"
 
 #include <algorithm>
+#include <condition_variable>
+#include <mutex>
 
 #include "execution.hpp"
 
@@ -14,12 +16,35 @@ namespace {
 
 std::atomic<lc_fetch_object> fetch_object{nullptr};
 std::atomic<i64> most_requests{32};
-std::atomic<MemoryGate *> shared_requests{nullptr};
+// Requests that may begin.
+class Requests {
+public:
+    explicit Requests(i64 most) : left_(most) {}
+    void acquire() {
+        std::unique_lock lock(mutex_);
+        changed_.wait(lock, [this] { return left_ > 0; });
+        --left_;
+    }
+    void release() {
+        {
+            const std::lock_guard lock(mutex_);
+            ++left_;
+        }
+        changed_.notify_one();
+    }
 
-MemoryGate &requests() {
-    MemoryGate *known = shared_requests.load();
+private:
+    std::mutex mutex_;
+    std::condition_variable changed_;
+    i64 left_;
+};
+
+std::atomic<Requests *> shared_requests{nullptr};
+
+Requests &requests() {
+    Requests *known = shared_requests.load();
     if (known) return *known;
-    MemoryGate *made = new MemoryGate(most_requests.load());
+    Requests *made = new Requests(most_requests.load());
     if (shared_requests.compare_exchange_strong(known, made)) return *made;
     delete made;
     return *known;
@@ -28,19 +53,19 @@ MemoryGate &requests() {
 // Holds one of the requests that may be under way, and lets another thread of the pool work meanwhile.
 class UnderWay {
 public:
-    UnderWay() : gate_(requests()), pool_(Pool::shared()) {
-        gate_.acquire(1);
+    UnderWay() : requests_(requests()), pool_(Pool::shared()) {
+        requests_.acquire();
         pool_.begin_wait();
     }
     ~UnderWay() {
         pool_.end_wait();
-        gate_.release(1);
+        requests_.release();
     }
     UnderWay(const UnderWay &) = delete;
     UnderWay &operator=(const UnderWay &) = delete;
 
 private:
-    MemoryGate &gate_;
+    Requests &requests_;
     Pool &pool_;
 };
 
@@ -94,6 +119,29 @@ Fetched Execution::request(i64 offset, i64 nbytes, u8 *to, i64 capacity) {
                failure))
         throw FailedRead{failure};
     return fetched;
+}
+
+// Before a task looks at its chunks: those of a shard are sorted by where they lie in it when its index is read, so that
+// a request brings what lies together in whatever order shards were written. No task may have looked at its chunks then.
+void Execution::enter_object() noexcept {
+    if (!is_remote() || !geometry_.sharded()) return;
+    const std::lock_guard lock(object_.mutex);
+    if (object_.located) return;
+    bool any = false;
+    for (u32 n = 0; n < task_.chunks && !any; ++n) any = is_wanted(wave_.chunks[task_.first_chunk + n]);
+    for (u32 n = 0; n < object_.chunks && !any; ++n) any = is_wanted(wave_.chunks[object_.first_chunk + n]);
+    if (!any) {
+        object_.entered = true;
+        return;
+    }
+    find_object();
+    if (!object_.index || object_.entered) return;
+    const auto offset = [&](const WantedChunk &chunk) {
+        return (*object_.index)[static_cast<size_t>(chunk.inner)].offset;
+    };
+    WantedChunk *const first = wave_.chunks.data() + object_.first_chunk;
+    std::sort(first, first + object_.chunks,
+              [&](const WantedChunk &a, const WantedChunk &b) { return offset(a) < offset(b); });
 }
 
 // Find the object, with the index of a shard or with all of an encoded chunk. Raw chunks need not be found, but where

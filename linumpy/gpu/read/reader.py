@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Any, NoReturn
 
 import numpy as np
+from zarr.abc.store import Store
 
 from linumpy.core import native
 from linumpy.core.reader import takes
@@ -319,7 +320,7 @@ class Reader:
         options: Mapping[str, Any] | None,
     ) -> tuple[list[Any], list[int]]:
         """List the layouts of sources, each once, and which of them each region is of."""
-        if not isinstance(source, (list, tuple)):
+        if not isinstance(source, (list, tuple)) or (len(source) == 2 and isinstance(source[0], Store)):
             return [self.layout_of(source, level, storage_options=options)], [0] * count
         if len(source) != count:
             raise ValueError(f"source is a list of {len(source)} arrays, but there are {count} regions")

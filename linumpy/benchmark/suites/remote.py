@@ -1,0 +1,158 @@
+"""Arrays behind an HTTP server on this machine's loopback: linumpy, zarr-python with obstore, and obstore alone.
+
+Each result is compared with the array on disk before it is timed. The note of an entry has the processor time of this
+process for a GiB; the server's processes are not counted.
+"""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import zarr
+
+from linumpy.benchmark.cases import CannotRunError, Case, Entry, Mark, Prepared, Suite
+from linumpy.benchmark.data import check_free, work_folder
+from linumpy.benchmark.suites.loopback import serve
+from linumpy.benchmark.suites.stores import StoredArray, StoreSpec, difference, generate, host_zarr
+from linumpy.device import resolve, synchronize
+
+_DESCRIPTION = """Read arrays from an HTTP server on this machine's loopback, to its GPU and into host memory.
+
+Arrays of 512×1024×1024 uint16 are made below --folder, which should be in memory (/dev/shm): raw and zstd, chunks of
+64³ in shards of 256×512×512 and as objects of their own. The server has a process for each two cores. "obstore" moves
+the stored bytes and does no more; its rate counts the decoded bytes as well. The notes have the processor time of the
+reading process for a decoded GiB.
+
+For example:
+  linum-benchmark remote --folder /dev/shm --json remote.json
+"""
+
+_SHAPE, _CHUNK, _SHARD = (512, 1024, 1024), (64, 64, 64), (256, 512, 512)
+#: Arrays by name: codec, and whether there are shards.
+_ARRAYS = {
+    "raw shards": ("none", True),
+    "raw chunks": ("none", False),
+    "zstd shards": ("zstd", True),
+    "zstd chunks": ("zstd", False),
+}
+#: Requests of obstore alone at a time, as many as linumpy's, and bytes of a request.
+_REQUESTS, _REQUEST_NBYTES = 32, 4 * 2**20
+
+
+@contextmanager
+def remote_cases(
+    *, folder: Path | None, scale: float, only: Sequence[str] = (), use_gpu: bool | None = None
+) -> Iterator[tuple[Path, Iterator[Case]]]:
+    """Make the arrays in a new folder, serve it, and make the cases."""
+    if not 0 < scale <= 1:
+        raise ValueError(f"scale={scale}: more than 0, at most 1")
+    on_gpu = resolve().is_cuda if use_gpu is None else use_gpu
+    with work_folder(folder) as where, serve(where) as url:
+        yield where, _cases(where, url, scale, tuple(only) or tuple(_ARRAYS), on_gpu)
+
+
+def _cases(where: Path, url: str, scale: float, names: tuple[str, ...], on_gpu: bool) -> Iterator[Case]:
+    for name in names:
+        codec, sharded = _ARRAYS[name]
+        spec = StoreSpec(name, _SHAPE, _CHUNK, "uint16", codec, shards=_SHARD if sharded else None).scaled(scale)
+        check_free(where, spec.nbytes)
+        yield _case(generate(spec, where), url, scale, on_gpu)
+
+
+def _case(stored: StoredArray, url: str, scale: float, on_gpu: bool) -> Case:
+    base, name = url, stored.path.name
+    read = {
+        "zarr": ("zarr + obstore", partial(_zarr, base, name, None), "peer"),
+        "zarr-64": ("zarr + obstore, 64 at a time", partial(_zarr, base, name, 64), "peer"),
+    }
+    ours: dict[str, Any] = {"host": ("linumpy to the host", partial(_linumpy, f"{base}/{name}", False), "ours")}
+    if on_gpu:
+        ours = {"device": ("linumpy to the device", partial(_linumpy, f"{base}/{name}", True), "ours"), **ours}
+    alone = partial(_prepared, stored, partial(_obstore, base, stored), True)
+    entries = [Entry("obstore", "obstore alone (limit)", alone, "limit")]
+    for key, (title, call, role) in {**ours, **read}.items():
+        entries.append(Entry(key, title, partial(_prepared, stored, call, False), role, max_seconds=20))
+    raw = stored.stored_bytes == stored.nbytes
+    return Case(
+        stored.name,
+        stored.nbytes,
+        tuple(entries),
+        (f"{stored.nbytes:,} bytes, {stored.stored_bytes:,} stored in {stored.chunk_files} objects",),
+        {"objects": stored.chunk_files},
+        (Mark(3, ("zarr", "zarr-64"), "× zarr"), *([Mark(0.8, ("obstore",), "× obstore")] if raw else [])),
+        "" if scale == 1 else "marks are for a scale of 1",
+    )
+
+
+@contextmanager
+def _prepared(stored: StoredArray, call: Callable[[], Any], is_limit: bool) -> Iterator[Prepared]:
+    def check(result: Any) -> str:
+        if is_limit:
+            return "" if result == stored.stored_bytes else f"{result:,} bytes came, not {stored.stored_bytes:,}"
+        return difference(stored, result) or ""
+
+    def note() -> str:
+        before = resource.getrusage(resource.RUSAGE_SELF)
+        call()
+        synchronize()
+        after = resource.getrusage(resource.RUSAGE_SELF)
+        seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        return f"{seconds / stored.nbytes * 2**30:.2f} CPU s/GiB"
+
+    yield Prepared(call, check, note=note)
+
+
+def _linumpy(url: str, on_gpu: bool) -> Any:
+    from linumpy.gpu.zarr_io import read_zarr, read_zarr_to_gpu
+
+    return read_zarr_to_gpu(url, strict=True) if on_gpu else read_zarr(url, device="cpu", strict=True)
+
+
+def _zarr(base: str, name: str, concurrency: int | None) -> np.ndarray:
+    from zarr.storage import ObjectStore
+
+    settings = {} if concurrency is None else {"async.concurrency": concurrency}
+    with host_zarr(), zarr.config.set(settings):
+        return np.asarray(zarr.open_array(ObjectStore(_store(base), read_only=True), path=name, mode="r")[...])
+
+
+def _obstore(base: str, stored: StoredArray) -> int:
+    """Bring all stored bytes, in ranges, and drop them."""
+    import obstore
+
+    store = _store(base)
+    ranges = [
+        (f"{stored.path.name}/{file.relative_to(stored.path)}", start, min(size, start + _REQUEST_NBYTES))
+        for file in stored.files
+        if file.name != "zarr.json"
+        for size in [file.stat().st_size]
+        for start in range(0, size, _REQUEST_NBYTES)
+    ]
+    with ThreadPoolExecutor(_REQUESTS) as threads:
+        return sum(threads.map(lambda one: len(obstore.get_range(store, one[0], start=one[1], end=one[2])), ranges))
+
+
+def _store(base: str) -> Any:
+    try:
+        from obstore.store import HTTPStore
+    except ImportError as error:
+        raise CannotRunError("obstore is not installed: pip install obstore") from error
+    return HTTPStore.from_url(base, client_options={"allow_http": True})
+
+
+SUITE = Suite(
+    "remote",
+    _DESCRIPTION,
+    5,
+    remote_cases,
+    tuple(_ARRAYS),
+    "Part of all sizes.",
+    "Where the arrays are made",
+)

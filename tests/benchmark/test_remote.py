@@ -1,0 +1,67 @@
+"""If this fails, remote reads are timed that are wrong, or the benchmark's server is not one that readers can trust."""
+
+import urllib.error
+import urllib.request
+
+import pytest
+
+from linumpy.benchmark.command import run
+from linumpy.benchmark.runner import Settings
+from linumpy.benchmark.suites import remote
+from linumpy.benchmark.suites.loopback import serve
+
+pytest.importorskip("obstore")
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    for name, size in (("_SHAPE", 48), ("_CHUNK", 12), ("_SHARD", 24)):
+        monkeypatch.setattr(remote, name, (size,) * 3)
+
+
+def measure(folder, **options):
+    with remote.remote_cases(folder=folder, scale=1, use_gpu=False, **options) as (where, cases):
+        return run(cases, Settings(1), None, where)
+
+
+def test_a_small_run(tmp_path):
+    (result,) = measure(tmp_path, only=("zstd shards",))
+    assert {entry.name: entry.verdict for entry in result.entries} == dict.fromkeys(
+        ("obstore", "host", "zarr", "zarr-64"), "ok"
+    )
+    assert all("CPU s/GiB" in entry.note for entry in result.entries)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_wrong_results_are_noticed(tmp_path, monkeypatch):
+    own, moved = remote._linumpy, remote._obstore
+    monkeypatch.setattr(remote, "_linumpy", lambda *given: own(*given) + 1)
+    monkeypatch.setattr(remote, "_obstore", lambda *given: moved(*given) - 1)
+    (result,) = measure(tmp_path, only=("raw chunks",))
+    assert [result.entry(name).verdict for name in ("host", "obstore", "zarr")] == ["WRONG", "WRONG", "ok"]
+
+
+def test_the_server_answers_as_http_has_it(tmp_path):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/a b").write_bytes(bytes(range(100)))
+    (tmp_path / "outside").write_bytes(b"secret")
+
+    def get(path, **headers):
+        with urllib.request.urlopen(urllib.request.Request(url + path, headers=headers), timeout=10) as response:
+            return response.status, response.read(), response.headers
+
+    with serve(tmp_path / "in", 2) as url:
+        assert get("/a%20b")[:2] == (200, bytes(range(100)))
+        status, body, headers = get("/a%20b", Range="bytes=10-19")
+        assert (status, body, headers["Content-Range"]) == (206, bytes(range(10, 20)), "bytes 10-19/100")
+        assert get("/a%20b", Range="bytes=-7")[1] == bytes(range(93, 100))
+        assert get("/a%20b", Range="bytes=95-300")[1] == bytes(range(95, 100))
+        assert headers["ETag"] == get("/a%20b")[2]["ETag"]
+        for path, asked, status in (
+            ("/b", {}, 404),
+            ("/../outside", {}, 404),
+            ("/a%20b", {"Range": "bytes=100-"}, 416),
+        ):
+            with pytest.raises(urllib.error.HTTPError) as caught:
+                get(path, **asked)
+            assert caught.value.code == status
