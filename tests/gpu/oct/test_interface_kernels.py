@@ -172,8 +172,14 @@ SECOND_LOOKS = [
 
 
 @needs_compiler
-@pytest.mark.parametrize(("depth_axis", "s_xy", "dtype", "use_log", "cutting"), SECOND_LOOKS)
-@pytest.mark.parametrize("march", [False, True])
+@pytest.mark.parametrize(
+    ("depth_axis", "s_xy", "dtype", "use_log", "cutting", "march"),
+    [
+        pytest.param(*look, march, marks=[] if march == (number % 2) else pytest.mark.slow)
+        for number, look in enumerate(SECOND_LOOKS)
+        for march in (False, True)
+    ],
+)
 def test_a_second_look_as_the_filters_take_it(monkeypatch, depth_axis, s_xy, dtype, use_log, cutting, march):
     monkeypatch.setattr(surface_kernels, "load", emulated)
     monkeypatch.setattr(surface_kernels, "MARCH", march)
