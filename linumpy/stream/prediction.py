@@ -92,7 +92,7 @@ class Task:
         """Plan the image."""
         if dtype is None:
             dtype = ("u1" if (self.channels or 0) <= 256 else "u2") if self.argmax else "f4"
-        if self.argmax and cast(np.float64((self.channels or 1) - 1), dtype) != (self.channels or 1) - 1:
+        if self.argmax and cast(np.array((self.channels or 1) - 1), dtype) != (self.channels or 1) - 1:
             raise InvalidArgument(f"dtype={np.dtype(dtype)} cannot hold the labels of channels={self.channels}")
         ones, carried, first = (1,) * len(self.leading), self.carried, self.volumes.first
         names = ("t" if self.times != [None] else "") + ("" if self.written is None else "c")
