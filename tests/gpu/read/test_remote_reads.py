@@ -213,6 +213,47 @@ def test_kept_chunks_are_read_again_where_the_object_is_another(served, tmp_path
             served.faults.no_etags = False
 
 
+@pytest.mark.parametrize("codec", [None, zarr.codecs.ZstdCodec()], ids=["raw", "zstd"])
+def test_indexes_of_shards_are_kept_while_the_object_is_the_same(served, codec):
+    name = f"indexes {codec is None}"
+    array = zarr.create_array(
+        served.folder / name, shape=VALUES.shape, chunks=(4, 4, 4), shards=(24, 40, 36), dtype="u2", compressors=codec
+    )
+    array[...] = VALUES
+    region = np.s_[5:19, 3:30, 7]
+
+    def read():
+        served.requests.clear()
+        values = reader.submit(layout, region).result()
+        asked = [(method, range_) for method, _, range_ in served.of("/c/")]
+        return values, [one for one in asked if one[1] and one[1].startswith("bytes=-")], asked
+
+    with Reader("cpu") as reader:
+        layout = reader.layout_of(f"{served.url}/{name}")
+        values, indexes, _ = read()
+        assert np.array_equal(values, VALUES[region])
+        assert len(indexes) == 1
+        values, indexes, asked = read()
+        assert np.array_equal(values, VALUES[region])
+        assert not indexes
+        assert [method for method, _ in asked].count("HEAD") == (codec is None)
+        crop = np.s_[8:12, 8:12, 8:12]
+        served.requests.clear()
+        assert np.array_equal(reader.submit(layout, crop).result(), VALUES[crop])
+        assert len(served.of("/c/")) == (2 if codec is None else 1)
+        zarr.open_array(served.folder / name, mode="r+")[...] = VALUES[::-1] // 7
+        values, indexes, _ = read()
+        assert np.array_equal(values, (VALUES[::-1] // 7)[region])
+        assert len(indexes) == 1
+        served.faults.no_etags = True
+        for _ in range(2):
+            values, indexes, _ = read()
+            assert np.array_equal(values, (VALUES[::-1] // 7)[region])
+            assert len(indexes) == 1
+        (served.folder / name / "c/0/0/0").unlink()
+        assert (read()[0] == 0).all()
+
+
 @pytest.mark.parametrize(
     "faults",
     [{"busy": 9}, {"no_ranges": True}, {"no_etags": True}, {"cut": 3}, {"redirects": True}, {"seconds": 0.002}],
@@ -255,8 +296,11 @@ def test_an_error_names_the_object_and_the_reason_without_credentials(served, ki
 def test_an_object_that_changes_while_it_is_read(served):
     url = f"{served.url}/blosc shards"
     served.faults = Faults("/c/0/1/1", changes_after=1)
-    with pytest.raises(ChunkError, match=r"/blosc shards/c/0/1/1 was replaced while it was being read"):
-        read_zarr(url, device="cpu")
+    with (
+        Reader("cpu") as reader,  # which has no index of it yet
+        pytest.raises(ChunkError, match=r"/blosc shards/c/0/1/1 was replaced while it was being read"),
+    ):
+        reader.submit(url).result()
     served.faults = Faults()
     assert np.array_equal(read_zarr(url, device="cpu"), expected())
 
