@@ -18,6 +18,9 @@ INSTALL := PYTHON="$(PYTHON)" VENV="$(VENV)" shell_scripts/install.sh
 # What an installation is made of: after a change of these it is made again.
 BUILT := pyproject.toml CMakeLists.txt $(wildcard linumpy/core/src/*)
 
+# Scripts that tests start need not compile linumpy's modules again each time.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test test-slow gpu-test sanitize bench lint format docs clean
 .DEFAULT_GOAL := demo
 

@@ -1,6 +1,7 @@
 """If this fails, the native core puts wrong voxels on a device: its slabs, copies, launches and tables are wrong."""
 
 import ctypes
+import itertools
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -14,6 +15,7 @@ from linumpy.gpu.read.scatter import Conversion
 from linumpy.gpu.read.stats import ReaderStats
 from linumpy.io.layout import read_layout
 from linumpy.io.open import open_source
+from tests.support.budget import some
 from tests.support.gpu import core_devices
 from tests.support.gpu.core_devices import KINDS, Memory, core_reader, submit
 from tests.support.stores import random_values
@@ -21,8 +23,13 @@ from tests.support.stores import random_values
 pytestmark, device, driver = core_devices.needs_core, core_devices.device, core_devices.driver
 
 
-@pytest.mark.parametrize("decode_on", ["device", "host"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "decode_on"),
+    some(
+        itertools.product(KINDS, ["device", "host"]),
+        lambda kind, decode_on: decode_on == "device" or kind == "zstd shards",
+    ),
+)
 def test_random_regions(tmp_path, device, kind, decode_on):
     rng = np.random.default_rng(3)
     array = zarr.create_array(
@@ -125,7 +132,7 @@ def test_chunks_that_are_larger_than_a_slab(tmp_path, device, kind):
     array[...] = values = random_values("u2", array.shape, 1)
     made = device(scratch=2**20)
     assert made.limits.device_nbytes < 512 * 512 * 3 * 2
-    regions = [..., np.s_[5:9], np.s_[:, 7:8], *[np.s_[n : n + 300, n : n + 200, n % 3] for n in range(400)]]
+    regions = [..., np.s_[5:9], np.s_[:, 7:8], *[np.s_[n : n + 300, n : n + 200, n % 3] for n in range(0, 400, 4)]]
     with core_reader(made) as reader:
         tickets, _ = submit(made, reader, array, [normal(one) for one in regions])
         for ticket, region in zip(tickets, regions, strict=True):

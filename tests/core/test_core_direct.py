@@ -21,6 +21,7 @@ from linumpy.core import native
 from linumpy.errors import ChunkError
 from linumpy.gpu.read import core_device, direct
 from linumpy.gpu.read.by_core import CoreEngine
+from tests.support.budget import matrix
 from tests.support.gpu import core_devices
 from tests.support.stores import random_values
 
@@ -251,18 +252,17 @@ def remove(path, content):
     path.unlink()
 
 
-@pytest.mark.parametrize("fails", [False, True])
-@pytest.mark.parametrize("kind", ["raw", "zstd", "raw shards"])
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (rename, "was replaced while it was being read"),
-        (rewrite, "was replaced while it was being read"),
-        (shorten, r"was replaced while it was being read \(it had \d+ bytes, and has 9 now\)"),
-        (remove, "cannot be opened: No such file or directory"),
-    ],
-)
-def test_a_file_that_changes_before_it_is_read(tmp_path, device, kind, change, words, fails):
+CHANGES = {
+    rename: "was replaced while it was being read",
+    rewrite: "was replaced while it was being read",
+    shorten: r"was replaced while it was being read \(it had \d+ bytes, and has 9 now\)",
+    remove: "cannot be opened: No such file or directory",
+}
+
+
+@pytest.mark.parametrize(("change", "kind", "fails"), matrix(CHANGES, ["raw", "zstd", "raw shards"], [False, True]))
+def test_a_file_that_changes_before_it_is_read(tmp_path, device, kind, change, fails):
+    words = CHANGES[change]
     array, values = make(tmp_path / "a", kind)
     path = tmp_path / "a/c/0/1/1"
     make(tmp_path / "b", kind, seed=7)
@@ -605,8 +605,7 @@ def test_settings_are_put_back_with_the_last_reference(tmp_path, device, kvikio)
     assert kvikio.scopes == ["set", "put back"]
 
 
-@pytest.mark.parametrize("how", ["open", "start", "get"])
-@pytest.mark.parametrize("every", [1, 3])
+@pytest.mark.parametrize(("how", "every"), matrix(["open", "start", "get"], [1, 3]))
 def test_what_kvikio_fails_to_read_is_told_once(tmp_path, device, kvikio, caplog, how, every):
     array, values = make(tmp_path / "a", "zstd")
     made = device("device")

@@ -19,6 +19,7 @@ from linumpy.plan.codecs import DecodeChain
 from linumpy.plan.decode import launches
 from linumpy.plan.decode.launches import DecodeLaunch
 from linumpy.plan.decode.workspace import padded_nbytes, plan_workspace
+from tests.support.budget import matrix
 from tests.support.gpu.decoders import KERNELS, kernel_specs
 from tests.support.gpu.mutants import CHAINS
 from tests.support.gpu.nvrtc import compilations, compile_kernel, compile_with_ptx, declared_shared, raced_words
@@ -53,9 +54,11 @@ def test_scatter_compiles(one, architecture):
     assert b"scatter" in code
 
 
-@pytest.mark.parametrize(("source", "team"), sorted({(source, team) for source, _, team in KERNELS}))
-@pytest.mark.parametrize("architecture", ["sm_75", "sm_90"])
-def test_decoders_compile(source, team, architecture):
+@pytest.mark.parametrize(
+    ("decoder", "architecture"), matrix(sorted({(source, team) for source, _, team in KERNELS}), ["sm_75", "sm_90"])
+)
+def test_decoders_compile(decoder, architecture):
+    source, team = decoder
     names = [kernel for of, kernel, its_team in KERNELS if (of, its_team) == (source, team)]
     code, ptx = compile_with_ptx(
         decode.kernel_spec(DecodeLaunch(source, names[0], (1,), 32, (), team=team)), architecture

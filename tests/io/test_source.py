@@ -23,6 +23,7 @@ from linumpy.io.open import open_source
 from linumpy.io.source import describe_source, local_path
 from linumpy.resample.resample_zarr import resample_zarr
 from linumpy.write.writer import OmeZarrWriter, write_omezarr
+from tests.support.budget import matrix
 from tests.support.gpu import reference
 from tests.support.gpu.decoders import needs_compiler
 from tests.support.script_runs import load
@@ -57,8 +58,7 @@ def both(source, **options):
     return by_zarr
 
 
-@pytest.mark.parametrize("zarr_format", [2, 3])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "zarr_format"), matrix(NAMES, [2, 3]))
 def test_a_local_path_is_no_url(tmp_path, monkeypatch, name, zarr_format):
     folder = write(tmp_path / name, zarr_format=zarr_format)
     monkeypatch.chdir(tmp_path)
@@ -368,9 +368,10 @@ def test_a_path_in_a_store_does_not_leave_it(tmp_path):
         open_source((LocalStore(tmp_path / "a"), "../b"))
 
 
-@pytest.mark.parametrize("compressor", [None, numcodecs.Zlib(1), numcodecs.Zstd(1), numcodecs.BZ2(1)])
-@pytest.mark.parametrize("written", [0, "0", "2"])
-@pytest.mark.parametrize("decode_on", ["host", "device"])
+@pytest.mark.parametrize(
+    ("compressor", "written", "decode_on"),
+    matrix([None, numcodecs.Zlib(1), numcodecs.Zstd(1), numcodecs.BZ2(1)], [0, "0", "2"], ["host", "device"]),
+)
 def test_the_shuffle_of_nczarr_is_undone(tmp_path, compressor, written, decode_on):
     """Its elementsize 0 is the size of an item, and it wrote numbers as strings."""
     folder = write(tmp_path / "a", zarr_format=2, filters=[numcodecs.Shuffle(2)], compressors=compressor)

@@ -13,7 +13,7 @@ from scipy import ndimage
 
 from linumpy.errors import DeviceMemoryError, MetadataError
 from linumpy.io.carried import Carried
-from linumpy.io.ome import open_image
+from linumpy.io.ome import open_image, open_images
 from linumpy.io.volume import open_volumes
 from linumpy.io.zarr_mode import read_chunks_on_host
 from linumpy.resample import pipeline
@@ -188,6 +188,40 @@ def test_scenes_turn_images(tmp_path, inverse):
     smooth = ndimage.gaussian_filter(VALUES, sigmas, mode="nearest")
     expected = sampled(linear(TURN, points(grid)) + shift[:, None, None, None], smooth, order=3)
     assert np.allclose(result(tmp_path / "p"), expected, atol=1e-4)
+
+
+def test_scenes_of_ngff_zarr(tmp_path):
+    """Axes are exchanged by index, one of them scaled, and turned, in a scene that ngff-zarr wrote."""
+    from ngff_zarr.v06 import zarr_metadata as v06
+
+    images = {}
+    for name, (values, (_, spacing, origin)) in {"a": (VALUES, SOURCE), "b": (np.zeros(OTHER[0], "u1"), OTHER)}.items():
+        image = ngff_zarr.to_ngff_image(
+            values, dims=tuple("zyx"), scale=dict(zip("zyx", spacing, strict=True)),
+            translation=dict(zip("zyx", origin, strict=True)), axes_units=dict.fromkeys("zyx", "micrometer"),
+        )  # fmt: skip
+        images[name] = ngff_zarr.to_multiscales(image, scale_factors=[])
+    parts = [
+        v06.MapAxis(mapAxis=[1, 0, 2]),
+        v06.ByDimension(
+            transformations=[
+                v06.ByDimensionItem(v06.Scale(scale=[1.5]), [2], [2]),
+                v06.ByDimensionItem(v06.Rotation(rotation=TURN[:2, :2].tolist()), [1, 0], [0, 1]),
+            ]
+        ),
+        v06.Translation(translation=[8.0, 3.0, -2.0]),
+    ]
+    first, last = (v06.CoordinateSystemIdentifier(path=name, name="intrinsic") for name in "ba")
+    sequence = v06.TransformSequence(transformations=parts, input=first, output=last)
+    written = ngff_zarr.NgffScene(images=images, coordinateTransformations=[sequence])
+    written.to_ome_zarr(str(tmp_path / "s"), version="0.6")
+    resample_zarr(tmp_path / "s/a", tmp_path / "o", like=tmp_path / "s/b", anti_aliasing=False, **FAST)
+    z, y, x = points(OTHER)
+    turned = np.einsum("ij,j...->i...", TURN[:2, :2], np.stack([z, y]))  # [1, 0] of the exchanged ones
+    expected = np.stack([turned[0] + 8, turned[1] + 3, 1.5 * x - 2])
+    assert np.count_nonzero(sampled(expected)) > 300
+    assert np.allclose(result(tmp_path / "o"), sampled(expected), atol=1e-5)
+    assert list(open_images(tmp_path / "s")) == ["b", "a"]
 
 
 def test_turned_images_say_where_they_are(tmp_path):

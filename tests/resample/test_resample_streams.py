@@ -9,6 +9,7 @@ import threading
 import time
 import types
 from contextlib import closing
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from linumpy.gpu import kvikio_zarr
 from linumpy.gpu.read import request as output
 from linumpy.gpu.read.reader import Reader
 from linumpy.plan.grid.blocks import AffineGrid, ResamplePlan
+from linumpy.plan.grid.point_map import Field, affine
 from linumpy.resample import overlap, pipeline
 from linumpy.resample.pipeline import BlockJob, make_block, make_blocks
 from tests.support.gpu import reference
@@ -128,6 +130,23 @@ def device(monkeypatch):
     def transform(source, grid, block, cval, out):
         current().put(lambda: real(source.view(np.ndarray), grid, block, cval, out.view(np.ndarray)))
 
+    real_warped = pipeline.make_warped
+
+    def warped(grid, block, cval, out, read, read_field, limit):
+        """What is read is needed at once: the extrema of coordinates are copied to the host."""
+
+        def at_once(call):
+            def one(*arguments):
+                array = call(*arguments)
+                current().synchronize()
+                return array.view(np.ndarray)
+
+            return one
+
+        values = np.empty(out.shape, out.dtype)
+        real_warped(grid, block, cval, values, at_once(read), at_once(read_field), limit)
+        current().put(lambda: np.copyto(out.view(np.ndarray), values))
+
     write_block = pipeline.write_block
 
     def write(chunks, block, data, entries):
@@ -145,6 +164,7 @@ def device(monkeypatch):
     monkeypatch.setattr(pipeline, "require_cuda", lambda: FAKE)
     monkeypatch.setattr(pipeline, "read_region_into", read)
     monkeypatch.setattr(pipeline, "make_box", transform)
+    monkeypatch.setattr(pipeline, "make_warped", warped)
 
 
 @pytest.fixture
@@ -178,6 +198,20 @@ def test_blocks_through_two_buffers(job, request, monkeypatch, eager):
     with Stream():  # the caller's
         make_blocks(job, job.plan, done.append)
     assert [block.number for block in done] == list(range(20))
+    assert np.array_equal(zarr.open_array(job.target)[...], expected)
+
+
+def test_blocks_through_a_field_of_vectors(job, request, tmp_path):
+    vectors = np.random.default_rng(1).normal(scale=3, size=(5, 2, 6)).astype("f8")
+    field = Field(
+        zarr.create_array(tmp_path / "f", data=vectors, chunks=(2, 1, 3)), 1, (9.0, 8.0), (1.0, -2.0), True, 1
+    )
+    grid = replace(job.plan.grid, warp=(affine(np.diag([0.9, 0.8]), (2, 1)), field))
+    job = replace(job, plan=ResamplePlan(grid, (10, 10), 2000))
+    expected = by_hand(job)
+    assert 100 < np.count_nonzero(expected == 7) < 1500
+    request.getfixturevalue("device")
+    make_blocks(job, job.plan, int_of)
     assert np.array_equal(zarr.open_array(job.target)[...], expected)
 
 

@@ -90,6 +90,7 @@ def within(seconds, function, *arguments, **options):
     return outcome[0]
 
 
+@pytest.mark.slow  # workers that come later take part in the short run, too
 def test_an_adaptive_cluster_of_no_workers_gets_some(source, tmp_path):
     """dask's default, adapt(minimum=0), asks for a worker when a task waits for one."""
     with LocalCluster(n_workers=0, **CLUSTER) as cluster:

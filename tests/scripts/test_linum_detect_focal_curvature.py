@@ -1,6 +1,7 @@
 """If this fails, the script leaves curvature in, or a killed one leaves something that looks finished."""
 
 import json
+import shutil
 import signal
 
 import numpy as np
@@ -25,9 +26,15 @@ def main():
     return load(NAME).main
 
 
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    return write_mosaic(tmp_path_factory.mktemp("written") / "mosaic.ome.zarr", SPEC, chunks=(24, 28, 64))
+
+
 @pytest.fixture
-def mosaic(tmp_path):
-    return write_mosaic(tmp_path / "mosaic.ome.zarr", SPEC, chunks=(24, 28, 64))
+def mosaic(written, tmp_path):
+    """A copy of its own: tests change it."""
+    return shutil.copytree(written, tmp_path / "mosaic.ome.zarr")
 
 
 def values(path):

@@ -21,6 +21,7 @@ teardown() { common_teardown; }
     does_not_say unsure
 }
 
+# slow
 @test "nvidia-fs alone" {
     rm "$TREE/etc/cufile.json"
     run "$DOCTOR" /data
@@ -57,6 +58,7 @@ teardown() { common_teardown; }
     says 'check_nvme_mount.sh /data prints the line for /etc/fstab'
 }
 
+# slow
 @test "ext4 with data=writeback" {
     change data super_options=rw,data=writeback
     run "$DOCTOR" /data
@@ -81,6 +83,7 @@ teardown() { common_teardown; }
     says '63-md-raid-arrays.rules'
 }
 
+# slow
 @test "md0, RAID 5: compat" {
     change md level=raid5 -- data number=9:0 source=/dev/md0
     run "$DOCTOR" /data
@@ -88,6 +91,7 @@ teardown() { common_teardown; }
     row FAIL nvidia-fs raid
 }
 
+# slow
 @test "dm-crypt: compat" {
     change dm uuid=CRYPT-LUKS2-0011-data -- data number=252:0 source=/dev/mapper/data
     run "$DOCTOR" /data
@@ -161,6 +165,7 @@ teardown() { common_teardown; }
     says 'native=none'
 }
 
+# slow
 @test "no libcufile: POSIX" {
     rm -r "$TREE/usr"
     run "$DOCTOR" /data
@@ -186,6 +191,7 @@ teardown() { common_teardown; }
     says 'insists on cuFile'
 }
 
+# slow
 @test "p2pmem of size 0: closed, and nvidia-fs is not touched" {
     change gpu p2pmem=0
     run "$DOCTOR" /data
@@ -197,6 +203,7 @@ teardown() { common_teardown; }
     exits 10
 }
 
+# slow
 @test "no p2pmem at all: unknown until a CUDA program has run" {
     rm -r "$TREE/sys/bus/pci/devices/0000:65:00.0/p2pmem" "$TREE/proc/driver/nvidia-fs"
     run "$DOCTOR" /data
@@ -205,6 +212,7 @@ teardown() { common_teardown; }
     says 'run one CUDA program'
 }
 
+# slow
 @test "driver 590 and 595 on 6.17, 590 on 6.14" {
     rm -r "$TREE/proc/driver/nvidia-fs"
     change driver version=590.44.01
@@ -224,6 +232,7 @@ teardown() { common_teardown; }
     exits 10
 }
 
+# slow
 @test "kernel 6.1, and a kernel without CONFIG_PCI_P2PDMA" {
     rm -r "$TREE/proc/driver/nvidia-fs"
     change kernel release=6.1.0-9-amd64
@@ -253,6 +262,7 @@ teardown() { common_teardown; }
     says '| /proc/kallsyms'
 }
 
+# slow
 @test "nested block: named as nested" {
     rm -r "$TREE/proc/driver/nvidia-fs"
     change cufile block=nested
@@ -262,6 +272,7 @@ teardown() { common_teardown; }
     says 'move "block" out of "fs"'
 }
 
+# slow
 @test "block missing, and use_pci_p2pdma false" {
     rm -r "$TREE/proc/driver/nvidia-fs"
     change cufile block=none
@@ -312,6 +323,7 @@ teardown() { common_teardown; }
     exits 1
 }
 
+# slow
 @test "a value that nobody knows is not taken for the good one: unknown" {
     for setting in CUFILE_FORCE_COMPAT_MODE=maybe KVIKIO_COMPAT_MODE=sometimes; do
         run env "$setting" "$DOCTOR" /data
@@ -333,6 +345,7 @@ teardown() { common_teardown; }
     exits 10
 }
 
+# slow
 @test "multipath on: P2PDMA closed, with the line that mends it" {
     echo Y >"$TREE/sys/module/nvme_core/parameters/multipath"
     run "$DOCTOR" /data
@@ -384,6 +397,7 @@ teardown() { common_teardown; }
     says 'nvme nvme0c1n1 tcp'
 }
 
+# slow
 @test "transport not readable: unknown" {
     find "$TREE/sys" -name transport -delete
     run "$DOCTOR" /data
@@ -391,6 +405,7 @@ teardown() { common_teardown; }
     row unsure both transport
 }
 
+# slow
 @test "proprietary driver: compat" {
     change driver kind=proprietary
     run "$DOCTOR" /data
@@ -399,6 +414,7 @@ teardown() { common_teardown; }
     says 'open kernel modules of the same version'
 }
 
+# slow
 @test "no driver: unknown" {
     rm -r "$TREE/proc/driver/nvidia"
     run "$DOCTOR" /data
@@ -406,6 +422,7 @@ teardown() { common_teardown; }
     says 'no NVIDIA driver is loaded here'
 }
 
+# slow
 @test "no nvme: line: nvidia-fs closed, whether the hook is there decides the mend" {
     printf 'nvme_rdma: 1\nscsi_mod: 0\n' >"$TREE/proc/driver/nvidia-fs/modules"
     rm "$TREE/etc/cufile.json"
@@ -425,6 +442,7 @@ teardown() { common_teardown; }
     exits 0
 }
 
+# slow
 @test "RegistryDwords: empty, half, and a value that only begins alike" {
     rm -r "$TREE/proc/driver/nvidia-fs"
     for registry in '' 'RMForceStaticBar1=1;' 'RMForceStaticBar1=10;RmForceDisableIomapWC=1;' 'XRMForceStaticBar1=1;RmForceDisableIomapWC=1'; do
@@ -439,6 +457,7 @@ teardown() { common_teardown; }
     exits 0
 }
 
+# slow
 @test "IOMMU: passthrough is fine, translation and silence are not enough" {
     mkdir -p "$TREE/sys/class/iommu/dmar0" "$TREE/sys/bus/pci/devices/0000:65:00.0/iommu_group"
     echo identity >"$TREE/sys/bus/pci/devices/0000:65:00.0/iommu_group/type"
@@ -500,6 +519,7 @@ teardown() { common_teardown; }
     exits 0
 }
 
+# slow
 @test "a SATA disk, tmpfs, btrfs on NVMe" {
     change data number=8:1 source=/dev/sda1
     run "$DOCTOR" /data

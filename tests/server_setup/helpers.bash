@@ -15,9 +15,12 @@ setup_file() {
     export SHARED
     mkdir "$SHARED/trap"
     local name
-    printf '#!/bin/sh\nprintf "%%s %%s\\n" "${0##*/}" "$*" >>"$TRAP_LOG"\nexit 97\n' >"$SHARED/trap/sudo"
-    chmod +x "$SHARED/trap/sudo"
-    for name in $TRAPPED; do [ "$name" = sudo ] || ln "$SHARED/trap/sudo" "$SHARED/trap/$name"; done
+    for name in $TRAPPED; do
+        printf '#!/bin/sh\nprintf "%%s %%s\\n" "${0##*/}" "$*" >>"$TRAP_LOG"\nexit 97\n' >"$SHARED/trap/$name"
+    done
+    chmod +x "$SHARED/trap"/*
+    # The program itself, where python3 is a script that looks for it.
+    ln -s "$(python3 -c 'import sys; print(sys.executable)')" "$SHARED/trap/python3"
     python3 "$FAKETREE" "$SHARED/tree" both_ways
 }
 
@@ -54,7 +57,7 @@ use_tree() {
 }
 
 change() {
-    python3 "$FAKETREE" "$TREE" "$@"
+    "$SHARED/trap/python3" -IS "$FAKETREE" "$TREE" "$@"
 }
 
 exits() {

@@ -141,6 +141,7 @@ URI=https://repository.example/compute/cuda/repos/ubuntu2404/x86_64/
     done
 }
 
+# slow
 @test "repositories of dnf and zypper: enabled=0, comments, other sections and names" {
     change distribution ident=rocky version=9.6 'name=Rocky Linux 9.6' 'like=rhel centos fedora'
     local folder=$TREE/etc/yum.repos.d again
@@ -166,6 +167,7 @@ URI=https://repository.example/compute/cuda/repos/ubuntu2404/x86_64/
     done
 }
 
+# slow
 @test "package lists that apt keeps compressed" {
     local list=$TREE/var/lib/apt/lists/cuda_Packages kind
     for kind in gz xz lzma lz4 zst bz2; do

@@ -165,6 +165,7 @@ builds_on() {
     done
 }
 
+# slow
 @test "other versions: exit 4, untouched; dkms.conf does not count" {
     for version in 2.28.3 2.28.5 2.27.4 2.7.0 1.9.9; do
         new_source "$version"
@@ -187,6 +188,7 @@ builds_on() {
     done
 }
 
+# slow
 @test "unknown context in any one file: exit 4, and no file changes" {
     local -a edits=(
         's/ACCESS_PRIVATE(vma, __vm_flags);/ACCESS_PRIVATE(vma, __vm_flags) |= 1;/ nvfs-mmap.c'
@@ -244,6 +246,7 @@ refuses_edit() {
     refuses_edit 's/nvfs_map_next_gpu_segment/renamed/ nvfs-dma.c'
 }
 
+# slow
 @test "every anchor drifted, one at a time: exit 4, and no file changes" {
     mv "$SRC" "$BOX/whole"
     while IFS= read -r edit; do
@@ -483,6 +486,7 @@ SH
     exits 3
 }
 
+# slow
 @test "--json in every state can be read" {
     read_json() { python3 -c 'import json,sys; r=json.load(sys.stdin); print(r["result"], r["exit_code"], r["version"], r["src"] == sys.argv[1])' "$SRC" <<<"$output"; }
     run "$PATCH" --json --src "$SRC"
@@ -529,6 +533,7 @@ SH
     for word in --check --apply --revert --dry-run '2 wrong' '3 not applied' '4 unknown'; do says "$word"; done
 }
 
+# slow
 @test "killed at any copy or rename: a later run finishes, and revert still restores all" {
     # The Nth cp or mv does half of its work, and the script is killed.
     for tool in cp mv; do
@@ -578,6 +583,7 @@ SH
     exits 0
 }
 
+# slow
 @test "read-only files and an ordinary user; a folder whose name starts with a dash" {
     chmod a-w "$SRC"/nvfs-*.c "$SRC/create_nv.symvers.sh"
     before=$(fingerprint "$SRC")

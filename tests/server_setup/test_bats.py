@@ -7,25 +7,39 @@ import subprocess
 import pytest
 
 from tests.server_setup.server_tools import HERE, SETUP_DIR, ensure_tools
+from tests.support import budget
 
 FILES = sorted(HERE.glob("*.bats"))
 
 
-def run_bats(file):
+def names_of(file, *, slow):
+    """Names of a file's tests; those behind a line `# slow` only if they are asked for."""
+    found = re.findall(r'^(# slow\n)?@test "(.*)" {$', file.read_text(), re.M)
+    return [name for is_slow, name in found if slow or not is_slow]
+
+
+def run_bats(file, names=None):
+    """Run the tests of these names, or all of a file."""
     env = {k: v for k, v in os.environ.items() if not k.startswith(("BATS_", "CUFILE_", "KVIKIO_", "GDS_"))}
+    command = ["bats", "--tap", str(file)]
+    if names:
+        texts = [re.sub(r"[][().*+?{}|^$\\]", r"\\\g<0>", name) for name in names]
+        command += ["--filter", f"^({'|'.join(texts)})$"]
     return subprocess.run(
-        ["bats", "--tap", str(file)], capture_output=True, text=True, env=env, stdin=subprocess.DEVNULL, timeout=300
+        command, capture_output=True, text=True, env=env, stdin=subprocess.DEVNULL, timeout=300, check=False
     )
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_bats_file(file, tools):
-    done = run_bats(file)
+    names = names_of(file, slow=budget.SLOW)
+    done = run_bats(file, names)
     failed = [line for line in done.stdout.splitlines() if not line.startswith("ok ")]
     assert done.returncode == 0, "\n".join(failed) + done.stderr
     plan = int(re.match(r"1\.\.(\d+)", done.stdout).group(1))
     passed = re.findall(r"^ok \d+ (.*)$", done.stdout, re.M)
-    assert len(passed) == plan == len(re.findall(r"^@test ", file.read_text(), re.M))
+    assert len(passed) == plan == len(names)
+    assert len(names_of(file, slow=True)) == len(re.findall(r"^@test ", file.read_text(), re.M))
     assert not [name for name in passed if re.search(r"# skip", name)]
 
 

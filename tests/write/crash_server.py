@@ -6,6 +6,7 @@ ended and what it told. Nothing here starts a thread: only then is a fork of it 
 
 import contextlib
 import ctypes
+import importlib
 import json
 import logging
 import os
@@ -26,6 +27,16 @@ from tests.support.script_runs import load
 SHIM = ctypes.CDLL(None)
 SHIM.crash_trace.restype = ctypes.c_char_p
 SCRIPT = load("linum_resample_mosaic_grid")
+# What the jobs import when they run: a forked process would import it each time.
+for name in (
+    "numpy.random",
+    "scipy.ndimage",
+    "scipy.sparse",
+    "tqdm",
+    "linumpy.mosaic.grid",
+    "linumpy.gpu.oct.resample_tiles",
+):
+    importlib.import_module(name)
 MODES = {"off": 0, "kill": 1, "full": 2, "interrupt": 3, "terminate": 4, "short": 5}
 SECONDS = 60
 

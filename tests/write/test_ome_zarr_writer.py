@@ -725,7 +725,8 @@ WRITE = (
 )
 
 
-@pytest.mark.parametrize("codec", ["raw", "zstd"])
+# What is killed at each of its calls (test_crashes.py) is written with zstd, too.
+@pytest.mark.parametrize("codec", ["raw", pytest.param("zstd", marks=pytest.mark.slow)])
 def test_killed_at_any_moment(tmp_path, codec):
     """Whatever stands in its place is all of the image."""
     data = np.random.default_rng(1).integers(0, 60000, (32, 128, 128)).astype("u2")
@@ -751,7 +752,7 @@ def test_killed_at_any_moment(tmp_path, codec):
     assert 1 <= finished < 9
 
 
-@pytest.mark.parametrize("codec", ["raw", "zstd"])
+@pytest.mark.parametrize("codec", [pytest.param("raw", marks=pytest.mark.slow), "zstd"])
 def test_interrupted_at_any_moment(tmp_path, codec):
     """All of the image, or nothing, not even under another name."""
     data = np.random.default_rng(1).integers(0, 60000, (32, 128, 128)).astype("u2")

@@ -19,6 +19,7 @@ from linumpy.gpu.kernels import source_text
 from linumpy.io.layout import read_layout
 from linumpy.plan.codecs import DecodeChain, read_array_filter
 from linumpy.plan.decode.launches import DeviceLimits, ring_nbytes
+from tests.support.budget import matrix, some
 from tests.support.gpu import reference
 from tests.support.gpu.decoders import BIG, Decoder, kernel, needs_compiler
 from tests.support.gpu.mutants import CHAINS, corpus, disagreements
@@ -58,8 +59,7 @@ def test_same_bytes_as_zarr(case, kind, scratch, decode_on):
 
 
 @needs_compiler
-@pytest.mark.parametrize("name", sorted(CHAINS))
-@pytest.mark.parametrize("nbytes", [64, 5000, 70000])
+@pytest.mark.parametrize(("name", "nbytes"), matrix(sorted(CHAINS), [64, 5000, 70000]))
 def test_broken_bytes_are_refused_or_decoded_as_numcodecs_does(name, nbytes):
     """The kernels run with undefined behaviour trapped and with a guard around every chunk."""
     refused, wrong = disagreements(Decoder, np.random.default_rng(len(name) * nbytes), name, nbytes, 60)
@@ -79,8 +79,13 @@ def test_more_broken_bytes(name, seed):
 
 
 @needs_compiler
-@pytest.mark.parametrize("name", ["zstd", "lz4", "gzip"])
-@pytest.mark.parametrize(("kib", "ring"), [(26, 8), (64, 32), (99, 64), (227, 128)])
+@pytest.mark.parametrize(
+    ("name", "kib", "ring"),
+    some(
+        [(name, *sizes) for name in ("zstd", "lz4", "gzip") for sizes in ((26, 8), (64, 32), (99, 64), (227, 128))],
+        lambda name, kib, ring: kib == 26 or (name, kib) in [("lz4", 64), ("gzip", 99), ("zstd", 227)],
+    ),
+)
 def test_devices_with_less_shared_memory(name, kib, ring):
     architecture = 750 if (name, kib) == ("lz4", 64) else 900  # `any_of` is another one there
     limits = DeviceLimits(processors=15, shared_nbytes=kib * 1024)
@@ -355,12 +360,11 @@ def check_filter(array):
         assert "zarr-python into host memory" in job.report.engine
 
 
-slow = [one for one in NUMBERS if one not in ("i2", "f4")]
-
-
 @pytest.mark.filterwarnings("ignore::zarr.errors.ZarrUserWarning", "ignore::RuntimeWarning")
-@pytest.mark.parametrize("stored", [None, "i2", "f4", *(pytest.param(one, marks=pytest.mark.slow) for one in slow)])
-@pytest.mark.parametrize("dtype", NUMBERS)
+@pytest.mark.parametrize(
+    ("dtype", "stored"),
+    some(itertools.product(NUMBERS, [None, *NUMBERS]), lambda dtype, stored: stored is None or dtype in ("i2", "f4")),
+)
 def test_filters_of_zarr_v3_over_dtypes(tmp_path, dtype, stored):
     """Also where differences do not fit their dtype: what comes of that is numcodecs' own."""
     settings = {"dtype": f"<{dtype}"} | ({} if stored is None else {"astype": f"<{stored}"})
@@ -376,9 +380,14 @@ def test_filters_of_zarr_v3_over_dtypes(tmp_path, dtype, stored):
 
 
 @pytest.mark.filterwarnings("ignore::zarr.errors.ZarrUserWarning")
-@pytest.mark.parametrize("behind", sorted(BEHIND))
-@pytest.mark.parametrize("sharded", [False, True])
-@pytest.mark.parametrize("made", [delta(dtype="<i4", astype="<i2"), scale(dtype="<i4", astype="<f4"), scale()])
+@pytest.mark.parametrize(
+    ("behind", "made", "sharded"),
+    matrix(
+        sorted(BEHIND),
+        [delta(dtype="<i4", astype="<i2"), scale(dtype="<i4", astype="<f4"), scale()],
+        [False, True],
+    ),
+)
 def test_filters_of_zarr_v3_before_codecs(tmp_path, made, sharded, behind):
     check_filter(with_filter(tmp_path / "a", "i4", [made, *BEHIND[behind]], sharded=sharded))
     chain = [TransposeCodec(order=(1, 0)), made, *BEHIND[behind]]

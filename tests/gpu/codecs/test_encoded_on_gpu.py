@@ -9,6 +9,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import hypothesis
 import numcodecs
 import numpy as np
 import pytest
@@ -40,7 +41,7 @@ def make(folder, shape=(70, 90, 110), chunks=(16, 32, 48), dtype="u2", **options
     return zarr.open_array(folder, mode="r")
 
 
-@settings(inside_a_test, max_examples=400)
+@settings(inside_a_test, max_examples=80)
 @given(
     case=encoded_cases(),
     values=st.sampled_from([plain_values, random_values]),
@@ -48,13 +49,18 @@ def make(folder, shape=(70, 90, 110), chunks=(16, 32, 48), dtype="u2", **options
     direct=st.booleans(),
     decode_on=st.sampled_from(["device", "device", "host", None]),
 )
-def test_same_bytes_as_zarr(case, values, slot, direct, decode_on):
+def check_same_bytes(case, values, slot, direct, decode_on):
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         array = write(case, Path(folder) / "a", values(case.dtype, case.shape, case.seed))
         use_own_readers(patch, slab_nbytes=slot, decode_on=decode_on)
         patch.setattr(kvikio_zarr, "gds_mode", lambda _: (direct, "a test"))
         got = read_zarr_to_gpu(array, region=case.region, strict=True)
         assert same(to_host(got), array[case.region])
+
+
+@pytest.mark.parametrize("part", range(5))  # processes share them
+def test_same_bytes_as_zarr(part):
+    hypothesis.seed(part)(check_same_bytes)()
 
 
 @pytest.mark.parametrize("name", sorted(CHAINS))

@@ -13,6 +13,7 @@ from linumpy.gpu.read import reader
 from linumpy.gpu.read.limits import limits_for, placement_of
 from linumpy.plan.codecs import DecodeChain
 from linumpy.plan.decode.launches import DeviceLimits
+from tests.support.budget import matrix
 from tests.support.gpu import fake_cupy, reference
 from tests.support.gpu.decoders import BIG, Decoder, kernel, needs_compiler
 from tests.support.gpu.mutants import FRAMES, by_numcodecs, disagreements, frame
@@ -56,8 +57,7 @@ def load(seed):
     return one
 
 
-@pytest.mark.parametrize("nbytes", [1, 4097, BLOCK, 3 * BLOCK + 1001])
-@pytest.mark.parametrize("group", [4096, BLOCK, 2**20])
+@pytest.mark.parametrize(("nbytes", "group"), matrix([1, 4097, BLOCK, 3 * BLOCK + 1001], [4096, BLOCK, 2**20]))
 def test_bytes_of_all_kinds(nbytes, group):
     """Groups of no block, of one, of all; frames that begin in one group and end in another."""
     rng = np.random.default_rng(nbytes + group)
@@ -92,9 +92,12 @@ def test_devices_of_one_processor():
     assert decoded == chunks
 
 
-@pytest.mark.parametrize("name", ["zstd", "zstd-checksum", "shuffle-zstd", "crc32c-of-zstd", "zstd-of-crc32c"])
-@pytest.mark.parametrize("nbytes", [5000, 140000])
-@pytest.mark.parametrize("group", [4096, 2**18])
+@pytest.mark.parametrize(
+    ("name", "nbytes", "group"),
+    matrix(
+        ["zstd", "zstd-checksum", "shuffle-zstd", "crc32c-of-zstd", "zstd-of-crc32c"], [5000, 140000], [2**18, 4096]
+    ),
+)
 def test_broken_bytes_are_refused_or_decoded_as_numcodecs_does(name, nbytes, group):
     """Whole frames beside broken ones are right: they share groups, and memory that broken ones leave as it was."""
     decoder = functools.partial(Decoder, group_nbytes=group)

@@ -74,22 +74,28 @@ def check_edges(vol, options, load=surface_kernels.interface_by_kernels):
     assert np.array_equal(np.isfinite(edge), (contrast >= options.min_contrast) & (contrast > 0))
 
 
+MARCHES = [
+    ((40, 30, 530), 0, 15, 2, 1),  # more columns than a strip, and the last one narrow
+    ((17, 20, 512), 0, 32, 4, 2),  # exactly two; the widest window, the longest reach
+    ((5, 300, 257), 0, 4, 2, 1),  # more rows than a segment, a strip of one column, shallower than the reach
+    ((9, 150, 200), 2, 15, 2, 1),  # more lines than a segment
+    ((2, 40, 257), 2, 9, 2.5, 1),  # deeper than a small block, by one voxel
+    ((150, 4, 300), 2, 7, 3.9, 0),  # deeper than a warp's lanes take at once
+    ((2, 3, 512), 2, 31, 2, 1),
+    ((6, 40, 16), 2, 1, 2, 1),  # as shallow as lines may be, and no mean
+    ((6, 20, 15), 2, 15, 2, 1),  # shallower
+]
+
+
 @needs_compiler
 @pytest.mark.parametrize(
-    ("shape", "depth_axis", "s_xy", "s_z", "order"),
+    ("shape", "depth_axis", "s_xy", "s_z", "order", "cutting"),
     [
-        ((40, 30, 530), 0, 15, 2, 1),  # more columns than a strip, and the last one narrow
-        ((17, 20, 512), 0, 32, 4, 2),  # exactly two; the widest window, the longest reach
-        ((5, 300, 257), 0, 4, 2, 1),  # more rows than a segment, a strip of one column, shallower than the reach
-        ((9, 150, 200), 2, 15, 2, 1),  # more lines than a segment
-        ((2, 40, 257), 2, 9, 2.5, 1),  # deeper than a small block, by one voxel
-        ((150, 4, 300), 2, 7, 3.9, 0),  # deeper than a warp's lanes take at once
-        ((2, 3, 512), 2, 31, 2, 1),
-        ((6, 40, 16), 2, 1, 2, 1),  # as shallow as lines may be, and no mean
-        ((6, 20, 15), 2, 15, 2, 1),  # shallower
+        pytest.param(*case, cutting, marks=[] if cutting == (number % 2) else pytest.mark.slow)
+        for number, case in enumerate(MARCHES)
+        for cutting in (False, True)
     ],
 )
-@pytest.mark.parametrize("cutting", [False, True])
 def test_marches_of_every_size(monkeypatch, shape, depth_axis, s_xy, s_z, order, cutting):
     started = []
     monkeypatch.setattr(surface_kernels, "load", lambda spec: started.append(spec.name) or emulated(spec))
@@ -172,8 +178,14 @@ SECOND_LOOKS = [
 
 
 @needs_compiler
-@pytest.mark.parametrize(("depth_axis", "s_xy", "dtype", "use_log", "cutting"), SECOND_LOOKS)
-@pytest.mark.parametrize("march", [False, True])
+@pytest.mark.parametrize(
+    ("depth_axis", "s_xy", "dtype", "use_log", "cutting", "march"),
+    [
+        pytest.param(*look, march, marks=[] if march == (number % 2) else pytest.mark.slow)
+        for number, look in enumerate(SECOND_LOOKS)
+        for march in (False, True)
+    ],
+)
 def test_a_second_look_as_the_filters_take_it(monkeypatch, depth_axis, s_xy, dtype, use_log, cutting, march):
     monkeypatch.setattr(surface_kernels, "load", emulated)
     monkeypatch.setattr(surface_kernels, "MARCH", march)

@@ -280,7 +280,7 @@ def test_jobs_that_end_at_any_time(tmp_path):
         array = make(tmp_path / kind, kind if kind in KINDS else "zstd")
         arrays.append((array, array[...], (ChunkError,) if kind == "broken" else ()))
     os.truncate(tmp_path / "broken/c/3/1", 5)
-    for seed in range(budget.examples(300)):
+    for seed in range(budget.examples(150)):
         end_at_any_time(seed, arrays)
 
 
@@ -303,7 +303,7 @@ def test_files_that_are_replaced_under_way(tmp_path, kind, on_host):
     files = sorted(one for one in (tmp_path / "a/c").rglob("*") if one.is_file())
     names = [file.relative_to(tmp_path / "a") for file in files]
     held = [[(tmp_path / folder / name).read_bytes() for folder in "ab"] for name in names]
-    rng, over_now, limit = random.Random(len(kind)), threading.Event(), time.monotonic() + (30 if budget.SLOW else 1)
+    rng, over_now, limit = random.Random(len(kind)), threading.Event(), time.monotonic() + (30 if budget.SLOW else 0.5)
 
     def replace():
         while not over_now.is_set():

@@ -260,13 +260,13 @@ SETS = {
 }
 
 
-@settings(inside_a_test, max_examples=budget.examples(300))
+@settings(inside_a_test, max_examples=budget.examples(200))
 @given(**SETS)
 def test_sets_of_arrays_and_regions_on_the_host(groups, seed, broken, threads):
     sets_against_zarr(on_host, groups, seed, broken, threads)
 
 
-@settings(inside_a_test, max_examples=budget.examples(200))
+@settings(inside_a_test, max_examples=budget.examples(120))
 @given(
     **SETS, decode_on=st.sampled_from(["device", "host", None]), cache=st.sampled_from([0, 2**10, 2**20]),
     scratch=st.sampled_from(reference.SCRATCHES),

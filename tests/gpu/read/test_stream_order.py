@@ -26,6 +26,7 @@ from linumpy.gpu import kernels, kvikio_zarr, read_zarr_to_gpu, tables
 from linumpy.gpu.oct import surface_kernels
 from linumpy.gpu.read.reader import Reader
 from linumpy.write.writer import OmeZarrWriter
+from tests.support import budget
 from tests.support.gpu import reference
 from tests.support.gpu.reference import fake_device, use_own_readers
 from tests.support.gpu.stand_in import needs_stand_in
@@ -45,7 +46,7 @@ def read(array, region, seed, **options):
     return got
 
 
-@settings(inside_a_test, max_examples=40)
+@settings(inside_a_test, max_examples=budget.examples(60))
 @given(
     case=cases(max_elements=400), copied=st.booleans(), missing=st.sampled_from([0, 2, 3]), seed=SEEDS,
     scratch=st.sampled_from(reference.SCRATCHES),
@@ -109,7 +110,7 @@ def encoded(folder):
 @pytest.mark.parametrize("decode_on", ["device", "host"])
 def test_encoded_chunks(tmp_path, decode_on):
     array = encoded(tmp_path / "a")
-    for seed in range(15):
+    for seed in range(budget.examples(15)):
         for region in (..., (slice(1, 4), slice(5, None))):
             scratch = reference.SCRATCHES[seed % len(reference.SCRATCHES)]
             got = read(array, region, seed, decode_on=decode_on, scratch_bytes=scratch)
@@ -123,7 +124,7 @@ def test_what_the_host_mends_comes_after_what_the_device_wrote(tmp_path):
     for row in (2, 7):
         data = expected[row].tobytes()
         (tmp_path / f"a/c/{row}/0").write_bytes(b"".join(numcodecs.Zstd().encode(one) for one in (data[:9], data[9:])))
-    for seed in range(15):
+    for seed in range(budget.examples(18)):
         job = reference.make_job(array, seed=seed, decode_on="device")
         assert same(reference.execute(job), expected), seed
         assert job.report.chunks_decoded_by_host == 2
@@ -149,7 +150,7 @@ def test_nothing_is_under_way_after_an_error(tmp_path, kind):
     array = raw(tmp_path / "a", chunks=(2, 60)) if kind == "raw" else encoded(tmp_path / "a")
     os.truncate(tmp_path / "a" / ("c/3/0" if kind == "raw" else "38.0"), 3)
     options = {} if kind == "raw" else {"decode_on": kind}
-    for seed in range(20):
+    for seed in range(budget.examples(30)):
         with fake_device(seed) as device, device.cupy.cuda.Stream(non_blocking=True), Reader(0, **options) as reader:
             out = device.full(array.shape, 7, "u2")
             assert isinstance(reader.submit(array, out=out).exception(), ChunkError)

@@ -15,6 +15,7 @@ from linumpy.gpu import read_zarr_to_gpu, release
 from linumpy.gpu.kvikio_zarr import read_zarr_via_kvikio
 from linumpy.gpu.read import direct, request
 from linumpy.gpu.read.reader import Reader
+from tests.support import budget
 from tests.support.gpu import reference
 from tests.support.gpu.decoders import needs_compiler
 from tests.support.stores import plain_values, random_values, same
@@ -120,7 +121,7 @@ def test_what_gpudirect_storage_fails_to_read_goes_through_the_host(
 ):
     array = make(tmp_path / "a", kind, values=plain_values if decode_on else random_values)
     expected = array[...]
-    for seed in range(3):
+    for seed in range(budget.examples(3)):
         caplog.clear()
         job = reference.make_job(array, seed=seed, direct=True, decode_on=decode_on)
         with reference.fake_device(seed, failing(ERRORS[error], when, every)) as device:
