@@ -145,9 +145,11 @@ class LinumpyCodecPipeline(CodecPipeline):
         if key is None:
             return None
         root = key[1] or ""
-        layout = self._layouts.get(root)
+        # zarr finds a relative store from the working directory of each read.
+        place = root if where.store.root.is_absolute() else f"{os.getcwd()}\0{root}"
+        layout = self._layouts.get(place)
         if layout is None:
-            layout = self._layouts[root] = self._read_layout(StorePath(where.store, root))
+            layout = self._layouts[place] = self._read_layout(StorePath(where.store, root))
         values = out.as_ndarray_like()
         if layout.unsupported is not None or not isinstance(values, np.ndarray):
             return None
