@@ -231,6 +231,7 @@ def test_scenes_of_ngff_zarr(tmp_path):
     assert list(open_images(tmp_path / "s")) == ["b", "a"]
 
 
+@needs_ngff_zarr
 def test_turned_images_say_where_they_are(tmp_path):
     """By a transformation to the system of the source, through which it is found again."""
     orientation = {"type": "anatomical", "value": "left-to-right"}
