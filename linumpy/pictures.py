@@ -299,9 +299,14 @@ def add_scale_bar(axes: Axes, width_um: float) -> None:
     axes.add_artist(bar)
 
 
+def plain_text(name: str) -> str:
+    """Escape a name for matplotlib, which takes what is between two dollar signs for a formula."""
+    return name.replace("$", r"\$")
+
+
 def _titled(figure: Figure, source: str) -> Figure:
     if source:
-        figure.suptitle(source, fontsize=9)
+        figure.suptitle(plain_text(source), fontsize=9)
     return figure
 
 

@@ -7,6 +7,7 @@ figure, and in a notebook sliders that move the point.
 from __future__ import annotations
 
 import io
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -153,6 +154,8 @@ def show(
     """
     planes = _planes(source, spacing, level, {"time": time, "channel": channel}, storage_options)
     middle = tuple(n // 2 for n in planes.shape) if position is None else tuple(position)
+    if limits is not None and not (len(limits) == 2 and -np.inf < limits[0] <= limits[1] < np.inf):
+        raise ValueError(f"limits={limits}: pass the values of black and of white, of which the first is not larger")
     figure, window = _figure(planes)
     sections = Sections(figure, planes, middle, limits)
     if _in_notebook():
@@ -214,7 +217,7 @@ def _checked_planes(name: str, axes: str, shape: Any, dtype: Any, spacing: Any, 
 
 
 def _checked(position: Sequence[int], planes: _Planes) -> tuple[int, ...]:
-    position = tuple(int(index) for index in position)
+    position = tuple(operator.index(index) for index in position)
     inside = len(position) == len(planes.shape) and all(0 <= i < n for i, n in zip(position, planes.shape, strict=True))
     if not inside:
         raise RegionError(f"position={position} is outside of {planes}")
@@ -260,7 +263,7 @@ def _sizes(planes: _Planes) -> tuple[float, ...]:
 
 def _draw(figure: Figure, planes: _Planes, position: tuple[int, ...], limits: tuple[float, float] | None) -> None:
     """Draw the sections: those of the last two axes, and beside and below it the others, with a common edge."""
-    from linumpy.pictures import clipping, percentiles
+    from linumpy.pictures import clipping, percentiles, plain_text
 
     rank = len(planes.shape)
     cuts = [0, 2, 1] if rank == 3 else [None]  # the axis that is cut: the last one beside, the middle one below
@@ -292,7 +295,7 @@ def _draw(figure: Figure, planes: _Planes, position: tuple[int, ...], limits: tu
     bar = figure.colorbar(image, extend=arrows, **where)
     bar.ax.set_title(clipped, fontsize=8)
     bar.ax.tick_params(labelsize=8)
-    figure.suptitle(str(planes), fontsize=9)
+    figure.suptitle(plain_text(str(planes)), fontsize=9)
 
 
 def _draw_section(

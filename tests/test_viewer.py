@@ -123,3 +123,13 @@ def test_an_array_on_a_device_of_which_planes_are_copied(cupy, monkeypatch):
     monkeypatch.setattr(cupy, "asnumpy", lambda a, *rest, **how: copied.append(a.ndim) or asnumpy(a, *rest, **how))
     check(linumpy.show(cupy.asarray(VOLUME), (5, 10, 20)), VOLUME, (6, 10, 14), (5, 10, 20))
     assert copied == [2, 2, 2]
+
+
+def test_names_are_no_formulas_and_wrong_parameters_are_named(tmp_path):
+    path = tmp_path / "a$_{$.zarr"
+    write_omezarr(path, np.arange(24, dtype="u1").reshape(2, 3, 4), (1, 1, 1))
+    linumpy.show(path).save(tmp_path / "a.svg")
+    with pytest.raises(ValueError, match=r"limits=\(5, 1\)"):
+        linumpy.show(path, limits=(5, 1))
+    with pytest.raises(TypeError, match="float"):
+        linumpy.show(path, position=(0, 1.5, 2))

@@ -25,17 +25,20 @@ from zarr.abc.codec import CodecPipeline
 from zarr.core.array import create_codec_pipeline
 from zarr.core.codec_pipeline import BatchedCodecPipeline
 from zarr.registry import get_pipeline_class, register_pipeline
-from zarr.storage import LocalStore, StorePath
+from zarr.storage import LocalStore, ObjectStore, StorePath
 
 from linumpy.core import native
 from linumpy.gpu.read.shared import shared_reader
 from linumpy.io.layout import read_layout
+from linumpy.io.remote import RemoteStore
 from linumpy.plan.layout import ArrayLayout
 from linumpy.plan.region import Region
 
 log = logging.getLogger(__name__)
 
 _KEY = "codec_pipeline.path"
+#: Kinds of stores that the core reads from; a subclass may read its bytes from elsewhere.
+_STORES = (LocalStore, ObjectStore, RemoteStore)
 #: Whole chunks are read together, for selections that are no boxes, up to this many bytes.
 _CHUNKS_NBYTES = 64 * 2**20
 
@@ -45,7 +48,7 @@ ChunkItem = tuple[Any, Any, tuple[Any, ...], tuple[Any, ...], bool]
 
 @dataclass(frozen=True)
 class LinumpyCodecPipeline(CodecPipeline):
-    """Reads selections of local arrays by the core, and leaves all else to another pipeline.
+    """Reads selections of arrays in local and object stores by the core, and leaves all else to another pipeline.
 
     Attributes
     ----------
@@ -134,7 +137,7 @@ class LinumpyCodecPipeline(CodecPipeline):
         if not items or not _is_on() or native.why_no_core() is not None:
             return None
         where, spec = items[0][:2]
-        if type(where) is not StorePath or type(where.store) is not LocalStore:
+        if type(where) is not StorePath or type(where.store) not in _STORES:
             return None
         if getattr(spec.config, "read_missing_chunks", True) is False:
             return None
@@ -142,9 +145,11 @@ class LinumpyCodecPipeline(CodecPipeline):
         if key is None:
             return None
         root = key[1] or ""
-        layout = self._layouts.get(root)
+        # zarr finds a relative store from the working directory of each read.
+        place = root if where.store.root.is_absolute() else f"{os.getcwd()}\0{root}"
+        layout = self._layouts.get(place)
         if layout is None:
-            layout = self._layouts[root] = self._read_layout(StorePath(where.store, root))
+            layout = self._layouts[place] = self._read_layout(StorePath(where.store, root))
         values = out.as_ndarray_like()
         if layout.unsupported is not None or not isinstance(values, np.ndarray):
             return None

@@ -86,6 +86,12 @@ def read_head(path: Path) -> dict[str, Any] | None:
     return head if isinstance(head, dict) else None
 
 
+def has_boxes(path: Path) -> bool:
+    """Return whether any part was written, whatever the grid."""
+    head, *lines = path.read_bytes().split(b"\n")
+    return any((_text(line, _seed(head)) or "").startswith("box") for line in lines[:-1])
+
+
 def read_boxes(path: Path, grids: Sequence[tuple[int, ...]]) -> list[np.ndarray]:
     """Read which parts of each grid are complete."""
     head, *lines = path.read_bytes().split(b"\n")

@@ -35,7 +35,7 @@ from linumpy.io.target_folder import (
     rename_to_target,
     unfinished_beside,
 )
-from linumpy.resample.journal import Journal, begin_journal, read_boxes, read_head
+from linumpy.resample.journal import Journal, begin_journal, has_boxes, read_boxes, read_head
 
 log = logging.getLogger(__name__)
 
@@ -222,6 +222,8 @@ def _can_continue(path: Path, work: Path, request: Request) -> bool:
         log.warning("%s: removed what a stopped run had left: it was made from another %s", path, ", ".join(lost))
         return False
     if different:
+        if not has_boxes(work / _JOURNAL):
+            return False
         raise ResumeError(
             f"{work} holds the beginning of another request, which differs in {', '.join(different)}: "
             f"finish that one, choose another path, or delete that folder"

@@ -76,13 +76,13 @@ def _lengths(name: str, values: Any) -> tuple[float, ...]:
     return lengths
 
 
-def sizes(shape: Any) -> tuple[int, ...]:
-    """Return the shape of a crop, or raise an error that says what is wrong with it."""
+def sizes(shape: Any, name: str = "shape") -> tuple[int, ...]:
+    """Return the shape of a crop, or raise an error that names the parameter and says what is wrong with it."""
     if isinstance(shape, str) or not isinstance(shape, Iterable):
-        raise ArgumentTypeError(f"shape must hold a number of voxels for each axis (got {shape!r})")
-    counts = tuple(integer("shape", n, 1) for n in shape)
+        raise ArgumentTypeError(f"{name} must hold a number of voxels for each axis (got {shape!r})")
+    counts = tuple(integer(name, n, 1) for n in shape)
     if not counts:
-        raise InvalidArgument("shape must hold a number of voxels for each axis (got none)")
+        raise InvalidArgument(f"{name} must hold a number of voxels for each axis (got none)")
     return counts
 
 

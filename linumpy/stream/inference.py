@@ -19,13 +19,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import zarr
 from numpy.typing import DTypeLike
+from zarr.storage import FsspecStore, ZipStore
 
 from linumpy.device import Device, free_memory, resolve
 from linumpy.errors import SourceError
 from linumpy.io.ngff import Spacing
 from linumpy.io.paths import absolute, check_apart, check_free_space, check_parent, checked_version, refuse_url
-from linumpy.io.source import Source, describe_source, identify_data, path_of
+from linumpy.io.remote import is_remote
+from linumpy.io.source import Source, describe_source, identify_data, local_name, path_of
 from linumpy.io.target_folder import drop_partial_files, unfinished_beside
 from linumpy.progress import bytes_progress
 from linumpy.resample.block_plans import host_memory
@@ -166,8 +169,12 @@ def predict(
     count = None if channels is None else integer("channels", channels, 1)
     if argmax and count is None:
         raise InvalidArgument("argmax needs the number of channels that the model returns: channels=")
-    grid = CropGrid(path_of(array) or str(array.store_path), shape, overlap, volume=volumes.first.shape)
+    if 0 in volumes.first.shape:
+        raise InvalidArgument(f"{describe_source(array)} has no voxels: its shape is {array.shape}")
+    grid = CropGrid(_address(array), shape, overlap, volume=volumes.first.shape)
     place = resolve(device)
+    _check_model(model)
+    most = None if memory is None else integer("memory", memory, 1)
     task = Task(volumes, grid, window, count, argmax, name_of(model) if model_name is None else model_name)
     storage = {"chunks": chunks, "shards": shards, "compressors": compressors, "levels": levels}
     image = task.plan(dtype, name=target.name, ngff_version=ngff_version, **storage)
@@ -184,8 +191,7 @@ def predict(
         )
         with shown as report, _on(place), _evaluating(model) as call:
             free = free_memory() if place.is_cuda else host_memory()
-            most = min(int(_SHARE * free), _MOST_NBYTES) if memory is None else integer("memory", memory, 1)
-            _Run(task, image, state, call, report, place).run(config, most)
+            _Run(task, image, state, call, report, place).run(config, most or min(int(_SHARE * free), _MOST_NBYTES))
             make_coarser_levels(state.folder, image, task.downsampling, place.kind)
         drop_partial_files(state.folder)
         if dict(request.origin)["source data"] != (identify_data(array) or dict(request.origin)["source data"]):
@@ -282,14 +288,19 @@ class _Run:
         if tuple(result.shape) != expected:
             hint = "" if count else "; channels= says how many channels it returns"
             raise InvalidArgument(f"the model returned shape {tuple(result.shape)}, expected {expected}{hint}")
+        if result.dtype.kind not in "biuf":
+            raise InvalidArgument(f"the model returned {result.dtype}, expected real numbers")
         return result
 
 
 def _config(task: Task, batch_size: int, dtype: Any, pad: Pad, place: Device) -> Config:
     """Size the pipeline: four batches, and as much for crops that are continued beyond the image."""
-    kind = Dtype.coerce(dtype)
+    try:
+        kind = Dtype.coerce(dtype)
+    except InvalidArgument:
+        kind = Dtype.BF16
     if kind is Dtype.BF16:
-        raise InvalidArgument("input_dtype must be f32, f16 or stored: NumPy and CuPy have no bfloat16")
+        raise InvalidArgument(f"input_dtype must be f32, f16 or stored, since NumPy has no bfloat16 (got {dtype!r})")
     itemsize = kind.numpy(task.volumes.first.dtype).itemsize
     nbytes = batch_size * task.inputs * math.prod(task.grid.shape) * max(itemsize, task.volumes.first.dtype.itemsize)
     return Config(
@@ -302,6 +313,25 @@ def _config(task: Task, batch_size: int, dtype: Any, pad: Pad, place: Device) ->
     )
 
 
+def _check_model(model: Any) -> None:
+    if not callable(model):
+        raise ArgumentTypeError(f"model must be callable (got {type(model).__name__})")
+
+
+def _address(array: zarr.Array) -> str:
+    """Return what the pipeline opens the array by."""
+    if isinstance(array.store, ZipStore):
+        return f"{array.store.path}/{array.path}".rstrip("/")
+    if isinstance(array.store, FsspecStore):
+        return f"{array.store.fs.unstrip_protocol(array.store.path)}/{array.path}".rstrip("/")
+    address = path_of(array) or describe_source(array)
+    if local_name(address) is None and not is_remote(address):
+        raise SourceError(
+            f"{address} cannot be opened a second time: predict takes arrays in local folders and ZIP files, and URLs"
+        )
+    return address
+
+
 def _on(place: Device) -> AbstractContextManager[Any]:
     return place.xp.cuda.Device(place.index) if place.is_cuda else nullcontext()
 
@@ -311,8 +341,6 @@ def _evaluating(model: Model) -> Iterator[Model]:
     """Return what is called with arrays: a module of PyTorch in evaluation mode and without gradients, by DLPack."""
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(model, torch.nn.Module):
-        if not callable(model):
-            raise ArgumentTypeError(f"model must be callable (got {type(model).__name__})")
         yield model
         return
     was_training = model.training

@@ -22,7 +22,8 @@ from linumpy.io.volume import Volume, Volumes
 from linumpy.resample.resumable import Request
 from linumpy.stream.arguments import sizes
 from linumpy.stream.config import Config, Sample
-from linumpy.stream.crops.stitch import CropGrid, Window
+from linumpy.stream.crops.stitch import CropGrid, Window, cast
+from linumpy.stream.errors import InvalidArgument
 from linumpy.write.new_image import NewImage, plan_image
 
 
@@ -91,6 +92,8 @@ class Task:
         """Plan the image."""
         if dtype is None:
             dtype = ("u1" if (self.channels or 0) <= 256 else "u2") if self.argmax else "f4"
+        if self.argmax and cast(np.array((self.channels or 1) - 1), dtype) != (self.channels or 1) - 1:
+            raise InvalidArgument(f"dtype={np.dtype(dtype)} cannot hold the labels of channels={self.channels}")
         ones, carried, first = (1,) * len(self.leading), self.carried, self.volumes.first
         names = ("t" if self.times != [None] else "") + ("" if self.written is None else "c")
         about = {"source": name_on_disk(first.array), "model": self.model, "crop": list(self.grid.shape)}
@@ -100,8 +103,8 @@ class Task:
             self.volumes.spacing,
             name=carried.name or options.pop("name"),
             axes=names + self.volumes.axes,
-            chunks=None if chunks is None else (*ones, *sizes(chunks)),
-            shards=None if shards is None else (*ones, *sizes(shards)),
+            chunks=None if chunks is None else (*ones, *sizes(chunks, "chunks")),
+            shards=None if shards is None else (*ones, *sizes(shards, "shards")),
             origin=self.volumes.origin,
             downsampling=self.downsampling,
             attributes={"linumpy": {"predicted": about}},

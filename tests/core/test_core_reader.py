@@ -20,6 +20,7 @@ from linumpy.core import native
 from linumpy.core.reader import CoreReader
 from linumpy.errors import CoreUnavailableError
 from linumpy.gpu import Reader
+from tests.support import budget
 
 pytestmark = pytest.mark.skipif(native.why_no_core() is not None, reason=str(native.why_no_core()))
 SHAPE = (40, 37, 41)
@@ -77,7 +78,7 @@ def test_threads_that_drop_and_submit(store):
     def work(seed):
         random = np.random.default_rng(seed)
         try:
-            for _ in range(60):
+            for _ in range(budget.examples(75)):
                 regions = boxes(random, 4)
                 tickets = reader.submit_many(store, regions)
                 tickets[:2] = []

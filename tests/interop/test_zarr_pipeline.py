@@ -128,6 +128,18 @@ def test_a_selection_is_one_job_of_the_core(tmp_path):
             assert counts == {"core": 1, "zarr": 0}
 
 
+def test_a_relative_store_is_found_from_the_working_directory_of_each_read(tmp_path, monkeypatch):
+    for name, value in (("a", 1), ("b", 2)):
+        zarr.create_array(tmp_path / name / "x", shape=4, chunks=2, dtype="u1")[...] = value
+    monkeypatch.chdir(tmp_path / "a")
+    with linumpy.accelerate(), counted() as counts:
+        array = zarr.open_array("x", mode="r")
+        np.testing.assert_array_equal(array[...], 1)
+        monkeypatch.chdir(tmp_path / "b")
+        np.testing.assert_array_equal(array[...], 2)
+        assert counts == {"core": 2, "zarr": 0}
+
+
 @pytest.fixture
 def image(tmp_path):
     path = tmp_path / "array"

@@ -18,7 +18,7 @@ from linumpy.errors import MetadataError
 from linumpy.geometry.focal import FocalCurvature, correct_focal_curvature, measured_planes
 from linumpy.mosaic.image import open_mosaic
 from linumpy.write.writer import write_omezarr
-from tests.support.budget import some
+from tests.support.budget import matrix, some
 from tests.support.script_runs import check_refused, load
 from tests.support.stacks import stack_slices
 
@@ -178,8 +178,7 @@ def test_a_second_correction_knows_of_the_first(tmp_path):
     np.testing.assert_array_equal(image.measured(box).mask(np), np.isfinite(voxels))
 
 
-@pytest.mark.parametrize("resolution", [4.0, 10.0, 13.0])
-@pytest.mark.parametrize("sign", [-1, 1])
+@pytest.mark.parametrize(("resolution", "sign"), matrix([4.0, 10.0, 13.0], [-1, 1]))
 def test_a_resampled_mosaic_keeps_what_was_filled(tmp_path, resolution, sign):
     """No voxel that counts as measured has anything of what was filled in it, and few others are given up."""
     flat = corrected(tmp_path, "--fill_value", "60000", sign=sign)

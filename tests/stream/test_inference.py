@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scipy import ndimage
 
 from linumpy import stream
-from linumpy.errors import MetadataError, ResumeError
+from linumpy.errors import MetadataError, ResumeError, SourceError
 from linumpy.io.carried import Carried, LeadingAxis
 from linumpy.io.ome import open_image
 from linumpy.stream.prediction import name_of
@@ -198,9 +198,32 @@ def test_wrong_predictions_are_refused_and_broken_chunks_named(tmp_path):
         stream.predict(None, tmp_path / "a", tmp_path / "c", **options)
     with pytest.raises(ValueError, match="would replace the source"):
         stream.predict(lambda batch: batch[:, 0], tmp_path / "a", tmp_path / "a", overwrite=True, **options)
+    # What was begun without a complete part does not stand in the way of another request.
+    for result, name in ((lambda batch: batch[:, 0] * 1j, "complex"), (lambda batch: batch[:, 0].astype(str), "<U")):
+        with pytest.raises(stream.InvalidArgument, match=name):
+            stream.predict(result, tmp_path / "a", tmp_path / "b", model_name=name, **options)
+    with pytest.raises(stream.InvalidArgument, match="channels=300"):
+        stream.predict(len, tmp_path / "a", tmp_path / "e", channels=300, argmax=True, dtype="u1", **options)
+    with pytest.raises(stream.InvalidArgument, match="chunks"):
+        stream.predict(len, tmp_path / "a", tmp_path / "e", chunks=(4, 0, 8), **options)
+    assert not list(tmp_path.glob(".e*"))
     (tmp_path / "a/0/c/1/1/1").write_bytes(b"short")
     with pytest.raises(stream.StreamError, match="c/1/1/1"):
         stream.predict(lambda batch: batch[:, 0], tmp_path / "a", tmp_path / "d", **options)
+
+
+def test_an_array_of_another_store_is_read_where_it_can_be_opened_again(tmp_path):
+    values = np.random.default_rng(0).integers(0, 60_000, (8, 9, 10)).astype("u2")
+    with zarr.storage.ZipStore(tmp_path / "a b.zip", mode="w") as store:
+        zarr.create_array(store, name="x y", data=values, chunks=(4, 4, 4))
+    options = {"shape": (4, 4, 4), "spacing": (1, 1, 1), "device": "cpu"}
+    with zarr.storage.ZipStore(tmp_path / "a b.zip", mode="r") as store:
+        array = zarr.open_array(store, path="x y", mode="r")
+        stream.predict(lambda batch: batch[:, 0], array, tmp_path / "b", **options)
+    np.testing.assert_allclose(open_image(tmp_path / "b").levels[0][...], values, rtol=1e-6)
+    array = zarr.create_array({}, data=values)
+    with pytest.raises(SourceError, match=r"memory://.*second time"):
+        stream.predict(lambda batch: batch[:, 0], array, tmp_path / "c", **options)
 
 
 def test_a_module_of_pytorch_is_evaluated_without_gradients(tmp_path, monkeypatch):

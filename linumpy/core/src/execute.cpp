@@ -7,7 +7,7 @@ namespace lc {
 namespace {
 
 // Bytes between two wanted ranges of a file that are read along with them.
-constexpr i64 GAP = 64 * 1024, REMOTE_GAP = 512 * 1024;
+constexpr i64 GAP = 64 * 1024;
 
 }  // namespace
 

@@ -11,6 +11,8 @@
 
 namespace lc {
 
+// Bytes between two wanted ranges of an object in an object store that are read along with them.
+constexpr i64 REMOTE_GAP = 512 * 1024;
 // Memory that a thread keeps for its next task, and above which tasks ask the gate of the process.
 constexpr i64 KEPT_NBYTES = 16 << 20;
 
@@ -101,6 +103,11 @@ private:
     void open_object(const std::string &path);
     void enter_object() noexcept;
     void find_object() noexcept;
+    void sort_chunks();
+    std::string index_name() const;
+    void fetch_index();
+    bool take_kept_index();
+    StoredRange first_run() const;
     void find_remote();
     void fetch_whole();
     Fetched request(i64 offset, i64 nbytes, u8 *to, i64 capacity);

@@ -136,6 +136,10 @@ void Execution::enter_object() noexcept {
         return;
     }
     find_object();
+    sort_chunks();
+}
+
+void Execution::sort_chunks() {
     if (!object_.index || object_.entered) return;
     const auto offset = [&](const WantedChunk &chunk) {
         return (*object_.index)[static_cast<size_t>(chunk.inner)].offset;
@@ -150,13 +154,7 @@ void Execution::enter_object() noexcept {
 void Execution::find_remote() {
     try {
         if (geometry_.sharded()) {
-            const i64 nbytes = geometry_.index_nbytes;
-            const Gate gate(nbytes);
-            u8 *stored = scratch().stored.reserve(nbytes);
-            const Fetched fetched = request(geometry_.index_at_end ? -1 : 0, nbytes, stored, nbytes);
-            object_.version = fetched.version;
-            object_.range = {0, fetched.version.nbytes};
-            take_index(stored, fetched.nbytes);
+            if (!take_kept_index()) fetch_index();
         } else if (geometry_.encoded()) {
             fetch_whole();
         } else {
@@ -167,6 +165,64 @@ void Execution::find_remote() {
         if (error.failure.code != LC_MISSING) throw;
         object_.missing = true;
     }
+}
+
+std::string Execution::index_name() const {
+    return std::to_string(object_.array->store) + ":" + object_.array->path(object_.coordinates);
+}
+
+void Execution::fetch_index() {
+    const i64 nbytes = geometry_.index_nbytes;
+    const Gate gate(nbytes);
+    u8 *stored = scratch().stored.reserve(nbytes);
+    const Fetched fetched = request(geometry_.index_at_end ? -1 : 0, nbytes, stored, nbytes);
+    object_.version = fetched.version;
+    object_.range = {0, fetched.version.nbytes};
+    take_index(stored, fetched.nbytes);
+    if (is_told(object_.version)) indexes_.keep(index_name(), object_.version, geometry_, object_.index);
+}
+
+// Take the index that an earlier read has kept, where a request for what this task reads first says that the object is
+// still of its version; false where it is not, or there is none.
+bool Execution::take_kept_index() {
+    const std::shared_ptr<const ShardIndex> known = indexes_.find_last(index_name(), geometry_, object_.version);
+    if (known) {
+        object_.index = known;
+        object_.range = {0, object_.version.nbytes};
+        sort_chunks();
+        const auto [offset, nbytes] = first_run();
+        try {
+            gate_.emplace(nbytes + geometry_.chunk_nbytes);
+            const Fetched fetched = request(offset, nbytes, scratch().stored.reserve(nbytes), nbytes);
+            if (fetched.version == object_.version && fetched.nbytes == nbytes) {
+                fetched_offset_ = offset;
+                fetched_nbytes_ = nbytes;
+                return true;
+            }
+        } catch (const FailedRead &) {  // the request for the index says why, or succeeds
+        }
+        gate_.reset();
+    }
+    object_.index.reset();
+    object_.version = {};
+    return false;
+}
+
+// Encoded chunks of this task that are read together first; no bytes where there are none, or where chunks are raw, of
+// which parts may be read.
+StoredRange Execution::first_run() const {
+    StoredRange run{0, 0};
+    for (u32 n = 0; geometry_.encoded() && n < task_.chunks; ++n) {
+        const WantedChunk &chunk = wave_.chunks[task_.first_chunk + n];
+        const auto [offset, nbytes] = (*object_.index)[static_cast<size_t>(chunk.inner)];
+        if (offset < 0 || !is_wanted(chunk)) continue;
+        const i64 end = offset + nbytes;
+        if (!run.nbytes) run = {offset, nbytes};
+        else if (offset < run.offset || offset - run.offset - run.nbytes > REMOTE_GAP || end - run.offset > most_read_)
+            break;
+        else run.nbytes = std::max(run.nbytes, end - run.offset);
+    }
+    return run;
 }
 
 // Bring all of an object whose size is unknown into the thread's memory.

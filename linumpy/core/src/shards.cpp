@@ -104,6 +104,15 @@ std::shared_ptr<const ShardIndex> IndexCache::find(const std::string &path, cons
     return known->second->index;
 }
 
+std::shared_ptr<const ShardIndex> IndexCache::find_last(const std::string &path, const Geometry &geometry,
+                                                        Version &version) {
+    {
+        const std::lock_guard lock(mutex_);
+        if (const auto known = by_path_.find(path); known != by_path_.end()) version = known->second->version;
+    }
+    return find(path, version, geometry);
+}
+
 void IndexCache::keep(const std::string &path, const Version &version, const Geometry &geometry,
                       std::shared_ptr<const ShardIndex> index) {
     const i64 nbytes = nbytes_of(*index);

@@ -27,6 +27,8 @@ class IndexCache {
 public:
     explicit IndexCache(i64 nbytes) : most_(nbytes) {}
     std::shared_ptr<const ShardIndex> find(const std::string &path, const Version &version, const Geometry &geometry);
+    // The one that was kept last, whatever the version is now.
+    std::shared_ptr<const ShardIndex> find_last(const std::string &path, const Geometry &geometry, Version &version);
     void keep(const std::string &path, const Version &version, const Geometry &geometry,
               std::shared_ptr<const ShardIndex> index);
     i64 hits() const { return hits_.load(); }

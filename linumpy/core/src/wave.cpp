@@ -7,9 +7,10 @@
 namespace lc {
 namespace {
 
-// Decoded bytes of a task, of shards; and of one that takes requests, each of which costs a round trip, so that there are
-// fewer than `REQUESTS` only where there are few chunks.
-constexpr i64 TASK_NBYTES = 2 << 20, REQUEST_NBYTES = 4 << 20, REQUESTS = 128;
+// Decoded bytes of a task, of shards.
+constexpr i64 TASK_NBYTES = 2 << 20;
+// The same of a task that takes requests, each of which costs a round trip: so many tasks, unless they had less or more.
+constexpr i64 REQUEST_TASKS = 128, LEAST_REQUEST_NBYTES = 512 << 10, MOST_REQUEST_NBYTES = 4 << 20;
 
 Array *array_of(const WantedBox &box) {
     const Regions &regions = box.batch->regions;
@@ -138,13 +139,14 @@ void Wave::put_first_batches_first(size_t first) {
 }
 
 void Wave::cut_read(i64 threads) {
-    const i64 even = std::max<i64>(1, missed() / (4 * threads)), even_requests = std::max<i64>(1, missed() / REQUESTS);
+    const i64 even = missed() / (4 * threads), even_requests = missed() / REQUEST_TASKS;
     for (size_t n = 0; n < objects_; ++n) {
         StoredObject &object = objects[n];
-        const bool remote = object.array->store != 0;
-        const i64 nbytes = remote ? REQUEST_NBYTES : TASK_NBYTES;
-        const i64 most = std::max<i64>(1, nbytes / object.array->geometry->chunk_nbytes);
-        const u32 step = static_cast<u32>(std::min(remote ? even_requests : even, most));
+        const i64 nbytes = object.array->geometry->chunk_nbytes;
+        const i64 count = !object.array->store
+                              ? std::min(even, TASK_NBYTES / nbytes)
+                              : std::clamp(even_requests, LEAST_REQUEST_NBYTES / nbytes, MOST_REQUEST_NBYTES / nbytes);
+        const u32 step = static_cast<u32>(std::max<i64>(1, count));
         for (u32 first = 0; first < object.chunks; first += step) {
             tasks.push_back({static_cast<u32>(n), object.first_chunk + first, std::min(step, object.chunks - first)});
             object.tasks_left.fetch_add(1, std::memory_order_relaxed);

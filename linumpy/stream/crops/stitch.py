@@ -72,11 +72,13 @@ class CropGrid:
     ) -> None:
         checked = fixed(Sample(uri, ((0, 1),), parts=parts))  # type: ignore[arg-type]
         self.uri, self.shape, self.parts = checked.uri, sizes(shape), checked.parts
-        self.volume = sizes(open_source(uri).shape if volume is None else volume)
+        self.volume = sizes(open_source(uri).shape if volume is None else volume, "volume")
         each = overlap if isinstance(overlap, (Sequence, np.ndarray)) else (overlap,) * len(self.shape)
         shared = tuple(integer("overlap", n, 0) for n in each)
         if not len(self.shape) == len(self.volume) == len(shared):
-            raise InvalidArgument(f"shape={self.shape} and overlap={shared} do not fit {uri} of {self.volume}")
+            raise InvalidArgument(
+                f"shape={self.shape} and overlap={shared} need a number for each axis of {uri}, {self.volume}"
+            )
         for axis, (size, both) in enumerate(zip(self.shape, shared, strict=True)):
             if both >= size:
                 raise InvalidArgument(f"overlap along axis {axis} must be from 0 to {size - 1} (got {both})")

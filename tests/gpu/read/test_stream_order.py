@@ -46,7 +46,7 @@ def read(array, region, seed, **options):
     return got
 
 
-@settings(inside_a_test, max_examples=40)
+@settings(inside_a_test, max_examples=budget.examples(60))
 @given(
     case=cases(max_elements=400), copied=st.booleans(), missing=st.sampled_from([0, 2, 3]), seed=SEEDS,
     scratch=st.sampled_from(reference.SCRATCHES),
@@ -124,7 +124,7 @@ def test_what_the_host_mends_comes_after_what_the_device_wrote(tmp_path):
     for row in (2, 7):
         data = expected[row].tobytes()
         (tmp_path / f"a/c/{row}/0").write_bytes(b"".join(numcodecs.Zstd().encode(one) for one in (data[:9], data[9:])))
-    for seed in range(15):
+    for seed in range(budget.examples(18)):
         job = reference.make_job(array, seed=seed, decode_on="device")
         assert same(reference.execute(job), expected), seed
         assert job.report.chunks_decoded_by_host == 2
