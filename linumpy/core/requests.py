@@ -42,10 +42,10 @@ class Stores:
             for number, known in self._stores.items():
                 if known is store:
                     return number
+            requests = _most_requests()
             number = next(self._numbers)
             self._stores[number] = store
             if number == 1:
-                requests = int(os.environ.get(REQUESTS_VARIABLE) or REQUESTS)
                 native.library().quick.lc_set_fetch(_callback, requests)
             return number
 
@@ -96,6 +96,13 @@ class Stores:
                 return None
         _describe(request, found.meta)
         return memoryview(found.bytes())
+
+
+def _most_requests() -> int:
+    text = os.environ.get(REQUESTS_VARIABLE) or str(REQUESTS)
+    if not text.isdecimal() or int(text) < 1:
+        raise ValueError(f"{REQUESTS_VARIABLE}={text!r}: a number of requests is needed, 1 or more")
+    return int(text)
 
 
 def _range_of_whole(store: Any, key: str, request: Any) -> memoryview:

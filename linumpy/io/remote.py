@@ -151,7 +151,7 @@ def remote_array(array: zarr.Array) -> RemoteArray | None:
 def without_credentials(text: str) -> str:
     """Remove user names, passwords and queries from the URLs of object stores in a text."""
     scheme = rf"\b((?:{'|'.join(SCHEMES)})://"
-    return re.sub(rf"{scheme})[^/\s\"']*@", r"\1", re.sub(rf"{scheme}[^\s?#\"']*)[?#][^\s\"')]*", r"\1", text))
+    return re.sub(rf"{scheme})[^/\n]*@", r"\1", re.sub(rf"{scheme}[^\s?#\"']*)[?#][^\s\"')]*", r"\1", text))
 
 
 def explained(error: BaseException) -> str:

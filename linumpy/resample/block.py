@@ -226,14 +226,14 @@ def box_work_bytes(dtype: np.dtype, grid: AffineGrid, device: str) -> tuple[int,
     return passes + between.itemsize + work, output_work + between.itemsize + (24 if device == "cuda" else 0)
 
 
-def fill(out: Array, cval: float) -> Array:
-    """Fill a block outside of the image with `cval`, cast as SciPy does."""
+def fill(out: Array, cval: float, where: Any = ...) -> Array:
+    """Fill a block outside of the image, or its voxels `where`, with `cval`, cast as SciPy does."""
     nothing = np.zeros((1,), np.float32 if out.dtype == np.float16 else out.dtype)
     import scipy.ndimage as ndimage
 
     value = ndimage.map_coordinates(nothing, [[-2.0]], order=0, mode="constant", cval=cval)
     with np.errstate(over="ignore"):  # numbers beyond float16 become infinite
-        out[...] = value.astype(out.dtype)[0]
+        out[where] = value.astype(out.dtype)[0]
     return out
 
 

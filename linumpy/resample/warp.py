@@ -137,6 +137,7 @@ def _make_part(
         points[axis] -= first
     sampled = map_coordinates(source, points, order=grid.order, mode=grid.mode, cval=cval, output=out.dtype)
     out[...] = sampled
+    fill(out, cval, ~array_module(points).isfinite(points).all(axis=0))  # whatever the mode makes of them
 
 
 def _coordinates(

@@ -3,10 +3,8 @@
 import sys
 from unittest.mock import patch
 
-import nibabel
 import numpy as np
 import pytest
-import tifffile
 import zarr
 
 from linumpy import to_nifti, to_tiff
@@ -14,6 +12,9 @@ from linumpy.errors import MetadataError
 from linumpy.interop import export
 from linumpy.io.carried import Carried, LeadingAxis
 from linumpy.write.writer import write_omezarr
+
+nibabel = pytest.importorskip("nibabel", reason="nibabel is not installed: pip install nibabel")
+tifffile = pytest.importorskip("tifffile", reason="tifffile is not installed: pip install tifffile")
 
 
 def image(path, shape=(9, 12, 14), axes=None, dtype="u2", orientations=None, **options):

@@ -21,7 +21,11 @@ from linumpy.resample.resample_zarr import resample_zarr
 from linumpy.write.writer import write_omezarr
 from scripts import linum_resample
 
-ngff_zarr = pytest.importorskip("ngff_zarr", reason="ngff-zarr is not installed: pip install ngff-zarr")
+try:  # a GPU machine may lack it, and has other tests here to run
+    import ngff_zarr
+except ImportError:
+    ngff_zarr = None
+needs_ngff_zarr = pytest.mark.skipif(ngff_zarr is None, reason="ngff-zarr is not installed: pip install ngff-zarr")
 
 FAST = {"device": "cpu", "durable": False}
 SPACE = [{"name": name, "type": "space", "unit": "micrometer"} for name in "zyx"]
@@ -111,6 +115,8 @@ def sampled(positions, values=VALUES, **options):
 
 def validated(folder):
     """Read by ngff-zarr, which checks the metadata by the schemas of the specification if it has jsonschema."""
+    if ngff_zarr is None:
+        return None
     return ngff_zarr.from_ngff_zarr(folder, validate=importlib.util.find_spec("jsonschema") is not None)
 
 
@@ -190,6 +196,7 @@ def test_scenes_turn_images(tmp_path, inverse):
     assert np.allclose(result(tmp_path / "p"), expected, atol=1e-4)
 
 
+@needs_ngff_zarr
 def test_scenes_of_ngff_zarr(tmp_path):
     """Axes are exchanged by index, one of them scaled, and turned, in a scene that ngff-zarr wrote."""
     from ngff_zarr.v06 import zarr_metadata as v06
@@ -224,6 +231,7 @@ def test_scenes_of_ngff_zarr(tmp_path):
     assert list(open_images(tmp_path / "s")) == ["b", "a"]
 
 
+@needs_ngff_zarr
 def test_turned_images_say_where_they_are(tmp_path):
     """By a transformation to the system of the source, through which it is found again."""
     orientation = {"type": "anatomical", "value": "left-to-right"}
@@ -385,6 +393,7 @@ def test_smoothing_and_labels_through_a_field(tmp_path):
     assert (result(tmp_path / "o/labels/cells") != labels).mean() < 0.002
 
 
+@needs_ngff_zarr
 def test_coordinates_that_are_unknown_are_outside(tmp_path):
     """A field of the source's coordinates; ngff-zarr wrote the one that displaces them, its component axis first."""
     group = both(tmp_path / "s", between({"type": "sequence", "transformations": []}))
@@ -414,8 +423,7 @@ def test_coordinates_that_are_unknown_are_outside(tmp_path):
             **FAST,
         )
         expected = sampled(moved, mode=mode, cval=3)
-        unknown = 3 if mode == "constant" else np.nan
-        expected[np.isnan(moved).any(axis=0)] = unknown
+        expected[np.isnan(moved).any(axis=0)] = 3
         wrong = ~np.isclose(result(tmp_path / mode), expected, atol=2e-4, equal_nan=True)
         assert wrong.mean() < 0.002
 

@@ -15,11 +15,11 @@ constexpr size_t LOOKED_UP = 256;
 constexpr u32 TASK_BOXES = 512, TASK_OBJECTS = 32;
 
 // Which version of a stored object is there now; looked at once a wave.
-Version version_of(StoredObject &object) {
+Version version_of(StoredObject &object, const std::atomic<bool> &closing) {
     const std::lock_guard lock(object.mutex);
     const Array &array = *object.array;
     if (!object.looked)
-        object.seen = array.store ? version_in_store(array.store, array.path(object.coordinates))
+        object.seen = array.store ? version_in_store(array.store, array.path(object.coordinates), closing)
                                   : version_at(array.file(object.coordinates));
     object.looked = true;
     return object.seen;
@@ -159,7 +159,7 @@ void Reader::stage_kept(Wave &wave, const Task &task, std::vector<u32> &stale) {
     for (u32 n = task.first_chunk; n < task.first_chunk + task.chunks; ++n) {
         WantedChunk &chunk = wave.chunks[n];
         if (n == task.first_chunk || chunk.object != wave.chunks[n - 1].object)
-            version = version_of(wave.objects[chunk.object]);
+            version = version_of(wave.objects[chunk.object], closing_);
         if (chunk.slot->version == version) rows.add(chunk, *std::exchange(chunk.slot, nullptr));
         else stale.push_back(n);
     }

@@ -221,6 +221,8 @@ public:
     Device *device() const { return device_.get(); }
     void decode_again(const StagedChunk &chunk, const std::vector<u8> &stored, std::vector<Row> &rows) noexcept;
     void note_progress();
+    // Requests to object stores that have not begun by then do not: each takes as long as the network wants.
+    const std::atomic<bool> &closing() const { return closing_; }
 
     IndexCache indexes;
     Stats stats;
@@ -244,7 +246,8 @@ private:
     FoundBoxes found_;  // of the thread that plans
     std::unordered_map<std::string, std::weak_ptr<Array>> arrays_;
     i64 queued_boxes_ = 0, waves_ = 0, batches_ = 0, threads_;
-    bool planning_ = false, closing_ = false;
+    bool planning_ = false;
+    std::atomic<bool> closing_{false};  // written with the lock held
     std::unique_ptr<Device> device_;
 };
 

@@ -82,7 +82,7 @@ void set_fetch(lc_fetch_object function, i64 count) {
 void forget_requests() { shared_requests.store(nullptr); }
 
 bool fetch(i64 store, const std::string &key, i64 offset, i64 nbytes, u8 *to, i64 capacity, Fetched &fetched,
-           Failure &failure) {
+           Failure &failure, const std::atomic<bool> &closing) {
     lc_fetch record{};
     record.store = store;
     record.key = key.c_str();
@@ -93,7 +93,8 @@ bool fetch(i64 store, const std::string &key, i64 offset, i64 nbytes, u8 *to, i6
     record.code = LC_REMOTE;
     if (const lc_fetch_object call = fetch_object.load()) {
         const UnderWay under_way;
-        call(&record);
+        if (closing) record.code = LC_CANCELLED;
+        else call(&record);
     }
     fetched = {record.got, {static_cast<u64>(record.version[0]), record.size, record.version[1], 0}};
     if (record.code == LC_OK) return true;
@@ -102,10 +103,10 @@ bool fetch(i64 store, const std::string &key, i64 offset, i64 nbytes, u8 *to, i6
     return false;
 }
 
-Version version_in_store(i64 store, const std::string &key) {
+Version version_in_store(i64 store, const std::string &key, const std::atomic<bool> &closing) {
     Fetched fetched;
     Failure failure;
-    const bool found = fetch(store, key, 0, 0, nullptr, 0, fetched, failure);
+    const bool found = fetch(store, key, 0, 0, nullptr, 0, fetched, failure, closing);
     return found && is_told(fetched.version) ? fetched.version : Version{};
 }
 
@@ -116,7 +117,7 @@ Fetched Execution::request(i64 offset, i64 nbytes, u8 *to, i64 capacity) {
     ++files_opened;
     for_jobs_of_object([](Job &job, i64 n) { job.files_opened += n; }, 1);
     if (!fetch(object_.array->store, object_.array->path(object_.coordinates), offset, nbytes, to, capacity, fetched,
-               failure))
+               failure, reader_.closing()))
         throw FailedRead{failure};
     return fetched;
 }
