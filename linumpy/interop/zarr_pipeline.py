@@ -146,7 +146,8 @@ class LinumpyCodecPipeline(CodecPipeline):
             return None
         root = key[1] or ""
         # zarr finds a relative store from the working directory of each read.
-        place = root if where.store.root.is_absolute() else f"{os.getcwd()}\0{root}"
+        folder = getattr(where.store, "root", None)
+        place = root if folder is None or folder.is_absolute() else f"{os.getcwd()}\0{root}"
         layout = self._layouts.get(place)
         if layout is None:
             layout = self._layouts[place] = self._read_layout(StorePath(where.store, root))

@@ -135,6 +135,8 @@ def axes_of(multiscale: Mapping[str, Any], name: str) -> tuple[Axis, ...]:
         Axis(str(axis["name"]), axis.get("type"), axis.get("unit"), _mapping(axis.get("orientation")))
         for axis in described
     )
+    if len({axis.name for axis in axes}) < len(axes):
+        raise MetadataError(f"{name}: two of the axes {', '.join(a.name for a in axes)} have the same name")
     for axis in axes:
         if not isinstance(axis.type, str | None):
             raise MetadataError(f"{name}: axis {axis.name!r} has the type {axis.type!r}; NGFF wants a text")

@@ -77,9 +77,11 @@ def read_chunks_on_host(array: zarr.Array, region: tuple[int | slice, ...]) -> n
     ------
     ChunkError
         The store or a codec cannot return a chunk (or shard), which the error names; or the file of a shard is empty,
-        which zarr would read as a shard that was never written.
+        which zarr would read as a shard that was never written; or a Blosc chunk is cut off, of which numcodecs would
+        decode what lies behind it in memory.
     """
     _refuse_empty_shards(array, region)
+    _refuse_cut_blosc(array, region)
     try:
         return read_on_host(array, region)
     except (MemoryError, LinumpyError):
@@ -112,6 +114,25 @@ def _refuse_empty_shards(array: zarr.Array, region: tuple[int | slice, ...]) -> 
             continue
         if nbytes == 0:
             raise ChunkError(f"{array.store_path}/{key} is an empty file, without the index of a shard")
+
+
+def _refuse_cut_blosc(array: zarr.Array, region: tuple[int | slice, ...]) -> None:
+    """Raise :class:`ChunkError` for a Blosc chunk of a local array whose file is shorter than its header says."""
+    if array.shards is not None or not isinstance(array.store, LocalStore):
+        return
+    if not any("Blosc" in type(codec).__name__ for codec in array.compressors[-1:]):
+        return
+    for index in _stored_objects(array, region):
+        key = array.metadata.encode_chunk_key(index)
+        try:
+            with open(array.store.root / array.path / key, "rb", buffering=0) as file:
+                header, nbytes = file.read(16), os.fstat(file.fileno()).st_size
+        except OSError:  # usually it was never written; zarr reports any other error
+            continue
+        wanted = int.from_bytes(header[12:], "little")
+        if len(header) < 16 or nbytes < wanted:
+            says = f", and its Blosc header says {wanted}" if len(header) == 16 else ", fewer than a Blosc header"
+            raise ChunkError(f"{array.store_path}/{key} has {nbytes} bytes{says}")
 
 
 def _stored_objects(array: zarr.Array, region: tuple[int | slice, ...]) -> Iterator[tuple[int, ...]]:

@@ -125,7 +125,7 @@ def predict(
         Voxel spacing of the source's level 0 in µm, where its metadata has none.
     model_name : str, optional
         What tells this model from others when a stopped run is continued. By default the name of the function or class,
-        and for an object with ``state_dict()`` a digest of it.
+        and for an object with ``state_dict()``, or a method of one, a digest of it.
     device : {"auto", "cuda", "cpu"}
         Where batches and sums are.
     memory : int, optional

@@ -6,6 +6,7 @@ image, its metadata, the samples and everything that the result depends on follo
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import secrets
@@ -170,13 +171,17 @@ def as_array(result: Any, xp: Any) -> Any:
 
 
 def name_of(model: Any) -> str:
-    """Name a model by its function or class, and its parameters where it tells them."""
+    """Name a model by its function or class, and its parameters where it, or the object of the method, tells them."""
+    if isinstance(model, functools.partial):
+        given = (*model.args, *model.keywords.items())
+        return f"{name_of(model.func)} of {[name_of(one) if hasattr(one, 'state_dict') else one for one in given]}"
     kind = model if hasattr(model, "__qualname__") else type(model)
     name = f"{kind.__module__}.{kind.__qualname__}"
-    if not callable(getattr(model, "state_dict", None)):
+    owner: Any = model if hasattr(model, "state_dict") else getattr(model, "__self__", None)
+    if not callable(getattr(owner, "state_dict", None)):
         return name
     digest = hashlib.sha256()
-    for key, value in model.state_dict().items():
+    for key, value in owner.state_dict().items():
         digest.update(key.encode())
         if hasattr(value, "detach"):
             value = as_array(value.detach().cpu(), np)

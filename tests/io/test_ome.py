@@ -262,6 +262,7 @@ def test_nobody_guesses_a_scale(tmp_path):
         (None, "names no axes"),
         (["z", "y", "x"], "names no axes"),  # NGFF 0.3
         ([{"name": name, "unit": "micrometer"} for name in "zyx"], "axis 'z' has no type"),
+        ([{"name": name, "type": "space", "unit": "micrometer"} for name in "zyy"], "same name"),
         ([{"name": name, "type": "channel"} for name in "abc"], "none of the axes a, b, c is of type space"),
         ([{"name": name, "type": "space", "unit": ["micrometer"]} for name in "zyx"], "unknown unit"),
         ([{"name": name, "type": "space", "unit": "pixel"} for name in "zyx"], "unknown unit 'pixel'; pass spacing="),

@@ -22,9 +22,17 @@ from zarr.codecs import (
 from zarr.codecs import numcodecs as v3
 from zarr.registry import register_buffer, register_ndbuffer
 
+from linumpy.errors import ChunkError
 from linumpy.gpu import zarr_to_dask
 from linumpy.io import zarr_mode
-from linumpy.io.zarr_mode import gpu_mode, host_zarr_context, in_mode_of_caller, read_on_host, write_from_host
+from linumpy.io.zarr_mode import (
+    gpu_mode,
+    host_zarr_context,
+    in_mode_of_caller,
+    read_chunks_on_host,
+    read_on_host,
+    write_from_host,
+)
 from linumpy.mosaic.tiles import boxes, read_box
 from linumpy.plan.grid.blocks import AffineGrid, ResamplePlan
 from linumpy.resample.overlap import work_through
@@ -362,3 +370,21 @@ def test_what_others_set_during_a_host_read_stays():
         with host_zarr_context():
             zarr.config.set(DEVICE)
         assert buffers() == tuple(DEVICE.values())
+
+
+@pytest.mark.parametrize("zarr_format", [2, 3])
+def test_a_blosc_chunk_that_is_cut_off_is_an_error(tmp_path, zarr_format):
+    """numcodecs does not look at how long it is, and decodes what lies behind it in memory."""
+    values = np.random.default_rng(0).normal(size=(4, 64))
+    codec = numcodecs.Blosc("lz4") if zarr_format == 2 else BloscCodec(cname="lz4")
+    array = zarr.create_array(tmp_path, data=values, chunks=(2, 64), compressors=codec, zarr_format=zarr_format)
+    np.testing.assert_array_equal(read_chunks_on_host(array, ()), values)
+    (chunk,) = (file for file in tmp_path.rglob("*") if file.relative_to(tmp_path).as_posix() in ("1.0", "c/1/0"))
+    stored = chunk.read_bytes()
+    for count in (len(stored) - 1, 7):
+        chunk.write_bytes(stored[:count])
+        with pytest.raises(ChunkError, match=rf"1.0 has {count} bytes"):
+            read_chunks_on_host(array, (slice(1, 3),))
+        np.testing.assert_array_equal(read_chunks_on_host(array, (slice(0, 2),)), values[:2])
+    chunk.unlink()
+    np.testing.assert_array_equal(read_chunks_on_host(array, (3,)), np.zeros(64))

@@ -1,6 +1,7 @@
 """If this fails, `stream.predict` writes other voxels than the model gives, or a stopped run is lost or mixed up."""
 
 import contextlib
+import functools
 import itertools
 import sys
 import types
@@ -267,6 +268,10 @@ def test_a_module_of_pytorch_is_evaluated_without_gradients(tmp_path, monkeypatc
 def test_models_are_told_apart_by_their_parameters():
     assert name_of(Model(2)) == name_of(Model(2)) != name_of(Model(3))
     assert name_of(smooth_and_steepest).endswith("smooth_and_steepest")
+    assert name_of(Model(2).__call__) == name_of(Model(2).__call__) != name_of(Model(3).__call__)
+    names = [name_of(functools.partial(smooth_and_steepest, one)) for one in (1, 2, Model(2), Model(2), Model(3))]
+    assert len(set(names)) == 4
+    assert names[2] == names[3]
 
 
 @pytest.mark.gpu
