@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import linumpy
+from linumpy.core import requests
 from linumpy.errors import ChunkError, SourceError, UnsupportedLayoutError
 from linumpy.gpu.read import direct as direct_reads
 from linumpy.gpu.read.reader import Reader
@@ -424,6 +425,9 @@ def test_urls_that_cannot_be_opened(served, monkeypatch):
     for user in ("", "me:se cr'et@"):
         with pytest.raises(SourceError, match=r"'http://127\.0\.0\.1:1/a' cannot be opened"):
             read_zarr(f"http://{user}127.0.0.1:1/a", storage_options=options(1), device="cpu")
+    monkeypatch.setenv(requests.REQUESTS_VARIABLE, "many")
+    with pytest.raises(ValueError, match="LINUMPY_REMOTE_REQUESTS='many': a number"):
+        requests.Stores().number_of(MemoryStore())
     served.faults = Faults(status=403)
     with pytest.raises(SourceError, match=r"raw' cannot be opened: PermissionDeniedError: .*403 Forbidden$"):
         open_source(f"{served.url}/raw")
