@@ -13,7 +13,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,8 +22,11 @@ import numpy as np
 import zarr
 from numpy.typing import ArrayLike
 
-from linumpy.device import resolve, to_host
+from linumpy.device import require_cuda, resolve, to_host
 from linumpy.errors import DeviceMemoryError, MetadataError
+from linumpy.gpu.kvikio_zarr import OwnReader
+from linumpy.gpu.read.request import DEFAULT_SCRATCH_BYTES, MIN_SCRATCH_BYTES
+from linumpy.gpu.zarr_io import read_region_into
 from linumpy.io.carried import Carried, carried_from
 from linumpy.io.ngff import Placement, Spacing
 from linumpy.io.ome import open_image
@@ -407,18 +410,24 @@ def make_coarser_levels(folder: Path, image: NewImage, downsampling: str, kind: 
     pyramid = Pyramid(image.shapes, image.stored, image.dtype.itemsize)
     # An eighth: a finer box, the buffers of its read, and the sums of its pairs.
     nbytes = STEP_BYTES if limit is None else min(STEP_BYTES, limit // 8)
+    scratch = None if limit is None else min(DEFAULT_SCRATCH_BYTES, max(MIN_SCRATCH_BYTES, limit // 4))
     threads = writing_threads()
-    with ThreadPoolExecutor(threads, "linumpy-chunks") as pool:
+    with ThreadPoolExecutor(threads, "linumpy-chunks") as pool, closing(OwnReader(scratch)) as reader:
         levels = [level_chunks(folder, level, pool, threads) for level in range(len(image.shapes))]
         for level, (finer, coarser) in enumerate(itertools.pairwise(levels), 1):
             whole = tuple(slice(0, n) for n in image.shapes[level])
             for box in split(whole, pyramid.step(level, nbytes >> len(whole))):
-                block = finer.read(pyramid.finer(level, box), on_device=kind == "cuda")
+                source = pyramid.finer(level, box)
                 factors = pyramid.factors(level)
                 if kind == "cuda":
+                    block = require_cuda().empty(
+                        [side.stop - side.start for side in source], image.dtype.newbyteorder("=")
+                    )
+                    read_region_into(finer.array, source, block, reader)
                     coarser.write(box, halve(block, downsampling, factors))
                 else:
-                    coarser.write(box, halve_by_threads(to_host(block), downsampling, pool, threads, factors))
+                    block = to_host(finer.read(source, on_device=False))
+                    coarser.write(box, halve_by_threads(block, downsampling, pool, threads, factors))
 
 
 def level_chunks(folder: Path, level: int, pool: ThreadPoolExecutor, threads: int) -> Chunks:

@@ -45,6 +45,8 @@ def writing_threads() -> int:
 class Chunks(Protocol):
     """Writes and reads back the chunks of an array."""
 
+    array: zarr.Array
+
     def write(self, box: Box, block: Array) -> None:
         """Write a box of whole chunks (or shards), and return when all of it is written."""
 

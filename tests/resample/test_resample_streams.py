@@ -20,8 +20,9 @@ from linumpy.gpu.read import request as output
 from linumpy.gpu.read.reader import Reader
 from linumpy.plan.grid.blocks import AffineGrid, ResamplePlan
 from linumpy.plan.grid.point_map import Field, affine
-from linumpy.resample import overlap, pipeline
+from linumpy.resample import overlap, pipeline, resample_zarr
 from linumpy.resample.pipeline import BlockJob, make_block, make_blocks
+from linumpy.write.new_image import plan_image
 from tests.support.gpu import reference
 
 lock = threading.RLock()
@@ -260,3 +261,33 @@ def test_all_blocks_are_read_by_one_reader(tmp_path, monkeypatch):
     assert len(boxes) == 12
     for block in job.plan:
         assert np.array_equal(boxes[block.number], image[block.source_box])
+
+
+def test_coarser_levels_are_read_by_one_reader_within_the_limit(tmp_path, monkeypatch):
+    """The device has no byte more: the reader that all callers share would take 512 MiB."""
+    limit, made = 2**23, []
+    image = np.random.default_rng(0).integers(0, 60000, (64, 90, 70)).astype("u2")
+    planned = plan_image(image.shape, "u2", (1, 1, 1), name="a", chunks=(16, 16, 16), compressors=None, levels=3)
+    planned.create(tmp_path / "a")[0][...] = image
+
+    class Counted(Reader):
+        def __init__(self, device, scratch_bytes, **options):
+            super().__init__(device, scratch_bytes, **options)
+            made.append(self)
+
+    real = resample_zarr.halve
+    monkeypatch.setattr(kvikio_zarr, "Reader", Counted)
+    monkeypatch.setattr(kvikio_zarr, "gds_mode", lambda _: (False, "a test"))
+    monkeypatch.setattr(output, "free_memory", lambda *_: limit)
+    monkeypatch.setattr(resample_zarr, "STEP_BYTES", 2**16)
+    monkeypatch.setattr(resample_zarr, "halve", lambda block, *how: real(block.get(), *how))
+    with reference.fake_device():
+        resample_zarr.make_coarser_levels(tmp_path / "a", planned, "mean", "cuda", limit)
+    (reader,) = made
+    assert reader.scratch_nbytes <= limit // 4
+    assert reader.is_closed
+    got = [zarr.open_array(tmp_path / "a" / str(level))[...] for level in (1, 2)]
+    resample_zarr.make_coarser_levels(tmp_path / "a", planned, "mean", "cpu")
+    for level, values in enumerate(got, 1):
+        assert values.any()
+        assert np.array_equal(values, zarr.open_array(tmp_path / "a" / str(level))[...])
