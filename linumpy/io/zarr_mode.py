@@ -132,7 +132,7 @@ def _refuse_cut_blosc(array: zarr.Array, region: tuple[int | slice, ...]) -> Non
         wanted = int.from_bytes(header[12:], "little")
         if len(header) < 16 or nbytes < wanted:
             says = f", and its Blosc header says {wanted}" if len(header) == 16 else ", fewer than a Blosc header"
-            raise ChunkError(f"{array.store_path}/{key} has {nbytes} bytes{says}")
+            raise ChunkError(f"{array.store_path}/{key} cannot be read: it has {nbytes} bytes{says}")
 
 
 def _stored_objects(array: zarr.Array, region: tuple[int | slice, ...]) -> Iterator[tuple[int, ...]]:

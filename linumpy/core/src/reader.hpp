@@ -179,7 +179,9 @@ private:
     void bring_together(FoundBoxes &found);
     void count_chunks(size_t first);
     void cut_read(i64 threads);
+    template <class Number> void sort_tasks(size_t first, Number number_of);
     void put_first_batches_first(size_t first);
+    void take_turns(size_t first);
     void find_kept(KeptChunks &kept);
     void cut_kept();
     std::shared_ptr<Reader> reader_;

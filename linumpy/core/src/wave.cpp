@@ -11,6 +11,7 @@ namespace {
 constexpr i64 TASK_NBYTES = 2 << 20;
 // The same of a task that takes requests, each of which costs a round trip: so many tasks, unless they had less or more.
 constexpr i64 REQUEST_TASKS = 128, LEAST_REQUEST_NBYTES = 512 << 10, MOST_REQUEST_NBYTES = 4 << 20;
+constexpr u32 TURNS = 32;  // shards of an object store whose tasks take turns
 
 Array *array_of(const WantedBox &box) {
     const Regions &regions = box.batch->regions;
@@ -72,6 +73,7 @@ void Wave::arrange(FoundBoxes &found, i64 threads, KeptChunks *kept) {
     if (kept) find_kept(*kept);
     const size_t first = tasks.size();
     cut_read(threads);
+    take_turns(first);
     if (batches_.size() > 1) put_first_batches_first(first);
     left_ = static_cast<i64>(tasks.size());
 }
@@ -121,21 +123,34 @@ void Wave::count_chunks(size_t first) {
     }
 }
 
-// Sort tasks from `first` on by the first batch that wants one of their chunks: a wave of several batches would else end
-// all of them at its end.
-void Wave::put_first_batches_first(size_t first) {
-    const auto number_of = [this](const Task &task) {
-        i64 number = INT64_MAX;
-        for (u32 n = task.first_chunk; n < task.first_chunk + task.chunks; ++n)
-            for (u32 k = chunks[n].first_box; k < chunks[n].first_box + chunks[n].boxes; ++k)
-                number = std::min(number, boxes[k].batch->number);
-        return number;
-    };
+// Sort tasks from `first` on by a number of each.
+template <class Number> void Wave::sort_tasks(size_t first, Number number_of) {
     std::vector<std::pair<i64, Task>> numbered;
     numbered.reserve(tasks.size() - first);
     for (size_t n = first; n < tasks.size(); ++n) numbered.emplace_back(number_of(tasks[n]), tasks[n]);
     std::stable_sort(numbered.begin(), numbered.end(), [](const auto &a, const auto &b) { return a.first < b.first; });
     for (size_t n = first; n < tasks.size(); ++n) tasks[n] = numbered[n - first].second;
+}
+
+// By the first batch that wants one of their chunks: a wave of several batches would else end all of them at its end.
+void Wave::put_first_batches_first(size_t first) {
+    sort_tasks(first, [this](const Task &task) {
+        i64 number = INT64_MAX;
+        for (u32 n = task.first_chunk; n < task.first_chunk + task.chunks; ++n)
+            for (u32 k = chunks[n].first_box; k < chunks[n].first_box + chunks[n].boxes; ++k)
+                number = std::min(number, boxes[k].batch->number);
+        return number;
+    });
+}
+
+// Shards in an object store take turns: the first task of each brings its index, and all others of it wait for that.
+void Wave::take_turns(size_t first) {
+    const auto is_remote = [this](const Task &task) { return objects[task.object].array->store != 0; };
+    if (std::none_of(tasks.begin() + static_cast<i64>(first), tasks.end(), is_remote)) return;
+    sort_tasks(first, [&](const Task &task) {
+        const u32 behind = is_remote(task) ? task.first_chunk - objects[task.object].first_chunk : 0;
+        return i64{task.object / TURNS} << 32 | behind;
+    });
 }
 
 void Wave::cut_read(i64 threads) {

@@ -122,6 +122,22 @@ def test_requests_are_as_few_as_may_be(served, kind):
         assert len(asked) == len(objects) == 2 * 3 * 5
 
 
+def test_indexes_of_shards_are_asked_for_at_the_same_time(served, monkeypatch):
+    """Those of the six shards with chunks all come before one is answered."""
+    together, fetch = threading.Barrier(6, timeout=20), requests._STORES._fetch
+
+    def wait_for_all(request):
+        if request.offset < 0:
+            together.wait()
+        fetch(request)
+
+    with Reader(device="cpu") as reader:
+        layout = reader.layout_of(f"{served.url}/raw shards")
+        monkeypatch.setattr(requests._STORES, "_fetch", wait_for_all)
+        values = reader.submit_layout(layout, np.s_[:16, :, :32]).result()
+    assert np.array_equal(values, VALUES[:16, :, :32])
+
+
 def test_all_open_the_same_way(served, tmp_path):
     url, region = f"{served.url}/zstd", np.s_[2:20, 5:9, 1:35]
     store = ObjectStore(HTTPStore(served.url, client_options={"allow_http": True}), read_only=True)
