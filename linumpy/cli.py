@@ -187,8 +187,12 @@ def choose_device(parsed: argparse.Namespace) -> bool:
     ValueError
         ``LINUMPY_DEVICE`` names no device.
     """
-    wish = {None: None, True: "cuda", False: "cpu"}[parsed.use_gpu]
-    return devices.resolve(wish).is_cuda
+    return devices.resolve(wished_device(parsed)).is_cuda
+
+
+def wished_device(parsed: argparse.Namespace) -> str | None:
+    """Return the device that the options of :func:`add_gpu_arguments` name; None where they name none."""
+    return {None: None, True: "cuda", False: "cpu"}[parsed.use_gpu]
 
 
 def closing_line(

@@ -102,7 +102,7 @@ def _resample(parsed: argparse.Namespace) -> None:
         use_gpu = cli.choose_device(parsed)
         device, where = "cuda" if use_gpu else "cpu", "GPU" if use_gpu else "CPU"
     else:
-        device, where = {None: "auto", True: "cuda", False: "cpu"}[parsed.use_gpu], "the workers"
+        device, where = cli.wished_device(parsed) or "auto", "the workers"
     memory = None if parsed.device_memory is None else _nbytes(parsed.device_memory)
     chosen = cli.volume_options(parsed)
     # By the names of axes, so that an image of y and x takes two of them.

@@ -2,9 +2,8 @@
 
 In: a source and a region. Out: a CuPy array on the current device, ordered on CuPy's current stream; a NumPy array from
 :func:`read_zarr` where there is no GPU. linumpy's own reader reads local and object stores with raw chunks or supported
-codecs;
-zarr-python reads everything else, in its GPU mode or into host memory with one copy to the device. The log and the
-report give the reason for a fallback, which is an error with ``strict=True``. Broken data never falls back.
+codecs; zarr-python reads everything else, in its GPU mode or into host memory with one copy to the device. The log and
+the report give the reason for a fallback, which is an error with ``strict=True``. Broken data never falls back.
 """
 
 from __future__ import annotations

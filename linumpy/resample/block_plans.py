@@ -69,7 +69,7 @@ def plan_blocks(
     # Writing copies a block into the order of its chunks.
     cost = BlockBytes(itemsize, itemsize, work, output_work + itemsize)
     budget = _budget(kind, limit)
-    scratch = min(DEFAULT_SCRATCH_BYTES, max(MIN_SCRATCH_BYTES, budget // 4))
+    scratch = scratch_within(budget)
     return ResamplePlan(grid, choose_block_shape(grid, stored, cost, budget - scratch, source.chunks)), scratch
 
 
@@ -99,8 +99,13 @@ def _plan_warped_blocks(
         if 2 * math.prod(shape) * itemsize > most:
             break
         shape[axis] *= 2
-    scratch = None if kind == "cpu" else min(DEFAULT_SCRATCH_BYTES, max(MIN_SCRATCH_BYTES, budget // 4))
+    scratch = None if kind == "cpu" else scratch_within(budget)
     return ResamplePlan(grid, tuple(shape), budget // 16), scratch
+
+
+def scratch_within(budget: int) -> int:
+    """Return the device memory of a reader beyond its results: a fourth of what may be used, at most the default."""
+    return min(DEFAULT_SCRATCH_BYTES, max(MIN_SCRATCH_BYTES, int(budget) // 4))
 
 
 def check_limit(limit: Any) -> None:

@@ -128,6 +128,14 @@ def open_stage(job: BlockJob, *, slots: int) -> Stage:
     return CudaStage(job, slots=slots) if job.device == "cuda" else HostStage(job, alone=slots > 1)
 
 
+def read_to_device(array: zarr.Array, region: tuple[int | slice, ...], reader: OwnReader) -> Array:
+    """Read a region into new device memory, by a reader with a limit of its own."""
+    shape = tuple(side.stop - side.start for side in region if isinstance(side, slice))
+    out = require_cuda().empty(shape, array.dtype.newbyteorder("="))
+    read_region_into(array, region, out, reader)
+    return out
+
+
 class HostStage:
     """Makes blocks in host memory."""
 
@@ -216,10 +224,7 @@ class CudaStage:
         return self._read_array(self._source.array, self._source.region(box))
 
     def _read_array(self, array: zarr.Array, region: tuple[int | slice, ...]) -> Array:
-        shape = tuple(one.stop - one.start for one in region if isinstance(one, slice))
-        out = require_cuda().empty(shape, array.dtype.newbyteorder("="))
-        read_region_into(array, region, out, self._reader)
-        return out
+        return read_to_device(array, region, self._reader)
 
     def write(self, block: Block, result: Array) -> None:
         """Write the block from the device."""

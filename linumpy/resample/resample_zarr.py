@@ -22,11 +22,9 @@ import numpy as np
 import zarr
 from numpy.typing import ArrayLike
 
-from linumpy.device import require_cuda, resolve, to_host
+from linumpy.device import resolve, to_host
 from linumpy.errors import DeviceMemoryError, MetadataError
 from linumpy.gpu.kvikio_zarr import OwnReader
-from linumpy.gpu.read.request import DEFAULT_SCRATCH_BYTES, MIN_SCRATCH_BYTES
-from linumpy.gpu.zarr_io import read_region_into
 from linumpy.io.carried import Carried, carried_from
 from linumpy.io.ngff import Placement, Spacing
 from linumpy.io.ome import open_image
@@ -38,10 +36,10 @@ from linumpy.plan.grid.blocks import AffineGrid, Block, ResamplePlan, anti_alias
 from linumpy.plan.pyramid import Pyramid, split
 from linumpy.progress import bytes_progress
 from linumpy.renamed import renamed_parameter
-from linumpy.resample.block_plans import check_limit, plan_blocks
+from linumpy.resample.block_plans import check_limit, plan_blocks, scratch_within
 from linumpy.resample.labels import LABELS, plan_labels
 from linumpy.resample.parts import TargetImage, check_unchanged, creator_of, plan_part_image, request_of
-from linumpy.resample.pipeline import BlockJob, make_blocks
+from linumpy.resample.pipeline import BlockJob, make_blocks, read_to_device
 from linumpy.resample.resumable import Resumable, resumable_folder
 from linumpy.resample.target_grid import TargetGrid, on_grid_of, plan_target_grid, turned_systems
 from linumpy.resample.workers import Needs, client_of, make_blocks_on, needs_of, survey
@@ -408,9 +406,9 @@ def _fill(
 def make_coarser_levels(folder: Path, image: NewImage, downsampling: str, kind: str, limit: int | None = None) -> None:
     """Make the coarser resolutions of an image whose finest one is written, on the device or the host."""
     pyramid = Pyramid(image.shapes, image.stored, image.dtype.itemsize)
-    # An eighth: a finer box, the buffers of its read, and the sums of its pairs.
+    # An eighth for a finer box: the sums of its pairs and the scratch of its read take memory too.
     nbytes = STEP_BYTES if limit is None else min(STEP_BYTES, limit // 8)
-    scratch = None if limit is None else min(DEFAULT_SCRATCH_BYTES, max(MIN_SCRATCH_BYTES, limit // 4))
+    scratch = None if limit is None else scratch_within(limit)
     threads = writing_threads()
     with ThreadPoolExecutor(threads, "linumpy-chunks") as pool, closing(OwnReader(scratch)) as reader:
         levels = [level_chunks(folder, level, pool, threads) for level in range(len(image.shapes))]
@@ -420,11 +418,7 @@ def make_coarser_levels(folder: Path, image: NewImage, downsampling: str, kind: 
                 source = pyramid.finer(level, box)
                 factors = pyramid.factors(level)
                 if kind == "cuda":
-                    block = require_cuda().empty(
-                        [side.stop - side.start for side in source], image.dtype.newbyteorder("=")
-                    )
-                    read_region_into(finer.array, source, block, reader)
-                    coarser.write(box, halve(block, downsampling, factors))
+                    coarser.write(box, halve(read_to_device(finer.array, source, reader), downsampling, factors))
                 else:
                     block = to_host(finer.read(source, on_device=False))
                     coarser.write(box, halve_by_threads(block, downsampling, pool, threads, factors))
