@@ -21,7 +21,7 @@ from linumpy.errors import CoreUnavailableError
 from linumpy.plan.layout import MAX_RANK
 
 #: Version of the interface; the same number as LC_ABI.
-ABI = 7
+ABI = 8
 #: Environment variable: "0" switches the core off, for comparison.
 CORE_VARIABLE = "LINUMPY_CORE"
 #: What to install where the core was not built.
@@ -159,7 +159,9 @@ class Fetch(ctypes.Structure):
     _fields_ = (
         ("store", c_int64),
         ("key", c_char_p),
-        *((name, c_int64) for name in ("offset", "nbytes", "address", "capacity", "code", "got", "size")),
+        *((name, c_int64) for name in ("offset", "nbytes", "capacity")),
+        ("returned", POINTER(c_int64)),
+        *((name, c_int64) for name in ("returned_count", "code", "address", "got", "loan", "size")),
         ("version", c_int64 * 2),
         ("text", c_char * 256),
     )

@@ -83,7 +83,7 @@ def array_record(layout: ArrayLayout) -> native.Array:
     """Describe where the chunks of an array lie."""
     prefix, separator = layout.chunk_path
     if layout.remote is not None:
-        record = native.Array(prefix.encode(), separator.encode(), b"")
+        record = native.Array(prefix.encode(), separator.encode(), metadata_path(layout).encode())
         record.store = number_of(layout.remote.objects)
         return record
     record = native.Array(os.fsencode(prefix), separator.encode(), os.fsencode(metadata_path(layout)))
@@ -96,15 +96,17 @@ def array_record(layout: ArrayLayout) -> native.Array:
 
 
 def metadata_path(layout: ArrayLayout) -> str:
-    """Name the file that is there as long as the array is."""
+    """Name the file, or the key in its store, that is there as long as the array is."""
     if layout.entries is not None:
         return layout.entries.path
-    return f"{layout.root}/{'zarr.json' if layout.zarr_format == 3 else '.zarray'}"
+    folder = layout.root if layout.remote is None else layout.remote.path
+    name = "zarr.json" if layout.zarr_format == 3 else ".zarray"
+    return f"{folder}/{name}" if folder else name
 
 
 def why_gone(layout: ArrayLayout) -> str:
     """Say that neither chunks nor metadata of an array are there."""
-    what = "folder" if layout.entries is None else "file"
+    what = "array" if layout.remote is not None else "folder" if layout.entries is None else "file"
     return f"chunks of {layout.name} are missing, and so is {metadata_path(layout)}: is the {what} gone?"
 
 

@@ -1,21 +1,26 @@
-"""Carry out requests to object stores for the native core, by obstore.
+"""Carry out requests to stores for the native core: by obstore, or by a store of zarr-python.
 
-In: records of :class:`~linumpy.core.native.Fetch`, from threads of the core, several at a time. Out: stored bytes in
-the core's memory, and what describes the object; a code and a text where there is none or a request failed. Python's
-lock is released while obstore waits for the network, and while bytes are copied.
+In: records of :class:`~linumpy.core.native.Fetch`, from threads of the core, several at a time. Out: stored bytes, lent
+to the core until it gives them back, and what describes the object; a code and a text where there is none or a request
+failed. Python's lock is released while a request waits for the network.
 """
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import itertools
 import os
+import struct
 import threading
+from collections.abc import Callable
 from typing import Any
 from weakref import WeakValueDictionary
 
 import numpy as np
+from zarr.abc.store import ByteRequest, RangeByteRequest, Store, SuffixByteRequest
+from zarr.core.buffer.cpu import buffer_prototype
+from zarr.core.sync import sync
+from zarr.storage import MemoryStore
 
 from linumpy.core import native
 from linumpy.io.remote import check_process, explained
@@ -28,13 +33,14 @@ _WHOLE_NBYTES = 64 * 2**20
 
 
 class Stores:
-    """Object stores by the number by which the core names them, as long as something else refers to them."""
+    """Stores by the number by which the core names them, as long as something else refers to them."""
 
     def __init__(self) -> None:
         self._stores: WeakValueDictionary[int, Any] = WeakValueDictionary()
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
         self._without_ranges: set[int] = set()
+        self._lent: dict[int, np.ndarray] = {}
 
     def number_of(self, store: Any) -> int:
         """Return the number of a store; it gets one when it is asked for the first time."""
@@ -51,8 +57,11 @@ class Stores:
 
     def carry_out(self, request: Any) -> None:
         """Carry out a request of the core; never raises, since the core has no use for exceptions."""
+        for n in range(request.returned_count):
+            del self._lent[request.returned[n]]
+        if request.key is None:
+            return
         try:
-            check_process()
             self._fetch(request)
             request.code = native.OK
         except FileNotFoundError:
@@ -62,40 +71,82 @@ class Stores:
             request.text = explained(error).encode()[:255]
 
     def _fetch(self, request: Any) -> None:
+        store = self._stores[request.store]
+        if isinstance(store, Store):
+            data = _ask_zarr(store, request)
+        else:
+            check_process()
+            data = self._ask_obstore(store, request)
+        if data is not None and 0 < len(data) <= request.capacity:
+            lent = np.frombuffer(data, np.uint8)
+            request.address, _ = lent.__array_interface__["data"]
+            request.got, request.loan = len(lent), id(lent)
+            self._lent[request.loan] = lent
+
+    def _ask_obstore(self, store: Any, request: Any) -> Any:
         import obstore
 
-        store, key, nbytes = self._stores[request.store], request.key.decode(), request.nbytes
+        key, nbytes = request.key.decode(), request.nbytes
         if nbytes < 0 or not nbytes:
             found = obstore.get(store, key, options=None if nbytes else {"head": True})
             _describe(request, found.meta)
-            if nbytes and request.size <= request.capacity:
-                _copy(request, memoryview(found.bytes()))
-            return
-        data = None if request.store in self._without_ranges else self._range(store, key, request)
+            return found.bytes() if nbytes and request.size <= request.capacity else None
+        data = None if request.store in self._without_ranges else _range(store, key, request)
         if data is None:
             self._without_ranges.add(request.store)
             data = _range_of_whole(store, key, request)
-        _copy(request, data)
+        return data
 
-    def _range(self, store: Any, key: str, request: Any) -> memoryview | None:
-        """Return a range of an object; None where its server ignores ranges."""
-        import obstore
-        from obstore.exceptions import NotSupportedError
 
-        start, stop = request.offset, request.offset + request.nbytes
-        wanted: Any = (start, stop) if start >= 0 else {"suffix": request.nbytes}
+def _ask_zarr(store: Store, request: Any) -> Any:
+    """Ask a store of zarr-python, which tells neither versions nor, of a part, the size of the object."""
+    wait: Callable[[Any], Any] = _result if type(store) is MemoryStore else sync
+    key, start, nbytes = request.key.decode(), request.offset, request.nbytes
+    request.size = -1
+    if not nbytes:
+        if not wait(store.exists(key)):
+            raise FileNotFoundError(key)
+        return None
+    wanted: ByteRequest | None = None
+    if nbytes > 0:
+        wanted = RangeByteRequest(start, start + nbytes) if start >= 0 else SuffixByteRequest(nbytes)
+    found = wait(store.get(key, buffer_prototype, wanted))
+    if found is None:
+        raise FileNotFoundError(key)
+    data = np.ascontiguousarray(found.as_numpy_array())
+    if nbytes < 0:
+        request.size = data.nbytes
+    return data
+
+
+def _result(coroutine: Any) -> Any:
+    """Return the result of a coroutine that waits for nothing, without the detour by an event loop."""
+    try:
+        coroutine.send(None)
+    except StopIteration as over:
+        return over.value
+    raise RuntimeError("a store in memory waits for something")
+
+
+def _range(store: Any, key: str, request: Any) -> Any:
+    """Return a range of an object; None where its server ignores ranges."""
+    import obstore
+    from obstore.exceptions import NotSupportedError
+
+    start, stop = request.offset, request.offset + request.nbytes
+    wanted: Any = (start, stop) if start >= 0 else {"suffix": request.nbytes}
+    try:
+        found = obstore.get(store, key, options={"range": wanted})
+    except NotSupportedError:
+        if start >= 0:
+            return None
+        size = obstore.head(store, key)["size"]  # Azure knows no last bytes
         try:
-            found = obstore.get(store, key, options={"range": wanted})
+            found = obstore.get(store, key, options={"range": (max(0, size - request.nbytes), size)})
         except NotSupportedError:
-            if start >= 0:
-                return None
-            size = obstore.head(store, key)["size"]  # Azure knows no last bytes
-            try:
-                found = obstore.get(store, key, options={"range": (max(0, size - request.nbytes), size)})
-            except NotSupportedError:
-                return None
-        _describe(request, found.meta)
-        return memoryview(found.bytes())
+            return None
+    _describe(request, found.meta)
+    return found.bytes()
 
 
 def _most_requests() -> int:
@@ -123,14 +174,7 @@ def _describe(request: Any, meta: Any) -> None:
     mark = meta["e_tag"] or (str(meta["last_modified"]) if meta["last_modified"].timestamp() else "")
     if mark:
         digest = hashlib.blake2b(mark.encode(), digest_size=16).digest()
-        request.version[:] = np.frombuffer(digest, np.int64).tolist()
-
-
-def _copy(request: Any, data: memoryview) -> None:
-    request.got = nbytes = min(len(data), request.capacity)
-    if nbytes:
-        # By ctypes, since it releases Python's lock.
-        ctypes.memmove(request.address, np.frombuffer(data, np.uint8).ctypes.data, nbytes)
+        request.version[:] = struct.unpack("qq", digest)
 
 
 _STORES = Stores()

@@ -123,7 +123,7 @@ def read_request(
                 output.check_memory(request, reader.scratch_nbytes)
             planned = time.perf_counter()
             ticket = reader.submit_layout(plan.layout, plan.region, out=request.out, dtype=request.dtype, timed=timed)
-            array, report = _wait_for(ticket)
+            array, report = _wait_for(ticket, is_own=request.out is None)
     report = replace(report, gds=gds, plan_seconds=planned - begin)
     return array, replace(report, read_seconds=time.perf_counter() - planned)
 
@@ -144,17 +144,19 @@ def read_into_host(plan: ReadPlan, dtype: np.dtype, why: str, begin: float) -> t
     """
     planned = time.perf_counter()
     with shared_reader("cpu") as reader:
-        array, report = _wait_for(reader.submit_layout(plan.layout, plan.region, dtype=dtype))
+        array, report = _wait_for(reader.submit_layout(plan.layout, plan.region, dtype=dtype), is_own=True)
     report = replace(report, fallback=f"host memory: {why}", scratch_bytes=None, plan_seconds=planned - begin)
     return array, replace(report, read_seconds=time.perf_counter() - planned)
 
 
-def _wait_for(ticket: Ticket) -> tuple[Any, ReadReport]:
+def _wait_for(ticket: Ticket, *, is_own: bool) -> tuple[Any, ReadReport]:
+    """Wait for a read; after an interrupt only where the caller's own array must not be written any more."""
     try:
         return ticket.result(), ticket.report
     except BaseException:
-        ticket.cancel()  # an interrupt: nothing may write to the output after this
-        ticket.exception()
+        ticket.cancel()
+        if not is_own:
+            ticket.exception()
         raise
 
 

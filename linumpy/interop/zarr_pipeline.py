@@ -3,7 +3,8 @@
 In: arrays that are opened while it is on. Out: the values that zarr-python reads. A codec pipeline of zarr gets all
 chunks of a selection in one call, which becomes one job of the reader that this process shares. What the core does not
 read (other stores, codecs and dtypes, GPU buffers, lists of indices into shards), all writes, and each read that fails
-go to the pipeline that was configured before; so errors are zarr's.
+go to the pipeline that was configured before; so errors are zarr's. Where that one reads a chunk in which the core found a
+fault twice, the core's error is raised.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from zarr.registry import get_pipeline_class, register_pipeline
 from zarr.storage import LocalStore, ObjectStore, StorePath
 
 from linumpy.core import native
+from linumpy.errors import ChunkError
 from linumpy.gpu.read.shared import shared_reader
 from linumpy.io.layout import read_layout
 from linumpy.io.remote import RemoteStore
@@ -114,6 +116,7 @@ class LinumpyCodecPipeline(CodecPipeline):
         """Read a selection into an array: all of its chunks as one job."""
         items: list[ChunkItem] = list(batch_info)
         error: Exception | None = None
+        layout: ArrayLayout | None = None
         try:
             layout = self._layout_for(items, out)
             # Not in this thread, which runs the event loop of all calls of zarr.
@@ -128,7 +131,10 @@ class LinumpyCodecPipeline(CodecPipeline):
             if error is not None:
                 raised.add_note(f"linumpy: {error}")
             raise
-        if error is not None:
+        if isinstance(error, ChunkError) and layout is not None:
+            # zarr-python does not notice every fault: what is found again is the data's, not a writer's.
+            await asyncio.to_thread(self._read, layout, items, out, drop_axes)
+        elif error is not None:
             log.warning("zarr-python read %s, which linumpy did not: %s", items[0][0], error)
         return result
 

@@ -219,7 +219,8 @@ def _finish(
     object_shape: tuple[int, ...] | None = None,
 ) -> ArrayLayout:
     dtype = _native(array.dtype)
-    root, remote, entries = _local_root(array), remote_array(array), None
+    root, entries = _local_root(array), None
+    remote = remote_array(array) if root is None else None
     if isinstance(array.store, ArchiveStore) and keys is not None:
         stored = object_shape if object_shape is not None else chunk_shape
         grid_shape = tuple(-(-n // max(1, size)) for n, size in zip(array.shape, stored, strict=True))
@@ -229,7 +230,7 @@ def _finish(
         unsupported,
         None
         if root is not None or remote is not None
-        else f"the store is a {type(array.store).__name__}, not a local folder",
+        else f"the store is a {type(array.store).__name__}, which has its bytes on a GPU",
         None if dtype.str[1:] in _SUPPORTED_DTYPES else f"dtype {array.dtype}: only bool and numbers are read",
         None if 1 <= array.ndim <= MAX_RANK else f"rank {array.ndim}: 1 to {MAX_RANK} axes are read",
         None if keys is not None else "an unknown chunk key encoding",

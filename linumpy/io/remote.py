@@ -17,7 +17,8 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import zarr
-from zarr.storage import ObjectStore
+from zarr.abc.store import Store
+from zarr.storage import GpuMemoryStore, ObjectStore
 
 from linumpy.plan.layout import RemoteArray
 
@@ -138,14 +139,22 @@ def _make(root: str, options: dict[str, Any], *, plain: bool) -> Any:
     return stores.HTTPStore.from_url(f"{parts.scheme}://{host}", client_options=client, retry_config=retries)
 
 
+def is_object_store(store: Store) -> bool:
+    """Say whether a store is obstore's; a subclass may read its bytes from elsewhere, or change them."""
+    return type(store) in (ObjectStore, RemoteStore)
+
+
 def remote_array(array: zarr.Array) -> RemoteArray | None:
-    """Return where the chunks of an array in an object store lie; None for other arrays."""
+    """Return where the chunks of an array in a store lie; None where the store has them on a GPU."""
     global _is_used
-    # The exact types: a subclass may read its bytes from elsewhere, or change them.
-    if type(array.store) not in (ObjectStore, RemoteStore):
+    store = array.store
+    if isinstance(store, GpuMemoryStore):
         return None
+    name = without_credentials(str(store))
+    if not is_object_store(store):
+        return RemoteArray(store, store, f"zarr's {type(store).__name__}", array.path, name)
     _is_used = True
-    return RemoteArray(array.store, array.path, without_credentials(str(array.store)))
+    return RemoteArray(store, store.store, "obstore", array.path, name)  # type: ignore[attr-defined]
 
 
 def without_credentials(text: str) -> str:

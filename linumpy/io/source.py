@@ -26,7 +26,7 @@ from zarr.storage import FsspecStore, LocalStore, StorePath, ZipStore
 from linumpy.errors import SourceError
 from linumpy.io.metadata import REFUSALS, checked_array, open_refused
 from linumpy.io.paths import absolute, split_archive
-from linumpy.io.remote import RemoteStore, explained, is_remote, open_store, remote_array, without_credentials
+from linumpy.io.remote import RemoteStore, explained, is_object_store, is_remote, open_store, without_credentials
 from linumpy.io.zips import ArchiveStore
 
 Source = Any
@@ -276,7 +276,7 @@ def identify_data(array: zarr.Array) -> str | None:
         lines: Iterable[str] | None = _local_files(str(folder), "")
     elif isinstance(store, (ArchiveStore, ZipStore)):
         lines = [_file_line(str(store.path), os.stat(store.path))]
-    elif remote_array(array) is not None:
+    elif is_object_store(store):
         lines = _objects(array)
     elif isinstance(store, FsspecStore):
         lines = _remote_files(store.fs, f"{store.path}/{array.path}".rstrip("/"))

@@ -92,26 +92,27 @@ class StoredEntries:
 
 @dataclass(frozen=True, eq=False)
 class RemoteArray:
-    """Where the chunks of an array in an object store lie.
+    """Where the chunks of an array that is not in files lie.
 
     Attributes
     ----------
-    store : zarr.storage.ObjectStore
+    store : zarr.abc.store.Store
         The store, for zarr-python.
+    objects : object
+        What bytes are asked for: obstore's store, or `store` itself.
+    client : str
+        Who asks, for reports.
     path : str
-        Path of the array in it.
+        Path of the array in the store.
     url : str
         URL of the store, without credentials, for messages.
     """
 
     store: Any
+    objects: Any
+    client: str
     path: str
     url: str
-
-    @property
-    def objects(self) -> Any:
-        """The store, for obstore."""
-        return self.store.store
 
 
 class ChunkGeometry(tuple[Any, ...]):
@@ -166,7 +167,7 @@ class ArrayLayout:
     entries : StoredEntries or None
         Of an array in a ZIP file, whose path `root` goes through: where its chunks lie.
     remote : RemoteArray or None
-        Of an array in an object store.
+        Of an array that is neither in files nor in a ZIP file that the core reads.
     """
 
     name: str

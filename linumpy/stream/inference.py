@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from pathlib import Path
@@ -28,7 +28,7 @@ from linumpy.errors import SourceError
 from linumpy.io.ngff import Spacing
 from linumpy.io.paths import absolute, check_apart, check_free_space, check_parent, checked_version, refuse_url
 from linumpy.io.remote import is_remote
-from linumpy.io.source import Source, describe_source, identify_data, local_name, path_of
+from linumpy.io.source import Source, describe_source, identify_data, local_name, path_of, with_options
 from linumpy.io.target_folder import drop_partial_files, unfinished_beside
 from linumpy.progress import bytes_progress
 from linumpy.resample.block_plans import host_memory
@@ -81,6 +81,7 @@ def predict(
     overwrite: bool = False,
     durable: bool = True,
     progress: Progress | None = None,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> Path:
     """Apply a model to all crops of an image of any size, and write its blended predictions as an image.
 
@@ -131,7 +132,7 @@ def predict(
     memory : int, optional
         Bytes for the sums of predictions, by default a quarter of the free memory, at most 8 GiB. With less, the image
         is made in more columns, and crops that several of them touch are predicted again in each.
-    overwrite, durable, progress
+    overwrite, durable, progress, storage_options
         As for :func:`linumpy.resample_zarr`.
 
     Returns
@@ -163,7 +164,7 @@ def predict(
     target = absolute(out)
     check_parent(target)
     ngff_version = checked_version(target, ngff_version)
-    volumes = open_source_volumes(source, level, channel, time, spacing)
+    volumes = open_source_volumes(with_options(source, storage_options), level, channel, time, spacing)
     array = volumes.first.array
     check_apart([target], [path for path in (path_of(array),) if path is not None])
     count = None if channels is None else integer("channels", channels, 1)
@@ -180,7 +181,7 @@ def predict(
     image = task.plan(dtype, name=target.name, ngff_version=ngff_version, **storage)
     if not unfinished_beside(target).exists():
         check_free_space(target, image.nbytes, encoded=compressors is not None)
-    config = _config(task, integer("batch_size", batch_size, 1), input_dtype, pad, place)
+    config = _config(task, integer("batch_size", batch_size, 1), input_dtype, pad, place, storage_options)
     request = task.request(image, config)
     with resumable_folder(target, request, image.create, overwrite=overwrite, durable=durable) as state:
         task.carried.log_dropped(volumes.name, target)
@@ -293,7 +294,9 @@ class _Run:
         return result
 
 
-def _config(task: Task, batch_size: int, dtype: Any, pad: Pad, place: Device) -> Config:
+def _config(
+    task: Task, batch_size: int, dtype: Any, pad: Pad, place: Device, options: Mapping[str, Any] | None
+) -> Config:
     """Size the pipeline: four batches, and as much for crops that are continued beyond the image."""
     try:
         kind = Dtype.coerce(dtype)
@@ -310,6 +313,7 @@ def _config(task: Task, batch_size: int, dtype: Any, pad: Pad, place: Device) ->
         dtype=kind,
         pad=pad,
         device=place.index if place.is_cuda else "cpu",
+        storage_options=options,
     )
 
 

@@ -16,7 +16,7 @@ std::shared_ptr<const Array> array_of(i64 chunk_nbytes) {
     record.rank = 3;
     record.dtype = LC_U8;
     for (int a = 0; a < 3; ++a) record.chunk_shape[a] = a ? 1 : chunk_nbytes, record.stored_axes[a] = a;
-    return std::make_shared<Array>(Array{std::make_shared<const Geometry>(record), "p", "/", "m"});
+    return std::make_shared<Array>(std::make_shared<const Geometry>(record), "p", "/", "m");
 }
 
 struct Coordinates {

@@ -633,8 +633,8 @@ TEST(pool_gives_work_back_to_who_waits_for_it) {
     CHECK(stopped && !pool.begin_help(*work));
 }
 
-TEST(memory_gate) {
-    MemoryGate gate(100);
+TEST(limit) {
+    Limit gate(100);
     std::atomic<i64> held{0};
     std::vector<std::thread> threads;
     for (int n = 0; n < 6; ++n)

@@ -147,7 +147,7 @@ int64_t lc_decode(const lc_chain *chain, const void *stored, int64_t nbytes, voi
 
 void lc_after_fork(void) {
     lc::Pool::forget();
-    lc::MemoryGate::forget();
+    lc::Limit::forget();
     lc::forget_requests();
 }
 

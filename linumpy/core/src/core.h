@@ -7,7 +7,7 @@
 
 #include <stdint.h>
 
-#define LC_ABI 7
+#define LC_ABI 8
 #define LC_MAX_RANK 6
 
 #if defined(__GNUC__)
@@ -106,7 +106,7 @@ typedef struct {
 typedef struct {
     const char *prefix;  // of the path of each stored object: coordinates follow
     const char *separator;
-    const char *metadata;  // file that is there as long as the array is
+    const char *metadata;  // file, or key of an object store, that is there as long as the array is
     const lc_look *looks;  // files of its metadata: a job fails by LC_CHANGED where one is another before it is planned
     int64_t look_count;
     // A ZIP file whose entries are the stored objects, as it was when its directory was read; NULL: objects are files.
@@ -115,8 +115,8 @@ typedef struct {
     int64_t grid[LC_MAX_RANK];  // objects along each axis
     const lc_entry *entries;  // by number; objects without one are missing
     int64_t entry_count;
-    // Number of the object store whose keys begin with the prefix; 0: objects are files. It has neither metadata, looks
-    // nor an archive.
+    // Number of the object store whose keys begin with the prefix; 0: objects are files. It has neither looks nor an
+    // archive.
     int64_t store;
 } lc_array;
 
@@ -187,16 +187,21 @@ typedef struct {
     const char *key;
     // Offset -1: the last bytes; nbytes -1: all, from 0 on; 0: none, only what describes the object.
     int64_t offset, nbytes;
-    int64_t address, capacity;  // of host memory for them; where there are more, none is written
+    int64_t capacity;  // bytes that may be lent; where there are more, none are
+    // Loans of earlier requests whose bytes are not used any more.
+    const int64_t *returned;
+    int64_t returned_count;
     // Written by the call:
     int64_t code;  // LC_OK, LC_MISSING, LC_REMOTE
-    int64_t got;  // bytes that were written
-    int64_t size;  // of the object
+    int64_t address, got;  // where the bytes lie, and how many
+    int64_t loan;  // what they are given back by, in a later request; 0: nothing was lent
+    int64_t size;  // of the object; -1: unknown
     int64_t version[2];  // differs for another content; both 0: the store does not tell
     char text[256];
 } lc_fetch;
 
-// Carries out a request, and returns when it is over. Called by threads of the core, several at a time.
+// Carries out a request, and returns when it is over; without a key it takes loans back, and no more. Called by threads of
+// the core, several at a time.
 typedef void (*lc_fetch_object)(lc_fetch *);
 
 typedef struct {

@@ -29,6 +29,7 @@ void Execution::run() {
     try {
         locate();
         if (!object_.missing) read_found();
+        if (object_.missing && is_remote()) check_metadata();
         for (u32 n = 0; object_.missing && n < task_.chunks; ++n)
             if (state_[n] == PENDING) fill(task_.first_chunk + n);
     } catch (const FailedRead &error) {
@@ -170,21 +171,33 @@ lc_error error_of(const Wave &wave, u32 object, u32 chunk, const Failure &failur
 }
 
 const u8 *Execution::read_exactly(i64 nbytes, i64 offset) {
-    const i64 first = offset - fetched_offset_;
-    if (first >= 0 && first + nbytes <= fetched_nbytes_) return scratch().stored.data() + first;
-    fetched_nbytes_ = -1;
+    if (is_remote()) return fetch_exactly(nbytes, offset);
     u8 *to = scratch().stored.reserve(nbytes);
     read_stored(to, nbytes, offset);
-    if (is_remote()) {
-        fetched_offset_ = offset;
-        fetched_nbytes_ = nbytes;
-    }
     return to;
 }
 
 void Execution::read_stored(u8 *to, i64 nbytes, i64 offset) {
-    if (is_remote()) fetch_checked(to, nbytes, offset);
-    else read_checked(object_, object_.file, to, nbytes, offset);
+    if (!is_remote()) return read_checked(object_, object_.file, to, nbytes, offset);
+    if (nbytes) std::memcpy(to, fetch_exactly(nbytes, offset), static_cast<size_t>(nbytes));
+}
+
+// From the first to the last byte of a raw chunk that is wanted.
+StoredRange Execution::wanted_bytes(const WantedChunk &chunk) const {
+    const WantedBox *first = &wave_.boxes[chunk.first_box];
+    i64 begin = INT64_MAX, end = 0;
+    for (const WantedBox *box = first; box != first + chunk.boxes; ++box) {
+        if (box->job->given_up()) continue;
+        begin = std::min(begin, box->source_offset);
+        end = std::max(end, box->source_offset + span_nbytes(geometry_, box->extent));
+    }
+    return {std::min(begin, end), std::max<i64>(0, end - begin)};
+}
+
+// Whether so many bytes of a raw chunk are read at once; the gap between two neighbours along the slowest axis is less than
+// its stride.
+bool Execution::is_read_at_once(i64 nbytes) const {
+    return nbytes <= most_read_ && geometry_.chunk_strides[geometry_.stored_axes[0]] <= READ_THROUGH;
 }
 
 // Read what is stored, chunks that lie side by side together.
@@ -204,20 +217,9 @@ void Execution::read_all() {
             spans.push_back({chunk, range.offset, range.nbytes});
             continue;
         }
-        const WantedBox *first = boxes(chunk);
-        i64 begin = INT64_MAX, end = 0;
-        for (const WantedBox *box = first; box != first + wave_.chunks[chunk].boxes; ++box) {
-            if (box->job->given_up()) continue;
-            begin = std::min(begin, box->source_offset);
-            end = std::max(end, box->source_offset + span_nbytes(geometry_, box->extent));
-        }
-        if (begin >= end) {
-            finish(chunk, SKIPPED, 0);
-            continue;
-        }
-        // The gap between two neighbours along the slowest axis is less than its stride.
-        const bool whole = geometry_.chunk_strides[geometry_.stored_axes[0]] <= READ_THROUGH;
-        if (whole && end - begin <= most_read_) spans.push_back({chunk, range.offset + begin, end - begin});
+        const StoredRange wanted = wanted_bytes(wave_.chunks[chunk]);
+        if (!wanted.nbytes) finish(chunk, SKIPPED, 0);
+        else if (is_read_at_once(wanted.nbytes)) spans.push_back({chunk, range.offset + wanted.offset, wanted.nbytes});
         else read_pieces(chunk, range.offset);
     }
     std::sort(spans.begin(), spans.end(), [](const Span &a, const Span &b) { return a.offset < b.offset; });
@@ -245,7 +247,7 @@ void Execution::read_group(const Span *spans, size_t count) {
     const i64 nbytes = end - spans->offset;
     const i64 decoded = geometry_.encoded() ? geometry_.chunk_nbytes : 0;
     const i64 wanted = nbytes + decoded + (decoded ? decode_scratch_nbytes(geometry_.chain, decoded) : 0);
-    const Gate gate(gate_ ? 0 : wanted);
+    const Gate gate(is_remote() ? 0 : wanted);
     const u8 *stored = read_exactly(nbytes, spans->offset);
     seconds.read += lap_.take();
     for (size_t n = 0; n < count; ++n) {

@@ -29,10 +29,10 @@ struct Scratch : ThreadMemory {
 class Gate {
 public:
     explicit Gate(i64 nbytes) : nbytes_(nbytes > KEPT_NBYTES ? nbytes : 0) {
-        if (nbytes_) MemoryGate::shared().acquire(nbytes_);
+        if (nbytes_) Limit::memory().acquire(nbytes_);
     }
     ~Gate() {
-        if (nbytes_) MemoryGate::shared().release(nbytes_);
+        if (nbytes_) Limit::memory().release(nbytes_);
     }
     Gate(const Gate &) = delete;
     Gate &operator=(const Gate &) = delete;
@@ -110,8 +110,13 @@ private:
     StoredRange first_run() const;
     void find_remote();
     void fetch_whole();
-    Fetched request(i64 offset, i64 nbytes, u8 *to, i64 capacity);
-    void fetch_checked(u8 *to, i64 nbytes, i64 offset);
+    Fetched request(i64 offset, i64 nbytes, i64 capacity);
+    bool anyone_wants() const;
+    void check_metadata();
+    void begin_fetch(i64 nbytes);
+    const u8 *fetch_exactly(i64 nbytes, i64 offset);
+    StoredRange wanted_bytes(const WantedChunk &chunk) const;
+    bool is_read_at_once(i64 nbytes) const;
     bool is_remote() const { return object_.array->store != 0; }
     void read_stored(u8 *to, i64 nbytes, i64 offset);
     bool find_entry(const Archive &archive);
@@ -165,9 +170,10 @@ private:
     IndexCache &indexes_;
     Device *device_;
     i64 most_read_;
-    // What the thread's memory for stored bytes holds of an object in an object store.
-    i64 fetched_offset_ = 0, fetched_nbytes_ = -1;
-    std::optional<Gate> gate_;  // for it
+    // The last bytes of an object in an object store.
+    i64 fetched_offset_ = 0;
+    std::optional<Gate> gate_;  // for them
+    Fetched fetched_;
     std::vector<State> state_;
     std::vector<KeptSlot *> slots_;  // to fill, of each chunk; empty where none are kept
     Lap lap_;

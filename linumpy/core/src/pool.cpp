@@ -36,18 +36,9 @@ i64 memory_nbytes() {
 }
 
 std::atomic<Pool *> shared_pool{nullptr};
-std::atomic<MemoryGate *> shared_gate{nullptr};
+std::atomic<Limit *> shared_memory{nullptr};
 // Memory of the caller that helped last: threads of callers keep none, since nothing frees it when they end.
 std::atomic<ThreadMemory *> spare_memory{nullptr};
-
-template <class T, class Make> T &made_once(std::atomic<T *> &slot, Make make) {
-    T *known = slot.load();
-    if (known) return *known;
-    T *made = make();
-    if (slot.compare_exchange_strong(known, made)) return *made;
-    delete made;
-    return *known;
-}
 
 }  // namespace
 
@@ -221,24 +212,25 @@ void Pool::stop_shared() noexcept {
     if (Pool *pool = shared_pool.load()) pool->stop();
 }
 
-MemoryGate &MemoryGate::shared() {
-    return made_once(shared_gate, [] { return new MemoryGate(memory_nbytes() / MEMORY_PART); });
+Limit &Limit::memory() {
+    return made_once(shared_memory, [] { return new Limit(memory_nbytes() / MEMORY_PART); });
 }
 
-void MemoryGate::forget() { shared_gate.store(nullptr); }
+void Limit::forget() { shared_memory.store(nullptr); }
 
-void MemoryGate::acquire(i64 nbytes) {
+void Limit::acquire(i64 count) {
     std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return !held_ || held_ + nbytes <= most_; });
-    held_ += nbytes;
+    changed_.wait(lock, [&] { return !held_ || held_ + count <= most_; });
+    held_ += count;
 }
 
-void MemoryGate::release(i64 nbytes) {
+void Limit::release(i64 count) {
     {
         const std::lock_guard lock(mutex_);
-        held_ -= nbytes;
+        held_ -= count;
     }
-    changed_.notify_all();
+    // One lets one more in; of other counts nobody knows which of those that wait fit.
+    count == 1 ? changed_.notify_one() : changed_.notify_all();
 }
 
 }  // namespace lc

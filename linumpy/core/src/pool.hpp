@@ -95,14 +95,24 @@ private:
     std::atomic<bool> stopping_{false};
 };
 
-// Bytes that threads of this process may hold for large chunks together. A request that is larger than all is granted
-// while no other is held.
-class MemoryGate {
+// What a slot points to, which the first that asks for it makes.
+template <class T, class Make> T &made_once(std::atomic<T *> &slot, Make make) {
+    T *known = slot.load();
+    if (known) return *known;
+    T *made = make();
+    if (slot.compare_exchange_strong(known, made)) return *made;
+    delete made;
+    return *known;
+}
+
+// What threads of this process may hold together: bytes for large chunks, requests under way. One that asks for more than
+// all is granted it while no other holds any.
+class Limit {
 public:
-    explicit MemoryGate(i64 most) : most_(most) {}
-    void acquire(i64 nbytes);
-    void release(i64 nbytes);
-    static MemoryGate &shared();
+    explicit Limit(i64 most) : most_(most) {}
+    void acquire(i64 count);
+    void release(i64 count);
+    static Limit &memory();
     static void forget();
 
 private:

@@ -63,9 +63,9 @@ std::shared_ptr<Array> Reader::known_array(const lc_array &array, const std::sha
     std::weak_ptr<Array> &slot = arrays_[key];
     std::shared_ptr<Array> known = slot.lock();
     if (known) return known;
-    known = std::make_shared<Array>(
-        Array{geometry, array.prefix, array.separator, array.metadata,
-              array.archive ? std::make_unique<const Archive>(array, geometry->rank) : nullptr, array.store});
+    known = std::make_shared<Array>(geometry, array.prefix, array.separator, array.metadata,
+                                    array.archive ? std::make_unique<const Archive>(array, geometry->rank) : nullptr,
+                                    array.store);
     slot = known;
     if (arrays_.size() > KNOWN_ARRAYS) std::erase_if(arrays_, [](const auto &item) { return item.second.expired(); });
     return known;

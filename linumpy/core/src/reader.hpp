@@ -159,7 +159,7 @@ struct StagedChunk;
 class Wave : public Work, public std::enable_shared_from_this<Wave> {
 public:
     Wave(std::shared_ptr<Reader> reader, std::vector<std::shared_ptr<Batch>> batches)
-        : reader_(std::move(reader)), batches_(std::move(batches)) {}
+        : number(++last_number), reader_(std::move(reader)), batches_(std::move(batches)) {}
     ~Wave() override;
     // Bring boxes together: chunks, objects, tasks. Chunks that are kept come first.
     void arrange(FoundBoxes &found, i64 threads, KeptChunks *kept);
@@ -174,6 +174,7 @@ public:
     std::vector<WantedChunk> chunks;
     std::unique_ptr<StoredObject[]> objects;
     std::vector<Task> tasks;
+    const i64 number;  // from 1 on, of those of the process
 
 private:
     void bring_together(FoundBoxes &found);
@@ -184,6 +185,7 @@ private:
     void take_turns(size_t first);
     void find_kept(KeptChunks &kept);
     void cut_kept();
+    static inline std::atomic<i64> last_number{0};
     std::shared_ptr<Reader> reader_;
     std::vector<std::shared_ptr<Batch>> batches_;  // boxes refer to them
     std::atomic<i64> next_{0}, left_{0}, kept_left_{0};

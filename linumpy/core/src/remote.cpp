@@ -6,7 +6,7 @@
 #include "remote.hpp"
 
 #include <algorithm>
-#include <condition_variable>
+#include <array>
 #include <mutex>
 
 #include "execution.hpp"
@@ -16,59 +16,56 @@ namespace {
 
 std::atomic<lc_fetch_object> fetch_object{nullptr};
 std::atomic<i64> most_requests{32};
-// Requests that may begin.
-class Requests {
-public:
-    explicit Requests(i64 most) : left_(most) {}
-    void acquire() {
-        std::unique_lock lock(mutex_);
-        changed_.wait(lock, [this] { return left_ > 0; });
-        --left_;
-    }
-    void release() {
-        {
-            const std::lock_guard lock(mutex_);
-            ++left_;
-        }
-        changed_.notify_one();
-    }
 
-private:
-    std::mutex mutex_;
-    std::condition_variable changed_;
-    i64 left_;
+// What all requests of the process share.
+struct Requests {
+    explicit Requests(i64 most) : limit(most) {}
+    Limit limit;
+    std::mutex mutex;
+    i64 lent = 0, count = 0;  // loans that are not given back, and those that no call has told yet
+    std::array<i64, 16> returned;
 };
 
 std::atomic<Requests *> shared_requests{nullptr};
 
 Requests &requests() {
-    Requests *known = shared_requests.load();
-    if (known) return *known;
-    Requests *made = new Requests(most_requests.load());
-    if (shared_requests.compare_exchange_strong(known, made)) return *made;
-    delete made;
-    return *known;
+    return made_once(shared_requests, [] { return new Requests(most_requests.load()); });
+}
+
+// Tell the caller's function, along with a request, which loans were given back.
+void call_with(lc_fetch &record) {
+    std::array<i64, 16> returned;
+    {
+        Requests &shared = requests();
+        const std::lock_guard lock(shared.mutex);
+        returned = shared.returned;
+        record.returned_count = std::exchange(shared.count, 0);
+    }
+    record.returned = returned.data();
+    fetch_object.load()(&record);
 }
 
 // Holds one of the requests that may be under way, and lets another thread of the pool work meanwhile.
 class UnderWay {
 public:
-    UnderWay() : requests_(requests()), pool_(Pool::shared()) {
-        requests_.acquire();
+    UnderWay() : limit_(requests().limit), pool_(Pool::shared()) {
+        limit_.acquire(1);
         pool_.begin_wait();
     }
     ~UnderWay() {
         pool_.end_wait();
-        requests_.release();
+        limit_.release(1);
     }
     UnderWay(const UnderWay &) = delete;
     UnderWay &operator=(const UnderWay &) = delete;
 
 private:
-    Requests &requests_;
+    Limit &limit_;
     Pool &pool_;
 };
 
+// In place of the size of an object that its store does not tell.
+constexpr i64 UNKNOWN_NBYTES = INT64_MAX / 2;
 // Bytes that an encoded chunk has at most, but for odd encoders.
 i64 most_stored(i64 chunk_nbytes) { return chunk_nbytes + chunk_nbytes / 64 + 4096; }
 
@@ -81,22 +78,38 @@ void set_fetch(lc_fetch_object function, i64 count) {
 
 void forget_requests() { shared_requests.store(nullptr); }
 
-bool fetch(i64 store, const std::string &key, i64 offset, i64 nbytes, u8 *to, i64 capacity, Fetched &fetched,
-           Failure &failure, const std::atomic<bool> &closing) {
+// Loans wait for a call that tells them; those of the last, or of many, are told at once.
+Fetched::~Fetched() {
+    if (!loan_) return;
+    Requests &shared = requests();
+    {
+        const std::lock_guard lock(shared.mutex);
+        shared.returned[static_cast<size_t>(shared.count++)] = loan_;
+        if (--shared.lent && shared.count < static_cast<i64>(shared.returned.size())) return;
+    }
+    lc_fetch record{};
+    call_with(record);
+}
+
+bool fetch(i64 store, const std::string &key, i64 offset, i64 nbytes, i64 capacity, Fetched &fetched, Failure &failure,
+           const std::function<bool()> &given_up) {
     lc_fetch record{};
     record.store = store;
     record.key = key.c_str();
     record.offset = offset;
     record.nbytes = nbytes;
-    record.address = reinterpret_cast<i64>(to);
     record.capacity = capacity;
     record.code = LC_REMOTE;
-    if (const lc_fetch_object call = fetch_object.load()) {
+    if (fetch_object.load()) {
         const UnderWay under_way;
-        if (closing) record.code = LC_CANCELLED;
-        else call(&record);
+        if (given_up()) record.code = LC_CANCELLED;
+        else call_with(record);
     }
-    fetched = {record.got, {static_cast<u64>(record.version[0]), record.size, record.version[1], 0}};
+    if (record.loan) {
+        const std::lock_guard lock(requests().mutex);
+        ++requests().lent;
+    }
+    fetched = Fetched(record);
     if (record.code == LC_OK) return true;
     failure.code = record.code;
     failure.text = record.text;
@@ -106,20 +119,40 @@ bool fetch(i64 store, const std::string &key, i64 offset, i64 nbytes, u8 *to, i6
 Version version_in_store(i64 store, const std::string &key, const std::atomic<bool> &closing) {
     Fetched fetched;
     Failure failure;
-    const bool found = fetch(store, key, 0, 0, nullptr, 0, fetched, failure, closing);
+    const bool found = fetch(store, key, 0, 0, 0, fetched, failure, [&] { return closing.load(); });
     return found && is_told(fetched.version) ? fetched.version : Version{};
 }
 
 // One request for the object, counted for the jobs that want it.
-Fetched Execution::request(i64 offset, i64 nbytes, u8 *to, i64 capacity) {
+Fetched Execution::request(i64 offset, i64 nbytes, i64 capacity) {
     Fetched fetched;
     Failure failure;
     ++files_opened;
     for_jobs_of_object([](Job &job, i64 n) { job.files_opened += n; }, 1);
-    if (!fetch(object_.array->store, object_.array->path(object_.coordinates), offset, nbytes, to, capacity, fetched,
-               failure, reader_.closing()))
+    if (!fetch(object_.array->store, object_.array->path(object_.coordinates), offset, nbytes, capacity, fetched,
+               failure, [this] { return reader_.closing() || !anyone_wants(); }))
         throw FailedRead{failure};
     return fetched;
+}
+
+// Whether chunks of the object are wanted, by any task.
+bool Execution::anyone_wants() const {
+    const auto wanted = [this](const WantedChunk &chunk) { return is_wanted(chunk); };
+    const auto first = wave_.chunks.begin() + task_.first_chunk, other = wave_.chunks.begin() + object_.first_chunk;
+    return std::any_of(first, first + task_.chunks, wanted) || std::any_of(other, other + object_.chunks, wanted);
+}
+
+// Where chunks are missing, whether their array is: its metadata are looked for once in each wave.
+void Execution::check_metadata() {
+    Array &array = *object_.array;
+    const std::lock_guard lock(array.mutex);
+    if (array.found_in == wave_.number) return;
+    Fetched fetched;
+    Failure failure;
+    const bool found =
+        fetch(array.store, array.metadata, 0, 0, 0, fetched, failure, [this] { return reader_.closing().load(); });
+    if (!found && failure.code == LC_MISSING) fail(LC_GONE);
+    array.found_in = wave_.number;
 }
 
 // Before a task looks at its chunks: those of a shard are sorted by where they lie in it when its index is read, so that
@@ -128,10 +161,7 @@ void Execution::enter_object() noexcept {
     if (!is_remote() || !geometry_.sharded()) return;
     const std::lock_guard lock(object_.mutex);
     if (object_.located) return;
-    bool any = false;
-    for (u32 n = 0; n < task_.chunks && !any; ++n) any = is_wanted(wave_.chunks[task_.first_chunk + n]);
-    for (u32 n = 0; n < object_.chunks && !any; ++n) any = is_wanted(wave_.chunks[object_.first_chunk + n]);
-    if (!any) {
+    if (!anyone_wants()) {
         object_.entered = true;
         return;
     }
@@ -159,7 +189,7 @@ void Execution::find_remote() {
             fetch_whole();
         } else {
             object_.range = {0, geometry_.chunk_nbytes};
-            if (device_ && device_->kept()) object_.version = request(0, 0, nullptr, 0).version;
+            if (device_ && device_->kept()) object_.version = request(0, 0, 0).version;
         }
     } catch (const FailedRead &error) {
         if (error.failure.code != LC_MISSING) throw;
@@ -174,12 +204,20 @@ std::string Execution::index_name() const {
 void Execution::fetch_index() {
     const i64 nbytes = geometry_.index_nbytes;
     const Gate gate(nbytes);
-    u8 *stored = scratch().stored.reserve(nbytes);
-    const Fetched fetched = request(geometry_.index_at_end ? -1 : 0, nbytes, stored, nbytes);
+    const Fetched fetched = request(geometry_.index_at_end ? -1 : 0, nbytes, nbytes);
     object_.version = fetched.version;
-    object_.range = {0, fetched.version.nbytes};
-    take_index(stored, fetched.nbytes);
+    object_.range = {0, fetched.version.nbytes < 0 ? UNKNOWN_NBYTES : fetched.version.nbytes};
+    take_index(fetched.data, fetched.nbytes);
     if (is_told(object_.version)) indexes_.keep(index_name(), object_.version, geometry_, object_.index);
+}
+
+// Bytes that are fetched, and what decoding them takes besides, within the limit of the process.
+void Execution::begin_fetch(i64 nbytes) {
+    fetched_ = {};
+    gate_.reset();
+    gate_.emplace(nbytes + (geometry_.encoded() ? geometry_.chunk_nbytes +
+                                                      decode_scratch_nbytes(geometry_.chain, geometry_.chunk_nbytes)
+                                                : 0));
 }
 
 // Take the index that an earlier read has kept, where a request for what this task reads first says that the object is
@@ -192,15 +230,13 @@ bool Execution::take_kept_index() {
         sort_chunks();
         const auto [offset, nbytes] = first_run();
         try {
-            gate_.emplace(nbytes + geometry_.chunk_nbytes);
-            const Fetched fetched = request(offset, nbytes, scratch().stored.reserve(nbytes), nbytes);
-            if (fetched.version == object_.version && fetched.nbytes == nbytes) {
-                fetched_offset_ = offset;
-                fetched_nbytes_ = nbytes;
-                return true;
-            }
+            begin_fetch(nbytes);
+            fetched_ = request(offset, nbytes, nbytes);
+            fetched_offset_ = offset;
+            if (fetched_.version == object_.version && fetched_.nbytes == nbytes) return true;
         } catch (const FailedRead &) {  // the request for the index says why, or succeeds
         }
+        fetched_ = {};
         gate_.reset();
     }
     object_.index.reset();
@@ -208,15 +244,17 @@ bool Execution::take_kept_index() {
     return false;
 }
 
-// Encoded chunks of this task that are read together first; no bytes where there are none, or where chunks are raw, of
-// which parts may be read.
+// What this task reads together first of its chunks; no bytes where there are none, or where the first is read in pieces.
 StoredRange Execution::first_run() const {
     StoredRange run{0, 0};
-    for (u32 n = 0; geometry_.encoded() && n < task_.chunks; ++n) {
+    for (u32 n = 0; n < task_.chunks; ++n) {
         const WantedChunk &chunk = wave_.chunks[task_.first_chunk + n];
-        const auto [offset, nbytes] = (*object_.index)[static_cast<size_t>(chunk.inner)];
-        if (offset < 0 || !is_wanted(chunk)) continue;
-        const i64 end = offset + nbytes;
+        const ChunkRange stored = (*object_.index)[static_cast<size_t>(chunk.inner)];
+        if (stored.offset < 0 || !is_wanted(chunk)) continue;
+        const bool is_whole = geometry_.encoded() || (device_ && device_->kept());
+        const auto [first, nbytes] = is_whole ? StoredRange{0, stored.nbytes} : wanted_bytes(chunk);
+        if (!is_whole && !is_read_at_once(nbytes)) break;
+        const i64 offset = stored.offset + first, end = offset + nbytes;
         if (!run.nbytes) run = {offset, nbytes};
         else if (offset < run.offset || offset - run.offset - run.nbytes > REMOTE_GAP || end - run.offset > most_read_)
             break;
@@ -225,45 +263,47 @@ StoredRange Execution::first_run() const {
     return run;
 }
 
-// Bring all of an object whose size is unknown into the thread's memory.
+// Bring all of an object whose size is unknown.
 void Execution::fetch_whole() {
     i64 capacity = most_stored(geometry_.chunk_nbytes);
-    const i64 decoding = geometry_.chunk_nbytes + decode_scratch_nbytes(geometry_.chain, geometry_.chunk_nbytes);
-    Fetched fetched;
     for (;;) {
-        gate_.reset();
-        gate_.emplace(capacity + decoding);
-        fetched = request(0, -1, scratch().stored.reserve(capacity), capacity);
-        if (fetched.version.nbytes <= capacity) break;
-        capacity = fetched.version.nbytes;
+        begin_fetch(capacity);
+        fetched_ = request(0, -1, capacity);
+        if (fetched_.version.nbytes <= capacity) break;
+        capacity = fetched_.version.nbytes;
     }
-    object_.version = fetched.version;
-    object_.range = {0, fetched.version.nbytes};
-    if (fetched.nbytes != object_.range.nbytes) fail(LC_SHORT, 0, fetched.nbytes, object_.range.nbytes);
     fetched_offset_ = 0;
-    fetched_nbytes_ = fetched.nbytes;
+    object_.version = fetched_.version;
+    object_.range = {0, fetched_.version.nbytes};
+    if (fetched_.nbytes != object_.range.nbytes) fail(LC_SHORT, 0, fetched_.nbytes, object_.range.nbytes);
 }
 
-// Read bytes of an object, all of them, and compare its version with that of other requests.
-void Execution::fetch_checked(u8 *to, i64 nbytes, i64 offset) {
-    if (!nbytes) return;
+// Bytes of an object, all of them, until the next call; its version is compared with that of other requests.
+const u8 *Execution::fetch_exactly(i64 nbytes, i64 offset) {
+    const i64 first = offset - fetched_offset_;
+    if (first >= 0 && first + nbytes <= fetched_.nbytes) return fetched_.data + first;
+    if (!nbytes) return nullptr;
     const bool whole = !offset && nbytes == object_.range.nbytes;
-    Fetched fetched;
+    begin_fetch(nbytes);
     try {
-        fetched = request(offset, whole ? -1 : nbytes, to, nbytes);
+        fetched_ = request(offset, whole ? -1 : nbytes, nbytes);
     } catch (const FailedRead &error) {
         const i64 known = object_.version.nbytes;
         if (error.failure.code == LC_MISSING && known >= 0) fail(LC_REPLACED, 0, known, 0);
         throw;
     }
-    if (object_.version.nbytes < 0) {
-        object_.version = fetched.version;  // of a raw chunk, which one task reads
-    } else if (!(fetched.version == object_.version)) {
-        fail(LC_REPLACED, 0, object_.version.nbytes, fetched.version.nbytes);
+    fetched_offset_ = offset;
+    if (fetched_.version.nbytes >= 0) {
+        if (object_.version.nbytes < 0) {
+            object_.version = fetched_.version;  // of a raw chunk, which one task reads
+        } else if (!(fetched_.version == object_.version)) {
+            fail(LC_REPLACED, 0, object_.version.nbytes, fetched_.version.nbytes);
+        }
+        if (object_.version.nbytes != object_.range.nbytes)
+            fail(LC_SIZE, 0, object_.version.nbytes, geometry_.chunk_nbytes);
     }
-    if (object_.version.nbytes != object_.range.nbytes)
-        fail(LC_SIZE, 0, object_.version.nbytes, geometry_.chunk_nbytes);
-    if (fetched.nbytes != nbytes) fail(LC_SHORT, 0, fetched.nbytes, nbytes);
+    if (fetched_.nbytes != nbytes) fail(LC_SHORT, 0, fetched_.nbytes, nbytes);
+    return fetched_.data;
 }
 
 }  // namespace lc

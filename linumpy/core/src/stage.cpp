@@ -37,7 +37,7 @@ void Execution::stage_group(const Span *spans, size_t count) {
     if (geometry_.encoded() && !decodes_on_device(spans, count)) {
         const i64 wanted = spans->nbytes + decode_scratch_nbytes(geometry_.chain, geometry_.chunk_nbytes) +
                            (fits_slab(spans->chunk) ? 0 : geometry_.chunk_nbytes);
-        const Gate gate(gate_ ? 0 : wanted);
+        const Gate gate(is_remote() ? 0 : wanted);
         const u8 *stored = read_exactly(spans->nbytes, spans->offset);
         seconds.read += lap_.take();
         stage_decoded(*spans, stored);
@@ -71,7 +71,6 @@ void Execution::stage_boxes(const Span *spans, size_t count, u32 first_box, u32 
     taken.reserve(static_cast<size_t>(row_count));
     const std::shared_ptr<Wave> wave = std::static_pointer_cast<Wave>(wave_.shared_from_this());
     // What comes from the network does so before a slab waits for it, which has others to wait for.
-    const Gate gate(is_remote() && !gate_ ? nbytes : 0);
     const u8 *fetched = is_remote() ? read_exactly(nbytes, spans->offset) : nullptr;
     // Of several spans all rows are taken: they are few enough.
     const i64 reserved = (count == 1 ? std::min<i64>(row_count, most) : row_count) + slots;

@@ -124,7 +124,7 @@ class CoreEngine:
         if self._device is not None and self._device.direct is not None:
             engine = self._device.direct.engine(done.reads_repeated)
         if layout.remote is not None:
-            engine = f"requests by obstore, into {stored_in}"
+            engine = f"requests by {layout.remote.client}, into {stored_in}"
         if layout.entries is not None:
             engine += f", from entries of the ZIP file {layout.entries.path}"
         decoder = ""

@@ -253,11 +253,11 @@ def test_indexes_of_shards_are_kept_while_the_object_is_the_same(served, codec):
         values, indexes, asked = read()
         assert np.array_equal(values, VALUES[region])
         assert not indexes
-        assert [method for method, _ in asked].count("HEAD") == (codec is None)
+        assert {method for method, _ in asked} == {"GET"}  # what is read says of which version the object is
         crop = np.s_[8:12, 8:12, 8:12]
         served.requests.clear()
         assert np.array_equal(reader.submit(layout, crop).result(), VALUES[crop])
-        assert len(served.of("/c/")) == (2 if codec is None else 1)
+        assert len(served.of("/c/")) == 1
         zarr.open_array(served.folder / name, mode="r+")[...] = VALUES[::-1] // 7
         values, indexes, _ = read()
         assert np.array_equal(values, (VALUES[::-1] // 7)[region])
