@@ -7,6 +7,7 @@ failed. Python's lock is released while a request waits for the network.
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import itertools
 import os
@@ -28,6 +29,8 @@ from linumpy.io.remote import check_process, explained
 #: Requests of the process that are under way at a time, and the environment variable for another number.
 REQUESTS = 32
 REQUESTS_VARIABLE = "LINUMPY_REMOTE_REQUESTS"
+#: Bytes of a block below the largest that the C library may keep.
+_FREED_NBYTES = 31 * 2**20
 #: Bytes of an object of which all is read because its server ignores ranges.
 _WHOLE_NBYTES = 64 * 2**20
 
@@ -52,6 +55,9 @@ class Stores:
             number = next(self._numbers)
             self._stores[number] = store
             if number == 1:
+                # The C library keeps freed blocks up to the size of the largest one that was freed. Others go back to
+                # the system, which would clear the memory of each request anew.
+                np.empty(_FREED_NBYTES, np.uint8)
                 native.library().quick.lc_set_fetch(_callback, requests)
             return number
 
@@ -61,6 +67,9 @@ class Stores:
             del self._lent[request.returned[n]]
         if request.key is None:
             return
+        if not hasattr(_thread, "state"):
+            # Never released: Python would make a state for the thread at each call, which takes longer than all else.
+            _thread.state = ctypes.pythonapi.PyGILState_Ensure()
         try:
             self._fetch(request)
             request.code = native.OK
@@ -177,6 +186,8 @@ def _describe(request: Any, meta: Any) -> None:
         request.version[:] = struct.unpack("qq", digest)
 
 
+#: What Python keeps for each thread of the core.
+_thread = threading.local()
 _STORES = Stores()
 number_of = _STORES.number_of
 #: Held for good: threads of the core call it as long as the process lives.

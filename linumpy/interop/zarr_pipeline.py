@@ -3,8 +3,8 @@
 In: arrays that are opened while it is on. Out: the values that zarr-python reads. A codec pipeline of zarr gets all
 chunks of a selection in one call, which becomes one job of the reader that this process shares. What the core does not
 read (other stores, codecs and dtypes, GPU buffers, lists of indices into shards), all writes, and each read that fails
-go to the pipeline that was configured before; so errors are zarr's. Where that one reads a chunk in which the core found a
-fault twice, the core's error is raised.
+go to the pipeline that was configured before; so errors are zarr's. Where that one reads a chunk in which the core
+found a fault twice, the core's error is raised.
 """
 
 from __future__ import annotations

@@ -36,9 +36,10 @@ struct Array {
     std::string prefix, separator, metadata;
     std::unique_ptr<const Archive> archive;  // null: stored objects are files, or lie in an object store
     i64 store = 0;  // number of the object store; 0: none
-    // Of an array in an object store: the number of the wave in which its metadata were found last.
+    // Of an array in an object store: the number of the wave that looked for its metadata last, and what it found.
     std::mutex mutex;
-    i64 found_in = 0;
+    i64 looked_in = 0;
+    bool is_gone = false;
 
     // Names a stored object: its file or key, or the path of a ZIP file with the name of the entry behind it.
     std::string path(const i64 *object) const;

@@ -146,13 +146,13 @@ bool Execution::anyone_wants() const {
 void Execution::check_metadata() {
     Array &array = *object_.array;
     const std::lock_guard lock(array.mutex);
-    if (array.found_in == wave_.number) return;
-    Fetched fetched;
-    Failure failure;
-    const bool found =
+    if (std::exchange(array.looked_in, wave_.number) != wave_.number) {
+        Fetched fetched;
+        Failure failure;
         fetch(array.store, array.metadata, 0, 0, 0, fetched, failure, [this] { return reader_.closing().load(); });
-    if (!found && failure.code == LC_MISSING) fail(LC_GONE);
-    array.found_in = wave_.number;
+        array.is_gone = failure.code == LC_MISSING;
+    }
+    if (array.is_gone) fail(LC_GONE);
 }
 
 // Before a task looks at its chunks: those of a shard are sorted by where they lie in it when its index is read, so that
