@@ -10,12 +10,13 @@ import pytest
 import zarr
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from zarr.codecs import ZstdCodec
+from zarr.codecs import BloscCodec, ZstdCodec
 from zarr.core.buffer import default_buffer_prototype
 from zarr.core.codec_pipeline import BatchedCodecPipeline
 
 import linumpy
 from linumpy.core import native
+from linumpy.errors import ChunkError
 from linumpy.gpu.read.reader import Reader
 from linumpy.interop.zarr_pipeline import LinumpyCodecPipeline
 from tests.support.stores import encoded_cases, write
@@ -200,6 +201,24 @@ def test_errors_are_those_of_zarr_and_name_the_chunk(image):
             with zarr.config.set({"array.read_missing_chunks": False}):
                 error = outcome(lambda: zarr.open_array(path, mode="r")[:8])
             assert type(error).__name__ == "ChunkNotFoundError"
+
+
+def test_a_fault_that_zarr_does_not_notice_is_an_error(tmp_path):
+    """numcodecs compares the size of a Blosc chunk with no header: of one that was cut off it returns other memory."""
+    path = tmp_path / "a"
+    array = zarr.create_array(path, shape=(32, 32), chunks=(16, 16), dtype="u2", compressors=BloscCodec(cname="lz4"))
+    array[...] = np.random.default_rng(0).integers(0, 2**16, array.shape)  # stored as they are
+    chunk = path / "c/1/0"
+    whole = chunk.read_bytes()
+    chunk.write_bytes(whole[:-20])
+    assert not isinstance(outcome(lambda: zarr.open_array(path, mode="r")[...]), Exception)
+    with linumpy.accelerate():
+        mine = zarr.open_array(path, mode="r")
+        with pytest.raises(ChunkError, match=r"c/1/0 cannot be decoded"):
+            mine[...]
+        assert_same(mine[:16], array[:16])
+        chunk.write_bytes(whole)
+        assert_same(mine[...], array[...])
 
 
 def test_an_array_is_written_and_resized_as_before(tmp_path, image):

@@ -117,7 +117,8 @@ def _explain(plan: ReadPlan) -> list[tuple[str, str]]:
             rows.append(("decoding", plan.decoding))
         if plan.scratch_bytes is not None:
             rows.append(("scratch", f"{_binary(plan.scratch_bytes)} of device memory"))
-        rows.append(("backend", "linumpy, from a local store"))
+        remote = layout.remote
+        rows.append(("backend", "linumpy, from a local store" if remote is None else f"linumpy, by {remote.client}"))
     else:
         rows.append(("backend", f"{plan.backend}: {layout.unsupported}"))
         if reason := why_not_gpu_mode(layout, plan.region):

@@ -323,7 +323,7 @@ def test_broken_chunks_in_gpu_mode_leave_nothing_running(tmp_path, numpy_cuda, m
 
 def test_the_log_and_the_report_say_which_way_and_why(tmp_path, cuda, caplog):
     cases = [
-        (random_array(None, **RAW), "zarr-gpu", "in its GPU mode", "MemoryStore"),
+        (random_array(tmp_path / "b", **IN_GPU_MODE["rank-7"]), "zarr-gpu", "in its GPU mode", "rank 7"),
         (random_array(tmp_path / "a", **BY_HOST["v2-bz2"]), "zarr-host", "through host memory", "bz2"),
     ]
     for array, backend, way, reason in cases:
