@@ -32,37 +32,26 @@ Requests &requests() {
     return made_once(shared_requests, [] { return new Requests(most_requests.load()); });
 }
 
-// Tell the caller's function, along with a request, which loans were given back.
-void call_with(lc_fetch &record) {
+// Call the caller's function, and tell it which loans were given back. One that is given back without a request waits for
+// the next call, unless it is the last, or one of many.
+void call(lc_fetch &record, i64 loan = 0) {
     std::array<i64, 16> returned;
     {
         Requests &shared = requests();
         const std::lock_guard lock(shared.mutex);
+        if (loan) {
+            shared.returned[static_cast<size_t>(shared.count++)] = loan;
+            if (--shared.lent && shared.count < static_cast<i64>(returned.size())) return;
+        }
         returned = shared.returned;
         record.returned_count = std::exchange(shared.count, 0);
     }
     record.returned = returned.data();
     fetch_object.load()(&record);
+    if (!record.loan) return;
+    const std::lock_guard lock(requests().mutex);
+    ++requests().lent;
 }
-
-// Holds one of the requests that may be under way, and lets another thread of the pool work meanwhile.
-class UnderWay {
-public:
-    UnderWay() : limit_(requests().limit), pool_(Pool::shared()) {
-        limit_.acquire(1);
-        pool_.begin_wait();
-    }
-    ~UnderWay() {
-        pool_.end_wait();
-        limit_.release(1);
-    }
-    UnderWay(const UnderWay &) = delete;
-    UnderWay &operator=(const UnderWay &) = delete;
-
-private:
-    Limit &limit_;
-    Pool &pool_;
-};
 
 // In place of the size of an object that its store does not tell.
 constexpr i64 UNKNOWN_NBYTES = INT64_MAX / 2;
@@ -78,17 +67,9 @@ void set_fetch(lc_fetch_object function, i64 count) {
 
 void forget_requests() { shared_requests.store(nullptr); }
 
-// Loans wait for a call that tells them; those of the last, or of many, are told at once.
 Fetched::~Fetched() {
-    if (!loan_) return;
-    Requests &shared = requests();
-    {
-        const std::lock_guard lock(shared.mutex);
-        shared.returned[static_cast<size_t>(shared.count++)] = loan_;
-        if (--shared.lent && shared.count < static_cast<i64>(shared.returned.size())) return;
-    }
     lc_fetch record{};
-    call_with(record);
+    if (loan_) call(record, loan_);
 }
 
 bool fetch(i64 store, const std::string &key, i64 offset, i64 nbytes, i64 capacity, Fetched &fetched, Failure &failure,
@@ -101,13 +82,14 @@ bool fetch(i64 store, const std::string &key, i64 offset, i64 nbytes, i64 capaci
     record.capacity = capacity;
     record.code = LC_REMOTE;
     if (fetch_object.load()) {
-        const UnderWay under_way;
+        Limit &limit = requests().limit;
+        Pool &pool = Pool::shared();
+        limit.acquire(1);
+        pool.begin_wait();  // another thread works meanwhile
         if (given_up()) record.code = LC_CANCELLED;
-        else call_with(record);
-    }
-    if (record.loan) {
-        const std::lock_guard lock(requests().mutex);
-        ++requests().lent;
+        else call(record);
+        pool.end_wait();
+        limit.release(1);
     }
     fetched = Fetched(record);
     if (record.code == LC_OK) return true;
