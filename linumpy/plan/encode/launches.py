@@ -31,6 +31,8 @@ class EncodeLaunch:
         Blocks, and threads of each.
     args : tuple of (Address or int)
         Arguments in order, each of 64 bits.
+    defines : tuple of (str, str)
+        Definitions that the source is compiled with.
     shared : int
         Dynamic shared memory, in bytes.
     """
@@ -40,6 +42,7 @@ class EncodeLaunch:
     grid: int
     block: int
     args: tuple[Address | int, ...]
+    defines: tuple[tuple[str, str], ...] = ()
     shared: int = 0
 
 
