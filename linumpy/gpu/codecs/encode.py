@@ -11,16 +11,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from linumpy.gpu.kernels import KernelSpec, address_of, load
-from linumpy.plan.encode.launches import Address, EncodeLaunch, EncodePlan
-from linumpy.plan.encode.zstd import plan_zstd
+from linumpy.gpu.codecs.decode import allow
+from linumpy.gpu.kernels import KernelSpec, address_of, load, prepare
+from linumpy.plan.encode.chunks import plan_encoding
+from linumpy.plan.encode.launches import EncodeLaunch
 from linumpy.plan.encoding import Encoding
 
 if TYPE_CHECKING:
     import cupy
 
-#: Memory is allocated in multiples of it.
-_ALLOCATION = 512
+
+def kernel_spec(launch: EncodeLaunch) -> KernelSpec:
+    """Return the kernel of a launch."""
+    return KernelSpec(launch.source, launch.kernel, launch.defines, "linumpy.gpu.codecs.cuda")
 
 
 @dataclass(frozen=True)
@@ -39,13 +42,6 @@ class Encoded:
     offsets: cupy.ndarray
 
 
-def plan_of(count: int, nbytes: int, encoding: Encoding) -> EncodePlan:
-    """Return the launches that encode `count` chunks of `nbytes` bytes each."""
-    if encoding.compressor == "zstd" and not encoding.checksum:
-        return plan_zstd(count, nbytes, encoding.preset)
-    raise NotImplementedError(encoding.compressor)
-
-
 def encode_chunks(chunks: cupy.ndarray, encoding: Encoding) -> Encoded:
     """Encode each chunk as a stream of its own.
 
@@ -61,40 +57,28 @@ def encode_chunks(chunks: cupy.ndarray, encoding: Encoding) -> Encoded:
     Encoded
         Complete once CuPy's current stream has got there; this function does not wait for it.
     """
-    count, nbytes = chunks.shape
-    return encode_by(plan_of(count, nbytes, encoding), chunks)
-
-
-def encode_by(plan: EncodePlan, chunks: cupy.ndarray) -> Encoded:
-    """Carry a plan out."""
     import cupy
 
+    count, nbytes = chunks.shape
+    plan = plan_encoding(count, nbytes, encoding)
+    prepare(kernel_spec(launch) for launch in plan.launches)
     arrays = {
         "chunks": chunks,
         "arena": cupy.empty(plan.arena_nbytes, np.uint8),
-        "offsets": cupy.empty(len(chunks) + 1, np.int64),
+        "offsets": cupy.empty(count + 1, np.int64),
         "scratch": cupy.empty(plan.scratch_nbytes, np.uint8),
     }
-    if not plan.launches:
-        arrays["offsets"][...] = 0
+    addresses = {name: address_of(array) for name, array in arrays.items()}
     for launch in plan.launches:
-        load(kernel_spec(launch))((launch.grid,), (launch.block,), _arguments(launch, arrays), shared_mem=launch.shared)
+        kernel = load(kernel_spec(launch))
+        if launch.shared:
+            allow(kernel, launch.shared)
+        args = (arg if isinstance(arg, int) else addresses[arg.array] + arg.offset for arg in launch.args)
+        kernel((launch.grid,), (launch.block,), tuple(map(np.uint64, args)), shared_mem=launch.shared)
     return Encoded(arrays["arena"], arrays["offsets"])
 
 
 def encoding_nbytes(count: int, nbytes: int, encoding: Encoding) -> int:
     """Return how many bytes of device memory :func:`encode_chunks` takes for `count` chunks, scratch and result."""
-    plan = plan_of(count, nbytes, encoding)
-    return sum(-(-part // _ALLOCATION) * _ALLOCATION for part in (plan.arena_nbytes, plan.scratch_nbytes, 8 * count + 8))
-
-
-def kernel_spec(launch: EncodeLaunch) -> KernelSpec:
-    """Return the kernel of a launch."""
-    return KernelSpec(launch.source, launch.kernel, launch.defines, "linumpy.gpu.codecs.cuda")
-
-
-def _arguments(launch: EncodeLaunch, arrays: dict[str, cupy.ndarray]) -> tuple[np.generic, ...]:
-    return tuple(
-        np.uint64(address_of(arrays[one.array]) + one.offset) if isinstance(one, Address) else np.int64(one)
-        for one in launch.args
-    )
+    plan = plan_encoding(count, nbytes, encoding)
+    return plan.arena_nbytes + plan.scratch_nbytes + 8 * (count + 1)

@@ -15,7 +15,7 @@ MAX_CHUNK_NBYTES = 2**31
 #: Header of a frame at most, and of a block.
 _FRAME_HEAD, _BLOCK_HEAD = 10, 3
 _SEGMENT_RECORD, _BLOCK_RECORD, _SEQUENCE = 16, 24, 8
-_WARP, _LITERAL_THREADS, _COPY_THREADS, _SUM_THREADS, _SIZE_WARPS = 32, 128, 128, 1024, 4
+_WARP, _LITERAL_THREADS, _COPY_THREADS, _SIZE_WARPS = 32, 128, 128, 4
 #: Smallest segment; smaller chunks are one block of it all the same.
 _LEAST_SEGMENT = 1024
 
@@ -92,39 +92,33 @@ def plan_zstd(count: int, nbytes: int, preset: str = "fast", search: Search | No
     each = max(1, -(-nbytes // search.block))  # blocks of a frame
     blocks = count * each
     arena_nbytes = count * (_FRAME_HEAD + _BLOCK_HEAD * each + nbytes)
-    if not count:
-        return EncodePlan(0, 0, ())
     scratch = Scratch()
     segments = scratch.take(_SEGMENT_RECORD * blocks * search.segments)
     records = scratch.take(_BLOCK_RECORD * blocks)
-    sizes = scratch.take(8 * count)
+    sizes = scratch.take(4 * count)
     literals = scratch.take(blocks * search.block)
     sections = scratch.take(blocks * search.block)
     sequences = scratch.take(blocks * search.block // 4 * _SEQUENCE)
     chunks, arena, offsets = Address("chunks"), Address("arena"), Address("offsets")
-
-    def launch(source, kernel, grid, threads, *args, defines=search.defines):  # type: ignore[no-untyped-def]
-        return EncodeLaunch(source, kernel, grid, threads, args, defines)
-
-    warps = blocks * search.segments
+    warps, block = blocks * search.segments, search.defines
+    match = (chunks, nbytes, each, warps, literals, sequences, segments)
+    huffman = (chunks, nbytes, each, literals, segments, sections, records)
+    code = (nbytes, each, sequences, segments, sections, records)
+    pack = (chunks, nbytes, each, sections, records, offsets, arena)
+    add_up = EncodeLaunch("encoded", "encoded_offsets", 1, _WARP, (sizes, count, offsets))
+    if not count:
+        return EncodePlan(0, scratch.nbytes, (add_up,))
     launches = (
-        launch(
-            "zstd_match", "zstd_match", -(-warps // search.warps), _WARP * search.warps,
-            chunks, nbytes, each, warps, literals, sequences, segments, defines=search.match_defines,
+        EncodeLaunch(
+            "zstd_match", "zstd_match", -(-warps // search.warps), _WARP * search.warps, match, search.match_defines
         ),
-        launch(
-            "zstd_literals", "zstd_literals", blocks, _LITERAL_THREADS,
-            chunks, nbytes, each, literals, segments, sections, records,
-        ),
-        launch("zstd_coder", "zstd_coder", blocks, _WARP, nbytes, each, sequences, segments, sections, records),
-        launch(
+        EncodeLaunch("zstd_literals", "zstd_literals", blocks, _LITERAL_THREADS, huffman, block),
+        EncodeLaunch("zstd_coder", "zstd_coder", blocks, _WARP, code, block),
+        EncodeLaunch(
             "zstd_pack", "zstd_sizes", -(-count // _SIZE_WARPS), _WARP * _SIZE_WARPS,
-            nbytes, each, count, records, sizes,
+            (nbytes, each, count, records, sizes), block,
         ),
-        launch("zstd_pack", "zstd_offsets", 1, _SUM_THREADS, sizes, count, offsets),
-        launch(
-            "zstd_pack", "zstd_pack", blocks, _COPY_THREADS,
-            chunks, nbytes, each, sections, records, offsets, arena,
-        ),
+        add_up,
+        EncodeLaunch("zstd_pack", "zstd_pack", blocks, _COPY_THREADS, pack, block),
     )  # fmt: skip
     return EncodePlan(arena_nbytes, scratch.nbytes, launches)

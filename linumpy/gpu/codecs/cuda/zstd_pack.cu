@@ -1,17 +1,17 @@
 // The zstd encoder's last step (format: RFC 8878): blocks → frames, packed one behind another.
 //
-// A warp for each frame sums the sizes of its blocks; one block of threads sums those of all frames; a block of threads
-// for each zstd block copies it to where it belongs, with its header, and the frame's before the first one.
+// A warp for each frame sums the sizes of its blocks; `encoded_offsets` sums those of the frames; a block of threads for
+// each zstd block copies it to where it belongs, with its header, and the frame's before the first one.
 //
 // A frame says how long its content is. Short ones are a single segment; longer ones have a window, no longer than
 // matches reach, which readers that decode piece by piece limit.
 
-#include "decode.cuh"
+#include "encode.cuh"
 #include "zstd_encode.cuh"
 
 constexpr i64 SINGLE = 8 << 20;  // the window that every decoder is to support, at least
 constexpr u32 WINDOW_CODE = 7 << 3;  // 128 KiB, the longest block
-constexpr u32 MAGIC = 0xfd2fb528u, SINGLE_SEGMENT = 32, COPY_THREADS = 128, SUM_THREADS = 1024;
+constexpr u32 MAGIC = 0xfd2fb528u, SINGLE_SEGMENT = 32;
 
 __device__ inline u32 size_code(i64 nbytes) { return nbytes < 256 ? 0 : nbytes < 65536 + 256 ? 1 : 2; }
 __device__ inline u32 frame_head(i64 nbytes) { return nbytes <= SINGLE ? 5 + (1u << size_code(nbytes)) : 10; }
@@ -27,7 +27,7 @@ __device__ inline void write_frame_head(u8 *to, i64 nbytes) {
 
 __device__ inline u32 stored_nbytes(const EncodedBlock &block) { return 3 + (block.type == REPEATED ? 1 : block.nbytes); }
 
-extern "C" __global__ void zstd_sizes(i64 nbytes, i64 blocks_each, i64 chunks, EncodedBlock *blocks, i64 *sizes) {
+extern "C" __global__ void zstd_sizes(i64 nbytes, i64 blocks_each, i64 chunks, EncodedBlock *blocks, u32 *sizes) {
     const i64 chunk = static_cast<i64>(blockIdx.x) * (blockDim.x / LANES) + warp_id();
     if (chunk >= chunks) return;
     blocks += chunk * blocks_each;
@@ -38,42 +38,7 @@ extern "C" __global__ void zstd_sizes(i64 nbytes, i64 blocks_each, i64 chunks, E
         if (k < blocks_each) blocks[k].at = total + until - mine;
         total += from_lane(until, LANES - 1);
     }
-    if (lane_id() == 0) sizes[chunk] = total;
-}
-
-// Sums of all sizes before each. By one block.
-extern "C" __global__ void zstd_offsets(const i64 *sizes, i64 chunks, i64 *offsets) {
-    __shared__ i64 sums[SUM_THREADS / LANES];
-    i64 before = 0;
-    for (i64 base = 0; base < chunks; base += SUM_THREADS) {
-        const i64 k = base + threadIdx.x, mine = k < chunks ? sizes[k] : 0;
-        i64 until = mine;
-        for (int by = 1; by < LANES; by *= 2) {
-            const i64 other = from_below(until, by);
-            if (lane_id() >= by) until += other;
-        }
-        if (lane_id() == LANES - 1) sums[warp_id()] = until;
-        sync_block();
-        i64 all = 0;
-        for (int w = 0; w < SUM_THREADS / LANES; ++w) {
-            if (w < warp_id()) until += sums[w];
-            all += sums[w];
-        }
-        if (k < chunks) offsets[k] = before + until - mine;
-        before += all;
-        sync_block();
-    }
-    if (threadIdx.x == 0) offsets[chunks] = before;
-}
-
-// Words of the target, aligned, from bytes of the source.
-__device__ inline void copy_bytes(u8 *to, const u8 *from, u32 nbytes) {
-    const u32 ahead = static_cast<u32>(-reinterpret_cast<u64>(to) & 3), head = ahead < nbytes ? ahead : nbytes;
-    const u32 words = (nbytes - head) / 4;
-    for (u32 k = threadIdx.x; k < head; k += COPY_THREADS) to[k] = from[k];
-    for (u32 k = threadIdx.x; k < words; k += COPY_THREADS)
-        reinterpret_cast<u32 *>(to + head)[k] = load32(from + head + 4 * k);
-    for (u32 k = head + 4 * words + threadIdx.x; k < nbytes; k += COPY_THREADS) to[k] = from[k];
+    if (lane_id() == 0) sizes[chunk] = static_cast<u32>(total);
 }
 
 extern "C" __global__ void zstd_pack(const u8 *chunks, i64 nbytes, i64 blocks_each, const u8 *sections,
@@ -89,5 +54,6 @@ extern "C" __global__ void zstd_pack(const u8 *chunks, i64 nbytes, i64 blocks_ea
         const u32 head = (in_chunk == blocks_each - 1) | block.type << 1 | block.nbytes << 3;
         for (u32 k = 0; k < 3; ++k) to[k] = static_cast<u8>(head >> (8 * k));
     }
-    copy_bytes(to + 3, block.type == COMPRESSED ? sections + number * BLOCK_NBYTES : bytes, stored_nbytes(block) - 3);
+    copy_bytes(to + 3, block.type == COMPRESSED ? sections + number * BLOCK_NBYTES : bytes, stored_nbytes(block) - 3,
+               threadIdx.x, blockDim.x);
 }
