@@ -93,7 +93,10 @@ struct Repeats {
 };
 
 // Bits that a match saves, about: a byte is 6 of literals.
-constexpr int BYTE_BITS = 6, SEQUENCE_BITS = 11, DISTANCE_BITS = 6;
+#ifndef AHEAD
+#define AHEAD 2
+#endif
+constexpr int BYTE_BITS = 6, SEQUENCE_BITS = 11, DISTANCE_BITS = 10;
 __device__ inline int score_of(u32 nbytes, int distance_bits) {
     return BYTE_BITS * static_cast<int>(nbytes) - SEQUENCE_BITS - distance_bits;
 }
@@ -171,8 +174,11 @@ extern "C" __global__ void zstd_match(const u8 *chunks, i64 nbytes, i64 blocks_e
                 const u32 n = equal_bytes(mine, from.eight(p - repeats.first));
                 best.offer(n < most ? n : most, repeats.first, 0);
             }
-            const int next = __shfl_down_sync(FULL, best.score, 1);
-            const u32 starts = vote(best.score > 0 && (lane == LANES - 1 || next <= best.score));
+            bool first_choice = best.score > 0;
+#pragma unroll
+            for (u32 ahead = 1; ahead <= AHEAD; ++ahead)
+                first_choice &= __shfl_down_sync(FULL, best.score, ahead) <= best.score;  // of the last lanes: their own
+            const u32 starts = vote(first_choice);
             while (cursor < base + LANES && taken < MOST_SEQUENCES) {
                 const u32 left = starts & (FULL << (cursor > base ? cursor - base : 0));
                 if (!left) break;
