@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 
+from linumpy.plan.encode.blosc import plan_blosc
 from linumpy.plan.encode.launches import EncodePlan
 from linumpy.plan.encode.lz4 import plan_lz4
 from linumpy.plan.encoding import Encoding
@@ -22,4 +23,10 @@ def plan_encoding(count: int, nbytes: int, encoding: Encoding) -> EncodePlan:
     """
     if encoding.compressor == "lz4":
         return plan_lz4(count, nbytes, encoding.preset)
+    if encoding.compressor == "blosc":
+        return plan_blosc(count, nbytes, encoding, _plan_zstd)
     raise NotImplementedError(encoding.compressor)
+
+
+def _plan_zstd(count: int, nbytes: int) -> EncodePlan:
+    raise NotImplementedError(f"zstd of {count} streams of {nbytes} bytes")
