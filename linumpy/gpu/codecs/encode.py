@@ -1,7 +1,7 @@
 """Encode chunks in device memory, by kernels of this package.
 
-In: chunks of one size, side by side on the device. Out: :class:`Encoded`, the stored bytes of each, packed. Nothing waits
-for the device: sizes stay there, too.
+In: chunks of one size, side by side on the device. Out: :class:`Encoded`, the stored bytes of each, packed. Nothing
+waits for the device: sizes stay there, too.
 """
 
 from __future__ import annotations

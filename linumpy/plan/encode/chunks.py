@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 
+from linumpy.plan.encode.blosc import plan_blosc
 from linumpy.plan.encode.launches import EncodePlan
 from linumpy.plan.encode.lz4 import plan_lz4
 from linumpy.plan.encode.zstd import plan_zstd
@@ -25,4 +26,6 @@ def plan_encoding(count: int, nbytes: int, encoding: Encoding) -> EncodePlan:
         return plan_lz4(count, nbytes, encoding.preset)
     if encoding.compressor == "zstd":
         return plan_zstd(count, nbytes, encoding.preset)
+    if encoding.compressor == "blosc":
+        return plan_blosc(count, nbytes, encoding, functools.partial(plan_zstd, preset=encoding.preset))
     raise NotImplementedError(encoding.compressor)
