@@ -20,8 +20,7 @@ from linumpy.stream.planning.samples import plan_sample, with_boxes
 from linumpy.stream.reading import reads as reads_module
 from linumpy.stream.reading import sources as sources_module
 from linumpy.stream.resampling import resample as resample_module
-from linumpy.stream.resampling.on_host import fill_row
-from linumpy.stream.resampling.resample import Staged
+from linumpy.stream.resampling.on_host import Staged, fill_row
 from linumpy.write.writer import write_omezarr
 from tests.support.budget import examples, matrix
 from tests.support.gpu.emulator import COMPILER, emulated

@@ -21,8 +21,8 @@ from linumpy.stream.planning.records import ArrayInfo, PartShape
 from linumpy.stream.planning.samples import plan_sample, with_boxes
 from linumpy.stream.planning.warp import Intensity, Warp, draw_warp
 from linumpy.stream.resampling import resample as resample_module
-from linumpy.stream.resampling.on_host import coordinates, fill_row, normals, philox
-from linumpy.stream.resampling.resample import PACKAGE, ROW, Staged, kernel_spec
+from linumpy.stream.resampling.on_host import Staged, coordinates, fill_row, normals, philox
+from linumpy.stream.resampling.resample import PACKAGE, ROW, kernel_spec
 from tests.support.budget import examples
 from tests.support.gpu.emulator import COMPILER, emulated
 from tests.support.gpu.nvrtc import compilations, compile_kernel

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 def kernel_spec(launch: EncodeLaunch) -> KernelSpec:
     """Return the kernel of a launch."""
-    return KernelSpec(launch.source, launch.kernel, (), "linumpy.gpu.codecs.cuda")
+    return KernelSpec(launch.source, launch.kernel, launch.defines, "linumpy.gpu.codecs.cuda")
 
 
 @dataclass(frozen=True)

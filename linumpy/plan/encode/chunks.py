@@ -7,6 +7,7 @@ import functools
 from linumpy.plan.encode.blosc import plan_blosc
 from linumpy.plan.encode.launches import EncodePlan
 from linumpy.plan.encode.lz4 import plan_lz4
+from linumpy.plan.encode.zstd import plan_zstd
 from linumpy.plan.encoding import Encoding
 
 
@@ -23,10 +24,8 @@ def plan_encoding(count: int, nbytes: int, encoding: Encoding) -> EncodePlan:
     """
     if encoding.compressor == "lz4":
         return plan_lz4(count, nbytes, encoding.preset)
+    if encoding.compressor == "zstd":
+        return plan_zstd(count, nbytes, encoding.preset)
     if encoding.compressor == "blosc":
-        return plan_blosc(count, nbytes, encoding, _plan_zstd)
+        return plan_blosc(count, nbytes, encoding, functools.partial(plan_zstd, preset=encoding.preset))
     raise NotImplementedError(encoding.compressor)
-
-
-def _plan_zstd(count: int, nbytes: int) -> EncodePlan:
-    raise NotImplementedError(f"zstd of {count} streams of {nbytes} bytes")

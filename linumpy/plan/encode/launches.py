@@ -34,6 +34,8 @@ class EncodeLaunch:
         Blocks, and threads of each.
     args : tuple of (Address or int)
         Arguments in order, each of 64 bits.
+    defines : tuple of (str, str)
+        Definitions that the source is compiled with.
     shared : int
         Dynamic shared memory, in bytes.
     """
@@ -43,6 +45,7 @@ class EncodeLaunch:
     grid: int
     block: int
     args: tuple[Address | int, ...]
+    defines: tuple[tuple[str, str], ...] = ()
     shared: int = 0
 
 

@@ -78,7 +78,7 @@ def plan_whole(
 
 
 @dataclass(frozen=True)
-class StagedCrop:
+class WarpedCrop:
     """A crop that is resampled, of which the box that is read is not known yet.
 
     Attributes
@@ -104,7 +104,7 @@ class StagedCrop:
 
 def plan_sample(
     sample: Sample, infos: Sequence[ArrayInfo], config: Config, row: int, index: int, epoch: int
-) -> tuple[tuple[PartShape, ...], tuple[CropRead | StagedCrop, ...]]:
+) -> tuple[tuple[PartShape, ...], tuple[CropRead | WarpedCrop, ...]]:
     """Plan all parts of a sample: shape and dtype in the batch, and the reads.
 
     The boxes of staged crops follow for all samples of a batch together, by :func:`with_boxes`.
@@ -169,7 +169,7 @@ _ONES = (1.0, 1.0, 1.0)
 
 def _plan_crop(
     row: int, crop: Cut, info: ArrayInfo, part: Part, shape: PartShape, config: Config, warp: Warp | None
-) -> CropRead | StagedCrop:
+) -> CropRead | WarpedCrop:
     box = crop.box
     reaches_out = [start < 0 or stop > n for (start, stop), n in zip(box, info.shape, strict=True)]
     if warp is None and True not in reaches_out:
@@ -207,20 +207,20 @@ def _direct(row: int, box: Box, info: ArrayInfo) -> CropRead:
     return CropRead(row, info, region, inside, None)
 
 
-def _staged(row: int, crop: Cut, info: ArrayInfo, part: Part, warp: Warp | None) -> StagedCrop:
+def _staged(row: int, crop: Cut, info: ArrayInfo, part: Part, warp: Warp | None) -> WarpedCrop:
     if warp is None:
-        return StagedCrop(row, info, crop._replace(first=None, step=None), _NO_WARP, 0)
+        return WarpedCrop(row, info, crop._replace(first=None, step=None), _NO_WARP, 0)
     if part.kind == "image":
-        return StagedCrop(row, info, crop, warp, 1)
-    return StagedCrop(row, info, crop, replace(warp, intensity=NEUTRAL), 0)
+        return WarpedCrop(row, info, crop, warp, 1)
+    return WarpedCrop(row, info, crop, replace(warp, intensity=NEUTRAL), 0)
 
 
-def with_boxes(planned: Sequence[CropRead | StagedCrop], pad: str) -> list[CropRead]:
+def with_boxes(planned: Sequence[CropRead | WarpedCrop], pad: str) -> list[CropRead]:
     """Find the boxes that staged crops read.
 
     Parameters
     ----------
-    planned : sequence of CropRead or StagedCrop
+    planned : sequence of CropRead or WarpedCrop
         Of all samples of a batch.
     pad : str
         Values outside of volumes: ``Config.pad``.
@@ -231,7 +231,7 @@ def with_boxes(planned: Sequence[CropRead | StagedCrop], pad: str) -> list[CropR
         In the same order.
     """
     reads = {n: crop for n, crop in enumerate(planned) if isinstance(crop, CropRead)}
-    staged = [(n, crop) for n, crop in enumerate(planned) if isinstance(crop, StagedCrop)]
+    staged = [(n, crop) for n, crop in enumerate(planned) if isinstance(crop, WarpedCrop)]
     for order in {crop.order for _, crop in staged}:
         crops = [(n, crop) for n, crop in staged if crop.order == order]
         boxed = _boxed([crop for _, crop in crops], order, pad)
@@ -239,7 +239,7 @@ def with_boxes(planned: Sequence[CropRead | StagedCrop], pad: str) -> list[CropR
     return [reads[n] for n in range(len(planned))]
 
 
-def _boxed(crops: Sequence[StagedCrop], order: int, pad: str) -> Iterator[CropRead]:
+def _boxed(crops: Sequence[WarpedCrop], order: int, pad: str) -> Iterator[CropRead]:
     """Yield the reads of staged crops of one order of interpolation."""
     boxes = np.array([_last(crop.cut.box) for crop in crops], float)
     step = np.array([_steps(crop.cut) for crop in crops])
