@@ -64,7 +64,7 @@ def plan_streams(
     stride = slot_nbytes(nbytes)
     slots = Slots(scratch.take(count * stride), stride, scratch.take(4 * count))
     args = (streams, nbytes, count, bits, slots.first, stride, slots.sizes)
-    return slots, EncodeLaunch("lz4_encode", "lz4_streams", grid_of(count), 32, args, 2 << bits)
+    return slots, EncodeLaunch("lz4_encode", "lz4_streams", grid_of(count), 32, args, shared=2 << bits)
 
 
 def plan_lz4(count: int, nbytes: int, preset: str) -> EncodePlan:
@@ -94,7 +94,7 @@ def plan_lz4(count: int, nbytes: int, preset: str) -> EncodePlan:
     add = (segments, nbytes, count, step, each, places, sizes)
     join = (chunks, nbytes, count, step, each, slots, stride, segments, places, offsets, arena)
     launches = (
-        EncodeLaunch("lz4_encode", "lz4_segments", grid_of(count * each), 32, search, 2 << bits),
+        EncodeLaunch("lz4_encode", "lz4_segments", grid_of(count * each), 32, search, shared=2 << bits),
         EncodeLaunch("lz4_encode", "lz4_sizes", grid_of(count), 32, add),
         EncodeLaunch("encoded", "encoded_offsets", 1, 32, (sizes, count, offsets)),
         EncodeLaunch("lz4_encode", "lz4_join", grid_of(count * (each + 1)), 128, join),

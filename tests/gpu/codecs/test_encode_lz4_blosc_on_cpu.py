@@ -54,7 +54,8 @@ def decoded_by_linumpy(encoding, streams, nbytes):
 @needs_compiler
 @settings(inside_a_test, max_examples=examples(90))
 @given(
-    codec=st.sampled_from(["lz4", "none", "byte", "bit"]),
+    inner=st.sampled_from(["", "lz4", "lz4", "zstd"]),
+    shuffle=st.sampled_from(["none", "byte", "bit"]),
     preset=st.sampled_from(["fast", "small"]),
     itemsize=st.sampled_from(WIDTHS),
     nbytes=sizes,
@@ -62,25 +63,26 @@ def decoded_by_linumpy(encoding, streams, nbytes):
     seed=st.integers(1, 2**20),
     skew=st.integers(0, 3),
 )
-@example(codec="bit", preset="fast", itemsize=2, nbytes=70001, kinds=["oct", "noise", "runs"], seed=1, skew=0)
-@example(codec="byte", preset="fast", itemsize=3, nbytes=40000, kinds=["repeats", "few"], seed=2, skew=1)
-@example(codec="bit", preset="fast", itemsize=2, nbytes=65536, kinds=["constant", "oct"], seed=3, skew=0)
-@example(codec="lz4", preset="fast", itemsize=1, nbytes=70001, kinds=list(KINDS), seed=4, skew=3)
-@example(codec="lz4", preset="fast", itemsize=1, nbytes=65536 + 12, kinds=["noise", "constant"], seed=5, skew=0)
-@example(codec="none", preset="small", itemsize=255, nbytes=70001, kinds=["oct", "repeats"], seed=6, skew=2)
-def test_readers_get_the_same_bytes(codec, preset, itemsize, nbytes, kinds, seed, skew):
-    encoding = Encoding("lz4", preset=preset)
-    if codec != "lz4":
-        encoding = Encoding("blosc", "lz4", preset, codec, itemsize)
+@example(inner="lz4", shuffle="bit", preset="fast", itemsize=2, nbytes=70001, kinds=["oct", "noise", "runs"], seed=1, skew=0)
+@example(inner="lz4", shuffle="byte", preset="fast", itemsize=3, nbytes=40000, kinds=["repeats", "few"], seed=2, skew=1)
+@example(inner="lz4", shuffle="bit", preset="fast", itemsize=2, nbytes=65536, kinds=["constant", "oct"], seed=3, skew=0)
+@example(inner="", shuffle="none", preset="fast", itemsize=1, nbytes=70001, kinds=list(KINDS), seed=4, skew=3)
+@example(inner="zstd", shuffle="bit", preset="fast", itemsize=2, nbytes=140001, kinds=["oct", "noise"], seed=7, skew=0)
+@example(inner="zstd", shuffle="byte", preset="small", itemsize=3, nbytes=5000, kinds=["runs", "few"], seed=8, skew=1)
+@example(inner="", shuffle="none", preset="fast", itemsize=1, nbytes=65536 + 12, kinds=["noise", "constant"], seed=5, skew=0)
+@example(inner="lz4", shuffle="none", preset="small", itemsize=255, nbytes=70001, kinds=["oct", "repeats"], seed=6, skew=2)
+def test_readers_get_the_same_bytes(inner, shuffle, preset, itemsize, nbytes, kinds, seed, skew):
+    """Numcodecs' LZ4 frames, or Blosc's with a codec inside."""
+    encoding = Encoding("blosc", inner, preset, shuffle, itemsize) if inner else Encoding("lz4", preset=preset)
     rng = np.random.default_rng(seed)
     chunks = np.stack([make(kind, rng, nbytes) for kind in kinds])
     streams = encoded(chunks, encoding, seed=seed, skew=skew)
     assert streams == encoded(chunks, encoding, seed=seed + 1), "the order of threads changes what is written"
     expected = [row.tobytes() for row in chunks]
-    most = nbytes + 16 if codec != "lz4" else nbytes + nbytes // 255 + 20
+    most = nbytes + 16 if inner else nbytes + nbytes // 255 + 20
     assert all(len(one) <= most for one in streams)
     if nbytes:  # numcodecs refuses its own frames of no bytes
-        reader = numcodecs.LZ4() if codec == "lz4" else numcodecs.Blosc()
+        reader = numcodecs.Blosc() if inner else numcodecs.LZ4()
         assert [bytes(reader.decode(one)) for one in streams] == expected
         assert decoded_by_linumpy(encoding, streams, nbytes) == expected
 

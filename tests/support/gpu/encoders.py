@@ -24,9 +24,8 @@ def kernels_of(source):
 @functools.cache
 def load(spec, seed=1):
     """Compile an encoder for the CPU, together with the others of its source."""
-    compiled = library(
-        source_text(spec.source, spec.package), (("__CUDA_ARCH__", "900"),), kernels_of(spec.source), True
-    )
+    defines = (*spec.defines, ("__CUDA_ARCH__", "900"))
+    compiled = library(source_text(spec.source, spec.package), defines, kernels_of(spec.source), True)
     kernel = Kernel(getattr(compiled, f"emulate_{spec.name}"))
     kernel.seed = seed
     return kernel
