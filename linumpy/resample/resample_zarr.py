@@ -32,6 +32,7 @@ from linumpy.io.paths import absolute, check_apart, check_free_space, check_pare
 from linumpy.io.source import Source, describe_source, local_path, local_store, open_node, path_of, with_options
 from linumpy.io.target_folder import drop_partial_files, unfinished_beside
 from linumpy.io.volume import Volume, Volumes, as_volume, select_volumes
+from linumpy.plan.encoding import BY_CODEC
 from linumpy.plan.grid.blocks import AffineGrid, Block, ResamplePlan, anti_aliasing_sigmas
 from linumpy.plan.pyramid import Pyramid, split
 from linumpy.progress import bytes_progress
@@ -68,7 +69,8 @@ def resample_zarr(
     cval: float = 0.0,
     chunks: Sequence[int] | None = None,
     shards: Sequence[int] | None = None,
-    compressors: Any = None,
+    codec: str | None = None,
+    compressors: Any = BY_CODEC,
     levels: int | None = None,
     downsampling: str | None = None,
     ngff_version: str | None = None,
@@ -128,7 +130,7 @@ def resample_zarr(
         grid covers the source's extent up to half a voxel beyond the outermost centres, and else ``"constant"``.
     cval : float
         Value outside, for the constant modes.
-    chunks, shards, compressors, levels
+    chunks, shards, codec, compressors, levels
         Storage of the target, as for :class:`linumpy.write.writer.OmeZarrWriter`; `chunks` and `shards` along the axes
         of space, with one time and one channel each. By default as many levels as `like` has, or else one.
     downsampling : {"mean", "label", "nearest"}, optional
@@ -236,7 +238,7 @@ def resample_zarr(
     grid = AffineGrid(volume.shape, regrid.shape, regrid.matrix, regrid.offset, order, mode, sigmas, regrid.warp)
     carried = _carried(volumes, volumes, new_grid, ngff_version, "own", *(["image_label"] if order else []))
     levels = new_grid.levels if levels is None else levels
-    storage = {"chunks": chunks, "shards": shards, "compressors": compressors, "levels": levels}
+    storage = {"chunks": chunks, "shards": shards, "codec": codec, "compressors": compressors, "levels": levels}
 
     def target_of(
         folder: str, part_volumes: Volumes, grid: AffineGrid, kept: Carried, method: str, **options: Any
@@ -253,7 +255,7 @@ def resample_zarr(
     # Before blocks are planned, which takes minutes for a target of 1e30 voxels.
     if not unfinished_beside(target_path).exists():
         nbytes = sum(image.image.nbytes for image in targets)
-        check_free_space(target_path, nbytes, encoded=compressors is not None)
+        check_free_space(target_path, nbytes, encoded=any(image.image.compressors is not None for image in targets))
     arrays = [image.volumes.first.array for image in targets]
     opened_from: list[Source] = arrays if distributed is None else [local_path(array) for array in arrays]
     with client_of(distributed) as client:

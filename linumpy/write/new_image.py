@@ -14,7 +14,7 @@ import json
 import math
 import operator
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Real
 from pathlib import Path
 from typing import Any
@@ -24,11 +24,13 @@ import zarr
 from numpy.typing import DTypeLike
 
 from linumpy.io.carried import Carried, LeadingAxis
+from linumpy.io.codecs import zarr_codecs
 from linumpy.io.coordinate_systems import INTRINSIC, Systems, with_systems
 from linumpy.io.ngff import MICROMETERS
 from linumpy.io.paths import check_free_space
 from linumpy.io.source import local_store
 from linumpy.io.zarr_mode import host_zarr_context
+from linumpy.plan.encoding import BY_CODEC, DEFAULT_CODEC, parse_codec
 
 #: Versions of NGFF that are written, and the zarr format of each.
 ZARR_FORMATS = {"0.6": 3, "0.5": 3, "0.4": 2}
@@ -56,7 +58,7 @@ class NewImage:
     shards : tuple of int or None
         Shard shape of all resolutions.
     compressors
-        As for zarr.
+        As for zarr; None for raw chunks.
     names : tuple of str
         Names of the axes.
     metadata : dict
@@ -147,7 +149,8 @@ def plan_image(
     axes: str | None = None,
     chunks: Sequence[int] | None = None,
     shards: Sequence[int] | None = None,
-    compressors: Any = None,
+    codec: str | None = None,
+    compressors: Any = BY_CODEC,
     origin: Sequence[float] | None = None,
     levels: int = 1,
     downsampling: str = "mean",
@@ -201,12 +204,24 @@ def plan_image(
         dtype=dtype,
         chunks=_chunk(shape, dtype.itemsize, chunks, shards, leading),
         shards=shards,
-        compressors=compressors,
+        compressors=_compressors(codec, compressors, carried, dtype.itemsize, ZARR_FORMATS[ngff_version]),
         names=tuple(names),
         metadata={**carried.attributes, **metadata, **(attributes or {})},
         fill_value=_fill_value(fill_value, dtype),
         ngff_version=ngff_version,
     )
+
+
+def _compressors(codec: str | None, compressors: Any, carried: Carried, itemsize: int, zarr_format: int) -> Any:
+    """Return the codecs of chunks: those of the caller, by name or by object, else the source's, else the default."""
+    if not (isinstance(compressors, str) and compressors == BY_CODEC):
+        if codec is not None:
+            raise ValueError(f"codec={codec!r}, compressors={compressors!r}: pass one of the two")
+        return compressors
+    encoding = parse_codec(codec if codec is not None else carried.codec or DEFAULT_CODEC, itemsize)
+    if codec is None and zarr_format == 2:
+        encoding = replace(encoding, checksum=False)
+    return zarr_codecs(encoding, zarr_format)
 
 
 def list_labels(folder: Path, names: Sequence[str], ngff_version: str) -> None:

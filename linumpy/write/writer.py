@@ -29,6 +29,7 @@ from linumpy.errors import not_pickled
 from linumpy.io.carried import Carried
 from linumpy.io.paths import absolute, check_target, checked_version
 from linumpy.io.target_folder import new_folder
+from linumpy.plan.encoding import BY_CODEC
 from linumpy.plan.pyramid import Box, Pyramid, shape_of, split, within
 from linumpy.plan.region import normalize_region
 from linumpy.renamed import renamed_parameter
@@ -68,8 +69,14 @@ class OmeZarrWriter:
     chunks, shards : sequence of int, optional
         One number for each axis. By default chunks of at most 8 MiB, of one time and one channel, and no shards. Shards
         need chunks that divide them, and zarr v3.
+    codec : str, optional
+        How chunks are compressed: ``"zstd"``, ``"lz4"``, ``"gzip"``, ``"none"``, or ``"blosc:lz4"`` and
+        ``"blosc:zstd"`` with ``":byte"`` (the default), ``":bit"`` or ``":none"`` for the shuffle; ``":small"`` behind
+        it for less bytes and more time, ``"+crc32c"`` for a checksum (zarr v3). Device arrays are compressed on the
+        device, except by gzip. By default what the source of `carried` has, or else ``"zstd"``.
     compressors
-        As for zarr: codecs of zarr v3 for NGFF 0.5 and 0.6, one of numcodecs for 0.4; by default chunks are raw.
+        In place of `codec`, as for zarr: codecs of zarr v3 for NGFF 0.5 and 0.6, one of numcodecs for 0.4; None for raw
+        chunks. Codecs and settings that have no name as `codec` are applied by zarr-python.
     name : str, optional
         Name of the image; by default that of `carried`, or else that of the folder.
     origin : sequence of float, optional
@@ -156,7 +163,8 @@ class OmeZarrWriter:
         axes: str | None = None,
         chunks: Sequence[int] | None = None,
         shards: Sequence[int] | None = None,
-        compressors: Any = None,
+        codec: str | None = None,
+        compressors: Any = BY_CODEC,
         name: str | None = None,
         origin: Sequence[float] | None = None,
         levels: int = 1,
@@ -179,6 +187,7 @@ class OmeZarrWriter:
             axes=axes,
             chunks=chunks,
             shards=shards,
+            codec=codec,
             compressors=compressors,
             name=name if name is not None else (carried and carried.name) or self._target.name,
             origin=origin,
