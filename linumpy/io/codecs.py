@@ -7,6 +7,7 @@ format does not store.
 
 from __future__ import annotations
 
+import importlib
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -55,11 +56,13 @@ def _codec(encoding: Encoding) -> Any:
             cname=encoding.inner, clevel=encoding.level, shuffle=_SHUFFLES_V3[encoding.shuffle],  # type: ignore[arg-type]
             typesize=encoding.itemsize,
         )  # fmt: skip
-    from zarr.codecs.numcodecs import LZ4
-
-    with warnings.catch_warnings():  # not in the specification; linumpy's documentation says it once
+    with warnings.catch_warnings():  # not in the specification, which docs/formats.md says
         warnings.simplefilter("ignore")
-        return LZ4(acceleration=encoding.level)
+        try:
+            wrapped: Any = importlib.import_module("zarr.codecs.numcodecs")
+        except ImportError:  # of older versions
+            wrapped = importlib.import_module("numcodecs.zarr3")
+        return wrapped.LZ4(acceleration=encoding.level)
 
 
 def _numcodec(encoding: Encoding) -> Any:
@@ -85,7 +88,7 @@ def codec_settings(array: zarr.Array) -> list[dict[str, Any]] | None:
             settings = dict(codec.get_config())
             settings["name"] = settings.pop("id")
         else:
-            document = codec.to_dict()
+            document: Any = codec.to_dict()  # type: ignore[union-attr]
             configuration = document.get("configuration")
             settings = {**(configuration if isinstance(configuration, Mapping) else {}), "name": document["name"]}
         found.append(settings)

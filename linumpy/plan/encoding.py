@@ -123,7 +123,7 @@ def parse_codec(codec: str, itemsize: int = 1) -> Encoding:
 
 def _unknown(codec: str) -> ValueError:
     return ValueError(
-        f"codec={codec!r}: choose one of zstd, zstd:small, lz4, gzip, gzip:small, none, and blosc:lz4 or blosc:zstd with "
+        f"codec={codec!r}: choose one of zstd, zstd:small, lz4, gzip, gzip:small, none, blosc:lz4, or blosc:zstd with "
         ":bit, :byte or :none, and :small; each with +crc32c for a checksum"
     )
 

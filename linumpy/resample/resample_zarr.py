@@ -22,7 +22,7 @@ import numpy as np
 import zarr
 from numpy.typing import ArrayLike
 
-from linumpy.device import resolve, to_host
+from linumpy.device import resolve
 from linumpy.errors import DeviceMemoryError, MetadataError
 from linumpy.gpu.kvikio_zarr import OwnReader
 from linumpy.io.carried import Carried, carried_from
@@ -32,6 +32,7 @@ from linumpy.io.paths import absolute, check_apart, check_free_space, check_pare
 from linumpy.io.source import Source, describe_source, local_path, local_store, open_node, path_of, with_options
 from linumpy.io.target_folder import drop_partial_files, unfinished_beside
 from linumpy.io.volume import Volume, Volumes, as_volume, select_volumes
+from linumpy.io.zarr_mode import read_on_host
 from linumpy.plan.encoding import BY_CODEC
 from linumpy.plan.grid.blocks import AffineGrid, Block, ResamplePlan, anti_aliasing_sigmas
 from linumpy.plan.pyramid import Pyramid, split
@@ -47,6 +48,7 @@ from linumpy.resample.workers import Needs, client_of, make_blocks_on, needs_of,
 from linumpy.write.new_image import NewImage
 from linumpy.write.pyramid import halve, halve_by_threads
 from linumpy.write.raw_chunks import Chunks, chunks_of, writing_threads
+from linumpy.write.tasks import Finish, done
 from linumpy.write.writer import STEP_BYTES, Progress
 
 if TYPE_CHECKING:
@@ -416,14 +418,19 @@ def make_coarser_levels(folder: Path, image: NewImage, downsampling: str, kind: 
         levels = [level_chunks(folder, level, pool, threads) for level in range(len(image.shapes))]
         for level, (finer, coarser) in enumerate(itertools.pairwise(levels), 1):
             whole = tuple(slice(0, n) for n in image.shapes[level])
+            finish: Finish = done
             for box in split(whole, pyramid.step(level, nbytes >> len(whole))):
                 source = pyramid.finer(level, box)
                 factors = pyramid.factors(level)
                 if kind == "cuda":
-                    coarser.write(box, halve(read_to_device(finer.array, source, reader), downsampling, factors))
+                    block = halve(read_to_device(finer.array, source, reader), downsampling, factors)
                 else:
-                    block = to_host(finer.read(source, on_device=False))
-                    coarser.write(box, halve_by_threads(block, downsampling, pool, threads, factors))
+                    on_host = read_on_host(finer.array, source)
+                    block = halve_by_threads(on_host, downsampling, pool, threads, factors)
+                following = coarser.start(box, block)
+                finish()  # the last box, while the device works at this one
+                finish = following
+            finish()
 
 
 def level_chunks(folder: Path, level: int, pool: ThreadPoolExecutor, threads: int) -> Chunks:

@@ -274,7 +274,7 @@ class _Run:
             parts = self._parts(time, region)
             lead = parts[: len(parts) - len(region)]
             whole = tuple(side.stop - side.start for side in (*lead, *region))
-            chunks.write((*lead, *region), voxels.reshape(whole))
+            chunks.start((*lead, *region), voxels.reshape(whole))()
             self._state.add([part.start for part in parts], [part.stop for part in parts])
             self._report(self._nbytes(region))
 
