@@ -34,13 +34,20 @@ from linumpy.io.target_folder import drop_partial_files, unfinished_beside
 from linumpy.io.volume import Volume, Volumes, as_volume, select_volumes
 from linumpy.io.zarr_mode import read_on_host
 from linumpy.plan.encoding import BY_CODEC
-from linumpy.plan.grid.blocks import AffineGrid, Block, ResamplePlan, anti_aliasing_sigmas
+from linumpy.plan.grid.blocks import AffineGrid, Block, anti_aliasing_sigmas
 from linumpy.plan.pyramid import Pyramid, split
 from linumpy.progress import bytes_progress
 from linumpy.renamed import renamed_parameter
-from linumpy.resample.block_plans import check_limit, plan_blocks, scratch_within
+from linumpy.resample.block_plans import BlockPlan, check_limit, scratch_within
 from linumpy.resample.labels import LABELS, plan_labels
-from linumpy.resample.parts import TargetImage, check_unchanged, creator_of, plan_part_image, request_of
+from linumpy.resample.parts import (
+    TargetImage,
+    check_unchanged,
+    creator_of,
+    plan_part_image,
+    plan_target,
+    request_of,
+)
 from linumpy.resample.pipeline import BlockJob, make_blocks, read_to_device
 from linumpy.resample.resumable import Resumable, resumable_folder
 from linumpy.resample.target_grid import TargetGrid, on_grid_of, plan_target_grid, turned_systems
@@ -264,9 +271,7 @@ def resample_zarr(
         needs: Needs | None = None
         if client is None:
             kind = resolve(device).kind
-            plans = [
-                plan_blocks(image.grid, image.volumes.first, image.stored, kind, device_memory) for image in targets
-            ]
+            plans = [plan_target(image, kind, device_memory) for image in targets]
         else:
             needs = needs_of(opened_from[0], target_path, device)
             kind, plans = _plan_for_workers(client, needs, targets, device_memory)
@@ -275,9 +280,12 @@ def resample_zarr(
             for image in targets:
                 image.carried.log_dropped(image.volumes.name, Path(target) / image.folder)
             with _shown(progress, targets) as report:
-                for number, (image, (plan, scratch)) in enumerate(zip(targets, plans, strict=True)):
+                for number, (image, planned) in enumerate(zip(targets, plans, strict=True)):
                     filled = str(state.folder / image.folder / "0")
-                    job = BlockJob(opened_from[number], filled, plan, 0.0 if number else float(cval), kind, scratch)
+                    job = BlockJob(
+                        opened_from[number], filled, planned.plan, 0.0 if number else float(cval), kind,
+                        planned.scratch, batch_bytes=planned.batch,
+                    )  # fmt: skip
                     for entries, one_volume in image.volumes.volumes.items():
                         each_job = replace(job, index=one_volume.index, entries=entries)
                         _fill(each_job, state, number, image.stored, report, client, needs)
@@ -291,13 +299,13 @@ def resample_zarr(
 
 def _plan_for_workers(
     client: Client, needs: Needs, targets: Sequence[TargetImage], limit: int | None
-) -> tuple[str, list[tuple[ResamplePlan, int | None]]]:
+) -> tuple[str, list[BlockPlan]]:
     """Choose the device of the workers, and blocks that fit each of them, with the scratch memory of a read."""
     check_limit(limit)
     capacity = survey(client, needs)
     most = capacity.nbytes if limit is None else min(limit, capacity.nbytes)
     try:
-        plans = [plan_blocks(image.grid, image.volumes.first, image.stored, capacity.kind, most) for image in targets]
+        plans = [plan_target(image, capacity.kind, most) for image in targets]
     except DeviceMemoryError as error:
         if limit is not None and limit <= capacity.nbytes:
             raise

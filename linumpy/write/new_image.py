@@ -30,7 +30,7 @@ from linumpy.io.ngff import MICROMETERS
 from linumpy.io.paths import check_free_space
 from linumpy.io.source import local_store
 from linumpy.io.zarr_mode import host_zarr_context
-from linumpy.plan.encoding import BY_CODEC, DEFAULT_CODEC, parse_codec
+from linumpy.plan.encoding import BY_CODEC, DEFAULT_CODEC, Encoding, parse_codec
 
 #: Versions of NGFF that are written, and the zarr format of each.
 ZARR_FORMATS = {"0.6": 3, "0.5": 3, "0.4": 2}
@@ -59,6 +59,8 @@ class NewImage:
         Shard shape of all resolutions.
     compressors
         As for zarr; None for raw chunks.
+    encoding : Encoding or None
+        What they are made from; None for codecs by object.
     names : tuple of str
         Names of the axes.
     metadata : dict
@@ -78,11 +80,17 @@ class NewImage:
     metadata: dict[str, Any]
     fill_value: np.generic
     ngff_version: str
+    encoding: Encoding | None = None
 
     @property
     def nbytes(self) -> int:
         """Bytes of the voxels of all resolutions, decoded."""
         return sum(math.prod(shape) for shape in self.shapes) * self.dtype.itemsize
+
+    @property
+    def chunk_nbytes(self) -> int:
+        """Bytes of the voxels of an (inner) chunk of the finest resolution."""
+        return math.prod(self.chunks) * self.dtype.itemsize
 
     @property
     def stored(self) -> tuple[tuple[int, ...], ...]:
@@ -199,29 +207,31 @@ def plan_image(
         raise TypeError(f"attributes={attributes!r}: JSON cannot hold them ({error})") from error
     if taken := sorted(metadata.keys() & (attributes or {}).keys()):
         raise ValueError(f"attributes={attributes!r}: NGFF reserves {', '.join(taken)}")
+    encoding = _encoding(codec, compressors, carried, dtype.itemsize, ZARR_FORMATS[ngff_version])
     return NewImage(
         shapes=tuple(tuple(-(-n // f) for n, f in zip(shape, factor, strict=True)) for factor in factors),
         dtype=dtype,
         chunks=_chunk(shape, dtype.itemsize, chunks, shards, leading),
         shards=shards,
-        compressors=_compressors(codec, compressors, carried, dtype.itemsize, ZARR_FORMATS[ngff_version]),
+        compressors=compressors if encoding is None else zarr_codecs(encoding, ZARR_FORMATS[ngff_version]),
         names=tuple(names),
         metadata={**carried.attributes, **metadata, **(attributes or {})},
         fill_value=_fill_value(fill_value, dtype),
         ngff_version=ngff_version,
+        encoding=encoding,
     )
 
 
-def _compressors(codec: str | None, compressors: Any, carried: Carried, itemsize: int, zarr_format: int) -> Any:
-    """Return the codecs of chunks: those of the caller, by name or by object, else the source's, else the default."""
+def _encoding(
+    codec: str | None, compressors: Any, carried: Carried, itemsize: int, zarr_format: int
+) -> Encoding | None:
+    """Return how chunks are encoded: as the caller names it, or as the source's; None for codecs by object."""
     if not (isinstance(compressors, str) and compressors == BY_CODEC):
         if codec is not None:
             raise ValueError(f"codec={codec!r}, compressors={compressors!r}: pass one of the two")
-        return compressors
+        return None
     encoding = parse_codec(codec if codec is not None else carried.codec or DEFAULT_CODEC, itemsize)
-    if codec is None and zarr_format == 2:
-        encoding = replace(encoding, checksum=False)
-    return zarr_codecs(encoding, zarr_format)
+    return replace(encoding, checksum=False) if codec is None and zarr_format == 2 else encoding
 
 
 def list_labels(folder: Path, names: Sequence[str], ngff_version: str) -> None:
