@@ -16,7 +16,6 @@ import warnings
 from pathlib import Path
 
 import numpy as np
-from zarr.codecs import ZstdCodec
 
 from linumpy.io.files import replacing
 from linumpy.resample import pipeline
@@ -45,10 +44,12 @@ def voxels(seed, shape):
     return np.random.default_rng(seed).integers(0, 60000, shape).astype("u2")
 
 
-def write(place, *, codec=None, seed=1, overwrite=False):
+def write(place, *, codec="none", seed=1, overwrite=False):
     data, options = voxels(seed, (8, 16, 24)), {"chunks": (8, 8, 8), "levels": 2, "overwrite": overwrite}
-    codecs = ZstdCodec() if codec == "zstd" else None
-    with OmeZarrWriter(place, data.shape, "u2", (1, 1, 1), compressors=codecs, **options) as target:
+    if codec == "shards":
+        options |= {"chunks": (4, 4, 4), "shards": (8, 8, 8)}
+    codec = "zstd" if codec == "shards" else codec
+    with OmeZarrWriter(place, data.shape, "u2", (1, 1, 1), codec=codec, **options) as target:
         for y in range(0, 16, 8):
             target[:, y : y + 8] = data[:, y : y + 8]
 
