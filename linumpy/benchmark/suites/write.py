@@ -5,6 +5,7 @@ Every stream and image is read back by numcodecs or zarr-python and compared bef
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -16,12 +17,13 @@ from typing import Any
 
 import numcodecs
 import numpy as np
+import zarr
 
 from linumpy.arrays import Array
 from linumpy.benchmark.cases import CannotRunError, Case, Entry, Mark, Prepare, Prepared, Suite, ready
 from linumpy.benchmark.data import change_for_ratio, check_free, generator, oct_voxels, work_folder
 from linumpy.device import array_module, require_cuda, resolve, synchronize, to_host
-from linumpy.io.codecs import host_encoder
+from linumpy.io.codecs import host_encoder, zarr_codecs
 from linumpy.io.ome import open_image
 from linumpy.io.zarr_mode import read_on_host
 from linumpy.plan.encoding import parse_codec
@@ -259,11 +261,7 @@ def _write_case(work: Write, voxels: np.ndarray, device: Array, where: Path, sca
 
         return nullcontext(Prepared(call, before=remove))
 
-    def zarr_python() -> AbstractContextManager[Prepared]:
-        import zarr
-
-        from linumpy.io.codecs import zarr_codecs
-
+    def peer(write: Callable[[zarr.Array], object]) -> AbstractContextManager[Prepared]:
         codecs = zarr_codecs(parse_codec(work.codec, voxels.dtype.itemsize), 3)
 
         def call() -> None:
@@ -271,12 +269,26 @@ def _write_case(work: Write, voxels: np.ndarray, device: Array, where: Path, sca
                 target, shape=voxels.shape, dtype=voxels.dtype, chunks=work.chunk, shards=work.shards,
                 compressors=codecs,
             )  # fmt: skip
-            array[...] = voxels
+            write(array)
 
         def differs(_: object) -> str:
             return "" if np.array_equal(read_on_host(zarr.open_array(target), ...), voxels) else "other voxels are read"
 
         return nullcontext(Prepared(call, differs, before=remove))
+
+    def by_zarr(array: zarr.Array) -> None:
+        array[...] = voxels
+
+    def by_tensorstore(array: zarr.Array) -> None:
+        import tensorstore
+
+        spec = {"driver": "zarr3", "kvstore": {"driver": "file", "path": str(target)}}
+        tensorstore.open(spec, context=tensorstore.Context()).result()[...] = voxels
+
+    def prepare_tensorstore() -> AbstractContextManager[Prepared]:
+        if importlib.util.find_spec("tensorstore") is None:
+            raise CannotRunError("tensorstore is not installed: pip install tensorstore")
+        return peer(by_tensorstore)
 
     def note() -> str:
         return f"ratio {voxels.nbytes / stored[0][0]:.2f}"
@@ -287,7 +299,8 @@ def _write_case(work: Write, voxels: np.ndarray, device: Array, where: Path, sca
         (
             Entry("write", "OmeZarrWriter", ready(ours, check, before=remove, note=note), "ours"),
             Entry("flat", "the stored bytes alone", flat, "limit"),
-            Entry("zarr", "zarr-python", zarr_python, max_seconds=10, warm_ups=0),
+            Entry("zarr", "zarr-python", lambda: peer(by_zarr), max_seconds=10, warm_ups=0),
+            Entry("tensorstore", "tensorstore", prepare_tensorstore, max_seconds=10, warm_ups=0),
         ),
         (f"{voxels.shape} from {'the device' if on_gpu else 'the host'}",),
         {"codec": work.codec},
