@@ -50,7 +50,7 @@ def encoded(chunks, encoding, *, seed=1, skew=0):
     with (
         mock.patch.dict(sys.modules, {"cupy": cupy}),
         mock.patch.object(encode, "load", functools.partial(load, seed=seed)),
-        mock.patch.object(encode, "prepare", lambda specs: None),
+        mock.patch.object(encode, "prepare", return_value=None),
     ):
         made = encode.encode_chunks(rows, encoding)
     for whole, begin, end in guarded:
