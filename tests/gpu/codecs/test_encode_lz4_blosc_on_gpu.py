@@ -1,5 +1,7 @@
 """If this fails, LZ4 and Blosc chunks that a device writes are read wrong (oracle: numcodecs, linumpy's decoders)."""
 
+import itertools
+
 import numcodecs
 import numpy as np
 import pytest
@@ -26,7 +28,7 @@ def on_device(chunks, encoding):
         assert np.array_equal(arena, second), "other bytes at the second time"
         assert first.arena.nbytes + first.offsets.nbytes <= encoding_nbytes(*chunks.shape, encoding)
         assert np.array_equal(rows.get(), chunks)
-    return [arena[a:b].tobytes() for a, b in zip(offsets, offsets[1:], strict=False)]
+    return [arena[a:b].tobytes() for a, b in itertools.pairwise(offsets)]
 
 
 def check(chunks, encoding, decode=True):
@@ -70,7 +72,7 @@ def test_elements_of_any_size(inner, itemsize):
     rng = np.random.default_rng(itemsize)
     for nbytes, shuffle in ((40_000 * itemsize, "bit"), (40_003 * itemsize + 1, "byte"), (4001 * itemsize, "bit")):
         chunks = np.stack([make(kind, rng, nbytes) for kind in KINDS])
-        check(chunks, Encoding("blosc", inner, "fast", shuffle, itemsize), decode=itemsize <= 16)
+        check(chunks, Encoding("blosc", inner, "fast", shuffle, itemsize))
 
 
 @pytest.mark.parametrize("encoding", [Encoding("lz4"), Encoding("blosc", "lz4", "fast", "bit", 2)], ids=name_of)

@@ -1,6 +1,7 @@
 """The encoders of the device on the CPU: their own plan and CUDA source, in the emulator with all its checks."""
 
 import functools
+import itertools
 import re
 import sys
 import types
@@ -60,4 +61,4 @@ def encoded(chunks, encoding, *, seed=1, skew=0):
     planned = plan.arena_nbytes + plan.scratch_nbytes + made.offsets.nbytes
     assert sum(end - begin for _, begin, end in guarded) == planned == encode.encoding_nbytes(*chunks.shape, encoding)
     assert np.array_equal(rows, chunks), "a kernel wrote into the chunks"
-    return [made.arena[a:b].tobytes() for a, b in zip(made.offsets, made.offsets[1:], strict=False)]
+    return [made.arena[a:b].tobytes() for a, b in itertools.pairwise(made.offsets)]
