@@ -5,10 +5,13 @@ In: made by the planners of the codecs. Out: :class:`EncodePlan`, which :mod:`li
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 #: Alignment of every part of the scratch, in bytes.
 ALIGN = 256
+#: Most blocks of a launch; kernels loop over what is more.
+_MOST_BLOCKS = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,8 @@ class EncodeLaunch:
         Blocks, and threads of each.
     args : tuple of (Address or int)
         Arguments in order, each of 64 bits.
+    defines : tuple of (str, str)
+        Definitions that the source is compiled with.
     shared : int
         Dynamic shared memory, in bytes.
     """
@@ -40,6 +45,7 @@ class EncodeLaunch:
     grid: int
     block: int
     args: tuple[Address | int, ...]
+    defines: tuple[tuple[str, str], ...] = ()
     shared: int = 0
 
 
@@ -60,6 +66,23 @@ class EncodePlan:
     arena_nbytes: int
     scratch_nbytes: int
     launches: tuple[EncodeLaunch, ...]
+
+
+def grid_of(tasks: int) -> int:
+    """Return how many blocks a launch has for so many tasks."""
+    return max(1, min(tasks, _MOST_BLOCKS))
+
+
+def relocated(launches: tuple[EncodeLaunch, ...], places: Mapping[str, Address]) -> tuple[EncodeLaunch, ...]:
+    """Return launches whose arrays are parts of others: a codec within another one."""
+
+    def moved(arg: Address | int) -> Address | int:
+        if isinstance(arg, int):
+            return arg
+        place = places[arg.array]
+        return Address(place.array, place.offset + arg.offset)
+
+    return tuple(replace(launch, args=tuple(map(moved, launch.args))) for launch in launches)
 
 
 class Scratch:
