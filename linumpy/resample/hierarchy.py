@@ -24,6 +24,7 @@ from zarr.storage import LocalStore
 from linumpy.errors import SourceError
 from linumpy.io.codecs import encoding_like, zarr_codecs
 from linumpy.io.collection import ome_attributes
+from linumpy.io.coordinate_systems import as_axes_and_scales
 from linumpy.io.ngff_versions import in_version, version_of
 from linumpy.io.source import describe_source, local_store
 from linumpy.io.zarr_mode import host_zarr_context
@@ -68,6 +69,8 @@ class ArrayCopy:
         Shape of a shard.
     encoding : Encoding
         Of an (inner) chunk.
+    names : tuple of str or None
+        Names of the axes, which zarr v3 stores.
     """
 
     path: str
@@ -75,6 +78,7 @@ class ArrayCopy:
     chunks: tuple[int, ...]
     shards: tuple[int, ...] | None
     encoding: Encoding
+    names: tuple[str, ...] | None = None
 
     @property
     def dtype(self) -> np.dtype:
@@ -144,8 +148,8 @@ def _create_array(group: zarr.Group, name: str, array: ArrayCopy, zarr_format: i
     source = array.source
     options: dict[str, Any] = {"chunk_key_encoding": {"name": "v2", "separator": "/"}}
     if zarr_format == 3:
-        names = getattr(source.metadata, "dimension_names", None)
-        options = {"dimension_names": names or source.attrs.get("_ARRAY_DIMENSIONS"), "shards": array.shards}
+        own = getattr(source.metadata, "dimension_names", None) or source.attrs.get("_ARRAY_DIMENSIONS")
+        options = {"dimension_names": own or array.names, "shards": array.shards}
     attributes = {k: v for k, v in source.attrs.asdict().items() if zarr_format == 2 or k != "_ARRAY_DIMENSIONS"}
     group.create_array(
         name, shape=source.shape, dtype=array.dtype, chunks=array.chunks, attributes=attributes,
@@ -173,7 +177,8 @@ def plan_hierarchy(group: zarr.Group, storage: Storage, ngff_version: str | None
     MetadataError
         Coordinates that the version cannot express.
     """
-    name, nodes = describe_source(group), dict(_nodes(group))
+    # In an order of its own: zarr lists members as they come, and a stopped run counts arrays by their numbers.
+    name, nodes = describe_source(group), dict(sorted(_nodes(group), key=lambda one: one[0]))
     found = {path: node for path, node in nodes.items() if isinstance(node, zarr.Array)}
     if not found:
         raise SourceError(f"{name} holds no arrays to convert")
@@ -187,7 +192,10 @@ def plan_hierarchy(group: zarr.Group, storage: Storage, ngff_version: str | None
                 attributes, lost = in_version(attributes, ngff_version, f"{name}/{path}".rstrip("/"))
                 dropped += lost
             groups[path] = attributes
-    arrays = tuple(plan_array(path, node, storage, zarr_format) for path, node in found.items())
+    names = dict(_axis_names(nodes))
+    arrays = tuple(
+        replace(plan_array(path, node, storage, zarr_format), names=names.get(path)) for path, node in found.items()
+    )
     return Hierarchy(group, zarr_format, groups, arrays, tuple(dict.fromkeys(dropped)))
 
 
@@ -205,6 +213,18 @@ def _nodes(group: zarr.Group) -> Iterator[tuple[str, zarr.Group | zarr.Array]]:
             yield path, node
             if isinstance(node, zarr.Group):
                 yield from ((f"{path}/{below}", one) for below, one in _nodes(node) if below)
+
+
+def _axis_names(nodes: Mapping[str, Any]) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Yield the path of each resolution of an image, and the names of its axes."""
+    for path, node in nodes.items():
+        images = ome_attributes(node).get("multiscales") if isinstance(node, zarr.Group) else None
+        for image in images if isinstance(images, list) else []:
+            plain = as_axes_and_scales(image, describe_source(node))
+            axes = [axis.get("name") if isinstance(axis, Mapping) else axis for axis in plain.get("axes", ())]
+            if axes and all(isinstance(axis, str) for axis in axes):
+                for one in image.get("datasets", ()):
+                    yield f"{path}/{one['path']}".lstrip("/"), tuple(map(str, axes))
 
 
 def _named(group: zarr.Group) -> list[str]:
