@@ -78,7 +78,7 @@ def test_elements_of_any_size(inner, itemsize):
 @pytest.mark.parametrize("encoding", [Encoding("lz4"), Encoding("blosc", "lz4", "fast", "bit", 2)], ids=name_of)
 def test_more_chunks_than_a_grid_is_wide(encoding):
     rng = np.random.default_rng(2)
-    check(rng.integers(0, 3, (70_000, 301), np.uint8), encoding)
+    check(rng.integers(0, 3, (70_000, 301), np.uint8), encoding, decode=False)  # slabs of the decoder have fewer
 
 
 @pytest.mark.parametrize(
