@@ -30,7 +30,7 @@ def test_an_image(main, tmp_path, capsys):
         assert np.array_equal(mine[...], other[...])
         assert (str(encoding_of(mine)), mine.chunks, mine.shards) == ("blosc:zstd:bit", (4, 4, 4), (8, 8, 8))
     told = capsys.readouterr().out
-    assert re.search(r"a -> .*b on CPU: 16\.9 KiB, .*/s; 16\.9 KiB stored in \d.*iB, ratio [12]\.\d", told), told
+    assert re.search(r"a -> .*b on CPU: 16\.9 KiB, .*/s; 16\.9 KiB stored in \d.*iB, ratio \d\.\d", told), told
 
 
 def test_by_default_and_of_tiff(main, tmp_path, capsys):
