@@ -92,7 +92,7 @@ def plan_blocks(
         Of chunks that a device encodes; by default they are raw.
     """
     check_limit(limit)
-    budget, itemsize = _budget(kind, limit), source.dtype.itemsize
+    budget, itemsize = memory_budget(kind, limit), source.dtype.itemsize
     batch = None
     if kind == "cuda" and writing is not None:
         batch = batch_nbytes(math.prod(stored) * itemsize, budget)
@@ -108,7 +108,8 @@ def plan_blocks(
     return BlockPlan(ResamplePlan(grid, shape), scratch, batch)
 
 
-def _budget(kind: str, limit: int | None) -> int:
+def memory_budget(kind: str, limit: int | None) -> int:
+    """Return the bytes that blocks may take, on a device or in host memory."""
     if limit is not None:
         return int(limit)
     return min(int(_SHARE * host_memory()), _HOST_MOST) if kind == "cpu" else int(_SHARE * free_memory())

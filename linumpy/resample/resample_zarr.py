@@ -441,7 +441,9 @@ def make_coarser_levels(folder: Path, image: NewImage, downsampling: str, kind: 
             finish()
 
 
-def level_chunks(folder: Path, level: int, pool: ThreadPoolExecutor, threads: int) -> Chunks:
-    """Open a resolution of an image in a work folder for writing whole chunks."""
+def level_chunks(
+    folder: Path, level: int | str, pool: ThreadPoolExecutor, threads: int, batch: int | None = None
+) -> Chunks:
+    """Open an array of a work folder, such as a resolution of an image, for writing whole chunks."""
     array = zarr.open_array(local_store(folder / str(level), read_only=False), mode="r+")
-    return chunks_of(array.with_config({"write_empty_chunks": True}), pool, threads)
+    return chunks_of(array.with_config({"write_empty_chunks": True}), pool, threads, batch=batch)

@@ -58,8 +58,8 @@ def why_not_on_device(encoding: Encoding, chunk_nbytes: int) -> str:
         return encoding.not_on_device
     try:
         encoding_nbytes(1, chunk_nbytes, replace(encoding, checksum=False))
-    except NotImplementedError as error:
-        return f"the device does not encode {encoding} ({error})"
+    except (NotImplementedError, ValueError) as error:
+        return f"the device does not encode {encoding} in chunks of {chunk_nbytes} bytes ({error})"
     return ""
 
 

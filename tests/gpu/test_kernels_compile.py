@@ -76,7 +76,7 @@ def test_decoders_compile(decoder, architecture):
 
 
 def encoders():
-    """Name a kernel of every source of the encoders, with the names of those compiled with it, and what they ask for."""
+    """Name the kernels of every source of the encoders, and the shared memory that each asks for."""
     codecs = [("zstd", "", "none"), ("lz4", "", "none"), ("blosc", "lz4", "bit"), ("blosc", "zstd", "byte")]
     found = {}
     presets = ("fast", "small") if budget.SLOW else ("fast",)  # which differ in numbers

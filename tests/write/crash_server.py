@@ -19,6 +19,7 @@ import numpy as np
 
 from linumpy.io.files import replacing
 from linumpy.resample import pipeline
+from linumpy.resample.convert_zarr import convert_zarr
 from linumpy.resample.resample_zarr import resample_zarr
 from linumpy.write.writer import OmeZarrWriter
 from tests.support.script_runs import load
@@ -68,6 +69,10 @@ def resample(place, *, source, overwrite=False):
     return made[0]
 
 
+def convert(place, *, source, overwrite=False):
+    convert_zarr(source, place, chunks=(4, 4, 4), shards=(8, 8, 8), codec="zstd", device="cpu", overwrite=overwrite)
+
+
 def script(place, *, source, overwrite=False):
     words = [source, place, "--resolution", "4", "--no-use_gpu", "--levels", "2", *["--overwrite"] * overwrite]
     if code := SCRIPT.main([str(word) for word in words]):
@@ -79,7 +84,7 @@ def file(place, *, seed=1, overwrite=False):
         temporary.write_bytes(voxels(seed, (100,)).tobytes())
 
 
-JOBS = {"write": write, "resample": resample, "script": script, "file": file}
+JOBS = {"write": write, "resample": resample, "script": script, "file": file, "convert": convert}
 
 
 def run(asked):

@@ -56,7 +56,7 @@ class Bench:
         self.server, self.folder, self.job = server, folder, job
         self.overwrite, self.without_exchange = overwrite, without_exchange
         self.options, self.log, self.numbers = {}, folder / "log", itertools.count()
-        if job in ("resample", "script"):
+        if job in ("resample", "script", "convert"):
             data = np.random.default_rng(5).integers(0, 60000, (8, 12, 12)).astype("u2")
             source = write_omezarr(folder / "source", data, (2.0, 2.0, 2.0), chunks=(8, 6, 6))
             self.options["source"] = str(source)
@@ -146,8 +146,8 @@ def boxes_in(work):
 
 
 KINDS = [
-    ("write", False), ("write", True), ("zstd", True), ("shards", True), ("resample", False), ("resample", True), ("script", True),
-    ("file", False), ("file", True),
+    ("write", False), ("write", True), ("zstd", True), ("shards", True), ("resample", False),
+    ("resample", True), ("script", True), ("convert", False), ("file", False), ("file", True),
 ]  # fmt: skip
 _ALL = pytest.param(True, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])
 every = pytest.mark.parametrize("every", [False, _ALL], ids=["some", "all"])
@@ -212,7 +212,7 @@ def test_a_disk_that_is_full_from_a_call_on(server, tmp_path, job, overwrite, ev
             assert str(place) in text, text
             assert found in (bench.old, bench.new), f"full from call {call} of {bench.trace} on"
             beside = set(os.listdir(place.parent)) - {"place"}
-            assert beside <= ({".place.unfinished"} if job == "resample" else set())
+            assert beside <= ({".place.unfinished"} if job in ("resample", "convert") else set())
         bench.check_rerun(place)
         shutil.rmtree(place.parent)
     assert failed
