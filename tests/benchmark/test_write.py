@@ -27,7 +27,8 @@ def verdicts(results):
 
 
 def test_a_small_run(tmp_path):
-    results = measure(tmp_path)
+    *results, converted, halved = measure(tmp_path)
+    assert verdicts((converted, halved)) == [{"linumpy": "ok"}] * 2
     assert [{name: each[name] for name in ("write", "flat", "zarr")} for each in verdicts(results)] == [
         dict.fromkeys(("write", "flat", "zarr"), "ok")
     ] * 2
@@ -38,7 +39,9 @@ def test_a_small_run(tmp_path):
 
 def test_other_voxels_are_noticed(tmp_path, monkeypatch):
     monkeypatch.setattr(OmeZarrWriter, "__setitem__", lambda self, at, block: self.write(at, np.roll(block, 1)))
-    assert [each["write"] for each in verdicts(measure(tmp_path))] == ["WRONG", "WRONG"]
+    *written, converted, halved = verdicts(measure(tmp_path))
+    assert [each["write"] for each in written] == ["WRONG", "WRONG"]
+    assert converted == halved == {"linumpy": "WRONG"}
 
 
 @pytest.mark.parametrize(("change", "expected"), [(None, ""), ("byte", "decoded to other bytes"), ("size", "ratio")])

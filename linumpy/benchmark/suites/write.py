@@ -27,6 +27,8 @@ from linumpy.io.codecs import host_encoder, zarr_codecs
 from linumpy.io.ome import open_image
 from linumpy.io.zarr_mode import read_on_host
 from linumpy.plan.encoding import parse_codec
+from linumpy.resample.convert_zarr import convert_zarr
+from linumpy.resample.resample_zarr import resample_zarr
 from linumpy.write.chunk_file import write_file
 from linumpy.write.writer import OmeZarrWriter
 
@@ -35,7 +37,8 @@ _DESCRIPTION = """Time encoding on the device, and writing of encoded images bel
 The voxels are 512×1024×1024 uint16, OCT-like; level 1 of zstd makes a third of them. Rates count voxels, not stored
 bytes. "encode" cases work on chunks in device memory, beside numcodecs in a thread for each core, and nvCOMP where it
 is installed (pip install nvidia-nvcomp-cu13). "write" cases write an image from device memory; "flat" writes as many
-stored bytes to as many files from host memory. The notes have the ratio: voxels over stored bytes.
+stored bytes to as many files from host memory. "convert" and "resample" read an image in zstd and write another. The
+notes have the ratio: voxels over stored bytes.
 
 For example:
   linum-benchmark write --folder /dev/shm --json write.json
@@ -43,6 +46,8 @@ For example:
 
 _SHAPE, _PART = (512, 1024, 1024), 64
 _SPACING_UM = (5.0, 5.0, 5.0)
+#: Half of a step of integers, and what single precision adds to it.
+_TOLERANCE = 0.55
 #: Streams that are decoded to check them, and chunks whose ratio by numcodecs is noted.
 _SAMPLES = 16
 
@@ -94,6 +99,42 @@ _WRITE = (
 )
 
 
+@dataclass(frozen=True)
+class Copy:
+    """An image, zstd in files of 64³, that is made into another: how, and GiB/s to reach."""
+
+    name: str
+    make: Callable[[Path, Path, str], object]
+    check: Callable[[np.ndarray, np.ndarray], str]
+    reach: float
+
+
+def _converted(source: Path, target: Path, device: str) -> None:
+    convert_zarr(source, target, chunks=(64, 128, 128), durable=False, device=device)
+
+
+def _halved(source: Path, target: Path, device: str) -> None:
+    spacing = tuple(2 * step for step in _SPACING_UM)
+    resample_zarr(source, target, spacing, anti_aliasing=False, mode="nearest", durable=False, device=device)
+
+
+def _is_same(voxels: np.ndarray, found: np.ndarray) -> str:
+    return "" if np.array_equal(voxels, found) else "other voxels are read back"
+
+
+def _is_half(voxels: np.ndarray, found: np.ndarray) -> str:
+    """Compare with the means of 2 × 2 × 2 voxels, which linear interpolation between them is."""
+    pairs = [n for size in found.shape for n in (size, 2)]
+    worst = float(np.abs(voxels.reshape(pairs).mean(axis=(1, 3, 5), dtype=np.float32) - found).max())
+    return "" if worst <= _TOLERANCE else f"it is wrong by {worst:.3g}"
+
+
+_COPIES = (
+    Copy("convert zstd to zstd, 64×128×128", _converted, _is_same, 10),
+    Copy("resample zstd to zstd, to half", _halved, _is_half, 10),
+)
+
+
 @contextmanager
 def write_cases(
     *, folder: Path | None, scale: float, only: Sequence[str] = (), use_gpu: bool | None = None
@@ -113,6 +154,7 @@ def _cases(where: Path, scale: float, only: Sequence[str], on_gpu: bool) -> Iter
     kinds: tuple[tuple[Sequence[Any], Callable[..., Case]], ...] = (
         (_ENCODE if on_gpu else (), _encode_case),
         (_WRITE, _write_case),
+        (_COPIES, _copy_case),
     )
     device = require_cuda().asarray(voxels) if on_gpu else voxels
     for works, make in kinds:
@@ -311,7 +353,36 @@ def _write_case(work: Write, voxels: np.ndarray, device: Array, where: Path, sca
     )
 
 
+def _copy_case(work: Copy, voxels: np.ndarray, device: Array, where: Path, scale: float) -> Case:
+    source, target = where / "source.ome.zarr", where / "copy.ome.zarr"
+    on_gpu = device is not voxels
+    if not source.exists():
+        options: dict[str, Any] = {"chunks": (64, 64, 64), "codec": "zstd", "durable": False}
+        with OmeZarrWriter(source, device.shape, device.dtype, _SPACING_UM, **options) as writer:
+            writer[...] = device
+
+    def remove() -> None:
+        shutil.rmtree(target, ignore_errors=True)
+
+    def call() -> None:
+        work.make(source, target, "cuda" if on_gpu else "cpu")
+
+    def check(_: object) -> str:
+        return work.check(voxels, read_on_host(open_image(target).levels[0], ...))
+
+    return Case(
+        work.name,
+        voxels.nbytes,
+        (Entry("linumpy", "linumpy", ready(call, check, before=remove), "ours"),),
+        (f"{voxels.shape} on the {'device' if on_gpu else 'CPU'}",),
+        {},
+        (Mark(work.reach),) if on_gpu else (),
+        "" if scale == 1 else "marks are for a scale of 1",
+    )
+
+
 SUITE = Suite(
-    "write", _DESCRIPTION, 5, write_cases, tuple(dict.fromkeys(w.name.split(",")[0] for w in (*_ENCODE, *_WRITE))),
+    "write", _DESCRIPTION, 5, write_cases,
+    tuple(dict.fromkeys(work.name.split(",")[0] for work in (*_ENCODE, *_WRITE, *_COPIES))),
     scale="All axes are shrunk by it.", folder="Where images are written",
 )  # fmt: skip
