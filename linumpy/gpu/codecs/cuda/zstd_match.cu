@@ -5,9 +5,12 @@
 //   - the distance of the match before, which costs least to store (speckle: the voxel before, again and again);
 //   - the distances 1, 2, 4 and 8, which a table filled window by window does not find;
 //   - the last position before the window whose next 6 bytes have the same hash.
-// Eight bytes are compared; what is equal beyond that is found by all lanes together, once a match is taken. A score
-// weighs bytes against the bits that a distance costs. A lane gives way to the next one if that scores higher. The
-// matches of a window are then taken from left to right, each by a few votes: only this is serial.
+// A lane has the next 8 bytes of its position, and of those 32 before and behind. Which bytes equal those a short distance
+// before is told by shuffles and two votes, as 64 bits, in which every lane counts the ones from its position on: no
+// memory is read. A candidate of the table is compared over 8 bytes. What goes on beyond that is found by all lanes
+// together, once a match is taken. A score weighs bytes against the bits that a distance costs. A lane gives way to the
+// next ones if these score higher. The matches of a window are then taken from left to right, each by a few votes: only
+// this is serial.
 //
 // The table holds, for each hash, the highest position (by atomicMax, so that the result does not depend on the order
 // of lanes) with further bits of its hash, by which most wrong candidates are known without a look at them.
@@ -102,18 +105,75 @@ __device__ inline int score_of(u32 nbytes, int distance_bits) {
 }
 __device__ inline int bits_of(u32 distance) { return DISTANCE_BITS + 31 - leading_zeros(distance + 3); }
 
+constexpr u32 MOST_SCORED = 8;  // bytes: how long a match of the table is, is not known beyond that
+constexpr u32 GOES_ON = 1u << 16;
+
 struct Found {
-    u32 nbytes = 0, distance = 0;
+    u32 nbytes = 0, distance = 0;  // with GOES_ON where it may be longer
     int score = 0;
-    __device__ void offer(u32 n, u32 from, int bits) {
-        const int other = score_of(n, bits);
+    __device__ void offer(u32 n, bool goes_on, u32 from, int bits) {
+        const int other = score_of(n < MOST_SCORED ? n : MOST_SCORED, bits);
         if (n >= 3 && other > score) {
-            nbytes = n;
+            nbytes = n | (goes_on ? GOES_ON : 0);
             distance = from;
             score = other;
         }
     }
 };
+
+// Bytes of a window, of the one before and the one behind. Each lane has the 8 from its position on.
+struct Windows {
+    Source from;
+    u32 base, end;  // the window's first position, the segment's end
+    Bytes8 before, mine, next;
+    __device__ Bytes8 load(u32 at) const {
+        const u32 p = at + lane_id();
+        return from.bytes + p < from.end ? from.eight(p) : Bytes8{0, 0};
+    }
+    __device__ void begin(u32 at) {
+        base = at;
+        before = at ? load(at - LANES) : Bytes8{0, 0};
+        mine = load(at);
+        next = load(at + LANES);
+    }
+    // Which bytes of this window and the next equal those `distance` before.
+    __device__ u64 equal(u32 distance) const {
+        const u32 p = base + lane_id();
+        u32 here, there;  // what this window's byte and the next one's are compared with
+        if (distance <= LANES) {
+            const u32 lane = (lane_id() - distance) & (LANES - 1);
+            const u32 a = from_lane(before.low, lane), b = from_lane(mine.low, lane), c = from_lane(next.low, lane);
+            const bool own = lane_id() >= distance;
+            here = own ? b : a;
+            there = own ? c : b;
+        } else {
+            here = p < end ? load_once(from.bytes + p - distance) : 0;
+            there = p + LANES < end ? load_once(from.bytes + p + LANES - distance) : 0;
+        }
+        const u32 low = vote(p < end && p >= distance && ((here ^ mine.low) & 0xff) == 0);
+        const u32 high = vote(p + LANES < end && ((there ^ next.low) & 0xff) == 0);
+        return low | static_cast<u64>(high) << 32;
+    }
+};
+
+// Ones of `mask` from this lane's bit on.
+__device__ inline u32 ones_from_here(u64 mask) {
+    const u64 others = ~(mask >> lane_id());
+    const u32 low = static_cast<u32>(others), high = static_cast<u32>(others >> 32);
+    return low ? lowest_bit(low) : high ? 32 + lowest_bit(high) : 64;
+}
+__device__ inline void offer_run(Found &found, u64 equal, u32 distance, int bits) {
+    const u32 n = ones_from_here(equal);
+    found.offer(n, lane_id() + n == 2 * LANES, distance, bits);
+}
+
+struct Hash { u32 at, tag; };
+__device__ inline Hash hash_of(Bytes8 bytes) {  // of the first 6
+    const u32 mixed = bytes.low * 2654435761u + (bytes.high & 0xffff) * 2246822519u;
+    return {mixed >> (32 - TABLE_LOG), (mixed >> 3) & TAG};
+}
+
+constexpr u32 FAR = 4 * LANES;  // behind what is left out of the window's bytes, these are loaded anew
 
 extern "C" __global__ void zstd_match(const u8 *chunks, i64 nbytes, i64 blocks_each, i64 segments, u8 *literals,
                                       u64 *sequences, Segment *out) {
@@ -128,52 +188,50 @@ extern "C" __global__ void zstd_match(const u8 *chunks, i64 nbytes, i64 blocks_e
     const u32 end = static_cast<u32>(at + SEGMENT < nbytes ? at + SEGMENT : nbytes);
     const u32 origin = begin > REACHED ? begin - REACHED : 0;
     const u8 *bytes = chunks + chunk * nbytes;
-    const Source from{bytes, chunks, bytes + nbytes};
+    Windows w{{bytes, chunks, bytes + nbytes}, begin, end};
     literals += number * SEGMENT;
     sequences += number * MOST_SEQUENCES;
     for (u32 k = lane; k < 1u << TABLE_LOG; k += LANES) table[k] = 0;
     sync_warp();
+    for (u32 p = origin + lane; p < begin; p += LANES) {
+        const Hash hash = hash_of(w.from.eight(p));
+        atomicMax(table + hash.at, (p - origin + 1) << TAG_BITS | hash.tag);
+    }
+    sync_warp();
 
     Repeats repeats;
     u32 taken = 0, run_of_literals = 0, cursor = begin;  // sequences, literals, the end of the last match
-    for (u32 base = begin - (begin - origin + LANES - 1) / LANES * LANES; base < end; base += LANES) {
-        if (base >= begin && cursor >= base + LANES) {  // all within a match
-            base += (cursor - base) / LANES * LANES;
-            if (base >= end) break;
+    Bytes8 later{0, 0};
+    w.begin(begin);
+    for (; w.base < end; w.base += LANES, w.before = w.mine, w.mine = w.next, w.next = later) {
+        if (cursor >= w.base + FAR) {
+            w.begin(w.base + (cursor - w.base) / LANES * LANES);
+            if (w.base >= end) break;
         }
-        const u32 p = base + lane;
-        const bool inside = p < end;
-        const Bytes8 mine = inside ? from.eight(p) : Bytes8{0, 0};
-        const bool hashed = inside && p + 8 <= end;
-        const u32 mixed = mine.low * 2654435761u + (mine.high & 0xffff) * 2246822519u;
-        const u32 hash = mixed >> (32 - TABLE_LOG), tag = (mixed >> 3) & TAG;
-        const u32 entry = hashed ? table[hash] : 0;
+        const u32 base = w.base, p = base + lane;
+        later = w.load(base + 2 * LANES);
+        if (cursor >= base + LANES) continue;  // all within a match
+        const bool hashed = p + 8 <= end;
+        const Hash hash = hash_of(w.mine);
+        const u32 entry = hashed ? table[hash.at] : 0;
         sync_warp();
-        if (hashed) atomicMax(table + hash, (p - origin + 1) << TAG_BITS | tag);
+        if (hashed) atomicMax(table + hash.at, (p - origin + 1) << TAG_BITS | hash.tag);
         sync_warp();
-        if (REACHED && base < begin) continue;
 
-        const u32 most = end - p;  // where `inside`
         Found found;
-        if (entry && (entry & TAG) == tag) {
+        if (entry && (entry & TAG) == hash.tag) {
             const u32 distance = p - (origin + (entry >> TAG_BITS) - 1);
-            u32 n = equal_bytes(mine, from.eight(p - distance));
-            found.offer(n, distance, bits_of(distance));
+            const u32 n = equal_bytes(w.mine, w.from.eight(p - distance));
+            found.offer(n, n == 8, distance, bits_of(distance));
         }
 #pragma unroll
         for (u32 distance = 1; distance <= 8; distance *= 2)
-            if (inside && p >= distance) {
-                const u32 n = equal_bytes(mine, from.eight(p - distance));
-                found.offer(n < most ? n : most, distance, bits_of(distance));
-            }
+            offer_run(found, w.equal(distance), distance, bits_of(distance));
         u32 covered = cursor > base ? (1u << (cursor - base)) - 1 : 0;
         for (bool look = true; look;) {
             look = false;
             Found best = found;
-            if (repeats.first && inside) {
-                const u32 n = equal_bytes(mine, from.eight(p - repeats.first));
-                best.offer(n < most ? n : most, repeats.first, 0);
-            }
+            if (repeats.first) offer_run(best, w.equal(repeats.first), repeats.first, 0);
             bool first_choice = best.score > 0;
 #pragma unroll
             for (u32 ahead = 1; ahead <= AHEAD; ++ahead)
@@ -183,9 +241,9 @@ extern "C" __global__ void zstd_match(const u8 *chunks, i64 nbytes, i64 blocks_e
                 const u32 left = starts & (FULL << (cursor > base ? cursor - base : 0));
                 if (!left) break;
                 const u32 first = lowest_bit(left), start = base + first;
-                u32 n = from_lane(best.nbytes, first);
-                const u32 distance = from_lane(best.distance, first);
-                if (n == 8) n += equal_run(from, start + 8, distance, end - start - 8);
+                const u32 known = from_lane(best.nbytes, first), distance = from_lane(best.distance, first);
+                u32 n = known & (GOES_ON - 1);
+                if (known & GOES_ON) n += equal_run(w.from, start + n, distance, end - start - n);
                 const u32 run = start - cursor, before = repeats.first, stored = repeats.take(distance, run);
                 if (lane == 0) sequences[taken] = pack_sequence(run, n, stored);
                 ++taken;
@@ -197,8 +255,8 @@ extern "C" __global__ void zstd_match(const u8 *chunks, i64 nbytes, i64 blocks_e
                 }
             }
         }
-        const u32 left = vote(inside && !(covered >> lane & 1));
-        if (left >> lane & 1) literals[run_of_literals + bits_set(left & below)] = static_cast<u8>(mine.low);
+        const u32 left = vote(p < end && !(covered >> lane & 1));
+        if (left >> lane & 1) literals[run_of_literals + bits_set(left & below)] = static_cast<u8>(w.mine.low);
         run_of_literals += bits_set(left);
     }
     if (lane == 0) out[number] = {taken, run_of_literals, end - cursor, 0};
