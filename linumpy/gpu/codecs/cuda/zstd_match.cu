@@ -35,29 +35,25 @@ constexpr u32 TAG_BITS = 14, TAG = (1u << TAG_BITS) - 1;  // the other bits hold
 static_assert(SEGMENT + REACHED < (1 << (32 - TAG_BITS)) && SEGMENT <= 65536, "positions fit a table");
 
 struct Bytes8 { u32 low, high; };
+struct Words { u32 at[3]; };
 
-// The bytes of a chunk that may be read: whole words of [first, end).
+// The bytes of a chunk. Words are read whole that have a byte of it; what is behind its end is never used.
 struct Source {
-    const u8 *bytes, *first, *end;
-    __device__ u32 byte(const u8 *p) const { return p < end ? load_once(p) : 0; }
-    // Bytes from position `at` on, zeros behind the end.
-    __device__ u32 four(u32 at) const {
-        const u8 *p = bytes + at;
-        const u32 shift = static_cast<u32>(reinterpret_cast<u64>(p) & 3);
-        const u8 *aligned = p - shift;
-        if (aligned < first || aligned + 8 > end) return byte(p) | byte(p + 1) << 8 | byte(p + 2) << 16 | byte(p + 3) << 24;
-        const u32 *words = reinterpret_cast<const u32 *>(aligned);
-        return funnel(load_once(words), load_once(words + 1), 8 * shift);
+    const u8 *bytes, *end;
+    __device__ u32 shift(u32 at) const { return 8 * static_cast<u32>(reinterpret_cast<u64>(bytes + at) & 3); }
+    // The words that hold `at` and the 7 bytes behind it; zeros behind the end.
+    __device__ Words words(u32 at) const {
+        const u8 *aligned = bytes + at - shift(at) / 8;
+        Words w;
+#pragma unroll
+        for (int k = 0; k < 3; ++k)
+            w.at[k] = aligned + 4 * k < end ? load_once(reinterpret_cast<const u32 *>(aligned) + k) : 0;
+        return w;
     }
-    __device__ Bytes8 eight(u32 at) const {
-        const u8 *p = bytes + at;
-        const u32 shift = static_cast<u32>(reinterpret_cast<u64>(p) & 3);
-        const u8 *aligned = p - shift;
-        if (aligned < first || aligned + 12 > end) return {four(at), four(at + 4)};
-        const u32 *words = reinterpret_cast<const u32 *>(aligned);
-        const u32 middle = load_once(words + 1);
-        return {funnel(load_once(words), middle, 8 * shift), funnel(middle, load_once(words + 2), 8 * shift)};
+    __device__ static Bytes8 eight(const Words &w, u32 shift) {
+        return {funnel(w.at[0], w.at[1], shift), funnel(w.at[1], w.at[2], shift)};
     }
+    __device__ Bytes8 eight(u32 at) const { return eight(words(at), shift(at)); }
 };
 
 __device__ inline u32 lowest_bit(u32 v) { return 31 - leading_zeros(v & (0 - v)); }  // of v > 0
@@ -68,12 +64,12 @@ __device__ inline u32 equal_bytes(Bytes8 a, Bytes8 b) {
 
 // How many bytes from `at` on equal those `distance` before, up to `most`. By the whole warp.
 __device__ inline u32 equal_run(const Source &from, u32 at, u32 distance, u32 most) {
-    for (u32 done = 0; done < most; done += 4 * LANES) {
-        const u32 mine = done + 4 * lane_id();
-        const u32 equal = mine < most ? equal_bytes(from.four(at + mine), from.four(at + mine - distance)) : 0;
-        const u32 other = vote(equal < 4);
+    for (u32 done = 0; done < most; done += 8 * LANES) {
+        const u32 mine = done + 8 * lane_id();
+        const u32 equal = mine < most ? equal_bytes(from.eight(at + mine), from.eight(at + mine - distance)) : 0;
+        const u32 other = vote(equal < 8);
         if (other) {
-            const u32 lane = lowest_bit(other), run = done + 4 * lane + from_lane(equal, lane);
+            const u32 lane = lowest_bit(other), run = done + 8 * lane + from_lane(equal, lane);
             return run < most ? run : most;
         }
     }
@@ -126,9 +122,15 @@ struct Windows {
     Source from;
     u32 base, end;  // the window's first position, the segment's end
     Bytes8 before, mine, next;
-    __device__ Bytes8 load(u32 at) const {
-        const u32 p = at + lane_id();
-        return from.bytes + p < from.end ? from.eight(p) : Bytes8{0, 0};
+    Words later;  // of the window behind the next, as they were read: nothing waits for them until then
+    // Lanes of all windows have the same shift.
+    __device__ Bytes8 load(u32 at) const { return from.eight(at + lane_id()); }
+    __device__ void read_ahead() { later = from.words(base + 2 * LANES + lane_id()); }
+    __device__ void advance() {
+        base += LANES;
+        before = mine;
+        mine = next;
+        next = Source::eight(later, from.shift(base + lane_id()));
     }
     __device__ void begin(u32 at) {
         base = at;
@@ -188,7 +190,7 @@ extern "C" __global__ void zstd_match(const u8 *chunks, i64 nbytes, i64 blocks_e
     const u32 end = static_cast<u32>(at + SEGMENT < nbytes ? at + SEGMENT : nbytes);
     const u32 origin = begin > REACHED ? begin - REACHED : 0;
     const u8 *bytes = chunks + chunk * nbytes;
-    Windows w{{bytes, chunks, bytes + nbytes}, begin, end};
+    Windows w{{bytes, bytes + nbytes}, begin, end};
     literals += number * SEGMENT;
     sequences += number * MOST_SEQUENCES;
     for (u32 k = lane; k < 1u << TABLE_LOG; k += LANES) table[k] = 0;
@@ -201,15 +203,13 @@ extern "C" __global__ void zstd_match(const u8 *chunks, i64 nbytes, i64 blocks_e
 
     Repeats repeats;
     u32 taken = 0, run_of_literals = 0, cursor = begin;  // sequences, literals, the end of the last match
-    Bytes8 later{0, 0};
-    w.begin(begin);
-    for (; w.base < end; w.base += LANES, w.before = w.mine, w.mine = w.next, w.next = later) {
+    for (w.begin(begin); w.base < end; w.advance()) {
         if (cursor >= w.base + FAR) {
             w.begin(w.base + (cursor - w.base) / LANES * LANES);
             if (w.base >= end) break;
         }
         const u32 base = w.base, p = base + lane;
-        later = w.load(base + 2 * LANES);
+        w.read_ahead();
         if (cursor >= base + LANES) continue;  // all within a match
         const bool hashed = p + 8 <= end;
         const Hash hash = hash_of(w.mine);
