@@ -21,9 +21,9 @@ _NOT_SPLIT = 16
 _FORMATS = {"lz4": 1, "zstd": 4}
 #: Readers split blocks of elements of at most 16 bytes, where each stream has 128 bytes at least.
 _MOST_SPLITS, _SMALLEST_SPLIT = 16, 128
-#: Bytes of a block with zstd inside, which is not split.
-_ZSTD_BLOCKS = {"fast": 2**17, "small": 2**18}
-#: Bytes of a tile of the kernel that shuffles.
+#: Bytes of a block with zstd inside, which is not split; of sorted bits, whose statistics differ the more, fewer.
+_ZSTD_BLOCKS, _ZSTD_BIT_BLOCK = {"fast": 2**17, "small": 2**18}, 2**16
+#: Bytes of a tile of the kernel that shuffles; of whole elements, it may be half as long.
 _TILE_NBYTES = 2**14
 
 #: Plans the encoding of so many streams of so many bytes.
@@ -56,7 +56,7 @@ def cut_chunk(nbytes: int, encoding: Encoding) -> Cut:
     if encoding.inner == "lz4":
         most = lz4.stream_nbytes(encoding.preset) * (encoding.itemsize if encoding.itemsize <= _MOST_SPLITS else 1)
     else:
-        most = _ZSTD_BLOCKS[encoding.preset]
+        most = _ZSTD_BIT_BLOCK if encoding.shuffle == "bit" else _ZSTD_BLOCKS[encoding.preset]
     most = most // unit * unit
     block = nbytes // max(1, -(-nbytes // most)) // unit * unit or nbytes or 1
     is_split = (
@@ -95,7 +95,7 @@ def plan_blosc(count: int, nbytes: int, encoding: Encoding, plan_zstd: StreamPla
     whole = rest = chunks
     if mode or cut.rest:
         whole, rest = scratch.take(count * cut.whole * cut.block), scratch.take(count * cut.rest)
-        tiles = -(-cut.block // _TILE_NBYTES) * (cut.whole + 1)
+        tiles = -(-2 * cut.block // _TILE_NBYTES) * (cut.whole + 1)
         shuffle = (chunks, nbytes, count, cut.block, width, mode, whole, rest)
         launches.append(EncodeLaunch("blosc_encode", "shuffle", grid_of(count * tiles), 256, shuffle))
     encode = _lz4_streams if encoding.inner == "lz4" else _zstd_streams(plan_zstd)

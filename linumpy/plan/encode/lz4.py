@@ -11,8 +11,10 @@ from dataclasses import dataclass
 
 from linumpy.plan.encode.launches import Address, EncodeLaunch, EncodePlan, Scratch, grid_of
 
-#: Bytes that a warp searches for matches, and bits of a position in its hash table of 16-bit numbers.
-_SEARCHED = {"fast": (2**15, 12), "small": (2**16, 13)}
+#: Bytes that a warp encodes, and bits of a hash; the hash table of 16-bit positions is in shared memory.
+_SEARCHED = {"fast": (2**14, 12), "small": (2**15, 13)}
+#: Bytes before a segment that its matches may be found in.
+_HISTORY_NBYTES = 2**15
 #: Most bytes that LZ4 takes.
 _MOST_NBYTES = 0x7E000000
 _HEAD_NBYTES = 4
@@ -62,7 +64,7 @@ def plan_streams(
     stride = slot_nbytes(nbytes)
     slots = Slots(scratch.take(count * stride), stride, scratch.take(4 * count))
     args = (streams, nbytes, count, bits, slots.first, stride, slots.sizes)
-    return slots, EncodeLaunch("lz4_encode", "lz4_streams", grid_of(count), 32, args, 2 << bits)
+    return slots, EncodeLaunch("lz4_encode", "lz4_streams", grid_of(count), 32, args, shared=2 << bits)
 
 
 def plan_lz4(count: int, nbytes: int, preset: str) -> EncodePlan:
@@ -88,11 +90,11 @@ def plan_lz4(count: int, nbytes: int, preset: str) -> EncodePlan:
     slots, segments = scratch.take(count * each * stride), scratch.take(count * each * _SEGMENT_NBYTES)
     places, sizes = scratch.take(count * (each + 1) * _PLACE_NBYTES), scratch.take(4 * count)
     chunks, arena, offsets = map(Address, ("chunks", "arena", "offsets"))
-    search = (chunks, nbytes, count, step, each, bits, slots, stride, segments)
+    search = (chunks, nbytes, count, step, each, _HISTORY_NBYTES, bits, slots, stride, segments)
     add = (segments, nbytes, count, step, each, places, sizes)
     join = (chunks, nbytes, count, step, each, slots, stride, segments, places, offsets, arena)
     launches = (
-        EncodeLaunch("lz4_encode", "lz4_segments", grid_of(count * each), 32, search, 2 << bits),
+        EncodeLaunch("lz4_encode", "lz4_segments", grid_of(count * each), 32, search, shared=2 << bits),
         EncodeLaunch("lz4_encode", "lz4_sizes", grid_of(count), 32, add),
         EncodeLaunch("encoded", "encoded_offsets", 1, 32, (sizes, count, offsets)),
         EncodeLaunch("lz4_encode", "lz4_join", grid_of(count * (each + 1)), 128, join),

@@ -1,8 +1,8 @@
 // Bytes → LZ4 blocks. Format: lz4_Block_format.md of the LZ4 project.
 //
 // A sequence depends on where the one before it ended, so that a stream cannot be cut among threads as it is. Here it
-// is cut into segments, of at most 64 KiB. A warp finds the matches of a segment in it alone, by a hash table of its
-// positions in shared memory, and writes its sequences where it has room for the longest result.
+// is cut into segments. A warp finds the matches of a segment in it and in some bytes before it, together at most 64 KiB,
+// by a hash table of positions in shared memory, and writes its sequences where it has room for the longest result.
 //
 // Search: each lane takes one of 32 positions next to each other, looks up the last position with the same hash of four
 // bytes, and compares up to MOST_COMPARED bytes. Positions of one step do not find each other in the table: lanes of the
@@ -19,7 +19,7 @@
 
 constexpr u32 LAST_LITERALS = 5;  // a block ends with literals
 constexpr u32 LAST_MATCH = 12;  // bytes before the end at which the last match begins at the latest
-constexpr u32 LEAST = 4, MOST_COMPARED = 20, AHEAD = 3;
+constexpr u32 LEAST = 4, MOST_COMPARED = 12, AHEAD = 3;
 constexpr u32 FRAME_HEAD = 4;  // numcodecs' frame: the size of the chunk, then one LZ4 block
 
 // What a segment of a longer stream holds. `lead` literals come before its first match, and `trail` behind its last
@@ -64,11 +64,25 @@ __device__ inline void put_match(Output &out, u32 offset, u32 length) {
     put_further(out, length - LEAST);
 }
 
-// How many bytes behind `a` and `b` are equal, up to `most`, of which `known` are; by one lane.
-__device__ inline u32 equal_bytes(const u8 *a, const u8 *b, u32 known, u32 most) {
+// Bytes that are read four at a time, from words. A match ends LAST_LITERALS before the end: both words have bytes of it.
+struct Source {
+    const u32 *words;
+    u32 skew;
+    __device__ u32 operator[](u32 at) const {
+        const u32 *word = words + ((at + skew) >> 2);
+        return funnel(load_once(word), load_once(word + 1), 8 * ((at + skew) & 3));
+    }
+};
+
+__device__ inline Source open_source(const u8 *from) {
+    return {reinterpret_cast<const u32 *>(address_of(from) & ~3ull), static_cast<u32>(address_of(from) & 3)};
+}
+
+// How many bytes from `a` and `b` on are equal, up to `most`, of which `known` are; by one lane.
+__device__ inline u32 equal_bytes(const Source &source, u32 a, u32 b, u32 known, u32 most) {
     while (known < most) {
-        // The last four overlap those before them, so that nothing behind `most` is read.
-        const u32 at = known < most - 4 ? known : most - 4, differ = bytes_at(a + at) ^ bytes_at(b + at);
+        // The last four overlap those before them, so that nothing behind `most` is compared.
+        const u32 at = known < most - 4 ? known : most - 4, differ = source[a + at] ^ source[b + at];
         if (differ) return at + zeros_below(differ) / 8;
         known = at + 4;
     }
@@ -76,81 +90,105 @@ __device__ inline u32 equal_bytes(const u8 *a, const u8 *b, u32 known, u32 most)
 }
 
 // The same by the warp.
-__device__ inline u32 equal_bytes_together(const u8 *a, const u8 *b, u32 known, u32 most) {
+__device__ inline u32 equal_bytes_together(const Source &source, u32 a, u32 b, u32 known, u32 most) {
     for (; known < most; known += 4 * LANES) {
         const u32 mine = known + 4 * lane_id(), at = mine < most - 4 ? mine : most - 4;
-        const u32 differ = bytes_at(a + at) ^ bytes_at(b + at), any = vote(differ != 0);
+        const u32 differ = source[a + at] ^ source[b + at], any = vote(differ != 0);
         if (any) return from_lane(at + zeros_below(differ) / 8, static_cast<int>(zeros_below(any)));
     }
     return most;
 }
 
-// A match that begins at a lane's position: its length (0: none), the lane, and where the bytes are found.
-__device__ inline u32 pack_match(u32 length, u32 from) { return length << 21 | lane_id() << 16 | from; }
-__device__ inline u32 length_of(u32 match) { return match >> 21; }
-__device__ inline u32 lane_of(u32 match) { return match >> 16 & 31; }
+// A match that begins at a lane's position: how far it reaches beyond 31 lanes less, the lane counted from the last one,
+// and where the bytes are found. The greater one of two is the longer one by more than it begins later; if they are
+// equal, the earlier one. 0: none.
+__device__ inline u32 pack_match(u32 length, u32 from) {
+    const u32 lanes_behind = LANES - 1 - lane_id();
+    return (length + lanes_behind) << 21 | lanes_behind << 16 | from;
+}
+__device__ inline u32 lane_of(u32 match) { return LANES - 1 - (match >> 16 & 31); }
+__device__ inline u32 length_of(u32 match) { return (match >> 21) - (match >> 16 & 31); }
 __device__ inline u32 from_of(u32 match) { return match & 0xffff; }
 
-// The match at this lane's position, of `end` bytes that matches may cover.
-__device__ inline u32 find_match(const u8 *from, u32 base, u32 limit, u32 end, u16 *table, u32 hash_bits) {
-    const u32 at = base + lane_id();
-    const bool mine = at < limit;
-    const u32 value = mine ? bytes_at(from + at) : 0;
+__device__ inline u32 greater(u32 a, u32 b) { return a > b ? a : b; }
+
+// The match at this lane or up to AHEAD behind it that is worth most.
+__device__ inline u32 best_ahead(u32 match) {
+    static_assert(AHEAD == 3, "two steps");
+    const u32 of_two = greater(match, from_lane(match, lane_id() < LANES - 1 ? lane_id() + 1 : lane_id()));
+    return greater(of_two, from_lane(of_two, lane_id() < LANES - 2 ? lane_id() + 2 : lane_id()));
+}
+
+// Enter this lane's position into the table, and return the last one before it of the same hash; 0 if there is none.
+__device__ inline u32 enter(u16 *table, u32 hash_bits, u32 at, u32 value, bool mine) {
     const u32 hash = mine ? value * 2654435761u >> (32 - hash_bits) : ~static_cast<u32>(lane_id());
     const u32 same = matching(hash), below = same & ((1u << lane_id()) - 1);
     const int nearest = below ? LANES - 1 - leading_zeros(below) : lane_id();
     const u32 near_value = from_lane(value, nearest);
     u32 found = mine ? table[hash] : 0;
-    if (below && near_value == value) found = base + nearest;
+    if (below && near_value == value) found = at - lane_id() + nearest;
     sync_warp();
     if (mine && same >> lane_id() == 1) table[hash] = static_cast<u16>(at);
     sync_warp();
-    if (!mine || found >= at || bytes_at(from + found) != value) return pack_match(0, 0);
+    return found;
+}
+
+// The match at this lane's position; none covers what is behind `end`.
+__device__ inline u32 find_match(const Source &source, u32 base, u32 limit, u32 end, u16 *table, u32 hash_bits) {
+    const u32 at = base + lane_id();
+    const bool mine = at < limit;
+    const u32 value = mine ? source[at] : 0, found = enter(table, hash_bits, at, value, mine);
+    if (!mine || found >= at || source[found] != value) return 0;
     const u32 most = end - at < MOST_COMPARED ? end - at : MOST_COMPARED;
-    return pack_match(equal_bytes(from + at, from + found, LEAST, most), found);
+    return pack_match(equal_bytes(source, at, found, LEAST, most), found);
 }
 
-// The longer one of those that begin a little later, if it is longer by more than it begins later.
-__device__ inline u32 best_ahead(u32 match) {
-    u32 best = match;
-#pragma unroll
-    for (u32 by = 1; by <= AHEAD; ++by) {
-        const u32 other = from_lane(match, (lane_id() + by) & (LANES - 1));
-        if (lane_id() + by < LANES && length_of(other) > length_of(best) + (lane_id() + by - lane_of(best)))
-            best = other;
-    }
-    return best;
+// Most sequences: their lengths are in the token, and all bytes in one store.
+__device__ inline void put_short(Output &out, const u8 *from, u32 literals, u32 offset, u32 length) {
+    const u32 k = lane_id();
+    u32 value = literals << 4 | (length - LEAST);
+    if (k > literals) value = k == literals + 1 ? offset : offset >> 8;
+    else if (k > 0) value = load_once(from + k - 1);
+    if (k < literals + 3) out.to[out.pos + k] = static_cast<u8>(value);
+    out.pos += literals + 3;
 }
 
-// Write the sequences of `n` bytes. WHOLE: all of the block, and returns what it has become, or `n` where it is not
-// shorter, and then it is not complete. Else: without the first sequence's token and literals, and without what follows
-// the last match.
+// Write the sequences of the bytes from `first` to `n`; those before are known to readers. WHOLE: all of a block, and
+// returns what it has become, or `n` where it is not shorter, and then it is not complete. Else: without the first
+// sequence's token and literals, and without what follows the last match.
 template <bool WHOLE>
-__device__ u32 encode(const u8 *from, u32 n, u8 *to, u16 *table, u32 hash_bits, Segment &segment) {
+__device__ u32 encode(const u8 *from, u32 first, u32 n, u8 *to, u16 *table, u32 hash_bits, Segment &segment) {
     sync_warp();
     for (u32 i = lane_id(); i < (2u << hash_bits) / 16; i += LANES) reinterpret_cast<uint4 *>(table)[i] = uint4{};
     sync_warp();
+    const Source source = open_source(from);
     Output out{to, 0};
-    u32 anchor = 0, base = 0, missed = 0;
+    u32 anchor = first, base = first, missed = 0;
     bool any = false;
     const u32 limit = n > LAST_MATCH ? n - LAST_MATCH + 1 : 0, end = n - LAST_LITERALS;
+    for (u32 before = lane_id(); !WHOLE && before < first && first < limit; before += LANES)
+        enter(table, hash_bits, before, source[before], true);
     while (base < limit) {
-        const u32 mine = find_match(from, base, limit, end, table, hash_bits), best = best_ahead(mine);
-        const u32 matches = vote(length_of(mine) > 0);
+        const u32 mine = find_match(source, base, limit, end, table, hash_bits), best = best_ahead(mine);
+        const u32 matches = vote(mine != 0);
         missed = matches ? 0 : missed + 1;
         for (u32 left = matches; left;) {
             const u32 match = from_lane(best, static_cast<int>(zeros_below(left)));
-            const u32 at = base + lane_of(match), found = from_of(match);
+            const u32 at = base + lane_of(match), found = from_of(match), literals = at - anchor;
             u32 length = length_of(match);
-            if (length == MOST_COMPARED) length = equal_bytes_together(from + at, from + found, length, end - at);
-            if (WHOLE || any) {
-                put_token(out, at - anchor, in_token(length - LEAST));
-                put_literals(out, from + anchor, at - anchor);
+            if (length == MOST_COMPARED) length = equal_bytes_together(source, at, found, length, end - at);
+            if ((WHOLE || any) && literals < 15 && length - LEAST < 15) {
+                put_short(out, from + anchor, literals, at - found, length);
             } else {
-                segment.lead = at;
-                segment.match = in_token(length - LEAST);
+                if (WHOLE || any) {
+                    put_token(out, literals, in_token(length - LEAST));
+                    put_literals(out, from + anchor, literals);
+                } else {
+                    segment.lead = literals;
+                    segment.match = in_token(length - LEAST);
+                }
+                put_match(out, at - found, length);
             }
-            put_match(out, at - found, length);
             any = true;
             anchor = at + length;
             left = anchor < base + LANES ? left & FULL << (anchor - base) : 0;
@@ -178,15 +216,16 @@ extern "C" __global__ void __launch_bounds__(LANES)
     extern __shared__ __align__(16) u16 table[];
     Segment unused;
     for (i64 number = blockIdx.x; number < count; number += gridDim.x) {
-        const u32 size = encode<true>(streams + number * n, static_cast<u32>(n), slots + number * stride, table,
+        const u32 size = encode<true>(streams + number * n, 0, static_cast<u32>(n), slots + number * stride, table,
                                       static_cast<u32>(hash_bits), unused);
         if (lane_id() == 0) sizes[number] = size;
     }
 }
 
-// Segments of `step` bytes of chunks of `n` bytes side by side; `each` of every chunk.
+// Segments of `step` bytes of chunks of `n` bytes side by side; `each` of every chunk. Matches may be found in up to
+// `history` bytes before a segment, too.
 extern "C" __global__ void __launch_bounds__(LANES)
-    lz4_segments(const u8 *__restrict__ chunks, i64 n, i64 count, i64 step, i64 each, i64 hash_bits,
+    lz4_segments(const u8 *__restrict__ chunks, i64 n, i64 count, i64 step, i64 each, i64 history, i64 hash_bits,
                  u8 *__restrict__ slots, i64 stride, Segment *__restrict__ segments) {
     extern __shared__ __align__(16) u16 table[];
     for (i64 number = blockIdx.x; number < count * each; number += gridDim.x) {
@@ -195,8 +234,10 @@ extern "C" __global__ void __launch_bounds__(LANES)
         // which costs little and lets the last segment be shorter than that.
         const u32 size = static_cast<u32>(left < step ? left : step);
         Segment segment{};
-        encode<false>(chunks + number / each * n + begin, size, slots + number * stride, table,
-                      static_cast<u32>(hash_bits), segment);
+        const i64 known = begin < history ? begin : history;
+        encode<false>(chunks + number / each * n + begin - known, static_cast<u32>(known),
+                      static_cast<u32>(known) + size, slots + number * stride, table, static_cast<u32>(hash_bits),
+                      segment);
         if (segment.body == 0) segment.trail = 0;
         if (lane_id() == 0) segments[number] = segment;
     }
