@@ -134,19 +134,35 @@ __device__ inline u32 write_head(const SequenceCoder &t, u32 n, u8 *to) {
     return size;
 }
 
-// Follow the states of one table over `n` sequences, which are the last ones if `state` is not known. By one lane.
+// Follow the states of one table over `n` sequences, which are the last ones if `state` is not known. By one lane. Four
+// at a time: what does not depend on the state is loaded before, what is written is stored after.
 __device__ inline u32 follow_states(SequenceCoder &t, u32 kind, u32 n, u32 state, bool known) {
     const FseEncoder<512> &fse = t.fse[kind];
+    const auto step = [&](Leaving leaving) {
+        const u32 bits = (state + leaving.bits) >> 16, word = (state & ((1u << bits) - 1)) | bits << NBITS_AT;
+        state = fse.states[static_cast<int>(state >> bits) + leaving.state];
+        return static_cast<u16>(word);
+    };
     u32 k = 0;
     if (!known) {
         state = first_state(fse, t.codes[kind][0]);
         t.written[kind][k++] = 0;
     }
-    for (; k < n; ++k) {
-        u32 bits;
-        const u32 next = next_state(fse, state, t.codes[kind][k], bits);
-        t.written[kind][k] = static_cast<u16>((state & ((1u << bits) - 1)) | bits << NBITS_AT);
-        state = next;
+    while (k < n) {
+        if (k % 4 || k + 4 > n) {
+            t.written[kind][k] = step(fse.leaving[t.codes[kind][k]]);
+            ++k;
+            continue;
+        }
+        Leaving leaving[4];
+        u16 words[4];
+#pragma unroll
+        for (u32 e = 0; e < 4; ++e) leaving[e] = fse.leaving[t.codes[kind][k + e]];
+#pragma unroll
+        for (u32 e = 0; e < 4; ++e) words[e] = step(leaving[e]);
+#pragma unroll
+        for (u32 e = 0; e < 4; ++e) t.written[kind][k + e] = words[e];
+        k += 4;
     }
     return state;
 }
