@@ -93,13 +93,15 @@ struct Repeats {
 
 // Bits that a match saves, about: a byte is 6 of literals.
 #ifndef AHEAD
-#define AHEAD 2
+#define AHEAD 3
 #endif
-constexpr int BYTE_BITS = 6, SEQUENCE_BITS = 11, DISTANCE_BITS = 10;
+constexpr int BYTE_BITS = 5, SEQUENCE_BITS = 8, DISTANCE_BITS = 2, RARE_BITS = 4;
+constexpr u32 SOME = 16;
 __device__ inline int score_of(u32 nbytes, int distance_bits) {
     return BYTE_BITS * static_cast<int>(nbytes) - SEQUENCE_BITS - distance_bits;
 }
-__device__ inline int bits_of(u32 distance) { return DISTANCE_BITS + 31 - leading_zeros(distance + 3); }
+// `rare`: how many times fewer distances have been new so far than repeated, as a power of two: a rare code takes more.
+__device__ inline int bits_of(u32 distance, int rare) { return DISTANCE_BITS + RARE_BITS * rare + 31 - leading_zeros(distance + 3); }
 
 constexpr u32 MOST_SCORED = 8;  // bytes: how long a match of the table is, is not known beyond that
 constexpr u32 GOES_ON = 1u << 16;
@@ -202,7 +204,7 @@ extern "C" __global__ void zstd_match(const u8 *chunks, i64 nbytes, i64 blocks_e
     sync_warp();
 
     Repeats repeats;
-    u32 taken = 0, run_of_literals = 0, cursor = begin;  // sequences, literals, the end of the last match
+    u32 taken = 0, taken_new = 0, run_of_literals = 0, cursor = begin;  // sequences, literals, the end of the last match
     for (w.begin(begin); w.base < end; w.advance()) {
         if (cursor >= w.base + FAR) {
             w.begin(w.base + (cursor - w.base) / LANES * LANES);
@@ -218,15 +220,16 @@ extern "C" __global__ void zstd_match(const u8 *chunks, i64 nbytes, i64 blocks_e
         if (hashed) atomicMax(table + hash.at, (p - origin + 1) << TAG_BITS | hash.tag);
         sync_warp();
 
+        const int rare = leading_zeros(taken_new + SOME) - leading_zeros(taken + SOME);
         Found found;
         if (entry && (entry & TAG) == hash.tag) {
             const u32 distance = p - (origin + (entry >> TAG_BITS) - 1);
             const u32 n = equal_bytes(w.mine, w.from.eight(p - distance));
-            found.offer(n, n == 8, distance, bits_of(distance));
+            found.offer(n, n == 8, distance, bits_of(distance, rare));
         }
 #pragma unroll
         for (u32 distance = 1; distance <= 8; distance *= 2)
-            offer_run(found, w.equal(distance), distance, bits_of(distance));
+            offer_run(found, w.equal(distance), distance, bits_of(distance, rare));
         u32 covered = cursor > base ? (1u << (cursor - base)) - 1 : 0;
         for (bool look = true; look;) {
             look = false;
@@ -247,6 +250,7 @@ extern "C" __global__ void zstd_match(const u8 *chunks, i64 nbytes, i64 blocks_e
                 const u32 run = start - cursor, before = repeats.first, stored = repeats.take(distance, run);
                 if (lane == 0) sequences[taken] = pack_sequence(run, n, stored);
                 ++taken;
+                taken_new += stored > 3;
                 cursor = start + n;
                 covered |= (n + first < LANES ? (1u << (n + first)) - 1 : FULL) & (FULL << first);
                 if (repeats.first != before) {
