@@ -87,7 +87,7 @@ def plan_blosc(count: int, nbytes: int, encoding: Encoding, plan_zstd: StreamPla
     if not 0 < encoding.itemsize < 256:
         raise ValueError(f"Blosc takes elements of 1 to 255 bytes, not of {encoding.itemsize}")
     cut, width = cut_chunk(nbytes, encoding), encoding.itemsize
-    mode = 0 if encoding.shuffle == "byte" and width == 1 else _SHUFFLES[encoding.shuffle]
+    mode = _mode_of(nbytes, encoding)
     not_split = cut.splits == 1 and (width > 1 or encoding.inner != "lz4")
     flags = mode | (_NOT_SPLIT if not_split else 0) | _FORMATS[encoding.inner] << 5
     scratch, launches = Scratch(), list[EncodeLaunch]()
@@ -112,6 +112,18 @@ def plan_blosc(count: int, nbytes: int, encoding: Encoding, plan_zstd: StreamPla
         EncodeLaunch("blosc_encode", "blosc_write", grid, 256, write),
     ]
     return EncodePlan(count * (nbytes + _HEAD_NBYTES), scratch.nbytes, tuple(launches))
+
+
+def _mode_of(nbytes: int, encoding: Encoding) -> int:
+    """Return how bytes are sorted, as the flags say it.
+
+    C-Blosc before 1.18, and C-Blosc2, lose bytes behind the last whole element of a block of sorted bits.
+    """
+    if encoding.shuffle == "byte" and encoding.itemsize == 1:
+        return 0
+    if encoding.shuffle == "bit" and nbytes % encoding.itemsize:
+        return 0
+    return _SHUFFLES[encoding.shuffle]
 
 
 #: Where encoded streams are, as the kernels' ``Encoded`` has it: the first, offsets or 0, bytes from one to the next or

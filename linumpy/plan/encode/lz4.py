@@ -14,7 +14,7 @@ from linumpy.plan.encode.launches import Address, EncodeLaunch, EncodePlan, Scra
 #: Bytes that a warp encodes, and bits of a hash; the hash table of 16-bit positions is in shared memory.
 _SEARCHED = {"fast": (2**14, 12), "small": (2**15, 13)}
 #: Bytes before a segment that its matches may be found in.
-_HISTORY_NBYTES = 2**15
+_HISTORY_NBYTES = {"fast": 2**14, "small": 2**15}
 #: Most bytes that LZ4 takes.
 _MOST_NBYTES = 0x7E000000
 _HEAD_NBYTES = 4
@@ -90,7 +90,7 @@ def plan_lz4(count: int, nbytes: int, preset: str) -> EncodePlan:
     slots, segments = scratch.take(count * each * stride), scratch.take(count * each * _SEGMENT_NBYTES)
     places, sizes = scratch.take(count * (each + 1) * _PLACE_NBYTES), scratch.take(4 * count)
     chunks, arena, offsets = map(Address, ("chunks", "arena", "offsets"))
-    search = (chunks, nbytes, count, step, each, _HISTORY_NBYTES, bits, slots, stride, segments)
+    search = (chunks, nbytes, count, step, each, _HISTORY_NBYTES[preset], bits, slots, stride, segments)
     add = (segments, nbytes, count, step, each, places, sizes)
     join = (chunks, nbytes, count, step, each, slots, stride, segments, places, offsets, arena)
     launches = (
