@@ -22,6 +22,17 @@ def grains(rng, nbytes):
     return np.array(made[:nbytes], np.uint8)
 
 
+def turns(rng, nbytes):
+    """Short copies from the distances 1, 2, 4 and 8, one right behind another: no literals before a repeated offset."""
+    made = []
+    while len(made) < nbytes:
+        made += list(rng.integers(0, 256, int(rng.integers(8, 11)), np.uint8))
+        for distance in rng.choice([1, 2, 4, 8], int(rng.integers(2, 7))).tolist():
+            for _ in range(int(rng.integers(3, 8))):
+                made.append(made[-distance])
+    return np.array(made[:nbytes], np.uint8)
+
+
 def fibonacci(rng, nbytes):
     """Literals so unequal in number that their codes are too long for the format."""
     counts = [1, 1]
@@ -49,5 +60,6 @@ KINDS = {
     "far": lambda rng, n: np.resize(rng.integers(0, 256, int(rng.integers(1, 40000)), np.uint8), n),
     "ends": lambda rng, n: np.concatenate([np.zeros(n // 2, np.uint8), rng.integers(0, 256, n - n // 2, np.uint8)]),
     "grains": grains,
+    "turns": turns,
     "oct": lambda _, n: np.resize(oct_bytes(), n),
 }  # fmt: skip

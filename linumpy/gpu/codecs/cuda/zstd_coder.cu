@@ -233,8 +233,7 @@ __device__ inline u32 write_sequences(SequenceCoder &t, const u64 *sequences, u3
         store_bytes(to + done, t.words, total / 8);
         done += total / 8;
         carried = total & 7;
-        left_over = t.words[total / 32] >> (total & 24) & 0xff;
-        sync_warp();
+        left_over = t.words[total / 32] >> (total & 24) & 0xff;  // the next two barriers come before other words
         last -= count;
     }
     const u32 log = t.log[lane < KINDS ? lane : 0], final = state & ((1u << log) - 1);
