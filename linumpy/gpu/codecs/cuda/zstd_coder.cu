@@ -22,8 +22,8 @@ constexpr u32 NBITS_AT = 12;  // in what a state writes: the number of bits, abo
 struct SequenceCoder {
     FseEncoder<512> fse[KINDS];
     u32 histogram[KINDS][MOST_SYMBOLS];
-    u32 start[SEGMENTS + 1];    // first sequence of each segment
-    u32 pending[SEGMENTS];      // literals of segments before that the first sequence of a segment takes
+    u32 start[SEGMENTS + 1];  // first sequence of each segment
+    u32 pending[SEGMENTS];  // literals of segments before that the first sequence of a segment takes
     u8 codes[KINDS][TILE];
     u16 written[KINDS][TILE];
     u8 described[KINDS][TABLE_NBYTES];
@@ -101,8 +101,8 @@ __device__ inline void choose_table(SequenceCoder &t, u32 kind, u32 total) {
     share_states(histogram, symbols, total, log, fse.counts);
     BitWriter out{t.described[kind]};
     describe(fse.counts, symbols, log, out);
-    if (symbols > known || 8 * out.nbytes + bits_of(histogram, fse.counts, symbols, log) <
-                               bits_of(histogram, of, symbols, known_log)) {
+    if (symbols > known ||
+        8 * out.nbytes + bits_of(histogram, fse.counts, symbols, log) < bits_of(histogram, of, symbols, known_log)) {
         t.mode[kind] = DESCRIBED;
         t.described_nbytes[kind] = out.nbytes;
         make_encoder(fse, symbols, log);

@@ -8,9 +8,9 @@
 // A lane has the next 8 bytes of its position, and of those 32 before and behind. Which bytes equal those a short distance
 // before is told by shuffles and two votes, as 64 bits, in which every lane counts the ones from its position on: no
 // memory is read. A candidate of the table is compared over 8 bytes. What goes on beyond that is found by all lanes
-// together, once a match is taken. A score weighs bytes against the bits that a distance costs. A lane gives way to the
-// next ones if these score higher. The matches of a window are then taken from left to right, each by a few votes: only
-// this is serial.
+// together, once a match is taken. A score weighs bytes against the bits that a distance costs: a new one, the more, the
+// rarer new ones have been in the segment. A lane gives way to the next ones if these score higher. The matches of a
+// window are then taken from left to right, each by a few votes: only this is serial.
 //
 // The table holds, for each hash, the highest position (by atomicMax, so that the result does not depend on the order
 // of lanes) with further bits of its hash, by which most wrong candidates are known without a look at them.
@@ -23,13 +23,13 @@
 #include "zstd_encode.cuh"
 
 #ifndef TABLE_LOG
-#define TABLE_LOG 12
+#define TABLE_LOG 11
 #endif
 #ifndef REACHED
-#define REACHED 0
+#define REACHED 16384
 #endif
 #ifndef MATCH_WARPS
-#define MATCH_WARPS 2
+#define MATCH_WARPS 4
 #endif
 constexpr u32 TAG_BITS = 14, TAG = (1u << TAG_BITS) - 1;  // the other bits hold SEGMENT + REACHED positions
 static_assert(SEGMENT + REACHED < (1 << (32 - TAG_BITS)) && SEGMENT <= 65536, "positions fit a table");
@@ -91,17 +91,17 @@ struct Repeats {
     }
 };
 
-// Bits that a match saves, about: a byte is 6 of literals.
-#ifndef AHEAD
-#define AHEAD 3
-#endif
+// Bits that a match saves, about.
+constexpr u32 AHEAD = 3;  // lanes that it looks ahead for a better score
 constexpr int BYTE_BITS = 5, SEQUENCE_BITS = 8, DISTANCE_BITS = 2, RARE_BITS = 4;
 constexpr u32 SOME = 16;
 __device__ inline int score_of(u32 nbytes, int distance_bits) {
     return BYTE_BITS * static_cast<int>(nbytes) - SEQUENCE_BITS - distance_bits;
 }
 // `rare`: how many times fewer distances have been new so far than repeated, as a power of two: a rare code takes more.
-__device__ inline int bits_of(u32 distance, int rare) { return DISTANCE_BITS + RARE_BITS * rare + 31 - leading_zeros(distance + 3); }
+__device__ inline int bits_of(u32 distance, int rare) {
+    return DISTANCE_BITS + RARE_BITS * rare + 31 - leading_zeros(distance + 3);
+}
 
 constexpr u32 MOST_SCORED = 8;  // bytes: how long a match of the table is, is not known beyond that
 constexpr u32 GOES_ON = 1u << 16;
@@ -204,7 +204,8 @@ extern "C" __global__ void zstd_match(const u8 *chunks, i64 nbytes, i64 blocks_e
     sync_warp();
 
     Repeats repeats;
-    u32 taken = 0, taken_new = 0, run_of_literals = 0, cursor = begin;  // sequences, literals, the end of the last match
+    u32 taken = 0, taken_new = 0, run_of_literals = 0,
+        cursor = begin;  // sequences, literals, the end of the last match
     for (w.begin(begin); w.base < end; w.advance()) {
         if (cursor >= w.base + FAR) {
             w.begin(w.base + (cursor - w.base) / LANES * LANES);
@@ -238,7 +239,8 @@ extern "C" __global__ void zstd_match(const u8 *chunks, i64 nbytes, i64 blocks_e
             bool first_choice = best.score > 0;
 #pragma unroll
             for (u32 ahead = 1; ahead <= AHEAD; ++ahead)
-                first_choice &= __shfl_down_sync(FULL, best.score, ahead) <= best.score;  // of the last lanes: their own
+                first_choice &=
+                    __shfl_down_sync(FULL, best.score, ahead) <= best.score;  // of the last lanes: their own
             const u32 starts = vote(first_choice);
             while (cursor < base + LANES && taken < MOST_SEQUENCES) {
                 const u32 left = starts & (FULL << (cursor > base ? cursor - base : 0));
