@@ -22,7 +22,7 @@ sizes = st.one_of(st.integers(0, 300), st.integers(0, 6000), st.sampled_from([16
 
 
 @needs_compiler
-@settings(inside_a_test, max_examples=examples(60))
+@settings(inside_a_test, max_examples=examples(40))
 @given(
     preset=st.sampled_from(sorted(zstd.PRESETS)),
     nbytes=sizes,
@@ -33,9 +33,10 @@ sizes = st.one_of(st.integers(0, 300), st.integers(0, 6000), st.sampled_from([16
 @example(preset="fast", nbytes=0, kinds=["constant"], seed=1, skew=0)
 @example(preset="fast", nbytes=5000, kinds=sorted(KINDS), seed=2, skew=1)
 @example(preset="small", nbytes=5003, kinds=sorted(KINDS), seed=3, skew=2)
-@example(preset="fast", nbytes=150_001, kinds=["grains", "oct", "far"], seed=4, skew=3)
-@example(preset="small", nbytes=150_001, kinds=["words", "oct"], seed=5, skew=0)
-@example(preset="fast", nbytes=131_073, kinds=["ends", "constant", "fibonacci"], seed=6, skew=0)
+@example(preset="fast", nbytes=30_000, kinds=["fibonacci"], seed=7, skew=0)
+@example(preset="fast", nbytes=100_001, kinds=["grains", "far"], seed=4, skew=3)
+@example(preset="small", nbytes=70_001, kinds=["words"], seed=5, skew=0)
+@example(preset="fast", nbytes=131_073, kinds=["ends", "constant"], seed=6, skew=0)
 def test_readers_get_the_same_bytes(preset, nbytes, kinds, seed, skew):
     encoding, rng = Encoding("zstd", preset=preset), np.random.default_rng(seed)
     chunks = np.stack([KINDS[kind](rng, nbytes) for kind in kinds])
