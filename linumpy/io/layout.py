@@ -6,10 +6,11 @@ reader cannot read an array. It opens no chunk.
 
 from __future__ import annotations
 
+import json
 import math
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,8 @@ MAX_SHAPES = 64
 
 # Those of array elements; zarr v3 has them before codec 'bytes'.
 _ARRAY_FILTERS = frozenset(f"numcodecs.{name}" for name in HOST_FILTERS)
+# Array codecs that only zarr-python decodes; the rest of their chain is one that is known here.
+_BY_ZARR = ("scale_offset", "cast_value")
 # Filters that change voxels when they are written, and nothing when they are read: of floats, in front of all others.
 _READ_AS_STORED = ("bitround", "numcodecs.bitround")
 
@@ -196,7 +199,7 @@ def _read_codecs(chain: Sequence[Mapping[str, Any]], rank: int, dtype: np.dtype,
             axes = tuple(axes[axis] for axis in order)
         elif codec["name"] in _READ_AS_STORED and dtype.kind == "f" and not filters:
             continue
-        elif codec["name"] in _ARRAY_FILTERS:
+        elif codec["name"] in _ARRAY_FILTERS or codec["name"] in _BY_ZARR:
             filters.append(codec)
         elif codec["name"] == "bytes":
             return _behind_bytes(axes, filters, _endian(codec), chain[position + 1 :], dtype, chunk_nbytes)
@@ -215,6 +218,12 @@ def _behind_bytes(
 ) -> _Codecs:
     """Read the filters before codec 'bytes', which the host undoes, and the codecs after it."""
     settings: list[Mapping[str, Any]] = []
+    by_zarr = [str(codec["name"]) for codec in filters if codec["name"] in _BY_ZARR]
+    if by_zarr:
+        behind = [{**(codec.get("configuration") or {}), "name": codec["name"]} for codec in codecs]
+        decoding, reason = read_chain(behind, chunk_nbytes)
+        name = json.dumps({"id": " + ".join(by_zarr)})
+        return _Codecs(axes, False, reason, replace(decoding or DecodeChain(""), host_filter=name))
     for array_filter in filters:
         read, reason = read_array_filter(array_filter, dtype, endian)
         if read is None:

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import zarr
 
-from linumpy.device import free_memory
+from linumpy.device import free_memory, require_cuda
 from linumpy.errors import DeviceMemoryError
 from linumpy.gpu.read.request import DEFAULT_SCRATCH_BYTES, MIN_SCRATCH_BYTES
 from linumpy.io.volume import Volume
@@ -101,6 +102,15 @@ def _plan_warped_blocks(
         shape[axis] *= 2
     scratch = None if kind == "cpu" else scratch_within(budget)
     return ResamplePlan(grid, tuple(shape), budget // 16), scratch
+
+
+def memory_of_each(devices: Sequence[int]) -> int:
+    """Return the default of the memory limit where several devices make blocks: that of the one with the least."""
+    cupy, budgets = require_cuda(), []
+    for number in devices:
+        with cupy.cuda.Device(number):
+            budgets.append(_budget("cuda", None))
+    return min(budgets)
 
 
 def scratch_within(budget: int) -> int:
