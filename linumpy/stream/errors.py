@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import enum
 import errno
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from linumpy.errors import ChunkError, LinumpyError
-
-if TYPE_CHECKING:
-    from linumpy.stream.config import Sample
 
 
 class Status(enum.IntEnum):
@@ -56,13 +53,13 @@ class StreamError(LinumpyError):
     status: ClassVar[Status] = Status.OK
     _stage: ClassVar[str] = "pop"
 
-    def __init__(self, detail: str, sample: Sample | None = None, what: str = "") -> None:
+    def __init__(self, detail: str, sample: object = None, what: str = "") -> None:
         super().__init__(detail if sample is None else f"{detail} (sample {sample})")
         self.what = what or self._stage
         self.detail = detail
         self.sample = sample
 
-    def __reduce__(self) -> tuple[type[StreamError], tuple[str, Sample | None, str]]:
+    def __reduce__(self) -> tuple[type[StreamError], tuple[str, object, str]]:
         return type(self), (self.detail, self.sample, self.what)
 
 
@@ -146,7 +143,7 @@ class ShutdownError(StreamError, RuntimeError):
 _BY_NUMBER = {errno.ENOENT: NotFound, errno.ENOMEM: OutOfMemory}
 
 
-def as_stream_error(error: BaseException, sample: Sample | None = None, what: str = "") -> StreamError:
+def as_stream_error(error: BaseException, sample: object = None, what: str = "") -> StreamError:
     """Convert an error of a read, of opening an array or of CUDA to a :class:`StreamError`, whose cause it becomes.
 
     Parameters

@@ -8,6 +8,7 @@ import time
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from linumpy.device import resolve
@@ -162,7 +163,8 @@ class Pipeline:
 
     def batches(self, n: int | None = None) -> Iterator[Batch]:
         """Iterate over `n` batches, or over all; ends early where all samples are served, with a partial batch."""
-        return Batches(self, None if n is None else integer("n", n, 0))
+        limit = None if n is None else integer("n", n, 0)
+        return Batches(self._producer, partial(self._check_usable, "batches"), self.pop, limit)
 
     @property
     def pending(self) -> bool:

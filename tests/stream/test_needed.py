@@ -16,12 +16,11 @@ from linumpy.stream.planning.alignment import Grid
 from linumpy.stream.planning.needed import with_needed
 from linumpy.stream.planning.reach import fold, read_bounds
 from linumpy.stream.planning.records import ArrayInfo
-from linumpy.stream.planning.samples import plan_sample
+from linumpy.stream.planning.samples import plan_sample, with_boxes
 from linumpy.stream.reading import reads as reads_module
 from linumpy.stream.reading import sources as sources_module
 from linumpy.stream.resampling import resample as resample_module
-from linumpy.stream.resampling.on_host import fill_row
-from linumpy.stream.resampling.resample import Staged
+from linumpy.stream.resampling.on_host import Staged, fill_row
 from linumpy.write.writer import write_omezarr
 from tests.support.budget import examples, matrix
 from tests.support.gpu.emulator import COMPILER, emulated
@@ -79,6 +78,7 @@ def drawn_batch(seed, pad):
         sample = stream.Sample("a", aabb, parts=(Part("m", kind="labels"),))
         shapes, whole = plan_sample(sample, infos, settings_, row, row, 0)
         reads += whole
+    reads = with_boxes(reads, pad)
     return shapes, with_needed(reads, shapes, pad), reads
 
 
@@ -196,7 +196,7 @@ def test_a_third_of_the_chunks_of_the_boxes_is_not_read():
     ):
         settings_ = configured(augment=augment, pad="reflect")
         planned = [plan_sample(stream.Sample("a", one), [info], settings_, k, k, 0) for k, one in enumerate(aabbs)]
-        reads = [one for _, reads in planned for one in reads]
+        reads = with_boxes([one for _, reads in planned for one in reads], "reflect")
         cut = with_needed(reads, planned[0][0], "reflect")
         share = sum(map(chunks_of, cut)) / sum(map(chunks_of, reads))
         assert share <= most

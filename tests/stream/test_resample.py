@@ -18,11 +18,11 @@ from linumpy.stream.config import Dtype, Part
 from linumpy.stream.planning.alignment import Grid
 from linumpy.stream.planning.reach import reach
 from linumpy.stream.planning.records import ArrayInfo, PartShape
-from linumpy.stream.planning.samples import plan_sample
+from linumpy.stream.planning.samples import plan_sample, with_boxes
 from linumpy.stream.planning.warp import Intensity, Warp, draw_warp
 from linumpy.stream.resampling import resample as resample_module
-from linumpy.stream.resampling.on_host import coordinates, fill_row, normals, philox
-from linumpy.stream.resampling.resample import PACKAGE, ROW, Staged, kernel_spec
+from linumpy.stream.resampling.on_host import Staged, coordinates, fill_row, normals, philox
+from linumpy.stream.resampling.resample import PACKAGE, ROW, kernel_spec
 from tests.support.budget import examples
 from tests.support.gpu.emulator import COMPILER, emulated
 from tests.support.gpu.nvrtc import compilations, compile_kernel
@@ -52,7 +52,8 @@ def info_of(values, spacing=None, space=None):
 def planned(values, aabb, settings_, *, index=0, spacing=None, parts=(), infos=None):
     sample = stream.Sample("a", aabb, parts=parts)
     infos = infos or [info_of(values, spacing)] * (1 + len(parts))
-    return plan_sample(sample, infos, settings_, 0, index, settings_.epoch)
+    shapes, crops = plan_sample(sample, infos, settings_, 0, index, settings_.epoch)
+    return shapes, tuple(with_boxes(crops, settings_.pad or "edge"))
 
 
 def staged(read):
@@ -218,7 +219,7 @@ def test_displacements_inside_of_the_crop_are_within_the_bounds():
     matrix, offset, size = np.eye(3), np.array([50.0, 50, 50]), np.array([21, 21, 21.0])
     warp = Warp(matrix, np.zeros(3), nodes, 5.0, Intensity())
     places = scipy_coordinates(warp, offset, size, (1, 1, 1))
-    low, high = reach(matrix, offset, size, nodes)
+    low, high = (bound[0] for bound in reach(matrix[None], offset[None], size[None], [nodes]))
     faces = np.ones((21, 21, 21), bool)
     faces[1:-1, 1:-1, 1:-1] = False
     for axis in range(3):
@@ -364,7 +365,7 @@ def test_the_kernels_do_what_numpy_does(monkeypatch, seed):
         aabb = [(0, 2), *((int(a), int(a + n)) for a, n in zip(start, (7, 5, 40), strict=True))]
         sample = stream.Sample("a", aabb, parts=(Part("m", kind="labels"),))
         shapes, reads = plan_sample(sample, [info_of(values, (3.0, 2.0, 1.0))] * 2, settings_, row, row, 0)
-        rows.append(reads)
+        rows.append(with_boxes(reads, settings_.pad or "edge"))
     for part, shape in enumerate(shapes):
         chosen = [staged(reads[part]) for reads in rows if reads[part].resampling is not None]
         expected = np.zeros((3, *shape.shape), shape.element)
@@ -398,7 +399,7 @@ def test_the_device_does_what_numpy_does(cupy, pad):
         sample = stream.Sample("a", ((-5, 27), (10, 42), (20, 90)))
         planned_ = [plan_sample(sample, [info], settings_, row, row, 0) for row in range(4)]
         shape: PartShape = planned_[0][0][0]
-        chosen = [staged(reads[0]) for _, reads in planned_]
+        chosen = [staged(read) for read in with_boxes([reads[0] for _, reads in planned_], pad)]
         expected = np.zeros((4, *shape.shape), shape.element)
         for one in chosen:
             fill_row(expected[one.read.row], shape, one, pad, 3.0)

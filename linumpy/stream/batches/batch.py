@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import ctypes
 from collections import namedtuple
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 
 from linumpy.arrays import Array
 from linumpy.errors import not_pickled
 from linumpy.stream.batches.memory import Lease
+from linumpy.stream.batches.producer import Producer
 from linumpy.stream.config import Dtype, Sample
 from linumpy.stream.errors import ArgumentTypeError, ShutdownError, StreamError, TryAgain
 from linumpy.stream.on_device import CupyEvent, Event
-
-if TYPE_CHECKING:
-    from linumpy.stream.pipeline import Pipeline
 
 # Offset of the type code in a DLManagedTensor, and in a DLManagedTensorVersioned, on 64-bit machines.
 _CODE_OFFSET = {b"dltensor": 20, b"dltensor_versioned": 52}
@@ -291,18 +289,30 @@ def _check_event(event: object) -> None:
 
 
 class Batches:
-    """Iterator over batches; after the error of a batch it goes on with the next one."""
+    """Iterator over batches; after the error of a batch it goes on with the next one.
 
-    def __init__(self, pipeline: Pipeline, n: int | None) -> None:
-        self._pipeline, self._remaining = pipeline, n
+    Parameters
+    ----------
+    producer : Producer
+        Of the pipeline.
+    check : callable
+        Raises where the pipeline is closed.
+    pop : callable
+        ``Pipeline.pop``.
+    n : int or None
+        Number of batches; None for all.
+    """
+
+    def __init__(self, producer: Producer, check: Callable[[], None], pop: Callable[[], Batch], n: int | None) -> None:
+        self._producer, self._check, self._pop, self._remaining = producer, check, pop, n
 
     def __iter__(self) -> Batches:
         return self
 
     def __next__(self) -> Batch:
-        producer = self._pipeline._producer
+        producer = self._producer
         while self._remaining != 0:
-            self._pipeline._check_usable("batches")
+            self._check()
             with producer.changed:
                 idle, waiting = producer.is_idle, producer.waiting_samples
             if idle and not waiting:
@@ -310,7 +320,7 @@ class Batches:
             if idle:
                 producer.flush()
             try:
-                batch = self._pipeline.pop()
+                batch = self._pop()
             except TryAgain:
                 with producer.changed:
                     ended = producer.is_idle

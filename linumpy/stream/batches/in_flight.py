@@ -12,7 +12,7 @@ from linumpy.stream.errors import StreamError
 from linumpy.stream.planning.records import CropRead, PartShape
 from linumpy.stream.reading.reads import ReadTicket
 from linumpy.stream.reading.sources import Request
-from linumpy.stream.resampling.resample import Staged
+from linumpy.stream.resampling.on_host import Staged
 
 #: A sample, and the arrays that it needs.
 Requested = tuple[Pulled, list[Request]]

@@ -12,7 +12,7 @@ from linumpy.stream.config import Config
 from linumpy.stream.errors import as_stream_error
 from linumpy.stream.planning.needed import with_needed
 from linumpy.stream.planning.records import ArrayInfo, CropRead, PartShape
-from linumpy.stream.planning.samples import check_alike, plan_sample, plan_whole
+from linumpy.stream.planning.samples import WarpedCrop, check_alike, plan_sample, plan_whole, with_boxes
 from linumpy.stream.reading.arrays import Key
 from linumpy.stream.reading.sources import IsCheckedLater, Sources
 from linumpy.stream.stats import Metric
@@ -60,7 +60,7 @@ class Planner:
         is_checked_later : callable
             Whether the core checks the metadata files of an array when it reads it; other arrays are checked here.
         """
-        reads: list[CropRead] = []
+        crops: list[CropRead | WarpedCrop] = []
         checked: dict[Key, ArrayInfo] = {}
         opened = [self._opened(requested, item, checked, is_checked_later) for requested in item.requested]
         begin = time.perf_counter()
@@ -81,8 +81,9 @@ class Planner:
                 continue
             if self.parts is None:
                 self.parts = shapes
-            reads += planned
+            crops += planned
             item.samples.append(pulled.sample)
+        reads = with_boxes(crops, self._config.pad or "edge")
         self._divide(reads)
         if self.parts is not None and self._config.augment is not None:
             reads = with_needed(reads, self.parts, self._config.pad or "edge")
@@ -103,7 +104,7 @@ class Planner:
 
     def _plan_sample(
         self, pulled: Pulled, infos: list[ArrayInfo], row: int
-    ) -> tuple[tuple[PartShape, ...], tuple[CropRead, ...]]:
+    ) -> tuple[tuple[PartShape, ...], tuple[CropRead | WarpedCrop, ...]]:
         if self.parts is not None and (read := plan_whole(pulled.sample, infos, self._config, self.parts, row)):
             return self.parts, (read,)
         shapes, planned = plan_sample(pulled.sample, infos, self._config, row, pulled.index, pulled.epoch)

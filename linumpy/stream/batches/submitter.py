@@ -17,7 +17,7 @@ from linumpy.stream.on_device import Event, Stream, on_stream
 from linumpy.stream.planning.records import ArrayInfo, CropRead, PartShape, stage_offsets
 from linumpy.stream.reading.reads import Fallback, ReadJob, submit
 from linumpy.stream.reading.sources import IsCheckedLater, Sources
-from linumpy.stream.resampling.resample import Staged
+from linumpy.stream.resampling.on_host import Staged
 
 if TYPE_CHECKING:
     from linumpy.gpu import Reader

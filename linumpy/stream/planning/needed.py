@@ -17,12 +17,11 @@ from linumpy.stream.planning.reach import read_bounds, spline_matrix
 from linumpy.stream.planning.records import CropRead, PartShape, Resampling, Vector
 
 #: Cells along an axis of a crop, of at least so many voxels. More of them save few chunks and take longer.
-_CELLS, _CELL_VOXELS = 8, 4
+_CELLS, _CELL_VOXELS = 7, 4
 #: Units along an axis at most: where there are more chunks, a unit is several neighbouring chunks.
 _MOST_CHUNKS = 16
-#: Crops that are planned together: of more, arrays are so large that each is memory of its own from the system, whose
-#: pages take longer than the arithmetic.
-_TOGETHER = 8
+#: Crops that are planned together, at most: it bounds the memory of the arrays.
+_TOGETHER = 32
 #: A box of which a larger part is needed is read as a whole.
 _LARGEST_PART = 15 / 16
 

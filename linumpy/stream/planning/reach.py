@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 
 from linumpy.stream.planning.records import Vector
-from linumpy.stream.planning.warp import Warp
 
 #: Rounding error of coordinates, in voxels: the device may compute them in another order.
 _SLACK = 1e-6
 
 
-def grid_map(warp: Warp, grid: np.ndarray, middle: np.ndarray, steps: np.ndarray, space: int) -> tuple[Vector, Vector]:
+@lru_cache(maxsize=64)
+def grid_map(
+    node_spacing: float, nodes: tuple[int, ...], middle: Vector, steps: Vector, space: int
+) -> tuple[Vector, Vector]:
     """Return scale and origin of the map from voxels of the crop to the grid; 0 for axes that are not of space."""
-    scale = steps / warp.node_spacing
+    scale = np.array(steps) / node_spacing
     scale[: 3 - space] = 0.0
-    origin = (np.array(grid.shape[1:]) - 1) / 2 - middle * scale
+    origin = (np.array(nodes) - 1) / 2 - np.array(middle) * scale
     return _vector(scale), _vector(origin)
 
 
@@ -36,20 +39,21 @@ def blur_sigma(blur: float, box: Sequence[tuple[int, int]], steps: np.ndarray, s
 
 
 def reach(
-    matrix: np.ndarray, offset: np.ndarray, size: np.ndarray, grid: np.ndarray | None
+    matrices: np.ndarray, offsets: np.ndarray, sizes: np.ndarray, grids: Sequence[np.ndarray | None]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return bounds of the coordinates that the voxels of a crop have in the volume.
+    """Return bounds of the coordinates that the voxels of crops have in their volumes, each (crops, 3).
 
     A cubic B-spline lies between the least and the greatest of its control points: the bounds hold inside of the crop,
     also where displacements exceed those at its faces.
     """
-    ends = matrix * (size - 1)
-    low = offset + np.minimum(ends, 0).sum(axis=1)
-    high = offset + np.maximum(ends, 0).sum(axis=1)
-    if grid is not None:
-        of_axes = grid.reshape(3, -1)
-        low = low + of_axes.min(axis=1)
-        high = high + of_axes.max(axis=1)
+    ends = matrices * (sizes - 1)[:, None, :]
+    low = offsets + np.minimum(ends, 0).sum(axis=2)
+    high = offsets + np.maximum(ends, 0).sum(axis=2)
+    for number, grid in enumerate(grids):
+        if grid is not None:
+            of_axes = grid.reshape(3, -1)
+            low[number] += of_axes.min(axis=1)
+            high[number] += of_axes.max(axis=1)
     return low, high
 
 

@@ -8,7 +8,8 @@ box that are read.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -76,10 +77,37 @@ def plan_whole(
     return CropRead(row, info, box, _whole(shape), None, is_whole=True)
 
 
+@dataclass(frozen=True)
+class WarpedCrop:
+    """A crop that is resampled, of which the box that is read is not known yet.
+
+    Attributes
+    ----------
+    row : int
+        Position in the batch.
+    info : ArrayInfo
+        The array.
+    cut : Cut
+        Its voxels.
+    warp : Warp
+        The augmentation; of a crop that is only padded, one that moves nothing.
+    order : int
+        0 for nearest voxels, 1 for linear interpolation.
+    """
+
+    row: int
+    info: ArrayInfo
+    cut: Cut
+    warp: Warp
+    order: int
+
+
 def plan_sample(
     sample: Sample, infos: Sequence[ArrayInfo], config: Config, row: int, index: int, epoch: int
-) -> tuple[tuple[PartShape, ...], tuple[CropRead, ...]]:
+) -> tuple[tuple[PartShape, ...], tuple[CropRead | WarpedCrop, ...]]:
     """Plan all parts of a sample: shape and dtype in the batch, and the reads.
+
+    The boxes of staged crops follow for all samples of a batch together, by :func:`with_boxes`.
 
     Parameters
     ----------
@@ -141,7 +169,7 @@ _ONES = (1.0, 1.0, 1.0)
 
 def _plan_crop(
     row: int, crop: Cut, info: ArrayInfo, part: Part, shape: PartShape, config: Config, warp: Warp | None
-) -> CropRead:
+) -> CropRead | WarpedCrop:
     box = crop.box
     reaches_out = [start < 0 or stop > n for (start, stop), n in zip(box, info.shape, strict=True)]
     if warp is None and True not in reaches_out:
@@ -163,7 +191,7 @@ def _plan_crop(
     if any(reaches_out[:lead]):
         axis = reaches_out.index(True)
         raise InvalidArgument(f"aabb axis {axis}: only the last three axes may reach out of {info.name} here")
-    return _staged(row, crop, info, part, config, warp)
+    return _staged(row, crop, info, part, warp)
 
 
 @lru_cache(maxsize=256)
@@ -179,53 +207,75 @@ def _direct(row: int, box: Box, info: ArrayInfo) -> CropRead:
     return CropRead(row, info, region, inside, None)
 
 
-def _staged(row: int, crop: Cut, info: ArrayInfo, part: Part, config: Config, warp: Warp | None) -> CropRead:
-    box, steps = crop.box, np.array(_steps(crop))
-    last = _last(box)
-    first = np.array([start for start, _ in last], float)
-    matrix, offset, grid = _IDENTITY, first, None
-    scale = origin = sigma = (0.0, 0.0, 0.0)
-    intensity, order = NEUTRAL, 0
+def _staged(row: int, crop: Cut, info: ArrayInfo, part: Part, warp: Warp | None) -> WarpedCrop:
     if warp is None:
-        low, high = first, np.array([stop - 1 for _, stop in last], float)
-    else:
-        size = np.array([stop - start for start, stop in last], float)
-        matrix = warp.matrix * steps[None, :] / steps[:, None]
-        middle = (size - 1) / 2
-        if crop.first is not None:
-            first[-len(box) :] = crop.first[-3:]
-        offset = first + middle + warp.translation / steps - matrix @ middle
-        if warp.nodes is not None:
-            grid = warp.nodes / steps[:, None, None, None]
-            scale, origin = grid_map(warp, grid, middle, steps, info.space)
-        if part.kind == "image":
-            intensity, order = warp.intensity, 1
-            sigma = blur_sigma(warp.intensity.blur, last, steps, info.space)
-        low, high = reach(matrix, offset, size, grid)
-    volume: Any = (1,) * (3 - len(info.shape)) + info.shape[-3:]
-    pad = config.pad or "edge"
-    bounds: Any = np.stack(read_bounds(low, high, np.array(volume), order, pad), axis=1).astype(int).tolist()
-    region = None
-    if all(start < stop for start, stop in bounds):
-        region = (*box[:-3], *((start, stop) for start, stop in bounds[-len(box) :]))
-    else:
-        bounds = [(0, 0)] * 3
-    (z, z_end), (y, y_end), (x, x_end) = bounds
-    resampling = Resampling(
-        matrix,
-        offset,
-        (z, y, x),
-        (z_end - z, y_end - y, x_end - x),
-        volume,
-        grid,
-        scale,
-        origin,
-        sigma,
-        intensity,
-        order,
-    )
-    return CropRead(row, info, region, (), resampling)
+        return WarpedCrop(row, info, crop._replace(first=None, step=None), _NO_WARP, 0)
+    if part.kind == "image":
+        return WarpedCrop(row, info, crop, warp, 1)
+    return WarpedCrop(row, info, crop, replace(warp, intensity=NEUTRAL), 0)
 
 
-_IDENTITY = np.eye(3)
-_IDENTITY.flags.writeable = False
+def with_boxes(planned: Sequence[CropRead | WarpedCrop], pad: str) -> list[CropRead]:
+    """Find the boxes that staged crops read.
+
+    Parameters
+    ----------
+    planned : sequence of CropRead or WarpedCrop
+        Of all samples of a batch.
+    pad : str
+        Values outside of volumes: ``Config.pad``.
+
+    Returns
+    -------
+    list of CropRead
+        In the same order.
+    """
+    reads = {n: crop for n, crop in enumerate(planned) if isinstance(crop, CropRead)}
+    staged = [(n, crop) for n, crop in enumerate(planned) if isinstance(crop, WarpedCrop)]
+    for order in {crop.order for _, crop in staged}:
+        crops = [(n, crop) for n, crop in staged if crop.order == order]
+        boxed = _boxed([crop for _, crop in crops], order, pad)
+        reads.update(zip([n for n, _ in crops], boxed, strict=True))
+    return [reads[n] for n in range(len(planned))]
+
+
+def _boxed(crops: Sequence[WarpedCrop], order: int, pad: str) -> Iterator[CropRead]:
+    """Yield the reads of staged crops of one order of interpolation."""
+    boxes = np.array([_last(crop.cut.box) for crop in crops], float)
+    step = np.array([_steps(crop.cut) for crop in crops])
+    first, sizes = boxes[:, :, 0], boxes[:, :, 1] - boxes[:, :, 0]
+    for number, crop in enumerate(crops):
+        if crop.cut.first is not None:
+            first[number, -len(crop.cut.box) :] = crop.cut.first[-3:]
+    middles = (sizes - 1) / 2
+    matrices = np.array([crop.warp.matrix for crop in crops]) * (step[:, None, :] / step[:, :, None])
+    offsets = first + middles + np.array([crop.warp.translation for crop in crops]) / step
+    offsets -= (matrices * middles[:, None, :]).sum(axis=2)
+    grids = [
+        None if crop.warp.nodes is None else crop.warp.nodes / steps[:, None, None, None]
+        for crop, steps in zip(crops, step, strict=True)
+    ]
+    volumes: list[Any] = [(1,) * (3 - len(crop.info.shape)) + crop.info.shape[-3:] for crop in crops]
+    bounds = read_bounds(*reach(matrices, offsets, sizes, grids), np.array(volumes), order, pad)
+    begin, end = (bound.astype(int).tolist() for bound in bounds)
+    for n, crop in enumerate(crops):
+        box, space, warp = crop.cut.box, crop.info.space, crop.warp
+        reads = all(start < stop for start, stop in zip(begin[n], end[n], strict=True))
+        start, stop = (tuple(begin[n]), tuple(end[n])) if reads else (_NOWHERE, _NOWHERE)
+        scale, origin = _NO_GRID
+        if (grid := grids[n]) is not None:
+            steps = _steps(crop.cut)
+            scale, origin = grid_map(warp.node_spacing, grid.shape[1:], tuple(middles[n].tolist()), steps, space)
+        sigma = blur_sigma(warp.intensity.blur, _last(box), step[n], space)
+        shape = tuple([b - a for a, b in zip(start, stop, strict=True)])
+        region = (*box[:-3], *zip(start, stop, strict=True))[-len(box) :] if reads else None
+        resampling = Resampling(
+            matrices[n], offsets[n], start, shape, volumes[n], grid, scale, origin, sigma, warp.intensity, order
+        )  # fmt: skip
+        yield CropRead(crop.row, crop.info, region, (), resampling)
+
+
+_NOWHERE = (0, 0, 0)
+_NO_GRID = (0.0, 0.0, 0.0), (0.0, 0.0, 0.0)
+#: Of a crop that is only padded.
+_NO_WARP = Warp(np.eye(3), np.zeros(3), None, 1.0, NEUTRAL)

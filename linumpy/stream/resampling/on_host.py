@@ -6,20 +6,34 @@ integer.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from types import EllipsisType
-from typing import TYPE_CHECKING
 
 import numpy as np
 import scipy
 
+from linumpy.arrays import Array
 from linumpy.gpu.rounding import bfloat16_bits
 from linumpy.stream.config import Dtype
 from linumpy.stream.planning.reach import fold, spline_matrix
 from linumpy.stream.planning.records import CropRead, PartShape, Resampling
 from linumpy.stream.planning.warp import Intensity
 
-if TYPE_CHECKING:
-    from linumpy.stream.resampling.resample import Staged
+
+@dataclass(frozen=True)
+class Staged:
+    """A staged crop.
+
+    Attributes
+    ----------
+    read : CropRead
+        What is read, and how it is resampled.
+    voxels : cupy.ndarray, numpy.ndarray or None
+        The box that was read; None where nothing was read.
+    """
+
+    read: CropRead
+    voxels: Array | None
 
 
 def fill_row(row: np.ndarray, part: PartShape, staged: Staged, pad: str, fill: float) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, wait
-from dataclasses import dataclass
 from itertools import groupby
 
 import numpy as np
@@ -20,7 +19,7 @@ from linumpy.stream.arguments import Box
 from linumpy.stream.config import Dtype
 from linumpy.stream.planning.records import CropRead, PartShape
 from linumpy.stream.planning.warp import MAX_NODES
-from linumpy.stream.resampling.on_host import as_elements, fill_row
+from linumpy.stream.resampling.on_host import Staged, as_elements, fill_row
 
 PACKAGE = "linumpy.stream.resampling.cuda"
 #: A row of the kernels' table, as ``Row`` in augment.cu.
@@ -35,22 +34,6 @@ ROW = np.dtype(
 _MODES = {"constant": "CONSTANT", "edge": "NEAREST", "reflect": "MIRROR"}
 _THREADS, _SHARED = 128, 48 * 1024
 _MOST_BLOCKS = 2**20
-
-
-@dataclass(frozen=True)
-class Staged:
-    """A staged crop.
-
-    Attributes
-    ----------
-    read : CropRead
-        What is read, and how it is resampled.
-    voxels : cupy.ndarray, numpy.ndarray or None
-        The box that was read; None where nothing was read.
-    """
-
-    read: CropRead
-    voxels: Array | None
 
 
 def kernel_spec(name: str, source: np.dtype, out: np.dtype, dtype: Dtype, order: int, pad: str) -> KernelSpec:

@@ -6,11 +6,9 @@
 // each chunk, lists all streams; `stored` copies uncompressed ones; `unshuffle` undoes the shuffle of bytes or bits,
 // block by block.
 
-#include "decode.cuh"
+#include "blosc.cuh"
 
-constexpr u32 BLOSC_HEAD = 16;
 constexpr u32 MOST_SPLITS = 16, SMALLEST_SPLIT = 128, LAST_FORMAT = 4;
-enum BloscFlag { BYTE_SHUFFLE = 1, MEMCPYED = 2, BIT_SHUFFLE = 4, RESERVED = 8, NOT_SPLIT = 16 };
 
 // The shuffle of one chunk.
 struct Order {
@@ -157,19 +155,6 @@ extern "C" __global__ void stored(const u8 *__restrict__ arena, u8 *target, cons
         for (i64 i = end + threadIdx.x; i < stream.target_nbytes; i += blockDim.x) to[i] = from[i];
     }
 }
-
-// Eight bytes as rows of an 8 × 8 matrix of bits, transposed: bit k of byte j becomes bit j of byte k.
-__device__ inline u64 transposed(u64 x) {
-    u64 t = (x ^ (x >> 7)) & 0x00aa00aa00aa00aaull;
-    x ^= t ^ (t << 7);
-    t = (x ^ (x >> 14)) & 0x0000cccc0000ccccull;
-    x ^= t ^ (t << 14);
-    t = (x ^ (x >> 28)) & 0x00000000f0f0f0f0ull;
-    return x ^ t ^ (t << 28);
-}
-
-// Elements that a block of threads brings into order at once, in shared memory.
-constexpr u32 ELEMENTS = 1024, MOST_BYTES = 16;
 
 // Fill `row`, ELEMENTS × typesize bytes, with the elements from `first` on of a Blosc block of `count` elements.
 __device__ inline void gather_bytes(const u8 *block, u32 count, u32 first, u32 n, u32 typesize, u8 *row) {

@@ -1,0 +1,35 @@
+// Streams in slots of one length → packed one behind another.
+
+#include "encode.cuh"
+
+// offsets[0 … count] from the sizes. By one warp: some nanoseconds for each stream.
+extern "C" __global__ void __launch_bounds__(LANES)
+    encoded_offsets(const u32 *__restrict__ sizes, i64 count, i64 *__restrict__ offsets) {
+    i64 begin = 0;
+    for (i64 first = 0; first < count; first += LANES) {
+        const i64 number = first + lane_id();
+        const i64 size = number < count ? sizes[number] : 0;
+        i64 sum = size;
+        for (int by = 1; by < LANES; by *= 2) {
+            const i64 other = from_below(sum, by);
+            if (lane_id() >= by) sum += other;
+        }
+        if (number < count) offsets[number] = begin + sum - size;
+        begin += from_lane(sum, LANES - 1);
+    }
+    if (lane_id() == 0) offsets[count] = begin;
+}
+
+// Copy each stream from its slot; `pieces` blocks of threads for each.
+extern "C" __global__ void __launch_bounds__(256)
+    encoded_pack(const u8 *__restrict__ slots, i64 stride, const i64 *__restrict__ offsets, i64 count, i64 pieces,
+                 u8 *__restrict__ arena) {
+    for (i64 task = blockIdx.x; task < count * pieces; task += gridDim.x) {
+        const i64 number = task / pieces, piece = task % pieces;
+        const i64 begin = offsets[number], size = offsets[number + 1] - begin;
+        const i64 step = (size / pieces + 16) & ~15ll, at = piece * step;
+        if (at >= size) continue;
+        copy_bytes(arena + begin + at, slots + number * stride + at, size - at < step ? size - at : step, threadIdx.x,
+                   blockDim.x);
+    }
+}

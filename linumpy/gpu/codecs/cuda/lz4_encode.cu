@@ -1,0 +1,307 @@
+// Bytes → LZ4 blocks. Format: lz4_Block_format.md of the LZ4 project.
+//
+// A sequence depends on where the one before it ended, so that a stream cannot be cut among threads as it is. Here it
+// is cut into segments. A warp finds the matches of a segment in it and in some bytes before it, together at most 64 KiB,
+// by a hash table of positions in shared memory, and writes its sequences where it has room for the longest result.
+//
+// Search: each lane takes one of 32 positions next to each other, looks up the last position with the same hash of four
+// bytes, and compares up to MOST_COMPARED bytes. Positions of one step do not find each other in the table: lanes of the
+// same hash find each other by a vote. The first match is taken or, as in a lazy search, a longer one that begins up to
+// AHEAD positions behind it; the warp compares what lies behind MOST_COMPARED bytes together, 128 at a time. Where
+// nothing is found for a while, steps are left out.
+//
+// Blosc's streams are one segment each, and complete (`lz4_streams`). Longer ones are joined: the literals behind the
+// last match of a segment belong to the first sequence of the next segment that has a match. `lz4_segments` leaves out
+// the token and the literals of that first sequence, `lz4_sizes` finds with prefix sums where everything goes, and
+// `lz4_join` writes it.
+
+#include "encode.cuh"
+
+constexpr u32 LAST_LITERALS = 5;  // a block ends with literals
+constexpr u32 LAST_MATCH = 12;  // bytes before the end at which the last match begins at the latest
+constexpr u32 LEAST = 4, MOST_COMPARED = 12, AHEAD = 3;
+constexpr u32 FRAME_HEAD = 4;  // numcodecs' frame: the size of the chunk, then one LZ4 block
+
+// What a segment of a longer stream holds. `lead` literals come before its first match, and `trail` behind its last
+// one; `body` is what is written of its sequences, without token and literals of the first one. Without a match: zeros.
+struct Segment {
+    u32 lead, trail, body, match;  // match: of the first sequence, as the token has it
+};
+// Where a segment's sequences go in the stream, and the first of its literals in the chunk.
+struct Place { u32 target, literals; };
+
+struct Output {
+    u8 *to;
+    u32 pos;
+};
+
+// What a length exceeds the 15 of its token by.
+__device__ inline u32 further_nbytes(u32 length) { return length < 15 ? 0 : (length - 15) / 255 + 1; }
+__device__ inline void put_further(Output &out, u32 length) {
+    const u32 n = further_nbytes(length);
+    for (u32 i = lane_id(); i < n; i += LANES)
+        out.to[out.pos + i] = static_cast<u8>(i + 1 < n ? 255 : length - 15 - 255 * (n - 1));
+    out.pos += n;
+}
+__device__ inline u32 in_token(u32 length) { return length < 15 ? length : 15; }
+
+__device__ inline void put_token(Output &out, u32 literals, u32 match) {
+    if (lane_id() == 0) out.to[out.pos] = static_cast<u8>(in_token(literals) << 4 | match);
+    ++out.pos;
+    put_further(out, literals);
+}
+
+__device__ inline void put_literals(Output &out, const u8 *from, u32 n) {
+    if (n > 4 * LANES) copy_bytes(out.to + out.pos, from, n, lane_id(), LANES);
+    else
+        for (u32 i = lane_id(); i < n; i += LANES) out.to[out.pos + i] = load_once(from + i);
+    out.pos += n;
+}
+
+__device__ inline void put_match(Output &out, u32 offset, u32 length) {
+    if (lane_id() < 2) out.to[out.pos + lane_id()] = static_cast<u8>(offset >> (8 * lane_id()));
+    out.pos += 2;
+    put_further(out, length - LEAST);
+}
+
+// Bytes that are read four at a time, from words. A match ends LAST_LITERALS before the end: both words have bytes of it.
+struct Source {
+    const u32 *words;
+    u32 skew;
+    __device__ u32 operator[](u32 at) const {
+        const u32 *word = words + ((at + skew) >> 2);
+        return funnel(load_once(word), load_once(word + 1), 8 * ((at + skew) & 3));
+    }
+};
+
+__device__ inline Source open_source(const u8 *from) {
+    return {reinterpret_cast<const u32 *>(address_of(from) & ~3ull), static_cast<u32>(address_of(from) & 3)};
+}
+
+// How many bytes from `a` and `b` on are equal, up to `most`, of which `known` are; by one lane.
+__device__ inline u32 equal_bytes(const Source &source, u32 a, u32 b, u32 known, u32 most) {
+    while (known < most) {
+        // The last four overlap those before them, so that nothing behind `most` is compared.
+        const u32 at = known < most - 4 ? known : most - 4, differ = source[a + at] ^ source[b + at];
+        if (differ) return at + zeros_below(differ) / 8;
+        known = at + 4;
+    }
+    return most;
+}
+
+// The same by the warp.
+__device__ inline u32 equal_bytes_together(const Source &source, u32 a, u32 b, u32 known, u32 most) {
+    for (; known < most; known += 4 * LANES) {
+        const u32 mine = known + 4 * lane_id(), at = mine < most - 4 ? mine : most - 4;
+        const u32 differ = source[a + at] ^ source[b + at], any = vote(differ != 0);
+        if (any) return from_lane(at + zeros_below(differ) / 8, static_cast<int>(zeros_below(any)));
+    }
+    return most;
+}
+
+// A match that begins at a lane's position: how far it reaches beyond 31 lanes less, the lane counted from the last one,
+// and where the bytes are found. The greater one of two is the longer one by more than it begins later; if they are
+// equal, the earlier one. 0: none.
+__device__ inline u32 pack_match(u32 length, u32 from) {
+    const u32 lanes_behind = LANES - 1 - lane_id();
+    return (length + lanes_behind) << 21 | lanes_behind << 16 | from;
+}
+__device__ inline u32 lane_of(u32 match) { return LANES - 1 - (match >> 16 & 31); }
+__device__ inline u32 length_of(u32 match) { return (match >> 21) - (match >> 16 & 31); }
+__device__ inline u32 from_of(u32 match) { return match & 0xffff; }
+
+__device__ inline u32 greater(u32 a, u32 b) { return a > b ? a : b; }
+
+// The match at this lane or up to AHEAD behind it that is worth most.
+__device__ inline u32 best_ahead(u32 match) {
+    static_assert(AHEAD == 3, "two steps");
+    const u32 of_two = greater(match, from_lane(match, lane_id() < LANES - 1 ? lane_id() + 1 : lane_id()));
+    return greater(of_two, from_lane(of_two, lane_id() < LANES - 2 ? lane_id() + 2 : lane_id()));
+}
+
+// Enter this lane's position into the table, and return the last one before it of the same hash; 0 if there is none.
+__device__ inline u32 enter(u16 *table, u32 hash_bits, u32 at, u32 value, bool mine) {
+    const u32 hash = mine ? value * 2654435761u >> (32 - hash_bits) : ~static_cast<u32>(lane_id());
+    const u32 same = matching(hash), below = same & ((1u << lane_id()) - 1);
+    const int nearest = below ? LANES - 1 - leading_zeros(below) : lane_id();
+    const u32 near_value = from_lane(value, nearest);
+    u32 found = mine ? table[hash] : 0;
+    if (below && near_value == value) found = at - lane_id() + nearest;
+    sync_warp();
+    if (mine && same >> lane_id() == 1) table[hash] = static_cast<u16>(at);
+    sync_warp();
+    return found;
+}
+
+// The match at this lane's position; none covers what is behind `end`.
+__device__ inline u32 find_match(const Source &source, u32 base, u32 limit, u32 end, u16 *table, u32 hash_bits) {
+    const u32 at = base + lane_id();
+    const bool mine = at < limit;
+    const u32 value = mine ? source[at] : 0, found = enter(table, hash_bits, at, value, mine);
+    if (!mine || found >= at || source[found] != value) return 0;
+    const u32 most = end - at < MOST_COMPARED ? end - at : MOST_COMPARED;
+    return pack_match(equal_bytes(source, at, found, LEAST, most), found);
+}
+
+// Most sequences: their lengths are in the token, and all bytes in one store.
+__device__ inline void put_short(Output &out, const u8 *from, u32 literals, u32 offset, u32 length) {
+    const u32 k = lane_id();
+    u32 value = literals << 4 | (length - LEAST);
+    if (k > literals) value = k == literals + 1 ? offset : offset >> 8;
+    else if (k > 0) value = load_once(from + k - 1);
+    if (k < literals + 3) out.to[out.pos + k] = static_cast<u8>(value);
+    out.pos += literals + 3;
+}
+
+// Write the sequences of the bytes from `first` to `n`; those before are known to readers. WHOLE: all of a block, and
+// returns what it has become, or `n` where it is not shorter, and then it is not complete. Else: without the first
+// sequence's token and literals, and without what follows the last match.
+template <bool WHOLE>
+__device__ u32 encode(const u8 *from, u32 first, u32 n, u8 *to, u16 *table, u32 hash_bits, Segment &segment) {
+    sync_warp();
+    for (u32 i = lane_id(); i < (2u << hash_bits) / 16; i += LANES) reinterpret_cast<uint4 *>(table)[i] = uint4{};
+    sync_warp();
+    const Source source = open_source(from);
+    Output out{to, 0};
+    u32 anchor = first, base = first, missed = 0;
+    bool any = false;
+    const u32 limit = n > LAST_MATCH ? n - LAST_MATCH + 1 : 0, end = n - LAST_LITERALS;
+    for (u32 before = lane_id(); !WHOLE && before < first && first < limit; before += LANES)
+        enter(table, hash_bits, before, source[before], true);
+    while (base < limit) {
+        const u32 mine = find_match(source, base, limit, end, table, hash_bits), best = best_ahead(mine);
+        const u32 matches = vote(mine != 0);
+        missed = matches ? 0 : missed + 1;
+        for (u32 left = matches; left;) {
+            const u32 match = from_lane(best, static_cast<int>(zeros_below(left)));
+            const u32 at = base + lane_of(match), found = from_of(match), literals = at - anchor;
+            u32 length = length_of(match);
+            if (length == MOST_COMPARED) length = equal_bytes_together(source, at, found, length, end - at);
+            if ((WHOLE || any) && literals < 15 && length - LEAST < 15) {
+                put_short(out, from + anchor, literals, at - found, length);
+            } else {
+                if (WHOLE || any) {
+                    put_token(out, literals, in_token(length - LEAST));
+                    put_literals(out, from + anchor, literals);
+                } else {
+                    segment.lead = literals;
+                    segment.match = in_token(length - LEAST);
+                }
+                put_match(out, at - found, length);
+            }
+            any = true;
+            anchor = at + length;
+            left = anchor < base + LANES ? left & FULL << (anchor - base) : 0;
+        }
+        base += LANES * (1 + (missed < 12 ? missed / 4 : 3));
+        if (base < anchor) base = anchor;
+    }
+    const u32 literals = n - anchor;
+    if (!WHOLE) {
+        segment.trail = literals;
+        segment.body = out.pos;
+        return n;
+    }
+    const u32 nbytes = out.pos + 1 + further_nbytes(literals) + literals;
+    if (nbytes >= n) return n;
+    put_token(out, literals, 0);
+    put_literals(out, from + anchor, literals);
+    return nbytes;
+}
+
+// Streams of `n` bytes side by side → a block each, `stride` bytes apart, and its size; `n` where it is not shorter.
+extern "C" __global__ void __launch_bounds__(LANES)
+    lz4_streams(const u8 *__restrict__ streams, i64 n, i64 count, i64 hash_bits, u8 *__restrict__ slots, i64 stride,
+                u32 *__restrict__ sizes) {
+    extern __shared__ __align__(16) u16 table[];
+    Segment unused;
+    for (i64 number = blockIdx.x; number < count; number += gridDim.x) {
+        const u32 size = encode<true>(streams + number * n, 0, static_cast<u32>(n), slots + number * stride, table,
+                                      static_cast<u32>(hash_bits), unused);
+        if (lane_id() == 0) sizes[number] = size;
+    }
+}
+
+// Segments of `step` bytes of chunks of `n` bytes side by side; `each` of every chunk. Matches may be found in up to
+// `history` bytes before a segment, too.
+extern "C" __global__ void __launch_bounds__(LANES)
+    lz4_segments(const u8 *__restrict__ chunks, i64 n, i64 count, i64 step, i64 each, i64 history, i64 hash_bits,
+                 u8 *__restrict__ slots, i64 stride, Segment *__restrict__ segments) {
+    extern __shared__ __align__(16) u16 table[];
+    for (i64 number = blockIdx.x; number < count * each; number += gridDim.x) {
+        const i64 begin = number % each * step, left = n - begin;
+        // The end of the chunk is LAST_MATCH bytes away for its last segment alone, but all keep off their ends as far,
+        // which costs little and lets the last segment be shorter than that.
+        const u32 size = static_cast<u32>(left < step ? left : step);
+        Segment segment{};
+        const i64 known = begin < history ? begin : history;
+        encode<false>(chunks + number / each * n + begin - known, static_cast<u32>(known),
+                      static_cast<u32>(known) + size, slots + number * stride, table, static_cast<u32>(hash_bits),
+                      segment);
+        if (segment.body == 0) segment.trail = 0;
+        if (lane_id() == 0) segments[number] = segment;
+    }
+}
+
+// Greatest value of this lane and all below.
+__device__ inline u32 running_max(u32 v) {
+#pragma unroll
+    for (int by = 1; by < LANES; by *= 2) {
+        const u32 other = from_below(v, by);
+        if (lane_id() >= by && other > v) v = other;
+    }
+    return v;
+}
+
+// Where the segments of each chunk go, and its size. Each chunk has a place more, for the literals behind all matches.
+extern "C" __global__ void __launch_bounds__(LANES)
+    lz4_sizes(const Segment *__restrict__ segments, i64 n, i64 count, i64 step, i64 each, Place *__restrict__ places,
+              u32 *__restrict__ sizes) {
+    for (i64 chunk = blockIdx.x; chunk < count; chunk += gridDim.x) {
+        u32 covered = 0, target = FRAME_HEAD;  // how far the matches so far reach, and the stream so far
+        for (i64 first = 0; first < each; first += LANES) {
+            const i64 number = first + lane_id();
+            const bool mine = number < each;
+            const Segment one = mine ? segments[chunk * each + number] : Segment{};
+            const u32 begin = static_cast<u32>(mine ? number * step : 0);
+            const u32 size = static_cast<u32>(!mine ? 0 : n - begin < step ? n - begin : step);
+            u32 reach = running_max(one.body ? begin + size - one.trail : 0);
+            if (reach < covered) reach = covered;
+            u32 before = from_below(reach, 1);
+            if (lane_id() == 0) before = covered;
+            const u32 literals = begin + one.lead - before;
+            const u32 nbytes = one.body ? 1 + further_nbytes(literals) + literals + one.body : 0;
+            const u32 sum = running_sum(nbytes);
+            if (mine) places[chunk * (each + 1) + number] = Place{target + sum - nbytes, before};
+            target += from_lane(sum, LANES - 1);
+            covered = from_lane(reach, LANES - 1);
+        }
+        if (lane_id() == 0) {
+            const u32 literals = static_cast<u32>(n) - covered;
+            places[chunk * (each + 1) + each] = Place{target, covered};
+            sizes[chunk] = target + 1 + further_nbytes(literals) + literals;
+        }
+    }
+}
+
+// Write the frames of all chunks: a block of threads for each place.
+extern "C" __global__ void __launch_bounds__(128)
+    lz4_join(const u8 *__restrict__ chunks, i64 n, i64 count, i64 step, i64 each, const u8 *__restrict__ slots,
+             i64 stride, const Segment *__restrict__ segments, const Place *__restrict__ places,
+             const i64 *__restrict__ offsets, u8 *__restrict__ arena) {
+    for (i64 task = blockIdx.x; task < count * (each + 1); task += gridDim.x) {
+        const i64 chunk = task / (each + 1), number = task % (each + 1);
+        const bool is_last = number == each;
+        const Place place = places[task];
+        u8 *frame = arena + offsets[chunk];
+        if (is_last && threadIdx.x == 0) store32(frame, static_cast<u32>(n));
+        const Segment one = is_last ? Segment{} : segments[chunk * each + number];
+        if (!is_last && one.body == 0) continue;
+        const u32 literals = static_cast<u32>(is_last ? n : number * step + one.lead) - place.literals;
+        Output out{frame + place.target, 0};
+        if (warp_id() == 0) put_token(out, literals, one.match);
+        u8 *to = frame + place.target + 1 + further_nbytes(literals);
+        copy_bytes(to, chunks + chunk * n + place.literals, literals, threadIdx.x, blockDim.x);
+        copy_bytes(to + literals, slots + (chunk * each + number) * stride, one.body, threadIdx.x, blockDim.x);
+    }
+}

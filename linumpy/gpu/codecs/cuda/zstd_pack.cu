@@ -1,0 +1,59 @@
+// The zstd encoder's last step (format: RFC 8878): blocks → frames, packed one behind another.
+//
+// A warp for each frame sums the sizes of its blocks; `encoded_offsets` sums those of the frames; a block of threads for
+// each zstd block copies it to where it belongs, with its header, and the frame's before the first one.
+//
+// A frame says how long its content is. Short ones are a single segment; longer ones have a window, no longer than
+// matches reach, which readers that decode piece by piece limit.
+
+#include "encode.cuh"
+#include "zstd_encode.cuh"
+
+constexpr i64 SINGLE = 8 << 20;  // the window that every decoder is to support, at least
+constexpr u32 WINDOW_CODE = 7 << 3;  // 128 KiB, the longest block
+constexpr u32 MAGIC = 0xfd2fb528u, SINGLE_SEGMENT = 32;
+
+__device__ inline u32 size_code(i64 nbytes) { return nbytes < 256 ? 0 : nbytes < 65536 + 256 ? 1 : 2; }
+__device__ inline u32 frame_head(i64 nbytes) { return nbytes <= SINGLE ? 5 + (1u << size_code(nbytes)) : 10; }
+__device__ inline void write_frame_head(u8 *to, i64 nbytes) {
+    const u32 code = size_code(nbytes);
+    const u32 size = static_cast<u32>(nbytes) - (code == 1 ? 256 : 0);
+    for (u32 k = 0; k < 4; ++k) to[k] = static_cast<u8>(MAGIC >> (8 * k));
+    to[4] = static_cast<u8>(code << 6 | (nbytes <= SINGLE ? SINGLE_SEGMENT : 0));
+    to += 5;
+    if (nbytes > SINGLE) *to++ = static_cast<u8>(WINDOW_CODE);
+    for (u32 k = 0; k < 1u << code; ++k) to[k] = static_cast<u8>(size >> (8 * k));
+}
+
+__device__ inline u32 stored_nbytes(const EncodedBlock &block) { return 3 + (block.type == REPEATED ? 1 : block.nbytes); }
+
+extern "C" __global__ void zstd_sizes(i64 nbytes, i64 blocks_each, i64 chunks, EncodedBlock *blocks, u32 *sizes) {
+    const i64 chunk = static_cast<i64>(blockIdx.x) * (blockDim.x / LANES) + warp_id();
+    if (chunk >= chunks) return;
+    blocks += chunk * blocks_each;
+    i64 total = frame_head(nbytes);
+    for (i64 base = 0; base < blocks_each; base += LANES) {
+        const i64 k = base + lane_id();
+        const u32 mine = k < blocks_each ? stored_nbytes(blocks[k]) : 0, until = running_sum(mine);
+        if (k < blocks_each) blocks[k].at = total + until - mine;
+        total += from_lane(until, LANES - 1);
+    }
+    if (lane_id() == 0) sizes[chunk] = static_cast<u32>(total);
+}
+
+extern "C" __global__ void zstd_pack(const u8 *chunks, i64 nbytes, i64 blocks_each, const u8 *sections,
+                                     const EncodedBlock *blocks, const i64 *offsets, u8 *arena) {
+    const i64 number = blockIdx.x, chunk = number / blocks_each, in_chunk = number % blocks_each;
+    const EncodedBlock block = blocks[number];
+    const Extent extent = block_extent(nbytes, in_chunk);
+    const u8 *bytes = chunks + chunk * nbytes + extent.begin;
+    u8 *to = arena + offsets[chunk];
+    if (in_chunk == 0 && threadIdx.x == 0) write_frame_head(to, nbytes);
+    to += block.at;
+    if (threadIdx.x == 0) {
+        const u32 head = (in_chunk == blocks_each - 1) | block.type << 1 | block.nbytes << 3;
+        for (u32 k = 0; k < 3; ++k) to[k] = static_cast<u8>(head >> (8 * k));
+    }
+    copy_bytes(to + 3, block.type == COMPRESSED ? sections + number * BLOCK_NBYTES : bytes, stored_nbytes(block) - 3,
+               threadIdx.x, blockDim.x);
+}

@@ -1,0 +1,84 @@
+"""Encode chunks in device memory, by kernels of this package.
+
+In: chunks of one size, side by side on the device. Out: :class:`Encoded`, the stored bytes of each, packed. Nothing
+waits for the device: sizes stay there, too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from linumpy.gpu.codecs.decode import allow
+from linumpy.gpu.kernels import KernelSpec, address_of, load, prepare
+from linumpy.plan.encode.chunks import plan_encoding
+from linumpy.plan.encode.launches import EncodeLaunch
+from linumpy.plan.encoding import Encoding
+
+if TYPE_CHECKING:
+    import cupy
+
+
+def kernel_spec(launch: EncodeLaunch) -> KernelSpec:
+    """Return the kernel of a launch."""
+    return KernelSpec(launch.source, launch.kernel, launch.defines, "linumpy.gpu.codecs.cuda")
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Streams packed one behind another: chunk k is ``arena[offsets[k]:offsets[k + 1]]``.
+
+    Attributes
+    ----------
+    arena : cupy.ndarray
+        uint8. As long as the streams can get, whatever is in the chunks.
+    offsets : cupy.ndarray
+        int64, one more than chunks.
+    """
+
+    arena: cupy.ndarray
+    offsets: cupy.ndarray
+
+
+def encode_chunks(chunks: cupy.ndarray, encoding: Encoding) -> Encoded:
+    """Encode each chunk as a stream of its own.
+
+    Parameters
+    ----------
+    chunks : cupy.ndarray
+        (count, nbytes) uint8, contiguous, on CuPy's current device.
+    encoding : Encoding
+        Codecs and settings.
+
+    Returns
+    -------
+    Encoded
+        Complete once CuPy's current stream has got there; this function does not wait for it.
+    """
+    import cupy
+
+    count, nbytes = chunks.shape
+    plan = plan_encoding(count, nbytes, encoding)
+    prepare(kernel_spec(launch) for launch in plan.launches)
+    arrays = {
+        "chunks": chunks,
+        "arena": cupy.empty(plan.arena_nbytes, np.uint8),
+        "offsets": cupy.empty(count + 1, np.int64),
+        "scratch": cupy.empty(plan.scratch_nbytes, np.uint8),
+    }
+    addresses = {name: address_of(array) for name, array in arrays.items()}
+    for launch in plan.launches:
+        kernel = load(kernel_spec(launch))
+        if launch.shared:
+            allow(kernel, launch.shared)
+        args = (arg if isinstance(arg, int) else addresses[arg.array] + arg.offset for arg in launch.args)
+        kernel((launch.grid,), (launch.block,), tuple(map(np.uint64, args)), shared_mem=launch.shared)
+    return Encoded(arrays["arena"], arrays["offsets"])
+
+
+def encoding_nbytes(count: int, nbytes: int, encoding: Encoding) -> int:
+    """Return how many bytes of device memory :func:`encode_chunks` takes for `count` chunks, scratch and result."""
+    plan = plan_encoding(count, nbytes, encoding)
+    return plan.arena_nbytes + plan.scratch_nbytes + 8 * (count + 1)

@@ -1,0 +1,1 @@
+"""Planning of the encoders on the device: memory and launches."""

@@ -1,0 +1,147 @@
+"""Plan how chunks are encoded as Blosc 1 frames on the device. Pure.
+
+In: number and size of the chunks, and an :class:`~linumpy.plan.encoding.Encoding`. Out:
+:class:`~linumpy.plan.encode.launches.EncodePlan`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from linumpy.plan.encode import lz4
+from linumpy.plan.encode.launches import Address, EncodeLaunch, EncodePlan, Scratch, grid_of, relocated
+from linumpy.plan.encoding import Encoding
+
+#: Bytes of a frame's header, and most bytes of a chunk.
+_HEAD_NBYTES, _MOST_NBYTES = 16, 2**31 - 1 - 16
+#: What the header's flags say: how bytes are sorted, that blocks are not split, and in the upper bits the codec.
+_SHUFFLES = {"none": 0, "byte": 1, "bit": 4}
+_NOT_SPLIT = 16
+_FORMATS = {"lz4": 1, "zstd": 4}
+#: Readers split blocks of elements of at most 16 bytes, where each stream has 128 bytes at least.
+_MOST_SPLITS, _SMALLEST_SPLIT = 16, 128
+#: Bytes of a block with zstd inside, which is not split.
+_ZSTD_BLOCKS = {"fast": 2**17, "small": 2**18}
+#: Bytes of a tile of the kernel that shuffles.
+_TILE_NBYTES = 2**14
+
+#: Plans the encoding of so many streams of so many bytes.
+StreamPlanner = Callable[[int, int], EncodePlan]
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How a chunk is cut.
+
+    Attributes
+    ----------
+    block : int
+        Bytes of a whole block.
+    splits : int
+        Streams of a whole block. The rest of a chunk, if there is one, is a shorter block of one stream.
+    whole, rest : int
+        Number of whole blocks, and bytes of the rest.
+    """
+
+    block: int
+    splits: int
+    whole: int
+    rest: int
+
+
+def cut_chunk(nbytes: int, encoding: Encoding) -> Cut:
+    """Cut a chunk into blocks of about equal size, so that little is left over: the rest is never split."""
+    unit = 8 * encoding.itemsize  # C-Blosc sorts the bits of blocks of 8 elements
+    if encoding.inner == "lz4":
+        most = lz4.stream_nbytes(encoding.preset) * (encoding.itemsize if encoding.itemsize <= _MOST_SPLITS else 1)
+    else:
+        most = _ZSTD_BLOCKS[encoding.preset]
+    most = most // unit * unit
+    block = nbytes // max(1, -(-nbytes // most)) // unit * unit or nbytes or 1
+    is_split = (
+        encoding.inner == "lz4" and encoding.itemsize <= _MOST_SPLITS and block // encoding.itemsize >= _SMALLEST_SPLIT
+    )
+    return Cut(block, encoding.itemsize if is_split else 1, nbytes // block, nbytes % block)
+
+
+def plan_blosc(count: int, nbytes: int, encoding: Encoding, plan_zstd: StreamPlanner) -> EncodePlan:
+    """Plan the encoding of chunks as Blosc does.
+
+    Parameters
+    ----------
+    count, nbytes : int
+        Number of the chunks, and bytes of each.
+    encoding : Encoding
+        What is inside, and how bytes are sorted.
+    plan_zstd : callable
+        Plans what encodes the streams where zstd is inside.
+
+    Raises
+    ------
+    ValueError
+        For chunks that are larger than Blosc allows, and elements of no byte or more than 255.
+    """
+    if nbytes > _MOST_NBYTES:
+        raise ValueError(f"Blosc takes at most {_MOST_NBYTES} bytes a chunk, not {nbytes}")
+    if not 0 < encoding.itemsize < 256:
+        raise ValueError(f"Blosc takes elements of 1 to 255 bytes, not of {encoding.itemsize}")
+    cut, width = cut_chunk(nbytes, encoding), encoding.itemsize
+    mode = 0 if encoding.shuffle == "byte" and width == 1 else _SHUFFLES[encoding.shuffle]
+    not_split = cut.splits == 1 and (width > 1 or encoding.inner != "lz4")
+    flags = mode | (_NOT_SPLIT if not_split else 0) | _FORMATS[encoding.inner] << 5
+    scratch, launches = Scratch(), list[EncodeLaunch]()
+    chunks, arena, offsets = map(Address, ("chunks", "arena", "offsets"))
+    whole = rest = chunks
+    if mode or cut.rest:
+        whole, rest = scratch.take(count * cut.whole * cut.block), scratch.take(count * cut.rest)
+        tiles = -(-cut.block // _TILE_NBYTES) * (cut.whole + 1)
+        shuffle = (chunks, nbytes, count, cut.block, width, mode, whole, rest)
+        launches.append(EncodeLaunch("blosc_encode", "shuffle", grid_of(count * tiles), 256, shuffle))
+    encode = _lz4_streams if encoding.inner == "lz4" else _zstd_streams(plan_zstd)
+    streams, more = encode(whole, cut.block // cut.splits, count * cut.whole * cut.splits, encoding.preset, scratch)
+    rests, for_rest = encode(rest, cut.rest, count, encoding.preset, scratch)
+    starts, sizes = scratch.take(4 * count * (cut.whole + 1)), scratch.take(4 * count)
+    grid, cut_args = grid_of(count * max(1, cut.whole + (cut.rest > 0))), (nbytes, count, cut.block, cut.splits)
+    write = (chunks, *cut_args, width, flags, whole, rest, *streams, *rests, starts, offsets, arena)
+    launches += [
+        *more,
+        *for_rest,
+        EncodeLaunch("blosc_encode", "blosc_sizes", grid_of(count), 32, (*cut_args, *streams, *rests, starts, sizes)),
+        EncodeLaunch("encoded", "encoded_offsets", 1, 32, (sizes, count, offsets)),
+        EncodeLaunch("blosc_encode", "blosc_write", grid, 256, write),
+    ]
+    return EncodePlan(count * (nbytes + _HEAD_NBYTES), scratch.nbytes, tuple(launches))
+
+
+#: Where encoded streams are, as the kernels' ``Encoded`` has it: the first, offsets or 0, bytes from one to the next or
+#: 0, sizes or 0.
+_Where = tuple[Address | int, Address | int, int, Address | int]
+_NOWHERE: _Where = (0, 0, 0, 0)
+_Planned = tuple[_Where, tuple[EncodeLaunch, ...]]
+
+
+def _lz4_streams(streams: Address, nbytes: int, count: int, preset: str, scratch: Scratch) -> _Planned:
+    """Plan LZ4 blocks; a rest that is too long for one warp, of a chunk of 128 MiB or more, is stored as it is."""
+    if nbytes == 0 or count == 0 or nbytes > lz4.stream_nbytes(preset):
+        return _NOWHERE, ()
+    slots, launch = lz4.plan_streams(streams, nbytes, count, preset, scratch)
+    return (slots.first, 0, slots.stride, slots.sizes), (launch,)
+
+
+def _zstd_streams(plan: StreamPlanner) -> Callable[[Address, int, int, str, Scratch], _Planned]:
+    """Plan zstd frames."""
+
+    def planned(streams: Address, nbytes: int, count: int, preset: str, scratch: Scratch) -> _Planned:
+        if nbytes == 0 or count == 0:
+            return _NOWHERE, ()
+        inside = plan(count, nbytes)
+        places = {
+            "chunks": streams,
+            "arena": scratch.take(inside.arena_nbytes),
+            "offsets": scratch.take(8 * (count + 1)),
+            "scratch": scratch.take(inside.scratch_nbytes),
+        }
+        return (places["arena"], places["offsets"], 0, 0), relocated(inside.launches, places)
+
+    return planned

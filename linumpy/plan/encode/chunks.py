@@ -1,0 +1,31 @@
+"""Plan how chunks are encoded on the device, by the codecs that are asked for. Pure."""
+
+from __future__ import annotations
+
+import functools
+
+from linumpy.plan.encode.blosc import plan_blosc
+from linumpy.plan.encode.launches import EncodePlan
+from linumpy.plan.encode.lz4 import plan_lz4
+from linumpy.plan.encode.zstd import plan_zstd
+from linumpy.plan.encoding import Encoding
+
+
+@functools.lru_cache(maxsize=256)
+def plan_encoding(count: int, nbytes: int, encoding: Encoding) -> EncodePlan:
+    """Plan the encoding of `count` chunks of `nbytes` bytes.
+
+    Raises
+    ------
+    NotImplementedError
+        For what no kernel encodes.
+    ValueError
+        For chunks that are larger than the codec allows.
+    """
+    if encoding.compressor == "lz4":
+        return plan_lz4(count, nbytes, encoding.preset)
+    if encoding.compressor == "zstd":
+        return plan_zstd(count, nbytes, encoding.preset)
+    if encoding.compressor == "blosc":
+        return plan_blosc(count, nbytes, encoding, functools.partial(plan_zstd, preset=encoding.preset))
+    raise NotImplementedError(encoding.compressor)

@@ -1,0 +1,102 @@
+"""Plan how chunks are encoded with LZ4 on the device. Pure.
+
+In: number and size of the chunks, and a preset. Out: :class:`~linumpy.plan.encode.launches.EncodePlan` for numcodecs'
+frames (the size of the chunk in four bytes, then one LZ4 block); and for streams that are encoded one by one,
+:func:`plan_streams`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from linumpy.plan.encode.launches import Address, EncodeLaunch, EncodePlan, Scratch, grid_of
+
+#: Bytes that a warp encodes, and bits of a hash; the hash table of 16-bit positions is in shared memory.
+_SEARCHED = {"fast": (2**14, 12), "small": (2**15, 13)}
+#: Bytes before a segment that its matches may be found in.
+_HISTORY_NBYTES = 2**15
+#: Most bytes that LZ4 takes.
+_MOST_NBYTES = 0x7E000000
+_HEAD_NBYTES = 4
+#: Of the records ``Segment`` and ``Place`` of lz4_encode.cu.
+_SEGMENT_NBYTES, _PLACE_NBYTES = 16, 8
+
+
+def stream_nbytes(preset: str) -> int:
+    """Return how long a stream may be that one warp encodes."""
+    return _SEARCHED[preset][0]
+
+
+def slot_nbytes(nbytes: int) -> int:
+    """Return the room for what `nbytes` bytes can become, in words of 16 bytes."""
+    return -(-(nbytes + nbytes // 255 + 16) // 16) * 16
+
+
+@dataclass(frozen=True)
+class Slots:
+    """Encoded streams, where each has room for the longest one.
+
+    Attributes
+    ----------
+    first : Address
+        The first stream.
+    stride : int
+        Bytes from one stream to the next.
+    sizes : Address
+        Size of each, of 32 bits.
+    """
+
+    first: Address
+    stride: int
+    sizes: Address
+
+
+def plan_streams(
+    streams: Address, nbytes: int, count: int, preset: str, scratch: Scratch
+) -> tuple[Slots, EncodeLaunch]:
+    """Plan the encoding of streams side by side: each becomes one LZ4 block.
+
+    One that would not be shorter gets the size `nbytes`, and its slot holds nothing.
+    """
+    longest, bits = _SEARCHED[preset]
+    if nbytes > longest:
+        raise ValueError(f"a stream of {nbytes} bytes is longer than {longest}")
+    stride = slot_nbytes(nbytes)
+    slots = Slots(scratch.take(count * stride), stride, scratch.take(4 * count))
+    args = (streams, nbytes, count, bits, slots.first, stride, slots.sizes)
+    return slots, EncodeLaunch("lz4_encode", "lz4_streams", grid_of(count), 32, args, shared=2 << bits)
+
+
+def plan_lz4(count: int, nbytes: int, preset: str) -> EncodePlan:
+    """Plan the encoding of chunks as numcodecs' LZ4 does.
+
+    Parameters
+    ----------
+    count, nbytes : int
+        Number of the chunks, and bytes of each.
+    preset : str
+        ``"fast"`` or ``"small"``.
+
+    Raises
+    ------
+    ValueError
+        For chunks that are larger than LZ4 allows.
+    """
+    if nbytes > _MOST_NBYTES:
+        raise ValueError(f"LZ4 takes at most {_MOST_NBYTES} bytes a chunk, not {nbytes}")
+    step, bits = _SEARCHED[preset]
+    each, stride = -(-nbytes // step), slot_nbytes(min(nbytes, step))
+    scratch = Scratch()
+    slots, segments = scratch.take(count * each * stride), scratch.take(count * each * _SEGMENT_NBYTES)
+    places, sizes = scratch.take(count * (each + 1) * _PLACE_NBYTES), scratch.take(4 * count)
+    chunks, arena, offsets = map(Address, ("chunks", "arena", "offsets"))
+    search = (chunks, nbytes, count, step, each, _HISTORY_NBYTES, bits, slots, stride, segments)
+    add = (segments, nbytes, count, step, each, places, sizes)
+    join = (chunks, nbytes, count, step, each, slots, stride, segments, places, offsets, arena)
+    launches = (
+        EncodeLaunch("lz4_encode", "lz4_segments", grid_of(count * each), 32, search, shared=2 << bits),
+        EncodeLaunch("lz4_encode", "lz4_sizes", grid_of(count), 32, add),
+        EncodeLaunch("encoded", "encoded_offsets", 1, 32, (sizes, count, offsets)),
+        EncodeLaunch("lz4_encode", "lz4_join", grid_of(count * (each + 1)), 128, join),
+    )
+    return EncodePlan(count * (_HEAD_NBYTES + nbytes + nbytes // 255 + 16), scratch.nbytes, launches)

@@ -1,0 +1,63 @@
+"""The encoders of the device on the CPU: their own plan and CUDA source, in the emulator with all its checks."""
+
+import functools
+import re
+import sys
+import types
+from unittest import mock
+
+import numpy as np
+
+from linumpy.gpu.codecs import encode
+from linumpy.gpu.kernels import source_text
+from linumpy.plan.encode.chunks import plan_encoding
+from tests.support.gpu.emulator import Kernel, library
+
+_KERNEL = re.compile(r"__global__ void\s+(?:__launch_bounds__\([^)]*\)\s*)?(\w+)\s*\(")
+
+
+def kernels_of(source):
+    """Name all kernels of a source."""
+    return tuple(_KERNEL.findall(source_text(source, "linumpy.gpu.codecs.cuda")))
+
+
+@functools.cache
+def load(spec, seed=1):
+    """Compile an encoder for the CPU, together with the others of its source."""
+    defines = (*spec.defines, ("__CUDA_ARCH__", "900"))
+    compiled = library(source_text(spec.source, spec.package), defines, kernels_of(spec.source), True)
+    kernel = Kernel(getattr(compiled, f"emulate_{spec.name}"))
+    kernel.seed = seed
+    return kernel
+
+
+def encoded(chunks, encoding, *, seed=1, skew=0):
+    """Encode rows of bytes in poisoned memory, `skew` bytes away from a word; returns the stored bytes of each."""
+    held = np.full(chunks.size + skew, 0xA5, np.uint8)
+    rows = held[skew:].reshape(chunks.shape)
+    rows[...] = chunks
+    guarded = []
+
+    def empty(count, dtype):
+        guard = 256
+        whole = np.full(count * np.dtype(dtype).itemsize + 2 * guard, 0xA5, np.uint8)
+        at = -whole.ctypes.data % guard  # memory of a device is aligned
+        part = whole[at : at + count * np.dtype(dtype).itemsize]
+        guarded.append((whole, at, at + part.size))
+        return part.view(dtype)
+
+    cupy = types.SimpleNamespace(empty=empty)
+    with (
+        mock.patch.dict(sys.modules, {"cupy": cupy}),
+        mock.patch.object(encode, "load", functools.partial(load, seed=seed)),
+        mock.patch.object(encode, "prepare", lambda specs: None),
+    ):
+        made = encode.encode_chunks(rows, encoding)
+    for whole, begin, end in guarded:
+        assert (whole[:begin] == 0xA5).all(), "a kernel wrote before an array"
+        assert (whole[end:] == 0xA5).all(), "a kernel wrote behind an array"
+    plan = plan_encoding(*chunks.shape, encoding)
+    planned = plan.arena_nbytes + plan.scratch_nbytes + made.offsets.nbytes
+    assert sum(end - begin for _, begin, end in guarded) == planned == encode.encoding_nbytes(*chunks.shape, encoding)
+    assert np.array_equal(rows, chunks), "a kernel wrote into the chunks"
+    return [made.arena[a:b].tobytes() for a, b in zip(made.offsets, made.offsets[1:], strict=False)]
