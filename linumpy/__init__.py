@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from linumpy.interop.export import to_nifti, to_tiff
     from linumpy.interop.zarr_pipeline import accelerate
     from linumpy.io.ome import open_image, open_images
+    from linumpy.resample.convert_zarr import convert_zarr
     from linumpy.resample.resample_zarr import resample_zarr
     from linumpy.viewer import show
     from linumpy.write.writer import OmeZarrWriter
@@ -22,6 +23,7 @@ __version__ = "0.1.0"
 __all__ = [
     "OmeZarrWriter",
     "accelerate",
+    "convert_zarr",
     "open_image",
     "open_images",
     "plan_zarr_read",
@@ -37,6 +39,7 @@ __all__ = [
 _MODULES = {
     "OmeZarrWriter": "linumpy.write.writer",
     "accelerate": "linumpy.interop.zarr_pipeline",
+    "convert_zarr": "linumpy.resample.convert_zarr",
     "open_image": "linumpy.io.ome",
     "open_images": "linumpy.io.ome",
     "plan_zarr_read": "linumpy.gpu.zarr_io",

@@ -22,6 +22,7 @@ from typing import Any, NoReturn
 from linumpy import __version__
 from linumpy import device as devices
 from linumpy.errors import LinumpyError
+from linumpy.io.paths import is_archive
 
 log = logging.getLogger(__name__)
 
@@ -97,6 +98,15 @@ def add_levels_argument(parser: argparse.ArgumentParser, shown: str = "") -> Non
     parser.add_argument(
         "--levels", "--n_levels", action=_Levels, type=int, default=None if shown else 1, metavar="N",
         help=f"Number of resolutions to write. [{shown or 1}]",
+    )  # fmt: skip
+
+
+def add_codec_argument(parser: argparse.ArgumentParser, shown: str = "as the input's") -> None:
+    """Add ``--codec``, how chunks are compressed."""
+    parser.add_argument(
+        "--codec", metavar="NAME",
+        help="How chunks are compressed: zstd, lz4, gzip, none, blosc:lz4 or blosc:zstd with :byte, :bit or :none for "
+        f"the shuffle; :small behind it for less bytes and more time, +crc32c for a checksum. [{shown}]",
     )  # fmt: skip
 
 
@@ -195,6 +205,13 @@ def wished_device(parsed: argparse.Namespace) -> str | None:
     return {None: None, True: "cuda", False: "cpu"}[parsed.use_gpu]
 
 
+def gib(number: float) -> int:
+    """Return the bytes of ``--device_memory``."""
+    if not 1 <= number * 2**30 < 2**60:
+        raise ValueError(f"--device_memory {number:g}: pass a number of GiB above 0")
+    return int(number * 2**30)
+
+
 def closing_line(
     input: str | Path | Sequence[str | Path], output: str | Path, device: bool | str, seconds: float, nbytes: int
 ) -> str:
@@ -216,13 +233,26 @@ def closing_line(
     Returns
     -------
     str
-        Without a line break.
+        Without a line break. Of an OME-Zarr output it has the stored bytes, and the decoded ones for each of them.
     """
     sources = [input] if isinstance(input, str | Path) else list(input)
     more = f" and {len(sources) - 1} more" if len(sources) > 1 else ""
     where = device if isinstance(device, str) else "GPU" if device else "CPU"
     rate = size_text(nbytes / max(seconds, 1e-9))
-    return f"{sources[0]}{more} -> {output} on {where}: {size_text(nbytes)}, {seconds:.2f} s, {rate}/s"
+    line = f"{sources[0]}{more} -> {output} on {where}: {size_text(nbytes)}, {seconds:.2f} s, {rate}/s"
+    sizes = _sizes(Path(output))
+    if sizes is None or not sizes[1]:
+        return line
+    return f"{line}; {size_text(sizes[0])} stored in {size_text(sizes[1])}, ratio {sizes[0] / sizes[1]:.3g}"
+
+
+def _sizes(output: Path) -> tuple[int, int] | None:
+    """Return decoded and stored bytes of a Zarr folder or file; None for anything else."""
+    if not is_archive(output) and not any((output / name).is_file() for name in ("zarr.json", ".zgroup")):
+        return None
+    from linumpy.io.source import sizes_of
+
+    return sizes_of(output)
 
 
 def size_text(nbytes: float) -> str:

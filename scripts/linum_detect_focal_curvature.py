@@ -53,6 +53,7 @@ def _build_arg_parser() -> argparse.ArgumentParser:
         help="Value of voxels from outside, without --wrap. [the nearest measured voxel of the A-line]",
     )  # fmt: skip
     cli.add_levels_argument(parser)
+    cli.add_codec_argument(parser)
     cli.add_volume_arguments(parser, all_of_them=False)
     cli.add_surface_arguments(parser)
     cli.add_gpu_arguments(parser)
@@ -73,7 +74,7 @@ def _detect(parsed: argparse.Namespace) -> None:
     with bytes_progress("surface, correction", 2 * nbytes) as progress:
         curvature = correct_mosaic(
             parsed.input, parsed.output, parsed.tile_shape and tuple(parsed.tile_shape), method, correction,
-            levels=parsed.levels, report=parsed.report, use_gpu=use_gpu, overwrite=parsed.overwrite,
+            levels=parsed.levels, report=parsed.report, use_gpu=use_gpu, overwrite=parsed.overwrite, codec=parsed.codec,
             progress=progress, **chosen,
         )  # fmt: skip
     print(

@@ -55,6 +55,7 @@ def _build_arg_parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     parser.add_argument("--level", type=int, default=0, help="Resolution level to read; 0 is the finest. [0]")
     cli.add_levels_argument(parser, "1; with --like, as it has")
+    cli.add_codec_argument(parser)
     parser.add_argument(
         "--order", type=int, default=1, metavar="N",
         help="Order of the spline: 0 nearest, for labels; 1 linear; 3 cubic; up to 5. [%(default)s]",
@@ -82,12 +83,6 @@ def _build_arg_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _nbytes(gib: float) -> int:
-    if not 1 <= gib * 2**30 < 2**60:
-        raise ValueError(f"--device_memory {gib:g}: pass a number of GiB above 0")
-    return int(gib * 2**30)
-
-
 def _resample(parsed: argparse.Namespace) -> None:
     from linumpy.io.volume import open_volumes
     from linumpy.resample.resample_zarr import resample_zarr
@@ -103,15 +98,15 @@ def _resample(parsed: argparse.Namespace) -> None:
         device, where = "cuda" if use_gpu else "cpu", "GPU" if use_gpu else "CPU"
     else:
         device, where = cli.wished_device(parsed) or "auto", "the workers"
-    memory = None if parsed.device_memory is None else _nbytes(parsed.device_memory)
+    memory = None if parsed.device_memory is None else cli.gib(parsed.device_memory)
     chosen = cli.volume_options(parsed)
     # By the names of axes, so that an image of y and x takes two of them.
     chosen["spacing"] = parsed.spacing and dict(zip("zyx", parsed.spacing, strict=True))
     resample_zarr(
         parsed.input, parsed.output, wanted, order=parsed.order, anti_aliasing=parsed.anti_aliasing,
         level=parsed.level, levels=parsed.levels, device=device, device_memory=memory,
-        overwrite=parsed.overwrite, channel=parsed.channel, time=parsed.time, spacing=chosen["spacing"],
-        labels=parsed.labels, like=parsed.like, coordinate_system=parsed.coordinate_system,
+        overwrite=parsed.overwrite, codec=parsed.codec, channel=parsed.channel, time=parsed.time,
+        spacing=chosen["spacing"], labels=parsed.labels, like=parsed.like, coordinate_system=parsed.coordinate_system,
         distributed=parsed.distributed, ngff_version=parsed.ngff_version,
     )  # fmt: skip
     nbytes = open_volumes(parsed.input, parsed.level, **chosen).nbytes

@@ -40,6 +40,7 @@ def _build_arg_parser() -> argparse.ArgumentParser:
         help="Voxels of a tile along the lateral axes, in their order. [that of the metadata; else a chunk]",
     )  # fmt: skip
     cli.add_levels_argument(parser)
+    cli.add_codec_argument(parser)
     cli.add_volume_arguments(parser, all_of_them=True)
     cli.add_gpu_arguments(parser)
     cli.add_common_arguments(parser)
@@ -56,7 +57,8 @@ def _resample(parsed: argparse.Namespace) -> None:
     with bytes_progress("resampling", open_mosaic(parsed.input, **chosen).nbytes) as progress:
         result = resample_mosaic_grid(
             parsed.input, parsed.output, wanted, tile_shape=parsed.tile_shape and tuple(parsed.tile_shape),
-            levels=parsed.levels, use_gpu=use_gpu, overwrite=parsed.overwrite, progress=progress, **chosen,
+            levels=parsed.levels, use_gpu=use_gpu, overwrite=parsed.overwrite, codec=parsed.codec,
+            progress=progress, **chosen,
         )  # fmt: skip
     print(cli.closing_line(parsed.input, parsed.output, use_gpu, time.perf_counter() - begin, result.nbytes))
 

@@ -41,6 +41,7 @@ def _build_arg_parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     parser.add_argument("--level", type=int, default=0, help="Resolution level of IMAGE; 0 is the finest. [0]")
     cli.add_levels_argument(parser)
+    cli.add_codec_argument(parser, "zstd")
     parser.add_argument(
         "--spacing", type=float, nargs=3, metavar=("Z", "Y", "X"),
         help="Voxel spacing of the finest resolution in µm. [that of the metadata]",
@@ -67,6 +68,7 @@ def _voxelize(parsed: argparse.Namespace) -> None:
     result = voxelize_onto_image(
         vertices + np.asarray(parsed.shift), triangles, image, parsed.output, label=parsed.label,
         fill_holes=parsed.fill_holes, levels=parsed.levels, backend=backend, overwrite=parsed.overwrite,
+        codec=parsed.codec,
     )  # fmt: skip
     kind = "watertight" if result.watertight else "not watertight"
     print(f"{len(triangles)} triangles, {kind}: {result.voxels} voxels, {result.volume_um3 / 1e9:.4g} mm³")

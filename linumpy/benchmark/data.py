@@ -235,7 +235,7 @@ def write_tiles(path: Path, base: np.ndarray, numbers: np.ndarray, spacing: Sequ
     """
     shape = tuple(n * t for n, t in zip(numbers.shape, base.shape, strict=True))
     with (
-        OmeZarrWriter(path, shape, base.dtype, spacing, chunks=base.shape, durable=False) as writer,
+        OmeZarrWriter(path, shape, base.dtype, spacing, chunks=base.shape, codec="none", durable=False) as writer,
         ThreadPoolExecutor(min(_THREADS, len(os.sched_getaffinity(0))), "linumpy-tiles", in_mode_of_caller()) as pool,
     ):
 

@@ -19,6 +19,7 @@ from typing import Any
 import zarr
 from zarr.storage import LocalStore
 
+from linumpy.io.codecs import encoding_like
 from linumpy.io.collection import ome_attributes
 from linumpy.io.coordinate_systems import Systems, referred, stored_paths, systems_of
 from linumpy.io.ngff import MICROMETERS
@@ -79,6 +80,8 @@ class Carried:
         Coordinate systems (NGFF 0.6), to which the transformations of the image lead.
     own : mapping
         linumpy's own metadata, without the origin of a resampled image.
+    codec : str or None
+        Name of the codec most like that of the chunks; None for codecs without a name.
     dropped : tuple of str
         Descriptions of everything that is not copied.
     """
@@ -94,6 +97,7 @@ class Carried:
     labels: tuple[str, ...] = ()
     systems: Systems | None = None
     own: Mapping[str, Any] = field(default_factory=dict)
+    codec: str | None = None
     dropped: tuple[str, ...] = ()
 
     def without(self, *parts: str) -> Carried:
@@ -142,9 +146,10 @@ class Carried:
 
 def carried_from(volumes: Volumes) -> Carried:
     """Collect the metadata to copy from the selected volumes of an image; empty for a single array."""
-    chosen = volumes.chosen
+    chosen, encoding = volumes.chosen, encoding_like(volumes.first.array)
+    codec = None if encoding is None else str(encoding)
     if chosen is None:
-        return Carried()
+        return Carried(codec=codec)
     image, group = chosen.image, chosen.image.group
     scale, translation = image.scale[chosen.level], image.translation[chosen.level]
     everything, ome = group.attrs.asdict(), ome_attributes(group)
@@ -168,6 +173,7 @@ def carried_from(volumes: Volumes) -> Carried:
         labels=labels,
         systems=systems,
         own={key: value for key, value in image.linumpy.items() if key != "resampled"},
+        codec=codec,
         dropped=(
             *(
                 f"the multiscale image {number}"

@@ -346,3 +346,16 @@ def written(array: zarr.Array) -> str:
         return "unknown"
     name = "zarr.json" if array.metadata.zarr_format == 3 else ".zarray"
     return str((folder / name).stat().st_mtime_ns)
+
+
+def sizes_of(path: Path) -> tuple[int, int]:
+    """Return the decoded bytes of all arrays below a path, and the bytes of its files."""
+    node = open_node(path)
+    found = [node] if isinstance(node, zarr.Array) else [one for _, one in node.members(max_depth=None)]
+    decoded = sum(one.nbytes for one in found if isinstance(one, zarr.Array))
+    return decoded, path.stat().st_size if path.is_file() else _files_nbytes(path)
+
+
+def _files_nbytes(folder: str | Path) -> int:
+    with os.scandir(folder) as entries:
+        return sum(_files_nbytes(entry.path) if entry.is_dir() else entry.stat().st_size for entry in entries)

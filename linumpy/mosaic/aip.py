@@ -60,6 +60,7 @@ def project_mosaic(
     channel: int | None = None,
     time: int | None = None,
     spacing: Sequence[float] | None = None,
+    codec: str | None = None,
     use_gpu: bool = False,
     overwrite: bool = False,
     progress: Progress | None = None,
@@ -82,6 +83,8 @@ def project_mosaic(
         The one to take, counted from 0; by default all of them.
     spacing : (float, float, float), optional
         Voxel spacing of the mosaic's finest resolution in µm along z, y and x, where its metadata lacks it.
+    codec : str, optional
+        How chunks are compressed, as for :class:`linumpy.write.writer.OmeZarrWriter`. By default that of the source.
     use_gpu : bool
         Whether to read to the GPU and compute there.
     overwrite : bool
@@ -110,7 +113,8 @@ def project_mosaic(
     with OmeZarrWriter(
         output, image.leading_shape + _shape(image), "float32", [image.spacing[a] for a in (first, second)],
         origin=[image.origin[a] for a in (first, second)], axes=image.leading + image.axes.replace("z", ""),
-        chunks=(*(1 for _ in image.leading), size[first], size[second]), overwrite=overwrite, carried=carried,
+        chunks=(*(1 for _ in image.leading), size[first], size[second]), codec=codec, overwrite=overwrite,
+        carried=carried,
         attributes=tile_attributes(image, tile) if tile else None,
     ) as writer:  # fmt: skip
         _project(image, size, writer.write, use_gpu, progress)

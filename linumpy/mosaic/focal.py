@@ -71,6 +71,7 @@ def correct_mosaic(
     spacing: Sequence[float] | None = None,
     levels: int = 1,
     report: str | Path | None = None,
+    codec: str | None = None,
     use_gpu: bool = False,
     overwrite: bool = False,
     progress: Progress | None = None,
@@ -101,6 +102,8 @@ def correct_mosaic(
         Number of resolutions to write.
     report : str or Path, optional
         A PNG, PDF or SVG to write; the fit is written beside it as JSON, with the suffix ``.json``.
+    codec : str, optional
+        How chunks are compressed, as for :class:`linumpy.write.writer.OmeZarrWriter`. By default that of the source.
     use_gpu : bool
         Whether to read to the GPU and compute there.
     overwrite : bool
@@ -147,7 +150,7 @@ def correct_mosaic(
     carried.log_dropped(image.name, output)
     with OmeZarrWriter(
         output, array.shape, array.dtype, image.spacing, axes=image.axes, origin=image.origin, levels=levels,
-        chunks=array.chunks, shards=array.shards, overwrite=overwrite, attributes=kept, carried=carried,
+        chunks=array.chunks, shards=array.shards, codec=codec, overwrite=overwrite, attributes=kept, carried=carried,
     ) as writer:  # fmt: skip
 
         def flatten(box: Box, voxels: Array) -> Array:

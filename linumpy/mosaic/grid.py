@@ -59,6 +59,7 @@ def resample_mosaic_grid(
     time: int | None = None,
     spacing: Sequence[float] | None = None,
     levels: int = 1,
+    codec: str | None = None,
     use_gpu: bool = False,
     overwrite: bool = False,
     progress: Progress | None = None,
@@ -86,6 +87,8 @@ def resample_mosaic_grid(
         Voxel spacing of the mosaic's finest resolution in µm along z, y and x, where its metadata lacks it.
     levels : int
         Number of resolutions to write. Coarser ones are means of 2 × 2 × 2 voxels, across the borders of odd tiles.
+    codec : str, optional
+        How chunks are compressed, as for :class:`linumpy.write.writer.OmeZarrWriter`. By default that of the source.
     use_gpu : bool
         Whether to read to the GPU and compute there.
     overwrite : bool
@@ -130,7 +133,7 @@ def resample_mosaic_grid(
     carried.log_dropped(image.name, output)
     with OmeZarrWriter(
         output, image.leading_shape + grid.new_shape, array.dtype.newbyteorder("="), grid.spacing,
-        axes=image.leading + image.axes, origin=grid.origin, levels=levels, overwrite=overwrite,
+        axes=image.leading + image.axes, origin=grid.origin, levels=levels, codec=codec, overwrite=overwrite,
         chunks=(*(1 for _ in image.leading), *grid.new_tile), attributes=kept, carried=carried,
     ) as writer:  # fmt: skip
 

@@ -145,6 +145,7 @@ def stack_mosaics(
     time: int | None = None,
     spacing: Sequence[float] | None = None,
     levels: int = 1,
+    codec: str | None = None,
     use_gpu: bool = False,
     overwrite: bool = False,
     progress: Progress | None = None,
@@ -172,6 +173,9 @@ def stack_mosaics(
         Voxel spacing of the slices' finest resolution in µm along z, y and x, where their metadata lacks it.
     levels : int
         Number of resolutions to write.
+    codec : str, optional
+        How chunks are compressed, as for :class:`linumpy.write.writer.OmeZarrWriter`. By default that of the
+        first slice.
     use_gpu : bool
         Whether to read to the GPU and compute there.
     overwrite : bool
@@ -223,7 +227,7 @@ def stack_mosaics(
             ", mended" if row.mended else "",
         )  # fmt: skip
     batch = tile_nbytes(tile_bytes, use_gpu)
-    _write_stack(output, images, plan, levels, use_gpu, overwrite, progress, batch, rows, decisions)
+    _write_stack(output, images, plan, levels, codec, use_gpu, overwrite, progress, batch, rows, decisions)
     return Stack(plan, rows, sum(image.nbytes for image in images))
 
 
@@ -361,6 +365,7 @@ def _write_stack(
     images: tuple[MosaicImage, ...],
     plan: StackPlan,
     levels: int,
+    codec: str | None,
     use_gpu: bool,
     overwrite: bool,
     progress: Progress | None,
@@ -393,7 +398,7 @@ def _write_stack(
 
     with OmeZarrWriter(
         output, plan.shape, dtype, first.spacing, axes="zyx", origin=origin, levels=levels,
-        chunks=first.array.chunks, shards=first.array.shards, overwrite=overwrite, carried=carried,
+        chunks=first.array.chunks, shards=first.array.shards, codec=codec, overwrite=overwrite, carried=carried,
     ) as writer:  # fmt: skip
         size = tile_shape(plan.shape, writer.stored, dtype.itemsize, tile_bytes)
         work_through(boxes(plan.shape, size), read, blend, writer.write, use_gpu=use_gpu)

@@ -93,6 +93,7 @@ def find_mosaic_surface(
     time: int | None = None,
     spacing: Sequence[float] | None = None,
     overlay: str | Path | None = None,
+    codec: str | None = None,
     use_gpu: bool = False,
     overwrite: bool = False,
     progress: Progress | None = None,
@@ -118,6 +119,8 @@ def find_mosaic_surface(
     overlay : str or Path, optional
         A PNG, PDF or SVG to write: a section with the surface, and the map. Of several times or channels one must be
         selected.
+    codec : str, optional
+        How chunks are compressed, as for :class:`linumpy.write.writer.OmeZarrWriter`. By default that of the source.
     use_gpu : bool
         Whether to read to the GPU and compute there.
     overwrite : bool
@@ -157,7 +160,7 @@ def find_mosaic_surface(
     carried.log_dropped(image.name, output)
     with OmeZarrWriter(
         output, image.leading_shape + shape, "float32", [s for s, _ in lateral], origin=[o for _, o in lateral],
-        axes=image.leading + image.axes.replace("z", ""), overwrite=overwrite,
+        axes=image.leading + image.axes.replace("z", ""), codec=codec, overwrite=overwrite,
         chunks=(*(1 for _ in image.leading), size[first], size[second]), carried=carried,
         attributes=tile_attributes(image, tile) if tile else None,
     ) as writer:  # fmt: skip

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import os
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,14 +19,51 @@ from linumpy.device import free_memory
 from linumpy.errors import DeviceMemoryError
 from linumpy.gpu.read.request import DEFAULT_SCRATCH_BYTES, MIN_SCRATCH_BYTES
 from linumpy.io.volume import Volume
+from linumpy.plan.encoding import Encoding
 from linumpy.plan.grid.block_shape import BlockBytes, choose_block_shape
 from linumpy.plan.grid.blocks import AffineGrid, ResamplePlan
 from linumpy.resample.block import box_work_bytes
+from linumpy.write.encoded_chunks import batch_nbytes, device_nbytes
 
 #: Defaults of the memory limit: this share of the free memory, and in host memory at most these bytes.
 _SHARE, _HOST_MOST = 0.8, 8 * 2**30
 #: Bytes at most of a block that is sampled through fields of vectors.
 _WARPED_MOST = 128 * 2**20
+
+
+@dataclass(frozen=True)
+class Writing:
+    """How the chunks of blocks are encoded.
+
+    Attributes
+    ----------
+    encoding : Encoding
+        Of an (inner) chunk.
+    chunk_nbytes : int
+        Bytes of its voxels.
+    """
+
+    encoding: Encoding
+    chunk_nbytes: int
+
+
+@dataclass(frozen=True)
+class BlockPlan:
+    """Blocks, and the memory that reads and writes of them take.
+
+    Attributes
+    ----------
+    plan : ResamplePlan
+        The blocks.
+    scratch : int or None
+        Bytes of a read on a device beyond its result.
+    batch : int or None
+        Bytes of the voxels that a device encodes at a time; None where it encodes nothing.
+    """
+
+    plan: ResamplePlan
+    scratch: int | None
+    batch: int | None
 
 
 def plan_blocks(
@@ -34,8 +72,9 @@ def plan_blocks(
     stored: tuple[int, ...],
     kind: str,
     limit: int | None = None,
-) -> tuple[ResamplePlan, int | None]:
-    """Choose the blocks of :func:`resample_zarr`, and the scratch memory of a read.
+    writing: Writing | None = None,
+) -> BlockPlan:
+    """Choose the blocks of :func:`resample_zarr`, and the memory of reads and writes.
 
     Parameters
     ----------
@@ -49,39 +88,34 @@ def plan_blocks(
         Device of the transform.
     limit : int, optional
         As `device_memory`.
-
-    Returns
-    -------
-    plan : ResamplePlan
-        The blocks.
-    scratch : int or None
-        Bytes of a read on a device beyond its result.
+    writing : Writing, optional
+        Of chunks that a device encodes; by default they are raw.
     """
     check_limit(limit)
+    budget, itemsize = memory_budget(kind, limit), source.dtype.itemsize
+    batch = None
+    if kind == "cuda" and writing is not None:
+        batch = batch_nbytes(math.prod(stored) * itemsize, budget)
+        budget -= device_nbytes(writing.encoding, writing.chunk_nbytes, batch)
+    scratch = None if kind == "cpu" else scratch_within(budget)
     if grid.warp:
-        return _plan_warped_blocks(grid, stored, source.dtype.itemsize, _budget(kind, limit), kind)
+        return BlockPlan(_plan_warped_blocks(grid, stored, itemsize, budget), scratch, batch)
     work, output_work = box_work_bytes(source.dtype, grid, kind)
-    itemsize = source.dtype.itemsize
-    if kind == "cpu":
-        cost = BlockBytes(itemsize, itemsize, work, output_work)
-        budget = _budget(kind, limit)
-        return ResamplePlan(grid, choose_block_shape(grid, stored, cost, budget, source.chunks)), None
-    # Writing copies a block into the order of its chunks.
-    cost = BlockBytes(itemsize, itemsize, work, output_work + itemsize)
-    budget = _budget(kind, limit)
-    scratch = scratch_within(budget)
-    return ResamplePlan(grid, choose_block_shape(grid, stored, cost, budget - scratch, source.chunks)), scratch
+    # Writing copies a block into the order of its chunks: a raw one as a whole, others batch by batch.
+    copied = itemsize if kind == "cuda" and batch is None else 0
+    cost = BlockBytes(itemsize, itemsize, work, output_work + copied)
+    shape = choose_block_shape(grid, stored, cost, budget - (scratch or 0), source.chunks)
+    return BlockPlan(ResamplePlan(grid, shape), scratch, batch)
 
 
-def _budget(kind: str, limit: int | None) -> int:
+def memory_budget(kind: str, limit: int | None) -> int:
+    """Return the bytes that blocks may take, on a device or in host memory."""
     if limit is not None:
         return int(limit)
     return min(int(_SHARE * host_memory()), _HOST_MOST) if kind == "cpu" else int(_SHARE * free_memory())
 
 
-def _plan_warped_blocks(
-    grid: AffineGrid, stored: tuple[int, ...], itemsize: int, budget: int, kind: str
-) -> tuple[ResamplePlan, int | None]:
+def _plan_warped_blocks(grid: AffineGrid, stored: tuple[int, ...], itemsize: int, budget: int) -> ResamplePlan:
     """Choose blocks that are sampled through fields of vectors, of whole chunks (or shards).
 
     A fourth of the memory is for blocks, of which three are in the pipeline, and the rest for a part of one, whose
@@ -99,8 +133,7 @@ def _plan_warped_blocks(
         if 2 * math.prod(shape) * itemsize > most:
             break
         shape[axis] *= 2
-    scratch = None if kind == "cpu" else scratch_within(budget)
-    return ResamplePlan(grid, tuple(shape), budget // 16), scratch
+    return ResamplePlan(grid, tuple(shape), budget // 16)
 
 
 def scratch_within(budget: int) -> int:

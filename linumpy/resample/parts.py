@@ -25,6 +25,7 @@ from linumpy.io.volume import Volumes
 from linumpy.plan.grid.blocks import AffineGrid
 from linumpy.plan.grid.point_map import Affine, Field, PointMap
 from linumpy.plan.grid.regrid import Regrid
+from linumpy.resample.block_plans import BlockPlan, Writing, plan_blocks
 from linumpy.resample.resumable import Request
 from linumpy.write.new_image import NewImage, list_labels, plan_image
 
@@ -62,10 +63,23 @@ class TargetImage:
         return self.image.stored[0][len(self.volumes.leading) :]
 
     @property
+    def writing(self) -> Writing | None:
+        """How its chunks are encoded; None where they are not, or by objects that only zarr-python applies."""
+        encoding, image = self.image.encoding, self.image
+        if encoding is None or not (encoding.compressor or encoding.checksum or image.shards):
+            return None
+        return Writing(encoding, image.chunk_nbytes)
+
+    @property
     def counts(self) -> tuple[int, ...]:
         """Number of shards, or else of chunks, along each axis of the image."""
         along = (-(-n // s) for n, s in zip(self.grid.output_shape, self.stored, strict=True))
         return (*self.volumes.leading_shape, *along)
+
+
+def plan_target(image: TargetImage, kind: str, limit: int | None) -> BlockPlan:
+    """Choose the blocks of an image; parameters are those of :func:`linumpy.resample.block_plans.plan_blocks`."""
+    return plan_blocks(image.grid, image.volumes.first, image.stored, kind, limit, image.writing)
 
 
 def plan_part_image(

@@ -57,6 +57,8 @@ class BlockJob:
         The volume of the source, as in :class:`linumpy.io.volume.Volume`; by default all axes are of space.
     entries : tuple of int
         The volume in the target: the entry of each of its axes of time and channel.
+    batch_bytes : int or None
+        Bytes of the voxels that a device encodes at a time.
     """
 
     source: Source
@@ -67,6 +69,7 @@ class BlockJob:
     scratch_bytes: int | None
     index: tuple[int | None, ...] | None = None
     entries: tuple[int, ...] = ()
+    batch_bytes: int | None = None
 
     def open(self) -> tuple[Volume, zarr.Array]:
         """Open source and target."""
@@ -144,7 +147,7 @@ class HostStage:
         self._source, target = job.open()
         self._dtype = target.dtype
         self._scope = ExitStack()
-        self._chunks = _open_chunks(target, self._scope, alone=alone)
+        self._chunks = _open_chunks(job, target, self._scope, alone=alone)
 
     def read(self, block: Block) -> np.ndarray:
         """Read by zarr, into this machine's byte order."""
@@ -192,7 +195,7 @@ class CudaStage:
         self._scope = ExitStack()
         # One reader for all reads, which keeps its threads, streams and pinned memory.
         self._reader = self._scope.enter_context(closing(OwnReader(job.scratch_bytes)))
-        self._chunks = _open_chunks(target, self._scope, alone=slots > 1)
+        self._chunks = _open_chunks(job, target, self._scope, alone=slots > 1)
         if kvikio_mode()[0] != "none":
             # Once for all reads and writes: each change restarts kvikio's threads.
             self._scope.enter_context(transfer_settings())
@@ -235,13 +238,13 @@ class CudaStage:
         self._scope.close()
 
 
-def _open_chunks(target: zarr.Array, scope: ExitStack, *, alone: bool) -> Chunks:
+def _open_chunks(job: BlockJob, target: zarr.Array, scope: ExitStack, *, alone: bool) -> Chunks:
     """Open the chunks of the target for writing, by threads that live as long as the scope."""
     threads = writing_threads()
     pool = ThreadPoolExecutor(threads, "linumpy-chunks")
     scope.callback(pool.shutdown, cancel_futures=True)
     # A worker that dask considers lost may still write a block that another worker makes again.
-    return chunks_of(target, pool, threads, renamed=not alone)
+    return chunks_of(target, pool, threads, renamed=not alone, batch=job.batch_bytes)
 
 
 def _view(buffer: Array, shape: tuple[int, ...], dtype: np.dtype) -> Array:
@@ -252,4 +255,4 @@ def _view(buffer: Array, shape: tuple[int, ...], dtype: np.dtype) -> Array:
 def write_block(chunks: Chunks, block: Block, data: Array, entries: tuple[int, ...] = ()) -> None:
     """Write a block of a volume, which consists of whole chunks or shards."""
     leading = tuple(slice(entry, entry + 1) for entry in entries)
-    chunks.write((*leading, *block.box), data[(None,) * len(entries)])
+    chunks.start((*leading, *block.box), data[(None,) * len(entries)])()

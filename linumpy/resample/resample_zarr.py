@@ -22,7 +22,7 @@ import numpy as np
 import zarr
 from numpy.typing import ArrayLike
 
-from linumpy.device import resolve, to_host
+from linumpy.device import resolve
 from linumpy.errors import DeviceMemoryError, MetadataError
 from linumpy.gpu.kvikio_zarr import OwnReader
 from linumpy.io.carried import Carried, carried_from
@@ -32,13 +32,22 @@ from linumpy.io.paths import absolute, check_apart, check_free_space, check_pare
 from linumpy.io.source import Source, describe_source, local_path, local_store, open_node, path_of, with_options
 from linumpy.io.target_folder import drop_partial_files, unfinished_beside
 from linumpy.io.volume import Volume, Volumes, as_volume, select_volumes
-from linumpy.plan.grid.blocks import AffineGrid, Block, ResamplePlan, anti_aliasing_sigmas
+from linumpy.io.zarr_mode import read_on_host
+from linumpy.plan.encoding import BY_CODEC
+from linumpy.plan.grid.blocks import AffineGrid, Block, anti_aliasing_sigmas
 from linumpy.plan.pyramid import Pyramid, split
 from linumpy.progress import bytes_progress
 from linumpy.renamed import renamed_parameter
-from linumpy.resample.block_plans import check_limit, plan_blocks, scratch_within
+from linumpy.resample.block_plans import BlockPlan, check_limit, scratch_within
 from linumpy.resample.labels import LABELS, plan_labels
-from linumpy.resample.parts import TargetImage, check_unchanged, creator_of, plan_part_image, request_of
+from linumpy.resample.parts import (
+    TargetImage,
+    check_unchanged,
+    creator_of,
+    plan_part_image,
+    plan_target,
+    request_of,
+)
 from linumpy.resample.pipeline import BlockJob, make_blocks, read_to_device
 from linumpy.resample.resumable import Resumable, resumable_folder
 from linumpy.resample.target_grid import TargetGrid, on_grid_of, plan_target_grid, turned_systems
@@ -46,6 +55,7 @@ from linumpy.resample.workers import Needs, client_of, make_blocks_on, needs_of,
 from linumpy.write.new_image import NewImage
 from linumpy.write.pyramid import halve, halve_by_threads
 from linumpy.write.raw_chunks import Chunks, chunks_of, writing_threads
+from linumpy.write.tasks import Finish, done
 from linumpy.write.writer import STEP_BYTES, Progress
 
 if TYPE_CHECKING:
@@ -68,7 +78,8 @@ def resample_zarr(
     cval: float = 0.0,
     chunks: Sequence[int] | None = None,
     shards: Sequence[int] | None = None,
-    compressors: Any = None,
+    codec: str | None = None,
+    compressors: Any = BY_CODEC,
     levels: int | None = None,
     downsampling: str | None = None,
     ngff_version: str | None = None,
@@ -128,7 +139,7 @@ def resample_zarr(
         grid covers the source's extent up to half a voxel beyond the outermost centres, and else ``"constant"``.
     cval : float
         Value outside, for the constant modes.
-    chunks, shards, compressors, levels
+    chunks, shards, codec, compressors, levels
         Storage of the target, as for :class:`linumpy.write.writer.OmeZarrWriter`; `chunks` and `shards` along the axes
         of space, with one time and one channel each. By default as many levels as `like` has, or else one.
     downsampling : {"mean", "label", "nearest"}, optional
@@ -236,7 +247,7 @@ def resample_zarr(
     grid = AffineGrid(volume.shape, regrid.shape, regrid.matrix, regrid.offset, order, mode, sigmas, regrid.warp)
     carried = _carried(volumes, volumes, new_grid, ngff_version, "own", *(["image_label"] if order else []))
     levels = new_grid.levels if levels is None else levels
-    storage = {"chunks": chunks, "shards": shards, "compressors": compressors, "levels": levels}
+    storage = {"chunks": chunks, "shards": shards, "codec": codec, "compressors": compressors, "levels": levels}
 
     def target_of(
         folder: str, part_volumes: Volumes, grid: AffineGrid, kept: Carried, method: str, **options: Any
@@ -253,16 +264,14 @@ def resample_zarr(
     # Before blocks are planned, which takes minutes for a target of 1e30 voxels.
     if not unfinished_beside(target_path).exists():
         nbytes = sum(image.image.nbytes for image in targets)
-        check_free_space(target_path, nbytes, encoded=compressors is not None)
+        check_free_space(target_path, nbytes, encoded=any(image.image.compressors is not None for image in targets))
     arrays = [image.volumes.first.array for image in targets]
     opened_from: list[Source] = arrays if distributed is None else [local_path(array) for array in arrays]
     with client_of(distributed) as client:
         needs: Needs | None = None
         if client is None:
             kind = resolve(device).kind
-            plans = [
-                plan_blocks(image.grid, image.volumes.first, image.stored, kind, device_memory) for image in targets
-            ]
+            plans = [plan_target(image, kind, device_memory) for image in targets]
         else:
             needs = needs_of(opened_from[0], target_path, device)
             kind, plans = _plan_for_workers(client, needs, targets, device_memory)
@@ -271,9 +280,12 @@ def resample_zarr(
             for image in targets:
                 image.carried.log_dropped(image.volumes.name, Path(target) / image.folder)
             with _shown(progress, targets) as report:
-                for number, (image, (plan, scratch)) in enumerate(zip(targets, plans, strict=True)):
+                for number, (image, planned) in enumerate(zip(targets, plans, strict=True)):
                     filled = str(state.folder / image.folder / "0")
-                    job = BlockJob(opened_from[number], filled, plan, 0.0 if number else float(cval), kind, scratch)
+                    job = BlockJob(
+                        opened_from[number], filled, planned.plan, 0.0 if number else float(cval), kind,
+                        planned.scratch, batch_bytes=planned.batch,
+                    )  # fmt: skip
                     for entries, one_volume in image.volumes.volumes.items():
                         each_job = replace(job, index=one_volume.index, entries=entries)
                         _fill(each_job, state, number, image.stored, report, client, needs)
@@ -287,13 +299,13 @@ def resample_zarr(
 
 def _plan_for_workers(
     client: Client, needs: Needs, targets: Sequence[TargetImage], limit: int | None
-) -> tuple[str, list[tuple[ResamplePlan, int | None]]]:
+) -> tuple[str, list[BlockPlan]]:
     """Choose the device of the workers, and blocks that fit each of them, with the scratch memory of a read."""
     check_limit(limit)
     capacity = survey(client, needs)
     most = capacity.nbytes if limit is None else min(limit, capacity.nbytes)
     try:
-        plans = [plan_blocks(image.grid, image.volumes.first, image.stored, capacity.kind, most) for image in targets]
+        plans = [plan_target(image, capacity.kind, most) for image in targets]
     except DeviceMemoryError as error:
         if limit is not None and limit <= capacity.nbytes:
             raise
@@ -414,17 +426,24 @@ def make_coarser_levels(folder: Path, image: NewImage, downsampling: str, kind: 
         levels = [level_chunks(folder, level, pool, threads) for level in range(len(image.shapes))]
         for level, (finer, coarser) in enumerate(itertools.pairwise(levels), 1):
             whole = tuple(slice(0, n) for n in image.shapes[level])
+            finish: Finish = done
             for box in split(whole, pyramid.step(level, nbytes >> len(whole))):
                 source = pyramid.finer(level, box)
                 factors = pyramid.factors(level)
                 if kind == "cuda":
-                    coarser.write(box, halve(read_to_device(finer.array, source, reader), downsampling, factors))
+                    block = halve(read_to_device(finer.array, source, reader), downsampling, factors)
                 else:
-                    block = to_host(finer.read(source, on_device=False))
-                    coarser.write(box, halve_by_threads(block, downsampling, pool, threads, factors))
+                    on_host = read_on_host(finer.array, source)
+                    block = halve_by_threads(on_host, downsampling, pool, threads, factors)
+                following = coarser.start(box, block)
+                finish()  # the last box, while the device works at this one
+                finish = following
+            finish()
 
 
-def level_chunks(folder: Path, level: int, pool: ThreadPoolExecutor, threads: int) -> Chunks:
-    """Open a resolution of an image in a work folder for writing whole chunks."""
+def level_chunks(
+    folder: Path, level: int | str, pool: ThreadPoolExecutor, threads: int, batch: int | None = None
+) -> Chunks:
+    """Open an array of a work folder, such as a resolution of an image, for writing whole chunks."""
     array = zarr.open_array(local_store(folder / str(level), read_only=False), mode="r+")
-    return chunks_of(array.with_config({"write_empty_chunks": True}), pool, threads)
+    return chunks_of(array.with_config({"write_empty_chunks": True}), pool, threads, batch=batch)

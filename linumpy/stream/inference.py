@@ -30,6 +30,7 @@ from linumpy.io.paths import absolute, check_apart, check_free_space, check_pare
 from linumpy.io.remote import is_remote
 from linumpy.io.source import Source, describe_source, identify_data, local_name, path_of
 from linumpy.io.target_folder import drop_partial_files, unfinished_beside
+from linumpy.plan.encoding import BY_CODEC
 from linumpy.progress import bytes_progress
 from linumpy.resample.block_plans import host_memory
 from linumpy.resample.resample_zarr import level_chunks, make_coarser_levels, open_source_volumes
@@ -68,7 +69,8 @@ def predict(
     pad: Pad = "reflect",
     chunks: Sequence[int] | None = None,
     shards: Sequence[int] | None = None,
-    compressors: Any = None,
+    codec: str | None = None,
+    compressors: Any = BY_CODEC,
     levels: int = 1,
     ngff_version: str | None = None,
     level: int = 0,
@@ -116,7 +118,7 @@ def predict(
         Of the model's batches.
     pad : {"reflect", "edge", "constant"}
         How an image is continued that is smaller than a crop; ``"constant"`` by zeros.
-    chunks, shards, compressors, levels, ngff_version
+    chunks, shards, codec, compressors, levels, ngff_version
         Storage of the image, as for :class:`linumpy.write.writer.OmeZarrWriter`; `chunks` and `shards` along the axes
         of space. Coarser levels are means, of labels the most frequent ones.
     level, channel, time : int
@@ -176,10 +178,10 @@ def predict(
     _check_model(model)
     most = None if memory is None else integer("memory", memory, 1)
     task = Task(volumes, grid, window, count, argmax, name_of(model) if model_name is None else model_name)
-    storage = {"chunks": chunks, "shards": shards, "compressors": compressors, "levels": levels}
+    storage = {"chunks": chunks, "shards": shards, "codec": codec, "compressors": compressors, "levels": levels}
     image = task.plan(dtype, name=target.name, ngff_version=ngff_version, **storage)
     if not unfinished_beside(target).exists():
-        check_free_space(target, image.nbytes, encoded=compressors is not None)
+        check_free_space(target, image.nbytes, encoded=image.compressors is not None)
     config = _config(task, integer("batch_size", batch_size, 1), input_dtype, pad, place)
     request = task.request(image, config)
     with resumable_folder(target, request, image.create, overwrite=overwrite, durable=durable) as state:
@@ -272,7 +274,7 @@ class _Run:
             parts = self._parts(time, region)
             lead = parts[: len(parts) - len(region)]
             whole = tuple(side.stop - side.start for side in (*lead, *region))
-            chunks.write((*lead, *region), voxels.reshape(whole))
+            chunks.start((*lead, *region), voxels.reshape(whole))()
             self._state.add([part.start for part in parts], [part.stop for part in parts])
             self._report(self._nbytes(region))
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from linumpy.errors import RegionError
+from linumpy.plan.encoding import BY_CODEC
 
 if TYPE_CHECKING:
     from linumpy.write.writer import Progress
@@ -246,7 +247,8 @@ def write_mosaic(
     *,
     chunks: tuple[int, int, int] | None = None,
     shards: tuple[int, int, int] | None = None,
-    compressors: Any = None,
+    codec: str | None = None,
+    compressors: Any = BY_CODEC,
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> Path:
@@ -258,7 +260,7 @@ def write_mosaic(
         The folder to make.
     spec : MosaicSpec
         The mosaic.
-    chunks, shards, compressors, overwrite, progress
+    chunks, shards, codec, compressors, overwrite, progress
         As for :class:`linumpy.write.writer.OmeZarrWriter`.
 
     Returns
@@ -275,7 +277,13 @@ def write_mosaic(
     from linumpy.io.zarr_mode import in_mode_of_caller
     from linumpy.write.writer import OmeZarrWriter
 
-    options: dict[str, Any] = {"chunks": chunks, "shards": shards, "compressors": compressors, "overwrite": overwrite}
+    options: dict[str, Any] = {
+        "chunks": chunks,
+        "shards": shards,
+        "codec": codec,
+        "compressors": compressors,
+        "overwrite": overwrite,
+    }
     options["attributes"] = {"linumpy": {"tile_shape": dict(zip("yx", spec.tile_shape[1:], strict=True))}}
     with OmeZarrWriter(path, spec.shape, spec.dtype, spec.spacing_um, **options) as writer:
 

@@ -133,6 +133,7 @@ def voxelize_onto_image(
     label: int = 1,
     fill_holes: bool = True,
     levels: int = 1,
+    codec: str | None = None,
     backend: Backend | None = None,
     slab_bytes: int = 2 * 2**30,
     overwrite: bool = False,
@@ -155,6 +156,8 @@ def voxelize_onto_image(
         Whether to fill the voxels that a mesh encloses if it is not watertight. The whole volume is then in memory.
     levels : int
         Number of resolutions; a coarser voxel takes the most frequent label.
+    codec : str, optional
+        How chunks are compressed, as for :class:`linumpy.write.writer.OmeZarrWriter`; by default ``"zstd"``.
     backend : Backend, optional
         By default the choice of :func:`~linumpy.voxel.get_backend`.
     slab_bytes : int
@@ -192,7 +195,7 @@ def voxelize_onto_image(
     voxels, metadata = 0, carried_from(image)
     with OmeZarrWriter(
         output, grid.shape, dtype, image.spacing, axes=image.axes, origin=image.origin, levels=levels,
-        downsampling="label", overwrite=overwrite, progress=progress,
+        downsampling="label", codec=codec, overwrite=overwrite, progress=progress,
         carried=Carried(
             ngff_version=metadata.ngff_version, units=metadata.units, orientations=metadata.orientations
         ),

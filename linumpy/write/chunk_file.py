@@ -1,15 +1,24 @@
-"""Write the file of a chunk from arrays in host memory. Errors: ``OSError`` that names the file."""
+"""Write the files of chunks and shards from host memory. Errors: ``OSError`` that names the file."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+import secrets
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 
 import numpy as np
 
+from linumpy.plan.layout import ArrayLayout
 
-def write_file(path: str, parts: Iterable[tuple[np.ndarray, int]]) -> None:
-    """Write a file from pairs of an array and its offset in bytes.
+#: Bytes in host memory.
+Bytes = bytes | np.ndarray
+#: Buffers that one call of the system takes.
+_MOST_BUFFERS = 1024
+
+
+def write_file(path: str, groups: Iterable[Sequence[Bytes]]) -> None:
+    """Write a file from buffers, one behind another; those of a group by as few calls of the system as it takes.
 
     Raises
     ------
@@ -18,12 +27,64 @@ def write_file(path: str, parts: Iterable[tuple[np.ndarray, int]]) -> None:
     """
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
     try:
-        for array, offset in parts:
-            left = memoryview(array.reshape(-1).view(np.uint8))  # type: ignore[arg-type]
-            while len(left):
-                count = os.pwrite(descriptor, left, offset)
-                left, offset = left[count:], offset + count
+        for group in groups:
+            for first in range(0, len(group), _MOST_BUFFERS):
+                _write_all(descriptor, [_view(buffer) for buffer in group[first : first + _MOST_BUFFERS]])
     except OSError as error:
         raise OSError(error.errno, error.strerror, path) from error
     finally:
         os.close(descriptor)
+
+
+def _view(buffer: Bytes) -> memoryview:
+    return memoryview(buffer.reshape(-1).view(np.uint8) if isinstance(buffer, np.ndarray) else buffer)  # type: ignore[arg-type]
+
+
+def _write_all(descriptor: int, left: list[memoryview]) -> None:
+    while left:
+        count = os.writev(descriptor, left)
+        while left and count >= len(left[0]):
+            count -= len(left.pop(0))
+        if left:
+            left[0] = left[0][count:]
+
+
+class ChunkFiles:
+    """The files of the chunks (or shards) of a local array.
+
+    Parameters
+    ----------
+    layout : ArrayLayout
+        With a root and keys.
+    renamed : bool
+        Whether a file gets its name when it is complete, as zarr's do: needed where another process may write the same
+        chunk at the same time.
+    """
+
+    def __init__(self, layout: ArrayLayout, *, renamed: bool) -> None:
+        assert layout.root is not None
+        assert layout.keys is not None
+        self._root, self._keys = layout.root, layout.keys
+        #: What is appended to the name of a file until it is complete.
+        self.suffix = f".{os.getpid()}-{secrets.token_hex(4)}.partial" if renamed else ""
+        self._folders: set[str] = set()
+
+    def path(self, index: Sequence[int]) -> str:
+        """Return the path of a chunk's file, after making its folder."""
+        path = f"{self._root}/{self._keys.prefix}{self._keys.separator.join(map(str, index))}"
+        folder = os.path.dirname(path)
+        if folder not in self._folders:
+            os.makedirs(folder, exist_ok=True)
+            self._folders.add(folder)
+        return path
+
+    def write(self, path: str, parts: Sequence[Bytes]) -> int:
+        """Write a file and return its size; without parts, remove it."""
+        if not parts:
+            with suppress(FileNotFoundError):
+                os.unlink(path)
+            return 0
+        write_file(path + self.suffix, [parts])
+        if self.suffix:
+            os.replace(path + self.suffix, path)
+        return sum(part.nbytes if isinstance(part, np.ndarray) else len(part) for part in parts)

@@ -1,19 +1,22 @@
-"""Write raw chunks from device memory to files, and read them back for the next resolution.
+"""Bring chunks from device memory to the host or to files, and read them back for the next resolution.
 
-In: a device array of whole chunks, and the files of the chunks. Out: files of the size of a chunk, complete when the
-call returns. Errors: ``OSError``, such as a full disk.
+In: device arrays of whole chunks. Out: the stored bytes of the chunks in pinned memory; or, of raw ones, files. Errors:
+``OSError``, such as a full disk.
 
-One kernel makes the voxels of each chunk contiguous, in a second copy of the block on the device. With cuFile, many
-``pwrite`` run at the same time. In kvikio's compat mode, or without kvikio, the chunks are copied to pinned memory, and
-threads of the host write them: kvikio's compat mode was six times slower. A chunk that kvikio fails to write is written
-again from host memory, which raises the system's own error.
+One kernel makes the voxels of each chunk contiguous, in a second copy of the block on the device. Raw chunks are
+written by cuFile, many ``pwrite`` at the same time. In kvikio's compat mode, or without kvikio, they are copied to
+pinned memory, and threads of the host write them: kvikio's compat mode was six times slower. A chunk that kvikio fails
+to write is written again from host memory, which raises the system's own error. Chunks with codecs are encoded on the
+device, and their stored bytes are copied to pinned memory.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -25,8 +28,10 @@ from linumpy.device import array_module, kvikio_mode, require_cuda, to_host
 from linumpy.gpu.kvikio_settings import transfer_settings
 from linumpy.gpu.zarr_io import read_zarr_to_gpu
 from linumpy.io.budget import PROCESS, Share
+from linumpy.plan.encoding import Encoding
 from linumpy.plan.pyramid import Box
 from linumpy.write.chunk_file import write_file
+from linumpy.write.tasks import Finish
 
 log = logging.getLogger(__name__)
 
@@ -41,21 +46,21 @@ def read_to_device(array: zarr.Array, box: Box) -> Array:
     return read_zarr_to_gpu(array, region=box)
 
 
-def write_from_device(
+def start_writing(
     paths: list[str],
     block: Array,
     chunk_shape: tuple[int, ...],
     fill_value: np.generic,
     write_from_host: Callable[[list[str], np.ndarray], None],
-) -> None:
-    """Write the chunks of a block to their files.
+) -> Finish:
+    """Start to write the raw chunks of a block to their files.
 
     Parameters
     ----------
     paths : list of str
         One for each chunk, the last axis fastest. Their folders exist.
     block : cupy.ndarray
-        On the current device, ordered on CuPy's current stream, which the function synchronizes.
+        On the current device, ordered on CuPy's current stream.
     chunk_shape : tuple of int
         Voxels of a chunk; the last chunks along an axis may be ragged in `block`, and are written whole.
     fill_value : numpy.generic
@@ -64,35 +69,144 @@ def write_from_device(
         Writes rows of bytes in host memory to the files of the paths, and returns when they are written.
     """
     rows = cut_into_chunks(block, chunk_shape, fill_value).reshape((len(paths), -1)).view(np.uint8)
-    if kvikio_mode()[0] == "cufile":
-        require_cuda().cuda.get_current_stream().synchronize()  # kvikio does not order its reads on the stream
-        write_rows(paths, rows)
-        return
-    for batch, landed in land(rows):
-        write_from_host(paths[batch], landed)
+    bounds = np.arange(len(paths) + 1) * rows.shape[1]
+    streams = DeviceStreams(rows.reshape(-1), bounds)
+
+    def finish() -> None:
+        if kvikio_mode()[0] == "cufile":
+            streams.wait()  # kvikio does not order its reads on the stream
+            write_rows(paths, rows)
+            return
+        for some, landed in streams.land(bounds):
+            write_from_host(paths[some.start : some.stop], landed.reshape(len(some), -1))
+
+    return finish
 
 
-def land(rows: Array) -> Iterator[tuple[slice, np.ndarray]]:
-    """Copy rows to pinned memory, a few at a time; the next are copied while the caller uses the last.
+class DeviceStreams:
+    """The stored bytes of chunks, one behind another on the device, which the current stream is still making.
+
+    Parameters
+    ----------
+    arena : cupy.ndarray of uint8
+        The bytes.
+    offsets : cupy.ndarray or numpy.ndarray of int64
+        One more than chunks: where each begins in the arena.
+    is_fill : cupy.ndarray of bool, optional
+        Which chunks hold nothing but the fill value; by default none is taken for one.
+    """
+
+    def __init__(self, arena: Array, offsets: Array, is_fill: Array | None = None) -> None:
+        cupy = require_cuda()
+        self._arena, self._offsets = arena, offsets
+        self._is_fill = np.zeros(len(offsets) - 1, bool) if is_fill is None else is_fill
+        self._made = cupy.cuda.get_current_stream().record()
+        self._copies = _copy_stream(cupy, cupy.cuda.Device().id)
+
+    def wait(self) -> None:
+        """Wait until all is made."""
+        self._made.synchronize()
+
+    def offsets(self) -> np.ndarray:
+        """Wait for the offsets."""
+        return self._landed(self._offsets)
+
+    def is_fill(self) -> np.ndarray:
+        """Wait for which chunks hold nothing but the fill value."""
+        return self._landed(self._is_fill)
+
+    def land(self, bounds: np.ndarray) -> Iterator[tuple[range, np.ndarray]]:
+        """Copy objects to pinned memory; `bounds` are where they begin in the arena, and where the last one ends."""
+        self._copies.wait_event(self._made)
+        return land(self._arena, bounds, self._copies)
+
+    def _landed(self, array: Array) -> np.ndarray:
+        if isinstance(array, np.ndarray):
+            return array
+        self._copies.wait_event(self._made)
+        return array.get(stream=self._copies)  # type: ignore[no-any-return, attr-defined]
+
+
+@functools.cache
+def _copy_stream(cupy: ModuleType, device: int) -> Any:
+    """Return the stream of copies to the host: on the caller's, they would wait for the next batch."""
+    with cupy.cuda.Device(device):
+        return cupy.cuda.Stream(non_blocking=True)
+
+
+def start_encoding(
+    parts: Sequence[Array], chunk_shape: tuple[int, ...], fill_value: np.generic, encoding: Encoding
+) -> DeviceStreams:
+    """Start to cut blocks into chunks, and to encode these, on CuPy's current stream.
+
+    Parameters
+    ----------
+    parts : sequence of cupy.ndarray
+        Blocks, whose chunks follow one another, in each of them the last axis fastest.
+    chunk_shape : tuple of int
+        Voxels of a chunk; the last chunks along an axis may be ragged in a block, and are encoded whole.
+    fill_value : numpy.generic
+        Value beyond the edge.
+    encoding : Encoding
+        One that the device has.
+    """
+    from linumpy.gpu.codecs.encode import encode_chunks
+
+    rows = rows_of(parts, chunk_shape, fill_value)
+    is_fill = holds_only(rows, fill_value)
+    stored = rows.view(np.uint8)
+    if not encoding.compressor:
+        return DeviceStreams(stored.reshape(-1), np.arange(len(rows) + 1) * stored.shape[1], is_fill)
+    encoded = encode_chunks(stored, encoding)
+    return DeviceStreams(encoded.arena, encoded.offsets, is_fill)
+
+
+def rows_of(parts: Sequence[Array], chunk_shape: tuple[int, ...], fill_value: np.generic) -> Array:
+    """Return the chunks of blocks, of shape (chunk, voxel)."""
+    grids = [tuple(-(-n // c) for n, c in zip(part.shape, chunk_shape, strict=True)) for part in parts]
+    ends = list(itertools.accumulate(map(math.prod, grids), initial=0))
+    rows = array_module(parts[0]).empty((ends[-1], *chunk_shape), parts[0].dtype.newbyteorder("="))
+    for part, grid, first, last in zip(parts, grids, ends, ends[1:], strict=False):
+        cut_into_chunks(part, chunk_shape, fill_value, rows[first:last].reshape((*grid, *chunk_shape)))
+    return rows.reshape((len(rows), -1))  # type: ignore[no-any-return]
+
+
+def holds_only(rows: Array, value: np.generic) -> Array:
+    """Return which rows hold nothing but a value, bit by bit."""
+    bits = np.dtype(f"u{rows.dtype.itemsize}")
+    wanted, voxels = np.asarray(value, rows.dtype).view(bits)[()], rows.view(bits)
+    return (voxels.min(axis=1) == wanted) & (voxels.max(axis=1) == wanted)  # type: ignore[no-any-return]
+
+
+def land(arena: Array, bounds: np.ndarray, stream: Any) -> Iterator[tuple[range, np.ndarray]]:
+    """Copy objects to pinned memory, a few at a time; the next are copied while the caller uses the last.
+
+    Parameters
+    ----------
+    arena : cupy.ndarray of uint8
+        The objects, one behind another.
+    bounds : numpy.ndarray of int64
+        Where each of them begins, and where the last one ends.
+    stream : cupy.cuda.Stream
+        Of the copies.
 
     Yields
     ------
-    slice
-        The rows.
+    range
+        The numbers of the objects.
     numpy.ndarray
         Their bytes, valid until the next iteration.
     """
     cupy = require_cuda()
-    count, nbytes = rows.shape
-    step = min(count, max(1, _LANDING_NBYTES // nbytes))
-    parts = [slice(begin, min(begin + step, count)) for begin in range(0, count, step)]
-    buffers = [_pinned(cupy, step * nbytes) for _ in parts[:2]]
-    stream = cupy.cuda.get_current_stream()
+    parts = list(_parts(bounds, _LANDING_NBYTES))
+    largest = max((int(bounds[part.stop] - bounds[part.start]) for part in parts), default=0)
+    buffers = [_pinned(cupy, largest) for _ in parts[:2]]
 
     def start(number: int) -> tuple[np.ndarray, Any]:
-        part = rows[parts[number]]
-        landing = buffers[number % 2][: part.size].reshape(part.shape)
-        part.get(out=landing, blocking=False)
+        first, last = (int(bounds[at]) for at in (parts[number].start, parts[number].stop))
+        landing = buffers[number % 2][: last - first]
+        if last > first:
+            arena[first:last].get(stream=stream, out=landing, blocking=False)
         return landing, stream.record()
 
     landing, copied = start(0)
@@ -107,15 +221,26 @@ def land(rows: Array) -> Iterator[tuple[slice, np.ndarray]]:
         copied.synchronize()  # after an interrupt too: the copy must finish before its pinned buffer is freed
 
 
+def _parts(bounds: np.ndarray, most: int) -> Iterator[range]:
+    """Yield objects that take at most so many bytes together, or one."""
+    first, count = 0, len(bounds) - 1
+    while first < count:
+        last = max(first + 1, int(np.searchsorted(bounds, bounds[first] + most, "right")) - 1)
+        yield range(first, min(last, count))
+        first = min(last, count)
+
+
 def _pinned(cupy: ModuleType, nbytes: int) -> np.ndarray:
-    return np.frombuffer(cupy.cuda.alloc_pinned_memory(nbytes), np.uint8, nbytes)
+    return np.frombuffer(cupy.cuda.alloc_pinned_memory(max(1, nbytes)), np.uint8, nbytes)
 
 
-def cut_into_chunks(block: Array, chunk_shape: tuple[int, ...], fill_value: np.generic) -> Array:
-    """Return a contiguous array of shape (grid, chunk), with the fill value beyond the edge."""
+def cut_into_chunks(
+    block: Array, chunk_shape: tuple[int, ...], fill_value: np.generic, out: Array | None = None
+) -> Array:
+    """Return a contiguous array of shape (grid, chunk), `out` if there is one, with the fill value beyond the edge."""
     xp, dtype = array_module(block), block.dtype.newbyteorder("=")
     grid = tuple(-(-n // c) for n, c in zip(block.shape, chunk_shape, strict=True))
-    chunks = xp.empty((*grid, *chunk_shape), dtype)
+    chunks = xp.empty((*grid, *chunk_shape), dtype) if out is None else out
     if any(n % c for n, c in zip(block.shape, chunk_shape, strict=True)):
         chunks[...] = fill_value
     axis_parts = [list(_whole_and_ragged(n, c)) for n, c in zip(block.shape, chunk_shape, strict=True)]
@@ -152,7 +277,7 @@ def write_rows(paths: list[str], rows: Array) -> None:
                 log.warning("kvikio did not write %d chunks (%s); they are written from host memory", *batch.why())
             for number in batch.failed:
                 # Raises the system's error instead of kvikio's, unless the error was temporary.
-                write_file(paths[begin + number], [(to_host(rows[begin + number]), 0)])
+                write_file(paths[begin + number], [[to_host(rows[begin + number])]])
 
 
 class _Batch:

@@ -14,7 +14,7 @@ import json
 import math
 import operator
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Real
 from pathlib import Path
 from typing import Any
@@ -24,11 +24,13 @@ import zarr
 from numpy.typing import DTypeLike
 
 from linumpy.io.carried import Carried, LeadingAxis
+from linumpy.io.codecs import zarr_codecs
 from linumpy.io.coordinate_systems import INTRINSIC, Systems, with_systems
 from linumpy.io.ngff import MICROMETERS
 from linumpy.io.paths import check_free_space
 from linumpy.io.source import local_store
 from linumpy.io.zarr_mode import host_zarr_context
+from linumpy.plan.encoding import BY_CODEC, DEFAULT_CODEC, Encoding, parse_codec
 
 #: Versions of NGFF that are written, and the zarr format of each.
 ZARR_FORMATS = {"0.6": 3, "0.5": 3, "0.4": 2}
@@ -56,7 +58,9 @@ class NewImage:
     shards : tuple of int or None
         Shard shape of all resolutions.
     compressors
-        As for zarr.
+        As for zarr; None for raw chunks.
+    encoding : Encoding or None
+        What they are made from; None for codecs by object.
     names : tuple of str
         Names of the axes.
     metadata : dict
@@ -76,11 +80,17 @@ class NewImage:
     metadata: dict[str, Any]
     fill_value: np.generic
     ngff_version: str
+    encoding: Encoding | None = None
 
     @property
     def nbytes(self) -> int:
         """Bytes of the voxels of all resolutions, decoded."""
         return sum(math.prod(shape) for shape in self.shapes) * self.dtype.itemsize
+
+    @property
+    def chunk_nbytes(self) -> int:
+        """Bytes of the voxels of an (inner) chunk of the finest resolution."""
+        return math.prod(self.chunks) * self.dtype.itemsize
 
     @property
     def stored(self) -> tuple[tuple[int, ...], ...]:
@@ -147,7 +157,8 @@ def plan_image(
     axes: str | None = None,
     chunks: Sequence[int] | None = None,
     shards: Sequence[int] | None = None,
-    compressors: Any = None,
+    codec: str | None = None,
+    compressors: Any = BY_CODEC,
     origin: Sequence[float] | None = None,
     levels: int = 1,
     downsampling: str = "mean",
@@ -196,17 +207,31 @@ def plan_image(
         raise TypeError(f"attributes={attributes!r}: JSON cannot hold them ({error})") from error
     if taken := sorted(metadata.keys() & (attributes or {}).keys()):
         raise ValueError(f"attributes={attributes!r}: NGFF reserves {', '.join(taken)}")
+    encoding = _encoding(codec, compressors, carried, dtype.itemsize, ZARR_FORMATS[ngff_version])
     return NewImage(
         shapes=tuple(tuple(-(-n // f) for n, f in zip(shape, factor, strict=True)) for factor in factors),
         dtype=dtype,
         chunks=_chunk(shape, dtype.itemsize, chunks, shards, leading),
         shards=shards,
-        compressors=compressors,
+        compressors=compressors if encoding is None else zarr_codecs(encoding, ZARR_FORMATS[ngff_version]),
         names=tuple(names),
         metadata={**carried.attributes, **metadata, **(attributes or {})},
         fill_value=_fill_value(fill_value, dtype),
         ngff_version=ngff_version,
+        encoding=encoding,
     )
+
+
+def _encoding(
+    codec: str | None, compressors: Any, carried: Carried, itemsize: int, zarr_format: int
+) -> Encoding | None:
+    """Return how chunks are encoded: as the caller names it, or as the source's; None for codecs by object."""
+    if not (isinstance(compressors, str) and compressors == BY_CODEC):
+        if codec is not None:
+            raise ValueError(f"codec={codec!r}, compressors={compressors!r}: pass one of the two")
+        return None
+    encoding = parse_codec(codec if codec is not None else carried.codec or DEFAULT_CODEC, itemsize)
+    return replace(encoding, checksum=False) if codec is None and zarr_format == 2 else encoding
 
 
 def list_labels(folder: Path, names: Sequence[str], ngff_version: str) -> None:

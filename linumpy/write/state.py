@@ -6,6 +6,7 @@ regions that share a chunk at the same time, or come outside the ``with`` block.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from linumpy.plan.pyramid import Box, Pyramid, split
+from linumpy.plan.pyramid import Box, Pyramid, shape_of, split
 from linumpy.write.cut_chunks import BufferFullError
 
 
@@ -22,6 +23,7 @@ class WriteState:
 
     def __init__(self, pyramid: Pyramid) -> None:
         self.lock = threading.RLock()
+        self.nbytes = 0  # of the voxels that were stored
         self._pyramid = pyramid
         self._idle = threading.Condition(self.lock)
         self._writes = 0
@@ -88,6 +90,7 @@ class WriteState:
     def stored(self, level: int, box: Box) -> None:
         """Mark a box as stored in its files."""
         with self.lock:
+            self.nbytes += math.prod(shape_of(box)) * self._pyramid.itemsize
             self._stored[level][self._pyramid.units(level, box)] = True
 
     def is_stored(self, unit: Box) -> bool:

@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
@@ -29,14 +31,16 @@ from linumpy.errors import not_pickled
 from linumpy.io.carried import Carried
 from linumpy.io.paths import absolute, check_target, checked_version
 from linumpy.io.target_folder import new_folder
+from linumpy.plan.encoding import BY_CODEC
 from linumpy.plan.pyramid import Box, Pyramid, shape_of, split, within
 from linumpy.plan.region import normalize_region
 from linumpy.renamed import renamed_parameter
 from linumpy.write.cut_chunks import CutChunks
 from linumpy.write.new_image import plan_image
 from linumpy.write.pyramid import halve, halve_by_threads
-from linumpy.write.raw_chunks import Chunks, chunks_of, writing_threads
+from linumpy.write.raw_chunks import Chunks, chunks_of, read_back, writing_threads
 from linumpy.write.state import WriteState
+from linumpy.write.tasks import Finish, finish_all
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +49,38 @@ STEP_BYTES = 256 * 2**20
 
 Progress = Callable[[int], object]
 """Called with the number of bytes written since the last call."""
+
+
+@dataclass(frozen=True)
+class WriteReport:
+    """What a writer has written.
+
+    Attributes
+    ----------
+    decoded_nbytes : int
+        Bytes of the voxels of all resolutions.
+    stored_nbytes : int
+        Bytes of the files of their chunks and shards.
+    seconds : float
+        From the beginning of the ``with`` block.
+    why_host : str
+        Why the host encoded what came from a device; empty if it did not.
+    """
+
+    decoded_nbytes: int
+    stored_nbytes: int
+    seconds: float
+    why_host: str
+
+    @property
+    def ratio(self) -> float:
+        """Decoded bytes for each stored one; infinite where all voxels are the fill value."""
+        return self.decoded_nbytes / self.stored_nbytes if self.stored_nbytes else math.inf
+
+    @property
+    def rate(self) -> float:
+        """Decoded bytes a second."""
+        return self.decoded_nbytes / max(self.seconds, 1e-9)
 
 
 class OmeZarrWriter:
@@ -68,8 +104,14 @@ class OmeZarrWriter:
     chunks, shards : sequence of int, optional
         One number for each axis. By default chunks of at most 8 MiB, of one time and one channel, and no shards. Shards
         need chunks that divide them, and zarr v3.
+    codec : str, optional
+        How chunks are compressed: ``"zstd"``, ``"lz4"``, ``"gzip"``, ``"none"``, or ``"blosc:lz4"`` and
+        ``"blosc:zstd"`` with ``":byte"`` (the default), ``":bit"`` or ``":none"`` for the shuffle; ``":small"`` behind
+        it for less bytes and more time, ``"+crc32c"`` for a checksum (zarr v3). Device arrays are compressed on the
+        device, except by gzip. By default what the source of `carried` has, or else ``"zstd"``.
     compressors
-        As for zarr: codecs of zarr v3 for NGFF 0.5 and 0.6, one of numcodecs for 0.4; by default chunks are raw.
+        In place of `codec`, as for zarr: codecs of zarr v3 for NGFF 0.5 and 0.6, one of numcodecs for 0.4; None for raw
+        chunks. Codecs and settings that have no name as `codec` are applied by zarr-python.
     name : str, optional
         Name of the image; by default that of `carried`, or else that of the folder.
     origin : sequence of float, optional
@@ -156,7 +198,8 @@ class OmeZarrWriter:
         axes: str | None = None,
         chunks: Sequence[int] | None = None,
         shards: Sequence[int] | None = None,
-        compressors: Any = None,
+        codec: str | None = None,
+        compressors: Any = BY_CODEC,
         name: str | None = None,
         origin: Sequence[float] | None = None,
         levels: int = 1,
@@ -179,6 +222,7 @@ class OmeZarrWriter:
             axes=axes,
             chunks=chunks,
             shards=shards,
+            codec=codec,
             compressors=compressors,
             name=name if name is not None else (carried and carried.name) or self._target.name,
             origin=origin,
@@ -205,6 +249,7 @@ class OmeZarrWriter:
         self._chunks: list[Chunks] = []
         self._threads = writing_threads()
         self._on_device = self._at_work = False
+        self._began = self._ended = 0.0
 
     def __reduce__(self) -> NoReturn:
         raise not_pickled(self, "send regions to the process that made it, which completes the image")
@@ -223,6 +268,15 @@ class OmeZarrWriter:
     def stored(self) -> tuple[int, ...]:
         """Shape of a shard, or else of a chunk, of the finest resolution: the unit of writing."""
         return self._image.stored[0]
+
+    @property
+    def report(self) -> WriteReport:
+        """What was written so far, in the last or the running ``with`` block."""
+        seconds = (time.perf_counter() if self._at_work else self._ended) - self._began
+        reasons = [chunks.why_host for chunks in self._chunks] if self._on_device else []
+        return WriteReport(
+            self._state.nbytes, sum(chunks.stored_nbytes for chunks in self._chunks), seconds, next(iter(reasons), "")
+        )
 
     def regions(self, nbytes: int = STEP_BYTES) -> Iterator[Box]:
         """Cut the image into regions of whole chunks (or shards), of at most `nbytes` or one chunk (or shard).
@@ -246,7 +300,7 @@ class OmeZarrWriter:
             scope.callback(self._state.close)
             self._state.open()
             self._scope = scope.pop_all()
-        self._at_work = True
+        self._at_work, self._began = True, time.perf_counter()
         return self
 
     def __exit__(self, *error: Any) -> None:
@@ -257,7 +311,7 @@ class OmeZarrWriter:
             with self._scope:
                 self._finish()
         finally:
-            self._at_work = False
+            self._at_work, self._ended = False, time.perf_counter()
 
     def __setitem__(self, region: Any, block: Array | ArrayLike) -> None:
         self.write(region, block)
@@ -329,10 +383,14 @@ class OmeZarrWriter:
             if self._cut.limit:
                 for unit in split(box, self.stored):
                     self._cut.drop(tuple(b.start for b in unit))
+        writes: list[Finish] = []
         for step in split(box, self._pyramid.step(0, STEP_BYTES)):
             part = block[within(step, box)]
-            self._store(0, step, part if is_device_array(part) else np.asarray(part))
+            following = self._store(0, step, part if is_device_array(part) else np.asarray(part))
+            finish_all(writes)  # of the last step, while the device works at this one
+            writes = following
             self._report(step)
+        finish_all(writes)
 
     def _keep(self, cut: list[Box], box: Box, block: Array, name: str) -> None:
         """Buffer the chunks that a region cuts, and write those that it completes."""
@@ -351,7 +409,7 @@ class OmeZarrWriter:
                 synchronize()  # another stream may write the next part of these chunks
         for unit, voxels in complete:
             try:
-                self._store(0, unit, voxels)
+                finish_all(self._store(0, unit, voxels))
             finally:
                 self._state.end(unit)
         for part in cut:
@@ -360,20 +418,25 @@ class OmeZarrWriter:
     def _held(self, xp: ModuleType, unit: Box) -> tuple[Array, bool]:
         """Return a stored object before its first part: the stored voxels, or the fill value; and which of the two."""
         if self._state.is_stored(unit):
-            return self._chunks[0].read(unit, on_device=xp is not np), True
+            return read_back(self._chunks[0].array, unit, on_device=xp is not np), True
         return xp.full(shape_of(unit), self._image.fill_value, self.dtype.newbyteorder("=")), False
 
     def _report(self, box: Box) -> None:
         if self._progress is not None:
             self._progress(math.prod(shape_of(box)) * self.dtype.itemsize)
 
-    def _store(self, level: int, box: Box, block: Array) -> None:
-        """Write whole chunks, and the coarser chunks that are made from them alone."""
-        self._chunks[level].write(box, block)
-        self._state.stored(level, box)
-        if level + 1 < len(self._chunks) and (coarser := self._pyramid.coarser(level, box)) is not None:
-            finer = within(self._pyramid.finer(level + 1, coarser), box)
-            self._store(level + 1, coarser, self._halved(level + 1, block[finer]))
+    def _store(self, level: int, box: Box, block: Array) -> list[Finish]:
+        """Start to write whole chunks, and the coarser chunks that are made from them alone."""
+        finish = self._chunks[level].start(box, block)
+
+        def stored() -> None:
+            finish()
+            self._state.stored(level, box)
+
+        if level + 1 == len(self._chunks) or (coarser := self._pyramid.coarser(level, box)) is None:
+            return [stored]
+        finer = within(self._pyramid.finer(level + 1, coarser), box)
+        return [stored, *self._store(level + 1, coarser, self._halved(level + 1, block[finer]))]
 
     def _halved(self, level: int, block: Array) -> Array:
         """Make a block of a resolution from the finer one, where it is; on the host in several threads."""
@@ -387,7 +450,7 @@ class OmeZarrWriter:
         self._state.close()
         self._state.check(self.path)
         for unit, voxels in self._cut.drain():
-            self._store(0, unit, voxels)
+            finish_all(self._store(0, unit, voxels))
         missing, all_chunks = self._state.missing()
         if missing:
             kind = "chunks" if self._image.shards is None else "shards"
@@ -397,8 +460,9 @@ class OmeZarrWriter:
             )  # fmt: skip
         for level in range(1, len(self._chunks)):
             for box in self._state.to_make(level, STEP_BYTES):
-                finer = self._chunks[level - 1].read(self._pyramid.finer(level, box), on_device=self._on_device)
-                self._store(level, box, self._halved(level, finer))
+                array = self._chunks[level - 1].array
+                finer = read_back(array, self._pyramid.finer(level, box), on_device=self._on_device)
+                finish_all(self._store(level, box, self._halved(level, finer)))
 
 
 def write_omezarr(

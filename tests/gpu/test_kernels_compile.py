@@ -13,12 +13,15 @@ import pytest
 
 import linumpy
 from linumpy.gpu import kernels
-from linumpy.gpu.codecs import decode
+from linumpy.gpu.codecs import decode, encode
 from linumpy.gpu.read.scatter import _CUDA_TYPES, Conversion, kernel_spec
 from linumpy.plan.codecs import DecodeChain
 from linumpy.plan.decode import launches
 from linumpy.plan.decode.launches import DecodeLaunch
 from linumpy.plan.decode.workspace import padded_nbytes, plan_workspace
+from linumpy.plan.encode.chunks import plan_encoding
+from linumpy.plan.encoding import Encoding
+from tests.support import budget
 from tests.support.budget import matrix
 from tests.support.gpu.decoders import KERNELS, kernel_specs
 from tests.support.gpu.mutants import CHAINS
@@ -70,6 +73,31 @@ def test_decoders_compile(decoder, architecture):
         assert declared_shared(code, name) <= (launches._DECLARED_NBYTES if has_ring else 48 * 1024)
         # The compiler may load for all lanes what the source reads in one: zstd_entropy's state was such a word.
         assert not raced_words(ptx, name)
+
+
+def encoders():
+    """Name the kernels of every source of the encoders, and the shared memory that each asks for."""
+    codecs = [("zstd", "", "none"), ("lz4", "", "none"), ("blosc", "lz4", "bit"), ("blosc", "zstd", "byte")]
+    found = {}
+    presets = ("fast", "small") if budget.SLOW else ("fast",)  # which differ in numbers
+    for (compressor, inner, shuffle), preset in itertools.product(codecs, presets):
+        for launch in plan_encoding(2, 3 * 10**5, Encoding(compressor, inner, preset, shuffle, 2)).launches:
+            spec = encode.kernel_spec(launch)
+            found.setdefault((spec.source, spec.defines), {})[spec] = launch.shared
+    return found
+
+
+ENCODERS = encoders()
+
+
+@pytest.mark.parametrize(("encoder", "architecture"), matrix(ENCODERS, ["sm_75", "sm_90"]))
+def test_encoders_compile(encoder, architecture):
+    kernels = ENCODERS[encoder]
+    code, ptx = compile_with_ptx(next(iter(kernels)), architecture)
+    for spec, shared in kernels.items():
+        assert spec.name.encode() in code
+        assert declared_shared(code, spec.name) + shared <= 64 * 1024  # what Turing has
+        assert not raced_words(ptx, spec.name)
 
 
 def test_words_that_lanes_race_for_are_found():
@@ -133,7 +161,8 @@ def test_every_source_is_compiled_somewhere():
         *("composite.cu", "trace.cu", "augment.cu"),
         *("amr.cu", "boxes.cu", "draw.cu", "pack.cu", "pages.cu", "sample.cu", "sample_boxes.cu", "umesh.cu", "vdb.cu"),
     } | interpolation
-    assert sources == {"scatter.cu"} | elsewhere | {f"{source}.cu" for source, _, _ in KERNELS}
+    codecs = {source for source, _, _ in KERNELS} | {source for source, _ in ENCODERS}
+    assert sources == {"scatter.cu"} | elsewhere | {f"{source}.cu" for source in codecs}
 
 
 def test_resampling_asks_nothing_of_cupyx():

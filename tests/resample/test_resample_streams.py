@@ -151,7 +151,7 @@ def device(monkeypatch):
     write_block = pipeline.write_block
 
     def write(chunks, block, data, entries):
-        """As ``chunk_files.write_from_device``: on the current stream, which is waited for."""
+        """As ``device_chunks.start_writing``: on the current stream, which is waited for."""
         host = np.empty(data.shape, data.dtype)
         time.sleep(0.002)  # so that the others run ahead
         current().put(lambda: np.copyto(host, data.view(np.ndarray)))

@@ -28,7 +28,7 @@ def values(path, level=0):
 
 @pytest.fixture
 def image(tmp_path):
-    return write_omezarr(tmp_path / "m.ome.zarr", voxels(), SPACING, chunks=(8, 8, 8), levels=2)
+    return write_omezarr(tmp_path / "m.ome.zarr", voxels(), SPACING, chunks=(8, 8, 8), levels=2, codec="none")
 
 
 @pytest.fixture

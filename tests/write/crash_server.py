@@ -16,10 +16,10 @@ import warnings
 from pathlib import Path
 
 import numpy as np
-from zarr.codecs import ZstdCodec
 
 from linumpy.io.files import replacing
 from linumpy.resample import pipeline
+from linumpy.resample.convert_zarr import convert_zarr
 from linumpy.resample.resample_zarr import resample_zarr
 from linumpy.write.writer import OmeZarrWriter
 from tests.support.script_runs import load
@@ -45,10 +45,12 @@ def voxels(seed, shape):
     return np.random.default_rng(seed).integers(0, 60000, shape).astype("u2")
 
 
-def write(place, *, codec=None, seed=1, overwrite=False):
+def write(place, *, codec="none", seed=1, overwrite=False):
     data, options = voxels(seed, (8, 16, 24)), {"chunks": (8, 8, 8), "levels": 2, "overwrite": overwrite}
-    codecs = ZstdCodec() if codec == "zstd" else None
-    with OmeZarrWriter(place, data.shape, "u2", (1, 1, 1), compressors=codecs, **options) as target:
+    if codec == "shards":
+        options |= {"chunks": (4, 4, 4), "shards": (8, 8, 8)}
+    codec = "zstd" if codec == "shards" else codec
+    with OmeZarrWriter(place, data.shape, "u2", (1, 1, 1), codec=codec, **options) as target:
         for y in range(0, 16, 8):
             target[:, y : y + 8] = data[:, y : y + 8]
 
@@ -67,6 +69,10 @@ def resample(place, *, source, overwrite=False):
     return made[0]
 
 
+def convert(place, *, source, overwrite=False):
+    convert_zarr(source, place, chunks=(4, 4, 4), shards=(8, 8, 8), codec="zstd", device="cpu", overwrite=overwrite)
+
+
 def script(place, *, source, overwrite=False):
     words = [source, place, "--resolution", "4", "--no-use_gpu", "--levels", "2", *["--overwrite"] * overwrite]
     if code := SCRIPT.main([str(word) for word in words]):
@@ -78,7 +84,7 @@ def file(place, *, seed=1, overwrite=False):
         temporary.write_bytes(voxels(seed, (100,)).tobytes())
 
 
-JOBS = {"write": write, "resample": resample, "script": script, "file": file}
+JOBS = {"write": write, "resample": resample, "script": script, "file": file, "convert": convert}
 
 
 def run(asked):

@@ -99,10 +99,10 @@ ssize_t pwrite64(int fd, const void *data, size_t size, off_t at) {
 
 ssize_t pwrite(int fd, const void *data, size_t size, off_t at) { return pwrite64(fd, data, size, at); }
 
+/* Of the first buffer alone where not all of it may go out. */
 ssize_t writev(int fd, const struct iovec *parts, int n) {
-    long number;
-    if (is_file(fd) && full('W', 1, &number)) { errno = ENOSPC; return -1; }
-    return syscall(SYS_writev, fd, parts, n);
+    WRITE((part < parts[0].iov_len ? syscall(SYS_write, fd, parts[0].iov_base, part) : syscall(SYS_writev, fd, parts, n)),
+          fd, parts[0].iov_len)
 }
 
 static int opened(int folder, const char *path, int flags, int permissions) {

@@ -56,12 +56,12 @@ class Bench:
         self.server, self.folder, self.job = server, folder, job
         self.overwrite, self.without_exchange = overwrite, without_exchange
         self.options, self.log, self.numbers = {}, folder / "log", itertools.count()
-        if job in ("resample", "script"):
+        if job in ("resample", "script", "convert"):
             data = np.random.default_rng(5).integers(0, 60000, (8, 12, 12)).astype("u2")
             source = write_omezarr(folder / "source", data, (2.0, 2.0, 2.0), chunks=(8, 6, 6))
             self.options["source"] = str(source)
-        if job == "zstd":
-            self.job, self.options["codec"] = "write", "zstd"
+        if job in ("zstd", "shards"):
+            self.job, self.options["codec"] = "write", job
         self.old, before = None, None
         if overwrite:
             before = folder / "old"
@@ -146,8 +146,8 @@ def boxes_in(work):
 
 
 KINDS = [
-    ("write", False), ("write", True), ("zstd", True), ("resample", False), ("resample", True), ("script", True),
-    ("file", False), ("file", True),
+    ("write", False), ("write", True), ("zstd", True), ("shards", True), ("resample", False),
+    ("resample", True), ("script", True), ("convert", False), ("file", False), ("file", True),
 ]  # fmt: skip
 _ALL = pytest.param(True, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])
 every = pytest.mark.parametrize("every", [False, _ALL], ids=["some", "all"])
@@ -212,7 +212,7 @@ def test_a_disk_that_is_full_from_a_call_on(server, tmp_path, job, overwrite, ev
             assert str(place) in text, text
             assert found in (bench.old, bench.new), f"full from call {call} of {bench.trace} on"
             beside = set(os.listdir(place.parent)) - {"place"}
-            assert beside <= ({".place.unfinished"} if job == "resample" else set())
+            assert beside <= ({".place.unfinished"} if job in ("resample", "convert") else set())
         bench.check_rerun(place)
         shutil.rmtree(place.parent)
     assert failed
@@ -237,7 +237,7 @@ def test_signals_at_any_call(server, tmp_path, job, sent, every):
     assert stopped
 
 
-@pytest.mark.parametrize("job", ["write", "resample", "file"])
+@pytest.mark.parametrize("job", ["write", "shards", "resample", "file"])
 def test_short_writes(server, tmp_path, job):
     """A write may take fewer bytes than it was given: the rest is written by further calls."""
     bench = Bench(server, tmp_path, job, overwrite=False)

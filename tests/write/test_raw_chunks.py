@@ -34,7 +34,7 @@ def test_another_process_sees_whole_chunks_only(tmp_path, pool, monkeypatch, box
     monkeypatch.setattr(raw_chunks, "write_file", write)
     chunks = chunks_of(array, pool, 4, renamed=True)
     assert isinstance(chunks, RawChunks)
-    chunks.write(box, new[box])
+    chunks.start(box, new[box])()
     assert all(path.endswith(".partial") and intact for path, intact in seen)
     assert len(seen) == (1 if box[0].stop == 8 else 6)
     assert np.array_equal(array[box], new[box])
@@ -52,5 +52,5 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path, pool, monkeypatch):
 
     monkeypatch.setattr(raw_chunks, "write_file", write)
     with pytest.raises(OSError, match="No space left"):
-        chunks_of(array, pool, 4, renamed=True).write((slice(0, 20), slice(0, 30)), np.zeros((20, 30), "u2"))
+        chunks_of(array, pool, 4, renamed=True).start((slice(0, 20), slice(0, 30)), np.zeros((20, 30), "u2"))()
     assert (array[...] == 7).all()

@@ -202,7 +202,8 @@ def _plan(request: ZarrRequest, array: zarr.Array, written: zarr.Array) -> tuple
     """Find the blocks that ``resample_zarr`` makes."""
     regrid = plan_regrid(_WANTED_UM, array.shape, (_SPACING_UM,) * 3, (0.0,) * 3, None)
     grid = AffineGrid(tuple(array.shape), regrid.shape, regrid.matrix, regrid.offset, 1, "nearest")
-    return plan_blocks(grid, array, written.chunks, "cuda" if request.use_gpu else "cpu", request.limit)
+    found = plan_blocks(grid, array, written.chunks, "cuda" if request.use_gpu else "cpu", request.limit)
+    return found.plan, found.scratch
 
 
 @contextmanager
@@ -294,7 +295,7 @@ class _Steps:
 
     def write(self) -> None:
         """Write as many blocks as the result has, of its chunks, from the memory in which they would be computed."""
-        options: dict[str, Any] = {"chunks": self._chunks, "durable": False}
+        options: dict[str, Any] = {"chunks": self._chunks, "codec": "none", "durable": False}
         with OmeZarrWriter(self._target, self._shape, np.uint16, (_WANTED_UM,) * 3, **options) as writer:
             for block in self.plan:
                 part = self._block[tuple(map(slice, block.shape))]

@@ -201,7 +201,7 @@ def _aip(request: EndToEndRequest, source: Path) -> _Script:
         tuple(boxes(image.array.shape, column)),
         lambda box, voxels: project(voxels, 0),
         lambda box: box[1:],
-        lambda path: OmeZarrWriter(path, shape, "float32", _SPACING_UM[1:], chunks=column[1:]),
+        lambda path: OmeZarrWriter(path, shape, "float32", _SPACING_UM[1:], chunks=column[1:], codec="none"),
         lambda path: project_mosaic(source, path, use_gpu=request.use_gpu, tile_bytes=request.tile_bytes),
         check,
     )
@@ -222,7 +222,7 @@ def _resample(request: EndToEndRequest, source: Path) -> _Script:
         tuple(boxes(array.shape, tile_shape(array.shape, request.tile, 2, request.tile_bytes))),
         lambda box, tiles: resample_tiles(tiles, grid.part(box)),
         grid.new_box,
-        lambda path: OmeZarrWriter(path, grid.new_shape, "uint16", grid.spacing, chunks=grid.new_tile),
+        lambda path: OmeZarrWriter(path, grid.new_shape, "uint16", grid.spacing, chunks=grid.new_tile, codec="none"),
         lambda path: resample_mosaic_grid(
             source,
             path,

@@ -21,9 +21,9 @@ _NOT_SPLIT = 16
 _FORMATS = {"lz4": 1, "zstd": 4}
 #: Readers split blocks of elements of at most 16 bytes, where each stream has 128 bytes at least.
 _MOST_SPLITS, _SMALLEST_SPLIT = 16, 128
-#: Bytes of a block with zstd inside, which is not split.
-_ZSTD_BLOCKS = {"fast": 2**17, "small": 2**18}
-#: Bytes of a tile of the kernel that shuffles.
+#: Bytes of a block with zstd inside, which is not split; of sorted bits, whose statistics differ the more, fewer.
+_ZSTD_BLOCKS, _ZSTD_BIT_BLOCK = {"fast": 2**17, "small": 2**18}, 2**16
+#: Bytes of a tile of the kernel that shuffles; of whole elements, it may be half as long.
 _TILE_NBYTES = 2**14
 
 #: Plans the encoding of so many streams of so many bytes.
@@ -56,7 +56,7 @@ def cut_chunk(nbytes: int, encoding: Encoding) -> Cut:
     if encoding.inner == "lz4":
         most = lz4.stream_nbytes(encoding.preset) * (encoding.itemsize if encoding.itemsize <= _MOST_SPLITS else 1)
     else:
-        most = _ZSTD_BLOCKS[encoding.preset]
+        most = _ZSTD_BIT_BLOCK if encoding.shuffle == "bit" else _ZSTD_BLOCKS[encoding.preset]
     most = most // unit * unit
     block = nbytes // max(1, -(-nbytes // most)) // unit * unit or nbytes or 1
     is_split = (
@@ -87,7 +87,7 @@ def plan_blosc(count: int, nbytes: int, encoding: Encoding, plan_zstd: StreamPla
     if not 0 < encoding.itemsize < 256:
         raise ValueError(f"Blosc takes elements of 1 to 255 bytes, not of {encoding.itemsize}")
     cut, width = cut_chunk(nbytes, encoding), encoding.itemsize
-    mode = 0 if encoding.shuffle == "byte" and width == 1 else _SHUFFLES[encoding.shuffle]
+    mode = _mode_of(nbytes, encoding)
     not_split = cut.splits == 1 and (width > 1 or encoding.inner != "lz4")
     flags = mode | (_NOT_SPLIT if not_split else 0) | _FORMATS[encoding.inner] << 5
     scratch, launches = Scratch(), list[EncodeLaunch]()
@@ -95,7 +95,7 @@ def plan_blosc(count: int, nbytes: int, encoding: Encoding, plan_zstd: StreamPla
     whole = rest = chunks
     if mode or cut.rest:
         whole, rest = scratch.take(count * cut.whole * cut.block), scratch.take(count * cut.rest)
-        tiles = -(-cut.block // _TILE_NBYTES) * (cut.whole + 1)
+        tiles = -(-2 * cut.block // _TILE_NBYTES) * (cut.whole + 1)
         shuffle = (chunks, nbytes, count, cut.block, width, mode, whole, rest)
         launches.append(EncodeLaunch("blosc_encode", "shuffle", grid_of(count * tiles), 256, shuffle))
     encode = _lz4_streams if encoding.inner == "lz4" else _zstd_streams(plan_zstd)
@@ -112,6 +112,18 @@ def plan_blosc(count: int, nbytes: int, encoding: Encoding, plan_zstd: StreamPla
         EncodeLaunch("blosc_encode", "blosc_write", grid, 256, write),
     ]
     return EncodePlan(count * (nbytes + _HEAD_NBYTES), scratch.nbytes, tuple(launches))
+
+
+def _mode_of(nbytes: int, encoding: Encoding) -> int:
+    """Return how bytes are sorted, as the flags say it.
+
+    C-Blosc before 1.18, and C-Blosc2, lose bytes behind the last whole element of a block of sorted bits.
+    """
+    if encoding.shuffle == "byte" and encoding.itemsize == 1:
+        return 0
+    if encoding.shuffle == "bit" and nbytes % encoding.itemsize:
+        return 0
+    return _SHUFFLES[encoding.shuffle]
 
 
 #: Where encoded streams are, as the kernels' ``Encoded`` has it: the first, offsets or 0, bytes from one to the next or

@@ -22,6 +22,8 @@ def plan_encoding(count: int, nbytes: int, encoding: Encoding) -> EncodePlan:
     ValueError
         For chunks that are larger than the codec allows.
     """
+    if encoding.checksum:
+        raise NotImplementedError("checksums are appended by what writes the chunks")
     if encoding.compressor == "lz4":
         return plan_lz4(count, nbytes, encoding.preset)
     if encoding.compressor == "zstd":

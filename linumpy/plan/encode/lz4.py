@@ -11,20 +11,22 @@ from dataclasses import dataclass
 
 from linumpy.plan.encode.launches import Address, EncodeLaunch, EncodePlan, Scratch, grid_of
 
-#: Bytes that a warp encodes, and bits of a hash; the hash table of 16-bit positions is in shared memory.
-_SEARCHED = {"fast": (2**14, 12), "small": (2**15, 13)}
-#: Bytes before a segment that its matches may be found in.
-_HISTORY_NBYTES = 2**15
+#: Bits of a hash; a warp's table of 16-bit positions is in shared memory.
+_HASH_BITS = {"fast": 12, "small": 13}
+#: Most bytes of a stream that one warp encodes alone: short ones keep more warps busy, long ones have more matches.
+_STREAM_NBYTES = {"fast": 2**14, "small": 2**16}
+#: Bytes of a segment of a longer stream, and bytes before it that its matches may be found in; together 2**16 at most.
+_SEGMENT_NBYTES, _HISTORY_NBYTES = ({"fast": 2**14, "small": 2**15},) * 2
 #: Most bytes that LZ4 takes.
 _MOST_NBYTES = 0x7E000000
 _HEAD_NBYTES = 4
 #: Of the records ``Segment`` and ``Place`` of lz4_encode.cu.
-_SEGMENT_NBYTES, _PLACE_NBYTES = 16, 8
+_SEGMENT_RECORD, _PLACE_RECORD = 16, 8
 
 
 def stream_nbytes(preset: str) -> int:
     """Return how long a stream may be that one warp encodes."""
-    return _SEARCHED[preset][0]
+    return _STREAM_NBYTES[preset]
 
 
 def slot_nbytes(nbytes: int) -> int:
@@ -58,10 +60,9 @@ def plan_streams(
 
     One that would not be shorter gets the size `nbytes`, and its slot holds nothing.
     """
-    longest, bits = _SEARCHED[preset]
-    if nbytes > longest:
-        raise ValueError(f"a stream of {nbytes} bytes is longer than {longest}")
-    stride = slot_nbytes(nbytes)
+    if nbytes > stream_nbytes(preset):
+        raise ValueError(f"a stream of {nbytes} bytes is longer than {stream_nbytes(preset)}")
+    stride, bits = slot_nbytes(nbytes), _HASH_BITS[preset]
     slots = Slots(scratch.take(count * stride), stride, scratch.take(4 * count))
     args = (streams, nbytes, count, bits, slots.first, stride, slots.sizes)
     return slots, EncodeLaunch("lz4_encode", "lz4_streams", grid_of(count), 32, args, shared=2 << bits)
@@ -84,13 +85,13 @@ def plan_lz4(count: int, nbytes: int, preset: str) -> EncodePlan:
     """
     if nbytes > _MOST_NBYTES:
         raise ValueError(f"LZ4 takes at most {_MOST_NBYTES} bytes a chunk, not {nbytes}")
-    step, bits = _SEARCHED[preset]
+    step, history, bits = _SEGMENT_NBYTES[preset], _HISTORY_NBYTES[preset], _HASH_BITS[preset]
     each, stride = -(-nbytes // step), slot_nbytes(min(nbytes, step))
     scratch = Scratch()
-    slots, segments = scratch.take(count * each * stride), scratch.take(count * each * _SEGMENT_NBYTES)
-    places, sizes = scratch.take(count * (each + 1) * _PLACE_NBYTES), scratch.take(4 * count)
+    slots, segments = scratch.take(count * each * stride), scratch.take(count * each * _SEGMENT_RECORD)
+    places, sizes = scratch.take(count * (each + 1) * _PLACE_RECORD), scratch.take(4 * count)
     chunks, arena, offsets = map(Address, ("chunks", "arena", "offsets"))
-    search = (chunks, nbytes, count, step, each, _HISTORY_NBYTES, bits, slots, stride, segments)
+    search = (chunks, nbytes, count, step, each, history, bits, slots, stride, segments)
     add = (segments, nbytes, count, step, each, places, sizes)
     join = (chunks, nbytes, count, step, each, slots, stride, segments, places, offsets, arena)
     launches = (

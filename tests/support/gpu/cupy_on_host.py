@@ -57,7 +57,7 @@ class Array:
     def device(self):
         return _Device()
 
-    def get(self, out=None, blocking=True):
+    def get(self, stream=None, out=None, blocking=True):
         out = np.empty_like(self.host) if out is None else out
         out[...] = self.host
         return out
@@ -165,6 +165,22 @@ class _Device:
         pass
 
 
+class _Stream(_Device):
+    ptr = 0
+
+    def __init__(self, event):
+        self.event = event
+
+    def synchronize(self):
+        pass
+
+    def record(self, event=None):
+        return self.event
+
+    def wait_event(self, event):
+        pass
+
+
 class _Module(types.ModuleType):
     """Functions of a module of NumPy or SciPy, for arrays on the device alone."""
 
@@ -193,13 +209,12 @@ def modules():
     for name in _UPLOADS:
         setattr(cupy, name, _uploading(name))
     event = types.SimpleNamespace(synchronize=lambda: None)
-    stream = types.SimpleNamespace(
-        ptr=0, synchronize=lambda: None, record=lambda event=event: event, wait_event=lambda event: None
-    )
+    stream = _Stream(event)
     runtime = types.SimpleNamespace(getDeviceCount=lambda: 1, getDevice=lambda: 0)
     cupy.cuda = types.SimpleNamespace(
         Device=lambda *_: _Device(),
         get_current_stream=lambda: stream,
+        Stream=lambda **_: stream,
         runtime=runtime,
         alloc_pinned_memory=bytearray,
         Event=lambda **_: event,

@@ -156,6 +156,9 @@ extern "C" __global__ void stored(const u8 *__restrict__ arena, u8 *target, cons
     }
 }
 
+// Elements that a block of threads brings into order at once, in shared memory.
+constexpr u32 ELEMENTS = 1024, MOST_BYTES = 16;
+
 // Fill `row`, ELEMENTS × typesize bytes, with the elements from `first` on of a Blosc block of `count` elements.
 __device__ inline void gather_bytes(const u8 *block, u32 count, u32 first, u32 n, u32 typesize, u8 *row) {
     for (u32 b = 0; b < typesize; ++b)

@@ -5,9 +5,6 @@
 constexpr u32 BLOSC_HEAD = 16;
 enum BloscFlag { BYTE_SHUFFLE = 1, MEMCPYED = 2, BIT_SHUFFLE = 4, RESERVED = 8, NOT_SPLIT = 16 };
 
-// Elements that a block of threads brings into order at once, in shared memory.
-constexpr u32 ELEMENTS = 1024, MOST_BYTES = 16;
-
 // Eight bytes as rows of an 8 × 8 matrix of bits, transposed: bit k of byte j becomes bit j of byte k.
 __device__ inline u64 transposed(u64 x) {
     u64 t = (x ^ (x >> 7)) & 0x00aa00aa00aa00aaull;

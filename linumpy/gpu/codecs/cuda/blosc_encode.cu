@@ -34,36 +34,79 @@ struct Cut {
     __device__ i64 blocks() const { return whole() + (rest() > 0); }
 };
 
-// Write the elements from `first` on, `n` of them and in `row`, to where a Blosc block of `count` elements has them.
-__device__ inline void scatter_bytes(const u8 *row, u32 count, u32 first, u32 n, u32 typesize, u8 *block) {
-    for (u32 b = 0; b < typesize; ++b)
-        for (u32 e = threadIdx.x; e < n; e += blockDim.x)
-            block[static_cast<u64>(b) * count + first + e] = row[e * typesize + b];
+// Bytes that a block of threads brings into order at once, in shared memory.
+constexpr u32 TILE = 16384;
+
+// Where a tile's elements go: the ones from `first` on, `n` of them, of a Blosc block of `count`.
+struct Tile {
+    u8 *block;
+    u32 count, first, n, width;
+    // Whether words of the result begin at every fourth element, or byte of bits.
+    __device__ bool in_words(u32 elements) const { return count % elements == 0 && (address_of(block) & 3) == 0; }
+};
+
+__device__ inline void scatter_bytes(const u8 *row, const Tile &tile) {
+    const u32 width = tile.width, each = tile.in_words(4) ? 4 : 1;
+    for (u32 item = threadIdx.x; item < width * (tile.n / each); item += blockDim.x) {
+        const u32 b = item / (tile.n / each), e = each * (item % (tile.n / each));
+        u8 *to = tile.block + static_cast<u64>(b) * tile.count + tile.first + e;
+        u32 values = row[e * width + b];
+        if (each == 1) {
+            *to = static_cast<u8>(values);
+            continue;
+        }
+#pragma unroll
+        for (u32 k = 1; k < 4; ++k) values |= static_cast<u32>(row[(e + k) * width + b]) << (8 * k);
+        *reinterpret_cast<u32 *>(to) = values;
+    }
 }
 
-__device__ inline void scatter_bits(const u8 *row, u32 count, u32 first, u32 n, u32 typesize, u8 *block) {
-    const u64 plane = count / 8;  // bytes of one bit of all elements
-    for (u32 b = 0; b < typesize; ++b)
-        for (u32 e = 8 * threadIdx.x; e < n; e += 8 * blockDim.x) {
-            u64 values = 0;
+// Byte b of the eight elements from `e` on. WIDTH: bytes of an element, up to 8, or 0.
+template <u32 WIDTH> __device__ inline u64 of_eight(const u8 *row, u32 e, u32 b, u32 width) {
+    u64 values = 0;
 #pragma unroll
-            for (u32 k = 0; k < 8; ++k) values |= static_cast<u64>(row[(e + k) * typesize + b]) << (8 * k);
-            const u64 rows = transposed(values);
-#pragma unroll
-            for (u32 i = 0; i < 8; ++i) block[(8 * b + i) * plane + (first + e) / 8] = static_cast<u8>(rows >> (8 * i));
+    for (u32 k = 0; k < 8; ++k) {
+        if (WIDTH == 0) {
+            values |= static_cast<u64>(row[(e + k) * width + b]) << (8 * k);
+        } else {
+            const u64 word = reinterpret_cast<const u64 *>(row + e * WIDTH)[k * WIDTH / 8];
+            values |= (word >> (8 * (k * WIDTH % 8) + 8 * b) & 0xff) << (8 * k);
         }
+    }
+    return values;
+}
+
+// A thread has one byte of 32 elements, and writes four bytes of each of its bits.
+template <u32 WIDTH> __device__ inline void scatter_bits(const u8 *row, const Tile &tile) {
+    const u32 width = tile.width, groups = tile.in_words(32) ? 4 : 1;
+    const u64 plane = tile.count / 8;  // bytes of one bit of all elements
+    for (u32 item = threadIdx.x; item < width * (tile.n / 8 / groups); item += blockDim.x) {
+        const u32 b = item % width, e = 8 * groups * (item / width);
+        u8 *to = tile.block + 8 * b * plane + (tile.first + e) / 8;
+        u32 rows[8] = {};
+        for (u32 group = 0; group < groups; ++group) {
+            const u64 bits = transposed(of_eight<WIDTH>(row, e + 8 * group, b, width));
+#pragma unroll
+            for (u32 i = 0; i < 8; ++i) rows[i] |= static_cast<u32>(bits >> (8 * i) & 0xff) << (8 * group);
+        }
+#pragma unroll
+        for (u32 i = 0; i < 8; ++i) {
+            if (groups == 1) to[i * plane] = static_cast<u8>(rows[i]);
+            else *reinterpret_cast<u32 *>(to + i * plane) = rows[i];
+        }
+    }
 }
 
 // All blocks of all chunks → their order of bytes or bits; blocks that are not sorted are copied. `mode`: as the flag.
 extern "C" __global__ void __launch_bounds__(256)
     shuffle(const u8 *__restrict__ chunks, i64 n, i64 count, i64 block, i64 typesize, i64 mode, u8 *__restrict__ whole,
             u8 *__restrict__ rests) {
-    __shared__ __align__(16) u8 row[ELEMENTS * MOST_BYTES];
+    __shared__ __align__(16) u8 row[TILE];
     const Cut cut{n, block, 1};
     const u32 width = static_cast<u32>(typesize);
-    const u32 step = width <= MOST_BYTES ? ELEMENTS : ELEMENTS * MOST_BYTES / width & ~7u;  // elements of a tile
-    const i64 tiles = (block + step * width - 1) / (step * width),
-              rest_tiles = (cut.rest() + step * width - 1) / (step * width);
+    const u32 step = TILE / width & ~31u;  // elements of a tile
+    const i64 tiles = (block + step * width - 1) / (step * width);
+    const i64 rest_tiles = (cut.rest() + step * width - 1) / (step * width);
     const i64 each = cut.whole() * tiles + rest_tiles;
     for (i64 task = blockIdx.x; task < count * each; task += gridDim.x) {
         const i64 chunk = task / each, tile = task % each;
@@ -83,8 +126,13 @@ extern "C" __global__ void __launch_bounds__(256)
         // Bytes behind the last whole element.
         for (u32 i = here * width + threadIdx.x; i < nbytes; i += blockDim.x) to[begin + i] = from[begin + i];
         sync_block();
-        if (mode == BYTE_SHUFFLE) scatter_bytes(row, elements, first, here, width, to);
-        else scatter_bits(row, elements, first, here, width, to);
+        const Tile of_block{to, elements, first, here, width};
+        if (mode == BYTE_SHUFFLE) scatter_bytes(row, of_block);
+        else if (width == 1) scatter_bits<1>(row, of_block);
+        else if (width == 2) scatter_bits<2>(row, of_block);
+        else if (width == 4) scatter_bits<4>(row, of_block);
+        else if (width == 8) scatter_bits<8>(row, of_block);
+        else scatter_bits<0>(row, of_block);
         sync_block();
     }
 }

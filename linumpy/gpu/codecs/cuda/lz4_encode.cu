@@ -158,7 +158,6 @@ __device__ inline void put_short(Output &out, const u8 *from, u32 literals, u32 
 // sequence's token and literals, and without what follows the last match.
 template <bool WHOLE>
 __device__ u32 encode(const u8 *from, u32 first, u32 n, u8 *to, u16 *table, u32 hash_bits, Segment &segment) {
-    sync_warp();
     for (u32 i = lane_id(); i < (2u << hash_bits) / 16; i += LANES) reinterpret_cast<uint4 *>(table)[i] = uint4{};
     sync_warp();
     const Source source = open_source(from);

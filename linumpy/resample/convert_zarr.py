@@ -1,0 +1,381 @@
+"""Store images in another way: other chunks, shards, codec or version of NGFF, through the device where there is one.
+
+In: an OME-Zarr image or any group of Zarr, with all that is in it; an array, or a TIFF stack, with a spacing. Out: the
+same voxels and metadata in a new folder, which appears complete or not at all. A stopped run leaves its blocks in
+``.NAME.unfinished``, and the same call continues from them. ``linumpy.resample.hierarchy`` plans the arrays.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import zarr
+
+from linumpy.arrays import Array
+from linumpy.device import kvikio_mode, require_cuda, resolve
+from linumpy.errors import DeviceMemoryError, MetadataError, SourceError
+from linumpy.gpu.kvikio_settings import transfer_settings
+from linumpy.gpu.kvikio_zarr import OwnReader
+from linumpy.gpu.zarr_io import read_zarr
+from linumpy.io.ngff import Spacing
+from linumpy.io.paths import absolute, check_apart, check_free_space, check_parent, checked_version, refuse_url
+from linumpy.io.source import Source, describe_source, identify_data, name_on_disk, open_node, path_of, with_options
+from linumpy.io.target_folder import drop_partial_files, unfinished_beside
+from linumpy.io.tiff import open_stack, tiff_files
+from linumpy.io.zarr_mode import read_on_host
+from linumpy.plan.pyramid import Box, grown, shape_of, split
+from linumpy.progress import bytes_progress
+from linumpy.resample.block_plans import check_limit, memory_budget, scratch_within
+from linumpy.resample.hierarchy import ArrayCopy, Storage, plan_array, plan_hierarchy
+from linumpy.resample.overlap import work_through
+from linumpy.resample.pipeline import read_to_device
+from linumpy.resample.resample_zarr import level_chunks, make_coarser_levels
+from linumpy.resample.resumable import Request, Resumable, resumable_folder
+from linumpy.write.encoded_chunks import batch_nbytes, device_nbytes
+from linumpy.write.new_image import ZARR_FORMATS, NewImage, plan_image
+from linumpy.write.raw_chunks import writing_threads
+from linumpy.write.writer import STEP_BYTES, Progress
+
+#: Blocks in memory: one is read, one or two are waiting, two are being written.
+_BLOCKS = 5
+
+
+def convert_zarr(
+    source: Source,
+    target: str | Path,
+    *,
+    codec: str | None = None,
+    chunks: Sequence[int] | None = None,
+    shards: Sequence[int] | None = None,
+    ngff_version: str | None = None,
+    spacing: Spacing | None = None,
+    levels: int = 1,
+    device: str = "auto",
+    device_memory: int | None = None,
+    overwrite: bool = False,
+    durable: bool = True,
+    progress: Progress | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+) -> Path:
+    """Copy an image of any size into other chunks, shards, codecs, or another version of NGFF.
+
+    Blocks of whole chunks (or shards) are decoded and encoded on the device, or on the CPU, while others are read and
+    written. Voxels are the same, bit for bit; numbers of big-endian arrays are stored little-endian.
+
+    Parameters
+    ----------
+    source : str, Path, zarr.Array, zarr.Group, Store, StorePath or (Store, str)
+        An OME-Zarr image, with all its resolutions and labels; any other group of Zarr, such as a plate; an array of
+        two or three axes; or a TIFF file, or a folder of TIFF files of one page each. (By tifffile: ``pip install
+        tifffile``.)
+    target : str or Path
+        Folder to make, or ``*.ozx``.
+    codec : str, optional
+        As for :class:`linumpy.write.writer.OmeZarrWriter`; by default that of each array, of TIFF ``"zstd"``.
+    chunks, shards : sequence of int, optional
+        Along the last axes, those of space; along others 1. By default as in the source; with `chunks` alone, no
+        shards. Coarser resolutions that are smaller than a chunk are one chunk.
+    ngff_version : {"0.6", "0.5", "0.4"}, optional
+        Version of the copy, by default that of the source.
+    spacing : sequence of float, or mapping of axis names to float, optional
+        Voxel spacing in µm, of a TIFF stack or an array, which it needs. Others keep their own.
+    levels : int
+        Resolutions to make of a TIFF stack or an array, means of 2 × 2 × 2 voxels. Others keep their own.
+    device, device_memory, overwrite, durable, progress, storage_options
+        As for :func:`linumpy.resample_zarr`.
+
+    Returns
+    -------
+    Path
+        `target`.
+
+    Raises
+    ------
+    FileNotFoundError, SourceError, MetadataError
+        The source does not exist, holds no arrays of numbers, or changed meanwhile; a spacing is missing; metadata that
+        the version cannot express.
+    ValueError, TypeError
+        Chunks, shards, codec or levels that do not fit.
+    FileExistsError, ResumeError, ChunkError, DeviceMemoryError, GpuUnavailableError
+        As for :func:`linumpy.resample_zarr`.
+
+    Notes
+    -----
+    All attributes of groups and arrays, dimension names, fill values, and other files in the folders of groups are
+    copied. In another version of NGFF the attributes have the form of that version; what it has no place for, such as
+    further coordinate systems of 0.6, is listed in one warning.
+
+    Examples
+    --------
+    >>> from linumpy import convert_zarr
+    >>> convert_zarr("raw.ome.zarr", "small.ome.zarr", codec="blosc:zstd:bit")  # doctest: +SKIP
+    """
+    refuse_url(Path(target))
+    target_path = absolute(target)
+    check_parent(target_path)
+    check_limit(device_memory)
+    ngff_version = checked_version(target_path, ngff_version)
+    if ngff_version is not None and ngff_version not in ZARR_FORMATS:
+        raise ValueError(f"ngff_version={ngff_version!r}: choose one of {', '.join(ZARR_FORMATS)}")
+    if isinstance(source, (str, Path)):
+        check_apart([target_path], [source])
+    storage = Storage(_sizes(chunks), _sizes(shards), codec)
+    with ExitStack() as scope:
+        conversion = _plan(
+            with_options(source, storage_options), storage, ngff_version, spacing, levels, target_path.name, scope
+        )
+        paths = [path for copy in conversion.arrays if (path := path_of(copy.source)) is not None]
+        check_apart([target_path], paths)
+        if not unfinished_beside(target_path).exists():
+            encoded = any(copy.encoding.compressor for copy in conversion.arrays)
+            check_free_space(target_path, sum(copy.nbytes for copy in conversion.arrays), encoded=encoded)
+        kind = resolve(device).kind
+        steps = [_plan_steps(copy, kind, device_memory) for copy in conversion.arrays]
+        request = conversion.request()
+        create = conversion.create
+        with resumable_folder(target_path, request, create, overwrite=overwrite, durable=durable) as state:
+            conversion.log_dropped(target_path)
+            with _shown(progress, conversion.arrays) as report:
+                for number, (copy, step) in enumerate(zip(conversion.arrays, steps, strict=True)):
+                    _copy(copy, step, state, number, report, of_tiff=bool(conversion.files))
+            if conversion.image is not None:
+                make_coarser_levels(state.folder, conversion.image, "mean", kind, device_memory)
+            drop_partial_files(state.folder)
+            if dict(conversion.request().origin) != dict(request.origin) and not conversion.unidentified:
+                raise SourceError(
+                    f"{conversion.name} was changed while it was converted, so that the result may mix two versions of "
+                    "it and is not kept: run again once it is complete"
+                )
+    return Path(target)
+
+
+def _sizes(sizes: Sequence[int] | None) -> tuple[int, ...] | None:
+    return None if sizes is None else tuple(map(int, sizes))
+
+
+@dataclass
+class Conversion:
+    """What is made of a source.
+
+    Attributes
+    ----------
+    name : str
+        Of the source.
+    arrays : tuple of ArrayCopy
+        The arrays to fill.
+    create : callable
+        Takes a path, and makes the empty target there.
+    image : NewImage or None
+        The image, where the source is none: its coarser resolutions are made.
+    files : tuple of str
+        Files of the source, where its store does not tell when they change.
+    about : dict
+        What else the target depends on.
+    dropped : tuple of str
+        Descriptions of metadata that are not copied.
+    """
+
+    name: str
+    arrays: tuple[ArrayCopy, ...]
+    create: Any
+    image: NewImage | None = None
+    files: tuple[str, ...] = ()
+    about: dict[str, Any] = field(default_factory=dict)
+    dropped: tuple[str, ...] = ()
+    unidentified: bool = False
+
+    def request(self) -> Request:
+        """Return everything that the bytes of the target depend on."""
+        settings = {
+            "source": name_on_disk(self.arrays[0].source) if not self.files else self.files[0],
+            "arrays": [
+                [copy.path, copy.source.shape, copy.dtype.str, copy.chunks, copy.shards, str(copy.encoding)]
+                for copy in self.arrays
+            ],
+            "metadata": _digest([copy.source.metadata.to_dict() for copy in self.arrays]),
+            **self.about,
+        }
+        first, *others = (copy.counts for copy in self.arrays)
+        named = tuple(
+            (key, _digest(value) if isinstance(value, list) else str(value)) for key, value in settings.items()
+        )
+        return Request("convert_zarr", first, named, (("source data", self._data()),), tuple(others))
+
+    def _data(self) -> str:
+        if self.files:
+            marks = [(name, status.st_size, status.st_mtime_ns) for name in self.files for status in [os.stat(name)]]
+            return _digest(marks)
+        found = [identify_data(copy.source) for copy in self.arrays]
+        if None in found:  # then a stopped run is never continued
+            self.unidentified = True
+            return f"not known {secrets.token_hex(8)}"
+        return _digest(found)
+
+    def log_dropped(self, target: Path) -> None:
+        """Log once what is not copied."""
+        if self.dropped:
+            import logging
+
+            logging.getLogger(__name__).warning(
+                "%s: not carried over from %s: %s", target, self.name, "; ".join(self.dropped)
+            )
+
+
+def _digest(document: Any) -> str:
+    return hashlib.sha256(json.dumps(document, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def _plan(
+    source: Source,
+    storage: Storage,
+    ngff_version: str | None,
+    spacing: Spacing | None,
+    levels: int,
+    name: str,
+    scope: ExitStack,
+) -> Conversion:
+    files = tiff_files(source) if isinstance(source, (str, Path)) and "://" not in str(source) else []
+    if files:
+        stack = scope.enter_context(open_stack(files))
+        return _plan_image(
+            str(source), stack.array, stack.axes, storage, ngff_version, spacing, levels, name, stack.files
+        )
+    node = open_node(source)
+    if isinstance(node, zarr.Array):
+        if node.ndim not in (2, 3):
+            raise SourceError(f"{describe_source(node)} has shape {node.shape}: pass an array of two or three axes")
+        axes = "zyx"[-node.ndim :]
+        return _plan_image(describe_source(node), node, axes, storage, ngff_version, spacing, levels, name, ())
+    if spacing is not None or levels != 1:
+        raise ValueError(
+            f"spacing={spacing!r}, levels={levels}: {describe_source(node)} is a group, which keeps its own; they are "
+            "for arrays and TIFF stacks"
+        )
+    found = plan_hierarchy(node, storage, ngff_version)
+    about = {"version": ngff_version, "groups": _digest(list(found.groups.items()))}
+    return Conversion(describe_source(node), found.arrays, found.create, about=about, dropped=found.dropped)
+
+
+def _plan_image(
+    source: str,
+    array: zarr.Array,
+    axes: str,
+    storage: Storage,
+    ngff_version: str | None,
+    spacing: Spacing | None,
+    levels: int,
+    name: str,
+    files: tuple[str, ...],
+) -> Conversion:
+    """Plan the image that is made of an array without metadata."""
+    if spacing is None:
+        raise MetadataError(f"{source} says nothing of the voxel spacing that linumpy reads: pass spacing= in µm")
+    space = axes.lstrip("tc")
+    steps = [spacing.get(axis, math.nan) for axis in space] if isinstance(spacing, Mapping) else list(spacing)
+    steps = steps[-len(space) :]
+    if files and storage.codec is None:
+        storage = Storage(storage.chunks, storage.shards, "zstd")
+    version = ngff_version or "0.5"
+    if files and storage.chunks is None:
+        image = plan_image(array.shape, array.dtype, steps, name=name, axes=axes)
+        storage = Storage(image.chunks, storage.shards, storage.codec)
+    copy = plan_array("0", array, storage, ZARR_FORMATS[version])
+    image = plan_image(
+        array.shape, copy.dtype, steps, name=name, axes=axes, chunks=copy.chunks, shards=copy.shards,
+        codec=str(copy.encoding), levels=levels, ngff_version=version,
+    )  # fmt: skip
+    return Conversion(source, (copy,), image.create, image, files, {"image": _digest(image.metadata)})
+
+
+def _shown(progress: Progress | None, arrays: Iterable[ArrayCopy]) -> AbstractContextManager[Progress]:
+    if progress is not None:
+        return nullcontext(progress)
+    return bytes_progress("convert", sum(copy.nbytes for copy in arrays))
+
+
+@dataclass(frozen=True)
+class _Steps:
+    """Blocks of an array, and the memory of their reads and writes."""
+
+    kind: str
+    block: tuple[int, ...]
+    scratch: int | None = None
+    batch: int | None = None
+
+
+def _plan_steps(copy: ArrayCopy, kind: str, limit: int | None) -> _Steps:
+    """Choose blocks of whole stored objects, of the source as well where memory allows it."""
+    budget, itemsize = memory_budget(kind, limit), copy.dtype.itemsize
+    least, scratch, batch = math.prod(copy.stored) * itemsize, None, None
+    if kind == "cuda":
+        batch, scratch = batch_nbytes(least, budget), scratch_within(budget)
+        budget -= scratch + device_nbytes(copy.encoding, math.prod(copy.chunks) * itemsize, batch)
+        if _BLOCKS * least > budget:
+            raise DeviceMemoryError(
+                f"blocks of one chunk (or shard) {copy.stored} need {_BLOCKS * least} bytes, and {max(0, budget)} may "
+                "be used: pass a larger device_memory, or smaller chunks and shards"
+            )
+    shape, most = copy.source.shape, max(1, min(STEP_BYTES, budget // _BLOCKS))
+    size = [min(s, n) for s, n in zip(copy.stored, shape, strict=True)]
+    theirs = copy.source.shards or copy.source.chunks
+    for axis in reversed(range(len(shape))):  # the last axes first, along which voxels are contiguous
+        longer = min(math.lcm(copy.stored[axis], theirs[axis]), shape[axis])
+        if math.prod(size) // size[axis] * longer * itemsize <= most:
+            size[axis] = longer
+    return _Steps(kind, grown(tuple(size), shape, itemsize, most), scratch, batch)
+
+
+def _copy(copy: ArrayCopy, steps: _Steps, state: Resumable, number: int, report: Progress, *, of_tiff: bool) -> None:
+    """Copy the missing blocks of an array."""
+
+    def units(box: Box) -> tuple[list[int], list[int]]:
+        sides = list(zip(box, copy.stored, strict=True))
+        return [b.start // s for b, s in sides], [-(-b.stop // s) for b, s in sides]
+
+    def nbytes(box: Box) -> int:
+        return math.prod(shape_of(box)) * copy.dtype.itemsize
+
+    def done(box: Box) -> None:
+        state.add(*units(box), number)
+        report(nbytes(box))
+
+    wanted = []
+    for box in split(tuple(map(slice, (0,) * len(copy.source.shape), copy.source.shape)), steps.block):
+        if state.holds(*units(box), number):
+            report(nbytes(box))
+        else:
+            wanted.append(box)
+    if not wanted:
+        return
+    threads, on_device = writing_threads(), steps.kind == "cuda"
+    with ExitStack() as scope:
+        pool = scope.enter_context(ThreadPoolExecutor(threads, "linumpy-chunks"))
+        chunks = level_chunks(state.folder, copy.path, pool, threads, steps.batch)
+        if on_device:
+            reader = scope.enter_context(closing(OwnReader(steps.scratch)))
+            if kvikio_mode()[0] != "none":
+                scope.enter_context(transfer_settings())
+
+        def read(box: Box) -> Array:
+            if of_tiff:
+                voxels = np.asarray(read_on_host(copy.source, box), copy.dtype)
+                return require_cuda().asarray(voxels) if on_device else voxels  # type: ignore[no-any-return]
+            if on_device:
+                return read_to_device(copy.source, box, reader)
+            return np.asarray(read_zarr(copy.source, region=box, device="cpu"), copy.dtype)
+
+        work_through(
+            wanted, read, lambda _, block: block, lambda box, block: chunks.start(box, block)(),
+            use_gpu=on_device, done=done,
+        )  # fmt: skip

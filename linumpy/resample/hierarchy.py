@@ -1,0 +1,272 @@
+"""Plan the copy of a Zarr hierarchy: the same groups and arrays, stored in another way.
+
+In: a group, and the chunks, shards, codec and NGFF version of the copy. Out: :class:`Hierarchy`, which makes the copy,
+empty, and lists the arrays to fill. Errors: ``ValueError`` for sizes that do not fit,
+:class:`~linumpy.errors.SourceError` for arrays without numbers.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import shutil
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import zarr
+from zarr.storage import LocalStore
+
+from linumpy.errors import SourceError
+from linumpy.io.codecs import encoding_like, zarr_codecs
+from linumpy.io.collection import ome_attributes
+from linumpy.io.coordinate_systems import as_axes_and_scales
+from linumpy.io.ngff_versions import in_version, version_of
+from linumpy.io.source import describe_source, local_store
+from linumpy.io.zarr_mode import host_zarr_context
+from linumpy.plan.encoding import DEFAULT_CODEC, Encoding, parse_codec
+from linumpy.write.new_image import ZARR_FORMATS
+
+log = logging.getLogger(__name__)
+
+_METADATA = ("zarr.json", ".zgroup", ".zattrs", ".zarray", ".zmetadata")
+
+
+@dataclass(frozen=True)
+class Storage:
+    """How arrays of the copy are stored; what is None is as in the source.
+
+    Attributes
+    ----------
+    chunks, shards : tuple of int or None
+        Along the last axes; along others 1.
+    codec : str or None
+        Name of a codec.
+    """
+
+    chunks: tuple[int, ...] | None = None
+    shards: tuple[int, ...] | None = None
+    codec: str | None = None
+
+
+@dataclass(frozen=True)
+class ArrayCopy:
+    """An array of the copy.
+
+    Attributes
+    ----------
+    path : str
+        Path in the copy.
+    source : zarr.Array
+        The array to copy.
+    chunks : tuple of int
+        Shape of an (inner) chunk.
+    shards : tuple of int or None
+        Shape of a shard.
+    encoding : Encoding
+        Of an (inner) chunk.
+    names : tuple of str or None
+        Names of the axes, which zarr v3 stores.
+    """
+
+    path: str
+    source: zarr.Array
+    chunks: tuple[int, ...]
+    shards: tuple[int, ...] | None
+    encoding: Encoding
+    names: tuple[str, ...] | None = None
+
+    @property
+    def dtype(self) -> np.dtype:
+        """Data type of a voxel, in this machine's byte order."""
+        return np.dtype(self.source.dtype).newbyteorder("=")
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the voxels."""
+        return math.prod(self.source.shape) * self.dtype.itemsize
+
+    @property
+    def stored(self) -> tuple[int, ...]:
+        """Shape of a shard, or else of a chunk."""
+        return self.shards or self.chunks
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """Number of shards, or else of chunks, along each axis."""
+        return tuple(-(-n // s) for n, s in zip(self.source.shape, self.stored, strict=True))
+
+
+@dataclass(frozen=True)
+class Hierarchy:
+    """The copy of a group.
+
+    Attributes
+    ----------
+    group : zarr.Group
+        The source.
+    zarr_format : int
+        Of the copy.
+    groups : mapping of str to dict
+        Attributes of each group, by its path.
+    arrays : tuple of ArrayCopy
+        The arrays.
+    dropped : tuple of str
+        Descriptions of what the version of the copy has no place for.
+    """
+
+    group: zarr.Group
+    zarr_format: int
+    groups: Mapping[str, dict[str, Any]]
+    arrays: tuple[ArrayCopy, ...]
+    dropped: tuple[str, ...]
+
+    def create(self, folder: Path) -> None:
+        """Make the copy, without chunks; files in its groups that are not of Zarr are copied."""
+        with host_zarr_context(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of codecs that are not in the specification
+            made = {}
+            for path in sorted(self.groups, key=lambda path: path.count("/") + bool(path)):
+                attributes = self.groups[path]
+                made[path] = zarr.create_group(
+                    local_store(folder / path, read_only=False),
+                    zarr_format=self.zarr_format, attributes=attributes,  # type: ignore[arg-type]
+                )  # fmt: skip
+            for array in self.arrays:
+                parent, _, name = array.path.rpartition("/")
+                _create_array(made[parent], name, array, self.zarr_format)
+        if isinstance(self.group.store, LocalStore):
+            for path in self.groups:
+                _copy_files(Path(self.group.store.root) / self.group.path / path, folder / path)
+
+
+def _create_array(group: zarr.Group, name: str, array: ArrayCopy, zarr_format: int) -> None:
+    source = array.source
+    options: dict[str, Any] = {"chunk_key_encoding": {"name": "v2", "separator": "/"}}
+    if zarr_format == 3:
+        own = getattr(source.metadata, "dimension_names", None) or source.attrs.get("_ARRAY_DIMENSIONS")
+        options = {"dimension_names": own or array.names, "shards": array.shards}
+    attributes = {k: v for k, v in source.attrs.asdict().items() if zarr_format == 2 or k != "_ARRAY_DIMENSIONS"}
+    group.create_array(
+        name, shape=source.shape, dtype=array.dtype, chunks=array.chunks, attributes=attributes,
+        fill_value=0 if source.fill_value is None else source.fill_value,
+        compressors=zarr_codecs(array.encoding, zarr_format), **options,
+    )  # fmt: skip
+
+
+def _copy_files(source: Path, target: Path) -> None:
+    with os.scandir(source) as entries:
+        for entry in entries:
+            if entry.is_file() and entry.name not in _METADATA:
+                shutil.copyfile(entry.path, target / entry.name)
+
+
+def plan_hierarchy(group: zarr.Group, storage: Storage, ngff_version: str | None) -> Hierarchy:
+    """Plan the copy of a group and of all that is in it.
+
+    Raises
+    ------
+    SourceError
+        A group without arrays, or an array whose elements are no numbers of 1 to 8 bytes.
+    ValueError
+        Chunks or shards that do not fit an array.
+    MetadataError
+        Coordinates that the version cannot express.
+    """
+    # In an order of its own: zarr lists members as they come, and a stopped run counts arrays by their numbers.
+    name, nodes = describe_source(group), dict(sorted(_nodes(group), key=lambda one: one[0]))
+    found = {path: node for path, node in nodes.items() if isinstance(node, zarr.Array)}
+    if not found:
+        raise SourceError(f"{name} holds no arrays to convert")
+    version = ngff_version or version_of(group.attrs.asdict())
+    zarr_format = ZARR_FORMATS.get(version or "", group.metadata.zarr_format)
+    groups, dropped = {}, []
+    for path, node in nodes.items():
+        if isinstance(node, zarr.Group):
+            attributes = node.attrs.asdict()
+            if ngff_version is not None:
+                attributes, lost = in_version(attributes, ngff_version, f"{name}/{path}".rstrip("/"))
+                dropped += lost
+            groups[path] = attributes
+    names = dict(_axis_names(nodes))
+    arrays = tuple(
+        replace(plan_array(path, node, storage, zarr_format), names=names.get(path)) for path, node in found.items()
+    )
+    return Hierarchy(group, zarr_format, groups, arrays, tuple(dict.fromkeys(dropped)))
+
+
+def _nodes(group: zarr.Group) -> Iterator[tuple[str, zarr.Group | zarr.Array]]:
+    """Yield a group and all groups and arrays in it, with their paths."""
+    yield "", group
+    if group.store.supports_listing:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of files that are not of Zarr
+            yield from group.members(max_depth=None)
+        return
+    for path in _named(group):  # a server without listings: what the metadata name
+        node = group.get(path)
+        if node is not None:
+            yield path, node
+            if isinstance(node, zarr.Group):
+                yield from ((f"{path}/{below}", one) for below, one in _nodes(node) if below)
+
+
+def _axis_names(nodes: Mapping[str, Any]) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Yield the path of each resolution of an image, and the names of its axes."""
+    for path, node in nodes.items():
+        images = ome_attributes(node).get("multiscales") if isinstance(node, zarr.Group) else None
+        for image in images if isinstance(images, list) else []:
+            plain = as_axes_and_scales(image, describe_source(node))
+            axes = [axis.get("name") if isinstance(axis, Mapping) else axis for axis in plain.get("axes", ())]
+            if axes and all(isinstance(axis, str) for axis in axes):
+                for one in image.get("datasets", ()):
+                    yield f"{path}/{one['path']}".lstrip("/"), tuple(map(str, axes))
+
+
+def _named(group: zarr.Group) -> list[str]:
+    ome = ome_attributes(group)
+    levels = [str(one["path"]) for image in ome.get("multiscales", ()) for one in image.get("datasets", ())]
+    return [*levels, *map(str, ome.get("labels", ())), *(["labels"] if levels else [])]
+
+
+def plan_array(path: str, array: zarr.Array, storage: Storage, zarr_format: int) -> ArrayCopy:
+    """Choose how one array of the copy is stored."""
+    dtype, name = np.dtype(array.dtype), describe_source(array)
+    if dtype.kind not in "biuf" or dtype.itemsize > 8:
+        raise SourceError(f"{name} is of {dtype}: arrays of bool, integers and floats of up to 8 bytes are converted")
+    if not array.ndim or 0 in array.shape:
+        raise SourceError(f"{name} has shape {array.shape}, without voxels to convert")
+    shards = _along_last(storage.shards, array.ndim, "shards", name)
+    chunks = _along_last(storage.chunks, array.ndim, "chunks", name)
+    if shards is None and chunks is None and zarr_format == 3:
+        shards = array.shards
+    if shards is not None and zarr_format == 2:
+        raise ValueError(f"shards={storage.shards}: NGFF 0.4 is zarr v2, which has none; leave them out, or pass 0.5")
+    chunks = chunks or tuple(array.chunks)
+    if shards is None:
+        chunks = tuple(map(min, chunks, array.shape))
+    elif any(s % c for s, c in zip(shards, chunks, strict=True)):
+        raise ValueError(f"shards={shards} are no whole numbers of chunks={chunks} of {name}: pass both")
+    return ArrayCopy(path, array, chunks, shards, _encoding(array, storage.codec, zarr_format))
+
+
+def _along_last(sizes: Sequence[int] | None, rank: int, label: str, name: str) -> tuple[int, ...] | None:
+    if sizes is None:
+        return None
+    if len(sizes) > rank or min(sizes) < 1:
+        raise ValueError(f"{label}={tuple(sizes)}: {name} has {rank} axes, each of which takes a size from 1 on")
+    return (1,) * (rank - len(sizes)) + tuple(sizes)
+
+
+def _encoding(array: zarr.Array, codec: str | None, zarr_format: int) -> Encoding:
+    if codec is not None:
+        return parse_codec(codec, array.dtype.itemsize)
+    found = encoding_like(array)
+    if found is None:
+        log.warning("%s: its codecs have no name; the copy has %r", describe_source(array), DEFAULT_CODEC)
+        found = parse_codec(DEFAULT_CODEC, array.dtype.itemsize)
+    return replace(found, checksum=False) if zarr_format == 2 else found

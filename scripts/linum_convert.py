@@ -1,0 +1,78 @@
+#!/usr/bin/env python3
+"""Store an OME-Zarr image, or a TIFF stack, in other chunks, shards, codecs, or another version of NGFF.
+
+Copies all resolutions, labels and metadata of an image, or any other group of Zarr, such as a plate, block by block,
+decoded and encoded on the GPU where there is one. Voxels stay the same, bit for bit. INPUT may be larger than memory.
+
+INPUT may also be an array of two or three axes, or a TIFF file, or a folder of TIFF files of one page each, with
+--spacing.
+
+A stopped run leaves its complete blocks in .OUTPUT.unfinished beside the output; the same command continues from them.
+
+For example:
+  linum-convert raw.ome.zarr small.ome.zarr --codec blosc:zstd:bit
+  linum-convert brain.ome.zarr sharded.ome.zarr --chunks 64 64 64 --shards 512 512 512 --ngff 0.5
+  linum-convert pages/ brain.ome.zarr --spacing 5 2 2 --levels 4
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from linumpy import cli
+
+
+def _build_arg_parser() -> argparse.ArgumentParser:
+    parser = cli.Parser("linum-convert", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("input", type=cli.source, metavar="INPUT", help="OME-Zarr image, array, or TIFF.")
+    parser.add_argument("output", type=Path, metavar="OUTPUT", help="OME-Zarr image to write.")
+    cli.add_codec_argument(parser, "as the input's; of TIFF zstd")
+    sizes = "along the last axes, those of space; along others 1."
+    parser.add_argument("--chunks", type=int, nargs="+", metavar="N", help=f"Chunks, {sizes} [as the input's]")
+    parser.add_argument(
+        "--shards", type=int, nargs="+", metavar="N",
+        help=f"Shards, {sizes} [as the input's; with --chunks none]",
+    )  # fmt: skip
+    parser.add_argument(
+        "--ngff", dest="ngff_version", choices=("0.6", "0.5", "0.4"), help="NGFF of the output. [as the input]"
+    )
+    parser.add_argument(
+        "--spacing", type=float, nargs="+", metavar="UM",
+        help="Voxel spacing in µm along z, y, x (or y, x), of a TIFF stack or an array.",
+    )  # fmt: skip
+    cli.add_levels_argument(parser)
+    parser.add_argument(
+        "--device_memory", type=float, metavar="GIB",
+        help="Memory of the blocks in the pipeline, on the GPU or the host. [80 %% of the free; on the CPU at most 8]",
+    )  # fmt: skip
+    cli.add_gpu_arguments(parser)
+    cli.add_common_arguments(parser)
+    return parser
+
+
+def _convert(parsed: argparse.Namespace) -> None:
+    from linumpy.io.source import sizes_of
+    from linumpy.resample.convert_zarr import convert_zarr
+
+    use_gpu, begin = cli.choose_device(parsed), time.perf_counter()
+    memory = None if parsed.device_memory is None else cli.gib(parsed.device_memory)
+    convert_zarr(
+        parsed.input, parsed.output, codec=parsed.codec, chunks=parsed.chunks, shards=parsed.shards,
+        ngff_version=parsed.ngff_version, spacing=parsed.spacing, levels=parsed.levels,
+        device="cuda" if use_gpu else "cpu", device_memory=memory, overwrite=parsed.overwrite,
+    )  # fmt: skip
+    seconds = time.perf_counter() - begin
+    print(cli.closing_line(parsed.input, parsed.output, use_gpu, seconds, sizes_of(parsed.output)[0]))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the script."""
+    return cli.run(_build_arg_parser(), _convert, arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,341 @@
+"""If this fails, a converted image has other voxels or other metadata than its source."""
+
+import itertools
+import tempfile
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tifffile
+import zarr
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from zarr.codecs import ZstdCodec
+from zarr.storage import MemoryStore
+
+from linumpy import convert_zarr, open_image, read_zarr
+from linumpy.errors import MetadataError, SourceError
+from linumpy.io.carried import Carried
+from linumpy.io.codecs import encoding_of
+from linumpy.io.zarr_mode import read_on_host
+from linumpy.resample import convert_zarr as converting
+from linumpy.write.new_image import list_labels
+from linumpy.write.pyramid import halve
+from linumpy.write.writer import write_omezarr
+from tests.support.budget import examples
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in the Zarr version 3 specification"),
+    pytest.mark.filterwarnings("ignore:Object at notes.txt"),
+]
+HERE = {"device": "cpu"}
+LABEL = Carried(image_label={"colors": [{"label-value": 1, "rgba": [255, 0, 0, 255]}]})
+OMERO = {
+    "channels": [
+        {"label": name, "color": "FF0000", "window": {"start": 0, "end": 9, "min": 0, "max": 9}} for name in "ab"
+    ]
+}
+
+
+def voxels(shape, dtype="u2", seed=1):
+    rng = np.random.default_rng(seed)
+    return rng.random(shape) < 0.5 if dtype == "bool" else rng.integers(0, 200, shape).astype(dtype)
+
+
+def arrays_of(path):
+    group = zarr.open_group(path, mode="r")
+    return {name: one for name, one in group.members(max_depth=None) if isinstance(one, zarr.Array)}
+
+
+def assert_copied(source, target):
+    mine, theirs = arrays_of(target), arrays_of(source)
+    assert mine.keys() == theirs.keys()
+    for name, one in mine.items():
+        assert one.dtype == theirs[name].dtype.newbyteorder("=")
+        assert one[...].tobytes() == theirs[name][...].astype(one.dtype).tobytes()
+        assert one.fill_value == theirs[name].fill_value
+
+
+def image_with_labels(path, version="0.5", **options):
+    data = voxels((2, 5, 9, 8))
+    attributes = {"omero": OMERO} if version == "0.4" else {}
+    options = {"axes": "czyx", "levels": 2, "origin": (1, 2, 3), "chunks": (1, 4, 4, 4)} | options
+    write_omezarr(path, data, (5, 2, 3), ngff_version=version, name="brain 7", **options, attributes={"mine": [1, "µ"]})
+    group = zarr.open_group(path, mode="r+")
+    if version == "0.4":
+        group.attrs.update(attributes)
+    else:
+        group.attrs["ome"] = {**group.attrs["ome"], "omero": OMERO}
+    (path / "labels").mkdir()
+    options = {"levels": 2, "ngff_version": version, "codec": "lz4", "carried": LABEL, "downsampling": "label"}
+    write_omezarr(path / "labels/cells", voxels((5, 9, 8), "u4"), (5, 2, 3), **options)
+    list_labels(path / "labels-made", ["cells"], version)
+    for one in (path / "labels-made").iterdir():
+        one.rename(path / "labels" / one.name)
+    (path / "labels-made").rmdir()
+    (path / "notes.txt").write_text("of the microscope")
+    return data
+
+
+@pytest.mark.parametrize(("old", "new"), list(itertools.product(["0.4", "0.5", "0.6"], repeat=2)))
+def test_every_version_into_every_version(tmp_path, old, new):
+    from ome_zarr_models import open_ome_zarr
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        image_with_labels(tmp_path / "a", old)
+        convert_zarr(tmp_path / "a", tmp_path / "b", ngff_version=new, codec="blosc:zstd:bit", **HERE)
+    assert_copied(tmp_path / "a", tmp_path / "b")
+    mine, theirs = open_image(tmp_path / "b"), open_image(tmp_path / "a")
+    assert mine.version == new
+    assert (mine.name, mine.axes, mine.spacing, mine.origin) == (
+        str(mine.group.store_path), theirs.axes, theirs.spacing, theirs.origin
+    )  # fmt: skip
+    group = zarr.open_group(tmp_path / "b", mode="r")
+    ome = group.attrs["ome"] if new != "0.4" else group.attrs
+    assert ome["omero"]["channels"] == OMERO["channels"]
+    assert ome["multiscales"][0]["name"] == "brain 7"
+    assert group.attrs["mine"] == [1, "µ"]
+    assert (group.metadata.zarr_format == 2) == (new == "0.4")
+    labels = zarr.open_group(tmp_path / "b/labels", mode="r").attrs.asdict()
+    assert labels.get("ome", labels)["labels"] == ["cells"]
+    assert open_image(tmp_path / "b/labels/cells").version == new
+    assert (tmp_path / "b/notes.txt").read_text() == "of the microscope"
+    assert {str(encoding_of(one)) for one in arrays_of(tmp_path / "b").values()} == {"blosc:zstd:bit"}
+    if new != "0.6":
+        assert f"v0{new[-1]}.image" in type(open_ome_zarr(group)).__module__
+    if old == new:
+        assert group.attrs.asdict() == theirs.group.attrs.asdict()
+
+
+@st.composite
+def requests(draw):
+    rank = draw(st.integers(2, 5))
+    shape = tuple(draw(st.integers(1, 9)) for _ in range(rank))
+    sizes = st.tuples(*[st.integers(1, 5)] * draw(st.integers(1, rank)))
+    chunks = draw(st.none() | sizes)
+    shards = tuple(c * draw(st.integers(1, 3)) for c in chunks) if chunks and draw(st.booleans()) else None
+    return {
+        "shape": shape,
+        "dtype": draw(st.sampled_from(["bool", "u1", ">u2", "<i4", ">f4", "f8"])),
+        "source": draw(st.sampled_from([2, 3])),
+        "old": tuple(draw(st.integers(1, n)) for n in shape),
+        "old_shards": draw(st.booleans()),
+        "missing": draw(st.booleans()),
+        "options": {"chunks": chunks, "shards": shards, "codec": draw(st.sampled_from([None, "none", "lz4", "zstd"]))},
+        "memory": draw(st.sampled_from([1000, 2**30])),
+    }
+
+
+@settings(max_examples=examples(40))
+@given(request=requests())
+def test_any_array_of_a_group(request):
+    shape, zarr_format, options = request["shape"], request["source"], dict(request["options"])
+    old = request["old"]
+    shards = tuple(2 * c for c in old) if request["old_shards"] and zarr_format == 3 else None
+    if zarr_format == 2:
+        options["shards"] = None
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        group = zarr.create_group(Path(folder) / "a", zarr_format=zarr_format, attributes={"about": {"a": 1}})
+        dtype = request["dtype"] if zarr_format == 2 else np.dtype(request["dtype"]).newbyteorder("=")
+        array = group.create_array(
+            "x/y", shape=shape, chunks=old, shards=shards, dtype=dtype, fill_value=1, attributes={"of": "it"}
+        )
+        if not request["missing"]:
+            array[...] = voxels(shape, request["dtype"])
+        convert_zarr(Path(folder) / "a", Path(folder) / "b", device_memory=request["memory"], **options, **HERE)
+        assert_copied(Path(folder) / "a", Path(folder) / "b")
+        copy = zarr.open_array(Path(folder) / "b/x/y")
+        assert np.array_equal(read_zarr(Path(folder) / "b/x/y", device="cpu"), array[...])
+        assert copy.attrs.asdict() == {"of": "it"}
+        assert zarr.open_group(Path(folder) / "b").attrs.asdict() == {"about": {"a": 1}}
+        if options["chunks"] is not None:
+            wanted = (1,) * (len(shape) - len(options["chunks"])) + options["chunks"]
+            assert copy.chunks == (wanted if options["shards"] else tuple(map(min, wanted, shape)))
+            assert (copy.shards is None) == (options["shards"] is None)
+        else:
+            assert (copy.chunks, copy.shards) == (array.chunks, array.shards)
+
+
+def test_by_default_all_is_as_it_was(tmp_path):
+    image_with_labels(tmp_path / "a", codec="zstd:small+crc32c", shards=(1, 8, 8, 8))
+    convert_zarr(tmp_path / "a", tmp_path / "b", **HERE)
+    assert_copied(tmp_path / "a", tmp_path / "b")
+    for name, one in arrays_of(tmp_path / "b").items():
+        assert one.metadata == arrays_of(tmp_path / "a")[name].metadata
+
+
+def test_a_stopped_run_goes_on(tmp_path, monkeypatch):
+    data = image_with_labels(tmp_path / "a")
+    options = {"chunks": (2, 2, 2), "device_memory": 1000, **HERE}
+    seen = []
+
+    def stop(nbytes):
+        seen.append(nbytes)
+        if len(seen) == 30:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        convert_zarr(tmp_path / "a", tmp_path / "b", progress=stop, **options)
+    assert not (tmp_path / "b").exists()
+    made, real = [], converting.level_chunks
+
+    def count(*arguments):
+        chunks = real(*arguments)
+        start = chunks.start
+        monkeypatch.setattr(chunks, "start", lambda box, block: (made.append(box), start(box, block))[1])
+        return chunks
+
+    monkeypatch.setattr(converting, "level_chunks", count)
+    done = []
+    convert_zarr(tmp_path / "a", tmp_path / "b", progress=done.append, **options)
+    assert_copied(tmp_path / "a", tmp_path / "b")
+    assert sum(done) == sum(one.nbytes for one in arrays_of(tmp_path / "a").values())
+    assert len(done) - 33 <= len(made) <= len(done) - 30
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["a", "b"]
+    assert np.array_equal(zarr.open_array(tmp_path / "b/0")[...], data)
+
+
+def test_a_source_that_changes_meanwhile(tmp_path):
+    image_with_labels(tmp_path / "a")
+
+    def change(_):
+        zarr.open_array(tmp_path / "a/0")[0, 0, 0, 0] = np.random.default_rng().integers(60000)
+
+    with pytest.raises(SourceError, match="was changed while it was converted"):
+        convert_zarr(tmp_path / "a", tmp_path / "b", progress=change, **HERE)
+    assert not (tmp_path / "b").exists()
+
+
+def test_a_source_of_which_nothing_is_known(tmp_path):
+    group = zarr.create_group(MemoryStore())
+    group.create_array("x", data=(data := voxels((5, 6))), chunks=(2, 3))
+    convert_zarr(group, tmp_path / "b", codec="zstd", **HERE)
+    assert np.array_equal(zarr.open_array(tmp_path / "b/x")[...], data)
+
+
+def test_arrays_and_packed_images(tmp_path):
+    data = voxels((20, 21, 22), "f4")
+    zarr.create_array(tmp_path / "x", data=data, chunks=(8, 8, 8), compressors=ZstdCodec(level=7))
+    with pytest.raises(MetadataError, match="pass spacing="):
+        convert_zarr(tmp_path / "x", tmp_path / "b", **HERE)
+    convert_zarr(tmp_path / "x", tmp_path / "b.ozx", spacing=(5, 2, 3), levels=3, **HERE)
+    convert_zarr(tmp_path / "b.ozx", tmp_path / "c", chunks=(4, 4, 4), **HERE)
+    image = open_image(tmp_path / "c")
+    assert image.spacing == tuple(tuple(2**k * s for s in (5.0, 2.0, 3.0)) for k in range(3))
+    for array in image.levels:
+        assert array.chunks == tuple(min(4, n) for n in array.shape)
+        assert np.array_equal(array[...], data)
+        data = halve(data)
+
+
+# --- TIFF.
+
+
+@pytest.mark.parametrize(("shape", "axes", "ours"), [
+    ((12, 20, 30), "ZYX", "zyx"), ((20, 30), "YX", "yx"), ((3, 20, 30), "CYX", "cyx"),
+    ((2, 3, 4, 20, 30), "TCZYX", "tczyx"),
+])  # fmt: skip
+def test_a_file_of_pages(tmp_path, shape, axes, ours):
+    data = voxels(shape)
+    tifffile.imwrite(tmp_path / "a.ome.tif", data, metadata={"axes": axes}, photometric="minisblack", tile=(16, 16))
+    space = ours.lstrip("tc")
+    convert_zarr(tmp_path / "a.ome.tif", tmp_path / "b", spacing=(5, 2, 3), levels=2, device_memory=2000, **HERE)
+    image = open_image(tmp_path / "b")
+    assert "".join(axis.name for axis in image.axes) == ours
+    assert image.spacing[0] == (5.0, 2.0, 3.0)[-len(space) :]
+    assert np.array_equal(image.levels[0][...], data)
+    assert np.array_equal(
+        image.levels[1][...], halve(data, "mean", (1,) * (len(shape) - len(space)) + (2,) * len(space))
+    )
+    assert str(encoding_of(image.levels[0])) == "zstd"
+
+
+def test_a_folder_of_pages(tmp_path):
+    data = voxels((12, 9, 8))
+    (tmp_path / "pages").mkdir()
+    for number, page in enumerate(data):
+        tifffile.imwrite(tmp_path / f"pages/page{number}.tif", page)
+    convert_zarr(tmp_path / "pages", tmp_path / "b", spacing=(5, 2, 3), chunks=(4, 4, 4), codec="lz4", **HERE)
+    assert np.array_equal(open_image(tmp_path / "b").levels[0][...], data)
+    tifffile.imwrite(tmp_path / "pages/page3.tif", data[0, :5])
+    with pytest.raises(SourceError, match=r"page3\.tif has shape \(5, 8\)"):
+        convert_zarr(tmp_path / "pages", tmp_path / "c", spacing=(5, 2, 3), **HERE)
+
+
+def test_tiff_that_is_no_stack(tmp_path):
+    tifffile.imwrite(tmp_path / "rgb.tif", voxels((9, 8, 3), "u1"), photometric="rgb")
+    (tmp_path / "text.tif").write_text("no TIFF")
+    (tmp_path / "empty").mkdir()
+    options = {"spacing": (5, 2, 3), **HERE}
+    for name, error, message in [
+        ("rgb.tif", MetadataError, "has the axes YXS"),
+        ("text.tif", SourceError, "cannot be read as TIFF"),
+        ("none.tif", FileNotFoundError, "does not exist"),
+        ("empty", SourceError, "empty"),
+    ]:
+        with pytest.raises(error, match=message):
+            convert_zarr(tmp_path / name, tmp_path / "b", **options)
+    tifffile.imwrite(tmp_path / "a.tif", voxels((5, 9, 8)))
+    with pytest.raises(MetadataError, match=r"pass spacing= in µm"):
+        convert_zarr(tmp_path / "a.tif", tmp_path / "b", **HERE)
+    assert not (tmp_path / "b").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"chunks": (4,) * 5}, ValueError, "has 4 axes"),
+        ({"chunks": (0, 4)}, ValueError, "a size from 1 on"),
+        ({"chunks": (4, 4), "shards": (6, 8)}, ValueError, "no whole numbers of chunks"),
+        ({"shards": (8, 8), "ngff_version": "0.4"}, ValueError, "zarr v2, which has none"),
+        ({"codec": "zst"}, ValueError, "codec='zst': choose one of"),
+        ({"codec": "zstd+crc32c", "ngff_version": "0.4"}, ValueError, "zarr v2 stores no checksum"),
+        ({"ngff_version": "0.3"}, ValueError, "choose one of 0.6, 0.5, 0.4"),
+        ({"spacing": (1, 1, 1)}, ValueError, "is a group, which keeps its own"),
+        ({"levels": 2}, ValueError, "is a group, which keeps its own"),
+        ({"device_memory": 0}, ValueError, "device_memory=0"),
+    ],
+)
+def test_what_does_not_fit(tmp_path, options, error, message):
+    image_with_labels(tmp_path / "a")
+    with pytest.raises(error, match=message):
+        convert_zarr(tmp_path / "a", tmp_path / "b", **options, **HERE)
+    assert [one.name for one in tmp_path.iterdir()] == ["a"]
+
+
+def test_targets_and_sources_that_are_refused(tmp_path):
+    image_with_labels(tmp_path / "a")
+    for target in ("a", "a/b"):
+        with pytest.raises(ValueError, match="source"):
+            convert_zarr(tmp_path / "a", tmp_path / target, overwrite=True, **HERE)
+    with pytest.raises(FileNotFoundError):
+        convert_zarr(tmp_path / "nothing", tmp_path / "b", **HERE)
+    zarr.create_group(tmp_path / "empty")
+    with pytest.raises(SourceError, match="holds no arrays"):
+        convert_zarr(tmp_path / "empty", tmp_path / "b", **HERE)
+    zarr.create_group(tmp_path / "s").create_array("x", shape=(3,), dtype="c8")
+    with pytest.raises(SourceError, match="arrays of bool, integers and floats"):
+        convert_zarr(tmp_path / "s", tmp_path / "b", **HERE)
+    convert_zarr(tmp_path / "a", tmp_path / "b", **HERE)
+    with pytest.raises(FileExistsError):
+        convert_zarr(tmp_path / "a", tmp_path / "b", **HERE)
+
+
+# --- On a GPU.
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("codec", ["none", "zstd", "blosc:lz4:bit", "lz4", "gzip"])
+@pytest.mark.parametrize("shards", [None, (64, 64, 64)])
+def test_on_a_device(cupy, tmp_path, codec, shards):
+    data = np.random.default_rng(1).gamma(4, 900, (130, 150, 140)).astype("u2")
+    write_omezarr(tmp_path / "a", data, (5, 2, 3), chunks=(40, 50, 60), levels=2, codec="blosc:zstd:bit")
+    options = {"chunks": (32, 32, 32), "shards": shards, "codec": codec, "device": "cuda"}
+    convert_zarr(tmp_path / "a", tmp_path / "b", device_memory=256 * 2**20, **options)
+    assert_copied(tmp_path / "a", tmp_path / "b")
+    convert_zarr(tmp_path / "b", tmp_path / "c", device="cuda", ngff_version="0.6")
+    assert_copied(tmp_path / "a", tmp_path / "c")
+    assert read_on_host(zarr.open_array(tmp_path / "c/1")).shape == halve(data).shape
