@@ -142,7 +142,9 @@ def test_chunks_of_the_host_are_those_of_zarr_python(tmp_path, name, version):
     like = zarr.open_array(tmp_path / "i/0")
     files_of_zarr(tmp_path / "other", like, data)
     for one in files_below(tmp_path / "other") - {"zarr.json", ".zarray", ".zattrs"}:
-        assert (tmp_path / "i/0" / one).read_bytes() == (tmp_path / "other" / one).read_bytes(), one
+        mine, theirs = ((path / one).read_bytes() for path in (tmp_path / "i/0", tmp_path / "other"))
+        at = 8 if name.startswith("gzip") else 0  # behind the time
+        assert mine[at:] == theirs[at:], one
 
 
 @pytest.mark.parametrize("location", ["start", "end"])

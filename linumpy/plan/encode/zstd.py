@@ -41,8 +41,8 @@ class Search:
     segment: int
     segments: int
     reached: int = 0
-    table_log: int = 12
-    warps: int = 2
+    table_log: int = 11
+    warps: int = 4
 
     @property
     def block(self) -> int:
@@ -62,7 +62,7 @@ class Search:
 
 
 #: Settings of the presets, for chunks that are no smaller than a block.
-PRESETS = {"fast": Search(2**14, 4), "small": Search(2**14, 8, reached=2**14)}
+PRESETS = {"fast": Search(2**14, 4, reached=2**14), "small": Search(2**14, 4, reached=2**15, table_log=13, warps=1)}
 
 
 def search_of(nbytes: int, preset: str) -> Search:

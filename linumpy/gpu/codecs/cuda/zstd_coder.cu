@@ -22,8 +22,8 @@ constexpr u32 NBITS_AT = 12;  // in what a state writes: the number of bits, abo
 struct SequenceCoder {
     FseEncoder<512> fse[KINDS];
     u32 histogram[KINDS][MOST_SYMBOLS];
-    u32 start[SEGMENTS + 1];    // first sequence of each segment
-    u32 pending[SEGMENTS];      // literals of segments before that the first sequence of a segment takes
+    u32 start[SEGMENTS + 1];  // first sequence of each segment
+    u32 pending[SEGMENTS];  // literals of segments before that the first sequence of a segment takes
     u8 codes[KINDS][TILE];
     u16 written[KINDS][TILE];
     u8 described[KINDS][TABLE_NBYTES];
@@ -101,8 +101,8 @@ __device__ inline void choose_table(SequenceCoder &t, u32 kind, u32 total) {
     share_states(histogram, symbols, total, log, fse.counts);
     BitWriter out{t.described[kind]};
     describe(fse.counts, symbols, log, out);
-    if (symbols > known || 8 * out.nbytes + bits_of(histogram, fse.counts, symbols, log) <
-                               bits_of(histogram, of, symbols, known_log)) {
+    if (symbols > known ||
+        8 * out.nbytes + bits_of(histogram, fse.counts, symbols, log) < bits_of(histogram, of, symbols, known_log)) {
         t.mode[kind] = DESCRIBED;
         t.described_nbytes[kind] = out.nbytes;
         make_encoder(fse, symbols, log);
@@ -134,19 +134,35 @@ __device__ inline u32 write_head(const SequenceCoder &t, u32 n, u8 *to) {
     return size;
 }
 
-// Follow the states of one table over `n` sequences, which are the last ones if `state` is not known. By one lane.
+// Follow the states of one table over `n` sequences, which are the last ones if `state` is not known. By one lane. Four
+// at a time: what does not depend on the state is loaded before, what is written is stored after.
 __device__ inline u32 follow_states(SequenceCoder &t, u32 kind, u32 n, u32 state, bool known) {
     const FseEncoder<512> &fse = t.fse[kind];
+    const auto step = [&](Leaving leaving) {
+        const u32 bits = (state + leaving.bits) >> 16, word = (state & ((1u << bits) - 1)) | bits << NBITS_AT;
+        state = fse.states[static_cast<int>(state >> bits) + leaving.state];
+        return static_cast<u16>(word);
+    };
     u32 k = 0;
     if (!known) {
         state = first_state(fse, t.codes[kind][0]);
         t.written[kind][k++] = 0;
     }
-    for (; k < n; ++k) {
-        u32 bits;
-        const u32 next = next_state(fse, state, t.codes[kind][k], bits);
-        t.written[kind][k] = static_cast<u16>((state & ((1u << bits) - 1)) | bits << NBITS_AT);
-        state = next;
+    while (k < n) {
+        if (k % 4 || k + 4 > n) {
+            t.written[kind][k] = step(fse.leaving[t.codes[kind][k]]);
+            ++k;
+            continue;
+        }
+        Leaving leaving[4];
+        u16 words[4];
+#pragma unroll
+        for (u32 e = 0; e < 4; ++e) leaving[e] = fse.leaving[t.codes[kind][k + e]];
+#pragma unroll
+        for (u32 e = 0; e < 4; ++e) words[e] = step(leaving[e]);
+#pragma unroll
+        for (u32 e = 0; e < 4; ++e) t.written[kind][k + e] = words[e];
+        k += 4;
     }
     return state;
 }
@@ -217,8 +233,7 @@ __device__ inline u32 write_sequences(SequenceCoder &t, const u64 *sequences, u3
         store_bytes(to + done, t.words, total / 8);
         done += total / 8;
         carried = total & 7;
-        left_over = t.words[total / 32] >> (total & 24) & 0xff;
-        sync_warp();
+        left_over = t.words[total / 32] >> (total & 24) & 0xff;  // the next two barriers come before other words
         last -= count;
     }
     const u32 log = t.log[lane < KINDS ? lane : 0], final = state & ((1u << log) - 1);

@@ -3,7 +3,10 @@
 constexpr u32 MOST_SYMBOLS = 64;  // of a table of sequences: 53 lengths of matches
 
 // How a symbol leaves a state: `bits` gives the number of bits to write, `state` is where its next states are found.
-struct Leaving { u32 bits; int state; };
+struct Leaving {
+    u32 bits;
+    int state;
+};
 
 template <u32 STATES> struct FseEncoder {
     u16 states[STATES];
@@ -88,7 +91,8 @@ template <u32 STATES> __device__ inline u32 first_state(const FseEncoder<STATES>
 }
 
 // Go to the next state; `bits` of the last one are to be written.
-template <u32 STATES> __device__ inline u32 next_state(const FseEncoder<STATES> &fse, u32 state, u32 symbol, u32 &bits) {
+template <u32 STATES> __device__ inline u32 next_state(const FseEncoder<STATES> &fse, u32 state, u32 symbol,
+                                                       u32 &bits) {
     const Leaving leaving = fse.leaving[symbol];
     bits = (state + leaving.bits) >> 16;
     return fse.states[static_cast<int>(state >> bits) + leaving.state];

@@ -45,7 +45,8 @@ struct LiteralsBackward {
 };
 
 __device__ inline void count_literals(LiteralCoder &t, const u8 *literals) {
-    for (u32 k = threadIdx.x; k < LITERAL_WARPS * SYMBOLS; k += LITERAL_THREADS) t.histogram[k / SYMBOLS][k % SYMBOLS] = 0;
+    for (u32 k = threadIdx.x; k < LITERAL_WARPS * SYMBOLS; k += LITERAL_THREADS)
+        t.histogram[k / SYMBOLS][k % SYMBOLS] = 0;
     sync_block();
     for (u32 s = 0; s < SEGMENTS; ++s)
         for (u32 k = threadIdx.x; k < t.start[s + 1] - t.start[s]; k += LITERAL_THREADS)
@@ -225,12 +226,19 @@ __device__ inline void write_stream(LiteralCoder &t, LiteralsBackward from, u32 
 // Header of a section of `nbytes` bytes for `n` literals; returns its size.
 __device__ inline u32 raw_header_nbytes(u32 n) { return n < 32 ? 1 : n < 4096 ? 2 : 3; }
 __device__ inline void write_raw_header(u8 *to, u32 type, u32 n) {
-    const u32 size = raw_header_nbytes(n), head = type | (size == 1 ? 0 : size == 2 ? 4 : 12) | n << (size == 1 ? 3 : 4);
+    const u32 size = raw_header_nbytes(n), head = type |
+                                                  (size == 1   ? 0
+                                                   : size == 2 ? 4
+                                                               : 12) |
+                                                  n << (size == 1 ? 3 : 4);
     for (u32 k = 0; k < size; ++k) to[k] = static_cast<u8>(head >> (8 * k));
 }
 __device__ inline u32 header_nbytes(u32 n) { return n < 1024 ? 3 : n < 16384 ? 4 : 5; }
 __device__ inline void write_header(u8 *to, u32 n, u32 nbytes) {
-    const u32 size = header_nbytes(n), format = n < SYMBOLS ? 0 : size - 2, width = size == 3 ? 10 : size == 4 ? 14 : 18;
+    const u32 size = header_nbytes(n), format = n < SYMBOLS ? 0 : size - 2,
+              width = size == 3   ? 10
+                      : size == 4 ? 14
+                                  : 18;
     const u64 head = 2 | format << 2 | n << 4 | static_cast<u64>(nbytes) << (4 + width);
     for (u32 k = 0; k < size; ++k) to[k] = static_cast<u8>(head >> (8 * k));
 }

@@ -25,7 +25,9 @@ __device__ inline void write_frame_head(u8 *to, i64 nbytes) {
     for (u32 k = 0; k < 1u << code; ++k) to[k] = static_cast<u8>(size >> (8 * k));
 }
 
-__device__ inline u32 stored_nbytes(const EncodedBlock &block) { return 3 + (block.type == REPEATED ? 1 : block.nbytes); }
+__device__ inline u32 stored_nbytes(const EncodedBlock &block) {
+    return 3 + (block.type == REPEATED ? 1 : block.nbytes);
+}
 
 extern "C" __global__ void zstd_sizes(i64 nbytes, i64 blocks_each, i64 chunks, EncodedBlock *blocks, u32 *sizes) {
     const i64 chunk = static_cast<i64>(blockIdx.x) * (blockDim.x / LANES) + warp_id();
