@@ -18,6 +18,7 @@ SUITES = {
     "tissue": "work on tissue",
     "scripts": "whole scripts on a mosaic",
     "remote": "arrays in object stores, from a server on this machine",
+    "write": "encoding on the device, writing, conversion",
     "sampling": "samples of volumes in device memory",
     "paging": "samples of volumes on disk",
     "rays": "samples along rays",
