@@ -2,13 +2,14 @@
 # Make the virtual environment if it is not there, and install linumpy into it.
 #
 #   PYTHON=python3 VENV=.venv shell_scripts/install.sh base|test|lint|docs
+#   INSTALLER=uv shell_scripts/install.sh test,lint    # several parts at once; a sixth of pip's processor time
 #   VENV=.venv shell_scripts/install.sh clean
 #
 # With the CUDA packages that fit the driver, where nvidia-smi finds a GPU. `clean` removes the virtual environment if
 # this script made it.
 set -euo pipefail
 
-part=${1:?which part: base, test, lint, docs or clean}
+part=${1:?which parts: base, test, lint, docs; or clean}
 python=${PYTHON:-python3}
 venv=${VENV:-.venv}
 # A name that begins with a dash is not an option.
@@ -74,11 +75,20 @@ if [[ $part != base ]]; then
     extras+=("$part")
 fi
 list=$(IFS=,; echo "${extras[*]-}")
+wanted="$here${list:+[$list]}"
+install_by_pip() {
+    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "$@"
+}
+# uv does not read pip's configuration (indexes, wheels of this machine): where it finds no packages, pip installs.
+install_by_uv() {
+    [[ ${INSTALLER:-pip} == uv ]] && install_by_pip uv &&
+        UV_NATIVE_TLS=1 "$venv/bin/uv" pip install --quiet --python "$venv/bin/python" --editable "$wanted"
+}
 echo "installing linumpy${list:+ with $list} into $venv …"
-if ! "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --editable "$here${list:+[$list]}"; then
+if ! install_by_uv && ! install_by_pip --editable "$wanted"; then
     [[ ${LINUMPY_NATIVE:-} != require ]] || command -v "${CXX:-c++}" >/dev/null ||
         fail "LINUMPY_NATIVE=require: the native core needs a compiler: apt install g++ libzstd-dev liblz4-dev zlib1g-dev"
     fail "linumpy was not installed: pip says why above."
 fi
 "$venv/bin/python" -c 'from linumpy.core import native; why = native.why_no_core(); why and print("note:", why)'
-touch "$venv/.has-$part"
+for one in base ${part//,/ }; do touch "$venv/.has-$one"; done

@@ -12,7 +12,7 @@ from tests.support import budget
 
 # A test that takes long asks budget.examples how many it may try. No profile minds how long a busy machine takes.
 ANY_SPEED = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}
-hypothesis.settings.register_profile("ci", **ANY_SPEED, derandomize=True, max_examples=60, print_blob=True)
+hypothesis.settings.register_profile("ci", **ANY_SPEED, derandomize=True, max_examples=40, print_blob=True)
 hypothesis.settings.register_profile("dev", **ANY_SPEED, max_examples=60)
 hypothesis.settings.register_profile("thorough", **ANY_SPEED, max_examples=600)
 

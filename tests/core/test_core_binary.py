@@ -1,4 +1,7 @@
-"""If this fails, a part of the native core is wrong by itself, or a sanitizer finds a bad access or a race in it."""
+"""If this fails, a part of the native core is wrong by itself, or a sanitizer finds a bad access or a race in it.
+
+Compiling takes most of the time: the short run has AddressSanitizer alone, the slow one ThreadSanitizer, too.
+"""
 
 import os
 import shutil
@@ -64,7 +67,7 @@ BEHAVIOUR = "shift;integer-divide-by-zero;signed-integer-overflow;bounds;bool;en
         pytest.param("", marks=pytest.mark.slow),
         f"address;{BEHAVIOUR}",
         pytest.param("address;undefined", marks=pytest.mark.slow),
-        "thread",
+        pytest.param("thread", marks=pytest.mark.slow),
     ],
     ids=["plain", "address", "undefined", "thread"],
 )

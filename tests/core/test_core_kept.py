@@ -203,7 +203,7 @@ def test_very_many_boxes_of_one_chunk(tmp_path, device):
         assert reader.check(array, values, regions) == (1, 0)
 
 
-@pytest.mark.parametrize("kind", ["raw", "zstd"])
+@pytest.mark.parametrize("kind", ["raw", pytest.param("zstd", marks=pytest.mark.slow)])
 def test_threads_that_evict_each_others_chunks(tmp_path, device, driver, kind):
     """Streams are late by chance: a slot that is read or filled must not be given to another chunk."""
     arrays = [make(tmp_path / name, kind, seed) for seed, name in enumerate("abc")]

@@ -51,7 +51,7 @@ def test_a_surface_does_not_show_where_the_mosaic_was_cut(tmp_path, tile_bytes, 
     assert sum(told) == SPEC.nbytes
 
 
-@pytest.mark.parametrize("axes", some(["zyx", "yxz", "yzx", "xyz"], lambda axes: axes in ("yxz", "xyz")))
+@pytest.mark.parametrize("axes", some(["zyx", "yxz", "yzx", "xyz"], lambda axes: axes == "xyz"))
 def test_axes_in_any_order(tmp_path, axes):
     spacing = dict(zip("zyx", SPEC.spacing_um, strict=True))
     source = write_omezarr(
@@ -285,7 +285,7 @@ def test_surface_and_truth_on_noisy_data(tmp_path):
     assert np.median(np.abs(values(tmp_path / "s.zarr") / 5.0 - surface_depth(noisy))) <= 2
 
 
-@pytest.mark.parametrize("dtype", some([">u2", "u1", ">f4", "f8", "i4"], lambda dtype: dtype in (">u2", "f8")))
+@pytest.mark.parametrize("dtype", some([">u2", "u1", ">f4", "f8", "i4"], lambda dtype: dtype == ">u2"))
 def test_any_numbers_sharded_or_of_the_other_byte_order(tmp_path, dtype):
     voxels = (volume() / 40).clip(0, 255).astype(dtype)
     options = {"chunks": (16, 16, 16), "shards": (64, 32, 64)}

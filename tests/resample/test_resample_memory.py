@@ -27,7 +27,10 @@ def halves(folder, smooth):
     return ndimage.affine_transform(image, [2.0] * 3, 0.5, shape, order=1, mode="nearest")
 
 
-@pytest.mark.parametrize(("order", "smooth", "compressors"), [(1, True, None), (1, False, None), (0, True, "auto")])
+@pytest.mark.parametrize(
+    ("order", "smooth", "compressors"),
+    [(1, True, None), pytest.param(1, False, None, marks=pytest.mark.slow), (0, True, "auto")],
+)
 def test_in_host_memory(tmp_path, order, smooth, compressors):
     """Far less than source and result; what is taken beyond the limit is what the documentation says."""
     image = volume((320, 320, 320))

@@ -96,9 +96,8 @@ def test_a_run(mosaic, tmp_path):
 @pytest.mark.parametrize(
     ("words", "options"),
     [
-        (["--interpolate"], {"interpolate": True}),
+        (["--interpolate", "--fill_value", "7.5"], {"interpolate": True, "fill_value": 7.5}),
         (["--wrap"], {"wrap": True}),
-        (["--fill_value", "7.5"], {"fill_value": 7.5}),
     ],
 )
 def test_options_reach_the_correction(main, mosaic, tmp_path, words, options, capsys):

@@ -268,6 +268,7 @@ PY
     refused
 }
 
+# slow
 @test "a big section with many relocations is read once, and in time" {
     {
         printf '.section .rodata,"a"\n.balign 8\n.rept 150000\n.quad somewhere\n.endr\n'

@@ -64,6 +64,21 @@ def test_it_makes_the_environment_and_installs(machine, tmp_path, venv):
     assert not (tmp_path / "here" / venv).exists()
 
 
+@pytest.mark.parametrize("uv", ["exit 0", "exit 1"])
+def test_several_parts_at_once_by_uv_and_where_that_fails_by_pip(machine, tmp_path, uv):
+    venv = tmp_path / "here" / "mine"
+    program(venv / "bin" / "python", PYTHON)
+    program(venv / "bin" / "uv", f'#!/bin/sh\necho "uv $*" >>"$PIP_LOG"\n{uv}\n')
+    done = machine("test,lint", VENV="mine", INSTALLER="uv")
+    assert done.returncode == 0, done.stderr
+    got_uv, by_uv, *by_pip = (tmp_path / "pip.log").read_text().splitlines()
+    assert got_uv.endswith("uv")
+    assert by_uv.startswith("uv pip install")
+    assert all(line.endswith("[test,lint]") for line in [by_uv, *by_pip])
+    assert len(by_pip) == (uv == "exit 1")
+    assert {path.name for path in venv.glob(".has-*")} == {".has-base", ".has-test", ".has-lint"}
+
+
 @pytest.mark.parametrize("fails", ["exit 1", ""])
 def test_a_folder_of_the_user_keeps_all_that_is_in_it(machine, tmp_path, fails):
     """Also where making an environment would work: it is no place for one."""

@@ -228,7 +228,7 @@ def run(paths, pad, **options):
         return found, p.stats
 
 
-@pytest.fixture(scope="module", params=["u2", "f4"])
+@pytest.fixture(scope="module", params=[pytest.param("u2", marks=pytest.mark.slow), "f4"])
 def images(request, tmp_path_factory):
     folder, rng = tmp_path_factory.mktemp("images"), np.random.default_rng(3)
     values = (rng.random((75, 83, 70)) * 60_000).astype(request.param)

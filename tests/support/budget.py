@@ -9,8 +9,8 @@ SLOW = False  # set by conftest before the tests are imported
 
 
 def examples(count):
-    """Number of examples for hypothesis: `count` in a slow run, a third of it in the short one."""
-    return count if SLOW else max(1, count // 3)
+    """Number of examples for hypothesis: `count` in a slow run, a fifth of it in the short one."""
+    return count if SLOW else max(1, count // 5)
 
 
 def shown(**axes):

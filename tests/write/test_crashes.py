@@ -105,7 +105,7 @@ class Bench:
         assert told["status"] != "hangs", asked
         return told
 
-    def calls(self, every, some=3, renames="x", last=1):
+    def calls(self, every, some=2, renames="x", last=1):
         """Choose calls, each by its number and from which call on it counts (letter, occurrence).
 
         All of them, or some, the last, and those at the last that rename.
@@ -115,7 +115,7 @@ class Bench:
             return [(number, "\0", 0) for number in range(1, count + 2)]
         found = self.trace.count(renames)
         spread = [(int(number), "\0", 0) for number in np.linspace(1, count, some + 2)[1:-1]]
-        near = [(1 + step, renames, found - back) for back in range(last) for step in (0, 1, 3, 6)]
+        near = [(1 + step, renames, found - back) for back in range(last) for step in (0, 1, 4)]
         return [*spread, *near]
 
     def check_rerun(self, place):

@@ -105,7 +105,7 @@ def test_devices_with_less_shared_memory(name, kib, ring):
 
 
 @needs_compiler
-@pytest.mark.parametrize("level", [1, 19])
+@pytest.mark.parametrize("level", [pytest.param(1, marks=pytest.mark.slow), 19])
 def test_frames_of_several_blocks(level):
     """Later blocks take tables, trees and offsets of those before; runs are longer than a tile, and than a ring."""
     rng = np.random.default_rng(level)

@@ -39,10 +39,10 @@ def draw_options(rng, shape):
 
 
 @needs_compiler
-# The short run takes a volume of each dtype with marches, and one without.
+# The short run takes one volume of each dtype, every second one with marches.
 @pytest.mark.parametrize(
     ("seed", "march"),
-    some(itertools.product(range(24), [False, True]), lambda seed, march: seed // len(DTYPES) == march),
+    some(itertools.product(range(24), [False, True]), lambda seed, march: seed < len(DTYPES) and march == seed % 2),
 )
 def test_same_as_the_filters(monkeypatch, seed, march):
     rng = np.random.default_rng(seed)
