@@ -120,6 +120,14 @@ def add_gpu_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_cluster_argument(parser: argparse.ArgumentParser) -> None:
+    """Add ``--cluster``, of a command that works in tiles; :func:`choose_device` then asks the workers."""
+    parser.add_argument(
+        "--cluster", dest="distributed", metavar="ADDRESS",
+        help="Work on the workers of a dask cluster, whose scheduler has this address. [here]",
+    )  # fmt: skip
+
+
 def add_volume_arguments(parser: argparse.ArgumentParser, *, all_of_them: bool) -> None:
     """Add the options that select a channel and a time of an image and replace its voxel spacing.
 
@@ -188,7 +196,7 @@ def choose_device(parsed: argparse.Namespace) -> bool:
     Returns
     -------
     bool
-        Whether to use the GPU.
+        Whether to use the GPU; with ``--cluster``, that of each worker: by default if all of them have one.
 
     Raises
     ------
@@ -197,7 +205,14 @@ def choose_device(parsed: argparse.Namespace) -> bool:
     ValueError
         ``LINUMPY_DEVICE`` names no device.
     """
-    return devices.resolve(wished_device(parsed)).is_cuda
+    wish, cluster = wished_device(parsed), getattr(parsed, "distributed", None)
+    if cluster is None:
+        return devices.resolve(wish).is_cuda
+    if wish is not None:
+        return wish == "cuda"
+    from linumpy.resample.tile_work import workers_have_gpus
+
+    return workers_have_gpus(cluster)
 
 
 def wished_device(parsed: argparse.Namespace) -> str | None:

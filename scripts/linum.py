@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Run a command of linumpy: "linum resample" is "linum-resample", with the same arguments.
 
-linum COMMAND --help describes a command.
+linum COMMAND --help describes a command. In bash and in zsh (after `autoload bashcompinit && bashcompinit`),
+eval "$(linum --completion)" completes commands, options and paths.
 """
 
 from __future__ import annotations
@@ -36,9 +37,36 @@ def _table(commands: dict[str, str]) -> str:
     return "commands:\n" + "".join(rows)
 
 
+def _completion(commands: dict[str, str]) -> str:
+    """Return a script for bash that completes commands and their options; all other words are paths."""
+    options = {}
+    for name, module in commands.items():
+        # A command whose options are those of its subcommands has no parser of its own.
+        build = getattr(importlib.import_module(module), "_build_arg_parser", None)
+        actions = [] if build is None else build()._actions
+        options[name] = " ".join(option for action in actions for option in action.option_strings)
+    cases = "".join(f'        linum-{name}) options="{words}" ;;\n' for name, words in options.items())
+    programs = " ".join(f"linum-{name}" for name in options)
+    return f"""_linum() {{
+    local program="${{COMP_WORDS[0]##*/}}" word="${{COMP_WORDS[COMP_CWORD]}}" options=""
+    if [[ $program == linum ]]; then
+        if ((COMP_CWORD == 1)); then
+            COMPREPLY=($(compgen -W "{" ".join(options)} --help --version --completion" -- "$word"))
+            return
+        fi
+        program="linum-${{COMP_WORDS[1]}}"
+    fi
+    case $program in
+{cases}    esac
+    if [[ $word == -* ]]; then COMPREPLY=($(compgen -W "$options" -- "$word")); else COMPREPLY=(); fi
+}}
+complete -o default -F _linum linum {programs}
+"""
+
+
 def _build_arg_parser(commands: dict[str, str], epilog: str) -> argparse.ArgumentParser:
     form = argparse.RawDescriptionHelpFormatter
-    usage = "linum [-h] [--version] COMMAND ..."
+    usage = "linum [-h] [--version] [--completion] COMMAND ..."
     parser = cli.Parser("linum", usage=usage, description=__doc__, epilog=epilog, formatter_class=form)
     parser.add_argument("command", choices=commands, metavar="COMMAND", help="One of those below.")
     return parser
@@ -47,6 +75,9 @@ def _build_arg_parser(commands: dict[str, str], epilog: str) -> argparse.Argumen
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the script; the exit code is that of the command."""
     words, commands = sys.argv[1:] if arguments is None else list(arguments), _commands()
+    if words == ["--completion"]:
+        print(_completion(commands), end="")
+        return 0
     # The command's own parser takes what follows its name. Only the help needs the modules of all commands.
     epilog = _table(commands) if words[:1] in (["-h"], ["--help"]) else ""
     parsed = _build_arg_parser(commands, epilog).parse_args(words[:1])

@@ -29,6 +29,7 @@ def _build_arg_parser() -> argparse.ArgumentParser:
     parser.add_argument("--level", type=int, default=0, help="Resolution level to read; 0 is the finest. [0]")
     cli.add_volume_arguments(parser, all_of_them=True)
     cli.add_codec_argument(parser)
+    cli.add_cluster_argument(parser)
     cli.add_gpu_arguments(parser)
     cli.add_common_arguments(parser)
     return parser
@@ -47,7 +48,7 @@ def _project(parsed: argparse.Namespace) -> None:
     with bytes_progress("projection", open_mosaic(parsed.input, parsed.level, **chosen).nbytes) as progress:
         projection = project_mosaic(
             parsed.input, parsed.output, level=parsed.level, use_gpu=use_gpu, overwrite=parsed.overwrite,
-            codec=parsed.codec, progress=progress, **chosen,
+            codec=parsed.codec, progress=progress, distributed=parsed.distributed, **chosen,
         )  # fmt: skip
     print(cli.closing_line(parsed.input, parsed.output, use_gpu, time.perf_counter() - begin, projection.nbytes))
 

@@ -27,6 +27,7 @@ def _build_arg_parser() -> argparse.ArgumentParser:
     parser.add_argument("output", type=Path, metavar="PNG", help="Picture to write.")
     parser.add_argument("--level", type=int, default=0, help="Resolution level to read; 0 is the finest. [0]")
     cli.add_volume_arguments(parser, all_of_them=False)
+    cli.add_cluster_argument(parser)
     cli.add_gpu_arguments(parser)
     cli.add_common_arguments(parser)
     return parser
@@ -41,7 +42,7 @@ def _project(parsed: argparse.Namespace) -> None:
     with bytes_progress("projection", open_mosaic(parsed.input, parsed.level, **chosen).nbytes) as progress:
         projection = project_mosaic_to_png(
             parsed.input, parsed.output, level=parsed.level, use_gpu=use_gpu, overwrite=parsed.overwrite,
-            progress=progress, **chosen,
+            progress=progress, distributed=parsed.distributed, **chosen,
         )  # fmt: skip
     black, white = projection.window or (0.0, 0.0)
     low, high = WINDOW

@@ -56,6 +56,7 @@ def _build_arg_parser() -> argparse.ArgumentParser:
     cli.add_codec_argument(parser)
     cli.add_volume_arguments(parser, all_of_them=False)
     cli.add_surface_arguments(parser)
+    cli.add_cluster_argument(parser)
     cli.add_gpu_arguments(parser)
     cli.add_common_arguments(parser)
     return parser
@@ -75,7 +76,7 @@ def _detect(parsed: argparse.Namespace) -> None:
         curvature = correct_mosaic(
             parsed.input, parsed.output, parsed.tile_shape and tuple(parsed.tile_shape), method, correction,
             levels=parsed.levels, report=parsed.report, use_gpu=use_gpu, overwrite=parsed.overwrite, codec=parsed.codec,
-            progress=progress, **chosen,
+            progress=progress, distributed=parsed.distributed, **chosen,
         )  # fmt: skip
     print(
         f"focal curvature in voxels: {curvature.vv:.3f} v² + {curvature.vu:.3f} v u + {curvature.uu:.3f} u², from "

@@ -41,6 +41,7 @@ def _build_arg_parser() -> argparse.ArgumentParser:
     cli.add_volume_arguments(parser, all_of_them=True)
     cli.add_surface_arguments(parser)
     cli.add_codec_argument(parser)
+    cli.add_cluster_argument(parser)
     cli.add_gpu_arguments(parser)
     cli.add_common_arguments(parser)
     return parser
@@ -56,7 +57,8 @@ def _find(parsed: argparse.Namespace) -> None:
     with bytes_progress("surface", open_mosaic(parsed.input, parsed.level, **chosen).nbytes) as progress:
         surface = find_mosaic_surface(
             parsed.input, parsed.output, method, level=parsed.level, overlay=parsed.overlay, use_gpu=use_gpu,
-            overwrite=parsed.overwrite, codec=parsed.codec, progress=progress, **chosen,
+            overwrite=parsed.overwrite, codec=parsed.codec, progress=progress,
+            distributed=parsed.distributed, **chosen,
         )  # fmt: skip
     print(cli.closing_line(parsed.input, parsed.output, use_gpu, time.perf_counter() - begin, surface.nbytes))
 

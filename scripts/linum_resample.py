@@ -73,10 +73,7 @@ def _build_arg_parser() -> argparse.ArgumentParser:
         help="Resample the labels inside the image too, or drop them. [%(default)s]",
     )  # fmt: skip
     parser.add_argument("--ngff_version", choices=("0.6", "0.5", "0.4"), help="NGFF of the output. [as the input]")
-    parser.add_argument(
-        "--cluster", dest="distributed", metavar="ADDRESS",
-        help="Make the blocks on the workers of a dask cluster, whose scheduler has this address. [here]",
-    )  # fmt: skip
+    cli.add_cluster_argument(parser)
     cli.add_volume_arguments(parser, all_of_them=True)
     cli.add_gpu_arguments(parser)
     cli.add_common_arguments(parser)

@@ -42,6 +42,7 @@ def _build_arg_parser() -> argparse.ArgumentParser:
     cli.add_levels_argument(parser)
     cli.add_codec_argument(parser)
     cli.add_volume_arguments(parser, all_of_them=True)
+    cli.add_cluster_argument(parser)
     cli.add_gpu_arguments(parser)
     cli.add_common_arguments(parser)
     return parser
@@ -58,7 +59,7 @@ def _resample(parsed: argparse.Namespace) -> None:
         result = resample_mosaic_grid(
             parsed.input, parsed.output, wanted, tile_shape=parsed.tile_shape and tuple(parsed.tile_shape),
             levels=parsed.levels, use_gpu=use_gpu, overwrite=parsed.overwrite, codec=parsed.codec,
-            progress=progress, **chosen,
+            progress=progress, distributed=parsed.distributed, **chosen,
         )  # fmt: skip
     print(cli.closing_line(parsed.input, parsed.output, use_gpu, time.perf_counter() - begin, result.nbytes))
 

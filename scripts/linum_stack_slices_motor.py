@@ -58,6 +58,7 @@ def _build_arg_parser() -> argparse.ArgumentParser:
     cli.add_levels_argument(parser)
     cli.add_codec_argument(parser)
     cli.add_volume_arguments(parser, all_of_them=False)
+    cli.add_cluster_argument(parser)
     cli.add_gpu_arguments(parser)
     cli.add_common_arguments(parser)
     return parser
@@ -76,7 +77,8 @@ def _stack(parsed: argparse.Namespace) -> None:
     ) as progress:
         stack = stack_mosaics(
             parsed.input, parsed.shifts, parsed.output, search, decisions=decisions, levels=parsed.levels,
-            use_gpu=use_gpu, overwrite=parsed.overwrite, codec=parsed.codec, progress=progress, **chosen,
+            use_gpu=use_gpu, overwrite=parsed.overwrite, codec=parsed.codec, progress=progress,
+            distributed=parsed.distributed, **chosen,
         )  # fmt: skip
     mended = sum(row.mended for row in stack.decisions)
     print(f"{len(stack.decisions)} overlaps, {mended} of them replaced by the typical one; decisions in {decisions}")

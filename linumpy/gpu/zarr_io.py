@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -19,9 +20,10 @@ from numpy.typing import DTypeLike
 
 from linumpy.arrays import Array
 from linumpy.core import native
-from linumpy.device import resolve
+from linumpy.device import require_cuda, resolve
 from linumpy.errors import GpuUnavailableError, UnsupportedLayoutError
 from linumpy.gpu import kvikio_zarr
+from linumpy.gpu.devices import checked_devices, on_each
 from linumpy.gpu.kvikio_zarr import OwnReader, check_elements, read_zarr_via_kvikio
 from linumpy.gpu.read import dask as zarr_dask
 from linumpy.gpu.read import fallback as zarr_gpu
@@ -36,6 +38,7 @@ from linumpy.io.open import open_source
 from linumpy.io.source import Source, with_options
 from linumpy.io.zarr_mode import read_chunks_on_host
 from linumpy.plan.read.plan import ReadPlan, plan_read
+from linumpy.plan.read.shares import cut_for_devices
 
 __all__ = [
     "gpu_zarr_context",
@@ -178,6 +181,7 @@ def read_zarr_to_gpu(
     strict: bool = False,
     scratch_bytes: int | None = None,
     return_report: bool = False,
+    device: int | Sequence[int] | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Any:
     """Read a Zarr array, or a region of it, into GPU memory.
@@ -209,13 +213,18 @@ def read_zarr_to_gpu(
         Device memory that linumpy's reader may use beyond the result; by default 512 MiB.
     return_report : bool
         Whether to return a report beside the array, which waits for the read to be complete.
+    device : int or sequence of int, optional
+        CUDA device of the result, by default that of `out`, or else the current one. With several, such as ``[0, 1]``,
+        the leading axis of the region is cut between chunks (or shards), and each device reads its own part, all at the
+        same time: a list of arrays is returned, whose concatenation is the region, and with `return_report` a list of
+        reports. Where there are fewer chunks than devices, some parts are empty. Not together with `out`.
     storage_options : mapping, optional
         Of a URL: what obstore's ``from_url`` takes, such as ``{"skip_signature": True}``; see docs/remote.md.
 
     Returns
     -------
     cupy.ndarray
-        Axes in the order of the array, C-contiguous, ordered on CuPy's current stream.
+        Axes in the order of the array, C-contiguous, ordered on CuPy's current stream; a list with several devices.
     ReadReport
         Only with `return_report`: backend, GDS mode, reasons, bytes, chunks, seconds.
 
@@ -246,8 +255,20 @@ def read_zarr_to_gpu(
         raise ValueError(f"backend {backend!r} is unknown: choose one of {', '.join(_BACKENDS)}")
     begin = time.perf_counter()
     plan = plan_read(LAYOUTS.get(source, level), region)
-    request = _request(plan, dtype, out, scratch_bytes)
-    result, report = _carry_out(source, level, request, begin, backend=backend, strict=strict, timed=return_report)
+    if device is not None and out is not None:
+        raise ValueError("device= and out= say both where the result lies: pass one of them")
+
+    def read(plan: ReadPlan) -> tuple[Any, ReadReport]:
+        request = _request(plan, dtype, out, scratch_bytes)
+        return _carry_out(source, level, request, begin, backend=backend, strict=strict, timed=return_report)
+
+    if isinstance(device, Sequence):
+        numbers = checked_devices(device)
+        shares = [replace(plan, region=share) for share in cut_for_devices(plan.layout, plan.region, len(numbers))]
+        results, reports = zip(*on_each(numbers, lambda position: read(shares[position])), strict=True)
+        return (list(results), list(reports)) if return_report else list(results)
+    with nullcontext() if device is None else require_cuda(device).cuda.Device(device):
+        result, report = read(plan)
     return (result, report) if return_report else result
 
 

@@ -6,9 +6,11 @@ reader cannot read an array. It opens no chunk.
 
 from __future__ import annotations
 
+import json
+import math
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +29,13 @@ from linumpy.plan.layout import MAX_RANK, ArrayLayout, ChunkKeys, ShardLayout
 _SUPPORTED_DTYPES = frozenset(["b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16"])
 
 
+#: Shapes of the chunks of one array: each has kernels' launches of its own.
+MAX_SHAPES = 64
+
 # Those of array elements; zarr v3 has them before codec 'bytes'.
 _ARRAY_FILTERS = frozenset(f"numcodecs.{name}" for name in HOST_FILTERS)
+# Array codecs that only zarr-python decodes; the rest of their chain is one that is known here.
+_BY_ZARR = ("scale_offset", "cast_value")
 # Filters that change voxels when they are written, and nothing when they are read: of floats, in front of all others.
 _READ_AS_STORED = ("bitround", "numcodecs.bitround")
 
@@ -100,12 +107,9 @@ def _settings(codec: Any) -> dict[str, Any]:
 def _layout_v3(array: zarr.Array, document: Mapping[str, Any]) -> ArrayLayout:
     grid = document["chunk_grid"]
     chain = list(document["codecs"])
-    regular = grid["name"] == "regular"
-    object_shape = tuple(int(n) for n in grid["configuration"]["chunk_shape"]) if regular else array.shape
     sharded = [codec for codec in chain if codec["name"] == "sharding_indexed"]
-    shard, chunk_shape, reasons = None, object_shape, []
-    if not regular:
-        reasons.append(f"chunk grid {grid['name']!r}")
+    object_shape, lengths, reason = _objects(grid, array.shape)
+    shard, chunk_shape, reasons = None, object_shape, [reason] if reason else []
     if document.get("storage_transformers"):
         reasons.append("storage transformers")
     if sharded and len(chain) > 1:
@@ -117,17 +121,46 @@ def _layout_v3(array: zarr.Array, document: Mapping[str, Any]) -> ArrayLayout:
         reasons += [reason] if reason else []
         chain = list(inner["codecs"])
     names = tuple(str(codec["name"]) for codec in chain)
+    codecs = _read_codecs(chain, array.ndim, _native(array.dtype), chunk_nbytes(array, chunk_shape))
+    shuffle = 0 if codecs.chain is None else codecs.chain.shuffle
+    if lengths is not None and not sharded and shuffle and array.dtype.itemsize % shuffle:
+        reasons.append(f"filter 'shuffle' with elements of {shuffle} bytes in chunks of several shapes")
     return _finish(
         array,
         chunk_shape=chunk_shape,
-        codecs=_read_codecs(chain, array.ndim, _native(array.dtype), chunk_nbytes(array, chunk_shape)),
+        codecs=codecs,
         keys=_keys_v3(document["chunk_key_encoding"]),
         shard=shard,
         names=names,
         unsupported=reasons[0] if reasons else None,
         grid=str(grid["name"]),
         object_shape=object_shape,
+        lengths=lengths,
     )
+
+
+def _objects(
+    grid: Mapping[str, Any], shape: Sequence[int]
+) -> tuple[tuple[int, ...], tuple[np.ndarray, ...] | None, str | None]:
+    """Read the chunk grid: the (largest) shape of stored objects, lengths of rectilinear ones, why it is not read."""
+    configuration = grid["configuration"]
+    if grid["name"] == "regular":
+        return tuple(int(n) for n in configuration["chunk_shape"]), None, None
+    if grid["name"] != "rectilinear" or configuration.get("kind") != "inline":
+        return tuple(shape), None, f"chunk grid {grid['name']!r}"
+    axes = zip(configuration["chunk_shapes"], shape, strict=True)
+    lengths = tuple(_lengths(spec, extent) for spec, extent in axes)
+    shapes = math.prod(len(set(axis.tolist())) for axis in lengths)
+    reason = f"chunks of {shapes} shapes: up to {MAX_SHAPES} are read" if shapes > MAX_SHAPES else None
+    return tuple(int(axis.max(initial=1)) for axis in lengths), lengths, reason
+
+
+def _lengths(spec: int | Sequence[Any], extent: int) -> np.ndarray:
+    """List the lengths of chunks along an axis: one for all, or each, or pairs of a length and how often it comes."""
+    if isinstance(spec, int):
+        return np.full(-(-extent // spec), spec, np.int64)
+    pairs = [(one, 1) if isinstance(one, int) else one for one in spec]
+    return np.repeat(*(np.array(column, np.int64) for column in zip(*pairs, strict=True)))
 
 
 def _shard(
@@ -166,7 +199,7 @@ def _read_codecs(chain: Sequence[Mapping[str, Any]], rank: int, dtype: np.dtype,
             axes = tuple(axes[axis] for axis in order)
         elif codec["name"] in _READ_AS_STORED and dtype.kind == "f" and not filters:
             continue
-        elif codec["name"] in _ARRAY_FILTERS:
+        elif codec["name"] in _ARRAY_FILTERS or codec["name"] in _BY_ZARR:
             filters.append(codec)
         elif codec["name"] == "bytes":
             return _behind_bytes(axes, filters, _endian(codec), chain[position + 1 :], dtype, chunk_nbytes)
@@ -185,6 +218,12 @@ def _behind_bytes(
 ) -> _Codecs:
     """Read the filters before codec 'bytes', which the host undoes, and the codecs after it."""
     settings: list[Mapping[str, Any]] = []
+    by_zarr = [str(codec["name"]) for codec in filters if codec["name"] in _BY_ZARR]
+    if by_zarr:
+        behind = [{**(codec.get("configuration") or {}), "name": codec["name"]} for codec in codecs]
+        decoding, reason = read_chain(behind, chunk_nbytes)
+        name = json.dumps({"id": " + ".join(by_zarr)})
+        return _Codecs(axes, False, reason, replace(decoding or DecodeChain(""), host_filter=name))
     for array_filter in filters:
         read, reason = read_array_filter(array_filter, dtype, endian)
         if read is None:
@@ -217,12 +256,15 @@ def _finish(
     unsupported: str | None,
     grid: str = "regular",
     object_shape: tuple[int, ...] | None = None,
+    lengths: tuple[np.ndarray, ...] | None = None,
 ) -> ArrayLayout:
     dtype = _native(array.dtype)
     root, remote, entries = _local_root(array), remote_array(array), None
     if isinstance(array.store, ArchiveStore) and keys is not None:
         stored = object_shape if object_shape is not None else chunk_shape
         grid_shape = tuple(-(-n // max(1, size)) for n, size in zip(array.shape, stored, strict=True))
+        if lengths is not None:
+            grid_shape = tuple(len(axis) for axis in lengths)
         entries = entries_of(array.store.directory, array.path, keys, grid_shape)
     name = str(array.store_path) if remote is None else f"{remote.url}/{remote.path}".rstrip("/")
     reasons = (
@@ -252,6 +294,7 @@ def _finish(
         unsupported=next((reason for reason in reasons if reason), None),
         chain=codecs.chain,
         grid=grid,
+        lengths=lengths,
         entries=entries,
         remote=remote,
     )

@@ -10,27 +10,29 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from linumpy.arrays import Array
-from linumpy.device import array_module, require_cuda, to_host
+from linumpy.device import array_module, to_host
 from linumpy.gpu.oct.projection import project
 from linumpy.io.carried import carried_from
 from linumpy.io.files import check_picture, replacing
 from linumpy.io.paths import check_apart, check_target
 from linumpy.mosaic.image import MosaicImage, open_mosaic, tile_attributes
 from linumpy.mosaic.measured import MeasuredVoxels
-from linumpy.mosaic.tiles import Box, box_nbytes, column_shape, read_box, tile_nbytes
-from linumpy.resample.overlap import work_through
+from linumpy.mosaic.tiles import box_nbytes, column_shape, read_box, tile_nbytes
+from linumpy.resample.tile_work import TileWork, tile_work
 from linumpy.write.writer import OmeZarrWriter, Progress
+
+if TYPE_CHECKING:
+    from distributed import Client
+    from distributed.deploy import Cluster
 
 #: Percentiles of the intensities that are drawn black and white in a picture.
 WINDOW = (0.1, 99.9)
 _WHITE = 65535
-
-#: Entries of the leading axes, and the box of a column.
-_ColumnBox = tuple[tuple[int, ...], Box]
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,7 @@ def project_mosaic(
     overwrite: bool = False,
     progress: Progress | None = None,
     tile_bytes: int | None = None,
+    distributed: Client | Cluster | str | None = None,
 ) -> MosaicProjection:
     """Write the mean of an OME-Zarr mosaic along depth as an OME-Zarr image.
 
@@ -93,6 +96,9 @@ def project_mosaic(
         Called with the number of bytes done since the last call.
     tile_bytes : int
         Approximate bytes of a column, of which three are in memory; by default 256 MiB on a GPU and 32 MiB on the CPU.
+    distributed : distributed.Client, cluster or str, optional
+        A dask client, a cluster, or the address of a scheduler. Its workers, which must see the source, read and
+        compute; with `use_gpu` each needs a GPU. This process writes.
 
     Raises
     ------
@@ -110,14 +116,14 @@ def project_mosaic(
     dropped = ("labels", "image_label", "systems", *(() if tile else ("own",)))
     carried = carried_from(image).without(*dropped).on_another_grid()
     carried.log_dropped(image.name, output)
-    with OmeZarrWriter(
+    with tile_work(distributed, use_gpu=use_gpu) as work, OmeZarrWriter(
         output, image.leading_shape + _shape(image), "float32", [image.spacing[a] for a in (first, second)],
         origin=[image.origin[a] for a in (first, second)], axes=image.leading + image.axes.replace("z", ""),
         chunks=(*(1 for _ in image.leading), size[first], size[second]), codec=codec, overwrite=overwrite,
         carried=carried,
         attributes=tile_attributes(image, tile) if tile else None,
     ) as writer:  # fmt: skip
-        _project(image, size, writer.write, use_gpu, progress)
+        _project(image, size, writer.write, work, progress)
     return MosaicProjection(_shape(image), image.nbytes)
 
 
@@ -133,6 +139,7 @@ def project_mosaic_to_png(
     overwrite: bool = False,
     progress: Progress | None = None,
     tile_bytes: int | None = None,
+    distributed: Client | Cluster | str | None = None,
 ) -> MosaicProjection:
     """Draw the mean of an OME-Zarr mosaic along depth as a PNG of 16 bits.
 
@@ -146,15 +153,15 @@ def project_mosaic_to_png(
     check_picture(output, overwrite=overwrite, formats=(".png",))
     check_apart([output], [source])
     image.only("a picture shows one volume")
-    xp = require_cuda() if use_gpu else np
-    pixels = xp.empty(_shape(image), np.float32)
+    with tile_work(distributed, use_gpu=use_gpu) as work:
+        pixels = work.xp.empty(_shape(image), np.float32)
 
-    def keep(index: tuple[int | slice, ...], part: Array) -> None:
-        pixels[index] = part
+        def keep(index: tuple[int | slice, ...], part: Array) -> None:
+            pixels[index] = part
 
-    size = column_shape(image.array, image.depth_axis, tile_nbytes(tile_bytes, use_gpu))
-    _project(image, size, keep, use_gpu, progress)
-    picture, window = stretch(xp, pixels)
+        size = column_shape(image.array, image.depth_axis, tile_nbytes(tile_bytes, use_gpu))
+        _project(image, size, keep, work, progress)
+    picture, window = stretch(work.xp, pixels)
     with replacing(output, overwrite=overwrite) as temporary:
         Image.fromarray(to_host(picture)).save(temporary, format="PNG")
     return MosaicProjection(_shape(image), image.nbytes, window)
@@ -191,21 +198,14 @@ def _project(
     image: MosaicImage,
     size: tuple[int, ...],
     write: Callable[[tuple[int | slice, ...], Array], None],
-    use_gpu: bool,
+    work: TileWork,
     progress: Progress | None,
 ) -> None:
-    first, second = image.lateral_axes
-
-    def mean(column_box: _ColumnBox, column: Array) -> Array:
-        pixels = _mean(column, image.measured(column_box[1]), image.depth_axis)
-        if progress is not None:  # here, since only the caller's thread may be interrupted
-            progress(box_nbytes(image.array, column_box[1]))
-        return pixels
-
-    work_through(
+    (first, second), use_gpu = image.lateral_axes, work.use_gpu
+    work(
         image.boxes(size),
         lambda part: read_box(image.volumes[part[0]], part[1], use_gpu),
-        mean,
+        lambda part, column: _mean(column, image.measured(part[1]), image.depth_axis),
         lambda part, pixels: write((*part[0], part[1][first], part[1][second]), pixels),
-        use_gpu=use_gpu,
+        done=lambda part: None if progress is None else progress(box_nbytes(image.array, part[1])),
     )

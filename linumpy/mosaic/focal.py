@@ -13,13 +13,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from linumpy import __version__
 from linumpy.arrays import Array
-from linumpy.device import require_cuda, to_host
+from linumpy.device import array_module, to_host
 from linumpy.errors import MetadataError
 from linumpy.geometry.focal import FocalCurvature, correct_focal_curvature, detect_focal_curvature, mean_tile
 from linumpy.io.carried import carried_from
@@ -30,8 +30,12 @@ from linumpy.mosaic.measured import Correction, record
 from linumpy.mosaic.surface import SurfaceMethod, read_column, surface_of, zero_log_of
 from linumpy.mosaic.tiles import Box, box_nbytes, boxes, column_shape, read_box, tile_nbytes
 from linumpy.renamed import renamed_parameter
-from linumpy.resample.overlap import work_through
+from linumpy.resample.tile_work import TileWork, tile_work
 from linumpy.write.writer import OmeZarrWriter, Progress
+
+if TYPE_CHECKING:
+    from distributed import Client
+    from distributed.deploy import Cluster
 
 log = logging.getLogger(__name__)
 
@@ -76,6 +80,7 @@ def correct_mosaic(
     overwrite: bool = False,
     progress: Progress | None = None,
     tile_bytes: int | None = None,
+    distributed: Client | Cluster | str | None = None,
 ) -> FocalCurvature:
     """Find the focal curvature of an OME-Zarr mosaic, and write the corrected mosaic.
 
@@ -113,6 +118,9 @@ def correct_mosaic(
         only the surface of its middle is used.
     tile_bytes : int
         Approximate bytes of a column; by default 256 MiB on a GPU and 32 MiB on the CPU.
+    distributed : distributed.Client, cluster or str, optional
+        A dask client, a cluster, or the address of a scheduler. Its workers, which must see the source, read and
+        compute; with `use_gpu` each needs a GPU. This process writes.
 
     Raises
     ------
@@ -138,40 +146,41 @@ def correct_mosaic(
         check_file(reports[1], overwrite=overwrite)
     tile_shape = _tile(image, tile_shape)
     tile_bytes = tile_nbytes(tile_bytes, use_gpu)
-    surface = _surface_of_tiles(image, tile_shape, method, use_gpu, progress, tile_bytes)
-    curvature = detect_focal_curvature(surface, tile_shape)
-    log.info("%s: %s", image.name, curvature)
-    depth_axis, array = image.depth_axis, image.array
-    kept = tile_attributes(image, tile_shape)
-    if not correction.wrap:
-        new_correction = Correction(curvature, correction.interpolate)
-        kept["linumpy"] |= record((*image.corrections, new_correction), _lateral(image))
-    carried = carried_from(image).without("labels", "image_label")
-    carried.log_dropped(image.name, output)
-    with OmeZarrWriter(
-        output, array.shape, array.dtype, image.spacing, axes=image.axes, origin=image.origin, levels=levels,
-        chunks=array.chunks, shards=array.shards, codec=codec, overwrite=overwrite, attributes=kept, carried=carried,
-    ) as writer:  # fmt: skip
+    with tile_work(distributed, use_gpu=use_gpu) as work:
+        surface = _surface_of_tiles(image, tile_shape, method, work, progress, tile_bytes)
+        curvature = detect_focal_curvature(surface, tile_shape)
+        log.info("%s: %s", image.name, curvature)
+        depth_axis, array = image.depth_axis, image.array
+        kept = tile_attributes(image, tile_shape)
+        if not correction.wrap:
+            new_correction = Correction(curvature, correction.interpolate)
+            kept["linumpy"] |= record((*image.corrections, new_correction), _lateral(image))
+        carried = carried_from(image).without("labels", "image_label")
+        carried.log_dropped(image.name, output)
+        with OmeZarrWriter(
+            output, array.shape, array.dtype, image.spacing, axes=image.axes, origin=image.origin, levels=levels,
+            chunks=array.chunks, shards=array.shards, codec=codec, overwrite=overwrite, attributes=kept,
+            carried=carried,
+        ) as writer:  # fmt: skip
 
-        def flatten(box: Box, voxels: Array) -> Array:
-            first, second = (box[axis].start for axis in image.lateral_axes)
-            flat = correct_focal_curvature(
-                voxels, curvature, depth_axis=depth_axis, origin=(first, second),
-                interpolate=correction.interpolate, wrap=correction.wrap, fill_value=correction.fill_value,
-            )  # fmt: skip
-            if progress is not None:
-                progress(box_nbytes(array, box))
-            return flat
+            def flatten(box: Box, voxels: Array) -> Array:
+                first, second = (box[axis].start for axis in image.lateral_axes)
+                return correct_focal_curvature(
+                    voxels, curvature, depth_axis=depth_axis, origin=(first, second),
+                    interpolate=correction.interpolate, wrap=correction.wrap, fill_value=correction.fill_value,
+                )  # fmt: skip
 
-        work_through(
-            boxes(array.shape, column_shape(array, depth_axis, tile_bytes)),
-            lambda box: read_box(array, box, use_gpu),
-            flatten,
-            writer.write,
-            use_gpu=use_gpu,
-        )
-        if reports:
-            _report(reports, image, curvature, to_host(mean_tile(surface, tile_shape)), method, correction, overwrite)
+            work(
+                boxes(array.shape, column_shape(array, depth_axis, tile_bytes)),
+                lambda box: read_box(array, box, use_gpu),
+                flatten,
+                writer.write,
+                done=lambda box: None if progress is None else progress(box_nbytes(array, box)),
+            )
+            if reports:
+                _report(
+                    reports, image, curvature, to_host(mean_tile(surface, tile_shape)), method, correction, overwrite
+                )
     return curvature
 
 
@@ -216,7 +225,7 @@ def _surface_of_tiles(
     image: MosaicImage,
     tile_shape: tuple[int, int],
     method: SurfaceMethod,
-    use_gpu: bool,
+    work: TileWork,
     progress: Progress | None,
     tile_bytes: int,
 ) -> Array:
@@ -228,28 +237,30 @@ def _surface_of_tiles(
     top = math.ceil(method.s_z / 2) if method.definition == "linumpy" else 0
     first, second = image.lateral_axes
     bounds = surface_bounds((image.array.shape[first], image.array.shape[second]), tile_shape, MAP_VOXELS)
-    xp = require_cuda() if use_gpu else np
+    use_gpu, depth_axis = work.use_gpu, image.depth_axis
     dtype = np.int32 if method.definition == "linumpy" else np.float32
-    surface = xp.empty([bound.stop - bound.start for bound in bounds], dtype)
+    surface = work.xp.empty([bound.stop - bound.start for bound in bounds], dtype)
     size, zero_log = column_shape(image.array, image.depth_axis, tile_bytes), zero_log_of(image, method)
 
-    def find(part: Box, read: tuple[Array, tuple[slice, slice]]) -> None:
+    def find(_: Box, read: tuple[Array, tuple[slice, slice]]) -> Array:
         column, inside = read
+        depths = surface_of(column, method, depth_axis, zero_log)[inside]
+        return array_module(depths).where(depths > top, depths, -1)
+
+    def keep(part: Box, depths: Array) -> None:
         box = tuple(
             slice(part[axis].start - bound.start, part[axis].stop - bound.start)
             for axis, bound in zip((first, second), bounds, strict=True)
         )
-        depths = surface_of(column, method, image.depth_axis, zero_log)[inside]
-        surface[box] = xp.where(depths > top, depths, -1)
-        if progress is not None:
-            progress(box_nbytes(image.array, part))
+        surface[box] = depths
 
     parts = (_meet(image, box, bounds) for box in boxes(image.array.shape, size))
-    work_through(
+    work(
         (part for part in parts if part is not None),
         lambda part: read_column(image, part, method.s_xy // 2, use_gpu),
         find,
-        use_gpu=use_gpu,
+        keep,
+        done=lambda part: None if progress is None else progress(box_nbytes(image.array, part)),
     )
     return surface
 

@@ -13,20 +13,24 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from linumpy.arrays import Array
 from linumpy.errors import SourceError
 from linumpy.gpu.oct.resample_tiles import resample_tiles
 from linumpy.io.carried import carried_from
 from linumpy.io.paths import check_apart, check_target
 from linumpy.mosaic.image import MosaicImage, known_tile, open_mosaic, tile_attributes
 from linumpy.mosaic.measured import record, resampled
-from linumpy.mosaic.tiles import Box, box_nbytes, read_box, tile_nbytes
+from linumpy.mosaic.tiles import box_nbytes, read_box, tile_nbytes
 from linumpy.mosaic.tiles import tile_shape as batch_shape
 from linumpy.plan.grid.tile_grid import TileGrid, plan_tile_grid
 from linumpy.renamed import renamed_parameter
-from linumpy.resample.overlap import work_through
+from linumpy.resample.tile_work import tile_work
 from linumpy.write.writer import OmeZarrWriter, Progress
+
+if TYPE_CHECKING:
+    from distributed import Client
+    from distributed.deploy import Cluster
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +68,7 @@ def resample_mosaic_grid(
     overwrite: bool = False,
     progress: Progress | None = None,
     tile_bytes: int | None = None,
+    distributed: Client | Cluster | str | None = None,
 ) -> ResampledGrid:
     """Resample an OME-Zarr mosaic grid to another voxel spacing, tile by tile.
 
@@ -98,6 +103,9 @@ def resample_mosaic_grid(
     tile_bytes : int
         Approximate bytes of a batch of tiles, before or after resampling, whichever is more, but at least one tile;
         about three batches are in memory. By default 256 MiB on a GPU and 32 MiB on the CPU.
+    distributed : distributed.Client, cluster or str, optional
+        A dask client, a cluster, or the address of a scheduler. Its workers, which must see the source, read and
+        compute; with `use_gpu` each needs a GPU. This process writes.
 
     Raises
     ------
@@ -131,27 +139,20 @@ def resample_mosaic_grid(
     kept["linumpy"] |= record(filled or (), image.axes.replace("z", ""))
     carried = carried_from(image).without("labels", "image_label").on_another_grid()
     carried.log_dropped(image.name, output)
-    with OmeZarrWriter(
+    with tile_work(distributed, use_gpu=use_gpu) as work, OmeZarrWriter(
         output, image.leading_shape + grid.new_shape, array.dtype.newbyteorder("="), grid.spacing,
         axes=image.leading + image.axes, origin=grid.origin, levels=levels, codec=codec, overwrite=overwrite,
         chunks=(*(1 for _ in image.leading), *grid.new_tile), attributes=kept, carried=carried,
     ) as writer:  # fmt: skip
-
-        def resample(part: tuple[tuple[int, ...], Box], tiles: Array) -> Array:
-            resampled_tiles = resample_tiles(tiles, grid.part(part[1]))
-            if progress is not None:
-                progress(box_nbytes(array, part[1]))
-            return resampled_tiles
-
         # Where tiles get finer, the result is larger than the source.
         growth = max(1.0, math.prod(grid.new_tile) / math.prod(grid.tile))
         batch = int(tile_nbytes(tile_bytes, use_gpu) / growth)
-        work_through(
+        work(
             image.boxes(batch_shape(array.shape, grid.tile, array.dtype.itemsize, batch)),
             lambda part: read_box(image.volumes[part[0]], part[1], use_gpu),
-            resample,
+            lambda part, tiles: resample_tiles(tiles, grid.part(part[1])),
             lambda part, tiles: writer.write((*part[0], *grid.new_box(part[1])), tiles),
-            use_gpu=use_gpu,
+            done=lambda part: None if progress is None else progress(box_nbytes(array, part[1])),
         )
     return ResampledGrid(grid, image.nbytes)
 

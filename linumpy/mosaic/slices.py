@@ -14,6 +14,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -34,10 +35,14 @@ from linumpy.mosaic.stacking import (
     parts,
     plan_stack,
 )
-from linumpy.mosaic.tiles import Box, boxes, read_box, tile_nbytes, tile_shape
+from linumpy.mosaic.tiles import Box, box_nbytes, boxes, read_box, tile_nbytes, tile_shape
 from linumpy.renamed import renamed_parameter
-from linumpy.resample.overlap import work_through
+from linumpy.resample.tile_work import TileWork, tile_work
 from linumpy.write.writer import OmeZarrWriter, Progress
+
+if TYPE_CHECKING:
+    from distributed import Client
+    from distributed.deploy import Cluster
 
 log = logging.getLogger(__name__)
 
@@ -150,6 +155,7 @@ def stack_mosaics(
     overwrite: bool = False,
     progress: Progress | None = None,
     tile_bytes: int | None = None,
+    distributed: Client | Cluster | str | None = None,
 ) -> Stack:
     """Stack OME-Zarr slices into one volume.
 
@@ -184,6 +190,9 @@ def stack_mosaics(
         Called with the number of bytes of the slices read since the last call.
     tile_bytes : int
         Approximate bytes of a box of the stack; by default 256 MiB on a GPU and 32 MiB on the CPU.
+    distributed : distributed.Client, cluster or str, optional
+        A dask client, a cluster, or the address of a scheduler. Its workers, which must see the slices, read and
+        compute; with `use_gpu` each needs a GPU. This process writes.
 
     Raises
     ------
@@ -200,7 +209,8 @@ def stack_mosaics(
     check_apart(outputs, [shifts, *find_slices(folder).values()])
     moves = chain_shifts(tuple(slices), read_shifts(shifts), str(shifts))
     images = tuple(slices.values())
-    candidates = _search(images, moves, search, use_gpu)
+    with tile_work(distributed, use_gpu=use_gpu) as work:
+        candidates = _search(images, moves, search, work)
     overlaps, correlations = [candidate[0] for candidate in candidates], [candidate[1] for candidate in candidates]
     mended = enforce_z_consistency(
         overlaps, correlations, min_correlation=search.min_correlation, max_deviation=search.max_deviation
@@ -227,7 +237,8 @@ def stack_mosaics(
             ", mended" if row.mended else "",
         )  # fmt: skip
     batch = tile_nbytes(tile_bytes, use_gpu)
-    _write_stack(output, images, plan, levels, codec, use_gpu, overwrite, progress, batch, rows, decisions)
+    with tile_work(distributed, use_gpu=use_gpu) as work:
+        _write_stack(output, images, plan, levels, codec, work, overwrite, progress, batch, rows, decisions)
     return Stack(plan, rows, sum(image.nbytes for image in images))
 
 
@@ -338,26 +349,26 @@ def _pair(fixed: MosaicImage, moving: MosaicImage, move: Shift, search: ZSearch)
 
 
 def _search(
-    images: tuple[MosaicImage, ...], moves: Sequence[Shift], search: ZSearch, use_gpu: bool
+    images: tuple[MosaicImage, ...], moves: Sequence[Shift], search: ZSearch, work: TileWork
 ) -> list[tuple[int, float, float]]:
     """Search the overlap of each pair; returns overlap, correlation and expected overlap."""
-    candidates: list[tuple[int, float, float]] = []
+    use_gpu = work.use_gpu
+    pairs = [_pair(*pair, move, search) for pair, move in zip(itertools.pairwise(images), moves, strict=True)]
+    found: dict[int, tuple[int, float, float]] = {}
 
-    def correlate(pair: _Pair, windows: tuple[Array, Array]) -> None:
+    def correlate(number: int, windows: tuple[Array, Array]) -> tuple[int, float, float]:
+        pair = pairs[number]
         voxels_measured = (pair.fixed.measured(pair.fixed_box), pair.moving.measured(pair.moving_box))
         masks = [None if voxels is None else voxels.mask(array_module(windows[0])) for voxels in voxels_measured]
-        candidates.append((*best_overlap(*windows, pair.overlaps, pair.expected, (masks[0], masks[1])), pair.expected))
+        return (*best_overlap(*windows, pair.overlaps, pair.expected, (masks[0], masks[1])), pair.expected)
 
-    work_through(
-        [_pair(*pair, move, search) for pair, move in zip(itertools.pairwise(images), moves, strict=True)],
-        lambda pair: (
-            read_box(pair.fixed.array, pair.fixed_box, use_gpu),
-            read_box(pair.moving.array, pair.moving_box, use_gpu),
-        ),
-        correlate,
-        use_gpu=use_gpu,
-    )
-    return candidates
+    def read(number: int) -> tuple[Array, Array]:
+        pair = pairs[number]
+        above = read_box(pair.fixed.array, pair.fixed_box, use_gpu)
+        return above, read_box(pair.moving.array, pair.moving_box, use_gpu)
+
+    work(range(len(pairs)), read, correlate, found.__setitem__)
+    return [found[number] for number in range(len(pairs))]
 
 
 def _write_stack(
@@ -366,15 +377,15 @@ def _write_stack(
     plan: StackPlan,
     levels: int,
     codec: str | None,
-    use_gpu: bool,
+    work: TileWork,
     overwrite: bool,
     progress: Progress | None,
     tile_bytes: int,
     rows: tuple[PairDecision, ...],
     decisions: str | Path | None,
 ) -> None:
-    first = images[0]
-    xp, dtype = require_cuda() if use_gpu else np, first.array.dtype.newbyteorder("=")
+    first, use_gpu = images[0], work.use_gpu
+    dtype = first.array.dtype.newbyteorder("=")
     origin = [o - p * s for o, p, s in zip(first.origin, plan.offsets[0], first.spacing, strict=True)]
 
     own, *others = map(carried_from, images)
@@ -386,22 +397,24 @@ def _write_stack(
 
     def measured(number: int, part: Box) -> Array | bool:
         voxels = images[number].measured(part)
-        return True if voxels is None else voxels.mask(xp)
+        return True if voxels is None else voxels.mask(require_cuda() if use_gpu else np)
 
     measured_of = measured if any(image.corrections for image in images) else None
 
     def blend(box: Box, voxels: dict[int, Array]) -> Array:
-        blended = compose(plan, box, lambda number, part: voxels[number], xp, dtype, measured_of)
+        xp = require_cuda() if use_gpu else np
+        return compose(plan, box, lambda number, part: voxels[number], xp, dtype, measured_of)
+
+    def done(box: Box) -> None:
         if progress is not None:
-            progress(sum(voxel.nbytes for voxel in voxels.values()))
-        return blended
+            progress(sum(box_nbytes(images[number].array, part) for number, part in parts(plan, box)))
 
     with OmeZarrWriter(
         output, plan.shape, dtype, first.spacing, axes="zyx", origin=origin, levels=levels,
         chunks=first.array.chunks, shards=first.array.shards, codec=codec, overwrite=overwrite, carried=carried,
     ) as writer:  # fmt: skip
         size = tile_shape(plan.shape, writer.stored, dtype.itemsize, tile_bytes)
-        work_through(boxes(plan.shape, size), read, blend, writer.write, use_gpu=use_gpu)
+        work(boxes(plan.shape, size), read, blend, writer.write, done=done)
         if decisions is not None:
             _write_decisions(decisions, rows, overwrite)
 

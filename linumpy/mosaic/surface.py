@@ -11,12 +11,12 @@ voxels, whole ones unless ``definition="edge"``.
 
 from __future__ import annotations
 
-import functools
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -29,8 +29,12 @@ from linumpy.io.files import check_picture, replacing
 from linumpy.io.paths import check_apart, check_target
 from linumpy.mosaic.image import MosaicImage, open_mosaic, tile_attributes
 from linumpy.mosaic.tiles import Box, box_nbytes, column_shape, read_box, tile_nbytes
-from linumpy.resample.overlap import work_through
+from linumpy.resample.tile_work import tile_work
 from linumpy.write.writer import OmeZarrWriter, Progress
+
+if TYPE_CHECKING:
+    from distributed import Client
+    from distributed.deploy import Cluster
 
 log = logging.getLogger(__name__)
 
@@ -98,6 +102,7 @@ def find_mosaic_surface(
     overwrite: bool = False,
     progress: Progress | None = None,
     tile_bytes: int | None = None,
+    distributed: Client | Cluster | str | None = None,
 ) -> MosaicSurface:
     """Find the tissue surface of an OME-Zarr mosaic and write it as a map.
 
@@ -129,6 +134,10 @@ def find_mosaic_surface(
         Called with the number of bytes done since the last call.
     tile_bytes : int
         Approximate bytes of a column; by default 256 MiB on a GPU and 32 MiB on the CPU.
+    distributed : distributed.Client, cluster or str, optional
+        A dask client, a cluster, or the address of a scheduler. Its workers, which must see the source, read and
+        compute; with `use_gpu` each needs a GPU. This process writes. Not together
+        with `overlay`, which is drawn of voxels.
 
     Raises
     ------
@@ -142,23 +151,24 @@ def find_mosaic_surface(
     check_apart([output] if overlay is None else [output, overlay], [source])
     check_target(Path(output), overwrite=overwrite)
     if overlay is not None:
+        if distributed is not None:
+            raise ValueError("overlay= is drawn of voxels that this process reads: not together with distributed=")
         check_picture(overlay, overwrite=overwrite)
         image.only("a picture shows one volume")
     first, second = image.lateral_axes
     shape = image.array.shape[first], image.array.shape[second]
-    xp = require_cuda() if use_gpu else np
-    sketch = _Sketch(xp, image, shape, method) if overlay is not None else None
+    sketch = _Sketch(require_cuda() if use_gpu else np, image, shape, method) if overlay is not None else None
     size = column_shape(image.array, image.depth_axis, tile_nbytes(tile_bytes, use_gpu))
     log.info("%s: %s voxels in columns of %s", image.name, image.array.shape, size)
     unit = np.float32(image.spacing[image.depth_axis])
     lateral = [(image.spacing[axis], image.origin[axis]) for axis in (first, second)]
-    zero = functools.cache(lambda entries: zero_log_of(image, method, entries))
+    zero = {entries: zero_log_of(image, method, entries) for entries in image.volumes}
     tile = image.tile_shape if level == 0 else None
     # omero has the display settings of intensities, and the map has depths.
     dropped = ("labels", "image_label", "omero", "systems", *(() if tile else ("own",)))
     carried = carried_from(image).without(*dropped).on_another_grid()
     carried.log_dropped(image.name, output)
-    with OmeZarrWriter(
+    with tile_work(distributed, use_gpu=use_gpu) as work, OmeZarrWriter(
         output, image.leading_shape + shape, "float32", [s for s, _ in lateral], origin=[o for _, o in lateral],
         axes=image.leading + image.axes.replace("z", ""), codec=codec, overwrite=overwrite,
         chunks=(*(1 for _ in image.leading), size[first], size[second]), carried=carried,
@@ -168,19 +178,17 @@ def find_mosaic_surface(
         def find(part: tuple[tuple[int, ...], Box], read: tuple[Array, tuple[slice, slice]]) -> Array:
             _, box = part
             column, inside = read
-            surface = surface_of(column, method, image.depth_axis, zero(part[0]))[inside]
+            surface = surface_of(column, method, image.depth_axis, zero[part[0]])[inside]
             if sketch is not None:
                 sketch.add((box[first], box[second]), column, inside, surface)
-            if progress is not None:
-                progress(box_nbytes(image.array, box))
             return surface.astype(np.float32) * unit
 
-        work_through(
+        work(
             image.boxes(size),
             lambda part: read_column(image, part[1], method.s_xy // 2, use_gpu, part[0]),
             find,
             lambda part, depth: writer.write((*part[0], part[1][first], part[1][second]), depth),
-            use_gpu=use_gpu,
+            done=lambda part: None if progress is None else progress(box_nbytes(image.array, part[1])),
         )
         if sketch is not None and overlay is not None:
             sketch.draw(overlay, overwrite)

@@ -45,7 +45,7 @@ class DecodeChain:
     shuffle : int
         Element size in bytes of numcodecs' shuffle filter before the compressor; 0 without the filter.
     host_filter : str
-        Settings, as JSON, of a filter before the compressor that only the host decodes; empty without one.
+        Settings, as JSON, of a filter before the compressor that only zarr-python decodes; empty without one.
     """
 
     compressor: str

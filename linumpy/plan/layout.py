@@ -162,7 +162,11 @@ class ArrayLayout:
     chain : DecodeChain or None
         How a chunk is decoded; None for raw chunks.
     grid : str
-        Name of the chunk grid; chunk shapes and sizes are valid for ``"regular"`` ones only.
+        Name of the chunk grid: ``"regular"``, or ``"rectilinear"`` with `lengths`. All that is read of a rectilinear
+        array is cut into parts of regular ones first (``linumpy.plan.read.rectilinear``).
+    lengths : tuple of numpy.ndarray of int64, or None
+        Of a rectilinear grid: voxels of each stored object (chunk, or shard) along each axis. `chunk_shape` and the
+        shape of a shard are then the largest.
     entries : StoredEntries or None
         Of an array in a ZIP file, whose path `root` goes through: where its chunks lie.
     remote : RemoteArray or None
@@ -184,6 +188,7 @@ class ArrayLayout:
     unsupported: str | None
     chain: DecodeChain | None = None
     grid: str = "regular"
+    lengths: tuple[np.ndarray, ...] | None = field(default=None, compare=False, repr=False)
     entries: StoredEntries | None = field(default=None, compare=False, repr=False)
     remote: RemoteArray | None = field(default=None, compare=False, repr=False)
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import zarr
 
-from linumpy.device import free_memory
+from linumpy.device import free_memory, require_cuda
 from linumpy.errors import DeviceMemoryError
 from linumpy.gpu.read.request import DEFAULT_SCRATCH_BYTES, MIN_SCRATCH_BYTES
 from linumpy.io.volume import Volume
@@ -134,6 +135,15 @@ def _plan_warped_blocks(grid: AffineGrid, stored: tuple[int, ...], itemsize: int
             break
         shape[axis] *= 2
     return ResamplePlan(grid, tuple(shape), budget // 16)
+
+
+def memory_of_each(devices: Sequence[int]) -> int:
+    """Return the default of the memory limit where several devices make blocks: that of the one with the least."""
+    cupy, budgets = require_cuda(), []
+    for number in devices:
+        with cupy.cuda.Device(number):
+            budgets.append(memory_budget("cuda", None))
+    return min(budgets)
 
 
 def scratch_within(budget: int) -> int:

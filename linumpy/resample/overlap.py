@@ -21,7 +21,7 @@ Source = TypeVar("Source")
 Result = TypeVar("Result")
 
 
-def _nothing(*_: object) -> None:
+def nothing(*_: object) -> None:
     """Do nothing."""
 
 
@@ -29,10 +29,10 @@ def work_through(
     names: Iterable[Name],
     read: Callable[[Name], Source],
     compute: Callable[[Name, Source], Result],
-    write: Callable[[Name, Result], object] = _nothing,
+    write: Callable[[Name, Result], object] = nothing,
     *,
     use_gpu: bool = False,
-    done: Callable[[Name], object] = _nothing,
+    done: Callable[[Name], object] = nothing,
 ) -> None:
     """Read, compute and write block after block, each step of another block at the same time.
 

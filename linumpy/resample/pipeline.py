@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -21,6 +23,7 @@ import zarr
 
 from linumpy.arrays import Array
 from linumpy.device import kvikio_mode, require_cuda
+from linumpy.gpu.devices import on_each
 from linumpy.gpu.kvikio_settings import transfer_settings
 from linumpy.gpu.kvikio_zarr import OwnReader
 from linumpy.gpu.zarr_io import read_region_into
@@ -104,10 +107,48 @@ def make_blocks(job: BlockJob, blocks: Iterable[Block], done: Callable[[Block], 
         Called with each written block, in this thread.
     """
     wanted = list(blocks)
-    if not wanted:
-        return
+    if wanted:
+        _make_all(job, wanted, done)
+
+
+def make_blocks_on_each(
+    job: BlockJob, blocks: Iterable[Block], done: Callable[[Block], object], devices: Sequence[int]
+) -> None:
+    """Make blocks on several devices of this machine, each of which takes the next one when it has read its last.
+
+    Parameters
+    ----------
+    job, blocks
+        As for :func:`make_blocks`.
+    done : callable
+        Called with each written block, by one thread at a time.
+    devices : sequence of int
+        Numbers of CUDA devices.
+    """
+    queue, lock = deque(blocks), threading.Lock()
+
+    def dealt() -> Iterator[Block]:
+        with suppress(IndexError):  # also where another device took the last one
+            while True:
+                yield queue.popleft()
+
+    def settle(block: Block) -> None:
+        with lock:
+            done(block)
+
+    def work(_: int) -> None:
+        try:
+            _make_all(job, dealt(), settle)
+        except BaseException:
+            queue.clear()  # the others end with the blocks that they have begun
+            raise
+
+    on_each(devices[: len(queue)], work)
+
+
+def _make_all(job: BlockJob, blocks: Iterable[Block], done: Callable[[Block], object]) -> None:
     with closing(open_stage(job, slots=2)) as stage:
-        work_through(wanted, stage.read, stage.transform, stage.write, use_gpu=job.device == "cuda", done=done)
+        work_through(blocks, stage.read, stage.transform, stage.write, use_gpu=job.device == "cuda", done=done)
 
 
 class Stage(Protocol):

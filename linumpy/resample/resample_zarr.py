@@ -22,8 +22,9 @@ import numpy as np
 import zarr
 from numpy.typing import ArrayLike
 
-from linumpy.device import resolve
+from linumpy.device import require_cuda, resolve
 from linumpy.errors import DeviceMemoryError, MetadataError
+from linumpy.gpu.devices import checked_devices
 from linumpy.gpu.kvikio_zarr import OwnReader
 from linumpy.io.carried import Carried, carried_from
 from linumpy.io.ngff import Placement, Spacing
@@ -38,7 +39,7 @@ from linumpy.plan.grid.blocks import AffineGrid, Block, anti_aliasing_sigmas
 from linumpy.plan.pyramid import Pyramid, split
 from linumpy.progress import bytes_progress
 from linumpy.renamed import renamed_parameter
-from linumpy.resample.block_plans import BlockPlan, check_limit, scratch_within
+from linumpy.resample.block_plans import BlockPlan, check_limit, memory_of_each, scratch_within
 from linumpy.resample.labels import LABELS, plan_labels
 from linumpy.resample.parts import (
     TargetImage,
@@ -48,7 +49,7 @@ from linumpy.resample.parts import (
     plan_target,
     request_of,
 )
-from linumpy.resample.pipeline import BlockJob, make_blocks, read_to_device
+from linumpy.resample.pipeline import BlockJob, make_blocks, make_blocks_on_each, read_to_device
 from linumpy.resample.resumable import Resumable, resumable_folder
 from linumpy.resample.target_grid import TargetGrid, on_grid_of, plan_target_grid, turned_systems
 from linumpy.resample.workers import Needs, client_of, make_blocks_on, needs_of, survey
@@ -94,6 +95,7 @@ def resample_zarr(
     durable: bool = True,
     progress: Progress | None = None,
     distributed: Client | Cluster | str | None = None,
+    devices: str | Sequence[int] | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Path:
     """Resample an OME-Zarr volume of any size into another.
@@ -177,6 +179,9 @@ def resample_zarr(
         A dask client, a cluster, or the address of a scheduler. Its workers make the blocks. They need linumpy and must
         see both paths: one GPU each (``dask_cuda.LocalCUDACluster``), or CPUs. Other workers repeat the blocks of a
         lost one; workers that join later take part, so the cluster may be adaptive.
+    devices : "all" or sequence of int, optional
+        CUDA devices of this machine that make the blocks, each by a reader and threads of its own on the cores near it;
+        `device_memory` is for each of them. By default the current one. Not together with `distributed`.
     storage_options : mapping, optional
         Of a `source` that is a URL: what obstore's ``from_url`` takes; see docs/remote.md.
 
@@ -265,12 +270,15 @@ def resample_zarr(
     if not unfinished_beside(target_path).exists():
         nbytes = sum(image.image.nbytes for image in targets)
         check_free_space(target_path, nbytes, encoded=any(image.image.compressors is not None for image in targets))
+    numbers = _checked(devices, device, distributed)
     arrays = [image.volumes.first.array for image in targets]
     opened_from: list[Source] = arrays if distributed is None else [local_path(array) for array in arrays]
-    with client_of(distributed) as client:
+    with client_of(distributed) as client, _current(numbers):
         needs: Needs | None = None
         if client is None:
-            kind = resolve(device).kind
+            kind = "cuda" if numbers else resolve(device).kind
+            if len(numbers) > 1 and device_memory is None:
+                device_memory = memory_of_each(numbers)
             plans = [plan_target(image, kind, device_memory) for image in targets]
         else:
             needs = needs_of(opened_from[0], target_path, device)
@@ -288,13 +296,28 @@ def resample_zarr(
                     )  # fmt: skip
                     for entries, one_volume in image.volumes.volumes.items():
                         each_job = replace(job, index=one_volume.index, entries=entries)
-                        _fill(each_job, state, number, image.stored, report, client, needs)
+                        _fill(each_job, state, number, image.stored, report, client, needs, numbers)
             for image in targets:
                 folder, on = state.folder / image.folder, kind if client is None else "cpu"
                 make_coarser_levels(folder, image.image, image.downsampling, on, device_memory)
             drop_partial_files(state.folder)
             check_unchanged(targets, request)
     return Path(target)
+
+
+def _checked(devices: str | Sequence[int] | None, device: str, distributed: object) -> list[int]:
+    """Return the numbers of the devices that make blocks; none where `devices` is not given."""
+    if devices is None:
+        return []
+    if distributed is not None or device == "cpu":
+        other = "distributed=" if distributed is not None else "device='cpu'"
+        raise ValueError(f"devices={devices!r} are those of this machine: not together with {other}")
+    return checked_devices(devices)
+
+
+def _current(devices: Sequence[int]) -> AbstractContextManager[Any]:
+    """Make the first of the devices the current one, where the coarser levels are made."""
+    return require_cuda().cuda.Device(devices[0]) if devices else nullcontext()
 
 
 def _plan_for_workers(
@@ -383,8 +406,9 @@ def _fill(
     report: Progress,
     client: Client | None,
     needs: Needs | None,
+    devices: Sequence[int],
 ) -> None:
-    """Make the missing blocks of a volume, on workers if there are `needs` of them.
+    """Make the missing blocks of a volume, on workers if there are `needs` of them, or on several devices.
 
     `number` is the index of the image among those that are filled.
     """
@@ -409,7 +433,10 @@ def _fill(
         else:
             wanted.append(block)
     if needs is None or client is None:
-        make_blocks(job, wanted, done)
+        if len(devices) > 1 and wanted:
+            make_blocks_on_each(job, wanted, done, devices)
+        else:
+            make_blocks(job, wanted, done)
     else:
         needs = replace(needs, target=job.target, block_nbytes=itemsize * sum(job.plan.largest))
         make_blocks_on(client, job, needs, wanted, done)

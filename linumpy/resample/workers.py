@@ -13,12 +13,12 @@ import logging
 import os
 import pickle
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from linumpy import __version__
 from linumpy.device import free_memory, install_line, require_cuda, resolve, why_no_cuda
@@ -31,6 +31,8 @@ from linumpy.resample.pipeline import BlockJob, make_block
 if TYPE_CHECKING:
     from distributed import Client, Future, Worker
     from distributed.deploy import Cluster
+
+Name = TypeVar("Name")
 
 log = logging.getLogger(__name__)
 
@@ -114,7 +116,7 @@ class Needs:
     Attributes
     ----------
     source : str
-        Folder of the array that is read.
+        Folder of the array that is read; empty where workers get what they read by name, and write nothing.
     metadata : str
         Digest of its metadata, by :func:`metadata_digest`: another machine may have other data at the same path.
     target : str
@@ -138,6 +140,8 @@ class Needs:
         """Return what this process lacks; empty if nothing."""
         if self.version != __version__:
             return f"linumpy {self.version}: it has {__version__}"
+        if not self.source:
+            return ""
         if not os.path.isdir(self.source) and split_archive(self.source) is None:
             return f"the disk of the source: there is no folder {self.source}"
         if metadata_digest(self.source) != self.metadata:
@@ -320,37 +324,81 @@ def make_blocks_on(
     WorkerError
         A worker that joined later lacks something; or workers died, one after another, on the same block.
     """
+    payload, make = pickle.dumps((needs, job)), _sent("make_sent_block")
+
+    def settle(block: Block, lacking: str) -> None:
+        if lacking:
+            raise WorkerError(lacking)
+        done(block)
+
+    what = f"a block of {job.plan.largest} voxels (read, made)"
+    # Not pure: the block must be written again, even if dask has the result of an equal task.
+    carry_out_on(
+        client, blocks, lambda block: client.submit(make, payload, block.number, pure=False), settle,
+        what=what, smaller="device_memory=", least=_LEAST,
+    )  # fmt: skip
+
+
+def carry_out_on(
+    client: Client,
+    names: Iterable[Name],
+    submit: Callable[[Name], Future],
+    settle: Callable[[Name, Any], object],
+    *,
+    what: str,
+    smaller: str,
+    least: int = 0,
+) -> None:
+    """Carry out tasks on the workers of a dask cluster, only a few for each thread at a time.
+
+    Parameters
+    ----------
+    client : distributed.Client
+        Client of the cluster. Workers that join later take part.
+    names : iterable
+        The tasks.
+    submit : callable
+        Name → future.
+    settle : callable
+        Called with each task that is over and its result, in this thread, in any order.
+    what, smaller : str
+        What a task is, and the parameter that makes it need less memory, for errors.
+    least : int
+        Number of tasks under way at least.
+
+    Raises
+    ------
+    WorkerError
+        Workers died, one after another, on the same task.
+    """
     from distributed import KilledWorker, as_completed
 
-    queue = deque(blocks)
-    payload, make = pickle.dumps((needs, job)), _sent("make_sent_block")
-    threads = _Threads(client)
+    waiting, threads = iter(names), _Threads(client)
     under_way = as_completed(loop=client.loop)
-    pending: dict[Future, Block] = {}
+    pending: dict[Future, Name] = {}
 
-    def submit() -> None:
-        while queue and len(pending) < max(_LEAST, _A_THREAD * threads.count()):
-            block = queue.popleft()
-            # Not pure: the block must be written again, even if dask has the result of an equal task.
-            future = client.submit(make, payload, block.number, pure=False)
-            pending[future] = block
-            under_way.add(future)
+    def fill() -> None:
+        while len(pending) < max(least, _A_THREAD * threads.count(), 1):
+            for name in waiting:
+                future = submit(name)
+                pending[future] = name
+                under_way.add(future)
+                break
+            else:
+                return
 
     try:
-        submit()
+        fill()
         for future in under_way:
             try:
-                lacking = future.result()
+                result = future.result()
             except KilledWorker as error:
                 raise WorkerError(
-                    f"a block of {job.plan.largest} voxels (read, made) was running on worker after worker when they "
-                    f"died, the last of them {error.last_worker.address}: where memory was short, pass a smaller "
-                    "device_memory="
+                    f"{what} was running on worker after worker when they died, the last of them "
+                    f"{error.last_worker.address}: where memory was short, pass a smaller {smaller}"
                 ) from error
-            if lacking:
-                raise WorkerError(lacking)
-            done(pending.pop(future))
-            submit()
+            settle(pending.pop(future), result)
+            fill()
     finally:
         client.cancel(list(pending))
 

@@ -49,6 +49,27 @@ def test_the_version_of_every_command(capsys, name):
     assert linum(capsys, *words, "--version") == (0, f"{name} {linumpy.__version__}\n", "")
 
 
+def test_completion_in_bash(capsys):
+    """Commands and options are completed, of `linum resample` as of `linum-resample`; bash completes other words."""
+    code, script, _ = linum(capsys, "--completion")
+    asked = {
+        "linum res": ["resample", "resample-mosaic-grid"],
+        "linum resample --coord": ["--coordinate-system"],
+        "/usr/bin/linum-resample --coord": ["--coordinate-system"],
+        "linum-resample br": [],
+        "linum-benchmark --": [],
+    }
+    for line, wanted in asked.items():
+        words = line.split(" ")
+        call = f'COMP_WORDS=({line}); COMP_CWORD={len(words) - 1}; _linum; echo "${{COMPREPLY[@]}}"'
+        done = subprocess.run(["bash", "-c", script + call], capture_output=True, text=True, check=True)
+        assert code == 0
+        assert set(wanted) <= set(done.stdout.split()), line
+        assert wanted or not done.stdout.split(), line
+    programs = script.splitlines()[-1].split()
+    assert set(programs) >= COMMANDS.keys()
+
+
 def test_a_subcommand_gets_its_arguments_and_gives_its_exit_code(capsys, tmp_path):
     words = [tmp_path / "no.zarr", tmp_path / "out.zarr", "--resolution", 5]
     with pytest.raises(SystemExit) as stop:

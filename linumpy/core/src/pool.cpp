@@ -65,6 +65,10 @@ void Pool::forget() { shared_pool.store(nullptr); }
 
 void *Pool::enter(void *pool) {
     pthread_setname_np(pthread_self(), "linumpy-core");
+    // A thread inherits the cores of the one that starts it, which may be bound to those near a device; the pool serves
+    // all devices, and gets the cores of the process.
+    cpu_set_t cores;
+    if (!sched_getaffinity(getpid(), sizeof cores, &cores)) sched_setaffinity(0, sizeof cores, &cores);
     static_cast<Pool *>(pool)->loop();
     delete thread_memory();
     return nullptr;

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from linumpy.core import native
@@ -15,6 +16,7 @@ from linumpy.core.reader import CoreJob, CoreJobs, CoreReader
 from linumpy.core.records import batch_record
 from linumpy.gpu.read.core_device import CoreDevice
 from linumpy.gpu.read.outputs import Regions
+from linumpy.gpu.read.parts import PartsJob, submit_parts
 from linumpy.gpu.read.report import ReadReport, job_report
 from linumpy.gpu.read.scatter import Conversion
 from linumpy.gpu.read.stats import ReaderStats, Times
@@ -51,7 +53,7 @@ class CoreEngine:
         *,
         one_job: bool = False,
         timed: bool = False,
-    ) -> list[CoreJob]:
+    ) -> Sequence[CoreJob | PartsJob]:
         """Submit regions; one job for each output.
 
         Parameters
@@ -71,6 +73,9 @@ class CoreEngine:
         timed : bool
             Whether the times of its kernels are wanted.
         """
+        if layouts[0].lengths is not None:
+            submit = partial(self.submit, conversion=conversion, ready=ready, timed=timed)
+            return list(submit_parts(submit, layouts, regions, outputs))
         on_device = self._on_device(layouts[0], conversion, ready, timed=timed)
         template = self._template(layouts[0], conversion)
         return self._core.submit(
@@ -114,7 +119,7 @@ class CoreEngine:
         self._device.give_memory(self._core)
         return self._device.on_device(layout, conversion, int(ready.ptr), timed=timed)
 
-    def describe(self, job: CoreJob, layout: ArrayLayout, conversion: Conversion) -> ReadReport:
+    def describe(self, job: CoreJob | PartsJob, layout: ArrayLayout, conversion: Conversion) -> ReadReport:
         """Make the report of a job that is over."""
         done, stored_in = job.report(), "host memory"
         stored = done.chunks - done.filled

@@ -196,7 +196,7 @@ class ZarrEngine:
     def describe(self, job: ZarrJob, layout: ArrayLayout, conversion: Conversion) -> ReadReport:
         """Make the report of a job that is over."""
         packed = layout.entries is not None and layout.entries.is_compressed
-        why = "compressed entries of a ZIP file" if packed else "filters of numcodecs"
+        why = "compressed entries of a ZIP file" if packed else "a filter that only the host decodes"
         why = f"no native core: {reason}" if (reason := native.why_no_core()) else why
         into = "host memory" if self._cupy is None else "host memory, and one copy to the device"
         return replace(

@@ -309,8 +309,8 @@ class Reader:
         return Together(shares, self)
 
     def reads_natively(self, layout: ArrayLayout) -> bool:
-        """Say whether the native core reads arrays of this layout, or else zarr-python."""
-        return self._core_for(layout) is not None
+        """Say whether :meth:`submit_together` takes arrays of this layout: the core reads them, from a regular grid."""
+        return layout.lengths is None and self._core_for(layout) is not None
 
     def _layouts_of(
         self,

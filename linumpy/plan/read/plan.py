@@ -9,8 +9,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
+
 from linumpy.plan.layout import ArrayLayout
 from linumpy.plan.read.fallback import why_not_gpu_mode
+from linumpy.plan.read.rectilinear import chunk_range
 from linumpy.plan.region import Region, RegionLike, normalize_region
 
 
@@ -64,6 +67,8 @@ class ReadPlan:
     def object_count(self) -> int:
         """Stored objects, files of a local store, that the region touches; some may be missing."""
         shard = self.layout.shard
+        if self.layout.lengths is not None:
+            return math.prod(last - first for first, last in self._object_box(self.layout.lengths))
         per_object = (1,) * self.layout.rank if shard is None else shard.chunks_per_shard
         axes = zip(self._chunk_box, per_object, strict=True)
         return math.prod(-(-last // n) - first // n if first < last else 0 for (first, last), n in axes)
@@ -71,8 +76,14 @@ class ReadPlan:
     @property
     def _chunk_box(self) -> list[tuple[int, int]]:
         """First chunk that the region touches, and one past the last, along each axis."""
+        if self.layout.lengths is not None and self.layout.shard is None:
+            return self._object_box(self.layout.lengths)
         bounds = zip(self.region.start, self.region.stop, self.layout.chunk_shape, strict=True)
         return [(start // size, -(-stop // size) if stop > start else start // size) for start, stop, size in bounds]
+
+    def _object_box(self, lengths: tuple[np.ndarray, ...]) -> list[tuple[int, int]]:
+        """Likewise of stored objects, of a rectilinear grid."""
+        return [chunk_range(*axis) for axis in zip(lengths, self.region.start, self.region.stop, strict=True)]
 
     def __str__(self) -> str:
         return "\n".join(f"{label:<11}{text}" for label, text in _explain(self))
@@ -96,7 +107,7 @@ def _explain(plan: ReadPlan) -> list[tuple[str, str]]:
     rows = [
         ("array", f"{layout.name} (zarr v{layout.zarr_format})"),
         ("stored as", f"{layout.dtype} {_times(layout.shape)}, {_binary(layout.nbytes)}{swapped}{order}"),
-        ("chunks", f"{_times(layout.chunk_shape)}, {_binary(layout.chunk_nbytes)} each"),
+        ("chunks", f"{_times(layout.chunk_shape)}, {_binary(layout.chunk_nbytes)} {_each(layout)}"),
     ]
     if layout.shard is not None:
         where = "end" if layout.shard.index_at_end else "start"
@@ -125,13 +136,18 @@ def _explain(plan: ReadPlan) -> list[tuple[str, str]]:
     return rows
 
 
+def _each(layout: ArrayLayout) -> str:
+    return "each" if layout.lengths is None or layout.shard is not None else "or less (rectilinear)"
+
+
 def _touches(plan: ReadPlan) -> str:
     chunks = f"{plan.chunk_count:,} chunk{'s' * (plan.chunk_count != 1)}"
     if plan.layout.unsupported is not None:
         return chunks
     if plan.layout.shard is not None:
         chunks += f" in {plan.object_count:,} shard{'s' * (plan.object_count != 1)}"
-    return f"{chunks}, {_binary(plan.chunk_count * plan.layout.chunk_nbytes)} decoded"
+    most = "up to " if _each(plan.layout) != "each" else ""
+    return f"{chunks}, {most}{_binary(plan.chunk_count * plan.layout.chunk_nbytes)} decoded"
 
 
 def _times(shape: tuple[int, ...]) -> str:

@@ -13,6 +13,7 @@ import numcodecs
 import numpy as np
 import pytest
 import zarr
+from zarr.codecs import numcodecs as numcodecs_v3
 
 from linumpy.errors import ChunkError
 from linumpy.gpu import Reader, read_zarr
@@ -263,3 +264,24 @@ def test_reports_say_that_there_is_no_core(tmp_path, monkeypatch):
     assert (found == 5).all()
     assert report.backend == "zarr-python"
     assert "no native core: LINUMPY_CORE=0 switches the native core off" in report.fallback
+
+
+@pytest.mark.skipif(not hasattr(zarr.codecs, "ScaleOffset"), reason="this zarr-python has no scale_offset")
+@pytest.mark.parametrize("name", ["scale_offset", "cast_value"])
+def test_array_codecs_of_zarr_v3(tmp_path, name):
+    """A Reader has zarr-python decode them, whatever is behind them, and the report says so."""
+    filters = [zarr.codecs.ScaleOffset(offset=1, scale=100)]
+    if name == "cast_value":
+        pytest.importorskip("cast_value_rs")
+        filters.append(zarr.codecs.CastValue(data_type="int16", out_of_range="clamp"))
+    for number, behind in enumerate((None, numcodecs_v3.LZ4(), zarr.codecs.ZstdCodec())):
+        path = tmp_path / str(number)
+        array = zarr.create_array(
+            path, shape=SHAPE, chunks=CHUNKS, dtype="f4", filters=filters, compressors=behind, fill_value=2.5
+        )
+        array[:9] = np.random.default_rng(0).uniform(-9, 9, (9, *SHAPE[1:]))
+        with Reader(device="cpu") as reader:
+            ticket = reader.submit(path, np.s_[3:, 4, 5:9])
+            assert np.array_equal(ticket.result(), array[3:, 4, 5:9])
+            assert name in ticket.report.decoder
+            assert ticket.report.backend == "zarr-python"

@@ -1,0 +1,92 @@
+"""Work on several devices at the same time: a thread for each, on the cores near it.
+
+In: numbers of devices, and a function. Out: its results. Errors: that of the first device that failed, after all have
+ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+import os
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+from linumpy.device import require_cuda
+from linumpy.io.zarr_mode import in_mode_of_caller
+
+Result = TypeVar("Result")
+
+_BUS = Path("/sys/bus/pci/devices")
+
+
+def checked_devices(devices: str | Iterable[int]) -> list[int]:
+    """Check which devices a caller names.
+
+    Parameters
+    ----------
+    devices : "all" or iterable of int
+        Numbers of CUDA devices.
+
+    Raises
+    ------
+    GpuUnavailableError
+        No CUDA device, or not one of these.
+    ValueError, TypeError
+        No device, one twice, or what is no number.
+    """
+    count = require_cuda().cuda.runtime.getDeviceCount()
+    if isinstance(devices, str):
+        if devices != "all":
+            raise ValueError(f'devices={devices!r}: "all", or numbers of CUDA devices')
+        return list(range(count))
+    numbers = [operator.index(number) for number in devices]
+    if not numbers or len(set(numbers)) < len(numbers) or min(numbers) < 0:
+        raise ValueError(f"devices {numbers}: different numbers of CUDA devices, from 0 on")
+    require_cuda(max(numbers))
+    return numbers
+
+
+def on_each(devices: Sequence[int], work: Callable[[int], Result]) -> list[Result]:
+    """Call a function for each device, at the same time.
+
+    Parameters
+    ----------
+    devices : sequence of int
+        Numbers of CUDA devices.
+    work : callable
+        Called with the position of a device among them, in a thread whose current device it is.
+    """
+    cupy, cores = require_cuda(), os.sched_getaffinity(0)
+
+    def call(position: int) -> Result:
+        device = cupy.cuda.Device(devices[position])
+        stay_near(device.pci_bus_id, cores)
+        with device:
+            result = work(position)
+            # Other threads use the result, on streams that know nothing of this one's.
+            cupy.cuda.get_current_stream().synchronize()
+            return result
+
+    with ThreadPoolExecutor(len(devices), "linumpy-device", in_mode_of_caller()) as pool:
+        futures = [pool.submit(call, position) for position in range(len(devices))]
+    return [future.result() for future in futures]
+
+
+def stay_near(bus_id: str, cores: set[int], root: Path = _BUS) -> None:
+    """Have this thread run on those of some cores that are of a device's NUMA node; on all of them where unknown."""
+    near: set[int] = set()
+    with contextlib.suppress(OSError, ValueError):
+        near = cores_of((root / bus_id.lower() / "local_cpulist").read_text())
+    os.sched_setaffinity(0, near & cores or cores)
+
+
+def cores_of(text: str) -> set[int]:
+    """Read a list of cores as Linux writes it: ``"0-3,8"``."""
+    cores: set[int] = set()
+    for part in text.strip().split(","):
+        first, _, last = part.partition("-")
+        cores |= set(range(int(first), int(last or first) + 1))
+    return cores

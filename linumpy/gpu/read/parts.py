@@ -1,0 +1,117 @@
+"""Regions of rectilinear arrays as jobs of the native core: a job for each box of chunks of one shape.
+
+In: regions, outputs, and the function that submits regions of regular arrays. Out: a :class:`PartsJob` for each output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError
+from typing import Any
+
+import numpy as np
+
+from linumpy.core import native
+from linumpy.core.reader import CoreJob
+from linumpy.gpu.read.outputs import Regions
+from linumpy.plan.layout import ArrayLayout
+from linumpy.plan.read.rectilinear import Part, cut_by_shape
+
+
+class PartsJob:
+    """Jobs of one output, as one job.
+
+    Attributes
+    ----------
+    output : object
+        What holds the memory of the output.
+    """
+
+    __slots__ = ("_jobs", "output")
+
+    def __init__(self, output: Any) -> None:
+        self.output = output
+        self._jobs: list[tuple[CoreJob, ArrayLayout]] = []
+
+    def add(self, job: CoreJob, layout: ArrayLayout) -> None:
+        """Add a job, whose errors name chunks of `layout`."""
+        self._jobs.append((job, layout))
+
+    def done(self) -> bool:
+        """Say whether all are over."""
+        return all(job.done() for job, _ in self._jobs)
+
+    def wait(self) -> None:
+        """Wait until all are over; signals are handled meanwhile."""
+        for job, _ in self._jobs:
+            job.wait()
+
+    def cancel(self) -> bool:
+        """Give up those that are not over; False where all are."""
+        cancelled = [job.cancel() for job, _ in self._jobs]  # each of them, not up to the first
+        return any(cancelled)
+
+    def error(self, layout: ArrayLayout) -> BaseException | None:
+        """Return the first error, those of chunks before that of a cancelled job."""
+        errors = [error for job, own in self._jobs if (error := job.error(own)) is not None]
+        return min(errors, key=lambda error: isinstance(error, CancelledError), default=None)
+
+    def report(self) -> native.Report:
+        """Add up what was done; the parts were read at the same time."""
+        reports = [job.report() for job, _ in self._jobs]
+        total = native.Report()
+        for name, *_ in native.Report._fields_:
+            add = max if name == "seconds" else sum
+            setattr(total, name, add([0, *(getattr(report, name) for report in reports)]))
+        return total
+
+
+def submit_parts(
+    submit: Callable[..., Sequence[Any]], layouts: Sequence[ArrayLayout], regions: Regions, outputs: Sequence[Any]
+) -> list[PartsJob]:
+    """Submit regions of rectilinear arrays, those of chunks of one shape together.
+
+    Parameters
+    ----------
+    submit : callable
+        ``submit(layouts, regions=, outputs=)`` of regular arrays of one geometry; a job for each region.
+    layouts : sequence of ArrayLayout
+        The arrays.
+    regions : Regions
+        What is wanted of them.
+    outputs : sequence of arrays
+        That of each region, or one for all.
+    """
+    jobs = [PartsJob(output) for output in outputs]
+    kinds: dict[object, list[tuple[int, Part]]] = {}
+    for row, number in enumerate(regions.array.tolist()):
+        for part in cut_by_shape(layouts[number], regions.start[row].tolist(), regions.stop[row].tolist()):
+            kinds.setdefault(part.layout.geometry, []).append((row, part))
+    try:
+        for members in kinds.values():
+            rows = [row for row, _ in members]
+            owners = [jobs[row if len(outputs) > 1 else 0] for row in rows]
+            arrays, boxes = _boxes_of(regions, members)
+            made = submit(arrays, regions=boxes, outputs=[owner.output for owner in owners])
+            for owner, job, (_, part) in zip(owners, made, members, strict=True):
+                owner.add(job, part.layout)
+    except BaseException:
+        for job in jobs:  # nothing may write to outputs of a call that has raised
+            job.cancel()
+        for job in jobs:
+            job.wait()
+        raise
+    return jobs
+
+
+def _boxes_of(regions: Regions, members: Sequence[tuple[int, Part]]) -> tuple[list[ArrayLayout], Regions]:
+    """List the arrays of parts, each once, and the parts with their outputs."""
+    numbers: dict[int, int] = {}
+    array = np.array([numbers.setdefault(id(part.layout), len(numbers)) for _, part in members], np.int64)
+    layouts = {id(part.layout): part.layout for _, part in members}
+    start, stop, offset = (
+        np.array([getattr(part, name) for _, part in members], np.int64) for name in ("start", "stop", "offset")
+    )
+    of_row = regions.take(np.array([row for row, _ in members]))
+    addresses = of_row.addresses + (offset * of_row.strides).sum(axis=1)
+    return [layouts[key] for key in numbers], Regions(array, start, stop, of_row.strides, addresses)

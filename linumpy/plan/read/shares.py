@@ -1,0 +1,56 @@
+"""A region → the part of it that each of several devices reads. Pure."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+
+from linumpy.errors import RegionError
+from linumpy.plan.layout import ArrayLayout
+from linumpy.plan.region import Region
+
+
+def cut_for_devices(layout: ArrayLayout, region: Region, count: int) -> list[Region]:
+    """Cut the leading axis of a region between stored objects, so that no two devices read one chunk or shard.
+
+    Parameters
+    ----------
+    layout : ArrayLayout
+        The array.
+    region : Region
+        What is read of it.
+    count : int
+        Number of devices.
+
+    Returns
+    -------
+    list of Region
+        One for each device, in order, as equal as the chunks (or shards) allow; empty ones where there are too few.
+
+    Raises
+    ------
+    RegionError
+        The region has no axis that could be cut.
+    """
+    if not any(region.kept):
+        raise RegionError(f"region {region} is one element: it cannot be cut for {count} devices")
+    axis = region.kept.index(True)
+    start, stop = region.start[axis], region.stop[axis]
+    if layout.lengths is not None:
+        borders = np.cumsum(layout.lengths[axis])
+    else:
+        size = layout.object_shape[axis]
+        borders = np.arange(start // size + 1, -(-stop // size), dtype=np.int64) * size
+    borders = np.array([start, *borders[(start < borders) & (borders < stop)].tolist(), stop])
+    wanted = [start + (stop - start) * number / count for number in range(1, count)]
+    cuts = [start, *(int(borders[np.abs(borders - ideal).argmin()]) for ideal in wanted), stop]
+
+    def with_bounds(first: int, last: int) -> Region:
+        def changed(bounds: tuple[int, ...], bound: int) -> tuple[int, ...]:
+            return (*bounds[:axis], bound, *bounds[axis + 1 :])
+
+        return replace(region, start=changed(region.start, first), stop=changed(region.stop, last))
+
+    return [with_bounds(first, last) for first, last in itertools.pairwise(cuts)]

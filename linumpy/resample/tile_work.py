@@ -1,0 +1,119 @@
+"""Carry out the tiles of a volume, here or on the workers of a dask cluster.
+
+In: names of tiles, and functions that read, compute and write one. Out: the written tiles. Here the three steps of
+different tiles overlap (``linumpy.resample.overlap``). A worker reads and computes; results come back to this process,
+which writes all of them, so that workers need see only the source. Errors: those of ``linumpy.resample.workers``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from linumpy.device import is_device_array, require_cuda, to_host
+from linumpy.resample.overlap import nothing, work_through
+from linumpy.resample.workers import Needs, carry_out_on, client_of, survey
+
+if TYPE_CHECKING:
+    from distributed import Client
+    from distributed.deploy import Cluster
+
+Name = TypeVar("Name")
+Source = TypeVar("Source")
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class TileWork:
+    """Where tiles are carried out.
+
+    Attributes
+    ----------
+    use_gpu : bool
+        Whether they are read to a GPU and computed there.
+    client : distributed.Client or None
+        Client of a cluster; None for this process.
+    """
+
+    use_gpu: bool
+    client: Client | None = None
+
+    @property
+    def xp(self) -> ModuleType:
+        """The array module of results in this process: results of workers come in host memory."""
+        return require_cuda() if self.use_gpu and self.client is None else np
+
+    def __call__(
+        self,
+        names: Iterable[Name],
+        read: Callable[[Name], Source],
+        compute: Callable[[Name, Source], Result],
+        write: Callable[[Name, Result], object] = nothing,
+        *,
+        done: Callable[[Name], object] = nothing,
+    ) -> None:
+        """Read, compute and write each tile.
+
+        Parameters
+        ----------
+        names, read, compute, write, done
+            As for :func:`linumpy.resample.overlap.work_through`. On a cluster `read` and `compute` are sent to workers
+            with all that they refer to, and tiles are written by this thread, in any order.
+        """
+        if self.client is None:
+            work_through(names, read, compute, write, use_gpu=self.use_gpu, done=done)
+            return
+        client = self.client
+
+        def make(name: Name) -> Any:
+            result = compute(name, read(name))
+            return to_host(result) if is_device_array(result) else result
+
+        def settle(name: Name, result: Result) -> None:
+            write(name, result)
+            done(name)
+
+        carry_out_on(
+            client, names, lambda name: client.submit(make, name, pure=False), settle,
+            what="a tile", smaller="tile_bytes=",
+        )  # fmt: skip
+
+
+@contextmanager
+def tile_work(distributed: Client | Cluster | str | None, *, use_gpu: bool) -> Iterator[TileWork]:
+    """Yield where tiles are carried out: here, or on a cluster whose workers have what they need.
+
+    Parameters
+    ----------
+    distributed : distributed.Client, cluster, str or None
+        As for :func:`linumpy.resample.workers.client_of`.
+    use_gpu : bool
+        Whether to compute on the GPU, here or of each worker.
+
+    Raises
+    ------
+    GpuUnavailableError
+        `use_gpu`, and a worker has no GPU.
+    WorkerError
+        A worker lacks linumpy, or has another version.
+    """
+    with client_of(distributed) as client:
+        if client is not None:
+            survey(client, _needs("cuda" if use_gpu else "cpu"))
+        yield TileWork(use_gpu, client)
+
+
+def workers_have_gpus(distributed: str) -> bool:
+    """Ask the workers of a cluster whether each has a GPU; waits for the first worker."""
+    with client_of(distributed) as client:
+        assert client is not None
+        return survey(client, _needs("auto")).kind == "cuda"
+
+
+def _needs(device: str) -> Needs:
+    return Needs(source="", metadata="", target="", device=device)

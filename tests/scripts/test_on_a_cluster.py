@@ -1,0 +1,113 @@
+"""Broken: commands with ``--cluster`` make another image than without, or do not work on the workers."""
+
+import os
+
+import numpy as np
+import pytest
+from PIL import Image
+
+pytest.importorskip("distributed")
+
+import dask
+from distributed import Client, LocalCluster
+
+import linumpy.mosaic.tiles
+import linumpy.resample.tile_work
+from linumpy.errors import WorkerError
+from linumpy.io.ome import open_image
+from linumpy.resample.tile_work import tile_work
+from linumpy.testing.synthetic import MosaicSpec, block, write_mosaic
+from linumpy.write.writer import write_omezarr
+from tests.support.script_runs import load
+
+SPEC = MosaicSpec(tiles=(2, 2), tile_shape=(40, 32, 32), focal_um=30.0, water_um=60.0, curvature_um=20.0, looks=8)
+TISSUE = MosaicSpec((1, 1), (70, 66, 70), (5.0, 10.0, 10.0), water_um=-99, tilt=(0, 0), curvature_um=0, focal_um=0)
+
+
+@pytest.fixture(scope="module")
+def address():
+    options = {"threads_per_worker": 1, "processes": True, "dashboard_address": None}
+    with LocalCluster(n_workers=2, **options) as cluster:
+        yield cluster.scheduler_address
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A mosaic, and two slices of a tissue with their shifts."""
+    folder = tmp_path_factory.mktemp("sources")
+    write_mosaic(folder / "mosaic", SPEC, chunks=(20, 16, 16))
+    volume = block(TISSUE, (0, 0, 0), TISSUE.shape).astype("f4")
+    (folder / "slices").mkdir()
+    for number, (z, y, x) in enumerate([(0, 2, 4), (24, 5, 2)], 1):
+        part = volume[z : z + 40, y : y + 60, x : x + 60]
+        write_omezarr(folder / f"slices/slice_z{number:02d}.ome.zarr", part, (5, 10, 10), chunks=(20, 30, 30))
+    head = "fixed_id,moving_id,x_shift,y_shift,x_shift_mm,y_shift_mm"
+    (folder / "shifts.csv").write_text(f"{head}\n1,2,-2,3,-0.02,0.03\n")
+    return folder
+
+
+COMMANDS = {
+    "aip": ["mosaic", "OUT"],
+    "aip_png": ["mosaic", "OUT.png"],
+    "detect_focal_curvature": ["mosaic", "OUT", "--tile_shape", "32", "32", "--s_xy", "5"],
+    "find_tissue_interface": ["mosaic", "OUT", "--s_xy", "5"],
+    "resample_mosaic_grid": ["mosaic", "OUT", "--resolution", "20"],
+    "stack_slices_motor": ["slices", "shifts.csv", "OUT", "--slicing_interval_mm", "0.12"],
+}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_same_bits_as_here(name, address, folder, tmp_path, monkeypatch, capsys):
+    """Tiles come from both workers, none is made here, and progress counts all of them."""
+    monkeypatch.setattr(linumpy.mosaic.tiles, "HOST_TILE_BYTES", 40 * 16 * 16 * 4)
+    main, made = load(f"linum_{name}").main, []
+    for where in ("here", "there"):
+        words = [word.replace("OUT", str(tmp_path / where)) for word in COMMANDS[name]]
+        words = [str(folder / word) if (folder / word).exists() else word for word in words]
+        if where == "there":
+            monkeypatch.setattr(linumpy.resample.tile_work, "work_through", None)
+        more = ["--cluster", address] if where == "there" else ["--no-use_gpu"]
+        assert main(words + more) == 0, capsys.readouterr().err
+        out = next(word for word in words if str(tmp_path) in word)
+        made.append(np.asarray(Image.open(out)) if out.endswith("png") else open_image(out).levels[0][...])
+    assert made[0].std() > 0
+    np.testing.assert_array_equal(made[1], made[0])
+
+
+def test_tiles_run_in_the_workers(address):
+    """Each tile is read and computed by a worker, and written here; an error there is an error here."""
+    written, over = {}, []
+    with Client(address, set_as_default=False) as client:
+        processes = set(client.run(os.getpid).values())
+        with tile_work(client, use_gpu=False) as work:
+            read = lambda name: name * 2  # noqa: E731
+            work(range(20), read, lambda name, two: (name, two, os.getpid()), written.__setitem__, done=over.append)
+            assert sorted(over) == sorted(written) == list(range(20))
+            assert all(written[name][:2] == (name, 2 * name) for name in written)
+            assert {process for *_, process in written.values()} <= processes
+            with pytest.raises(ZeroDivisionError):
+                work(range(3), read, lambda name, two: 1 // name)
+
+
+def test_missing_workers_are_one_clear_line(folder, tmp_path, capsys):
+    main = load("linum_aip").main
+    for address, says in (("nowhere", "no address of a scheduler"), ("tcp://127.0.0.1:9", "no dask scheduler answers")):
+        with dask.config.set({"distributed.comm.timeouts.connect": "500ms"}):
+            assert main([str(folder / "mosaic"), str(tmp_path / "out"), "--cluster", address]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert says in line
+        assert "--cluster" in line
+
+
+def test_a_worker_of_another_version_is_refused(address, monkeypatch):
+    monkeypatch.setattr(linumpy.resample.tile_work, "_needs", lambda device: linumpy.resample.workers.Needs(
+        "", "", "", device, version="0.0.1"
+    ))  # fmt: skip
+    with pytest.raises(WorkerError, match=r"lacks linumpy 0\.0\.1"), tile_work(address, use_gpu=False):
+        pass
+
+
+def test_a_picture_of_voxels_needs_them_here(folder, tmp_path, address, capsys):
+    words = [str(folder / "mosaic"), str(tmp_path / "map"), "--overlay", str(tmp_path / "a.png"), "--cluster", address]
+    assert load("linum_find_tissue_interface").main(words) == 2
+    assert "not together with" in capsys.readouterr().err
