@@ -1,7 +1,9 @@
 """The encoders of the device on the CPU: their own plan and CUDA source, in the emulator with all its checks."""
 
+import ctypes
 import functools
 import itertools
+import mmap
 import re
 import sys
 import types
@@ -14,6 +16,7 @@ from linumpy.gpu.kernels import source_text
 from linumpy.plan.encode.chunks import plan_encoding
 from tests.support.gpu.emulator import Kernel, library
 
+_LIBC, _PROT_NONE = ctypes.CDLL(None), 0
 _KERNEL = re.compile(r"__global__ void\s+(?:__launch_bounds__\([^)]*\)\s*)?(\w+)\s*\(")
 #: Sources whose kernels loop over their tasks.
 _LOOPING = ("lz4_encode", "blosc_encode", "encoded")
@@ -42,10 +45,25 @@ def load(spec, seed=1):
     return kernel
 
 
+def between_closed_pages(nbytes, skew, at_end):
+    """Return bytes, `skew` bytes away from a word, beside pages whose access ends the process.
+
+    They lie at the begin or the end of what is open: a word may be read whole that has one byte of them.
+    """
+    page = mmap.PAGESIZE
+    whole = -(-(nbytes + skew) // 4) * 4
+    inside = max(1, -(-whole // page)) * page
+    pages = np.frombuffer(mmap.mmap(-1, inside + 2 * page), np.uint8)
+    for closed in (0, page + inside):
+        assert _LIBC.mprotect(ctypes.c_void_p(pages.ctypes.data + closed), page, _PROT_NONE) == 0
+    begin = page + skew + (inside - whole if at_end else 0)
+    pages[page : page + inside] = 0xA5
+    return pages[begin : begin + nbytes]
+
+
 def encoded(chunks, encoding, *, seed=1, skew=0):
     """Encode rows of bytes in poisoned memory, `skew` bytes away from a word; returns the stored bytes of each."""
-    held = np.full(chunks.size + skew, 0xA5, np.uint8)
-    rows = held[skew:].reshape(chunks.shape)
+    rows = between_closed_pages(chunks.size, skew, at_end=bool(seed % 2)).reshape(chunks.shape)
     rows[...] = chunks
     guarded = []
 

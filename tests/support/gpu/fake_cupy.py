@@ -169,11 +169,12 @@ class Array:
         with stream or contextlib.nullcontext():
             self[...] = np.array(array)
 
-    def get(self, out=None, blocking=True):
+    def get(self, stream=None, out=None, blocking=True):
+        stream = self._device.stream if stream is None else stream
         out = np.empty(self.shape, self.dtype) if out is None else out
-        self._device.stream.add(lambda host=self.host: np.copyto(out, host))
+        stream.add(lambda host=self.host: np.copyto(out, host))
         if blocking:
-            self._device.stream.synchronize()
+            stream.synchronize()
         return out
 
 

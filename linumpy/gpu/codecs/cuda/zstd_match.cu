@@ -151,11 +151,11 @@ struct Windows {
             here = own ? b : a;
             there = own ? c : b;
         } else {
-            here = p < end ? load_once(from.bytes + p - distance) : 0;
-            there = p + LANES < end ? load_once(from.bytes + p + LANES - distance) : 0;
+            here = p < end && p >= distance ? load_once(from.bytes + (p - distance)) : 0;
+            there = p + LANES < end && p + LANES >= distance ? load_once(from.bytes + (p + LANES - distance)) : 0;
         }
         const u32 low = vote(p < end && p >= distance && ((here ^ mine.low) & 0xff) == 0);
-        const u32 high = vote(p + LANES < end && ((there ^ next.low) & 0xff) == 0);
+        const u32 high = vote(p + LANES < end && p + LANES >= distance && ((there ^ next.low) & 0xff) == 0);
         return low | static_cast<u64>(high) << 32;
     }
 };
