@@ -59,7 +59,8 @@ class BlockPlan:
     scratch : int or None
         Bytes of a read on a device beyond its result.
     batch : int or None
-        Bytes of the voxels that a device encodes at a time; None where it encodes nothing.
+        Bytes of the voxels that a device encodes at a time, 0 where the host encodes its chunks; None where there is
+        nothing to encode.
     """
 
     plan: ResamplePlan
@@ -94,16 +95,32 @@ def plan_blocks(
     """
     check_limit(limit)
     budget, itemsize = memory_budget(kind, limit), source.dtype.itemsize
-    batch = None
-    if kind == "cuda" and writing is not None:
-        batch = batch_nbytes(math.prod(stored) * itemsize, budget)
-        budget -= device_nbytes(writing.encoding, writing.chunk_nbytes, batch)
+    if kind == "cpu" or writing is None:
+        return _planned(grid, source, stored, kind, budget, None)
+    batch = batch_nbytes(writing.encoding, writing.chunk_nbytes, math.prod(stored) * itemsize, budget)
+    taken = device_nbytes(writing.encoding, writing.chunk_nbytes, batch)
+    try:
+        return _planned(grid, source, stored, kind, budget - taken, batch)
+    except DeviceMemoryError:
+        return _planned(grid, source, stored, kind, budget, 0)  # the host encodes
+
+
+def _planned(
+    grid: AffineGrid,
+    source: zarr.Array[Any] | Volume,
+    stored: tuple[int, ...],
+    kind: str,
+    budget: int,
+    batch: int | None,
+) -> BlockPlan:
+    """Choose blocks within the memory that is left beside encoding."""
+    itemsize = source.dtype.itemsize
     scratch = None if kind == "cpu" else scratch_within(budget)
     if grid.warp:
         return BlockPlan(_plan_warped_blocks(grid, stored, itemsize, budget), scratch, batch)
     work, output_work = box_work_bytes(source.dtype, grid, kind)
     # Writing copies a block into the order of its chunks: a raw one as a whole, others batch by batch.
-    copied = itemsize if kind == "cuda" and batch is None else 0
+    copied = itemsize if kind == "cuda" and not batch else 0
     cost = BlockBytes(itemsize, itemsize, work, output_work + copied)
     shape = choose_block_shape(grid, stored, cost, budget - (scratch or 0), source.chunks)
     return BlockPlan(ResamplePlan(grid, shape), scratch, batch)

@@ -319,8 +319,13 @@ def _plan_steps(copy: ArrayCopy, kind: str, limit: int | None) -> _Steps:
     budget, itemsize = memory_budget(kind, limit), copy.dtype.itemsize
     least, scratch, batch = math.prod(copy.stored) * itemsize, None, None
     if kind == "cuda":
-        batch, scratch = batch_nbytes(least, budget), scratch_within(budget)
-        budget -= scratch + device_nbytes(copy.encoding, math.prod(copy.chunks) * itemsize, batch)
+        chunk_nbytes = math.prod(copy.chunks) * itemsize
+        scratch, batch = scratch_within(budget), batch_nbytes(copy.encoding, chunk_nbytes, least, budget)
+        budget -= scratch
+        taken = device_nbytes(copy.encoding, chunk_nbytes, batch)
+        if _BLOCKS * least > budget - taken:
+            batch = taken = 0  # the host encodes
+        budget -= taken
         if _BLOCKS * least > budget:
             raise DeviceMemoryError(
                 f"blocks of one chunk (or shard) {copy.stored} need {_BLOCKS * least} bytes, and {max(0, budget)} may "

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack, suppress
 
 import numpy as np
 
@@ -15,6 +15,10 @@ from linumpy.plan.layout import ArrayLayout
 Bytes = bytes | np.ndarray
 #: Buffers that one call of the system takes.
 _MOST_BUFFERS = 1024
+#: Bytes of the pieces in which large files are written.
+_PIECE_NBYTES = 2 * 2**20
+#: Calls a function with each number, in threads, and returns when all calls have ended.
+InThreads = Callable[[Callable[[int], None], Sequence[int]], None]
 
 
 def write_file(path: str, groups: Iterable[Sequence[Bytes]]) -> None:
@@ -47,6 +51,15 @@ def _write_all(descriptor: int, left: list[memoryview]) -> None:
             count -= len(left.pop(0))
         if left:
             left[0] = left[0][count:]
+
+
+def _pwrite_all(descriptor: int, left: memoryview, offset: int, path: str) -> None:
+    try:
+        while left:
+            count = os.pwrite(descriptor, left, offset)
+            left, offset = left[count:], offset + count
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, path) from error
 
 
 class ChunkFiles:
@@ -88,3 +101,33 @@ class ChunkFiles:
         if self.suffix:
             os.replace(path + self.suffix, path)
         return sum(part.nbytes if isinstance(part, np.ndarray) else len(part) for part in parts)
+
+    def write_pieces(self, files: Sequence[tuple[str, Sequence[Bytes]]], in_threads: InThreads) -> int:
+        """Write a few large files, pieces of all of them at the same time, and return their size.
+
+        Parameters
+        ----------
+        files : sequence of (str, sequence of Bytes)
+            Path and parts of each, as for :meth:`write`.
+        in_threads : callable
+            Calls a function with each number, in threads, and returns when all calls have ended.
+        """
+        nbytes = 0
+        with ExitStack() as scope:
+            pieces: list[tuple[int, memoryview, int, str]] = []
+            written = [(path, parts) for path, parts in files if parts or self.write(path, parts)]
+            for path, parts in written:
+                name = path + self.suffix
+                descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+                scope.callback(os.close, descriptor)
+                offset = 0
+                for part in map(_view, parts):
+                    for begin in range(0, len(part), _PIECE_NBYTES):
+                        pieces.append((descriptor, part[begin : begin + _PIECE_NBYTES], offset + begin, name))
+                    offset += len(part)
+                nbytes += offset
+            in_threads(lambda number: _pwrite_all(*pieces[number]), range(len(pieces)))
+        if self.suffix:
+            for path, _ in written:
+                os.replace(path + self.suffix, path)
+        return nbytes

@@ -13,36 +13,62 @@ import functools
 import logging
 import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import zarr
 
 from linumpy.arrays import Array
 from linumpy.device import is_device_array, to_host
-from linumpy.io.codecs import host_encoder
+from linumpy.io.codecs import checksum, host_encoder
 from linumpy.plan.encoding import Encoding
 from linumpy.plan.layout import ArrayLayout
 from linumpy.plan.pyramid import Box, grown, shape_of, split, within
-from linumpy.write.chunk_file import ChunkFiles
+from linumpy.write.chunk_file import Bytes, ChunkFiles
 from linumpy.write.shard import file_parts, own_streams, packed_streams
 from linumpy.write.tasks import Finish, done, in_tasks
 
 log = logging.getLogger(__name__)
 
-#: Bytes of the voxels that the device encodes at a time, unless one chunk or shard is larger.
-BATCH_NBYTES = 128 * 2**20
+#: Bytes of the voxels that the device encodes at a time, and of the memory that this takes; unless one chunk or shard
+#: takes more.
+BATCH_NBYTES, _MOST_NBYTES = 128 * 2**20, 3 * 2**29
 
 
-def batch_nbytes(object_nbytes: int, budget: int | None = None) -> int:
-    """Return the bytes of the voxels of a batch: at least those of one chunk or shard."""
-    return max(object_nbytes, BATCH_NBYTES if budget is None else min(BATCH_NBYTES, budget // 16))
+def batch_nbytes(encoding: Encoding, chunk_nbytes: int, object_nbytes: int, budget: int | None = None) -> int:
+    """Return the bytes of the voxels that a device encodes at a time.
+
+    Parameters
+    ----------
+    encoding : Encoding
+        Of an (inner) chunk.
+    chunk_nbytes, object_nbytes : int
+        Bytes of the voxels of an (inner) chunk, and of a chunk or shard.
+    budget : int, optional
+        Bytes of device memory, of which encoding may take a fourth.
+
+    Returns
+    -------
+    int
+        Those of one or more chunks (or shards); 0 where the memory is too small for one: the host encodes then.
+    """
+    count = max(1, BATCH_NBYTES // object_nbytes)
+    while True:
+        needed = device_nbytes(encoding, chunk_nbytes, count * object_nbytes)
+        if needed <= min(_MOST_NBYTES, _MOST_NBYTES if budget is None else budget // 4):
+            return count * object_nbytes
+        if count == 1:
+            return object_nbytes if budget is None or needed <= budget // 4 else 0
+        count //= 2
 
 
 def device_nbytes(encoding: Encoding, chunk_nbytes: int, batch: int) -> int:
     """Return the device memory that writing takes beyond a block: chunks of a batch, and the streams of two."""
+    if not batch:
+        return 0
     from linumpy.gpu.codecs.encode import encoding_nbytes
 
     if why_not_on_device(encoding, chunk_nbytes) or not encoding.compressor:
@@ -92,7 +118,7 @@ class EncodedChunks:
     pool, threads, renamed
         As for :func:`linumpy.write.raw_chunks.chunks_of`.
     batch : int, optional
-        Bytes of the voxels that the device encodes at a time.
+        Bytes of the voxels that the device encodes at a time, by :func:`batch_nbytes`.
     """
 
     def __init__(
@@ -111,8 +137,8 @@ class EncodedChunks:
         self._layout, self._pool, self._threads = layout, pool, threads
         self._files = ChunkFiles(layout, renamed=renamed)
         object_nbytes = math.prod(layout.object_shape) * layout.dtype.itemsize
-        limit = batch_nbytes(object_nbytes) if batch is None else batch
-        self._batch = grown(layout.object_shape, layout.shape, layout.dtype.itemsize, limit)
+        limit = batch_nbytes(encoding, layout.chunk_nbytes, object_nbytes) if batch is None else batch
+        self._batch = grown(layout.object_shape, layout.shape, layout.dtype.itemsize, limit) if limit else None
         self._bits = np.dtype(f"u{layout.dtype.itemsize}")
         self._fill = np.asarray(layout.fill_value).view(self._bits)[()]
         self._encode_on_host = host_encoder(encoding)
@@ -121,6 +147,8 @@ class EncodedChunks:
     @functools.cached_property
     def why_host(self) -> str:
         """Why the host encodes chunks of the device; empty if it does not."""
+        if self._batch is None:
+            return "the device memory that may be used is too small to encode in it"
         return why_not_on_device(self.encoding, self._layout.chunk_nbytes)
 
     def start(self, box: Box, block: Array) -> Finish:
@@ -130,7 +158,7 @@ class EncodedChunks:
         that is returned has been called, which waits until all of it is written.
         """
         if is_device_array(block):
-            if not self.why_host:
+            if self._batch is not None and not self.why_host:
                 finish: Finish = done
                 for part in split(box, self._batch):
                     following = self._start_on_device(self._objects(part), block[within(part, box)])
@@ -152,9 +180,11 @@ class EncodedChunks:
             objects.append(_Object(path, unit, slots, math.prod(counts)))
         return objects
 
-    def _write_object(self, one: _Object, streams: Callable[[], object]) -> None:
+    def _write(self, path: str, parts: list[Bytes]) -> None:
         """Write a file, in a thread of the pool."""
-        nbytes = self._files.write(one.path, file_parts(streams(), self._layout.shard, one.slots))  # type: ignore[arg-type]
+        self._wrote(self._files.write(path, parts))
+
+    def _wrote(self, nbytes: int) -> None:
         with self._lock:
             self.stored_nbytes += nbytes
 
@@ -170,26 +200,33 @@ class EncodedChunks:
 
         def finish() -> None:
             offsets, is_fill = started.offsets(), started.is_fill()
-            for some, landed in started.land(offsets[firsts]):
-                base = offsets[firsts[some.start]]
+            bounds = offsets[firsts]
+            begins = bounds.tolist()  # numbers of Python: a file takes less time than NumPy's scalars
+            for some, landed in started.land(bounds):
+                base = begins[some.start]
 
-                def write(number: int, landed: np.ndarray = landed, base: int = base) -> None:
+                def parts(number: int, landed: np.ndarray = landed, base: int = base) -> list[Bytes]:
                     a, b = firsts[number], firsts[number + 1]
-                    mine = landed[offsets[a] - base : offsets[b] - base]
-                    self._write_object(
-                        objects[number],
-                        lambda: packed_streams(
-                            mine, offsets[a : b + 1], is_fill[a:b], with_checksum=self.encoding.checksum
-                        ),
+                    mine = landed[begins[number] - base : begins[number + 1] - base]
+                    if layout.shard is None:
+                        sum_ = [checksum(mine)] if self.encoding.checksum else []
+                        return [] if is_fill[number] else [mine, *sum_]
+                    streams = packed_streams(
+                        mine, offsets[a : b + 1], is_fill[a:b], with_checksum=self.encoding.checksum
                     )
+                    return file_parts(streams, layout.shard, objects[number].slots)
 
-                in_tasks(self._pool, self._threads, write, some)
+                if len(some) < self._threads:  # large ones, such as shards: a thread would write one for long
+                    in_threads = partial(in_tasks, self._pool, self._threads)
+                    self._wrote(self._files.write_pieces([(objects[n].path, parts(n)) for n in some], in_threads))
+                else:
+                    in_tasks(self._pool, self._threads, lambda n: self._write(objects[n].path, parts(n)), some)
 
         return finish
 
     def _write_from_host(self, objects: list[_Object], block: np.ndarray, box: Box) -> None:
         """Encode each chunk in a thread of the pool; the one that encodes the last chunk of an object writes it."""
-        chunk_shape = self._layout.chunk_shape
+        layout, chunk_shape = self._layout, self._layout.chunk_shape
         encoded: list[list[bytes | np.ndarray | None]] = [[None] * one.count for one in objects]
         missing = [one.count for one in objects]
         names = [(o, c, part) for o, one in enumerate(objects) for c, part in enumerate(split(one.box, chunk_shape))]
@@ -202,7 +239,8 @@ class EncodedChunks:
                 complete = not missing[which]
             if complete:
                 own, encoded[which] = encoded[which], []
-                self._write_object(objects[which], lambda: own_streams(own, with_checksum=self.encoding.checksum))
+                streams = own_streams(own, with_checksum=self.encoding.checksum)
+                self._write(objects[which].path, file_parts(streams, layout.shard, objects[which].slots))
 
         in_tasks(self._pool, self._threads, encode, range(len(names)))
 

@@ -38,7 +38,7 @@ The voxels are 512×1024×1024 uint16, OCT-like; level 1 of zstd makes a third o
 bytes. "encode" cases work on chunks in device memory, beside numcodecs in a thread for each core, and nvCOMP where it
 is installed (pip install nvidia-nvcomp-cu13). "write" cases write an image from device memory; "flat" writes as many
 stored bytes to as many files from host memory. "convert" and "resample" read an image in zstd and write another. The
-notes have the ratio: voxels over stored bytes.
+notes have the ratio of voxels to stored bytes, and in brackets that of numcodecs.
 
 For example:
   linum-benchmark write --folder /dev/shm --json write.json
@@ -207,7 +207,7 @@ def _encode_case(work: Encode, voxels: np.ndarray, device: Array, where: Path, s
         return "" if made[-1] > 0.95 * ratio else f"its ratio is {made[-1]:.2f}, numcodecs' {ratio:.2f}"
 
     def note() -> str:
-        return f"ratio {made[-1]:.2f}, of numcodecs {ratio:.2f}"
+        return f"ratio {made[-1]:.2f} ({ratio:.2f})"
 
     threads = len(os.sched_getaffinity(0))
     pool = ThreadPoolExecutor(threads)
