@@ -64,7 +64,7 @@ INSTEAD = {
     "Ticket": "send the array that result() returns",
     "Pipeline": "send its config and the samples",
     "Batch": r"send its tensors \(batch.tensors\)",
-    "Batches": "a Pipeline belongs to its process",
+    "Batches": "send the config and the samples of its pipeline",
     "Stitcher": "send predictions to the process that has it",
     "OmeZarrWriter": "send regions to the process that made it",
     "Sampler": "send the arguments of create_sampler",

@@ -131,7 +131,7 @@ def test_written_as_ome_zarr(tmp_path, shards):
     assert image.spacing == (SPEC.spacing_um,)
     assert np.array_equal(image.levels[0][...], whole())
     assert image.levels[0].chunks == (32, 32, 32)
-    assert image.levels[0].compressors == ()
+    assert [codec.to_dict()["name"] for codec in image.levels[0].compressors] == ["zstd"]
     assert sum(seen) == SPEC.nbytes
 
 

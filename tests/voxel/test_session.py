@@ -248,7 +248,7 @@ def test_labels(backend, tmp_path, dtype, label):
 def test_through_a_writer(backend, tmp_path, right):
     source = start()
     with OmeZarrWriter(tmp_path / "o.ome.zarr", SHAPE, "uint8", (2, 0.5, 1), chunks=(4, 8, 8), levels=2,
-                       downsampling="label") as writer:  # fmt: skip
+                       downsampling="label", codec="none") as writer:  # fmt: skip
         with VoxelSession(source, ORIGIN, PITCH, out=writer, backend=backend.backend, slab_bytes=60_000) as session:
             queue(session)
         with pytest.raises(ValueError, match="open another session"):
@@ -259,7 +259,9 @@ def test_through_a_writer(backend, tmp_path, right):
 
 def test_from_nothing(backend, tmp_path):
     with (
-        OmeZarrWriter(tmp_path / "o.ome.zarr", SHAPE, "uint16", (2, 0.5, 1), chunks=(4, 14, 17)) as writer,
+        OmeZarrWriter(
+            tmp_path / "o.ome.zarr", SHAPE, "uint16", (2, 0.5, 1), chunks=(4, 14, 17), codec="none"
+        ) as writer,
         VoxelSession(None, ORIGIN, PITCH, out=writer, label=500, backend=backend.backend, slab_bytes=1) as session,
     ):
         session.voxelize_mesh(*TORUS)

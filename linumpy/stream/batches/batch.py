@@ -306,6 +306,9 @@ class Batches:
     def __init__(self, producer: Producer, check: Callable[[], None], pop: Callable[[], Batch], n: int | None) -> None:
         self._producer, self._check, self._pop, self._remaining = producer, check, pop, n
 
+    def __reduce__(self) -> NoReturn:
+        raise not_pickled(self, "send the config and the samples of its pipeline")
+
     def __iter__(self) -> Batches:
         return self
 
