@@ -200,7 +200,9 @@ def land(arena: Array, bounds: np.ndarray, stream: Any) -> Iterator[tuple[range,
     cupy = require_cuda()
     parts = list(_parts(bounds, _LANDING_NBYTES))
     largest = max((int(bounds[part.stop] - bounds[part.start]) for part in parts), default=0)
-    buffers = [_pinned(cupy, largest) for _ in parts[:2]]
+    # CuPy's pool gives back memory of the same size only, and to pin memory takes longer than all else here.
+    size = 1 << max(0, largest - 1).bit_length()
+    buffers = [_pinned(cupy, size) for _ in parts[:2]]
 
     def start(number: int) -> tuple[np.ndarray, Any]:
         first, last = (int(bounds[at]) for at in (parts[number].start, parts[number].stop))
