@@ -74,6 +74,12 @@ def open_stack(files: list[str]) -> Iterator[TiffStack]:
     try:
         with tifffile.TiffFile(files[0]) as first:
             series = first.series[0]
+            if len(first.series) > 1:
+                shapes = ", ".join("×".join(map(str, one.shape)) for one in first.series)
+                raise SourceError(
+                    f"{files[0]} holds {len(first.series)} series of pages ({shapes}), and a stack is one: write each "
+                    "to a file"
+                )
             if len(files) == 1:
                 with series.aszarr(level=0) as store:
                     yield TiffStack(_opened(store), _axes(series.axes, name), tuple(files))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import operator
 import os
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
@@ -130,7 +131,7 @@ def convert_zarr(
         raise ValueError(f"ngff_version={ngff_version!r}: choose one of {', '.join(ZARR_FORMATS)}")
     if isinstance(source, (str, Path)):
         check_apart([target_path], [source])
-    storage = Storage(_sizes(chunks), _sizes(shards), codec)
+    storage = Storage(_sizes("chunks", chunks), _sizes("shards", shards), codec)
     with ExitStack() as scope:
         conversion = _plan(
             with_options(source, storage_options), storage, ngff_version, spacing, levels, target_path.name, scope
@@ -160,8 +161,11 @@ def convert_zarr(
     return Path(target)
 
 
-def _sizes(sizes: Sequence[int] | None) -> tuple[int, ...] | None:
-    return None if sizes is None else tuple(map(int, sizes))
+def _sizes(label: str, sizes: Sequence[int] | None) -> tuple[int, ...] | None:
+    try:
+        return None if sizes is None else tuple(map(operator.index, sizes))
+    except TypeError:
+        raise TypeError(f"{label}={sizes!r}: pass whole numbers, one for each axis of space") from None
 
 
 @dataclass
@@ -256,6 +260,12 @@ def _plan(
         if node.ndim not in (2, 3):
             raise SourceError(f"{describe_source(node)} has shape {node.shape}: pass an array of two or three axes")
         axes = "zyx"[-node.ndim :]
+        names = getattr(node.metadata, "dimension_names", None) or tuple(axes)
+        if tuple(axis or "" for axis in names) != tuple(axes):
+            raise MetadataError(
+                f"{describe_source(node)} has the dimensions {', '.join(map(str, names))}, and an image of an array "
+                f"has {', '.join(axes)}: transpose or rename them first"
+            )
         return _plan_image(describe_source(node), node, axes, storage, ngff_version, spacing, levels, name, ())
     if spacing is not None or levels != 1:
         raise ValueError(
@@ -263,6 +273,8 @@ def _plan(
             "for arrays and TIFF stacks"
         )
     found = plan_hierarchy(node, storage, ngff_version)
+    if name.endswith(".ozx") and "ome" not in found.groups.get("", {}):
+        raise SourceError(f"{describe_source(node)} is no OME-Zarr image, which .ozx files hold: name a folder")
     about = {"version": ngff_version, "groups": _digest(list(found.groups.items()))}
     return Conversion(describe_source(node), found.arrays, found.create, about=about, dropped=found.dropped)
 
@@ -283,6 +295,8 @@ def _plan_image(
         raise MetadataError(f"{source} says nothing of the voxel spacing that linumpy reads: pass spacing= in µm")
     space = axes.lstrip("tc")
     steps = [spacing.get(axis, math.nan) for axis in space] if isinstance(spacing, Mapping) else list(spacing)
+    if len(steps) not in (len(space), len(axes), 3):  # of z, y and x, also for a plane
+        raise ValueError(f"spacing={spacing!r}: {source} has the axes {', '.join(space)}, each of which takes a number")
     steps = steps[-len(space) :]
     if files and storage.codec is None:
         storage = Storage(storage.chunks, storage.shards, "zstd")
@@ -294,6 +308,7 @@ def _plan_image(
     image = plan_image(
         array.shape, copy.dtype, steps, name=name, axes=axes, chunks=copy.chunks, shards=copy.shards,
         codec=str(copy.encoding), levels=levels, ngff_version=version,
+        fill_value=0 if array.fill_value is None else array.fill_value, attributes=dict(array.attrs),
     )  # fmt: skip
     return Conversion(source, (copy,), image.create, image, files, {"image": _digest(image.metadata)})
 

@@ -257,7 +257,7 @@ def plan_array(path: str, array: zarr.Array, storage: Storage, zarr_format: int)
 def _along_last(sizes: Sequence[int] | None, rank: int, label: str, name: str) -> tuple[int, ...] | None:
     if sizes is None:
         return None
-    if len(sizes) > rank or min(sizes) < 1:
+    if not sizes or len(sizes) > rank or min(sizes) < 1:
         raise ValueError(f"{label}={tuple(sizes)}: {name} has {rank} axes, each of which takes a size from 1 on")
     return (1,) * (rank - len(sizes)) + tuple(sizes)
 

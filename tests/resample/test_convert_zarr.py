@@ -339,3 +339,34 @@ def test_on_a_device(cupy, tmp_path, codec, shards):
     convert_zarr(tmp_path / "b", tmp_path / "c", device="cuda", ngff_version="0.6")
     assert_copied(tmp_path / "a", tmp_path / "c")
     assert read_on_host(zarr.open_array(tmp_path / "c/1")).shape == halve(data).shape
+
+
+def test_what_would_be_lost_is_refused(tmp_path):
+    """Pages of a second series, axes in another order, no image in an .ozx file; attributes and fill value stay."""
+    with tifffile.TiffWriter(tmp_path / "mix.tif") as file:
+        file.write(np.zeros((33, 45), "u2"))
+        file.write(np.zeros((5, 45), "u2"))
+    with pytest.raises(SourceError, match="holds 2 series of pages"):
+        convert_zarr(tmp_path / "mix.tif", tmp_path / "b", spacing=(1, 1), **HERE)
+    options = {"shape": (7, 9, 8), "dtype": "u2", "chunks": (4, 4, 4), "fill_value": 9, "attributes": {"who": "me"}}
+    zarr.create_array(tmp_path / "xyz", dimension_names=("x", "y", "z"), **options)
+    with pytest.raises(MetadataError, match="has the dimensions x, y, z"):
+        convert_zarr(tmp_path / "xyz", tmp_path / "b", spacing=(1, 2, 3), **HERE)
+    array = zarr.create_array(tmp_path / "zyx", dimension_names=("z", "y", "x"), **options)
+    array[:4] = 3
+    for wrong, error in (
+        ({"chunks": ()}, ValueError),
+        ({"chunks": (2.5, 3, 3)}, TypeError),
+        ({"spacing": (1,) * 4}, ValueError),
+    ):
+        with pytest.raises(error, match=next(iter(wrong))):
+            convert_zarr(tmp_path / "zyx", tmp_path / "b", **{"spacing": (1, 2, 3), **wrong}, **HERE)
+    zarr.create_group(tmp_path / "g").create_array("a", shape=(4,), dtype="u2")
+    with pytest.raises(SourceError, match="is no OME-Zarr image"):
+        convert_zarr(tmp_path / "g", tmp_path / "g.ozx", **HERE)
+    assert not [one for one in tmp_path.iterdir() if one.name.startswith((".", "b", "g.ozx"))]
+    convert_zarr(tmp_path / "zyx", tmp_path / "c", spacing=(1, 2, 3), **HERE)
+    made = zarr.open_group(tmp_path / "c")
+    assert made.attrs["who"] == "me"
+    assert made["0"].fill_value == 9
+    assert np.array_equal(made["0"][...], array[...])
