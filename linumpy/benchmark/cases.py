@@ -277,12 +277,17 @@ def kernel_cases(
     ValueError
         For an unknown case, or a scale that is not in 0 to 1.
     """
-    if not 0 < scale <= 1:
-        raise ValueError(f"scale={scale}: more than 0, at most 1")
+    check_scale(scale)
     unknown = [name for name in only if name not in makers]
     if unknown:
         raise ValueError(f"case {unknown[0]!r} is unknown: choose from {', '.join(makers)}")
     return _make(makers, require_cuda() if xp is None else xp, scale, only)
+
+
+def check_scale(scale: float) -> None:
+    """Refuse a scale that is not in 0 to 1."""
+    if not 0 < scale <= 1:
+        raise ValueError(f"scale={scale}: more than 0, at most 1")
 
 
 def _make(makers: Makers, xp: ModuleType, scale: float, only: Sequence[str]) -> Iterator[Case]:

@@ -115,8 +115,10 @@ class ChunkFiles:
         nbytes = 0
         with ExitStack() as scope:
             pieces: list[tuple[int, memoryview, int, str]] = []
-            written = [(path, parts) for path, parts in files if parts or self.write(path, parts)]
-            for path, parts in written:
+            for path, parts in files:
+                if not parts:
+                    self.write(path, parts)
+                    continue
                 name = path + self.suffix
                 descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
                 scope.callback(os.close, descriptor)
@@ -128,6 +130,6 @@ class ChunkFiles:
                 nbytes += offset
             in_threads(lambda number: _pwrite_all(*pieces[number]), range(len(pieces)))
         if self.suffix:
-            for path, _ in written:
+            for path in (path for path, parts in files if parts):
                 os.replace(path + self.suffix, path)
         return nbytes

@@ -55,14 +55,13 @@ def batch_nbytes(encoding: Encoding, chunk_nbytes: int, object_nbytes: int, budg
     int
         Those of one or more chunks (or shards); 0 where the memory is too small for one: the host encodes then.
     """
+    allowed = math.inf if budget is None else budget // 4
     count = max(1, BATCH_NBYTES // object_nbytes)
-    while True:
-        needed = device_nbytes(encoding, chunk_nbytes, count * object_nbytes)
-        if needed <= min(_MOST_NBYTES, _MOST_NBYTES if budget is None else budget // 4):
-            return count * object_nbytes
+    while (needed := device_nbytes(encoding, chunk_nbytes, count * object_nbytes)) > min(allowed, _MOST_NBYTES):
         if count == 1:
-            return object_nbytes if budget is None or needed <= budget // 4 else 0
+            return object_nbytes if needed <= allowed else 0
         count //= 2
+    return count * object_nbytes
 
 
 def device_nbytes(encoding: Encoding, chunk_nbytes: int, batch: int) -> int:
@@ -209,8 +208,9 @@ class EncodedChunks:
                     a, b = firsts[number], firsts[number + 1]
                     mine = landed[begins[number] - base : begins[number + 1] - base]
                     if layout.shard is None:
-                        sum_ = [checksum(mine)] if self.encoding.checksum else []
-                        return [] if is_fill[number] else [mine, *sum_]
+                        if is_fill[number]:
+                            return []
+                        return [mine, checksum(mine)] if self.encoding.checksum else [mine]
                     streams = packed_streams(
                         mine, offsets[a : b + 1], is_fill[a:b], with_checksum=self.encoding.checksum
                     )

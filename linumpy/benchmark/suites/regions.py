@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from linumpy.benchmark.cases import Case, Entry, Mark, Prepared, Suite
+from linumpy.benchmark.cases import Case, Entry, Mark, Prepared, Suite, check_scale
 from linumpy.benchmark.data import check_free, work_folder
 from linumpy.benchmark.runner import CaseResult
 from linumpy.benchmark.suites.stores import StoredArray, StoreSpec, generate
@@ -97,8 +97,7 @@ def region_cases(
     *, folder: Path | None, scale: float, only: Sequence[str] = (), use_gpu: bool | None = None
 ) -> Iterator[tuple[Path, Iterator[Case]]]:
     """Make the arrays in a new folder, and the cases."""
-    if not 0 < scale <= 1:
-        raise ValueError(f"scale={scale}: more than 0, at most 1")
+    check_scale(scale)
     on_gpu = resolve().is_cuda if use_gpu is None else use_gpu
     with work_folder(folder) as where:
         yield where, _cases(where, scale, tuple(only) or tuple(_ARRAYS), on_gpu)

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import zarr
 
-from linumpy.benchmark.cases import CannotRunError, Case, Entry, Mark, Prepared, Suite
+from linumpy.benchmark.cases import CannotRunError, Case, Entry, Mark, Prepared, Suite, check_scale
 from linumpy.benchmark.data import check_free, work_folder
 from linumpy.benchmark.suites.loopback import serve
 from linumpy.benchmark.suites.stores import StoredArray, StoreSpec, difference, generate, host_zarr
@@ -51,8 +51,7 @@ def remote_cases(
     *, folder: Path | None, scale: float, only: Sequence[str] = (), use_gpu: bool | None = None
 ) -> Iterator[tuple[Path, Iterator[Case]]]:
     """Make the arrays in a new folder, serve it, and make the cases."""
-    if not 0 < scale <= 1:
-        raise ValueError(f"scale={scale}: more than 0, at most 1")
+    check_scale(scale)
     on_gpu = resolve().is_cuda if use_gpu is None else use_gpu
     with work_folder(folder) as where, serve(where) as url:
         yield where, _cases(where, url, scale, tuple(only) or tuple(_ARRAYS), on_gpu)

@@ -20,7 +20,7 @@ import numpy as np
 import zarr
 
 from linumpy.arrays import Array
-from linumpy.benchmark.cases import CannotRunError, Case, Entry, Mark, Prepare, Prepared, Suite, ready
+from linumpy.benchmark.cases import CannotRunError, Case, Entry, Mark, Prepare, Prepared, Suite, check_scale, ready
 from linumpy.benchmark.data import change_for_ratio, check_free, generator, oct_voxels, work_folder
 from linumpy.device import array_module, require_cuda, resolve, synchronize, to_host
 from linumpy.io.codecs import host_encoder, zarr_codecs
@@ -140,8 +140,7 @@ def write_cases(
     *, folder: Path | None, scale: float, only: Sequence[str] = (), use_gpu: bool | None = None
 ) -> Iterator[tuple[Path, Iterator[Case]]]:
     """Make the voxels, and the cases, which write into a new folder."""
-    if not 0 < scale <= 1:
-        raise ValueError(f"scale={scale}: more than 0, at most 1")
+    check_scale(scale)
     on_gpu = resolve().is_cuda if use_gpu is None else use_gpu
     with work_folder(folder) as where:
         yield where, _cases(where, scale, only, on_gpu)
