@@ -116,14 +116,16 @@ def solve_chain(
             raise ValueError(f"a matrix of {np.shape(link.matrix)} does not fit {rank} axes")
     between = np.tile(np.eye(rank + 1), (max(0, count - 1), 1, 1)) if prior is None else np.asarray(prior, np.float64)
     if between.shape != (max(0, count - 1), rank + 1, rank + 1):
-        raise ValueError(f"a prior of shape {between.shape}: one transform for each of {count - 1} neighbours is needed")
+        raise ValueError(f"a prior of shape {between.shape}: one for each of {count - 1} neighbours is needed")
     # About the centre of the images: there rotation and translation are independent.
     centre = np.eye(rank + 1)
     centre[:-1, -1] = extent / 2
     shifted = np.linalg.inv(centre)
     usable = np.array([math.isfinite(link.error_um) and np.isfinite(link.matrix).all() for link in links], bool)
     measured = [shifted @ np.where(np.isfinite(link.matrix), link.matrix, 0) @ centre for link in links]
-    weights = np.array([1 / max(link.error_um, 1e-9) ** 2 if good else 0.0 for link, good in zip(links, usable)])
+    weights = np.array(
+        [1 / max(link.error_um, 1e-9) ** 2 if good else 0.0 for link, good in zip(links, usable, strict=True)]
+    )
     ends = [(link.fixed, link.moving) for link in links]
     # Errors below the tolerance say little of a model's own error: no link outweighs the others by them.
     tolerance = 2e-3 * float(extent.max()) if tolerance_um is None else tolerance_um
@@ -132,7 +134,7 @@ def solve_chain(
     ends_all = ends + list(itertools.pairwise(range(count)))
     all_links = np.array([*measured, *(shifted @ between @ centre)]).reshape(-1, rank + 1, rank + 1)
     robust = usable.astype(np.float64)
-    solved = residuals = None
+    solved, residuals = np.tile(np.eye(rank + 1), (count, 1, 1)), np.zeros(len(links))
     for _ in range(_ROUNDS):
         now = np.concatenate([weights * robust, np.full(len(between), _PRIOR * base)])
         solved = _solve(count, ends_all, all_links, now, middle, rigid)
@@ -141,7 +143,6 @@ def solve_chain(
         if np.abs(new - robust).max(initial=0) < 1e-6:
             break
         robust = new
-    assert solved is not None and residuals is not None
     rejected = robust < 1e-3
     linked = {n for pair, gone in zip(ends, rejected, strict=True) if not gone for n in pair}
     interpolated = np.array([n not in linked for n in range(count)])

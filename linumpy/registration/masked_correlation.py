@@ -86,7 +86,7 @@ def match_pairs(
     reach = np.broadcast_to(np.asarray(max_shift, np.float64), (len(shape),))
     if not len(angles) or not all(map(math.isfinite, angles)):
         raise ValueError(f"angles={list(angles)}: pass one angle or more, in degrees")
-    if not (0 <= reach).all() or not (reach <= 1).all() or not 0 <= min_overlap <= 1:
+    if not (reach >= 0).all() or not (reach <= 1).all() or not 0 <= min_overlap <= 1:
         raise ValueError(f"max_shift={max_shift}, min_overlap={min_overlap}: pass fractions from 0 to 1")
     most = tuple(min(math.ceil(n * r), n - 1) for n, r in zip(shape, reach, strict=True))
     steps = np.ones(len(shape)) if spacing is None else np.asarray(spacing, np.float64)

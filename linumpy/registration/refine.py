@@ -372,27 +372,22 @@ class _System:
         sums = xp.zeros((len(chosen), columns + 1, columns + 1), np.float64)
         moments = xp.zeros((len(chosen), 3, 3), np.float64)
         costs = xp.zeros((3, len(chosen)), np.float64)
-        residuals = []
+        residuals, picked = [], xp.asarray(chosen)
         of_pair = [
             xp.asarray(values[chosen], np.float32).reshape((-1, *[1] * len(level.shape)))
             for values in (pairs.gains, pairs.offsets, 1 / pairs.scales)
         ]
         every = max(1, int(math.prod(level.shape) // _SAMPLES))
         for rows in self._strips(len(chosen), columns):
-            fixed, mask = level.fixed[chosen, rows], level.fixed_mask[chosen, rows]
+            fixed, mask = level.fixed[picked, rows], level.fixed_mask[picked, rows]
             moving = level.moving.sample(maps, chosen, rows)
             mask = mask * (level.moving_mask.sample(maps, chosen, rows) > np.float32(0.99))
             residual = fixed - of_pair[0] * moving - of_pair[1]
             scaled = residual * of_pair[2] / np.float32(_CAUCHY)
             robust = 1 / (1 + scaled * scaled)
             weight = mask * robust
-            design = xp.empty((len(chosen), columns + 1, *fixed.shape[1:]), np.float32)
-            self._columns(design, chosen, rows)
-            design[:, count], design[:, count + 1], design[:, columns] = -moving, -1, residual
-            flat = design.reshape(len(chosen), columns + 1, -1)
-            sums += xp.matmul(flat * weight.reshape(len(chosen), 1, -1), flat.transpose(0, 2, 1))
-            three = xp.stack([fixed, moving, xp.ones_like(fixed)], axis=1).reshape(len(chosen), 3, -1)
-            moments += xp.matmul(three * mask.reshape(len(chosen), 1, -1), three.transpose(0, 2, 1))
+            sums += _products([*self._columns(picked, rows), -moving, -xp.ones_like(fixed), residual], weight)
+            moments += _products([fixed, moving, xp.ones_like(fixed)], mask)
             axes = tuple(range(1, mask.ndim))
             # Cauchy's, which is half the square for small residuals; with an infinite scale the square itself.
             infinite = of_pair[2] == 0
@@ -416,16 +411,16 @@ class _System:
         step = max(1, limit // nbytes)
         return (slice(begin, min(begin + step, first)) for begin in range(0, first, step))
 
-    def _columns(self, design: Any, chosen: np.ndarray, rows: slice) -> None:
-        """Write the change of the fixed image by each direction: its gradient times how far the direction moves."""
+    def _columns(self, picked: Any, rows: slice) -> Iterator[Any]:
+        """Yield the change of the fixed images by each direction: their gradients times how far it moves."""
         xp, level = self.xp, self.level
-        gradients = [gradient[chosen, rows] for gradient in level.gradients]
+        gradients = [gradient[picked, rows] for gradient in level.gradients]
         lines = []
         for axis, (n, step) in enumerate(zip(level.shape, level.spacing, strict=True)):
             line = np.arange(n)[rows] if axis == 0 else np.arange(n)
             along = [-1 if k == axis else 1 for k in range(len(level.shape))]
             lines.append(xp.asarray((line * step).astype(np.float32).reshape(along)))
-        for number, matrix in enumerate(self.directions):
+        for matrix in self.directions:
             total: Any = 0
             for axis, gradient in enumerate(gradients):
                 row = matrix[axis]
@@ -436,13 +431,26 @@ class _System:
                     if weight:
                         moved = moved + np.float32(weight) * line
                 total = total + gradient * moved
-            design[:, number] = total
+            yield total
+
+
+def _products(columns: Sequence[Any], weight: Any) -> Any:
+    """Sum the weighted products of each two columns, (N, rows, ...): (N, columns, columns).
+
+    Sums of one row are float32, so that rounding errors do not grow with the image, and rows are a batch.
+    """
+    xp = array_module(weight)
+    flat = xp.stack([column.reshape(*column.shape[:2], -1) for column in columns], axis=2)
+    weighted = flat * weight.reshape(*weight.shape[:2], 1, -1)
+    return xp.matmul(weighted, flat.transpose(0, 1, 3, 2)).sum(axis=1, dtype=np.float64)
 
 
 def _result(level: _Level, pairs: _Pairs, method: Refinement) -> PairTransforms:
     """Summarize pairs, by a last look at the finest level."""
     rank = len(level.shape)
-    corners = np.array(list(itertools.product(*((0.0, (n - 1) * s) for n, s in zip(level.shape, level.spacing)))))
+    corners = np.array(
+        list(itertools.product(*((0.0, (n - 1) * s) for n, s in zip(level.shape, level.spacing, strict=True))))
+    )
     centre = np.eye(rank + 1)
     centre[:-1, -1] = level.centre
     unit = float(level.spacing.min())

@@ -31,7 +31,8 @@ def links_of(truth, rng, noise, reach=(1, 2), missing=()):
             if missing and {fixed, fixed + step} & set(missing):
                 continue
             matrix = np.linalg.inv(truth[fixed + step]) @ truth[fixed]
-            out.append(PairLink(fixed, fixed + step, rigid(rng.normal(0, noise / 10), rng.normal(0, noise, 2)) @ matrix))
+            error = rigid(rng.normal(0, noise / 10), rng.normal(0, noise, 2))
+            out.append(PairLink(fixed, fixed + step, error @ matrix))
     return out
 
 
@@ -91,7 +92,7 @@ def test_a_missing_slice_lies_between_its_neighbours(missing):
 
 def test_links_that_do_not_fit_are_refused():
     for links in ([PairLink(0, 0, np.eye(3))], [PairLink(0, 5, np.eye(3))], [PairLink(0, 1, np.eye(4))]):
-        with pytest.raises(ValueError, match="link|matrix"):
+        with pytest.raises(ValueError, match=r"link|matrix"):
             solve_chain(3, links, EXTENT)
     alone = solve_chain(1, [], EXTENT)
     np.testing.assert_array_equal(alone.matrices, np.eye(3)[None])
