@@ -40,8 +40,8 @@ def write_brain(
     Path
         `folder`.
     """
-    from linumpy.io.files import replacing
-    from linumpy.io.paths import check_parent
+    from linumpy.io.output.checks import check_parent
+    from linumpy.io.output.files import replacing
     from linumpy.io.zarr_mode import in_mode_of_caller
 
     folder = Path(folder)
