@@ -16,10 +16,10 @@ from typing import Any
 
 from linumpy import __version__
 from linumpy.errors import ResumeError
-from linumpy.io.files import replacing
+from linumpy.io.output.files import replacing
+from linumpy.io.output.folders import lock_work
+from linumpy.io.output.syscalls import unlock
 from linumpy.io.source import identify_path
-from linumpy.io.syscalls import unlock
-from linumpy.io.target_folder import lock_work
 from linumpy.pipeline.stages import Task
 
 #: Folder of the records, in the folder of the results.

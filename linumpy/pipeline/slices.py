@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from linumpy.errors import SourceError
-from linumpy.io.files import replacing
+from linumpy.io.output.files import replacing
 from linumpy.mosaic.slice_table import SHIFT_COLUMNS, find_slices, read_shifts
 
 

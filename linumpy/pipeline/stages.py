@@ -143,7 +143,7 @@ def _resample(task: Task, where: Where) -> None:
 def _survey(task: Task, where: Where) -> None:
     """Write which tiles of a mosaic grid hold more than one value: of the others nothing was recorded."""
     from linumpy.device import to_host
-    from linumpy.io.files import replacing
+    from linumpy.io.output.files import replacing
     from linumpy.mosaic.grid import tile_of
     from linumpy.mosaic.image import open_mosaic
     from linumpy.mosaic.tiles import boxes, read_box
