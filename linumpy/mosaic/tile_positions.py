@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from linumpy.arrays import Array
-from linumpy.io.paths import check_apart
+from linumpy.io.output.checks import check_apart
 from linumpy.mosaic.aip import project_columns
 from linumpy.mosaic.grid import tile_of
 from linumpy.mosaic.image import MosaicImage, open_mosaic

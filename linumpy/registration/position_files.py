@@ -18,7 +18,7 @@ import numpy as np
 
 from linumpy import __version__
 from linumpy.errors import SourceError
-from linumpy.io.files import check_file, replacing
+from linumpy.io.output.files import check_file, replacing
 from linumpy.registration.positions import AcquisitionModel, TilePair, TilePositions
 
 #: Columns of a CSV table; `present` is 1 or 0.
