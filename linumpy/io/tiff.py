@@ -2,24 +2,29 @@
 
 In: a file of one or more pages, or a folder of files of one page each, in the order of the numbers in their names. Out:
 :class:`TiffStack`, read by tifffile, page by page, or strip by strip or tile by tile where the file has them. tifffile
-is imported inside. Errors: :class:`~linumpy.errors.SourceError` for files that are no stack,
+is imported inside. Errors: :class:`~linumpy.errors.SourceError` for files that are no stack, or broken,
 :class:`~linumpy.errors.MetadataError` for axes that no image has.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import re
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import zarr
 
 from linumpy.device import install_line
 from linumpy.errors import MetadataError, SourceError
+from linumpy.io.zarr_mode import read_on_host
+from linumpy.plan.pyramid import Box
 
 SUFFIXES = (".tif", ".tiff", ".btf", ".tf8")
 #: Axes of NGFF by those of tifffile: pages without a meaning are planes.
@@ -43,6 +48,23 @@ class TiffStack:
     array: zarr.Array
     axes: str
     files: tuple[str, ...]
+
+    def read(self, box: Box) -> np.ndarray:
+        """Read a box of the voxels.
+
+        Raises
+        ------
+        SourceError
+            A page is cut off or broken; naming its file.
+        """
+        try:
+            return np.asarray(read_on_host(self.array, box), self.array.dtype.newbyteorder("="))
+        except Exception as error:  # of any decoder
+            files = self.files[box[0]] if len(self.files) > 1 else self.files
+            for z in range(box[0].start, box[0].stop) if len(files) > 1 else ():
+                self.read((slice(z, z + 1), *box[1:]))  # which of them it is
+            where = ", ".join(f"{b.start}:{b.stop}" for b in box)
+            raise SourceError(f"{files[0]} cannot be read at [{where}]: {error}") from error
 
 
 def tiff_files(path: str | Path) -> list[str]:
@@ -73,7 +95,7 @@ def open_stack(files: list[str]) -> Iterator[TiffStack]:
             raise FileNotFoundError(f"{one} does not exist")
     try:
         with tifffile.TiffFile(files[0]) as first:
-            series = first.series[0]
+            series = _series(first)[0]
             if len(first.series) > 1:
                 shapes = ", ".join("×".join(map(str, one.shape)) for one in first.series)
                 raise SourceError(
@@ -95,11 +117,32 @@ def _opened(store: Any) -> zarr.Array:
     return zarr.open_array(store, mode="r")
 
 
+def _series(file: Any) -> Any:
+    """Return the series of a file; what tifffile only logs of broken pages, which it leaves out, is an error."""
+    thread, found = threading.get_ident(), []
+
+    class Listener(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if record.thread == thread:
+                found.append(record.getMessage())
+
+    logger, listener = logging.getLogger("tifffile"), Listener(logging.ERROR)
+    logger.addHandler(listener)
+    try:
+        series = file.series
+        len(file.pages)  # looks for all of them
+    finally:
+        logger.removeHandler(listener)
+    if found:
+        raise SourceError(f"{file.filehandle.path} is cut off or broken: {found[0]}")
+    return series
+
+
 def _check_pages(tifffile: Any, files: list[str], first: Any) -> None:
     """Refuse a folder whose files have other shapes or types than the first, which tifffile would mix up."""
     for name in files[1:]:
         with tifffile.TiffFile(name) as file:
-            page = file.series[0]
+            page = _series(file)[0]
             if (page.shape, page.dtype) != (first.shape, first.dtype):
                 raise SourceError(
                     f"{name} has shape {page.shape}, {page.dtype}, and {files[0]} {first.shape}, {first.dtype}: the "

@@ -33,8 +33,7 @@ from linumpy.io.ngff import Spacing
 from linumpy.io.paths import absolute, check_apart, check_free_space, check_parent, checked_version, refuse_url
 from linumpy.io.source import Source, describe_source, identify_data, name_on_disk, open_node, path_of, with_options
 from linumpy.io.target_folder import drop_partial_files, unfinished_beside
-from linumpy.io.tiff import open_stack, tiff_files
-from linumpy.io.zarr_mode import read_on_host
+from linumpy.io.tiff import TiffStack, open_stack, tiff_files
 from linumpy.plan.pyramid import Box, grown, shape_of, split
 from linumpy.progress import bytes_progress
 from linumpy.resample.block_plans import check_limit, memory_budget, scratch_within
@@ -149,7 +148,7 @@ def convert_zarr(
             conversion.log_dropped(target_path)
             with _shown(progress, conversion.arrays) as report:
                 for number, (copy, step) in enumerate(zip(conversion.arrays, steps, strict=True)):
-                    _copy(copy, step, state, number, report, of_tiff=bool(conversion.files))
+                    _copy(copy, step, state, number, report, conversion.stack)
             if conversion.image is not None:
                 make_coarser_levels(state.folder, conversion.image, "mean", kind, device_memory)
             drop_partial_files(state.folder)
@@ -182,8 +181,8 @@ class Conversion:
         Takes a path, and makes the empty target there.
     image : NewImage or None
         The image, where the source is none: its coarser resolutions are made.
-    files : tuple of str
-        Files of the source, where its store does not tell when they change.
+    stack : TiffStack or None
+        The source, where it is one.
     about : dict
         What else the target depends on.
     dropped : tuple of str
@@ -194,7 +193,7 @@ class Conversion:
     arrays: tuple[ArrayCopy, ...]
     create: Any
     image: NewImage | None = None
-    files: tuple[str, ...] = ()
+    stack: TiffStack | None = None
     about: dict[str, Any] = field(default_factory=dict)
     dropped: tuple[str, ...] = ()
     unidentified: bool = False
@@ -202,7 +201,7 @@ class Conversion:
     def request(self) -> Request:
         """Return everything that the bytes of the target depend on."""
         settings = {
-            "source": name_on_disk(self.arrays[0].source) if not self.files else self.files[0],
+            "source": name_on_disk(self.arrays[0].source) if self.stack is None else self.stack.files[0],
             "arrays": [
                 [copy.path, copy.source.shape, copy.dtype.str, copy.chunks, copy.shards, str(copy.encoding)]
                 for copy in self.arrays
@@ -217,8 +216,9 @@ class Conversion:
         return Request("convert_zarr", first, named, (("source data", self._data()),), tuple(others))
 
     def _data(self) -> str:
-        if self.files:
-            marks = [(name, status.st_size, status.st_mtime_ns) for name in self.files for status in [os.stat(name)]]
+        if self.stack is not None:
+            looks = [(name, os.stat(name)) for name in self.stack.files]
+            marks = [(name, look.st_size, look.st_mtime_ns) for name, look in looks]
             return _digest(marks)
         found = [identify_data(copy.source) for copy in self.arrays]
         if None in found:  # then a stopped run is never continued
@@ -252,9 +252,7 @@ def _plan(
     files = tiff_files(source) if isinstance(source, (str, Path)) and "://" not in str(source) else []
     if files:
         stack = scope.enter_context(open_stack(files))
-        return _plan_image(
-            str(source), stack.array, stack.axes, storage, ngff_version, spacing, levels, name, stack.files
-        )
+        return _plan_image(str(source), stack.array, stack.axes, storage, ngff_version, spacing, levels, name, stack)
     node = open_node(source)
     if isinstance(node, zarr.Array):
         if node.ndim not in (2, 3):
@@ -266,7 +264,7 @@ def _plan(
                 f"{describe_source(node)} has the dimensions {', '.join(map(str, names))}, and an image of an array "
                 f"has {', '.join(axes)}: transpose or rename them first"
             )
-        return _plan_image(describe_source(node), node, axes, storage, ngff_version, spacing, levels, name, ())
+        return _plan_image(describe_source(node), node, axes, storage, ngff_version, spacing, levels, name, None)
     if spacing is not None or levels != 1:
         raise ValueError(
             f"spacing={spacing!r}, levels={levels}: {describe_source(node)} is a group, which keeps its own; they are "
@@ -288,7 +286,7 @@ def _plan_image(
     spacing: Spacing | None,
     levels: int,
     name: str,
-    files: tuple[str, ...],
+    stack: TiffStack | None,
 ) -> Conversion:
     """Plan the image that is made of an array without metadata."""
     if spacing is None:
@@ -298,10 +296,10 @@ def _plan_image(
     if len(steps) not in (len(space), len(axes), 3):  # of z, y and x, also for a plane
         raise ValueError(f"spacing={spacing!r}: {source} has the axes {', '.join(space)}, each of which takes a number")
     steps = steps[-len(space) :]
-    if files and storage.codec is None:
+    if stack is not None and storage.codec is None:
         storage = Storage(storage.chunks, storage.shards, "zstd")
     version = ngff_version or "0.5"
-    if files and storage.chunks is None:
+    if stack is not None and storage.chunks is None:
         image = plan_image(array.shape, array.dtype, steps, name=name, axes=axes)
         storage = Storage(image.chunks, storage.shards, storage.codec)
     copy = plan_array("0", array, storage, ZARR_FORMATS[version])
@@ -310,7 +308,7 @@ def _plan_image(
         codec=str(copy.encoding), levels=levels, ngff_version=version,
         fill_value=0 if array.fill_value is None else array.fill_value, attributes=dict(array.attrs),
     )  # fmt: skip
-    return Conversion(source, (copy,), image.create, image, files, {"image": _digest(image.metadata)})
+    return Conversion(source, (copy,), image.create, image, stack, {"image": _digest(image.metadata)})
 
 
 def _shown(progress: Progress | None, arrays: Iterable[ArrayCopy]) -> AbstractContextManager[Progress]:
@@ -356,7 +354,9 @@ def _plan_steps(copy: ArrayCopy, kind: str, limit: int | None) -> _Steps:
     return _Steps(kind, grown(tuple(size), shape, itemsize, most), scratch, batch)
 
 
-def _copy(copy: ArrayCopy, steps: _Steps, state: Resumable, number: int, report: Progress, *, of_tiff: bool) -> None:
+def _copy(
+    copy: ArrayCopy, steps: _Steps, state: Resumable, number: int, report: Progress, stack: TiffStack | None
+) -> None:
     """Copy the missing blocks of an array."""
 
     def units(box: Box) -> tuple[list[int], list[int]]:
@@ -388,8 +388,8 @@ def _copy(copy: ArrayCopy, steps: _Steps, state: Resumable, number: int, report:
                 scope.enter_context(transfer_settings())
 
         def read(box: Box) -> Array:
-            if of_tiff:
-                voxels = np.asarray(read_on_host(copy.source, box), copy.dtype)
+            if stack is not None:
+                voxels = stack.read(box)
                 return require_cuda().asarray(voxels) if on_device else voxels  # type: ignore[no-any-return]
             if on_device:
                 return read_to_device(copy.source, box, reader)
