@@ -29,11 +29,13 @@ from linumpy.errors import DeviceMemoryError, MetadataError, SourceError
 from linumpy.gpu.kvikio_settings import transfer_settings
 from linumpy.gpu.kvikio_zarr import OwnReader
 from linumpy.gpu.zarr_io import read_zarr
-from linumpy.io.ngff import Spacing
-from linumpy.io.paths import absolute, check_apart, check_free_space, check_parent, checked_version, refuse_url
+from linumpy.io.ngff.axes import Spacing
+from linumpy.io.output.checks import check_apart, check_free_space, check_parent, checked_version, refuse_url
+from linumpy.io.output.folders import drop_partial_files, unfinished_beside
+from linumpy.io.paths import absolute
 from linumpy.io.source import Source, describe_source, identify_data, name_on_disk, open_node, path_of, with_options
-from linumpy.io.target_folder import drop_partial_files, unfinished_beside
-from linumpy.io.tiff import TiffStack, open_stack, tiff_files
+from linumpy.io.stores.tiff import TiffStack, open_stack, tiff_files
+from linumpy.io.zarr_mode import read_on_host
 from linumpy.plan.pyramid import Box, grown, shape_of, split
 from linumpy.progress import bytes_progress
 from linumpy.resample.block_plans import check_limit, memory_budget, scratch_within
@@ -389,7 +391,7 @@ def _copy(
 
         def read(box: Box) -> Array:
             if stack is not None:
-                voxels = stack.read(box)
+                voxels = _read_pages(stack, box)
                 return require_cuda().asarray(voxels) if on_device else voxels  # type: ignore[no-any-return]
             if on_device:
                 return read_to_device(copy.source, box, reader)
@@ -399,3 +401,15 @@ def _copy(
             wanted, read, lambda _, block: block, lambda box, block: chunks.start(box, block)(),
             use_gpu=on_device, done=done,
         )  # fmt: skip
+
+
+def _read_pages(stack: TiffStack, box: Box) -> np.ndarray:
+    """Read a box of a stack; the error names the file that cannot be read."""
+    try:
+        return np.asarray(read_on_host(stack.array, box), stack.array.dtype.newbyteorder("="))
+    except Exception as error:  # of any decoder
+        files = stack.files[box[0]] if len(stack.files) > 1 else stack.files
+        for z in range(box[0].start, box[0].stop) if len(files) > 1 else ():
+            _read_pages(stack, (slice(z, z + 1), *box[1:]))  # which of them it is
+        where = ", ".join(f"{b.start}:{b.stop}" for b in box)
+        raise SourceError(f"{files[0]} cannot be read at [{where}]: {error}") from error

@@ -18,13 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import zarr
 
 from linumpy.device import install_line
 from linumpy.errors import MetadataError, SourceError
-from linumpy.io.zarr_mode import read_on_host
-from linumpy.plan.pyramid import Box
 
 SUFFIXES = (".tif", ".tiff", ".btf", ".tf8")
 #: Axes of NGFF by those of tifffile: pages without a meaning are planes.
@@ -48,23 +45,6 @@ class TiffStack:
     array: zarr.Array
     axes: str
     files: tuple[str, ...]
-
-    def read(self, box: Box) -> np.ndarray:
-        """Read a box of the voxels.
-
-        Raises
-        ------
-        SourceError
-            A page is cut off or broken; naming its file.
-        """
-        try:
-            return np.asarray(read_on_host(self.array, box), self.array.dtype.newbyteorder("="))
-        except Exception as error:  # of any decoder
-            files = self.files[box[0]] if len(self.files) > 1 else self.files
-            for z in range(box[0].start, box[0].stop) if len(files) > 1 else ():
-                self.read((slice(z, z + 1), *box[1:]))  # which of them it is
-            where = ", ".join(f"{b.start}:{b.stop}" for b in box)
-            raise SourceError(f"{files[0]} cannot be read at [{where}]: {error}") from error
 
 
 def tiff_files(path: str | Path) -> list[str]:
