@@ -13,7 +13,7 @@ from pathlib import Path
 from linumpy import device as devices
 from linumpy.device import Device
 from linumpy.io.output.checks import check_parent, refuse_url
-from linumpy.pipeline.options import Focal, Resample, Surface
+from linumpy.pipeline.options import Focal, Positions, Resample, Surface
 from linumpy.pipeline.runner import Summary, run_pipeline
 from linumpy.pipeline.settings import Run
 from linumpy.progress import bytes_progress
@@ -123,7 +123,12 @@ def run_brain_demo(
 def run_of(spec: BrainSpec, out: Path) -> Run:
     """Return the run of a brain in ``out / "brain"``: at 10 µm, with the default options but for the brain's size."""
     width = max(3, min(15, spec.tile_shape[1] // 10))
-    asked = {"resample": Resample(10.0), "focal": Focal(s_xy=width), "surface": Surface(s_xy=width, definition="edge")}
+    asked = {
+        "resample": Resample(10.0),
+        "focal": Focal(s_xy=width),
+        "surface": Surface(s_xy=width, definition="edge"),
+        "positions": Positions(spec.overlap),
+    }
     return Run(
         out / "brain" / "mosaics", out / "results", spec.interval_um / 1e3, shifts=out / "brain" / "shifts.csv",
         options=asked,

@@ -1,8 +1,8 @@
 """How far the results of a pipeline are from the truth of a synthetic brain, stage by stage.
 
 In: the brain's spec, and the paths of the results by role, as :class:`linumpy.pipeline.runner.Summary` has them. Out:
-one :class:`StageError` for each stage whose result is there and whose truth is known. Lengths are in µm, so that results
-may have another spacing than the spec.
+one :class:`StageError` for each stage whose result is there and whose truth is known. Lengths are in µm, whatever the
+spacing of the results.
 """
 
 from __future__ import annotations
