@@ -117,7 +117,7 @@ def run_brain_demo(
         write_brain(spec, out / "brain", use_gpu=used.is_cuda, overwrite=overwrite, progress=progress)
     made = time.perf_counter() - begin
     summary = run_pipeline(run_of(spec, out), use_gpu=used.is_cuda, overwrite=overwrite)
-    return BrainDemoResult(used, spec.nbytes, made, summary, errors_of(spec, summary.results))
+    return BrainDemoResult(used, spec.nbytes, made, summary, errors_of(spec, out / "results"))
 
 
 def run_of(spec: BrainSpec, out: Path) -> Run:
