@@ -114,7 +114,7 @@ def test_tiles_at_fractions_of_voxels_are_blended_by_their_weights(tmp_path, mis
     tiles = rng.gamma(2, 50, (3, 2, DEPTH, *TILE)).astype("f4")
     source = write_grid(tmp_path / "m.ome.zarr", tiles)
     done = stitch_mosaic(source, found, tmp_path / "out.ome.zarr", chunks=(3, 10, 11), **memory)
-    assert (done.read_nbytes <= tiles.nbytes) == (not memory), "kept tiles are read once"
+    assert done.read_nbytes > done.nbytes if memory else done.read_nbytes <= tiles.nbytes, "kept tiles are read once"
     np.testing.assert_allclose(values(tmp_path / "out.ome.zarr"), expected_volume(tiles, found), rtol=2e-4, atol=1e-3)
 
 
