@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from linumpy.arrays import Array
-from linumpy.device import array_module, require_cuda
+from linumpy.device import require_cuda
 from linumpy.errors import SourceError
-from linumpy.gpu.rounding import saturated
+from linumpy.gpu.rounding import rounded
 from linumpy.io.carried import carried_from
 from linumpy.io.output.checks import check_apart, check_target
 from linumpy.mosaic.alignment.faces import valid_voxels
@@ -30,7 +30,7 @@ from linumpy.mosaic.image import MosaicImage
 from linumpy.mosaic.slice_table import find_slices
 from linumpy.mosaic.slices import open_slices
 from linumpy.mosaic.stacking import StackPlan, compose, parts
-from linumpy.mosaic.tiles import Box, box_nbytes, boxes, read_box, tile_nbytes, tile_shape
+from linumpy.mosaic.tiles import Box, boxes, read_box, tile_nbytes, tile_shape
 from linumpy.plan.grid.blocks import AffineGrid, Block, anti_aliasing_sigmas, source_box
 from linumpy.resample.block import make_box
 from linumpy.resample.tile_work import TileWork, tile_work
@@ -53,12 +53,15 @@ class CommonSpace:
         The planes of each slice; laterally each has the whole grid.
     grids : tuple of AffineGrid
         Maps from the voxels of each slice's box in the stack to those of the slice.
+    nbytes : int
+        Bytes of the stack.
     """
 
     spacing: tuple[float, float, float]
     origin: tuple[float, float, float]
     plan: StackPlan
     grids: tuple[AffineGrid, ...]
+    nbytes: int
 
 
 def plan_common_space(
@@ -108,7 +111,8 @@ def plan_common_space(
         _grid(matrix, image, spacing, origin, offset, shape)
         for matrix, image, offset, shape in zip(maps, images, offsets, shapes, strict=True)
     )
-    return CommonSpace(tuple(spacing.tolist()), tuple(origin.tolist()), plan, grids)
+    nbytes = math.prod(plan.shape) * images[0].array.dtype.itemsize
+    return CommonSpace(tuple(spacing.tolist()), tuple(origin.tolist()), plan, grids, nbytes)
 
 
 def _to_stack(matrix: np.ndarray, image: MosaicImage) -> np.ndarray:
@@ -129,9 +133,28 @@ def _grid(
     linear, shift = back[:3, :3].round(12), back[:3, 3].round(9)
     rows = tuple(map(tuple, linear.tolist()))
     sigmas = anti_aliasing_sigmas(rows) if (spacing > 1.01 * np.array(image.spacing)).any() else ()
-    return AffineGrid(
-        tuple(image.array.shape), tuple(shape), rows, tuple(shift.tolist()), 1, "constant", sigmas
-    )
+    return AffineGrid(tuple(image.array.shape), tuple(shape), rows, tuple(shift.tolist()), 1, "constant", sigmas)
+
+
+def open_stack(
+    folder: str | Path,
+    transforms: str | Path | SliceTransforms,
+    new_spacing: float | Sequence[float] | None = None,
+    *,
+    channel: int | None = None,
+    time: int | None = None,
+    spacing: Sequence[float] | None = None,
+) -> tuple[tuple[MosaicImage, ...], CommonSpace]:
+    """Open slices and plan their stack; parameters and errors are those of :func:`stack_registered`."""
+    chosen = transforms if isinstance(transforms, SliceTransforms) else read_transforms(transforms)
+    slices = open_slices(folder, channel=channel, time=time, spacing=spacing)
+    images = tuple(slices.values())
+    if [one.number for one in chosen.slices] != list(slices):
+        raise SourceError(
+            f"the transforms are those of slices {', '.join(str(one.number) for one in chosen.slices)}, and {folder} "
+            f"has {', '.join(map(str, slices))}"
+        )
+    return images, plan_common_space(chosen, images, new_spacing)
 
 
 def stack_registered(
@@ -184,17 +207,11 @@ def stack_registered(
     of which less than half was measured is 0, or is taken from the other slice.
     """
     check_target(Path(output), overwrite=overwrite)
-    paths = find_slices(folder)
-    check_apart([output], [*paths.values(), *([] if isinstance(transforms, SliceTransforms) else [transforms])])
-    chosen = transforms if isinstance(transforms, SliceTransforms) else read_transforms(transforms)
-    slices = open_slices(folder, channel=channel, time=time, spacing=spacing)
-    images = tuple(slices.values())
-    if [one.number for one in chosen.slices] != list(slices):
-        raise SourceError(
-            f"the transforms are those of slices {', '.join(str(one.number) for one in chosen.slices)}, and {folder} "
-            f"has {', '.join(map(str, slices))}"
-        )
-    space = plan_common_space(chosen, images, new_spacing)
+    check_apart(
+        [output],
+        [*find_slices(folder).values(), *([] if isinstance(transforms, SliceTransforms) else [transforms])],
+    )
+    images, space = open_stack(folder, transforms, new_spacing, channel=channel, time=time, spacing=spacing)
     own, *others = map(carried_from, images)
     carried = own.shared_with(others).without("labels", "image_label", "own", "systems").on_another_grid()
     carried.log_dropped("the slices", output)
@@ -252,7 +269,7 @@ def _write(
 
 def _block(grid: AffineGrid, part: Box) -> Block:
     start, stop = tuple(e.start for e in part), tuple(e.stop for e in part)
-    return Block(start, stop, *source_box(grid, start, stop))
+    return Block(0, start, stop, *source_box(grid, start, stop))
 
 
 def resampled(
@@ -266,4 +283,4 @@ def resampled(
     sums = make_box(known, grid, block, 0, xp.empty(block.shape, np.float32))
     weights = make_box(valid.astype(np.float32), grid, block, 0, xp.empty(block.shape, np.float32))
     means = xp.where(weights >= 0.5, sums / xp.maximum(weights, np.float32(0.5)), 0)
-    return saturated(means, dtype)
+    return rounded(means, dtype)

@@ -148,17 +148,23 @@ def read_faces(
         face, box = name
         xp = array_module(voxels)
         z, y, x = (_line(xp, extent, axis) for axis, extent in enumerate(box))
-        below = z - xp.rint(surfaces[face.number].at(y, x))
-        mask = valid_voxels(images[face.number], box, voxels) & (below >= face.start) & (below < face.stop)
-        # Planes of an A-line may be more than the face has: the surface is tilted.
-        kept = mask.sum(axis=0) * 2 >= face.stop - face.start
-        line = (xp.where(mask, voxels, 0).astype(np.float32)).sum(axis=0) / xp.maximum(mask.sum(axis=0), 1)
+        below = z - surfaces[face.number].at(y, x)
+        # How much of each voxel lies between the planes: where they begin changes from A-line to A-line.
+        half = np.float32(0.5)
+        share = xp.minimum(below + half, face.stop - half) - xp.maximum(below - half, face.start - half)
+        valid = valid_voxels(images[face.number], box, voxels)
+        share = xp.where(valid, xp.clip(share, 0, 1), 0).astype(np.float32)
+        total = share.sum(axis=0)
+        kept = total * 2 >= face.stop - face.start
+        line = (xp.where(valid, voxels, 0) * share).sum(axis=0) / xp.maximum(total, half)
         means, valid = block_means(line[None], kept[None], (factor, factor))
         return to_host(xp.where(valid, means, np.float32(np.nan))[0])
 
     def keep(name: tuple[Face, Box], means: np.ndarray) -> None:
         face, box = name
-        place = tuple(slice(e.start // factor, e.start // factor + n) for e, n in zip(box[1:], means.shape, strict=True))
+        place = tuple(
+            slice(e.start // factor, e.start // factor + n) for e, n in zip(box[1:], means.shape, strict=True)
+        )
         out[face][place] = means
 
     work(names, read, average, keep)
@@ -184,7 +190,7 @@ def _tiles(image: MosaicImage, surface: CutSurface, face: Face, factor: int) -> 
     side = max(1, math.isqrt(_TILE_BYTES // (planes * image.array.dtype.itemsize)))
     steps = [max(factor, min(max(side // c, 1) * c, n) // factor * factor)
              for c, n in zip(image.array.chunks[1:], sizes, strict=True)]  # fmt: skip
-    out = []
+    out: list[Box] = []
     for y in range(0, sizes[0] // factor * factor, steps[0]):
         for x in range(0, sizes[1] // factor * factor, steps[1]):
             rows, columns = slice(y, min(y + steps[0], sizes[0])), slice(x, min(x + steps[1], sizes[1]))
@@ -205,8 +211,9 @@ def stacked(faces: Sequence[np.ndarray], offsets: Sequence[Sequence[int]], shape
 
 
 def planes_of(
-    pairs: Sequence[tuple[int, int]], numbers: Sequence[int], depths: Sequence[int], interval: float, least: int
-) -> list[tuple[Face, Face]]:
+    pairs: Sequence[tuple[int, int]], numbers: Sequence[int], depths: Sequence[int], interval: float, least: int,
+    rim: int,
+) -> list[tuple[Face, Face]]:  # fmt: skip
     """Choose the planes of each pair: those that show the same tissue, or else those that are nearest to each other.
 
     Parameters
@@ -219,14 +226,16 @@ def planes_of(
         Planes that are cut off between slices of consecutive numbers.
     least : int
         Planes of a face.
+    rim : int
+        Planes that are left out below a cut surface.
     """
     out = []
     for fixed, moving in pairs:
         first = round(interval * (numbers[moving] - numbers[fixed]))
         shared = min(depths[fixed] - first, depths[moving])
-        if shared >= least:
-            out.append((Face(fixed, first, first + shared), Face(moving, 0, shared)))
+        if shared - rim >= least:
+            out.append((Face(fixed, first + rim, first + shared), Face(moving, rim, shared)))
         else:
-            few = min(least, depths[fixed], depths[moving])
-            out.append((Face(fixed, depths[fixed] - few, depths[fixed]), Face(moving, 0, few)))
+            few = min(least, depths[fixed] - rim, depths[moving] - rim)
+            out.append((Face(fixed, depths[fixed] - few, depths[fixed]), Face(moving, rim, rim + few)))
     return out

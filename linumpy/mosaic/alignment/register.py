@@ -40,6 +40,12 @@ log = logging.getLogger(__name__)
 
 #: Bytes of all faces at most, as float32: registration holds about twelve copies of them.
 FACE_BYTES = 2**28
+#: Planes below a cut surface that are not used: the first is half water.
+_RIM = 1
+#: How far structures move laterally, for each µm that lies between the planes of two slices: they run obliquely.
+_DRIFT = 0.1
+#: Correlation of a pair that shares no planes, relative to the median of those that do, from which it is used.
+_ALIKE = 0.7
 
 
 @dataclass(frozen=True)
@@ -151,17 +157,21 @@ def register_slices(
         depths = [_depth(*pair, alignment) for pair in zip(images, surfaces, strict=True)]
         pairs = [(n, n + step) for step in range(1, alignment.reach + 1) for n in range(len(images) - step)]
         interval = alignment.interval_mm * 1e3 / images[0].spacing[0]
-        planes = planes_of(pairs, numbers, depths, interval, least=max(1, min(4, *depths)))
+        rim = _RIM if alignment.crop and min(depths) > _RIM else 0
+        planes = planes_of(pairs, numbers, depths, interval, max(1, min(4, *(d - rim for d in depths))), rim)
         offsets, shape, factor = _canvas(images, moves, len(pairs))
         faces = read_faces(images, surfaces, list(dict.fromkeys(itertools.chain(*planes))), factor, work)
         xp = work.xp
+    # µm between the planes of a pair; a fraction of a plane is none.
+    apart = [a.start - b.start - interval * (numbers[b.number] - numbers[a.number]) for a, b in planes]
+    gaps = [abs(gap) * images[0].spacing[0] if abs(gap) > 0.5 else 0.0 for gap in apart]
     step = tuple(s * factor for s in images[0].spacing[1:])
     sides = [stacked([faces[p[k]] for p in planes], [offsets[p[k].number] for p in planes], shape, xp) for k in (0, 1)]
     registered = register_pairs(
         *sides, spacing=step, method=Refinement(model=alignment.model),
         search=PairSearch(max_angle=alignment.max_angle, max_shift=alignment.max_shift),
     )  # fmt: skip
-    links = _links(pairs, registered, offsets, step, factor, alignment)
+    links = _links(pairs, registered, offsets, step, factor, gaps, alignment)
     solution = _solve(numbers, images, links, moves, step, alignment)
     result = _transforms(paths, slices, surfaces, depths, pairs, links, registered, solution, alignment)
     _tell(result)
@@ -207,10 +217,13 @@ def _canvas(
 
 def _links(
     pairs: Sequence[tuple[int, int]], registered: PairTransforms, offsets: Sequence[tuple[int, int]],
-    step: Sequence[float], factor: int, alignment: Alignment,
+    step: Sequence[float], factor: int, gaps: Sequence[float], alignment: Alignment,
 ) -> list[PairLink]:  # fmt: skip
-    """Return the pairs between slices, in µm from their first voxels; those that are not trusted with infinite error."""
+    """Return the pairs between slices, in µm from their first voxels; untrusted ones with infinite error."""
     out = []
+    shared = [c for c, gap in zip(registered.correlations, gaps, strict=True) if gap == 0]
+    # Other tissue may match at a wrong place: it has to look as if it were the same.
+    alike = max(alignment.min_correlation, _ALIKE * float(np.median(shared or [1.0])))
     for n, (fixed, moving) in enumerate(pairs):
         # The centre of the first pixel of a face, from that of its first voxel.
         ends = []
@@ -218,9 +231,8 @@ def _links(
             matrix = np.eye(3)
             matrix[:2, 2] = (np.array(offsets[number]) - (factor - 1) / 2 / factor) * step
             ends.append(matrix)
-        trusted = registered.correlations[n] >= alignment.min_correlation
-        # What is further apart looks less alike than the residual tells.
-        error = float(registered.errors_um[n]) * (moving - fixed) if trusted else math.inf
+        trusted = registered.correlations[n] >= (alike if gaps[n] > 0 else alignment.min_correlation)
+        error = math.hypot(float(registered.errors_um[n]), _DRIFT * gaps[n]) if trusted else math.inf
         out.append(PairLink(fixed, moving, np.linalg.inv(ends[1]) @ registered.matrices[n] @ ends[0], error))
     return out
 
@@ -256,9 +268,10 @@ def _transforms(
     for n, (number, image) in enumerate(slices.items()):
         top = (number - numbers[0]) * interval
         matrix = _in_space(image, surfaces[n], solution.matrices[n], top)
-        depth = depths[n] * image.spacing[0]
+        rim = image.spacing[0] * _RIM if surfaces[n] != CutSurface() and depths[n] > _RIM else 0.0
+        depth = depths[n] * image.spacing[0] - rim
         found.append(
-            SliceTransform(number, paths[number].name, matrix, top, depth, bool(solution.interpolated[n]))
+            SliceTransform(number, paths[number].name, matrix, top + rim, depth, bool(solution.interpolated[n]))
         )
     results = [
         PairResult(
@@ -294,6 +307,11 @@ def _tell(result: SliceTransforms) -> None:
             "slices %d and %d: correlation %.3f, error %.2f µm, %.2f µm from the solution%s", pair.fixed_id,
             pair.moving_id, pair.correlation, pair.error_um, pair.residual_um, ", rejected" if pair.rejected else "",
         )  # fmt: skip
+    for above, below in itertools.pairwise(one.number for one in result.slices):
+        if not any(p.fixed_id <= above and below <= p.moving_id for p in result.pairs if not p.rejected):
+            log.warning(
+                "no pair connects slice %d with %d: they lie as the motor tells, or on top of each other", above, below
+            )
     lost = [str(one.number) for one in result.slices if one.interpolated]
     if lost:
         log.warning("no pair places slice %s: it lies between its neighbours", ", ".join(lost))

@@ -41,7 +41,7 @@ class SliceTransform:
     matrix : tuple of tuple of float, (4, 4)
         Homogeneous, from coordinates in the slice, as its metadata have them, to the stack: (z, y, x, 1) in µm.
     top_um, depth_um : float
-        Where the cut surface of the slice lies in the stack along z, and how far it is imaged below it.
+        Where the slice begins in the stack along z, below its cut surface, and how deep it is from there.
     interpolated : bool
         Whether no pair placed it: it lies between its neighbours.
     """
@@ -141,14 +141,15 @@ def read_transforms(path: str | Path) -> SliceTransforms:
         if found.get("linumpy") != _KIND:
             raise SourceError(f"{path} has no {_KIND}: linum-register-pairwise writes them")
         slices = tuple(SliceTransform(**{**one, "matrix": _matrix(one["matrix"], 4)}) for one in found["slices"])
-        pairs = tuple(
-            PairResult(**{key: math.inf if value is None else value for key, value in one.items() if key != "matrix"},
-                       matrix=_matrix(one["matrix"], 3))
-            for one in found["pairs"]
-        )  # fmt: skip
+        pairs = tuple(map(_pair, found["pairs"]))
         return SliceTransforms(float(found["interval_um"]), slices, pairs)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise SourceError(f"{path} is no file of {_KIND}, or is damaged ({error})") from None
+
+
+def _pair(one: dict[str, Any]) -> PairResult:
+    known = {key: math.inf if value is None else value for key, value in one.items()}
+    return PairResult(**{**known, "matrix": _matrix(one["matrix"], 3)})
 
 
 def _matrix(rows: Any, size: int) -> Matrix:
@@ -156,6 +157,14 @@ def _matrix(rows: Any, size: int) -> Matrix:
     if matrix.shape != (size, size) or not np.isfinite(matrix).all():
         raise ValueError(f"a matrix of {matrix.shape}; {size} × {size} numbers are needed")
     return tuple(map(tuple, matrix.tolist()))
+
+
+def check_scene(folder: str | Path, *, overwrite: bool = False) -> Path:
+    """Refuse a folder that has a ``zarr.json``; see :func:`write_scene`."""
+    path = Path(folder) / "zarr.json"
+    if path.exists() and not overwrite:
+        raise FileExistsError(f"{path} exists: pass overwrite=True to replace it by the scene")
+    return path
 
 
 def write_scene(folder: str | Path, transforms: SliceTransforms, *, overwrite: bool = False) -> Path:
@@ -183,7 +192,7 @@ def write_scene(folder: str | Path, transforms: SliceTransforms, *, overwrite: b
         found.append({"type": "affine", "affine": matrix, "input": start, "output": {"name": SYSTEM}})
     scene = {"coordinateSystems": [{"name": SYSTEM, "axes": axes}], "coordinateTransformations": found}
     attributes = {"ome": {"version": "0.6", "scene": scene}}
-    path = Path(folder) / "zarr.json"
+    path = check_scene(folder, overwrite=overwrite)
     with replacing(path, overwrite=overwrite) as temporary:
         document = {"zarr_format": 3, "node_type": "group", "attributes": attributes}
         temporary.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
