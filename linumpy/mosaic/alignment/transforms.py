@@ -148,8 +148,8 @@ def read_transforms(path: str | Path) -> SliceTransforms:
 
 
 def _pair(one: dict[str, Any]) -> PairResult:
-    known = {key: math.inf if value is None else value for key, value in one.items()}
-    return PairResult(**{**known, "matrix": _matrix(one["matrix"], 3)})
+    known: dict[str, Any] = {key: math.inf if value is None else value for key, value in one.items()}
+    return PairResult(**(known | {"matrix": _matrix(one["matrix"], 3)}))
 
 
 def _matrix(rows: Any, size: int) -> Matrix:
