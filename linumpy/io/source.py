@@ -26,8 +26,8 @@ from zarr.storage import FsspecStore, LocalStore, StorePath, ZipStore
 from linumpy.errors import SourceError
 from linumpy.io.metadata import REFUSALS, checked_array, open_refused
 from linumpy.io.paths import absolute, split_archive
-from linumpy.io.remote import RemoteStore, explained, is_object_store, is_remote, open_store, without_credentials
-from linumpy.io.zips import ArchiveStore
+from linumpy.io.stores.remote import RemoteStore, explained, is_object_store, is_remote, open_store, without_credentials
+from linumpy.io.stores.zips import ArchiveStore
 
 Source = Any
 """A path (``str``, ``Path``), a ``zarr.Array`` or ``zarr.Group``, a store, a ``StorePath``, or ``(store, path)``."""
@@ -287,6 +287,23 @@ def identify_data(array: zarr.Array) -> str | None:
     digest = hashlib.sha256()
     for line in lines:
         digest.update(line.encode("utf-8", "surrogateescape"))
+    return digest.hexdigest()[:32]
+
+
+def identify_path(path: str | Path) -> str:
+    """Return a digest that changes with a local file or folder, by names, sizes, times and inodes, without reading.
+
+    Raises
+    ------
+    FileNotFoundError
+        There is nothing at the path.
+    """
+    digest = hashlib.sha256()
+    if not os.path.isdir(path):
+        digest.update(_file_line("", os.stat(path)).encode())
+    else:
+        for line in _local_files(str(path), ""):
+            digest.update(line.encode("utf-8", "surrogateescape"))
     return digest.hexdigest()[:32]
 
 

@@ -23,8 +23,10 @@ import zarr
 
 from linumpy.device import resolve
 from linumpy.errors import MetadataError, SourceError
-from linumpy.io.ngff import Spacing
-from linumpy.io.paths import absolute, check_apart, check_free_space, check_parent, checked_version, refuse_url
+from linumpy.io.ngff.axes import Spacing
+from linumpy.io.output.checks import check_apart, check_free_space, check_parent, checked_version, refuse_url
+from linumpy.io.output.folders import drop_partial_files, unfinished_beside
+from linumpy.io.paths import absolute
 from linumpy.io.source import (
     Source,
     describe_source,
@@ -35,8 +37,7 @@ from linumpy.io.source import (
     path_of,
     with_options,
 )
-from linumpy.io.target_folder import drop_partial_files, unfinished_beside
-from linumpy.io.tiff import open_stack, tiff_files
+from linumpy.io.stores.tiff import TiffStack, open_stack, tiff_files
 from linumpy.plan.pyramid import Box, shape_of
 from linumpy.progress import bytes_progress
 from linumpy.resample.block_plans import check_limit
@@ -150,7 +151,7 @@ def convert_zarr(
         if client is not None and needs is not None:
             capacity = survey(client, needs)
             kind, device_memory = capacity.kind, min(device_memory or capacity.nbytes, capacity.nbytes)
-        jobs = [plan_copy(copy, kind, device_memory, by_zarr=bool(conversion.files)) for copy in conversion.arrays]
+        jobs = [plan_copy(copy, kind, device_memory, stack=conversion.stack) for copy in conversion.arrays]
         request = conversion.request()
         create = conversion.create
         with resumable_folder(target_path, request, create, overwrite=overwrite, durable=durable) as state:
@@ -191,8 +192,8 @@ class Conversion:
         Takes a path, and makes the empty target there.
     image : NewImage or None
         The image, where the source is none: its coarser resolutions are made.
-    files : tuple of str
-        Files of the source, where its store does not tell when they change.
+    stack : TiffStack or None
+        The source, where it is one.
     about : dict
         What else the target depends on.
     dropped : tuple of str
@@ -203,7 +204,7 @@ class Conversion:
     arrays: tuple[ArrayCopy, ...]
     create: Any
     image: NewImage | None = None
-    files: tuple[str, ...] = ()
+    stack: TiffStack | None = None
     about: dict[str, Any] = field(default_factory=dict)
     dropped: tuple[str, ...] = ()
     unidentified: bool = False
@@ -211,7 +212,7 @@ class Conversion:
     def request(self) -> Request:
         """Return everything that the bytes of the target depend on."""
         settings = {
-            "source": name_on_disk(self.arrays[0].source) if not self.files else self.files[0],
+            "source": name_on_disk(self.arrays[0].source) if self.stack is None else self.stack.files[0],
             "arrays": [
                 [copy.path, copy.source.shape, copy.dtype.str, copy.chunks, copy.shards, str(copy.encoding)]
                 for copy in self.arrays
@@ -227,13 +228,14 @@ class Conversion:
 
     def needs(self, target: Path, device: str) -> Needs:
         """Return what workers need to copy the arrays."""
-        if self.files:
+        if self.stack is not None:
             raise ValueError(f"distributed=: {self.name} is a TIFF stack, which this process alone converts")
         return needs_of(local_path(self.arrays[0].source), target, device)
 
     def _data(self) -> str:
-        if self.files:
-            marks = [(name, status.st_size, status.st_mtime_ns) for name in self.files for status in [os.stat(name)]]
+        if self.stack is not None:
+            looks = [(name, os.stat(name)) for name in self.stack.files]
+            marks = [(name, look.st_size, look.st_mtime_ns) for name, look in looks]
             return _digest(marks)
         found = [identify_data(copy.source) for copy in self.arrays]
         if None in found:  # then a stopped run is never continued
@@ -267,9 +269,7 @@ def _plan(
     files = tiff_files(source) if isinstance(source, (str, Path)) and "://" not in str(source) else []
     if files:
         stack = scope.enter_context(open_stack(files))
-        return _plan_image(
-            str(source), stack.array, stack.axes, storage, ngff_version, spacing, levels, name, stack.files
-        )
+        return _plan_image(str(source), stack.array, stack.axes, storage, ngff_version, spacing, levels, name, stack)
     node = open_node(source)
     if isinstance(node, zarr.Array):
         if node.ndim not in (2, 3):
@@ -281,7 +281,7 @@ def _plan(
                 f"{describe_source(node)} has the dimensions {', '.join(map(str, names))}, and an image of an array "
                 f"has {', '.join(axes)}: transpose or rename them first"
             )
-        return _plan_image(describe_source(node), node, axes, storage, ngff_version, spacing, levels, name, ())
+        return _plan_image(describe_source(node), node, axes, storage, ngff_version, spacing, levels, name, None)
     if spacing is not None or levels != 1:
         raise ValueError(
             f"spacing={spacing!r}, levels={levels}: {describe_source(node)} is a group, which keeps its own; they are "
@@ -303,7 +303,7 @@ def _plan_image(
     spacing: Spacing | None,
     levels: int,
     name: str,
-    files: tuple[str, ...],
+    stack: TiffStack | None,
 ) -> Conversion:
     """Plan the image that is made of an array without metadata."""
     if spacing is None:
@@ -313,10 +313,10 @@ def _plan_image(
     if len(steps) not in (len(space), len(axes), 3):  # of z, y and x, also for a plane
         raise ValueError(f"spacing={spacing!r}: {source} has the axes {', '.join(space)}, each of which takes a number")
     steps = steps[-len(space) :]
-    if files and storage.codec is None:
+    if stack is not None and storage.codec is None:
         storage = Storage(storage.chunks, storage.shards, "zstd")
     version = ngff_version or "0.5"
-    if files and storage.chunks is None:
+    if stack is not None and storage.chunks is None:
         image = plan_image(array.shape, array.dtype, steps, name=name, axes=axes)
         storage = Storage(image.chunks, storage.shards, storage.codec)
     copy = plan_array("0", array, storage, ZARR_FORMATS[version])
@@ -325,7 +325,7 @@ def _plan_image(
         codec=str(copy.encoding), levels=levels, ngff_version=version,
         fill_value=0 if array.fill_value is None else array.fill_value, attributes=dict(array.attrs),
     )  # fmt: skip
-    return Conversion(source, (copy,), image.create, image, files, {"image": _digest(image.metadata)})
+    return Conversion(source, (copy,), image.create, image, stack, {"image": _digest(image.metadata)})
 
 
 def _shown(progress: Progress | None, arrays: Iterable[ArrayCopy]) -> AbstractContextManager[Progress]:

@@ -18,11 +18,12 @@ import zarr
 
 from linumpy.arrays import Array
 from linumpy.device import kvikio_mode, require_cuda
-from linumpy.errors import DeviceMemoryError
+from linumpy.errors import DeviceMemoryError, SourceError
 from linumpy.gpu.kvikio_settings import transfer_settings
 from linumpy.gpu.kvikio_zarr import OwnReader
 from linumpy.gpu.zarr_io import read_zarr
 from linumpy.io.open import open_source
+from linumpy.io.stores.tiff import TiffStack
 from linumpy.io.zarr_mode import read_on_host
 from linumpy.plan.pyramid import Box, grown, split
 from linumpy.resample.block_plans import memory_budget, scratch_within
@@ -52,8 +53,8 @@ class CopyJob:
         Voxels of the array, and of a block.
     device : {"cuda", "cpu"}
         Where chunks are decoded and encoded.
-    by_zarr : bool
-        Whether zarr-python alone can read the source, as a TIFF stack.
+    stack : TiffStack or None
+        The source, where it is one.
     scratch_bytes : int or None
         Device memory that a read may use beyond its result.
     batch_bytes : int or None
@@ -66,7 +67,7 @@ class CopyJob:
     shape: tuple[int, ...]
     block: tuple[int, ...]
     device: str
-    by_zarr: bool = False
+    stack: TiffStack | None = None
     scratch_bytes: int | None = None
     batch_bytes: int | None = None
 
@@ -95,8 +96,8 @@ def open_copier(job: CopyJob) -> Iterator[tuple[Callable[[Box], Array], Callable
                 scope.enter_context(transfer_settings())
 
         def read(box: Box) -> Array:
-            if job.by_zarr:
-                voxels = np.asarray(read_on_host(source, box), job.dtype)
+            if job.stack is not None:
+                voxels = _read_pages(job.stack, box)
                 return require_cuda().asarray(voxels) if on_device else voxels  # type: ignore[no-any-return]
             if on_device:
                 return read_to_device(source, box, reader)
@@ -108,6 +109,18 @@ def open_copier(job: CopyJob) -> Iterator[tuple[Callable[[Box], Array], Callable
         yield read, write
 
 
+def _read_pages(stack: TiffStack, box: Box) -> np.ndarray:
+    """Read a box of a stack; the error names the file that cannot be read."""
+    try:
+        return np.asarray(read_on_host(stack.array, box), stack.array.dtype.newbyteorder("="))
+    except Exception as error:  # of any decoder
+        files = stack.files[box[0]] if len(stack.files) > 1 else stack.files
+        for z in range(box[0].start, box[0].stop) if len(files) > 1 else ():
+            _read_pages(stack, (slice(z, z + 1), *box[1:]))  # which of them it is
+        where = ", ".join(f"{b.start}:{b.stop}" for b in box)
+        raise SourceError(f"{files[0]} cannot be read at [{where}]: {error}") from error
+
+
 def copy_box(job: CopyJob, number: int) -> None:
     """Copy one block, by its number."""
     box = job.boxes[number]
@@ -115,7 +128,7 @@ def copy_box(job: CopyJob, number: int) -> None:
         write(box, read(box))
 
 
-def plan_copy(copy: ArrayCopy, kind: str, limit: int | None, *, by_zarr: bool = False) -> CopyJob:
+def plan_copy(copy: ArrayCopy, kind: str, limit: int | None, *, stack: TiffStack | None = None) -> CopyJob:
     """Choose blocks of whole stored objects, of the source as well where memory allows it."""
     budget, itemsize = memory_budget(kind, limit), copy.dtype.itemsize
     least, scratch, batch = math.prod(copy.stored) * itemsize, None, None
@@ -140,4 +153,4 @@ def plan_copy(copy: ArrayCopy, kind: str, limit: int | None, *, by_zarr: bool = 
         if math.prod(size) // size[axis] * longer * itemsize <= most:
             size[axis] = longer
     block = grown(tuple(size), shape, itemsize, most)
-    return CopyJob(copy.source, "", copy.dtype, shape, block, kind, by_zarr, scratch, batch)
+    return CopyJob(copy.source, "", copy.dtype, shape, block, kind, stack, scratch, batch)
