@@ -169,8 +169,8 @@ def _task(run: Run, name: str, one: str, held: _Held) -> Task | None:
     if lacking:
         raise ValueError(f"skip: without {', '.join(run.skip)} there is no {' and no '.join(lacking)} for {name}")
     common = Common(run.levels, run.codec, run.slicing_interval_mm if stage.of_brain else None)
-    stem = run.output / name / (name if stage.of_brain else one)
-    outputs = {role: stem.with_name(f"{stem.name}{suffix}") for role, suffix in stage.makes.items()}
+    folder = run.output / name
+    outputs = {role: folder / f"{role if stage.of_brain else one}{suffix}" for role, suffix in stage.makes.items()}
     return Task(name, one, run.options_of(name), common, inputs, outputs)
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from linumpy.io.ome import open_image
+from linumpy.mosaic.alignment.transforms import read_transforms
 from linumpy.testing import brain
 from linumpy.testing.brain_spec import BrainSpec
 
@@ -204,6 +205,38 @@ def _attenuation(spec: BrainSpec, folder: Path) -> _Found:
     return [(f"attenuation left, of {spec.faults.attenuation_per_mm:g}, worst slice", worst, "1/mm")]
 
 
+def _register(spec: BrainSpec, folder: Path) -> _Found:
+    """Errors of the transforms between slices and the first one, at the corners of the slices."""
+    found = read_transforms(folder / "transforms.json").slices
+    gauge = np.array(found[0].matrix)[1:, 1:] @ np.linalg.inv(_first_tile(spec, found[0].number))
+    ends = [(0.0, (n - 1) * s) for n, s in zip(spec.slice_shape[1:], spec.spacing_um[1:], strict=True)]
+    corners = np.array([[y, x, 1.0] for y in ends[0] for x in ends[1]]).T
+    apart, angles = [], []
+    for one in found[1:]:
+        matrix, truth = np.array(one.matrix)[1:, 1:], gauge @ _first_tile(spec, one.number)
+        apart.append(np.linalg.norm(((matrix - truth) @ corners)[:2], axis=0))
+        turn = matrix[:2, :2] @ np.linalg.inv(truth[:2, :2])
+        angles.append(abs(np.degrees(np.arctan2(turn[1, 0], turn[0, 0]))))
+    return [
+        ("RMS error at the corners of a slice", float(np.sqrt(np.mean(np.square(apart)))), "µm"),
+        ("largest error of a rotation", float(max(angles)), "°"),
+    ]
+
+
+def _stack(spec: BrainSpec, folder: Path) -> _Found:
+    """Correlation with the known volume, placed by the first slice alone."""
+    first = read_transforms(folder.with_name("register") / "transforms.json").slices[0]
+    image = open_image(folder / "stack.ome.zarr")
+    voxels, spacing, origin = _voxels(folder / "stack.ome.zarr"), image.spacing[0], image.origin[0]
+    z, y, x = (o + s * np.arange(n) for o, s, n in zip(origin, spacing, voxels.shape, strict=True))
+    to_brain = _first_tile(spec, first.number) @ np.linalg.inv(np.array(first.matrix)[1:, 1:])
+    at = np.stack([*np.meshgrid(y, x, indexing="ij"), np.ones((len(y), len(x)))])
+    there = np.tensordot(to_brain, at, 1)
+    below = z - first.top_um + first.number * spec.interval_um
+    truth = _truth_at(spec, below, np.zeros_like(there[0]), there[0], there[1])
+    return [("correlation with the volume", _alike(voxels, truth, _tissue(spec, voxels, truth)), "")]
+
+
 #: By stage.
 _COMPARED: dict[str, Callable[[BrainSpec, Path], _Found]] = {
     "focal": _focal,
@@ -212,4 +245,6 @@ _COMPARED: dict[str, Callable[[BrainSpec, Path], _Found]] = {
     "positions": _positions,
     "stitch": _stitching,
     "attenuation": _attenuation,
+    "register": _register,
+    "stack": _stack,
 }

@@ -9,12 +9,12 @@ import tomllib
 import numpy as np
 import pytest
 import zarr
-from linumpy.mosaic.alignment.register import Alignment, register_slices
 from linumpy.mosaic.attenuation import compensate_attenuation
-from linumpy.mosaic.common_space import stack_registered
 from linumpy.mosaic.illumination import fix_illumination
 
 from linumpy.mosaic.aip import project_mosaic
+from linumpy.mosaic.alignment.register import Alignment, register_slices
+from linumpy.mosaic.common_space import stack_registered
 from linumpy.mosaic.focal import correct_mosaic
 from linumpy.mosaic.grid import resample_mosaic_grid
 from linumpy.mosaic.stitching import stitch_mosaic
