@@ -101,58 +101,74 @@ def estimate_shading(images: Array, valid: Array | None, options: ShadingOptions
     xp = array_module(images)
     scale = xp.abs(images).mean(axis=(0, 2, 3))  # of each depth
     scale = xp.where(scale > 0, scale, 1).astype(np.float32)
-    problem = _Problem(xp, images / scale[:, None, None], valid, options)
+    problem = _Problem(xp, images, valid, scale, options)
     problem.solve()
-    flat, dark, baseline = problem.flat, problem.dark, problem.baseline
-    return Shading(flat, dark * scale[:, None, None], baseline * scale)
+    shape = images.shape[1:]
+    flat, dark = problem.flat.reshape(shape), (problem.dark * scale[:, None]).reshape(shape)
+    return Shading(flat, dark, (problem.baseline * scale[:, None]).T)
 
 
 class _Problem:
-    """The state of ADMM for all depths: images (n, z, y, x), fields (z, y, x), baselines (n, z)."""
+    """The state of ADMM for all depths: images (z, n, p) of p pixels, fields (z, p), baselines (z, n).
 
-    def __init__(self, xp: ModuleType, images: Any, valid: Any, options: ShadingOptions) -> None:
-        count, depths, height, width = images.shape
-        self.xp, self.images, self.valid, self.options = xp, images, valid, options
-        self.rows, self.columns = dct_matrix(xp, height), dct_matrix(xp, width)
-        self.flat = xp.ones((depths, height, width), np.float32)
-        self.dark = xp.zeros((depths, height, width), np.float32)
-        self.baseline = self._baselines(images)
-        self.residual = xp.zeros_like(images)
-        self.dual = xp.zeros_like(images)  # scaled: the multiplier over the penalty
+    With a residual R, a scaled multiplier u and thresholds t, one iteration takes R = shrink(m, t) of the misfit
+    m = I - b S - D + u, and the new u = m - R is m clipped to ±t. So R is never stored: what the updates of S and b
+    need is the target I - D - R + u = I - D - m + 2 u.
+    """
+
+    def __init__(self, xp: ModuleType, images: Any, valid: Any, scale: Any, options: ShadingOptions) -> None:
+        count, depths, *size = images.shape
+        self.xp, self.options, self.size = xp, options, tuple(size)
+        self.images = xp.ascontiguousarray((images / scale[:, None, None]).swapaxes(0, 1)).reshape(depths, count, -1)
+        self.valid = None if valid is None else valid.swapaxes(0, 1).reshape(self.images.shape)
+        self.rows, self.columns = (dct_matrix(xp, length) for length in size)
+        self.flat = xp.ones((depths, math.prod(size)), np.float32)
+        self.dark = xp.zeros_like(self.flat)
+        self.baseline = self._baselines(self.images)
+        self.multiplier = xp.zeros_like(self.images)
         # A coefficient of white noise gets a gradient of about sqrt(n) from n images, the largest of all
         # sqrt(2 log(pixels)) times that.
-        noise = math.sqrt(2 * count * math.log(max(2, height * width)))
+        noise = math.sqrt(2 * count * math.log(max(2, math.prod(size))))
         self.threshold = options.smoothness * noise / _PENALTY
 
     def solve(self) -> None:
         """Minimise the problem, with new weights until the flat field stays the same."""
+        residual: Any = self.xp.zeros((1, 1, 1), np.float32)
         for number in range(self.options.reweights):
             before = self.flat
             if self.options.dark and number:
                 self._set_dark()
-            weights = self._weights(self.residual)
+            limits = self._weights(residual) * np.float32(1 / _PENALTY)
+            light = self.images - self.dark[:, None]
+            target = light + 2 * self.multiplier - self._misfit(light) if number else light.copy()
             for _ in range(self.options.iterations):
-                self._iterate(weights)
-            if float(self.xp.abs(self.flat - before).mean(axis=(1, 2)).max()) < self.options.tolerance:
+                self._set_flat(target)
+                self.baseline = self._baselines(target)
+                misfit = self._misfit(light)
+                self.xp.clip(misfit, -limits, limits, out=self.multiplier)
+                self.xp.multiply(self.multiplier, 2, out=target)
+                target += light
+                target -= misfit
+            residual = misfit - self.multiplier
+            if float(self.xp.abs(self.flat - before).mean(axis=1).max()) < self.options.tolerance:
                 break
 
-    def _iterate(self, weights: Any) -> None:
-        xp = self.xp
-        target = self.images - self.dark - self.residual + self.dual
-        energy = xp.maximum((self.baseline**2).sum(axis=0), 1e-12)
-        self._set_flat(xp.einsum("nz,nzyx->zyx", self.baseline, target) / energy[:, None, None], energy)
-        self.baseline = self._baselines(target)
-        misfit = self.images - self.baseline[:, :, None, None] * self.flat - self.dark + self.dual
-        self.residual = _shrink(xp, misfit, weights / np.float32(_PENALTY))
-        self.dual = misfit - self.residual
+    def _misfit(self, light: Any) -> Any:
+        """Return ``light - b S + u``."""
+        misfit = self.baseline[:, :, None] * self.flat[:, None]
+        self.xp.subtract(light, misfit, out=misfit)
+        misfit += self.multiplier
+        return misfit
 
-    def _set_flat(self, field: Any, energy: Any) -> None:
-        """Smooth a flat field, of which `energy` is the curvature of the problem, and give it a mean of 1."""
+    def _set_flat(self, target: Any) -> None:
+        """Fit the flat field to all images by least squares, smooth it, and give it a mean of 1."""
         xp = self.xp
+        energy = xp.maximum((self.baseline**2).sum(axis=1), 1e-12)
+        field = (self.baseline[:, None] @ target)[:, 0] / energy[:, None]
         flat = self._smooth(field, self.threshold / energy)
-        mean = flat.mean(axis=(1, 2))
-        usable = (mean > _DIMMEST)[:, None, None]
-        flat = xp.where(usable, flat / xp.where(usable, mean[:, None, None], 1), 1)
+        mean = flat.mean(axis=1)[:, None]
+        usable = mean > _DIMMEST
+        flat = xp.where(usable, flat / xp.where(usable, mean, 1), 1)
         self.flat = xp.maximum(flat, np.float32(_DIMMEST)).astype(np.float32)
 
     def _set_dark(self) -> None:
@@ -161,45 +177,47 @@ class _Problem:
         Baselines are known up to a constant, so that the offsets are known up to a multiple of the flat field: their
         constant part and what does not look like the flat field are the dark field.
         """
-        xp, light = self.xp, self.baseline[:, :, None, None]
-        spread = self.baseline.var(axis=0) > _LEAST_SPREAD * (self.baseline**2).mean(axis=0)
-        slope, offset = self.flat, self.dark
+        xp, light, flat = self.xp, self.baseline[:, :, None], self.flat
+        variance = self.baseline.var(axis=1)[:, None]
+        known = variance > _LEAST_SPREAD * (self.baseline**2).mean(axis=1)[:, None]
+        slope, offset = flat, self.dark
         for _ in range(_LINE_FITS):
-            weights = self._weights(self.images - light * slope - offset)
-            total = xp.maximum(weights.sum(axis=0), 1e-6)
-            mean, mean_light = (weights * self.images).sum(axis=0) / total, (weights * light).sum(axis=0) / total
-            centred = weights * (light - mean_light)
-            energy = (centred * light).sum(axis=0)
-            slope = xp.where(energy > 1e-6, (centred * self.images).sum(axis=0) / xp.maximum(energy, 1e-6), 1)
+            weights = self._weights(self.images - light * slope[:, None] - offset[:, None])
+            total = xp.maximum(weights.sum(axis=1), 1e-6)
+            mean, mean_light = (weights * self.images).sum(axis=1) / total, (weights * light).sum(axis=1) / total
+            centred = weights * (light - mean_light[:, None])
+            energy = (centred * light).sum(axis=1)
+            slope = xp.where(energy > 1e-6, (centred * self.images).sum(axis=1) / xp.maximum(energy, 1e-6), 1)
             offset = mean - slope * mean_light
-        shape = self.flat - 1
-        power = (shape**2).sum(axis=(1, 2))
-        share = (offset * shape).sum(axis=(1, 2)) / xp.where(power > 1e-6, power, np.inf)
-        energy = xp.maximum(len(light) * self.baseline.var(axis=0), 1e-6)
-        dark = self._smooth(offset - share[:, None, None] * self.flat, self.threshold / energy)
-        self.dark = xp.where(spread[:, None, None], xp.maximum(dark, 0), 0).astype(np.float32)
+        shape = flat - 1
+        power = (shape**2).sum(axis=1)[:, None]
+        share = (offset * shape).sum(axis=1)[:, None] / xp.where(power > 1e-6, power, np.inf)
+        noise = self.threshold / xp.maximum(light.shape[1] * variance[:, 0], 1e-6)
+        dark = self._smooth(offset - share * flat, noise)
+        self.dark = xp.where(known, xp.maximum(dark, 0), 0).astype(np.float32)
 
     def _baselines(self, images: Any) -> Any:
         """Fit the brightness of each image to the flat field by least squares; negative ones are zero."""
-        brightness = (images * self.flat).sum(axis=(2, 3)) / (self.flat**2).sum(axis=(1, 2))
+        brightness = (images @ self.flat[:, :, None])[:, :, 0] / (self.flat**2).sum(axis=1)[:, None]
         return self.xp.maximum(brightness, 0)
 
     def _smooth(self, field: Any, threshold: Any) -> Any:
-        """Shrink the coefficients of fields (z, y, x) by a threshold for each of them, except for their means."""
-        coefficients = self.rows @ field @ self.columns.T
+        """Shrink the coefficients of fields (z, p) by a threshold for each of them, except for their means."""
+        coefficients = self.rows @ field.reshape(-1, *self.size) @ self.columns.T
         smooth = _shrink(self.xp, coefficients, threshold.astype(np.float32)[:, None, None])
         smooth[:, 0, 0] = coefficients[:, 0, 0]
-        return self.rows.T @ smooth @ self.columns
+        return (self.rows.T @ smooth @ self.columns).reshape(field.shape)
 
     def _weights(self, residual: Any) -> Any:
         """Return weights that decrease with the residual, of mean 1 for each depth; 0 where a pixel does not count."""
         xp = self.xp
-        model = (self.baseline.mean(axis=0)[:, None, None] * self.flat)[None]
+        model = (self.baseline.mean(axis=1)[:, None] * self.flat)[:, None]
         weights = 1 / (xp.abs(residual) / xp.maximum(model, 1e-6) + np.float32(self.options.epsilon))
         if self.valid is not None:
             weights = weights * self.valid
-        mean = weights.mean(axis=(0, 2, 3))
-        return (weights / xp.where(mean > 0, mean, 1)[:, None, None]).astype(np.float32)
+        weights = xp.broadcast_to(weights, self.images.shape)
+        mean = weights.mean(axis=(1, 2))[:, None, None]
+        return (weights / xp.where(mean > 0, mean, 1)).astype(np.float32)
 
 
 def _shrink(xp: ModuleType, values: Any, threshold: Any) -> Any:
