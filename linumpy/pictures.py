@@ -199,6 +199,55 @@ def draw_focal_curvature(
     return _titled(figure, source)
 
 
+def draw_illumination(
+    flat: np.ndarray,
+    dark: np.ndarray,
+    baseline: np.ndarray,
+    spacing: tuple[float, float, float],
+    names: tuple[str, str] = ("Y", "X"),
+    *,
+    source: str = "",
+) -> Figure:
+    """Draw the flat field of tiles at three depths, and its range and the brightness of the tiles along depth.
+
+    Parameters
+    ----------
+    flat, dark : numpy.ndarray, (Z, Y, X)
+        The fields: a factor, and an offset in units of intensity.
+    baseline : numpy.ndarray, (N, Z)
+        Brightness of the tiles.
+    spacing : (float, float, float)
+        Voxel spacing (Z, Y, X) in µm.
+    names : (str, str)
+        Names of the lateral axes.
+    source : str
+        Name of the image, for the title.
+    """
+    height, width = _extent(flat.shape[1:], spacing[1:])
+    figure, panels = _figures(15, min(8.0, max(3.4, 3.0 * height / width + 1.2)), 1, 5)
+    planes = [len(flat) // 6, len(flat) // 2, len(flat) - 1 - len(flat) // 6]
+    shown = flat[planes]
+    limits = float(shown.min()), float(max(shown.max(), shown.min() + 1e-3))
+    for axes, plane, field in zip(panels, planes, shown, strict=False):
+        add_image(axes, field, (0, width, height, 0), limits, "flat field")
+        axes.set(xlabel=f"{names[1]} (µm)", ylabel=f"{names[0]} (µm)")
+        axes.set_title(f"depth {plane * spacing[0]:.4g} µm", fontsize=9)
+        add_scale_bar(axes, width)
+    depth = np.arange(len(flat)) * spacing[0]
+    rows = flat.reshape(len(flat), -1)
+    panels[3].fill_between(depth, *np.percentile(rows, (0, 100), axis=1), alpha=0.25, label="darkest to brightest")
+    panels[3].fill_between(depth, *np.percentile(rows, (5, 95), axis=1), alpha=0.5, label="5 % to 95 % of the pixels")
+    panels[3].set(xlabel="depth (µm)", ylabel="flat field")
+    panels[4].fill_between(depth, baseline.min(0), baseline.max(0), alpha=0.25, label="darkest to brightest tile")
+    panels[4].plot(depth, np.median(baseline, axis=0), label="median tile")
+    panels[4].plot(depth, dark.mean(axis=(1, 2)), "--", label="dark field, mean")
+    panels[4].set(xlabel="depth (µm)", ylabel="brightness (intensity)")
+    for axes, title in zip(panels[3:], ("range of the flat field", "tiles"), strict=True):
+        axes.set_title(title, fontsize=9)
+        axes.legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.2))
+    return _titled(figure, source)
+
+
 def percentiles(values: np.ndarray, shares: tuple[float, float]) -> tuple[float, float]:
     """Choose a colour range by percentiles of the finite values; (0, 1) if there are none."""
     finite = values[np.isfinite(values)]

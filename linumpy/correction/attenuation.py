@@ -1,0 +1,224 @@
+"""Attenuation of light along depth, and the loss of a confocal beam and of the spectrometer.
+
+In: intensities with depth first, on the host or a device, and spacings in µm. Out: attenuation coefficients in 1/mm, or
+intensities without attenuation, there too. The attenuation is resolved in depth after Vermeer et al., Depth-resolved
+model-based reconstruction of attenuation coefficients in optical coherence tomography, Biomedical Optics Express 5:322
+(2014): with the sum S of all light that comes from below a voxel of height Δ,
+
+    µ(z) = log(1 + I(z) / S(z)) / (2 Δ),    S(z) = Σ_{k > z} I(k) + T.
+
+The paper leaves out T, the light from below the recorded range, and overestimates µ near its end. Here it is what comes
+from there if tissue goes on with the attenuation µ_end: T = I_end / (exp(2 µ_end Δ) - 1), with the mean I_end of the
+last planes. The light that reaches a voxel is (I + S) at this depth over that at the first, which is exact for the same
+model, so that no integral of µ is taken.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from linumpy.arrays import Array
+from linumpy.device import array_module
+
+#: Planes at the end of the range whose mean is I_end.
+_END_PLANES = 4
+
+
+@dataclass(frozen=True)
+class Beam:
+    """How much light is lost along depth without any tissue.
+
+    Attributes
+    ----------
+    focus_um : float
+        Depth of the focus, from the first plane.
+    rayleigh_um : float
+        Rayleigh length of the beam in tissue; infinite for no loss beside the focus.
+    falloff_per_mm : float
+        Fall-off of the spectrometer's sensitivity: ``exp(-(falloff_per_mm * z)²)``.
+    """
+
+    focus_um: float = 0.0
+    rayleigh_um: float = math.inf
+    falloff_per_mm: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.rayleigh_um > 0 or not math.isfinite(self.focus_um) or not 0 <= self.falloff_per_mm < math.inf:
+            raise ValueError(f"{self}: pass a finite focus, a positive Rayleigh length and a fall-off from 0 on")
+
+    def factor(self, planes: int, spacing_um: float) -> np.ndarray:
+        """Return the factor of the intensity of each plane, plane k being at depth ``k * spacing_um``: float32."""
+        z = np.arange(planes) * spacing_um
+        gate = 1 / (1 + ((z - self.focus_um) / self.rayleigh_um) ** 2)
+        return np.asarray(gate * np.exp(-((self.falloff_per_mm * z / 1e3) ** 2)), np.float32)
+
+
+@dataclass(frozen=True)
+class DepthProfile:
+    """What :func:`estimate_beam` finds.
+
+    Attributes
+    ----------
+    beam : Beam
+        Focus, Rayleigh length and fall-off.
+    attenuation_per_mm : float
+        Mean attenuation of the tissue, which is that below the range, too.
+    rms : float
+        Root mean square of what the fit leaves of the logarithm of the profile.
+    """
+
+    beam: Beam
+    attenuation_per_mm: float
+    rms: float
+
+
+def attenuation(
+    volume: Array, spacing_um: float, beam: Beam | None = None, *, end_per_mm: float = 0.0, background: float = 0.0
+) -> Any:
+    """Return the attenuation coefficient of every voxel.
+
+    Parameters
+    ----------
+    volume : numpy.ndarray or cupy.ndarray, (Z, ...)
+        Intensity, linear. Voxels that are not finite count as dark.
+    spacing_um : float
+        Voxel spacing along Z.
+    beam : Beam, optional
+        Loss of the beam, which is divided out first.
+    end_per_mm : float
+        Attenuation below the range; 0 for no light from there, as in the paper.
+    background : float
+        Intensity without light, subtracted first.
+
+    Returns
+    -------
+    array of float32, (Z, ...)
+        In 1/mm; 0 where a voxel is dark, NaN where it is not finite, or has light and none comes from below it.
+
+    Raises
+    ------
+    ValueError
+        A spacing or an attenuation that is none, or no planes.
+    """
+    xp, light, below = _light(volume, spacing_um, beam, end_per_mm, background)
+    ratio = xp.where(below > 0, light / xp.where(below > 0, below, 1), xp.where(light > 0, np.nan, 0))
+    return _mark(xp, volume, xp.log1p(ratio) * np.float32(1e3 / (2 * spacing_um)))
+
+
+def compensate(
+    volume: Array,
+    spacing_um: float,
+    beam: Beam | None = None,
+    *,
+    end_per_mm: float = 0.0,
+    background: float = 0.0,
+    max_gain: float = 100.0,
+) -> Any:
+    """Return intensities as if no light was lost on its way, in tissue or in the instrument.
+
+    Parameters
+    ----------
+    volume, spacing_um, beam, end_per_mm, background
+        As for :func:`attenuation`.
+    max_gain : float
+        Factor at most by which attenuation is compensated, which limits the noise of dark voxels far below.
+
+    Returns
+    -------
+    array of float32, (Z, ...)
+        NaN where `volume` is not finite.
+    """
+    if not max_gain >= 1:
+        raise ValueError(f"max_gain={max_gain}: pass a factor from 1 on")
+    xp, light, below = _light(volume, spacing_um, beam, end_per_mm, background)
+    reaching = light + below
+    gain = xp.where(reaching > 0, reaching[:1] / xp.where(reaching > 0, reaching, 1), max_gain)
+    return _mark(xp, volume, light * xp.minimum(gain, np.float32(max_gain)))
+
+
+def _light(
+    volume: Array, spacing_um: float, beam: Beam | None, end_per_mm: float, background: float
+) -> tuple[ModuleType, Any, Any]:
+    """Return the array module, the light from each voxel and that from below it."""
+    if not 0 < spacing_um < math.inf or not 0 <= end_per_mm < math.inf:
+        raise ValueError(f"spacing_um={spacing_um}, end_per_mm={end_per_mm}: pass a spacing above 0, and 0 or more")
+    if volume.ndim < 1 or volume.shape[0] == 0 or volume.dtype.kind not in "biuf":
+        raise ValueError(f"an array of {volume.dtype} and shape {tuple(volume.shape)} has no intensities along depth")
+    xp = array_module(volume)
+    light = volume.astype(np.float32, copy=False)
+    light = xp.maximum(xp.where(xp.isfinite(light), light, 0) - np.float32(background), 0)
+    if beam is not None:
+        factor = xp.asarray(beam.factor(len(volume), spacing_um))
+        light = light / xp.maximum(factor, np.float32(1e-6)).reshape(-1, *(1,) * (volume.ndim - 1))
+    total = xp.cumsum(light[::-1], axis=0, dtype=np.float32)[::-1]
+    below = xp.concatenate([total[1:], xp.zeros_like(total[:1])])
+    if end_per_mm:
+        below = below + light[-_END_PLANES:].mean(axis=0) / np.float32(math.expm1(2e-3 * end_per_mm * spacing_um))
+    return xp, light, below
+
+
+def _mark(xp: ModuleType, volume: Array, result: Any) -> Any:
+    """Put NaN where the input is not finite."""
+    if volume.dtype.kind != "f":
+        return result
+    return xp.where(xp.isfinite(volume), result, np.float32(np.nan))
+
+
+def estimate_beam(profile: np.ndarray, spacing_um: float, *, falloff_per_mm: float | None = 0.0) -> DepthProfile:
+    """Fit focus, Rayleigh length and attenuation to the mean intensity of each plane.
+
+    A profile of tissue of even attenuation is ``c exp(-2 µ z) exp(-(f z)²) / (1 + ((z - focus) / rayleigh)²)``. It is
+    fitted by its logarithm from the first plane that has half of the largest intensity, which leaves out water, to the
+    last, with a robust norm. A fall-off looks much like the far side of a focus: give it, where it is known.
+
+    Parameters
+    ----------
+    profile : numpy.ndarray, (Z,)
+        Mean intensity of tissue, without background.
+    spacing_um : float
+        Voxel spacing along Z.
+    falloff_per_mm : float, optional
+        Fall-off of sensitivity; None to fit it, too.
+
+    Returns
+    -------
+    DepthProfile
+        With fewer than eight usable planes: no loss of the beam, and no attenuation.
+    """
+    from scipy.optimize import least_squares
+
+    profile = np.asarray(profile, np.float64)
+    z = np.arange(len(profile)) * spacing_um / 1e3
+    usable = np.isfinite(profile) & (profile > 0)
+    if usable.any():
+        usable &= np.arange(len(profile)) >= int(np.argmax(np.where(usable, profile, 0) >= profile[usable].max() / 2))
+    if usable.sum() < 8:
+        return DepthProfile(Beam(falloff_per_mm=falloff_per_mm or 0.0), 0.0, 0.0)
+    z, log = z[usable], np.log(profile[usable])
+    depth = float(z[-1] - z[0])
+
+    def misfit(p: np.ndarray) -> np.ndarray:
+        level, focus, narrowness, mu, falloff = (*p, falloff_per_mm) if falloff_per_mm is not None else p
+        return np.asarray(level - 2 * mu * z - np.log1p(((z - focus) * narrowness) ** 2) - (falloff * z) ** 2 - log)
+
+    bounds = [(-np.inf, np.inf), (z[0] - depth, z[-1] + depth), (0.0, 20 / depth), (0.0, 100.0), (0.0, 3 / depth)]
+    low, high = zip(*bounds[: 5 if falloff_per_mm is None else 4], strict=True)
+    fits = []
+    for share in (0.0, 0.25, 0.5, 0.75):  # the focus has several minima
+        start = [log.max(), z[0] + share * depth, 2 / depth, 1.0, 0.5 / depth][: len(low)]
+        fits.append(least_squares(misfit, start, bounds=(low, high), loss="soft_l1", f_scale=0.05))
+    best = min(fits, key=lambda fit: fit.cost)
+    _, focus, narrowness, mu, *rest = best.x
+    # A beam of which less than 1 % is lost over the range has no focus that could be told.
+    rayleigh = 1e3 / float(narrowness) if narrowness * depth > 0.1 else math.inf
+    beam = Beam(
+        float(focus) * 1e3 if math.isfinite(rayleigh) else 0.0,
+        rayleigh,
+        float(rest[0]) if rest else falloff_per_mm or 0.0,
+    )
+    return DepthProfile(beam, float(mu), float(np.sqrt(np.mean(misfit(best.x) ** 2))))

@@ -1,0 +1,225 @@
+"""The model of BaSiC: images of one field of view = baseline × flat field + dark field + sparse residual.
+
+In: reduced images, NumPy or CuPy. Out: :class:`Shading`, in the memory of the input. The method is that of Peng et al.,
+A BaSiC tool for background and shading correction of optical microscopy images, Nature Communications 8:14836 (2017):
+the fields are sparse in the discrete cosine transform (DCT), residuals have a reweighted L1 norm, and ADMM minimises
+
+    Σ_n |W_n (I_n - b_n S - D)|₁ + λ_S |DCT S|₁ + λ_D |DCT D|₁.
+
+Every depth has an S, a D and b_n of its own; all depths are minimised in one batch. The DCT is orthonormal, so both
+updates of the fields are exact: a soft threshold of coefficients. The means of S and D have no penalty. The transform
+of a field of at most 128 × 128 pixels is two products with a matrix, which BLAS carries out for all depths at once.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from linumpy.arrays import Array
+from linumpy.device import array_module
+
+#: Penalty of ADMM, in units of the mean intensity: a residual up to the weight over this becomes zero.
+_PENALTY = 10.0
+#: Flat fields are at least this share of their mean.
+_DIMMEST = 0.01
+#: Variance of the baselines, as a share of their mean square, below which dark and flat field cannot be told apart.
+_LEAST_SPREAD = 1e-3
+#: Reweighted fits of the lines whose offsets are the dark field.
+_LINE_FITS = 3
+
+
+@dataclass(frozen=True)
+class ShadingOptions:
+    """How the fields are estimated.
+
+    Attributes
+    ----------
+    dark : bool
+        Whether there is a dark field; otherwise it is zero.
+    smoothness : float
+        Weight of the penalties, in multiples of what suppresses the coefficients of white noise.
+    epsilon : float
+        Residual, in units of the local intensity, from which on the weight of a pixel decreases.
+    reweights, iterations : int
+        Reweighted problems at most, and iterations of ADMM for each of them.
+    tolerance : float
+        Mean relative change of the flat field from one problem to the next, below which all has converged.
+    """
+
+    dark: bool = False
+    smoothness: float = 1.0
+    epsilon: float = 0.1
+    reweights: int = 10
+    iterations: int = 20
+    tolerance: float = 1e-3
+
+
+@dataclass(frozen=True)
+class Shading:
+    """The fields of one field of view, for each depth.
+
+    Attributes
+    ----------
+    flat : array, (depths, height, width)
+        Illumination, with a mean of 1.
+    dark : array, (depths, height, width)
+        Offset, in units of intensity.
+    baseline : array, (images, depths)
+        Brightness of each image, in units of intensity.
+    """
+
+    flat: Any
+    dark: Any
+    baseline: Any
+
+
+def dct_matrix(xp: ModuleType, size: int, count: int | None = None) -> Any:
+    """Return the rows of the orthonormal DCT-II of `size` samples, the first `count` of them, as float32."""
+    frequency, sample = np.arange(size if count is None else count)[:, None], np.arange(size)
+    rows = np.cos(np.pi * frequency * (sample + 0.5) / size) * math.sqrt(2 / size)
+    rows[0] /= math.sqrt(2)
+    return xp.asarray(rows, np.float32)
+
+
+def estimate_shading(images: Array, valid: Array | None, options: ShadingOptions) -> Shading:
+    """Estimate flat field, dark field and baselines.
+
+    Parameters
+    ----------
+    images : array of float32, (images, depths, height, width)
+        Intensities, all finite. Only read.
+    valid : array of bool, same shape, optional
+        Pixels that count.
+    options : ShadingOptions
+        How to estimate them.
+    """
+    xp = array_module(images)
+    scale = xp.abs(images).mean(axis=(0, 2, 3))  # of each depth
+    scale = xp.where(scale > 0, scale, 1).astype(np.float32)
+    problem = _Problem(xp, images, valid, scale, options)
+    problem.solve()
+    shape = images.shape[1:]
+    flat, dark = problem.flat.reshape(shape), (problem.dark * scale[:, None]).reshape(shape)
+    return Shading(flat, dark, (problem.baseline * scale[:, None]).T)
+
+
+class _Problem:
+    """The state of ADMM for all depths: images (z, n, p) of p pixels, fields (z, p), baselines (z, n).
+
+    With a residual R, a scaled multiplier u and thresholds t, one iteration takes R = shrink(m, t) of the misfit
+    m = I - b S - D + u, and the new u = m - R is m clipped to ±t. So R is never stored: what the updates of S and b
+    need is the target I - D - R + u = I - D - m + 2 u.
+    """
+
+    def __init__(self, xp: ModuleType, images: Any, valid: Any, scale: Any, options: ShadingOptions) -> None:
+        count, depths, *size = images.shape
+        self.xp, self.options, self.size = xp, options, tuple(size)
+        self.images = xp.ascontiguousarray((images / scale[:, None, None]).swapaxes(0, 1)).reshape(depths, count, -1)
+        self.valid = None if valid is None else valid.swapaxes(0, 1).reshape(self.images.shape)
+        self.rows, self.columns = (dct_matrix(xp, length) for length in size)
+        self.flat = xp.ones((depths, math.prod(size)), np.float32)
+        self.dark = xp.zeros_like(self.flat)
+        self.baseline = self._baselines(self.images)
+        self.multiplier = xp.zeros_like(self.images)
+        # A coefficient of white noise gets a gradient of about sqrt(n) from n images, the largest of all
+        # sqrt(2 log(pixels)) times that.
+        noise = math.sqrt(2 * count * math.log(max(2, math.prod(size))))
+        self.threshold = options.smoothness * noise / _PENALTY
+
+    def solve(self) -> None:
+        """Minimise the problem, with new weights until the flat field stays the same."""
+        residual: Any = self.xp.zeros((1, 1, 1), np.float32)
+        for number in range(self.options.reweights):
+            before = self.flat
+            if self.options.dark and number:
+                self._set_dark()
+            limits = self._weights(residual) * np.float32(1 / _PENALTY)
+            light = self.images - self.dark[:, None]
+            target = light + 2 * self.multiplier - self._misfit(light) if number else light.copy()
+            for _ in range(self.options.iterations):
+                self._set_flat(target)
+                self.baseline = self._baselines(target)
+                misfit = self._misfit(light)
+                self.xp.clip(misfit, -limits, limits, out=self.multiplier)
+                self.xp.multiply(self.multiplier, 2, out=target)
+                target += light
+                target -= misfit
+            residual = misfit - self.multiplier
+            if float(self.xp.abs(self.flat - before).mean(axis=1).max()) < self.options.tolerance:
+                break
+
+    def _misfit(self, light: Any) -> Any:
+        """Return ``light - b S + u``."""
+        misfit = self.baseline[:, :, None] * self.flat[:, None]
+        self.xp.subtract(light, misfit, out=misfit)
+        misfit += self.multiplier
+        return misfit
+
+    def _set_flat(self, target: Any) -> None:
+        """Fit the flat field to all images by least squares, smooth it, and give it a mean of 1."""
+        xp = self.xp
+        energy = xp.maximum((self.baseline**2).sum(axis=1), 1e-12)
+        field = (self.baseline[:, None] @ target)[:, 0] / energy[:, None]
+        flat = self._smooth(field, self.threshold / energy)
+        mean = flat.mean(axis=1)[:, None]
+        usable = mean > _DIMMEST
+        flat = xp.where(usable, flat / xp.where(usable, mean, 1), 1)
+        self.flat = xp.maximum(flat, np.float32(_DIMMEST)).astype(np.float32)
+
+    def _set_dark(self) -> None:
+        """Fit lines over the baselines to the pixels: where no light is, a line has the value of the dark field.
+
+        Baselines are known up to a constant, so that the offsets are known up to a multiple of the flat field: their
+        constant part and what does not look like the flat field are the dark field.
+        """
+        xp, light, flat = self.xp, self.baseline[:, :, None], self.flat
+        variance = self.baseline.var(axis=1)[:, None]
+        known = variance > _LEAST_SPREAD * (self.baseline**2).mean(axis=1)[:, None]
+        slope, offset = flat, self.dark
+        for _ in range(_LINE_FITS):
+            weights = self._weights(self.images - light * slope[:, None] - offset[:, None])
+            total = xp.maximum(weights.sum(axis=1), 1e-6)
+            mean, mean_light = (weights * self.images).sum(axis=1) / total, (weights * light).sum(axis=1) / total
+            centred = weights * (light - mean_light[:, None])
+            energy = (centred * light).sum(axis=1)
+            slope = xp.where(energy > 1e-6, (centred * self.images).sum(axis=1) / xp.maximum(energy, 1e-6), 1)
+            offset = mean - slope * mean_light
+        shape = flat - 1
+        power = (shape**2).sum(axis=1)[:, None]
+        share = (offset * shape).sum(axis=1)[:, None] / xp.where(power > 1e-6, power, np.inf)
+        noise = self.threshold / xp.maximum(light.shape[1] * variance[:, 0], 1e-6)
+        dark = self._smooth(offset - share * flat, noise)
+        self.dark = xp.where(known, xp.maximum(dark, 0), 0).astype(np.float32)
+
+    def _baselines(self, images: Any) -> Any:
+        """Fit the brightness of each image to the flat field by least squares; negative ones are zero."""
+        brightness = (images @ self.flat[:, :, None])[:, :, 0] / (self.flat**2).sum(axis=1)[:, None]
+        return self.xp.maximum(brightness, 0)
+
+    def _smooth(self, field: Any, threshold: Any) -> Any:
+        """Shrink the coefficients of fields (z, p) by a threshold for each of them, except for their means."""
+        coefficients = self.rows @ field.reshape(-1, *self.size) @ self.columns.T
+        smooth = _shrink(self.xp, coefficients, threshold.astype(np.float32)[:, None, None])
+        smooth[:, 0, 0] = coefficients[:, 0, 0]
+        return (self.rows.T @ smooth @ self.columns).reshape(field.shape)
+
+    def _weights(self, residual: Any) -> Any:
+        """Return weights that decrease with the residual, of mean 1 for each depth; 0 where a pixel does not count."""
+        xp = self.xp
+        model = (self.baseline.mean(axis=1)[:, None] * self.flat)[:, None]
+        weights = 1 / (xp.abs(residual) / xp.maximum(model, 1e-6) + np.float32(self.options.epsilon))
+        if self.valid is not None:
+            weights = weights * self.valid
+        weights = xp.broadcast_to(weights, self.images.shape)
+        mean = weights.mean(axis=(1, 2))[:, None, None]
+        return (weights / xp.where(mean > 0, mean, 1)).astype(np.float32)
+
+
+def _shrink(xp: ModuleType, values: Any, threshold: Any) -> Any:
+    """Soft threshold: move values towards zero."""
+    return xp.sign(values) * xp.maximum(xp.abs(values) - threshold, 0)

@@ -1,0 +1,169 @@
+"""Attenuation and loss of the beam of a mosaic, from disk to disk.
+
+In: an OME-Zarr volume. Out: its attenuation coefficients, or its intensities without attenuation, as OME-Zarr with the
+same axes, chunks, spacing and origin. The volume is read once, in columns of whole depth; where the beam is estimated,
+a few columns are read before.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from linumpy.arrays import Array
+from linumpy.correction.attenuation import Beam, attenuation, compensate, estimate_beam
+from linumpy.device import array_module, to_host
+from linumpy.io.output.checks import check_apart, check_target
+from linumpy.mosaic.corrected import write_corrected
+from linumpy.mosaic.image import MosaicImage, open_mosaic
+from linumpy.mosaic.tiles import Box, boxes, column_shape, read_box, tile_nbytes
+from linumpy.resample.tile_work import tile_work
+from linumpy.write.writer import Progress
+
+if TYPE_CHECKING:
+    from distributed import Client
+    from distributed.deploy import Cluster
+
+log = logging.getLogger(__name__)
+
+#: Columns, evenly spread, whose mean profile is fitted.
+_SAMPLED = 16
+
+
+@dataclass(frozen=True)
+class AttenuationMethod:
+    """How attenuation is computed; None is estimated from the data.
+
+    Attributes
+    ----------
+    focus_um, rayleigh_um : float, optional
+        See :class:`linumpy.correction.attenuation.Beam`.
+    falloff_per_mm : float
+        Fall-off of sensitivity, of the instrument's calibration.
+    end_per_mm : float, optional
+        Attenuation below the range; 0 for no light from there.
+    background : float
+        Intensity without light.
+    max_gain : float
+        Factor at most by which attenuation is compensated.
+    """
+
+    focus_um: float | None = None
+    rayleigh_um: float | None = None
+    falloff_per_mm: float = 0.0
+    end_per_mm: float | None = None
+    background: float = 0.0
+    max_gain: float = 100.0
+
+
+@dataclass(frozen=True)
+class AttenuationUsed:
+    """The beam and the attenuation below the range that were used."""
+
+    beam: Beam
+    end_per_mm: float
+
+
+def compensate_attenuation(
+    source: str | Path,
+    output: str | Path,
+    method: AttenuationMethod | None = None,
+    *,
+    coefficients: bool = False,
+    channel: int | None = None,
+    time: int | None = None,
+    spacing: Sequence[float] | None = None,
+    levels: int = 1,
+    codec: str | None = None,
+    use_gpu: bool = False,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+    tile_bytes: int | None = None,
+    distributed: Client | Cluster | str | None = None,
+) -> AttenuationUsed:
+    """Write an OME-Zarr volume without attenuation, or its attenuation coefficients.
+
+    Parameters
+    ----------
+    source : str or Path
+        The volume: axes z, y and x in any order, light comes from the first plane along z.
+    output : str or Path
+        The OME-Zarr image to write.
+    method : AttenuationMethod, optional
+        Parameters.
+    coefficients : bool
+        Whether to write attenuation coefficients in 1/mm, as float32. By default intensities in the source's dtype,
+        which integers may clip.
+    channel, time, spacing, levels, codec, use_gpu, overwrite, progress, tile_bytes, distributed
+        As for :func:`linumpy.mosaic.focal.correct_mosaic`; the volume is read once.
+
+    Raises
+    ------
+    FileExistsError, FileNotFoundError, SourceError, MetadataError, ValueError
+        An existing output, a source that is no volume, parameters out of range.
+    GpuUnavailableError
+        `use_gpu` and there is no CUDA device.
+    """
+    method = method or AttenuationMethod()
+    image = open_mosaic(source, channel=channel, time=time, spacing=spacing)
+    image.only("attenuation is computed in one volume")
+    check_apart([output], [source])
+    check_target(Path(output), overwrite=overwrite)
+    used = _choose(image, method, use_gpu)
+    log.info("%s: %s", image.name, used)
+    step = image.spacing[image.depth_axis]
+
+    def correct(_: Box, voxels: Array) -> Array:
+        beam, end, dark = used.beam, used.end_per_mm, method.background
+        if coefficients:
+            return attenuation(voxels, step, beam, end_per_mm=end, background=dark)  # type: ignore[no-any-return]
+        return compensate(  # type: ignore[no-any-return]
+            voxels, step, beam, end_per_mm=end, background=dark, max_gain=method.max_gain
+        )
+
+    with tile_work(distributed, use_gpu=use_gpu) as work:
+        write_corrected(
+            image, output, column_shape(image.array, image.depth_axis, tile_nbytes(tile_bytes, use_gpu)), correct, work,
+            dtype=np.float32 if coefficients else None, levels=levels, codec=codec, overwrite=overwrite,
+            progress=progress,
+        )  # fmt: skip
+    return used
+
+
+def _choose(image: MosaicImage, method: AttenuationMethod, use_gpu: bool) -> AttenuationUsed:
+    """Take the parameters of the method, and estimate those that are missing."""
+    focus, rayleigh, end = method.focus_um, method.rayleigh_um, method.end_per_mm
+    if focus is None or rayleigh is None or end is None:
+        found = estimate_beam(
+            _profile(image, method.background, use_gpu), image.spacing[image.depth_axis],
+            falloff_per_mm=method.falloff_per_mm,
+        )  # fmt: skip
+        if focus is None or rayleigh is None:
+            focus, rayleigh = (
+                found.beam.focus_um if focus is None else focus,
+                found.beam.rayleigh_um if rayleigh is None else rayleigh,
+            )
+        end = found.attenuation_per_mm if end is None else end
+    return AttenuationUsed(Beam(focus, rayleigh, method.falloff_per_mm), end)
+
+
+def _profile(image: MosaicImage, background: float, use_gpu: bool) -> np.ndarray:
+    """Return the mean of each plane over a few columns, without background; voxels that are not finite are left out."""
+    z, array = image.depth_axis, image.array
+    columns = list(boxes(array.shape, column_shape(array, z, 1)))
+    count = min(_SAMPLED, len(columns))
+    sums, numbers = np.zeros(array.shape[z]), np.zeros(array.shape[z])
+    for k in range(count):
+        voxels = read_box(array, columns[(2 * k + 1) * len(columns) // (2 * count)], use_gpu)
+        xp = array_module(voxels)
+        lines = xp.moveaxis(voxels, z, 0).reshape(array.shape[z], -1).astype(np.float32)
+        finite = xp.isfinite(lines)
+        sums += to_host(xp.where(finite, lines, 0).sum(axis=1, dtype=np.float64))
+        numbers += to_host(finite.sum(axis=1))
+    return np.where(numbers > 0, sums / np.maximum(numbers, 1), math.nan) - background

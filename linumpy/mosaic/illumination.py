@@ -1,0 +1,200 @@
+"""Illumination of a mosaic's tiles, estimated and corrected from disk to disk.
+
+In: an OME-Zarr mosaic grid, tiles side by side. Out: the mosaic with even illumination, as OME-Zarr with the same
+dtype, axes, chunks, spacing and origin; a picture of the fields. Tiles are read once each to estimate the fields, which
+keeps 128 × 128 pixels of each, and once more to be corrected.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from linumpy.arrays import Array
+from linumpy.correction.illumination import Illumination, illumination_of, reduce_tile
+from linumpy.correction.shading import ShadingOptions
+from linumpy.device import array_module, to_host
+from linumpy.errors import MetadataError
+from linumpy.io.output.checks import check_apart, check_target
+from linumpy.io.output.files import check_picture, replacing
+from linumpy.mosaic.corrected import write_corrected
+from linumpy.mosaic.image import MosaicImage, known_tile, open_mosaic
+from linumpy.mosaic.tiles import Box, box_nbytes, column_shape, read_box, tile_nbytes
+from linumpy.resample.tile_work import TileWork, tile_work
+from linumpy.write.writer import Progress
+
+if TYPE_CHECKING:
+    from distributed import Client
+    from distributed.deploy import Cluster
+
+log = logging.getLogger(__name__)
+
+#: Tiles from which the fields are estimated at most: more take memory and change the fields by less than 1 %.
+MAX_TILES = 100
+
+
+def fix_illumination(
+    source: str | Path,
+    output: str | Path,
+    tile_shape: tuple[int, int] | None = None,
+    options: ShadingOptions | None = None,
+    *,
+    max_tiles: int = MAX_TILES,
+    channel: int | None = None,
+    time: int | None = None,
+    spacing: Sequence[float] | None = None,
+    levels: int = 1,
+    report: str | Path | None = None,
+    codec: str | None = None,
+    use_gpu: bool = False,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+    tile_bytes: int | None = None,
+    distributed: Client | Cluster | str | None = None,
+) -> Illumination:
+    """Estimate the illumination of the tiles of an OME-Zarr mosaic, and write the mosaic without it.
+
+    Each voxel becomes ``(voxel - dark) / flat`` at its depth and its position in its tile.
+
+    Parameters
+    ----------
+    source : str or Path
+        The mosaic: axes z, y and x in any order. Its first tile begins at its first voxel, and tiles do not overlap.
+        Of several times or channels one must be selected.
+    output : str or Path
+        The OME-Zarr image to write.
+    tile_shape : (int, int), optional
+        Voxels of a tile along the lateral axes, in the order of the array's axes; by default from the metadata that
+        linumpy writes.
+    options : ShadingOptions, optional
+        How to estimate the fields.
+    max_tiles : int
+        Complete tiles to estimate from at most, evenly spread over the mosaic.
+    channel, time, spacing, levels, codec, use_gpu, overwrite, tile_bytes, distributed
+        As for :func:`linumpy.mosaic.focal.correct_mosaic`.
+    report : str or Path, optional
+        A PNG, PDF or SVG to write: the flat field at three depths, and along depth.
+    progress : callable, optional
+        Called with the number of bytes read since the last call; :func:`bytes_to_read` has their sum.
+
+    Returns
+    -------
+    Illumination
+        On the host; ``flat`` and ``dark`` have the axes (Z, A, B) of a tile, with A and B in the array's order.
+
+    Raises
+    ------
+    FileExistsError, FileNotFoundError, SourceError, MetadataError, ValueError, TypeError
+        An existing output, a source that is no mosaic, tiles that do not fit it.
+    GpuUnavailableError
+        `use_gpu` and there is no CUDA device.
+    """
+    if max_tiles < 1:
+        raise ValueError(f"max_tiles={max_tiles}: at least one tile is needed")
+    image = open_mosaic(source, channel=channel, time=time, spacing=spacing)
+    image.only("illumination is estimated in one volume")
+    check_apart([output] if report is None else [output, report], [source])
+    check_target(Path(output), overwrite=overwrite)
+    if report is not None:
+        check_picture(report, overwrite=overwrite)
+    tile = known_tile(image, tile_shape)
+    if tile is None:
+        raise MetadataError(f"{image.name}: its metadata has no tile shape; pass tile_shape=")
+    with tile_work(distributed, use_gpu=use_gpu) as work:
+        fields = _estimate(image, tile, options, work, progress, max_tiles)
+        on_host = Illumination(*(to_host(field) for field in (fields.flat, fields.dark, fields.baseline)))
+        # Workers get the fields on the host.
+        near = on_host if work.client is not None else fields
+
+        def correct(box: Box, voxels: Array) -> Array:
+            xp = array_module(voxels)
+            first, second = (
+                xp.arange(box[axis].start, box[axis].stop) % size
+                for axis, size in zip(image.lateral_axes, tile, strict=True)
+            )
+            index = (box[image.depth_axis], first[:, None], second)
+            return (voxels - xp.asarray(near.dark)[index]) / xp.asarray(near.flat)[index]  # type: ignore[no-any-return]
+
+        write_corrected(
+            image, output, column_shape(image.array, image.depth_axis, tile_nbytes(tile_bytes, use_gpu)), correct, work,
+            levels=levels, codec=codec, overwrite=overwrite, progress=progress,
+        )  # fmt: skip
+    if report is not None:
+        _report(Path(report), image, tile, on_host, overwrite)
+    return on_host
+
+
+def bytes_to_read(image: MosaicImage, tile_shape: tuple[int, int] | None, max_tiles: int = MAX_TILES) -> int:
+    """Return the bytes that :func:`fix_illumination` reads of a mosaic."""
+    tile = known_tile(image, tile_shape)
+    if tile is None:
+        return image.nbytes
+    return image.nbytes + sum(box_nbytes(image.array, box) for box in _tiles(image, tile, max_tiles))
+
+
+def _tiles(image: MosaicImage, tile: tuple[int, int], most: int) -> list[Box]:
+    """Choose complete tiles, evenly spread in the order of the grid."""
+    (first, second), shape = image.lateral_axes, image.array.shape
+    rows, columns = shape[first] // tile[0], shape[second] // tile[1]
+    count = min(most, rows * columns)
+    chosen = []
+    for number in sorted({(2 * k + 1) * rows * columns // (2 * count) for k in range(count)}):
+        box = [slice(0, n) for n in shape]
+        for axis, index, size in zip((first, second), divmod(number, columns), tile, strict=True):
+            box[axis] = slice(index * size, (index + 1) * size)
+        chosen.append(tuple(box))
+    return chosen
+
+
+def _estimate(
+    image: MosaicImage,
+    tile: tuple[int, int],
+    options: ShadingOptions | None,
+    work: TileWork,
+    progress: Progress | None,
+    max_tiles: int,
+) -> Illumination:
+    array, z, use_gpu = image.array, image.depth_axis, work.use_gpu
+    chosen = _tiles(image, tile, max_tiles)
+    reduced: dict[tuple[int, ...], Any] = {}
+
+    def reduce(box: Box, voxels: Array) -> Any:
+        xp = array_module(voxels)
+        measured = image.measured(box)
+        if measured is not None:
+            voxels = xp.where(measured.mask(xp), voxels, np.float32(np.nan))
+        pixels, valid = reduce_tile(xp.moveaxis(voxels, z, 0))
+        return pixels if valid is None else xp.where(valid, pixels, np.float32(np.nan))
+
+    def keep(box: Box, pixels: Array) -> None:
+        xp = array_module(pixels)
+        valid = xp.isfinite(pixels)
+        entry = (pixels, None) if bool(valid.all()) else (xp.where(valid, pixels, 0), valid)
+        reduced[tuple(part.start for part in box)] = entry
+
+    work(
+        chosen,
+        lambda box: read_box(array, box, use_gpu),
+        reduce,
+        keep,
+        done=lambda box: None if progress is None else progress(box_nbytes(array, box)),
+    )
+    log.info("%s: illumination of %d tiles of %s voxels", image.name, len(chosen), tile)
+    return illumination_of([reduced[key] for key in sorted(reduced)], (array.shape[z], *tile), options)
+
+
+def _report(path: Path, image: MosaicImage, tile: tuple[int, int], fields: Illumination, overwrite: bool) -> None:
+    from linumpy.pictures import draw_illumination, save
+
+    first, second = image.lateral_axes
+    spacing = (image.spacing[image.depth_axis], image.spacing[first], image.spacing[second])
+    names = image.axes[first].upper(), image.axes[second].upper()
+    figure = draw_illumination(
+        fields.flat, fields.dark, fields.baseline, spacing, names, source=PurePosixPath(image.name).name
+    )
+    with replacing(path, overwrite=overwrite) as picture:
+        save(figure, picture, path.suffix)

@@ -1,0 +1,151 @@
+"""Intensities of a mosaic between two percentiles, from disk to disk.
+
+In: an OME-Zarr volume. Out: the volume as float32 from 0 to 1, as OME-Zarr with the same axes, chunks, spacing and
+origin. Planes that fit into memory are read once, and their percentiles are exact. Of larger ones, and of a whole slice
+that is larger, histograms are counted first, and the volume is read twice.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from linumpy.arrays import Array
+from linumpy.correction.percentiles import (
+    BINS,
+    check_shares,
+    histogram_percentiles,
+    histograms,
+    normalise,
+    plane_percentiles,
+)
+from linumpy.device import array_module, to_host
+from linumpy.io.output.checks import check_apart, check_target
+from linumpy.mosaic.corrected import write_corrected
+from linumpy.mosaic.image import MosaicImage, open_mosaic
+from linumpy.mosaic.tiles import Box, read_box, stored, tile_nbytes, tile_shape
+from linumpy.mosaic.tiles import boxes as all_boxes
+from linumpy.resample.tile_work import TileWork, tile_work
+from linumpy.write.writer import Progress
+
+if TYPE_CHECKING:
+    from distributed import Client
+    from distributed.deploy import Cluster
+
+log = logging.getLogger(__name__)
+
+#: Bytes of planes that are read at once, in multiples of those of a tile.
+_PLANES = 8
+#: What percentiles are taken of.
+UNITS = ("plane", "slice")
+
+
+def normalize_intensities(
+    source: str | Path,
+    output: str | Path,
+    low: float = 1.0,
+    high: float = 99.0,
+    *,
+    per: str = "plane",
+    clip: bool = True,
+    channel: int | None = None,
+    time: int | None = None,
+    spacing: Sequence[float] | None = None,
+    levels: int = 1,
+    codec: str | None = None,
+    use_gpu: bool = False,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+    tile_bytes: int | None = None,
+    distributed: Client | Cluster | str | None = None,
+) -> np.ndarray:
+    """Map two percentiles of each plane, or of the slice, to 0 and 1.
+
+    Parameters
+    ----------
+    source : str or Path
+        The volume, one slice: axes z, y and x in any order.
+    output : str or Path
+        The OME-Zarr image to write, float32.
+    low, high : float
+        Percentiles of the finite voxels.
+    per : {"plane", "slice"}
+        What percentiles are taken of: each plane along z, or all of them.
+    clip : bool
+        Whether intensities beyond become 0 and 1.
+    channel, time, spacing, levels, codec, use_gpu, overwrite, distributed
+        As for :func:`linumpy.mosaic.focal.correct_mosaic`.
+    progress : callable, optional
+        Called with the number of bytes written since the last call.
+    tile_bytes : int
+        Approximate bytes of a box; eight times as many bytes of planes are read at once.
+
+    Returns
+    -------
+    numpy.ndarray of float32, (2, Z)
+        The two intensities of each plane.
+
+    Raises
+    ------
+    FileExistsError, FileNotFoundError, SourceError, MetadataError, ValueError
+        An existing output, a source that is no volume, percentiles that are none.
+    GpuUnavailableError
+        `use_gpu` and there is no CUDA device.
+    """
+    check_shares(low, high)
+    if per not in UNITS:
+        raise ValueError(f"per={per!r}: choose one of {', '.join(UNITS)}")
+    image = open_mosaic(source, channel=channel, time=time, spacing=spacing)
+    image.only("intensities are normalised in one volume")
+    check_apart([output], [source])
+    check_target(Path(output), overwrite=overwrite)
+    shares, z, shape = (low, high), image.depth_axis, image.array.shape
+    nbytes = tile_nbytes(tile_bytes, use_gpu)
+    planes = tuple(n if axis != z else min(stored(image.array)[z], n) for axis, n in enumerate(shape))
+    size = planes if per == "plane" else shape
+    once = math.prod(size) * image.array.dtype.itemsize <= _PLANES * nbytes
+    bounds = np.full((2, shape[z]), np.nan, np.float32)
+    with tile_work(distributed, use_gpu=use_gpu) as work:
+        if not once or distributed is not None:
+            once = False
+            size = tile_shape(shape, stored(image.array), image.array.dtype.itemsize, nbytes)
+            log.info("%s: %s is larger than the memory to use, so it is read twice", image.name, f"a {per}")
+            bounds = _by_histograms(image, size, shares, per, work)
+
+        def correct(box: Box, voxels: Array) -> Array:
+            if once:
+                unit = voxels if per == "plane" else voxels.reshape((1, -1))
+                found = plane_percentiles(unit, shares)
+                bounds[:, box[z]] = to_host(found)
+                return normalise(voxels, found if per == "plane" else found.repeat(len(voxels), 1), clip=clip)  # type: ignore[no-any-return]
+            return normalise(voxels, array_module(voxels).asarray(bounds[:, box[z]]), clip=clip)  # type: ignore[no-any-return]
+
+        write_corrected(
+            image, output, size, correct, work, dtype=np.float32, levels=levels, codec=codec, overwrite=overwrite,
+            progress=progress,
+        )  # fmt: skip
+    return bounds
+
+
+def _by_histograms(
+    image: MosaicImage, size: tuple[int, ...], shares: tuple[float, float], per: str, work: TileWork
+) -> np.ndarray:
+    """Read the volume once, and return the percentiles of its planes, or for each plane those of all."""
+    z, array, use_gpu = image.depth_axis, image.array, work.use_gpu
+    counts: Any = work.xp.zeros((array.shape[z] if per == "plane" else 1, BINS), np.int64)
+
+    def count(_: Box, voxels: Array) -> Array:
+        lines = array_module(voxels).moveaxis(voxels, z, 0)
+        return histograms(lines if per == "plane" else lines.reshape((1, -1)))  # type: ignore[no-any-return]
+
+    def add(box: Box, part: Array) -> None:
+        counts[box[z] if per == "plane" else slice(None)] += part
+
+    work(all_boxes(array.shape, size), lambda box: read_box(array, box, use_gpu), count, add)
+    bounds = histogram_percentiles(to_host(counts), shares)
+    return bounds if per == "plane" else np.repeat(bounds, array.shape[z], axis=1)
