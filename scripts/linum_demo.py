@@ -29,7 +29,7 @@ def _build_arg_parser() -> argparse.ArgumentParser:
     sizes = ", ".join(f"{name}: {spec.nbytes / 2**20:,.0f} MiB" for name, spec in SIZES.items())
     parser.add_argument(
         "--pipeline", action="store_true",
-        help="Take a brain of 14 MiB, 0.9 GiB or 49 GiB through all stages of linum-pipeline.",
+        help="Take a brain of 54 MiB, 0.9 GiB or 49 GiB through all stages of linum-pipeline.",
     )  # fmt: skip
     parser.add_argument("--size", choices=SIZES, default="small", help=f"{sizes}. [%(default)s]")
     parser.add_argument("--device", choices=("auto", "cuda", "cpu"), help="Device to use. [LINUMPY_DEVICE, or auto]")

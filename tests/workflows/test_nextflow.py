@@ -9,14 +9,14 @@ import tomllib
 import numpy as np
 import pytest
 import zarr
-from linumpy.mosaic.attenuation import compensate_attenuation
-from linumpy.mosaic.illumination import fix_illumination
 
 from linumpy.mosaic.aip import project_mosaic
 from linumpy.mosaic.alignment.register import Alignment, register_slices
+from linumpy.mosaic.attenuation import compensate_attenuation
 from linumpy.mosaic.common_space import stack_registered
 from linumpy.mosaic.focal import correct_mosaic
 from linumpy.mosaic.grid import resample_mosaic_grid
+from linumpy.mosaic.illumination import fix_illumination
 from linumpy.mosaic.stitching import stitch_mosaic
 from linumpy.mosaic.surface import SurfaceMethod, find_mosaic_surface
 from linumpy.mosaic.tile_positions import estimate_positions
