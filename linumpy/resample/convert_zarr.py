@@ -38,11 +38,11 @@ from linumpy.io.stores.tiff import open_stack, tiff_files
 from linumpy.io.zarr_mode import read_on_host
 from linumpy.plan.pyramid import Box, grown, shape_of, split
 from linumpy.progress import bytes_progress
-from linumpy.resample.block_plans import check_limit, memory_budget, scratch_within
+from linumpy.resample.blocks.overlap import work_through
+from linumpy.resample.blocks.pipeline import read_to_device
+from linumpy.resample.blocks.plans import check_limit, memory_budget, scratch_within
 from linumpy.resample.hierarchy import ArrayCopy, Storage, plan_array, plan_hierarchy
-from linumpy.resample.overlap import work_through
-from linumpy.resample.pipeline import read_to_device
-from linumpy.resample.resample_zarr import level_chunks, make_coarser_levels
+from linumpy.resample.levels import level_chunks, make_coarser_levels
 from linumpy.resample.resumable import Request, Resumable, resumable_folder
 from linumpy.write.encoded_chunks import batch_nbytes, device_nbytes
 from linumpy.write.new_image import ZARR_FORMATS, NewImage, plan_image

@@ -19,6 +19,7 @@ import dask
 from distributed import Client, LocalCluster
 from distributed.diagnostics.plugin import SchedulerPlugin
 
+import linumpy.resample.cluster as tasks
 import linumpy.resample.workers as workers
 from linumpy.errors import DeviceMemoryError, GpuUnavailableError, WorkerError
 from linumpy.io.ome import open_image
@@ -113,7 +114,7 @@ class Made(SchedulerPlugin):
 
 def test_workers_that_come_later_take_part(source, tmp_path, monkeypatch):
     monkeypatch.setattr(workers, "_LEAST", 1)
-    monkeypatch.setattr(workers, "_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(tasks, "_LOOK_SECONDS", 0.0)
     with LocalCluster(n_workers=1, **CLUSTER) as cluster, Client(cluster, set_as_default=False) as client:
         client.wait_for_workers(1)
         made, seen = Made(cluster.scheduler), itertools.count()
