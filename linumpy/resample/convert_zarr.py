@@ -34,7 +34,7 @@ from linumpy.io.output.checks import check_apart, check_free_space, check_parent
 from linumpy.io.output.folders import drop_partial_files, unfinished_beside
 from linumpy.io.paths import absolute
 from linumpy.io.source import Source, describe_source, identify_data, name_on_disk, open_node, path_of, with_options
-from linumpy.io.stores.tiff import open_stack, tiff_files
+from linumpy.io.stores.tiff import TiffStack, open_stack, tiff_files
 from linumpy.io.zarr_mode import read_on_host
 from linumpy.plan.pyramid import Box, grown, shape_of, split
 from linumpy.progress import bytes_progress
@@ -150,7 +150,7 @@ def convert_zarr(
             conversion.log_dropped(target_path)
             with _shown(progress, conversion.arrays) as report:
                 for number, (copy, step) in enumerate(zip(conversion.arrays, steps, strict=True)):
-                    _copy(copy, step, state, number, report, of_tiff=bool(conversion.files))
+                    _copy(copy, step, state, number, report, conversion.stack)
             if conversion.image is not None:
                 make_coarser_levels(state.folder, conversion.image, "mean", kind, device_memory)
             drop_partial_files(state.folder)
@@ -183,8 +183,8 @@ class Conversion:
         Takes a path, and makes the empty target there.
     image : NewImage or None
         The image, where the source is none: its coarser resolutions are made.
-    files : tuple of str
-        Files of the source, where its store does not tell when they change.
+    stack : TiffStack or None
+        The source, where it is one.
     about : dict
         What else the target depends on.
     dropped : tuple of str
@@ -195,7 +195,7 @@ class Conversion:
     arrays: tuple[ArrayCopy, ...]
     create: Any
     image: NewImage | None = None
-    files: tuple[str, ...] = ()
+    stack: TiffStack | None = None
     about: dict[str, Any] = field(default_factory=dict)
     dropped: tuple[str, ...] = ()
     unidentified: bool = False
@@ -203,7 +203,7 @@ class Conversion:
     def request(self) -> Request:
         """Return everything that the bytes of the target depend on."""
         settings = {
-            "source": name_on_disk(self.arrays[0].source) if not self.files else self.files[0],
+            "source": name_on_disk(self.arrays[0].source) if self.stack is None else self.stack.files[0],
             "arrays": [
                 [copy.path, copy.source.shape, copy.dtype.str, copy.chunks, copy.shards, str(copy.encoding)]
                 for copy in self.arrays
@@ -218,8 +218,9 @@ class Conversion:
         return Request("convert_zarr", first, named, (("source data", self._data()),), tuple(others))
 
     def _data(self) -> str:
-        if self.files:
-            marks = [(name, status.st_size, status.st_mtime_ns) for name in self.files for status in [os.stat(name)]]
+        if self.stack is not None:
+            looks = [(name, os.stat(name)) for name in self.stack.files]
+            marks = [(name, look.st_size, look.st_mtime_ns) for name, look in looks]
             return _digest(marks)
         found = [identify_data(copy.source) for copy in self.arrays]
         if None in found:  # then a stopped run is never continued
@@ -253,9 +254,7 @@ def _plan(
     files = tiff_files(source) if isinstance(source, (str, Path)) and "://" not in str(source) else []
     if files:
         stack = scope.enter_context(open_stack(files))
-        return _plan_image(
-            str(source), stack.array, stack.axes, storage, ngff_version, spacing, levels, name, stack.files
-        )
+        return _plan_image(str(source), stack.array, stack.axes, storage, ngff_version, spacing, levels, name, stack)
     node = open_node(source)
     if isinstance(node, zarr.Array):
         if node.ndim not in (2, 3):
@@ -267,7 +266,7 @@ def _plan(
                 f"{describe_source(node)} has the dimensions {', '.join(map(str, names))}, and an image of an array "
                 f"has {', '.join(axes)}: transpose or rename them first"
             )
-        return _plan_image(describe_source(node), node, axes, storage, ngff_version, spacing, levels, name, ())
+        return _plan_image(describe_source(node), node, axes, storage, ngff_version, spacing, levels, name, None)
     if spacing is not None or levels != 1:
         raise ValueError(
             f"spacing={spacing!r}, levels={levels}: {describe_source(node)} is a group, which keeps its own; they are "
@@ -289,7 +288,7 @@ def _plan_image(
     spacing: Spacing | None,
     levels: int,
     name: str,
-    files: tuple[str, ...],
+    stack: TiffStack | None,
 ) -> Conversion:
     """Plan the image that is made of an array without metadata."""
     if spacing is None:
@@ -299,10 +298,10 @@ def _plan_image(
     if len(steps) not in (len(space), len(axes), 3):  # of z, y and x, also for a plane
         raise ValueError(f"spacing={spacing!r}: {source} has the axes {', '.join(space)}, each of which takes a number")
     steps = steps[-len(space) :]
-    if files and storage.codec is None:
+    if stack is not None and storage.codec is None:
         storage = Storage(storage.chunks, storage.shards, "zstd")
     version = ngff_version or "0.5"
-    if files and storage.chunks is None:
+    if stack is not None and storage.chunks is None:
         image = plan_image(array.shape, array.dtype, steps, name=name, axes=axes)
         storage = Storage(image.chunks, storage.shards, storage.codec)
     copy = plan_array("0", array, storage, ZARR_FORMATS[version])
@@ -311,7 +310,7 @@ def _plan_image(
         codec=str(copy.encoding), levels=levels, ngff_version=version,
         fill_value=0 if array.fill_value is None else array.fill_value, attributes=dict(array.attrs),
     )  # fmt: skip
-    return Conversion(source, (copy,), image.create, image, files, {"image": _digest(image.metadata)})
+    return Conversion(source, (copy,), image.create, image, stack, {"image": _digest(image.metadata)})
 
 
 def _shown(progress: Progress | None, arrays: Iterable[ArrayCopy]) -> AbstractContextManager[Progress]:
@@ -357,7 +356,9 @@ def _plan_steps(copy: ArrayCopy, kind: str, limit: int | None) -> _Steps:
     return _Steps(kind, grown(tuple(size), shape, itemsize, most), scratch, batch)
 
 
-def _copy(copy: ArrayCopy, steps: _Steps, state: Resumable, number: int, report: Progress, *, of_tiff: bool) -> None:
+def _copy(
+    copy: ArrayCopy, steps: _Steps, state: Resumable, number: int, report: Progress, stack: TiffStack | None
+) -> None:
     """Copy the missing blocks of an array."""
 
     def units(box: Box) -> tuple[list[int], list[int]]:
@@ -389,8 +390,8 @@ def _copy(copy: ArrayCopy, steps: _Steps, state: Resumable, number: int, report:
                 scope.enter_context(transfer_settings())
 
         def read(box: Box) -> Array:
-            if of_tiff:
-                voxels = np.asarray(read_on_host(copy.source, box), copy.dtype)
+            if stack is not None:
+                voxels = _read_pages(stack, box)
                 return require_cuda().asarray(voxels) if on_device else voxels  # type: ignore[no-any-return]
             if on_device:
                 return read_to_device(copy.source, box, reader)
@@ -400,3 +401,15 @@ def _copy(copy: ArrayCopy, steps: _Steps, state: Resumable, number: int, report:
             wanted, read, lambda _, block: block, lambda box, block: chunks.start(box, block)(),
             use_gpu=on_device, done=done,
         )  # fmt: skip
+
+
+def _read_pages(stack: TiffStack, box: Box) -> np.ndarray:
+    """Read a box of a stack; the error names the file that cannot be read."""
+    try:
+        return np.asarray(read_on_host(stack.array, box), stack.array.dtype.newbyteorder("="))
+    except Exception as error:  # of any decoder
+        files = stack.files[box[0]] if len(stack.files) > 1 else stack.files
+        for z in range(box[0].start, box[0].stop) if len(files) > 1 else ():
+            _read_pages(stack, (slice(z, z + 1), *box[1:]))  # which of them it is
+        where = ", ".join(f"{b.start}:{b.stop}" for b in box)
+        raise SourceError(f"{files[0]} cannot be read at [{where}]: {error}") from error
