@@ -1,4 +1,4 @@
-"""The resolution levels in a work folder: opened for writing whole chunks, the coarser ones made from the finest.
+"""Make the coarser resolution levels in a work folder.
 
 In: the work folder of an image whose finest level is written. Out: its coarser levels. Errors: those of writing.
 """
@@ -10,17 +10,14 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
-import zarr
-
 from linumpy.gpu.kvikio_zarr import OwnReader
-from linumpy.io.source import local_store
 from linumpy.io.zarr_mode import read_on_host
 from linumpy.plan.pyramid import Pyramid, split
-from linumpy.resample.blocks.pipeline import read_to_device
+from linumpy.resample.blocks.pipeline import level_chunks, read_to_device
 from linumpy.resample.blocks.plans import scratch_within
 from linumpy.write.new_image import NewImage
 from linumpy.write.pyramid import halve, halve_by_threads
-from linumpy.write.raw_chunks import Chunks, chunks_of, writing_threads
+from linumpy.write.raw_chunks import writing_threads
 from linumpy.write.tasks import Finish, done
 from linumpy.write.writer import STEP_BYTES
 
@@ -33,7 +30,7 @@ def make_coarser_levels(folder: Path, image: NewImage, downsampling: str, kind: 
     scratch = None if limit is None else scratch_within(limit)
     threads = writing_threads()
     with ThreadPoolExecutor(threads, "linumpy-chunks") as pool, closing(OwnReader(scratch)) as reader:
-        levels = [level_chunks(folder, level, pool, threads) for level in range(len(image.shapes))]
+        levels = [level_chunks(folder / str(level), pool, threads) for level in range(len(image.shapes))]
         for level, (finer, coarser) in enumerate(itertools.pairwise(levels), 1):
             whole = tuple(slice(0, n) for n in image.shapes[level])
             finish: Finish = done
@@ -49,11 +46,3 @@ def make_coarser_levels(folder: Path, image: NewImage, downsampling: str, kind: 
                 finish()  # the last box, while the device works at this one
                 finish = following
             finish()
-
-
-def level_chunks(
-    folder: Path, level: int | str, pool: ThreadPoolExecutor, threads: int, batch: int | None = None
-) -> Chunks:
-    """Open an array of a work folder, such as a resolution of an image, for writing whole chunks."""
-    array = zarr.open_array(local_store(folder / str(level), read_only=False), mode="r+")
-    return chunks_of(array.with_config({"write_empty_chunks": True}), pool, threads, batch=batch)

@@ -33,7 +33,7 @@ from linumpy.plan.encoding import BY_CODEC
 from linumpy.plan.grid.blocks import AffineGrid, Block, anti_aliasing_sigmas
 from linumpy.progress import bytes_progress
 from linumpy.renamed import renamed_parameter
-from linumpy.resample.blocks.pipeline import BlockJob, make_blocks, make_blocks_on_each
+from linumpy.resample.blocks.pipeline import BlockJob, make_block, make_blocks, make_blocks_on_each
 from linumpy.resample.blocks.plans import BlockPlan, check_limit, memory_of_each
 from linumpy.resample.cluster import client_of
 from linumpy.resample.labels import LABELS, plan_labels
@@ -48,7 +48,7 @@ from linumpy.resample.parts import (
 )
 from linumpy.resample.resumable import Resumable, resumable_folder
 from linumpy.resample.target_grid import TargetGrid, on_grid_of, plan_target_grid, turned_systems
-from linumpy.resample.workers import Needs, make_blocks_on, needs_of, survey
+from linumpy.resample.workers import Needs, make_on, needs_of, survey
 from linumpy.write.writer import Progress
 
 if TYPE_CHECKING:
@@ -397,5 +397,6 @@ def _fill(
         else:
             make_blocks(job, wanted, done)
     else:
-        needs = replace(needs, target=job.target, block_nbytes=itemsize * sum(job.plan.largest))
-        make_blocks_on(client, job, needs, wanted, done)
+        needs = replace(needs, block_nbytes=itemsize * sum(job.plan.largest))
+        what = f"a block of {job.plan.largest} voxels (read, made)"
+        make_on(client, make_block, job, needs, {block.number: block for block in wanted}, done, what=what)
