@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from linumpy.arrays import is_small
 from linumpy.device import require_cuda, resolve
 from linumpy.errors import DeviceMemoryError
 from linumpy.gpu.devices import checked_devices
@@ -346,7 +347,7 @@ def _carried(volumes: Volumes, source: Volumes, grid: TargetGrid, version: str |
 
 def _check_dtype(array: Volume, order: int) -> None:
     kinds = "biuf" if order == 0 else "iuf"
-    if array.dtype.kind not in kinds or array.dtype.itemsize > 8:
+    if array.dtype.kind not in kinds or array.dtype.itemsize > 8 or is_small(array.dtype):
         raise TypeError(f"voxels of {array.dtype} cannot be resampled with order={order}: pass integers or floats")
 
 
