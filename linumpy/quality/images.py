@@ -19,7 +19,7 @@ from linumpy.io.volume import Volumes, open_volumes
 from linumpy.mosaic.tiles import read_box
 from linumpy.quality.measures import sharpness, structural_similarity
 from linumpy.quality.tissue import tissue_mask
-from linumpy.voxel.backend import why_no_warp
+from linumpy.voxel.backends.choose import why_no_warp
 
 #: Voxels that are read of an image at most: the finest resolution with no more, or middle planes of the coarsest.
 VOXELS = 2**26
