@@ -22,6 +22,7 @@ import numpy as np
 import zarr
 from numpy.typing import ArrayLike
 
+from linumpy.arrays import is_small
 from linumpy.device import require_cuda, resolve
 from linumpy.errors import DeviceMemoryError, MetadataError
 from linumpy.gpu.devices import checked_devices
@@ -395,7 +396,7 @@ def open_source_volumes(
 
 def _check_dtype(array: Volume, order: int) -> None:
     kinds = "biuf" if order == 0 else "iuf"
-    if array.dtype.kind not in kinds or array.dtype.itemsize > 8:
+    if array.dtype.kind not in kinds or array.dtype.itemsize > 8 or is_small(array.dtype):
         raise TypeError(f"voxels of {array.dtype} cannot be resampled with order={order}: pass integers or floats")
 
 

@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from linumpy.arrays import bits_of
 from linumpy.core import native
 from linumpy.core.reader import CoreJob, CoreJobs, CoreReader
 from linumpy.core.records import batch_record
@@ -105,7 +106,7 @@ class CoreEngine:
         if known is None:
             if len(self._templates) > _MOST_TEMPLATES:
                 self._templates.clear()  # calls that use one hold it
-            target = native.BFLOAT16 if conversion.bfloat16 else native.DTYPE_CODES[conversion.target.str[1:]]
+            target = native.BFLOAT16 if conversion.bfloat16 else native.DTYPE_CODES[bits_of(conversion.target).str[1:]]
             assert layout.fill_value is not None  # its dtype is supported
             fill = conversion.fill_bytes(layout.fill_value)
             known = self._templates[key] = batch_record(layout, target, fill)
