@@ -42,6 +42,14 @@ class Surface:
 
 
 @dataclass(frozen=True)
+class Positions:
+    """Options of ``positions``: :func:`linumpy.mosaic.tile_positions.estimate_positions`."""
+
+    overlap: float = 0.2
+    min_confidence: float = 0.3
+
+
+@dataclass(frozen=True)
 class Stack:
     """Options of ``stack``: :class:`linumpy.mosaic.slices.ZSearch`."""
 
@@ -57,5 +65,6 @@ OPTIONS: dict[str, type] = {
     "focal": Focal,
     "aip": Aip,
     "surface": Surface,
+    "positions": Positions,
     "stack": Stack,
 }

@@ -196,6 +196,16 @@ def _surface(task: Task, where: Where) -> None:
     )
 
 
+def _positions(task: Task, where: Where) -> None:
+    from linumpy.mosaic.tile_positions import estimate_positions
+
+    asked: options.Positions = task.options
+    estimate_positions(
+        task.one("image"), task.outputs["positions"], overlap=asked.overlap, min_confidence=asked.min_confidence,
+        use_gpu=where.use_gpu, overwrite=True, distributed=where.distributed,
+    )  # fmt: skip
+
+
 def _stack(task: Task, where: Where) -> None:
     from linumpy.mosaic.slices import ZSearch, stack_mosaics
     from linumpy.pipeline.slices import link_slices, write_shifts
@@ -219,6 +229,7 @@ STAGES: dict[str, Stage] = {
     "focal": Stage(_focal, ("image",), {"image": _IMAGE, "focal_picture": ".png"}),
     "aip": Stage(_aip, ("image",), {"projection": _IMAGE}),
     "surface": Stage(_surface, ("image",), {"surface": _IMAGE, "surface_picture": ".png"}),
+    "positions": Stage(_positions, ("image",), {"positions": ".json"}),
     "stack": Stage(
         _stack, ("image",), {"stack": _IMAGE, "decisions": ".csv"}, of_brain=True, optional=("shifts",), least=2
     ),
