@@ -5,9 +5,9 @@ import pytest
 
 from linumpy.device import to_host
 from linumpy.voxel import Backend, VoxelSession, backend_of, ball, get_backend
-from linumpy.voxel import backend as backends
-from linumpy.voxel.scipy_backend import ScipyBackend
-from linumpy.voxel.transfer import TransferBackend
+from linumpy.voxel.backends import choose as backends
+from linumpy.voxel.backends.by_scipy import ScipyBackend
+from linumpy.voxel.backends.transfer import TransferBackend
 from tests.support.oracles.voxel_backends import needs_warp, on_host
 from tests.support.oracles.voxel_shapes import torus
 
@@ -120,7 +120,7 @@ def test_only_on_request(device, monkeypatch):
         device.fill_holes(MASK)
     monkeypatch.setattr(backends, "why_no_cuda", lambda: None)
     monkeypatch.setattr(backends, "why_no_warp", lambda: None)
-    monkeypatch.setattr("linumpy.voxel.warp_backend.WarpBackend", lambda: device)
+    monkeypatch.setattr("linumpy.voxel.backends.by_warp.WarpBackend", lambda: device)
     assert get_backend("cuda") is device
     made = get_backend("auto", transfer=True)
     assert (type(made), made.inner, made.xp, made.name) == (TransferBackend, device, device.xp, device.name)

@@ -16,7 +16,7 @@ from linumpy.core import native
 from linumpy.core.reader import CoreReader
 from linumpy.gpu.codecs import decode
 from linumpy.gpu.kernels import load, prepare
-from linumpy.gpu.read.direct import DirectReads
+from linumpy.gpu.read.engines.direct import DirectReads
 from linumpy.gpu.read.limits import SLABS, SLOTS, Limits, placement_of, placement_within
 from linumpy.gpu.read.scatter import Conversion, kernel_spec
 from linumpy.plan.codecs import CHECKSUM_NBYTES, DecodeChain

@@ -15,9 +15,9 @@ from linumpy.arrays import bits_of
 from linumpy.core import native
 from linumpy.core.reader import CoreJob, CoreJobs, CoreReader
 from linumpy.core.records import batch_record
-from linumpy.gpu.read.core_device import CoreDevice
+from linumpy.gpu.read.engines.core_device import CoreDevice
+from linumpy.gpu.read.engines.parts import PartsJob, submit_parts
 from linumpy.gpu.read.outputs import Regions
-from linumpy.gpu.read.parts import PartsJob, submit_parts
 from linumpy.gpu.read.report import ReadReport, job_report
 from linumpy.gpu.read.scatter import Conversion
 from linumpy.gpu.read.stats import ReaderStats, Times

@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from linumpy.sampling import boxes as boxes_module
-from linumpy.sampling import create_sampler, draws, weighted
-from linumpy.sampling.boxes import plan_boxes, window
-from linumpy.sampling.generator import key_of
+from linumpy.sampling import create_sampler
+from linumpy.sampling.coordinates import boxes as boxes_module
+from linumpy.sampling.coordinates import draws, weighted
+from linumpy.sampling.coordinates.boxes import plan_boxes, window
+from linumpy.sampling.coordinates.generator import key_of
 from linumpy.sampling.sampler import Sampler
 from linumpy.sampling.volume import DeviceVolume
 from tests.support.gpu.emulator import emulated

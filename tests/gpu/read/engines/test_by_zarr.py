@@ -17,7 +17,7 @@ from zarr.codecs import numcodecs as numcodecs_v3
 
 from linumpy.errors import ChunkError
 from linumpy.gpu import Reader, read_zarr
-from linumpy.gpu.read import by_zarr
+from linumpy.gpu.read.engines import by_zarr
 from linumpy.gpu.read.outputs import Regions, with_all_axes
 from linumpy.gpu.read.scatter import Conversion
 from linumpy.io.layout import read_layout

@@ -19,7 +19,7 @@ import numpy as np
 
 from linumpy.arrays import Array
 from linumpy.gpu.kernels import KernelSpec, int32, int64, load
-from linumpy.sampling.generator import COORDINATE_BITS, USE_SHIFT, Use, as_coordinate, numbers, philox
+from linumpy.sampling.coordinates.generator import COORDINATE_BITS, USE_SHIFT, Use, as_coordinate, numbers, philox
 from linumpy.sampling.threads import in_threads
 
 #: Bits of a coordinate in a box: three coordinates are two words of the generator, so a call of it makes two samples.

@@ -23,7 +23,7 @@ from linumpy.io.volume import Volume
 from linumpy.plan.encoding import Encoding
 from linumpy.plan.grid.block_shape import BlockBytes, choose_block_shape
 from linumpy.plan.grid.blocks import AffineGrid, ResamplePlan
-from linumpy.resample.block import box_work_bytes
+from linumpy.resample.blocks.block import box_work_bytes
 from linumpy.write.encoded_chunks import batch_nbytes, device_nbytes
 
 #: Defaults of the memory limit: this share of the free memory, and in host memory at most these bytes.
@@ -137,7 +137,7 @@ def _plan_warped_blocks(grid: AffineGrid, stored: tuple[int, ...], itemsize: int
     """Choose blocks that are sampled through fields of vectors, of whole chunks (or shards).
 
     A fourth of the memory is for blocks, of which three are in the pipeline, and the rest for a part of one, whose
-    boxes of field and source are read when it is made (:func:`linumpy.resample.warp.make_warped`).
+    boxes of field and source are read when it is made (:func:`linumpy.resample.blocks.warp.make_warped`).
     """
     least = 3 * math.prod(stored) * itemsize
     if least > budget // 2:

@@ -13,17 +13,17 @@ import scipy
 
 from linumpy.device import install_line
 from linumpy.voxel import capsules, mesh
+from linumpy.voxel.backends.labels import distances, fill_enclosed
+from linumpy.voxel.backends.operations import Backend
 from linumpy.voxel.element import Element, squared_distances
 from linumpy.voxel.grid import XYZ, VoxelGrid
-from linumpy.voxel.labels import distances, fill_enclosed
-from linumpy.voxel.operations import Backend
 
 #: Balls with more offsets use a distance transform, whose time does not depend on the radius.
 _DIRECT_OFFSETS = 200
 
 
 class ScipyBackend(Backend):
-    """SciPy on NumPy arrays; see :class:`~linumpy.voxel.operations.Backend`."""
+    """SciPy on NumPy arrays; see :class:`~linumpy.voxel.backends.operations.Backend`."""
 
     name = "cpu"
 

@@ -2,7 +2,7 @@
 
 In: :class:`BlockJob`, which refers to everything by path and number, so that it can be sent to another process. Out:
 blocks in the arrays of the target, each of whole chunks (``linumpy.write.raw_chunks``). Reading, transforming and
-writing overlap (``linumpy.resample.overlap``); on a device there are two buffers for boxes and two for blocks.
+writing overlap (``linumpy.resample.blocks.overlap``); on a device there are two buffers for boxes and two for blocks.
 :func:`make_block` makes a single block, for ``linumpy.resample.workers``.
 """
 
@@ -33,9 +33,9 @@ from linumpy.io.source import Source, local_store
 from linumpy.io.volume import Volume, as_volume
 from linumpy.io.zarr_mode import read_chunks_on_host
 from linumpy.plan.grid.blocks import Block, ResamplePlan
-from linumpy.resample.block import make_box
-from linumpy.resample.overlap import work_through
-from linumpy.resample.warp import make_warped
+from linumpy.resample.blocks.block import make_box
+from linumpy.resample.blocks.overlap import work_through
+from linumpy.resample.blocks.warp import make_warped
 from linumpy.write.raw_chunks import Chunks, chunks_of, writing_threads
 
 

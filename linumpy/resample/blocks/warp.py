@@ -25,7 +25,7 @@ from linumpy.gpu.ndimage.transform import map_coordinates
 from linumpy.gpu.resize.resizing import apply_tables, computed_in
 from linumpy.plan.grid.blocks import AffineGrid, Block, axis_box
 from linumpy.plan.grid.point_map import Affine, Field, affine, compose
-from linumpy.resample.block import fill, gaussians
+from linumpy.resample.blocks.block import fill, gaussians
 
 Read = Callable[[tuple[slice, ...]], Array]
 """Reads a box of an array, where the block is: on the host or the device."""

@@ -126,7 +126,7 @@ class ZarrEngine:
         Parameters
         ----------
         layouts, conversion, regions, outputs, ready
-            As for :meth:`linumpy.gpu.read.by_core.CoreEngine.submit`.
+            As for :meth:`linumpy.gpu.read.engines.by_core.CoreEngine.submit`.
         views : sequence of arrays
             Where each region goes, with all axes of its array.
         """

@@ -18,12 +18,12 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from linumpy.device import require_cuda
+from linumpy.voxel.backends.labels import distances, fill_enclosed
+from linumpy.voxel.backends.operations import OPERATIONS, Backend
+from linumpy.voxel.backends.warp_kernels import BRICK, RUN, kernels
 from linumpy.voxel.element import Element
 from linumpy.voxel.grid import XYZ, VoxelGrid
-from linumpy.voxel.labels import distances, fill_enclosed
 from linumpy.voxel.mesh import CLOSED, TriangleMesh
-from linumpy.voxel.operations import OPERATIONS, Backend
-from linumpy.voxel.warp_kernels import BRICK, RUN, kernels
 
 #: A CuPy array, or a NumPy array for ``WarpBackend("cpu")``: its memory is passed to Warp.
 Mask: TypeAlias = Any
@@ -41,7 +41,7 @@ _MAX_LABELLED = 2**31 - 1
 
 
 class WarpBackend(Backend):
-    """Warp on CuPy arrays; see :class:`~linumpy.voxel.operations.Backend`.
+    """Warp on CuPy arrays; see :class:`~linumpy.voxel.backends.operations.Backend`.
 
     Parameters
     ----------

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from linumpy.device import is_device_array, to_host
+from linumpy.voxel.backends.operations import Backend, check_writable
 from linumpy.voxel.grid import VoxelGrid
 from linumpy.voxel.mesh import TriangleMesh, with_triangles
-from linumpy.voxel.operations import Backend, check_writable
 
 _MASKS = ("mask", "a", "b", "out")
 

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from linumpy.sampling import draws, generator, threads
-from linumpy.sampling.generator import Use
+from linumpy.sampling import threads
+from linumpy.sampling.coordinates import draws, generator
+from linumpy.sampling.coordinates.generator import Use
 from tests.support.gpu.emulator import emulated
 
 KEY = generator.key_of(2**40 + 17)

@@ -1,12 +1,13 @@
 """Samples by weights in the order of boxes of the volume: ``order="binned"`` with a mask or importance.
 
-In: weights of the cells of a grid (:class:`~linumpy.sampling.draws.Draw`), boxes of the volume, samples of a window.
-Out: their coordinates, the same bits on the host and on a device. Together they are distributed as samples drawn one by
-one: independent, each in a cell by its weight.
+In: weights of the cells of a grid (:class:`~linumpy.sampling.coordinates.draws.Draw`), boxes of the volume, samples of
+a window. Out: their coordinates, the same bits on the host and on a device. Together they are distributed as samples
+drawn one by one: independent, each in a cell by its weight.
 
 Cells are put in the order of the boxes that hold their centres and laid along a line, each as long as its weight. The
 line is cut into as many parts of equal length as there are boxes, so the numbers of samples in the parts are those that
-:func:`linumpy.sampling.boxes.window` counts for boxes of equal size. In its part each sample is uniform along the line.
+:func:`linumpy.sampling.coordinates.boxes.window` counts for boxes of equal size. In its part each sample is uniform
+along the line.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ import numpy as np
 from linumpy.arrays import Array
 from linumpy.device import to_host
 from linumpy.gpu.kernels import KernelSpec, int64, load
-from linumpy.sampling.boxes import Boxes, Window
-from linumpy.sampling.draws import DRAW_RECORD, Draw, in_cell
-from linumpy.sampling.generator import USE_SHIFT, Use, Words, philox
+from linumpy.sampling.coordinates.boxes import Boxes, Window
+from linumpy.sampling.coordinates.draws import DRAW_RECORD, Draw, in_cell
+from linumpy.sampling.coordinates.generator import USE_SHIFT, Use, Words, philox
 from linumpy.sampling.threads import in_threads
 
 _THREADS = 256
@@ -61,7 +62,7 @@ def in_order(weights: Draw, boxes: Boxes) -> OrderedCells:
     Parameters
     ----------
     weights : Draw
-        Of :func:`linumpy.sampling.draws.weighted`; its tables may lie on a device.
+        Of :func:`linumpy.sampling.coordinates.draws.weighted`; its tables may lie on a device.
     boxes : Boxes
         Of the volume.
 

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from linumpy.sampling import boxes as module
-from linumpy.sampling.boxes import Boxes, Window, plan_boxes, window
-from linumpy.sampling.draws import Draw, host_coordinates
-from linumpy.sampling.generator import key_of
+from linumpy.sampling.coordinates import boxes as module
+from linumpy.sampling.coordinates.boxes import Boxes, Window, plan_boxes, window
+from linumpy.sampling.coordinates.draws import Draw, host_coordinates
+from linumpy.sampling.coordinates.generator import key_of
 from tests.support.gpu.emulator import emulated
 
 KEY = key_of(2024)

@@ -10,9 +10,9 @@ import pytest
 
 import linumpy.voxel
 from linumpy.errors import GpuUnavailableError
-from linumpy.voxel import backend as backends
-from linumpy.voxel.backend import backend_of, get_backend
-from linumpy.voxel.scipy_backend import ScipyBackend
+from linumpy.voxel.backends import choose as backends
+from linumpy.voxel.backends.by_scipy import ScipyBackend
+from linumpy.voxel.backends.choose import backend_of, get_backend
 
 PACKAGE = Path(linumpy.voxel.__file__).parent
 
@@ -81,7 +81,7 @@ def test_no_module_imports_warp_at_its_top():
                 yield from outside_of_functions(child)
 
     files = sorted(PACKAGE.parents[0].rglob("*.py"))
-    assert PACKAGE / "warp_kernels.py" in files
+    assert PACKAGE / "backends" / "warp_kernels.py" in files
     inside = 0
     for file in files:
         tree = ast.parse(file.read_text(encoding="utf-8"))
@@ -100,7 +100,7 @@ def test_arrays_of_a_device_are_refused_by_name():
 
 def test_kernels_are_defined_once():
     pytest.importorskip("warp", reason="Warp is not installed: pip install warp-lang")
-    from linumpy.voxel.warp_kernels import kernels
+    from linumpy.voxel.backends.warp_kernels import kernels
 
     assert kernels() is kernels()
 
@@ -110,7 +110,7 @@ def test_kernels_compile_for_a_gpu_and_fuse_no_multiply_add(tmp_path):
     wp = pytest.importorskip("warp", reason="Warp is not installed: pip install warp-lang")
     if not hasattr(wp, "compile_aot_module"):
         pytest.skip("this Warp compiles only for devices that are there")
-    from linumpy.voxel import warp_kernels
+    from linumpy.voxel.backends import warp_kernels
 
     defined = warp_kernels.kernels()
     wp.compile_aot_module(warp_kernels, arch=90, module_dir=tmp_path, use_ptx=True)
@@ -124,7 +124,7 @@ def test_kernels_compile_for_a_gpu_and_fuse_no_multiply_add(tmp_path):
 @pytest.mark.gpu
 def test_a_host_array_is_refused_on_a_device(cupy):
     pytest.importorskip("warp", reason="Warp is not installed: pip install warp-lang")
-    from linumpy.voxel.warp_backend import WarpBackend
+    from linumpy.voxel.backends.by_warp import WarpBackend
 
     assert isinstance(get_backend("cuda"), WarpBackend)
     assert isinstance(backend_of(cupy.ones((1, 1, 1), bool)), WarpBackend)

@@ -7,8 +7,8 @@ import pytest
 import zarr
 from scipy import ndimage
 
+from linumpy.voxel.backends.by_scipy import ScipyBackend
 from linumpy.voxel.element import ball
-from linumpy.voxel.scipy_backend import ScipyBackend
 from tests.support.oracles.voxel_backends import needs_warp
 from tests.support.oracles.voxel_reference import ball_offsets, components, dilated, eroded, filled, offsets_of
 
@@ -240,7 +240,7 @@ def test_marching_cubes(backend):
 @pytest.mark.filterwarnings("error::DeprecationWarning")
 def test_surfaces_take_no_class_that_warp_is_about_to_remove():
     pytest.importorskip("warp", "1.9", reason="surfaces need Warp 1.9")
-    from linumpy.voxel.warp_backend import WarpBackend
+    from linumpy.voxel.backends.by_warp import WarpBackend
 
     vertices, triangles = WarpBackend("cpu").marching_cubes(np.ones((1, 1, 1), bool), 1)
     assert (vertices.shape, triangles.shape) == ((6, 3), (8, 3))  # an octahedron
@@ -250,7 +250,7 @@ def test_surfaces_take_no_class_that_warp_is_about_to_remove():
 def test_surfaces_need_a_newer_warp(monkeypatch):
     import warp
 
-    from linumpy.voxel.warp_backend import WarpBackend
+    from linumpy.voxel.backends.by_warp import WarpBackend
 
     monkeypatch.setattr(warp.config, "version", "1.8.1")
     with pytest.raises(NotImplementedError, match=r"needs Warp 1\.9 or later, and this is 1\.8\.1"):

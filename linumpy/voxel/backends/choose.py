@@ -1,7 +1,8 @@
 """Choose the backend of voxel operations.
 
-In: a name (``"auto"``, ``"cuda"``, ``"cpu"``) or an array. Out: a :class:`~linumpy.voxel.operations.Backend`, SciPy's
-for NumPy arrays or Warp's for CuPy arrays. Masks are copied between host and device only with ``transfer=True``.
+In: a name (``"auto"``, ``"cuda"``, ``"cpu"``) or an array. Out: a :class:`~linumpy.voxel.backends.operations.Backend`,
+SciPy's for NumPy arrays or Warp's for CuPy arrays. Masks are copied between host and device only with
+``transfer=True``.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ import logging
 
 from linumpy.device import install_line, is_device_array, requested_kind, why_no_cuda
 from linumpy.errors import GpuUnavailableError
-from linumpy.voxel.operations import Backend
-from linumpy.voxel.scipy_backend import ScipyBackend
+from linumpy.voxel.backends.by_scipy import ScipyBackend
+from linumpy.voxel.backends.operations import Backend
 
 log = logging.getLogger(__name__)
 
@@ -42,8 +43,8 @@ def get_backend(kind: str | None = None, *, transfer: bool = False) -> Backend:
         return ScipyBackend()
     missing = why_no_cuda() or why_no_warp()
     if missing is None:
-        from linumpy.voxel.transfer import TransferBackend
-        from linumpy.voxel.warp_backend import WarpBackend
+        from linumpy.voxel.backends.by_warp import WarpBackend
+        from linumpy.voxel.backends.transfer import TransferBackend
 
         return TransferBackend(WarpBackend()) if transfer else WarpBackend()
     if requested == "cuda":

@@ -11,8 +11,8 @@ from scipy import ndimage
 from linumpy.gpu.interpolation import affine_transform
 from linumpy.plan.boundary import MODES
 from linumpy.plan.grid.blocks import CLIPPED_MODES, AffineGrid, Block, ResamplePlan
-from linumpy.resample import block as block_module
-from linumpy.resample.block import affine_box
+from linumpy.resample.blocks import block as block_module
+from linumpy.resample.blocks.block import affine_box
 from tests.support.budget import examples, matrix
 from tests.support.gpu import on_cpu
 from tests.support.gpu.emulator import COMPILER
