@@ -32,7 +32,7 @@ from linumpy.mosaic.slices import open_slices
 from linumpy.mosaic.stacking import StackPlan, compose, parts
 from linumpy.mosaic.tiles import Box, boxes, read_box, tile_nbytes, tile_shape
 from linumpy.plan.grid.blocks import AffineGrid, Block, anti_aliasing_sigmas, source_box
-from linumpy.resample.block import make_box
+from linumpy.resample.blocks.block import make_box
 from linumpy.resample.tile_work import TileWork, tile_work
 from linumpy.write.writer import OmeZarrWriter, Progress
 
