@@ -43,7 +43,7 @@ from linumpy.resample.overlap import work_through
 from linumpy.resample.pipeline import read_to_device
 from linumpy.resample.resample_zarr import level_chunks, make_coarser_levels
 from linumpy.resample.resumable import Request, Resumable, resumable_folder
-from linumpy.write.encoded_chunks import batch_nbytes, device_nbytes
+from linumpy.write.encoded_chunks import NO_BATCH, Batch, plan_batch
 from linumpy.write.new_image import ZARR_FORMATS, NewImage, plan_image
 from linumpy.write.raw_chunks import writing_threads
 from linumpy.write.writer import STEP_BYTES, Progress
@@ -326,7 +326,7 @@ class _Steps:
     kind: str
     block: tuple[int, ...]
     scratch: int | None = None
-    batch: int | None = None
+    batch: Batch | None = None
 
 
 def _plan_steps(copy: ArrayCopy, kind: str, limit: int | None) -> _Steps:
@@ -335,12 +335,11 @@ def _plan_steps(copy: ArrayCopy, kind: str, limit: int | None) -> _Steps:
     least, scratch, batch = math.prod(copy.stored) * itemsize, None, None
     if kind == "cuda":
         chunk_nbytes = math.prod(copy.chunks) * itemsize
-        scratch, batch = scratch_within(budget), batch_nbytes(copy.encoding, chunk_nbytes, least, budget)
+        scratch, batch = scratch_within(budget), plan_batch(copy.encoding, chunk_nbytes, least, budget)
         budget -= scratch
-        taken = device_nbytes(copy.encoding, chunk_nbytes, batch)
-        if _BLOCKS * least > budget - taken:
-            batch = taken = 0  # the host encodes
-        budget -= taken
+        if _BLOCKS * least > budget - batch.device_nbytes:
+            batch = NO_BATCH
+        budget -= batch.device_nbytes
         if _BLOCKS * least > budget:
             raise DeviceMemoryError(
                 f"blocks of one chunk (or shard) {copy.stored} need {_BLOCKS * least} bytes, and {max(0, budget)} may "
@@ -396,6 +395,5 @@ def _copy(copy: ArrayCopy, steps: _Steps, state: Resumable, number: int, report:
             return np.asarray(read_zarr(copy.source, region=box, device="cpu"), copy.dtype)
 
         work_through(
-            wanted, read, lambda _, block: block, lambda box, block: chunks.start(box, block)(),
-            use_gpu=on_device, done=done,
+            wanted, read, lambda _, block: block, chunks.start, use_gpu=on_device, done=done,
         )  # fmt: skip

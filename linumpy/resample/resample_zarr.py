@@ -53,6 +53,7 @@ from linumpy.resample.pipeline import BlockJob, make_blocks, make_blocks_on_each
 from linumpy.resample.resumable import Resumable, resumable_folder
 from linumpy.resample.target_grid import TargetGrid, on_grid_of, plan_target_grid, turned_systems
 from linumpy.resample.workers import Needs, client_of, make_blocks_on, needs_of, survey
+from linumpy.write.encoded_chunks import Batch
 from linumpy.write.new_image import NewImage
 from linumpy.write.pyramid import halve, halve_by_threads
 from linumpy.write.raw_chunks import Chunks, chunks_of, writing_threads
@@ -292,7 +293,7 @@ def resample_zarr(
                     filled = str(state.folder / image.folder / "0")
                     job = BlockJob(
                         opened_from[number], filled, planned.plan, 0.0 if number else float(cval), kind,
-                        planned.scratch, batch_bytes=planned.batch,
+                        planned.scratch, batch=planned.batch,
                     )  # fmt: skip
                     for entries, one_volume in image.volumes.volumes.items():
                         each_job = replace(job, index=one_volume.index, entries=entries)
@@ -469,7 +470,7 @@ def make_coarser_levels(folder: Path, image: NewImage, downsampling: str, kind: 
 
 
 def level_chunks(
-    folder: Path, level: int | str, pool: ThreadPoolExecutor, threads: int, batch: int | None = None
+    folder: Path, level: int | str, pool: ThreadPoolExecutor, threads: int, batch: Batch | None = None
 ) -> Chunks:
     """Open an array of a work folder, such as a resolution of an image, for writing whole chunks."""
     array = zarr.open_array(local_store(folder / str(level), read_only=False), mode="r+")

@@ -18,6 +18,7 @@ import numpy as np
 from linumpy.device import is_device_array, require_cuda, to_host
 from linumpy.resample.overlap import nothing, work_through
 from linumpy.resample.workers import Needs, carry_out_on, client_of, survey
+from linumpy.write.tasks import Finish
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -53,7 +54,7 @@ class TileWork:
         names: Iterable[Name],
         read: Callable[[Name], Source],
         compute: Callable[[Name, Source], Result],
-        write: Callable[[Name, Result], object] = nothing,
+        write: Callable[[Name, Result], Finish | None] = nothing,
         *,
         done: Callable[[Name], object] = nothing,
     ) -> None:
@@ -75,7 +76,7 @@ class TileWork:
             return to_host(result) if is_device_array(result) else result
 
         def settle(name: Name, result: Result) -> None:
-            write(name, result)
+            (write(name, result) or nothing)()
             done(name)
 
         carry_out_on(

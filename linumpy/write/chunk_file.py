@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 
 import numpy as np
 
@@ -15,51 +15,47 @@ from linumpy.plan.layout import ArrayLayout
 Bytes = bytes | np.ndarray
 #: Buffers that one call of the system takes.
 _MOST_BUFFERS = 1024
-#: Bytes of the pieces in which large files are written.
-_PIECE_NBYTES = 2 * 2**20
-#: Calls a function with each number, in threads, and returns when all calls have ended.
-InThreads = Callable[[Callable[[int], None], Sequence[int]], None]
 
 
-def write_file(path: str, groups: Iterable[Sequence[Bytes]]) -> None:
+def write_file(path: str, groups: Iterable[Sequence[Bytes]]) -> int:
     """Write a file from buffers, one behind another; those of a group by as few calls of the system as it takes.
+
+    Returns
+    -------
+    int
+        Bytes written.
 
     Raises
     ------
     OSError
         Naming the file.
     """
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+    descriptor, nbytes = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666), 0
     try:
         for group in groups:
             for first in range(0, len(group), _MOST_BUFFERS):
-                _write_all(descriptor, [_view(buffer) for buffer in group[first : first + _MOST_BUFFERS]])
+                nbytes += _write_all(descriptor, [_view(buffer) for buffer in group[first : first + _MOST_BUFFERS]])
     except OSError as error:
         raise OSError(error.errno, error.strerror, path) from error
     finally:
         os.close(descriptor)
+    return nbytes
 
 
 def _view(buffer: Bytes) -> memoryview:
     return memoryview(buffer.reshape(-1).view(np.uint8) if isinstance(buffer, np.ndarray) else buffer)  # type: ignore[arg-type]
 
 
-def _write_all(descriptor: int, left: list[memoryview]) -> None:
+def _write_all(descriptor: int, left: list[memoryview]) -> int:
+    nbytes = 0
     while left:
         count = os.writev(descriptor, left)
+        nbytes += count
         while left and count >= len(left[0]):
             count -= len(left.pop(0))
         if left:
             left[0] = left[0][count:]
-
-
-def _pwrite_all(descriptor: int, left: memoryview, offset: int, path: str) -> None:
-    try:
-        while left:
-            count = os.pwrite(descriptor, left, offset)
-            left, offset = left[count:], offset + count
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, path) from error
+    return nbytes
 
 
 class ChunkFiles:
@@ -91,45 +87,14 @@ class ChunkFiles:
             self._folders.add(folder)
         return path
 
-    def write(self, path: str, parts: Sequence[Bytes]) -> int:
-        """Write a file and return its size; without parts, remove it."""
-        if not parts:
-            with suppress(FileNotFoundError):
-                os.unlink(path)
-            return 0
-        write_file(path + self.suffix, [parts])
+    def write(self, path: str, groups: Iterable[Sequence[Bytes]]) -> int:
+        """Write a file by :func:`write_file`, and return its size."""
+        nbytes = write_file(path + self.suffix, groups)
         if self.suffix:
             os.replace(path + self.suffix, path)
-        return sum(part.nbytes if isinstance(part, np.ndarray) else len(part) for part in parts)
-
-    def write_pieces(self, files: Sequence[tuple[str, Sequence[Bytes]]], in_threads: InThreads) -> int:
-        """Write a few large files, pieces of all of them at the same time, and return their size.
-
-        Parameters
-        ----------
-        files : sequence of (str, sequence of Bytes)
-            Path and parts of each, as for :meth:`write`.
-        in_threads : callable
-            Calls a function with each number, in threads, and returns when all calls have ended.
-        """
-        nbytes = 0
-        with ExitStack() as scope:
-            pieces: list[tuple[int, memoryview, int, str]] = []
-            for path, parts in files:
-                if not parts:
-                    self.write(path, parts)
-                    continue
-                name = path + self.suffix
-                descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
-                scope.callback(os.close, descriptor)
-                offset = 0
-                for part in map(_view, parts):
-                    for begin in range(0, len(part), _PIECE_NBYTES):
-                        pieces.append((descriptor, part[begin : begin + _PIECE_NBYTES], offset + begin, name))
-                    offset += len(part)
-                nbytes += offset
-            in_threads(lambda number: _pwrite_all(*pieces[number]), range(len(pieces)))
-        if self.suffix:
-            for path in (path for path, parts in files if parts):
-                os.replace(path + self.suffix, path)
         return nbytes
+
+    def remove(self, path: str) -> None:
+        """Remove the file of a chunk that holds nothing but the fill value, if there is one."""
+        with suppress(FileNotFoundError):
+            os.unlink(path)

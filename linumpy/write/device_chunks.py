@@ -16,7 +16,9 @@ import functools
 import itertools
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
+import threading
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from types import ModuleType
 from typing import Any
 
@@ -28,15 +30,18 @@ from linumpy.device import array_module, kvikio_mode, require_cuda, to_host
 from linumpy.gpu.kvikio_settings import transfer_settings
 from linumpy.gpu.zarr_io import read_zarr_to_gpu
 from linumpy.io.budget import PROCESS, Share
+from linumpy.io.codecs import Checksum
 from linumpy.plan.encoding import Encoding
 from linumpy.plan.pyramid import Box
-from linumpy.write.chunk_file import write_file
+from linumpy.write.chunk_file import Bytes, write_file
 from linumpy.write.tasks import Finish
 
 log = logging.getLogger(__name__)
 
-#: Bytes of each of the two pinned buffers, unless one chunk is larger.
-_LANDING_NBYTES = 64 * 2**20
+#: Writes some of the objects of a work; takes their numbers, which follow one another.
+StartedWork = Callable[[Sequence[int]], None]
+#: Bytes of each of the two pinned buffers of a thread that writes.
+_LANDING_NBYTES = 4 * 2**20
 #: Files open at the same time, and descriptors that kvikio opens for each.
 _OPEN_FILES, _DESCRIPTORS = 128, 2
 
@@ -51,7 +56,7 @@ def start_writing(
     block: Array,
     chunk_shape: tuple[int, ...],
     fill_value: np.generic,
-    write_from_host: Callable[[list[str], np.ndarray], None],
+    start: Callable[[StartedWork], Finish],
 ) -> Finish:
     """Start to write the raw chunks of a block to their files.
 
@@ -65,21 +70,27 @@ def start_writing(
         Voxels of a chunk; the last chunks along an axis may be ragged in `block`, and are written whole.
     fill_value : numpy.generic
         Value beyond the edge.
-    write_from_host : callable
-        Writes rows of bytes in host memory to the files of the paths, and returns when they are written.
+    start : callable
+        Starts to call a function with parts of the numbers of the chunks, in threads.
     """
     rows = cut_into_chunks(block, chunk_shape, fill_value).reshape((len(paths), -1)).view(np.uint8)
-    bounds = np.arange(len(paths) + 1) * rows.shape[1]
-    streams = DeviceStreams(rows.reshape(-1), bounds)
+    nbytes = rows.shape[1]
+    cut = recorded()
+    streams = DeviceStreams(rows.reshape(-1), np.arange(len(paths) + 1) * nbytes, cut)
 
-    def finish() -> None:
-        if kvikio_mode()[0] == "cufile":
-            streams.wait()  # kvikio does not order its reads on the stream
-            write_rows(paths, rows)
-            return
-        for some, landed in streams.land(bounds):
-            write_from_host(paths[some.start : some.stop], landed.reshape(len(some), -1))
+    def by_kvikio() -> None:
+        streams.wait()  # kvikio does not order its reads on the stream
+        write_rows(paths, rows)
 
+    def write_some(numbers: Sequence[int]) -> None:
+        with streams.land(numbers[0] * nbytes, (numbers[-1] + 1) * nbytes) as landing:
+            for number in numbers:
+                write_file(paths[number], landing.groups([(number * nbytes, (number + 1) * nbytes)]))
+
+    if kvikio_mode()[0] == "cufile":
+        return by_kvikio
+    finish = start(write_some)
+    cut.synchronize()
     return finish
 
 
@@ -92,39 +103,51 @@ class DeviceStreams:
         The bytes.
     offsets : cupy.ndarray or numpy.ndarray of int64
         One more than chunks: where each begins in the arena.
+    cut : cupy.cuda.Event
+        When the block that they are made of may change.
     is_fill : cupy.ndarray of bool, optional
         Which chunks hold nothing but the fill value; by default none is taken for one.
     """
 
-    def __init__(self, arena: Array, offsets: Array, is_fill: Array | None = None) -> None:
+    def __init__(self, arena: Array, offsets: Array, cut: Any, is_fill: Array | None = None) -> None:
         cupy = require_cuda()
+        self.cut = cut
         self._arena, self._offsets = arena, offsets
         self._is_fill = np.zeros(len(offsets) - 1, bool) if is_fill is None else is_fill
-        self._made = cupy.cuda.get_current_stream().record()
-        self._copies = _copy_stream(cupy, cupy.cuda.Device().id)
+        self._device = cupy.cuda.Device()
+        self._made = recorded()
+        self._copies = _copy_stream(cupy, self._device.id)
+        self._lock = threading.Lock()
+        self._counts: tuple[np.ndarray, np.ndarray] | None = None
 
     def wait(self) -> None:
         """Wait until all is made."""
         self._made.synchronize()
 
-    def offsets(self) -> np.ndarray:
-        """Wait for the offsets."""
-        return self._landed(self._offsets)
+    def counts(self) -> tuple[np.ndarray, np.ndarray]:
+        """Wait until all is made, and return the offsets and which chunks hold nothing but the fill value."""
+        with self._lock, self._device:
+            if self._counts is None:
+                self.wait()
+                self._counts = self._fetched(self._offsets), self._fetched(self._is_fill)
+            return self._counts
 
-    def is_fill(self) -> np.ndarray:
-        """Wait for which chunks hold nothing but the fill value."""
-        return self._landed(self._is_fill)
+    @contextmanager
+    def land(self, begin: int, end: int) -> Iterator[Landing]:
+        """Copy bytes of the arena to pinned memory, a piece at a time, as :class:`Landing` asks for them."""
+        self.wait()
+        with self._device, closing(land(self._arena, begin, end, self._copies)) as pieces:
+            yield Landing(pieces)
 
-    def land(self, bounds: np.ndarray) -> Iterator[tuple[range, np.ndarray]]:
-        """Copy objects to pinned memory; `bounds` are where they begin in the arena, and where the last one ends."""
-        self._copies.wait_event(self._made)
-        return land(self._arena, bounds, self._copies)
+    def _fetched(self, array: Array) -> np.ndarray:
+        return array if isinstance(array, np.ndarray) else array.get(stream=self._copies)  # type: ignore[no-any-return, attr-defined]
 
-    def _landed(self, array: Array) -> np.ndarray:
-        if isinstance(array, np.ndarray):
-            return array
-        self._copies.wait_event(self._made)
-        return array.get(stream=self._copies)  # type: ignore[no-any-return, attr-defined]
+
+def recorded(stream: Any = None) -> Any:
+    """Return an event of a stream's work so far; threads that wait for it leave the processor to others."""
+    event = require_cuda().cuda.Event(block=True, disable_timing=True)
+    event.record(stream)
+    return event
 
 
 @functools.cache
@@ -153,12 +176,13 @@ def start_encoding(
     from linumpy.gpu.codecs.encode import encode_chunks
 
     rows = rows_of(parts, chunk_shape, fill_value)
+    cut = recorded()
     is_fill = holds_only(rows, fill_value)
     stored = rows.view(np.uint8)
     if not encoding.compressor:
-        return DeviceStreams(stored.reshape(-1), np.arange(len(rows) + 1) * stored.shape[1], is_fill)
+        return DeviceStreams(stored.reshape(-1), np.arange(len(rows) + 1) * stored.shape[1], cut, is_fill)
     encoded = encode_chunks(stored, encoding)
-    return DeviceStreams(encoded.arena, encoded.offsets, is_fill)
+    return DeviceStreams(encoded.arena, encoded.offsets, cut, is_fill)
 
 
 def rows_of(parts: Sequence[Array], chunk_shape: tuple[int, ...], fill_value: np.generic) -> Array:
@@ -178,62 +202,95 @@ def holds_only(rows: Array, value: np.generic) -> Array:
     return (voxels.min(axis=1) == wanted) & (voxels.max(axis=1) == wanted)  # type: ignore[no-any-return]
 
 
-def land(arena: Array, bounds: np.ndarray, stream: Any) -> Iterator[tuple[range, np.ndarray]]:
-    """Copy objects to pinned memory, a few at a time; the next are copied while the caller uses the last.
+def land(arena: Array, begin: int, end: int, stream: Any) -> Generator[tuple[int, np.ndarray]]:
+    """Copy bytes to pinned memory, piece by piece; the next is copied while the caller uses the last.
 
     Parameters
     ----------
     arena : cupy.ndarray of uint8
-        The objects, one behind another.
-    bounds : numpy.ndarray of int64
-        Where each of them begins, and where the last one ends.
+        Device memory, which nothing writes to any more.
+    begin, end : int
+        Where the bytes begin and end in it.
     stream : cupy.cuda.Stream
         Of the copies.
 
     Yields
     ------
-    range
-        The numbers of the objects.
-    numpy.ndarray
-        Their bytes, valid until the next iteration.
+    int
+        Where a piece begins in the arena.
+    numpy.ndarray of uint8
+        The piece, valid until the next iteration.
     """
     cupy = require_cuda()
-    parts = list(_parts(bounds, _LANDING_NBYTES))
-    largest = max((int(bounds[part.stop] - bounds[part.start]) for part in parts), default=0)
+    begins = range(begin, end, _LANDING_NBYTES)
     # CuPy's pool gives back memory of the same size only, and to pin memory takes longer than all else here.
-    size = 1 << max(0, largest - 1).bit_length()
-    buffers = [_pinned(cupy, size) for _ in parts[:2]]
+    size = 1 << (min(_LANDING_NBYTES, max(1, end - begin)) - 1).bit_length()
+    buffers = [_pinned(cupy, size) for _ in begins[:2]]
 
     def start(number: int) -> tuple[np.ndarray, Any]:
-        first, last = (int(bounds[at]) for at in (parts[number].start, parts[number].stop))
-        landing = buffers[number % 2][: last - first]
-        if last > first:
-            arena[first:last].get(stream=stream, out=landing, blocking=False)
-        return landing, stream.record()
+        source = arena[begins[number] : min(begins[number] + _LANDING_NBYTES, end)]
+        landing = buffers[number % 2][: len(source)]
+        source.get(stream=stream, out=landing, blocking=False)
+        return landing, recorded(stream)
 
+    if not begins:
+        return
     landing, copied = start(0)
     try:
-        for number, part in enumerate(parts):
+        for number, first in enumerate(begins):
             copied.synchronize()
             landed = landing
-            if number + 1 < len(parts):
+            if number + 1 < len(begins):
                 landing, copied = start(number + 1)
-            yield part, landed
+            yield first, landed
     finally:
         copied.synchronize()  # after an interrupt too: the copy must finish before its pinned buffer is freed
 
 
-def _parts(bounds: np.ndarray, most: int) -> Iterator[range]:
-    """Yield objects that take at most so many bytes together, or one."""
-    first, count = 0, len(bounds) - 1
-    while first < count:
-        last = max(first + 1, int(np.searchsorted(bounds, bounds[first] + most, "right")) - 1)
-        yield range(first, min(last, count))
-        first = min(last, count)
+class Landing:
+    """Bytes of the device in the order in which they are copied to pinned memory.
+
+    Parameters
+    ----------
+    pieces : iterator of (int, numpy.ndarray)
+        As of :func:`land`.
+    """
+
+    def __init__(self, pieces: Iterator[tuple[int, np.ndarray]]) -> None:
+        self._pieces, self._begin, self._piece = pieces, 0, np.empty(0, np.uint8)
+
+    def groups(self, spans: Iterable[tuple[int, int]], *, with_checksum: bool = False) -> Iterator[list[Bytes]]:
+        """Yield the bytes of spans of the arena, in groups that are valid until the next one.
+
+        Parameters
+        ----------
+        spans : iterable of (int, int)
+            Where each begins and ends; none begins before the end of an earlier one.
+        with_checksum : bool
+            Whether the CRC-32C of each span follows it.
+        """
+        group: list[Bytes] = []
+        for begin, end in spans:
+            crc = Checksum()
+            while begin < end:
+                while begin >= self._begin + len(self._piece):
+                    if group:
+                        yield group
+                        group = []
+                    self._begin, self._piece = next(self._pieces)
+                part = self._piece[begin - self._begin : end - self._begin]
+                if with_checksum:
+                    crc.add(part)
+                group.append(part)
+                begin += len(part)
+            if with_checksum:
+                group.append(crc.stored())
+        if group:
+            yield group
 
 
 def _pinned(cupy: ModuleType, nbytes: int) -> np.ndarray:
-    return np.frombuffer(cupy.cuda.alloc_pinned_memory(max(1, nbytes)), np.uint8, nbytes)
+    return np.frombuffer(cupy.cuda.alloc_pinned_memory(nbytes), np.uint8, nbytes)
 
 
 def cut_into_chunks(

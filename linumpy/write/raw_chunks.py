@@ -17,9 +17,10 @@ import itertools
 import math
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -34,8 +35,8 @@ from linumpy.io.zarr_mode import host_codecs, read_on_host
 from linumpy.plan.layout import ArrayLayout
 from linumpy.plan.pyramid import Box, shape_of, split, within
 from linumpy.write.chunk_file import ChunkFiles, write_file
-from linumpy.write.encoded_chunks import EncodedChunks
-from linumpy.write.tasks import Finish, done, in_tasks
+from linumpy.write.encoded_chunks import Batch, EncodedChunks
+from linumpy.write.tasks import Finish, Pending, done, in_tasks, start_tasks
 
 #: Bytes of the pieces in which chunks that are not contiguous are gathered: they stay in the processor's cache.
 _PIECE_NBYTES = 2**19
@@ -67,7 +68,10 @@ class Chunks(Protocol):
         """Why chunks of device arrays are encoded by the host; empty if they are not."""
 
     def start(self, box: Box, block: Array) -> Finish:
-        """Start to write a box of whole chunks (or shards); what is returned waits until all of it is written."""
+        """Start to write a box of whole chunks (or shards), and return what waits until all of it is written.
+
+        `block` may change when this returns.
+        """
 
 
 def chunks_of(
@@ -76,7 +80,7 @@ def chunks_of(
     threads: int,
     *,
     renamed: bool = False,
-    batch: int | None = None,
+    batch: Batch | None = None,
 ) -> Chunks:
     """Choose how the chunks of an array are written.
 
@@ -91,8 +95,8 @@ def chunks_of(
     renamed : bool
         Whether the file of a chunk gets its name when it is complete, as zarr's do: needed where another process may
         write the same chunk at the same time.
-    batch : int, optional
-        Bytes of the voxels that a device encodes at a time.
+    batch : Batch, optional
+        What a device encodes at a time; by default as with no limit of memory.
     """
     layout, encoding = read_layout(array), encoding_of(array)
     if (
@@ -153,7 +157,7 @@ class RawChunks:
     ) -> None:
         self.array, self._layout, self._pool, self._threads = array, layout, pool, threads
         self._files, self.stored_nbytes = ChunkFiles(layout, renamed=renamed), 0
-        self._pieces = list(_pieces(layout.chunk_shape, layout.dtype.itemsize))
+        self._pieces, self._pending = list(_pieces(layout.chunk_shape, layout.dtype.itemsize)), Pending(2)
         self._local, self._lock = threading.local(), threading.Lock()
 
     def start(self, box: Box, block: Array) -> Finish:
@@ -168,7 +172,7 @@ class RawChunks:
             from linumpy.write.device_chunks import start_writing
 
             assert self._layout.fill_value is not None  # its dtype is supported
-            finish = start_writing(paths, block, chunk, self._layout.fill_value, self._write_rows)
+            finish = start_writing(paths, block, chunk, self._layout.fill_value, partial(self._start, len(paths)))
         else:
             finish = done
             if len(boxes) == 1:
@@ -184,10 +188,10 @@ class RawChunks:
             self.stored_nbytes += len(boxes) * self._layout.chunk_nbytes
         return finish
 
-    def _write_rows(self, paths: list[str], rows: np.ndarray) -> None:
-        """Write each row of bytes to its file."""
-        shape = self._layout.chunk_shape
-        self._write_some(paths, [row.view(self._layout.dtype).reshape(shape) for row in rows])
+    def _start(self, count: int, write_some: Callable[[Sequence[int]], None]) -> Finish:
+        """Start to write so many chunks from the device."""
+        self._pending.make_room()
+        return self._pending.add(start_tasks(self._pool, min(count, self._threads), write_some, range(count)))
 
     def _write_some(self, paths: list[str], parts: list[np.ndarray]) -> None:
         in_tasks(self._pool, self._threads, lambda k: self._write_one(paths[k], parts[k]), range(len(paths)))

@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, nullcontext
@@ -46,6 +47,8 @@ log = logging.getLogger(__name__)
 
 #: Bytes of the voxels that are processed at the same time, unless one chunk or shard is larger.
 STEP_BYTES = 256 * 2**20
+#: Steps of a device array whose files may be unfinished when the next one begins.
+_MOST_STEPS = 4
 
 Progress = Callable[[int], object]
 """Called with the number of bytes written since the last call."""
@@ -383,14 +386,15 @@ class OmeZarrWriter:
             if self._cut.limit:
                 for unit in split(box, self.stored):
                     self._cut.drop(tuple(b.start for b in unit))
-        writes: list[Finish] = []
+        writes: deque[list[Finish]] = deque()
         for step in split(box, self._pyramid.step(0, STEP_BYTES)):
             part = block[within(step, box)]
-            following = self._store(0, step, part if is_device_array(part) else np.asarray(part))
-            finish_all(writes)  # of the last step, while the device works at this one
-            writes = following
+            writes.append(self._store(0, step, part if is_device_array(part) else np.asarray(part)))
+            if len(writes) > _MOST_STEPS:
+                finish_all(writes.popleft())
             self._report(step)
-        finish_all(writes)
+        for started in writes:
+            finish_all(started)
 
     def _keep(self, cut: list[Box], box: Box, block: Array, name: str) -> None:
         """Buffer the chunks that a region cuts, and write those that it completes."""

@@ -208,7 +208,7 @@ def modules():
     cupy.asnumpy = lambda array: array.get() if isinstance(array, Array) else np.asarray(array)
     for name in _UPLOADS:
         setattr(cupy, name, _uploading(name))
-    event = types.SimpleNamespace(synchronize=lambda: None)
+    event = types.SimpleNamespace(synchronize=lambda: None, record=lambda _stream=None: None)
     stream = _Stream(event)
     runtime = types.SimpleNamespace(getDeviceCount=lambda: 1, getDevice=lambda: 0)
     cupy.cuda = types.SimpleNamespace(
