@@ -19,9 +19,9 @@ from linumpy.arrays import Array
 from linumpy.device import Device, to_host
 from linumpy.geometry.interface import find_tissue_interface
 from linumpy.gpu.interpolation import resample_volume
-from linumpy.io.files import check_file
 from linumpy.io.ome import open_image
-from linumpy.io.paths import check_parent, check_target, refuse_url
+from linumpy.io.output.checks import check_parent, check_target, refuse_url
+from linumpy.io.output.files import check_file
 from linumpy.progress import bytes_progress
 from linumpy.testing import synthetic
 from linumpy.write.writer import write_omezarr

@@ -18,7 +18,7 @@ import zarr
 
 from linumpy.device import is_device_array, to_host
 from linumpy.errors import RegionError
-from linumpy.io.ngff import Placement
+from linumpy.io.ngff.axes import Placement
 from linumpy.io.ome import OmeZarrImage, open_image
 from linumpy.io.source import open_node, with_options
 from linumpy.io.volume import Volume, as_volume, select_volumes

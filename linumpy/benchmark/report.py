@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from linumpy.benchmark.cases import Case
 from linumpy.benchmark.machine import Machine
 from linumpy.benchmark.runner import OK, UNAVAILABLE, CaseResult, EntryResult, MarkResult, Settings
-from linumpy.io.files import replacing
+from linumpy.io.output.files import replacing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

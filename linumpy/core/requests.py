@@ -24,7 +24,7 @@ from zarr.core.sync import sync
 from zarr.storage import MemoryStore
 
 from linumpy.core import native
-from linumpy.io.remote import check_process, explained
+from linumpy.io.stores.remote import check_process, explained
 
 #: Requests of the process that are under way at a time, and the environment variable for another number.
 REQUESTS = 32

@@ -20,9 +20,9 @@ import numpy as np
 from linumpy.device import install_line
 from linumpy.gpu.zarr_io import read_zarr
 from linumpy.io.carried import carried_from
-from linumpy.io.files import replacing
-from linumpy.io.ngff import Spacing
+from linumpy.io.ngff.axes import Spacing
 from linumpy.io.ome import open_image
+from linumpy.io.output.files import replacing
 from linumpy.io.volume import Volumes, select_volumes
 
 #: Voxels are read in slabs of about so many bytes.

@@ -17,7 +17,7 @@ from numpy.typing import DTypeLike
 
 from linumpy.gpu.zarr_io import read_zarr
 from linumpy.interop.export import affine_in_mm
-from linumpy.io.ngff import Spacing
+from linumpy.io.ngff.axes import Spacing
 from linumpy.io.volume import open_volumes
 from linumpy.plan.region import normalize_region
 

@@ -16,8 +16,8 @@ import zarr
 from linumpy.errors import LinumpyError
 from linumpy.interop.lazy import lazy_dask_array
 from linumpy.io.carried import carried_from
-from linumpy.io.collection import ome_attributes
-from linumpy.io.ngff import Placement
+from linumpy.io.ngff.axes import Placement
+from linumpy.io.ngff.collection import ome_attributes
 from linumpy.io.ome import OmeZarrImage, open_image
 from linumpy.io.volume import select_volumes
 

@@ -25,9 +25,9 @@ from linumpy.gpu.kvikio_zarr import check_elements
 from linumpy.gpu.read.layouts import LAYOUTS
 from linumpy.interop.outer import read_outer
 from linumpy.io.carried import other_attributes
-from linumpy.io.collection import ome_attributes
 from linumpy.io.layout import read_layout
-from linumpy.io.ngff import Spacing
+from linumpy.io.ngff.axes import Spacing
+from linumpy.io.ngff.collection import ome_attributes
 from linumpy.io.ome import OmeZarrImage, check_level, open_image
 from linumpy.io.open import checked_level, open_source
 from linumpy.io.source import Source, folder_of, open_node

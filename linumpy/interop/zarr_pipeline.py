@@ -32,7 +32,7 @@ from linumpy.core import native
 from linumpy.errors import ChunkError
 from linumpy.gpu.read.shared import shared_reader
 from linumpy.io.layout import read_layout
-from linumpy.io.remote import RemoteStore
+from linumpy.io.stores.remote import RemoteStore
 from linumpy.plan.layout import ArrayLayout
 from linumpy.plan.region import Region
 

@@ -20,9 +20,9 @@ import zarr
 from zarr.storage import LocalStore
 
 from linumpy.io.codecs import encoding_like
-from linumpy.io.collection import ome_attributes
-from linumpy.io.coordinate_systems import Systems, referred, stored_paths, systems_of
-from linumpy.io.ngff import MICROMETERS
+from linumpy.io.ngff.axes import MICROMETERS
+from linumpy.io.ngff.collection import ome_attributes
+from linumpy.io.ngff.coordinate_systems import Systems, referred, stored_paths, systems_of
 from linumpy.io.ome import OmeZarrImage
 from linumpy.io.volume import Chosen, Volumes
 

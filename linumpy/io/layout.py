@@ -20,8 +20,8 @@ from zarr.storage import LocalStore
 
 from linumpy.io.metadata import chunk_nbytes, element_size
 from linumpy.io.paths import absolute
-from linumpy.io.remote import remote_array
-from linumpy.io.zips import ArchiveStore, entries_of
+from linumpy.io.stores.remote import remote_array
+from linumpy.io.stores.zips import ArchiveStore, entries_of
 from linumpy.plan.codecs import HOST_FILTERS, DecodeChain, read_array_filter, read_chain
 from linumpy.plan.layout import MAX_RANK, ArrayLayout, ChunkKeys, ShardLayout
 

@@ -21,10 +21,8 @@ from typing import Any
 import zarr
 
 from linumpy.errors import MetadataError, SourceError
-from linumpy.io.collection import choices, image_paths, kind_of, ome_attributes
-from linumpy.io.coordinate_systems import as_axes_and_scales
 from linumpy.io.metadata import REFUSALS, checked_array, open_refused
-from linumpy.io.ngff import (
+from linumpy.io.ngff.axes import (
     Axis,
     Placement,
     Spacing,
@@ -36,6 +34,8 @@ from linumpy.io.ngff import (
     spatial_axes_of,
     transformations_of_levels,
 )
+from linumpy.io.ngff.collection import choices, image_paths, kind_of, ome_attributes
+from linumpy.io.ngff.coordinate_systems import as_axes_and_scales
 from linumpy.io.source import Source, open_node, with_options
 
 log = logging.getLogger(__name__)

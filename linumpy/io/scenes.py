@@ -23,13 +23,13 @@ import zarr
 from zarr.storage import LocalStore
 
 from linumpy.errors import LinumpyError, MetadataError
-from linumpy.io.collection import ome_attributes
-from linumpy.io.coordinate_systems import Transformation, referred, systems_of
 from linumpy.io.metadata import REFUSALS
-from linumpy.io.ngff import transformation_list
+from linumpy.io.ngff.axes import transformation_list
+from linumpy.io.ngff.collection import ome_attributes
+from linumpy.io.ngff.coordinate_systems import Transformation, referred, systems_of
+from linumpy.io.ngff.transformations import is_invertible, read_map
 from linumpy.io.ome import OmeZarrImage
 from linumpy.io.source import local_store
-from linumpy.io.transformations import is_invertible, read_map
 from linumpy.plan.grid.point_map import PointMap, compose
 
 Node = tuple[str, str | None]

@@ -26,8 +26,8 @@ from zarr.storage import FsspecStore, LocalStore, StorePath, ZipStore
 from linumpy.errors import SourceError
 from linumpy.io.metadata import REFUSALS, checked_array, open_refused
 from linumpy.io.paths import absolute, split_archive
-from linumpy.io.remote import RemoteStore, explained, is_object_store, is_remote, open_store, without_credentials
-from linumpy.io.zips import ArchiveStore
+from linumpy.io.stores.remote import RemoteStore, explained, is_object_store, is_remote, open_store, without_credentials
+from linumpy.io.stores.zips import ArchiveStore
 
 Source = Any
 """A path (``str``, ``Path``), a ``zarr.Array`` or ``zarr.Group``, a store, a ``StorePath``, or ``(store, path)``."""

@@ -18,7 +18,7 @@ import numpy as np
 import zarr
 
 from linumpy.errors import MetadataError, SourceError
-from linumpy.io.ngff import Axis, Placement, Spacing, Unplaced
+from linumpy.io.ngff.axes import Axis, Placement, Spacing, Unplaced
 from linumpy.io.ome import OmeZarrImage, check_level, open_image
 from linumpy.io.zarr_mode import read_chunks_on_host
 from linumpy.plan.region import normalize_region

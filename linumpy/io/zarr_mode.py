@@ -29,7 +29,7 @@ from zarr.core.sync import sync
 from zarr.storage import LocalStore
 
 from linumpy.errors import ChunkError, LinumpyError
-from linumpy.io.remote import explained, without_credentials
+from linumpy.io.stores.remote import explained, without_credentials
 from linumpy.plan.region import normalize_region
 
 log = logging.getLogger(__name__)

@@ -18,8 +18,8 @@ from linumpy.arrays import Array
 from linumpy.device import array_module, to_host
 from linumpy.gpu.oct.projection import project
 from linumpy.io.carried import carried_from
-from linumpy.io.files import check_picture, replacing
-from linumpy.io.paths import check_apart, check_target
+from linumpy.io.output.checks import check_apart, check_target
+from linumpy.io.output.files import check_picture, replacing
 from linumpy.mosaic.image import MosaicImage, open_mosaic, tile_attributes
 from linumpy.mosaic.measured import MeasuredVoxels
 from linumpy.mosaic.tiles import box_nbytes, column_shape, read_box, tile_nbytes

@@ -23,8 +23,8 @@ from linumpy.device import array_module, to_host
 from linumpy.errors import MetadataError
 from linumpy.geometry.focal import FocalCurvature, correct_focal_curvature, detect_focal_curvature, mean_tile
 from linumpy.io.carried import carried_from
-from linumpy.io.files import check_file, check_picture, replacing
-from linumpy.io.paths import check_apart, check_target
+from linumpy.io.output.checks import check_apart, check_target
+from linumpy.io.output.files import check_file, check_picture, replacing
 from linumpy.mosaic.image import MosaicImage, known_tile, open_mosaic, tile_attributes
 from linumpy.mosaic.measured import Correction, record
 from linumpy.mosaic.surface import SurfaceMethod, read_column, surface_of, zero_log_of

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from linumpy.errors import SourceError
 from linumpy.gpu.oct.resample_tiles import resample_tiles
 from linumpy.io.carried import carried_from
-from linumpy.io.paths import check_apart, check_target
+from linumpy.io.output.checks import check_apart, check_target
 from linumpy.mosaic.image import MosaicImage, known_tile, open_mosaic, tile_attributes
 from linumpy.mosaic.measured import record, resampled
 from linumpy.mosaic.tiles import box_nbytes, read_box, tile_nbytes

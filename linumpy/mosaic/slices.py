@@ -22,8 +22,8 @@ from linumpy.arrays import Array
 from linumpy.device import array_module, require_cuda
 from linumpy.errors import MetadataError, SourceError
 from linumpy.io.carried import carried_from
-from linumpy.io.files import check_file, replacing
-from linumpy.io.paths import check_apart, check_target
+from linumpy.io.output.checks import check_apart, check_target
+from linumpy.io.output.files import check_file, replacing
 from linumpy.mosaic.image import MosaicImage, open_mosaic
 from linumpy.mosaic.slice_table import Shift, chain_shifts, find_slices, read_shifts
 from linumpy.mosaic.stacking import (

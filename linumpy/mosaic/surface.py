@@ -25,8 +25,8 @@ from linumpy.device import require_cuda, to_host
 from linumpy.geometry.interface import find_tissue_interface
 from linumpy.gpu.oct.surface_filters import log_of_zero, log_statistics
 from linumpy.io.carried import carried_from
-from linumpy.io.files import check_picture, replacing
-from linumpy.io.paths import check_apart, check_target
+from linumpy.io.output.checks import check_apart, check_target
+from linumpy.io.output.files import check_picture, replacing
 from linumpy.mosaic.image import MosaicImage, open_mosaic, tile_attributes
 from linumpy.mosaic.tiles import Box, box_nbytes, column_shape, read_box, tile_nbytes
 from linumpy.resample.tile_work import tile_work

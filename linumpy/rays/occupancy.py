@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike
 from linumpy.arrays import Array
 from linumpy.device import array_module, is_device_array, to_host
 from linumpy.errors import SourceError
-from linumpy.io.ngff import Spacing
+from linumpy.io.ngff.axes import Spacing
 from linumpy.rays.arrays import as_array, whole_number
 from linumpy.rays.setting import GRID_SIZE, SPREAD
 
@@ -215,7 +215,7 @@ class OccupancyGrid:
 
     def save(self, path: str | Path) -> None:
         """Write the grid to an .npz file."""
-        from linumpy.io.files import replacing
+        from linumpy.io.output.files import replacing
 
         with replacing(Path(path), overwrite=True) as temporary, open(temporary, "wb") as file:
             density, bits = to_host(self.density), to_host(self.bits)

@@ -29,11 +29,12 @@ from linumpy.errors import DeviceMemoryError, MetadataError, SourceError
 from linumpy.gpu.kvikio_settings import transfer_settings
 from linumpy.gpu.kvikio_zarr import OwnReader
 from linumpy.gpu.zarr_io import read_zarr
-from linumpy.io.ngff import Spacing
-from linumpy.io.paths import absolute, check_apart, check_free_space, check_parent, checked_version, refuse_url
+from linumpy.io.ngff.axes import Spacing
+from linumpy.io.output.checks import check_apart, check_free_space, check_parent, checked_version, refuse_url
+from linumpy.io.output.folders import drop_partial_files, unfinished_beside
+from linumpy.io.paths import absolute
 from linumpy.io.source import Source, describe_source, identify_data, name_on_disk, open_node, path_of, with_options
-from linumpy.io.target_folder import drop_partial_files, unfinished_beside
-from linumpy.io.tiff import open_stack, tiff_files
+from linumpy.io.stores.tiff import open_stack, tiff_files
 from linumpy.io.zarr_mode import read_on_host
 from linumpy.plan.pyramid import Box, grown, shape_of, split
 from linumpy.progress import bytes_progress

@@ -23,9 +23,9 @@ from zarr.storage import LocalStore
 
 from linumpy.errors import SourceError
 from linumpy.io.codecs import encoding_like, zarr_codecs
-from linumpy.io.collection import ome_attributes
-from linumpy.io.coordinate_systems import as_axes_and_scales
-from linumpy.io.ngff_versions import in_version, version_of
+from linumpy.io.ngff.collection import ome_attributes
+from linumpy.io.ngff.coordinate_systems import as_axes_and_scales
+from linumpy.io.ngff.versions import in_version, version_of
 from linumpy.io.source import describe_source, local_store
 from linumpy.io.zarr_mode import host_zarr_context
 from linumpy.plan.encoding import DEFAULT_CODEC, Encoding, parse_codec

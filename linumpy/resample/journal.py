@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from linumpy.io.syscalls import write_fully
+from linumpy.io.output.syscalls import write_fully
 
 
 def boot_id() -> str:

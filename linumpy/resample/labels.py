@@ -15,7 +15,7 @@ import numpy as np
 import zarr
 
 from linumpy.errors import MetadataError, SourceError
-from linumpy.io.ngff import Placement, Spacing
+from linumpy.io.ngff.axes import Placement, Spacing
 from linumpy.io.ome import OmeZarrImage, open_image
 from linumpy.io.volume import Chosen, Volumes, select_volumes
 from linumpy.plan.grid.blocks import AffineGrid

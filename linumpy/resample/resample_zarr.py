@@ -27,11 +27,12 @@ from linumpy.errors import DeviceMemoryError, MetadataError
 from linumpy.gpu.devices import checked_devices
 from linumpy.gpu.kvikio_zarr import OwnReader
 from linumpy.io.carried import Carried, carried_from
-from linumpy.io.ngff import Placement, Spacing
+from linumpy.io.ngff.axes import Placement, Spacing
 from linumpy.io.ome import open_image
-from linumpy.io.paths import absolute, check_apart, check_free_space, check_parent, checked_version, refuse_url
+from linumpy.io.output.checks import check_apart, check_free_space, check_parent, checked_version, refuse_url
+from linumpy.io.output.folders import drop_partial_files, unfinished_beside
+from linumpy.io.paths import absolute
 from linumpy.io.source import Source, describe_source, local_path, local_store, open_node, path_of, with_options
-from linumpy.io.target_folder import drop_partial_files, unfinished_beside
 from linumpy.io.volume import Volume, Volumes, as_volume, select_volumes
 from linumpy.io.zarr_mode import read_on_host
 from linumpy.plan.encoding import BY_CODEC

@@ -24,9 +24,8 @@ from typing import Any
 import numpy as np
 
 from linumpy.errors import ResumeError
-from linumpy.io.paths import check_target
-from linumpy.io.syscalls import sync_file_system, unlock
-from linumpy.io.target_folder import (
+from linumpy.io.output.checks import check_target
+from linumpy.io.output.folders import (
     clear_work,
     full_disk,
     lock_work,
@@ -35,6 +34,7 @@ from linumpy.io.target_folder import (
     rename_to_target,
     unfinished_beside,
 )
+from linumpy.io.output.syscalls import sync_file_system, unlock
 from linumpy.resample.journal import Journal, begin_journal, has_boxes, read_boxes, read_head
 
 log = logging.getLogger(__name__)

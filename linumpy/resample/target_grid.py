@@ -19,8 +19,8 @@ from numpy.typing import ArrayLike
 
 from linumpy.errors import MetadataError
 from linumpy.io.carried import Carried, carried_from
-from linumpy.io.coordinate_systems import INTRINSIC, Systems
-from linumpy.io.ngff import MICROMETERS
+from linumpy.io.ngff.axes import MICROMETERS
+from linumpy.io.ngff.coordinate_systems import INTRINSIC, Systems
 from linumpy.io.ome import open_image
 from linumpy.io.scenes import map_between, map_from_system
 from linumpy.io.source import Source

@@ -24,7 +24,7 @@ from linumpy import __version__
 from linumpy.device import free_memory, install_line, require_cuda, resolve, why_no_cuda
 from linumpy.errors import GpuUnavailableError, WorkerError
 from linumpy.io.paths import split_archive
-from linumpy.io.zips import ArchiveStore
+from linumpy.io.stores.zips import ArchiveStore
 from linumpy.plan.grid.blocks import Block
 from linumpy.resample.pipeline import BlockJob, make_block
 

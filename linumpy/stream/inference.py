@@ -25,11 +25,12 @@ from zarr.storage import FsspecStore, ZipStore
 
 from linumpy.device import Device, free_memory, resolve
 from linumpy.errors import SourceError
-from linumpy.io.ngff import Spacing
-from linumpy.io.paths import absolute, check_apart, check_free_space, check_parent, checked_version, refuse_url
-from linumpy.io.remote import is_remote
+from linumpy.io.ngff.axes import Spacing
+from linumpy.io.output.checks import check_apart, check_free_space, check_parent, checked_version, refuse_url
+from linumpy.io.output.folders import drop_partial_files, unfinished_beside
+from linumpy.io.paths import absolute
 from linumpy.io.source import Source, describe_source, identify_data, local_name, path_of, with_options
-from linumpy.io.target_folder import drop_partial_files, unfinished_beside
+from linumpy.io.stores.remote import is_remote
 from linumpy.plan.encoding import BY_CODEC
 from linumpy.progress import bytes_progress
 from linumpy.resample.block_plans import host_memory

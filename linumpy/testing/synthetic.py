@@ -10,7 +10,6 @@ In: a :class:`MosaicSpec`. Out: boxes of voxels, the true surface, an OME-Zarr i
 
 from __future__ import annotations
 
-import itertools
 import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -21,12 +20,11 @@ import numpy as np
 
 from linumpy.errors import RegionError
 from linumpy.plan.encoding import BY_CODEC
+from linumpy.testing.texture import plane_waves, speckle
 
 if TYPE_CHECKING:
     from linumpy.write.writer import Progress
 
-#: Speckle is drawn in cells of this shape, each from its own random generator.
-_CELL = (32, 64, 64)
 #: Number of plane waves in the structure of the tissue, and the standard deviation of its logarithm.
 _WAVES = 6
 _STRUCTURE = 0.5
@@ -203,42 +201,23 @@ def block(spec: MosaicSpec, start: tuple[int, int, int], stop: tuple[int, int, i
 
 def _structure(spec: MosaicSpec, start: tuple[int, int, int], stop: tuple[int, int, int]) -> np.ndarray:
     """Return the reflectivity of the tissue, log-normal with mean 1: a few plane waves, equal in all slices of it."""
-    rng = np.random.default_rng([spec.seed, 1])
     total = np.zeros([b - a for a, b in zip(start, stop, strict=True)], np.float32)
     offset = (spec.first_plane, 0, 0)
-    for _ in range(_WAVES):
-        periods_um = rng.uniform(40, 300, 3) * rng.choice([-1, 1], 3)
-        phase = rng.uniform(0, 2 * np.pi)
-        waves = []
+    for wave in plane_waves((spec.seed, 1), _WAVES, 40, 300):
+        factors = []
         for axis, (a, b) in enumerate(zip(start, stop, strict=True)):
             position = (np.arange(a, b) + offset[axis]) * spec.spacing_um[axis]
-            wave = np.exp(2j * np.pi * position / periods_um[axis]).astype(np.complex64)
-            waves.append(wave.reshape([-1 if k == axis else 1 for k in range(3)]))
-        lateral = waves[1] * waves[2] * np.complex64(np.exp(1j * phase))
-        total += (waves[0] * lateral).real
+            factor = np.exp(2j * np.pi * position / wave.periods_um[axis]).astype(np.complex64)
+            factors.append(factor.reshape([-1 if k == axis else 1 for k in range(3)]))
+        lateral = factors[1] * factors[2] * np.complex64(np.exp(1j * wave.phase))
+        total += (factors[0] * lateral).real
     # Each wave has a variance of 1/2.
     return np.exp(np.float32(_STRUCTURE * (2 / _WAVES) ** 0.5) * total - np.float32(_STRUCTURE**2 / 2))
 
 
 def _speckle(spec: MosaicSpec, start: tuple[int, int, int], stop: tuple[int, int, int]) -> np.ndarray:
-    """Return speckle of mean 1, drawn cell by cell."""
-    out = np.empty([b - a for a, b in zip(start, stop, strict=True)], np.float32)
-    cells = (range(a // c, -(-b // c)) for a, b, c in zip(start, stop, _CELL, strict=True))
-    for cell in itertools.product(*cells):
-        low = [max(a, k * c) for a, k, c in zip(start, cell, _CELL, strict=True)]
-        high = [min(b, (k + 1) * c) for b, k, c in zip(stop, cell, _CELL, strict=True)]
-        inside = tuple(slice(a - k * c, b - k * c) for a, b, k, c in zip(low, high, cell, _CELL, strict=True))
-        target = tuple(slice(a - s, b - s) for a, b, s in zip(low, high, start, strict=True))
-        out[target] = _cell(spec, cell)[inside]
-    return out
-
-
-def _cell(spec: MosaicSpec, cell: tuple[int, ...]) -> np.ndarray:
-    rng = np.random.Generator(np.random.SFC64([spec.seed, 2, spec.slice_number, *cell]))
-    total = rng.standard_exponential(_CELL, dtype=np.float32)
-    for _ in range(spec.looks - 1):
-        total += rng.standard_exponential(_CELL, dtype=np.float32)
-    return total / np.float32(spec.looks)
+    """Return speckle of mean 1: each slice has its own."""
+    return speckle((spec.seed, 2, spec.slice_number), spec.looks, start, stop)
 
 
 def write_mosaic(

@@ -18,7 +18,7 @@ from linumpy.arrays import Array
 from linumpy.device import install_line, is_device_array
 from linumpy.errors import MetadataError, SourceError
 from linumpy.io.carried import Carried, carried_from
-from linumpy.io.paths import check_apart
+from linumpy.io.output.checks import check_apart
 from linumpy.io.volume import Volumes
 from linumpy.renamed import renamed_parameter
 from linumpy.voxel.backend import Backend, get_backend

@@ -25,9 +25,9 @@ from numpy.typing import DTypeLike
 
 from linumpy.io.carried import Carried, LeadingAxis
 from linumpy.io.codecs import zarr_codecs
-from linumpy.io.coordinate_systems import INTRINSIC, Systems, with_systems
-from linumpy.io.ngff import MICROMETERS
-from linumpy.io.paths import check_free_space
+from linumpy.io.ngff.axes import MICROMETERS
+from linumpy.io.ngff.coordinate_systems import INTRINSIC, Systems, with_systems
+from linumpy.io.output.checks import check_free_space
 from linumpy.io.source import local_store
 from linumpy.io.zarr_mode import host_zarr_context
 from linumpy.plan.encoding import BY_CODEC, DEFAULT_CODEC, Encoding, parse_codec

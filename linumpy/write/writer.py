@@ -30,8 +30,9 @@ from linumpy.arrays import Array
 from linumpy.device import is_device_array, synchronize, to_host
 from linumpy.errors import not_pickled
 from linumpy.io.carried import Carried
-from linumpy.io.paths import absolute, check_target, checked_version
-from linumpy.io.target_folder import new_folder
+from linumpy.io.output.checks import check_target, checked_version
+from linumpy.io.output.folders import new_folder
+from linumpy.io.paths import absolute
 from linumpy.plan.encoding import BY_CODEC
 from linumpy.plan.pyramid import Box, Pyramid, shape_of, split, within
 from linumpy.plan.region import normalize_region

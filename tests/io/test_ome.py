@@ -8,8 +8,8 @@ import zarr
 
 from linumpy.errors import MetadataError, SourceError
 from linumpy.gpu.zarr_io import read_zarr
-from linumpy.io import ngff
 from linumpy.io.carried import carried_from
+from linumpy.io.ngff.axes import MICROMETERS, SYMBOLS
 from linumpy.io.ome import open_image, open_level, read_omezarr
 from linumpy.io.volume import open_volumes
 from linumpy.rays import OccupancyGrid
@@ -112,14 +112,14 @@ def test_prefixes_are_powers_of_ten():
     small = {"yocto": -24, "zepto": -21, "atto": -18, "femto": -15, "pico": -12, "nano": -9, "micro": -6, "milli": -3}
     large = {"kilo": 3, "mega": 6, "giga": 9, "tera": 12, "peta": 15, "exa": 18, "zetta": 21, "yotta": 24}
     for prefix, power in (small | large | {"centi": -2, "deci": -1, "": 0, "hecto": 2}).items():
-        assert ngff.MICROMETERS[f"{prefix}meter"] == pytest.approx(10.0 ** (power + 6), rel=1e-12)
+        assert MICROMETERS[f"{prefix}meter"] == pytest.approx(10.0 ** (power + 6), rel=1e-12)
 
 
 def test_the_units_are_those_of_ngff():
     """As ome-zarr-py lists them."""
     from ome_zarr.axes import KNOWN_SPATIAL_UNITS
 
-    assert set(ngff.MICROMETERS) - set(ngff.SYMBOLS) == set(KNOWN_SPATIAL_UNITS)
+    assert set(MICROMETERS) - set(SYMBOLS) == set(KNOWN_SPATIAL_UNITS)
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_units_that_are_no_powers_of_ten(unit):
     """As SciPy has them."""
     import scipy.constants
 
-    assert ngff.MICROMETERS[unit] == pytest.approx(getattr(scipy.constants, unit) * 1e6, rel=1e-9)
+    assert MICROMETERS[unit] == pytest.approx(getattr(scipy.constants, unit) * 1e6, rel=1e-9)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from linumpy.errors import MetadataError, SourceError
 from linumpy.geometry.focal import correct_focal_curvature, mean_tile
 from linumpy.geometry.interface import find_tissue_interface
-from linumpy.io.files import replacing
+from linumpy.io.output.files import replacing
 from linumpy.mosaic.aip import project_mosaic
 from linumpy.mosaic.focal import FocalCorrection, correct_mosaic, surface_bounds
 from linumpy.mosaic.grid import resample_mosaic_grid

@@ -9,7 +9,7 @@ import pytest
 import zarr
 
 from linumpy.errors import MetadataError, ResumeError
-from linumpy.io.ngff import MICROMETERS
+from linumpy.io.ngff.axes import MICROMETERS
 from linumpy.io.ome import open_image
 from linumpy.resample import pipeline
 from linumpy.resample.resample_zarr import resample_zarr

@@ -30,8 +30,8 @@ from linumpy.errors import (
     SourceError,
 )
 from linumpy.gpu.interpolation import resample_volume
-from linumpy.io import paths
 from linumpy.io.ome import open_image
+from linumpy.io.output import checks
 from linumpy.io.source import identify_data
 from linumpy.plan.boundary import MODES
 from linumpy.resample import parts
@@ -290,7 +290,7 @@ def test_smoothed_blocks_read_no_more_than_their_gaussian_needs(tmp_path, monkey
 def test_an_output_that_cannot_fit_is_refused_before_work(tmp_path, monkeypatch):
     write(tmp_path / "a", volume())
     usage = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(paths.shutil, "disk_usage", lambda path: usage._replace(free=volume().nbytes - 1))
+    monkeypatch.setattr(checks.shutil, "disk_usage", lambda path: usage._replace(free=volume().nbytes - 1))
     with pytest.raises(OSError, match="iB are free"):
         resample_zarr(tmp_path / "a", tmp_path / "b", (10.0, 6.0, 5.0), **HERE)
     assert [one.name for one in tmp_path.iterdir()] == ["a"]

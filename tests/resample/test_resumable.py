@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 
 from linumpy.errors import ResumeError
-from linumpy.io import target_folder
-from linumpy.io.files import replacing
-from linumpy.io.target_folder import new_folder
+from linumpy.io.output import folders
+from linumpy.io.output.files import replacing
+from linumpy.io.output.folders import new_folder
 from linumpy.resample import journal, resumable
 from linumpy.resample.resumable import Request, resumable_folder
 
@@ -193,9 +193,9 @@ def test_without_durable_nothing_waits_for_the_disk(tmp_path, monkeypatch):
     def refuse(*_):
         raise AssertionError("the disk is waited for")
 
-    for module in (resumable, target_folder):
+    for module in (resumable, folders):
         monkeypatch.setattr(module, "sync_file_system", refuse)
-    monkeypatch.setattr(target_folder, "sync_path", refuse)
+    monkeypatch.setattr(folders, "sync_path", refuse)
     monkeypatch.setattr(resumable, "_SYNC_SECONDS", 0.0)
     fill(tmp_path / "i", boxes=[EVERY], durable=False)
     with new_folder(tmp_path / "j", overwrite=False, durable=False) as folder:
@@ -320,8 +320,8 @@ def test_parts_of_another_origin_are_removed(tmp_path, caplog):
 def leave(path, *, how="new_folder"):
     """Let a process be killed while it fills a folder (or writes a file)."""
     code = (
-        "import os, sys; from pathlib import Path; from linumpy.io.files import replacing\n"
-        "from linumpy.io.target_folder import new_folder\n"
+        "import os, sys; from pathlib import Path; from linumpy.io.output.files import replacing\n"
+        "from linumpy.io.output.folders import new_folder\n"
         f"with {how}(Path(sys.argv[1]), overwrite=True): os.kill(os.getpid(), 9)"
     )
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
@@ -396,7 +396,7 @@ def test_names_as_long_as_names_may_be(tmp_path):
 @pytest.mark.parametrize("without_exchange", [False, True])
 def test_what_is_replaced_is_there_until_the_new_one_is(tmp_path, monkeypatch, kind, without_exchange):
     if without_exchange:
-        monkeypatch.setattr(target_folder, "exchange", lambda *_: False)
+        monkeypatch.setattr(folders, "exchange", lambda *_: False)
     real = tmp_path / "real" if kind == "symlink" else tmp_path / "i"
     create(real)
     (real / "old").touch()

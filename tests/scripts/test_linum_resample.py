@@ -8,8 +8,8 @@ import pytest
 import zarr
 
 from linumpy.gpu.interpolation import resample_volume
-from linumpy.io import paths
 from linumpy.io.ome import open_image, read_omezarr
+from linumpy.io.output import checks
 from linumpy.write import new_image
 from linumpy.write.writer import write_omezarr
 from tests.support.script_runs import check_refused, kill_half_way, load, run_script
@@ -135,7 +135,7 @@ def test_what_cannot_fit_is_refused_before_it_is_begun(main, image, tmp_path, ca
     words = [image, tmp_path / "x", "--resolution", 0.01, "--no-use_gpu"]
     check_refused(capsys, main, words, PROGRAM, "iB are free")
     usage = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(paths.shutil, "disk_usage", lambda path: usage._replace(free=1000))
+    monkeypatch.setattr(checks.shutil, "disk_usage", lambda path: usage._replace(free=1000))
     check_refused(capsys, main, [image, tmp_path / "x", "--resolution", 20], PROGRAM, "iB are free")
     assert [one.name for one in tmp_path.iterdir()] == ["m.ome.zarr"]
 

@@ -12,9 +12,9 @@ import zarr
 from zarr.codecs import BloscCodec, GzipCodec, ZstdCodec
 
 from linumpy.errors import ChunkError, SourceError
-from linumpy.io import paths
 from linumpy.io.open import open_source
-from linumpy.io.paths import check_apart
+from linumpy.io.output import checks
+from linumpy.io.output.checks import check_apart
 from linumpy.mosaic.tiles import read_box
 from linumpy.write.writer import write_omezarr
 from tests.support.script_runs import ROOT, environment, load, run_script
@@ -113,7 +113,7 @@ def test_a_name_says_what_is_written(tmp_path, mosaic, refused):
 def test_what_cannot_fit_is_refused_before_it_is_made(tmp_path, mosaic, refused, monkeypatch):
     assert "iB are free" in refused("linum_resample_mosaic_grid", mosaic, tmp_path / "y.zarr", "--resolution", "0.001")
     usage = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(paths.shutil, "disk_usage", lambda path: usage._replace(free=voxels().nbytes - 1))
+    monkeypatch.setattr(checks.shutil, "disk_usage", lambda path: usage._replace(free=voxels().nbytes - 1))
     flat = [mosaic, tmp_path / "y.zarr", "--tile_shape", 16, 16]
     assert "iB are free" in refused("linum_detect_focal_curvature", *flat)
     assert sorted(tmp_path.iterdir()) == [mosaic]

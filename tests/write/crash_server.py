@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from linumpy.io.files import replacing
+from linumpy.io.output.files import replacing
 from linumpy.resample import pipeline
 from linumpy.resample.convert_zarr import convert_zarr
 from linumpy.resample.resample_zarr import resample_zarr

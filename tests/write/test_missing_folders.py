@@ -5,8 +5,8 @@ import pytest
 
 from linumpy import OmeZarrWriter, resample_zarr
 from linumpy.demo import run_demo
-from linumpy.io.files import check_picture, replacing
-from linumpy.io.paths import check_target
+from linumpy.io.output.checks import check_target
+from linumpy.io.output.files import check_picture, replacing
 from linumpy.testing.synthetic import MosaicSpec, write_mosaic
 from linumpy.write.writer import write_omezarr
 from tests.support.script_runs import load

@@ -24,9 +24,9 @@ from linumpy.gpu.read import direct as direct_reads
 from linumpy.gpu.read.reader import Reader
 from linumpy.gpu.read.shared import shared_reader
 from linumpy.gpu.zarr_io import read_zarr
-from linumpy.io import remote
 from linumpy.io.open import open_source
 from linumpy.io.source import describe_source, identify_data
+from linumpy.io.stores import remote
 from linumpy.resample.resample_zarr import resample_zarr
 from tests.support import budget
 from tests.support.gpu import reference

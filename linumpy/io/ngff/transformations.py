@@ -22,9 +22,9 @@ import numpy as np
 import zarr
 
 from linumpy.errors import MetadataError
-from linumpy.io.coordinate_systems import Transformation, as_axes_and_scales
 from linumpy.io.metadata import REFUSALS, checked_array
-from linumpy.io.ngff import compose_scales, datasets_of, is_number, transformations_of_levels
+from linumpy.io.ngff.axes import compose_scales, datasets_of, is_number, transformations_of_levels
+from linumpy.io.ngff.coordinate_systems import Transformation, as_axes_and_scales
 from linumpy.plan.grid.point_map import (
     Affine,
     Field,

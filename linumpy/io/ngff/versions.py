@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from linumpy.io.coordinate_systems import INTRINSIC, Systems, as_axes_and_scales, systems_of, with_systems
+from linumpy.io.ngff.coordinate_systems import INTRINSIC, Systems, as_axes_and_scales, systems_of, with_systems
 
 #: Attributes that NGFF defines.
 _KEYS = ("multiscales", "omero", "labels", "image-label", "plate", "well", "series", "bioformats2raw.layout", "scene")

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from linumpy.io.paths import check_parent, exists_error, refuse_url
-from linumpy.io.syscalls import is_named, lock, rename_new, sync_path, unlock
-from linumpy.io.target_folder import full_disk, recover, temporary_beside
+from linumpy.io.output.checks import check_parent, exists_error, refuse_url
+from linumpy.io.output.folders import full_disk, recover, temporary_beside
+from linumpy.io.output.syscalls import is_named, lock, rename_new, sync_path, unlock
 
 
 def check_file(path: str | Path, *, overwrite: bool) -> None:
@@ -25,7 +25,7 @@ def check_file(path: str | Path, *, overwrite: bool) -> None:
     FileExistsError
         Naming the path. A file never replaces a folder.
     FileNotFoundError
-        As :func:`linumpy.io.paths.check_parent`.
+        As :func:`linumpy.io.output.checks.check_parent`.
     """
     path = Path(path)
     refuse_url(path)

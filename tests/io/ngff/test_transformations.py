@@ -5,7 +5,7 @@ import pytest
 import zarr
 
 from linumpy.errors import MetadataError
-from linumpy.io.transformations import is_invertible, read_map
+from linumpy.io.ngff.transformations import is_invertible, read_map
 from linumpy.plan.grid.point_map import Affine, as_matrix
 
 TURN = [[0.0, -1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, 1.0]]

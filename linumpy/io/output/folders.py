@@ -22,9 +22,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from linumpy.io.pack import pack
-from linumpy.io.paths import check_target, is_archive
-from linumpy.io.syscalls import exchange, is_named, lock, rename_new, sync_file_system, sync_path, unlock
+from linumpy.io.output.checks import check_target
+from linumpy.io.output.pack import pack
+from linumpy.io.output.syscalls import exchange, is_named, lock, rename_new, sync_file_system, sync_path, unlock
+from linumpy.io.paths import is_archive
 from linumpy.io.zarr_mode import wait_for_zarr
 
 log = logging.getLogger(__name__)
@@ -138,7 +139,7 @@ def lock_work(work: Path) -> tuple[int, bool]:
     Returns
     -------
     descriptor : int
-        Descriptor of the lock, for :func:`linumpy.io.syscalls.unlock`.
+        Descriptor of the lock, for :func:`linumpy.io.output.syscalls.unlock`.
     locked : bool
         False where the file system has no locks.
 

@@ -1,7 +1,7 @@
 """NGFF metadata of a multiscale image: axes, units of length, and the scales and translations of its levels.
 
-In: the metadata as stored, versions 0.4 and 0.5; :mod:`linumpy.io.coordinate_systems` brings 0.6 into that form. Out:
-:class:`Axis` records; steps and origins of the levels, in their own units and in µm. Nothing is opened. Errors:
+In: the metadata as stored, versions 0.4 and 0.5; :mod:`linumpy.io.ngff.coordinate_systems` brings 0.6 into that form.
+Out: :class:`Axis` records; steps and origins of the levels, in their own units and in µm. Nothing is opened. Errors:
 :class:`~linumpy.errors.MetadataError` for metadata that is missing or ambiguous.
 
 Formats: https://ngff.openmicroscopy.org/0.4/ and https://ngff.openmicroscopy.org/0.5/, section "multiscales".

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from linumpy.errors import MetadataError
-from linumpy.io.ngff import datasets_of, is_number, transformation_list
+from linumpy.io.ngff.axes import datasets_of, is_number, transformation_list
 
 Transformation = Mapping[str, Any]
 

@@ -1,0 +1,147 @@
+"""Checks of the paths of outputs, before any work.
+
+In: paths that a caller passes. Out: nothing. Errors: ``FileExistsError`` for a path that exists, ``FileNotFoundError``
+for a parent folder that does not, ``ValueError`` for a path that no output may have, ``OSError`` for too little free
+space.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+import re
+import shutil
+import zipfile
+from collections.abc import Iterable
+from pathlib import Path
+
+from linumpy.io.paths import absolute, is_archive
+
+_ZARR_FILES = ("zarr.json", ".zgroup", ".zarray")
+#: Suffixes of files; people and other programs would mistake a folder with one for a file.
+_FILE_SUFFIXES = (
+    *(".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp", ".gif", ".pdf", ".svg"),
+    *(".nii", ".gz", ".zip", ".h5", ".npy", ".json", ".csv", ".txt"),
+)
+
+
+def check_target(path: Path, *, overwrite: bool) -> None:
+    """Refuse a path that exists, unless it is a Zarr folder, or an ``.ozx`` file, that may be replaced.
+
+    Raises
+    ------
+    FileExistsError
+        Naming the path.
+    FileNotFoundError
+        The parent folder does not exist. It is not made, because a typing error would make one too.
+    ValueError
+        A URL, which as a path would be a folder ``s3:``; a path that begins with ``~``; the name of a file, such as
+        ``a.png``.
+    """
+    refuse_url(path)
+    if path.suffix.lower() in _FILE_SUFFIXES:
+        kinds = "a folder, *.ome.zarr, or a ZIP file, *.ozx"
+        raise ValueError(f"{path}: {path.suffix} is the name of a file, and an OME-Zarr image is {kinds}")
+    if not (path.exists() or path.is_symlink()):
+        check_parent(path)
+        return
+    if not overwrite:
+        raise exists_error(path)
+    if is_archive(path) and path.is_file() and zipfile.is_zipfile(path):
+        return
+    if not any((path / name).is_file() for name in _ZARR_FILES):
+        raise FileExistsError(f"{path} is not a Zarr folder, so it is not overwritten")
+
+
+def checked_version(path: Path, ngff_version: str | None) -> str | None:
+    """Return the NGFF version of an output: of an ``.ozx`` file by default 0.5; it begins with a ``zarr.json``."""
+    if not is_archive(path):
+        return ngff_version
+    if ngff_version == "0.4":
+        raise ValueError(
+            f"{path}: an .ozx file holds NGFF 0.5 or 0.6 (zarr v3), not 0.4: choose a folder, or leave out 0.4"
+        )
+    return ngff_version or "0.5"
+
+
+def check_parent(path: Path) -> None:
+    """Refuse a path whose parent folder does not exist.
+
+    Raises
+    ------
+    FileNotFoundError
+        Naming the first missing folder.
+    """
+    folder = absolute(path).parent
+    if not folder.is_dir():
+        missing = next(parent for parent in (*reversed(folder.parents), folder) if not parent.is_dir())
+        raise FileNotFoundError(f"{path}: there is no folder {missing}: make it first, or choose another path")
+
+
+def exists_error(path: Path) -> FileExistsError:
+    """Make the error of an output whose path exists."""
+    return FileExistsError(f"{path} exists: choose another path, or replace it with overwrite=True")
+
+
+def refuse_url(path: Path) -> None:
+    """Refuse a URL, and a ``~`` that no shell expanded: as paths they would begin with a folder ``s3:`` or ``~``."""
+    if len(path.parts) > 1 and path.parts[0].startswith("~") and not os.path.isdir(path.parts[0]):
+        raise ValueError(f"{str(path)!r} begins with {path.parts[0]!r}, which only shells expand: give the whole path")
+    if len(path.parts) > 1 and re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]+:", path.parts[0]):
+        raise ValueError(f"{path} is a URL: only local folders are written, give the path of one")
+
+
+def check_apart(outputs: Iterable[str | Path], sources: Iterable[str | Path] = ()) -> None:
+    """Refuse outputs that would replace a source, lie inside one, or overlap each other.
+
+    Parameters
+    ----------
+    outputs, sources : iterable of str or Path
+        Paths that are written, and that are read; URLs among the sources are ignored.
+
+    Raises
+    ------
+    ValueError
+        Naming the two.
+    """
+    # Not Path.resolve, which raises RuntimeError for a link that leads to itself.
+    targets = [(path, Path(os.path.realpath(path))) for path in outputs]
+    read = [(path, Path(os.path.realpath(path))) for path in sources if "://" not in str(path)]
+    for (output, written), (source, other) in itertools.product(targets, read):
+        if written == other or written in other.parents:
+            raise ValueError(f"the output {output} would replace the source {source}: choose another path")
+        if other in written.parents:
+            raise ValueError(f"the output {output} would lie inside the source {source}: choose another path")
+    for (first, first_path), (second, other) in itertools.combinations(targets, 2):
+        if first_path == other or first_path in other.parents or other in first_path.parents:
+            raise ValueError(f"the outputs {first} and {second} would overlap: choose separate paths")
+
+
+def check_free_space(path: Path, nbytes: int, *, encoded: bool) -> None:
+    """Refuse an output that cannot fit on its file system.
+
+    Parameters
+    ----------
+    path : Path
+        Path of the output; the nearest existing folder above it is on the same file system.
+    nbytes : int
+        Bytes of the voxels.
+    encoded : bool
+        Whether they are compressed; the ratio is unknown, and assumed to be at most 100.
+
+    Raises
+    ------
+    OSError
+        With the needed and the free bytes; its ``errno`` is ``ENOSPC``.
+    """
+    folder = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
+    free, least = shutil.disk_usage(folder).free, nbytes // 100 if encoded else nbytes
+    if least > free:
+        unit, size = ("GiB", 2**30) if least >= 2**30 else ("MiB", 2**20)
+        error = OSError(
+            f"{path} would take {'at least ' if encoded else ''}{least / size:,.1f} {unit}, and {free / size:,.1f} "
+            f"{unit} are free there: choose another disk, or larger voxels"
+        )
+        error.errno = errno.ENOSPC
+        raise error

@@ -1,0 +1,1 @@
+"""Storage that is no folder: object stores, ZIP files, TIFF stacks."""

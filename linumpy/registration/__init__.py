@@ -1,0 +1,1 @@
+"""Registration: transforms between overlapping images, and positions from many of them."""

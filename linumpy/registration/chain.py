@@ -1,0 +1,217 @@
+"""Positions of many images from the transforms between pairs of them, all at once, so that errors do not add up.
+
+In: transforms between pairs, of neighbours and of images further apart, with weights. Out: a transform for each image
+to a common space, and which pairs were rejected. Residuals ``A_moving @ T - A_fixed`` are linear in the transforms A
+to the common space: they are solved by least squares, the linear parts first (those of rigid transforms are then
+brought to the nearest rotation), then the translations. Pairs whose residual is large against that of the others lose
+their weight. Neighbours are also held together by a prior, the motor's shifts or the identity, of a weight that counts
+only where no pair is left: an image without pairs comes to lie between its neighbours.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+#: Weight of the prior, relative to the median of the pairs'.
+_PRIOR = 1e-6
+#: Reweighted solutions at most.
+_ROUNDS = 30
+
+
+@dataclass(frozen=True)
+class PairLink:
+    """A measured transform between two images.
+
+    Attributes
+    ----------
+    fixed, moving : int
+        Numbers of the images, in their order from 0.
+    matrix : numpy.ndarray, (rank + 1, rank + 1)
+        Homogeneous, in µm: a point p of the fixed image is at ``matrix @ (p, 1)`` in the moving one.
+    error_um : float
+        Standard error of a position. A pair whose error is infinite is not used.
+    """
+
+    fixed: int
+    moving: int
+    matrix: np.ndarray
+    error_um: float = 1.0
+
+
+@dataclass(frozen=True)
+class ChainSolution:
+    """Transforms of images to a common space.
+
+    Attributes
+    ----------
+    matrices : numpy.ndarray, (N, rank + 1, rank + 1)
+        Homogeneous, in µm: a point p of an image is at ``matrix @ (p, 1)`` in the common space.
+    residuals_um : numpy.ndarray, (number of links,)
+        Root mean square distance, over the corners of the image, between where a pair and where the solution says that
+        the moving image lies.
+    rejected : numpy.ndarray of bool, (number of links,)
+        Links that had no part in the solution.
+    interpolated : numpy.ndarray of bool, (N,)
+        Images of which no link was left: the prior placed them.
+    """
+
+    matrices: np.ndarray
+    residuals_um: np.ndarray
+    rejected: np.ndarray
+    interpolated: np.ndarray
+
+
+def solve_chain(
+    count: int,
+    links: Sequence[PairLink],
+    extent_um: Sequence[float],
+    *,
+    rigid: bool = True,
+    prior: np.ndarray | None = None,
+    reference: int | None = None,
+    max_deviation: float = 5.0,
+    tolerance_um: float | None = None,
+) -> ChainSolution:
+    """Solve for the transforms of all images.
+
+    Parameters
+    ----------
+    count : int
+        Number of images.
+    links : sequence of PairLink
+        The measured pairs, in any order.
+    extent_um : sequence of float
+        Size of an image along each axis, in µm: residuals are distances at its corners.
+    rigid : bool
+        Whether the transforms are rotations and translations; otherwise they are affine.
+    prior : numpy.ndarray, (count - 1, rank + 1, rank + 1), optional
+        Transform between each image and the next where nothing was measured, as :class:`PairLink` has them; by default
+        the identity.
+    reference : int, optional
+        The image whose transform is the identity; by default the middle one.
+    max_deviation : float
+        Robust standard deviations beyond which a link is rejected.
+    tolerance_um : float, optional
+        A smaller residual is never rejected; by default 0.2 % of the extent.
+
+    Raises
+    ------
+    ValueError
+        No images; links of images that do not exist, or of one image to itself; matrices that do not fit the extent.
+    """
+    extent = np.asarray(extent_um, np.float64)
+    rank = len(extent)
+    middle = (count - 1) // 2 if reference is None else reference
+    if count < 1 or not 0 <= middle < count:
+        raise ValueError(f"count={count}, reference={reference}: pass one image or more, and one of them")
+    for link in links:
+        if link.fixed == link.moving or not (0 <= link.fixed < count and 0 <= link.moving < count):
+            raise ValueError(f"a link of image {link.fixed} to {link.moving}: there are {count} images")
+        if np.shape(link.matrix) != (rank + 1, rank + 1):
+            raise ValueError(f"a matrix of {np.shape(link.matrix)} does not fit {rank} axes")
+    between = np.tile(np.eye(rank + 1), (max(0, count - 1), 1, 1)) if prior is None else np.asarray(prior, np.float64)
+    if between.shape != (max(0, count - 1), rank + 1, rank + 1):
+        raise ValueError(f"a prior of shape {between.shape}: one for each of {count - 1} neighbours is needed")
+    # About the centre of the images: there rotation and translation are independent.
+    centre = np.eye(rank + 1)
+    centre[:-1, -1] = extent / 2
+    shifted = np.linalg.inv(centre)
+    usable = np.array([math.isfinite(link.error_um) and np.isfinite(link.matrix).all() for link in links], bool)
+    measured = [shifted @ np.where(np.isfinite(link.matrix), link.matrix, 0) @ centre for link in links]
+    weights = np.array(
+        [1 / max(link.error_um, 1e-9) ** 2 if good else 0.0 for link, good in zip(links, usable, strict=True)]
+    )
+    ends = [(link.fixed, link.moving) for link in links]
+    # Errors below the tolerance say little of a model's own error: no link outweighs the others by them.
+    tolerance = 2e-3 * float(extent.max()) if tolerance_um is None else tolerance_um
+    weights[usable] = np.minimum(weights[usable], 1 / max(tolerance / 4, 1e-9) ** 2)
+    base = float(np.median(weights[usable])) if usable.any() else 1.0
+    ends_all = ends + list(itertools.pairwise(range(count)))
+    all_links = np.array([*measured, *(shifted @ between @ centre)]).reshape(-1, rank + 1, rank + 1)
+    robust = usable.astype(np.float64)
+    solved, residuals = np.tile(np.eye(rank + 1), (count, 1, 1)), np.zeros(len(links))
+    for _ in range(_ROUNDS):
+        now = np.concatenate([weights * robust, np.full(len(between), _PRIOR * base)])
+        solved = _solve(count, ends_all, all_links, now, middle, rigid)
+        residuals = _residuals(solved, ends, measured, extent)
+        new = _weights(residuals, usable, weights / base, tolerance, max_deviation)
+        if np.abs(new - robust).max(initial=0) < 1e-6:
+            break
+        robust = new
+    rejected = robust < 1e-3
+    linked = {n for pair, gone in zip(ends, rejected, strict=True) if not gone for n in pair}
+    interpolated = np.array([n not in linked for n in range(count)])
+    return ChainSolution(centre @ solved @ shifted, residuals, rejected, interpolated)
+
+
+def _weights(
+    residuals: np.ndarray, usable: np.ndarray, relative: np.ndarray, tolerance: float, max_deviation: float
+) -> np.ndarray:
+    """Return Tukey's biweights of residuals: 0 beyond `max_deviation` robust standard deviations."""
+    if not usable.any():
+        return np.zeros(len(residuals))
+    scaled = residuals * np.sqrt(np.minimum(relative, 1))
+    spread = 1.4826 * float(np.median(scaled[usable]))
+    limit = max(max_deviation * spread, tolerance)
+    return np.where(usable, np.clip(1 - (scaled / limit) ** 2, 0, 1) ** 2, 0.0)
+
+
+def _solve(
+    count: int, ends: Sequence[tuple[int, int]], links: np.ndarray, weights: np.ndarray, reference: int, rigid: bool
+) -> np.ndarray:
+    """Solve weighted least squares of ``A[moving] @ link = A[fixed]``; all about the centre."""
+    rank = links.shape[-1] - 1
+    free = [n for n in range(count) if n != reference]
+    column = {n: k for k, n in enumerate(free)}
+    roots = np.sqrt(weights)
+    out = np.tile(np.eye(rank + 1), (count, 1, 1))
+    if not free:
+        return out
+    # Rows of A are independent unknowns: A[moving] @ L - A[fixed] = 0, for the transposed linear parts.
+    left = np.zeros((len(ends) * rank, len(free) * rank))
+    right = np.zeros((len(ends) * rank, rank))
+    for n, (fixed, moving) in enumerate(ends):
+        rows = slice(n * rank, (n + 1) * rank)
+        for image, factor in ((moving, links[n, :-1, :-1].T), (fixed, -np.eye(rank))):
+            if image == reference:
+                right[rows] -= roots[n] * factor
+            else:
+                left[rows, column[image] * rank : (column[image] + 1) * rank] += roots[n] * factor
+    solved = np.linalg.lstsq(left, right, rcond=1e-12)[0]
+    for n in free:
+        linear = solved[column[n] * rank : (column[n] + 1) * rank].T
+        out[n, :-1, :-1] = _nearest_rotation(linear) if rigid else linear
+    left, right = np.zeros((len(ends), len(free))), np.zeros((len(ends), rank))
+    for n, (fixed, moving) in enumerate(ends):
+        right[n] = -roots[n] * (out[moving, :-1, :-1] @ links[n, :-1, -1])
+        for image, sign in ((moving, 1.0), (fixed, -1.0)):
+            if image != reference:
+                left[n, column[image]] = sign * roots[n]
+    out[free, :-1, -1] = np.linalg.lstsq(left, right, rcond=1e-12)[0]
+    return out
+
+
+def _nearest_rotation(matrix: np.ndarray) -> np.ndarray:
+    u, _, v = np.linalg.svd(matrix)
+    turn = np.ones(len(matrix))
+    turn[-1] = np.sign(np.linalg.det(u @ v))
+    rotation: np.ndarray = u * turn @ v
+    return rotation
+
+
+def _residuals(
+    solved: np.ndarray, ends: Sequence[tuple[int, int]], links: Sequence[np.ndarray], extent: np.ndarray
+) -> np.ndarray:
+    """Return how far, at the corners, links and solution are apart, in µm."""
+    corners = np.array(list(itertools.product(*((-e / 2, e / 2) for e in extent))))
+    points = np.c_[corners, np.ones(len(corners))].T
+    out = np.zeros(len(links))
+    for n, ((fixed, moving), link) in enumerate(zip(ends, links, strict=True)):
+        apart = (solved[moving] @ link - solved[fixed])[:-1] @ points
+        out[n] = math.sqrt(float((apart**2).sum(axis=0).mean()))
+    return out

@@ -1,0 +1,130 @@
+"""Register pairs of images: search translation and rotation on a coarse grid, then refine.
+
+In: pairs of images (N, [Z,] Y, X) with masks. Out: :class:`~linumpy.registration.refine.PairTransforms`. All pairs are
+registered at once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from linumpy.arrays import Array
+from linumpy.device import array_module
+from linumpy.registration.masked_correlation import check_pairs, match_pairs
+from linumpy.registration.refine import PairTransforms, Refinement, refine_pairs
+
+
+@dataclass(frozen=True)
+class PairSearch:
+    """Where the first transforms are searched.
+
+    Attributes
+    ----------
+    max_angle, angle_step : float
+        Angles in degrees, in the plane of the last two axes, to each side and from one to the next.
+    max_shift : float
+        Greatest shift, as a fraction of the image along each axis.
+    min_overlap : float
+        Fraction of the smaller mask that must overlap.
+    voxels : int
+        Voxels along an axis of the coarse grid at most.
+    """
+
+    max_angle: float = 10.0
+    angle_step: float = 2.0
+    max_shift: float = 0.25
+    min_overlap: float = 0.3
+    voxels: int = 96
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.max_angle <= 180 or not self.angle_step > 0:
+            raise ValueError(
+                f"max_angle={self.max_angle}, angle_step={self.angle_step}: pass degrees, and a positive step"
+            )
+        if self.voxels < 8:
+            raise ValueError(f"voxels={self.voxels}: the coarse grid needs 8 or more")
+
+    @property
+    def angles(self) -> list[float]:
+        """The angles, symmetric about 0."""
+        count = math.floor(self.max_angle / self.angle_step + 1e-9)
+        return [k * self.angle_step for k in range(-count, count + 1)]
+
+
+def register_pairs(
+    fixed: Array,
+    moving: Array,
+    *,
+    masks: tuple[Array | None, Array | None] = (None, None),
+    spacing: Sequence[float] | None = None,
+    search: PairSearch | None = None,
+    method: Refinement | None = None,
+) -> PairTransforms:
+    """Find the transforms between pairs of images.
+
+    Parameters
+    ----------
+    fixed, moving : numpy.ndarray or cupy.ndarray, (N, [Z,] Y, X)
+        The images, all of one shape; larger with NaN around those that are smaller. They may differ by a gain, an
+        offset, noise, and in what parts of them show.
+    masks : (array of bool or None, array of bool or None)
+        Valid voxels, in the shape of the images; None for all that are finite.
+    spacing : sequence of float, optional
+        Voxel spacing in µm; by default 1.
+    search : PairSearch, optional
+        Where to search.
+    method : Refinement, optional
+        How to refine.
+
+    Raises
+    ------
+    ValueError
+        Images, masks or a spacing that do not fit.
+
+    Notes
+    -----
+    On the device memory holds about twelve copies of the images as float32, and up to 1 GiB each for the search and
+    for the refinement.
+    """
+    check_pairs(fixed, moving, masks)
+    search, rank = search or PairSearch(), fixed.ndim - 1
+    steps = np.ones(rank) if spacing is None else np.array(spacing, np.float64)
+    if steps.shape != (rank,) or not (steps > 0).all():
+        raise ValueError(f"spacing={spacing}: pass a positive number for each of {rank} axes")
+    # Voxels of the coarse grid are about cubes, at least four along each axis.
+    pitch = max(n * s for n, s in zip(fixed.shape[1:], steps, strict=True)) / search.voxels
+    factors = [max(1, min(round(pitch / s), n // 4)) for n, s in zip(fixed.shape[1:], steps, strict=True)]
+    coarse = [block_means(images, mask, factors) for images, mask in zip((fixed, moving), masks, strict=True)]
+    found = match_pairs(
+        coarse[0][0], coarse[1][0], (coarse[0][1], coarse[1][1]), angles=search.angles,
+        max_shift=search.max_shift, min_overlap=search.min_overlap, spacing=(steps * factors).tolist(),
+    )  # fmt: skip
+    # From voxels of the coarse grid to µm, and from its first voxel to that of the images.
+    to_um = np.diag([*(steps * factors), 1.0])
+    to_um[:-1, -1] = (np.array(factors) - 1) / 2 * steps
+    initial = to_um @ found.matrices @ np.linalg.inv(to_um)
+    return refine_pairs(fixed, moving, initial, masks=masks, spacing=steps.tolist(), method=method)
+
+
+def block_means(images: Array, mask: Array | None, factors: Sequence[int]) -> tuple[Any, Any]:
+    """Average the valid voxels of blocks; a block is valid if half of its voxels are. Ragged ends are left out.
+
+    Returns
+    -------
+    means, masks : array of float32, array of bool
+        Of one voxel for each block.
+    """
+    xp = array_module(images)
+    valid = xp.isfinite(images) if mask is None else xp.isfinite(images) & mask.astype(bool)
+    sums, counts = xp.where(valid, images, 0).astype(np.float32), valid.astype(np.float32)
+    for axis, factor in enumerate(factors, 1):
+        size = sums.shape[axis] // factor * factor
+        cut = (slice(None),) * axis + (slice(0, size),)
+        split = (*sums.shape[:axis], size // factor, factor, *sums.shape[axis + 1 :])
+        sums, counts = (part[cut].reshape(split).sum(axis=axis + 1) for part in (sums, counts))
+    return sums / xp.maximum(counts, 1), counts >= math.prod(factors) / 2

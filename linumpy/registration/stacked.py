@@ -1,0 +1,87 @@
+"""Sample many images of one shape, each through its own affine map, in one call.
+
+In: images (N, ...) of two or three axes of space, and maps from voxels to coordinates. Out: samples, in the memory
+(host or device) of the images. The images are joined along their first axis of space, with mirrored margins between
+them: a coordinate in image n is one in the long image, so that one launch samples all of them.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from linumpy.arrays import Array
+from linumpy.device import array_module
+from linumpy.gpu.ndimage.transform import map_coordinates, spline_filter1d
+
+#: Voxels between images: a cubic spline at a coordinate up to one voxel outside needs three.
+_MARGIN = 3
+
+
+class StackedImages:
+    """Images that are sampled together.
+
+    Parameters
+    ----------
+    images : numpy.ndarray or cupy.ndarray, (N, [Z,] Y, X)
+        Floating-point numbers, all finite.
+    order : {1, 3}
+        Order of the spline.
+    outside : {"mirror", "zero"}
+        How images go on outside: mirrored for up to a voxel, beyond which samples have no meaning; or as 0, which
+        needs order 1.
+    """
+
+    def __init__(self, images: Array, order: int, outside: str = "mirror") -> None:
+        xp = array_module(images)
+        self.shape, self.order = images.shape[1:], order
+        coefficients = images
+        if order > 1:
+            for axis in range(1, images.ndim):
+                coefficients = spline_filter1d(coefficients, order, axis, coefficients.dtype, "mirror")
+        widths = [(0, 0), (_MARGIN, _MARGIN), *[(0, 0)] * (images.ndim - 2)]
+        self._mode = "mirror" if outside == "mirror" else "constant"
+        padded = xp.pad(coefficients, widths, mode="reflect" if outside == "mirror" else "constant")
+        self._pitch = self.shape[0] + 2 * _MARGIN
+        self._joined = padded.reshape((-1, *self.shape[1:]))
+
+    def sample(self, maps: np.ndarray, images: np.ndarray, rows: slice) -> Array:
+        """Sample images on rows of a grid.
+
+        Parameters
+        ----------
+        maps : numpy.ndarray, (M, rank, rank + 1)
+            Coordinates in an image are ``map @ (voxel, 1)``.
+        images : numpy.ndarray of int, (M,)
+            The image that each map samples.
+        rows : slice
+            Voxels of the grid along the first axis of space; along the others it has the size of the images.
+
+        Returns
+        -------
+        numpy.ndarray or cupy.ndarray, (M, rows, [Y,] X)
+            In the dtype of the images.
+        """
+        return map_coordinates(
+            self._joined, self._coordinates(maps, images, rows),
+            order=self.order, mode=self._mode, prefilter=False,
+        )  # fmt: skip
+
+    def _coordinates(self, maps: np.ndarray, images: np.ndarray, rows: slice) -> Array:
+        """Compute coordinates in the long image, in float64: float32 has no fractions of voxels left there."""
+        xp, rank = array_module(self._joined), len(self.shape)
+        grid = (rows.stop - rows.start, *self.shape[1:])
+        lines = [xp.arange(n, dtype=np.float64) for n in grid]
+        lines[0] += rows.start
+        out = xp.empty((rank, len(maps), *grid), np.float64)
+        weights = xp.asarray(np.ascontiguousarray(maps.transpose(1, 2, 0), np.float64))
+        column = (-1, *[1] * rank)
+        for axis in range(rank):
+            total = weights[axis, rank].reshape(column)
+            for k, line in enumerate(lines):
+                along = [1] * (rank + 1)
+                along[k + 1] = -1
+                total = total + weights[axis, k].reshape(column) * line.reshape(along)
+            out[axis] = total
+        xp.clip(out[0], -1, self.shape[0], out=out[0])
+        out[0] += xp.asarray(images * self._pitch + _MARGIN, np.float64).reshape(column)
+        return out

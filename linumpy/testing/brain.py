@@ -1,0 +1,294 @@
+"""A synthetic brain: slices of tiles cut from one known volume, with the faults of a microscope.
+
+In: a :class:`BrainSpec`. Out: the known volume, tiles as the microscope gives them, the truth of each fault, and a
+folder of mosaic grids. A tile depends only on the spec and its numbers; without faults it is a box of the volume.
+
+Frames, all in voxels (Z, Y, X) of the spec's spacing: a *tile*, from its first voxel; a *slice*, from the nominal first
+voxel of tile (0, 0); the *brain*, whose frame is that of slice 0. :func:`truth_positions` takes a tile to its slice,
+and :func:`truth_transform` a slice to the brain. Plane z of slice k, counted from its surface, is plane
+``k * interval_planes + z`` of the brain.
+
+An intensity is ``flat(z, y, x) * axial(z) * exp(-2 ∫ µ dz) * R * speckle + dark(y, x)``, with the reflectivity R of the
+volume, µ = ``attenuation_per_mm * R / peak``, and the integral from the tile's first plane to the voxel: a voxel has
+the mean over its depth, as Vermeer et al. (2014) discretise it. Galvo shifts move columns last.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from linumpy.errors import RegionError
+from linumpy.testing.brain_spec import USUAL_FAULTS, BrainSpec, Faults
+from linumpy.testing.texture import plane_waves, speckle
+
+__all__ = [
+    "USUAL_FAULTS", "BrainSpec", "Faults", "mosaic", "reference", "tile", "truth_attenuation", "truth_axial",
+    "truth_dark_field", "truth_flat_field", "truth_galvo", "truth_positions", "truth_shift", "truth_surface",
+    "truth_transform",
+]  # fmt: skip
+
+#: Plane waves of the structure and of the border between tissues, and standard deviation of the structure's logarithm.
+_WAVES, _BORDER_WAVES, _STRUCTURE = 16, 4, 0.5
+#: Edge of the brain and of tissues in it: how steep, in units of their fields.
+_OUTLINE_SLOPE, _BORDER_SLOPE = 20.0, 4.0
+
+
+def reference(spec: BrainSpec, start: tuple[int, int, int], stop: tuple[int, int, int]) -> np.ndarray:
+    """Make a box of the known volume: reflectivity, without faults.
+
+    Parameters
+    ----------
+    spec : BrainSpec
+        The brain.
+    start, stop : (int, int, int)
+        Bounds (Z, Y, X) in voxels; they may lie outside of the brain's shape.
+
+    Returns
+    -------
+    numpy.ndarray, (Z, Y, X)
+        In the dtype of the spec.
+    """
+    y, x = np.meshgrid(
+        *(np.arange(a, b, dtype=np.float64) for a, b in zip(start[1:], stop[1:], strict=True)), indexing="ij"
+    )
+    return _stored(spec, _reflectivity(spec, np.arange(start[0], stop[0], dtype=np.float64), np.zeros_like(y), y, x))
+
+
+def tile(spec: BrainSpec, number: int, row: int, column: int) -> np.ndarray:
+    """Make a tile as the microscope gives it.
+
+    Parameters
+    ----------
+    spec : BrainSpec
+        The brain.
+    number, row, column : int
+        Slice, and place of the tile in its grid.
+
+    Returns
+    -------
+    numpy.ndarray, (Z, Y, X)
+        In the dtype of the spec.
+
+    Raises
+    ------
+    RegionError
+        There is no such tile.
+    """
+    _check(spec, number, row, column)
+    faults = spec.faults
+    if number in faults.empty or (number, row, column) in faults.missing:
+        return np.zeros(spec.tile_shape, spec.dtype)
+    out = _tissue(spec, number, row, column)
+    if faults.attenuation_per_mm:
+        out *= _transmission(spec, out)
+    if faults.rayleigh_um or faults.falloff_per_mm:
+        out *= truth_axial(spec)[:, None, None]
+    if faults.looks:
+        out *= speckle((spec.seed, 2, number, row, column), faults.looks, (0, 0, 0), spec.tile_shape)
+    if faults.vignette:
+        out *= truth_flat_field(spec)
+    if faults.dark:
+        out += truth_dark_field(spec)
+    if faults.galvo:
+        out = np.roll(out, truth_galvo(spec, number), axis=2)
+    return _stored(spec, out)
+
+
+def mosaic(spec: BrainSpec, number: int) -> np.ndarray:
+    """Make a slice as a mosaic grid: its tiles side by side, with what they share in each of them.
+
+    Returns
+    -------
+    numpy.ndarray, (Z, rows * Y, columns * X)
+        In the dtype of the spec.
+    """
+    rows, columns = spec.tiles
+    return np.concatenate(
+        [np.concatenate([tile(spec, number, row, column) for column in range(columns)], axis=2) for row in range(rows)],
+        axis=1,
+    )
+
+
+def truth_flat_field(spec: BrainSpec) -> np.ndarray:
+    """Return the factor of illumination at each voxel of a tile: float32, (Z, Y, X), of mean 1 in each plane."""
+    depth, height, width = spec.tile_shape
+    middle = np.linspace(0.1, 0.25, depth, dtype=np.float32)[:, None, None]
+    v, u = _from_centre(height)[:, None], _from_centre(width)[None, :]
+    square = ((v - middle) ** 2 + (u + middle) ** 2) / 2
+    field = np.exp(-np.float32(spec.faults.vignette) * square)
+    return field / field.mean(axis=(1, 2), keepdims=True)
+
+
+def truth_dark_field(spec: BrainSpec) -> np.ndarray:
+    """Return the dark field of a tile: float32, (Y, X), added to the intensities."""
+    height, width = spec.tile_shape[1:]
+    v, u = _from_centre(height)[:, None], _from_centre(width)[None, :]
+    return np.float32(spec.faults.dark * spec.peak) * (1 + np.float32(0.25) * (u - v * u))
+
+
+def truth_axial(spec: BrainSpec) -> np.ndarray:
+    """Return the factor of the confocal gate and of the fall-off at each plane of a tile: float32, (Z,)."""
+    faults, z_um = spec.faults, np.arange(spec.tile_shape[0]) * spec.spacing_um[0]
+    gate = 1 / (1 + ((z_um - faults.focus_um) / faults.rayleigh_um) ** 2) if faults.rayleigh_um else 1.0
+    return (gate * np.exp(-((faults.falloff_per_mm * z_um / 1e3) ** 2))).astype(np.float32)
+
+
+def truth_positions(spec: BrainSpec, number: int) -> np.ndarray:
+    """Return where tiles are in their slice: float64, (rows, columns, 2), first voxel along Y and X."""
+    rows, columns = spec.tiles
+    regular = np.stack(
+        np.meshgrid(np.arange(rows) * spec.step[0], np.arange(columns) * spec.step[1], indexing="ij"), -1
+    )
+    turned = regular @ _rotation(spec.faults.stage_degrees).T
+    return turned + _uniform(spec, 3, number, (rows, columns, 2)) * spec.faults.jitter
+
+
+def truth_transform(spec: BrainSpec, number: int) -> np.ndarray:
+    """Return the matrix from a slice to the brain: float64, (3, 3), homogeneous, for (y, x, 1) in voxels."""
+    matrix = np.eye(3)
+    if number == 0:
+        return matrix
+    angle, *move = _uniform(spec, 4, number, (3,)) * np.array(
+        [spec.faults.rotation_degrees, spec.faults.translation, spec.faults.translation]
+    )
+    middle = (np.array(spec.slice_shape[1:]) - 1) / 2
+    matrix[:2, :2] = _rotation(angle)
+    matrix[:2, 2] = middle - matrix[:2, :2] @ middle + move
+    return matrix
+
+
+def truth_surface(spec: BrainSpec, number: int, row: int, column: int) -> np.ndarray:
+    """Return the depth of the cut surface in a tile: float64, (Y, X), in voxels along Z, before the galvo's shift.
+
+    A voxel whose index is at least this is tissue.
+    """
+    faults, (height, width) = spec.faults, spec.tile_shape[1:]
+    v, u = (np.linspace(-1, 1, n) if n > 1 else np.zeros(1) for n in (height, width))
+    depth = faults.water_um + faults.focal_um * (v[:, None] ** 2 + u[None, :] ** 2) / 2
+    middle = (np.array(spec.slice_shape[1:]) - 1) / 2
+    y, x = (p - m for p, m in zip(_slice_coordinates(spec, number, row, column), middle, strict=True))
+    return (
+        depth + faults.tilt[0] * y * spec.spacing_um[1] + faults.tilt[1] * x * spec.spacing_um[2]
+    ) / spec.spacing_um[0]
+
+
+def truth_attenuation(spec: BrainSpec, number: int, row: int, column: int) -> np.ndarray:
+    """Return the attenuation coefficient in 1/mm at each voxel, before the galvo's shift: float32, (Z, Y, X)."""
+    _check(spec, number, row, column)
+    return _tissue(spec, number, row, column) * np.float32(spec.faults.attenuation_per_mm / spec.peak)
+
+
+def truth_galvo(spec: BrainSpec, number: int) -> int:
+    """Return by how many columns the tiles of a slice are rotated: voxel x is found at ``(x + shift) % columns``."""
+    return round(float(_uniform(spec, 5, number, (1,))[0]) * spec.faults.galvo)
+
+
+def truth_shift(spec: BrainSpec, number: int) -> tuple[float, float]:
+    """Return the shift of a slice to the one above as the motor tells it, along Y and X in voxels."""
+    middle = np.array([*((n - 1) / 2 for n in spec.slice_shape[1:]), 1.0])
+    below, above = (truth_transform(spec, k) @ middle for k in (number, number - 1))
+    y, x = (below - above)[:2] + _uniform(spec, 6, number, (2,)) * spec.faults.motor_error
+    return float(y), float(x)
+
+
+def _check(spec: BrainSpec, number: int, row: int, column: int) -> None:
+    grid = (spec.slices, *spec.tiles)
+    if not all(0 <= k < n for k, n in zip((number, row, column), grid, strict=True)):
+        raise RegionError(f"there is no tile ({row}, {column}) of slice {number} among {grid} (slices, rows, columns)")
+
+
+def _tissue(spec: BrainSpec, number: int, row: int, column: int) -> np.ndarray:
+    """Return the reflectivity at each voxel of a tile: float32."""
+    position = np.stack([*np.broadcast_arrays(*_slice_coordinates(spec, number, row, column))])
+    matrix = truth_transform(spec, number)
+    y, x = np.tensordot(matrix[:2, :2], position, 1) + matrix[:2, 2, None, None]
+    surface = truth_surface(spec, number, row, column)
+    planes = np.arange(spec.tile_shape[0], dtype=np.float64)
+    out = _reflectivity(spec, number * spec.interval_planes + planes, surface, y, x)
+    out[planes[:, None, None] < surface] = spec.water * spec.peak
+    return out
+
+
+def _slice_coordinates(spec: BrainSpec, number: int, row: int, column: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return Y, as a column, and X, as a row, of a tile in its slice."""
+    first = truth_positions(spec, number)[row, column]
+    height, width = spec.tile_shape[1:]
+    return (first[0] + np.arange(height))[:, None], (first[1] + np.arange(width))[None, :]
+
+
+def _reflectivity(spec: BrainSpec, z: np.ndarray, above: np.ndarray, y: np.ndarray, x: np.ndarray) -> np.ndarray:
+    """Return the volume at ``(z[k] - above[i, j], y[i, j], x[i, j])`` in voxels of the brain: float32, (Z, Y, X)."""
+    if spec.volume is not None:
+        from scipy.ndimage import map_coordinates
+
+        places = np.broadcast_arrays(z[:, None, None] - above, y, x)
+        return map_coordinates(spec.volume.astype(np.float32), places, order=1, mode="constant")
+    structure = np.exp(
+        np.float32(_STRUCTURE * (2 / _WAVES) ** 0.5) * _sum_of_waves(spec, 1, _WAVES, spec.texture_um, z, above, y, x)
+        - np.float32(_STRUCTURE**2 / 2)
+    )
+    longest = spec.texture_um[1]
+    border = _sum_of_waves(spec, 7, _BORDER_WAVES, (longest, 3 * longest), z, above, y, x)
+    structure *= 1 + np.float32(spec.white - 1) * _edge(border - 1, _BORDER_SLOPE)
+    half = [n / 2 for n in spec.slice_shape[1:]]
+    outline = ((y / half[0] - 1) ** 4 + (x / half[1] - 1) ** 4) ** 0.25
+    inside = _edge((spec.radius - outline).astype(np.float32), _OUTLINE_SLOPE) if np.isfinite(spec.radius) else 1
+    return np.float32(spec.peak) * (structure * inside + np.float32(spec.water) * (1 - inside))
+
+
+def _sum_of_waves(
+    spec: BrainSpec,
+    stream: int,
+    number: int,
+    periods_um: tuple[float, float],
+    z: np.ndarray,
+    above: np.ndarray,
+    y: np.ndarray,
+    x: np.ndarray,
+) -> np.ndarray:
+    """Sum plane waves at the coordinates of :func:`_reflectivity`, each a product of a line along Z and a plane."""
+    total = np.zeros((len(z), *y.shape), np.float32)
+    product = np.empty_like(total)
+    for wave in plane_waves((spec.seed, stream), number, *periods_um):
+        turns = [2 * np.pi * step / period for step, period in zip(spec.spacing_um, wave.periods_um, strict=True)]
+        line, plane = turns[0] * z[:, None, None], turns[1] * y + turns[2] * x + wave.phase - turns[0] * above
+        total += np.multiply(np.cos(line).astype(np.float32), np.cos(plane).astype(np.float32), out=product)
+        total -= np.multiply(np.sin(line).astype(np.float32), np.sin(plane).astype(np.float32), out=product)
+    return total
+
+
+def _edge(field: np.ndarray, slope: float) -> np.ndarray:
+    """Return 1 where a field is well above 0, and 0 well below, with a smooth step between."""
+    return 1 / (1 + np.exp(-np.float32(slope) * field))
+
+
+def _transmission(spec: BrainSpec, reflectivity: np.ndarray) -> np.ndarray:
+    """Return the mean over each voxel's depth of the light that comes back from it."""
+    scale = spec.faults.attenuation_per_mm / spec.peak * spec.spacing_um[0] / 1e3
+    within = np.float32(2 * scale) * reflectivity  # there and back
+    left = np.exp(within - np.cumsum(within, axis=0))
+    # (1 - exp(-x)) / x, which is 1 at 0.
+    return left * np.where(within > 0, -np.expm1(-within) / np.maximum(within, np.float32(1e-30)), 1)
+
+
+def _stored(spec: BrainSpec, voxels: np.ndarray) -> np.ndarray:
+    if spec.dtype == "uint16":
+        return np.clip(np.rint(voxels), 0, 65535).astype(np.uint16)
+    return voxels.astype(spec.dtype, copy=False)
+
+
+def _uniform(spec: BrainSpec, stream: int, number: int, shape: tuple[int, ...]) -> np.ndarray:
+    """Return numbers from -1 to 1 for a slice."""
+    return np.random.default_rng([spec.seed, stream, number]).uniform(-1, 1, shape)
+
+
+def _rotation(degrees: float) -> np.ndarray:
+    angle = math.radians(degrees)
+    return np.array([[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]])
+
+
+def _from_centre(size: int) -> np.ndarray:
+    """Return coordinates from -1 at the first voxel to 1 at the last."""
+    return np.linspace(-1, 1, size, dtype=np.float32) if size > 1 else np.zeros(1, np.float32)

@@ -1,0 +1,89 @@
+"""A synthetic brain on disk, in the form that the commands of the microscope read.
+
+In: a :class:`~linumpy.testing.brain.BrainSpec` and a folder. Out: one OME-Zarr mosaic grid for each slice, and the
+table of shifts of the motor.
+"""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from linumpy.mosaic.slice_table import SHIFT_COLUMNS
+from linumpy.testing.brain import BrainSpec, tile, truth_shift
+
+
+def write_brain(
+    spec: BrainSpec, folder: str | Path, *, overwrite: bool = False, progress: Callable[[int], object] | None = None
+) -> Path:
+    """Write a brain as mosaic grids.
+
+    Parameters
+    ----------
+    spec : BrainSpec
+        The brain.
+    folder : str or Path
+        The folder to fill; it is made if its parent exists. The slices are ``mosaics/slice_z00.ome.zarr`` and so on,
+        tiles side by side, a chunk each, for ``linum-resample-mosaic-grid``; ``shifts.csv`` is the table for
+        ``linum-stack-slices-motor``.
+    overwrite : bool
+        Whether to replace what is there.
+    progress : callable, optional
+        Called with the number of bytes written since the last call.
+
+    Returns
+    -------
+    Path
+        `folder`.
+    """
+    from linumpy.io.output.checks import check_parent
+    from linumpy.io.output.files import replacing
+    from linumpy.io.zarr_mode import in_mode_of_caller
+
+    folder = Path(folder)
+    check_parent(folder)
+    (folder / "mosaics").mkdir(parents=True, exist_ok=True)
+    threads = min(8, len(os.sched_getaffinity(0)))
+    with ThreadPoolExecutor(threads, "linumpy-synthetic", in_mode_of_caller()) as pool:
+        for number in range(spec.slices):
+            _write_slice(spec, folder / "mosaics" / f"slice_z{number:02d}.ome.zarr", number, pool, overwrite, progress)
+    with replacing(folder / "shifts.csv", overwrite=overwrite) as path, path.open("w", newline="") as file:
+        table = csv.writer(file)
+        table.writerow(SHIFT_COLUMNS)
+        for number in range(1, spec.slices):
+            y, x = truth_shift(spec, number)
+            table.writerow([number - 1, number, x, y, x * spec.spacing_um[2] / 1e3, y * spec.spacing_um[1] / 1e3])
+    return folder
+
+
+def _write_slice(
+    spec: BrainSpec,
+    path: Path,
+    number: int,
+    pool: ThreadPoolExecutor,
+    overwrite: bool,
+    progress: Callable[[int], object] | None,
+) -> None:
+    from linumpy.write.writer import OmeZarrWriter
+
+    depth, height, width = spec.tile_shape
+    shape = depth, spec.tiles[0] * height, spec.tiles[1] * width
+    attributes = {"linumpy": {"tile_shape": {"y": height, "x": width}}}
+    with OmeZarrWriter(
+        path, shape, spec.dtype, spec.spacing_um, chunks=spec.tile_shape, attributes=attributes, overwrite=overwrite
+    ) as writer:
+
+        def write(place: tuple[int, ...]) -> int:
+            row, column = place
+            voxels = tile(spec, number, row, column)
+            box = slice(row * height, (row + 1) * height), slice(column * width, (column + 1) * width)
+            writer[(slice(0, depth), *box)] = voxels
+            return voxels.nbytes
+
+        for nbytes in pool.map(write, itertools.product(*map(range, spec.tiles))):
+            if progress is not None:
+                progress(nbytes)

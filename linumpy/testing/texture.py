@@ -1,0 +1,63 @@
+"""Random fields of synthetic tissue: plane waves for its structure, and speckle.
+
+In: seeds, and coordinates or boxes. Out: waves whose values follow from the position alone, and speckle drawn cell by
+cell: any box can be made alone, and has the voxels of the whole.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+#: Speckle is drawn in cells of this shape, each from its own random generator.
+_CELL = (32, 64, 64)
+
+
+@dataclass(frozen=True)
+class Wave:
+    """A plane wave ``cos(2π Σ position / period + phase)``.
+
+    Attributes
+    ----------
+    periods_um : tuple of float
+        Signed period along each axis (Z, Y, X), in µm.
+    phase : float
+        In radians.
+    """
+
+    periods_um: tuple[float, ...]
+    phase: float
+
+
+def plane_waves(seed: Sequence[int], number: int, shortest_um: float, longest_um: float) -> tuple[Wave, ...]:
+    """Draw plane waves, whose periods along each axis are uniform between two lengths."""
+    rng = np.random.default_rng(list(seed))
+    waves = []
+    for _ in range(number):
+        periods = rng.uniform(shortest_um, longest_um, 3) * rng.choice([-1, 1], 3)
+        waves.append(Wave(tuple(map(float, periods)), float(rng.uniform(0, 2 * np.pi))))
+    return tuple(waves)
+
+
+def speckle(seed: Sequence[int], looks: int, start: Sequence[int], stop: Sequence[int]) -> np.ndarray:
+    """Return speckle of mean 1 in a box (Z, Y, X): the mean of `looks` exponentially distributed intensities."""
+    out = np.empty([b - a for a, b in zip(start, stop, strict=True)], np.float32)
+    cells = (range(a // c, -(-b // c)) for a, b, c in zip(start, stop, _CELL, strict=True))
+    for cell in itertools.product(*cells):
+        low = [max(a, k * c) for a, k, c in zip(start, cell, _CELL, strict=True)]
+        high = [min(b, (k + 1) * c) for b, k, c in zip(stop, cell, _CELL, strict=True)]
+        inside = tuple(slice(a - k * c, b - k * c) for a, b, k, c in zip(low, high, cell, _CELL, strict=True))
+        target = tuple(slice(a - s, b - s) for a, b, s in zip(low, high, start, strict=True))
+        out[target] = _cell([*seed, *cell], looks)[inside]
+    return out
+
+
+def _cell(seed: Sequence[int], looks: int) -> np.ndarray:
+    rng = np.random.Generator(np.random.SFC64(list(seed)))
+    total = rng.standard_exponential(_CELL, dtype=np.float32)
+    for _ in range(looks - 1):
+        total += rng.standard_exponential(_CELL, dtype=np.float32)
+    return total / np.float32(looks)

@@ -1,0 +1,98 @@
+"""If this fails, errors of pairs add up along a stack, or one wrong pair bends it."""
+
+import numpy as np
+import pytest
+
+from linumpy.registration.chain import PairLink, solve_chain
+
+EXTENT = (800.0, 1000.0)
+
+
+def rigid(angle, shift):
+    c, s = np.cos(np.radians(angle)), np.sin(np.radians(angle))
+    matrix = np.eye(3)
+    matrix[:2, :2] = [[c, -s], [s, c]]
+    centre = np.array(EXTENT) / 2
+    matrix[:2, 2] = centre - matrix[:2, :2] @ centre + shift
+    return matrix
+
+
+def brain(count=12, seed=0):
+    rng = np.random.default_rng(seed)
+    absolute = [rigid(rng.normal(0, 3), rng.normal(0, 40, 2)) for _ in range(count)]
+    first = absolute[(count - 1) // 2]
+    return np.array([np.linalg.inv(first) @ matrix for matrix in absolute]), rng
+
+
+def links_of(truth, rng, noise, reach=(1, 2), missing=()):
+    out = []
+    for step in reach:
+        for fixed in range(len(truth) - step):
+            if missing and {fixed, fixed + step} & set(missing):
+                continue
+            matrix = np.linalg.inv(truth[fixed + step]) @ truth[fixed]
+            error = rigid(rng.normal(0, noise / 10), rng.normal(0, noise, 2))
+            out.append(PairLink(fixed, fixed + step, error @ matrix))
+    return out
+
+
+def distances(found, truth):
+    points = np.array([[0, 0, 1], [EXTENT[0], 0, 1], [0, EXTENT[1], 1], [*EXTENT, 1]]).T
+    return np.sqrt((((found - truth) @ points)[:, :2] ** 2).sum(axis=1)).max(axis=1)
+
+
+def test_exact_pairs_give_exact_positions():
+    truth, rng = brain()
+    solution = solve_chain(len(truth), links_of(truth, rng, 0.0), EXTENT)
+    assert distances(solution.matrices, truth).max() < 1e-3
+    assert not solution.rejected.any()
+    assert not solution.interpolated.any()
+
+
+def test_wrong_pairs_are_rejected_and_next_neighbours_take_over():
+    truth, rng = brain()
+    links = links_of(truth, rng, 0.2)
+    wrong = [2, 15]
+    for n in wrong:
+        links[n] = PairLink(links[n].fixed, links[n].moving, rigid(7, (90, -50)) @ links[n].matrix)
+    solution = solve_chain(len(truth), links, EXTENT)
+    assert np.flatnonzero(solution.rejected).tolist() == wrong
+    assert distances(solution.matrices, truth).max() < 2.0
+
+
+def test_errors_add_up_less_than_one_after_another():
+    """The error of the last slice, relative to the first, over many brains."""
+    chained, solved = [], []
+    for seed in range(40):
+        truth, rng = brain(15, seed)
+        links = links_of(truth, rng, 1.0)
+        solution = solve_chain(len(truth), links, EXTENT, reference=0).matrices
+        matrix = np.eye(3)
+        for link in links[: len(truth) - 1]:
+            matrix = matrix @ np.linalg.inv(link.matrix)
+        last = np.linalg.inv(truth[0]) @ truth[-1]
+        chained.append(distances(matrix[None], last[None])[0])
+        solved.append(distances(solution[-1:], last[None])[0])
+    assert np.mean(solved) < 0.75 * np.mean(chained)
+
+
+@pytest.mark.parametrize("missing", [(4,), (6, 7), (0,), (11,)])
+def test_a_missing_slice_lies_between_its_neighbours(missing):
+    truth, rng = brain()
+    solution = solve_chain(len(truth), links_of(truth, rng, 0.0, missing=missing, reach=(1, 2, 3)), EXTENT)
+    assert np.flatnonzero(solution.interpolated).tolist() == list(missing)
+    rest = [n for n in range(len(truth)) if n not in missing]
+    assert distances(solution.matrices[rest], truth[rest]).max() < 1e-2
+    for k, n in enumerate(missing):
+        ends = [m for m in (missing[0] - 1, missing[-1] + 1) if 0 <= m < len(truth)]
+        share = (k + 1) / (len(missing) + 1)
+        expected = truth[ends[0]] if len(ends) == 1 else (1 - share) * truth[ends[0]] + share * truth[ends[1]]
+        assert distances(solution.matrices[n : n + 1], expected[None])[0] < 1.0  # the mean of rotations, and a rotation
+
+
+def test_links_that_do_not_fit_are_refused():
+    for links in ([PairLink(0, 0, np.eye(3))], [PairLink(0, 5, np.eye(3))], [PairLink(0, 1, np.eye(4))]):
+        with pytest.raises(ValueError, match=r"link|matrix"):
+            solve_chain(3, links, EXTENT)
+    alone = solve_chain(1, [], EXTENT)
+    np.testing.assert_array_equal(alone.matrices, np.eye(3)[None])
