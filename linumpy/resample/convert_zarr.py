@@ -33,13 +33,14 @@ from linumpy.io.ngff.axes import Spacing
 from linumpy.io.output.checks import check_apart, check_free_space, check_parent, checked_version, refuse_url
 from linumpy.io.output.folders import drop_partial_files, unfinished_beside
 from linumpy.io.paths import absolute
-from linumpy.io.source import Source, describe_source, identify_data, name_on_disk, open_node, path_of, with_options
+from linumpy.io.source import Source, describe_source, name_on_disk, open_node, path_of, with_options
 from linumpy.io.stores.tiff import open_stack, tiff_files
 from linumpy.io.zarr_mode import read_on_host
 from linumpy.plan.pyramid import Box, grown, shape_of, split
 from linumpy.progress import bytes_progress
 from linumpy.resample.block_plans import check_limit, memory_budget, scratch_within
 from linumpy.resample.hierarchy import ArrayCopy, Storage, plan_array, plan_hierarchy
+from linumpy.resample.identity import identify_data
 from linumpy.resample.overlap import work_through
 from linumpy.resample.pipeline import read_to_device
 from linumpy.resample.resample_zarr import level_chunks, make_coarser_levels

@@ -11,12 +11,13 @@ import functools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from typing import Any, TypeVar
 
 from linumpy.device import require_cuda
 from linumpy.io.zarr_mode import in_mode_of_caller
 from linumpy.write.tasks import Finish
+from linumpy.write.tasks import done as written
 
 Name = TypeVar("Name")
 Source = TypeVar("Source")
@@ -93,7 +94,7 @@ def work_through(
             while len(writes) > at_most:
                 name, future = writes.popleft()
                 unfinished.append((name, future.result() or nothing))
-            while len(unfinished) > at_most_unfinished:
+            while len(unfinished) > at_most_unfinished or (unfinished and unfinished[0][1] in (nothing, written)):
                 name, finish = unfinished.popleft()
                 finish()
                 done(name)
@@ -108,9 +109,16 @@ def work_through(
             writes.append((name, writer.submit(write_one, name, [source], result, side.mark())))
 
         read_next()
-        while reads:
-            step()
-        finish_writes(0, 0)
+        try:
+            while reads:
+                step()
+            finish_writes(0, 0)
+        except BaseException:
+            for name, finish in unfinished:  # what is complete need not be made again
+                with suppress(Exception):
+                    finish()
+                    done(name)
+            raise
 
 
 class _Host:

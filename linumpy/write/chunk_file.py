@@ -9,6 +9,10 @@ from contextlib import suppress
 
 import numpy as np
 
+from linumpy.core.files import write_files
+from linumpy.core.native import why_no_core
+from linumpy.io.codecs import checksum
+from linumpy.plan.codecs import CHECKSUM_NBYTES
 from linumpy.plan.layout import ArrayLayout
 
 #: Bytes in host memory.
@@ -90,8 +94,32 @@ class ChunkFiles:
     def write(self, path: str, groups: Iterable[Sequence[Bytes]]) -> int:
         """Write a file by :func:`write_file`, and return its size."""
         nbytes = write_file(path + self.suffix, groups)
+        self.complete([path])
+        return nbytes
+
+    def complete(self, paths: Sequence[str]) -> None:
+        """Give files that were written under another name theirs."""
         if self.suffix:
-            os.replace(path + self.suffix, path)
+            for path in paths:
+                os.replace(path + self.suffix, path)
+
+    def write_many(
+        self, paths: Sequence[str], data: np.ndarray, bounds: np.ndarray, *, with_checksum: bool = False
+    ) -> int:
+        """Write files, each from bytes that lie together, and return their size.
+
+        Parameters
+        ----------
+        paths, data, bounds, with_checksum
+            As for :func:`linumpy.core.files.write_files`.
+        """
+        if why_no_core() is None:
+            write_files(paths, data, bounds, with_checksum=with_checksum, suffix=self.suffix)
+            return int(np.diff(bounds).sum()) + len(paths) * CHECKSUM_NBYTES * with_checksum
+        nbytes = 0
+        for path, (begin, end) in zip(paths, bounds.tolist(), strict=True):
+            part: list[Bytes] = [data[begin:end]]
+            nbytes += self.write(path, [[*part, checksum(part[0])] if with_checksum else part])
         return nbytes
 
     def remove(self, path: str) -> None:

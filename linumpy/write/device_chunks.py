@@ -33,7 +33,7 @@ from linumpy.io.budget import PROCESS, Share
 from linumpy.io.codecs import Checksum
 from linumpy.plan.encoding import Encoding
 from linumpy.plan.pyramid import Box
-from linumpy.write.chunk_file import Bytes, write_file
+from linumpy.write.chunk_file import Bytes, ChunkFiles, write_file
 from linumpy.write.tasks import Finish
 
 log = logging.getLogger(__name__)
@@ -56,6 +56,7 @@ def start_writing(
     block: Array,
     chunk_shape: tuple[int, ...],
     fill_value: np.generic,
+    files: ChunkFiles,
     start: Callable[[StartedWork], Finish],
 ) -> Finish:
     """Start to write the raw chunks of a block to their files.
@@ -63,13 +64,15 @@ def start_writing(
     Parameters
     ----------
     paths : list of str
-        One for each chunk, the last axis fastest. Their folders exist.
+        One for each chunk, the last axis fastest.
     block : cupy.ndarray
         On the current device, ordered on CuPy's current stream.
     chunk_shape : tuple of int
         Voxels of a chunk; the last chunks along an axis may be ragged in `block`, and are written whole.
     fill_value : numpy.generic
         Value beyond the edge.
+    files : ChunkFiles
+        Of the array.
     start : callable
         Starts to call a function with parts of the numbers of the chunks, in threads.
     """
@@ -80,12 +83,12 @@ def start_writing(
 
     def by_kvikio() -> None:
         streams.wait()  # kvikio does not order its reads on the stream
-        write_rows(paths, rows)
+        write_rows([path + files.suffix for path in paths], rows)
+        files.complete(paths)
 
     def write_some(numbers: Sequence[int]) -> None:
-        with streams.land(numbers[0] * nbytes, (numbers[-1] + 1) * nbytes) as landing:
-            for number in numbers:
-                write_file(paths[number], landing.groups([(number * nbytes, (number + 1) * nbytes)]))
+        bounds = np.arange(numbers[0], numbers[-1] + 2) * nbytes
+        write_landed(streams, [paths[n] for n in numbers], bounds, np.zeros(len(numbers), bool), files)
 
     if kvikio_mode()[0] == "cufile":
         return by_kvikio
@@ -133,11 +136,11 @@ class DeviceStreams:
             return self._counts
 
     @contextmanager
-    def land(self, begin: int, end: int) -> Iterator[Landing]:
-        """Copy bytes of the arena to pinned memory, a piece at a time, as :class:`Landing` asks for them."""
+    def land(self, pieces: Sequence[tuple[int, int]]) -> Iterator[Iterator[tuple[int, np.ndarray]]]:
+        """Copy pieces of the arena to pinned memory, one after another as they are asked for; see :func:`land`."""
         self.wait()
-        with self._device, closing(land(self._arena, begin, end, self._copies)) as pieces:
-            yield Landing(pieces)
+        with self._device, closing(land(self._arena, pieces, self._copies)) as landed:
+            yield landed
 
     def _fetched(self, array: Array) -> np.ndarray:
         return array if isinstance(array, np.ndarray) else array.get(stream=self._copies)  # type: ignore[no-any-return, attr-defined]
@@ -202,15 +205,75 @@ def holds_only(rows: Array, value: np.generic) -> Array:
     return (voxels.min(axis=1) == wanted) & (voxels.max(axis=1) == wanted)  # type: ignore[no-any-return]
 
 
-def land(arena: Array, begin: int, end: int, stream: Any) -> Generator[tuple[int, np.ndarray]]:
+def write_landed(
+    streams: DeviceStreams,
+    paths: Sequence[str],
+    offsets: np.ndarray,
+    is_fill: np.ndarray,
+    files: ChunkFiles,
+    *,
+    with_checksum: bool = False,
+) -> int:
+    """Copy chunks to the host and write each to its file; returns the bytes of the files.
+
+    Parameters
+    ----------
+    streams : DeviceStreams
+        The stored bytes.
+    paths : sequence of str
+        Of the files.
+    offsets : numpy.ndarray of int64
+        Where each chunk begins in the arena, and where the last one ends.
+    is_fill : numpy.ndarray of bool
+        Which chunks hold nothing but the fill value: their files are removed.
+    files : ChunkFiles
+        Of the array.
+    with_checksum : bool
+        Whether a CRC-32C follows each.
+    """
+    nbytes, stored = 0, np.flatnonzero(~is_fill)
+    for number in np.flatnonzero(is_fill).tolist():
+        files.remove(paths[number])
+    bounds = np.stack([offsets[:-1], offsets[1:]], axis=1)[stored]
+    sizes = bounds[:, 1] - bounds[:, 0]
+    if len(sizes) and sizes.max() > _LANDING_NBYTES:
+        for number, (begin, end) in zip(stored.tolist(), bounds.tolist(), strict=True):
+            with streams.land(cut_bytes(begin, end)) as landed:
+                groups = Landing(landed).groups([(begin, end)], with_checksum=with_checksum)
+                nbytes += files.write(paths[number], groups)
+        return nbytes
+    runs = list(_runs(bounds, _LANDING_NBYTES))
+    with streams.land([(int(bounds[run.start, 0]), int(bounds[run.stop - 1, 1])) for run in runs]) as landed:
+        for run, (begin, piece) in zip(runs, landed, strict=True):
+            names = [paths[number] for number in stored[run.start : run.stop].tolist()]
+            own = bounds[run.start : run.stop] - begin
+            nbytes += files.write_many(names, piece, own, with_checksum=with_checksum)
+    return nbytes
+
+
+def _runs(bounds: np.ndarray, most: int) -> Iterator[range]:
+    """Yield runs of chunks that lie within so many bytes, or of one chunk."""
+    first, count = 0, len(bounds)
+    while first < count:
+        last = max(first + 1, int(np.searchsorted(bounds[:, 1], bounds[first, 0] + most, "right")))
+        yield range(first, last)
+        first = last
+
+
+def cut_bytes(begin: int, end: int) -> list[tuple[int, int]]:
+    """Cut bytes into pieces that are copied at a time."""
+    return [(at, min(at + _LANDING_NBYTES, end)) for at in range(begin, end, _LANDING_NBYTES)]
+
+
+def land(arena: Array, pieces: Sequence[tuple[int, int]], stream: Any) -> Generator[tuple[int, np.ndarray]]:
     """Copy bytes to pinned memory, piece by piece; the next is copied while the caller uses the last.
 
     Parameters
     ----------
     arena : cupy.ndarray of uint8
         Device memory, which nothing writes to any more.
-    begin, end : int
-        Where the bytes begin and end in it.
+    pieces : sequence of (int, int)
+        Where each begins and ends in it.
     stream : cupy.cuda.Stream
         Of the copies.
 
@@ -222,27 +285,27 @@ def land(arena: Array, begin: int, end: int, stream: Any) -> Generator[tuple[int
         The piece, valid until the next iteration.
     """
     cupy = require_cuda()
-    begins = range(begin, end, _LANDING_NBYTES)
+    if not pieces:
+        return
     # CuPy's pool gives back memory of the same size only, and to pin memory takes longer than all else here.
-    size = 1 << (min(_LANDING_NBYTES, max(1, end - begin)) - 1).bit_length()
-    buffers = [_pinned(cupy, size) for _ in begins[:2]]
+    size = 1 << (max(1, *(end - begin for begin, end in pieces)) - 1).bit_length()
+    buffers = [_pinned(cupy, size) for _ in pieces[:2]]
 
     def start(number: int) -> tuple[np.ndarray, Any]:
-        source = arena[begins[number] : min(begins[number] + _LANDING_NBYTES, end)]
-        landing = buffers[number % 2][: len(source)]
-        source.get(stream=stream, out=landing, blocking=False)
+        begin, end = pieces[number]
+        landing = buffers[number % 2][: end - begin]
+        if end > begin:
+            arena[begin:end].get(stream=stream, out=landing, blocking=False)
         return landing, recorded(stream)
 
-    if not begins:
-        return
     landing, copied = start(0)
     try:
-        for number, first in enumerate(begins):
+        for number, (begin, _) in enumerate(pieces):
             copied.synchronize()
             landed = landing
-            if number + 1 < len(begins):
+            if number + 1 < len(pieces):
                 landing, copied = start(number + 1)
-            yield first, landed
+            yield begin, landed
     finally:
         copied.synchronize()  # after an interrupt too: the copy must finish before its pinned buffer is freed
 

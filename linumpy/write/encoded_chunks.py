@@ -204,18 +204,20 @@ class EncodedChunks:
     def _write(self, one: _Object, groups: Iterable[Sequence[Bytes]], sizes: np.ndarray) -> None:
         """Write a file, in a thread of the pool; remove it where no chunk of it is stored."""
         if sizes.any():
-            nbytes = self._files.write(one.path, file_groups(groups, sizes, self._layout.shard, one.slots))
-            with self._lock:
-                self.stored_nbytes += nbytes
+            self._wrote(self._files.write(one.path, file_groups(groups, sizes, self._layout.shard, one.slots)))
         else:
             self._files.remove(one.path)
+
+    def _wrote(self, nbytes: int) -> None:
+        with self._lock:
+            self.stored_nbytes += nbytes
 
     def _start_batch(self, objects: list[_Object], block: Array) -> tuple[Any, Finish]:
         """Start to encode objects on the device, and tasks that copy their bytes to the host and write them.
 
         Returns the event after which `block` may change, and what waits for the files.
         """
-        from linumpy.write.device_chunks import start_encoding
+        from linumpy.write.device_chunks import Landing, cut_bytes, start_encoding, write_landed
 
         self._pending.make_room()
         layout, first, with_checksum = self._layout, objects[0].box, self.encoding.checksum
@@ -224,15 +226,22 @@ class EncodedChunks:
         streams = start_encoding(parts, layout.chunk_shape, layout.fill_value, replace(self.encoding, checksum=False))
         firsts = [0, *itertools.accumulate(one.count for one in objects)]
 
-        def write_some(numbers: Sequence[int]) -> None:
-            offsets, is_fill = streams.counts()
-            with streams.land(int(offsets[firsts[numbers[0]]]), int(offsets[firsts[numbers[-1] + 1]])) as landing:
-                for number in numbers:
-                    a, b = firsts[number], firsts[number + 1]
-                    sizes = stored_sizes(offsets[a : b + 1], is_fill[a:b], with_checksum=with_checksum)
-                    spans = stored_spans(offsets[a : b + 1], is_fill[a:b], with_checksum=with_checksum)
-                    self._write(objects[number], landing.groups(spans, with_checksum=with_checksum), sizes)
+        def write_chunks(numbers: Sequence[int]) -> None:
+            a, b = numbers[0], numbers[-1] + 1
+            offsets, is_fill = streams.counts()[0][a : b + 1], streams.counts()[1][a:b]
+            paths = [objects[number].path for number in numbers]
+            self._wrote(write_landed(streams, paths, offsets, is_fill, self._files, with_checksum=with_checksum))
 
+        def write_shards(numbers: Sequence[int]) -> None:
+            for number in numbers:
+                a, b = firsts[number], firsts[number + 1]
+                offsets, is_fill = streams.counts()[0][a : b + 1], streams.counts()[1][a:b]
+                sizes = stored_sizes(offsets, is_fill, with_checksum=with_checksum)
+                spans = stored_spans(offsets, is_fill, with_checksum=with_checksum)
+                with streams.land(cut_bytes(int(offsets[0]), int(offsets[-1]))) as landed:
+                    self._write(objects[number], Landing(landed).groups(spans, with_checksum=with_checksum), sizes)
+
+        write_some = write_chunks if layout.shard is None else write_shards
         tasks = min(len(objects), self._threads)
         return streams.cut, self._pending.add(start_tasks(self._pool, tasks, write_some, range(len(objects))))
 

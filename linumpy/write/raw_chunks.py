@@ -34,7 +34,7 @@ from linumpy.io.layout import read_layout
 from linumpy.io.zarr_mode import host_codecs, read_on_host
 from linumpy.plan.layout import ArrayLayout
 from linumpy.plan.pyramid import Box, shape_of, split, within
-from linumpy.write.chunk_file import ChunkFiles, write_file
+from linumpy.write.chunk_file import ChunkFiles
 from linumpy.write.encoded_chunks import Batch, EncodedChunks
 from linumpy.write.tasks import Finish, Pending, done, in_tasks, start_tasks
 
@@ -164,33 +164,26 @@ class RawChunks:
         """Start to write a box of whole chunks; of a device array, by cutting it into chunks."""
         chunk = self._layout.chunk_shape
         boxes = list(split(box, chunk))
-        paths = [
-            self._files.path([b.start // c for b, c in zip(chunk_box, chunk, strict=True)]) + self._files.suffix
-            for chunk_box in boxes
-        ]
+        paths = [self._files.path([b.start // c for b, c in zip(one, chunk, strict=True)]) for one in boxes]
         if is_device_array(block):
             from linumpy.write.device_chunks import start_writing
 
             assert self._layout.fill_value is not None  # its dtype is supported
-            finish = start_writing(paths, block, chunk, self._layout.fill_value, partial(self._start, len(paths)))
+            self._pending.make_room()
+            start = partial(self._start, len(paths))
+            finish = start_writing(paths, block, chunk, self._layout.fill_value, self._files, start)
         else:
             finish = done
             if len(boxes) == 1:
                 self._write_one(paths[0], to_host(block))
             else:
                 self._write_some(paths, [to_host(block[within(chunk_box, box)]) for chunk_box in boxes])
-        if self._files.suffix:
-            finish()
-            finish = done
-            for path in paths:
-                os.replace(path, path.removesuffix(self._files.suffix))
         with self._lock:
             self.stored_nbytes += len(boxes) * self._layout.chunk_nbytes
         return finish
 
     def _start(self, count: int, write_some: Callable[[Sequence[int]], None]) -> Finish:
         """Start to write so many chunks from the device."""
-        self._pending.make_room()
         return self._pending.add(start_tasks(self._pool, min(count, self._threads), write_some, range(count)))
 
     def _write_some(self, paths: list[str], parts: list[np.ndarray]) -> None:
@@ -199,9 +192,9 @@ class RawChunks:
     def _write_one(self, path: str, part: np.ndarray) -> None:
         layout = self._layout
         if part.shape == layout.chunk_shape and part.dtype == layout.dtype and part.flags.c_contiguous:
-            write_file(path, [[part]])
+            self._files.write(path, [[part]])
         else:
-            write_file(path, ([piece] for piece in self._gathered(part)))
+            self._files.write(path, ([piece] for piece in self._gathered(part)))
 
     def _gathered(self, part: np.ndarray) -> Iterator[np.ndarray]:
         """Gather a chunk piece by piece, with the fill value beyond the edge."""
