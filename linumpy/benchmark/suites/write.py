@@ -34,11 +34,11 @@ from linumpy.write.writer import OmeZarrWriter
 
 _DESCRIPTION = """Time encoding on the device, and writing of encoded images below --folder.
 
-The voxels are 1024×1024×2048 uint16, OCT-like, and 512×1024×1024 of them are encoded; level 1 of zstd makes a third. Rates count voxels, not stored
-bytes. "encode" cases work on chunks in device memory, beside numcodecs in a thread for each core, and nvCOMP where it
-is installed (pip install nvidia-nvcomp-cu13). "write" cases write an image from device memory; "flat" writes as many
-stored bytes to as many files from host memory. "convert" and "resample" read an image in zstd and write another. The
-notes have the ratio of voxels to stored bytes, and in brackets that of numcodecs.
+The voxels are 1024×1024×2048 uint16, OCT-like; level 1 of zstd makes a third of them. Rates count voxels, not stored
+bytes. "encode" cases work on chunks of 512×1024×1024 voxels in device memory, beside numcodecs in a thread for each
+core, and nvCOMP where it is installed (pip install nvidia-nvcomp-cu13). "write" cases write an image from device
+memory; "flat" writes as many stored bytes to as many files from host memory. "convert" and "resample" read an image in
+zstd and write another. The notes have the ratio of voxels to stored bytes, and in brackets that of numcodecs.
 
 For example:
   linum-benchmark write --folder /dev/shm --json write.json
@@ -159,10 +159,10 @@ def _cases(where: Path, scale: float, only: Sequence[str], on_gpu: bool) -> Iter
     device = require_cuda().asarray(voxels) if on_gpu else voxels
     encoded = tuple(slice(0, min(n, most)) for n, most in zip(voxels.shape, _ENCODED, strict=True))
     for works, make in kinds:
-        part = encoded if works is _ENCODE else ...
+        chosen = (voxels[encoded], device[encoded]) if works is _ENCODE else (voxels, device)
         for work in works:
             if not only or work.name.split(",")[0] in only:
-                yield make(work, voxels[part], device[part], where, scale)
+                yield make(work, *chosen, where, scale)
 
 
 def _voxels(shape: tuple[int, int, int]) -> np.ndarray:
