@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import secrets
 from collections.abc import Iterable, Sequence
@@ -14,6 +15,7 @@ from linumpy.core.native import why_no_core
 from linumpy.io.codecs import checksum
 from linumpy.plan.codecs import CHECKSUM_NBYTES
 from linumpy.plan.layout import ArrayLayout
+from linumpy.plan.pyramid import Box
 
 #: Bytes in host memory.
 Bytes = bytes | np.ndarray
@@ -82,14 +84,26 @@ class ChunkFiles:
         self.suffix = f".{os.getpid()}-{secrets.token_hex(4)}.partial" if renamed else ""
         self._folders: set[str] = set()
 
-    def path(self, index: Sequence[int]) -> str:
-        """Return the path of a chunk's file, after making its folder."""
-        path = f"{self._root}/{self._keys.prefix}{self._keys.separator.join(map(str, index))}"
-        folder = os.path.dirname(path)
-        if folder not in self._folders:
-            os.makedirs(folder, exist_ok=True)
-            self._folders.add(folder)
-        return path
+    def paths(self, box: Box, shape: Sequence[int]) -> list[str]:
+        """Return the paths of the files of a box, the last axis fastest, after making their folders.
+
+        Parameters
+        ----------
+        box : tuple of slice
+            In voxels, of whole objects.
+        shape : sequence of int
+            Of an object.
+        """
+        *outer, last = (range(b.start // s, -(-b.stop // s)) for b, s in zip(box, shape, strict=True))
+        paths, separator = [], self._keys.separator
+        for lead in itertools.product(*outer):
+            head = f"{self._root}/{self._keys.prefix}{''.join(f'{number}{separator}' for number in lead)}"
+            folder = os.path.dirname(head)
+            if folder not in self._folders:
+                os.makedirs(folder, exist_ok=True)
+                self._folders.add(folder)
+            paths += [f"{head}{number}" for number in last]
+        return paths
 
     def write(self, path: str, groups: Iterable[Sequence[Bytes]]) -> int:
         """Write a file by :func:`write_file`, and return its size."""

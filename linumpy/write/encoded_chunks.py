@@ -18,28 +18,33 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import zarr
 
 from linumpy.arrays import Array
-from linumpy.device import is_device_array, to_host
+from linumpy.device import free_memory, is_device_array, to_host
 from linumpy.io.codecs import checksum, host_encoder
 from linumpy.plan.encoding import Encoding
 from linumpy.plan.layout import ArrayLayout
 from linumpy.plan.pyramid import Box, grown, shape_of, split, within
 from linumpy.write.chunk_file import Bytes, ChunkFiles
 from linumpy.write.shard import file_groups, stored_sizes, stored_spans
-from linumpy.write.tasks import Finish, Pending, done, finish_all, in_tasks, start_tasks
+from linumpy.write.tasks import Finish, Pending, done, finish_all, in_tasks, start_tasks, tasks_of
+
+if TYPE_CHECKING:
+    from linumpy.write.device_chunks import DeviceStreams
 
 log = logging.getLogger(__name__)
 
 #: Bytes of the voxels that the device encodes at a time, and of the memory that this takes; unless one chunk or shard
 #: takes more.
-BATCH_NBYTES, _MOST_NBYTES = 128 * 2**20, 3 * 2**29
+BATCH_NBYTES, _MOST_NBYTES = 256 * 2**20, 5 * 2**29
 #: Batches whose stored bytes are being written at the same time: of shards, each is written by one thread.
 _MOST_PENDING = 8
+#: Share of the free device memory, of which encoding takes a fourth, where no other budget is given.
+_SHARE = 0.5
 
 
 @dataclass(frozen=True)
@@ -142,7 +147,7 @@ class EncodedChunks:
     pool, threads, renamed
         As for :func:`linumpy.write.raw_chunks.chunks_of`.
     batch : Batch, optional
-        What the device encodes at a time; by default as with no limit of memory.
+        What the device encodes at a time; by default what an eighth of its free memory holds.
     """
 
     def __init__(
@@ -160,19 +165,28 @@ class EncodedChunks:
         self.array, self.encoding, self.stored_nbytes = array, encoding, 0
         self._layout, self._pool, self._threads = layout, pool, threads
         self._files = ChunkFiles(layout, renamed=renamed)
-        object_nbytes = math.prod(layout.object_shape) * layout.dtype.itemsize
-        batch = batch or plan_batch(encoding, layout.chunk_nbytes, object_nbytes)
-        self._batch = grown(layout.object_shape, layout.shape, layout.dtype.itemsize, batch.nbytes)
-        self._has_batch, self._pending = bool(batch.nbytes), Pending(batch.pending)
+        self._given_batch = batch
         self._bits = np.dtype(f"u{layout.dtype.itemsize}")
         self._fill = np.asarray(layout.fill_value).view(self._bits)[()]
         self._encode_on_host = host_encoder(encoding)
         self._lock = threading.Lock()
 
     @functools.cached_property
+    def _batch(self) -> Batch:
+        """What the current device encodes at a time."""
+        if self._given_batch is not None:
+            return self._given_batch
+        object_nbytes = math.prod(self._layout.object_shape) * self._layout.dtype.itemsize
+        return plan_batch(self.encoding, self._layout.chunk_nbytes, object_nbytes, int(_SHARE * free_memory()))
+
+    @functools.cached_property
+    def _pending(self) -> Pending:
+        return Pending(self._batch.pending)
+
+    @functools.cached_property
     def why_host(self) -> str:
         """Why the host encodes chunks of the device; empty if it does not."""
-        if not self._has_batch:
+        if not self._batch.nbytes:
             return "the device memory that may be used is too small to encode in it"
         return why_not_on_device(self.encoding, self._layout.chunk_nbytes)
 
@@ -183,7 +197,9 @@ class EncodedChunks:
         """
         if is_device_array(block):
             if not self.why_host:
-                started = [self._start_batch(self._objects(p), block[within(p, box)]) for p in split(box, self._batch)]
+                layout = self._layout
+                step = grown(layout.object_shape, layout.shape, layout.dtype.itemsize, self._batch.nbytes)
+                started = [self._start_batch(part, block[within(part, box)]) for part in split(box, step)]
                 started[-1][0].synchronize()
                 return partial(finish_all, [finish for _, finish in started])
             _say(self.why_host)
@@ -194,8 +210,8 @@ class EncodedChunks:
     def _objects(self, box: Box) -> list[_Object]:
         layout = self._layout
         objects = []
-        for unit in split(box, layout.object_shape):
-            path = self._files.path([b.start // s for b, s in zip(unit, layout.object_shape, strict=True)])
+        paths = self._files.paths(box, layout.object_shape)
+        for path, unit in zip(paths, split(box, layout.object_shape), strict=True):
             counts = tuple(-(-n // c) for n, c in zip(shape_of(unit), layout.chunk_shape, strict=True))
             slots = None if layout.shard is None else _slots(counts, layout.shard.chunks_per_shard)
             objects.append(_Object(path, unit, slots, math.prod(counts)))
@@ -212,38 +228,47 @@ class EncodedChunks:
         with self._lock:
             self.stored_nbytes += nbytes
 
-    def _start_batch(self, objects: list[_Object], block: Array) -> tuple[Any, Finish]:
+    def _start_batch(self, box: Box, block: Array) -> tuple[Any, Finish]:
         """Start to encode objects on the device, and tasks that copy their bytes to the host and write them.
 
         Returns the event after which `block` may change, and what waits for the files.
         """
-        from linumpy.write.device_chunks import Landing, cut_bytes, start_encoding, write_landed
+        from linumpy.write.device_chunks import start_encoding
 
         self._pending.make_room()
-        layout, first, with_checksum = self._layout, objects[0].box, self.encoding.checksum
-        parts = [block[within(one.box, first)] for one in objects] if layout.shard is not None else [block]
+        layout = self._layout
+        objects = [] if layout.shard is None else self._objects(box)
+        parts = [block[within(one.box, box)] for one in objects] or [block]
         assert layout.fill_value is not None
         streams = start_encoding(parts, layout.chunk_shape, layout.fill_value, replace(self.encoding, checksum=False))
+        if layout.shard is None:
+            paths = self._files.paths(box, layout.object_shape)
+            count, write_some = len(paths), partial(self._write_chunks, streams, paths)
+        else:
+            count, write_some = len(objects), partial(self._write_shards, streams, objects)
+        tasks = tasks_of(count, self._threads, self._batch.pending if layout.shard is None else 1)
+        return streams.cut, self._pending.add(start_tasks(self._pool, tasks, write_some, range(count)))
+
+    def _write_chunks(self, streams: DeviceStreams, paths: list[str], numbers: Sequence[int]) -> None:
+        from linumpy.write.device_chunks import write_landed
+
+        a, b = numbers[0], numbers[-1] + 1
+        offsets, is_fill = streams.counts()[0][a : b + 1], streams.counts()[1][a:b]
+        with_checksum = self.encoding.checksum
+        self._wrote(write_landed(streams, paths[a:b], offsets, is_fill, self._files, with_checksum=with_checksum))
+
+    def _write_shards(self, streams: DeviceStreams, objects: list[_Object], numbers: Sequence[int]) -> None:
+        from linumpy.write.device_chunks import Landing, cut_bytes
+
         firsts = [0, *itertools.accumulate(one.count for one in objects)]
-
-        def write_chunks(numbers: Sequence[int]) -> None:
-            a, b = numbers[0], numbers[-1] + 1
+        with_checksum = self.encoding.checksum
+        for number in numbers:
+            a, b = firsts[number], firsts[number + 1]
             offsets, is_fill = streams.counts()[0][a : b + 1], streams.counts()[1][a:b]
-            paths = [objects[number].path for number in numbers]
-            self._wrote(write_landed(streams, paths, offsets, is_fill, self._files, with_checksum=with_checksum))
-
-        def write_shards(numbers: Sequence[int]) -> None:
-            for number in numbers:
-                a, b = firsts[number], firsts[number + 1]
-                offsets, is_fill = streams.counts()[0][a : b + 1], streams.counts()[1][a:b]
-                sizes = stored_sizes(offsets, is_fill, with_checksum=with_checksum)
-                spans = stored_spans(offsets, is_fill, with_checksum=with_checksum)
-                with streams.land(cut_bytes(int(offsets[0]), int(offsets[-1]))) as landed:
-                    self._write(objects[number], Landing(landed).groups(spans, with_checksum=with_checksum), sizes)
-
-        write_some = write_chunks if layout.shard is None else write_shards
-        tasks = min(len(objects), self._threads)
-        return streams.cut, self._pending.add(start_tasks(self._pool, tasks, write_some, range(len(objects))))
+            sizes = stored_sizes(offsets, is_fill, with_checksum=with_checksum)
+            spans = stored_spans(offsets, is_fill, with_checksum=with_checksum)
+            with streams.land(cut_bytes(int(offsets[0]), int(offsets[-1]))) as landed:
+                self._write(objects[number], Landing(landed).groups(spans, with_checksum=with_checksum), sizes)
 
     def _write_from_host(self, objects: list[_Object], block: np.ndarray, box: Box) -> None:
         """Encode each chunk in a thread of the pool; the one that encodes the last chunk of an object writes it."""

@@ -36,10 +36,12 @@ from linumpy.plan.layout import ArrayLayout
 from linumpy.plan.pyramid import Box, shape_of, split, within
 from linumpy.write.chunk_file import ChunkFiles
 from linumpy.write.encoded_chunks import Batch, EncodedChunks
-from linumpy.write.tasks import Finish, Pending, done, in_tasks, start_tasks
+from linumpy.write.tasks import Finish, Pending, done, in_tasks, start_tasks, tasks_of
 
 #: Bytes of the pieces in which chunks that are not contiguous are gathered: they stay in the processor's cache.
 _PIECE_NBYTES = 2**19
+#: Blocks of a device whose copies in the order of chunks may be unfinished.
+_PENDING = 2
 
 
 def writing_threads() -> int:
@@ -96,7 +98,7 @@ def chunks_of(
         Whether the file of a chunk gets its name when it is complete, as zarr's do: needed where another process may
         write the same chunk at the same time.
     batch : Batch, optional
-        What a device encodes at a time; by default as with no limit of memory.
+        What a device encodes at a time; by default what an eighth of its free memory holds.
     """
     layout, encoding = read_layout(array), encoding_of(array)
     if (
@@ -157,14 +159,14 @@ class RawChunks:
     ) -> None:
         self.array, self._layout, self._pool, self._threads = array, layout, pool, threads
         self._files, self.stored_nbytes = ChunkFiles(layout, renamed=renamed), 0
-        self._pieces, self._pending = list(_pieces(layout.chunk_shape, layout.dtype.itemsize)), Pending(2)
+        self._pieces, self._pending = list(_pieces(layout.chunk_shape, layout.dtype.itemsize)), Pending(_PENDING)
         self._local, self._lock = threading.local(), threading.Lock()
 
     def start(self, box: Box, block: Array) -> Finish:
         """Start to write a box of whole chunks; of a device array, by cutting it into chunks."""
         chunk = self._layout.chunk_shape
         boxes = list(split(box, chunk))
-        paths = [self._files.path([b.start // c for b, c in zip(one, chunk, strict=True)]) for one in boxes]
+        paths = self._files.paths(box, chunk)
         if is_device_array(block):
             from linumpy.write.device_chunks import start_writing
 
@@ -184,7 +186,9 @@ class RawChunks:
 
     def _start(self, count: int, write_some: Callable[[Sequence[int]], None]) -> Finish:
         """Start to write so many chunks from the device."""
-        return self._pending.add(start_tasks(self._pool, min(count, self._threads), write_some, range(count)))
+        return self._pending.add(
+            start_tasks(self._pool, tasks_of(count, self._threads, _PENDING), write_some, range(count))
+        )
 
     def _write_some(self, paths: list[str], parts: list[np.ndarray]) -> None:
         in_tasks(self._pool, self._threads, lambda k: self._write_one(paths[k], parts[k]), range(len(paths)))

@@ -67,6 +67,14 @@ def start_tasks(
     return [pool.submit(work, numbers[a:b]) for a, b in itertools.pairwise(edges)]
 
 
+def tasks_of(count: int, threads: int, works: int) -> int:
+    """Return into how many tasks a work on so many objects is divided, where so many works share the threads.
+
+    More tasks than threads would contend for Python's lock (the GIL).
+    """
+    return min(count, max(1, threads // works))
+
+
 def wait_for(futures: Sequence[Future[None]]) -> None:
     """Wait for tasks; after an error for those only that have begun."""
     finished, others = wait(futures, return_when=FIRST_EXCEPTION)

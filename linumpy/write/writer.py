@@ -178,8 +178,9 @@ class OmeZarrWriter:
     **Threads.** Several may write at the same time if their regions share no chunk; otherwise the second one raises.
     With `buffer_bytes` they may cut the same chunks.
 
-    **Memory.** Beyond the regions themselves: on a device up to about 1.25 GiB, in host memory less; more only where
-    eight chunks (or shards) of a resolution together take more than 256 MiB; and `buffer_bytes`.
+    **Memory.** Beyond the regions themselves: on a device up to about 2.5 GiB, and at most an eighth of what is free to
+    encode; in host memory less; more only where eight chunks (or shards) of a resolution together take more than
+    256 MiB; and `buffer_bytes`.
 
     **Device arrays.** Kernels run on CuPy's current stream of the thread that calls :meth:`write`. Raw chunks are
     written by GPUDirect Storage where kvikio offers it, and through pinned host memory elsewhere.

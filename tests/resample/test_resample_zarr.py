@@ -500,7 +500,7 @@ def write(chunks, block, data, entries):
     if written[0] == stop:
         # A part of a chunk's file, and then the end.
         real(chunks, block, data * 0, entries)()
-        os.truncate(chunks._files.path([s.start // 8 for s in block.box]), 100)
+        os.truncate(chunks._files.paths(block.box, (8, 8, 8))[0], 100)
         os.kill(os.getpid(), signal.SIGKILL)
     written[0] += 1
     voxels[0] += data.size
