@@ -9,6 +9,7 @@ import hashlib
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import zarr
@@ -43,6 +44,21 @@ def identify_data(array: zarr.Array) -> str | None:
     if lines is None:
         return None
     digest = hashlib.sha256()
+    for line in lines:
+        digest.update(line.encode("utf-8", "surrogateescape"))
+    return digest.hexdigest()[:32]
+
+
+def identify_path(path: str | Path) -> str:
+    """Return a digest that changes with a local file or folder, by names, sizes, times and inodes, without reading.
+
+    Raises
+    ------
+    FileNotFoundError
+        There is nothing at the path.
+    """
+    digest = hashlib.sha256()
+    lines = _local_files(str(path)) if os.path.isdir(path) else [_file_line("", os.stat(path))]
     for line in lines:
         digest.update(line.encode("utf-8", "surrogateescape"))
     return digest.hexdigest()[:32]

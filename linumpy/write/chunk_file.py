@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 import os
 import secrets
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 
 import numpy as np
 
@@ -36,31 +36,46 @@ def write_file(path: str, groups: Iterable[Sequence[Bytes]]) -> int:
     OSError
         Naming the file.
     """
-    descriptor, nbytes = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666), 0
-    try:
+    nbytes = 0
+    with _new_file(path) as descriptor:
         for group in groups:
             for first in range(0, len(group), _MOST_BUFFERS):
-                nbytes += _write_all(descriptor, [_view(buffer) for buffer in group[first : first + _MOST_BUFFERS]])
+                views = [_view(buffer) for buffer in group[first : first + _MOST_BUFFERS]]
+                nbytes += _write_all(descriptor, views, path)
+    return nbytes
+
+
+@contextmanager
+def _new_file(path: str) -> Iterator[int]:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+    try:
+        yield descriptor
+    except BaseException:
+        with suppress(OSError):
+            os.close(descriptor)
+        raise
+    try:
+        os.close(descriptor)  # where network file systems report that a write failed
     except OSError as error:
         raise OSError(error.errno, error.strerror, path) from error
-    finally:
-        os.close(descriptor)
-    return nbytes
 
 
 def _view(buffer: Bytes) -> memoryview:
     return memoryview(buffer.reshape(-1).view(np.uint8) if isinstance(buffer, np.ndarray) else buffer)  # type: ignore[arg-type]
 
 
-def _write_all(descriptor: int, left: list[memoryview]) -> int:
-    nbytes = 0
-    while left:
-        count = os.writev(descriptor, left)
-        nbytes += count
-        while left and count >= len(left[0]):
-            count -= len(left.pop(0))
-        if left:
-            left[0] = left[0][count:]
+def _write_all(descriptor: int, buffers: Sequence[memoryview], path: str) -> int:
+    left, nbytes = list(buffers), 0
+    try:
+        while left:
+            count = os.writev(descriptor, left)
+            nbytes += count
+            while left and count >= len(left[0]):
+                count -= len(left.pop(0))
+            if count:
+                left[0] = left[0][count:]
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, path) from error
     return nbytes
 
 
