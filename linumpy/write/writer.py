@@ -32,6 +32,7 @@ from linumpy.errors import not_pickled
 from linumpy.io.carried import Carried
 from linumpy.io.output.checks import check_target, checked_version
 from linumpy.io.output.folders import new_folder
+from linumpy.io.output.syscalls import named_errors
 from linumpy.io.paths import absolute
 from linumpy.plan.encoding import BY_CODEC
 from linumpy.plan.pyramid import Box, Pyramid, shape_of, split, within
@@ -301,7 +302,9 @@ class OmeZarrWriter:
             folder = scope.enter_context(temporary)
             self._pool = ThreadPoolExecutor(self._threads, "linumpy-write")
             scope.callback(self._pool.shutdown, cancel_futures=True)
-            self._chunks = [chunks_of(array, self._pool, self._threads) for array in self._image.create(folder)]
+            with named_errors(self._target):
+                arrays = self._image.create(folder)
+            self._chunks = [chunks_of(array, self._pool, self._threads) for array in arrays]
             scope.callback(self._state.close)
             self._state.open()
             self._scope = scope.pop_all()
