@@ -61,8 +61,8 @@ def resample(place, *, source, overwrite=False):
     made, real = [0], pipeline.write_block
 
     def count(*block):
-        real(*block)
         made[0] += 1
+        return real(*block)
 
     pipeline.write_block = count
     options = {"chunks": (8, 8, 8), "levels": 2, "device": "cpu", "device_memory": 20_000, "progress": int}
