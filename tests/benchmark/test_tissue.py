@@ -1,5 +1,6 @@
 """If this fails, times of work on tissue are taken of wrong results, unnoticed."""
 
+import importlib.util
 import json
 
 import numpy as np
@@ -11,6 +12,7 @@ from linumpy.benchmark.runner import Settings
 from linumpy.benchmark.suites.tissue import MAKERS
 
 SCALE = 0.06
+SIMPLE_ITK = importlib.util.find_spec("SimpleITK")
 
 
 @pytest.mark.parametrize("name", MAKERS)
@@ -56,6 +58,9 @@ def test_all_cases_on_a_device(tmp_path, capsys):
     output = Output(tmp_path / "out.json")
     _, *results = run(kernel_cases(MAKERS, 0.25), Settings(2), output)
     assert [one.case.name for one in results] == list(MAKERS)
-    assert [entry.verdict for one in results for entry in one.entries] == ["ok"] * 2 * len(MAKERS)
+    for one in results:
+        ours, *peers = (entry.verdict for entry in one.entries)
+        assert ours == "ok", one.case.name
+        assert all(verdict == "ok" or (verdict == "cannot run" and SIMPLE_ITK is None) for verdict in peers)
     assert len(json.loads(output.json.read_text())["cases"]) == 1 + len(MAKERS)
     assert "interface-depth-first" in capsys.readouterr().out

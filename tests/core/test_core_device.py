@@ -172,7 +172,7 @@ def test_times_of_the_device(tmp_path, device):
         (ticket,), _ = submit(made, reader, array, [...], timed=True)
         ticket.result()
         times, report = reader.stats(ReaderStats()).times, ticket.report
-        assert times.decoded == 1
+        assert 1 <= times.decoded <= 4 * 4 * 5  # slabs: a busy machine fills more of them, each with less
         assert times.decoded_nbytes == 4 * 4 * 5 * 8 * 12 * 12 * 2
         assert 0 < times.copied_nbytes < times.decoded_nbytes
         assert 0 < report.decode_seconds == pytest.approx(times.decode_seconds)

@@ -350,7 +350,7 @@ def test_a_worker_that_lacks_something_is_named(source, tmp_path, client, name):
     with one_of(client) as address:
 
         def later(_):
-            if next(seen) == 5:
+            if next(seen) == 1:  # long before the last block
                 client.run(take, workers=[address])
 
         run = functools.partial(resample_zarr, source, tmp_path / "out" / "b", 4.0, distributed=client, **OPTIONS)
