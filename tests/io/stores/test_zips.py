@@ -16,8 +16,8 @@ from linumpy.gpu.zarr_io import plan_zarr_read, read_zarr
 from linumpy.io.ome import open_image, read_omezarr
 from linumpy.io.open import open_source
 from linumpy.io.source import local_path, open_node
-from linumpy.resample.identity import identify_data
 from linumpy.io.stores.zips import ArchiveStore
+from linumpy.resample.identity import identify_data
 from linumpy.resample.resample_zarr import resample_zarr
 from linumpy.write.writer import write_omezarr
 from tests.support.zips import central_of, patch, zip_folder
