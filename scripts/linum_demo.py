@@ -4,8 +4,12 @@ Makes the mosaic, writes it as OME-Zarr, reads it (on a GPU: into its memory), r
 the surface of the tissue, and writes the resampled volume, the depth map and two pictures. Then prints the error of
 the surface, and the duration of each stage.
 
+With --pipeline it makes a synthetic brain instead, several slices of overlapping tiles with the faults of a microscope,
+takes it through all stages of linum-pipeline, and prints the error of each stage against the truth.
+
 For example:
   linum-demo
+  linum-demo --pipeline
   linum-demo --out demo --size medium --device cuda
 """
 
@@ -23,6 +27,7 @@ def _build_arg_parser() -> argparse.ArgumentParser:
     parser = cli.Parser("linum-demo", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", metavar="DIR", default="linum-demo", help="Folder for the results. [%(default)s]")
     sizes = ", ".join(f"{name}: {spec.nbytes / 2**20:,.0f} MiB" for name, spec in SIZES.items())
+    parser.add_argument("--pipeline", action="store_true", help="Take a brain through all stages of linum-pipeline.")
     parser.add_argument("--size", choices=SIZES, default="small", help=f"{sizes}. [%(default)s]")
     parser.add_argument("--device", choices=("auto", "cuda", "cpu"), help="Device to use. [LINUMPY_DEVICE, or auto]")
     cli.add_common_arguments(parser)
@@ -31,8 +36,10 @@ def _build_arg_parser() -> argparse.ArgumentParser:
 
 def _demo(arguments: argparse.Namespace) -> None:
     from linumpy.demo import run_demo
+    from linumpy.demo_brain import run_brain_demo
 
-    print(run_demo(arguments.out, arguments.size, arguments.device, overwrite=arguments.overwrite))
+    demonstrate = run_brain_demo if arguments.pipeline else run_demo
+    print(demonstrate(arguments.out, arguments.size, arguments.device, overwrite=arguments.overwrite))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -290,6 +290,23 @@ def identify_data(array: zarr.Array) -> str | None:
     return digest.hexdigest()[:32]
 
 
+def identify_path(path: str | Path) -> str:
+    """Return a digest that changes with a local file or folder, by names, sizes, times and inodes, without reading.
+
+    Raises
+    ------
+    FileNotFoundError
+        There is nothing at the path.
+    """
+    digest = hashlib.sha256()
+    if not os.path.isdir(path):
+        digest.update(_file_line("", os.stat(path)).encode())
+    else:
+        for line in _local_files(str(path), ""):
+            digest.update(line.encode("utf-8", "surrogateescape"))
+    return digest.hexdigest()[:32]
+
+
 def _local_files(folder: str, prefix: str) -> Iterator[str]:
     """Yield a line for each file of an array, by name, without the ``.nfs`` files of removed files still open."""
     with os.scandir(folder) as entries:

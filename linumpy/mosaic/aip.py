@@ -123,7 +123,7 @@ def project_mosaic(
         carried=carried,
         attributes=tile_attributes(image, tile) if tile else None,
     ) as writer:  # fmt: skip
-        _project(image, size, writer.write, work, progress)
+        project_columns(image, size, writer.write, work, progress)
     return MosaicProjection(_shape(image), image.nbytes)
 
 
@@ -160,7 +160,7 @@ def project_mosaic_to_png(
             pixels[index] = part
 
         size = column_shape(image.array, image.depth_axis, tile_nbytes(tile_bytes, use_gpu))
-        _project(image, size, keep, work, progress)
+        project_columns(image, size, keep, work, progress)
     picture, window = stretch(work.xp, pixels)
     with replacing(output, overwrite=overwrite) as temporary:
         Image.fromarray(to_host(picture)).save(temporary, format="PNG")
@@ -194,13 +194,28 @@ def _shape(image: MosaicImage) -> tuple[int, int]:
     return image.array.shape[first], image.array.shape[second]
 
 
-def _project(
+def project_columns(
     image: MosaicImage,
     size: tuple[int, ...],
     write: Callable[[tuple[int | slice, ...], Array], None],
     work: TileWork,
     progress: Progress | None,
 ) -> None:
+    """Compute the means of all volumes along depth, column by column.
+
+    Parameters
+    ----------
+    image : MosaicImage
+        The mosaic.
+    size : tuple of int
+        Shape of a column.
+    write : callable
+        Takes the index of a column in the projections (of the leading axes, then two slices) and its means.
+    work : TileWork
+        Where columns are read and computed.
+    progress : callable, optional
+        Called with the number of bytes done since the last call.
+    """
     (first, second), use_gpu = image.lateral_axes, work.use_gpu
     work(
         image.boxes(size),

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
-import shutil
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +17,6 @@ from typing import Any
 
 import numpy as np
 import zarr
-from zarr.storage import LocalStore
 
 from linumpy.errors import SourceError
 from linumpy.io.codecs import encoding_like, zarr_codecs
@@ -29,11 +26,10 @@ from linumpy.io.ngff.versions import in_version, version_of
 from linumpy.io.source import describe_source, local_store
 from linumpy.io.zarr_mode import host_zarr_context
 from linumpy.plan.encoding import DEFAULT_CODEC, Encoding, parse_codec
+from linumpy.resample.members import Members, Node, copy_files, members_of
 from linumpy.write.new_image import ZARR_FORMATS
 
 log = logging.getLogger(__name__)
-
-_METADATA = ("zarr.json", ".zgroup", ".zattrs", ".zarray", ".zmetadata")
 
 
 @dataclass(frozen=True)
@@ -115,6 +111,8 @@ class Hierarchy:
         Attributes of each group, by its path.
     arrays : tuple of ArrayCopy
         The arrays.
+    files : tuple of str
+        Paths of the files that are not of Zarr.
     dropped : tuple of str
         Descriptions of what the version of the copy has no place for.
     """
@@ -123,10 +121,11 @@ class Hierarchy:
     zarr_format: int
     groups: Mapping[str, dict[str, Any]]
     arrays: tuple[ArrayCopy, ...]
+    files: tuple[str, ...]
     dropped: tuple[str, ...]
 
     def create(self, folder: Path) -> None:
-        """Make the copy, without chunks; files in its groups that are not of Zarr are copied."""
+        """Make the copy, without chunks; files that are not of Zarr are copied."""
         with host_zarr_context(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of codecs that are not in the specification
             made = {}
@@ -139,9 +138,7 @@ class Hierarchy:
             for array in self.arrays:
                 parent, _, name = array.path.rpartition("/")
                 _create_array(made[parent], name, array, self.zarr_format)
-        if isinstance(self.group.store, LocalStore):
-            for path in self.groups:
-                _copy_files(Path(self.group.store.root) / self.group.path / path, folder / path)
+        copy_files(self.group, self.files, folder)
 
 
 def _create_array(group: zarr.Group, name: str, array: ArrayCopy, zarr_format: int) -> None:
@@ -158,13 +155,6 @@ def _create_array(group: zarr.Group, name: str, array: ArrayCopy, zarr_format: i
     )  # fmt: skip
 
 
-def _copy_files(source: Path, target: Path) -> None:
-    with os.scandir(source) as entries:
-        for entry in entries:
-            if entry.is_file() and entry.name not in _METADATA:
-                shutil.copyfile(entry.path, target / entry.name)
-
-
 def plan_hierarchy(group: zarr.Group, storage: Storage, ngff_version: str | None) -> Hierarchy:
     """Plan the copy of a group and of all that is in it.
 
@@ -177,8 +167,9 @@ def plan_hierarchy(group: zarr.Group, storage: Storage, ngff_version: str | None
     MetadataError
         Coordinates that the version cannot express.
     """
-    # In an order of its own: zarr lists members as they come, and a stopped run counts arrays by their numbers.
-    name, nodes = describe_source(group), dict(sorted(_nodes(group), key=lambda one: one[0]))
+    # In an order of their own: a stopped run counts arrays by their numbers.
+    name, members = describe_source(group), _members(group)
+    nodes = members.nodes
     found = {path: node for path, node in nodes.items() if isinstance(node, zarr.Array)}
     if not found:
         raise SourceError(f"{name} holds no arrays to convert")
@@ -196,23 +187,22 @@ def plan_hierarchy(group: zarr.Group, storage: Storage, ngff_version: str | None
     arrays = tuple(
         replace(plan_array(path, node, storage, zarr_format), names=names.get(path)) for path, node in found.items()
     )
-    return Hierarchy(group, zarr_format, groups, arrays, tuple(dict.fromkeys(dropped)))
+    return Hierarchy(group, zarr_format, groups, arrays, members.files, tuple(dict.fromkeys(dropped)))
 
 
-def _nodes(group: zarr.Group) -> Iterator[tuple[str, zarr.Group | zarr.Array]]:
-    """Yield a group and all groups and arrays in it, with their paths."""
+def _members(group: zarr.Group) -> Members:
+    """List what lies in a group; of a server without listings, what the metadata name."""
+    return members_of(group) if group.store.supports_listing else Members(dict(sorted(_named_nodes(group))), ())
+
+
+def _named_nodes(group: zarr.Group) -> Iterator[tuple[str, Node]]:
     yield "", group
-    if group.store.supports_listing:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of files that are not of Zarr
-            yield from group.members(max_depth=None)
-        return
-    for path in _named(group):  # a server without listings: what the metadata name
+    for path in _named(group):
         node = group.get(path)
         if node is not None:
             yield path, node
             if isinstance(node, zarr.Group):
-                yield from ((f"{path}/{below}", one) for below, one in _nodes(node) if below)
+                yield from ((f"{path}/{below}", one) for below, one in _named_nodes(node) if below)
 
 
 def _axis_names(nodes: Mapping[str, Any]) -> Iterator[tuple[str, tuple[str, ...]]]:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -170,6 +171,12 @@ class Stage(Protocol):
 def open_stage(job: BlockJob, *, slots: int) -> Stage:
     """Return the stage of the job's device."""
     return CudaStage(job, slots=slots) if job.device == "cuda" else HostStage(job, alone=slots > 1)
+
+
+def level_chunks(folder: Path, pool: ThreadPoolExecutor, threads: int, batch: int | None = None) -> Chunks:
+    """Open an array of a work folder, such as a resolution of an image, for writing whole chunks."""
+    array = zarr.open_array(local_store(folder, read_only=False), mode="r+")
+    return chunks_of(array.with_config({"write_empty_chunks": True}), pool, threads, batch=batch)
 
 
 def read_to_device(array: zarr.Array, region: tuple[int | slice, ...], reader: OwnReader) -> Array:

@@ -32,7 +32,7 @@ from linumpy.io.ome import open_image
 from linumpy.io.output.checks import check_apart, check_free_space, check_parent, checked_version, refuse_url
 from linumpy.io.output.folders import drop_partial_files, unfinished_beside
 from linumpy.io.paths import absolute
-from linumpy.io.source import Source, describe_source, local_path, local_store, open_node, path_of, with_options
+from linumpy.io.source import Source, describe_source, local_path, open_node, path_of, with_options
 from linumpy.io.volume import Volume, Volumes, as_volume, select_volumes
 from linumpy.io.zarr_mode import read_on_host
 from linumpy.plan.encoding import BY_CODEC
@@ -50,13 +50,20 @@ from linumpy.resample.parts import (
     plan_target,
     request_of,
 )
-from linumpy.resample.pipeline import BlockJob, make_blocks, make_blocks_on_each, read_to_device
+from linumpy.resample.pipeline import (
+    BlockJob,
+    level_chunks,
+    make_block,
+    make_blocks,
+    make_blocks_on_each,
+    read_to_device,
+)
 from linumpy.resample.resumable import Resumable, resumable_folder
 from linumpy.resample.target_grid import TargetGrid, on_grid_of, plan_target_grid, turned_systems
-from linumpy.resample.workers import Needs, client_of, make_blocks_on, needs_of, survey
+from linumpy.resample.workers import Needs, client_of, make_on, needs_of, survey
 from linumpy.write.new_image import NewImage
 from linumpy.write.pyramid import halve, halve_by_threads
-from linumpy.write.raw_chunks import Chunks, chunks_of, writing_threads
+from linumpy.write.raw_chunks import writing_threads
 from linumpy.write.tasks import Finish, done
 from linumpy.write.writer import STEP_BYTES, Progress
 
@@ -439,8 +446,9 @@ def _fill(
         else:
             make_blocks(job, wanted, done)
     else:
-        needs = replace(needs, target=job.target, block_nbytes=itemsize * sum(job.plan.largest))
-        make_blocks_on(client, job, needs, wanted, done)
+        needs = replace(needs, block_nbytes=itemsize * sum(job.plan.largest))
+        what = f"a block of {job.plan.largest} voxels (read, made)"
+        make_on(client, make_block, job, needs, {block.number: block for block in wanted}, done, what=what)
 
 
 def make_coarser_levels(folder: Path, image: NewImage, downsampling: str, kind: str, limit: int | None = None) -> None:
@@ -451,7 +459,7 @@ def make_coarser_levels(folder: Path, image: NewImage, downsampling: str, kind: 
     scratch = None if limit is None else scratch_within(limit)
     threads = writing_threads()
     with ThreadPoolExecutor(threads, "linumpy-chunks") as pool, closing(OwnReader(scratch)) as reader:
-        levels = [level_chunks(folder, level, pool, threads) for level in range(len(image.shapes))]
+        levels = [level_chunks(folder / str(level), pool, threads) for level in range(len(image.shapes))]
         for level, (finer, coarser) in enumerate(itertools.pairwise(levels), 1):
             whole = tuple(slice(0, n) for n in image.shapes[level])
             finish: Finish = done
@@ -467,11 +475,3 @@ def make_coarser_levels(folder: Path, image: NewImage, downsampling: str, kind: 
                 finish()  # the last box, while the device works at this one
                 finish = following
             finish()
-
-
-def level_chunks(
-    folder: Path, level: int | str, pool: ThreadPoolExecutor, threads: int, batch: int | None = None
-) -> Chunks:
-    """Open an array of a work folder, such as a resolution of an image, for writing whole chunks."""
-    array = zarr.open_array(local_store(folder / str(level), read_only=False), mode="r+")
-    return chunks_of(array.with_config({"write_empty_chunks": True}), pool, threads, batch=batch)

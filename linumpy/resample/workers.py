@@ -1,8 +1,8 @@
-"""Make the blocks of a resampled volume on the workers of a dask cluster.
+"""Make the blocks of a volume on the workers of a dask cluster.
 
-In: the caller's `distributed`, and a :class:`~linumpy.resample.pipeline.BlockJob`. Out: the device and the memory that
-all workers have (:func:`survey`), and blocks (:func:`make_blocks_on`). Workers get bytes, and functions that need only
-Python, so that a worker without linumpy can report that. dask is imported here, inside functions. Errors:
+In: the caller's `distributed`, and a job whose blocks have numbers. Out: the device and the memory that all workers
+have (:func:`survey`), and blocks (:func:`make_on`). Workers get bytes, and functions that need only Python, so that a
+worker without linumpy can report that. dask is imported here, inside functions. Errors:
 :class:`~linumpy.errors.WorkerError`, which names the worker and what it lacks.
 """
 
@@ -16,23 +16,36 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from linumpy import __version__
 from linumpy.device import free_memory, install_line, require_cuda, resolve, why_no_cuda
 from linumpy.errors import GpuUnavailableError, WorkerError
 from linumpy.io.paths import split_archive
 from linumpy.io.stores.zips import ArchiveStore
-from linumpy.plan.grid.blocks import Block
-from linumpy.resample.pipeline import BlockJob, make_block
 
 if TYPE_CHECKING:
     from distributed import Client, Future, Worker
     from distributed.deploy import Cluster
 
 Name = TypeVar("Name")
+
+
+class Job(Protocol):
+    """The parameters of all blocks of a volume, which can be pickled."""
+
+    @property
+    def target(self) -> str:
+        """Path of the array to write."""
+
+    @property
+    def device(self) -> str:
+        """``"cuda"`` or ``"cpu"``."""
+
+
+JobOf = TypeVar("JobOf", bound=Job)
 
 log = logging.getLogger(__name__)
 
@@ -302,8 +315,15 @@ def _capacity(answers: Mapping[str, Mapping[str, Any]]) -> Capacity:
     return Capacity(kind, nbytes, reason)
 
 
-def make_blocks_on(
-    client: Client, job: BlockJob, needs: Needs, blocks: Iterable[Block], done: Callable[[Block], object]
+def make_on(
+    client: Client,
+    make: Callable[[JobOf, int], object],
+    job: JobOf,
+    needs: Needs,
+    blocks: Mapping[int, Name],
+    done: Callable[[Name], object],
+    *,
+    what: str,
 ) -> None:
     """Make blocks on the workers of a dask cluster; another worker repeats the block of a lost one.
 
@@ -314,27 +334,34 @@ def make_blocks_on(
     ----------
     client : distributed.Client
         Client of a cluster whose workers see the paths of source and target.
-    job, blocks, done
-        As for :func:`linumpy.resample.pipeline.make_blocks`.
+    make : callable
+        Function of a module: makes the block of a number; twice is harmless.
+    job : Job
+        The parameters of the blocks.
     needs : Needs
         Requirements of each worker.
+    blocks : mapping of int
+        The blocks to make, by their numbers.
+    done : callable
+        Called with each block that is made, in this thread.
+    what : str
+        What a block is, for errors.
 
     Raises
     ------
     WorkerError
         A worker that joined later lacks something; or workers died, one after another, on the same block.
     """
-    payload, make = pickle.dumps((needs, job)), _sent("make_sent_block")
+    payload, sent = pickle.dumps((replace(needs, target=job.target), make, job)), _sent("make_sent_block")
 
-    def settle(block: Block, lacking: str) -> None:
+    def settle(number: int, lacking: str) -> None:
         if lacking:
             raise WorkerError(lacking)
-        done(block)
+        done(blocks[number])
 
-    what = f"a block of {job.plan.largest} voxels (read, made)"
     # Not pure: the block must be written again, even if dask has the result of an equal task.
     carry_out_on(
-        client, blocks, lambda block: client.submit(make, payload, block.number, pure=False), settle,
+        client, blocks, lambda number: client.submit(sent, payload, number, pure=False), settle,
         what=what, smaller="device_memory=", least=_LEAST,
     )  # fmt: skip
 
@@ -418,12 +445,12 @@ class _Threads:
 
 def make_sent_block(payload: bytes, number: int, worker: Worker) -> str:
     """Make a block, on a worker; returns what the worker lacks, empty if the block is made."""
-    needs, job = pickle.loads(payload)
+    needs, make, job = pickle.loads(payload)
     lacking = needs.lacking() or _lacking_for_blocks(needs, job, worker)
     if lacking:
         return f"worker {worker.address} lacks {lacking}"
     try:
-        make_block(job, number)
+        make(job, number)
     except Exception as error:
         if lacking := needs.lacking():  # such as a disk that was unmounted meanwhile
             return f"worker {worker.address} lacks {lacking}"
@@ -432,7 +459,7 @@ def make_sent_block(payload: bytes, number: int, worker: Worker) -> str:
     return ""
 
 
-def _lacking_for_blocks(needs: Needs, job: BlockJob, worker: Worker) -> str:
+def _lacking_for_blocks(needs: Needs, job: Job, worker: Worker) -> str:
     """Return what a worker lacks for the planned blocks: one that joined later was not part of the survey."""
     if job.device == "cuda":
         missing = why_no_cuda()

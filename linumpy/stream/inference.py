@@ -34,7 +34,8 @@ from linumpy.io.stores.remote import is_remote
 from linumpy.plan.encoding import BY_CODEC
 from linumpy.progress import bytes_progress
 from linumpy.resample.block_plans import host_memory
-from linumpy.resample.resample_zarr import level_chunks, make_coarser_levels, open_source_volumes
+from linumpy.resample.pipeline import level_chunks
+from linumpy.resample.resample_zarr import make_coarser_levels, open_source_volumes
 from linumpy.resample.resumable import Resumable, resumable_folder
 from linumpy.stream.arguments import integer
 from linumpy.stream.config import Config, Dtype, Pad
@@ -220,7 +221,7 @@ class _Run:
         """Predict what is missing."""
         threads = writing_threads()
         with ThreadPoolExecutor(threads, "linumpy-chunks") as pool:
-            chunks = level_chunks(self._state.folder, 0, pool, threads)
+            chunks = level_chunks(self._state.folder / "0", pool, threads)
             pieces = [
                 (time, self._blend(chunks, time, box)) for time in self._task.times for box in self._boxes(time, memory)
             ]

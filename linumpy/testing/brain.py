@@ -16,9 +16,13 @@ the mean over its depth, as Vermeer et al. (2014) discretise it. Galvo shifts mo
 from __future__ import annotations
 
 import math
+from types import ModuleType
+from typing import Any
 
 import numpy as np
 
+from linumpy.arrays import Array
+from linumpy.device import array_module, require_cuda
 from linumpy.errors import RegionError
 from linumpy.testing.brain_spec import USUAL_FAULTS, BrainSpec, Faults
 from linumpy.testing.texture import plane_waves, speckle
@@ -56,7 +60,7 @@ def reference(spec: BrainSpec, start: tuple[int, int, int], stop: tuple[int, int
     return _stored(spec, _reflectivity(spec, np.arange(start[0], stop[0], dtype=np.float64), np.zeros_like(y), y, x))
 
 
-def tile(spec: BrainSpec, number: int, row: int, column: int) -> np.ndarray:
+def tile(spec: BrainSpec, number: int, row: int, column: int, *, use_gpu: bool = False) -> Any:
     """Make a tile as the microscope gives it.
 
     Parameters
@@ -65,34 +69,38 @@ def tile(spec: BrainSpec, number: int, row: int, column: int) -> np.ndarray:
         The brain.
     number, row, column : int
         Slice, and place of the tile in its grid.
+    use_gpu : bool
+        Whether to make it on the device. Its speckle is then that of another generator.
 
     Returns
     -------
-    numpy.ndarray, (Z, Y, X)
+    numpy.ndarray or cupy.ndarray, (Z, Y, X)
         In the dtype of the spec.
 
     Raises
     ------
     RegionError
         There is no such tile.
+    GpuUnavailableError
+        `use_gpu` and there is no CUDA device.
     """
     _check(spec, number, row, column)
-    faults = spec.faults
+    faults, xp = spec.faults, require_cuda() if use_gpu else np
     if number in faults.empty or (number, row, column) in faults.missing:
-        return np.zeros(spec.tile_shape, spec.dtype)
-    out = _tissue(spec, number, row, column)
+        return xp.zeros(spec.tile_shape, spec.dtype)
+    out = _tissue(spec, number, row, column, xp)
     if faults.attenuation_per_mm:
         out *= _transmission(spec, out)
     if faults.rayleigh_um or faults.falloff_per_mm:
-        out *= truth_axial(spec)[:, None, None]
+        out *= xp.asarray(truth_axial(spec))[:, None, None]
     if faults.looks:
-        out *= speckle((spec.seed, 2, number, row, column), faults.looks, (0, 0, 0), spec.tile_shape)
+        out *= _speckle(spec, (number, row, column), xp)
     if faults.vignette:
-        out *= truth_flat_field(spec)
+        out *= xp.asarray(truth_flat_field(spec))
     if faults.dark:
-        out += truth_dark_field(spec)
+        out += xp.asarray(truth_dark_field(spec))
     if faults.galvo:
-        out = np.roll(out, truth_galvo(spec, number), axis=2)
+        out = xp.roll(out, truth_galvo(spec, number), axis=2)
     return _stored(spec, out)
 
 
@@ -199,13 +207,22 @@ def _check(spec: BrainSpec, number: int, row: int, column: int) -> None:
         raise RegionError(f"there is no tile ({row}, {column}) of slice {number} among {grid} (slices, rows, columns)")
 
 
-def _tissue(spec: BrainSpec, number: int, row: int, column: int) -> np.ndarray:
+def _speckle(spec: BrainSpec, place: tuple[int, int, int], xp: ModuleType) -> Any:
+    """Return the speckle of a tile, of mean 1."""
+    looks = spec.faults.looks
+    if xp is np:
+        return speckle((spec.seed, 2, *place), looks, (0, 0, 0), spec.tile_shape)
+    seed = np.random.SeedSequence([spec.seed, 2, *place]).generate_state(1)[0]
+    return xp.random.default_rng(int(seed)).standard_gamma(looks, spec.tile_shape, dtype=np.float32) / np.float32(looks)
+
+
+def _tissue(spec: BrainSpec, number: int, row: int, column: int, xp: ModuleType = np) -> Any:
     """Return the reflectivity at each voxel of a tile: float32."""
     position = np.stack([*np.broadcast_arrays(*_slice_coordinates(spec, number, row, column))])
     matrix = truth_transform(spec, number)
-    y, x = np.tensordot(matrix[:2, :2], position, 1) + matrix[:2, 2, None, None]
-    surface = truth_surface(spec, number, row, column)
-    planes = np.arange(spec.tile_shape[0], dtype=np.float64)
+    y, x = xp.asarray(np.tensordot(matrix[:2, :2], position, 1) + matrix[:2, 2, None, None])
+    surface = xp.asarray(truth_surface(spec, number, row, column))
+    planes = xp.arange(spec.tile_shape[0], dtype=np.float64)
     out = _reflectivity(spec, number * spec.interval_planes + planes, surface, y, x)
     out[planes[:, None, None] < surface] = spec.water * spec.peak
     return out
@@ -218,14 +235,15 @@ def _slice_coordinates(spec: BrainSpec, number: int, row: int, column: int) -> t
     return (first[0] + np.arange(height))[:, None], (first[1] + np.arange(width))[None, :]
 
 
-def _reflectivity(spec: BrainSpec, z: np.ndarray, above: np.ndarray, y: np.ndarray, x: np.ndarray) -> np.ndarray:
+def _reflectivity(spec: BrainSpec, z: Array, above: Array, y: Array, x: Array) -> Any:
     """Return the volume at ``(z[k] - above[i, j], y[i, j], x[i, j])`` in voxels of the brain: float32, (Z, Y, X)."""
+    xp = array_module(y)
     if spec.volume is not None:
-        from scipy.ndimage import map_coordinates
+        from linumpy.gpu.ndimage.transform import map_coordinates
 
-        places = np.broadcast_arrays(z[:, None, None] - above, y, x)
-        return map_coordinates(spec.volume.astype(np.float32), places, order=1, mode="constant")
-    structure = np.exp(
+        places = xp.stack(xp.broadcast_arrays(z[:, None, None] - above, y, x))
+        return map_coordinates(xp.asarray(spec.volume.astype(np.float32)), places, order=1, mode="constant")
+    structure = xp.exp(
         np.float32(_STRUCTURE * (2 / _WAVES) ** 0.5) * _sum_of_waves(spec, 1, _WAVES, spec.texture_um, z, above, y, x)
         - np.float32(_STRUCTURE**2 / 2)
     )
@@ -243,39 +261,42 @@ def _sum_of_waves(
     stream: int,
     number: int,
     periods_um: tuple[float, float],
-    z: np.ndarray,
-    above: np.ndarray,
-    y: np.ndarray,
-    x: np.ndarray,
-) -> np.ndarray:
+    z: Array,
+    above: Array,
+    y: Array,
+    x: Array,
+) -> Any:
     """Sum plane waves at the coordinates of :func:`_reflectivity`, each a product of a line along Z and a plane."""
-    total = np.zeros((len(z), *y.shape), np.float32)
-    product = np.empty_like(total)
+    xp = array_module(y)
+    total = xp.zeros((len(z), *y.shape), np.float32)
+    product = xp.empty_like(total)
     for wave in plane_waves((spec.seed, stream), number, *periods_um):
         turns = [2 * np.pi * step / period for step, period in zip(spec.spacing_um, wave.periods_um, strict=True)]
         line, plane = turns[0] * z[:, None, None], turns[1] * y + turns[2] * x + wave.phase - turns[0] * above
-        total += np.multiply(np.cos(line).astype(np.float32), np.cos(plane).astype(np.float32), out=product)
-        total -= np.multiply(np.sin(line).astype(np.float32), np.sin(plane).astype(np.float32), out=product)
+        total += xp.multiply(xp.cos(line).astype(np.float32), xp.cos(plane).astype(np.float32), out=product)
+        total -= xp.multiply(xp.sin(line).astype(np.float32), xp.sin(plane).astype(np.float32), out=product)
     return total
 
 
-def _edge(field: np.ndarray, slope: float) -> np.ndarray:
+def _edge(field: Any, slope: float) -> Any:
     """Return 1 where a field is well above 0, and 0 well below, with a smooth step between."""
-    return 1 / (1 + np.exp(-np.float32(slope) * field))
+    return 1 / (1 + array_module(field).exp(-np.float32(slope) * field))
 
 
-def _transmission(spec: BrainSpec, reflectivity: np.ndarray) -> np.ndarray:
+def _transmission(spec: BrainSpec, reflectivity: Any) -> Any:
     """Return the mean over each voxel's depth of the light that comes back from it."""
+    xp = array_module(reflectivity)
     scale = spec.faults.attenuation_per_mm / spec.peak * spec.spacing_um[0] / 1e3
     within = np.float32(2 * scale) * reflectivity  # there and back
-    left = np.exp(within - np.cumsum(within, axis=0))
+    left = xp.exp(within - xp.cumsum(within, axis=0))
     # (1 - exp(-x)) / x, which is 1 at 0.
-    return left * np.where(within > 0, -np.expm1(-within) / np.maximum(within, np.float32(1e-30)), 1)
+    return left * xp.where(within > 0, -xp.expm1(-within) / xp.maximum(within, np.float32(1e-30)), 1)
 
 
-def _stored(spec: BrainSpec, voxels: np.ndarray) -> np.ndarray:
+def _stored(spec: BrainSpec, voxels: Any) -> Any:
     if spec.dtype == "uint16":
-        return np.clip(np.rint(voxels), 0, 65535).astype(np.uint16)
+        xp = array_module(voxels)
+        return xp.clip(xp.rint(voxels), 0, 65535).astype(np.uint16)
     return voxels.astype(spec.dtype, copy=False)
 
 

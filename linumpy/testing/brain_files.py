@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import itertools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -18,7 +18,12 @@ from linumpy.testing.brain import BrainSpec, tile, truth_shift
 
 
 def write_brain(
-    spec: BrainSpec, folder: str | Path, *, overwrite: bool = False, progress: Callable[[int], object] | None = None
+    spec: BrainSpec,
+    folder: str | Path,
+    *,
+    use_gpu: bool = False,
+    overwrite: bool = False,
+    progress: Callable[[int], object] | None = None,
 ) -> Path:
     """Write a brain as mosaic grids.
 
@@ -30,6 +35,8 @@ def write_brain(
         The folder to fill; it is made if its parent exists. The slices are ``mosaics/slice_z00.ome.zarr`` and so on,
         tiles side by side, a chunk each, for ``linum-resample-mosaic-grid``; ``shifts.csv`` is the table for
         ``linum-stack-slices-motor``.
+    use_gpu : bool
+        Whether to make tiles on the device.
     overwrite : bool
         Whether to replace what is there.
     progress : callable, optional
@@ -47,10 +54,13 @@ def write_brain(
     folder = Path(folder)
     check_parent(folder)
     (folder / "mosaics").mkdir(parents=True, exist_ok=True)
-    threads = min(8, len(os.sched_getaffinity(0)))
+    threads = 1 if use_gpu else min(8, len(os.sched_getaffinity(0)))
     with ThreadPoolExecutor(threads, "linumpy-synthetic", in_mode_of_caller()) as pool:
         for number in range(spec.slices):
-            _write_slice(spec, folder / "mosaics" / f"slice_z{number:02d}.ome.zarr", number, pool, overwrite, progress)
+            path = folder / "mosaics" / f"slice_z{number:02d}.ome.zarr"
+            for nbytes in _write_slice(spec, path, number, pool, use_gpu, overwrite):
+                if progress is not None:
+                    progress(nbytes)
     with replacing(folder / "shifts.csv", overwrite=overwrite) as path, path.open("w", newline="") as file:
         table = csv.writer(file)
         table.writerow(SHIFT_COLUMNS)
@@ -65,9 +75,10 @@ def _write_slice(
     path: Path,
     number: int,
     pool: ThreadPoolExecutor,
+    use_gpu: bool,
     overwrite: bool,
-    progress: Callable[[int], object] | None,
-) -> None:
+) -> Iterator[int]:
+    """Write a slice tile by tile; yield the bytes of each."""
     from linumpy.write.writer import OmeZarrWriter
 
     depth, height, width = spec.tile_shape
@@ -79,11 +90,9 @@ def _write_slice(
 
         def write(place: tuple[int, ...]) -> int:
             row, column = place
-            voxels = tile(spec, number, row, column)
+            voxels = tile(spec, number, row, column, use_gpu=use_gpu)
             box = slice(row * height, (row + 1) * height), slice(column * width, (column + 1) * width)
             writer[(slice(0, depth), *box)] = voxels
-            return voxels.nbytes
+            return int(voxels.nbytes)
 
-        for nbytes in pool.map(write, itertools.product(*map(range, spec.tiles))):
-            if progress is not None:
-                progress(nbytes)
+        yield from pool.map(write, itertools.product(*map(range, spec.tiles)))

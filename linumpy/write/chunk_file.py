@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 
 import numpy as np
 
@@ -29,35 +29,44 @@ def write_file(path: str, groups: Iterable[Sequence[Bytes]]) -> None:
     OSError
         Naming the file.
     """
+    with _new_file(path) as descriptor:
+        offset = 0
+        for group in groups:
+            views = list(map(_view, group))
+            _write_at(descriptor, views, offset, path)
+            offset += sum(map(len, views))
+
+
+@contextmanager
+def _new_file(path: str) -> Iterator[int]:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
     try:
-        for group in groups:
-            for first in range(0, len(group), _MOST_BUFFERS):
-                _write_all(descriptor, [_view(buffer) for buffer in group[first : first + _MOST_BUFFERS]])
+        yield descriptor
+    except BaseException:
+        with suppress(OSError):
+            os.close(descriptor)
+        raise
+    try:
+        os.close(descriptor)  # where network file systems report that a write failed
     except OSError as error:
         raise OSError(error.errno, error.strerror, path) from error
-    finally:
-        os.close(descriptor)
 
 
 def _view(buffer: Bytes) -> memoryview:
     return memoryview(buffer.reshape(-1).view(np.uint8) if isinstance(buffer, np.ndarray) else buffer)  # type: ignore[arg-type]
 
 
-def _write_all(descriptor: int, left: list[memoryview]) -> None:
-    while left:
-        count = os.writev(descriptor, left)
-        while left and count >= len(left[0]):
-            count -= len(left.pop(0))
-        if left:
-            left[0] = left[0][count:]
-
-
-def _pwrite_all(descriptor: int, left: memoryview, offset: int, path: str) -> None:
+def _write_at(descriptor: int, buffers: Sequence[memoryview], offset: int, path: str) -> None:
+    left = list(reversed(buffers))
     try:
         while left:
-            count = os.pwrite(descriptor, left, offset)
-            left, offset = left[count:], offset + count
+            some = left[: -_MOST_BUFFERS - 1 : -1]
+            count = os.pwritev(descriptor, some, offset)
+            offset += count
+            while left and count >= len(left[-1]):
+                count -= len(left.pop())
+            if count:
+                left[-1] = left[-1][count:]
     except OSError as error:
         raise OSError(error.errno, error.strerror, path) from error
 
@@ -114,21 +123,20 @@ class ChunkFiles:
         """
         nbytes = 0
         with ExitStack() as scope:
-            pieces: list[tuple[int, memoryview, int, str]] = []
+            pieces: list[tuple[int, list[memoryview], int, str]] = []
             for path, parts in files:
                 if not parts:
                     self.write(path, parts)
                     continue
                 name = path + self.suffix
-                descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
-                scope.callback(os.close, descriptor)
+                descriptor = scope.enter_context(_new_file(name))
                 offset = 0
                 for part in map(_view, parts):
                     for begin in range(0, len(part), _PIECE_NBYTES):
-                        pieces.append((descriptor, part[begin : begin + _PIECE_NBYTES], offset + begin, name))
+                        pieces.append((descriptor, [part[begin : begin + _PIECE_NBYTES]], offset + begin, name))
                     offset += len(part)
                 nbytes += offset
-            in_threads(lambda number: _pwrite_all(*pieces[number]), range(len(pieces)))
+            in_threads(lambda number: _write_at(*pieces[number]), range(len(pieces)))
         if self.suffix:
             for path in (path for path, parts in files if parts):
                 os.replace(path + self.suffix, path)

@@ -1,25 +1,29 @@
 """If this fails, a converted image has other voxels or other metadata than its source."""
 
 import itertools
+import json
+import shutil
 import tempfile
 import warnings
+import zipfile
 from pathlib import Path
 
 import numpy as np
+import obstore
 import pytest
 import tifffile
 import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from zarr.codecs import ZstdCodec
-from zarr.storage import MemoryStore
+from zarr.storage import MemoryStore, ObjectStore
 
 from linumpy import convert_zarr, open_image, read_zarr
 from linumpy.errors import MetadataError, SourceError
 from linumpy.io.carried import Carried
 from linumpy.io.codecs import encoding_of
 from linumpy.io.zarr_mode import read_on_host
-from linumpy.resample import convert_zarr as converting
+from linumpy.resample import copying
 from linumpy.write.new_image import list_labels
 from linumpy.write.pyramid import halve
 from linumpy.write.writer import write_omezarr
@@ -27,7 +31,7 @@ from tests.support.budget import examples
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in the Zarr version 3 specification"),
-    pytest.mark.filterwarnings("ignore:Object at notes.txt"),
+    pytest.mark.filterwarnings("ignore:Object at "),
 ]
 HERE = {"device": "cpu"}
 LABEL = Carried(image_label={"colors": [{"label-value": 1, "rgba": [255, 0, 0, 255]}]})
@@ -180,7 +184,7 @@ def test_a_stopped_run_goes_on(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         convert_zarr(tmp_path / "a", tmp_path / "b", progress=stop, **options)
     assert not (tmp_path / "b").exists()
-    made, real = [], converting.level_chunks
+    made, real = [], copying.level_chunks
 
     def count(*arguments):
         chunks = real(*arguments)
@@ -188,7 +192,7 @@ def test_a_stopped_run_goes_on(tmp_path, monkeypatch):
         monkeypatch.setattr(chunks, "start", lambda box, block: (made.append(box), start(box, block))[1])
         return chunks
 
-    monkeypatch.setattr(converting, "level_chunks", count)
+    monkeypatch.setattr(copying, "level_chunks", count)
     done = []
     convert_zarr(tmp_path / "a", tmp_path / "b", progress=done.append, **options)
     assert_copied(tmp_path / "a", tmp_path / "b")
@@ -229,6 +233,63 @@ def test_arrays_and_packed_images(tmp_path):
         assert array.chunks == tuple(min(4, n) for n in array.shape)
         assert np.array_equal(array[...], data)
         data = halve(data)
+
+
+def zip_folder(folder, path):
+    with zipfile.ZipFile(path, "w") as archive:
+        for one in sorted(folder.rglob("*")):
+            archive.write(one, one.relative_to(folder))
+    return path
+
+
+def test_files_that_are_not_of_zarr(tmp_path):
+    """They are copied from folders, ZIP files and stores; those in hidden folders are not."""
+    image_with_labels(tmp_path / "a")
+    beside = {"notes.txt": b"of the microscope", "OME/METADATA.ome.xml": b"<OME/>" * 9, "labels/cells/empty": b""}
+    for name, text in {**beside, ".git/config": b"mine", ".a.part-1-0/image/zarr.json": b"{}"}.items():
+        (tmp_path / "a" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "a" / name).write_bytes(text)
+    files = [one for one in (tmp_path / "a").rglob("*") if one.is_file()]
+    store = ObjectStore(obstore.store.MemoryStore())
+    for one in files:
+        obstore.put(store.store, str(one.relative_to(tmp_path / "a")), one.read_bytes())
+    for number, source in enumerate((tmp_path / "a", zip_folder(tmp_path / "a", tmp_path / "a.zip"), store)):
+        convert_zarr(source, tmp_path / f"b{number}", chunks=(4, 4, 4), **HERE)
+        assert_copied(tmp_path / "a", tmp_path / f"b{number}")
+        found = {name: (tmp_path / f"b{number}" / name).read_bytes() for name in beside}
+        assert found == beside
+        assert not list((tmp_path / f"b{number}").glob(".*"))
+
+
+@pytest.mark.parametrize("version", ["0.5", "0.4"])
+def test_metadata_that_are_broken_in_a_member(tmp_path, version):
+    """Nothing is left out: the error names the group or the array."""
+    image_with_labels(tmp_path / "a", version)
+    names = ("zarr.json", "zarr.json") if version == "0.5" else (".zgroup", ".zarray")
+    for member, name in zip(("labels/cells", "labels/cells/0"), names, strict=True):
+        path = tmp_path / "a" / member / name
+        whole = path.read_bytes()
+        for broken in (b"", b"{", b"{}", b"[]", b'{"zarr_format": 7, "node_type": "group"}', whole[:-20]):
+            path.write_bytes(broken)
+            with pytest.raises(SourceError, match=f"{member}'"):
+                convert_zarr(tmp_path / "a", tmp_path / "b", **HERE)
+        path.write_bytes(whole)
+    for name in ("zarr.json", ".zgroup", ".zattrs"):  # a folder of no group, with an array in it
+        (tmp_path / "a/labels" / name).unlink(missing_ok=True)
+    with pytest.raises(SourceError, match="labels/cells' is not reached through the groups"):
+        convert_zarr(tmp_path / "a", tmp_path / "b", **HERE)
+    assert not [one for one in tmp_path.iterdir() if one.name != "a"]
+
+
+def test_members_that_zarr_python_does_not_open(tmp_path):
+    """Documents of GDAL's form are read as they are elsewhere; consolidated metadata may be older than the members."""
+    image_with_labels(tmp_path / "a")
+    zarr.consolidate_metadata(tmp_path / "a")
+    data = zarr.open_group(tmp_path / "a").create_array("more", data=voxels((5, 6), "u1"), compressors=None)[...]
+    document = json.loads((tmp_path / "a/more/zarr.json").read_bytes())
+    (tmp_path / "a/more/zarr.json").write_text(json.dumps(document | {"codecs": ["bytes"], "fill_value": None}))
+    convert_zarr(tmp_path / "a", tmp_path / "b", codec="zstd", **HERE)
+    assert np.array_equal(zarr.open_array(tmp_path / "b/more")[...], data)
 
 
 # --- TIFF.
@@ -282,6 +343,32 @@ def test_tiff_that_is_no_stack(tmp_path):
     with pytest.raises(MetadataError, match=r"pass spacing= in µm"):
         convert_zarr(tmp_path / "a.tif", tmp_path / "b", **HERE)
     assert not (tmp_path / "b").exists()
+
+
+def test_tiff_that_is_cut_off_or_broken(tmp_path):
+    """No page is left out, and the error names the file."""
+    data, options = voxels((6, 40, 50)), {"spacing": (5, 2, 3), **HERE}
+    (tmp_path / "pages").mkdir()
+    for number, page in enumerate(data):
+        tifffile.imwrite(tmp_path / f"pages/p{number}.tif", page, compression="zlib" if number % 2 else None)
+    tifffile.imwrite(tmp_path / "zlib.tif", data, compression="zlib", tile=(16, 16))
+    tifffile.imwrite(tmp_path / "raw.tif", data)
+    for name, source in [("raw.tif", "raw.tif"), ("zlib.tif", "zlib.tif"), ("pages/p2.tif", "pages"),
+                         ("pages/p3.tif", "pages")]:  # fmt: skip
+        whole = (tmp_path / name).read_bytes()
+        for broken in (
+            whole[: len(whole) // 3],
+            whole[: len(whole) // 2] + b"\xaa" * 200,
+            whole[: -len(whole) // 20],
+        ):
+            (tmp_path / name).write_bytes(broken)
+            with pytest.raises(SourceError, match=name):
+                convert_zarr(tmp_path / source, tmp_path / "b", **options)
+            assert not (tmp_path / "b").exists()
+        (tmp_path / name).write_bytes(whole)
+        convert_zarr(tmp_path / source, tmp_path / "b", overwrite=True, **options)
+        assert np.array_equal(open_image(tmp_path / "b").levels[0][...], data)
+        shutil.rmtree(tmp_path / "b")
 
 
 @pytest.mark.parametrize(

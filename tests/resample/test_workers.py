@@ -390,12 +390,12 @@ def test_a_block_too_large_for_a_worker_that_comes_later(source, tmp_path, clien
 
 def test_an_error_of_a_block_names_the_worker(source, tmp_path, client):
     def fail(dask_worker):
-        import linumpy.resample.workers as workers
+        import linumpy.resample.pipeline as pipeline
 
         def make_block(*_):
             raise OSError(5, "Input/output error", "a chunk")
 
-        replace(workers, "make_block", lambda _: make_block)
+        replace(pipeline, "make_block", lambda _: make_block)
 
     with one_of(client) as address:
         client.run(fail, workers=[address])
@@ -411,9 +411,9 @@ def test_a_block_that_its_workers_die_of(source, tmp_path, cluster, client):
     def die(dask_worker):
         import os
 
-        import linumpy.resample.workers as workers
+        import linumpy.resample.pipeline as pipeline
 
-        workers.make_block = lambda *_: os.kill(os.getpid(), 9)
+        pipeline.make_block = lambda *_: os.kill(os.getpid(), 9)
 
     cluster.scheduler.allowed_failures = 0
     addresses = "|".join(map(re.escape, client.run(os.getpid)))

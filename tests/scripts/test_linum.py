@@ -35,7 +35,7 @@ def linum(capsys, *words):
 
 def test_each_command_is_a_subcommand_and_the_other_way_round(capsys):
     code, out, _ = linum(capsys, "--help")
-    listed = dict(re.findall(r"^  ([a-z-]+)  +(\S.*\.)$", out.partition("commands:\n")[2], re.MULTILINE))
+    listed = dict(re.findall(r"^  ([a-z0-9-]+)  +(\S.*\.)$", out.partition("commands:\n")[2], re.MULTILINE))
     assert code == 0
     assert {f"linum-{name}" for name in listed} == COMMANDS.keys() - {"linum"}
     for name, line in listed.items():

@@ -154,6 +154,18 @@ def test_what_no_brain_can_be(name, value):
         dataclasses.replace(SPEC, **{name: value})
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("volume", [False, True], ids=["synthetic", "template"])
+def test_the_device_makes_the_same_tiles(volume):
+    array = np.random.default_rng(0).random(SPEC.shape).astype("f4") if volume else None
+    for looks in (0, 8):
+        spec = dataclasses.replace(SPEC, faults=dataclasses.replace(USUAL_FAULTS, looks=looks), volume=array)
+        here, there = tile(spec, 1, 1, 0), tile(spec, 1, 1, 0, use_gpu=True).get()
+        if not looks:
+            assert np.allclose(here, there, rtol=1e-4, atol=1e-4 * here.max())
+        assert there.mean() == pytest.approx(here.mean(), rel=0.01)
+
+
 def test_written_as_the_commands_read_it(tmp_path):
     spec = BrainSpec(faults=USUAL_FAULTS)
     begin = time.process_time()

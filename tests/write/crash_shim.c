@@ -99,11 +99,17 @@ ssize_t pwrite64(int fd, const void *data, size_t size, off_t at) {
 
 ssize_t pwrite(int fd, const void *data, size_t size, off_t at) { return pwrite64(fd, data, size, at); }
 
-/* Of the first buffer alone where not all of it may go out. */
-ssize_t writev(int fd, const struct iovec *parts, int n) {
-    WRITE((part < parts[0].iov_len ? syscall(SYS_write, fd, parts[0].iov_base, part) : syscall(SYS_writev, fd, parts, n)),
+/* Of the first buffer alone where not all of it may go out. Python's os.pwritev() calls pwritev2(). */
+ssize_t pwritev64v2(int fd, const struct iovec *parts, int n, off_t at, int flags) {
+    WRITE((part < parts[0].iov_len ? syscall(SYS_pwrite64, fd, parts[0].iov_base, part, at)
+                                   : syscall(SYS_pwritev2, fd, parts, n, at, 0L, flags)),
           fd, parts[0].iov_len)
 }
+ssize_t pwritev2(int fd, const struct iovec *parts, int n, off_t at, int flags) {
+    return pwritev64v2(fd, parts, n, at, flags);
+}
+ssize_t pwritev64(int fd, const struct iovec *parts, int n, off_t at) { return pwritev64v2(fd, parts, n, at, 0); }
+ssize_t pwritev(int fd, const struct iovec *parts, int n, off_t at) { return pwritev64v2(fd, parts, n, at, 0); }
 
 static int opened(int folder, const char *path, int flags, int permissions) {
     long number;

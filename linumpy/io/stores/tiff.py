@@ -2,14 +2,16 @@
 
 In: a file of one or more pages, or a folder of files of one page each, in the order of the numbers in their names. Out:
 :class:`TiffStack`, read by tifffile, page by page, or strip by strip or tile by tile where the file has them. tifffile
-is imported inside. Errors: :class:`~linumpy.errors.SourceError` for files that are no stack,
+is imported inside. Errors: :class:`~linumpy.errors.SourceError` for files that are no stack, or broken,
 :class:`~linumpy.errors.MetadataError` for axes that no image has.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import re
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -73,7 +75,7 @@ def open_stack(files: list[str]) -> Iterator[TiffStack]:
             raise FileNotFoundError(f"{one} does not exist")
     try:
         with tifffile.TiffFile(files[0]) as first:
-            series = first.series[0]
+            series = _series(first)[0]
             if len(first.series) > 1:
                 shapes = ", ".join("×".join(map(str, one.shape)) for one in first.series)
                 raise SourceError(
@@ -95,11 +97,32 @@ def _opened(store: Any) -> zarr.Array:
     return zarr.open_array(store, mode="r")
 
 
+def _series(file: Any) -> Any:
+    """Return the series of a file; what tifffile only logs of broken pages, which it leaves out, is an error."""
+    thread, found = threading.get_ident(), []
+
+    class Listener(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if record.thread == thread:
+                found.append(record.getMessage())
+
+    logger, listener = logging.getLogger("tifffile"), Listener(logging.ERROR)
+    logger.addHandler(listener)
+    try:
+        series = file.series
+        len(file.pages)  # looks for all of them
+    finally:
+        logger.removeHandler(listener)
+    if found:
+        raise SourceError(f"{file.filehandle.path} is cut off or broken: {found[0]}")
+    return series
+
+
 def _check_pages(tifffile: Any, files: list[str], first: Any) -> None:
     """Refuse a folder whose files have other shapes or types than the first, which tifffile would mix up."""
     for name in files[1:]:
         with tifffile.TiffFile(name) as file:
-            page = file.series[0]
+            page = _series(file)[0]
             if (page.shape, page.dtype) != (first.shape, first.dtype):
                 raise SourceError(
                     f"{name} has shape {page.shape}, {page.dtype}, and {files[0]} {first.shape}, {first.dtype}: the "

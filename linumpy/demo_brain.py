@@ -1,0 +1,135 @@
+"""A demonstration of the pipeline: a synthetic brain through all stages, with the error of each against the truth.
+
+In: a folder for the results, a size, a device. Out: mosaic grids and the results of all stages in the folder, and a
+:class:`BrainDemoResult`.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from linumpy import device as devices
+from linumpy.device import Device
+from linumpy.io.output.checks import check_parent, refuse_url
+from linumpy.pipeline.options import Focal, Positions, Resample, Surface
+from linumpy.pipeline.runner import Summary, run_pipeline
+from linumpy.pipeline.settings import Run
+from linumpy.progress import bytes_progress
+from linumpy.testing.brain import USUAL_FAULTS, BrainSpec
+from linumpy.testing.brain_errors import StageError, errors_of
+from linumpy.testing.brain_files import write_brain
+
+_FINE = replace(USUAL_FAULTS, jitter=5.0, translation=8.0, focus_um=200.0)
+#: Brains of 14 MiB, 0.9 GiB and 49 GiB.
+BRAINS = {
+    "small": BrainSpec(
+        slices=4, tiles=(2, 2), tile_shape=(48, 96, 96), spacing_um=(10.0, 7.5, 7.5), interval_um=200.0, dtype="uint16",
+        faults=replace(USUAL_FAULTS, jitter=2.0, translation=4.0),
+    ),
+    "medium": BrainSpec(
+        slices=8, tiles=(3, 3), tile_shape=(100, 256, 256), spacing_um=(5.0, 5.0, 5.0), interval_um=250.0,
+        dtype="uint16", faults=_FINE,
+    ),
+    "large": BrainSpec(
+        slices=20, tiles=(5, 5), tile_shape=(200, 512, 512), spacing_um=(3.0, 5.0, 5.0), interval_um=300.0,
+        dtype="uint16", faults=_FINE,
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class BrainDemoResult:
+    """Results of the demonstration.
+
+    Attributes
+    ----------
+    device : Device
+        Device of the computations.
+    nbytes : int
+        Bytes of the mosaic grids.
+    made_seconds : float
+        Time that making them took.
+    summary : Summary
+        What the pipeline did.
+    errors : tuple of StageError
+        The error of each stage whose truth is known.
+    """
+
+    device: Device
+    nbytes: int
+    made_seconds: float
+    summary: Summary
+    errors: tuple[StageError, ...]
+
+    def __str__(self) -> str:
+        total = sum(stage.wall_seconds for stage in self.summary.stages)
+        slices = len(self.summary.slices)
+        rows = [f"{'stage':<12}{'seconds':>9}{'s a slice':>11}  error against the truth"]
+        for stage in self.summary.stages:
+            told = [
+                f"{one.what}: {one.value:.3g} {one.unit}".rstrip() for one in self.errors if one.stage == stage.name
+            ]
+            first, *rest = told or [""]
+            rows.append(
+                f"{stage.name:<12}{stage.wall_seconds:>9.2f}{stage.wall_seconds / slices:>11.3f}  {first}".rstrip()
+            )
+            rows += [f"{'':<34}{one}" for one in rest]
+        rows += [
+            f"{'all':<12}{total:>9.2f}{total / slices:>11.3f}",
+            "",
+            f"device     {self.device} ({self.device.reason})",
+            f"brain      {slices} slices, {self.nbytes / 2**30:.3g} GiB, made in {self.made_seconds:.1f} s",
+        ]
+        return "\n".join(rows)
+
+
+def run_brain_demo(
+    out: str | Path = "linum-demo", size: str = "small", device: str | None = None, *, overwrite: bool = False
+) -> BrainDemoResult:
+    """Run the demonstration.
+
+    Parameters
+    ----------
+    out : str or Path
+        Folder for the results, ``brain`` and ``results`` in it; it is made if its parent folder exists.
+    size : {"small", "medium", "large"}
+        A brain of 14 MiB, 0.9 GiB or 49 GiB.
+    device : {"auto", "cuda", "cpu"}, optional
+        As for :func:`linumpy.device.resolve`.
+    overwrite : bool
+        Whether to replace the results of another run in that folder. Other files are kept.
+
+    Raises
+    ------
+    ValueError, FileExistsError, FileNotFoundError, GpuUnavailableError
+        As :func:`linumpy.demo.run_demo`.
+    """
+    if size not in BRAINS:
+        raise ValueError(f"size {size!r} is unknown: choose one of {', '.join(BRAINS)}")
+    used, spec, out = devices.resolve(device), BRAINS[size], Path(out)
+    refuse_url(out)
+    check_parent(out)
+    out.mkdir(exist_ok=True)
+    begin = time.perf_counter()
+    with bytes_progress("making", spec.nbytes) as progress:
+        write_brain(spec, out / "brain", use_gpu=used.is_cuda, overwrite=overwrite, progress=progress)
+    made = time.perf_counter() - begin
+    summary = run_pipeline(run_of(spec, out), use_gpu=used.is_cuda, overwrite=overwrite)
+    return BrainDemoResult(used, spec.nbytes, made, summary, errors_of(spec, summary.results))
+
+
+def run_of(spec: BrainSpec, out: Path) -> Run:
+    """Return the run of a brain in ``out / "brain"``: at 10 µm, with the default options but for the brain's size."""
+    width = max(3, min(15, spec.tile_shape[1] // 10))
+    asked = {
+        "resample": Resample(10.0),
+        "focal": Focal(s_xy=width),
+        "surface": Surface(s_xy=width, definition="edge"),
+        "positions": Positions(spec.overlap),
+    }
+    return Run(
+        out / "brain" / "mosaics", out / "results", spec.interval_um / 1e3, shifts=out / "brain" / "shifts.csv",
+        options=asked,
+    )  # fmt: skip

@@ -1,0 +1,177 @@
+"""Blend overlapping tiles into a box of a stitched volume, where they are: CuPy in, CuPy out; NumPy in, NumPy out.
+
+In: boxes of tiles, where each lies to fractions of a voxel, and its weights. Out: the blended box: the weighted mean of
+all tiles that cover a voxel, each interpolated linearly. On the device one kernel computes each voxel once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from linumpy.arrays import Array
+from linumpy.device import is_device_array
+from linumpy.gpu.kernels import CUDA_TYPES, KernelSpec, address_of, int32, int64, load
+from linumpy.gpu.rounding import saturated
+
+_THREADS, _MARCH = 128, 8  # as in blend.cu
+#: A tile as the kernel takes it.
+RECORD = np.dtype(
+    [
+        ("voxels", "u8"), ("weights", "u8"), ("stride", "i8", 3), ("corner", "i4", 2), ("begin", "i4", 2),
+        ("fraction", "f4", 2),
+    ]
+)  # fmt: skip
+assert RECORD.itemsize == 64, "as in blend.cu"
+
+
+@dataclass(frozen=True)
+class PlacedTile:
+    """A tile that covers voxels of a box.
+
+    Attributes
+    ----------
+    voxels : numpy.ndarray or cupy.ndarray, rank 3
+        The box of the tile that is needed, of the depth of the result.
+    begin : (int, int)
+        First lateral voxel of that box in the tile.
+    corner : (int, int)
+        Lateral position in the tile of the first voxel of the result, whole voxels; negative where the tile begins
+        inside of the result.
+    fraction : (float, float)
+        Fractions of a voxel, from 0 to below 1, that come on top of `corner`.
+    weights : numpy.ndarray or cupy.ndarray of float32, (height, width)
+        Weight of each lateral voxel of the whole tile, above 0.
+    """
+
+    voxels: Array
+    begin: tuple[int, int]
+    corner: tuple[int, int]
+    fraction: tuple[float, float]
+    weights: Array
+
+
+def blend_tiles(
+    tiles: Sequence[PlacedTile], shape: Sequence[int], depth_axis: int, dtype: np.dtype, xp: ModuleType
+) -> Array:
+    """Blend tiles into a box.
+
+    Parameters
+    ----------
+    tiles : sequence of PlacedTile
+        All tiles of the box, in one memory, of one shape and of `dtype`. Their boxes hold every voxel that is needed.
+    shape : (int, int, int)
+        Of the result.
+    depth_axis : int
+        Axis of depth, of tiles and result.
+    dtype : dtype
+        Integers or floats, in this machine's byte order. Integers are rounded half to even.
+    xp : module
+        CuPy or NumPy.
+
+    Returns
+    -------
+    numpy.ndarray or cupy.ndarray
+        0 where no tile has a finite voxel.
+
+    Raises
+    ------
+    TypeError
+        A dtype that cannot be blended.
+    """
+    if dtype.kind not in "iuf" or dtype.itemsize > 8:
+        raise TypeError(f"tiles of {dtype} cannot be blended: integers and floats can")
+    if not tiles:
+        empty: Array = xp.zeros(tuple(shape), dtype)
+        return empty
+    compute = _by_kernel if is_device_array(tiles[0].voxels) else _by_numpy
+    return compute(tiles, tuple(shape), depth_axis, dtype, xp)
+
+
+def kernel_spec(dtype: np.dtype) -> KernelSpec:
+    """Choose a kernel of blend.cu."""
+    defines = {"SOURCE": CUDA_TYPES[dtype.str[1:]], "ACC": _computed_in(dtype)}
+    return KernelSpec("blend", "blend_tiles", tuple(defines.items()), "linumpy.gpu.oct.cuda")
+
+
+def _computed_in(dtype: np.dtype) -> str:
+    return "float" if dtype.itemsize <= 2 or dtype.str[1:] == "f4" else "double"
+
+
+def _lateral(depth_axis: int) -> list[int]:
+    return [axis for axis in range(3) if axis != depth_axis]
+
+
+def _by_kernel(
+    tiles: Sequence[PlacedTile], shape: tuple[int, ...], depth_axis: int, dtype: np.dtype, xp: ModuleType
+) -> Array:
+    order = (depth_axis, *_lateral(depth_axis))
+    table = np.zeros(len(tiles), RECORD)
+    weights = [xp.ascontiguousarray(tile.weights) for tile in tiles]
+    for row, tile, weight in zip(table, tiles, weights, strict=True):
+        row["voxels"], row["weights"] = address_of(tile.voxels), address_of(weight)
+        row["stride"] = [tile.voxels.strides[axis] // dtype.itemsize for axis in order]
+        row["corner"], row["begin"], row["fraction"] = tile.corner, tile.begin, tile.fraction
+    out = xp.empty(shape, dtype)
+    depth, rows, columns = (shape[axis] for axis in order)
+    load(kernel_spec(dtype))(
+        (-(-rows * columns // _THREADS), -(-depth // _MARCH)),
+        (_THREADS,),
+        (
+            *(xp.asarray(table.view(np.uint8)), out, *int32(len(tiles), depth, rows, columns, *weights[0].shape)),
+            *int64(*(out.strides[axis] // dtype.itemsize for axis in order)),
+        ),
+    )
+    return out  # type: ignore[no-any-return]
+
+
+def _by_numpy(
+    tiles: Sequence[PlacedTile], shape: tuple[int, ...], depth_axis: int, dtype: np.dtype, xp: ModuleType
+) -> Array:
+    kind = np.dtype(np.float32 if _computed_in(dtype) == "float" else np.float64)
+    mean = np.zeros([shape[depth_axis], *(shape[axis] for axis in _lateral(depth_axis))], kind)
+    total = np.zeros(mean.shape, kind)
+    for tile in tiles:
+        inside, within = _shared(tile, mean.shape[1:])
+        if any(extent.start >= extent.stop for extent in inside):
+            continue
+        moved = [extent.start - b for extent, b in zip(within, tile.begin, strict=True)]
+        size = [extent.stop - extent.start for extent in inside]
+        sample = _between(np.moveaxis(np.asarray(tile.voxels), depth_axis, 0), moved, size, tile.fraction, kind)
+        start = [extent.start for extent in within]
+        weight = _between(np.asarray(tile.weights)[None], start, size, tile.fraction, kind)
+        place = (slice(None), *inside)
+        with np.errstate(invalid="ignore", over="ignore"):
+            known = np.isfinite(sample)
+            total[place] += np.where(known, weight, 0)
+            share = weight / np.where(known, total[place], 1)
+            mean[place] += np.where(known, share * (np.where(known, sample, 0) - mean[place]), 0)
+    result = saturated(np.rint(mean), dtype) if dtype.kind in "iu" else mean.astype(dtype)
+    return np.ascontiguousarray(np.moveaxis(result, 0, depth_axis))
+
+
+def _shared(tile: PlacedTile, size: Sequence[int]) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
+    """Return the voxels of the result that a tile covers, and those of the tile that lie at or before them."""
+    inside, within = [], []
+    for corner, part, length, n in zip(tile.corner, tile.fraction, tile.weights.shape, size, strict=True):
+        start, stop = max(0, -corner), min(n, length - (part > 0) - corner)
+        inside.append(slice(start, stop))
+        within.append(slice(start + corner, stop + corner))
+    return tuple(inside), tuple(within)
+
+
+def _between(
+    voxels: np.ndarray, start: Sequence[int], size: Sequence[int], fraction: Sequence[float], kind: np.dtype
+) -> Any:
+    """Return a box of (Z, Y, X) that begins at a fraction of a voxel, interpolated as the kernel does."""
+    fy, fx = (kind.type(np.float32(part)) for part in fraction)
+    rows = slice(start[0], start[0] + size[0] + (fy > 0))
+    with np.errstate(invalid="ignore", over="ignore"):
+        values = voxels[:, rows, start[1] : start[1] + size[1]].astype(kind)
+        if fx > 0:
+            values += fx * (voxels[:, rows, start[1] + 1 : start[1] + 1 + size[1]].astype(kind) - values)
+        return values[:, :-1] + fy * (values[:, 1:] - values[:, :-1]) if fy > 0 else values

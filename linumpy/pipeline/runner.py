@@ -1,0 +1,220 @@
+"""Carry out a run of the pipeline: stage by stage, all slices of a stage at a time, here or on a dask cluster.
+
+In: a :class:`~linumpy.pipeline.settings.Run`. Out: its results, one folder for each stage, and a :class:`Summary`. A
+task whose record says that nothing has changed since is not done again: a stopped run goes on where it was, and after a
+change of an option only what depends on it is made anew. Slices of which nothing was recorded are left out, with a
+log line (warning).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from linumpy.errors import SourceError
+from linumpy.io.output.files import replacing
+from linumpy.mosaic.slice_table import find_slices
+from linumpy.pipeline.options import OPTIONS
+from linumpy.pipeline.record import Records, open_records, request_of
+from linumpy.pipeline.settings import Run
+from linumpy.pipeline.stages import STAGES, Common, Task, Where, carry_out, is_empty
+from linumpy.resample.tile_work import TileWork, tile_work
+
+if TYPE_CHECKING:
+    from distributed import Client
+    from distributed.deploy import Cluster
+
+log = logging.getLogger(__name__)
+
+#: The inputs that a slice, or the brain, has for the next stage, by role.
+_Held = dict[str, tuple[Path, ...]]
+
+
+@dataclass(frozen=True)
+class StageSummary:
+    """What was done in a stage.
+
+    Attributes
+    ----------
+    name : str
+        The stage.
+    done, kept : int
+        Tasks that were carried out, and tasks of an earlier run.
+    seconds : float
+        Time of all its tasks, those of earlier runs, too.
+    wall_seconds : float
+        How long this run took for it.
+    """
+
+    name: str
+    done: int
+    kept: int
+    seconds: float
+    wall_seconds: float
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a run did.
+
+    Attributes
+    ----------
+    slices : tuple of str
+        Names of the slices.
+    empty : tuple of str
+        Those that were left out.
+    stages : tuple of StageSummary
+        In order.
+    results : dict of str to tuple of Path
+        What the brain has at the end, by role: ``stack``, and of the slices ``image``, ``projection`` and others.
+    """
+
+    slices: tuple[str, ...]
+    empty: tuple[str, ...]
+    stages: tuple[StageSummary, ...]
+    results: dict[str, tuple[Path, ...]]
+
+    def __str__(self) -> str:
+        rows = [f"{'stage':<14}{'done':>6}{'kept':>6}{'task s':>10}{'run s':>10}"]
+        for stage in self.stages:
+            rows.append(
+                f"{stage.name:<14}{stage.done:>6}{stage.kept:>6}{stage.seconds:>10.2f}{stage.wall_seconds:>10.2f}"
+            )
+        rows.append(f"{len(self.slices)} slices" + (f", empty: {', '.join(self.empty)}" if self.empty else ""))
+        return "\n".join(rows)
+
+
+def run_pipeline(
+    run: Run,
+    *,
+    use_gpu: bool = False,
+    overwrite: bool = False,
+    distributed: Client | Cluster | str | None = None,
+    progress: Callable[[str], object] | None = None,
+) -> Summary:
+    """Carry out a run, or the rest of it.
+
+    Parameters
+    ----------
+    run : Run
+        What is asked for.
+    use_gpu : bool
+        Whether to read to the GPU and compute there.
+    overwrite : bool
+        Whether to do everything anew, and use a folder that holds other files.
+    distributed : distributed.Client, cluster or str, optional
+        A dask client, a cluster, or the address of a scheduler. Its workers, which must see all files, carry out the
+        slices' tasks; with `use_gpu` each needs a GPU.
+    progress : callable, optional
+        Called with a line for each task that is over.
+
+    Raises
+    ------
+    FileNotFoundError, FileExistsError, ResumeError
+        No mosaics; a folder of results that holds other files, or that another run fills.
+    SourceError, MetadataError, ValueError, OSError, GpuUnavailableError, WorkerError
+        As the functions of the stages. What is complete is kept for the next run.
+    """
+    found = find_slices(run.mosaics)
+    slices: dict[str, _Held] = {_name(path): {"image": (path,)} for path in found.values()}
+    shared: _Held = {"shifts": (run.shifts,)} if run.shifts is not None else {}
+    empty: list[str] = []
+    stages: list[StageSummary] = []
+    with open_records(run.output, overwrite=overwrite) as records, tile_work(distributed, use_gpu=use_gpu) as work:
+        if overwrite:
+            records.clear()
+        for name in OPTIONS:
+            if name in run.skip:
+                continue
+            held = {"brain": _gathered(slices, shared)} if STAGES[name].of_brain else slices
+            tasks = [task for one, inputs in held.items() if (task := _task(run, name, one, inputs)) is not None]
+            stages.append(_carry_out_all(name, tasks, records, work, progress))
+            for task in tasks:
+                place = shared if STAGES[name].of_brain else slices[task.name]
+                place.update({role: (path,) for role, path in task.outputs.items()})
+            if name == "survey":
+                for one in [one for one, inputs in slices.items() if is_empty(inputs["survey"][0])]:
+                    log.warning("%s: nothing was recorded, so it is left out", one)
+                    del slices[one]
+                    empty.append(one)
+                if not slices:
+                    raise SourceError(f"{run.mosaics}: nothing was recorded in any slice")
+        summary = Summary(tuple(map(_name, found.values())), tuple(empty), tuple(stages), _gathered(slices, shared))
+        _write_summary(run.output / "pipeline.json", summary)
+    return summary
+
+
+def _name(path: Path) -> str:
+    return path.name.removesuffix(".zarr").removesuffix(".ome")
+
+
+def _gathered(slices: dict[str, _Held], shared: _Held) -> _Held:
+    """Return what the brain has: of each role the paths of all slices, and its own."""
+    roles = {role for held in slices.values() for role in held}
+    return {role: tuple(path for held in slices.values() for path in held.get(role, ())) for role in roles} | shared
+
+
+def _task(run: Run, name: str, one: str, held: _Held) -> Task | None:
+    """Return a task; None where there are too few slices for it."""
+    stage = STAGES[name]
+    inputs = {role: held[role] for role in (*stage.needs, *stage.optional) if role in held}
+    lacking = [role for role in stage.needs if role not in inputs]
+    if lacking:
+        raise ValueError(f"skip: without {', '.join(run.skip)} there is no {' and no '.join(lacking)} for {name}")
+    if len(inputs["image"]) < stage.least:
+        return None
+    common = Common(run.levels, run.codec, run.slicing_interval_mm if stage.of_brain else None)
+    stem = run.output / name / (name if stage.of_brain else one)
+    outputs = {role: stem.with_name(f"{stem.name}{suffix}") for role, suffix in stage.makes.items()}
+    return Task(name, one, run.options_of(name), common, inputs, outputs)
+
+
+def _carry_out_all(
+    name: str, tasks: list[Task], records: Records, work: TileWork, progress: Callable[[str], object] | None
+) -> StageSummary:
+    """Carry out the tasks of a stage that are not done, and record each when it is."""
+    begin, seconds = time.perf_counter(), 0.0
+    kept = {task.name: record for task in tasks if (record := records.find(task)) is not None}
+    waiting = [task for task in tasks if task.name not in kept]
+
+    def add(task: Task, request: str, took: float) -> None:
+        nonlocal seconds
+        seconds += took
+        records.add(task, request, took)
+        log.info("%s of %s: %.2f s", name, task.name, took)
+        if progress is not None:
+            progress(f"{name} of {task.name}: {took:.2f} s")
+
+    if STAGES[name].of_brain:
+        for task in waiting:
+            add(task, *_timed(task, Where(work.use_gpu, work.client)))
+    else:
+        where = Where(work.use_gpu)
+        # Nothing is read ahead: a task reads, computes and writes by itself.
+        TileWork(False, work.client)(
+            waiting, lambda task: task, lambda _, task: _timed(task, where), lambda task, result: add(task, *result)
+        )
+    seconds += sum(record.seconds for record in kept.values())
+    return StageSummary(name, len(waiting), len(kept), round(seconds, 3), round(time.perf_counter() - begin, 3))
+
+
+def _timed(task: Task, where: Where) -> tuple[str, float]:
+    """Carry out a task; return the digest of its inputs before that, and the seconds."""
+    request, begin = request_of(task), time.perf_counter()
+    try:
+        carry_out(task, where)
+    except Exception as error:
+        log.error("%s of %s failed: %s", task.stage, task.name, error)
+        raise
+    return request, time.perf_counter() - begin
+
+
+def _write_summary(path: Path, summary: Summary) -> None:
+    text = json.dumps(asdict(summary), indent=1, default=str)
+    with replacing(path, overwrite=True) as temporary:
+        temporary.write_text(text)

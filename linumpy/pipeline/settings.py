@@ -1,0 +1,139 @@
+"""What a run of the pipeline is asked for: a file of TOML, YAML or JSON.
+
+In: the path of the file. Out: a :class:`Run`, whose options are frozen records, one for each stage. Errors: one
+sentence that names the key and what it may be.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from linumpy.pipeline.options import OPTIONS
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run of the pipeline.
+
+    Attributes
+    ----------
+    mosaics : Path
+        Folder of mosaic grids, one for each slice: ``slice_z00.ome.zarr`` and so on, from the top down.
+    output : Path
+        Folder of the results, one folder for each stage.
+    slicing_interval_mm : float
+        Thickness that is cut off between slices.
+    shifts : Path, optional
+        The motor's table of shifts between neighbouring slices, as ``linum-stack-slices-motor`` reads it. Without it
+        slices are taken as lying above each other.
+    levels : int
+        Resolutions of every volume.
+    codec : str, optional
+        How chunks are compressed.
+    skip : tuple of str
+        Stages that are left out.
+    options : mapping of str to object
+        The options of each stage; by default those of its record in :mod:`linumpy.pipeline.options`.
+    """
+
+    mosaics: Path
+    output: Path
+    slicing_interval_mm: float
+    shifts: Path | None = None
+    levels: int = 1
+    codec: str | None = None
+    skip: tuple[str, ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not 0 < self.slicing_interval_mm < math.inf:
+            raise ValueError(f"slicing_interval_mm={self.slicing_interval_mm}: pass a positive length in mm")
+        for key, names in (("skip", self.skip), ("options", tuple(self.options))):
+            for name in names:
+                if name not in OPTIONS:
+                    raise ValueError(f"{key}: {name!r} is no stage: there are {', '.join(OPTIONS)}")
+
+    def options_of(self, stage: str) -> Any:
+        """Return the options of a stage."""
+        return self.options.get(stage) or OPTIONS[stage]()
+
+
+def read_run(path: str | Path) -> Run:
+    """Read the file of a run.
+
+    Parameters
+    ----------
+    path : str or Path
+        ``.toml``; ``.json``; or ``.yaml`` and ``.yml``, where PyYAML is installed. Its keys are the attributes of
+        :class:`Run`, and the names of stages, each with a table of options. Relative paths begin at its folder.
+
+    Raises
+    ------
+    FileNotFoundError
+        The file does not exist.
+    ValueError
+        It cannot be parsed; a key that is not known or not given, an option that its stage does not have.
+    ImportError
+        A YAML file without PyYAML.
+    """
+    path = Path(path)
+    given = _parsed(path)
+    if not isinstance(given, Mapping):
+        raise ValueError(f"{path} is no table of keys and values")
+    known = [one.name for one in dataclasses.fields(Run) if one.name != "options"]
+    settings: dict[str, Any] = {"options": {}}
+    for key, value in given.items():
+        if key in OPTIONS:
+            settings["options"][key] = _record(OPTIONS[key], value, f"{path}: {key}")
+        elif key in known:
+            settings[key] = path.parent / str(value) if key in ("mosaics", "output", "shifts") else _fixed(value)
+        else:
+            raise ValueError(f"{path}: {key!r} is no key: there are {', '.join([*known, *OPTIONS])}")
+    missing = [key for key in ("mosaics", "output", "slicing_interval_mm") if key not in settings]
+    if missing:
+        raise ValueError(f"{path} lacks {', '.join(missing)}")
+    return Run(**settings)
+
+
+def _parsed(path: Path) -> Any:
+    text = path.read_text(encoding="utf-8")
+    try:
+        if path.suffix == ".toml":
+            return tomllib.loads(text)
+        if path.suffix == ".json":
+            return json.loads(text)
+        if path.suffix not in (".yaml", ".yml"):
+            raise ValueError("a run is a .toml, .yaml, .yml or .json file")
+        try:
+            import yaml
+        except ImportError as error:
+            raise ImportError(
+                f"{path}: PyYAML is not installed ({error}): write the run as .toml, or install it"
+            ) from error
+        try:
+            return yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise ValueError(error) from error
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def _record(kind: type, value: Any, where: str) -> Any:
+    names = [one.name for one in dataclasses.fields(kind)]
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{where}: a table of {', '.join(names)} is needed, not {value!r}")
+    for name in value:
+        if name not in names:
+            raise ValueError(f"{where}: {name!r} is no option of this stage: there are {', '.join(names) or 'none'}")
+    return kind(**{name: _fixed(one) for name, one in value.items()})
+
+
+def _fixed(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value

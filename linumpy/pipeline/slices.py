@@ -1,0 +1,50 @@
+"""The slices of a run that hold tissue, as the functions of the whole brain take them: a folder, and a table of shifts.
+
+In: paths of slices, and the motor's table. Out: a folder of links, and a table for these slices alone: over slices
+that are left out, shifts are summed.
+"""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from linumpy.errors import SourceError
+from linumpy.io.output.files import replacing
+from linumpy.mosaic.slice_table import SHIFT_COLUMNS, find_slices, read_shifts
+
+
+def link_slices(folder: Path, slices: Sequence[Path]) -> tuple[int, ...]:
+    """Make a folder anew with a link to each slice; return the slices' numbers."""
+    if folder.exists():
+        shutil.rmtree(folder)  # links are removed, and not what they name
+    folder.mkdir()
+    for path in slices:
+        (folder / path.name).symlink_to(os.path.relpath(path, folder))
+    return tuple(find_slices(folder))
+
+
+def write_shifts(path: Path, numbers: Sequence[int], inputs: Mapping[str, Sequence[Path]]) -> Path:
+    """Write the table of shifts of some slices, from the motor's (role ``shifts``); without one they are 0.
+
+    Raises
+    ------
+    SourceError
+        The motor's table lacks a pair of neighbours.
+    """
+    known = {(one.fixed_id, one.moving_id): one for table in inputs.get("shifts", ()) for one in read_shifts(table)}
+    with replacing(path, overwrite=True) as temporary, temporary.open("w", newline="") as file:
+        table = csv.writer(file)
+        table.writerow(SHIFT_COLUMNS)
+        for fixed, moving in itertools.pairwise(numbers):
+            y = x = 0.0
+            for pair in itertools.pairwise(range(fixed, moving + 1)) if known else ():
+                if pair not in known:
+                    raise SourceError(f"{inputs['shifts'][0]} has no row for slices {pair[0]} and {pair[1]}")
+                y, x = y + known[pair].y_mm, x + known[pair].x_mm
+            table.writerow([fixed, moving, 0, 0, x, y])  # those in voxels are not used
+    return path

@@ -1,0 +1,236 @@
+"""The stages of the pipeline, each a call of the library, from files to files.
+
+In: a :class:`Task`: a stage, its options, the paths of its inputs and outputs by role. Out: the outputs, each complete
+or not at all. Roles name what a path holds: ``image`` is the volume of a slice, which a stage takes and replaces;
+``projection``, ``surface``, ``shifts`` and others are what further stages read.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from linumpy.pipeline import options
+
+
+@dataclass(frozen=True)
+class Common:
+    """What all tasks share that their outputs depend on.
+
+    Attributes
+    ----------
+    levels : int
+        Resolutions of every volume.
+    codec : str or None
+        How chunks are compressed.
+    slicing_interval_mm : float or None
+        Thickness that is cut off between slices; of tasks of the whole brain only.
+    """
+
+    levels: int
+    codec: str | None
+    slicing_interval_mm: float | None = None
+
+
+@dataclass(frozen=True)
+class Task:
+    """One stage of one slice, or of the brain.
+
+    Attributes
+    ----------
+    stage : str
+        Name of the stage.
+    name : str
+        Name of the slice, or ``"brain"``.
+    options : record
+        One of :mod:`linumpy.pipeline.options`.
+    common : Common
+        What all tasks share.
+    inputs : mapping of str to tuple of Path
+        By role; of a slice one each, of the brain one for each slice.
+    outputs : mapping of str to Path
+        By role.
+    """
+
+    stage: str
+    name: str
+    options: Any
+    common: Common
+    inputs: Mapping[str, tuple[Path, ...]]
+    outputs: Mapping[str, Path]
+
+    def one(self, role: str) -> Path:
+        """Return the only input of a role."""
+        (path,) = self.inputs[role]
+        return path
+
+
+@dataclass(frozen=True)
+class Where:
+    """Where a task is carried out.
+
+    Attributes
+    ----------
+    use_gpu : bool
+        Whether to read to the GPU and compute there.
+    distributed : object
+        The caller's cluster, for tasks of the brain; None elsewhere.
+    """
+
+    use_gpu: bool
+    distributed: Any = None
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A stage.
+
+    Attributes
+    ----------
+    call : callable
+        Carries out a task.
+    needs : tuple of str
+        Roles of the inputs.
+    makes : mapping of str to str
+        Role of each output, and the suffix of its name.
+    of_brain : bool
+        Whether it takes all slices at a time.
+    optional : tuple of str
+        Roles that it takes where there are any.
+    least : int
+        Number of slices below which there is nothing to do.
+    """
+
+    call: Callable[[Task, Where], object]
+    needs: tuple[str, ...]
+    makes: Mapping[str, str]
+    of_brain: bool = False
+    optional: tuple[str, ...] = ()
+    least: int = 1
+
+
+def carry_out(task: Task, where: Where) -> None:
+    """Carry out a task; outputs that exist are replaced."""
+    for path in task.outputs.values():
+        path.parent.mkdir(parents=True, exist_ok=True)
+    STAGES[task.stage].call(task, where)
+
+
+def _written(task: Task, where: Where) -> dict[str, Any]:
+    """Return the parameters of all functions that write a volume."""
+    written = {"levels": task.common.levels, "codec": task.common.codec}
+    return written | {"use_gpu": where.use_gpu, "overwrite": True, "distributed": where.distributed}
+
+
+def _resample(task: Task, where: Where) -> None:
+    from linumpy.mosaic.grid import resample_mosaic_grid
+
+    asked: options.Resample = task.options
+    resample_mosaic_grid(
+        task.one("image"),
+        task.outputs["image"],
+        asked.new_spacing,
+        tile_shape=asked.tile_shape,
+        **_written(task, where),
+    )
+
+
+def _survey(task: Task, where: Where) -> None:
+    """Write which tiles of a mosaic grid hold more than one value: of the others nothing was recorded."""
+    from linumpy.device import to_host
+    from linumpy.io.output.files import replacing
+    from linumpy.mosaic.grid import tile_of
+    from linumpy.mosaic.image import open_mosaic
+    from linumpy.mosaic.tiles import boxes, read_box
+
+    image = open_mosaic(task.one("image"))
+    tile = tile_of(image)
+    grid = tuple(-(-image.array.shape[axis] // tile[axis]) for axis in image.lateral_axes)
+    recorded = np.zeros(grid, bool).ravel()
+    for volume in image.volumes.values():
+        for number, box in enumerate(boxes(image.array.shape, tile)):
+            voxels = read_box(volume, box, where.use_gpu)
+            recorded[number] |= bool(to_host((voxels != voxels.ravel()[0]) & (voxels == voxels)).any())
+    with replacing(task.outputs["survey"], overwrite=True) as path:
+        path.write_text(json.dumps({"tiles": recorded.reshape(grid).tolist()}))
+
+
+def is_empty(survey: Path) -> bool:
+    """Return whether no tile of a slice was recorded."""
+    return not np.any(json.loads(survey.read_text())["tiles"])
+
+
+def _focal(task: Task, where: Where) -> None:
+    from linumpy.mosaic.focal import FocalCorrection, correct_mosaic
+    from linumpy.mosaic.surface import SurfaceMethod
+
+    asked: options.Focal = task.options
+    correct_mosaic(
+        task.one("image"), task.outputs["image"], None, SurfaceMethod(asked.s_xy, asked.s_z),
+        FocalCorrection(interpolate=asked.interpolate), report=task.outputs["focal_picture"], **_written(task, where),
+    )  # fmt: skip
+
+
+def _aip(task: Task, where: Where) -> None:
+    from linumpy.mosaic.aip import project_mosaic
+
+    written = _written(task, where)
+    del written["levels"]
+    project_mosaic(task.one("image"), task.outputs["projection"], **written)
+
+
+def _surface(task: Task, where: Where) -> None:
+    from linumpy.mosaic.surface import SurfaceMethod, find_mosaic_surface
+
+    asked: options.Surface = task.options
+    written = _written(task, where)
+    del written["levels"]
+    method = SurfaceMethod(asked.s_xy, asked.s_z, definition=asked.definition)
+    find_mosaic_surface(
+        task.one("image"), task.outputs["surface"], method, overlay=task.outputs["surface_picture"], **written
+    )
+
+
+def _positions(task: Task, where: Where) -> None:
+    from linumpy.mosaic.tile_positions import estimate_positions
+
+    asked: options.Positions = task.options
+    estimate_positions(
+        task.one("image"), task.outputs["positions"], overlap=asked.overlap, min_confidence=asked.min_confidence,
+        use_gpu=where.use_gpu, overwrite=True, distributed=where.distributed,
+    )  # fmt: skip
+
+
+def _stack(task: Task, where: Where) -> None:
+    from linumpy.mosaic.slices import ZSearch, stack_mosaics
+    from linumpy.pipeline.slices import link_slices, write_shifts
+
+    asked: options.Stack = task.options
+    interval = task.common.slicing_interval_mm
+    assert interval is not None
+    folder = task.outputs["stack"].parent / "slices"
+    shifts = write_shifts(folder.with_name("shifts.csv"), link_slices(folder, task.inputs["image"]), task.inputs)
+    search = ZSearch(interval, asked.search_range_mm, asked.min_correlation, asked.max_deviation)
+    stack_mosaics(
+        folder, shifts, task.outputs["stack"], search, decisions=task.outputs["decisions"], **_written(task, where)
+    )
+
+
+_IMAGE = ".ome.zarr"
+#: By name, in the order in which they are carried out: those of :data:`linumpy.pipeline.options.OPTIONS`.
+STAGES: dict[str, Stage] = {
+    "resample": Stage(_resample, ("image",), {"image": _IMAGE}),
+    "survey": Stage(_survey, ("image",), {"survey": ".json"}),
+    "focal": Stage(_focal, ("image",), {"image": _IMAGE, "focal_picture": ".png"}),
+    "aip": Stage(_aip, ("image",), {"projection": _IMAGE}),
+    "surface": Stage(_surface, ("image",), {"surface": _IMAGE, "surface_picture": ".png"}),
+    "positions": Stage(_positions, ("image",), {"positions": ".json"}),
+    "stack": Stage(
+        _stack, ("image",), {"stack": _IMAGE, "decisions": ".csv"}, of_brain=True, optional=("shifts",), least=2
+    ),
+}

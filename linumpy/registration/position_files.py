@@ -1,0 +1,164 @@
+"""Positions of tiles as a file: JSON with all that was found, or a CSV table of the positions alone.
+
+In: :class:`~linumpy.registration.positions.TilePositions`, or a file. Out: the other one. Errors:
+:class:`~linumpy.errors.SourceError`, naming the file and what is wrong in it.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from linumpy import __version__
+from linumpy.errors import SourceError
+from linumpy.io.output.files import check_file, replacing
+from linumpy.registration.positions import AcquisitionModel, TilePair, TilePositions
+
+#: Columns of a CSV table; `present` is 1 or 0.
+COLUMNS = ("row", "column", "y", "x", "present")
+_OF_PAIR = ("confidence", "residual", "rejected")
+
+
+def check_positions_file(path: str | Path, *, overwrite: bool) -> None:
+    """Refuse a path that exists, or whose name ends neither in .json nor in .csv."""
+    if Path(path).suffix.lower() not in (".json", ".csv"):
+        raise ValueError(f"{path}: positions are written as JSON and CSV: give it a name that ends in .json or .csv")
+    check_file(path, overwrite=overwrite)
+
+
+def write_positions(
+    path: str | Path, found: TilePositions, source: str, spacing: Sequence[float], *, overwrite: bool = False
+) -> None:
+    """Write positions.
+
+    Parameters
+    ----------
+    path : str or Path
+        ``*.json`` or ``*.csv``.
+    found : TilePositions
+        The positions.
+    source : str
+        Name of the mosaic.
+    spacing : (float, float)
+        Lateral voxel spacing in µm.
+    overwrite : bool
+        Whether to replace an existing file.
+    """
+    check_positions_file(path, overwrite=overwrite)
+    rows = [
+        {"row": i, "column": j, "y": float(y), "x": float(x), "present": bool(found.present[i, j])}
+        for i, line in enumerate(found.positions)
+        for j, (y, x) in enumerate(line)
+    ]
+    with replacing(path, overwrite=overwrite) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
+        if Path(path).suffix.lower() == ".csv":
+            table = csv.writer(file, lineterminator="\n")
+            table.writerow(COLUMNS)
+            table.writerows([*(row[name] for name in COLUMNS[:-1]), int(row["present"])] for row in rows)
+            return
+        content = {
+            "linumpy": __version__,
+            "source": source,
+            "unit": "voxels of the finest resolution, along the lateral axes in the order of the mosaic's axes",
+            "spacing_um": list(spacing),
+            "tile_shape": list(found.tile_shape),
+            "model": asdict(found.model),
+            "rms_residual": None if math.isnan(found.rms_residual) else found.rms_residual,
+            "tiles": rows,
+            "pairs": [asdict(pair) for pair in found.pairs],
+        }
+        json.dump(content, file, indent=1, ensure_ascii=False)
+        file.write("\n")
+
+
+def read_positions(path: str | Path, tile_shape: tuple[int, int]) -> TilePositions:
+    """Read positions.
+
+    Parameters
+    ----------
+    path : str or Path
+        A file of :func:`write_positions`.
+    tile_shape : (int, int)
+        Voxels of a tile of the mosaic that the positions are for.
+
+    Raises
+    ------
+    FileNotFoundError
+        The file does not exist.
+    SourceError
+        A file of another form, a tile that is missing or there twice, or tiles of another shape.
+    """
+    text = Path(path).read_text(encoding="utf-8-sig")
+    try:
+        if Path(path).suffix.lower() == ".csv":
+            return _placed(list(csv.DictReader(text.splitlines(), skipinitialspace=True)), tile_shape)
+        return _from_json(json.loads(text), tile_shape)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        reason = f"it has no {error}" if isinstance(error, KeyError) else error
+        raise SourceError(f"{path}: these are no positions of tiles: {reason}") from error
+
+
+def _from_json(content: dict[str, Any], tile_shape: tuple[int, int]) -> TilePositions:
+    if tuple(content["tile_shape"]) != tuple(tile_shape):
+        raise ValueError(f"they are for tiles of {content['tile_shape']} voxels, those of the mosaic are {tile_shape}")
+    pairs = [
+        TilePair(
+            tuple(p["fixed"]), tuple(p["moving"]), tuple(p["shift"]), p["confidence"], p["residual"], p["rejected"]
+        )
+        for p in content["pairs"]
+    ]
+    model = AcquisitionModel(tuple(content["model"]["row"]), tuple(content["model"]["column"]))
+    return _placed(content["tiles"], tile_shape, model, tuple(pairs))
+
+
+def _placed(
+    rows: Sequence[dict[str, Any]],
+    tile_shape: tuple[int, int],
+    model: AcquisitionModel | None = None,
+    pairs: tuple[TilePair, ...] = (),
+) -> TilePositions:
+    if not rows:
+        raise ValueError("there are no tiles")
+    places = [(int(row["row"]), int(row["column"])) for row in rows]
+    grid = max(place[0] for place in places) + 1, max(place[1] for place in places) + 1
+    if sorted(places) != list(np.ndindex(*grid)):
+        raise ValueError(f"a tile of the {grid[0]} × {grid[1]} is missing, or is there twice")
+    positions, present = np.empty((*grid, 2)), np.empty(grid, bool)
+    for place, row in zip(places, rows, strict=True):
+        positions[place] = float(row["y"]), float(row["x"])
+        present[place] = bool(int(row["present"]))
+    if not np.isfinite(positions).all():
+        raise ValueError("a position is no finite number")
+    return TilePositions(positions, present, tile_shape, model or _mean_steps(positions), pairs)
+
+
+def _mean_steps(positions: np.ndarray) -> AcquisitionModel:
+    steps = [np.diff(positions, axis=axis).reshape(-1, 2) for axis in (0, 1)]
+    row, column = (step.mean(axis=0) if len(step) else np.zeros(2) for step in steps)
+    return AcquisitionModel((float(row[0]), float(row[1])), (float(column[0]), float(column[1])))
+
+
+def table_of(found: TilePositions) -> str:
+    """Return what was found as lines to print: the regular grid, the residuals, and each rejected pair."""
+    rejected = [pair for pair in found.pairs if pair.rejected]
+    (a, b), (c, d) = found.model.row, found.model.column
+    lines = [
+        f"{found.grid[0]} × {found.grid[1]} tiles, {int((~found.present).sum())} of them missing",
+        f"regular grid: next row {a:+.2f} {b:+.2f}, next column {c:+.2f} {d:+.2f} voxels",
+        f"{len(found.pairs)} pairs, {len(rejected)} rejected; the others fit to {found.rms_residual:.3f} voxels RMS",
+    ]
+    if rejected:
+        lines.append("rejected  tiles               shift (voxels)    confidence  why")
+    for pair in rejected:
+        tiles = f"{pair.fixed[0]},{pair.fixed[1]} and {pair.moving[0]},{pair.moving[1]}"
+        lines.append(
+            f"          {tiles:<18}{pair.shift[0]:9.2f}{pair.shift[1]:9.2f}{pair.confidence:11.2f}  {pair.rejected}"
+        )
+    return "\n".join(lines)

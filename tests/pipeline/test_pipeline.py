@@ -1,0 +1,172 @@
+"""If this fails, a pipeline does not go on where it was stopped, or misses what has changed."""
+
+import dataclasses
+import itertools
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from linumpy.errors import ResumeError, SourceError
+from linumpy.io.ome import open_image
+from linumpy.pipeline import runner
+from linumpy.pipeline.options import OPTIONS, Focal, Surface
+from linumpy.pipeline.runner import run_pipeline
+from linumpy.pipeline.settings import Run
+from linumpy.pipeline.stages import STAGES
+from linumpy.testing.brain import USUAL_FAULTS, BrainSpec, Faults
+from linumpy.testing.brain_files import write_brain
+from tests.support.script_runs import ROOT, load
+
+SPEC = BrainSpec(slices=3, faults=dataclasses.replace(USUAL_FAULTS, rotation_degrees=0.0))
+SLICES = [f"slice_z{number:02d}" for number in range(3)]
+PER_SLICE = [name for name, stage in STAGES.items() if not stage.of_brain]
+OF_BRAIN = [name for name, stage in STAGES.items() if stage.of_brain]
+SMALL = {"focal": Focal(s_xy=5), "surface": Surface(s_xy=5)}
+
+
+def run_of(folder, spec=SPEC, **changes):
+    """Write a brain, and return the run that takes it to a volume."""
+    write_brain(spec, folder / "brain")
+    given = {"shifts": folder / "brain/shifts.csv", "options": SMALL} | changes
+    return Run(folder / "brain/mosaics", folder / "out", spec.interval_um / 1e3, **given)
+
+
+def done(summary):
+    return {stage.name: stage.done for stage in summary.stages if stage.done}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A run that is over; tests copy it, with its times, or leave it as it is."""
+    folder = tmp_path_factory.mktemp("finished")
+    run = run_of(folder)
+    return run, run_pipeline(run)
+
+
+def voxels(path):
+    return open_image(path).levels[0][...]
+
+
+def test_all_stages_of_all_slices(finished):
+    run, summary = finished
+    assert done(summary) == dict.fromkeys(PER_SLICE, 3) | dict.fromkeys(OF_BRAIN, 1)
+    assert (list(summary.slices), summary.empty) == (SLICES, ())
+    assert voxels(summary.results["stack"][0]).std() > 0
+    assert len(summary.results["image"]) == len(summary.results["projection"]) == 3
+    told = json.loads((run.output / "pipeline.json").read_text())
+    assert [stage["name"] for stage in told["stages"]] == list(OPTIONS)
+    again = run_pipeline(run)
+    assert done(again) == {}
+    assert again.results == summary.results
+
+
+def test_what_depends_on_a_change_is_made_anew(tmp_path):
+    """An option, an output that is gone, and a source."""
+    copied = run_of(tmp_path, skip=("focal",))
+    run_pipeline(copied)
+    changed = dataclasses.replace(copied, options=SMALL | {"surface": Surface(s_xy=7)})
+    assert done(run_pipeline(changed)) == {"surface": 3}
+    shutil.rmtree(copied.output / "aip" / "slice_z01.ome.zarr")
+    assert done(run_pipeline(changed))["aip"] == 1
+    shutil.copytree(copied.mosaics / "slice_z01.ome.zarr", tmp_path / "other")
+    shutil.rmtree(copied.mosaics / "slice_z01.ome.zarr")
+    os.rename(tmp_path / "other", copied.mosaics / "slice_z01.ome.zarr")
+    after = done(run_pipeline(changed))
+    assert after == {name: 1 for name in OPTIONS if name != "focal"}
+
+
+@pytest.mark.parametrize("stage", [PER_SLICE[0], PER_SLICE[-1], OF_BRAIN[-1]])
+def test_after_an_error_a_run_goes_on(tmp_path, monkeypatch, stage):
+    """The second task of a stage fails: nothing before it is done again, and the result is that of one run."""
+    run = run_of(tmp_path, skip=("focal",))
+    calls, usual = itertools.count(), STAGES[stage].call
+
+    def fails(task, where):
+        if next(calls) == min(1, len(SLICES) - 1 if not STAGES[stage].of_brain else 0):
+            raise KeyboardInterrupt
+        usual(task, where)
+
+    monkeypatch.setitem(STAGES, stage, dataclasses.replace(STAGES[stage], call=fails))
+    with pytest.raises(KeyboardInterrupt):
+        run_pipeline(run)
+    summary = run_pipeline(run)
+    kept = {one.name: one.kept for one in summary.stages}
+    order = [name for name in OPTIONS if name not in run.skip]
+    for name in order[: order.index(stage)]:
+        assert kept[name] == (1 if STAGES[name].of_brain else 3)
+    assert kept[stage] == (0 if STAGES[stage].of_brain else 1)
+    assert done(run_pipeline(run)) == {}
+
+
+def test_killed_and_started_again(tmp_path):
+    """SIGKILL while a stage is under way; what the command makes then is what it makes in one go."""
+    run = run_of(tmp_path, BrainSpec(slices=2, faults=Faults(water_um=60.0, looks=8)))
+    text = 'mosaics = "brain/mosaics"\nshifts = "brain/shifts.csv"\noutput = "{}"\nslicing_interval_mm = 0.2\n'
+    text += 'skip = ["focal", "surface"]\n'
+    for name in ("killed", "whole"):
+        (tmp_path / f"{name}.toml").write_text(text.format(name))
+    command = [sys.executable, "-m", "linumpy_scripts.linum_pipeline", tmp_path / "killed.toml", "--no-use_gpu"]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, env=os.environ)
+    assert process.stdout.readline().startswith("resample of slice_z00")
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    script = load("linum_pipeline")
+    assert script.main([str(tmp_path / "killed.toml"), "--no-use_gpu"]) == 0
+    assert script.main([str(tmp_path / "whole.toml"), "--no-use_gpu"]) == 0
+    stack = "stack/stack.ome.zarr"
+    assert np.array_equal(voxels(tmp_path / "killed" / stack), voxels(tmp_path / "whole" / stack))
+    assert run.mosaics.is_dir()
+
+
+def test_missing_tiles_and_empty_slices(tmp_path, caplog):
+    faults = dataclasses.replace(SPEC.faults, missing=((1, 0, 1),), empty=(2,))
+    summary = run_pipeline(run_of(tmp_path, dataclasses.replace(SPEC, faults=faults), skip=("surface",)))
+    assert summary.empty == ("slice_z02",)
+    assert "slice_z02: nothing was recorded, so it is left out" in caplog.text
+    assert [json.loads(path.read_text())["tiles"] for path in summary.results["survey"]] == [
+        [[True, True], [True, True]],
+        [[True, False], [True, True]],
+    ]
+    assert len(summary.results["image"]) == 2
+    assert voxels(summary.results["stack"][0]).std() > 0
+
+
+def test_one_tile_of_one_slice(tmp_path):
+    spec = dataclasses.replace(SPEC, slices=1, tiles=(1, 1))
+    summary = run_pipeline(run_of(tmp_path, spec))
+    assert summary.results["image"][0].is_dir()
+    assert "stack" not in summary.results
+
+
+def test_nothing_at_all(tmp_path):
+    spec = dataclasses.replace(SPEC, slices=1, faults=Faults(empty=(0,)))
+    with pytest.raises(SourceError, match="nothing was recorded in any slice"):
+        run_pipeline(run_of(tmp_path, spec, shifts=None))
+
+
+def test_folders_that_are_not_ours(tmp_path):
+    run = run_of(tmp_path, dataclasses.replace(SPEC, slices=1, tiles=(1, 1)))
+    run.output.mkdir()
+    (run.output / "letter.txt").write_text("dear")
+    with pytest.raises(FileExistsError, match="no folder of this pipeline"):
+        run_pipeline(run)
+    os.unlink(run.output / "letter.txt")
+    with runner.open_records(run.output), pytest.raises(ResumeError, match="filled by another run"):
+        run_pipeline(run)
+
+
+def test_on_a_cluster(tmp_path, finished):
+    distributed = pytest.importorskip("distributed")
+    run = dataclasses.replace(finished[0], output=tmp_path / "out")
+    options = {"n_workers": 1, "threads_per_worker": 2, "dashboard_address": None}
+    with distributed.LocalCluster(processes=False, **options) as cluster:
+        summary = run_pipeline(run, distributed=cluster.scheduler_address)
+    for role in ("image", "projection", "stack"):
+        for here, there in zip(finished[1].results[role], summary.results[role], strict=True):
+            assert np.array_equal(voxels(here), voxels(there))
