@@ -58,7 +58,7 @@ def _voxelize(parsed: argparse.Namespace) -> None:
     import numpy as np
 
     from linumpy.io.volume import open_volumes
-    from linumpy.voxel.backend import get_backend
+    from linumpy.voxel.backends.choose import get_backend
     from linumpy.voxel.mesh_image import load_mesh, voxelize_onto_image
 
     begin = time.perf_counter()

@@ -40,13 +40,14 @@ from linumpy.io.source import (
 from linumpy.io.stores.tiff import TiffStack, open_stack, tiff_files
 from linumpy.plan.pyramid import Box, shape_of
 from linumpy.progress import bytes_progress
-from linumpy.resample.block_plans import check_limit
+from linumpy.resample.blocks.overlap import work_through
+from linumpy.resample.blocks.plans import check_limit
+from linumpy.resample.cluster import client_of
 from linumpy.resample.copying import CopyJob, copy_box, open_copier, plan_copy
 from linumpy.resample.hierarchy import ArrayCopy, Storage, plan_array, plan_hierarchy
-from linumpy.resample.overlap import work_through
-from linumpy.resample.resample_zarr import make_coarser_levels
+from linumpy.resample.levels import make_coarser_levels
 from linumpy.resample.resumable import Request, Resumable, resumable_folder
-from linumpy.resample.workers import Needs, client_of, make_on, metadata_digest, needs_of, survey
+from linumpy.resample.workers import Needs, make_on, metadata_digest, needs_of, survey
 from linumpy.write.new_image import ZARR_FORMATS, NewImage, plan_image
 from linumpy.write.writer import Progress
 

@@ -26,9 +26,9 @@ from linumpy.io.open import open_source
 from linumpy.io.stores.tiff import TiffStack
 from linumpy.io.zarr_mode import read_on_host
 from linumpy.plan.pyramid import Box, grown, split
-from linumpy.resample.block_plans import memory_budget, scratch_within
+from linumpy.resample.blocks.pipeline import level_chunks, read_to_device
+from linumpy.resample.blocks.plans import memory_budget, scratch_within
 from linumpy.resample.hierarchy import ArrayCopy
-from linumpy.resample.pipeline import level_chunks, read_to_device
 from linumpy.write.encoded_chunks import batch_nbytes, device_nbytes
 from linumpy.write.raw_chunks import writing_threads
 from linumpy.write.writer import STEP_BYTES

@@ -23,9 +23,9 @@ from linumpy.io.carried import Carried, carried_from
 from linumpy.io.output.checks import check_apart
 from linumpy.io.volume import Volumes
 from linumpy.renamed import renamed_parameter
-from linumpy.resample.overlap import nothing
+from linumpy.resample.blocks.overlap import nothing
 from linumpy.resample.tile_work import tile_work
-from linumpy.voxel.backend import Backend, get_backend
+from linumpy.voxel.backends.choose import Backend, get_backend
 from linumpy.voxel.grid import Numbers, VoxelGrid, make_grid
 from linumpy.voxel.mesh import SHELL, TriangleMesh, make_mesh
 from linumpy.write.writer import OmeZarrWriter

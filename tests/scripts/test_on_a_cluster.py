@@ -18,6 +18,7 @@ import linumpy.resample.tile_work
 import linumpy.voxel.mesh_image
 from linumpy.errors import WorkerError
 from linumpy.io.ome import open_image
+from linumpy.mosaic.alignment.transforms import SliceTransform, SliceTransforms
 from linumpy.resample.tile_work import tile_work
 from linumpy.testing.synthetic import MosaicSpec, block, write_mosaic
 from linumpy.write.writer import write_omezarr
@@ -50,6 +51,12 @@ def folder(tmp_path_factory):
     (folder / "mesh.obj").write_text(TETRAHEDRON)
     head = "fixed_id,moving_id,x_shift,y_shift,x_shift_mm,y_shift_mm"
     (folder / "shifts.csv").write_text(f"{head}\n1,2,-2,3,-0.02,0.03\n")
+    moved = ((1.0, 0.0, 0.0, 120.0), (0.0, 1.0, 0.02, 30.0), (0.0, -0.02, 1.0, -20.0), (0.0, 0.0, 0.0, 1.0))
+    slices = [
+        SliceTransform(number, f"slice_z{number:02d}.ome.zarr", matrix, top, 200.0)
+        for number, matrix, top in ((1, tuple(map(tuple, np.eye(4).tolist())), 0.0), (2, moved, 120.0))
+    ]
+    SliceTransforms(120.0, tuple(slices)).write(folder / "transforms.json")
     return folder
 
 
@@ -62,6 +69,7 @@ COMMANDS = {
     "find_tissue_interface": ["mosaic", "OUT", "--s_xy", "5"],
     "resample_mosaic_grid": ["mosaic", "OUT", "--resolution", "20"],
     "stack_slices_motor": ["slices", "shifts.csv", "OUT", "--slicing_interval_mm", "0.12"],
+    "stack_slices": ["slices", "transforms.json", "OUT"],
 }
 
 
