@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import importlib.metadata
 import importlib.util
 import logging
@@ -17,7 +18,7 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, TypeGuard
@@ -193,9 +194,15 @@ def extra_requirements(extra: str) -> list[str]:
     return [marker.sub("", need) for need in needs if marker.search(need)] or [f".[{extra}]"]
 
 
+@functools.cache
+def _providers() -> Mapping[str, list[str]]:
+    """Distributions by the packages they provide. All that are installed are looked at, which takes 0.3 s."""
+    return importlib.metadata.packages_distributions()
+
+
 def other_distributions() -> list[str]:
     """Name the installed distributions other than this one that provide the package ``linumpy``."""
-    distributions = set(importlib.metadata.packages_distributions().get("linumpy", ()))
+    distributions = set(_providers().get("linumpy", ()))
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         distributions.add(importlib.metadata.metadata("linumpy")["Name"])
     return sorted(name for name in distributions if re.sub(r"[-_.]+", "-", name).lower() != DISTRIBUTION)

@@ -1,8 +1,10 @@
 """Fixtures for every room, and the rule for tests that need a GPU."""
 
+import asyncio
 import gc
 import os
 import signal
+import threading
 
 import hypothesis
 import pytest
@@ -36,10 +38,32 @@ def pytest_configure(config):
     budget.SLOW = config.getoption("--slow")
 
 
-def pytest_collection_finish():
-    """Spare collections of garbage, which some tests ask for, a look at all modules that were imported."""
+def freeze_objects():
+    """Spare collections of garbage a look at what is there by now: modules, results, what libraries keep."""
     gc.collect()
     gc.freeze()
+
+
+pytest_collection_finish = freeze_objects
+
+
+@pytest.fixture(autouse=True, scope="module")
+def less_to_look_at():
+    yield
+    freeze_objects()
+
+
+_to_thread = asyncio.to_thread
+
+
+async def _without_a_thread(function, /, *args, **options):
+    """Run what zarr-python hands to a thread for each key and chunk in its own thread: handing over takes longer."""
+    if threading.current_thread().name == "zarr_io":
+        return function(*args, **options)
+    return await _to_thread(function, *args, **options)
+
+
+asyncio.to_thread = _without_a_thread
 
 
 def pytest_collection_modifyitems(config, items):

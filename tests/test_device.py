@@ -202,7 +202,7 @@ def test_packages_are_no_advice_without_a_driver(no_cupy, monkeypatch):
     [(["linumpy-gpu"], ()), (["linumpy_gpu", "linumpy"], ("linumpy",)), (["linumpy"], ("linumpy",)), ([], ())],
 )
 def test_another_distribution_of_that_name_is_told(no_cupy, monkeypatch, names, others):
-    monkeypatch.setattr(device.importlib.metadata, "packages_distributions", lambda: {"linumpy": names})
+    monkeypatch.setattr(device, "_providers", lambda: {"linumpy": names})
 
     def metadata(name):
         if name not in names:

@@ -1,4 +1,4 @@
-"""Old names of parameters and options work, and warn; errors name what the caller typed."""
+"""If this fails, old names of parameters and options fail or do not warn, or errors name what nobody typed."""
 
 import inspect
 

@@ -8,7 +8,7 @@ namespace {
 
 constexpr i64 SEGMENT_NBYTES = 64 << 20;
 // Slots begin where every unit of the scatter kernels may.
-constexpr i64 ALIGN = 256;
+constexpr i64 SLOT_ALIGN = 256;
 // Slots of all segments: their records take host memory.
 constexpr size_t MOST_SLOTS = size_t(1) << 22;
 
@@ -77,7 +77,7 @@ KeptSlot *KeptChunks::reserve(const std::shared_ptr<const Array> &array, const i
         if (known->pins) forget(*known);
         else evict(*known);
     }
-    KeptSlot *slot = take((array->geometry->chunk_nbytes + ALIGN - 1) / ALIGN * ALIGN);
+    KeptSlot *slot = take((array->geometry->chunk_nbytes + SLOT_ALIGN - 1) / SLOT_ALIGN * SLOT_ALIGN);
     if (!slot) return nullptr;
     slot->array = array;
     std::copy(coordinates, coordinates + array->geometry->rank, slot->coordinates);

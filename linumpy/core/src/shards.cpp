@@ -10,7 +10,7 @@
 namespace lc {
 namespace {
 
-template <class... Args> [[noreturn]] void refuse(const char *format, Args... args) {
+template <class... Args> [[noreturn]] void refuse_index(const char *format, Args... args) {
     char text[256];
     std::snprintf(text, sizeof text, format, args...);
     throw std::runtime_error(text);
@@ -44,12 +44,12 @@ void check_range(const Geometry &geometry, i64 number, u64 offset, u64 nbytes, u
     const std::string name = inner_name(geometry, number);
     const double behind = static_cast<double>(offset) + static_cast<double>(nbytes);
     if (behind < 1.8e19)
-        refuse("inner chunk %s lies at bytes %" PRIu64 " to %" PRIu64 ", but the file has %" PRIu64 ", %" PRIu64
-               " of them for the index",
-               name.c_str(), offset, offset + nbytes, file_nbytes, index_nbytes);
-    refuse("inner chunk %s lies at bytes %" PRIu64 " and %" PRIu64 " more, but the file has %" PRIu64 ", %" PRIu64
-           " of them for the index",
-           name.c_str(), offset, nbytes, file_nbytes, index_nbytes);
+        refuse_index("inner chunk %s lies at bytes %" PRIu64 " to %" PRIu64 ", but the file has %" PRIu64 ", %" PRIu64
+                     " of them for the index",
+                     name.c_str(), offset, offset + nbytes, file_nbytes, index_nbytes);
+    refuse_index("inner chunk %s lies at bytes %" PRIu64 " and %" PRIu64 " more, but the file has %" PRIu64 ", %" PRIu64
+                 " of them for the index",
+                 name.c_str(), offset, nbytes, file_nbytes, index_nbytes);
 }
 
 // What an index says depends on how the metadata describe shards, too.
@@ -69,13 +69,14 @@ i64 nbytes_of(const ShardIndex &index) { return static_cast<i64>(index.size() * 
 
 std::shared_ptr<const ShardIndex> parse_index(const Geometry &geometry, const u8 *stored, i64 nbytes, i64 file_nbytes) {
     if (nbytes != geometry.index_nbytes)
-        refuse("the shard index has %" PRIi64 " bytes and must have %" PRIi64, nbytes, geometry.index_nbytes);
+        refuse_index("the shard index has %" PRIi64 " bytes and must have %" PRIi64, nbytes, geometry.index_nbytes);
     const i64 count = geometry.chunks_of_object;
     if (geometry.index_checksum) {
         u32 found = 0;
         for (int k = 3; k >= 0; --k) found = found << 8 | stored[16 * count + k];
         const u32 computed = crc32c(stored, static_cast<size_t>(16 * count));
-        if (found != computed) refuse("the checksum of the shard index is %#010x and must be %#010x", found, computed);
+        if (found != computed)
+            refuse_index("the checksum of the shard index is %#010x and must be %#010x", found, computed);
     }
     auto index = std::make_shared<ShardIndex>(static_cast<size_t>(count));
     for (i64 n = 0; n < count; ++n) {
@@ -83,8 +84,8 @@ std::shared_ptr<const ShardIndex> parse_index(const Geometry &geometry, const u8
         const u64 size = word(stored + 16 * n + 8, geometry.index_big_endian);
         if (offset == ~u64(0) && size == ~u64(0)) continue;
         if (!geometry.encoded() && size != static_cast<u64>(geometry.chunk_nbytes))
-            refuse("inner chunk %s has %" PRIu64 " bytes and must have %" PRIi64, inner_name(geometry, n).c_str(), size,
-                   geometry.chunk_nbytes);
+            refuse_index("inner chunk %s has %" PRIu64 " bytes and must have %" PRIi64, inner_name(geometry, n).c_str(),
+                         size, geometry.chunk_nbytes);
         check_range(geometry, n, offset, size, static_cast<u64>(file_nbytes));
         (*index)[static_cast<size_t>(n)] = {static_cast<i64>(offset), static_cast<i64>(size)};
     }
