@@ -7,6 +7,16 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 
+def bits_of(dtype: np.dtype) -> np.dtype:
+    """Return the unsigned integers that hold the bits of a dtype of ml_dtypes; any other dtype as it is."""
+    return np.dtype(f"u{dtype.itemsize}") if is_small(dtype) else dtype
+
+
+def is_small(dtype: np.dtype) -> bool:
+    """Say whether a dtype is not NumPy's own but one of ml_dtypes, such as bfloat16, which is read as stored."""
+    return dtype.isbuiltin == 2
+
+
 @runtime_checkable
 class Array(Protocol):
     """An array on the host (``numpy.ndarray``) or on a device (``cupy.ndarray``).

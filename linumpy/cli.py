@@ -215,6 +215,13 @@ def choose_device(parsed: argparse.Namespace) -> bool:
     return workers_have_gpus(cluster)
 
 
+def device_and_name(parsed: argparse.Namespace) -> tuple[str, str]:
+    """Return the `device` of a function that takes `distributed`, too, and its name for the closing line."""
+    if parsed.distributed is None:
+        return ("cuda", "GPU") if choose_device(parsed) else ("cpu", "CPU")
+    return wished_device(parsed) or "auto", "the workers"
+
+
 def wished_device(parsed: argparse.Namespace) -> str | None:
     """Return the device that the options of :func:`add_gpu_arguments` name; None where they name none."""
     return {None: None, True: "cuda", False: "cpu"}[parsed.use_gpu]

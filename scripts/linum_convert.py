@@ -7,6 +7,8 @@ decoded and encoded on the GPU where there is one. Voxels stay the same, bit for
 INPUT may also be an array of two or three axes, or a TIFF file, or a folder of TIFF files of one page each, with
 --spacing.
 
+With --cluster, workers of dask copy the blocks of Zarr arrays; they must see both paths.
+
 A stopped run leaves its complete blocks in .OUTPUT.unfinished beside the output; the same command continues from them.
 
 For example:
@@ -49,6 +51,7 @@ def _build_arg_parser() -> argparse.ArgumentParser:
         "--device_memory", type=float, metavar="GIB",
         help="Memory of the blocks in the pipeline, on the GPU or the host. [80 %% of the free; on the CPU at most 8]",
     )  # fmt: skip
+    cli.add_cluster_argument(parser)
     cli.add_gpu_arguments(parser)
     cli.add_common_arguments(parser)
     return parser
@@ -58,15 +61,16 @@ def _convert(parsed: argparse.Namespace) -> None:
     from linumpy.io.source import sizes_of
     from linumpy.resample.convert_zarr import convert_zarr
 
-    use_gpu, begin = cli.choose_device(parsed), time.perf_counter()
+    begin = time.perf_counter()
+    device, where = cli.device_and_name(parsed)
     memory = None if parsed.device_memory is None else cli.gib(parsed.device_memory)
     convert_zarr(
         parsed.input, parsed.output, codec=parsed.codec, chunks=parsed.chunks, shards=parsed.shards,
         ngff_version=parsed.ngff_version, spacing=parsed.spacing, levels=parsed.levels,
-        device="cuda" if use_gpu else "cpu", device_memory=memory, overwrite=parsed.overwrite,
+        device=device, device_memory=memory, overwrite=parsed.overwrite, distributed=parsed.distributed,
     )  # fmt: skip
     seconds = time.perf_counter() - begin
-    print(cli.closing_line(parsed.input, parsed.output, use_gpu, seconds, sizes_of(parsed.output)[0]))
+    print(cli.closing_line(parsed.input, parsed.output, where, seconds, sizes_of(parsed.output)[0]))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

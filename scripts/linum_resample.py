@@ -74,10 +74,24 @@ def _build_arg_parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     parser.add_argument("--ngff_version", choices=("0.6", "0.5", "0.4"), help="NGFF of the output. [as the input]")
     cli.add_cluster_argument(parser)
+    parser.add_argument(
+        "--devices", type=_devices, metavar="all|N,N",
+        help="Make blocks on several GPUs of this machine: all, or their numbers, such as 0,1. [one]",
+    )  # fmt: skip
     cli.add_volume_arguments(parser, all_of_them=True)
     cli.add_gpu_arguments(parser)
     cli.add_common_arguments(parser)
     return parser
+
+
+def _devices(text: str) -> str | list[int]:
+    """Parse ``--devices``."""
+    if text == "all":
+        return text
+    try:
+        return [int(word) for word in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r}: pass all, or numbers of CUDA devices such as 0,1") from None
 
 
 def _resample(parsed: argparse.Namespace) -> None:
@@ -90,11 +104,12 @@ def _resample(parsed: argparse.Namespace) -> None:
     if wanted is not None and len(wanted) == 1:
         wanted = wanted[0]
     begin = time.perf_counter()
-    if parsed.distributed is None:
-        use_gpu = cli.choose_device(parsed)
-        device, where = "cuda" if use_gpu else "cpu", "GPU" if use_gpu else "CPU"
+    if parsed.devices is None:
+        device, where = cli.device_and_name(parsed)
+    elif parsed.use_gpu is False:
+        raise ValueError("--devices are GPUs: not together with --no-use_gpu")
     else:
-        device, where = cli.wished_device(parsed) or "auto", "the workers"
+        device, where = "cuda", "several GPUs"
     memory = None if parsed.device_memory is None else cli.gib(parsed.device_memory)
     chosen = cli.volume_options(parsed)
     # By the names of axes, so that an image of y and x takes two of them.
@@ -104,7 +119,7 @@ def _resample(parsed: argparse.Namespace) -> None:
         level=parsed.level, levels=parsed.levels, device=device, device_memory=memory,
         overwrite=parsed.overwrite, codec=parsed.codec, channel=parsed.channel, time=parsed.time,
         spacing=chosen["spacing"], labels=parsed.labels, like=parsed.like, coordinate_system=parsed.coordinate_system,
-        distributed=parsed.distributed, ngff_version=parsed.ngff_version,
+        distributed=parsed.distributed, devices=parsed.devices, ngff_version=parsed.ngff_version,
     )  # fmt: skip
     nbytes = open_volumes(parsed.input, parsed.level, **chosen).nbytes
     print(cli.closing_line(parsed.input, parsed.output, where, time.perf_counter() - begin, nbytes))

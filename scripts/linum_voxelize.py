@@ -6,6 +6,8 @@ z, and writes an OME-Zarr image of the same shape, spacing and origin, with --la
 0 elsewhere. The voxels of the image are not read. Meshes that are not watertight become shells of one voxel, which are
 filled without --no-fill_holes.
 
+With --cluster, workers of dask voxelize slabs of whole chunks, which this process writes.
+
 For example:
   linum-voxelize cortex.stl brain.ome.zarr cortex.ome.zarr --unit um
   linum-voxelize cortex.ply brain.ome.zarr cortex.ome.zarr --unit mm --shift 0 0 -1500 --label 7 --levels 4
@@ -46,6 +48,7 @@ def _build_arg_parser() -> argparse.ArgumentParser:
         "--spacing", type=float, nargs=3, metavar=("Z", "Y", "X"),
         help="Voxel spacing of the finest resolution in µm. [that of the metadata]",
     )  # fmt: skip
+    cli.add_cluster_argument(parser)
     cli.add_gpu_arguments(parser)
     cli.add_common_arguments(parser)
     return parser
@@ -55,25 +58,31 @@ def _voxelize(parsed: argparse.Namespace) -> None:
     import numpy as np
 
     from linumpy.io.volume import open_volumes
-    from linumpy.voxel.backend import get_backend
+    from linumpy.voxel.backends.choose import get_backend
     from linumpy.voxel.mesh_image import load_mesh, voxelize_onto_image
 
     begin = time.perf_counter()
     if not np.isfinite(parsed.shift).all():
         raise ValueError(f"shift={parsed.shift}: pass three finite numbers in µm")
-    backend = get_backend({None: None, True: "cuda", False: "cpu"}[parsed.use_gpu])
+    here = parsed.distributed is None
+    use_gpu = False if here else cli.choose_device(parsed)
+    backend = get_backend(cli.wished_device(parsed) if here else "cpu")
     spacing = parsed.spacing and dict(zip("zyx", parsed.spacing, strict=True))
     image = open_volumes(parsed.image, parsed.level, spacing=spacing)
     vertices, triangles = load_mesh(parsed.mesh, parsed.unit)
     result = voxelize_onto_image(
         vertices + np.asarray(parsed.shift), triangles, image, parsed.output, label=parsed.label,
         fill_holes=parsed.fill_holes, levels=parsed.levels, backend=backend, overwrite=parsed.overwrite,
-        codec=parsed.codec,
+        codec=parsed.codec, distributed=parsed.distributed, use_gpu=use_gpu,
     )  # fmt: skip
     kind = "watertight" if result.watertight else "not watertight"
     print(f"{len(triangles)} triangles, {kind}: {result.voxels} voxels, {result.volume_um3 / 1e9:.4g} mm³")
     seconds = time.perf_counter() - begin
-    print(cli.closing_line(parsed.mesh, parsed.output, backend.xp is not np, seconds, result.nbytes))
+    print(
+        cli.closing_line(
+            parsed.mesh, parsed.output, backend.xp is not np if here else "the workers", seconds, result.nbytes
+        )
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from linumpy.arrays import bits_of
 from linumpy.core import native
 from linumpy.core.requests import number_of
 from linumpy.errors import ChunkError, StaleLayoutError
@@ -48,7 +49,9 @@ def look_records(look: MetadataLook) -> Any:
 
 def geometry_record(layout: ArrayLayout) -> native.Geometry:
     """Describe how arrays of one geometry are stored."""
-    record = native.Geometry(rank=layout.rank, dtype=native.DTYPE_CODES[layout.dtype.str[1:]], swapped=layout.swapped)
+    record = native.Geometry(
+        rank=layout.rank, dtype=native.DTYPE_CODES[bits_of(layout.dtype).str[1:]], swapped=layout.swapped
+    )
     record.chunk_shape[: layout.rank] = layout.chunk_shape
     record.stored_axes[: layout.rank] = layout.stored_axes
     record.chain = chain_record(layout.chain)

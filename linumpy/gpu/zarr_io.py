@@ -8,7 +8,6 @@ the report give the reason for a fallback, which is an error with ``strict=True`
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -26,17 +25,15 @@ from linumpy.gpu import kvikio_zarr
 from linumpy.gpu.devices import checked_devices, on_each
 from linumpy.gpu.kvikio_zarr import OwnReader, check_elements, read_zarr_via_kvikio
 from linumpy.gpu.read import dask as zarr_dask
-from linumpy.gpu.read import fallback as zarr_gpu
+from linumpy.gpu.read import fallback
 from linumpy.gpu.read import request as output
 from linumpy.gpu.read.fallback import gpu_zarr_context, read_zarr_via_zarr_gpu
 from linumpy.gpu.read.layouts import LAYOUTS
 from linumpy.gpu.read.limits import describe_placement, limits_for
-from linumpy.gpu.read.report import LINUMPY, ReadReport, host_report
-from linumpy.gpu.rounding import cast_elements
+from linumpy.gpu.read.report import LINUMPY, ReadReport
 from linumpy.io.layout import read_layout
 from linumpy.io.open import open_source
 from linumpy.io.source import Source, with_options
-from linumpy.io.zarr_mode import read_chunks_on_host
 from linumpy.plan.read.plan import ReadPlan, plan_read
 from linumpy.plan.read.shares import cut_for_devices
 
@@ -49,8 +46,6 @@ __all__ = [
     "read_zarr_via_zarr_gpu",
     "zarr_to_dask",
 ]
-
-log = logging.getLogger(__name__)
 
 _BACKENDS = ("auto", LINUMPY, "zarr-gpu")
 #: Former names of backends.
@@ -149,25 +144,10 @@ def read_zarr(
     if reason and strict:
         raise _unsupported(plan, reason)
     if reason:
-        result, report = _read_by_zarr(source, level, plan, target, (where.reason, reason), begin)
+        result, report = fallback.read_into_host(source, level, plan, target, (where.reason, reason), begin)
     else:
         result, report = kvikio_zarr.read_into_host(plan, target, where.reason, begin)
     return (result, report) if return_report else result
-
-
-def _read_by_zarr(
-    source: Source, level: int, plan: ReadPlan, target: np.dtype, reasons: tuple[str, str], begin: float
-) -> tuple[np.ndarray, ReadReport]:
-    """Read into host memory by zarr-python; `reasons` are those for host memory and for zarr-python."""
-    why, reason = reasons
-    log.warning("%s: read by zarr-python, not by linumpy's reader: %s", plan.layout.name, reason)
-    array = open_source(source, level)
-    planned = time.perf_counter()
-    # An element of a rank 0 selection is a scalar, and stored bytes may be in the other byte order.
-    result = np.asarray(read_chunks_on_host(array, plan.region.selection)).reshape(plan.shape)
-    result = np.ascontiguousarray(cast_elements(result, target.newbyteorder("="))).reshape(plan.shape)
-    why = f"{why}; zarr-python: {reason}"
-    return result, host_report(plan, result, why, planned - begin, time.perf_counter() - planned)
 
 
 def read_zarr_to_gpu(
@@ -296,10 +276,7 @@ def _carry_out(
     if reason and (strict or backend == LINUMPY):
         raise _unsupported(plan, reason)
     if backend == "zarr-gpu" or reason:
-        if reason:
-            method = "in its GPU mode" if zarr_gpu.why_by_host(request) is None else "through host memory"
-            log.warning("%s: read by zarr-python %s, not by linumpy's reader: %s", plan.layout.name, method, reason)
-        return zarr_gpu.read_request(open_source(source, level), request, begin, fallback=reason)
+        return fallback.read_request(source, level, request, begin, reason=reason)
     return kvikio_zarr.read_request(request, begin, timed=timed, own=own)
 
 

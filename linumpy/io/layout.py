@@ -18,6 +18,7 @@ import numpy as np
 import zarr
 from zarr.storage import LocalStore
 
+from linumpy.arrays import bits_of
 from linumpy.io.metadata import chunk_nbytes, element_size
 from linumpy.io.paths import absolute
 from linumpy.io.stores.remote import remote_array
@@ -273,7 +274,7 @@ def _finish(
         None
         if root is not None or remote is not None
         else f"the store is a {type(array.store).__name__}, which has its bytes on a GPU",
-        None if dtype.str[1:] in _SUPPORTED_DTYPES else f"dtype {array.dtype}: only bool and numbers are read",
+        None if bits_of(dtype).str[1:] in _SUPPORTED_DTYPES else f"dtype {array.dtype}: only bool and numbers are read",
         None if 1 <= array.ndim <= MAX_RANK else f"rank {array.ndim}: 1 to {MAX_RANK} axes are read",
         None if keys is not None else "an unknown chunk key encoding",
         codecs.unsupported,
@@ -308,7 +309,7 @@ def _native(dtype: np.dtype) -> np.dtype:
 
 def _fill_value(array: zarr.Array, dtype: np.dtype) -> Any:
     """Return the value of a missing chunk; null, which zarr v2 allows, reads as zero."""
-    if dtype.str[1:] not in _SUPPORTED_DTYPES:
+    if bits_of(dtype).str[1:] not in _SUPPORTED_DTYPES:
         return None
     value = array.metadata.fill_value
     return np.zeros((), dtype)[()] if value is None else np.asarray(value).astype(dtype)[()]

@@ -28,6 +28,7 @@ from zarr.core.sync import sync
 from zarr.storage import StorePath
 
 from linumpy.errors import MetadataError, SourceError
+from linumpy.io.data_types import metadata_of, small_type_of
 
 log = logging.getLogger(__name__)
 
@@ -73,6 +74,10 @@ def open_refused(where: StorePath, error: Exception, name: str | None = None) ->
         if document.get("node_type") == "group":
             # zarr-python may have refused a member's document that is consolidated in that of the group.
             return zarr.open_group(where.store, path=where.path, mode="r", zarr_format=3, use_consolidated=False)
+        if (small := small_type_of(document)) is not None:
+            repaired = _repair_v3({**document, "data_type": "uint16" if small == "bfloat16" else "uint8"})
+            parsed: Any = metadata_of(repaired, small, name)
+            return zarr.Array(zarr.AsyncArray(metadata=parsed, store_path=where))
         repaired = _repair_v2(document) if document.get("zarr_format") == 2 else _repair_v3(document)
         if repaired != document:
             metadata: Any = repaired

@@ -20,6 +20,7 @@ import zarr
 from linumpy.errors import MetadataError, SourceError
 from linumpy.io.ngff.axes import Axis, Placement, Spacing, Unplaced
 from linumpy.io.ome import OmeZarrImage, check_level, open_image
+from linumpy.io.source import Source, describe_source, open_node
 from linumpy.io.zarr_mode import read_chunks_on_host
 from linumpy.plan.region import normalize_region
 
@@ -232,6 +233,39 @@ def open_volumes(
     >>> read_zarr(red.first.array, region=red.first.region((slice(0, 64),) * 3))  # doctest: +SKIP
     """
     return select_volumes(open_image(path, spacing=spacing, multiscale=multiscale), level, channel=channel, time=time)
+
+
+def open_source_volumes(
+    source: Source, level: int, channel: int | None, time: int | None, spacing: Spacing | None
+) -> Volumes:
+    """Open the volumes of an image, or of a single array with its `spacing`; see :func:`linumpy.resample_zarr`."""
+    node = open_node(source)
+    if isinstance(node, zarr.Array):
+        name = describe_source(node)
+        if level != 0:
+            raise ValueError(f"level={level}, but {name} is a single array, which has no levels")
+        if channel is not None or time is not None:
+            raise ValueError(
+                f"channel={channel}, time={time}: {name} is a single array, whose axes have no names; pass the "
+                "OME-Zarr image that it is in"
+            )
+        if spacing is None:
+            raise MetadataError(f"{name} is a single array, whose voxel spacing is unknown: pass spacing= in µm")
+        if node.ndim not in (2, 3):
+            raise ValueError(f"{name} has shape {node.shape}: pass a volume of two or three axes")
+        axes = "zyx"[-node.ndim :]
+        steps = [spacing.get(axis, math.nan) for axis in axes] if isinstance(spacing, Mapping) else spacing
+        if len(steps) != node.ndim or not all(step > 0 for step in steps):
+            raise ValueError(f"spacing={spacing!r}: {name} has {node.ndim} axes, each needs a positive µm")
+        single: dict[tuple[int, ...], Volume] = {(): as_volume(node)}
+        return Volumes(name, axes, Placement(tuple(map(float, steps)), (0.0,) * node.ndim), "", single, {})
+    image = open_image(node, spacing=spacing)
+    volumes = select_volumes(image, level, channel=channel, time=time)
+    if volumes.first.ndim not in (2, 3) or not set(volumes.axes) <= set("zyx"):
+        raise MetadataError(
+            f"{image.name} has the axes of space {', '.join(volumes.axes)}: two or three of z, y, x are read"
+        )
+    return volumes
 
 
 def select_volumes(

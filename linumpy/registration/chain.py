@@ -127,21 +127,25 @@ def solve_chain(
         [1 / max(link.error_um, 1e-9) ** 2 if good else 0.0 for link, good in zip(links, usable, strict=True)]
     )
     ends = [(link.fixed, link.moving) for link in links]
-    # Errors below the tolerance say little of a model's own error: no link outweighs the others by them.
     tolerance = 2e-3 * float(extent.max()) if tolerance_um is None else tolerance_um
-    weights[usable] = np.minimum(weights[usable], 1 / max(tolerance / 4, 1e-9) ** 2)
+    # No link outweighs the others by an error that is small against the tolerance.
+    weights[usable] = np.minimum(weights[usable], 1 / (tolerance / 40) ** 2)
     base = float(np.median(weights[usable])) if usable.any() else 1.0
     ends_all = ends + list(itertools.pairwise(range(count)))
     all_links = np.array([*measured, *(shifted @ between @ centre)]).reshape(-1, rank + 1, rank + 1)
     robust = usable.astype(np.float64)
     solved, residuals = np.tile(np.eye(rank + 1), (count, 1, 1)), np.zeros(len(links))
-    for _ in range(_ROUNDS):
+    for turn in range(_ROUNDS):
         now = np.concatenate([weights * robust, np.full(len(between), _PRIOR * base)])
         solved = _solve(count, ends_all, all_links, now, middle, rigid)
         residuals = _residuals(solved, ends, measured, extent)
-        new = _weights(residuals, usable, weights / base, tolerance, max_deviation)
-        if np.abs(new - robust).max(initial=0) < 1e-6:
-            break
+        if turn < _ROUNDS // 2:
+            # Towards least absolute distances first: least squares would share a wrong link's error with all others.
+            new = usable / np.sqrt(1 + (residuals / (0.1 * tolerance)) ** 2)
+        else:
+            new = usable * _biweights(residuals, usable, tolerance, max_deviation)
+            if np.abs(new - robust).max(initial=0) < 1e-6:
+                break
         robust = new
     rejected = robust < 1e-3
     linked = {n for pair, gone in zip(ends, rejected, strict=True) if not gone for n in pair}
@@ -149,16 +153,11 @@ def solve_chain(
     return ChainSolution(centre @ solved @ shifted, residuals, rejected, interpolated)
 
 
-def _weights(
-    residuals: np.ndarray, usable: np.ndarray, relative: np.ndarray, tolerance: float, max_deviation: float
-) -> np.ndarray:
+def _biweights(residuals: np.ndarray, usable: np.ndarray, tolerance: float, max_deviation: float) -> np.ndarray:
     """Return Tukey's biweights of residuals: 0 beyond `max_deviation` robust standard deviations."""
-    if not usable.any():
-        return np.zeros(len(residuals))
-    scaled = residuals * np.sqrt(np.minimum(relative, 1))
-    spread = 1.4826 * float(np.median(scaled[usable]))
-    limit = max(max_deviation * spread, tolerance)
-    return np.where(usable, np.clip(1 - (scaled / limit) ** 2, 0, 1) ** 2, 0.0)
+    spread = 1.4826 * float(np.median(residuals[usable])) if usable.any() else 0.0
+    weights: np.ndarray = np.clip(1 - (residuals / max(max_deviation * spread, tolerance)) ** 2, 0, 1) ** 2
+    return weights
 
 
 def _solve(

@@ -290,8 +290,6 @@ class _Normal:
 
 def _refine_on(level: _Level, pairs: _Pairs, method: Refinement) -> None:
     """Refine all pairs on one level."""
-    from scipy.linalg import expm
-
     rank = len(level.shape)
     centre = np.eye(rank + 1)
     centre[:-1, -1] = level.centre
@@ -318,7 +316,9 @@ def _refine_on(level: _Level, pairs: _Pairs, method: Refinement) -> None:
         trial = _Pairs(pairs.matrices.copy())
         trial.scales, trial.gains, trial.offsets = pairs.scales, pairs.gains.copy(), pairs.offsets.copy()
         count = len(basis)
-        moved = expm(-np.einsum("np,pij->nij", steps[:, :count], basis))
+        # Cayley's transform: the inverse of the step, which stays a rotation where the basis has rotations.
+        half = np.einsum("np,pij->nij", steps[:, :count], basis) / 2
+        moved = np.linalg.solve(np.eye(rank + 1) + half, np.eye(rank + 1) - half)
         trial.matrices[now] = pairs.matrices[now] @ centre @ moved @ back
         trial.gains[now] += steps[:, count]
         trial.offsets[now] += steps[:, count + 1]

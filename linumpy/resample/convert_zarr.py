@@ -14,43 +14,46 @@ import operator
 import os
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import zarr
 
-from linumpy.arrays import Array
-from linumpy.device import kvikio_mode, require_cuda, resolve
-from linumpy.errors import DeviceMemoryError, MetadataError, SourceError
-from linumpy.gpu.kvikio_settings import transfer_settings
-from linumpy.gpu.kvikio_zarr import OwnReader
-from linumpy.gpu.zarr_io import read_zarr
+from linumpy.device import resolve
+from linumpy.errors import MetadataError, SourceError
 from linumpy.io.ngff.axes import Spacing
 from linumpy.io.output.checks import check_apart, check_free_space, check_parent, checked_version, refuse_url
 from linumpy.io.output.folders import drop_partial_files, unfinished_beside
 from linumpy.io.paths import absolute
-from linumpy.io.source import Source, describe_source, identify_data, name_on_disk, open_node, path_of, with_options
+from linumpy.io.source import (
+    Source,
+    describe_source,
+    identify_data,
+    local_path,
+    name_on_disk,
+    open_node,
+    path_of,
+    with_options,
+)
 from linumpy.io.stores.tiff import TiffStack, open_stack, tiff_files
-from linumpy.io.zarr_mode import read_on_host
-from linumpy.plan.pyramid import Box, grown, shape_of, split
+from linumpy.plan.pyramid import Box, shape_of
 from linumpy.progress import bytes_progress
-from linumpy.resample.block_plans import check_limit, memory_budget, scratch_within
+from linumpy.resample.blocks.overlap import work_through
+from linumpy.resample.blocks.plans import check_limit
+from linumpy.resample.cluster import client_of
+from linumpy.resample.copying import CopyJob, copy_box, open_copier, plan_copy
 from linumpy.resample.hierarchy import ArrayCopy, Storage, plan_array, plan_hierarchy
-from linumpy.resample.overlap import work_through
-from linumpy.resample.pipeline import read_to_device
-from linumpy.resample.resample_zarr import level_chunks, make_coarser_levels
+from linumpy.resample.levels import make_coarser_levels
 from linumpy.resample.resumable import Request, Resumable, resumable_folder
-from linumpy.write.encoded_chunks import batch_nbytes, device_nbytes
+from linumpy.resample.workers import Needs, make_on, metadata_digest, needs_of, survey
 from linumpy.write.new_image import ZARR_FORMATS, NewImage, plan_image
-from linumpy.write.raw_chunks import writing_threads
-from linumpy.write.writer import STEP_BYTES, Progress
+from linumpy.write.writer import Progress
 
-#: Blocks in memory: one is read, one or two are waiting, two are being written.
-_BLOCKS = 5
+if TYPE_CHECKING:
+    from distributed import Client
+    from distributed.deploy import Cluster
 
 
 def convert_zarr(
@@ -68,6 +71,7 @@ def convert_zarr(
     overwrite: bool = False,
     durable: bool = True,
     progress: Progress | None = None,
+    distributed: Client | Cluster | str | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Path:
     """Copy an image of any size into other chunks, shards, codecs, or another version of NGFF.
@@ -94,8 +98,8 @@ def convert_zarr(
         Voxel spacing in µm, of a TIFF stack or an array, which it needs. Others keep their own.
     levels : int
         Resolutions to make of a TIFF stack or an array, means of 2 × 2 × 2 voxels. Others keep their own.
-    device, device_memory, overwrite, durable, progress, storage_options
-        As for :func:`linumpy.resample_zarr`.
+    device, device_memory, overwrite, durable, progress, distributed, storage_options
+        As for :func:`linumpy.resample_zarr`. A TIFF stack is read by this process alone.
 
     Returns
     -------
@@ -142,17 +146,23 @@ def convert_zarr(
         if not unfinished_beside(target_path).exists():
             encoded = any(copy.encoding.compressor for copy in conversion.arrays)
             check_free_space(target_path, sum(copy.nbytes for copy in conversion.arrays), encoded=encoded)
-        kind = resolve(device).kind
-        steps = [_plan_steps(copy, kind, device_memory) for copy in conversion.arrays]
+        client = scope.enter_context(client_of(distributed))
+        needs = None if client is None else conversion.needs(target_path, device)
+        kind = resolve(device).kind if client is None else "cpu"
+        if client is not None and needs is not None:
+            capacity = survey(client, needs)
+            kind, device_memory = capacity.kind, min(device_memory or capacity.nbytes, capacity.nbytes)
+        jobs = [plan_copy(copy, kind, device_memory, stack=conversion.stack) for copy in conversion.arrays]
         request = conversion.request()
         create = conversion.create
         with resumable_folder(target_path, request, create, overwrite=overwrite, durable=durable) as state:
             conversion.log_dropped(target_path)
             with _shown(progress, conversion.arrays) as report:
-                for number, (copy, step) in enumerate(zip(conversion.arrays, steps, strict=True)):
-                    _copy(copy, step, state, number, report, conversion.stack)
+                for number, (copy, job) in enumerate(zip(conversion.arrays, jobs, strict=True)):
+                    job = replace(job, target=str(state.folder / copy.path))
+                    _copy(copy, job, state, number, report, client, needs)
             if conversion.image is not None:
-                make_coarser_levels(state.folder, conversion.image, "mean", kind, device_memory)
+                make_coarser_levels(state.folder, conversion.image, "mean", "cpu" if client else kind, device_memory)
             drop_partial_files(state.folder)
             if dict(conversion.request().origin) != dict(request.origin) and not conversion.unidentified:
                 raise SourceError(
@@ -216,6 +226,12 @@ class Conversion:
             (key, _digest(value) if isinstance(value, list) else str(value)) for key, value in settings.items()
         )
         return Request("convert_zarr", first, named, (("source data", self._data()),), tuple(others))
+
+    def needs(self, target: Path, device: str) -> Needs:
+        """Return what workers need to copy the arrays."""
+        if self.stack is not None:
+            raise ValueError(f"distributed=: {self.name} is a TIFF stack, which this process alone converts")
+        return needs_of(local_path(self.arrays[0].source), target, device)
 
     def _data(self) -> str:
         if self.stack is not None:
@@ -319,47 +335,16 @@ def _shown(progress: Progress | None, arrays: Iterable[ArrayCopy]) -> AbstractCo
     return bytes_progress("convert", sum(copy.nbytes for copy in arrays))
 
 
-@dataclass(frozen=True)
-class _Steps:
-    """Blocks of an array, and the memory of their reads and writes."""
-
-    kind: str
-    block: tuple[int, ...]
-    scratch: int | None = None
-    batch: int | None = None
-
-
-def _plan_steps(copy: ArrayCopy, kind: str, limit: int | None) -> _Steps:
-    """Choose blocks of whole stored objects, of the source as well where memory allows it."""
-    budget, itemsize = memory_budget(kind, limit), copy.dtype.itemsize
-    least, scratch, batch = math.prod(copy.stored) * itemsize, None, None
-    if kind == "cuda":
-        chunk_nbytes = math.prod(copy.chunks) * itemsize
-        scratch, batch = scratch_within(budget), batch_nbytes(copy.encoding, chunk_nbytes, least, budget)
-        budget -= scratch
-        taken = device_nbytes(copy.encoding, chunk_nbytes, batch)
-        if _BLOCKS * least > budget - taken:
-            batch = taken = 0  # the host encodes
-        budget -= taken
-        if _BLOCKS * least > budget:
-            raise DeviceMemoryError(
-                f"blocks of one chunk (or shard) {copy.stored} need {_BLOCKS * least} bytes, and {max(0, budget)} may "
-                "be used: pass a larger device_memory, or smaller chunks and shards"
-            )
-    shape, most = copy.source.shape, max(1, min(STEP_BYTES, budget // _BLOCKS))
-    size = [min(s, n) for s, n in zip(copy.stored, shape, strict=True)]
-    theirs = copy.source.shards or copy.source.chunks
-    for axis in reversed(range(len(shape))):  # the last axes first, along which voxels are contiguous
-        longer = min(math.lcm(copy.stored[axis], theirs[axis]), shape[axis])
-        if math.prod(size) // size[axis] * longer * itemsize <= most:
-            size[axis] = longer
-    return _Steps(kind, grown(tuple(size), shape, itemsize, most), scratch, batch)
-
-
 def _copy(
-    copy: ArrayCopy, steps: _Steps, state: Resumable, number: int, report: Progress, stack: TiffStack | None
+    copy: ArrayCopy,
+    job: CopyJob,
+    state: Resumable,
+    number: int,
+    report: Progress,
+    client: Client | None,
+    needs: Needs | None,
 ) -> None:
-    """Copy the missing blocks of an array."""
+    """Copy the missing blocks of an array, here or on workers."""
 
     def units(box: Box) -> tuple[list[int], list[int]]:
         sides = list(zip(box, copy.stored, strict=True))
@@ -372,44 +357,19 @@ def _copy(
         state.add(*units(box), number)
         report(nbytes(box))
 
-    wanted = []
-    for box in split(tuple(map(slice, (0,) * len(copy.source.shape), copy.source.shape)), steps.block):
+    wanted = {}
+    for index, box in enumerate(job.boxes):
         if state.holds(*units(box), number):
             report(nbytes(box))
         else:
-            wanted.append(box)
+            wanted[index] = box
     if not wanted:
         return
-    threads, on_device = writing_threads(), steps.kind == "cuda"
-    with ExitStack() as scope:
-        pool = scope.enter_context(ThreadPoolExecutor(threads, "linumpy-chunks"))
-        chunks = level_chunks(state.folder, copy.path, pool, threads, steps.batch)
-        if on_device:
-            reader = scope.enter_context(closing(OwnReader(steps.scratch)))
-            if kvikio_mode()[0] != "none":
-                scope.enter_context(transfer_settings())
-
-        def read(box: Box) -> Array:
-            if stack is not None:
-                voxels = _read_pages(stack, box)
-                return require_cuda().asarray(voxels) if on_device else voxels  # type: ignore[no-any-return]
-            if on_device:
-                return read_to_device(copy.source, box, reader)
-            return np.asarray(read_zarr(copy.source, region=box, device="cpu"), copy.dtype)
-
-        work_through(
-            wanted, read, lambda _, block: block, lambda box, block: chunks.start(box, block)(),
-            use_gpu=on_device, done=done,
-        )  # fmt: skip
-
-
-def _read_pages(stack: TiffStack, box: Box) -> np.ndarray:
-    """Read a box of a stack; the error names the file that cannot be read."""
-    try:
-        return np.asarray(read_on_host(stack.array, box), stack.array.dtype.newbyteorder("="))
-    except Exception as error:  # of any decoder
-        files = stack.files[box[0]] if len(stack.files) > 1 else stack.files
-        for z in range(box[0].start, box[0].stop) if len(files) > 1 else ():
-            _read_pages(stack, (slice(z, z + 1), *box[1:]))  # which of them it is
-        where = ", ".join(f"{b.start}:{b.stop}" for b in box)
-        raise SourceError(f"{files[0]} cannot be read at [{where}]: {error}") from error
+    if client is None or needs is None:
+        with open_copier(job) as (read, write):
+            work_through(wanted.values(), read, lambda _, block: block, write, use_gpu=job.device == "cuda", done=done)
+    else:
+        source = local_path(copy.source)
+        job = replace(job, source=source)
+        needs = replace(needs, source=source, metadata=metadata_digest(source), block_nbytes=2 * job.block_nbytes)
+        make_on(client, copy_box, job, needs, wanted, done, what=f"a block of {job.block} voxels")

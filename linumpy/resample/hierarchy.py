@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import zarr
 
+from linumpy.arrays import is_small
 from linumpy.errors import SourceError
 from linumpy.io.codecs import encoding_like, zarr_codecs
 from linumpy.io.ngff.collection import ome_attributes
@@ -226,7 +227,7 @@ def _named(group: zarr.Group) -> list[str]:
 def plan_array(path: str, array: zarr.Array, storage: Storage, zarr_format: int) -> ArrayCopy:
     """Choose how one array of the copy is stored."""
     dtype, name = np.dtype(array.dtype), describe_source(array)
-    if dtype.kind not in "biuf" or dtype.itemsize > 8:
+    if dtype.kind not in "biuf" or dtype.itemsize > 8 or is_small(dtype):
         raise SourceError(f"{name} is of {dtype}: arrays of bool, integers and floats of up to 8 bytes are converted")
     if not array.ndim or 0 in array.shape:
         raise SourceError(f"{name} has shape {array.shape}, without voxels to convert")

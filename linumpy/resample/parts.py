@@ -25,7 +25,7 @@ from linumpy.io.volume import Volumes
 from linumpy.plan.grid.blocks import AffineGrid
 from linumpy.plan.grid.point_map import Affine, Field, PointMap
 from linumpy.plan.grid.regrid import Regrid
-from linumpy.resample.block_plans import BlockPlan, Writing, plan_blocks
+from linumpy.resample.blocks.plans import BlockPlan, Writing, plan_blocks
 from linumpy.resample.resumable import Request
 from linumpy.write.new_image import NewImage, list_labels, plan_image
 
@@ -78,7 +78,7 @@ class TargetImage:
 
 
 def plan_target(image: TargetImage, kind: str, limit: int | None) -> BlockPlan:
-    """Choose the blocks of an image; parameters are those of :func:`linumpy.resample.block_plans.plan_blocks`."""
+    """Choose the blocks of an image; parameters are those of :func:`linumpy.resample.blocks.plans.plan_blocks`."""
     return plan_blocks(image.grid, image.volumes.first, image.stored, kind, limit, image.writing)
 
 

@@ -2,46 +2,43 @@
 
 In: an image, and a spacing, an affine map or the grid of another image. Out: an image with its labels, which appears
 complete or not at all. A stopped run leaves its blocks in ``.NAME.unfinished``, and the same call continues from them.
-``linumpy.resample.target_grid`` chooses the grid, ``linumpy.resample.block_plans`` the blocks,
+``linumpy.resample.target_grid`` chooses the grid, ``linumpy.resample.blocks.plans`` the blocks,
 ``linumpy.resample.labels`` maps the labels, ``linumpy.resample.parts`` defines the images that are filled,
-``linumpy.resample.block`` and ``warp`` transform a block, ``linumpy.resample.pipeline`` runs the blocks.
+``linumpy.resample.blocks.block`` and ``warp`` transform a block, ``linumpy.resample.blocks.pipeline`` runs the blocks.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, closing, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import zarr
 from numpy.typing import ArrayLike
 
+from linumpy.arrays import is_small
 from linumpy.device import require_cuda, resolve
-from linumpy.errors import DeviceMemoryError, MetadataError
+from linumpy.errors import DeviceMemoryError
 from linumpy.gpu.devices import checked_devices
-from linumpy.gpu.kvikio_zarr import OwnReader
 from linumpy.io.carried import Carried, carried_from
-from linumpy.io.ngff.axes import Placement, Spacing
-from linumpy.io.ome import open_image
+from linumpy.io.ngff.axes import Spacing
 from linumpy.io.output.checks import check_apart, check_free_space, check_parent, checked_version, refuse_url
 from linumpy.io.output.folders import drop_partial_files, unfinished_beside
 from linumpy.io.paths import absolute
-from linumpy.io.source import Source, describe_source, local_path, local_store, open_node, path_of, with_options
-from linumpy.io.volume import Volume, Volumes, as_volume, select_volumes
-from linumpy.io.zarr_mode import read_on_host
+from linumpy.io.source import Source, local_path, path_of, with_options
+from linumpy.io.volume import Volume, Volumes, open_source_volumes
 from linumpy.plan.encoding import BY_CODEC
 from linumpy.plan.grid.blocks import AffineGrid, Block, anti_aliasing_sigmas
-from linumpy.plan.pyramid import Pyramid, split
 from linumpy.progress import bytes_progress
 from linumpy.renamed import renamed_parameter
-from linumpy.resample.block_plans import BlockPlan, check_limit, memory_of_each, scratch_within
+from linumpy.resample.blocks.pipeline import BlockJob, make_block, make_blocks, make_blocks_on_each
+from linumpy.resample.blocks.plans import BlockPlan, check_limit, memory_of_each
+from linumpy.resample.cluster import client_of
 from linumpy.resample.labels import LABELS, plan_labels
+from linumpy.resample.levels import make_coarser_levels
 from linumpy.resample.parts import (
     TargetImage,
     check_unchanged,
@@ -50,15 +47,10 @@ from linumpy.resample.parts import (
     plan_target,
     request_of,
 )
-from linumpy.resample.pipeline import BlockJob, make_blocks, make_blocks_on_each, read_to_device
 from linumpy.resample.resumable import Resumable, resumable_folder
 from linumpy.resample.target_grid import TargetGrid, on_grid_of, plan_target_grid, turned_systems
-from linumpy.resample.workers import Needs, client_of, make_blocks_on, needs_of, survey
-from linumpy.write.new_image import NewImage
-from linumpy.write.pyramid import halve, halve_by_threads
-from linumpy.write.raw_chunks import Chunks, chunks_of, writing_threads
-from linumpy.write.tasks import Finish, done
-from linumpy.write.writer import STEP_BYTES, Progress
+from linumpy.resample.workers import Needs, make_on, needs_of, survey
+from linumpy.write.writer import Progress
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -353,42 +345,9 @@ def _carried(volumes: Volumes, source: Volumes, grid: TargetGrid, version: str |
     return carried.without(*dropped).on_another_grid()
 
 
-def open_source_volumes(
-    source: Source, level: int, channel: int | None, time: int | None, spacing: Spacing | None
-) -> Volumes:
-    """Open the volumes of an image, or of a single array, whose spacing must be given; see :func:`resample_zarr`."""
-    node = open_node(source)
-    if isinstance(node, zarr.Array):
-        name = describe_source(node)
-        if level != 0:
-            raise ValueError(f"level={level}, but {name} is a single array, which has no levels")
-        if channel is not None or time is not None:
-            raise ValueError(
-                f"channel={channel}, time={time}: {name} is a single array, whose axes have no names; pass the "
-                "OME-Zarr image that it is in"
-            )
-        if spacing is None:
-            raise MetadataError(f"{name} is a single array, whose voxel spacing is unknown: pass spacing= in µm")
-        if node.ndim not in (2, 3):
-            raise ValueError(f"{name} has shape {node.shape}: pass a volume of two or three axes")
-        axes = "zyx"[-node.ndim :]
-        steps = [spacing.get(axis, math.nan) for axis in axes] if isinstance(spacing, Mapping) else spacing
-        if len(steps) != node.ndim or not all(step > 0 for step in steps):
-            raise ValueError(f"spacing={spacing!r}: {name} has {node.ndim} axes, each needs a positive µm")
-        single: dict[tuple[int, ...], Volume] = {(): as_volume(node)}
-        return Volumes(name, axes, Placement(tuple(map(float, steps)), (0.0,) * node.ndim), "", single, {})
-    image = open_image(node, spacing=spacing)
-    volumes = select_volumes(image, level, channel=channel, time=time)
-    if volumes.first.ndim not in (2, 3) or not set(volumes.axes) <= set("zyx"):
-        raise MetadataError(
-            f"{image.name} has the axes of space {', '.join(volumes.axes)}: two or three of z, y, x are read"
-        )
-    return volumes
-
-
 def _check_dtype(array: Volume, order: int) -> None:
     kinds = "biuf" if order == 0 else "iuf"
-    if array.dtype.kind not in kinds or array.dtype.itemsize > 8:
+    if array.dtype.kind not in kinds or array.dtype.itemsize > 8 or is_small(array.dtype):
         raise TypeError(f"voxels of {array.dtype} cannot be resampled with order={order}: pass integers or floats")
 
 
@@ -439,39 +398,6 @@ def _fill(
         else:
             make_blocks(job, wanted, done)
     else:
-        needs = replace(needs, target=job.target, block_nbytes=itemsize * sum(job.plan.largest))
-        make_blocks_on(client, job, needs, wanted, done)
-
-
-def make_coarser_levels(folder: Path, image: NewImage, downsampling: str, kind: str, limit: int | None = None) -> None:
-    """Make the coarser resolutions of an image whose finest one is written, on the device or the host."""
-    pyramid = Pyramid(image.shapes, image.stored, image.dtype.itemsize)
-    # An eighth for a finer box: the sums of its pairs and the scratch of its read take memory too.
-    nbytes = STEP_BYTES if limit is None else min(STEP_BYTES, limit // 8)
-    scratch = None if limit is None else scratch_within(limit)
-    threads = writing_threads()
-    with ThreadPoolExecutor(threads, "linumpy-chunks") as pool, closing(OwnReader(scratch)) as reader:
-        levels = [level_chunks(folder, level, pool, threads) for level in range(len(image.shapes))]
-        for level, (finer, coarser) in enumerate(itertools.pairwise(levels), 1):
-            whole = tuple(slice(0, n) for n in image.shapes[level])
-            finish: Finish = done
-            for box in split(whole, pyramid.step(level, nbytes >> len(whole))):
-                source = pyramid.finer(level, box)
-                factors = pyramid.factors(level)
-                if kind == "cuda":
-                    block = halve(read_to_device(finer.array, source, reader), downsampling, factors)
-                else:
-                    on_host = read_on_host(finer.array, source)
-                    block = halve_by_threads(on_host, downsampling, pool, threads, factors)
-                following = coarser.start(box, block)
-                finish()  # the last box, while the device works at this one
-                finish = following
-            finish()
-
-
-def level_chunks(
-    folder: Path, level: int | str, pool: ThreadPoolExecutor, threads: int, batch: int | None = None
-) -> Chunks:
-    """Open an array of a work folder, such as a resolution of an image, for writing whole chunks."""
-    array = zarr.open_array(local_store(folder / str(level), read_only=False), mode="r+")
-    return chunks_of(array.with_config({"write_empty_chunks": True}), pool, threads, batch=batch)
+        needs = replace(needs, block_nbytes=itemsize * sum(job.plan.largest))
+        what = f"a block of {job.plan.largest} voxels (read, made)"
+        make_on(client, make_block, job, needs, {block.number: block for block in wanted}, done, what=what)

@@ -1,8 +1,9 @@
 """Carry out the tiles of a volume, here or on the workers of a dask cluster.
 
 In: names of tiles, and functions that read, compute and write one. Out: the written tiles. Here the three steps of
-different tiles overlap (``linumpy.resample.overlap``). A worker reads and computes; results come back to this process,
-which writes all of them, so that workers need see only the source. Errors: those of ``linumpy.resample.workers``.
+different tiles overlap (``linumpy.resample.blocks.overlap``). A worker reads and computes; results come back to this
+process, which writes all of them, so that workers need see only the source. Errors: those of
+``linumpy.resample.workers``.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from linumpy.device import is_device_array, require_cuda, to_host
-from linumpy.resample.overlap import nothing, work_through
-from linumpy.resample.workers import Needs, carry_out_on, client_of, survey
+from linumpy.resample.blocks.overlap import nothing, work_through
+from linumpy.resample.cluster import carry_out_on, client_of
+from linumpy.resample.workers import Needs, survey
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -62,8 +64,8 @@ class TileWork:
         Parameters
         ----------
         names, read, compute, write, done
-            As for :func:`linumpy.resample.overlap.work_through`. On a cluster `read` and `compute` are sent to workers
-            with all that they refer to, and tiles are written by this thread, in any order.
+            As for :func:`linumpy.resample.blocks.overlap.work_through`. On a cluster `read` and `compute` are sent to
+            workers with all that they refer to, and tiles are written by this thread, in any order.
         """
         if self.client is None:
             work_through(names, read, compute, write, use_gpu=self.use_gpu, done=done)
@@ -91,7 +93,7 @@ def tile_work(distributed: Client | Cluster | str | None, *, use_gpu: bool) -> I
     Parameters
     ----------
     distributed : distributed.Client, cluster, str or None
-        As for :func:`linumpy.resample.workers.client_of`.
+        As for :func:`linumpy.resample.cluster.client_of`.
     use_gpu : bool
         Whether to compute on the GPU, here or of each worker.
 

@@ -1,8 +1,8 @@
-"""Make the blocks of a resampled volume on the workers of a dask cluster.
+"""Make the blocks of a volume on the workers of a dask cluster.
 
-In: the caller's `distributed`, and a :class:`~linumpy.resample.pipeline.BlockJob`. Out: the device and the memory that
-all workers have (:func:`survey`), and blocks (:func:`make_blocks_on`). Workers get bytes, and functions that need only
-Python, so that a worker without linumpy can report that. dask is imported here, inside functions. Errors:
+In: the caller's `distributed`, and a job whose blocks have numbers. Out: the device and the memory that all workers
+have (:func:`survey`), and blocks (:func:`make_on`). Workers get bytes, and functions that need only Python, so that a
+worker without linumpy can report that. dask is imported here, inside functions. Errors:
 :class:`~linumpy.errors.WorkerError`, which names the worker and what it lacks.
 """
 
@@ -12,26 +12,36 @@ import hashlib
 import logging
 import os
 import pickle
-import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from linumpy import __version__
-from linumpy.device import free_memory, install_line, require_cuda, resolve, why_no_cuda
+from linumpy.device import free_memory, require_cuda, resolve, why_no_cuda
 from linumpy.errors import GpuUnavailableError, WorkerError
 from linumpy.io.paths import split_archive
 from linumpy.io.stores.zips import ArchiveStore
-from linumpy.plan.grid.blocks import Block
-from linumpy.resample.pipeline import BlockJob, make_block
+from linumpy.resample.cluster import carry_out_on
 
 if TYPE_CHECKING:
-    from distributed import Client, Future, Worker
-    from distributed.deploy import Cluster
+    from distributed import Client, Worker
 
+
+class Job(Protocol):
+    """The parameters of all blocks of a volume, which can be pickled."""
+
+    @property
+    def target(self) -> str:
+        """Path of the array to write."""
+
+    @property
+    def device(self) -> str:
+        """``"cuda"`` or ``"cpu"``."""
+
+
+JobOf = TypeVar("JobOf", bound=Job)
 Name = TypeVar("Name")
 
 log = logging.getLogger(__name__)
@@ -40,73 +50,10 @@ log = logging.getLogger(__name__)
 _SHARE, _MOST = 0.8, 8 * 2**30
 #: Shares of a worker's memory limit, of which dask starts no block from 0.8 on, and ends the worker at 0.95.
 _LIMIT_SHARE, _LIMIT_MOST = 0.6, 0.8
-#: Submitted blocks for each thread, and at least: an adaptive cluster asks for workers by its waiting tasks.
-_A_THREAD, _LEAST = 4, 64
-#: Seconds between two counts of the threads.
-_LOOK_SECONDS = 1.0
+#: Submitted blocks at least: an adaptive cluster asks for workers by its waiting tasks.
+_LEAST = 64
 #: Seconds without a worker before a warning.
 _WARN_SECONDS = 30.0
-
-
-@contextmanager
-def client_of(distributed: Client | Cluster | str | None) -> Iterator[Client | None]:
-    """Yield the client of the caller's `distributed`; a client that is made here is closed at the end.
-
-    Parameters
-    ----------
-    distributed : distributed.Client, cluster, str or None
-        A client; a cluster, such as ``LocalCluster``; the address of a scheduler; or None, which yields None.
-
-    Raises
-    ------
-    TypeError
-        Anything else, or a client or cluster of an event loop (``asynchronous=True``).
-    ValueError
-        A closed client or cluster; a str that is no address.
-    ConnectionError
-        No scheduler answers at the address.
-    ImportError
-        ``distributed`` is not installed.
-    """
-    if distributed is None:
-        yield None
-        return
-    try:
-        from distributed import Client
-        from distributed.deploy import Cluster
-    except ImportError as error:
-        raise ImportError(f"dask is not installed ({error}): {install_line('dask')}") from error
-    if not isinstance(distributed, (Client, Cluster, str)):
-        raise TypeError(
-            f"distributed={distributed!r}: pass a distributed.Client, a cluster such as LocalCluster, or the address "
-            "of a scheduler"
-        )
-    if isinstance(distributed, str):
-        with _connected(distributed) as client:
-            yield client
-        return
-    kind = "client" if isinstance(distributed, Client) else "cluster"
-    status = getattr(distributed.status, "name", distributed.status)
-    if status in ("closed", "closing", "failed"):
-        raise ValueError(f"distributed={distributed!r}: this {kind} is {status}; make a new one")
-    if distributed.asynchronous:
-        raise TypeError(f"distributed={distributed!r}: this {kind} is asynchronous; make one without asynchronous=True")
-    if isinstance(distributed, Client):
-        yield distributed
-    else:
-        with Client(distributed, set_as_default=False) as client:
-            yield client
-
-
-def _connected(address: str) -> Client:
-    from distributed import Client
-
-    if ":" not in address:
-        raise ValueError(f"distributed={address!r}: no address of a scheduler, such as 'tcp://host:8786'")
-    try:
-        return Client(address, set_as_default=False)
-    except (OSError, ValueError, TimeoutError) as error:
-        raise ConnectionError(f"distributed={address!r}: no dask scheduler answers there: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -302,8 +249,15 @@ def _capacity(answers: Mapping[str, Mapping[str, Any]]) -> Capacity:
     return Capacity(kind, nbytes, reason)
 
 
-def make_blocks_on(
-    client: Client, job: BlockJob, needs: Needs, blocks: Iterable[Block], done: Callable[[Block], object]
+def make_on(
+    client: Client,
+    make: Callable[[JobOf, int], object],
+    job: JobOf,
+    needs: Needs,
+    blocks: Mapping[int, Name],
+    done: Callable[[Name], object],
+    *,
+    what: str,
 ) -> None:
     """Make blocks on the workers of a dask cluster; another worker repeats the block of a lost one.
 
@@ -314,116 +268,46 @@ def make_blocks_on(
     ----------
     client : distributed.Client
         Client of a cluster whose workers see the paths of source and target.
-    job, blocks, done
-        As for :func:`linumpy.resample.pipeline.make_blocks`.
+    make : callable
+        Function of a module: makes the block of a number; twice is harmless.
+    job : Job
+        The parameters of the blocks.
     needs : Needs
         Requirements of each worker.
+    blocks : mapping of int
+        The blocks to make, by their numbers.
+    done : callable
+        Called with each block that is made, in this thread.
+    what : str
+        What a block is, for errors.
 
     Raises
     ------
     WorkerError
         A worker that joined later lacks something; or workers died, one after another, on the same block.
     """
-    payload, make = pickle.dumps((needs, job)), _sent("make_sent_block")
+    payload, sent = pickle.dumps((replace(needs, target=job.target), make, job)), _sent("make_sent_block")
 
-    def settle(block: Block, lacking: str) -> None:
+    def settle(number: int, lacking: str) -> None:
         if lacking:
             raise WorkerError(lacking)
-        done(block)
+        done(blocks[number])
 
-    what = f"a block of {job.plan.largest} voxels (read, made)"
     # Not pure: the block must be written again, even if dask has the result of an equal task.
     carry_out_on(
-        client, blocks, lambda block: client.submit(make, payload, block.number, pure=False), settle,
+        client, blocks, lambda number: client.submit(sent, payload, number, pure=False), settle,
         what=what, smaller="device_memory=", least=_LEAST,
     )  # fmt: skip
 
 
-def carry_out_on(
-    client: Client,
-    names: Iterable[Name],
-    submit: Callable[[Name], Future],
-    settle: Callable[[Name, Any], object],
-    *,
-    what: str,
-    smaller: str,
-    least: int = 0,
-) -> None:
-    """Carry out tasks on the workers of a dask cluster, only a few for each thread at a time.
-
-    Parameters
-    ----------
-    client : distributed.Client
-        Client of the cluster. Workers that join later take part.
-    names : iterable
-        The tasks.
-    submit : callable
-        Name → future.
-    settle : callable
-        Called with each task that is over and its result, in this thread, in any order.
-    what, smaller : str
-        What a task is, and the parameter that makes it need less memory, for errors.
-    least : int
-        Number of tasks under way at least.
-
-    Raises
-    ------
-    WorkerError
-        Workers died, one after another, on the same task.
-    """
-    from distributed import KilledWorker, as_completed
-
-    waiting, threads = iter(names), _Threads(client)
-    under_way = as_completed(loop=client.loop)
-    pending: dict[Future, Name] = {}
-
-    def fill() -> None:
-        while len(pending) < max(least, _A_THREAD * threads.count(), 1):
-            for name in waiting:
-                future = submit(name)
-                pending[future] = name
-                under_way.add(future)
-                break
-            else:
-                return
-
-    try:
-        fill()
-        for future in under_way:
-            try:
-                result = future.result()
-            except KilledWorker as error:
-                raise WorkerError(
-                    f"{what} was running on worker after worker when they died, the last of them "
-                    f"{error.last_worker.address}: where memory was short, pass a smaller {smaller}"
-                ) from error
-            settle(pending.pop(future), result)
-            fill()
-    finally:
-        client.cancel(list(pending))
-
-
-class _Threads:
-    """Counts the threads of all workers, at most once a second."""
-
-    def __init__(self, client: Client) -> None:
-        self._client, self._count, self._asked = client, 0, -_LOOK_SECONDS
-
-    def count(self) -> int:
-        now = time.monotonic()
-        if now - self._asked >= _LOOK_SECONDS:
-            self._count, self._asked = sum(self._client.nthreads().values()), now
-        return self._count
-
-
 def make_sent_block(payload: bytes, number: int, worker: Worker) -> str:
     """Make a block, on a worker; returns what the worker lacks, empty if the block is made."""
-    needs, job = pickle.loads(payload)
+    needs, make, job = pickle.loads(payload)
     lacking = needs.lacking() or _lacking_for_blocks(needs, job, worker)
     if lacking:
         return f"worker {worker.address} lacks {lacking}"
     try:
-        make_block(job, number)
+        make(job, number)
     except Exception as error:
         if lacking := needs.lacking():  # such as a disk that was unmounted meanwhile
             return f"worker {worker.address} lacks {lacking}"
@@ -432,7 +316,7 @@ def make_sent_block(payload: bytes, number: int, worker: Worker) -> str:
     return ""
 
 
-def _lacking_for_blocks(needs: Needs, job: BlockJob, worker: Worker) -> str:
+def _lacking_for_blocks(needs: Needs, job: Job, worker: Worker) -> str:
     """Return what a worker lacks for the planned blocks: one that joined later was not part of the survey."""
     if job.device == "cuda":
         missing = why_no_cuda()

@@ -21,8 +21,8 @@ import numpy as np
 from linumpy.arrays import Array
 from linumpy.device import require_cuda
 from linumpy.sampling.arguments import whole
+from linumpy.sampling.coordinates.generator import key_of
 from linumpy.sampling.field import Field
-from linumpy.sampling.generator import key_of
 from linumpy.sampling.host import HostVolume, check_order
 from linumpy.sampling.importance import weights_of
 from linumpy.sampling.regular import RawFile, check_range, to_device

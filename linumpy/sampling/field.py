@@ -11,8 +11,8 @@ import abc
 import numpy as np
 
 from linumpy.arrays import Array
-from linumpy.sampling import draws
-from linumpy.sampling.boxes import Boxes, Window
+from linumpy.sampling.coordinates import draws
+from linumpy.sampling.coordinates.boxes import Boxes, Window
 
 ORDERS = ("iid", "binned", "stratified", "sobol")
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from linumpy.arrays import Array
 from linumpy.device import array_module
-from linumpy.sampling.boxes import BOX_VOXELS, plan_boxes
+from linumpy.sampling.coordinates.boxes import BOX_VOXELS, plan_boxes
 from linumpy.sampling.field import Field
 from linumpy.sampling.threads import in_threads
 

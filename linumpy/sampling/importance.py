@@ -1,7 +1,7 @@
 """Which parts of a volume are sampled more: a mask, a density, or the gradient of the volume.
 
 In: ``mask`` and ``importance`` of :func:`linumpy.sampling.create_sampler`, and a field. Out: a
-:class:`~linumpy.sampling.draws.Draw` with weights. Errors: ``ValueError`` that names the argument.
+:class:`~linumpy.sampling.coordinates.draws.Draw` with weights. Errors: ``ValueError`` that names the argument.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import numpy as np
 
 from linumpy.arrays import Array
 from linumpy.device import require_cuda, to_host
-from linumpy.sampling.draws import Draw, weighted
+from linumpy.sampling.coordinates.draws import Draw, weighted
 from linumpy.sampling.field import Field
 
 #: Points along each axis at which ``importance="gradient"`` evaluates the field.

@@ -17,14 +17,14 @@ import numpy as np
 from linumpy.arrays import Array
 from linumpy.errors import not_pickled
 from linumpy.gpu.kernels import Uploaded, uploaded
-from linumpy.sampling import draws, weighted
 from linumpy.sampling.arguments import checked_count, dtype_name, is_torch, stream_of, view_of, whole
-from linumpy.sampling.boxes import MOST_SAMPLES, Window
-from linumpy.sampling.boxes import window as count_samples
-from linumpy.sampling.draws import Draw
+from linumpy.sampling.coordinates import draws, weighted
+from linumpy.sampling.coordinates.boxes import MOST_SAMPLES, Window
+from linumpy.sampling.coordinates.boxes import window as count_samples
+from linumpy.sampling.coordinates.draws import Draw
+from linumpy.sampling.coordinates.generator import Use, key_of
+from linumpy.sampling.coordinates.weighted import OrderedCells
 from linumpy.sampling.field import ORDERS, Field
-from linumpy.sampling.generator import Use, key_of
-from linumpy.sampling.weighted import OrderedCells
 
 _NARROW = ("float16", "bfloat16")
 

@@ -16,8 +16,8 @@ import numpy as np
 from linumpy.arrays import Array
 from linumpy.device import array_module, free_memory, is_device_array
 from linumpy.gpu.kernels import CUDA_TYPES, KernelSpec, Uploaded, index_type, int32, int64, load, uploaded
-from linumpy.sampling import draws
-from linumpy.sampling.boxes import BOX_VOXELS, Boxes, Window, plan_boxes
+from linumpy.sampling.coordinates import draws
+from linumpy.sampling.coordinates.boxes import BOX_VOXELS, Boxes, Window, plan_boxes
 from linumpy.sampling.field import Field
 from linumpy.sampling.host import check_order, normalisation, normalised, range_of
 

@@ -31,10 +31,12 @@ from linumpy.io.output.folders import drop_partial_files, unfinished_beside
 from linumpy.io.paths import absolute
 from linumpy.io.source import Source, describe_source, identify_data, local_name, path_of, with_options
 from linumpy.io.stores.remote import is_remote
+from linumpy.io.volume import open_source_volumes
 from linumpy.plan.encoding import BY_CODEC
 from linumpy.progress import bytes_progress
-from linumpy.resample.block_plans import host_memory
-from linumpy.resample.resample_zarr import level_chunks, make_coarser_levels, open_source_volumes
+from linumpy.resample.blocks.pipeline import level_chunks
+from linumpy.resample.blocks.plans import host_memory
+from linumpy.resample.levels import make_coarser_levels
 from linumpy.resample.resumable import Resumable, resumable_folder
 from linumpy.stream.arguments import integer
 from linumpy.stream.config import Config, Dtype, Pad
@@ -220,7 +222,7 @@ class _Run:
         """Predict what is missing."""
         threads = writing_threads()
         with ThreadPoolExecutor(threads, "linumpy-chunks") as pool:
-            chunks = level_chunks(self._state.folder, 0, pool, threads)
+            chunks = level_chunks(self._state.folder / "0", pool, threads)
             pieces = [
                 (time, self._blend(chunks, time, box)) for time in self._task.times for box in self._boxes(time, memory)
             ]

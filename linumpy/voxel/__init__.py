@@ -5,7 +5,7 @@ library that computes, :class:`VoxelSession` applies operations slab by slab to 
 needs neither Warp nor CuPy.
 """
 
-from linumpy.voxel.backend import Backend, backend_of, get_backend
+from linumpy.voxel.backends.choose import Backend, backend_of, get_backend
 from linumpy.voxel.element import Element, ball
 from linumpy.voxel.session import Flushed, VoxelSession
 

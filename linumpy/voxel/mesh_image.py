@@ -9,27 +9,38 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from linumpy.arrays import Array
-from linumpy.device import install_line, is_device_array
+from linumpy.device import install_line, is_device_array, to_host
 from linumpy.errors import MetadataError, SourceError
 from linumpy.io.carried import Carried, carried_from
 from linumpy.io.output.checks import check_apart
 from linumpy.io.volume import Volumes
 from linumpy.renamed import renamed_parameter
-from linumpy.voxel.backend import Backend, get_backend
+from linumpy.resample.blocks.overlap import nothing
+from linumpy.resample.tile_work import tile_work
+from linumpy.voxel.backends.choose import Backend, get_backend
 from linumpy.voxel.grid import Numbers, VoxelGrid, make_grid
 from linumpy.voxel.mesh import SHELL, TriangleMesh, make_mesh
 from linumpy.write.writer import OmeZarrWriter
+
+if TYPE_CHECKING:
+    from distributed import Client
+    from distributed.deploy import Cluster
 
 log = logging.getLogger(__name__)
 
 #: Units of a mesh, in µm.
 UNITS = {"nm": 1e-3, "um": 1.0, "mm": 1e3, "cm": 1e4, "m": 1e6}
+
+#: The share of a slab's memory that one has on a worker, whose threads voxelize several, and hold their masks.
+_ON_WORKERS = 8
 
 _NAMES = {
     "nanometers": "nm", "micrometers": "um", "microns": "um", "millimeters": "mm", "centimeters": "cm", "meters": "m",
@@ -138,6 +149,8 @@ def voxelize_onto_image(
     slab_bytes: int = 2 * 2**30,
     overwrite: bool = False,
     progress: Callable[[int], object] | None = None,
+    distributed: Client | Cluster | str | None = None,
+    use_gpu: bool = False,
 ) -> Voxelized:
     """Voxelize a mesh onto the grid of an image, as an OME-Zarr label image.
 
@@ -166,6 +179,11 @@ def voxelize_onto_image(
         Whether to replace an existing image.
     progress : callable, optional
         Called with bytes written.
+    distributed : distributed.Client, cluster or str, optional
+        A dask client, a cluster, or the address of a scheduler. Its workers voxelize the slabs, on their GPUs with
+        `use_gpu`; this process writes.
+    use_gpu : bool
+        Of `distributed`; here `backend` says it.
 
     Returns
     -------
@@ -193,31 +211,46 @@ def voxelize_onto_image(
         consequence = "the voxels that its shell encloses are filled" if fill_holes else "only its shell is written"
         log.warning("the mesh is not watertight: %s", consequence)
     voxels, metadata = 0, carried_from(image)
-    with OmeZarrWriter(
+    on_gpu = use_gpu if distributed is not None else backend.xp is not np
+    with tile_work(distributed, use_gpu=on_gpu) as work, OmeZarrWriter(
         output, grid.shape, dtype, image.spacing, axes=image.axes, origin=image.origin, levels=levels,
         downsampling="label", codec=codec, overwrite=overwrite, progress=progress,
         carried=Carried(
             ngff_version=metadata.ngff_version, units=metadata.units, orientations=metadata.orientations
         ),
     ) as writer:  # fmt: skip
-        for start, mask in _slabs(backend, mesh, grid, writer.stored[0], slab_bytes, fill_holes=fill_holes):
+        if work.client is None:
+            voxelize = partial(backend.voxelize, mesh, fill_holes=fill_holes)
+        else:
+            slab_bytes //= _ON_WORKERS
+            sent = replace(mesh, corners=to_host(mesh.corners))
+            voxelize = partial(_voxelize_there, "cuda" if use_gpu else "cpu", sent, fill_holes=fill_holes)
+
+        def write(slab: VoxelGrid, mask: Array) -> None:
+            nonlocal voxels
             voxels += int(mask.sum())
-            writer.write(slice(start, start + mask.shape[0]), mask * dtype.type(label))
+            writer.write(slice(slab.z_offset, slab.z_offset + slab.shape[0]), mask * dtype.type(label))
+
+        slabs = _slabs(mesh, grid, writer.stored[0], slab_bytes, fill_holes=fill_holes)
+        work(slabs, nothing, lambda slab, _: voxelize(slab), write)
     if not voxels:
         log.warning("no voxel centre of %s lies in the mesh: are its unit and its position right?", image.name)
     nbytes = int(np.prod(grid.shape)) * dtype.itemsize
     return Voxelized(voxels, voxels * float(np.prod(grid.pitch)), mesh.kind != SHELL, nbytes)
 
 
-def _slabs(
-    backend: Backend, mesh: TriangleMesh, grid: VoxelGrid, step: int, slab_bytes: int, *, fill_holes: bool
-) -> Iterator[tuple[int, Array]]:
-    """Yield the first plane and the mask of each slab of whole chunks; a single slab where a shell is filled."""
+def _slabs(mesh: TriangleMesh, grid: VoxelGrid, step: int, slab_bytes: int, *, fill_holes: bool) -> Iterator[VoxelGrid]:
+    """Yield slabs of whole chunks; a single one where a shell is filled."""
     depth, height, width = grid.shape
     planes = depth
     if mesh.kind != SHELL or not fill_holes:
         planes = max(1, slab_bytes // (8 * height * width) // step) * step  # a mask, its winding numbers, its labels
     for start in range(0, depth, planes):
-        shape = (min(planes, depth - start), height, width)
-        part = VoxelGrid(shape, grid.origin, grid.pitch, start)
-        yield start, backend.voxelize(mesh, part, fill_holes=fill_holes)
+        yield VoxelGrid((min(planes, depth - start), height, width), grid.origin, grid.pitch, start)
+
+
+def _voxelize_there(kind: str, mesh: TriangleMesh, slab: VoxelGrid, *, fill_holes: bool) -> Array:
+    """Voxelize a slab on a worker."""
+    backend = get_backend(kind)
+    mesh = replace(mesh, corners=backend.xp.asarray(mesh.corners))
+    return backend.voxelize(mesh, slab, fill_holes=fill_holes)

@@ -15,7 +15,7 @@ from linumpy.arrays import Array
 from linumpy.device import is_device_array, to_host
 from linumpy.io.volume import Volume, as_volume
 from linumpy.io.zarr_mode import read_chunks_on_host, write_from_host
-from linumpy.voxel.operations import is_writable
+from linumpy.voxel.backends.operations import is_writable
 from linumpy.write.writer import OmeZarrWriter
 
 

@@ -12,10 +12,10 @@ from typing import Protocol
 import numpy as np
 
 from linumpy.arrays import Array
+from linumpy.voxel.backends.operations import Backend
 from linumpy.voxel.element import Element
 from linumpy.voxel.grid import VoxelGrid
 from linumpy.voxel.mesh import TriangleMesh
-from linumpy.voxel.operations import Backend
 
 
 class Queued(Protocol):

@@ -18,12 +18,12 @@ from linumpy.arrays import Array
 from linumpy.device import is_device_array, to_host
 from linumpy.errors import VoxelSessionError, not_pickled
 from linumpy.io.volume import Volume
-from linumpy.voxel.backend import backend_of, get_backend
+from linumpy.voxel.backends.choose import backend_of, get_backend
+from linumpy.voxel.backends.operations import OPERATIONS, Backend
 from linumpy.voxel.capsules import capsule_table, polyline_table
 from linumpy.voxel.element import Element, as_element
 from linumpy.voxel.grid import Lengths, Numbers, make_grid
 from linumpy.voxel.mesh import SHELL, Trimesh, make_mesh, with_triangles
-from linumpy.voxel.operations import OPERATIONS, Backend
 from linumpy.voxel.planes import NoPlanes, Planes, WriterPlanes
 from linumpy.voxel.queued import Combine, Morphology, Queued, Subtract, Voxelize
 from linumpy.write.writer import OmeZarrWriter

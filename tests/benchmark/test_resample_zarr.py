@@ -13,7 +13,7 @@ from linumpy.benchmark.runner import Settings
 from linumpy.benchmark.suites import resample_zarr
 from linumpy.benchmark.suites.resample_zarr import ZarrRequest, zarr_cases
 from linumpy.io.ome import open_image
-from linumpy.resample import pipeline
+from linumpy.resample.blocks import pipeline
 from tests.benchmark.made_up import result_of
 
 SMALL = {"gib": 2**-9, "chunk": (32, 40, 24), "device_memory": 2**-7}

@@ -10,7 +10,7 @@ import pytest
 import zarr
 
 from linumpy.errors import ChunkError
-from linumpy.gpu.read import core_device
+from linumpy.gpu.read.engines import core_device
 from linumpy.gpu.read.scatter import Conversion
 from linumpy.gpu.read.stats import ReaderStats
 from linumpy.io.layout import read_layout

@@ -19,8 +19,8 @@ import zarr
 
 from linumpy.core import native
 from linumpy.errors import ChunkError
-from linumpy.gpu.read import core_device, direct
-from linumpy.gpu.read.by_core import CoreEngine
+from linumpy.gpu.read.engines import core_device, direct
+from linumpy.gpu.read.engines.by_core import CoreEngine
 from tests.support.budget import matrix, some
 from tests.support.gpu import core_devices
 from tests.support.stores import random_values
@@ -494,7 +494,7 @@ def test_each_call_of_the_system_fails_once(tmp_path, device, fault):
     assert failed > 5
 
 
-# linumpy.gpu.read.direct: what the core calls, on kvikio
+# linumpy.gpu.read.engines.direct: what the core calls, on kvikio
 
 
 class File:

@@ -10,7 +10,7 @@ import pytest
 import zarr
 
 from linumpy.errors import ChunkError
-from linumpy.gpu.read.by_core import CoreEngine
+from linumpy.gpu.read.engines.by_core import CoreEngine
 from tests.support import budget
 from tests.support.gpu import core_devices as base
 from tests.support.stores import random_values

@@ -20,9 +20,9 @@ from linumpy.io.layout import read_layout
 from linumpy.io.ome import open_image
 from linumpy.plan.read.shares import cut_for_devices
 from linumpy.plan.region import normalize_region
-from linumpy.resample import pipeline
 from linumpy.resample import resample_zarr as module
-from linumpy.resample.pipeline import make_blocks_on_each
+from linumpy.resample.blocks import pipeline
+from linumpy.resample.blocks.pipeline import make_blocks_on_each
 from linumpy.write.writer import write_omezarr
 from tests.support.gpu import reference
 from tests.support.gpu.stand_in import needs_stand_in

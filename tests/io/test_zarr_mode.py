@@ -35,8 +35,8 @@ from linumpy.io.zarr_mode import (
 )
 from linumpy.mosaic.tiles import boxes, read_box
 from linumpy.plan.grid.blocks import AffineGrid, ResamplePlan
-from linumpy.resample.overlap import work_through
-from linumpy.resample.pipeline import BlockJob, make_blocks
+from linumpy.resample.blocks.overlap import work_through
+from linumpy.resample.blocks.pipeline import BlockJob, make_blocks
 from linumpy.write.writer import write_omezarr
 from tests.support.stores import same
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from linumpy.mosaic.tiles import boxes, tile_shape
-from linumpy.resample import overlap
-from linumpy.resample.overlap import work_through
+from linumpy.resample.blocks import overlap
+from linumpy.resample.blocks.overlap import work_through
 
 
 class Tile:

@@ -11,7 +11,7 @@ import zarr
 from linumpy.errors import MetadataError, ResumeError
 from linumpy.io.ngff.axes import MICROMETERS
 from linumpy.io.ome import open_image
-from linumpy.resample import pipeline
+from linumpy.resample.blocks import pipeline
 from linumpy.resample.resample_zarr import resample_zarr
 from linumpy.write.new_image import list_labels
 from linumpy.write.writer import OmeZarrWriter, write_omezarr

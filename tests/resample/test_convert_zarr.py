@@ -23,7 +23,7 @@ from linumpy.errors import MetadataError, SourceError
 from linumpy.io.carried import Carried
 from linumpy.io.codecs import encoding_of
 from linumpy.io.zarr_mode import read_on_host
-from linumpy.resample import convert_zarr as converting
+from linumpy.resample import copying
 from linumpy.write.new_image import list_labels
 from linumpy.write.pyramid import halve
 from linumpy.write.writer import write_omezarr
@@ -184,7 +184,7 @@ def test_a_stopped_run_goes_on(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         convert_zarr(tmp_path / "a", tmp_path / "b", progress=stop, **options)
     assert not (tmp_path / "b").exists()
-    made, real = [], converting.level_chunks
+    made, real = [], copying.level_chunks
 
     def count(*arguments):
         chunks = real(*arguments)
@@ -192,7 +192,7 @@ def test_a_stopped_run_goes_on(tmp_path, monkeypatch):
         monkeypatch.setattr(chunks, "start", lambda box, block: (made.append(box), start(box, block))[1])
         return chunks
 
-    monkeypatch.setattr(converting, "level_chunks", count)
+    monkeypatch.setattr(copying, "level_chunks", count)
     done = []
     convert_zarr(tmp_path / "a", tmp_path / "b", progress=done.append, **options)
     assert_copied(tmp_path / "a", tmp_path / "b")

@@ -16,7 +16,7 @@ from linumpy.io.carried import Carried
 from linumpy.io.ome import open_image, open_images
 from linumpy.io.volume import open_volumes
 from linumpy.io.zarr_mode import read_chunks_on_host
-from linumpy.resample import pipeline
+from linumpy.resample.blocks import pipeline
 from linumpy.resample.resample_zarr import resample_zarr
 from linumpy.write.writer import write_omezarr
 from scripts import linum_resample

@@ -34,13 +34,13 @@ from linumpy.io.ome import open_image
 from linumpy.io.output import checks
 from linumpy.io.source import identify_data
 from linumpy.plan.boundary import MODES
-from linumpy.resample import parts
-from linumpy.resample import pipeline as resample_blocks
+from linumpy.resample import levels, parts
 from linumpy.resample import resample_zarr as room
+from linumpy.resample.blocks import pipeline as resample_blocks
 from linumpy.resample.resample_zarr import resample_zarr
 from linumpy.write.pyramid import halved
 from linumpy.write.writer import write_omezarr
-from tests.resample.test_block import DTYPES, random_image, turned
+from tests.resample.blocks.test_block import DTYPES, random_image, turned
 
 ROOT = Path(__file__).parents[2]
 HERE = {"device": "cpu"}
@@ -488,7 +488,8 @@ def test_blocks_read_only_their_boxes(tmp_path, monkeypatch):
 
 RUN = """
 import os, signal, sys, time
-from linumpy.resample import pipeline as resample_blocks, resample_zarr as room
+from linumpy.resample import resample_zarr as room
+from linumpy.resample.blocks import pipeline as resample_blocks
 written, voxels, stop = [0], [0], int(sys.argv[3])
 real = resample_blocks.write_block
 def write(chunks, block, data, entries):
@@ -734,7 +735,7 @@ def test_a_run_stopped_at_the_coarser_levels_makes_no_block_again(tmp_path, monk
     def no_block(*_):
         raise AssertionError("a block is made again")
 
-    monkeypatch.setattr(room, "halve_by_threads", stop)
+    monkeypatch.setattr(levels, "halve_by_threads", stop)
     with pytest.raises(StopError):
         resample_zarr(tmp_path / "a", tmp_path / "b", 4.0, **options)
     assert not (tmp_path / "b").exists()

@@ -19,6 +19,7 @@ import dask
 from distributed import Client, LocalCluster
 from distributed.diagnostics.plugin import SchedulerPlugin
 
+import linumpy.resample.cluster as tasks
 import linumpy.resample.workers as workers
 from linumpy.errors import DeviceMemoryError, GpuUnavailableError, WorkerError
 from linumpy.io.ome import open_image
@@ -113,7 +114,7 @@ class Made(SchedulerPlugin):
 
 def test_workers_that_come_later_take_part(source, tmp_path, monkeypatch):
     monkeypatch.setattr(workers, "_LEAST", 1)
-    monkeypatch.setattr(workers, "_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(tasks, "_LOOK_SECONDS", 0.0)
     with LocalCluster(n_workers=1, **CLUSTER) as cluster, Client(cluster, set_as_default=False) as client:
         client.wait_for_workers(1)
         made, seen = Made(cluster.scheduler), itertools.count()
@@ -390,12 +391,12 @@ def test_a_block_too_large_for_a_worker_that_comes_later(source, tmp_path, clien
 
 def test_an_error_of_a_block_names_the_worker(source, tmp_path, client):
     def fail(dask_worker):
-        import linumpy.resample.workers as workers
+        import linumpy.resample.blocks.pipeline as pipeline
 
         def make_block(*_):
             raise OSError(5, "Input/output error", "a chunk")
 
-        replace(workers, "make_block", lambda _: make_block)
+        replace(pipeline, "make_block", lambda _: make_block)
 
     with one_of(client) as address:
         client.run(fail, workers=[address])
@@ -411,9 +412,9 @@ def test_a_block_that_its_workers_die_of(source, tmp_path, cluster, client):
     def die(dask_worker):
         import os
 
-        import linumpy.resample.workers as workers
+        import linumpy.resample.blocks.pipeline as pipeline
 
-        workers.make_block = lambda *_: os.kill(os.getpid(), 9)
+        pipeline.make_block = lambda *_: os.kill(os.getpid(), 9)
 
     cluster.scheduler.allowed_failures = 0
     addresses = "|".join(map(re.escape, client.run(os.getpid)))

@@ -8,9 +8,9 @@ import pytest
 
 from linumpy import sampling
 from linumpy.sampling import create, create_sampler, sample_dataset
-from linumpy.sampling.draws import Draw, host_coordinates
+from linumpy.sampling.coordinates.draws import Draw, host_coordinates
+from linumpy.sampling.coordinates.generator import key_of
 from linumpy.sampling.field import Field
-from linumpy.sampling.generator import key_of
 from linumpy.sampling.sampler import Sampler
 
 

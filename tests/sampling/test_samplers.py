@@ -11,8 +11,8 @@ import pytest
 
 from linumpy import sampling
 from linumpy.sampling import create_sampler, threads
-from linumpy.sampling.draws import Draw, host_coordinates
-from linumpy.sampling.generator import key_of
+from linumpy.sampling.coordinates.draws import Draw, host_coordinates
+from linumpy.sampling.coordinates.generator import key_of
 from linumpy.sampling.paging.slabs import SlabVolume
 from linumpy.sampling.volume import DeviceVolume
 from tests.support.oracles.sampling_reference import DIMS, raw_file, truth, voxels_of

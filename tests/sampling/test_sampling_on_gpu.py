@@ -5,9 +5,10 @@ import pytest
 import zarr
 
 from linumpy import sampling
-from linumpy.sampling import create_sampler, draws
-from linumpy.sampling.boxes import plan_boxes, window
-from linumpy.sampling.generator import Use, key_of
+from linumpy.sampling import create_sampler
+from linumpy.sampling.coordinates import draws
+from linumpy.sampling.coordinates.boxes import plan_boxes, window
+from linumpy.sampling.coordinates.generator import Use, key_of
 from linumpy.sampling.volume import DeviceVolume
 from tests.support.oracles.sampling_reference import raw_file, truth, voxels_of
 

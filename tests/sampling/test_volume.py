@@ -8,10 +8,11 @@ import pytest
 
 from linumpy import device
 from linumpy.gpu.kernels import KernelSpec, source_text
-from linumpy.sampling import boxes, draws, volume
-from linumpy.sampling.boxes import window
-from linumpy.sampling.draws import Draw, host_coordinates
-from linumpy.sampling.generator import key_of
+from linumpy.sampling import volume
+from linumpy.sampling.coordinates import boxes, draws
+from linumpy.sampling.coordinates.boxes import window
+from linumpy.sampling.coordinates.draws import Draw, host_coordinates
+from linumpy.sampling.coordinates.generator import key_of
 from linumpy.sampling.host import HostVolume
 from linumpy.sampling.volume import KEPT, LAYOUTS, DeviceVolume, Shape
 from tests.support.budget import matrix

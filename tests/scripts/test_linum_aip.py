@@ -11,7 +11,7 @@ from PIL import Image
 
 from linumpy.io.ome import open_image, read_omezarr
 from linumpy.mosaic import aip
-from linumpy.resample.overlap import work_through
+from linumpy.resample.blocks.overlap import work_through
 from linumpy.write.writer import write_omezarr
 from tests.support.script_runs import check_refused, kill_half_way, load, run_script
 

@@ -36,6 +36,13 @@ def main():
     return load(NAME).main
 
 
+@pytest.mark.gpu
+def test_several_gpus_by_their_numbers(image, main, tmp_path, capsys):
+    for name, numbers in (("one", []), ("every", ["--devices", "all"]), ("listed", ["--devices", "0"])):
+        assert main([str(image), str(tmp_path / name), "--resolution", "8", *numbers]) == 0, capsys.readouterr().err
+        np.testing.assert_array_equal(values(tmp_path / name), values(tmp_path / "one"))
+
+
 def test_the_help_is_the_docstring():
     done = run_script(NAME, "--help")
     assert done.returncode == 0
@@ -123,6 +130,9 @@ def test_refusals(main, image, tmp_path, capsys):
         ([image, new, "--resolution", 10, "--device_memory", 0, cpu], "--device_memory 0"),
         ([image, new, "--resolution", 10, "--device_memory", "nan", cpu], "--device_memory nan"),
         ([image, new, "--resolution", 10, "--device_memory", 1e-6, cpu], "or more --device_memory GIB"),
+        ([image, new, "--resolution", 10, "--devices", "0;1"], "'0;1'"),
+        ([image, new, "--resolution", 10, "--devices", "all", cpu], "--no-use_gpu"),
+        ([image, new, "--resolution", 10, "--devices", "0", "--cluster", "tcp://a:1"], "not together with"),
         ([flags, new, "--resolution", 10, cpu], "bool"),
         ([image, tmp_path / "x.png", "--resolution", 10, cpu], "x.png"),
     ]:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from linumpy.io.ome import open_image
-from linumpy.voxel.scipy_backend import ScipyBackend
+from linumpy.voxel.backends.by_scipy import ScipyBackend
 from linumpy.write.writer import write_omezarr
 from tests.support.budget import some
 from tests.support.script_runs import check_refused, load, run_script

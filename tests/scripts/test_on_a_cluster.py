@@ -12,9 +12,13 @@ import dask
 from distributed import Client, LocalCluster
 
 import linumpy.mosaic.tiles
+import linumpy.resample.convert_zarr
+import linumpy.resample.copying
 import linumpy.resample.tile_work
+import linumpy.voxel.mesh_image
 from linumpy.errors import WorkerError
 from linumpy.io.ome import open_image
+from linumpy.mosaic.alignment.transforms import SliceTransform, SliceTransforms
 from linumpy.resample.tile_work import tile_work
 from linumpy.testing.synthetic import MosaicSpec, block, write_mosaic
 from linumpy.write.writer import write_omezarr
@@ -22,6 +26,8 @@ from tests.support.script_runs import load
 
 SPEC = MosaicSpec(tiles=(2, 2), tile_shape=(40, 32, 32), focal_um=30.0, water_um=60.0, curvature_um=20.0, looks=8)
 TISSUE = MosaicSpec((1, 1), (70, 66, 70), (5.0, 10.0, 10.0), water_um=-99, tilt=(0, 0), curvature_um=0, focal_um=0)
+
+TETRAHEDRON = "v 0 0 0\nv 18 1 2\nv 2 25 4\nv 3 5 44\nf 1 3 2\nf 1 2 4\nf 1 4 3\nf 2 3 4\n"
 
 
 @pytest.fixture(scope="module")
@@ -41,31 +47,47 @@ def folder(tmp_path_factory):
     for number, (z, y, x) in enumerate([(0, 2, 4), (24, 5, 2)], 1):
         part = volume[z : z + 40, y : y + 60, x : x + 60]
         write_omezarr(folder / f"slices/slice_z{number:02d}.ome.zarr", part, (5, 10, 10), chunks=(20, 30, 30))
+    write_omezarr(folder / "image", np.zeros((12, 15, 19), "u2"), (4.0, 2.0, 1.0), chunks=(4, 8, 8))
+    (folder / "mesh.obj").write_text(TETRAHEDRON)
     head = "fixed_id,moving_id,x_shift,y_shift,x_shift_mm,y_shift_mm"
     (folder / "shifts.csv").write_text(f"{head}\n1,2,-2,3,-0.02,0.03\n")
+    moved = ((1.0, 0.0, 0.0, 120.0), (0.0, 1.0, 0.02, 30.0), (0.0, -0.02, 1.0, -20.0), (0.0, 0.0, 0.0, 1.0))
+    slices = [
+        SliceTransform(number, f"slice_z{number:02d}.ome.zarr", matrix, top, 200.0)
+        for number, matrix, top in ((1, tuple(map(tuple, np.eye(4).tolist())), 0.0), (2, moved, 120.0))
+    ]
+    SliceTransforms(120.0, tuple(slices)).write(folder / "transforms.json")
     return folder
 
 
 COMMANDS = {
+    "convert": ["mosaic", "OUT", "--codec", "lz4", "--chunks", "20", "32", "16"],
+    "voxelize": ["mesh.obj", "image", "OUT", "--unit", "um", "--label", "7"],
     "aip": ["mosaic", "OUT"],
     "aip_png": ["mosaic", "OUT.png"],
     "detect_focal_curvature": ["mosaic", "OUT", "--tile_shape", "32", "32", "--s_xy", "5"],
     "find_tissue_interface": ["mosaic", "OUT", "--s_xy", "5"],
     "resample_mosaic_grid": ["mosaic", "OUT", "--resolution", "20"],
     "stack_slices_motor": ["slices", "shifts.csv", "OUT", "--slicing_interval_mm", "0.12"],
+    "stack_slices": ["slices", "transforms.json", "OUT"],
 }
 
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_same_bits_as_here(name, address, folder, tmp_path, monkeypatch, capsys):
     """Tiles come from both workers, none is made here, and progress counts all of them."""
+    if name == "voxelize":
+        pytest.importorskip("trimesh")
     monkeypatch.setattr(linumpy.mosaic.tiles, "HOST_TILE_BYTES", 40 * 16 * 16 * 4)
+    monkeypatch.setattr(linumpy.resample.copying, "STEP_BYTES", 40 * 32 * 16 * 4)
+    monkeypatch.setattr(linumpy.voxel.mesh_image, "_ON_WORKERS", 2**30)  # slabs of a chunk
     main, made = load(f"linum_{name}").main, []
     for where in ("here", "there"):
         words = [word.replace("OUT", str(tmp_path / where)) for word in COMMANDS[name]]
         words = [str(folder / word) if (folder / word).exists() else word for word in words]
         if where == "there":
-            monkeypatch.setattr(linumpy.resample.tile_work, "work_through", None)
+            for module in (linumpy.resample.tile_work, linumpy.resample.convert_zarr):
+                monkeypatch.setattr(module, "work_through", None)
         more = ["--cluster", address] if where == "there" else ["--no-use_gpu"]
         assert main(words + more) == 0, capsys.readouterr().err
         out = next(word for word in words if str(tmp_path) in word)

@@ -5,8 +5,8 @@ import itertools
 import numpy as np
 import pytest
 
+from linumpy.voxel.backends.by_scipy import ScipyBackend
 from linumpy.voxel.capsules import capsule_table, polyline_table
-from linumpy.voxel.scipy_backend import ScipyBackend
 from tests.support.oracles.voxel_reference import in_capsule
 
 SHAPE = (9, 10, 21)
@@ -140,7 +140,7 @@ def test_several_passes(backend, monkeypatch):
     """More capsules than the table of bricks holds at once."""
     if backend.name == "scipy":
         pytest.skip("SciPy's backend has no table")
-    from linumpy.voxel import warp_backend
+    from linumpy.voxel.backends import by_warp as warp_backend
 
     monkeypatch.setattr(warp_backend, "_TABLE_NBYTES", 1)
     test_many_capsules(backend, 300)

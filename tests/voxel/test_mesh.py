@@ -5,9 +5,9 @@ import itertools
 import numpy as np
 import pytest
 
+from linumpy.voxel.backends.by_scipy import ScipyBackend
 from linumpy.voxel.grid import grid_of_box, make_grid
 from linumpy.voxel.mesh import make_mesh
-from linumpy.voxel.scipy_backend import ScipyBackend
 from tests.support.budget import matrix
 from tests.support.gpu.cupy_on_host import install
 from tests.support.oracles.voxel_reference import filled, on_surface, winding_numbers

@@ -5,7 +5,7 @@ import pytest
 from scipy import ndimage
 
 from linumpy.voxel import VoxelSession
-from linumpy.voxel.scipy_backend import ScipyBackend
+from linumpy.voxel.backends.by_scipy import ScipyBackend
 from tests.support.oracles.voxel_backends import Tried, needs_warp
 from tests.support.oracles.voxel_shapes import CLOSED
 

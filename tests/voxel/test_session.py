@@ -7,7 +7,7 @@ import zarr
 from linumpy.errors import VoxelSessionError
 from linumpy.io.ome import read_omezarr
 from linumpy.voxel import Flushed, VoxelSession, queued
-from linumpy.voxel.scipy_backend import ScipyBackend
+from linumpy.voxel.backends.by_scipy import ScipyBackend
 from linumpy.write.writer import OmeZarrWriter
 from tests.support.oracles.voxel_shapes import box, torus
 
@@ -391,7 +391,7 @@ def test_device_memory_is_flat_over_many_flushes(cupy):
 def test_work_is_ordered_on_the_current_stream(cupy):
     """A mask that is made on a stream of its own is seen by what is asked for there next, without waiting."""
     pytest.importorskip("warp", reason="Warp is not installed: pip install warp-lang")
-    from linumpy.voxel.warp_backend import WarpBackend
+    from linumpy.voxel.backends.by_warp import WarpBackend
 
     backend = WarpBackend()
     shape = (64, 256, 512)

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from linumpy.io.output.files import replacing
-from linumpy.resample import pipeline
+from linumpy.resample.blocks import pipeline
 from linumpy.resample.convert_zarr import convert_zarr
 from linumpy.resample.resample_zarr import resample_zarr
 from linumpy.write.writer import OmeZarrWriter

@@ -31,7 +31,7 @@ from linumpy.io.ome import open_image
 from linumpy.io.zarr_mode import read_on_host
 from linumpy.plan.grid.blocks import AffineGrid, ResamplePlan
 from linumpy.plan.grid.regrid import plan_regrid
-from linumpy.resample.block_plans import plan_blocks
+from linumpy.resample.blocks.plans import plan_blocks
 from linumpy.resample.resample_zarr import resample_zarr
 from linumpy.write.writer import OmeZarrWriter
 

@@ -28,13 +28,13 @@ from linumpy.benchmark.cases import (
     ready,
 )
 from linumpy.device import to_host
-from linumpy.voxel.backend import why_no_warp
+from linumpy.voxel.backends.by_scipy import ScipyBackend
+from linumpy.voxel.backends.choose import why_no_warp
 from linumpy.voxel.grid import VoxelGrid, make_grid
 from linumpy.voxel.mesh import ORIENTED, TriangleMesh, make_mesh
-from linumpy.voxel.scipy_backend import ScipyBackend
 
 if TYPE_CHECKING:
-    from linumpy.voxel.warp_backend import WarpBackend
+    from linumpy.voxel.backends.by_warp import WarpBackend
 
 _DESCRIPTION = """Time voxel operations by Warp on this machine's GPU, beside other ways to do them.
 
@@ -62,7 +62,7 @@ def _backend(xp: ModuleType) -> WarpBackend:
     missing = why_no_warp()
     if missing is not None:
         raise CannotRunError(missing)
-    from linumpy.voxel.warp_backend import WarpBackend
+    from linumpy.voxel.backends.by_warp import WarpBackend
 
     return WarpBackend("cpu" if xp is np else "cuda")
 

@@ -1,13 +1,14 @@
 """Read by zarr-python: any codec, any store, decoded on the host.
 
-In: a request. Out: a CuPy array. This is the fallback. zarr reads into host memory, from where one copy goes to the
-device; or in its GPU mode, for the few layouts for which :func:`linumpy.plan.read.fallback.why_not_gpu_mode` has no
-reason against it. The call names the kind of buffers, so its process-wide configuration stays as it
-is.
+In: a source, and what is wanted of it. Out: a CuPy array, or a NumPy array. This is the fallback. zarr reads into host
+memory, from where one copy goes to the device; or in its GPU mode, for the few layouts for which
+:func:`linumpy.plan.read.fallback.why_not_gpu_mode` has no reason against it. The call names the kind of buffers, so its
+process-wide configuration stays as it is.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ import zarr
 
 from linumpy.device import require_cuda
 from linumpy.gpu.read import request as output
-from linumpy.gpu.read.report import ReadReport
+from linumpy.gpu.read.report import ReadReport, host_report
 from linumpy.gpu.read.request import ReadRequest
 from linumpy.gpu.rounding import cast_elements
 from linumpy.io.layout import read_layout
@@ -26,7 +27,9 @@ from linumpy.io.open import open_source
 from linumpy.io.source import Source
 from linumpy.io.zarr_mode import gpu_mode, read_chunks_on_host, wait_for_zarr
 from linumpy.plan.read.fallback import why_not_gpu_mode
-from linumpy.plan.read.plan import plan_read
+from linumpy.plan.read.plan import ReadPlan, plan_read
+
+log = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -61,42 +64,47 @@ def read_zarr_via_zarr_gpu(
     begin = time.perf_counter()
     array = open_source(source, level)
     request = output.make_request(plan_read(read_layout(array), region), dtype, out, None)
-    result, report = read_request(array, request, begin, fallback="")
+    result, report = read_request(array, 0, request, begin, reason="")
     return (result, report) if return_report else result
 
 
-def read_request(array: zarr.Array, request: ReadRequest, begin: float, *, fallback: str) -> tuple[Any, ReadReport]:
-    """Carry out a request on an open array.
+def read_request(
+    source: Source, level: int, request: ReadRequest, begin: float, *, reason: str
+) -> tuple[Any, ReadReport]:
+    """Read into device memory.
 
     Parameters
     ----------
-    array : zarr.Array
+    source, level
         The array that the request's plan was made for.
     request : ReadRequest
         What to read.
     begin : float
         ``time.perf_counter()`` at the start of the call, for the report.
-    fallback : str
-        Why linumpy's reader was not taken; empty where it was not asked.
+    reason : str
+        Why linumpy's reader was not taken, which is logged; empty where it was not asked.
     """
-    plan, reason = request.plan, why_by_host(request)
+    plan, array = request.plan, open_source(source, level)
+    by_host = why_not_gpu_mode(plan.layout, plan.region, request.dtype, output.device_of(request).id)
+    if reason:
+        _log(plan, reason, " in its GPU mode" if by_host is None else " through host memory")
     with output.device_of(request):
         output.check_memory(request, 0)
         planned = time.perf_counter()
         result = output.allocate(request)
-        if reason is None:
+        if by_host is None:
             _read_in_gpu_mode(array, plan.region.selection, result)
         else:
             _read_by_host(array, request, result)
         done = time.perf_counter()
     return result, ReadReport(
         source=plan.layout.name,
-        backend="zarr-gpu" if reason is None else "zarr-host",
+        backend="zarr-gpu" if by_host is None else "zarr-host",
         gds="not used",
         engine="zarr-python in its GPU mode"
-        if reason is None
-        else f"zarr-python into host memory and one copy to the device: {reason}",
-        fallback=fallback,
+        if by_host is None
+        else f"zarr-python into host memory and one copy to the device: {by_host}",
+        fallback=reason,
         shape=plan.shape,
         dtype=str(request.dtype),
         bytes_read=None,
@@ -111,10 +119,28 @@ def read_request(array: zarr.Array, request: ReadRequest, begin: float, *, fallb
     )
 
 
-def why_by_host(request: ReadRequest) -> str | None:
-    """Say why zarr reads a request into host memory; None where it reads in its GPU mode."""
-    plan, device = request.plan, output.device_of(request)
-    return why_not_gpu_mode(plan.layout, plan.region, request.dtype, device.id)
+def read_into_host(
+    source: Source, level: int, plan: ReadPlan, dtype: np.dtype, reasons: tuple[str, str], begin: float
+) -> tuple[np.ndarray, ReadReport]:
+    """Read into host memory; `reasons` are those for host memory and for zarr-python."""
+    why, reason = reasons
+    _log(plan, reason)
+    array = open_source(source, level)
+    planned = time.perf_counter()
+    result = _values(array, plan, dtype.newbyteorder("="))
+    why = f"{why}; zarr-python: {reason}"
+    return result, host_report(plan, result, why, planned - begin, time.perf_counter() - planned)
+
+
+def _log(plan: ReadPlan, reason: str, method: str = "") -> None:
+    log.warning("%s: read by zarr-python%s, not by linumpy's reader: %s", plan.layout.name, method, reason)
+
+
+def _values(array: zarr.Array, plan: ReadPlan, dtype: np.dtype) -> np.ndarray:
+    """Read into host memory, and cast: C-contiguous, of the plan's shape."""
+    stored = read_chunks_on_host(array, plan.region.selection)
+    # An element of a rank 0 selection is a scalar, and stored bytes may be in the other byte order.
+    return np.asarray(cast_elements(np.asarray(stored), dtype), order="C").reshape(plan.shape)
 
 
 def _read_in_gpu_mode(array: zarr.Array, selection: tuple[slice | int, ...], result: Any) -> None:
@@ -137,9 +163,8 @@ def _read_by_host(array: zarr.Array, request: ReadRequest, result: Any) -> None:
 
     The host memory is not pinned: that costs about 0.7 ms/MiB, as much as zarr takes to read it.
     """
-    data = read_chunks_on_host(array, request.plan.region.selection)
-    data = np.asarray(cast_elements(data, request.dtype), order="C")
+    data = _values(array, request.plan, request.dtype)
     if data.size:
         stream = require_cuda().cuda.get_current_stream()
-        result.set(data.reshape(request.plan.shape), stream=stream)
+        result.set(data, stream=stream)
         stream.synchronize()  # until then the copy may read the host memory

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from linumpy.arrays import is_small
 from linumpy.errors import RegionError
 from linumpy.gpu.kernels import address_of
 from linumpy.gpu.read.request import cast_dtype, check_out
@@ -159,7 +160,7 @@ def addresses_of(arrays: list[Any]) -> np.ndarray:
 
 
 def _address(array: Any) -> int:
-    if isinstance(array, np.ndarray) and array.size and array.flags.carray:
+    if isinstance(array, np.ndarray) and array.size and array.flags.carray and not is_small(array.dtype):
         return ctypes.addressof(ctypes.c_char.from_buffer(array.data))  # `array.ctypes` takes four times as long
     return address_of(array)
 

@@ -7,42 +7,22 @@ the core does not decode is read by zarr-python.
 
 from __future__ import annotations
 
-import contextlib
-import os
-import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, NoReturn
 
 import numpy as np
 from zarr.abc.store import Store
 
-from linumpy.core import native
-from linumpy.core.reader import takes
 from linumpy.device import require_cuda
 from linumpy.errors import UnsupportedLayoutError, not_pickled
-from linumpy.gpu.read.by_core import CoreEngine
-from linumpy.gpu.read.by_zarr import ZarrEngine
-from linumpy.gpu.read.core_device import CoreDevice
-from linumpy.gpu.read.direct import require_direct
+from linumpy.gpu.read.engines.direct import require_direct
+from linumpy.gpu.read.engines.dispatch import Engines
 from linumpy.gpu.read.layouts import LAYOUTS
 from linumpy.gpu.read.limits import limits_for
-from linumpy.gpu.read.outputs import (
-    Regions,
-    addresses_of,
-    alike,
-    bounds_of,
-    check_output,
-    columns_of,
-    rows_of,
-    strides_of,
-    targets_of,
-    with_all_axes,
-)
-from linumpy.gpu.read.request import DEFAULT_SCRATCH_BYTES, cast_dtype, check_scratch, without_bfloat16
-from linumpy.gpu.read.scatter import Conversion
+from linumpy.gpu.read.outputs import Regions, bounds_of, columns_of
+from linumpy.gpu.read.request import DEFAULT_SCRATCH_BYTES, check_scratch
 from linumpy.gpu.read.stats import ReaderStats
-from linumpy.gpu.read.ticket import Job, Ticket, Together
+from linumpy.gpu.read.ticket import Ticket, Together
 from linumpy.io.looks import MetadataLook
 from linumpy.io.source import Source, with_options
 from linumpy.plan.layout import ArrayLayout
@@ -105,14 +85,8 @@ class Reader:
         self.on_device = device != "cpu"
         if direct and self.on_device:
             require_direct()
-        self._cupy = require_cuda() if self.on_device else None
-        self.device: int | None = None
-        if self._cupy is not None:
-            self.device = self._cupy.cuda.runtime.getDevice() if device is None else int(device)
-            if self.device >= (count := self._cupy.cuda.runtime.getDeviceCount()):
-                raise ValueError(f"device={device}: there are {count} CUDA devices, numbered from 0")
+        self.device = _number_of(device) if self.on_device else None
         self._hits = self._misses = 0
-        self._process = os.getpid()
         self._is_closed = False
         limits = limits_for(
             scratch_bytes,
@@ -122,20 +96,7 @@ class Reader:
         )
         #: Device memory that slabs take, from the first job on.
         self.scratch_nbytes = limits.held_nbytes if self.on_device else 0
-        self._zarr = ZarrEngine(self._cupy, self.device)
-        self._core: CoreEngine | None = None
-        if native.why_no_core() is None:
-            device_options: dict[str, Any] = {"cache_bytes": int(cache_bytes), "direct": direct, "timed": timed}
-            with _context_of(self._cupy, self.device):
-                where = None
-                if self.device is not None:
-                    where = CoreDevice(self._cupy, self.device, limits, **device_options)
-                self._core = CoreEngine(limits.threads, where)
-        weakref.finalize(self, _close, self._process, self._core, self._zarr)
-
-    def _core_for(self, layout: ArrayLayout) -> CoreEngine | None:
-        """Return the native core where it reads arrays of this layout."""
-        return self._core if self._core is not None and takes(layout) else None
+        self._engines = Engines(self.device, limits, cache_bytes=int(cache_bytes), direct=direct, timed=timed)
 
     def __reduce__(self) -> NoReturn:
         raise not_pickled(self, "send the path of the array, and make a Reader there")
@@ -220,7 +181,7 @@ class Reader:
                 raise ValueError("regions are of arrays with different numbers of axes: submit those of each by itself")
             start, stop, kept = columns_of(boxes)
             shapes = [box.shape for box in boxes]
-        return self._submit(layouts, numbers, start, stop, kept, shapes, outs, dtype)
+        return self._engines.submit(layouts, numbers, start, stop, kept, shapes, outs, dtype)
 
     def submit_rows(
         self, source: Source | ArrayLayout, regions: np.ndarray, out: Any, rows: np.ndarray, kept: Sequence[bool]
@@ -245,21 +206,9 @@ class Reader:
         UnsupportedLayoutError, FileNotFoundError, SourceError, RegionError, TypeError, ValueError
             As :meth:`submit`; rows that `out` does not have, or that are too small.
         """
-        self._check_process()
-        layout, mask, wanted = self.layout_of(source), np.asarray(kept), np.asarray(regions)
+        layout, wanted = self.layout_of(source), np.asarray(regions)
         start, stop, _ = bounds_of(wanted, [layout], [0] * (len(wanted) if wanted.ndim else 0))
-        strides, addresses = rows_of(out, np.asarray(rows), stop - start, mask, self.device)
-        target = cast_dtype(layout.dtype, out.dtype)
-        with _context_of(self._cupy, self.device):
-            ready = self._recorded(self._current_stream())
-            every = Regions(np.zeros(len(start), np.int64), start, stop, strides, addresses)
-            conversion = Conversion(layout.dtype, target, layout.swapped)
-            if (core := self._core_for(layout)) is not None:
-                (job,) = core.submit([layout], conversion, every, [out], ready, one_job=True)
-                return Ticket(job, layout, conversion, core, self)
-            views = [with_all_axes(out[row], mask, size) for row, size in zip(rows, stop - start, strict=True)]
-            (other,) = self._zarr.submit([layout], conversion, every, [out], ready, views)
-            return Ticket(other, layout, conversion, self._zarr, self)
+        return self._engines.submit_rows(layout, start, stop, out, np.asarray(rows), np.asarray(kept))
 
     def submit_together(
         self,
@@ -285,32 +234,11 @@ class Reader:
             Metadata files of each array, which are looked at before chunks are read: where one is another by then, the
             errors of its regions are :class:`~linumpy.errors.StaleLayoutError`.
         """
-        self._check_process()
-        dtype, bfloat16 = without_bfloat16(dtype, *(layout.dtype for layout in layouts))
-        kinds: dict[object, list[int]] = {}
-        for number, layout in enumerate(layouts):
-            kinds.setdefault(layout.geometry, []).append(number)
-        shares = []
-        with _context_of(self._cupy, self.device):
-            ready = self._recorded(self._current_stream())
-            for numbers in kinds.values():
-                mine, every = layouts, regions
-                rows: Sequence[int] = range(len(regions))
-                if len(kinds) > 1:
-                    chosen = np.flatnonzero(np.isin(regions.array, numbers))
-                    mine, rows = [layouts[number] for number in numbers], chosen.tolist()
-                    every = regions.take(chosen)
-                    every = replace(every, array=np.searchsorted(numbers, every.array))
-                conversion = Conversion(mine[0].dtype, cast_dtype(mine[0].dtype, dtype), mine[0].swapped, bfloat16)
-                seen = None if looks is None else [looks[number] for number in numbers]
-                assert self._core is not None
-                jobs = self._core.submit_together(mine, conversion, every, output, ready, seen)
-                shares.append((rows, jobs, mine, every.array))
-        return Together(shares, self)
+        return self._engines.submit_together(layouts, regions, dtype, output, looks)
 
     def reads_natively(self, layout: ArrayLayout) -> bool:
         """Say whether :meth:`submit_together` takes arrays of this layout: the core reads them, from a regular grid."""
-        return layout.lengths is None and self._core_for(layout) is not None
+        return layout.lengths is None and self._engines.core_for(layout) is not None
 
     def _layouts_of(
         self,
@@ -337,25 +265,7 @@ class Reader:
         box = region if isinstance(region, Region) else normalize_region(region, layout.shape)
         start, stop, kept = columns_of([box])
         outs = None if out is None else [out]
-        return self._submit([layout], [0], start, stop, kept, [box.shape], outs, dtype, timed=timed)[0]
-
-    def _output(self, out: Any, shape: tuple[int, ...], dtype: np.dtype) -> Any:
-        """Make the array that a region is read into, or check the caller's."""
-        if out is None:
-            return (np if self._cupy is None else self._cupy).empty(shape, dtype)
-        check_output(out, shape, dtype, self.device)
-        return out
-
-    def _current_stream(self) -> Any:
-        return None if self._cupy is None else self._cupy.cuda.get_current_stream()
-
-    def _recorded(self, stream: Any) -> Any:
-        """Mark what the caller has queued, behind which outputs may be written; None in host memory."""
-        return None if self._cupy is None else stream.record(self._cupy.cuda.Event(disable_timing=True))
-
-    def _check_process(self) -> None:
-        if os.getpid() != self._process:
-            raise RuntimeError("this reader was made by the parent of this process: make one here")
+        return self._engines.submit([layout], [0], start, stop, kept, [box.shape], outs, dtype, timed=timed)[0]
 
     def layout_of(
         self, source: Source | ArrayLayout, level: int = 0, *, storage_options: Mapping[str, Any] | None = None
@@ -374,89 +284,14 @@ class Reader:
             raise UnsupportedLayoutError(f"{layout.name} cannot be read by this reader: {layout.unsupported}")
         return layout
 
-    def _submit(
-        self,
-        layouts: list[ArrayLayout],
-        numbers: list[int],
-        start: np.ndarray,
-        stop: np.ndarray,
-        kept: np.ndarray | None,
-        shapes: list[tuple[int, ...]],
-        outs: Sequence[Any] | None,
-        dtype: Any,
-        *,
-        timed: bool = False,
-    ) -> list[Ticket]:
-        self._check_process()
-        dtype, bfloat16 = without_bfloat16(dtype, *(layout.dtype for layout in layouts))
-        targets = targets_of(layouts, numbers, outs, dtype)
-        with _context_of(self._cupy, self.device):
-            wanted = [None] * len(shapes) if outs is None else outs
-            arrays = [self._output(*one) for one in zip(wanted, shapes, targets, strict=True)]
-            ready = self._recorded(self._current_stream())
-            every = Regions(
-                np.array(numbers, np.int64),
-                start,
-                stop,
-                strides_of(arrays, kept, start.shape),
-                addresses_of(arrays),
-            )
-            tickets: list[Any] = [None] * len(arrays)
-            try:
-                for rows in alike(layouts, numbers, targets):
-                    conversion = Conversion(
-                        layouts[numbers[rows[0]]].dtype, targets[rows[0]], layouts[numbers[rows[0]]].swapped, bfloat16
-                    )
-                    self._submit_alike(tickets, rows, layouts, conversion, every, kept, arrays, ready, timed=timed)
-            except BaseException:
-                for ticket in tickets:  # those that were submitted must not write to outputs of the caller any more
-                    if ticket is not None:
-                        ticket.cancel()
-                for ticket in tickets:
-                    if ticket is not None:
-                        ticket.exception()
-                raise
-        return tickets
-
-    def _submit_alike(
-        self,
-        tickets: list[Any],
-        rows: list[int],
-        layouts: list[ArrayLayout],
-        conversion: Conversion,
-        every: Regions,
-        kept: np.ndarray | None,
-        arrays: list[Any],
-        ready: Any,
-        *,
-        timed: bool,
-    ) -> None:
-        """Submit those of some regions that are of arrays of one geometry, and put down their tickets."""
-        mine, regions, outputs = layouts, every, [arrays[row] for row in rows]
-        if len(rows) < len(every):
-            used, which = np.unique(every.array[rows], return_inverse=True)
-            mine = [layouts[number] for number in used.tolist()]
-            regions = replace(every.take(np.array(rows)), array=which)
-        engine: CoreEngine | ZarrEngine = self._core_for(mine[0]) or self._zarr
-        if isinstance(engine, CoreEngine):
-            jobs: Sequence[Job] = engine.submit(mine, conversion, regions, outputs, ready, timed=timed)
-        else:
-            sizes = every.stop - every.start
-            views = [with_all_axes(arrays[row], None if kept is None else kept[row], sizes[row]) for row in rows]
-            jobs = engine.submit(mine, conversion, regions, outputs, ready, views)
-        for row, number, job in zip(rows, regions.array.tolist(), jobs, strict=True):
-            tickets[row] = Ticket(job, mine[number], conversion, engine, self)
-
     @property
     def device_bytes(self) -> int:
         """Device memory that is held for slabs and kept chunks."""
-        return 0 if self._core is None else self._core.device_bytes
+        return self._engines.device_bytes
 
     def stats(self) -> ReaderStats:
         """Say what has been done so far."""
-        stats = ReaderStats(layout_hits=self._hits, layout_misses=self._misses)
-        stats = self._zarr.stats(stats)
-        return stats if self._core is None else self._core.stats(stats)
+        return self._engines.stats(ReaderStats(layout_hits=self._hits, layout_misses=self._misses))
 
     @property
     def is_closed(self) -> bool:
@@ -466,7 +301,7 @@ class Reader:
     def close(self) -> None:
         """Cancel what is queued, wait for what is under way, and free threads, streams and memory."""
         self._is_closed = True
-        _close(self._process, self._core, self._zarr)
+        self._engines.close()
 
     def __enter__(self) -> Reader:
         return self
@@ -487,13 +322,10 @@ def _check_options(device: Any, decode_on: str | None, slab_nbytes: int | None, 
         raise ValueError(f"cache_bytes={cache_bytes}: 0 or more")
 
 
-def _context_of(cupy: Any, device: int | None) -> contextlib.AbstractContextManager[Any]:
-    return contextlib.nullcontext() if cupy is None else cupy.cuda.Device(device)
-
-
-def _close(process: int, *engines: CoreEngine | ZarrEngine | None) -> None:
-    """Close what carries out jobs; a child has none of its parent's threads."""
-    if os.getpid() == process:
-        for engine in engines:
-            if engine is not None:
-                engine.close()
+def _number_of(device: int | None) -> int:
+    """Return the number of a CUDA device, by default the current one; raise where there is none of that number."""
+    runtime = require_cuda().cuda.runtime
+    number: int = runtime.getDevice() if device is None else int(device)
+    if number >= (count := runtime.getDeviceCount()):
+        raise ValueError(f"device={device}: there are {count} CUDA devices, numbered from 0")
+    return number

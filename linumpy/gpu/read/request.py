@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from linumpy.arrays import is_small
 from linumpy.device import free_memory, is_device_array, require_cuda
 from linumpy.errors import DeviceMemoryError
 from linumpy.plan.read.plan import ReadPlan
@@ -83,8 +84,12 @@ def result_dtype(plan: ReadPlan, dtype: Any) -> np.dtype:
 def cast_dtype(stored: np.dtype, dtype: Any) -> np.dtype:
     """Settle the dtype that elements are cast to; by default that in which they are stored."""
     target = stored if dtype is None else np.dtype(dtype).newbyteorder("=")
+    if is_small(stored):
+        if target != stored:
+            raise TypeError(f"dtype={target}: {stored} is read as stored, without a cast; cast the result by astype")
+        return stored
     for role, one in (("stored", stored), ("requested", target)):
-        if one.kind not in _KINDS or one.str[1:] in ("f16", "c32"):
+        if one.kind not in _KINDS or is_small(one) or one.str[1:] in ("f16", "c32"):
             raise TypeError(f"{role} dtype {one}: only bool, integers, floats and complex numbers go to the GPU")
     if stored.kind == "c" and target.kind not in "cb":
         raise TypeError(f"dtype={target} would drop the imaginary parts of {stored}: read it and take .real or .imag")

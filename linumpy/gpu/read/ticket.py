@@ -44,11 +44,11 @@ class Engine(Protocol):
 class Ticket:
     """One region, or the rows of one array, that is being read."""
 
-    __slots__ = ("__weakref__", "_conversion", "_engine", "_job", "_layout", "_reader", "source")
+    __slots__ = ("__weakref__", "_conversion", "_engine", "_engines", "_job", "_layout", "source")
 
-    def __init__(self, job: Job, layout: ArrayLayout, conversion: Conversion, engine: Engine, reader: Any) -> None:
+    def __init__(self, job: Job, layout: ArrayLayout, conversion: Conversion, engine: Engine, engines: Any) -> None:
         self._job, self._layout, self._conversion, self._engine = job, layout, conversion, engine
-        self._reader = reader  # which is not closed while a ticket of it is held
+        self._engines = engines  # which are not closed while a ticket of them is held
         self.source = layout.name
 
     def __reduce__(self) -> NoReturn:
@@ -119,14 +119,14 @@ class Together:
     ----------
     shares : list of (rows, CoreJobs, layouts, numbers)
         Numbers of the regions of arrays of one geometry, their jobs, the arrays, and which of them each region is of.
-    reader : Reader
-        Not closed while this is held.
+    engines : Engines
+        Of the reader, which is not closed while this is held.
     """
 
     def __init__(
-        self, shares: Sequence[tuple[Sequence[int], CoreJobs, list[ArrayLayout], np.ndarray]], reader: Any
+        self, shares: Sequence[tuple[Sequence[int], CoreJobs, list[ArrayLayout], np.ndarray]], engines: Any
     ) -> None:
-        self._shares, self._reader = shares, reader
+        self._shares, self._engines = shares, engines
 
     def __reduce__(self) -> NoReturn:
         raise not_pickled(self, "send the arrays that were read")

@@ -1,7 +1,7 @@
 """Plan the kernels that decode a slab on the device.
 
 In: a :class:`~linumpy.plan.codecs.DecodeChain` and the :class:`~linumpy.plan.decode.workspace.Workspace` of a slot.
-Out: a list of :class:`DecodeLaunch`, which ``linumpy.gpu.read.core_device`` hands to the core. Pure.
+Out: a list of :class:`DecodeLaunch`, which ``linumpy.gpu.read.engines.core_device`` hands to the core. Pure.
 """
 
 from __future__ import annotations

@@ -220,7 +220,8 @@ class ResamplePlan:
     block_shape : tuple of int
         Whole stored objects (chunks or shards) of the output; blocks at its end are cut.
     part_bytes : int
-        Limit of the boxes of a part of a block, where the grid has a warp (:func:`linumpy.resample.warp.make_warped`).
+        Limit of the boxes of a part of a block, where the grid has a warp
+        (:func:`linumpy.resample.blocks.warp.make_warped`).
     counts : tuple of int
         Number of blocks along each axis.
     """

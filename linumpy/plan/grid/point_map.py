@@ -1,7 +1,7 @@
 """Maps of points as a sequence of steps: affine maps, and vector fields on regular grids.
 
 In: matrices and fields. Out: a :data:`PointMap`, in which affine maps that follow each other are one. Nothing is
-opened; a field refers to its array. ``linumpy.resample.warp`` applies such maps to the voxels of a block.
+opened; a field refers to its array. ``linumpy.resample.blocks.warp`` applies such maps to the voxels of a block.
 """
 
 from __future__ import annotations

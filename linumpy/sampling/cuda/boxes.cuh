@@ -1,4 +1,5 @@
-// Boxes of the unit cube, halved axis by axis, and the samples in each: as linumpy.sampling.boxes. Behind philox.cuh.
+// Boxes of the unit cube, halved axis by axis, and the samples in each: as linumpy.sampling.coordinates.boxes. Behind
+// philox.cuh.
 typedef long long int64;
 
 struct Boxes {
@@ -9,7 +10,7 @@ struct Boxes {
     int levels;      // halvings of the cube
     int top;         // of these, those that `split` makes
 };
-static_assert(sizeof(Boxes) == 40, "linumpy.sampling.boxes writes 40 bytes");
+static_assert(sizeof(Boxes) == 40, "linumpy.sampling.coordinates.boxes writes 40 bytes");
 
 constexpr int FIELD_BITS = 21;  // of a coordinate: three of them are two words of the generator
 

@@ -1,4 +1,4 @@
-// Coordinates of random points, as linumpy.sampling.draws makes them on the host: the same bits.
+// Coordinates of random points, as linumpy.sampling.coordinates.draws makes them on the host: the same bits.
 #include "philox.cuh"
 #include "boxes.cuh"
 
@@ -13,7 +13,7 @@ struct Draw {
     int strata_bits;    // binary logarithm of the strata along an axis
     int grid[3];        // cells of the grid of weights along z, y and x
 };
-static_assert(sizeof(Draw) == 56, "linumpy.sampling.draws writes 56 bytes");
+static_assert(sizeof(Draw) == 56, "linumpy.sampling.coordinates.draws writes 56 bytes");
 
 // As `generator.sobol`, for the low 32 bits of the index; a random shift for each 2^32 points.
 __device__ uint4 sobol(uint64 index, Key key) {
@@ -61,8 +61,8 @@ __device__ uint64 chosen_cell(const Draw &how, const int64 *ids, const uint64 *c
     return begin;
 }
 
-// float32 rounds some coordinates of a cell to its upper border, which is part of the next cell: those become the number
-// below. No such coordinate is 0, whose bits have none below.
+// float32 rounds some coordinates of a cell to its upper border, which is part of the next cell: those become the
+// number below. No such coordinate is 0, whose bits have none below.
 __device__ __forceinline__ float in_cell(unsigned cell, unsigned word, int cells) {
     const float made = static_cast<float>((cell + (word + 0.5) * 2.3283064365386963e-10) / cells);
     return static_cast<double>(made) * cells >= cell + 1.0 ? __int_as_float(__float_as_int(made) - 1) : made;
@@ -103,8 +103,9 @@ __device__ uint4 numbers_at(int64 position, unsigned use, const Boxes &window) {
                   use << USE_SHIFT | static_cast<unsigned>(at >> 32), static_cast<unsigned>(at), window.key);
 }
 
-// Coordinates of the samples of a window by weights, from `begin` on, as linumpy.sampling.weighted makes them. Cells lie
-// along a line of length 2^63, in the order of boxes; the line has 2^levels parts, whose samples begin at `starts`.
+// Coordinates of the samples of a window by weights, from `begin` on, as linumpy.sampling.coordinates.weighted makes
+// them. Cells lie along a line of length 2^63, in the order of boxes; the line has 2^levels parts, whose samples begin
+// at `starts`.
 extern "C" __global__ void __launch_bounds__(THREADS)
     draw_in_parts(float *__restrict__ coords, const int64 *__restrict__ ids, const uint64 *__restrict__ cumulative,
                   const int64 *__restrict__ starts, int64 begin, const Draw how, const Boxes window) {

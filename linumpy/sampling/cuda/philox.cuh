@@ -1,4 +1,4 @@
-// Philox4x32-10, as linumpy.sampling.generator computes it: the same numbers on the host and on a device.
+// Philox4x32-10, as linumpy.sampling.coordinates.generator computes it: the same numbers on the host and on a device.
 #include "philox4x32.cuh"
 
 // What a counter is for, in its third word, so that no two uses share numbers.

@@ -23,8 +23,8 @@ import numpy as np
 from linumpy.arrays import Array
 from linumpy.gpu.kernels import CUDA_TYPES, KernelSpec, load
 from linumpy.io.volume import Volume
-from linumpy.sampling import draws
-from linumpy.sampling.boxes import MOST_SAMPLES, Window, plan_boxes
+from linumpy.sampling.coordinates import draws
+from linumpy.sampling.coordinates.boxes import MOST_SAMPLES, Window, plan_boxes
 from linumpy.sampling.field import Field
 from linumpy.sampling.host import normalisation
 from linumpy.sampling.paging.plan import Page, Paging, Pieces

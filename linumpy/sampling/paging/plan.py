@@ -15,7 +15,7 @@ from functools import cached_property
 import numpy as np
 
 from linumpy.device import to_host
-from linumpy.sampling.boxes import Window
+from linumpy.sampling.coordinates.boxes import Window
 
 #: Approximate number of voxels of a page, which joins several chunks if they are smaller.
 _PAGE_VOXELS = 2**18

@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 
 from linumpy.arrays import Array
+from linumpy.sampling.coordinates.generator import Use, numbers
 from linumpy.sampling.field import Field
-from linumpy.sampling.generator import Use, numbers
 from linumpy.sampling.host import along, linear, normalised
 from linumpy.sampling.regular import RawFile
 from linumpy.sampling.threads import in_threads, threads

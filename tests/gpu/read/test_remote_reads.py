@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 import linumpy
 from linumpy.core import requests
 from linumpy.errors import ChunkError, SourceError, UnsupportedLayoutError
-from linumpy.gpu.read import direct as direct_reads
+from linumpy.gpu.read.engines import direct as direct_reads
 from linumpy.gpu.read.reader import Reader
 from linumpy.gpu.read.shared import shared_reader
 from linumpy.gpu.zarr_io import read_zarr

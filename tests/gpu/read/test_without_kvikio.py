@@ -13,7 +13,8 @@ import zarr
 from linumpy.errors import ChunkError, GpuUnavailableError
 from linumpy.gpu import read_zarr_to_gpu, release
 from linumpy.gpu.kvikio_zarr import read_zarr_via_kvikio
-from linumpy.gpu.read import direct, request
+from linumpy.gpu.read import request
+from linumpy.gpu.read.engines import direct
 from linumpy.gpu.read.reader import Reader
 from tests.support import budget
 from tests.support.gpu import reference

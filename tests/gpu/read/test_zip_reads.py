@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from zarr.storage import ZipStore
 
 from linumpy.errors import ChunkError
-from linumpy.gpu.read import direct as direct_reads
+from linumpy.gpu.read.engines import direct as direct_reads
 from linumpy.gpu.read.reader import Reader
 from linumpy.gpu.zarr_io import read_zarr
 from linumpy.io.open import open_source

@@ -16,7 +16,7 @@ from linumpy.gpu.resize.tables import MODES, AxisPlan, axis_matrix, join, unchan
 from linumpy.plan.grid.blocks import AffineGrid, ResamplePlan, anti_aliasing_sigmas
 from linumpy.plan.grid.regrid import plan_regrid
 from linumpy.plan.grid.tile_axis import TileAxis
-from linumpy.resample import block as block_module
+from linumpy.resample.blocks import block as block_module
 from tests.support.budget import examples
 from tests.support.gpu.emulator import COMPILER, emulated
 from tests.support.gpu.nvrtc import compile_kernel

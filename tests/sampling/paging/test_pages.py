@@ -10,9 +10,10 @@ import zarr
 
 from linumpy.errors import ChunkError
 from linumpy.gpu import Reader
-from linumpy.sampling import boxes, create_sampler, draws, volume, weighted
-from linumpy.sampling.draws import Draw, host_coordinates
-from linumpy.sampling.generator import key_of
+from linumpy.sampling import create_sampler, volume
+from linumpy.sampling.coordinates import boxes, draws, weighted
+from linumpy.sampling.coordinates.draws import Draw, host_coordinates
+from linumpy.sampling.coordinates.generator import key_of
 from linumpy.sampling.paging import pages, zarr_volumes
 from linumpy.sampling.paging.plan import Paging, page_shape, plan_paging
 from linumpy.sampling.sampler import Sampler

@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from linumpy.sampling import create_sampler
-from linumpy.sampling.generator import key_of
+from linumpy.sampling.coordinates.generator import key_of
 from linumpy.sampling.paging.slabs import SlabVolume, plan_slabs
 from linumpy.sampling.sources import FileSource
 from tests.support.oracles.sampling_reference import raw_file, truth

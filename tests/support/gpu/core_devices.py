@@ -16,8 +16,8 @@ import zarr
 
 from linumpy.core import native
 from linumpy.gpu.codecs import decode
-from linumpy.gpu.read import core_device
-from linumpy.gpu.read.by_core import CoreEngine
+from linumpy.gpu.read.engines import core_device
+from linumpy.gpu.read.engines.by_core import CoreEngine
 from linumpy.gpu.read.limits import limits_for
 from linumpy.gpu.read.outputs import Regions
 from linumpy.gpu.read.scatter import Conversion

@@ -2,7 +2,7 @@
 
 from linumpy.gpu.ndimage import dispatch, general, nearest, sampling, splines, transform
 from linumpy.gpu.resize import resizing
-from linumpy.resample import block
+from linumpy.resample.blocks import block
 from tests.support.gpu.emulator import emulated
 
 #: Where functions ask on which side an array is.

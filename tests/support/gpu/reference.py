@@ -13,7 +13,7 @@ import pytest
 from linumpy import device as devices
 from linumpy.core import native
 from linumpy.gpu import kvikio_zarr
-from linumpy.gpu.read import core_device
+from linumpy.gpu.read.engines import core_device
 from linumpy.gpu.read.reader import Reader
 from linumpy.gpu.read.request import DEFAULT_SCRATCH_BYTES
 from linumpy.io.layout import read_layout

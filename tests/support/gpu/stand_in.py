@@ -144,7 +144,7 @@ def _scatter(spec):
 @contextlib.contextmanager
 def installed(device):
     """Let readers on the stand-in for CuPy's `device` run on the stand-in driver; nothing may be left over."""
-    from linumpy.gpu.read import core_device
+    from linumpy.gpu.read.engines import core_device
 
     fake = driver()
     fake.device = device

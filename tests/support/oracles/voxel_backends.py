@@ -16,10 +16,10 @@ def make(name, patch):
     if name == "warp-cpu":
         return on_host(patch)
     if name == "scipy":
-        from linumpy.voxel.scipy_backend import ScipyBackend
+        from linumpy.voxel.backends.by_scipy import ScipyBackend
 
         return ScipyBackend()
-    from linumpy.voxel.warp_backend import WarpBackend
+    from linumpy.voxel.backends.by_warp import WarpBackend
 
     return WarpBackend("cuda")
 
@@ -27,7 +27,7 @@ def make(name, patch):
 def on_host(patch):
     """Make ``WarpBackend("cuda")`` with Warp's device "cpu" and no streams; Zarr arrays are read by zarr-python."""
     from linumpy.gpu import zarr_io
-    from linumpy.voxel import warp_backend
+    from linumpy.voxel.backends import by_warp as warp_backend
     from linumpy.write import device_chunks
 
     def read(array, region=None):

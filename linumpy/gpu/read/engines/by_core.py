@@ -1,0 +1,199 @@
+"""Carry out the jobs of a reader by the native core.
+
+In: regions of arrays of one geometry, with their outputs as numbers. Out: :class:`~linumpy.core.reader.CoreJob`
+records, and their reports for :class:`~linumpy.gpu.read.ticket.Ticket`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from linumpy.arrays import bits_of
+from linumpy.core import native
+from linumpy.core.reader import CoreJob, CoreJobs, CoreReader
+from linumpy.core.records import batch_record
+from linumpy.gpu.read.engines.core_device import CoreDevice
+from linumpy.gpu.read.engines.parts import PartsJob, submit_parts
+from linumpy.gpu.read.outputs import Regions
+from linumpy.gpu.read.report import ReadReport, job_report
+from linumpy.gpu.read.scatter import Conversion
+from linumpy.gpu.read.stats import ReaderStats, Times
+from linumpy.io.looks import MetadataLook
+from linumpy.plan.layout import ArrayLayout
+
+#: Records that are kept of geometries and conversions.
+_MOST_TEMPLATES = 1024
+
+
+class CoreEngine:
+    """The native core, for one device or for host memory.
+
+    Parameters
+    ----------
+    threads : int
+        Threads that work is cut for.
+    device : CoreDevice, optional
+        Where outputs lie; by default in host memory. It is current when this is called, and :meth:`submit`.
+    """
+
+    def __init__(self, threads: int, device: CoreDevice | None) -> None:
+        self._device = device
+        self._core = CoreReader(threads, None if device is None else device.record())
+        self._templates: dict[tuple[Conversion, object], native.Batch] = {}
+
+    def submit(
+        self,
+        layouts: list[ArrayLayout],
+        conversion: Conversion,
+        regions: Regions,
+        outputs: Sequence[Any],
+        ready: Any = None,
+        *,
+        one_job: bool = False,
+        timed: bool = False,
+    ) -> Sequence[CoreJob | PartsJob]:
+        """Submit regions; one job for each output.
+
+        Parameters
+        ----------
+        layouts : list of ArrayLayout
+            Arrays of one geometry.
+        conversion : Conversion
+            From their elements to those of the outputs.
+        regions : Regions
+            What is wanted of them.
+        outputs : sequence of arrays
+            What holds the memory of each job's output.
+        ready : cupy.cuda.Event, optional
+            Behind which outputs on a device may be written.
+        one_job : bool
+            Whether all regions are one job.
+        timed : bool
+            Whether the times of its kernels are wanted.
+        """
+        if layouts[0].lengths is not None:
+            submit = partial(self.submit, conversion=conversion, ready=ready, timed=timed)
+            return list(submit_parts(submit, layouts, regions, outputs))
+        on_device = self._on_device(layouts[0], conversion, ready, timed=timed)
+        template = self._template(layouts[0], conversion)
+        return self._core.submit(
+            layouts, template, regions.columns, outputs, one_job=one_job, on_device=on_device, ready=(ready, on_device)
+        )
+
+    def submit_together(
+        self,
+        layouts: list[ArrayLayout],
+        conversion: Conversion,
+        regions: Regions,
+        output: Any,
+        ready: Any = None,
+        looks: Sequence[MetadataLook | None] | None = None,
+    ) -> CoreJobs:
+        """Submit regions that are waited for together, a job each; `output` holds the memory of all of them."""
+        on_device = self._on_device(layouts[0], conversion, ready)
+        template = self._template(layouts[0], conversion)
+        return self._core.submit_together(
+            layouts, template, regions.columns, output, looks=looks, on_device=on_device, ready=(ready, on_device)
+        )
+
+    def _template(self, layout: ArrayLayout, conversion: Conversion) -> native.Batch:
+        """Describe batches of one geometry and conversion; records of those that were read are kept."""
+        key = conversion, layout.geometry
+        known = self._templates.get(key)
+        if known is None:
+            if len(self._templates) > _MOST_TEMPLATES:
+                self._templates.clear()  # calls that use one hold it
+            target = native.BFLOAT16 if conversion.bfloat16 else native.DTYPE_CODES[bits_of(conversion.target).str[1:]]
+            assert layout.fill_value is not None  # its dtype is supported
+            fill = conversion.fill_bytes(layout.fill_value)
+            known = self._templates[key] = batch_record(layout, target, fill)
+        return known
+
+    def _on_device(
+        self, layout: ArrayLayout, conversion: Conversion, ready: Any, *, timed: bool = False
+    ) -> native.OnDevice | None:
+        if self._device is None:
+            return None
+        self._device.give_memory(self._core)
+        return self._device.on_device(layout, conversion, int(ready.ptr), timed=timed)
+
+    def describe(self, job: CoreJob | PartsJob, layout: ArrayLayout, conversion: Conversion) -> ReadReport:
+        """Make the report of a job that is over."""
+        done, stored_in = job.report(), "host memory"
+        stored = done.chunks - done.filled
+        if self._device is not None:
+            stored_in = f"pinned host memory, copied to device {self._device.number}"
+        engine = f"system calls by the native core's threads, into {stored_in}"
+        if self._device is not None and self._device.direct is not None:
+            engine = self._device.direct.engine(done.reads_repeated)
+        if layout.remote is not None:
+            engine = f"requests by {layout.remote.client}, into {stored_in}"
+        if layout.entries is not None:
+            engine += f", from entries of the ZIP file {layout.entries.path}"
+        decoder = ""
+        if layout.chain is not None:
+            on_host = self._device is None or 0 < stored == done.decoded
+            decoder = f"{layout.chain}, on the {'host' if on_host else 'device'}"
+        report = job_report(layout.name, conversion.target_name, job.output)
+        return replace(
+            report,
+            engine=engine,
+            bytes_read=done.bytes_read,
+            chunks_read=stored,
+            chunks_filled=done.filled,
+            files_opened=done.files_opened,
+            scratch_bytes=self.device_bytes if done.chunks else 0,
+            read_seconds=done.seconds,
+            decoder=decoder,
+            chunks_decoded_by_host=done.decoded,
+            host_decode_seconds=done.decode_seconds,
+            reads_repeated=done.reads_repeated,
+            scatter_seconds=done.device_scatter_seconds or None,
+            decode_seconds=None if layout.chain is None else done.device_decode_seconds or None,
+        )
+
+    @property
+    def device_bytes(self) -> int:
+        """Device memory that is held."""
+        return 0 if self._device is None else self._device.held_nbytes
+
+    def stats(self, stats: ReaderStats) -> ReaderStats:
+        """Add what was done."""
+        core = self._core.stats()
+        return replace(
+            stats,
+            jobs=stats.jobs + core.jobs,
+            chunks=stats.chunks + core.chunks,
+            boxes=stats.boxes + core.boxes,
+            slabs=core.tasks if self._device is None else core.slabs,
+            bytes_read=core.bytes_read,
+            index_hits=core.index_hits,
+            index_misses=core.index_misses,
+            files_opened=core.files_opened,
+            plan_seconds=core.plan_seconds,
+            io_seconds=core.read_seconds,
+            place_seconds=core.copy_seconds,
+            cache_hits=core.kept_hits,
+            cache_misses=core.kept_misses,
+            device_bytes=self.device_bytes,
+            times=Times(
+                core.copies,
+                core.slabs_decoded,
+                core.device_copy_seconds,
+                core.device_decode_seconds,
+                core.device_scatter_seconds,
+                core.copied_nbytes,
+                core.decoded_nbytes,
+            ),
+            chunks_decoded_by_host=core.decoded,
+            host_decode_seconds=core.decode_seconds,
+        )
+
+    def close(self) -> None:
+        """Cancel what is queued, wait for what is under way, and free the device memory."""
+        self._core.close()
+        if self._device is not None:
+            self._device.free()

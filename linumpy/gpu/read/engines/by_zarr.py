@@ -1,0 +1,257 @@
+"""Carry out the jobs of a reader by zarr-python: chunks that the core does not decode, or where there is no core.
+
+In: regions of arrays, with views of their outputs. Out: :class:`ZarrJob` records. A few threads read region after
+region into host memory, cast as the core casts, and copy into the output; on a device by a stream of their own, which
+is waited for.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from linumpy.core import native
+from linumpy.core.records import metadata_path, why_gone
+from linumpy.errors import ChunkError
+from linumpy.gpu.read.outputs import Regions
+from linumpy.gpu.read.report import ReadReport, job_report
+from linumpy.gpu.read.scatter import Conversion
+from linumpy.gpu.read.stats import ReaderStats
+from linumpy.io.budget import PROCESS, Share
+from linumpy.io.open import open_source
+from linumpy.io.zarr_mode import in_mode_of_caller, read_chunks_on_host
+from linumpy.plan.layout import ArrayLayout
+
+#: Threads of a reader; zarr reads the chunks of each region by threads of its own.
+_THREADS = 4
+#: Files that zarr has open for a region at most, a little more than its default.
+_FILES = 16
+#: Seconds between two looks of a waiter: an interrupt may have come to the thread that was to wake it up.
+_LOOK_AGAIN = 0.1
+
+
+class ZarrJob:
+    """One job; over when its last region is copied.
+
+    Attributes
+    ----------
+    output : object
+        What holds the memory of the output.
+    """
+
+    def __init__(self, work: Callable[[ZarrJob], None], output: Any) -> None:
+        self.work, self.output = work, output
+        self.in_mode = in_mode_of_caller()
+        self.begin = self.end = time.perf_counter()
+        self._error: BaseException | None = None
+        self._is_over = self.is_cancelled = False
+        self._deciding, self._running = threading.Lock(), threading.Lock()
+        self._running.acquire()
+        self._process = os.getpid()
+
+    def done(self) -> bool:
+        """Say whether the job is over."""
+        return self._is_over
+
+    def wait(self) -> None:
+        """Wait until the job is over; signals are handled meanwhile."""
+        while not self._is_over:
+            if os.getpid() != self._process:
+                raise RuntimeError("this job was submitted by the parent of this process: read here anew")
+            if self._running.acquire(timeout=_LOOK_AGAIN):
+                self._running.release()
+
+    def cancel(self) -> bool:
+        """Give the job up; False where it is over already."""
+        with self._deciding:
+            if self._is_over:
+                return False
+            self.is_cancelled = True
+            return True
+
+    def error(self, layout: ArrayLayout) -> BaseException | None:
+        """Return why the job failed; None where it did not."""
+        return self._error
+
+    def settle(self, error: BaseException | None) -> None:
+        """End the job, by the thread that carries it out."""
+        with self._deciding:
+            self._error = error
+            if self.is_cancelled and error is None:
+                self._error = CancelledError("the job was cancelled")
+            self.end = time.perf_counter()
+            self._is_over = True
+        self._running.release()
+
+
+class ZarrEngine:
+    """Threads that read by zarr-python; the first job starts them.
+
+    Parameters
+    ----------
+    cupy : module or None
+        CuPy, for outputs on a device.
+    device : int or None
+        Its number.
+    """
+
+    def __init__(self, cupy: Any, device: int | None) -> None:
+        self._cupy, self._device = cupy, device
+        self._queue: queue.SimpleQueue[ZarrJob | None] = queue.SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._lock = threading.Lock()
+        self._is_closed = False
+        self._mine = threading.local()  # the stream of each thread
+        self._jobs = 0
+
+    def submit(
+        self,
+        layouts: list[ArrayLayout],
+        conversion: Conversion,
+        regions: Regions,
+        outputs: Sequence[Any],
+        ready: Any,
+        views: Sequence[Any],
+    ) -> list[ZarrJob]:
+        """Submit regions; one job for each output, or one for all.
+
+        Parameters
+        ----------
+        layouts, conversion, regions, outputs, ready
+            As for :meth:`linumpy.gpu.read.engines.by_core.CoreEngine.submit`.
+        views : sequence of arrays
+            Where each region goes, with all axes of its array.
+        """
+        rows = range(len(regions))
+        shares = [list(rows)] if len(outputs) == 1 else [[row] for row in rows]
+
+        def job_of(share: list[int], output: Any) -> ZarrJob:
+            wanted = [(layouts[regions.array[row]], regions.start[row], regions.stop[row], views[row]) for row in share]
+            return ZarrJob(lambda job: self._read(job, wanted, conversion, ready), output)
+
+        jobs = [job_of(share, output) for share, output in zip(shares, outputs, strict=True)]
+        with self._lock:
+            if self._is_closed:
+                for job in jobs:
+                    job.settle(RuntimeError("the reader is closed"))
+                return jobs
+            self._start_threads()
+            self._jobs += len(jobs)
+            for job in jobs:
+                self._queue.put(job)
+        return jobs
+
+    def _start_threads(self) -> None:
+        while len(self._threads) < _THREADS:
+            thread = threading.Thread(target=_carry_out, args=(self._queue,), name="linumpy zarr", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # no more threads
+                if not self._threads:
+                    raise
+                return
+            self._threads.append(thread)
+
+    def _read(
+        self,
+        job: ZarrJob,
+        wanted: list[tuple[ArrayLayout, np.ndarray, np.ndarray, Any]],
+        conversion: Conversion,
+        ready: Any,
+    ) -> None:
+        for layout, start, stop, view in wanted:
+            share = Share(descriptors=_FILES, host_nbytes=2 * int(view.nbytes))
+            with PROCESS.take(share, share):
+                if job.is_cancelled:
+                    return
+                values = conversion.cast(_read_region(layout, tuple(map(slice, start.tolist(), stop.tolist()))))
+                if job.is_cancelled:
+                    return
+                self._copy(values, view, ready)
+
+    def _copy(self, values: np.ndarray, view: Any, ready: Any) -> None:
+        if self._cupy is None:
+            view[...] = values
+            return
+        with self._cupy.cuda.Device(self._device):
+            stream = getattr(self._mine, "stream", None)
+            if stream is None:
+                stream = self._mine.stream = self._cupy.cuda.Stream(non_blocking=True)
+            stream.wait_event(ready)
+            with stream:
+                if view.flags.c_contiguous:
+                    view.set(np.ascontiguousarray(values))
+                else:
+                    view[...] = self._cupy.asarray(values)
+            stream.synchronize()
+
+    def describe(self, job: ZarrJob, layout: ArrayLayout, conversion: Conversion) -> ReadReport:
+        """Make the report of a job that is over."""
+        packed = layout.entries is not None and layout.entries.is_compressed
+        why = "compressed entries of a ZIP file" if packed else "a filter that only the host decodes"
+        why = f"no native core: {reason}" if (reason := native.why_no_core()) else why
+        into = "host memory" if self._cupy is None else "host memory, and one copy to the device"
+        return replace(
+            job_report(layout.name, conversion.target_name, job.output),
+            backend="zarr-python",
+            engine=f"zarr-python into {into}",
+            fallback=why,
+            read_seconds=job.end - job.begin,
+            decoder="" if layout.chain is None else f"{layout.chain}, on the host",
+        )
+
+    def stats(self, stats: ReaderStats) -> ReaderStats:
+        """Add what was done."""
+        return replace(stats, jobs=stats.jobs + self._jobs)
+
+    def close(self) -> None:
+        """Cancel what is queued, and wait for what is under way."""
+        with self._lock:
+            self._is_closed = True
+            threads, self._threads = self._threads, []
+        while True:
+            try:
+                job = self._queue.get_nowait()
+            except queue.Empty:
+                break
+            if job is not None:
+                job.cancel()
+                job.settle(None)
+        for _ in threads:
+            self._queue.put(None)
+        for thread in threads:
+            if thread is not threading.current_thread():  # in which the garbage collector may close a reader
+                thread.join()
+
+
+def _carry_out(jobs: queue.SimpleQueue[ZarrJob | None]) -> None:
+    """Carry out jobs until there is none any more; what runs here refers to no reader."""
+    while (job := jobs.get()) is not None:
+        error = None
+        try:
+            job.in_mode()
+            job.work(job)
+        except BaseException as caught:
+            error = caught
+        job.settle(error)
+        del job, error
+
+
+def _read_region(layout: ArrayLayout, region: tuple[slice, ...]) -> np.ndarray:
+    """Read a region by zarr-python, in its stored byte order."""
+    if (remote := layout.remote) is not None:
+        return read_chunks_on_host(open_source((remote.store, remote.path)), region)
+    try:
+        values = read_chunks_on_host(open_source(str(layout.root)), region)
+        os.stat(metadata_path(layout))
+    except FileNotFoundError as error:  # zarr takes chunks that are not there for fill values
+        raise ChunkError(why_gone(layout)) from error
+    return values

@@ -1,0 +1,241 @@
+"""What slices show where they meet: their cut surfaces, and projections of the planes that two of them share.
+
+In: opened slices. Out: a plane through the cut surface of each; images of planes counted from it, averaged along Z and
+over blocks of A-lines, with what is valid in them. A voxel that is 0, not finite or filled by focal correction is not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from linumpy.arrays import Array
+from linumpy.device import array_module, to_host
+from linumpy.mosaic.image import MosaicImage
+from linumpy.mosaic.surface import SurfaceMethod, surface_of, zero_log_of
+from linumpy.mosaic.tiles import Box, read_box
+from linumpy.registration.pairs import block_means
+from linumpy.resample.tile_work import TileWork
+
+#: Columns in which the surface is looked for, along Y and X, and their width in voxels.
+_COLUMNS, _WIDTH = 5, 48
+#: Bytes of the voxels of a tile of a face.
+_TILE_BYTES = 2**26
+
+
+@dataclass(frozen=True)
+class CutSurface:
+    """The plane at which a slice begins: voxel (y, x) at ``first + slopes[0] * y + slopes[1] * x`` along Z.
+
+    Attributes
+    ----------
+    first : float
+        In voxels along Z.
+    slopes : (float, float)
+        Voxels along Z for each voxel along Y and X.
+    """
+
+    first: float = 0.0
+    slopes: tuple[float, float] = (0.0, 0.0)
+
+    def at(self, y: Any, x: Any) -> Any:
+        """Return its depth in voxels at voxels `y` and `x`."""
+        return self.first + self.slopes[0] * y + self.slopes[1] * x
+
+
+@dataclass(frozen=True)
+class Face:
+    """Planes of a slice, counted from its cut surface.
+
+    Attributes
+    ----------
+    number : int
+        Position of the slice among the slices.
+    start, stop : int
+        The planes.
+    """
+
+    number: int
+    start: int
+    stop: int
+
+
+def find_surfaces(
+    images: Sequence[MosaicImage], method: SurfaceMethod, work: TileWork, *, tilted: bool = True
+) -> list[CutSurface]:
+    """Fit a plane through the cut surface of each slice, at columns spread over it.
+
+    A slice without a surface, such as one that begins inside the tissue, begins at its first plane.
+    """
+    use_gpu, points = work.use_gpu, {number: [] for number in range(len(images))}  # type: ignore[var-annotated]
+    zero_logs = [zero_log_of(image, method) for image in images]
+
+    def read(name: tuple[int, Box]) -> Array:
+        number, box = name
+        column, measured = read_box(images[number].array, box, use_gpu), images[number].measured(box)
+        return column if measured is None else measured.repeat(column)
+
+    def find(name: tuple[int, Box], column: Array) -> tuple[np.ndarray, np.ndarray]:
+        number, box = name
+        depths = to_host(surface_of(column, method, 0, zero_logs[number])).astype(np.float64)
+        y, x = np.meshgrid(*(np.arange(e.start, e.stop, dtype=np.float64) for e in box[1:]), indexing="ij")
+        known = np.isfinite(depths)
+        return np.array([y[known], x[known]]), depths[known]
+
+    def keep(name: tuple[int, Box], found: tuple[np.ndarray, np.ndarray]) -> None:
+        points[name[0]].append(found)
+
+    work([(n, box) for n, image in enumerate(images) for box in _columns(image)], read, find, keep)
+    return [
+        _plane(np.concatenate([p for p, _ in found], axis=1), np.concatenate([d for _, d in found]), tilted)
+        for found in points.values()
+    ]
+
+
+def _columns(image: MosaicImage) -> list[Box]:
+    depth, *sizes = image.array.shape
+    out = []
+    counts = [min(_COLUMNS, -(-n // _WIDTH)) for n in sizes]
+    for row in range(counts[0]):
+        for column in range(counts[1]):
+            begins = [(n - min(n, _WIDTH)) * k // max(1, m - 1) if m > 1 else (n - min(n, _WIDTH)) // 2
+                      for n, k, m in zip(sizes, (row, column), counts, strict=True)]  # fmt: skip
+            lateral = (slice(b, min(b + _WIDTH, n)) for b, n in zip(begins, sizes, strict=True))
+            out.append((slice(0, depth), *lateral))
+    return out
+
+
+def _plane(points: np.ndarray, depths: np.ndarray, tilted: bool) -> CutSurface:
+    """Fit a plane; A-lines that lie far from it, such as agarose or bubbles, have no weight."""
+    if not len(depths):
+        return CutSurface()
+    terms = np.stack([np.ones(len(depths)), *(points if tilted else points[:0])], axis=1)
+    weights, found = np.ones(len(depths)), np.zeros(terms.shape[1])
+    for _ in range(20):
+        roots = np.sqrt(weights)
+        found = np.linalg.lstsq(terms * roots[:, None], depths * roots, rcond=None)[0]
+        apart = np.abs(depths - terms @ found)
+        spread = max(1.4826 * float(np.median(apart)), 0.25)
+        weights = 1 / (1 + (apart / (2 * spread)) ** 2) ** 2
+    if not tilted:
+        return CutSurface(max(0.0, float(found[0])))
+    return CutSurface(float(found[0]), (float(found[1]), float(found[2])))
+
+
+def read_faces(
+    images: Sequence[MosaicImage], surfaces: Sequence[CutSurface], faces: Sequence[Face], factor: int, work: TileWork
+) -> dict[Face, np.ndarray]:
+    """Average planes of slices: each block of `factor` × `factor` A-lines is a pixel, NaN where it is not valid.
+
+    Returns
+    -------
+    dict of Face to numpy.ndarray of float32, (Y // factor, X // factor)
+    """
+    out = {
+        face: np.full([n // factor for n in images[face.number].array.shape[1:]], np.nan, np.float32) for face in faces
+    }
+    names = [(face, box) for face in faces for box in _tiles(images[face.number], surfaces[face.number], face, factor)]
+
+    def read(name: tuple[Face, Box]) -> Array:
+        return read_box(images[name[0].number].array, name[1], work.use_gpu)
+
+    def average(name: tuple[Face, Box], voxels: Array) -> np.ndarray:
+        face, box = name
+        xp = array_module(voxels)
+        z, y, x = (_line(xp, extent, axis) for axis, extent in enumerate(box))
+        below = z - surfaces[face.number].at(y, x)
+        # How much of each voxel lies between the planes: where they begin changes from A-line to A-line.
+        half = np.float32(0.5)
+        share = xp.minimum(below + half, face.stop - half) - xp.maximum(below - half, face.start - half)
+        valid = valid_voxels(images[face.number], box, voxels)
+        share = xp.where(valid, xp.clip(share, 0, 1), 0).astype(np.float32)
+        total = share.sum(axis=0)
+        kept = total * 2 >= face.stop - face.start
+        line = (xp.where(valid, voxels, 0) * share).sum(axis=0) / xp.maximum(total, half)
+        means, valid = block_means(line[None], kept[None], (factor, factor))
+        return to_host(xp.where(valid, means, np.float32(np.nan))[0])
+
+    def keep(name: tuple[Face, Box], means: np.ndarray) -> None:
+        face, box = name
+        place = tuple(
+            slice(e.start // factor, e.start // factor + n) for e, n in zip(box[1:], means.shape, strict=True)
+        )
+        out[face][place] = means
+
+    work(names, read, average, keep)
+    return out
+
+
+def valid_voxels(image: MosaicImage, box: Box, voxels: Array) -> Any:
+    """Tell which voxels of a box were measured."""
+    xp = array_module(voxels)
+    valid = xp.isfinite(voxels) & (voxels != 0)
+    measured = image.measured(box)
+    return valid if measured is None else valid & measured.mask(xp)
+
+
+def _line(xp: ModuleType, extent: slice, axis: int) -> Any:
+    return xp.arange(extent.start, extent.stop, dtype=np.float32).reshape([-1 if k == axis else 1 for k in range(3)])
+
+
+def _tiles(image: MosaicImage, surface: CutSurface, face: Face, factor: int) -> list[Box]:
+    """Cut a face into boxes of whole pixels, each with the planes that the face has there."""
+    depth, *sizes = image.array.shape
+    planes = face.stop - face.start + 2
+    side = max(1, math.isqrt(_TILE_BYTES // (planes * image.array.dtype.itemsize)))
+    steps = [max(factor, min(max(side // c, 1) * c, n) // factor * factor)
+             for c, n in zip(image.array.chunks[1:], sizes, strict=True)]  # fmt: skip
+    out: list[Box] = []
+    for y in range(0, sizes[0] // factor * factor, steps[0]):
+        for x in range(0, sizes[1] // factor * factor, steps[1]):
+            rows, columns = slice(y, min(y + steps[0], sizes[0])), slice(x, min(x + steps[1], sizes[1]))
+            corners = [surface.at(j, i) for j in (y, rows.stop - 1) for i in (x, columns.stop - 1)]
+            begin = max(0, math.floor(min(corners)) + face.start)
+            end = min(depth, math.ceil(max(corners)) + face.stop + 1)
+            if begin < end:
+                out.append((slice(begin, end), rows, columns))
+    return out
+
+
+def stacked(faces: Sequence[np.ndarray], offsets: Sequence[Sequence[int]], shape: Sequence[int], xp: ModuleType) -> Any:
+    """Put faces into images of one shape, at their offsets; NaN around them."""
+    out = np.full((len(faces), *shape), np.nan, np.float32)
+    for image, face, (y, x) in zip(out, faces, offsets, strict=True):
+        image[y : y + face.shape[0], x : x + face.shape[1]] = face
+    return xp.asarray(out)
+
+
+def planes_of(
+    pairs: Sequence[tuple[int, int]], numbers: Sequence[int], depths: Sequence[int], interval: float, least: int,
+    rim: int,
+) -> list[tuple[Face, Face]]:  # fmt: skip
+    """Choose the planes of each pair: those that show the same tissue, or else those that are nearest to each other.
+
+    Parameters
+    ----------
+    pairs : sequence of (int, int)
+        Positions of the slices among all.
+    numbers, depths : sequence of int
+        Number of each slice, and planes that it has below its cut surface.
+    interval : float
+        Planes that are cut off between slices of consecutive numbers.
+    least : int
+        Planes of a face.
+    rim : int
+        Planes that are left out below a cut surface.
+    """
+    out = []
+    for fixed, moving in pairs:
+        first = round(interval * (numbers[moving] - numbers[fixed]))
+        shared = min(depths[fixed] - first, depths[moving])
+        if shared - rim >= least:
+            out.append((Face(fixed, first + rim, first + shared), Face(moving, rim, shared)))
+        else:
+            few = min(least, depths[fixed] - rim, depths[moving] - rim)
+            out.append((Face(fixed, depths[fixed] - few, depths[fixed]), Face(moving, rim, rim + few)))
+    return out

@@ -1,0 +1,317 @@
+"""Register the slices of a stack against each other, and solve for the transforms of all of them.
+
+In: a folder of OME-Zarr slices (Z, Y, X), numbered from the top down. Out: :class:`SliceTransforms`. Each slice is
+compared with the next ones by projections of the planes that both show; all pairs are registered in one batch; and one
+least squares over all pairs places the slices (:mod:`linumpy.registration.chain`). Along Z slices lie where the
+slicing interval says, counted from their cut surfaces, which may be tilted.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from linumpy.errors import SourceError
+from linumpy.io.output.checks import check_apart
+from linumpy.io.output.files import check_file
+from linumpy.mosaic.alignment.faces import CutSurface, find_surfaces, planes_of, read_faces, stacked
+from linumpy.mosaic.alignment.transforms import Matrix, PairResult, SliceTransform, SliceTransforms
+from linumpy.mosaic.image import MosaicImage
+from linumpy.mosaic.slice_table import chain_shifts, find_slices, read_shifts
+from linumpy.mosaic.slices import open_slices
+from linumpy.mosaic.surface import SurfaceMethod
+from linumpy.registration.chain import ChainSolution, PairLink, solve_chain
+from linumpy.registration.pairs import PairSearch, register_pairs
+from linumpy.registration.refine import PairTransforms, Refinement
+from linumpy.resample.tile_work import tile_work
+
+if TYPE_CHECKING:
+    from distributed import Client
+    from distributed.deploy import Cluster
+
+log = logging.getLogger(__name__)
+
+#: Bytes of all faces at most, as float32: registration holds about twelve copies of them.
+FACE_BYTES = 2**28
+#: Planes below a cut surface that are not used: the first is half water.
+_RIM = 1
+#: How far structures move laterally, for each µm that lies between the planes of two slices: they run obliquely.
+_DRIFT = 0.1
+#: Correlation of a pair that shares no planes, relative to the median of those that do, from which it is used.
+_ALIKE = 0.7
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """How slices are aligned.
+
+    Attributes
+    ----------
+    interval_mm : float
+        Thickness that is cut off between slices.
+    model : {"rigid", "affine", "translation"}
+        Transforms in the plane of the slices.
+    reach : int
+        Each slice is compared with this many next ones.
+    max_angle, max_shift : float
+        Rotations in degrees, and shifts as a fraction of the slice, that are searched.
+    min_correlation : float
+        A pair with less is not used.
+    max_deviation : float
+        Robust standard deviations from the solution of all pairs, beyond which one is rejected.
+    crop : bool
+        Whether to look for the cut surface of each slice; otherwise slices begin at their first plane.
+    depth_mm : float, optional
+        How deep below its surface a slice is used; by default as deep as it is.
+    """
+
+    interval_mm: float
+    model: str = "rigid"
+    reach: int = 2
+    max_angle: float = 10.0
+    max_shift: float = 0.25
+    min_correlation: float = 0.2
+    max_deviation: float = 5.0
+    crop: bool = True
+    depth_mm: float | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in (("interval_mm", self.interval_mm), ("depth_mm", self.depth_mm)):
+            if value is not None and not 0 < value < math.inf:
+                raise ValueError(f"{name}={value}: pass a positive length")
+        if self.reach < 1:
+            raise ValueError(f"reach={self.reach}: pass 1 or more")
+        if not -1 <= self.min_correlation <= 1:
+            raise ValueError(f"min_correlation={self.min_correlation}: correlations are from -1 to 1")
+        if not 0 <= self.max_shift <= 1:
+            raise ValueError(f"max_shift={self.max_shift}: pass a fraction from 0 to 1")
+        PairSearch(max_angle=self.max_angle)
+        Refinement(model=self.model)
+
+
+def register_slices(
+    folder: str | Path,
+    output: str | Path | None,
+    alignment: Alignment,
+    *,
+    shifts: str | Path | None = None,
+    method: SurfaceMethod | None = None,
+    channel: int | None = None,
+    time: int | None = None,
+    spacing: Sequence[float] | None = None,
+    use_gpu: bool = False,
+    overwrite: bool = False,
+    distributed: Client | Cluster | str | None = None,
+) -> SliceTransforms:
+    """Find the transforms of the slices of a folder to the common space of their stack.
+
+    Parameters
+    ----------
+    folder : str or Path
+        Folder of the slices, for :func:`linumpy.mosaic.slice_table.find_slices`: axes z, y, x, one dtype, one spacing.
+    output : str or Path, optional
+        The file (JSON) to write.
+    alignment : Alignment
+        How to align.
+    shifts : str or Path, optional
+        Table of the motor's lateral shifts, for :func:`linumpy.mosaic.slice_table.read_shifts`: where the search
+        begins, and where slices lie that no pair places. By default slices lie on top of each other.
+    method : SurfaceMethod, optional
+        How the cut surface is found; by default as an edge.
+    channel, time : int, optional
+        The entry to select of each slice, counted from 0, if it has several.
+    spacing : (float, float, float), optional
+        Voxel spacing of the slices' finest resolution in µm along z, y and x, where their metadata lacks it.
+    use_gpu : bool
+        Whether to read to the GPU and compute there.
+    overwrite : bool
+        Whether to replace an existing output.
+    distributed : distributed.Client, cluster or str, optional
+        A dask client, a cluster, or the address of a scheduler. Its workers, which must see the slices, read them;
+        pairs are registered here.
+
+    Raises
+    ------
+    FileExistsError, FileNotFoundError, SourceError, MetadataError, ValueError
+        An existing output; missing slices or table, or ones that do not fit each other.
+    GpuUnavailableError
+        `use_gpu` and there is no CUDA device.
+    """
+    paths = find_slices(folder)
+    if output is not None:
+        check_file(output, overwrite=overwrite)
+        check_apart([output], [*paths.values(), *([] if shifts is None else [shifts])])
+    slices = open_slices(folder, channel=channel, time=time, spacing=spacing)
+    numbers, images = tuple(slices), tuple(slices.values())
+    moves = _motor(numbers, images[0], shifts)
+    with tile_work(distributed, use_gpu=use_gpu) as work:
+        found = method or SurfaceMethod(definition="edge")
+        surfaces = find_surfaces(images, found, work) if alignment.crop else [CutSurface()] * len(images)
+        depths = [_depth(*pair, alignment) for pair in zip(images, surfaces, strict=True)]
+        pairs = [(n, n + step) for step in range(1, alignment.reach + 1) for n in range(len(images) - step)]
+        interval = alignment.interval_mm * 1e3 / images[0].spacing[0]
+        rim = _RIM if alignment.crop and min(depths) > _RIM else 0
+        planes = planes_of(pairs, numbers, depths, interval, max(1, min(4, *(d - rim for d in depths))), rim)
+        offsets, shape, factor = _canvas(images, moves, len(pairs))
+        faces = read_faces(images, surfaces, list(dict.fromkeys(itertools.chain(*planes))), factor, work)
+        xp = work.xp
+    # µm between the planes of a pair; a fraction of a plane is none.
+    apart = [a.start - b.start - interval * (numbers[b.number] - numbers[a.number]) for a, b in planes]
+    gaps = [abs(gap) * images[0].spacing[0] if abs(gap) > 0.5 else 0.0 for gap in apart]
+    step = tuple(s * factor for s in images[0].spacing[1:])
+    sides = [stacked([faces[p[k]] for p in planes], [offsets[p[k].number] for p in planes], shape, xp) for k in (0, 1)]
+    registered = register_pairs(
+        *sides, spacing=step, method=Refinement(model=alignment.model),
+        search=PairSearch(max_angle=alignment.max_angle, max_shift=alignment.max_shift),
+    )  # fmt: skip
+    links = _links(pairs, registered, offsets, step, factor, gaps, alignment)
+    solution = _solve(numbers, images, links, moves, step, alignment)
+    result = _transforms(paths, slices, surfaces, depths, pairs, links, registered, solution, alignment)
+    _tell(result)
+    if output is not None:
+        result.write(output, overwrite=overwrite)
+    return result
+
+
+def _motor(numbers: Sequence[int], image: MosaicImage, shifts: str | Path | None) -> np.ndarray:
+    """Return the shift of each slice to the first one in µm along Y and X, as the motor tells it."""
+    if shifts is None:
+        return np.zeros((len(numbers), 2))
+    steps = chain_shifts(tuple(numbers), read_shifts(shifts), str(shifts))
+    return np.cumsum([[0.0, 0.0], *([step.y_mm * 1e3, step.x_mm * 1e3] for step in steps)], axis=0)
+
+
+def _depth(image: MosaicImage, surface: CutSurface, alignment: Alignment) -> int:
+    """Return the planes below the cut surface that are used of a slice."""
+    planes, height, width = image.array.shape
+    lowest = max(surface.at(y, x) for y in (0, height - 1) for x in (0, width - 1))
+    depth = math.floor(planes - max(0.0, lowest))
+    if alignment.depth_mm is not None:
+        depth = min(depth, math.floor(alignment.depth_mm * 1e3 / image.spacing[0] + 1e-6))
+    if depth < 1:
+        raise SourceError(f"{image.name}: no plane is left below its cut surface, at {surface.first:.1f} planes")
+    return depth
+
+
+def _canvas(
+    images: Sequence[MosaicImage], moves: np.ndarray, pairs: int
+) -> tuple[list[tuple[int, int]], tuple[int, int], int]:
+    """Choose images that hold all faces: the offset of each in them, their shape, and voxels along a pixel."""
+    spacing = np.array(images[0].spacing[1:])
+    shapes = np.array([image.array.shape[1:] for image in images])
+    places = moves / spacing
+    size = (places + shapes).max(axis=0) - places.min(axis=0)
+    factor = max(1, math.ceil(math.sqrt(2 * pairs * float(size.prod()) * 4 / FACE_BYTES)))
+    factor = min(factor, max(1, int(shapes.min()) // 16))
+    pixels = np.rint((places - places.min(axis=0)) / factor).astype(int)
+    height, width = (pixels + shapes // factor).max(axis=0)
+    return [(int(y), int(x)) for y, x in pixels], (int(height), int(width)), factor
+
+
+def _links(
+    pairs: Sequence[tuple[int, int]], registered: PairTransforms, offsets: Sequence[tuple[int, int]],
+    step: Sequence[float], factor: int, gaps: Sequence[float], alignment: Alignment,
+) -> list[PairLink]:  # fmt: skip
+    """Return the pairs between slices, in µm from their first voxels; untrusted ones with infinite error."""
+    out = []
+    shared = [c for c, gap in zip(registered.correlations, gaps, strict=True) if gap == 0]
+    # Other tissue may match at a wrong place: it has to look as if it were the same.
+    alike = max(alignment.min_correlation, _ALIKE * float(np.median(shared or [1.0])))
+    for n, (fixed, moving) in enumerate(pairs):
+        # The centre of the first pixel of a face, from that of its first voxel.
+        ends = []
+        for number in (fixed, moving):
+            matrix = np.eye(3)
+            matrix[:2, 2] = (np.array(offsets[number]) - (factor - 1) / 2 / factor) * step
+            ends.append(matrix)
+        trusted = registered.correlations[n] >= (alike if gaps[n] > 0 else alignment.min_correlation)
+        error = math.hypot(float(registered.errors_um[n]), _DRIFT * gaps[n]) if trusted else math.inf
+        out.append(PairLink(fixed, moving, np.linalg.inv(ends[1]) @ registered.matrices[n] @ ends[0], error))
+    return out
+
+
+def _solve(
+    numbers: Sequence[int], images: Sequence[MosaicImage], links: Sequence[PairLink], moves: np.ndarray,
+    step: Sequence[float], alignment: Alignment,
+) -> ChainSolution:  # fmt: skip
+    """Place all slices, and those that are missing between them."""
+    position = [number - numbers[0] for number in numbers]
+    prior = np.tile(np.eye(3), (position[-1], 1, 1))
+    for n, (above, below) in enumerate(itertools.pairwise(position)):
+        prior[above:below, :2, 2] = -(moves[n + 1] - moves[n]) / (below - above)
+    every = [PairLink(position[p.fixed], position[p.moving], p.matrix, p.error_um) for p in links]
+    extent = np.max([np.multiply(image.array.shape[1:], image.spacing[1:]) for image in images], axis=0)
+    solution = solve_chain(
+        position[-1] + 1, every, extent.tolist(), rigid=alignment.model != "affine", prior=prior,
+        reference=position[(len(position) - 1) // 2], max_deviation=alignment.max_deviation,
+        tolerance_um=2 * max(step),
+    )  # fmt: skip
+    return ChainSolution(
+        solution.matrices[position], solution.residuals_um, solution.rejected, solution.interpolated[position]
+    )
+
+
+def _transforms(
+    paths: dict[int, Path], slices: dict[int, MosaicImage], surfaces: Sequence[CutSurface], depths: Sequence[int],
+    pairs: Sequence[tuple[int, int]], links: Sequence[PairLink], registered: PairTransforms, solution: ChainSolution,
+    alignment: Alignment,
+) -> SliceTransforms:  # fmt: skip
+    numbers, interval = list(slices), alignment.interval_mm * 1e3
+    found = []
+    for n, (number, image) in enumerate(slices.items()):
+        top = (number - numbers[0]) * interval
+        matrix = _in_space(image, surfaces[n], solution.matrices[n], top)
+        rim = image.spacing[0] * _RIM if surfaces[n] != CutSurface() and depths[n] > _RIM else 0.0
+        depth = depths[n] * image.spacing[0] - rim
+        found.append(
+            SliceTransform(number, paths[number].name, matrix, top + rim, depth, bool(solution.interpolated[n]))
+        )
+    results = [
+        PairResult(
+            numbers[fixed], numbers[moving], _rows(links[n].matrix), float(registered.correlations[n]),
+            float(registered.overlaps[n]), float(registered.errors_um[n]), float(solution.residuals_um[n]),
+            bool(solution.rejected[n]),
+        )
+        for n, (fixed, moving) in enumerate(pairs)
+    ]  # fmt: skip
+    return SliceTransforms(interval, tuple(found), tuple(sorted(results, key=lambda p: (p.fixed_id, p.moving_id))))
+
+
+def _in_space(image: MosaicImage, surface: CutSurface, lateral: np.ndarray, top: float) -> Matrix:
+    """Return the transform of a slice: from its coordinates, by its levelled voxels, to the stack."""
+    spacing = np.array(image.spacing)
+    matrix = np.eye(4)
+    # z is counted from the cut surface, whose slopes are in voxels.
+    matrix[0, 1:3] = -np.array(surface.slopes) * spacing[0] / spacing[1:]
+    matrix[0, 3] = top - surface.first * spacing[0]
+    matrix[1:3, 1:3], matrix[1:3, 3] = lateral[:2, :2], lateral[:2, 2]
+    from_origin = np.eye(4)
+    from_origin[:3, 3] = -np.array(image.origin)
+    return _rows(matrix @ from_origin)
+
+
+def _rows(matrix: np.ndarray) -> Matrix:
+    return tuple(map(tuple, matrix.tolist()))
+
+
+def _tell(result: SliceTransforms) -> None:
+    for pair in result.pairs:
+        log.info(
+            "slices %d and %d: correlation %.3f, error %.2f µm, %.2f µm from the solution%s", pair.fixed_id,
+            pair.moving_id, pair.correlation, pair.error_um, pair.residual_um, ", rejected" if pair.rejected else "",
+        )  # fmt: skip
+    for above, below in itertools.pairwise(one.number for one in result.slices):
+        if not any(p.fixed_id <= above and below <= p.moving_id for p in result.pairs if not p.rejected):
+            log.warning(
+                "no pair connects slice %d with %d: they lie as the motor tells, or on top of each other", above, below
+            )
+    lost = [str(one.number) for one in result.slices if one.interpolated]
+    if lost:
+        log.warning("no pair places slice %s: it lies between its neighbours", ", ".join(lost))

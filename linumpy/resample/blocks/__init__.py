@@ -1,0 +1,1 @@
+"""Blocks of a resampled image: planned, made, and written while the next is read."""

@@ -1,0 +1,306 @@
+"""Make the blocks of a resampled volume: read the box of the source, transform it, write the block.
+
+In: :class:`BlockJob`, which refers to everything by path and number, so that it can be sent to another process. Out:
+blocks in the arrays of the target, each of whole chunks (``linumpy.write.raw_chunks``). Reading, transforming and
+writing overlap (``linumpy.resample.blocks.overlap``); on a device there are two buffers for boxes and two for blocks.
+:func:`make_block` makes a single block, for ``linumpy.resample.workers``.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import zarr
+
+from linumpy.arrays import Array
+from linumpy.device import kvikio_mode, require_cuda
+from linumpy.gpu.devices import on_each
+from linumpy.gpu.kvikio_settings import transfer_settings
+from linumpy.gpu.kvikio_zarr import OwnReader
+from linumpy.gpu.zarr_io import read_region_into
+from linumpy.io.open import open_source
+from linumpy.io.source import Source, local_store
+from linumpy.io.volume import Volume, as_volume
+from linumpy.io.zarr_mode import read_chunks_on_host
+from linumpy.plan.grid.blocks import Block, ResamplePlan
+from linumpy.resample.blocks.block import make_box
+from linumpy.resample.blocks.overlap import work_through
+from linumpy.resample.blocks.warp import make_warped
+from linumpy.write.raw_chunks import Chunks, chunks_of, writing_threads
+
+
+@dataclass(frozen=True)
+class BlockJob:
+    """The parameters of all blocks of a volume.
+
+    Attributes
+    ----------
+    source : Source
+        The array to read; a path or a URL if other processes open it.
+    target : str
+        Path of the array to write.
+    plan : ResamplePlan
+        The blocks.
+    cval : float
+        Value outside of the source.
+    device : {"cuda", "cpu"}
+        Device of the transform.
+    scratch_bytes : int or None
+        Device memory that a read may use beyond its result.
+    index : tuple of int or None, optional
+        The volume of the source, as in :class:`linumpy.io.volume.Volume`; by default all axes are of space.
+    entries : tuple of int
+        The volume in the target: the entry of each of its axes of time and channel.
+    batch_bytes : int or None
+        Bytes of the voxels that a device encodes at a time.
+    """
+
+    source: Source
+    target: str
+    plan: ResamplePlan
+    cval: float
+    device: str
+    scratch_bytes: int | None
+    index: tuple[int | None, ...] | None = None
+    entries: tuple[int, ...] = ()
+    batch_bytes: int | None = None
+
+    def open(self) -> tuple[Volume, zarr.Array]:
+        """Open source and target."""
+        # Without it a block of zeros would not be written, and a resumed run would leave older voxels.
+        target = zarr.open_array(local_store(self.target, read_only=False), mode="r+")
+        target = target.with_config({"write_empty_chunks": True})
+        source = open_source(self.source)
+        return as_volume(source) if self.index is None else Volume(source, self.index), target
+
+
+def make_block(job: BlockJob, number: int) -> int:
+    """Read, transform and write one block, on CuPy's current stream; returns its number.
+
+    Making a block twice is harmless: the same bytes are written to the same chunks.
+    """
+    block = job.plan.block(number)
+    with closing(open_stage(job, slots=1)) as stage:
+        stage.write(block, stage.transform(block, stage.read(block)))
+    return number
+
+
+def make_blocks(job: BlockJob, blocks: Iterable[Block], done: Callable[[Block], object]) -> None:
+    """Make blocks one after another; reading, transforming and writing overlap.
+
+    Parameters
+    ----------
+    job : BlockJob
+        The parameters of the blocks.
+    blocks : iterable of Block
+        Blocks of its plan.
+    done : callable
+        Called with each written block, in this thread.
+    """
+    wanted = list(blocks)
+    if wanted:
+        _make_all(job, wanted, done)
+
+
+def make_blocks_on_each(
+    job: BlockJob, blocks: Iterable[Block], done: Callable[[Block], object], devices: Sequence[int]
+) -> None:
+    """Make blocks on several devices of this machine, each of which takes the next one when it has read its last.
+
+    Parameters
+    ----------
+    job, blocks
+        As for :func:`make_blocks`.
+    done : callable
+        Called with each written block, by one thread at a time.
+    devices : sequence of int
+        Numbers of CUDA devices.
+    """
+    queue, lock = deque(blocks), threading.Lock()
+
+    def dealt() -> Iterator[Block]:
+        with suppress(IndexError):  # also where another device took the last one
+            while True:
+                yield queue.popleft()
+
+    def settle(block: Block) -> None:
+        with lock:
+            done(block)
+
+    def work(_: int) -> None:
+        try:
+            _make_all(job, dealt(), settle)
+        except BaseException:
+            queue.clear()  # the others end with the blocks that they have begun
+            raise
+
+    on_each(devices[: len(queue)], work)
+
+
+def _make_all(job: BlockJob, blocks: Iterable[Block], done: Callable[[Block], object]) -> None:
+    with closing(open_stage(job, slots=2)) as stage:
+        work_through(blocks, stage.read, stage.transform, stage.write, use_gpu=job.device == "cuda", done=done)
+
+
+class Stage(Protocol):
+    """Reads, transforms and writes blocks in the same order, on a device on CuPy's current stream."""
+
+    def read(self, block: Block) -> Array:
+        """Read the box of the source that a block needs."""
+
+    def transform(self, block: Block, source: Array) -> Array:
+        """Transform the box into the block; on a device, start to."""
+
+    def write(self, block: Block, result: Array) -> None:
+        """Write the block, and return when it is written."""
+
+    def close(self) -> None:
+        """Wait for the writing threads."""
+
+
+def open_stage(job: BlockJob, *, slots: int) -> Stage:
+    """Return the stage of the job's device."""
+    return CudaStage(job, slots=slots) if job.device == "cuda" else HostStage(job, alone=slots > 1)
+
+
+def level_chunks(folder: Path, pool: ThreadPoolExecutor, threads: int, batch: int | None = None) -> Chunks:
+    """Open an array of a work folder, such as a resolution of an image, for writing whole chunks."""
+    array = zarr.open_array(local_store(folder, read_only=False), mode="r+")
+    return chunks_of(array.with_config({"write_empty_chunks": True}), pool, threads, batch=batch)
+
+
+def read_to_device(array: zarr.Array, region: tuple[int | slice, ...], reader: OwnReader) -> Array:
+    """Read a region into new device memory, by a reader with a limit of its own."""
+    shape = tuple(side.stop - side.start for side in region if isinstance(side, slice))
+    out = require_cuda().empty(shape, array.dtype.newbyteorder("="))
+    read_region_into(array, region, out, reader)
+    return out
+
+
+class HostStage:
+    """Makes blocks in host memory."""
+
+    def __init__(self, job: BlockJob, *, alone: bool) -> None:
+        self._job = job
+        self._source, target = job.open()
+        self._dtype = target.dtype
+        self._scope = ExitStack()
+        self._chunks = _open_chunks(job, target, self._scope, alone=alone)
+
+    def read(self, block: Block) -> np.ndarray:
+        """Read by zarr, into this machine's byte order."""
+        if not math.prod(block.source_shape):
+            return np.empty(block.source_shape, self._source.dtype.newbyteorder("="))
+        return self._read_box(block.source_box)
+
+    def _read_box(self, box: tuple[slice, ...]) -> np.ndarray:
+        return self._read_array(self._source.array, self._source.region(box))
+
+    def _read_array(self, array: zarr.Array, region: tuple[int | slice, ...]) -> np.ndarray:
+        return np.asarray(read_chunks_on_host(array, region), array.dtype.newbyteorder("="), order="C")
+
+    def transform(self, block: Block, source: Array) -> Array:
+        """Transform the box into the block; through a warp, read what its parts need."""
+        out, grid, cval = np.empty(block.shape, self._dtype), self._job.plan.grid, self._job.cval
+        if grid.warp:
+            return make_warped(grid, block, cval, out, self._read_box, self._read_array, self._job.plan.part_bytes)
+        return make_box(source, grid, block, cval, out)
+
+    def write(self, block: Block, result: Array) -> None:
+        """Write the block."""
+        write_block(self._chunks, block, result, self._job.entries)
+
+    def close(self) -> None:
+        """Wait for the writing threads."""
+        self._scope.close()
+
+
+class CudaStage:
+    """Makes blocks on a device. Buffers are allocated once, for the largest block, and used in turn."""
+
+    def __init__(self, job: BlockJob, *, slots: int) -> None:
+        cupy = require_cuda()
+        self._job, self._slots = job, slots
+        self._source, target = job.open()
+        self._dtype = target.dtype
+        source, output = job.plan.largest
+        itemsize = self._dtype.itemsize
+        self._boxes = [cupy.empty(source * itemsize, np.uint8) for _ in range(slots)]
+        self._blocks = [cupy.empty(output * itemsize, np.uint8) for _ in range(slots)]
+        cupy.cuda.get_current_stream().synchronize()  # until the last use of this memory of the pool has ended
+        self._made: list[Any] = [None] * slots
+        self._reads, self._transforms = itertools.count(), itertools.count()
+        self._scope = ExitStack()
+        # One reader for all reads, which keeps its threads, streams and pinned memory.
+        self._reader = self._scope.enter_context(closing(OwnReader(job.scratch_bytes)))
+        self._chunks = _open_chunks(job, target, self._scope, alone=slots > 1)
+        if kvikio_mode()[0] != "none":
+            # Once for all reads and writes: each change restarts kvikio's threads.
+            self._scope.enter_context(transfer_settings())
+
+    def read(self, block: Block) -> Array:
+        """Read into the next buffer, once the last block made from it is done."""
+        slot = next(self._reads) % self._slots
+        if self._made[slot] is not None:
+            require_cuda().cuda.get_current_stream().wait_event(self._made[slot])
+        box = _view(self._boxes[slot], block.source_shape, self._dtype)
+        if box.size:
+            region = self._source.region(block.source_box)
+            read_region_into(self._source.array, region, box, self._reader)
+        return box
+
+    def transform(self, block: Block, source: Array) -> Array:
+        """Start to transform the box into the block."""
+        slot = next(self._transforms) % self._slots
+        out = _view(self._blocks[slot], block.shape, self._dtype)
+        grid, cval = self._job.plan.grid, self._job.cval
+        if grid.warp:
+            make_warped(grid, block, cval, out, self._read_box, self._read_array, self._job.plan.part_bytes)
+        else:
+            make_box(source, grid, block, cval, out)
+        self._made[slot] = require_cuda().cuda.get_current_stream().record()
+        return out
+
+    def _read_box(self, box: tuple[slice, ...]) -> Array:
+        return self._read_array(self._source.array, self._source.region(box))
+
+    def _read_array(self, array: zarr.Array, region: tuple[int | slice, ...]) -> Array:
+        return read_to_device(array, region, self._reader)
+
+    def write(self, block: Block, result: Array) -> None:
+        """Write the block from the device."""
+        write_block(self._chunks, block, result, self._job.entries)
+
+    def close(self) -> None:
+        """Wait for the writing threads, and free the reader's memory."""
+        self._scope.close()
+
+
+def _open_chunks(job: BlockJob, target: zarr.Array, scope: ExitStack, *, alone: bool) -> Chunks:
+    """Open the chunks of the target for writing, by threads that live as long as the scope."""
+    threads = writing_threads()
+    pool = ThreadPoolExecutor(threads, "linumpy-chunks")
+    scope.callback(pool.shutdown, cancel_futures=True)
+    # A worker that dask considers lost may still write a block that another worker makes again.
+    return chunks_of(target, pool, threads, renamed=not alone, batch=job.batch_bytes)
+
+
+def _view(buffer: Array, shape: tuple[int, ...], dtype: np.dtype) -> Array:
+    """Return an array on the beginning of a buffer."""
+    return buffer[: math.prod(shape) * dtype.itemsize].view(dtype).reshape(shape)
+
+
+def write_block(chunks: Chunks, block: Block, data: Array, entries: tuple[int, ...] = ()) -> None:
+    """Write a block of a volume, which consists of whole chunks or shards."""
+    leading = tuple(slice(entry, entry + 1) for entry in entries)
+    chunks.start((*leading, *block.box), data[(None,) * len(entries)])()

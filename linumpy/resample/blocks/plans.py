@@ -1,0 +1,179 @@
+"""Choose the blocks of a resampling, within the memory that they may take.
+
+In: an :class:`~linumpy.plan.grid.blocks.AffineGrid`, the source, the chunks of the target, a device and a limit. Out: a
+:class:`~linumpy.plan.grid.blocks.ResamplePlan`. Errors: :class:`~linumpy.errors.DeviceMemoryError` where not even a
+block of one chunk fits.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import zarr
+
+from linumpy.device import free_memory, require_cuda
+from linumpy.errors import DeviceMemoryError
+from linumpy.gpu.read.request import DEFAULT_SCRATCH_BYTES, MIN_SCRATCH_BYTES
+from linumpy.io.volume import Volume
+from linumpy.plan.encoding import Encoding
+from linumpy.plan.grid.block_shape import BlockBytes, choose_block_shape
+from linumpy.plan.grid.blocks import AffineGrid, ResamplePlan
+from linumpy.resample.blocks.block import box_work_bytes
+from linumpy.write.encoded_chunks import batch_nbytes, device_nbytes
+
+#: Defaults of the memory limit: this share of the free memory, and in host memory at most these bytes.
+_SHARE, _HOST_MOST = 0.8, 8 * 2**30
+#: Bytes at most of a block that is sampled through fields of vectors.
+_WARPED_MOST = 128 * 2**20
+
+
+@dataclass(frozen=True)
+class Writing:
+    """How the chunks of blocks are encoded.
+
+    Attributes
+    ----------
+    encoding : Encoding
+        Of an (inner) chunk.
+    chunk_nbytes : int
+        Bytes of its voxels.
+    """
+
+    encoding: Encoding
+    chunk_nbytes: int
+
+
+@dataclass(frozen=True)
+class BlockPlan:
+    """Blocks, and the memory that reads and writes of them take.
+
+    Attributes
+    ----------
+    plan : ResamplePlan
+        The blocks.
+    scratch : int or None
+        Bytes of a read on a device beyond its result.
+    batch : int or None
+        Bytes of the voxels that a device encodes at a time, 0 where the host encodes its chunks; None where there is
+        nothing to encode.
+    """
+
+    plan: ResamplePlan
+    scratch: int | None
+    batch: int | None
+
+
+def plan_blocks(
+    grid: AffineGrid,
+    source: zarr.Array[Any] | Volume,
+    stored: tuple[int, ...],
+    kind: str,
+    limit: int | None = None,
+    writing: Writing | None = None,
+) -> BlockPlan:
+    """Choose the blocks of :func:`resample_zarr`, and the memory of reads and writes.
+
+    Parameters
+    ----------
+    grid : AffineGrid
+        The map.
+    source : zarr.Array[Any] or Volume
+        The volume.
+    stored : tuple of int
+        Shape of a shard, or else of a chunk, of the target, along the axes of space.
+    kind : {"cuda", "cpu"}
+        Device of the transform.
+    limit : int, optional
+        As `device_memory`.
+    writing : Writing, optional
+        Of chunks that a device encodes; by default they are raw.
+    """
+    check_limit(limit)
+    budget, itemsize = memory_budget(kind, limit), source.dtype.itemsize
+    if kind == "cpu" or writing is None:
+        return _planned(grid, source, stored, kind, budget, None)
+    batch = batch_nbytes(writing.encoding, writing.chunk_nbytes, math.prod(stored) * itemsize, budget)
+    taken = device_nbytes(writing.encoding, writing.chunk_nbytes, batch)
+    try:
+        return _planned(grid, source, stored, kind, budget - taken, batch)
+    except DeviceMemoryError:
+        return _planned(grid, source, stored, kind, budget, 0)  # the host encodes
+
+
+def _planned(
+    grid: AffineGrid,
+    source: zarr.Array[Any] | Volume,
+    stored: tuple[int, ...],
+    kind: str,
+    budget: int,
+    batch: int | None,
+) -> BlockPlan:
+    """Choose blocks within the memory that is left beside encoding."""
+    itemsize = source.dtype.itemsize
+    scratch = None if kind == "cpu" else scratch_within(budget)
+    if grid.warp:
+        return BlockPlan(_plan_warped_blocks(grid, stored, itemsize, budget), scratch, batch)
+    work, output_work = box_work_bytes(source.dtype, grid, kind)
+    # Writing copies a block into the order of its chunks: a raw one as a whole, others batch by batch.
+    copied = itemsize if kind == "cuda" and not batch else 0
+    cost = BlockBytes(itemsize, itemsize, work, output_work + copied)
+    shape = choose_block_shape(grid, stored, cost, budget - (scratch or 0), source.chunks)
+    return BlockPlan(ResamplePlan(grid, shape), scratch, batch)
+
+
+def memory_budget(kind: str, limit: int | None) -> int:
+    """Return the bytes that blocks may take, on a device or in host memory."""
+    if limit is not None:
+        return int(limit)
+    return min(int(_SHARE * host_memory()), _HOST_MOST) if kind == "cpu" else int(_SHARE * free_memory())
+
+
+def _plan_warped_blocks(grid: AffineGrid, stored: tuple[int, ...], itemsize: int, budget: int) -> ResamplePlan:
+    """Choose blocks that are sampled through fields of vectors, of whole chunks (or shards).
+
+    A fourth of the memory is for blocks, of which three are in the pipeline, and the rest for a part of one, whose
+    boxes of field and source are read when it is made (:func:`linumpy.resample.blocks.warp.make_warped`).
+    """
+    least = 3 * math.prod(stored) * itemsize
+    if least > budget // 2:
+        raise DeviceMemoryError(
+            f"blocks of one chunk (or shard) {stored} need {2 * least} bytes, and {budget} may be used: pass a larger "
+            "device_memory or smaller chunks="
+        )
+    most, shape = min(budget // 12, _WARPED_MOST), list(stored)
+    while growing := [axis for axis, n in enumerate(shape) if n < grid.output_shape[axis]]:
+        axis = min(growing, key=lambda axis: shape[axis])
+        if 2 * math.prod(shape) * itemsize > most:
+            break
+        shape[axis] *= 2
+    return ResamplePlan(grid, tuple(shape), budget // 16)
+
+
+def memory_of_each(devices: Sequence[int]) -> int:
+    """Return the default of the memory limit where several devices make blocks: that of the one with the least."""
+    cupy, budgets = require_cuda(), []
+    for number in devices:
+        with cupy.cuda.Device(number):
+            budgets.append(memory_budget("cuda", None))
+    return min(budgets)
+
+
+def scratch_within(budget: int) -> int:
+    """Return the device memory of a reader beyond its results: a fourth of what may be used, at most the default."""
+    return min(DEFAULT_SCRATCH_BYTES, max(MIN_SCRATCH_BYTES, int(budget) // 4))
+
+
+def check_limit(limit: Any) -> None:
+    """Refuse a memory limit that is no number of bytes."""
+    if limit is not None and (not isinstance(limit, (int, float, np.integer)) or not 1 <= limit < math.inf):
+        raise ValueError(f"device_memory={limit!r}: pass a number of bytes")
+
+
+def host_memory() -> int:
+    """Return the bytes of host memory that are free."""
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,164 @@
+"""Tasks on the workers of a dask cluster, whatever they do.
+
+In: the caller's `distributed`. Out: its client (:func:`client_of`), and results of tasks as they come
+(:func:`carry_out_on`). dask is imported here, inside functions. Errors: :class:`~linumpy.errors.WorkerError`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from linumpy.device import install_line
+from linumpy.errors import WorkerError
+
+if TYPE_CHECKING:
+    from distributed import Client, Future
+    from distributed.deploy import Cluster
+
+Name = TypeVar("Name")
+
+#: Submitted tasks for each thread.
+_A_THREAD = 4
+#: Seconds between two counts of the threads.
+_LOOK_SECONDS = 1.0
+
+
+@contextmanager
+def client_of(distributed: Client | Cluster | str | None) -> Iterator[Client | None]:
+    """Yield the client of the caller's `distributed`; a client that is made here is closed at the end.
+
+    Parameters
+    ----------
+    distributed : distributed.Client, cluster, str or None
+        A client; a cluster, such as ``LocalCluster``; the address of a scheduler; or None, which yields None.
+
+    Raises
+    ------
+    TypeError
+        Anything else, or a client or cluster of an event loop (``asynchronous=True``).
+    ValueError
+        A closed client or cluster; a str that is no address.
+    ConnectionError
+        No scheduler answers at the address.
+    ImportError
+        ``distributed`` is not installed.
+    """
+    if distributed is None:
+        yield None
+        return
+    try:
+        from distributed import Client
+        from distributed.deploy import Cluster
+    except ImportError as error:
+        raise ImportError(f"dask is not installed ({error}): {install_line('dask')}") from error
+    if not isinstance(distributed, (Client, Cluster, str)):
+        raise TypeError(
+            f"distributed={distributed!r}: pass a distributed.Client, a cluster such as LocalCluster, or the address "
+            "of a scheduler"
+        )
+    if isinstance(distributed, str):
+        with _connected(distributed) as client:
+            yield client
+        return
+    kind = "client" if isinstance(distributed, Client) else "cluster"
+    status = getattr(distributed.status, "name", distributed.status)
+    if status in ("closed", "closing", "failed"):
+        raise ValueError(f"distributed={distributed!r}: this {kind} is {status}; make a new one")
+    if distributed.asynchronous:
+        raise TypeError(f"distributed={distributed!r}: this {kind} is asynchronous; make one without asynchronous=True")
+    if isinstance(distributed, Client):
+        yield distributed
+    else:
+        with Client(distributed, set_as_default=False) as client:
+            yield client
+
+
+def _connected(address: str) -> Client:
+    from distributed import Client
+
+    if ":" not in address:
+        raise ValueError(f"distributed={address!r}: no address of a scheduler, such as 'tcp://host:8786'")
+    try:
+        return Client(address, set_as_default=False)
+    except (OSError, ValueError, TimeoutError) as error:
+        raise ConnectionError(f"distributed={address!r}: no dask scheduler answers there: {error}") from error
+
+
+def carry_out_on(
+    client: Client,
+    names: Iterable[Name],
+    submit: Callable[[Name], Future],
+    settle: Callable[[Name, Any], object],
+    *,
+    what: str,
+    smaller: str,
+    least: int = 0,
+) -> None:
+    """Carry out tasks on the workers of a dask cluster, only a few for each thread at a time.
+
+    Parameters
+    ----------
+    client : distributed.Client
+        Client of the cluster. Workers that join later take part.
+    names : iterable
+        The tasks.
+    submit : callable
+        Name → future.
+    settle : callable
+        Called with each task that is over and its result, in this thread, in any order.
+    what, smaller : str
+        What a task is, and the parameter that makes it need less memory, for errors.
+    least : int
+        Number of tasks under way at least.
+
+    Raises
+    ------
+    WorkerError
+        Workers died, one after another, on the same task.
+    """
+    from distributed import KilledWorker, as_completed
+
+    waiting, threads = iter(names), _Threads(client)
+    under_way = as_completed(loop=client.loop)
+    pending: dict[Future, Name] = {}
+
+    def fill() -> None:
+        while len(pending) < max(least, _A_THREAD * threads.count(), 1):
+            for name in waiting:
+                future = submit(name)
+                pending[future] = name
+                under_way.add(future)
+                break
+            else:
+                return
+
+    try:
+        fill()
+        for future in under_way:
+            try:
+                result = future.result()
+            except KilledWorker as error:
+                raise WorkerError(
+                    f"{what} was running on worker after worker when they died, the last of them "
+                    f"{error.last_worker.address}: where memory was short, pass a smaller {smaller}"
+                ) from error
+            settle(pending.pop(future), result)
+            fill()
+    finally:
+        client.cancel(list(pending))
+
+
+class _Threads:
+    """Counts the threads of all workers, at most once a second."""
+
+    def __init__(self, client: Client) -> None:
+        self._client, self._count, self._asked = client, 0, -_LOOK_SECONDS
+
+    def count(self) -> int:
+        now = time.monotonic()
+        if now - self._asked >= _LOOK_SECONDS:
+            self._count, self._asked = sum(self._client.nthreads().values()), now
+        return self._count

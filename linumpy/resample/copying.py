@@ -1,0 +1,156 @@
+"""Copy the blocks of an array: read a box, write it as whole chunks (or shards), encoded on the device or the host.
+
+In: :class:`CopyJob`, which can be sent to another process where its source is a path. Out: chunks of an array that
+exists. Errors: those of reading and writing, and :class:`~linumpy.errors.DeviceMemoryError` for blocks that do not fit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import zarr
+
+from linumpy.arrays import Array
+from linumpy.device import kvikio_mode, require_cuda
+from linumpy.errors import DeviceMemoryError, SourceError
+from linumpy.gpu.kvikio_settings import transfer_settings
+from linumpy.gpu.kvikio_zarr import OwnReader
+from linumpy.gpu.zarr_io import read_zarr
+from linumpy.io.open import open_source
+from linumpy.io.stores.tiff import TiffStack
+from linumpy.io.zarr_mode import read_on_host
+from linumpy.plan.pyramid import Box, grown, split
+from linumpy.resample.blocks.pipeline import level_chunks, read_to_device
+from linumpy.resample.blocks.plans import memory_budget, scratch_within
+from linumpy.resample.hierarchy import ArrayCopy
+from linumpy.write.encoded_chunks import batch_nbytes, device_nbytes
+from linumpy.write.raw_chunks import writing_threads
+from linumpy.write.writer import STEP_BYTES
+
+#: Blocks in memory: one is read, one or two are waiting, two are being written.
+_BLOCKS = 5
+
+
+@dataclass(frozen=True)
+class CopyJob:
+    """The parameters of all blocks of a copy.
+
+    Attributes
+    ----------
+    source : str or zarr.Array
+        The array to copy; a path if other processes open it.
+    target : str
+        Path of the array to write.
+    dtype : numpy.dtype
+        Of the copy, in this machine's byte order.
+    shape, block : tuple of int
+        Voxels of the array, and of a block.
+    device : {"cuda", "cpu"}
+        Where chunks are decoded and encoded.
+    stack : TiffStack or None
+        The source, where it is one.
+    scratch_bytes : int or None
+        Device memory that a read may use beyond its result.
+    batch_bytes : int or None
+        Bytes of the voxels that a device encodes at a time.
+    """
+
+    source: str | zarr.Array
+    target: str
+    dtype: np.dtype
+    shape: tuple[int, ...]
+    block: tuple[int, ...]
+    device: str
+    stack: TiffStack | None = None
+    scratch_bytes: int | None = None
+    batch_bytes: int | None = None
+
+    @property
+    def boxes(self) -> list[Box]:
+        """All blocks."""
+        return list(split(tuple(slice(0, n) for n in self.shape), self.block))
+
+    @property
+    def block_nbytes(self) -> int:
+        """Bytes of a block."""
+        return math.prod(self.block) * self.dtype.itemsize
+
+
+@contextmanager
+def open_copier(job: CopyJob) -> Iterator[tuple[Callable[[Box], Array], Callable[[Box, Array], None]]]:
+    """Yield functions that read and write a box, on a device on CuPy's current stream."""
+    threads, on_device = writing_threads(), job.device == "cuda"
+    source = open_source(job.source) if isinstance(job.source, str) else job.source
+    with ExitStack() as scope:
+        pool = scope.enter_context(ThreadPoolExecutor(threads, "linumpy-chunks"))
+        chunks = level_chunks(Path(job.target), pool, threads, job.batch_bytes)
+        if on_device:
+            reader = scope.enter_context(closing(OwnReader(job.scratch_bytes)))
+            if kvikio_mode()[0] != "none":
+                scope.enter_context(transfer_settings())
+
+        def read(box: Box) -> Array:
+            if job.stack is not None:
+                voxels = _read_pages(job.stack, box)
+                return require_cuda().asarray(voxels) if on_device else voxels  # type: ignore[no-any-return]
+            if on_device:
+                return read_to_device(source, box, reader)
+            return np.asarray(read_zarr(source, region=box, device="cpu"), job.dtype)
+
+        def write(box: Box, voxels: Array) -> None:
+            chunks.start(box, voxels)()
+
+        yield read, write
+
+
+def _read_pages(stack: TiffStack, box: Box) -> np.ndarray:
+    """Read a box of a stack; the error names the file that cannot be read."""
+    try:
+        return np.asarray(read_on_host(stack.array, box), stack.array.dtype.newbyteorder("="))
+    except Exception as error:  # of any decoder
+        files = stack.files[box[0]] if len(stack.files) > 1 else stack.files
+        for z in range(box[0].start, box[0].stop) if len(files) > 1 else ():
+            _read_pages(stack, (slice(z, z + 1), *box[1:]))  # which of them it is
+        where = ", ".join(f"{b.start}:{b.stop}" for b in box)
+        raise SourceError(f"{files[0]} cannot be read at [{where}]: {error}") from error
+
+
+def copy_box(job: CopyJob, number: int) -> None:
+    """Copy one block, by its number."""
+    box = job.boxes[number]
+    with open_copier(job) as (read, write):
+        write(box, read(box))
+
+
+def plan_copy(copy: ArrayCopy, kind: str, limit: int | None, *, stack: TiffStack | None = None) -> CopyJob:
+    """Choose blocks of whole stored objects, of the source as well where memory allows it."""
+    budget, itemsize = memory_budget(kind, limit), copy.dtype.itemsize
+    least, scratch, batch = math.prod(copy.stored) * itemsize, None, None
+    if kind == "cuda":
+        chunk_nbytes = math.prod(copy.chunks) * itemsize
+        scratch, batch = scratch_within(budget), batch_nbytes(copy.encoding, chunk_nbytes, least, budget)
+        budget -= scratch
+        taken = device_nbytes(copy.encoding, chunk_nbytes, batch)
+        if _BLOCKS * least > budget - taken:
+            batch = taken = 0  # the host encodes
+        budget -= taken
+        if _BLOCKS * least > budget:
+            raise DeviceMemoryError(
+                f"blocks of one chunk (or shard) {copy.stored} need {_BLOCKS * least} bytes, and {max(0, budget)} may "
+                "be used: pass a larger device_memory, or smaller chunks and shards"
+            )
+    shape, most = copy.source.shape, max(1, min(STEP_BYTES, budget // _BLOCKS))
+    size = [min(s, n) for s, n in zip(copy.stored, shape, strict=True)]
+    theirs = copy.source.shards or copy.source.chunks
+    for axis in reversed(range(len(shape))):  # the last axes first, along which voxels are contiguous
+        longer = min(math.lcm(copy.stored[axis], theirs[axis]), shape[axis])
+        if math.prod(size) // size[axis] * longer * itemsize <= most:
+            size[axis] = longer
+    block = grown(tuple(size), shape, itemsize, most)
+    return CopyJob(copy.source, "", copy.dtype, shape, block, kind, stack, scratch, batch)

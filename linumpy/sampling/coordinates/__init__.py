@@ -1,0 +1,1 @@
+"""Random coordinates: how they are drawn, and in which order."""

@@ -1,0 +1,253 @@
+"""Samples in the order of boxes of the volume, for ``order="binned"``.
+
+In: the shape of a volume, the generator's key, a number of samples. Out: how many samples fall into each box, and the
+coordinates of each. Together they are as independent and uniform as samples drawn one by one, to the last bit: the
+numbers in the boxes follow a multinomial distribution, exactly, and coordinates have the same 24 bits.
+
+The unit cube is halved along one axis after another, the one along which boxes are widest, so that boxes that follow
+each other are neighbours. Of n samples as many fall into the lower half as there are ones among n random bits.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+from types import ModuleType
+
+import numpy as np
+
+from linumpy.arrays import Array
+from linumpy.gpu.kernels import KernelSpec, int32, int64, load
+from linumpy.sampling.coordinates.generator import COORDINATE_BITS, USE_SHIFT, Use, as_coordinate, numbers, philox
+from linumpy.sampling.threads import in_threads
+
+#: Bits of a coordinate in a box: three coordinates are two words of the generator, so a call of it makes two samples.
+FIELD_BITS = 21
+_FEWEST_HALVINGS = COORDINATE_BITS - FIELD_BITS
+_MOST_HALVINGS = 20
+#: The tree's nodes are numbered in 28 bits.
+_MOST_LEVELS = 24
+#: Largest number of samples of a window: their pairs are numbered in 32 bits.
+MOST_SAMPLES = 2**33
+#: Largest number of voxels that interpolation in a box needs, so that they fit in shared memory.
+BOX_VOXELS = 13_000
+_THREADS = 256
+#: Levels whose nodes several blocks split each, and the largest number that a block splits in shared memory.
+_TOP, _BELOW = 8, 12
+#: Calls of the generator by a thread for a level, and the largest number of blocks of a level.
+_CALLS_OF_A_THREAD, _MOST_BLOCKS = 4, 512
+_BATCH = 2**13
+_BOXES = np.dtype(
+    [("window", "u8"), ("total", "i8"), ("axes", "u8"), ("key", "u4", 2), ("levels", "i4"), ("top", "i4")], align=True
+)
+assert _BOXES.itemsize == 40
+_LOW = np.uint64(0xFFFFFFFF)
+
+
+@dataclass(frozen=True)
+class Boxes:
+    """Boxes of the unit cube.
+
+    Attributes
+    ----------
+    axes : tuple of int
+        The axis that each halving is along: 0 is z, 1 is y, 2 is x. Bits of a box's number, the highest first, say
+        which half it is in.
+    """
+
+    axes: tuple[int, ...]
+
+    @property
+    def count(self) -> int:
+        """How many boxes there are."""
+        return 1 << len(self.axes)
+
+    @property
+    def halved(self) -> tuple[int, int, int]:
+        """How often each axis is halved."""
+        return self.axes.count(0), self.axes.count(1), self.axes.count(2)
+
+    def indices(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return the indices of boxes along each axis (z, y, x) from their numbers."""
+        at = [np.zeros_like(numbers) for _ in range(3)]
+        for level, axis in enumerate(self.axes):
+            at[axis] = at[axis] << 1 | numbers >> (len(self.axes) - 1 - level) & 1
+        return at[0], at[1], at[2]
+
+    def numbers(self, z: np.ndarray, y: np.ndarray, x: np.ndarray) -> np.ndarray:
+        """Return the numbers of boxes from their indices along each axis: the inverse of :meth:`indices`."""
+        left = list(self.halved)
+        box = np.zeros_like(z)
+        for axis in self.axes:
+            left[axis] -= 1
+            box = box << 1 | (z, y, x)[axis] >> left[axis] & 1
+        return box
+
+    def voxels(self, shape: tuple[int, int, int]) -> tuple[int, int, int]:
+        """Return how many voxels interpolation in a box needs along each axis at most, with those beyond the border.
+
+        Rows begin and end at multiples of four voxels.
+        """
+        z, y, x = (math.ceil(n / 2**k) + 2 for n, k in zip(shape, self.halved, strict=True))
+        return z, y, (x + 6) // 4 * 4
+
+
+@functools.lru_cache(maxsize=64)
+def plan_boxes(shape: tuple[int, int, int], voxels: int) -> Boxes:
+    """Halve the cube until a box needs so few voxels of a volume.
+
+    Parameters
+    ----------
+    shape : tuple of int
+        Voxels of the volume along z, y and x.
+    voxels : int
+        Of a box, with those beside it that interpolation needs.
+    """
+    axes: list[int] = []
+    while len(axes) < _MOST_LEVELS:
+        boxes = Boxes(tuple(axes))
+        widths = [n / 2**k for n, k in zip(shape, boxes.halved, strict=True)]
+        missing = [axis for axis in range(3) if boxes.halved[axis] < _FEWEST_HALVINGS]
+        if math.prod(boxes.voxels(shape)) > voxels:
+            axis = max(range(3), key=lambda number: (widths[number], -number))
+            if widths[axis] < 1 or boxes.halved[axis] >= _MOST_HALVINGS:
+                break
+        elif missing:
+            axis = max(missing, key=lambda number: (widths[number], -number))
+        else:
+            break
+        axes.append(axis)
+    left = [axis for axis in range(3) for _ in range(_FEWEST_HALVINGS - axes.count(axis))]
+    return Boxes(tuple(axes + left))
+
+
+@dataclass(frozen=True)
+class Window:
+    """Samples that are sorted by box together.
+
+    Attributes
+    ----------
+    boxes : Boxes
+        Of the volume.
+    key : (int, int)
+        Of the generator.
+    first : int
+        Number of the first sample in the stream of the sampler; no two windows share one.
+    total : int
+        Samples.
+    starts : ndarray of int64
+        Where the samples of each box begin, and :attr:`total`; NumPy or CuPy.
+    """
+
+    boxes: Boxes
+    key: tuple[int, int]
+    first: int
+    total: int
+    starts: Array
+
+    @functools.cached_property
+    def record(self) -> np.ndarray:
+        """The structure of boxes.cuh."""
+        return _record(self.boxes, self.key, self.first, self.total)
+
+    def draw(self, begin: int, coords: Array) -> None:
+        """Write coordinates of the samples from `begin` on; shape (n, 3), float32, in the memory of :attr:`starts`."""
+        if isinstance(self.starts, np.ndarray):
+
+            def part(start: int, stop: int) -> None:
+                coords[start:stop] = self._on_host(np.arange(begin + start, begin + stop))
+
+            in_threads(part, len(coords))
+        else:
+            self.launch(begin, coords)
+
+    def launch(self, begin: int, coords: Array) -> None:
+        """Draw on a device."""
+        count = len(coords)
+        if count:
+            args = (coords, self.starts, *int64(begin, count), self.record)
+            load(_spec("draw_boxes"))((-(-count // _THREADS),), (_THREADS,), args)
+
+    def _on_host(self, position: np.ndarray) -> np.ndarray:
+        box = np.searchsorted(np.asarray(self.starts), position, side="right") - 1
+        # Several boxes begin where one is empty: the last of them holds the sample.
+        at = self.boxes.indices(box)
+        words = numbers(np.uint64(self.first), Use.BINNED, self.key, position.astype(np.uint64) >> np.uint64(1))
+        second = (position & 1).astype(bool)
+        fields = np.where(second, words[2], words[0]) << np.uint64(32) | np.where(second, words[3], words[1])
+        coords = np.empty((position.size, 3), np.float32)
+        for axis, halved in enumerate(self.boxes.halved):
+            inside = COORDINATE_BITS - halved
+            field = fields >> np.uint64((2 - axis) * FIELD_BITS) & np.uint64(2**inside - 1)
+            coords[:, 2 - axis] = as_coordinate(at[axis].astype(np.uint64) << np.uint64(inside) | field)
+        return coords
+
+
+def window(boxes: Boxes, key: tuple[int, int], first: int, total: int, xp: ModuleType = np) -> Window:
+    """Count how many samples fall into each box.
+
+    Parameters
+    ----------
+    boxes, key, first, total
+        As of :class:`Window`.
+    xp : module
+        NumPy, or CuPy, where the work is queued on the current stream.
+    """
+    if total > MOST_SAMPLES:
+        raise ValueError(f"{total} samples in the order of boxes: at most {MOST_SAMPLES} at a time")
+    starts = _counted(boxes, key, first, total) if xp is np else split(boxes, key, first, total, xp)
+    return Window(boxes, key, first, total, starts)
+
+
+def _record(boxes: Boxes, key: tuple[int, int], first: int, total: int) -> np.ndarray:
+    record = np.zeros((), _BOXES)
+    levels = len(boxes.axes)
+    record["window"], record["total"], record["key"], record["levels"] = first, total, key, levels
+    record["axes"] = sum(axis << 2 * level for level, axis in enumerate(boxes.axes))
+    record["top"] = min(levels, max(_TOP, levels - _BELOW))
+    return record
+
+
+def _spec(name: str) -> KernelSpec:
+    return KernelSpec("boxes", name, (), "linumpy.sampling.cuda")
+
+
+def split(boxes: Boxes, key: tuple[int, int], first: int, total: int, xp: ModuleType) -> Array:
+    """Count on a device; returns where the samples of each box begin."""
+    record = _record(boxes, key, first, total)
+    top = int(record["top"])
+    # A level is split by a power of two of blocks, so that its nodes have as many each.
+    wanted = min(_MOST_BLOCKS, total // (128 * _THREADS * _CALLS_OF_A_THREAD))
+    per_level = max(1 << max(0, top - 1), 1 << max(0, wanted.bit_length() - 1))
+    state, starts = xp.zeros((1 << top) + top, np.uint64), xp.empty(boxes.count + 1, np.int64)
+    kernel = load(_spec("split"))
+    blocks = top * per_level + (1 << top)
+    kernel((blocks,), (_THREADS,), (state, starts, *int32(per_level), record), shared_mem=8 << len(boxes.axes) - top)
+    return starts
+
+
+def _counted(boxes: Boxes, key: tuple[int, int], first: int, total: int) -> np.ndarray:
+    counts = np.array([total], np.int64)
+    for level in range(len(boxes.axes)):
+        lower = _ones(counts, 1 << level, first, key)
+        counts = np.stack([lower, counts - lower], 1).reshape(-1)
+    return np.concatenate([[0], np.cumsum(counts)])
+
+
+def _ones(counts: np.ndarray, node: int, first: int, key: tuple[int, int]) -> np.ndarray:
+    """Count the ones of a level: those among the first `counts` bits of nodes `node`, `node` + 1, ..."""
+    calls = -(-counts // 128)
+    ends = np.cumsum(calls)
+    sums = np.zeros(counts.size, np.int64)
+    for begin in range(0, int(ends[-1]), _BATCH):
+        number = np.arange(begin, min(begin + _BATCH, int(ends[-1])))
+        which = np.searchsorted(ends, number, side="right")
+        call = number - (ends - calls)[which]
+        use = np.uint64(Use.SPLIT << USE_SHIFT) | (which + node).astype(np.uint64)
+        words = philox((first & 0xFFFFFFFF, first >> 32, use, call), key)
+        for k, word in enumerate(words):
+            left = np.clip(counts[which] - call * 128 - 32 * k, 0, 32).astype(np.uint64)
+            ones = np.bitwise_count(word & ((np.uint64(1) << left) - np.uint64(1)))
+            sums += np.bincount(which, ones, counts.size).astype(np.int64)
+    return sums

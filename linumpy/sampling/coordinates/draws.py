@@ -1,0 +1,202 @@
+"""How coordinates are drawn: independent, stratified, by Sobol's sequence, or by weights.
+
+In: a :class:`Draw`, the generator's key, the number of the first sample. Out: float32 coordinates (x, y, z), the same
+bits on the host and on a device. Each depends on its number alone, so batches may have any size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from linumpy.arrays import Array
+from linumpy.gpu.kernels import KernelSpec, load
+from linumpy.sampling.arguments import whole
+from linumpy.sampling.coordinates.generator import COORDINATE_BITS, Use, as_coordinate, numbers, shuffled, sobol
+from linumpy.sampling.threads import in_threads
+
+_THREADS = 256
+#: The structure of draw.cu.
+DRAW_RECORD = np.dtype(
+    [
+        *[("first", "u8"), ("count", "i8"), ("cells", "u8"), ("key", "u4", 2)],
+        *[("use", "i4"), ("strata_bits", "i4"), ("grid", "i4", 3)],
+    ],
+    align=True,
+)
+assert DRAW_RECORD.itemsize == 56
+_KERNEL = KernelSpec("draw", "draw", (), "linumpy.sampling.cuda")
+_NOTHING = np.uint64(0)
+_MOST_SIDE_BITS = 10
+
+
+@dataclass(frozen=True)
+class Draw:
+    """How coordinates are drawn.
+
+    Attributes
+    ----------
+    use : Use
+        IID, STRATIFIED, SOBOL or WEIGHTED.
+    strata_bits : int
+        Binary logarithm of the strata along each axis.
+    grid : tuple of int
+        Cells of the grid of weights, along z, y and x.
+    ids : array of int64 or None
+        Cells to choose among, all alike: those of a mask.
+    cumulative : array of uint64 or None
+        Sums of the weights up to each cell, scaled so that the last one is 2^63.
+    """
+
+    use: Use = Use.IID
+    strata_bits: int = 0
+    grid: tuple[int, int, int] = (1, 1, 1)
+    ids: Array | None = None
+    cumulative: Array | None = None
+
+    def moved(self, xp: ModuleType) -> Draw:
+        """Return the same with its tables in the memory of `xp`, NumPy or CuPy."""
+        tables = (None if table is None else xp.asarray(table) for table in (self.ids, self.cumulative))
+        return Draw(self.use, self.strata_bits, self.grid, *tables)
+
+
+def stratified(strata: int) -> Draw:
+    """Every block of `strata`³ consecutive samples has one in each box of a grid, in random order.
+
+    Raises
+    ------
+    ValueError
+        A number of strata along an axis that is not a power of two from 2 to 1024.
+    """
+    bits = whole("strata", strata, 2, 2**_MOST_SIDE_BITS, "boxes along each axis").bit_length() - 1
+    if strata != 2**bits:
+        raise ValueError(
+            f"strata={strata}: give a power of two from 2 to {2**_MOST_SIDE_BITS}, the boxes along each axis"
+        )
+    return Draw(Use.STRATIFIED, strata_bits=bits)
+
+
+def weighted(density: np.ndarray) -> Draw:
+    """Draw from a density that is constant in each cell of a grid over the volume.
+
+    Parameters
+    ----------
+    density : ndarray
+        Shape (Z, Y, X), of any size; finite, not negative, not zero everywhere. It need not be normalised.
+    """
+    density = np.asarray(density)
+    if density.ndim != 3 or not density.size:
+        raise ValueError(f"a density of shape {density.shape}: give a grid of three axes (Z, Y, X)")
+    shape = (int(density.shape[0]), int(density.shape[1]), int(density.shape[2]))
+    if density.dtype == bool:
+        ids = np.flatnonzero(density)
+        if not 0 < ids.size < 2**32:
+            raise ValueError(f"the mask has {ids.size} voxels to sample: give one with 1 to 2**32 - 1")
+        return Draw(Use.WEIGHTED, grid=shape, ids=ids.astype(np.int64))
+    sums = np.cumsum(density.reshape(-1), dtype=np.float64)
+    if not (np.isfinite(sums[-1]) and density.min() >= 0 and sums[-1] > 0):
+        raise ValueError("a density must be finite, nowhere negative and somewhere above 0")
+    scaled = np.minimum(sums / sums[-1] * 2.0**63, 2.0**63).astype(np.uint64)
+    scaled[np.flatnonzero(density.reshape(-1))[-1] :] = 2**63
+    return Draw(Use.WEIGHTED, grid=shape, cumulative=scaled)
+
+
+def draw(how: Draw, key: tuple[int, int], first: int, coords: Array) -> None:
+    """Fill an array with coordinates.
+
+    Parameters
+    ----------
+    how : Draw
+        With its tables in the memory of `coords`.
+    key : (int, int)
+        Of the generator.
+    first : int
+        Number of the first sample.
+    coords : ndarray
+        Shape (n, 3), float32, C-contiguous; NumPy, or CuPy, where the work is queued on the current stream.
+    """
+    if isinstance(coords, np.ndarray):
+
+        def part(begin: int, end: int) -> None:
+            index = np.arange(first + begin, first + end, dtype=np.uint64)
+            coords[begin:end] = host_coordinates(how, key, index)
+
+        in_threads(part, len(coords))
+    else:
+        launch(how, key, first, coords)
+
+
+def launch(how: Draw, key: tuple[int, int], first: int, coords: Array) -> None:
+    """Draw on a device."""
+    if not len(coords):
+        return
+    cells = how.ids if how.ids is not None else how.cumulative
+    args = np.zeros((), DRAW_RECORD)
+    args["first"], args["count"], args["key"], args["use"] = first, len(coords), key, how.use
+    args["cells"], args["strata_bits"], args["grid"] = 0 if cells is None else cells.size, how.strata_bits, how.grid
+    tables = (_NOTHING if table is None else table for table in (how.ids, how.cumulative))
+    load(_KERNEL)((-(-len(coords) // _THREADS),), (_THREADS,), (coords, *tables, args))
+
+
+def host_coordinates(how: Draw, key: tuple[int, int], index: np.ndarray) -> np.ndarray:
+    """Return the coordinates of samples by NumPy.
+
+    Parameters
+    ----------
+    how, key
+        As for :func:`draw`.
+    index : ndarray of uint64
+        Numbers of the samples.
+    """
+    if how.use == Use.WEIGHTED:
+        return _weighted(how, key, index)
+    if how.use == Use.SOBOL:
+        shifts = numbers(index >> np.uint64(32), Use.SOBOL, key)
+        words = [a ^ b for a, b in zip(sobol(index & np.uint64(0xFFFFFFFF)), shifts, strict=False)]
+    else:
+        words = list(numbers(index, how.use, key)[:3])
+    bits = [word >> np.uint64(32 - COORDINATE_BITS) for word in words]
+    if how.use == Use.STRATIFIED:
+        bits = _in_strata(bits, how.strata_bits, key, index)
+    return np.stack([as_coordinate(word) for word in bits], axis=1)
+
+
+def _in_strata(bits: list[np.ndarray], b: int, key: tuple[int, int], index: np.ndarray) -> list[np.ndarray]:
+    within, block = index & np.uint64((1 << 3 * b) - 1), index >> np.uint64(3 * b)
+    stratum = shuffled(within, numbers(block, Use.STRATA, key), 3 * b)
+    side = np.uint64((1 << b) - 1)
+    return [
+        word >> np.uint64(b) | (stratum >> np.uint64(axis * b) & side) << np.uint64(COORDINATE_BITS - b)
+        for axis, word in enumerate(bits)
+    ]
+
+
+def _weighted(how: Draw, key: tuple[int, int], index: np.ndarray) -> np.ndarray:
+    half = np.uint64(32)
+    high, low = numbers(index, Use.CELL, key)[:2]
+    if how.ids is not None:
+        count = np.uint64(how.ids.size)
+        # As the kernel: words (x, y) make a fraction y + x / 2^32 of the list.
+        cells = how.ids[(low * count + (high * count >> half)) >> half]
+    else:
+        wanted = (high << half | low) >> np.uint64(1)
+        cells = np.searchsorted(np.asarray(how.cumulative), wanted, side="right")
+    at = np.unravel_index(cells, how.grid)
+    words = numbers(index, Use.WEIGHTED, key)
+    coords = np.empty((index.size, 3), np.float32)
+    for axis, word in enumerate(words[:3]):
+        coords[:, axis] = in_cell(at[2 - axis], word, how.grid[2 - axis])
+    return coords
+
+
+def in_cell(cell: Any, word: np.ndarray, cells: int) -> np.ndarray:
+    """Return float32 coordinates in cells, of which there are so many along the axis, by words of the generator.
+
+    float32 rounds some coordinates of a cell to its upper border, which is part of the next cell, or to 1: those become
+    the number below.
+    """
+    coords = ((cell + (word + 0.5) * 2.0**-32) / cells).astype(np.float32)
+    return np.where(coords.astype(np.float64) * cells >= cell + 1.0, np.nextafter(coords, np.float32(0)), coords)

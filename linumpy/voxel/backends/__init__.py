@@ -1,0 +1,1 @@
+"""The backends of voxel operations: SciPy on the host, Warp on the GPU."""

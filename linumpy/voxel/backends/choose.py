@@ -1,0 +1,69 @@
+"""Choose the backend of voxel operations.
+
+In: a name (``"auto"``, ``"cuda"``, ``"cpu"``) or an array. Out: a :class:`~linumpy.voxel.backends.operations.Backend`,
+SciPy's for NumPy arrays or Warp's for CuPy arrays. Masks are copied between host and device only with
+``transfer=True``.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+
+from linumpy.device import install_line, is_device_array, requested_kind, why_no_cuda
+from linumpy.errors import GpuUnavailableError
+from linumpy.voxel.backends.by_scipy import ScipyBackend
+from linumpy.voxel.backends.operations import Backend
+
+log = logging.getLogger(__name__)
+
+
+def get_backend(kind: str | None = None, *, transfer: bool = False) -> Backend:
+    """Choose a backend.
+
+    Parameters
+    ----------
+    kind : {"auto", "cuda", "cpu"}, optional
+        ``"cuda"`` is Warp on CuPy arrays, ``"cpu"`` SciPy on NumPy arrays. ``"auto"`` is ``"cuda"`` where that is
+        available, else ``"cpu"``, with a log line that gives the reason. By default the environment variable
+        ``LINUMPY_DEVICE``, and without it ``"auto"``.
+    transfer : bool
+        Whether a backend on a GPU takes NumPy arrays, too: they are copied to the device and the results back, in each
+        call. So one script with NumPy arrays runs on both.
+
+    Raises
+    ------
+    ValueError
+        Another kind.
+    GpuUnavailableError
+        ``"cuda"`` where a device, CuPy or Warp is missing; the message contains the command that installs it.
+    """
+    requested = requested_kind(kind)
+    if requested == "cpu":
+        return ScipyBackend()
+    missing = why_no_cuda() or why_no_warp()
+    if missing is None:
+        from linumpy.voxel.backends.by_warp import WarpBackend
+        from linumpy.voxel.backends.transfer import TransferBackend
+
+        return TransferBackend(WarpBackend()) if transfer else WarpBackend()
+    if requested == "cuda":
+        raise GpuUnavailableError(missing)
+    log.info("voxel operations run on the CPU, by SciPy: %s", missing)
+    return ScipyBackend()
+
+
+def backend_of(array: object) -> Backend:
+    """Return Warp's backend for a CuPy array, SciPy's for any other."""
+    return get_backend("cuda" if is_device_array(array) else "cpu")
+
+
+def why_no_warp() -> str | None:
+    """Return why Warp cannot be used; None if it can."""
+    if importlib.util.find_spec("warp") is None:
+        return f"Warp is not installed: {install_line('warp')}"
+    try:
+        import warp  # noqa: F401
+    except Exception as error:
+        return f"Warp cannot be imported ({error}): {install_line('warp')}"
+    return None

@@ -1,0 +1,95 @@
+"""A backend on a device that takes masks on the host, too.
+
+In: NumPy or CuPy arrays. Out: arrays in the memory of the first mask, or of a mesh's vertices. Masks on the host are
+copied to the device once for each call, and so are results, and masks that are changed in place, back to the host.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from linumpy.device import is_device_array, to_host
+from linumpy.voxel.backends.operations import Backend, check_writable
+from linumpy.voxel.grid import VoxelGrid
+from linumpy.voxel.mesh import TriangleMesh, with_triangles
+
+_MASKS = ("mask", "a", "b", "out")
+
+
+def _transferred(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a method that copies masks to the device, calls this one there, and copies back."""
+    signature, name = inspect.signature(method), method.__name__
+    changed = "mask" if name.startswith("subtract_") else "out"
+
+    @functools.wraps(method)
+    def call(self: TransferBackend, *args: Any, **options: Any) -> Any:
+        bound = signature.bind(self, *args, **options)
+        given = bound.arguments
+        masks = {key: given[key] for key in _MASKS if isinstance(given.get(key), np.ndarray)}
+        if changed in masks:
+            check_writable(changed, masks[changed])
+        given.update({key: self.xp.asarray(mask) for key, mask in masks.items()})
+        result = getattr(self.inner, name)(*bound.args[1:], **bound.kwargs)
+        if changed in masks:
+            masks[changed][...] = to_host(given[changed])
+        if given.get("out") is not None:
+            return masks.get("out", result)
+        return _on_host(result) if masks.keys() & {"mask", "a"} else result
+
+    return call
+
+
+def _on_host(result: Any) -> Any:
+    if isinstance(result, tuple):
+        return tuple(map(_on_host, result))
+    if not is_device_array(result):
+        return result
+    return to_host(result)[()]  # a number of rank 0 as SciPy's backend has it
+
+
+class TransferBackend(Backend):
+    """A backend on a device that also takes NumPy arrays, and returns NumPy arrays for them.
+
+    Parameters
+    ----------
+    inner : Backend
+        The backend on the device.
+    """
+
+    def __init__(self, inner: Backend) -> None:
+        self.inner = inner
+        self.name = inner.name
+
+    @property
+    def xp(self) -> ModuleType:
+        """The array module of the device."""
+        return self.inner.xp
+
+    boolean = _transferred(Backend.boolean)
+    dilate = _transferred(Backend.dilate)
+    erode = _transferred(Backend.erode)
+    open = _transferred(Backend.open)
+    close = _transferred(Backend.close)
+    fill_holes = _transferred(Backend.fill_holes)
+    subtract_swept_capsule = _transferred(Backend.subtract_swept_capsule)
+    subtract_swept_polyline = _transferred(Backend.subtract_swept_polyline)
+    distance_transform = _transferred(Backend.distance_transform)
+    connected_components = _transferred(Backend.connected_components)
+    marching_cubes = _transferred(Backend.marching_cubes)
+
+    def voxelize_mesh(self, *args: Any, **options: Any) -> Any:
+        """Voxelize a mesh as :meth:`.Backend.voxelize_mesh`, into the memory of its vertices."""
+        args = with_triangles(args)
+        mask = self.inner.voxelize_mesh(*args, **options)
+        vertices = args[0] if args else options["vertices"]
+        return mask if is_device_array(vertices) else _on_host(mask)
+
+    def voxelize(self, mesh: TriangleMesh, grid: VoxelGrid, *, fill_holes: bool = True) -> Any:
+        """Voxelize a checked mesh, which lies on the device."""
+        return self.inner.voxelize(mesh, grid, fill_holes=fill_holes)
