@@ -22,10 +22,10 @@ from linumpy.testing.brain_errors import StageError, errors_of
 from linumpy.testing.brain_files import write_brain
 
 _FINE = replace(USUAL_FAULTS, jitter=5.0, translation=8.0, focus_um=200.0)
-#: Brains of 14 MiB, 0.9 GiB and 49 GiB.
+#: Brains of 54 MiB, 0.9 GiB and 49 GiB.
 BRAINS = {
     "small": BrainSpec(
-        slices=4, tiles=(2, 2), tile_shape=(48, 96, 96), spacing_um=(10.0, 7.5, 7.5), interval_um=200.0, dtype="uint16",
+        slices=4, tiles=(4, 4), tile_shape=(48, 96, 96), spacing_um=(10.0, 7.5, 7.5), interval_um=200.0, dtype="uint16",
         faults=replace(USUAL_FAULTS, jitter=2.0, translation=4.0),
     ),
     "medium": BrainSpec(
@@ -95,7 +95,7 @@ def run_brain_demo(
     out : str or Path
         Folder for the results, ``brain`` and ``results`` in it; it is made if its parent folder exists.
     size : {"small", "medium", "large"}
-        A brain of 14 MiB, 0.9 GiB or 49 GiB.
+        A brain of 54 MiB, 0.9 GiB or 49 GiB.
     device : {"auto", "cuda", "cpu"}, optional
         As for :func:`linumpy.device.resolve`.
     overwrite : bool
@@ -117,7 +117,7 @@ def run_brain_demo(
         write_brain(spec, out / "brain", use_gpu=used.is_cuda, overwrite=overwrite, progress=progress)
     made = time.perf_counter() - begin
     summary = run_pipeline(run_of(spec, out), use_gpu=used.is_cuda, overwrite=overwrite)
-    return BrainDemoResult(used, spec.nbytes, made, summary, errors_of(spec, summary.results))
+    return BrainDemoResult(used, spec.nbytes, made, summary, errors_of(spec, out / "results"))
 
 
 def run_of(spec: BrainSpec, out: Path) -> Run:

@@ -248,6 +248,84 @@ def draw_illumination(
     return _titled(figure, source)
 
 
+def draw_map(
+    values: np.ndarray,
+    spacing: tuple[float, float],
+    label: str,
+    names: tuple[str, str] = ("Y", "X"),
+    *,
+    source: str = "",
+) -> Figure:
+    """Draw an image with a scale bar.
+
+    Parameters
+    ----------
+    values : numpy.ndarray, (rows, columns)
+        Values; those that are not finite stay blank.
+    spacing : (float, float)
+        Spacing of rows and columns in µm.
+    label : str
+        What the values are.
+    names : (str, str)
+        Names of both axes.
+    source : str
+        Name of the image, for the title.
+    """
+    height, width = _extent(values.shape, spacing)
+    figure, axes = _figure(6.4, min(8.0, max(2.2, 5.2 * height / width + 0.8)))
+    limits = percentiles(values, (0.5, 99.5))
+    add_image(axes, values, (0, width, height, 0), limits, label, cmap="gray", aspect="auto")
+    axes.set(xlabel=f"{names[1]} (µm)", ylabel=f"{names[0]} (µm)")
+    add_scale_bar(axes, width)
+    return _titled(figure, source)
+
+
+def draw_positions(
+    corners: np.ndarray,
+    present: np.ndarray,
+    tile_shape: tuple[int, int],
+    pairs: list[tuple[tuple[int, int], tuple[int, int], float, bool]],
+    *,
+    source: str = "",
+) -> Figure:
+    """Draw the outlines of tiles at their positions, and a line for each pair of neighbours.
+
+    Parameters
+    ----------
+    corners : numpy.ndarray, (rows, columns, 2)
+        First voxel of each tile, along both axes.
+    present : numpy.ndarray of bool, (rows, columns)
+        Missing tiles are dashed.
+    tile_shape : (int, int)
+        Voxels of a tile.
+    pairs : list of ((int, int), (int, int), float, bool)
+        Row and column of both tiles, the confidence, which chooses the colour, and whether the pair was rejected.
+    source : str
+        Name of the mosaic, for the title.
+    """
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import Normalize
+    from matplotlib.patches import Rectangle
+
+    size = corners.max(axis=(0, 1)) - corners.min(axis=(0, 1)) + tile_shape
+    figure, axes = _figure(6.4, min(8.0, max(2.4, 5.2 * size[0] / size[1] + 0.8)))
+    for place in np.ndindex(*present.shape):
+        y, x = corners[place]
+        line = "-" if present[place] else ":"
+        axes.add_patch(Rectangle((x, y), tile_shape[1], tile_shape[0], fill=False, ec="#444444", ls=line, lw=0.8))
+    colors = ScalarMappable(Normalize(0, 1), "viridis")
+    for fixed, moving, confidence, rejected in pairs:
+        (y0, x0), (y1, x1) = (corners[tile] + np.array(tile_shape) / 2 for tile in (fixed, moving))
+        color: Any = "#d62728" if rejected else colors.to_rgba(np.array(confidence))
+        axes.plot([x0, x1], [y0, y1], color=color, lw=2, ls="--" if rejected else "-")
+    figure.colorbar(colors, ax=axes, label="confidence of a pair (red, dashed: rejected)", fraction=0.05, pad=0.02)
+    low, high = corners.min(axis=(0, 1)), corners.max(axis=(0, 1)) + tile_shape
+    margin = 0.02 * size.max()
+    axes.set(xlim=(low[1] - margin, high[1] + margin), ylim=(high[0] + margin, low[0] - margin), aspect="equal")
+    axes.set(xlabel="voxels along the second axis", ylabel="voxels along the first")
+    return _titled(figure, source)
+
+
 def percentiles(values: np.ndarray, shares: tuple[float, float]) -> tuple[float, float]:
     """Choose a colour range by percentiles of the finite values; (0, 1) if there are none."""
     finite = values[np.isfinite(values)]

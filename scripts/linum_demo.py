@@ -27,7 +27,10 @@ def _build_arg_parser() -> argparse.ArgumentParser:
     parser = cli.Parser("linum-demo", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", metavar="DIR", default="linum-demo", help="Folder for the results. [%(default)s]")
     sizes = ", ".join(f"{name}: {spec.nbytes / 2**20:,.0f} MiB" for name, spec in SIZES.items())
-    parser.add_argument("--pipeline", action="store_true", help="Take a brain through all stages of linum-pipeline.")
+    parser.add_argument(
+        "--pipeline", action="store_true",
+        help="Take a brain of 54 MiB, 0.9 GiB or 49 GiB through all stages of linum-pipeline.",
+    )  # fmt: skip
     parser.add_argument("--size", choices=SIZES, default="small", help=f"{sizes}. [%(default)s]")
     parser.add_argument("--device", choices=("auto", "cuda", "cpu"), help="Device to use. [LINUMPY_DEVICE, or auto]")
     cli.add_common_arguments(parser)

@@ -100,9 +100,9 @@ def test_on_a_gpu(result, tmp_path, cupy, monkeypatch):
         "linumpy.write.raw_chunks.to_host", lambda x: count(x) if isinstance(x, cupy.ndarray) else np.asarray(x)
     )
 
-    def count_landed(arena, bounds, stream):
-        fetched.append(("stored", int(bounds[-1] - bounds[0])))
-        return land(arena, bounds, stream)
+    def count_landed(arena, pieces, stream):
+        fetched.append(("stored", sum(end - begin for begin, end in pieces)))
+        return land(arena, pieces, stream)
 
     monkeypatch.setattr("linumpy.write.device_chunks.land", count_landed)
     on_gpu = run_demo(tmp_path / "out", "small", "cuda")

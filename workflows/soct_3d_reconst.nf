@@ -1,6 +1,6 @@
 #!/usr/bin/env nextflow
-// Serial OCT slices to a volume: each mosaic grid is resampled and its focal curvature taken out; then its tissue
-// surface and its mean along depth are written, and all slices are stacked.
+// Serial OCT slices to a volume: each mosaic grid is resampled, its focal curvature and its illumination are taken out,
+// its tiles are located and stitched, and attenuation is compensated; then all slices are registered and stacked.
 //
 //   nextflow run workflows/soct_3d_reconst.nf --input mosaics --shifts shifts.csv --slicing_interval_mm 0.2 \
 //       --resolution 10 --tile_shape '512 512' --output results
@@ -43,13 +43,29 @@ process fix_focal_curvature {
 
     output:
     tuple val(name), path("${name}_flat.ome.zarr"), emit: mosaic
-    path("${name}_flat.ome.zarr"), emit: slice
     path("${name}_focal.png"), emit: picture
     path("${name}_focal.json"), emit: fit
 
     script:
     """
     linum-detect-focal-curvature ${mosaic} ${name}_flat.ome.zarr --report ${name}_focal.png --s_xy ${params.s_xy} --s_z ${params.s_z} --levels ${params.levels} ${device()}
+    """
+}
+
+process fix_illumination {
+    tag "${name}"
+    publishDir "${params.output}/even", mode: 'copy'
+
+    input:
+    tuple val(name), path(mosaic)
+
+    output:
+    tuple val(name), path("${name}_even.ome.zarr"), emit: mosaic
+    path("${name}_illumination.png"), emit: picture
+
+    script:
+    """
+    linum-fix-illumination ${mosaic} ${name}_even.ome.zarr --report ${name}_illumination.png --levels ${params.levels} ${device()}
     """
 }
 
@@ -86,7 +102,55 @@ process aip {
     """
 }
 
-process stack {
+process estimate_transform {
+    tag "${name}"
+    publishDir "${params.output}/positions", mode: 'copy'
+
+    input:
+    tuple val(name), path(mosaic)
+
+    output:
+    tuple val(name), path("${mosaic}"), path("${name}_positions.json"), emit: located
+
+    script:
+    """
+    linum-estimate-transform ${mosaic} ${name}_positions.json --overlap ${params.overlap} ${device()}
+    """
+}
+
+process stitch_3d {
+    tag "${name}"
+    publishDir "${params.output}/stitched", mode: 'copy'
+
+    input:
+    tuple val(name), path(mosaic), path(positions)
+
+    output:
+    tuple val(name), path("${name}_stitched.ome.zarr"), emit: volume
+
+    script:
+    """
+    linum-stitch-3d ${mosaic} ${positions} ${name}_stitched.ome.zarr --levels ${params.levels} ${device()}
+    """
+}
+
+process compensate_attenuation {
+    tag "${name}"
+    publishDir "${params.output}/compensated", mode: 'copy'
+
+    input:
+    tuple val(name), path(volume)
+
+    output:
+    path("${name}_compensated.ome.zarr"), emit: slice
+
+    script:
+    """
+    linum-compensate-attenuation ${volume} ${name}_compensated.ome.zarr --levels ${params.levels} ${device()}
+    """
+}
+
+process register_slices {
     publishDir "${params.output}/stack", mode: 'copy'
 
     input:
@@ -94,12 +158,27 @@ process stack {
     path(shifts)
 
     output:
-    path("stack.ome.zarr"), emit: volume
-    path("stack_decisions.csv"), emit: decisions
+    path("transforms.json"), emit: transforms
 
     script:
     """
-    linum-stack-slices-motor slices ${shifts} stack.ome.zarr --slicing_interval_mm ${params.slicing_interval_mm} --search_range_mm ${params.search_range_mm} --levels ${params.levels} ${device()}
+    linum-register-pairwise slices transforms.json --shifts ${shifts} --slicing_interval_mm ${params.slicing_interval_mm} ${device()}
+    """
+}
+
+process stack {
+    publishDir "${params.output}/stack", mode: 'copy'
+
+    input:
+    path(slices, stageAs: 'slices/*')
+    path(transforms)
+
+    output:
+    path("stack.ome.zarr"), emit: volume
+
+    script:
+    """
+    linum-stack-slices slices ${transforms} stack.ome.zarr --levels ${params.levels} ${device()}
     """
 }
 
@@ -115,7 +194,12 @@ workflow {
 
     resample_mosaic_grid(mosaics)
     fix_focal_curvature(resample_mosaic_grid.out.mosaic)
-    find_tissue_interface(fix_focal_curvature.out.mosaic)
-    aip(fix_focal_curvature.out.mosaic)
-    stack(fix_focal_curvature.out.slice.collect(), shifts)
+    fix_illumination(fix_focal_curvature.out.mosaic)
+    find_tissue_interface(fix_illumination.out.mosaic)
+    aip(fix_illumination.out.mosaic)
+    estimate_transform(fix_illumination.out.mosaic)
+    stitch_3d(estimate_transform.out.located)
+    compensate_attenuation(stitch_3d.out.volume)
+    register_slices(compensate_attenuation.out.slice.collect(), shifts)
+    stack(compensate_attenuation.out.slice.collect(), register_slices.out.transforms)
 }

@@ -21,7 +21,7 @@ from linumpy.errors import CoreUnavailableError
 from linumpy.plan.layout import MAX_RANK
 
 #: Version of the interface; the same number as LC_ABI.
-ABI = 8
+ABI = 9
 #: Environment variable: "0" switches the core off, for comparison.
 CORE_VARIABLE = "LINUMPY_CORE"
 #: What to install where the core was not built.
@@ -253,6 +253,19 @@ class Stats(ctypes.Structure):
     )  # fmt: skip
 
 
+class Output(ctypes.Structure):
+    """Files to write: ``lc_output``."""
+
+    _fields_ = (
+        ("paths", POINTER(c_char_p)),
+        ("count", c_int64),
+        ("base", c_void_p),
+        ("bounds", c_void_p),
+        ("with_checksum", c_int64),
+        ("suffix", c_char_p),
+    )
+
+
 _RECORDS = (
     Chain,
     Geometry,
@@ -270,6 +283,7 @@ _RECORDS = (
     Look,
     Entry,
     Fetch,
+    Output,
 )
 _QUICK: dict[str, tuple[Any, list[Any]]] = {
     "lc_reader_new": (c_void_p, [c_int64, c_int64, POINTER(Device), c_char_p]),
@@ -296,6 +310,9 @@ _WAITING: dict[str, tuple[Any, list[Any]]] = {
     "lc_wait_jobs": (c_int64, [c_void_p, c_int64, c_double]),
     "lc_wait_job": (c_int64, [c_void_p, c_double]),
     "lc_decode": (c_int64, [POINTER(Chain), c_void_p, c_int64, c_void_p, c_int64, c_char_p]),
+    "lc_write_files": (c_int64, [POINTER(Output), POINTER(c_int64)]),
+    "lc_list_files": (c_int64, [c_char_p, POINTER(c_void_p), POINTER(c_int64)]),
+    "lc_free": (None, [c_void_p]),
     "lc_shutdown": (None, []),
 }
 

@@ -126,7 +126,23 @@ def _raw(chunk: np.ndarray) -> np.ndarray:
 
 def checksum(data: Any) -> bytes:
     """Return the CRC-32C of bytes, as zarr's codec stores it."""
-    import google_crc32c  # of zarr-python
+    crc = Checksum()
+    crc.add(data)
+    return crc.stored()
 
-    value: int = google_crc32c.value(np.frombuffer(data, np.uint8))
-    return value.to_bytes(CHECKSUM_NBYTES, "little")
+
+class Checksum:
+    """The CRC-32C of bytes that come in parts."""
+
+    def __init__(self) -> None:
+        self._value = 0
+
+    def add(self, data: Any) -> None:
+        """Add bytes behind those before."""
+        import google_crc32c  # of zarr-python
+
+        self._value = google_crc32c.extend(self._value, np.frombuffer(data, np.uint8))
+
+    def stored(self) -> bytes:
+        """Return it as zarr's codec stores it."""
+        return self._value.to_bytes(CHECKSUM_NBYTES, "little")

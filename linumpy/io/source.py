@@ -1,18 +1,16 @@
-"""Sources, which name an array or a group: open one read-only, name it, identify its data.
+"""Sources, which name an array or a group: open one read-only, say what it is.
 
-In: a path, a URL, a store with a path, or an open array or group. Out: the array or group; its folder, its name, a
-digest of its files. Errors: ``FileNotFoundError`` for a missing path, :class:`~linumpy.errors.SourceError` for a source
-that is neither an array nor a group.
+In: a path, a URL, a store with a path, or an open array or group. Out: the array or group; its folder and its name.
+Errors: ``FileNotFoundError`` for a missing path, :class:`~linumpy.errors.SourceError` for a source that is neither an
+array nor a group.
 """
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import unquote
@@ -20,13 +18,12 @@ from urllib.parse import unquote
 import zarr
 import zarr.errors
 from zarr.abc.store import Store
-from zarr.core.sync import sync
 from zarr.storage import FsspecStore, LocalStore, StorePath, ZipStore
 
 from linumpy.errors import SourceError
 from linumpy.io.metadata import REFUSALS, checked_array, open_refused
 from linumpy.io.paths import absolute, split_archive
-from linumpy.io.stores.remote import RemoteStore, explained, is_object_store, is_remote, open_store, without_credentials
+from linumpy.io.stores.remote import RemoteStore, explained, is_remote, open_store, without_credentials
 from linumpy.io.stores.zips import ArchiveStore
 
 Source = Any
@@ -262,96 +259,6 @@ def local_path(array: zarr.Array) -> str:
     if path is None:
         raise SourceError(f"{array.store_path} is not in a local folder or ZIP file, so other processes cannot open it")
     return path
-
-
-def identify_data(array: zarr.Array) -> str | None:
-    """Return a digest that changes with the stored data of an array.
-
-    It covers names, sizes, modification times and inodes of all files of a local array (of a ZIP file, its own),
-    without reading them: some seconds for a million chunks. For a remote array it covers the server's entity tags or
-    modification times. None for other stores.
-    """
-    folder, store = folder_of(array), array.store
-    if folder is not None:
-        lines: Iterable[str] | None = _local_files(str(folder), "")
-    elif isinstance(store, (ArchiveStore, ZipStore)):
-        lines = [_file_line(str(store.path), os.stat(store.path))]
-    elif is_object_store(store):
-        lines = _objects(array)
-    elif isinstance(store, FsspecStore):
-        lines = _remote_files(store.fs, f"{store.path}/{array.path}".rstrip("/"))
-    else:
-        lines = None
-    if lines is None:
-        return None
-    digest = hashlib.sha256()
-    for line in lines:
-        digest.update(line.encode("utf-8", "surrogateescape"))
-    return digest.hexdigest()[:32]
-
-
-def identify_path(path: str | Path) -> str:
-    """Return a digest that changes with a local file or folder, by names, sizes, times and inodes, without reading.
-
-    Raises
-    ------
-    FileNotFoundError
-        There is nothing at the path.
-    """
-    digest = hashlib.sha256()
-    if not os.path.isdir(path):
-        digest.update(_file_line("", os.stat(path)).encode())
-    else:
-        for line in _local_files(str(path), ""):
-            digest.update(line.encode("utf-8", "surrogateescape"))
-    return digest.hexdigest()[:32]
-
-
-def _local_files(folder: str, prefix: str) -> Iterator[str]:
-    """Yield a line for each file of an array, by name, without the ``.nfs`` files of removed files still open."""
-    with os.scandir(folder) as entries:
-        listed = sorted(entries, key=lambda item: item.name)
-    for entry in listed:
-        if entry.is_dir():
-            yield from _local_files(entry.path, f"{prefix}{entry.name}/")
-        elif not entry.name.startswith(".nfs"):
-            with suppress(FileNotFoundError):  # removed meanwhile: the next digest differs
-                yield _file_line(prefix + entry.name, entry.stat())
-
-
-def _file_line(name: str, status: os.stat_result) -> str:
-    return f"{name}\0{status.st_size} {status.st_mtime_ns} {status.st_ino}\n"
-
-
-def _remote_files(files: Any, path: str) -> list[str] | None:
-    """List the files of an fsspec file system; None where it has neither entity tags nor modification times."""
-    find = files.find(path, detail=True) if not files.async_impl else sync(files._find(path, detail=True))
-    lines = []
-    for name, info in sorted(find.items()):
-        marks = [
-            info[key] for key in ("ETag", "etag", "LastModified", "last_modified", "mtime", "created") if key in info
-        ]
-        if not marks:
-            return None
-        lines.append(f"{name}\0{info.get('size')} {marks[0]}\n")
-    return lines or None
-
-
-def _objects(array: zarr.Array) -> list[str] | None:
-    """List the objects of an array in an object store; None where it does not list, or tells no ETags and times."""
-    import obstore.store
-
-    if isinstance(array.store.store, obstore.store.HTTPStore):  # type: ignore[attr-defined]
-        return None  # to find that out takes retries
-    lines = []
-    try:
-        for batch in obstore.list(array.store.store, f"{array.path}/" if array.path else None):  # type: ignore[attr-defined]
-            for found in batch:
-                mark = found["e_tag"] or found["last_modified"]
-                lines.append(f"{found['path']}\0{found['size']} {mark}\n")
-    except Exception:  # a server that cannot list
-        return None
-    return sorted(lines) or None
 
 
 def written(array: zarr.Array) -> str:

@@ -28,6 +28,14 @@ class Focal:
 
 
 @dataclass(frozen=True)
+class Illumination:
+    """Options of ``illumination``: :class:`linumpy.correction.shading.ShadingOptions`."""
+
+    dark: bool = False
+    smoothness: float = 1.0
+
+
+@dataclass(frozen=True)
 class Aip:
     """``aip`` has no options."""
 
@@ -50,12 +58,44 @@ class Positions:
 
 
 @dataclass(frozen=True)
-class Stack:
-    """Options of ``stack``: :class:`linumpy.mosaic.slices.ZSearch`."""
+class Stitch:
+    """Options of ``stitch``: :func:`linumpy.mosaic.stitching.stitch_mosaic`."""
 
-    search_range_mm: float = 0.1
+    blending: str = "distance"
+    interpolate: bool = True
+
+
+@dataclass(frozen=True)
+class Attenuation:
+    """Options of ``attenuation``: :class:`linumpy.mosaic.attenuation.AttenuationMethod`."""
+
+    focus_um: float | None = None
+    rayleigh_um: float | None = None
+    falloff_per_mm: float = 0.0
+    end_per_mm: float | None = None
+    background: float = 0.0
+    max_gain: float = 100.0
+
+
+@dataclass(frozen=True)
+class Register:
+    """Options of ``register``: :class:`linumpy.mosaic.alignment.register.Alignment`."""
+
+    model: str = "rigid"
+    reach: int = 2
+    max_angle: float = 10.0
+    max_shift: float = 0.25
     min_correlation: float = 0.2
-    max_deviation: float = 3.0
+    max_deviation: float = 5.0
+    crop: bool = True
+    depth_mm: float | None = None
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Options of ``stack``: :func:`linumpy.mosaic.common_space.stack_registered`."""
+
+    new_spacing: float | tuple[float, float, float] | None = None
 
 
 #: The record of each stage, in the order in which they are carried out.
@@ -63,8 +103,12 @@ OPTIONS: dict[str, type] = {
     "resample": Resample,
     "survey": Survey,
     "focal": Focal,
+    "illumination": Illumination,
     "aip": Aip,
     "surface": Surface,
     "positions": Positions,
+    "stitch": Stitch,
+    "attenuation": Attenuation,
+    "register": Register,
     "stack": Stack,
 }

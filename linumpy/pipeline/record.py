@@ -19,8 +19,8 @@ from linumpy.errors import ResumeError
 from linumpy.io.output.files import replacing
 from linumpy.io.output.folders import lock_work
 from linumpy.io.output.syscalls import unlock
-from linumpy.io.source import identify_path
 from linumpy.pipeline.stages import Task
+from linumpy.resample.identity import identify_path
 
 #: Folder of the records, in the folder of the results.
 FOLDER = ".pipeline"

@@ -163,14 +163,14 @@ def _task(run: Run, name: str, one: str, held: _Held) -> Task | None:
     """Return a task; None where there are too few slices for it."""
     stage = STAGES[name]
     inputs = {role: held[role] for role in (*stage.needs, *stage.optional) if role in held}
+    if len(held["image"]) < stage.least:
+        return None
     lacking = [role for role in stage.needs if role not in inputs]
     if lacking:
         raise ValueError(f"skip: without {', '.join(run.skip)} there is no {' and no '.join(lacking)} for {name}")
-    if len(inputs["image"]) < stage.least:
-        return None
     common = Common(run.levels, run.codec, run.slicing_interval_mm if stage.of_brain else None)
-    stem = run.output / name / (name if stage.of_brain else one)
-    outputs = {role: stem.with_name(f"{stem.name}{suffix}") for role, suffix in stage.makes.items()}
+    folder = run.output / name
+    outputs = {role: folder / f"{role if stage.of_brain else one}{suffix}" for role, suffix in stage.makes.items()}
     return Task(name, one, run.options_of(name), common, inputs, outputs)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -176,6 +176,17 @@ def _focal(task: Task, where: Where) -> None:
     )  # fmt: skip
 
 
+def _illumination(task: Task, where: Where) -> None:
+    from linumpy.correction.shading import ShadingOptions
+    from linumpy.mosaic.illumination import fix_illumination
+
+    asked: options.Illumination = task.options
+    fix_illumination(
+        task.one("image"), task.outputs["image"], None, ShadingOptions(dark=asked.dark, smoothness=asked.smoothness),
+        report=task.outputs["illumination_picture"], **_written(task, where),
+    )  # fmt: skip
+
+
 def _aip(task: Task, where: Where) -> None:
     from linumpy.mosaic.aip import project_mosaic
 
@@ -206,18 +217,46 @@ def _positions(task: Task, where: Where) -> None:
     )  # fmt: skip
 
 
-def _stack(task: Task, where: Where) -> None:
-    from linumpy.mosaic.slices import ZSearch, stack_mosaics
+def _stitch(task: Task, where: Where) -> None:
+    from linumpy.mosaic.stitching import stitch_mosaic
+
+    asked: options.Stitch = task.options
+    stitch_mosaic(
+        task.one("image"), task.one("positions"), task.outputs["image"], blending=asked.blending,
+        interpolate=asked.interpolate, **_written(task, where),
+    )  # fmt: skip
+
+
+def _attenuation(task: Task, where: Where) -> None:
+    from linumpy.mosaic.attenuation import AttenuationMethod, compensate_attenuation
+
+    method = AttenuationMethod(**asdict(task.options))
+    compensate_attenuation(task.one("image"), task.outputs["image"], method, **_written(task, where))
+
+
+def _register(task: Task, where: Where) -> None:
+    from linumpy.mosaic.alignment.register import Alignment, register_slices
     from linumpy.pipeline.slices import link_slices, write_shifts
 
-    asked: options.Stack = task.options
+    folder = task.outputs["transforms"].parent / "slices"
+    shifts = write_shifts(folder.with_name("shifts.csv"), link_slices(folder, task.inputs["image"]), task.inputs)
     interval = task.common.slicing_interval_mm
     assert interval is not None
+    register_slices(
+        folder, task.outputs["transforms"], Alignment(interval, **asdict(task.options)), shifts=shifts,
+        use_gpu=where.use_gpu, overwrite=True, distributed=where.distributed,
+    )  # fmt: skip
+
+
+def _stack(task: Task, where: Where) -> None:
+    from linumpy.mosaic.common_space import stack_registered
+    from linumpy.pipeline.slices import link_slices
+
+    asked: options.Stack = task.options
     folder = task.outputs["stack"].parent / "slices"
-    shifts = write_shifts(folder.with_name("shifts.csv"), link_slices(folder, task.inputs["image"]), task.inputs)
-    search = ZSearch(interval, asked.search_range_mm, asked.min_correlation, asked.max_deviation)
-    stack_mosaics(
-        folder, shifts, task.outputs["stack"], search, decisions=task.outputs["decisions"], **_written(task, where)
+    link_slices(folder, task.inputs["image"])
+    stack_registered(
+        folder, task.one("transforms"), task.outputs["stack"], new_spacing=asked.new_spacing, **_written(task, where)
     )
 
 
@@ -227,10 +266,12 @@ STAGES: dict[str, Stage] = {
     "resample": Stage(_resample, ("image",), {"image": _IMAGE}),
     "survey": Stage(_survey, ("image",), {"survey": ".json"}),
     "focal": Stage(_focal, ("image",), {"image": _IMAGE, "focal_picture": ".png"}),
+    "illumination": Stage(_illumination, ("image",), {"image": _IMAGE, "illumination_picture": ".png"}),
     "aip": Stage(_aip, ("image",), {"projection": _IMAGE}),
     "surface": Stage(_surface, ("image",), {"surface": _IMAGE, "surface_picture": ".png"}),
     "positions": Stage(_positions, ("image",), {"positions": ".json"}),
-    "stack": Stage(
-        _stack, ("image",), {"stack": _IMAGE, "decisions": ".csv"}, of_brain=True, optional=("shifts",), least=2
-    ),
+    "stitch": Stage(_stitch, ("image", "positions"), {"image": _IMAGE}),
+    "attenuation": Stage(_attenuation, ("image",), {"image": _IMAGE}),
+    "register": Stage(_register, ("image",), {"transforms": ".json"}, of_brain=True, optional=("shifts",), least=2),
+    "stack": Stage(_stack, ("image", "transforms"), {"stack": _IMAGE}, of_brain=True, least=2),
 }

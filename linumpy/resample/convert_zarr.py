@@ -30,7 +30,6 @@ from linumpy.io.paths import absolute
 from linumpy.io.source import (
     Source,
     describe_source,
-    identify_data,
     local_path,
     name_on_disk,
     open_node,
@@ -45,6 +44,7 @@ from linumpy.resample.blocks.plans import check_limit
 from linumpy.resample.cluster import client_of
 from linumpy.resample.copying import CopyJob, copy_box, open_copier, plan_copy
 from linumpy.resample.hierarchy import ArrayCopy, Storage, plan_array, plan_hierarchy
+from linumpy.resample.identity import identify_data
 from linumpy.resample.levels import make_coarser_levels
 from linumpy.resample.resumable import Request, Resumable, resumable_folder
 from linumpy.resample.workers import Needs, make_on, metadata_digest, needs_of, survey

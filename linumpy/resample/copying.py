@@ -29,8 +29,9 @@ from linumpy.plan.pyramid import Box, grown, split
 from linumpy.resample.blocks.pipeline import level_chunks, read_to_device
 from linumpy.resample.blocks.plans import memory_budget, scratch_within
 from linumpy.resample.hierarchy import ArrayCopy
-from linumpy.write.encoded_chunks import batch_nbytes, device_nbytes
+from linumpy.write.encoded_chunks import NO_BATCH, Batch, plan_batch
 from linumpy.write.raw_chunks import writing_threads
+from linumpy.write.tasks import Finish
 from linumpy.write.writer import STEP_BYTES
 
 #: Blocks in memory: one is read, one or two are waiting, two are being written.
@@ -57,8 +58,8 @@ class CopyJob:
         The source, where it is one.
     scratch_bytes : int or None
         Device memory that a read may use beyond its result.
-    batch_bytes : int or None
-        Bytes of the voxels that a device encodes at a time.
+    batch : Batch or None
+        What a device encodes at a time.
     """
 
     source: str | zarr.Array
@@ -69,7 +70,7 @@ class CopyJob:
     device: str
     stack: TiffStack | None = None
     scratch_bytes: int | None = None
-    batch_bytes: int | None = None
+    batch: Batch | None = None
 
     @property
     def boxes(self) -> list[Box]:
@@ -83,13 +84,13 @@ class CopyJob:
 
 
 @contextmanager
-def open_copier(job: CopyJob) -> Iterator[tuple[Callable[[Box], Array], Callable[[Box, Array], None]]]:
-    """Yield functions that read and write a box, on a device on CuPy's current stream."""
+def open_copier(job: CopyJob) -> Iterator[tuple[Callable[[Box], Array], Callable[[Box, Array], Finish]]]:
+    """Yield functions that read a box and start to write it, on a device on CuPy's current stream."""
     threads, on_device = writing_threads(), job.device == "cuda"
     source = open_source(job.source) if isinstance(job.source, str) else job.source
     with ExitStack() as scope:
         pool = scope.enter_context(ThreadPoolExecutor(threads, "linumpy-chunks"))
-        chunks = level_chunks(Path(job.target), pool, threads, job.batch_bytes)
+        chunks = level_chunks(Path(job.target), pool, threads, job.batch)
         if on_device:
             reader = scope.enter_context(closing(OwnReader(job.scratch_bytes)))
             if kvikio_mode()[0] != "none":
@@ -103,10 +104,7 @@ def open_copier(job: CopyJob) -> Iterator[tuple[Callable[[Box], Array], Callable
                 return read_to_device(source, box, reader)
             return np.asarray(read_zarr(source, region=box, device="cpu"), job.dtype)
 
-        def write(box: Box, voxels: Array) -> None:
-            chunks.start(box, voxels)()
-
-        yield read, write
+        yield read, chunks.start
 
 
 def _read_pages(stack: TiffStack, box: Box) -> np.ndarray:
@@ -125,7 +123,7 @@ def copy_box(job: CopyJob, number: int) -> None:
     """Copy one block, by its number."""
     box = job.boxes[number]
     with open_copier(job) as (read, write):
-        write(box, read(box))
+        write(box, read(box))()
 
 
 def plan_copy(copy: ArrayCopy, kind: str, limit: int | None, *, stack: TiffStack | None = None) -> CopyJob:
@@ -134,12 +132,11 @@ def plan_copy(copy: ArrayCopy, kind: str, limit: int | None, *, stack: TiffStack
     least, scratch, batch = math.prod(copy.stored) * itemsize, None, None
     if kind == "cuda":
         chunk_nbytes = math.prod(copy.chunks) * itemsize
-        scratch, batch = scratch_within(budget), batch_nbytes(copy.encoding, chunk_nbytes, least, budget)
+        scratch, batch = scratch_within(budget), plan_batch(copy.encoding, chunk_nbytes, least, budget)
         budget -= scratch
-        taken = device_nbytes(copy.encoding, chunk_nbytes, batch)
-        if _BLOCKS * least > budget - taken:
-            batch = taken = 0  # the host encodes
-        budget -= taken
+        if _BLOCKS * least > budget - batch.device_nbytes:
+            batch = NO_BATCH
+        budget -= batch.device_nbytes
         if _BLOCKS * least > budget:
             raise DeviceMemoryError(
                 f"blocks of one chunk (or shard) {copy.stored} need {_BLOCKS * least} bytes, and {max(0, budget)} may "

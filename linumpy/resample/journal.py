@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from linumpy.io.output.syscalls import write_fully
+from linumpy.io.output.syscalls import named_errors, write_fully
 
 
 def boot_id() -> str:
@@ -38,17 +38,18 @@ def begin_journal(path: Path, head: Mapping[str, Any]) -> None:
     """Write the first line of a new journal."""
     line = _line(0, json.dumps(head))
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
-    try:
-        write_fully(descriptor, line)
-    finally:
-        os.close(descriptor)
+    with named_errors(path):
+        try:
+            write_fully(descriptor, line)
+        finally:
+            os.close(descriptor)
 
 
 class Journal:
     """An open journal, to which lines are added."""
 
     def __init__(self, path: Path) -> None:
-        self._descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
+        self._path, self._descriptor = path, os.open(path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
         try:
             lines = path.read_bytes()
             # Remove an incomplete last line of a killed run: the next line must not be joined to it.
@@ -70,7 +71,8 @@ class Journal:
 
     def close(self) -> None:
         """Close it."""
-        os.close(self._descriptor)
+        with named_errors(self._path):
+            os.close(self._descriptor)
 
     def _add(self, text: str) -> None:
         write_fully(self._descriptor, _line(self._seed, text))

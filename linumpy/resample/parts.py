@@ -20,12 +20,13 @@ import zarr
 from linumpy import __version__
 from linumpy.errors import SourceError
 from linumpy.io.carried import Carried
-from linumpy.io.source import describe_source, identify_data, local_store, name_on_disk
+from linumpy.io.source import describe_source, local_store, name_on_disk
 from linumpy.io.volume import Volumes
 from linumpy.plan.grid.blocks import AffineGrid
 from linumpy.plan.grid.point_map import Affine, Field, PointMap
 from linumpy.plan.grid.regrid import Regrid
 from linumpy.resample.blocks.plans import BlockPlan, Writing, plan_blocks
+from linumpy.resample.identity import identify_data
 from linumpy.resample.resumable import Request
 from linumpy.write.new_image import NewImage, list_labels, plan_image
 

@@ -285,7 +285,7 @@ def resample_zarr(
                     filled = str(state.folder / image.folder / "0")
                     job = BlockJob(
                         opened_from[number], filled, planned.plan, 0.0 if number else float(cval), kind,
-                        planned.scratch, batch_bytes=planned.batch,
+                        planned.scratch, batch=planned.batch,
                     )  # fmt: skip
                     for entries, one_volume in image.volumes.volumes.items():
                         each_job = replace(job, index=one_volume.index, entries=entries)

@@ -34,7 +34,7 @@ from linumpy.io.output.folders import (
     rename_to_target,
     unfinished_beside,
 )
-from linumpy.io.output.syscalls import sync_file_system, unlock
+from linumpy.io.output.syscalls import named_errors, sync_file_system, unlock
 from linumpy.resample.journal import Journal, begin_journal, has_boxes, read_boxes, read_head
 
 log = logging.getLogger(__name__)
@@ -199,7 +199,8 @@ def _folder(path: Path, work: Path, request: Request, create: Callable[[Path], o
     clear_work(work)
     empty = folder.with_name(f"{folder.name}.empty")
     try:
-        create(empty)
+        with named_errors(path):
+            create(empty)
     except BaseException:
         remove_work(work)  # no part is complete, so there is nothing to continue
         raise

@@ -20,6 +20,7 @@ from linumpy.device import is_device_array, require_cuda, to_host
 from linumpy.resample.blocks.overlap import nothing, work_through
 from linumpy.resample.cluster import carry_out_on, client_of
 from linumpy.resample.workers import Needs, survey
+from linumpy.write.tasks import Finish
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -55,7 +56,7 @@ class TileWork:
         names: Iterable[Name],
         read: Callable[[Name], Source],
         compute: Callable[[Name, Source], Result],
-        write: Callable[[Name, Result], object] = nothing,
+        write: Callable[[Name, Result], Finish | None] = nothing,
         *,
         done: Callable[[Name], object] = nothing,
     ) -> None:
@@ -77,7 +78,7 @@ class TileWork:
             return to_host(result) if is_device_array(result) else result
 
         def settle(name: Name, result: Result) -> None:
-            write(name, result)
+            (write(name, result) or nothing)()
             done(name)
 
         carry_out_on(

@@ -29,13 +29,14 @@ from linumpy.io.ngff.axes import Spacing
 from linumpy.io.output.checks import check_apart, check_free_space, check_parent, checked_version, refuse_url
 from linumpy.io.output.folders import drop_partial_files, unfinished_beside
 from linumpy.io.paths import absolute
-from linumpy.io.source import Source, describe_source, identify_data, local_name, path_of, with_options
+from linumpy.io.source import Source, describe_source, local_name, path_of, with_options
 from linumpy.io.stores.remote import is_remote
 from linumpy.io.volume import open_source_volumes
 from linumpy.plan.encoding import BY_CODEC
 from linumpy.progress import bytes_progress
 from linumpy.resample.blocks.pipeline import level_chunks
 from linumpy.resample.blocks.plans import host_memory
+from linumpy.resample.identity import identify_data
 from linumpy.resample.levels import make_coarser_levels
 from linumpy.resample.resumable import Resumable, resumable_folder
 from linumpy.stream.arguments import integer

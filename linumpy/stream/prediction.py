@@ -18,8 +18,9 @@ from numpy.typing import DTypeLike
 
 from linumpy import __version__
 from linumpy.io.carried import Carried, carried_from
-from linumpy.io.source import identify_data, name_on_disk
+from linumpy.io.source import name_on_disk
 from linumpy.io.volume import Volume, Volumes
+from linumpy.resample.identity import identify_data
 from linumpy.resample.resumable import Request
 from linumpy.stream.arguments import sizes
 from linumpy.stream.config import Config, Sample

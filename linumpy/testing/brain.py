@@ -28,9 +28,9 @@ from linumpy.testing.brain_spec import USUAL_FAULTS, BrainSpec, Faults
 from linumpy.testing.texture import plane_waves, speckle
 
 __all__ = [
-    "USUAL_FAULTS", "BrainSpec", "Faults", "mosaic", "reference", "tile", "truth_attenuation", "truth_axial",
-    "truth_dark_field", "truth_flat_field", "truth_galvo", "truth_positions", "truth_shift", "truth_surface",
-    "truth_transform",
+    "USUAL_FAULTS", "BrainSpec", "Faults", "mosaic", "reference", "reflectivity_at", "tile", "truth_attenuation",
+    "truth_axial", "truth_dark_field", "truth_flat_field", "truth_galvo", "truth_positions", "truth_shift",
+    "truth_surface", "truth_transform",
 ]  # fmt: skip
 
 #: Plane waves of the structure and of the border between tissues, and standard deviation of the structure's logarithm.
@@ -57,7 +57,7 @@ def reference(spec: BrainSpec, start: tuple[int, int, int], stop: tuple[int, int
     y, x = np.meshgrid(
         *(np.arange(a, b, dtype=np.float64) for a, b in zip(start[1:], stop[1:], strict=True)), indexing="ij"
     )
-    return _stored(spec, _reflectivity(spec, np.arange(start[0], stop[0], dtype=np.float64), np.zeros_like(y), y, x))
+    return _stored(spec, reflectivity_at(spec, np.arange(start[0], stop[0], dtype=np.float64), np.zeros_like(y), y, x))
 
 
 def tile(spec: BrainSpec, number: int, row: int, column: int, *, use_gpu: bool = False) -> Any:
@@ -223,7 +223,7 @@ def _tissue(spec: BrainSpec, number: int, row: int, column: int, xp: ModuleType 
     y, x = xp.asarray(np.tensordot(matrix[:2, :2], position, 1) + matrix[:2, 2, None, None])
     surface = xp.asarray(truth_surface(spec, number, row, column))
     planes = xp.arange(spec.tile_shape[0], dtype=np.float64)
-    out = _reflectivity(spec, number * spec.interval_planes + planes, surface, y, x)
+    out = reflectivity_at(spec, number * spec.interval_planes + planes, surface, y, x)
     out[planes[:, None, None] < surface] = spec.water * spec.peak
     return out
 
@@ -235,8 +235,23 @@ def _slice_coordinates(spec: BrainSpec, number: int, row: int, column: int) -> t
     return (first[0] + np.arange(height))[:, None], (first[1] + np.arange(width))[None, :]
 
 
-def _reflectivity(spec: BrainSpec, z: Array, above: Array, y: Array, x: Array) -> Any:
-    """Return the volume at ``(z[k] - above[i, j], y[i, j], x[i, j])`` in voxels of the brain: float32, (Z, Y, X)."""
+def reflectivity_at(spec: BrainSpec, z: Array, above: Array, y: Array, x: Array) -> Any:
+    """Return the known volume at ``(z[k] - above[i, j], y[i, j], x[i, j])`` in voxels of the brain.
+
+    Parameters
+    ----------
+    spec : BrainSpec
+        The brain.
+    z : array of float64, (Z,)
+        Planes.
+    above, y, x : array of float64, (Y, X)
+        How much deeper than the plane an A-line begins, and its place.
+
+    Returns
+    -------
+    array of float32, (Z, Y, X)
+        In the memory of `y`.
+    """
     xp = array_module(y)
     if spec.volume is not None:
         from linumpy.gpu.ndimage.transform import map_coordinates
@@ -266,7 +281,7 @@ def _sum_of_waves(
     y: Array,
     x: Array,
 ) -> Any:
-    """Sum plane waves at the coordinates of :func:`_reflectivity`, each a product of a line along Z and a plane."""
+    """Sum plane waves at the coordinates of :func:`reflectivity_at`, each a product of a line along Z and a plane."""
     xp = array_module(y)
     total = xp.zeros((len(z), *y.shape), np.float32)
     product = xp.empty_like(total)

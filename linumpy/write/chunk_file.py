@@ -2,39 +2,47 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 
 import numpy as np
 
+from linumpy.core.files import write_files
+from linumpy.core.native import why_no_core
+from linumpy.io.codecs import checksum
+from linumpy.plan.codecs import CHECKSUM_NBYTES
 from linumpy.plan.layout import ArrayLayout
+from linumpy.plan.pyramid import Box
 
 #: Bytes in host memory.
 Bytes = bytes | np.ndarray
 #: Buffers that one call of the system takes.
 _MOST_BUFFERS = 1024
-#: Bytes of the pieces in which large files are written.
-_PIECE_NBYTES = 2 * 2**20
-#: Calls a function with each number, in threads, and returns when all calls have ended.
-InThreads = Callable[[Callable[[int], None], Sequence[int]], None]
 
 
-def write_file(path: str, groups: Iterable[Sequence[Bytes]]) -> None:
+def write_file(path: str, groups: Iterable[Sequence[Bytes]]) -> int:
     """Write a file from buffers, one behind another; those of a group by as few calls of the system as it takes.
+
+    Returns
+    -------
+    int
+        Bytes written.
 
     Raises
     ------
     OSError
         Naming the file.
     """
+    nbytes = 0
     with _new_file(path) as descriptor:
-        offset = 0
         for group in groups:
-            views = list(map(_view, group))
-            _write_at(descriptor, views, offset, path)
-            offset += sum(map(len, views))
+            for first in range(0, len(group), _MOST_BUFFERS):
+                views = [_view(buffer) for buffer in group[first : first + _MOST_BUFFERS]]
+                nbytes += _write_all(descriptor, views, path)
+    return nbytes
 
 
 @contextmanager
@@ -56,19 +64,19 @@ def _view(buffer: Bytes) -> memoryview:
     return memoryview(buffer.reshape(-1).view(np.uint8) if isinstance(buffer, np.ndarray) else buffer)  # type: ignore[arg-type]
 
 
-def _write_at(descriptor: int, buffers: Sequence[memoryview], offset: int, path: str) -> None:
-    left = list(reversed(buffers))
+def _write_all(descriptor: int, buffers: Sequence[memoryview], path: str) -> int:
+    left, nbytes = list(buffers), 0
     try:
         while left:
-            some = left[: -_MOST_BUFFERS - 1 : -1]
-            count = os.pwritev(descriptor, some, offset)
-            offset += count
-            while left and count >= len(left[-1]):
-                count -= len(left.pop())
+            count = os.writev(descriptor, left)
+            nbytes += count
+            while left and count >= len(left[0]):
+                count -= len(left.pop(0))
             if count:
-                left[-1] = left[-1][count:]
+                left[0] = left[0][count:]
     except OSError as error:
         raise OSError(error.errno, error.strerror, path) from error
+    return nbytes
 
 
 class ChunkFiles:
@@ -91,53 +99,59 @@ class ChunkFiles:
         self.suffix = f".{os.getpid()}-{secrets.token_hex(4)}.partial" if renamed else ""
         self._folders: set[str] = set()
 
-    def path(self, index: Sequence[int]) -> str:
-        """Return the path of a chunk's file, after making its folder."""
-        path = f"{self._root}/{self._keys.prefix}{self._keys.separator.join(map(str, index))}"
-        folder = os.path.dirname(path)
-        if folder not in self._folders:
-            os.makedirs(folder, exist_ok=True)
-            self._folders.add(folder)
-        return path
-
-    def write(self, path: str, parts: Sequence[Bytes]) -> int:
-        """Write a file and return its size; without parts, remove it."""
-        if not parts:
-            with suppress(FileNotFoundError):
-                os.unlink(path)
-            return 0
-        write_file(path + self.suffix, [parts])
-        if self.suffix:
-            os.replace(path + self.suffix, path)
-        return sum(part.nbytes if isinstance(part, np.ndarray) else len(part) for part in parts)
-
-    def write_pieces(self, files: Sequence[tuple[str, Sequence[Bytes]]], in_threads: InThreads) -> int:
-        """Write a few large files, pieces of all of them at the same time, and return their size.
+    def paths(self, box: Box, shape: Sequence[int]) -> list[str]:
+        """Return the paths of the files of a box, the last axis fastest, after making their folders.
 
         Parameters
         ----------
-        files : sequence of (str, sequence of Bytes)
-            Path and parts of each, as for :meth:`write`.
-        in_threads : callable
-            Calls a function with each number, in threads, and returns when all calls have ended.
+        box : tuple of slice
+            In voxels, of whole objects.
+        shape : sequence of int
+            Of an object.
         """
-        nbytes = 0
-        with ExitStack() as scope:
-            pieces: list[tuple[int, list[memoryview], int, str]] = []
-            for path, parts in files:
-                if not parts:
-                    self.write(path, parts)
-                    continue
-                name = path + self.suffix
-                descriptor = scope.enter_context(_new_file(name))
-                offset = 0
-                for part in map(_view, parts):
-                    for begin in range(0, len(part), _PIECE_NBYTES):
-                        pieces.append((descriptor, [part[begin : begin + _PIECE_NBYTES]], offset + begin, name))
-                    offset += len(part)
-                nbytes += offset
-            in_threads(lambda number: _write_at(*pieces[number]), range(len(pieces)))
-        if self.suffix:
-            for path in (path for path, parts in files if parts):
-                os.replace(path + self.suffix, path)
+        *outer, last = (range(b.start // s, -(-b.stop // s)) for b, s in zip(box, shape, strict=True))
+        paths, separator = [], self._keys.separator
+        for lead in itertools.product(*outer):
+            head = f"{self._root}/{self._keys.prefix}{''.join(f'{number}{separator}' for number in lead)}"
+            folder = os.path.dirname(head)
+            if folder not in self._folders:
+                os.makedirs(folder, exist_ok=True)
+                self._folders.add(folder)
+            paths += [f"{head}{number}" for number in last]
+        return paths
+
+    def write(self, path: str, groups: Iterable[Sequence[Bytes]]) -> int:
+        """Write a file by :func:`write_file`, and return its size."""
+        nbytes = write_file(path + self.suffix, groups)
+        self.complete([path])
         return nbytes
+
+    def complete(self, paths: Sequence[str]) -> None:
+        """Give files that were written under another name theirs."""
+        if self.suffix:
+            for path in paths:
+                os.replace(path + self.suffix, path)
+
+    def write_many(
+        self, paths: Sequence[str], data: np.ndarray, bounds: np.ndarray, *, with_checksum: bool = False
+    ) -> int:
+        """Write files, each from bytes that lie together, and return their size.
+
+        Parameters
+        ----------
+        paths, data, bounds, with_checksum
+            As for :func:`linumpy.core.files.write_files`.
+        """
+        if why_no_core() is None:
+            write_files(paths, data, bounds, with_checksum=with_checksum, suffix=self.suffix)
+            return int(np.diff(bounds).sum()) + len(paths) * CHECKSUM_NBYTES * with_checksum
+        nbytes = 0
+        for path, (begin, end) in zip(paths, bounds.tolist(), strict=True):
+            part: list[Bytes] = [data[begin:end]]
+            nbytes += self.write(path, [[*part, checksum(part[0])] if with_checksum else part])
+        return nbytes
+
+    def remove(self, path: str) -> None:
+        """Remove the file of a chunk that holds nothing but the fill value, if there is one."""
+        with suppress(FileNotFoundError):
+            os.unlink(path)

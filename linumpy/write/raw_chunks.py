@@ -17,9 +17,10 @@ import itertools
 import math
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -33,12 +34,14 @@ from linumpy.io.layout import read_layout
 from linumpy.io.zarr_mode import host_codecs, read_on_host
 from linumpy.plan.layout import ArrayLayout
 from linumpy.plan.pyramid import Box, shape_of, split, within
-from linumpy.write.chunk_file import ChunkFiles, write_file
-from linumpy.write.encoded_chunks import EncodedChunks
-from linumpy.write.tasks import Finish, done, in_tasks
+from linumpy.write.chunk_file import ChunkFiles
+from linumpy.write.encoded_chunks import Batch, EncodedChunks
+from linumpy.write.tasks import Finish, Pending, done, in_tasks, start_tasks, tasks_of
 
 #: Bytes of the pieces in which chunks that are not contiguous are gathered: they stay in the processor's cache.
 _PIECE_NBYTES = 2**19
+#: Blocks of a device whose copies in the order of chunks may be unfinished.
+_PENDING = 2
 
 
 def writing_threads() -> int:
@@ -67,7 +70,10 @@ class Chunks(Protocol):
         """Why chunks of device arrays are encoded by the host; empty if they are not."""
 
     def start(self, box: Box, block: Array) -> Finish:
-        """Start to write a box of whole chunks (or shards); what is returned waits until all of it is written."""
+        """Start to write a box of whole chunks (or shards), and return what waits until all of it is written.
+
+        `block` may change when this returns.
+        """
 
 
 def chunks_of(
@@ -76,7 +82,7 @@ def chunks_of(
     threads: int,
     *,
     renamed: bool = False,
-    batch: int | None = None,
+    batch: Batch | None = None,
 ) -> Chunks:
     """Choose how the chunks of an array are written.
 
@@ -91,8 +97,8 @@ def chunks_of(
     renamed : bool
         Whether the file of a chunk gets its name when it is complete, as zarr's do: needed where another process may
         write the same chunk at the same time.
-    batch : int, optional
-        Bytes of the voxels that a device encodes at a time.
+    batch : Batch, optional
+        What a device encodes at a time; by default what an eighth of its free memory holds.
     """
     layout, encoding = read_layout(array), encoding_of(array)
     if (
@@ -153,41 +159,36 @@ class RawChunks:
     ) -> None:
         self.array, self._layout, self._pool, self._threads = array, layout, pool, threads
         self._files, self.stored_nbytes = ChunkFiles(layout, renamed=renamed), 0
-        self._pieces = list(_pieces(layout.chunk_shape, layout.dtype.itemsize))
+        self._pieces, self._pending = list(_pieces(layout.chunk_shape, layout.dtype.itemsize)), Pending(_PENDING)
         self._local, self._lock = threading.local(), threading.Lock()
 
     def start(self, box: Box, block: Array) -> Finish:
         """Start to write a box of whole chunks; of a device array, by cutting it into chunks."""
         chunk = self._layout.chunk_shape
         boxes = list(split(box, chunk))
-        paths = [
-            self._files.path([b.start // c for b, c in zip(chunk_box, chunk, strict=True)]) + self._files.suffix
-            for chunk_box in boxes
-        ]
+        paths = self._files.paths(box, chunk)
         if is_device_array(block):
             from linumpy.write.device_chunks import start_writing
 
             assert self._layout.fill_value is not None  # its dtype is supported
-            finish = start_writing(paths, block, chunk, self._layout.fill_value, self._write_rows)
+            self._pending.make_room()
+            start = partial(self._start, len(paths))
+            finish = start_writing(paths, block, chunk, self._layout.fill_value, self._files, start)
         else:
             finish = done
             if len(boxes) == 1:
                 self._write_one(paths[0], to_host(block))
             else:
                 self._write_some(paths, [to_host(block[within(chunk_box, box)]) for chunk_box in boxes])
-        if self._files.suffix:
-            finish()
-            finish = done
-            for path in paths:
-                os.replace(path, path.removesuffix(self._files.suffix))
         with self._lock:
             self.stored_nbytes += len(boxes) * self._layout.chunk_nbytes
         return finish
 
-    def _write_rows(self, paths: list[str], rows: np.ndarray) -> None:
-        """Write each row of bytes to its file."""
-        shape = self._layout.chunk_shape
-        self._write_some(paths, [row.view(self._layout.dtype).reshape(shape) for row in rows])
+    def _start(self, count: int, write_some: Callable[[Sequence[int]], None]) -> Finish:
+        """Start to write so many chunks from the device."""
+        return self._pending.add(
+            start_tasks(self._pool, tasks_of(count, self._threads, _PENDING), write_some, range(count))
+        )
 
     def _write_some(self, paths: list[str], parts: list[np.ndarray]) -> None:
         in_tasks(self._pool, self._threads, lambda k: self._write_one(paths[k], parts[k]), range(len(paths)))
@@ -195,9 +196,9 @@ class RawChunks:
     def _write_one(self, path: str, part: np.ndarray) -> None:
         layout = self._layout
         if part.shape == layout.chunk_shape and part.dtype == layout.dtype and part.flags.c_contiguous:
-            write_file(path, [[part]])
+            self._files.write(path, [[part]])
         else:
-            write_file(path, ([piece] for piece in self._gathered(part)))
+            self._files.write(path, ([piece] for piece in self._gathered(part)))
 
     def _gathered(self, part: np.ndarray) -> Iterator[np.ndarray]:
         """Gather a chunk piece by piece, with the fill value beyond the edge."""

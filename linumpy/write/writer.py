@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, nullcontext
@@ -31,6 +32,7 @@ from linumpy.errors import not_pickled
 from linumpy.io.carried import Carried
 from linumpy.io.output.checks import check_target, checked_version
 from linumpy.io.output.folders import new_folder
+from linumpy.io.output.syscalls import named_errors
 from linumpy.io.paths import absolute
 from linumpy.plan.encoding import BY_CODEC
 from linumpy.plan.pyramid import Box, Pyramid, shape_of, split, within
@@ -47,6 +49,8 @@ log = logging.getLogger(__name__)
 
 #: Bytes of the voxels that are processed at the same time, unless one chunk or shard is larger.
 STEP_BYTES = 256 * 2**20
+#: Steps of a device array whose files may be unfinished when the next one begins.
+_MOST_STEPS = 4
 
 Progress = Callable[[int], object]
 """Called with the number of bytes written since the last call."""
@@ -175,8 +179,9 @@ class OmeZarrWriter:
     **Threads.** Several may write at the same time if their regions share no chunk; otherwise the second one raises.
     With `buffer_bytes` they may cut the same chunks.
 
-    **Memory.** Beyond the regions themselves: on a device up to about 1.25 GiB, in host memory less; more only where
-    eight chunks (or shards) of a resolution together take more than 256 MiB; and `buffer_bytes`.
+    **Memory.** Beyond the regions themselves: on a device up to about 2.5 GiB, and at most an eighth of what is free to
+    encode; in host memory less; more only where eight chunks (or shards) of a resolution together take more than
+    256 MiB; and `buffer_bytes`.
 
     **Device arrays.** Kernels run on CuPy's current stream of the thread that calls :meth:`write`. Raw chunks are
     written by GPUDirect Storage where kvikio offers it, and through pinned host memory elsewhere.
@@ -297,7 +302,9 @@ class OmeZarrWriter:
             folder = scope.enter_context(temporary)
             self._pool = ThreadPoolExecutor(self._threads, "linumpy-write")
             scope.callback(self._pool.shutdown, cancel_futures=True)
-            self._chunks = [chunks_of(array, self._pool, self._threads) for array in self._image.create(folder)]
+            with named_errors(self._target):
+                arrays = self._image.create(folder)
+            self._chunks = [chunks_of(array, self._pool, self._threads) for array in arrays]
             scope.callback(self._state.close)
             self._state.open()
             self._scope = scope.pop_all()
@@ -384,14 +391,15 @@ class OmeZarrWriter:
             if self._cut.limit:
                 for unit in split(box, self.stored):
                     self._cut.drop(tuple(b.start for b in unit))
-        writes: list[Finish] = []
+        writes: deque[list[Finish]] = deque()
         for step in split(box, self._pyramid.step(0, STEP_BYTES)):
             part = block[within(step, box)]
-            following = self._store(0, step, part if is_device_array(part) else np.asarray(part))
-            finish_all(writes)  # of the last step, while the device works at this one
-            writes = following
+            writes.append(self._store(0, step, part if is_device_array(part) else np.asarray(part)))
+            if len(writes) > _MOST_STEPS:
+                finish_all(writes.popleft())
             self._report(step)
-        finish_all(writes)
+        for started in writes:
+            finish_all(started)
 
     def _keep(self, cut: list[Box], box: Box, block: Array, name: str) -> None:
         """Buffer the chunks that a region cuts, and write those that it completes."""

@@ -15,11 +15,12 @@ import pytest
 from linumpy.errors import ResumeError, SourceError
 from linumpy.io.ome import open_image
 from linumpy.pipeline import runner
-from linumpy.pipeline.options import OPTIONS, Focal, Surface
+from linumpy.pipeline.options import OPTIONS, Focal, Positions, Surface
 from linumpy.pipeline.runner import run_pipeline
 from linumpy.pipeline.settings import Run
 from linumpy.pipeline.stages import STAGES
 from linumpy.testing.brain import USUAL_FAULTS, BrainSpec, Faults
+from linumpy.testing.brain_errors import errors_of
 from linumpy.testing.brain_files import write_brain
 from tests.support.script_runs import ROOT, load
 
@@ -27,7 +28,9 @@ SPEC = BrainSpec(slices=3, faults=dataclasses.replace(USUAL_FAULTS, rotation_deg
 SLICES = [f"slice_z{number:02d}" for number in range(3)]
 PER_SLICE = [name for name, stage in STAGES.items() if not stage.of_brain]
 OF_BRAIN = [name for name, stage in STAGES.items() if stage.of_brain]
-SMALL = {"focal": Focal(s_xy=5), "surface": Surface(s_xy=5)}
+SMALL = {"focal": Focal(s_xy=5), "surface": Surface(s_xy=5), "positions": Positions(0.25)}
+#: Stages that take long.
+LONG = ("focal", "illumination")
 
 
 def run_of(folder, spec=SPEC, **changes):
@@ -61,6 +64,14 @@ def test_all_stages_of_all_slices(finished):
     assert len(summary.results["image"]) == len(summary.results["projection"]) == 3
     told = json.loads((run.output / "pipeline.json").read_text())
     assert [stage["name"] for stage in told["stages"]] == list(OPTIONS)
+    errors = {(one.stage, one.what.split()[0]): one.value for one in errors_of(SPEC, run.output)}
+    most = {
+        ("focal", "curvature"): 6.0, ("surface", "median"): 6.0, ("positions", "RMS"): 8.0,
+        ("register", "RMS"): 25.0, ("register", "largest"): 1.5,
+    }  # fmt: skip
+    assert {key: errors[key] for key in most if errors[key] > most[key]} == {}
+    assert errors["attenuation", "attenuation"] < 0.7
+    assert errors["stack", "correlation"] > 0.7
     again = run_pipeline(run)
     assert done(again) == {}
     assert again.results == summary.results
@@ -68,7 +79,7 @@ def test_all_stages_of_all_slices(finished):
 
 def test_what_depends_on_a_change_is_made_anew(tmp_path):
     """An option, an output that is gone, and a source."""
-    copied = run_of(tmp_path, skip=("focal",))
+    copied = run_of(tmp_path, skip=LONG)
     run_pipeline(copied)
     changed = dataclasses.replace(copied, options=SMALL | {"surface": Surface(s_xy=7)})
     assert done(run_pipeline(changed)) == {"surface": 3}
@@ -78,13 +89,13 @@ def test_what_depends_on_a_change_is_made_anew(tmp_path):
     shutil.rmtree(copied.mosaics / "slice_z01.ome.zarr")
     os.rename(tmp_path / "other", copied.mosaics / "slice_z01.ome.zarr")
     after = done(run_pipeline(changed))
-    assert after == {name: 1 for name in OPTIONS if name != "focal"}
+    assert after == {name: 1 for name in OPTIONS if name not in LONG}
 
 
-@pytest.mark.parametrize("stage", [PER_SLICE[0], PER_SLICE[-1], OF_BRAIN[-1]])
+@pytest.mark.parametrize("stage", ["resample", "stitch", "register"])
 def test_after_an_error_a_run_goes_on(tmp_path, monkeypatch, stage):
     """The second task of a stage fails: nothing before it is done again, and the result is that of one run."""
-    run = run_of(tmp_path, skip=("focal",))
+    run = run_of(tmp_path, skip=(*LONG, "surface"))
     calls, usual = itertools.count(), STAGES[stage].call
 
     def fails(task, where):
@@ -108,7 +119,7 @@ def test_killed_and_started_again(tmp_path):
     """SIGKILL while a stage is under way; what the command makes then is what it makes in one go."""
     run = run_of(tmp_path, BrainSpec(slices=2, faults=Faults(water_um=60.0, looks=8)))
     text = 'mosaics = "brain/mosaics"\nshifts = "brain/shifts.csv"\noutput = "{}"\nslicing_interval_mm = 0.2\n'
-    text += 'skip = ["focal", "surface"]\n'
+    text += 'skip = ["focal", "illumination", "surface"]\n'
     for name in ("killed", "whole"):
         (tmp_path / f"{name}.toml").write_text(text.format(name))
     command = [sys.executable, "-m", "linumpy_scripts.linum_pipeline", tmp_path / "killed.toml", "--no-use_gpu"]
@@ -126,7 +137,7 @@ def test_killed_and_started_again(tmp_path):
 
 def test_missing_tiles_and_empty_slices(tmp_path, caplog):
     faults = dataclasses.replace(SPEC.faults, missing=((1, 0, 1),), empty=(2,))
-    summary = run_pipeline(run_of(tmp_path, dataclasses.replace(SPEC, faults=faults), skip=("surface",)))
+    summary = run_pipeline(run_of(tmp_path, dataclasses.replace(SPEC, faults=faults), skip=("surface", "illumination")))
     assert summary.empty == ("slice_z02",)
     assert "slice_z02: nothing was recorded, so it is left out" in caplog.text
     assert [json.loads(path.read_text())["tiles"] for path in summary.results["survey"]] == [
@@ -157,6 +168,8 @@ def test_folders_that_are_not_ours(tmp_path):
     with pytest.raises(FileExistsError, match="no folder of this pipeline"):
         run_pipeline(run)
     os.unlink(run.output / "letter.txt")
+    with pytest.raises(ValueError, match="there is no positions for stitch"):
+        run_pipeline(dataclasses.replace(run, skip=(*LONG, "surface", "positions")))
     with runner.open_records(run.output), pytest.raises(ResumeError, match="filled by another run"):
         run_pipeline(run)
 

@@ -42,7 +42,7 @@ def test_one_run_in_three_languages(tmp_path):
     ("text", "message"),
     [
         ('mosaics = "in"', "lacks output, slicing_interval_mm"),
-        (TOML + "n_levels = 3", "'n_levels' is no key: there are mosaics, output"),
+        (TOML + "codecs = 3", "'codecs' is no key: there are mosaics, output"),
         (TOML + "[stack]\nrange = 1", "stack: 'range' is no option of this stage: there are"),
         (TOML + "stack = 3", "stack: a table of"),
         (TOML.replace('"surface"', '"curvature"'), "skip: 'curvature' is no stage: there are resample"),

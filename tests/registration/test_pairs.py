@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from scipy import ndimage
 
+from linumpy.benchmark.suites.registration import by_simpleitk, corner_errors, known_pairs
 from linumpy.registration.masked_correlation import match_pairs
 from linumpy.registration.pairs import PairSearch, register_pairs
 from linumpy.registration.refine import Refinement, refine_pairs
@@ -157,40 +158,10 @@ def test_a_pair_does_not_depend_on_the_others():
 
 
 def test_errors_are_no_worse_than_those_of_simpleitk():
-    itk = pytest.importorskip("SimpleITK")
-    shape, spacing = (150, 130), (10.0, 10.0)
-    fixed, moving, truth = pairs(shape, spacing, 4, 0.5, seed=5)
-    found = []
-    for f, m in zip(fixed, moving, strict=True):
-        images = [itk.GetImageFromArray(image) for image in (f, m)]
-        for image in images:
-            image.SetSpacing(spacing[::-1])
-        method = itk.ImageRegistrationMethod()
-        method.SetMetricAsCorrelation()
-        method.SetOptimizerAsRegularStepGradientDescent(1.0, 1e-5, 300, relaxationFactor=0.7)
-        method.SetOptimizerScalesFromPhysicalShift()
-        method.SetShrinkFactorsPerLevel([4, 2, 1])
-        method.SetSmoothingSigmasPerLevel([4, 2, 1])
-        method.SetSmoothingSigmasAreSpecifiedInPhysicalUnits(False)
-        method.SetInterpolator(itk.sitkBSpline)
-        start = itk.CenteredTransformInitializer(
-            images[0], images[1], itk.Euler2DTransform(), itk.CenteredTransformInitializerFilter.GEOMETRY
-        )
-        # It starts within its range: it has no search.
-        exact = truth[len(found)]
-        start.SetAngle(-np.arctan2(exact[1, 0], exact[0, 0]) * 0.8)
-        centre = (np.array(shape) - 1) / 2 * spacing
-        start.SetTranslation((0.8 * ((exact[:2, :2] @ centre + exact[:2, 2]) - centre))[::-1].tolist())
-        method.SetInitialTransform(start, inPlace=True)
-        method.Execute(*images)
-        matrix = np.eye(3)
-        points = [(0.0, 0.0), (0.0, 1.0), (1.0, 0.0)]  # x, y
-        at = [np.array(start.TransformPoint(point))[::-1] for point in points]
-        matrix[:2, 2] = at[0]
-        matrix[:2, 0], matrix[:2, 1] = at[1] - at[0], at[2] - at[0]
-        found.append(matrix)
-    theirs = errors(np.array(found), truth, shape, spacing)[0]
-    ours = errors(register_pairs(fixed, moving, spacing=spacing).matrices, truth, shape, spacing)[0]
+    pytest.importorskip("SimpleITK")
+    fixed, moving, truth = known_pairs(4, 140, noise=0.5)
+    theirs = corner_errors(np.array([by_simpleitk(*pair) for pair in zip(fixed, moving, strict=True)]), truth, 140)
+    ours = corner_errors(register_pairs(fixed, moving).matrices, truth, 140)
     assert theirs.max() < 0.5  # it was called rightly
     assert ours.mean() < 1.1 * theirs.mean()
     assert ours.max() < VOXELS

@@ -356,8 +356,8 @@ def test_a_run_that_stops_anywhere_goes_on_with_labels_and_metadata(tmp_path, mo
     def write_two(chunks, block, data, entries):
         if len(made) == 2:
             raise OSError("the disk is gone")
-        real(chunks, block, data, entries)
         made.append(block.number)
+        return real(chunks, block, data, entries)
 
     monkeypatch.setattr(pipeline, "write_block", write_two)
     options["device_memory"] = 17_000  # several blocks for each

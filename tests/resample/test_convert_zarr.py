@@ -3,6 +3,8 @@
 import itertools
 import json
 import shutil
+import subprocess
+import sys
 import tempfile
 import warnings
 import zipfile
@@ -200,6 +202,56 @@ def test_a_stopped_run_goes_on(tmp_path, monkeypatch):
     assert len(done) - 33 <= len(made) <= len(done) - 30
     assert sorted(one.name for one in tmp_path.iterdir()) == ["a", "b"]
     assert np.array_equal(zarr.open_array(tmp_path / "b/0")[...], data)
+
+
+_PROCESS = """
+import sys
+from linumpy import OmeZarrWriter, convert_zarr, read_zarr
+source, target, way = sys.argv[1:]
+print("ready", flush=True)
+sys.stdin.readline()
+try:
+    if way == "convert":
+        convert_zarr(source, target, chunks=(4, 4, 4), shards=(8, 8, 8), codec="zstd", device="cpu", device_memory=5000)
+    else:
+        data = read_zarr(source + "/0", device="cpu")
+        options = {"axes": "czyx", "chunks": (1, 4, 4, 4), "codec": "lz4"}
+        with OmeZarrWriter(target, data.shape, data.dtype, (5, 2, 3), **options) as writer:
+            for number, channel in enumerate(data):
+                writer[number] = channel
+except Exception as error:
+    print(type(error).__name__)
+"""
+
+
+@pytest.mark.parametrize("suffix", ["", ".ozx"])
+def test_processes_at_the_same_time(tmp_path, suffix):
+    """Conversions and writers into one path: one of them makes it whole, the others say why not; and beside it."""
+    data = image_with_labels(tmp_path / "a")
+    runs = []
+    for target, way in [
+        ("same", "convert"),
+        ("same", "convert"),
+        ("same", "write"),
+        ("same", "write"),
+        ("b", "convert"),
+    ]:
+        words = [sys.executable, "-W", "ignore", "-c", _PROCESS, tmp_path / "a", tmp_path / f"{target}{suffix}", way]
+        runs.append(subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
+    assert [run.stdout.readline() for run in runs] == ["ready\n"] * len(runs)
+    for run in runs:
+        print("go", file=run.stdin, flush=True)
+    told = [run.communicate(timeout=60)[0].strip() for run in runs]
+    assert [run.returncode for run in runs] == [0] * len(runs)
+    assert told.count("") == 2, told
+    assert told[-1] == ""
+    assert set(told) <= {"", "FileExistsError", "ResumeError"}
+    for target in ("same", "b"):
+        assert np.array_equal(open_image(tmp_path / f"{target}{suffix}").levels[0][...], data)
+    # What a conversion has made when a writer is faster stays, as after a kill.
+    options = {"chunks": (4, 4, 4), "shards": (8, 8, 8), "codec": "zstd", "overwrite": True}
+    convert_zarr(tmp_path / "a", tmp_path / f"same{suffix}", **options, **HERE)
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["a", f"b{suffix}", f"same{suffix}"]
 
 
 def test_a_source_that_changes_meanwhile(tmp_path):

@@ -157,7 +157,7 @@ def device(monkeypatch):
         time.sleep(0.002)  # so that the others run ahead
         current().put(lambda: np.copyto(host, data.view(np.ndarray)))
         current().synchronize()
-        write_block(chunks, block, host, entries)
+        return write_block(chunks, block, host, entries)
 
     streams = functools.lru_cache(overlap._streams.__wrapped__)  # its own for each test
     monkeypatch.setattr(overlap, "_streams", streams)

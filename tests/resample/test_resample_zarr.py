@@ -32,11 +32,11 @@ from linumpy.errors import (
 from linumpy.gpu.interpolation import resample_volume
 from linumpy.io.ome import open_image
 from linumpy.io.output import checks
-from linumpy.io.source import identify_data
 from linumpy.plan.boundary import MODES
 from linumpy.resample import levels, parts
 from linumpy.resample import resample_zarr as room
 from linumpy.resample.blocks import pipeline as resample_blocks
+from linumpy.resample.identity import identify_data
 from linumpy.resample.resample_zarr import resample_zarr
 from linumpy.write.pyramid import halved
 from linumpy.write.writer import write_omezarr
@@ -129,8 +129,8 @@ def test_a_stopped_run_goes_on_within_a_volume(tmp_path, monkeypatch):
     def write_until(chunks, block, data, entries):
         if len(made) == 13:
             raise OSError("the disk is gone")
-        real(chunks, block, data, entries)
         made.append((entries, block.number))
+        return real(chunks, block, data, entries)
 
     monkeypatch.setattr(resample_blocks, "write_block", write_until)
     options = {"chunks": (6, 13, 14), "device_memory": 14_000, **HERE}
@@ -139,7 +139,12 @@ def test_a_stopped_run_goes_on_within_a_volume(tmp_path, monkeypatch):
     assert not (tmp_path / "b").exists()
     first, made[:] = list(made), []
     made.append(None)  # so that the count does not stop the second run
-    monkeypatch.setattr(resample_blocks, "write_block", lambda *all: (real(*all), made.append((all[3], all[1].number))))
+
+    def write(chunks, block, data, entries):
+        made.append((entries, block.number))
+        return real(chunks, block, data, entries)
+
+    monkeypatch.setattr(resample_blocks, "write_block", write)
     resample_zarr(tmp_path / "a", tmp_path / "b", (5, 6, 5), **options)
     assert len(first) == 13
     # What was under way when the disk went may be written twice.
@@ -495,12 +500,12 @@ real = resample_blocks.write_block
 def write(chunks, block, data, entries):
     if written[0] == stop:
         # A part of a chunk's file, and then the end.
-        real(chunks, block, data * 0, entries)
-        os.truncate(chunks._files.path([s.start // 8 for s in block.box]), 100)
+        real(chunks, block, data * 0, entries)()
+        os.truncate(chunks._files.paths(block.box, (8, 8, 8))[0], 100)
         os.kill(os.getpid(), signal.SIGKILL)
-    real(chunks, block, data, entries)
     written[0] += 1
     voxels[0] += data.size
+    return real(chunks, block, data, entries)
 resample_blocks.write_block = write
 room.resample_zarr(sys.argv[1], sys.argv[2], 4.0, chunks=(8, 8, 8), device_memory=int(sys.argv[4]), device=sys.argv[5])
 print(voxels[0])
@@ -551,7 +556,7 @@ def test_a_killed_run_goes_on_from_its_complete_blocks(tmp_path):
 def test_a_run_on_a_device_is_killed_and_goes_on(tmp_path):
     write(tmp_path / "a", volume((100, 120, 140)), chunks=(32, 32, 32))
     memory = 3 * 2**20
-    assert run_until_killed(tmp_path, 6, memory, "cuda").returncode == -signal.SIGKILL
+    assert run_until_killed(tmp_path, 9, memory, "cuda").returncode == -signal.SIGKILL
     assert not (tmp_path / "b").exists()
     last = run_until_killed(tmp_path, -1, memory, "cuda")
     assert last.returncode == 0, last.stderr

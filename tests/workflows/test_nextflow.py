@@ -5,18 +5,23 @@ import re
 import shlex
 import subprocess
 import tomllib
-from dataclasses import replace
 
 import numpy as np
 import pytest
 import zarr
 
 from linumpy.mosaic.aip import project_mosaic
+from linumpy.mosaic.alignment.register import Alignment, register_slices
+from linumpy.mosaic.attenuation import compensate_attenuation
+from linumpy.mosaic.common_space import stack_registered
 from linumpy.mosaic.focal import correct_mosaic
 from linumpy.mosaic.grid import resample_mosaic_grid
-from linumpy.mosaic.slices import ZSearch, stack_mosaics
+from linumpy.mosaic.illumination import fix_illumination
+from linumpy.mosaic.stitching import stitch_mosaic
 from linumpy.mosaic.surface import SurfaceMethod, find_mosaic_surface
-from linumpy.testing.synthetic import MosaicSpec, write_mosaic
+from linumpy.mosaic.tile_positions import estimate_positions
+from linumpy.testing.brain import USUAL_FAULTS, BrainSpec
+from linumpy.testing.brain_files import write_brain
 from tests.support import nextflow_text as nf
 from tests.support.script_runs import ROOT, load
 
@@ -27,6 +32,12 @@ PROCESSES = {name: nf.process(TEXT, name) for name in nf.names(TEXT, "process")}
 PARAMS = nf.defaults(CONFIG)
 COMMANDS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["scripts"]
 GIVEN = {"input": "mosaics", "shifts": "shifts.csv", "slicing_interval_mm": "0.12"}
+
+
+PER_SLICE = [
+    "resample_mosaic_grid", "fix_focal_curvature", "fix_illumination", "find_tissue_interface", "aip",
+    "estimate_transform", "stitch_3d", "compensate_attenuation",
+]  # fmt: skip
 
 
 def script_of(command):
@@ -47,15 +58,15 @@ def test_brackets_balance(text):
 
 
 def test_the_processes_are_there():
-    asked = ["resample_mosaic_grid", "fix_focal_curvature", "find_tissue_interface", "aip", "stack"]
-    assert list(PROCESSES) == asked
+    assert list(PROCESSES) == [*PER_SLICE, "register_slices", "stack"]
 
 
 @pytest.mark.parametrize("use_gpu", [True, False])
 @pytest.mark.parametrize("name", PROCESSES)
 def test_commands_and_options_exist(name, use_gpu):
     """Parsed by the script's own parser, which refuses what it does not know."""
-    variables = {"name": "slice_z00", "mosaic": "a.ome.zarr", "shifts": "s.csv", "slices": "unused"}
+    given = {"mosaic": "a.ome.zarr", "volume": "b.ome.zarr", "shifts": "s.csv", "slices": "unused"}
+    variables = given | {"name": "slice_z00", "positions": "p.json", "transforms": "t.json"}
     command, *words = shlex.split(rendered(name, variables, use_gpu=use_gpu, tile_shape="24 24", resolution="10 15 15"))
     assert COMMANDS[command].split(":")[0].removeprefix("linumpy_scripts.") in {
         one.stem for one in (ROOT / "scripts").iterdir()
@@ -120,15 +131,14 @@ def test_scripts_use_what_goes_in_and_make_what_comes_out(name):
 
 
 def test_forks():
-    """On a GPU 4 for the focal correction and 6 for resampling, or as asked; on the CPU none but Nextflow's own."""
+    """On a GPU 3 of each process, or as asked; on the CPU none but Nextflow's own."""
     forks = {}
     for name in re.findall(r"withName: (\w+)", CONFIG):
         line = nf.block(CONFIG, f"withName: {name}").strip()
         (forks[name],) = re.fullmatch(
             r"maxForks = params\.use_gpu \? \(params\.gpu_forks \?: (\d+)\) : null", line
         ).groups()
-    assert forks == {"resample_mosaic_grid": "6", "fix_focal_curvature": "4", "find_tissue_interface": "4", "aip": "4"}
-    assert set(forks) == set(PROCESSES) - {"stack"}  # there is one stack
+    assert forks == dict.fromkeys(PER_SLICE, "3")  # there is one stack
     assert f"{sum(map(int, forks.values()))} GiB" in GUIDE
 
 
@@ -229,47 +239,40 @@ def test_the_whole_chain(tmp_path):
 
     It takes some seconds: each command and each function runs for each slice, with the pictures.
     """
-    spec = MosaicSpec(
-        tiles=(3, 3), tile_shape=(48, 24, 24), water_um=40.0, focal_um=15.0, curvature_um=5.0, tilt=(0, 0), looks=16
-    )
-    mosaics, shifts = tmp_path / "mosaics", tmp_path / "shifts.csv"
-    for number in range(2):
-        slice_ = replace(spec, slice_number=number, first_plane=24 * number)
-        mosaics.mkdir(exist_ok=True)
-        write_mosaic(mosaics / f"slice_z{number:02d}.ome.zarr", slice_, chunks=(48, 24, 24))
-    shifts.write_text("fixed_id,moving_id,x_shift,y_shift,x_shift_mm,y_shift_mm\n0,1,0,0,0.015,-0.03\n")
-    asked = {"use_gpu": False, "resolution": "10 15 15", "s_xy": "3", "search_range_mm": "0.02", "levels": "2"}
-    channels = run_workflow(mosaics, shifts, tmp_path / "work", PARAMS | GIVEN | asked)
+    spec = BrainSpec(slices=2, faults=USUAL_FAULTS)
+    write_brain(spec, tmp_path / "brain")
+    mosaics, shifts = tmp_path / "brain" / "mosaics", tmp_path / "brain" / "shifts.csv"
+    asked = {"use_gpu": False, "resolution": "10 15 15", "s_xy": "5", "overlap": "0.25", "levels": "2"}
+    channels = run_workflow(mosaics, shifts, tmp_path / "work", PARAMS | GIVEN | asked | {"slicing_interval_mm": "0.2"})
 
-    here, method = tmp_path / "direct", SurfaceMethod(3, 2.0)
-    for kind in ("resampled", "flat", "surface", "aip"):
+    here, method = tmp_path / "direct", SurfaceMethod(5, 2.0)
+    outputs = {
+        "resample_mosaic_grid.out.mosaic": "resampled", "fix_focal_curvature.out.mosaic": "flat",
+        "fix_illumination.out.mosaic": "even", "find_tissue_interface.out.surface": "surface",
+        "aip.out.projection": "aip", "stitch_3d.out.volume": "stitched", "compensate_attenuation.out.slice": "slices",
+    }  # fmt: skip
+    for kind in outputs.values():
         (here / kind).mkdir(parents=True)
     for number in range(2):
         name = f"slice_z{number:02d}"
-        made = {emit: items[number] for emit, items in channels.items() if len(items) == 2 and "out" in emit}
-        steps = [here / kind / f"{name}.ome.zarr" for kind in ("resampled", "flat", "surface", "aip")]
-        resample_mosaic_grid(mosaics / f"{name}.ome.zarr", steps[0], (10, 15, 15), levels=2)
-        correct_mosaic(steps[0], steps[1], (16, 16), method, levels=2)
-        find_mosaic_surface(steps[1], steps[2], method)
-        project_mosaic(steps[1], steps[3])
-        outputs = (
-            "resample_mosaic_grid.out.mosaic",
-            "fix_focal_curvature.out.mosaic",
-            "find_tissue_interface.out.surface",
-            "aip.out.projection",
-        )
-        for output, expected in zip(outputs, steps, strict=True):
-            assert made[output][0] == name
-            got = values(made[output][1])
-            assert got.size
-            assert np.array_equal(got, values(expected)), output
-        assert values(steps[0]).shape == (24, 48, 48)
-        assert not np.array_equal(values(steps[0]), values(steps[1]))  # something was taken out
-        for picture in ("fix_focal_curvature.out.picture", "find_tissue_interface.out.picture"):
-            assert made[picture][0].read_bytes().startswith(b"\x89PNG")
-    search = ZSearch(0.12, 0.02)
-    stack_mosaics(here / "flat", shifts, here / "stack.ome.zarr", search, decisions=here / "d.csv", levels=2)
-    (volume,), (decisions,) = channels["stack.out.volume"][0], channels["stack.out.decisions"][0]
+        steps = {kind: here / kind / f"{name}.ome.zarr" for kind in outputs.values()}
+        resample_mosaic_grid(mosaics / f"{name}.ome.zarr", steps["resampled"], (10, 15, 15), levels=2)
+        correct_mosaic(steps["resampled"], steps["flat"], (32, 32), method, levels=2)
+        fix_illumination(steps["flat"], steps["even"], levels=2)
+        find_mosaic_surface(steps["even"], steps["surface"], method)
+        project_mosaic(steps["even"], steps["aip"])
+        positions = estimate_positions(steps["even"], overlap=0.25)
+        stitch_mosaic(steps["even"], positions, steps["stitched"], levels=2)
+        compensate_attenuation(steps["stitched"], steps["slices"], levels=2)
+        for output, kind in outputs.items():
+            made = channels[output][number]
+            assert len(made) == 1 or made[0] == name
+            assert values(made[-1]).size
+            assert np.array_equal(values(made[-1]), values(steps[kind])), output
+        for picture in ("fix_focal_curvature", "fix_illumination", "find_tissue_interface"):
+            assert channels[f"{picture}.out.picture"][number][0].read_bytes().startswith(b"\x89PNG")
+    register_slices(here / "slices", here / "transforms.json", Alignment(0.2), shifts=shifts)
+    stack_registered(here / "slices", here / "transforms.json", here / "stack.ome.zarr", levels=2)
+    (volume,) = channels["stack.out.volume"][0]
     assert np.array_equal(values(volume), values(here / "stack.ome.zarr"))
-    assert values(volume).shape[1:] == (50, 49)  # the second slice lies 2 voxels and 1 voxel aside
-    assert decisions.read_text() == (here / "d.csv").read_text()
+    assert values(volume).std() > 0

@@ -10,6 +10,7 @@ import importlib
 import json
 import logging
 import os
+import resource
 import sys
 import time
 import warnings
@@ -37,7 +38,7 @@ for name in (
     "linumpy.gpu.oct.resample_tiles",
 ):
     importlib.import_module(name)
-MODES = {"off": 0, "kill": 1, "full": 2, "interrupt": 3, "terminate": 4, "short": 5}
+MODES = {"off": 0, "kill": 1, "full": 2, "interrupt": 3, "terminate": 4, "short": 5, "broken": 6, "few": 0}
 SECONDS = 60
 
 
@@ -60,8 +61,8 @@ def resample(place, *, source, overwrite=False):
     made, real = [0], pipeline.write_block
 
     def count(*block):
-        real(*block)
         made[0] += 1
+        return real(*block)
 
     pipeline.write_block = count
     options = {"chunks": (8, 8, 8), "levels": 2, "device": "cpu", "device_memory": 20_000, "progress": int}
@@ -70,7 +71,8 @@ def resample(place, *, source, overwrite=False):
 
 
 def convert(place, *, source, overwrite=False):
-    convert_zarr(source, place, chunks=(4, 4, 4), shards=(8, 8, 8), codec="zstd", device="cpu", overwrite=overwrite)
+    options = {"chunks": (4, 4, 4), "shards": (8, 8, 8), "codec": "zstd", "device": "cpu", "device_memory": 20_000}
+    convert_zarr(source, place, overwrite=overwrite, **options)
 
 
 def script(place, *, source, overwrite=False):
@@ -93,6 +95,9 @@ def run(asked):
     letter, occurrence = asked["start"]
     mode, nth, without_exchange = MODES[asked["mode"]], ctypes.c_long(asked["nth"]), int(asked["without_exchange"])
     SHIM.crash_arm(mode, nth, without_exchange, ctypes.c_char(letter.encode()), ctypes.c_long(occurrence))
+    if asked["mode"] == "few":
+        used = max(map(int, os.listdir("/proc/self/fd")))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (used + asked["nth"], resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
     try:
         told["made"] = JOBS[asked["job"]](Path(asked["place"]), **asked["options"])
     except SystemExit as error:

@@ -14,7 +14,7 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-enum { OFF, KILL, FULL, INTERRUPT, TERMINATE, SHORT };
+enum { OFF, KILL, FULL, INTERRUPT, TERMINATE, SHORT, BROKEN };
 #define LONGEST 65536
 
 static atomic_long count, starts, at;
@@ -65,6 +65,17 @@ static int full(char letter, int takes_space, long *its_number) {
 static int is_file(int fd) {
     struct stat found;
     return fd > 2 && !fstat(fd, &found) && S_ISREG(found.st_mode);
+}
+
+/* Where a network file system reports that what was written before did not reach its server. */
+int close(int fd) {
+    long number = 0;
+    int flags = armed && is_file(fd) ? fcntl(fd, F_GETFL) : 0;
+    struct stat found = {0};
+    if (flags & (O_WRONLY | O_RDWR) && !fstat(fd, &found) && found.st_size) full('c', 0, &number);
+    int done = syscall(SYS_close, fd);
+    if (number && number == nth && mode == BROKEN) { errno = EIO; return -1; }
+    return done;
 }
 
 /* How many bytes of a write go out: all of them, or half of them where the process is killed in the middle. */

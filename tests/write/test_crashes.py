@@ -56,6 +56,9 @@ class Bench:
         self.server, self.folder, self.job = server, folder, job
         self.overwrite, self.without_exchange = overwrite, without_exchange
         self.options, self.log, self.numbers = {}, folder / "log", itertools.count()
+        #: A ZIP file is made where the name says so.
+        self.name = "place.ozx" if job.endswith("ozx") else "place"
+        job = self.job = job.removesuffix(" ozx")
         if job in ("resample", "script", "convert"):
             data = np.random.default_rng(5).integers(0, 60000, (8, 12, 12)).astype("u2")
             source = write_omezarr(folder / "source", data, (2.0, 2.0, 2.0), chunks=(8, 6, 6))
@@ -64,11 +67,11 @@ class Bench:
             self.job, self.options["codec"] = "write", job
         self.old, before = None, None
         if overwrite:
-            before = folder / "old"
+            before = folder / f"old{Path(self.name).suffix}"
             if job == "file":
                 before.write_bytes(b"old")
             else:
-                write_omezarr(before, np.ones((4, 5, 6), "u1"), (1, 1, 1), name="place")
+                write_omezarr(before, np.ones((4, 5, 6), "u1"), (1, 1, 1), name=self.name)
             self.old = files_of(before)
         self.before = before
         place = self.fresh()
@@ -78,10 +81,10 @@ class Bench:
         self.new, self.trace, self.made = files_of(place), told["trace"], told["made"]
         assert self.new is not None
         assert self.new != self.old
-        assert os.listdir(place.parent) == ["place"]
+        assert os.listdir(place.parent) == [self.name]
 
     def fresh(self):
-        place = self.folder / f"run{next(self.numbers)}" / "place"
+        place = self.folder / f"run{next(self.numbers)}" / self.name
         place.parent.mkdir()
         if self.before is not None:
             (shutil.copytree if self.before.is_dir() else shutil.copy)(self.before, place)
@@ -124,12 +127,12 @@ class Bench:
             assert self.run(place)["error"].startswith(("FileExistsError", "SystemExit: 2"))
             assert files_of(place) == self.new
             return
-        left = place.parent / ".place.unfinished"
+        left = place.parent / f".{self.name}.unfinished"
         journaled = boxes_in(left) if self.job == "resample" else 0
         told = self.run(place)
         assert told["error"] is None, (told, self.log.read_text())
         assert files_of(place) == self.new
-        assert os.listdir(place.parent) == ["place"], self.log.read_text()
+        assert os.listdir(place.parent) == [self.name], self.log.read_text()
         if self.job == "resample":
             assert told["made"] == self.made - journaled
 
@@ -148,6 +151,7 @@ def boxes_in(work):
 KINDS = [
     ("write", False), ("write", True), ("zstd", True), ("shards", True), ("resample", False),
     ("resample", True), ("script", True), ("convert", False), ("file", False), ("file", True),
+    ("shards ozx", True), ("convert ozx", False),
 ]  # fmt: skip
 _ALL = pytest.param(True, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])
 every = pytest.mark.parametrize("every", [False, _ALL], ids=["some", "all"])
@@ -211,11 +215,47 @@ def test_a_disk_that_is_full_from_a_call_on(server, tmp_path, job, overwrite, ev
             assert "No space left on device" in text, text
             assert str(place) in text, text
             assert found in (bench.old, bench.new), f"full from call {call} of {bench.trace} on"
-            beside = set(os.listdir(place.parent)) - {"place"}
-            assert beside <= ({".place.unfinished"} if job in ("resample", "convert") else set())
+            beside = set(os.listdir(place.parent)) - {bench.name}
+            resumed = job.startswith(("resample", "convert"))
+            assert beside <= ({f".{bench.name}.unfinished"} if resumed else set())
         bench.check_rerun(place)
         shutil.rmtree(place.parent)
     assert failed
+
+
+@every
+@pytest.mark.parametrize("job", ["shards", "resample", "convert", "convert ozx"])
+def test_a_file_that_cannot_be_closed(server, tmp_path, job, every):
+    """Its voxels are not stored: an error that names it, and what was written is not taken for complete."""
+    bench = Bench(server, tmp_path, job, overwrite=False)
+    count = bench.trace.count("c")
+    for number in range(1, count + 1) if every else np.linspace(1, count, 5).astype(int).tolist():
+        place = bench.fresh()
+        told = bench.run(place, "broken", (1, "c", number))
+        assert "Input/output error" in (told["error"] or ""), told
+        assert str(place.parent) in told["error"], told
+        assert files_of(place) is None
+        bench.check_rerun(place)
+        shutil.rmtree(place.parent)
+
+
+@pytest.mark.parametrize("job", ["shards", "resample", "convert", "convert ozx"])
+def test_few_descriptors(server, tmp_path, job):
+    """An error that says so, and nothing is lost; or the run takes no more than there are."""
+    bench = Bench(server, tmp_path, job, overwrite=True)
+    failed = 0
+    for count in (1, 3, 6, 10, 200):
+        place = bench.fresh()
+        told = bench.run(place, "few", (count, "\0", 0))
+        if told["error"] is None:
+            assert files_of(place) == bench.new
+        else:
+            failed += 1
+            assert "Too many open files" in told["error"], told
+            assert files_of(place) == bench.old
+        bench.check_rerun(place)
+        shutil.rmtree(place.parent)
+    assert 0 < failed < 5
 
 
 @every

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import zarr
 
-from linumpy.write import raw_chunks
+from linumpy.write import chunk_file
 from linumpy.write.raw_chunks import RawChunks, chunks_of
 
 
@@ -25,13 +25,16 @@ def test_another_process_sees_whole_chunks_only(tmp_path, pool, monkeypatch, box
     array, seen = array_of(tmp_path), []
     array[...] = old = np.arange(600, dtype="u2").reshape(20, 30)
     new = old + 1000
-    real = raw_chunks.write_file
+    real = chunk_file.write_file
 
     def write(path, parts):
-        real(path, parts)
-        seen.append((path, np.array_equal(zarr.open_array(tmp_path)[...], old)))
+        nbytes, there = real(path, parts), zarr.open_array(tmp_path)[...]
+        parts_there = [there[y : y + 8, x : x + 16] for y in range(0, 20, 8) for x in (0, 16)]
+        whole = [part - part[0, 0] for part in parts_there]  # a chunk of both would have a jump of 1000
+        seen.append((path, all((part < 8 * 30).all() for part in whole)))
+        return nbytes
 
-    monkeypatch.setattr(raw_chunks, "write_file", write)
+    monkeypatch.setattr(chunk_file, "write_file", write)
     chunks = chunks_of(array, pool, 4, renamed=True)
     assert isinstance(chunks, RawChunks)
     chunks.start(box, new[box])()
@@ -50,7 +53,7 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path, pool, monkeypatch):
             file.write(b"half")
         raise OSError(28, "No space left on device", path)
 
-    monkeypatch.setattr(raw_chunks, "write_file", write)
+    monkeypatch.setattr(chunk_file, "write_file", write)
     with pytest.raises(OSError, match="No space left"):
         chunks_of(array, pool, 4, renamed=True).start((slice(0, 20), slice(0, 30)), np.zeros((20, 30), "u2"))()
     assert (array[...] == 7).all()

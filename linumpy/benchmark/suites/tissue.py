@@ -10,6 +10,7 @@ import numpy as np
 
 from linumpy.arrays import Array
 from linumpy.benchmark.cases import Case, Makers, kernel_case, kernel_suite
+from linumpy.benchmark.suites.registration import register_case
 from linumpy.device import array_module, to_host
 from linumpy.geometry.focal import FocalCurvature, correct_focal_curvature
 from linumpy.gpu.oct.correlation import central_half, overlap_correlations
@@ -25,8 +26,9 @@ _DESCRIPTION = """Time the work on tissue, beside the same work written with CuP
 Timed are the tissue interface (200×1024×1024 float32; depth first, depth last as a view of that, depth last in
 memory), the Z overlap (41 candidates of 512×512; the peer with views, as one writes it, and with contiguous copies),
 the mean projection along Z (512³ uint16), the correction of focal curvature (the peer rolls A-line after A-line; 256
-of them are timed, and the time is that for all) and the tiles of a mosaic grid at twice their voxel spacing (16 of 128³
-uint16; the peer filters and interpolates one after another).
+of them are timed, and the time is that for all), the tiles of a mosaic grid at twice their voxel spacing (16 of 128³
+uint16; the peer filters and interpolates one after another) and the rigid registration of 20 pairs of 1024² float32
+(the peer is SimpleITK on the CPU; one pair is timed, and the time is that for all).
 
 Each result is checked first: surfaces against SciPy on the CPU, correlations against the definition, and so on. A wrong
 one is reported as WRONG and has no time. Times are medians, by CUDA events after warm-ups; × is CuPy's time over
@@ -240,6 +242,7 @@ MAKERS: Makers = {
     "focal-float32": lambda xp, scale: _focal(xp, scale, "float32"),
     "focal-uint16": lambda xp, scale: _focal(xp, scale, "uint16"),
     "resample-tiles": _tiles,
+    "register-pairs": register_case,
 }
 
 SUITE = kernel_suite("tissue", _DESCRIPTION, MAKERS, 20, "Shrink every axis.")

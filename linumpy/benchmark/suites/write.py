@@ -34,17 +34,18 @@ from linumpy.write.writer import OmeZarrWriter
 
 _DESCRIPTION = """Time encoding on the device, and writing of encoded images below --folder.
 
-The voxels are 512×1024×1024 uint16, OCT-like; level 1 of zstd makes a third of them. Rates count voxels, not stored
-bytes. "encode" cases work on chunks in device memory, beside numcodecs in a thread for each core, and nvCOMP where it
-is installed (pip install nvidia-nvcomp-cu13). "write" cases write an image from device memory; "flat" writes as many
-stored bytes to as many files from host memory. "convert" and "resample" read an image in zstd and write another. The
-notes have the ratio of voxels to stored bytes, and in brackets that of numcodecs.
+The voxels are 1024×1024×2048 uint16, OCT-like; level 1 of zstd makes a third of them. Rates count voxels, not stored
+bytes. "encode" cases work on chunks of 512×1024×1024 voxels in device memory, beside numcodecs in a thread for each
+core, and nvCOMP where it is installed (pip install nvidia-nvcomp-cu13). "write" cases write an image from device
+memory; "flat" writes as many stored bytes to as many files from host memory. "convert" and "resample" read an image in
+zstd and write another. The notes have the ratio of voxels to stored bytes, and in brackets that of numcodecs.
 
 For example:
   linum-benchmark write --folder /dev/shm --json write.json
 """
 
-_SHAPE, _PART = (512, 1024, 1024), 64
+#: Voxels of images, of those of the "encode" cases, and depth of a layer.
+_SHAPE, _ENCODED, _PART = (1024, 1024, 2048), (512, 1024, 1024), 64
 _SPACING_UM = (5.0, 5.0, 5.0)
 #: Half of a step of integers, and what single precision adds to it.
 _TOLERANCE = 0.55
@@ -156,10 +157,12 @@ def _cases(where: Path, scale: float, only: Sequence[str], on_gpu: bool) -> Iter
         (_COPIES, _copy_case),
     )
     device = require_cuda().asarray(voxels) if on_gpu else voxels
+    encoded = tuple(slice(0, min(n, most)) for n, most in zip(voxels.shape, _ENCODED, strict=True))
     for works, make in kinds:
+        chosen = (voxels[encoded], device[encoded]) if works is _ENCODE else (voxels, device)
         for work in works:
             if not only or work.name.split(",")[0] in only:
-                yield make(work, voxels, device, where, scale)
+                yield make(work, *chosen, where, scale)
 
 
 def _voxels(shape: tuple[int, int, int]) -> np.ndarray:

@@ -19,12 +19,13 @@ extern "C" {
 
 int64_t lc_abi(void) { return LC_ABI; }
 
-void lc_record_sizes(int64_t sizes[16]) {
-    const size_t known[16] = {sizeof(lc_chain),       sizeof(lc_geometry), sizeof(lc_array),     sizeof(lc_batch),
+void lc_record_sizes(int64_t sizes[17]) {
+    const size_t known[17] = {sizeof(lc_chain),       sizeof(lc_geometry), sizeof(lc_array),     sizeof(lc_batch),
                               sizeof(lc_error),       sizeof(lc_report),   sizeof(lc_stats),     sizeof(lc_launch),
                               sizeof(lc_decode_plan), sizeof(lc_scatter),  sizeof(lc_on_device), sizeof(lc_device),
-                              sizeof(lc_direct_read), sizeof(lc_look),     sizeof(lc_entry),     sizeof(lc_fetch)};
-    for (int n = 0; n < 16; ++n) sizes[n] = static_cast<int64_t>(known[n]);
+                              sizeof(lc_direct_read), sizeof(lc_look),     sizeof(lc_entry),     sizeof(lc_fetch),
+                              sizeof(lc_output)};
+    for (int n = 0; n < 17; ++n) sizes[n] = static_cast<int64_t>(known[n]);
 }
 
 void lc_set_fetch(lc_fetch_object function, int64_t requests) { lc::set_fetch(function, requests); }

@@ -1,13 +1,13 @@
 // The C interface of the native core: what linumpy/core/native.py declares to ctypes, record by record.
 //
-// Every function may be called from any thread, throws nothing, and none but the `lc_wait` functions waits for I/O.
+// Every function may be called from any thread, throws nothing, and none but the `lc_wait` functions, and those for files, waits for I/O.
 // Integers are 64 bits wide so that records have no padding that the two languages could disagree on.
 #ifndef LINUMPY_CORE_H
 #define LINUMPY_CORE_H
 
 #include <stdint.h>
 
-#define LC_ABI 8
+#define LC_ABI 9
 #define LC_MAX_RANK 6
 
 #if defined(__GNUC__)
@@ -23,25 +23,25 @@ extern "C" {
 // Why a job failed. `lc_error` carries the numbers; Python writes the sentence.
 enum lc_error_code {
     LC_OK = 0,
-    LC_OPEN = 1,       // number: errno
-    LC_NOT_FILE = 2,   // a folder or a pipe, not a file
-    LC_SIZE = 3,       // a: bytes of the file; b: bytes that a raw chunk has
-    LC_REPLACED = 4,   // a: bytes when it was opened; b: bytes now
-    LC_READ = 5,       // number: errno
-    LC_SHORT = 6,      // a: bytes that were read; b: bytes that were wanted
-    LC_INDEX = 7,      // text: what is wrong with the shard index
-    LC_DECODE = 8,     // text: what the decoder says
-    LC_GONE = 9,       // the array's metadata file is missing too
-    LC_MEMORY = 10,    // a: bytes that could not be allocated
-    LC_THREAD = 11,    // number: errno of the thread that could not be started
+    LC_OPEN = 1,  // number: errno
+    LC_NOT_FILE = 2,  // a folder or a pipe, not a file
+    LC_SIZE = 3,  // a: bytes of the file; b: bytes that a raw chunk has
+    LC_REPLACED = 4,  // a: bytes when it was opened; b: bytes now
+    LC_READ = 5,  // number: errno
+    LC_SHORT = 6,  // a: bytes that were read; b: bytes that were wanted
+    LC_INDEX = 7,  // text: what is wrong with the shard index
+    LC_DECODE = 8,  // text: what the decoder says
+    LC_GONE = 9,  // the array's metadata file is missing too
+    LC_MEMORY = 10,  // a: bytes that could not be allocated
+    LC_THREAD = 11,  // number: errno of the thread that could not be started
     LC_CLOSED = 12,
     LC_CANCELLED = 13,
     LC_INTERNAL = 14,  // text: an exception that no code above expected
-    LC_DEVICE = 15,    // text: what the driver says
-    LC_CHANGED = 16,   // a file of the metadata is not what it was when the layout was read
-    LC_ENTRY = 17,     // text: what is wrong with the local header of an entry of a ZIP file
-    LC_MISSING = 18,   // no such object; of a fetch only
-    LC_REMOTE = 19,    // text: why a request to an object store failed
+    LC_DEVICE = 15,  // text: what the driver says
+    LC_CHANGED = 16,  // a file of the metadata is not what it was when the layout was read
+    LC_ENTRY = 17,  // text: what is wrong with the local header of an entry of a ZIP file
+    LC_MISSING = 18,  // no such object; of a fetch only
+    LC_REMOTE = 19,  // text: why a request to an object store failed
 };
 
 // Codes of dtypes, in the order that native.py lists them; LC_BFLOAT16 is a target only.
@@ -283,7 +283,7 @@ typedef struct lc_job lc_job;
 LC_API int64_t lc_abi(void);
 // Bytes of the records above, in the order of declaration: chain, geometry, array, batch, error, report, stats,
 // launch, decode plan, scatter, on_device, device, direct read, look, entry, fetch.
-LC_API void lc_record_sizes(int64_t sizes[16]);
+LC_API void lc_record_sizes(int64_t sizes[17]);
 // What carries out requests to object stores for all readers of the process, and how many it is asked for at a time.
 LC_API void lc_set_fetch(lc_fetch_object, int64_t requests);
 
@@ -322,6 +322,24 @@ LC_API void lc_job_release(lc_job *);
 // Decode one chunk into `out`, all of it. Returns 0, or writes what is wrong to `text` (256 bytes) and returns a code.
 LC_API int64_t lc_decode(const lc_chain *, const void *stored, int64_t nbytes, void *out, int64_t out_nbytes,
                          char *text);
+
+// Files to write, each from bytes that lie together.
+typedef struct {
+    const char *const *paths;
+    int64_t count;
+    void *base;
+    const int64_t *bounds;  // where the bytes of each begin and end, from `base` on
+    int64_t with_checksum;  // whether their CRC-32C follows
+    const char *suffix;  // of the name of a file until it is complete; empty: it has its name at once
+} lc_output;
+
+// Write files, in the calling thread. Returns 0, or an errno and the number of the file.
+LC_API int64_t lc_write_files(const lc_output *, int64_t *number);
+
+// List all files below a folder, by name: "name\0size nanoseconds inode\n", in memory that `lc_free` frees. Returns an
+// errno.
+LC_API int64_t lc_list_files(const char *folder, char **text, int64_t *nbytes);
+LC_API void lc_free(void *);
 
 // In a forked child: forget the threads of the parent. At the end of the process: join all threads.
 LC_API void lc_after_fork(void);

@@ -78,7 +78,7 @@ def encode_chunks(chunks: cupy.ndarray, encoding: Encoding) -> Encoded:
     return Encoded(arrays["arena"], arrays["offsets"])
 
 
-def encoding_nbytes(count: int, nbytes: int, encoding: Encoding) -> int:
-    """Return how many bytes of device memory :func:`encode_chunks` takes for `count` chunks, scratch and result."""
+def encoding_nbytes(count: int, nbytes: int, encoding: Encoding) -> tuple[int, int]:
+    """Return the device memory that :func:`encode_chunks` takes for `count` chunks: of the result, and of scratch."""
     plan = plan_encoding(count, nbytes, encoding)
-    return plan.arena_nbytes + plan.scratch_nbytes + 8 * (count + 1)
+    return plan.arena_nbytes + 8 * (count + 1), plan.scratch_nbytes

@@ -48,8 +48,10 @@ def check_target(path: Path, *, overwrite: bool) -> None:
         return
     if not overwrite:
         raise exists_error(path)
-    if is_archive(path) and path.is_file() and zipfile.is_zipfile(path):
-        return
+    if is_archive(path) and path.is_file():
+        with open(path, "rb") as file:  # to zipfile, a path that cannot be opened is no ZIP file
+            if zipfile.is_zipfile(file):
+                return
     if not any((path / name).is_file() for name in _ZARR_FILES):
         raise FileExistsError(f"{path} is not a Zarr folder, so it is not overwritten")
 

@@ -24,7 +24,16 @@ from pathlib import Path
 
 from linumpy.io.output.checks import check_target
 from linumpy.io.output.pack import pack
-from linumpy.io.output.syscalls import exchange, is_named, lock, rename_new, sync_file_system, sync_path, unlock
+from linumpy.io.output.syscalls import (
+    exchange,
+    is_named,
+    lock,
+    named_errors,
+    rename_new,
+    sync_file_system,
+    sync_path,
+    unlock,
+)
 from linumpy.io.paths import is_archive
 from linumpy.io.zarr_mode import wait_for_zarr
 
@@ -290,7 +299,8 @@ def rename_to_target(temporary: Path, path: Path, *, overwrite: bool, durable: b
         As :func:`check_target`; another process may have made the path meanwhile.
     """
     if is_archive(path):
-        temporary = pack(temporary, temporary.parent / _PACKED, durable=durable)
+        with named_errors(path):
+            temporary = pack(temporary, temporary.parent / _PACKED, durable=durable)
     while True:
         check_target(path, overwrite=overwrite)
         try:

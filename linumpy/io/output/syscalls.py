@@ -11,6 +11,8 @@ import errno
 import fcntl
 import functools
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 _AT_FDCWD = -100
@@ -120,6 +122,17 @@ def is_named(descriptor: int, path: Path) -> bool:
         return os.path.samestat(os.fstat(descriptor), os.stat(path, follow_symlinks=False))
     except FileNotFoundError:
         return False
+
+
+@contextmanager
+def named_errors(path: Path) -> Iterator[None]:
+    """Name a path in errors of the system that name none, such as those of a file that cannot be closed."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None or error.filename is not None:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def write_fully(descriptor: int, data: bytes) -> None:

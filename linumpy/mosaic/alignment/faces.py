@@ -141,8 +141,10 @@ def read_faces(
     }
     names = [(face, box) for face in faces for box in _tiles(images[face.number], surfaces[face.number], face, factor)]
 
+    use_gpu = work.use_gpu  # sent to workers, which `work` cannot be
+
     def read(name: tuple[Face, Box]) -> Array:
-        return read_box(images[name[0].number].array, name[1], work.use_gpu)
+        return read_box(images[name[0].number].array, name[1], use_gpu)
 
     def average(name: tuple[Face, Box], voxels: Array) -> np.ndarray:
         face, box = name

@@ -1,7 +1,8 @@
 """Process blocks in a pipeline: read the next one, compute one and write the last one at the same time.
 
 In: the names of blocks, and functions that read, compute and write one. Out: the written blocks, in order. About three
-blocks are in memory at a time. Errors: that of the step that failed first, after the others have ended.
+blocks are in memory at a time, and on a device the stored bytes of some before. Errors: that of the step that failed
+first, after the others have ended.
 """
 
 from __future__ import annotations
@@ -10,15 +11,20 @@ import functools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from typing import Any, TypeVar
 
 from linumpy.device import require_cuda
 from linumpy.io.zarr_mode import in_mode_of_caller
+from linumpy.write.tasks import Finish
+from linumpy.write.tasks import done as written
 
 Name = TypeVar("Name")
 Source = TypeVar("Source")
 Result = TypeVar("Result")
+
+#: Blocks whose files may be unfinished when the next one is computed.
+_MOST_UNFINISHED = 2
 
 
 def nothing(*_: object) -> None:
@@ -29,15 +35,15 @@ def work_through(
     names: Iterable[Name],
     read: Callable[[Name], Source],
     compute: Callable[[Name, Source], Result],
-    write: Callable[[Name, Result], object] = nothing,
+    write: Callable[[Name, Result], Finish | None] = nothing,
     *,
     use_gpu: bool = False,
     done: Callable[[Name], object] = nothing,
 ) -> None:
     """Read, compute and write block after block, each step of another block at the same time.
 
-    While block k is computed, block k + 1 is read, and at most blocks k - 1 and k are being written. So two buffers for
-    results suffice, and two for sources if `read` waits until the older one is computed.
+    While block k is computed, block k + 1 is read, and `write` takes block k - 1. So two buffers for results suffice,
+    and two for sources if `read` waits until the older one is computed. Files of some blocks before may be unfinished.
 
     Parameters
     ----------
@@ -48,8 +54,9 @@ def work_through(
     compute : callable
         Name, voxels → result; in the caller's thread, on a device on its current stream. It may start work and return.
     write : callable
-        Name, result → None; in a thread of its own, in order. It begins when the work on the device is done, and
-        copies a device's result to the host. By default nothing is written.
+        Name, result → None, or what waits for the files and is called by the caller's thread; in a thread of its own,
+        in order. It begins when the work on the device is done; when it returns, the result's memory is used again. By
+        default nothing is written.
     use_gpu : bool
         Whether the threads use the caller's current CUDA device, reads and writes each on their own stream.
     done : callable
@@ -58,18 +65,19 @@ def work_through(
     side = _Device() if use_gpu else _Host()
     waiting = iter(names)
     reads: deque[tuple[Name, Future[tuple[Source, Any]]]] = deque()
-    writes: deque[tuple[Name, Future[None]]] = deque()
+    writes: deque[tuple[Name, Future[Finish | None]]] = deque()
+    unfinished: deque[tuple[Name, Finish]] = deque()
 
     def read_one(name: Name) -> tuple[Source, Any]:
         with side.reading():
             return read(name), side.mark()
 
-    def write_one(name: Name, source: list[Source], result: Result, computed: Any) -> None:
+    def write_one(name: Name, source: list[Source], result: Result, computed: Any) -> Finish | None:
         with side.writing():
             side.wait_for(computed)
             # Not earlier: memory that is freed while a kernel still reads it would be reused by the next block.
             source.clear()
-            write(name, result)
+            return write(name, result)
 
     with (
         closing(side),
@@ -82,25 +90,35 @@ def work_through(
                 reads.append((name, reader.submit(read_one, name)))
                 return
 
-        def finish_writes(at_most: int) -> None:
+        def finish_writes(at_most: int, at_most_unfinished: int) -> None:
             while len(writes) > at_most:
                 name, future = writes.popleft()
-                future.result()
+                unfinished.append((name, future.result() or nothing))
+            while len(unfinished) > at_most_unfinished or (unfinished and unfinished[0][1] in (nothing, written)):
+                name, finish = unfinished.popleft()
+                finish()
                 done(name)
 
         def step() -> None:  # a function, so that no variable keeps a block alive
             name, future = reads.popleft()
             source, read_done = future.result()
             read_next()
-            finish_writes(at_most=1)
+            finish_writes(1, _MOST_UNFINISHED)
             side.follow(read_done)
             result = compute(name, source)
             writes.append((name, writer.submit(write_one, name, [source], result, side.mark())))
 
         read_next()
-        while reads:
-            step()
-        finish_writes(at_most=0)
+        try:
+            while reads:
+                step()
+            finish_writes(0, 0)
+        except BaseException:
+            for name, finish in unfinished:  # what is complete need not be made again
+                with suppress(Exception):
+                    finish()
+                    done(name)
+            raise
 
 
 class _Host:

@@ -36,7 +36,9 @@ from linumpy.plan.grid.blocks import Block, ResamplePlan
 from linumpy.resample.blocks.block import make_box
 from linumpy.resample.blocks.overlap import work_through
 from linumpy.resample.blocks.warp import make_warped
+from linumpy.write.encoded_chunks import Batch
 from linumpy.write.raw_chunks import Chunks, chunks_of, writing_threads
+from linumpy.write.tasks import Finish
 
 
 @dataclass(frozen=True)
@@ -61,8 +63,8 @@ class BlockJob:
         The volume of the source, as in :class:`linumpy.io.volume.Volume`; by default all axes are of space.
     entries : tuple of int
         The volume in the target: the entry of each of its axes of time and channel.
-    batch_bytes : int or None
-        Bytes of the voxels that a device encodes at a time.
+    batch : Batch or None
+        What a device encodes at a time; None as with no limit of memory.
     """
 
     source: Source
@@ -73,7 +75,7 @@ class BlockJob:
     scratch_bytes: int | None
     index: tuple[int | None, ...] | None = None
     entries: tuple[int, ...] = ()
-    batch_bytes: int | None = None
+    batch: Batch | None = None
 
     def open(self) -> tuple[Volume, zarr.Array]:
         """Open source and target."""
@@ -91,7 +93,7 @@ def make_block(job: BlockJob, number: int) -> int:
     """
     block = job.plan.block(number)
     with closing(open_stage(job, slots=1)) as stage:
-        stage.write(block, stage.transform(block, stage.read(block)))
+        stage.write(block, stage.transform(block, stage.read(block)))()
     return number
 
 
@@ -161,8 +163,8 @@ class Stage(Protocol):
     def transform(self, block: Block, source: Array) -> Array:
         """Transform the box into the block; on a device, start to."""
 
-    def write(self, block: Block, result: Array) -> None:
-        """Write the block, and return when it is written."""
+    def write(self, block: Block, result: Array) -> Finish:
+        """Start to write the block; `result` may change when this returns."""
 
     def close(self) -> None:
         """Wait for the writing threads."""
@@ -173,7 +175,7 @@ def open_stage(job: BlockJob, *, slots: int) -> Stage:
     return CudaStage(job, slots=slots) if job.device == "cuda" else HostStage(job, alone=slots > 1)
 
 
-def level_chunks(folder: Path, pool: ThreadPoolExecutor, threads: int, batch: int | None = None) -> Chunks:
+def level_chunks(folder: Path, pool: ThreadPoolExecutor, threads: int, batch: Batch | None = None) -> Chunks:
     """Open an array of a work folder, such as a resolution of an image, for writing whole chunks."""
     array = zarr.open_array(local_store(folder, read_only=False), mode="r+")
     return chunks_of(array.with_config({"write_empty_chunks": True}), pool, threads, batch=batch)
@@ -216,9 +218,9 @@ class HostStage:
             return make_warped(grid, block, cval, out, self._read_box, self._read_array, self._job.plan.part_bytes)
         return make_box(source, grid, block, cval, out)
 
-    def write(self, block: Block, result: Array) -> None:
+    def write(self, block: Block, result: Array) -> Finish:
         """Write the block."""
-        write_block(self._chunks, block, result, self._job.entries)
+        return write_block(self._chunks, block, result, self._job.entries)
 
     def close(self) -> None:
         """Wait for the writing threads."""
@@ -277,9 +279,9 @@ class CudaStage:
     def _read_array(self, array: zarr.Array, region: tuple[int | slice, ...]) -> Array:
         return read_to_device(array, region, self._reader)
 
-    def write(self, block: Block, result: Array) -> None:
-        """Write the block from the device."""
-        write_block(self._chunks, block, result, self._job.entries)
+    def write(self, block: Block, result: Array) -> Finish:
+        """Start to write the block from the device."""
+        return write_block(self._chunks, block, result, self._job.entries)
 
     def close(self) -> None:
         """Wait for the writing threads, and free the reader's memory."""
@@ -292,7 +294,7 @@ def _open_chunks(job: BlockJob, target: zarr.Array, scope: ExitStack, *, alone: 
     pool = ThreadPoolExecutor(threads, "linumpy-chunks")
     scope.callback(pool.shutdown, cancel_futures=True)
     # A worker that dask considers lost may still write a block that another worker makes again.
-    return chunks_of(target, pool, threads, renamed=not alone, batch=job.batch_bytes)
+    return chunks_of(target, pool, threads, renamed=not alone, batch=job.batch)
 
 
 def _view(buffer: Array, shape: tuple[int, ...], dtype: np.dtype) -> Array:
@@ -300,7 +302,7 @@ def _view(buffer: Array, shape: tuple[int, ...], dtype: np.dtype) -> Array:
     return buffer[: math.prod(shape) * dtype.itemsize].view(dtype).reshape(shape)
 
 
-def write_block(chunks: Chunks, block: Block, data: Array, entries: tuple[int, ...] = ()) -> None:
-    """Write a block of a volume, which consists of whole chunks or shards."""
+def write_block(chunks: Chunks, block: Block, data: Array, entries: tuple[int, ...] = ()) -> Finish:
+    """Start to write a block of a volume, which consists of whole chunks or shards."""
     leading = tuple(slice(entry, entry + 1) for entry in entries)
-    chunks.start((*leading, *block.box), data[(None,) * len(entries)])()
+    return chunks.start((*leading, *block.box), data[(None,) * len(entries)])

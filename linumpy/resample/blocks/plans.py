@@ -24,7 +24,7 @@ from linumpy.plan.encoding import Encoding
 from linumpy.plan.grid.block_shape import BlockBytes, choose_block_shape
 from linumpy.plan.grid.blocks import AffineGrid, ResamplePlan
 from linumpy.resample.blocks.block import box_work_bytes
-from linumpy.write.encoded_chunks import batch_nbytes, device_nbytes
+from linumpy.write.encoded_chunks import NO_BATCH, Batch, plan_batch
 
 #: Defaults of the memory limit: this share of the free memory, and in host memory at most these bytes.
 _SHARE, _HOST_MOST = 0.8, 8 * 2**30
@@ -58,14 +58,14 @@ class BlockPlan:
         The blocks.
     scratch : int or None
         Bytes of a read on a device beyond its result.
-    batch : int or None
+    batch : Batch or None
         Bytes of the voxels that a device encodes at a time, 0 where the host encodes its chunks; None where there is
         nothing to encode.
     """
 
     plan: ResamplePlan
     scratch: int | None
-    batch: int | None
+    batch: Batch | None
 
 
 def plan_blocks(
@@ -97,12 +97,11 @@ def plan_blocks(
     budget, itemsize = memory_budget(kind, limit), source.dtype.itemsize
     if kind == "cpu" or writing is None:
         return _planned(grid, source, stored, kind, budget, None)
-    batch = batch_nbytes(writing.encoding, writing.chunk_nbytes, math.prod(stored) * itemsize, budget)
-    taken = device_nbytes(writing.encoding, writing.chunk_nbytes, batch)
+    batch = plan_batch(writing.encoding, writing.chunk_nbytes, math.prod(stored) * itemsize, budget)
     try:
-        return _planned(grid, source, stored, kind, budget - taken, batch)
+        return _planned(grid, source, stored, kind, budget - batch.device_nbytes, batch)
     except DeviceMemoryError:
-        return _planned(grid, source, stored, kind, budget, 0)  # the host encodes
+        return _planned(grid, source, stored, kind, budget, NO_BATCH)  # the host encodes
 
 
 def _planned(
@@ -111,7 +110,7 @@ def _planned(
     stored: tuple[int, ...],
     kind: str,
     budget: int,
-    batch: int | None,
+    batch: Batch | None,
 ) -> BlockPlan:
     """Choose blocks within the memory that is left beside encoding."""
     itemsize = source.dtype.itemsize
@@ -120,7 +119,7 @@ def _planned(
         return BlockPlan(_plan_warped_blocks(grid, stored, itemsize, budget), scratch, batch)
     work, output_work = box_work_bytes(source.dtype, grid, kind)
     # Writing copies a block into the order of its chunks: a raw one as a whole, others batch by batch.
-    copied = itemsize if kind == "cuda" and not batch else 0
+    copied = itemsize if kind == "cuda" and not (batch and batch.nbytes) else 0
     cost = BlockBytes(itemsize, itemsize, work, output_work + copied)
     shape = choose_block_shape(grid, stored, cost, budget - (scratch or 0), source.chunks)
     return BlockPlan(ResamplePlan(grid, shape), scratch, batch)

@@ -25,8 +25,9 @@ from linumpy.gpu.read.reader import Reader
 from linumpy.gpu.read.shared import shared_reader
 from linumpy.gpu.zarr_io import read_zarr
 from linumpy.io.open import open_source
-from linumpy.io.source import describe_source, identify_data
+from linumpy.io.source import describe_source
 from linumpy.io.stores import remote
+from linumpy.resample.identity import identify_data
 from linumpy.resample.resample_zarr import resample_zarr
 from tests.support import budget
 from tests.support.gpu import reference

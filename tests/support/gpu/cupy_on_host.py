@@ -18,6 +18,7 @@ _UPLOADS = ("array", "asarray", "ascontiguousarray")
 _OPERATORS = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift")
 _COMPARISONS = ["lt", "le", "eq", "ne", "gt", "ge", "neg", "pos", "abs", "invert"]
 _GARBAGE = 0xA5
+_FREE_NBYTES = 2**34
 
 
 class Array:
@@ -208,9 +209,13 @@ def modules():
     cupy.asnumpy = lambda array: array.get() if isinstance(array, Array) else np.asarray(array)
     for name in _UPLOADS:
         setattr(cupy, name, _uploading(name))
-    event = types.SimpleNamespace(synchronize=lambda: None)
+    event = types.SimpleNamespace(synchronize=lambda: None, record=lambda _stream=None: None)
     stream = _Stream(event)
-    runtime = types.SimpleNamespace(getDeviceCount=lambda: 1, getDevice=lambda: 0)
+    runtime = types.SimpleNamespace(
+        getDeviceCount=lambda: 1, getDevice=lambda: 0, memGetInfo=lambda: (_FREE_NBYTES, _FREE_NBYTES)
+    )
+    pool = types.SimpleNamespace(free_bytes=lambda: 0, get_limit=lambda: 0)
+    cupy.get_default_memory_pool = lambda: pool
     cupy.cuda = types.SimpleNamespace(
         Device=lambda *_: _Device(),
         get_current_stream=lambda: stream,

@@ -87,6 +87,8 @@ def encoded(chunks, encoding, *, seed=1, skew=0):
         assert (whole[end:] == 0xA5).all(), "a kernel wrote behind an array"
     plan = plan_encoding(*chunks.shape, encoding)
     planned = plan.arena_nbytes + plan.scratch_nbytes + made.offsets.nbytes
-    assert sum(end - begin for _, begin, end in guarded) == planned == encode.encoding_nbytes(*chunks.shape, encoding)
+    assert (
+        sum(end - begin for _, begin, end in guarded) == planned == sum(encode.encoding_nbytes(*chunks.shape, encoding))
+    )
     assert np.array_equal(rows, chunks), "a kernel wrote into the chunks"
     return [made.arena[a:b].tobytes() for a, b in itertools.pairwise(made.offsets)]

@@ -46,8 +46,8 @@ template <class T> __device__ inline ACC between(const T *at, int64 down, int64 
 }
 
 extern "C" __global__ void __launch_bounds__(128)
-blend_tiles(const Tile *tiles, SOURCE *out, int count, int depth, int rows, int columns, int height, int width,
-            int64 out_z, int64 out_y, int64 out_x) {
+    blend_tiles(const Tile *tiles, SOURCE *out, int count, int depth, int rows, int columns, int height, int width,
+                int64 out_z, int64 out_y, int64 out_x) {
     const int64 place = static_cast<int64>(blockIdx.x) * blockDim.x + threadIdx.x;
     const int row = static_cast<int>(place / columns), column = static_cast<int>(place % columns);
     if (row >= rows) return;

@@ -1,0 +1,153 @@
+"""Figures of merit and pictures of images on disk, from a resolution that fits into memory.
+
+In: paths of OME-Zarr images. Out: an :class:`ImageSummary` for each, with host arrays for pictures.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from linumpy.arrays import Array
+from linumpy.device import array_module, is_device_array, to_host
+from linumpy.io.volume import Volumes, open_volumes
+from linumpy.mosaic.tiles import read_box
+from linumpy.quality.measures import sharpness, structural_similarity
+from linumpy.quality.tissue import tissue_mask
+from linumpy.voxel.backends.choose import why_no_warp
+
+#: Voxels that are read of an image at most: the finest resolution with no more, or middle planes of the coarsest.
+VOXELS = 2**26
+
+
+@dataclass(frozen=True)
+class ImageSummary:
+    """What a report says of an image.
+
+    Attributes
+    ----------
+    path : Path
+        The image.
+    shape, spacing : tuple
+        Voxels of the finest resolution, and their spacing in µm.
+    axes : str
+        Names of the axes of space.
+    dtype : str
+        Of a voxel.
+    level : int
+        The resolution that was read.
+    projection : numpy.ndarray, (Y, X)
+        Mean along depth; of an image of two axes itself.
+    section : numpy.ndarray or None
+        The middle section, depth first; None for an image of two axes.
+    pixel : tuple of float
+        Spacing of what was read in µm: depth first, if there is one.
+    tissue, sharpness : float
+        Share of tissue in the projection, and the projection's sharpness; NaN for an image of two axes.
+    similarity : float
+        SSIM to the next image of the same folder, by projections; NaN without one.
+    not_finite : float
+        Share of voxels that are NaN or infinite.
+    constant : bool
+        Whether all voxels are equal.
+    """
+
+    path: Path
+    shape: tuple[int, ...]
+    spacing: tuple[float, ...]
+    axes: str
+    dtype: str
+    level: int
+    projection: np.ndarray
+    section: np.ndarray | None
+    pixel: tuple[float, ...]
+    tissue: float
+    sharpness: float
+    not_finite: float
+    constant: bool
+    similarity: float = math.nan
+
+
+def summarize(path: Path, *, use_gpu: bool = False) -> ImageSummary:
+    """Read an image, and compute what a report says of it.
+
+    Parameters
+    ----------
+    path : Path
+        An OME-Zarr image of two or three axes of space; of several times and channels the first one.
+    use_gpu : bool
+        Whether to read to the GPU and compute there.
+
+    Raises
+    ------
+    SourceError, MetadataError, ValueError, OSError
+        An image that cannot be read, or has no spacing.
+    """
+    finest = open_volumes(path)
+    chosen, level = _level(path, finest)
+    array = chosen.first
+    z = chosen.axes.index("z") if len(chosen.axes) == 3 and "z" in chosen.axes else None
+    box = [slice(0, n) for n in array.shape]
+    if z is not None and math.prod(array.shape) > VOXELS:
+        planes = max(1, VOXELS * array.shape[z] // math.prod(array.shape))
+        begin = (array.shape[z] - planes) // 2
+        box[z] = slice(begin, begin + planes)
+    voxels = read_box(array, tuple(box), use_gpu)
+    xp, order = array_module(voxels), None if z is None else (z, *(k for k in range(3) if k != z))
+    voxels = voxels if order is None else voxels.transpose(*order)
+    spacing = chosen.spacing if order is None else tuple(chosen.spacing[k] for k in order)
+    finite = xp.isfinite(voxels)
+    filled = xp.where(finite, voxels, 0).astype(np.float32)
+    first = filled.ravel()[0]
+    constant = bool((filled == first).all())
+    projection = filled if order is None else filled.mean(axis=0)
+    tissue = sharp = math.nan
+    if order is not None and not constant:
+        mask = _mask(projection)
+        tissue = float(mask.mean())
+        sharp = float(sharpness(projection[None], mask[None] if bool(mask.any()) else None)[0])
+    shown = xp.where(finite, voxels, np.nan) if order is None and voxels.dtype.kind == "f" else projection
+    return ImageSummary(
+        path, finest.first.shape, finest.spacing, chosen.axes, str(array.dtype), level, to_host(shown),
+        None if order is None else to_host(filled[:, filled.shape[1] // 2]), spacing, tissue, sharp,
+        1 - float(finite.mean()), constant,
+    )  # fmt: skip
+
+
+def _level(path: Path, finest: Volumes) -> tuple[Volumes, int]:
+    """Return the finest resolution of few enough voxels, else the coarsest."""
+    chosen, level = finest, 0
+    while math.prod(chosen.first.shape) > VOXELS:
+        try:
+            chosen = open_volumes(path, level + 1)
+        except ValueError:  # there is no coarser one
+            break
+        level += 1
+    return chosen, level
+
+
+def _mask(projection: Array) -> Array:
+    """Return the mask of tissue of a projection; on the host where the device lacks what morphology needs."""
+    if not is_device_array(projection) or why_no_warp() is None:
+        return tissue_mask(projection[None])[0]  # type: ignore[index, no-any-return]
+    mask: Array = array_module(projection).asarray(tissue_mask(to_host(projection)[None])[0])  # type: ignore[index]
+    return mask
+
+
+def with_similarities(summaries: Sequence[ImageSummary]) -> list[ImageSummary]:
+    """Add to each image its similarity to the next one of the same folder, by the shared part of their projections."""
+    result = list(summaries)
+    for number, (one, other) in enumerate(itertools.pairwise(summaries)):
+        shape = [min(sizes) for sizes in zip(one.projection.shape, other.projection.shape, strict=True)]
+        if one.path.parent != other.path.parent or one.section is None or other.section is None or min(shape) < 7:
+            continue
+        values = np.stack([image.projection[: shape[0], : shape[1]] for image in (one, other)])
+        extent = float(np.ptp(np.percentile(values, (0.5, 99.5))))
+        if extent > 0:
+            result[number] = replace(one, similarity=float(structural_similarity(values[:1], values[1:], extent)[0]))
+    return result

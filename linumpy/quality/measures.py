@@ -1,0 +1,94 @@
+"""Figures of merit of images, all of a batch in one call, on the host or the device: SSIM and sharpness.
+
+In: batches of images (n, Y, X). Out: a number for each, in the memory of the images.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from linumpy.arrays import Array
+from linumpy.device import array_module
+from linumpy.gpu.oct.surface_filters import ndimage_module
+
+#: Constants of SSIM, relative to the range of values (Wang et al., 2004).
+_K1, _K2 = 0.01, 0.03
+
+
+def structural_similarity(a: Array, b: Array, data_range: float, window: int = 7) -> Array:
+    """Return the mean structural similarity of each pair of images (Wang, Bovik, Sheikh and Simoncelli, 2004).
+
+    Parameters
+    ----------
+    a, b : numpy.ndarray or cupy.ndarray, (n, Y, X)
+        Real numbers, of one shape.
+    data_range : float
+        Largest minus smallest possible value.
+    window : int
+        Pixels of the window's sides, odd.
+
+    Returns
+    -------
+    numpy.ndarray or cupy.ndarray of float64, (n,)
+        From -1 to 1; that of scikit-image with its defaults. NaN for images with pixels that are not finite.
+
+    Raises
+    ------
+    ValueError
+        Shapes that differ or are smaller than the window, an even window, a range that is not positive.
+    """
+    if a.ndim != 3 or a.shape != b.shape or window % 2 != 1 or min(a.shape[1:]) < window:
+        raise ValueError(f"images of {a.shape} and {b.shape}: pass (n, Y, X) of one shape, no smaller than {window}")
+    if not data_range > 0:
+        raise ValueError(f"data_range={data_range}: pass a positive number")
+    filters = ndimage_module(a)
+    x, y = a.astype(np.float64), b.astype(np.float64)
+    ux, uy, uxx, uyy, uxy = (
+        filters.uniform_filter(part, (1, window, window), mode="reflect") for part in (x, y, x * x, y * y, x * y)
+    )
+    unbiased = window**2 / (window**2 - 1)
+    vx, vy, vxy = (unbiased * (uu - u * v) for uu, u, v in ((uxx, ux, ux), (uyy, uy, uy), (uxy, ux, uy)))
+    c1, c2 = (_K1 * data_range) ** 2, (_K2 * data_range) ** 2
+    similarity = ((2 * ux * uy + c1) * (2 * vxy + c2)) / ((ux**2 + uy**2 + c1) * (vx + vy + c2))
+    edge = window // 2
+    result: Array = similarity[:, edge : a.shape[1] - edge, edge : a.shape[2] - edge].mean(axis=(1, 2))
+    return result
+
+
+def sharpness(images: Array, mask: Array | None = None) -> Array:
+    """Return the normalised gradient energy of each image: that of Sobel's filter over the squared mean (Tenengrad).
+
+    Parameters
+    ----------
+    images : numpy.ndarray or cupy.ndarray, (n, Y, X)
+        Real numbers.
+    mask : array of bool, (n, Y, X), optional
+        Pixels that count.
+
+    Returns
+    -------
+    numpy.ndarray or cupy.ndarray of float64, (n,)
+        It does not change with gain, and falls with blur; NaN where the mean is 0 or nothing counts.
+    """
+    xp, filters = array_module(images), ndimage_module(images)
+    pixels = images.astype(np.float64)
+    # Sobel's filter along two axes: of three, it would smooth from image to image.
+    slope, smooth = xp.asarray([-0.5, 0.0, 0.5]), xp.asarray([0.25, 0.5, 0.25])
+    slopes = [
+        filters.correlate1d(filters.correlate1d(pixels, slope, axis, mode="nearest"), smooth, other, mode="nearest")
+        for axis, other in ((1, 2), (2, 1))
+    ]
+    energy = _mean(xp, slopes[0] ** 2 + slopes[1] ** 2, mask)
+    mean = _mean(xp, pixels, mask)
+    result: Array = xp.where(mean != 0, energy / xp.where(mean != 0, mean, 1) ** 2, np.nan)
+    return result
+
+
+def _mean(xp: ModuleType, values: Any, mask: Array | None) -> Any:
+    if mask is None:
+        return values.mean(axis=(1, 2))
+    count = mask.sum(axis=(1, 2))
+    return xp.where(count > 0, xp.where(mask, values, 0).sum(axis=(1, 2)) / xp.maximum(count, 1), np.nan)

@@ -1,0 +1,240 @@
+"""A report of a run: one HTML page with pictures, figures of merit, positions, times and warnings, and nothing outside.
+
+In: a folder of results, of ``linum-pipeline`` or of single commands. Out: the page.
+"""
+
+from __future__ import annotations
+
+import base64
+import datetime
+import html
+import io
+import logging
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from linumpy import __version__
+from linumpy.errors import LinumpyError
+from linumpy.io.output.checks import check_apart
+from linumpy.io.output.files import check_file, replacing
+from linumpy.pictures import draw_map, draw_positions
+from linumpy.quality.images import ImageSummary, summarize, with_similarities
+from linumpy.quality.run_folder import RunFolder, look_into, robust_outliers
+from linumpy.registration.positions import TilePositions
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+log = logging.getLogger(__name__)
+
+#: Pictures of files that are put into the page: their number, and the bytes of each, at most.
+_PICTURES, _PICTURE_NBYTES = 60, 4 * 2**20
+#: Share of rejected pairs, and RMS in voxels, above which positions get a warning.
+_REJECTED, _RMS = 0.25, 0.5
+
+_STYLE = """
+body { font: 15px/1.45 system-ui, sans-serif; margin: 2em auto; max-width: 1080px; padding: 0 1em; color: #1a1a1a; }
+h1 { font-size: 1.5em; } h2 { font-size: 1.2em; margin-top: 2em; border-bottom: 1px solid #ccc; }
+table { border-collapse: collapse; font-size: 13px; margin: .6em 0; display: block; overflow-x: auto; }
+th, td { padding: .2em .7em; text-align: right; border-bottom: 1px solid #e4e4e4; white-space: nowrap; }
+th:first-child, td:first-child { text-align: left; }
+ul.warnings li { color: #8a3b00; } .none { color: #2c6e2c; }
+figure { display: inline-block; margin: .4em .6em .4em 0; max-width: 520px; vertical-align: top; }
+figure img { width: 100%; border: 1px solid #ddd; } figcaption { font-size: 12px; color: #555; }
+"""
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a page says.
+
+    Attributes
+    ----------
+    images : tuple of ImageSummary
+        In order.
+    warnings : tuple of str
+        What a user should look at.
+    """
+
+    images: tuple[ImageSummary, ...]
+    warnings: tuple[str, ...]
+
+
+def write_report(folder: str | Path, output: str | Path, *, use_gpu: bool = False, overwrite: bool = False) -> Report:
+    """Write the report of a folder as one HTML page.
+
+    Parameters
+    ----------
+    folder : str or Path
+        Folder of results: OME-Zarr images, positions of tiles (JSON), tables (CSV), pictures (PNG), and the summary of
+        ``linum-pipeline``, also in folders below it.
+    output : str or Path
+        The page to write.
+    use_gpu : bool
+        Whether to read images to the GPU and compute there.
+    overwrite : bool
+        Whether to replace an existing page.
+
+    Returns
+    -------
+    Report
+        What the page says. An image that cannot be read is a warning.
+
+    Raises
+    ------
+    FileExistsError, FileNotFoundError, SourceError
+        An existing page, a folder that does not exist or holds nothing to report.
+    GpuUnavailableError
+        `use_gpu` and there is no CUDA device.
+    """
+    check_file(output, overwrite=overwrite)
+    found = look_into(folder)
+    check_apart([output], found.images)
+    warnings = [f"{name}: nothing was recorded in this slice" for name in found.empty]
+    images = []
+    for path in found.images:
+        try:
+            images.append(summarize(path, use_gpu=use_gpu))
+        except (LinumpyError, ValueError, OSError) as error:
+            warnings.append(f"{_name(found, path)} cannot be read: {error}")
+    images = with_similarities(images)
+    warnings += [*_of_images(found, images), *_of_positions(found)]
+    for line in warnings:
+        log.warning("%s", line)
+    with replacing(output, overwrite=overwrite) as temporary:
+        temporary.write_text(_page(found, images, warnings), encoding="utf-8")
+    return Report(tuple(images), tuple(warnings))
+
+
+def _name(found: RunFolder, path: Path) -> str:
+    return str(path.relative_to(found.folder))
+
+
+def _of_images(found: RunFolder, images: Sequence[ImageSummary]) -> Iterable[str]:
+    for image in images:
+        if image.constant:
+            yield f"{_name(found, image.path)}: all voxels are equal"
+        elif image.not_finite > 0 and image.section is not None:
+            yield f"{_name(found, image.path)}: {100 * image.not_finite:.2g} % of the voxels are NaN or infinite"
+    for parent in sorted({image.path.parent for image in images}):
+        group = [image for image in images if image.path.parent == parent and image.section is not None]
+        for label, values in (
+            ("share of tissue", [image.tissue for image in group]),
+            ("sharpness", [image.sharpness for image in group]),
+            ("similarity to the next slice", [image.similarity for image in group]),
+        ):
+            for image, odd in zip(group, robust_outliers(np.array(values, float)), strict=True):
+                if odd:
+                    yield f"{_name(found, image.path)}: its {label} is far from that of the others"
+
+
+def _of_positions(found: RunFolder) -> Iterable[str]:
+    for path, one in found.positions:
+        missing, rejected = int((~one.present).sum()), sum(bool(pair.rejected) for pair in one.pairs)
+        if missing:
+            yield f"{_name(found, path)}: {missing} of {one.present.size} tiles are missing"
+        if one.pairs and rejected > _REJECTED * len(one.pairs):
+            yield f"{_name(found, path)}: {rejected} of {len(one.pairs)} pairs of tiles were rejected"
+        if one.rms_residual > _RMS:
+            yield f"{_name(found, path)}: tiles fit to {one.rms_residual:.2f} voxels RMS only"
+
+
+def _page(found: RunFolder, images: Sequence[ImageSummary], warnings: Sequence[str]) -> str:
+    title = html.escape(f"Report of {found.folder.resolve().name}")
+    date = datetime.datetime.now().astimezone().isoformat(" ", "minutes")
+    listed = "".join(f"<li>{html.escape(line)}</li>" for line in warnings)
+    parts = [
+        f"<!DOCTYPE html><html lang='en'><head><meta charset='utf-8'><title>{title}</title><style>{_STYLE}</style>",
+        f"</head><body><h1>{title}</h1><p>{date}, linumpy {__version__}, {len(images)} images</p><h2>Warnings</h2>",
+        f"<ul class='warnings'>{listed}</ul>" if warnings else "<p class='none'>None.</p>",
+    ]
+    if found.stages:
+        rows = [
+            (str(s["name"]), str(s["done"]), str(s["kept"]), _number(s["seconds"]), _number(s["wall_seconds"]))
+            for s in found.stages
+        ]
+        parts += ["<h2>Times</h2>", _html_table(("stage", "done", "kept", "task s", "last run s"), rows)]
+    if images:
+        parts += ["<h2>Images</h2>", _of_all_images(found, images)]
+    if found.positions:
+        parts.append("<h2>Positions of tiles</h2>")
+        parts += [_of_tiles(_name(found, path), one) for path, one in found.positions]
+    if images:
+        parts.append("<h2>Pictures</h2>")
+        parts += [_of_image(found, image) for image in images]
+    parts += [_of_file(found, path) for path in found.pictures[:_PICTURES]]
+    if len(found.pictures) > _PICTURES:
+        parts.append(f"<p>{len(found.pictures) - _PICTURES} more pictures are in the folder.</p>")
+    for path, table in found.tables:
+        if table:
+            parts += [f"<h2>{html.escape(_name(found, path))}</h2>", _html_table(table[0], table[1:])]
+    return "\n".join([*parts, "</body></html>\n"])
+
+
+def _of_all_images(found: RunFolder, images: Sequence[ImageSummary]) -> str:
+    head = ("image", "voxels", "µm", "type", "tissue %", "sharpness", "SSIM to next", "not finite %")
+    rows = [
+        (
+            _name(found, image.path), f"{image.axes} {' × '.join(map(str, image.shape))}",
+            " × ".join(f"{step:.4g}" for step in image.spacing), image.dtype, _number(100 * image.tissue),
+            _number(image.sharpness), _number(image.similarity), _number(100 * image.not_finite),
+        )
+        for image in images
+    ]  # fmt: skip
+    return _html_table(head, rows)
+
+
+def _of_tiles(name: str, one: TilePositions) -> str:
+    pairs = [(pair.fixed, pair.moving, pair.confidence, bool(pair.rejected)) for pair in one.pairs]
+    figure = draw_positions(one.positions, one.present, one.tile_shape, pairs, source=name)
+    rejected = sum(bool(pair.rejected) for pair in one.pairs)
+    fit = f", the others fit to {one.rms_residual:.3f} voxels RMS" if math.isfinite(one.rms_residual) else ""
+    text = f"{one.grid[0]} × {one.grid[1]} tiles, {len(one.pairs)} pairs, {rejected} rejected{fit}"
+    return _figure(figure, text)
+
+
+def _of_image(found: RunFolder, image: ImageSummary) -> str:
+    name = _name(found, image.path)
+    lateral = [axis.upper() for axis in image.axes if image.section is None or axis != "z"]
+    names = lateral[0], lateral[1]
+    text = f"{name}, resolution {image.level}"
+    if image.section is None:
+        return _figure(draw_map(image.projection, (image.pixel[0], image.pixel[1]), "value", names, source=name), text)
+    above = draw_map(image.projection, (image.pixel[1], image.pixel[2]), "mean along Z", names, source=name)
+    section = draw_map(image.section, (image.pixel[0], image.pixel[2]), "intensity", ("Z", names[1]), source=name)
+    return _figure(above, text) + _figure(section, f"{text}, the section in the middle")
+
+
+def _of_file(found: RunFolder, path: Path) -> str:
+    name = html.escape(_name(found, path))
+    if path.stat().st_size > _PICTURE_NBYTES:
+        return f"<p>{name} is too large for this page.</p>"
+    return _embedded(path.read_bytes(), name)
+
+
+def _figure(figure: Figure, text: str) -> str:
+    file = io.BytesIO()
+    figure.savefig(file, dpi=90, format="png")
+    return _embedded(file.getvalue(), html.escape(text))
+
+
+def _embedded(png: bytes, caption: str) -> str:
+    data = base64.b64encode(png).decode()
+    return (
+        f"<figure><img alt='{caption}' src='data:image/png;base64,{data}'><figcaption>{caption}</figcaption></figure>"
+    )
+
+
+def _number(value: float) -> str:
+    return f"{value:.3g}" if math.isfinite(value) else "–"
+
+
+def _html_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = ["<table><tr>" + "".join(f"<th>{html.escape(cell)}</th>" for cell in head) + "</tr>"]
+    lines += ["<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows]
+    return "".join([*lines, "</table>"])

@@ -1,0 +1,129 @@
+"""What a folder of results holds: images, positions of tiles, tables, pictures and times.
+
+In: a folder. Out: a :class:`RunFolder` of paths and records, unread images among them. Nothing has to be there.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from linumpy.errors import SourceError
+from linumpy.registration.position_files import read_positions
+from linumpy.registration.positions import TilePositions
+
+#: Folders below the given one that are looked at, and rows of a table that are shown.
+_DEPTH, _ROWS = 4, 200
+_ZARR = ("zarr.json", ".zgroup", ".zattrs")
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """What a folder holds; all paths in order of their names.
+
+    Attributes
+    ----------
+    folder : Path
+        The folder.
+    images : tuple of Path
+        OME-Zarr images.
+    positions : tuple of (Path, TilePositions)
+        Positions of tiles, from JSON.
+    tables : tuple of (Path, tuple of tuple of str)
+        CSV tables, the head first.
+    pictures : tuple of Path
+        PNG files.
+    stages : tuple of mapping
+        Stages of ``linum-pipeline``, from its summary: name, done, kept, seconds.
+    empty : tuple of str
+        Slices that the pipeline left out.
+    """
+
+    folder: Path
+    images: tuple[Path, ...]
+    positions: tuple[tuple[Path, TilePositions], ...]
+    tables: tuple[tuple[Path, tuple[tuple[str, ...], ...]], ...]
+    pictures: tuple[Path, ...]
+    stages: tuple[dict[str, Any], ...] = ()
+    empty: tuple[str, ...] = ()
+
+
+def look_into(folder: str | Path) -> RunFolder:
+    """List what a folder holds.
+
+    Raises
+    ------
+    FileNotFoundError
+        The folder does not exist.
+    SourceError
+        There is nothing in it that a report shows.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise FileNotFoundError(f"{folder}: no such folder")
+    images: list[Path] = []
+    files: list[Path] = []
+    for path in _walk(folder, _DEPTH):
+        (images if path.is_dir() else files).append(path)
+    summary: dict[str, Any] = {}
+    positions, tables = [], []
+    for path in files:
+        if path.suffix == ".json":
+            content = _json(path)
+            if path.name == "pipeline.json" and "stages" in content:
+                summary = content
+            elif {"tiles", "pairs", "model", "tile_shape"} <= content.keys():
+                positions.append((path, read_positions(path, tuple(content["tile_shape"]))))
+        elif path.suffix == ".csv":
+            tables.append((path, _table(path)))
+    pictures = tuple(path for path in files if path.suffix == ".png")
+    found = RunFolder(
+        folder, tuple(images), tuple(positions), tuple(tables), pictures, tuple(summary.get("stages", ())),
+        tuple(summary.get("empty", ())),
+    )  # fmt: skip
+    if not any((images, positions, tables, pictures, found.stages)):
+        raise SourceError(f"{folder} holds no OME-Zarr images, positions, tables or pictures to report")
+    return found
+
+
+def _walk(folder: Path, depth: int) -> Iterator[Path]:
+    """Yield Zarr folders, which are not looked into, and files; without hidden and linked ones."""
+    for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
+        if entry.name.startswith(".") or entry.is_symlink():
+            continue
+        path = Path(entry.path)
+        if not entry.is_dir() or any((path / name).is_file() for name in _ZARR):
+            yield path
+        elif depth:
+            yield from _walk(path, depth - 1)
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _table(path: Path) -> tuple[tuple[str, ...], ...]:
+    with path.open(newline="", encoding="utf-8-sig", errors="replace") as file:
+        return tuple(tuple(row) for row, _ in zip(csv.reader(file), range(_ROWS + 1), strict=False))
+
+
+def robust_outliers(values: np.ndarray, deviations: float = 4.0) -> np.ndarray:
+    """Return which values are far from the median, by robust standard deviations; NaN is none."""
+    known = np.isfinite(values)
+    if known.sum() < 5:
+        return np.zeros(values.shape, bool)
+    middle = np.median(values[known])
+    spread = 1.4826 * np.median(np.abs(values[known] - middle))
+    with np.errstate(invalid="ignore"):
+        return known & (np.abs(values - middle) > deviations * max(float(spread), 1e-3 * abs(float(middle))))

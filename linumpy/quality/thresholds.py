@@ -1,0 +1,106 @@
+"""Thresholds between two classes of intensities: Otsu's and Li's. On the host or the device.
+
+In: an array. Out: a number: voxels above it are foreground. Results are those of scikit-image.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from linumpy.arrays import Array
+from linumpy.device import array_module
+
+#: Integers of at most so many values have a bin of the histogram each.
+_VALUES = 2**20
+_MOST_ROUNDS = 1000
+
+
+def otsu_threshold(values: Array, bins: int = 256) -> float:
+    """Return the threshold with the greatest variance between both classes (Otsu, 1979).
+
+    Parameters
+    ----------
+    values : numpy.ndarray or cupy.ndarray
+        Integers or floats of any shape; those that are not finite are left out.
+    bins : int
+        Of the histogram of floats; each integer has its own.
+
+    Raises
+    ------
+    ValueError
+        No finite value.
+    """
+    xp, finite = array_module(values), _finite(values)
+    low, high = float(finite.min()), float(finite.max())
+    if low == high:
+        return low
+    if finite.dtype.kind in "iu" and high - low < _VALUES:
+        counts = xp.bincount((finite - finite.min()).astype(np.int64))
+        centres = xp.arange(counts.size) + low
+    else:
+        counts, edges = xp.histogram(finite, bins, range=(low, high))
+        centres = (edges[1:] + edges[:-1]) / 2
+    counts = counts.astype(np.float64)
+    below, above = xp.cumsum(counts), counts.sum() - xp.cumsum(counts)
+    moment = xp.cumsum(counts * centres)
+    mean_below = moment / xp.maximum(below, 1)
+    mean_above = (moment[-1] - moment) / xp.maximum(above, 1)
+    return float(centres[int((below * above * (mean_below - mean_above) ** 2)[:-1].argmax())])
+
+
+def li_threshold(values: Array, tolerance: float | None = None) -> float:
+    """Return the threshold of least cross entropy, by iteration from the mean (Li and Tam, 1998).
+
+    Parameters
+    ----------
+    values : numpy.ndarray or cupy.ndarray
+        Integers or floats of any shape; those that are not finite are left out.
+    tolerance : float, optional
+        A smaller step ends the iteration; by default 0.5 for integers, and 1e-6 of the range for floats.
+
+    Raises
+    ------
+    ValueError
+        No finite value.
+
+    Notes
+    -----
+    Each step copies two numbers to the host, which waits for the device.
+    """
+    xp, finite = array_module(values), _finite(values)
+    low, high = float(finite.min()), float(finite.max())
+    if low == high:
+        return low
+    shifted = finite.astype(np.float64) - low  # logarithms of means need values from 0 on
+    if tolerance is None:
+        tolerance = 0.5 if finite.dtype.kind in "iu" else 1e-6 * (high - low)
+    total, count = float(shifted.sum()), shifted.size
+    threshold = total / count
+    for _ in range(_MOST_ROUNDS):
+        above = shifted > threshold
+        inside, number = float(xp.where(above, shifted, 0).sum()), int(above.sum())
+        fore, back = inside / max(number, 1), (total - inside) / max(count - number, 1)
+        if back == 0:
+            break
+        last, threshold = threshold, (back - fore) / (np.log(back) - np.log(fore))
+        if abs(threshold - last) <= tolerance:
+            break
+    return float(threshold + low)
+
+
+METHODS: dict[str, Callable[[Array], float]] = {"otsu": otsu_threshold, "li": li_threshold}
+
+
+def _finite(values: Array) -> Any:
+    if values.dtype.kind in "iu":
+        finite = values.ravel()
+    elif values.dtype.kind == "f":
+        finite = values[array_module(values).isfinite(values)]
+    else:
+        raise TypeError(f"values of {values.dtype} have no threshold: integers and floats have")
+    if not finite.size:
+        raise ValueError("there is no finite value to find a threshold of")
+    return finite

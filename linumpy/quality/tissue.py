@@ -1,0 +1,77 @@
+"""Masks of tissue, and how much of a volume is tissue; on the host or the device.
+
+In: a volume (Z, Y, X). Out: a mask in the same memory, by a threshold and the morphology of :mod:`linumpy.voxel`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from linumpy.arrays import Array
+from linumpy.device import array_module
+from linumpy.gpu.oct.surface_filters import ndimage_module
+from linumpy.quality.thresholds import METHODS
+from linumpy.voxel import backend_of
+
+
+def tissue_mask(
+    volume: Array,
+    *,
+    method: str = "otsu",
+    sigma: float = 1.0,
+    radius: float = 2.0,
+    use_log: bool = True,
+) -> Array:
+    """Find tissue: smooth, threshold, remove thin parts, fill enclosed holes.
+
+    Parameters
+    ----------
+    volume : numpy.ndarray or cupy.ndarray, (Z, Y, X)
+        Intensity; voxels that are not finite are no tissue. A projection is a volume of one plane.
+    method : {"otsu", "li"}
+        :func:`~linumpy.quality.thresholds.otsu_threshold` or :func:`~linumpy.quality.thresholds.li_threshold`.
+    sigma : float
+        Standard deviation of the Gaussian before the threshold, in voxels.
+    radius : float
+        Radius in voxels of the ball with which the mask is opened; 0 leaves that out.
+    use_log : bool
+        Whether the threshold is found in logarithms, which OCT's range of intensities needs.
+
+    Returns
+    -------
+    numpy.ndarray or cupy.ndarray of bool, (Z, Y, X)
+        All False where all voxels are equal.
+
+    Raises
+    ------
+    ValueError
+        Another method, or a volume of another rank.
+    GpuUnavailableError
+        A device array without Warp, which the morphology needs there.
+    """
+    if method not in METHODS:
+        raise ValueError(f"method={method!r}: choose one of {', '.join(METHODS)}")
+    if volume.ndim != 3:
+        raise ValueError(f"a volume of shape {volume.shape}: pass (Z, Y, X)")
+    xp = array_module(volume)
+    finite = xp.isfinite(volume)
+    values = xp.where(finite, volume, 0).astype(np.float32)
+    if use_log:
+        positive = values > 0
+        smallest = xp.where(positive, values, np.inf).min()
+        values = xp.log(xp.where(positive, values, xp.where(xp.isfinite(smallest), smallest, 1)))
+    values = ndimage_module(volume).gaussian_filter(values, sigma) if sigma else values
+    if not values.size or float(values.min()) == float(values.max()):
+        nothing: Array = xp.zeros(volume.shape, bool)
+        return nothing
+    mask = (values > METHODS[method](values)) & finite
+    backend = backend_of(mask)
+    if radius:
+        mask = backend.open(mask, radius=radius)
+    return backend.fill_holes(mask)
+
+
+def tissue_fraction(mask: Array) -> Array:
+    """Return the share of tissue of each plane, float64 (Z,)."""
+    fraction: Array = mask.mean(axis=(1, 2), dtype=np.float64)  # type: ignore[call-arg]
+    return fraction

@@ -1,0 +1,114 @@
+"""Identify the stored data of an array, to see whether a source has changed since a run began.
+
+In: an array. Out: a digest of what its store tells of its files or objects. Errors: ``OSError``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import zarr
+from zarr.core.sync import sync
+from zarr.storage import FsspecStore, ZipStore
+
+from linumpy.core.files import list_files
+from linumpy.core.native import why_no_core
+from linumpy.io.source import folder_of
+from linumpy.io.stores.remote import is_object_store
+from linumpy.io.stores.zips import ArchiveStore
+
+
+def identify_data(array: zarr.Array) -> str | None:
+    """Return a digest that changes with the stored data of an array.
+
+    It covers names, sizes, modification times and inodes of all files of a local array (of a ZIP file, its own),
+    without reading them: some seconds for a million chunks. For a remote array it covers the server's entity tags or
+    modification times. None for other stores.
+    """
+    folder, store = folder_of(array), array.store
+    if folder is not None:
+        lines: Iterable[str] | None = _local_files(str(folder))
+    elif isinstance(store, (ArchiveStore, ZipStore)):
+        lines = [_file_line(str(store.path), os.stat(store.path))]
+    elif is_object_store(store):
+        lines = _objects(array)
+    elif isinstance(store, FsspecStore):
+        lines = _remote_files(store.fs, f"{store.path}/{array.path}".rstrip("/"))
+    else:
+        lines = None
+    if lines is None:
+        return None
+    digest = hashlib.sha256()
+    for line in lines:
+        digest.update(line.encode("utf-8", "surrogateescape"))
+    return digest.hexdigest()[:32]
+
+
+def identify_path(path: str | Path) -> str:
+    """Return a digest that changes with a local file or folder, by names, sizes, times and inodes, without reading.
+
+    Raises
+    ------
+    FileNotFoundError
+        There is nothing at the path.
+    """
+    digest = hashlib.sha256()
+    lines = _local_files(str(path)) if os.path.isdir(path) else [_file_line("", os.stat(path))]
+    for line in lines:
+        digest.update(line.encode("utf-8", "surrogateescape"))
+    return digest.hexdigest()[:32]
+
+
+def _local_files(folder: str, prefix: str = "") -> Iterator[str]:
+    """Yield a line for each file of an array, by name, without the ``.nfs`` files of removed files still open."""
+    if why_no_core() is None:
+        yield list_files(folder).decode("utf-8", "surrogateescape")
+        return
+    with os.scandir(folder) as entries:
+        listed = sorted(entries, key=lambda item: os.fsencode(item.name))
+    for entry in listed:
+        if entry.is_dir():
+            yield from _local_files(entry.path, f"{prefix}{entry.name}/")
+        elif not entry.name.startswith(".nfs"):
+            with suppress(FileNotFoundError):  # removed meanwhile: the next digest differs
+                yield _file_line(prefix + entry.name, entry.stat())
+
+
+def _file_line(name: str, status: os.stat_result) -> str:
+    return f"{name}\0{status.st_size} {status.st_mtime_ns} {status.st_ino}\n"
+
+
+def _remote_files(files: Any, path: str) -> list[str] | None:
+    """List the files of an fsspec file system; None where it has neither entity tags nor modification times."""
+    find = files.find(path, detail=True) if not files.async_impl else sync(files._find(path, detail=True))
+    lines = []
+    for name, info in sorted(find.items()):
+        marks = [
+            info[key] for key in ("ETag", "etag", "LastModified", "last_modified", "mtime", "created") if key in info
+        ]
+        if not marks:
+            return None
+        lines.append(f"{name}\0{info.get('size')} {marks[0]}\n")
+    return lines or None
+
+
+def _objects(array: zarr.Array) -> list[str] | None:
+    """List the objects of an array in an object store; None where it does not list, or tells no ETags and times."""
+    import obstore.store
+
+    if isinstance(array.store.store, obstore.store.HTTPStore):  # type: ignore[attr-defined]
+        return None  # to find that out takes retries
+    lines = []
+    try:
+        for batch in obstore.list(array.store.store, f"{array.path}/" if array.path else None):  # type: ignore[attr-defined]
+            for found in batch:
+                mark = found["e_tag"] or found["last_modified"]
+                lines.append(f"{found['path']}\0{found['size']} {mark}\n")
+    except Exception:  # a server that cannot list
+        return None
+    return sorted(lines) or None

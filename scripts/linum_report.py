@@ -1,0 +1,51 @@
+#!/usr/bin/env python3
+"""Write a report of a folder of results as one HTML page.
+
+The page has pictures of all OME-Zarr images with scale bars, how much of each slice is tissue, its sharpness and its
+similarity to the next one, the positions of tiles, the times of linum-pipeline, tables and pictures of other commands,
+and warnings first: missing tiles, rejected pairs, images without contrast, slices that differ from the others. It needs
+no other files, and no network.
+
+FOLDER holds the results of linum-pipeline or of single commands, also in folders below it; or it is the file that
+linum-pipeline was run with.
+
+For example:
+  linum-report results/ report.html
+  linum-report run.toml report.html
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from linumpy import cli
+
+
+def _build_arg_parser() -> argparse.ArgumentParser:
+    parser = cli.Parser("linum-report", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("input", type=Path, metavar="FOLDER", help="Folder of results, or a run of linum-pipeline.")
+    parser.add_argument("output", type=Path, metavar="PAGE", help="HTML page to write.")
+    cli.add_gpu_arguments(parser)
+    cli.add_common_arguments(parser)
+    return parser
+
+
+def _report(parsed: argparse.Namespace) -> None:
+    from linumpy.pipeline.settings import read_run
+    from linumpy.quality.report import write_report
+
+    folder = read_run(parsed.input).output if parsed.input.is_file() else parsed.input
+    report = write_report(folder, parsed.output, use_gpu=cli.choose_device(parsed), overwrite=parsed.overwrite)
+    print(f"{folder} -> {parsed.output}: {len(report.images)} images, {len(report.warnings)} warnings")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the script."""
+    return cli.run(_build_arg_parser(), _report, arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

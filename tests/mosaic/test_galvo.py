@@ -1,0 +1,51 @@
+"""If this fails, tiles stay rotated, or are rotated where they were right."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import zarr
+
+from linumpy.mosaic.galvo import detect_galvo_shift, fix_galvo_shift
+from linumpy.mosaic.image import open_mosaic
+from linumpy.testing.brain import USUAL_FAULTS, BrainSpec, mosaic, tile, truth_galvo
+from linumpy.testing.brain_files import write_brain
+from tests.support.script_runs import load
+
+SPEC = BrainSpec(slices=2, tiles=(2, 3), tile_shape=(16, 40, 44), faults=replace(USUAL_FAULTS, galvo=20))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_seam_is_found(seed):
+    """With vignetting, speckle, curvature and all else that a microscope does."""
+    spec = replace(SPEC, seed=seed, tile_shape=(30, 40, 44))
+    for number in range(2):
+        tiles = np.stack([tile(spec, number, r, c).mean(axis=0) for r in range(2) for c in range(3)])
+        found = detect_galvo_shift(tiles)
+        assert found.columns == truth_galvo(spec, number) % 44
+        assert found.contrast > 1.5
+
+
+def test_nothing_is_found_where_there_is_nothing():
+    rng = np.random.default_rng(0)
+    assert detect_galvo_shift(rng.standard_normal((4, 50, 60))).contrast < 1.5
+    assert detect_galvo_shift(np.zeros((4, 8, 8))).columns == 0
+    assert detect_galvo_shift(np.full((1, 8, 8), np.nan)).contrast == 0
+
+
+def test_a_mosaic_is_mended(tmp_path, capsys):
+    folder = write_brain(SPEC, tmp_path / "brain") / "mosaics"
+    straight = mosaic(replace(SPEC, faults=replace(SPEC.faults, galvo=0)), 1)
+    assert (straight != mosaic(SPEC, 1)).any()
+    source = folder / "slice_z01.ome.zarr"
+    for name, tile_bytes in (("a", 1), ("b", 2**28)):
+        found = fix_galvo_shift(source, tmp_path / name, tile_bytes=tile_bytes)
+        assert found.columns == truth_galvo(SPEC, 1) % 44
+        np.testing.assert_array_equal(zarr.open_group(tmp_path / name, mode="r")["0"][...], straight)
+    assert open_mosaic(tmp_path / "a").tile_shape == (40, 44)
+    assert load("linum_fix_galvo_shift").main([str(tmp_path / "a"), str(tmp_path / "c"), "--no-use_gpu"]) == 0
+    assert "rotated by 0 columns" in capsys.readouterr().out
+    np.testing.assert_array_equal(zarr.open_group(tmp_path / "c", mode="r")["0"][...], straight)
+    assert load("linum_fix_galvo_shift").main([str(source), str(tmp_path / "d"), "--columns", "3", "--no-use_gpu"]) == 0
+    turned = zarr.open_group(tmp_path / "d", mode="r")["0"][...]
+    np.testing.assert_array_equal(turned[..., :44], np.roll(mosaic(SPEC, 1)[..., :44], -3, axis=-1))

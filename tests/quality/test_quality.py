@@ -1,0 +1,101 @@
+"""If this fails, thresholds, masks of tissue or figures of merit of slices are wrong."""
+
+import numpy as np
+import pytest
+from scipy import ndimage
+from skimage import filters, metrics
+
+from linumpy.quality.measures import sharpness, structural_similarity
+from linumpy.quality.thresholds import li_threshold, otsu_threshold
+from linumpy.quality.tissue import tissue_fraction, tissue_mask
+
+
+def intensities(seed, dtype):
+    rng = np.random.default_rng(seed)
+    classes = np.where(
+        rng.random((40, 50)) < rng.uniform(0.1, 0.9), rng.gamma(3, 5, (40, 50)), rng.gamma(40, 4, (40, 50))
+    )
+    return classes.clip(0, 250).astype(dtype)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("dtype", ["u1", "i2", "f4", "f8"])
+def test_thresholds_are_those_of_scikit_image(seed, dtype):
+    values = intensities(seed, dtype)
+    assert otsu_threshold(values) == pytest.approx(filters.threshold_otsu(values), rel=1e-6)
+    tolerance = 0.5 if values.dtype.kind in "iu" else 1e-4
+    expected = filters.threshold_li(values, tolerance=tolerance)
+    assert li_threshold(values, tolerance=tolerance) == pytest.approx(expected, rel=1e-6)
+    assert np.array_equal(values > li_threshold(values), values > filters.threshold_li(values))
+
+
+def test_thresholds_of_odd_values():
+    values = intensities(1, "f4")
+    with_holes = np.concatenate([values.ravel(), np.array([np.nan, np.inf, -np.inf], "f4")])
+    assert otsu_threshold(with_holes) == otsu_threshold(values)
+    assert li_threshold(with_holes) == li_threshold(values)
+    for find in (otsu_threshold, li_threshold):
+        assert find(np.full(9, 3, "u2")) == 3
+        with pytest.raises(ValueError, match="no finite"):
+            find(np.full(3, np.nan))
+        with pytest.raises(TypeError, match="threshold"):
+            find(np.ones(3, bool))
+
+
+@pytest.mark.parametrize(("window", "noise"), [(7, 0.0), (7, 20.0), (11, 5.0)])
+def test_ssim_is_that_of_scikit_image(window, noise):
+    rng = np.random.default_rng(2)
+    a = ndimage.gaussian_filter(rng.normal(size=(3, 40, 33)), (0, 2, 2)) * 500 + 100
+    b = a * 1.1 + noise * rng.normal(size=a.shape)
+    expected = [metrics.structural_similarity(x, y, data_range=255, win_size=window) for x, y in zip(a, b, strict=True)]
+    np.testing.assert_allclose(structural_similarity(a, b, 255, window), expected, rtol=1e-9)
+    np.testing.assert_allclose(structural_similarity(a, a, 255), 1)
+
+
+def test_sharpness_falls_with_blur_and_not_with_gain():
+    image = np.random.default_rng(3).gamma(4, 10, (1, 60, 60))
+    blurred = [ndimage.gaussian_filter(image[0], sigma) for sigma in (0, 0.5, 1, 2)]
+    found = sharpness(np.array([*blurred, 7 * image[0]]))
+    assert (np.diff(found[:4]) < 0).all()
+    assert found[4] == pytest.approx(found[0])
+    slope = np.tile(np.arange(8.0), (1, 8, 1))  # one a pixel: an energy of 1 inside
+    inner = np.zeros(slope.shape, bool)
+    inner[:, 1:-1, 1:-1] = True
+    assert sharpness(slope, inner)[0] == pytest.approx(1 / 3.5**2)
+    assert np.isnan(sharpness(np.zeros((1, 4, 4)))[0])
+
+
+def test_tissue_is_found():
+    rng = np.random.default_rng(4)
+    z, y, x = np.ogrid[:18, :60, :60]
+    true = ((y - 30) ** 2 + (x - 30) ** 2 < 20**2) & (z >= 4)
+    hole = (y - 30) ** 2 + (x - 30) ** 2 + (z - 10) ** 2 < 9
+    volume = np.where(true & ~hole, 1000.0, 20.0) * rng.gamma(8, 1 / 8, true.shape)
+    volume[0, 50, 50] = np.nan
+    volume[2, 3:5, 3:5] = 1e4  # a speck
+    for method in ("otsu", "li"):
+        mask = tissue_mask(volume, method=method)
+        assert (mask != true).mean() < 0.03
+        assert mask[10, 30, 30]
+        assert not mask[2, 3, 3]
+        np.testing.assert_allclose(tissue_fraction(mask), mask.reshape(18, -1).mean(1))
+    assert not tissue_mask(np.zeros((2, 5, 5))).any()
+    with pytest.raises(ValueError, match="otsu, li"):
+        tissue_mask(volume, method="mean")
+
+
+@pytest.mark.gpu
+def test_the_device_finds_what_the_host_finds():
+    import cupy
+
+    values = intensities(5, "f4")
+    on_device = cupy.asarray(values)
+    assert otsu_threshold(on_device) == pytest.approx(otsu_threshold(values), rel=1e-5)
+    assert li_threshold(on_device) == pytest.approx(li_threshold(values), rel=1e-5)
+    a, b = np.random.default_rng(6).gamma(4, 10, (2, 3, 40, 50))
+    got = structural_similarity(cupy.asarray(a), cupy.asarray(b), 100)
+    np.testing.assert_allclose(cupy.asnumpy(got), structural_similarity(a, b, 100), rtol=1e-9)
+    np.testing.assert_allclose(cupy.asnumpy(sharpness(cupy.asarray(a))), sharpness(a), rtol=1e-9)
+    pytest.importorskip("warp")
+    mask = tissue_mask(cupy.asarray(a))
+    assert (cupy.asnumpy(mask) != tissue_mask(a)).mean() < 1e-3

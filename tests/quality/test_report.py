@@ -1,0 +1,117 @@
+"""If this fails, the report of a run lacks what is wrong with it, or is no page by itself."""
+
+import base64
+import io
+import json
+import re
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+from PIL import Image
+from skimage import metrics
+
+from linumpy.quality.report import write_report
+from linumpy.registration.position_files import write_positions
+from linumpy.registration.positions import AcquisitionModel, TilePair, TilePositions
+from linumpy.write.writer import write_omezarr
+from tests.support.script_runs import check_refused, load, run_script
+
+NAME, PROGRAM = "linum_report", "linum-report"
+
+
+class Page(HTMLParser):
+    """The rows of all tables, and the addresses that the page refers to."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.rows, self.sources, self._open = [], [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        self.sources += [value for name, value in attributes if name in ("src", "href")]
+        if tag == "tr":
+            self.rows.append([])
+        self._open.append(tag)
+
+    def handle_endtag(self, tag):
+        while self._open.pop() != tag:
+            pass
+
+    def handle_data(self, data):
+        if self._open and self._open[-1] in ("td", "th"):
+            self.rows[-1].append(data)
+
+
+@pytest.fixture
+def results(tmp_path):
+    folder = tmp_path / "results"
+    (folder / "stitched").mkdir(parents=True)
+    rng = np.random.default_rng(0)
+    y, x = np.ogrid[:40, :50]
+    tissue = np.where((y - 20) ** 2 + (x - 25) ** 2 < 15**2, 1000.0, 10.0)
+    volumes = [(tissue * rng.gamma(20, 1 / 20, (6, 40, 50))).astype("f4") for _ in range(2)]
+    volumes[1][0, 0, 0] = np.nan
+    for number, volume in enumerate(volumes):
+        write_omezarr(folder / f"stitched/slice_z{number}.ome.zarr", volume, (5, 10, 20), levels=2)
+    write_omezarr(folder / "stitched/slice_z2.ome.zarr", np.full((6, 40, 50), 3, "u2"), (5, 10, 20))
+    write_omezarr(folder / "<b>map.ome.zarr", volumes[0][0], (10, 20))
+    (folder / "broken.ome.zarr").mkdir()
+    (folder / "broken.ome.zarr/zarr.json").write_text("{")
+    pairs = (
+        TilePair((0, 0), (0, 1), (0.5, 30.0), 0.9, 0.01, ""),
+        TilePair((0, 1), (0, 2), (9.0, 3.0), 0.1, 27.0, "low correlation"),
+    )
+    places = np.array([[[0.0, 0], [0.5, 30], [1, 60], [1.5, 90]]])
+    found = TilePositions(
+        places, np.array([[True, True, True, False]]), (40, 50), AcquisitionModel((0, 0), (0.5, 30)), pairs
+    )
+    write_positions(folder / "positions.json", found, "m", (10, 20))
+    (folder / "decisions.csv").write_text("fixed_id,overlap\n0,7&\n")
+    stage = {"name": "aip", "done": 2, "kept": 1, "seconds": 3.25, "wall_seconds": 1.5}
+    (folder / "pipeline.json").write_text(json.dumps({"stages": [stage], "empty": ["slice_z09"]}))
+    return folder, volumes
+
+
+def test_the_page(results, tmp_path):
+    folder, volumes = results
+    report = write_report(folder, tmp_path / "r.html")
+    text = (tmp_path / "r.html").read_text()
+    page = Page(text)
+    assert not page._open or page._open == ["meta"], "all elements are closed"
+    for wanted in (
+        "slice_z09: nothing was recorded", "1 of 4 tiles are missing", "1 of 2 pairs", "all voxels are equal",
+        "broken.ome.zarr cannot be read", "NaN or infinite",
+    ):  # fmt: skip
+        assert [line for line in report.warnings if wanted in line], wanted
+        assert wanted in text
+    rows = {row[0]: row for row in page.rows}
+    first = rows["stitched/slice_z0.ome.zarr"]
+    assert first[1:4] == ["zyx 6 × 40 × 50", "5 × 10 × 20", "float32"]
+    assert float(first[4]) == pytest.approx(100 * np.pi * 15**2 / 2000, rel=0.15)
+    flat = [np.nan_to_num(volume).mean(0) for volume in volumes]
+    extent = np.ptp(np.percentile(flat, (0.5, 99.5)))
+    assert float(first[6]) == pytest.approx(metrics.structural_similarity(*flat, data_range=extent), rel=0.01)
+    assert rows["aip"] == ["aip", "2", "1", "3.25", "1.5"]
+    assert rows["0"] == ["0", "7&"]
+    assert "<b>map" not in text
+    assert "&lt;b&gt;map.ome.zarr" in text
+    assert len(page.sources) == 8  # two of each volume, the map, the positions
+    for source in page.sources:
+        kind, data = source.split(",")
+        assert kind == "data:image/png;base64"
+        assert np.ptp(np.asarray(Image.open(io.BytesIO(base64.b64decode(data))).convert("L"))) > 100
+    assert not re.search(r"https?://", text)
+
+
+def test_a_run_and_what_is_refused(results, tmp_path, capsys):
+    folder, _ = results
+    done = run_script(NAME, folder, tmp_path / "r.html", "--no-use_gpu")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"{folder} -> {tmp_path / 'r.html'}: 4 images, 6 warnings\n"
+    main = load(NAME).main
+    check_refused(capsys, main, [folder, tmp_path / "r.html"], PROGRAM, "--overwrite")
+    (tmp_path / "nothing").mkdir()
+    check_refused(capsys, main, [tmp_path / "nothing", tmp_path / "s.html"], PROGRAM, "to report")
+    check_refused(capsys, main, [tmp_path / "no", tmp_path / "s.html"], PROGRAM, "no such folder")
+    assert not (tmp_path / "s.html").exists()
