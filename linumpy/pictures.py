@@ -244,7 +244,7 @@ def draw_illumination(
     panels[4].set(xlabel="depth (µm)", ylabel="brightness (intensity)")
     for axes, title in zip(panels[3:], ("range of the flat field", "tiles"), strict=True):
         axes.set_title(title, fontsize=9)
-        axes.legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.2))
+        axes.legend(fontsize=7, loc="best")
     return _titled(figure, source)
 
 

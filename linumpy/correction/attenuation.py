@@ -25,7 +25,7 @@ import numpy as np
 from linumpy.arrays import Array
 from linumpy.device import array_module
 
-#: Planes at the end of the range whose mean is I_end.
+#: Planes at the end of the range whose mean gives I_end.
 _END_PLANES = 4
 
 
@@ -158,7 +158,10 @@ def _light(
     total = xp.cumsum(light[::-1], axis=0, dtype=np.float32)[::-1]
     below = xp.concatenate([total[1:], xp.zeros_like(total[:1])])
     if end_per_mm:
-        below = below + light[-_END_PLANES:].mean(axis=0) / np.float32(math.expm1(2e-3 * end_per_mm * spacing_um))
+        optical = 2e-3 * end_per_mm * spacing_um
+        planes = np.arange(min(_END_PLANES, len(volume)))
+        share = 1 / (np.exp(optical * planes).mean() * math.expm1(optical))
+        below = below + light[-_END_PLANES:].mean(axis=0) * np.float32(share)
     return xp, light, below
 
 

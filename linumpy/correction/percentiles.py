@@ -87,8 +87,8 @@ def normalise(volume: Array, bounds: Any, *, clip: bool = True) -> Any:
     xp = array_module(volume)
     low, high = (xp.asarray(bound).reshape(-1, *(1,) * (volume.ndim - 1)) for bound in bounds)
     known = high > low
-    scale = xp.where(known, 1 / xp.where(known, high - low, 1), 0)
-    result = (volume.astype(np.float32, copy=False) - xp.where(known, low, 0)) * scale
+    # Divided by infinity, all finite voxels of a plane without bounds become 0.
+    result = (volume.astype(np.float32, copy=False) - xp.where(known, low, 0)) / xp.where(known, high - low, np.inf)
     if clip:
         result = xp.clip(result, 0, 1)
     return result.astype(np.float32, copy=False)

@@ -93,8 +93,7 @@ def as_dtype(voxels: Array, dtype: np.dtype) -> Array:
     if dtype.kind == "b":
         raise TypeError("a mosaic of booleans has no intensities to correct")
     info = np.iinfo(dtype)
-    # float32 has no number next to the largest of 32 bits.
-    rounded = xp.clip(
-        xp.rint(xp.nan_to_num(voxels, nan=0.0)).astype(np.float64), info.min, float(info.max) * (1 - 2**-53)
-    )
-    return rounded.astype(dtype)  # type: ignore[no-any-return]
+    # float32 holds all integers of 16 bits; float64 has the largest of 64 bits only rounded up.
+    wide = xp.nan_to_num(voxels, nan=0.0).astype(np.float32 if dtype.itemsize < 4 else np.float64, copy=False)
+    high = float(info.max) if dtype.itemsize < 8 else np.nextafter(float(info.max), 0)
+    return xp.clip(xp.rint(wide), float(info.min), high).astype(dtype)  # type: ignore[no-any-return]

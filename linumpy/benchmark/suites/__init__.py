@@ -16,6 +16,7 @@ SUITES = {
     "resampling": "resampling of arrays",
     "resample-zarr": "resample_zarr on a volume on disk",
     "tissue": "work on tissue",
+    "correction": "corrections of intensity",
     "scripts": "whole scripts on a mosaic",
     "remote": "arrays in object stores, from a server on this machine",
     "write": "encoding on the device, writing, conversion",

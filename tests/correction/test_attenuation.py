@@ -1,0 +1,106 @@
+"""If this fails, attenuation coefficients are wrong, or intensities are compensated by too much or too little."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from linumpy.correction.attenuation import Beam, attenuation, compensate, estimate_beam
+from linumpy.testing import brain
+
+FAULTS = brain.Faults(attenuation_per_mm=4.0, focus_um=150.0, rayleigh_um=250.0, falloff_per_mm=0.5)
+SPEC = brain.BrainSpec(slices=1, tiles=(1, 1), tile_shape=(60, 24, 24), faults=FAULTS)
+BEAM = Beam(150.0, 250.0, 0.5)
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(1, 40), st.floats(0.5, 20.0))
+def test_the_model_is_inverted_exactly(seed, planes, step):
+    """Layers of any attenuation, with light from below: µ, and the reflectivity, are those that made the intensity."""
+    rng = np.random.default_rng(seed)
+    mu = rng.uniform(0.1, 10.0, (planes, 3))
+    mu[-4:] = mu[-1]  # the end: I_end is a mean of planes of one attenuation
+    optical = 2e-3 * step * mu
+    reaching = np.exp(-(np.cumsum(optical, axis=0) - optical))
+    light = reaching * -np.expm1(-optical)
+    beam = Beam(40.0, 120.0, 1.0)
+    volume = 1000 * light * beam.factor(planes, step)[:, None] + 5.0
+    for line, true in enumerate(mu.T):
+        options = {"end_per_mm": true[-1], "background": 5.0}
+        clear = reaching[:, line] > 1e-3  # below, float32 has no digits left beside the background
+        assert np.allclose(attenuation(volume[:, line], step, beam, **options)[clear], true[clear], rtol=5e-3)
+        even = compensate(volume[:, line], step, beam, **options, max_gain=1e9)
+        assert np.allclose(even[clear], 1000 * -np.expm1(-optical[clear, line]), rtol=5e-3)
+
+
+def test_a_synthetic_brain():
+    """Within 2 % of the truth; without the light from below or the beam the error is several times as large."""
+    volume, truth = brain.tile(SPEC, 0, 0, 0), brain.truth_attenuation(SPEC, 0, 0, 0)
+    upper, tissue = slice(0, 40), truth[:40] > 0.3
+    end = float(np.mean(truth[-1]))
+
+    def miss(found):
+        return float(np.median(np.abs(found[upper] / truth[upper] - 1)[tissue]))
+
+    right = miss(attenuation(volume, 10.0, BEAM, end_per_mm=end))
+    assert right < 0.02
+    assert miss(attenuation(volume, 10.0, BEAM)) > 2 * right
+    assert miss(attenuation(volume, 10.0, end_per_mm=end)) > 10 * right
+    even, reflectivity = compensate(volume, 10.0, BEAM, end_per_mm=end), brain.reference(SPEC, (0, 0, 0), (60, 24, 24))
+    for planes in (slice(10, 20), slice(25, 35)):
+        before, after = (np.median(part[planes] / reflectivity[planes]) for part in (volume, even))
+        assert abs(after - 0.97) < 0.05, f"compensated planes {planes} have {after:.3f} of their reflectivity"
+        assert before < 0.9
+
+
+@pytest.mark.parametrize("falloff", [0.0, 0.7])
+def test_the_beam_is_found_in_a_profile(falloff):
+    z = np.arange(120) * 5.0
+    rng = np.random.default_rng(0)
+    tissue = np.exp(-2e-3 * 3.0 * z) * Beam(200.0, 100.0, falloff).factor(120, 5.0)
+    profile = 500 * np.where(z < 50, 0.001, tissue) * rng.normal(1, 0.01, 120)
+    found = estimate_beam(profile, 5.0, falloff_per_mm=falloff)
+    assert abs(found.beam.focus_um - 200) < 5
+    assert abs(found.beam.rayleigh_um / 100 - 1) < 0.05
+    assert abs(found.attenuation_per_mm - 3) < 0.3
+    assert found.rms < 0.02
+
+
+def test_a_profile_without_a_beam_or_without_light():
+    flat = estimate_beam(np.exp(-0.01 * np.arange(50)), 10.0)
+    assert flat.beam.factor(50, 10.0).min() > 0.9
+    assert abs(flat.attenuation_per_mm - 0.5) < 0.1
+    for profile in (np.zeros(50), np.full(50, np.nan), np.ones(3)):
+        assert estimate_beam(profile, 10.0).beam == Beam()
+
+
+def test_dark_and_unknown_voxels():
+    volume = np.array([[4.0, 0.0, np.nan], [2.0, 0.0, 1.0], [np.inf, 0.0, -3.0], [1.0, 0.0, 0.5]], "f4")
+    found, even = attenuation(volume, 10.0), compensate(volume, 10.0, max_gain=3.0)
+    assert np.array_equal(np.isnan(found), [[0, 0, 1], [0, 0, 0], [1, 0, 0], [1, 0, 1]])  # no light below the last one
+    assert np.array_equal(np.isnan(even), ~np.isfinite(volume))
+    assert not found[:, 1].any()
+    assert not even[:, 1].any()
+    assert math.isclose(found[0, 0], math.log1p(4 / 3) / 0.02, rel_tol=1e-5)
+    assert np.array_equal(even[[0, 1, 3], 0], np.array([4.0, 2 * 7 / 3, 1 * 3.0], "f4"))  # the last by the largest gain
+    assert np.isfinite(attenuation(volume, 10.0, end_per_mm=1.0)[3]).all()
+    for bad in ({"spacing_um": 0.0}, {"spacing_um": 1.0, "end_per_mm": -1.0}):
+        with pytest.raises(ValueError, match="above 0"):
+            attenuation(volume, **bad)
+    with pytest.raises(ValueError, match="along depth"):
+        attenuation(volume[:0], 1.0)
+    with pytest.raises(ValueError, match="Rayleigh"):
+        Beam(0.0, 0.0)
+    with pytest.raises(ValueError, match="max_gain"):
+        compensate(volume, 1.0, max_gain=0.5)
+
+
+@pytest.mark.gpu
+def test_on_a_device(cupy):
+    volume = brain.tile(SPEC, 0, 0, 0)
+    volume[5, 3, 3] = np.nan
+    for function in (attenuation, compensate):
+        host, device = (function(xp.asarray(volume), 10.0, BEAM, end_per_mm=3.0) for xp in (np, cupy))
+        assert isinstance(device, cupy.ndarray)
+        assert np.allclose(device.get(), host, rtol=1e-4, atol=1e-4, equal_nan=True)
