@@ -156,6 +156,7 @@ def test_every_source_is_compiled_somewhere():
     elsewhere = {
         "interface.cu",
         "interface_march.cu",
+        "blend.cu",
         "projection.cu",
         "gather.cu",
         *("composite.cu", "trace.cu", "augment.cu"),
