@@ -3,8 +3,8 @@
 In: regions as NumPy or CuPy arrays, and the voxel spacing in µm. Out: a folder, NGFF 0.4 (zarr v2), 0.5 or 0.6 (zarr
 v3), or an ``.ozx`` file. It is written in a work folder beside its path and renamed when complete and on the disk, so
 that a killed run leaves nothing that looks finished. Raw chunks of a device array are written by GPUDirect Storage, or
-through pinned memory where kvikio or the system does not offer it; encoded ones are copied to the host once and written
-by zarr-python.
+through pinned memory where kvikio or the system does not offer it; others are encoded on the device, and their stored
+bytes alone are copied to the host.
 Errors: ``FileExistsError`` for a path that exists, ``ValueError`` for sizes and regions that do not fit, ``TypeError``
 for values that are no numbers, ``OSError`` for a full disk.
 """

@@ -64,7 +64,7 @@ def commands(names, folder):
     )
     written = re.findall(r"^\S+ .* (\S+\.(?:ome\.zarr|png))(?= --|$)", bash, re.M)
     written += ["surface.png", "focal.png"]
-    assert len(written) == 14
+    assert len(written) == 17
     for name in written:
         assert (folder / name).exists(), name
         if name.endswith(".zarr"):

@@ -216,19 +216,22 @@ def test_blocks_are_dealt_out(three, image, tmp_path, monkeypatch):
 
 
 def test_a_device_that_fails_stops_the_others(three, image, tmp_path, monkeypatch):
-    counted = []
+    counted, blocks = [], []
 
     def make(job, wanted, done):
         def settle(block):
             counted.append(block.number)
             raise OSError("disk full")
 
+        wanted = list(wanted)
+        blocks.append(len(wanted))
         make_blocks_on_each(job, wanted, settle, [0, 1, 2])
 
     monkeypatch.setattr(module, "make_blocks", make)
     with pytest.raises(OSError, match="disk full"):
-        module.resample_zarr(image, tmp_path / "three", 3.0, **OPTIONS)
-    assert len(counted) <= 3
+        module.resample_zarr(image, tmp_path / "three", 3.0, **OPTIONS | {"device_memory": 2**14})
+    assert blocks[0] > 30
+    assert len(counted) <= 6  # of each device the one that fails, and one that was complete then
 
 
 def test_devices_go_with_this_machine(image, tmp_path):

@@ -114,8 +114,8 @@ def work_through(
                 step()
             finish_writes(0, 0)
         except BaseException:
-            for name, finish in unfinished:  # what is complete need not be made again
-                with suppress(Exception):
+            with suppress(Exception):
+                for name, finish in unfinished:  # what is complete need not be made again
                     finish()
                     done(name)
             raise
