@@ -38,7 +38,8 @@ def write_files(
     OSError
         Naming the file. Those after it are not written.
     """
-    assert data.dtype == np.uint8 and data.flags.c_contiguous  # noqa: PT018
+    assert data.dtype == np.uint8
+    assert data.flags.c_contiguous
     sides = np.ascontiguousarray(bounds, np.int64)
     names = (ctypes.c_char_p * len(paths))(*map(os.fsencode, paths))
     number = ctypes.c_int64()

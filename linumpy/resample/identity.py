@@ -41,12 +41,7 @@ def identify_data(array: zarr.Array) -> str | None:
         lines = _remote_files(store.fs, f"{store.path}/{array.path}".rstrip("/"))
     else:
         lines = None
-    if lines is None:
-        return None
-    digest = hashlib.sha256()
-    for line in lines:
-        digest.update(line.encode("utf-8", "surrogateescape"))
-    return digest.hexdigest()[:32]
+    return None if lines is None else _digest(lines)
 
 
 def identify_path(path: str | Path) -> str:
@@ -57,8 +52,11 @@ def identify_path(path: str | Path) -> str:
     FileNotFoundError
         There is nothing at the path.
     """
+    return _digest(_local_files(str(path)) if os.path.isdir(path) else [_file_line("", os.stat(path))])
+
+
+def _digest(lines: Iterable[str]) -> str:
     digest = hashlib.sha256()
-    lines = _local_files(str(path)) if os.path.isdir(path) else [_file_line("", os.stat(path))]
     for line in lines:
         digest.update(line.encode("utf-8", "surrogateescape"))
     return digest.hexdigest()[:32]
