@@ -26,7 +26,7 @@ _FINE = replace(USUAL_FAULTS, jitter=5.0, translation=8.0, focus_um=200.0)
 BRAINS = {
     "small": BrainSpec(
         slices=4, tiles=(4, 4), tile_shape=(48, 96, 96), spacing_um=(10.0, 7.5, 7.5), interval_um=200.0, dtype="uint16",
-        faults=replace(USUAL_FAULTS, jitter=2.0, translation=4.0),
+        faults=replace(USUAL_FAULTS, jitter=2.0, translation=4.0, galvo=12),
     ),
     "medium": BrainSpec(
         slices=8, tiles=(3, 3), tile_shape=(100, 256, 256), spacing_um=(5.0, 5.0, 5.0), interval_um=250.0,

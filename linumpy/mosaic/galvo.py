@@ -123,13 +123,7 @@ def fix_galvo_shift(
     """
     check_target(Path(output), overwrite=overwrite)
     check_apart([output], [source])
-    image = open_mosaic(source)
-    image.only("a mosaic of one volume is mended")
-    if image.axes != "zyx":
-        raise MetadataError(f"{image.name}: axes {', '.join(image.axes)}; mosaics are mended with axes z, y, x")
-    tile = known_tile(image, tile_given)
-    if tile is None:
-        raise MetadataError(f"{image.name}: the metadata has no tile_shape: pass tile_shape=")
+    image, tile = _open(source, tile_given)
     with tile_work(distributed, use_gpu=use_gpu) as work:
         found = GalvoShift(columns % tile[1], 0.0) if columns is not None else _detect(image, tile, work)
         if columns is None and found.contrast < min_contrast:
@@ -148,6 +142,37 @@ def fix_galvo_shift(
             progress,
         )
     return found
+
+
+def find_galvo_shift(
+    source: str | Path,
+    *,
+    tile_given: Sequence[int] | None = None,
+    use_gpu: bool = False,
+    distributed: Client | Cluster | str | None = None,
+) -> GalvoShift:
+    """Find the seam in the tiles of a mosaic on disk, as :func:`fix_galvo_shift` does, and write nothing.
+
+    Raises
+    ------
+    FileNotFoundError, SourceError, MetadataError, ValueError, GpuUnavailableError
+        As :func:`fix_galvo_shift`.
+    """
+    image, tile = _open(source, tile_given)
+    with tile_work(distributed, use_gpu=use_gpu) as work:
+        return _detect(image, tile, work)
+
+
+def _open(source: str | Path, tile_given: Sequence[int] | None) -> tuple[MosaicImage, tuple[int, int]]:
+    """Open a mosaic of one volume whose tiles are known."""
+    image = open_mosaic(source)
+    image.only("a mosaic of one volume is mended")
+    if image.axes != "zyx":
+        raise MetadataError(f"{image.name}: axes {', '.join(image.axes)}; mosaics are mended with axes z, y, x")
+    tile = known_tile(image, tile_given)
+    if tile is None:
+        raise MetadataError(f"{image.name}: the metadata has no tile_shape: pass tile_shape=")
+    return image, tile
 
 
 def _detect(image: MosaicImage, tile: tuple[int, int], work: TileWork) -> GalvoShift:

@@ -6,6 +6,15 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
+class Galvo:
+    """Options of ``galvo``: :func:`linumpy.mosaic.galvo.fix_galvo_shift`."""
+
+    columns: int | None = None
+    min_contrast: float = 1.5
+    tile_shape: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True)
 class Resample:
     """Options of ``resample``: :func:`linumpy.mosaic.grid.resample_mosaic_grid`."""
 
@@ -98,8 +107,14 @@ class Stack:
     new_spacing: float | tuple[float, float, float] | None = None
 
 
+@dataclass(frozen=True)
+class Report:
+    """``report`` has no options."""
+
+
 #: The record of each stage, in the order in which they are carried out.
 OPTIONS: dict[str, type] = {
+    "galvo": Galvo,
     "resample": Resample,
     "survey": Survey,
     "focal": Focal,
@@ -111,4 +126,5 @@ OPTIONS: dict[str, type] = {
     "attenuation": Attenuation,
     "register": Register,
     "stack": Stack,
+    "report": Report,
 }

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -131,6 +131,8 @@ def run_pipeline(
         for name in OPTIONS:
             if name in run.skip:
                 continue
+            if name == "report":  # it shows the times
+                _write_summary(run.output / "pipeline.json", _summary(found, empty, stages, slices, shared))
             held = {"brain": _gathered(slices, shared)} if STAGES[name].of_brain else slices
             tasks = [task for one, inputs in held.items() if (task := _task(run, name, one, inputs)) is not None]
             stages.append(_carry_out_all(name, tasks, records, work, progress))
@@ -144,9 +146,15 @@ def run_pipeline(
                     empty.append(one)
                 if not slices:
                     raise SourceError(f"{run.mosaics}: nothing was recorded in any slice")
-        summary = Summary(tuple(map(_name, found.values())), tuple(empty), tuple(stages), _gathered(slices, shared))
+        summary = _summary(found, empty, stages, slices, shared)
         _write_summary(run.output / "pipeline.json", summary)
     return summary
+
+
+def _summary(
+    found: Mapping[int, Path], empty: list[str], stages: list[StageSummary], slices: dict[str, _Held], shared: _Held
+) -> Summary:
+    return Summary(tuple(map(_name, found.values())), tuple(empty), tuple(stages), _gathered(slices, shared))
 
 
 def _name(path: Path) -> str:

@@ -8,6 +8,8 @@ or not at all. Roles name what a path holds: ``image`` is the volume of a slice,
 from __future__ import annotations
 
 import json
+import logging
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,7 +17,10 @@ from typing import Any
 
 import numpy as np
 
+from linumpy.errors import MetadataError
 from linumpy.pipeline import options
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -125,6 +130,36 @@ def _written(task: Task, where: Where) -> dict[str, Any]:
     """Return the parameters of all functions that write a volume."""
     written = {"levels": task.common.levels, "codec": task.common.codec}
     return written | {"use_gpu": where.use_gpu, "overwrite": True, "distributed": where.distributed}
+
+
+def _galvo(task: Task, where: Where) -> None:
+    """Rotate the tiles of a mosaic back; one without a clear seam is linked to, not copied."""
+    from linumpy.io.output.files import replacing
+    from linumpy.mosaic.galvo import GalvoShift, find_galvo_shift, fix_galvo_shift
+
+    asked, source, output = task.options, task.one("image"), task.outputs["image"]
+    if output.is_symlink():
+        output.unlink()  # of an earlier run: the writer would follow it to the source
+    try:
+        found = find_galvo_shift(source, tile_given=asked.tile_shape, use_gpu=where.use_gpu)
+    except MetadataError as error:
+        if asked.columns is not None:
+            raise
+        log.warning("the galvo's shift is not looked for: %s", error)
+        found = GalvoShift(0, 0.0)
+    if asked.columns is not None or found.contrast < asked.min_contrast:
+        found = GalvoShift(asked.columns or 0, found.contrast)
+    if found.columns:
+        fix_galvo_shift(
+            source, output, columns=found.columns, tile_given=asked.tile_shape,
+            **(_written(task, where) | {"levels": 1}),
+        )  # fmt: skip
+    else:
+        if output.exists():
+            shutil.rmtree(output)
+        output.symlink_to(source.resolve())
+    with replacing(task.outputs["galvo"], overwrite=True) as path:
+        path.write_text(json.dumps(asdict(found)))
 
 
 def _resample(task: Task, where: Where) -> None:
@@ -260,9 +295,17 @@ def _stack(task: Task, where: Where) -> None:
     )
 
 
+def _report(task: Task, where: Where) -> None:
+    from linumpy.quality.report import write_report
+
+    page = task.outputs["report"]
+    write_report(page.parent.parent, page, use_gpu=where.use_gpu, overwrite=True)
+
+
 _IMAGE = ".ome.zarr"
 #: By name, in the order in which they are carried out: those of :data:`linumpy.pipeline.options.OPTIONS`.
 STAGES: dict[str, Stage] = {
+    "galvo": Stage(_galvo, ("image",), {"image": _IMAGE, "galvo": ".json"}),
     "resample": Stage(_resample, ("image",), {"image": _IMAGE}),
     "survey": Stage(_survey, ("image",), {"survey": ".json"}),
     "focal": Stage(_focal, ("image",), {"image": _IMAGE, "focal_picture": ".png"}),
@@ -275,3 +318,5 @@ STAGES: dict[str, Stage] = {
     "register": Stage(_register, ("image",), {"transforms": ".json"}, of_brain=True, optional=("shifts",), least=2),
     "stack": Stage(_stack, ("image", "transforms"), {"stack": _IMAGE}, of_brain=True, least=2),
 }
+_ALL = tuple(sorted({role for stage in STAGES.values() for role in stage.makes} - {"image"}))
+STAGES["report"] = Stage(_report, ("image",), {"report": ".html"}, of_brain=True, optional=_ALL)

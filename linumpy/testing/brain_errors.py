@@ -84,6 +84,15 @@ def _zoomed(field: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     return np.asarray(zoom(field, factors, order=1, grid_mode=True, mode="nearest"))
 
 
+def _galvo(spec: BrainSpec, folder: Path) -> _Found:
+    """Largest error of the columns by which tiles are rotated."""
+    width, worst = spec.tile_shape[2], 0
+    for path in folder.glob("*.json"):
+        apart = (json.loads(path.read_text())["columns"] - brain.truth_galvo(spec, _number(path))) % width
+        worst = max(worst, min(apart, width - apart))
+    return [("shift of the galvo, worst slice", float(worst), "columns")]
+
+
 def _focal(spec: BrainSpec, folder: Path) -> _Found:
     """Largest error of the fitted curvature over a tile."""
     worst, truth = 0.0, spec.faults.focal_um / 2
@@ -239,6 +248,7 @@ def _stack(spec: BrainSpec, folder: Path) -> _Found:
 
 #: By stage.
 _COMPARED: dict[str, Callable[[BrainSpec, Path], _Found]] = {
+    "galvo": _galvo,
     "focal": _focal,
     "illumination": _illumination,
     "surface": _surface,

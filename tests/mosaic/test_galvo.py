@@ -26,6 +26,16 @@ def test_the_seam_is_found(seed):
         assert found.contrast > 1.5
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_tiles_as_they_should_be_are_left_alone(seed):
+    """Borders of tissue, vignetting and speckle are no seam."""
+    spec = replace(SPEC, seed=seed, tile_shape=(30, 40, 44), faults=replace(SPEC.faults, galvo=0))
+    for number in range(2):
+        tiles = np.stack([tile(spec, number, r, c).mean(axis=0) for r in range(2) for c in range(3)])
+        found = detect_galvo_shift(tiles)
+        assert found.columns == 0 or found.contrast < 1.5
+
+
 def test_nothing_is_found_where_there_is_nothing():
     rng = np.random.default_rng(0)
     assert detect_galvo_shift(rng.standard_normal((4, 50, 60))).contrast < 1.5

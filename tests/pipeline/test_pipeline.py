@@ -15,22 +15,22 @@ import pytest
 from linumpy.errors import ResumeError, SourceError
 from linumpy.io.ome import open_image
 from linumpy.pipeline import runner
-from linumpy.pipeline.options import OPTIONS, Focal, Positions, Surface
+from linumpy.pipeline.options import OPTIONS, Focal, Galvo, Positions, Surface
 from linumpy.pipeline.runner import run_pipeline
 from linumpy.pipeline.settings import Run
-from linumpy.pipeline.stages import STAGES
-from linumpy.testing.brain import USUAL_FAULTS, BrainSpec, Faults
+from linumpy.pipeline.stages import STAGES, Common, Task, Where, carry_out
+from linumpy.testing.brain import USUAL_FAULTS, BrainSpec, Faults, truth_galvo
 from linumpy.testing.brain_errors import errors_of
 from linumpy.testing.brain_files import write_brain
 from tests.support.script_runs import ROOT, load
 
-SPEC = BrainSpec(slices=3, faults=dataclasses.replace(USUAL_FAULTS, rotation_degrees=0.0))
+SPEC = BrainSpec(slices=3, faults=dataclasses.replace(USUAL_FAULTS, rotation_degrees=0.0, galvo=20))
 SLICES = [f"slice_z{number:02d}" for number in range(3)]
 PER_SLICE = [name for name, stage in STAGES.items() if not stage.of_brain]
 OF_BRAIN = [name for name, stage in STAGES.items() if stage.of_brain]
 SMALL = {"focal": Focal(s_xy=5), "surface": Surface(s_xy=5), "positions": Positions(0.25)}
 #: Stages that take long.
-LONG = ("focal", "illumination")
+LONG = ("focal", "illumination", "report")
 
 
 def run_of(folder, spec=SPEC, **changes):
@@ -70,11 +70,39 @@ def test_all_stages_of_all_slices(finished):
         ("register", "RMS"): 25.0, ("register", "largest"): 1.5,
     }  # fmt: skip
     assert {key: errors[key] for key in most if errors[key] > most[key]} == {}
+    assert errors["galvo", "shift"] == 0
     assert errors["attenuation", "attenuation"] < 0.7
     assert errors["stack", "correlation"] > 0.7
     again = run_pipeline(run)
     assert done(again) == {}
     assert again.results == summary.results
+
+
+def test_the_report_of_a_run(finished):
+    """A page with the times of all stages but its own, and pictures of the volume; all images are read."""
+    page = (finished[0].output / "report/report.html").read_text()
+    assert [name for name in OPTIONS if f"<td>{name}</td>" not in page] == ["report"]
+    assert "stack/stack.ome.zarr, resolution 0" in page
+    assert "cannot be read" not in page
+
+
+def test_what_the_galvo_did_not_rotate_is_not_copied(tmp_path, finished):
+    """A slice as it should be is a link; one that is mended, and then not, and again, leaves its source as it was."""
+    run = finished[0]
+    shifts = [truth_galvo(SPEC, number) for number in range(3)]
+    assert sum(map(bool, shifts)) > 0, "the synthetic brain has no shift to mend"
+    links = [(run.output / f"galvo/{name}.ome.zarr").is_symlink() for name in SLICES]
+    assert links == [shift == 0 for shift in shifts]
+    write_brain(dataclasses.replace(SPEC, slices=1, faults=Faults(looks=8)), tmp_path / "brain")
+    source = tmp_path / "brain/mosaics/slice_z00.ome.zarr"
+    before, out = voxels(source), tmp_path / "galvo/slice_z00.ome.zarr"
+    outputs = {"image": out, "galvo": tmp_path / "galvo/slice_z00.json"}
+    for columns in (0, 5, 0, 7):
+        task = Task("galvo", "slice_z00", Galvo(columns), Common(1, None), {"image": (source,)}, outputs)
+        carry_out(task, Where(False))
+        assert out.is_symlink() == (columns == 0)
+        np.testing.assert_array_equal(voxels(source), before)
+        np.testing.assert_array_equal(voxels(out)[..., :48], np.roll(before[..., :48], -columns, axis=-1))
 
 
 def test_what_depends_on_a_change_is_made_anew(tmp_path):
@@ -119,12 +147,12 @@ def test_killed_and_started_again(tmp_path):
     """SIGKILL while a stage is under way; what the command makes then is what it makes in one go."""
     run = run_of(tmp_path, BrainSpec(slices=2, faults=Faults(water_um=60.0, looks=8)))
     text = 'mosaics = "brain/mosaics"\nshifts = "brain/shifts.csv"\noutput = "{}"\nslicing_interval_mm = 0.2\n'
-    text += 'skip = ["focal", "illumination", "surface"]\n'
+    text += 'skip = ["focal", "illumination", "surface", "report"]\n'
     for name in ("killed", "whole"):
         (tmp_path / f"{name}.toml").write_text(text.format(name))
     command = [sys.executable, "-m", "linumpy_scripts.linum_pipeline", tmp_path / "killed.toml", "--no-use_gpu"]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, env=os.environ)
-    assert process.stdout.readline().startswith("resample of slice_z00")
+    assert process.stdout.readline().startswith("galvo of slice_z00")
     process.send_signal(signal.SIGKILL)
     process.wait()
     script = load("linum_pipeline")
@@ -137,7 +165,8 @@ def test_killed_and_started_again(tmp_path):
 
 def test_missing_tiles_and_empty_slices(tmp_path, caplog):
     faults = dataclasses.replace(SPEC.faults, missing=((1, 0, 1),), empty=(2,))
-    summary = run_pipeline(run_of(tmp_path, dataclasses.replace(SPEC, faults=faults), skip=("surface", "illumination")))
+    spec = dataclasses.replace(SPEC, faults=faults)
+    summary = run_pipeline(run_of(tmp_path, spec, skip=("surface", "illumination", "report")))
     assert summary.empty == ("slice_z02",)
     assert "slice_z02: nothing was recorded, so it is left out" in caplog.text
     assert [json.loads(path.read_text())["tiles"] for path in summary.results["survey"]] == [

@@ -45,7 +45,7 @@ def test_one_run_in_three_languages(tmp_path):
         (TOML + "codecs = 3", "'codecs' is no key: there are mosaics, output"),
         (TOML + "[stack]\nrange = 1", "stack: 'range' is no option of this stage: there are"),
         (TOML + "stack = 3", "stack: a table of"),
-        (TOML.replace('"surface"', '"curvature"'), "skip: 'curvature' is no stage: there are resample"),
+        (TOML.replace('"surface"', '"curvature"'), "skip: 'curvature' is no stage: there are galvo, resample"),
         (TOML.replace("0.2", "-0.2"), "slicing_interval_mm=-0.2"),
         ("mosaics =", "run.toml: Invalid value"),
     ],
