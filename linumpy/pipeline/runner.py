@@ -131,7 +131,9 @@ def run_pipeline(
         for name in OPTIONS:
             if name in run.skip:
                 continue
-            held = {"brain": _gathered(slices, shared)} if STAGES[name].of_brain else slices
+            held = {one: shared | own for one, own in slices.items()}
+            if STAGES[name].of_brain:
+                held = {"brain": _gathered(slices, shared)}
             tasks = [task for one, inputs in held.items() if (task := _task(run, name, one, inputs)) is not None]
             stages.append(_carry_out_all(name, tasks, records, work, progress))
             for task in tasks:
