@@ -19,9 +19,9 @@ from linumpy.device import array_module
 from linumpy.registration.masked_correlation import check_pairs, match_pairs, standardized
 from linumpy.registration.refine import PairTransforms, Refinement, refine_pairs
 
-#: Standard deviation of the Gaussian that tells what changes slowly, as a fraction of the image, and blocks along an
-#: axis over which images are averaged before.
-_SLOW, _BLOCKS = 1 / 8, 48
+#: Standard deviation of the Gaussian that tells what changes slowly: as a fraction of the image, and in voxels at least.
+#: Images are averaged before over this many blocks along an axis.
+_SLOW, _SLOW_VOXELS, _BLOCKS = 1 / 16, 16, 48
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,8 @@ def flattened(images: Array, mask: Array | None = None) -> Any:
     image, valid = standardized(images, mask)
     (down_y, up_y), (down_x, up_x) = (_slow_along(n) for n in images.shape[-2:])
     down, up = (xp.asarray(down_y), xp.asarray(down_x.T)), (xp.asarray(up_y), xp.asarray(up_x.T))
-    sums = [up[0] @ (down[0] @ part @ down[1]) @ up[1] for part in (valid, image, image * image)]
+    bounded = xp.clip(image, -2, 2)  # a bright hair is no part of what changes slowly
+    sums = [up[0] @ (down[0] @ part @ down[1]) @ up[1] for part in (valid, bounded, bounded * bounded)]
     count = xp.maximum(sums[0], np.float32(1e-6))
     mean = sums[1] / count
     variance = xp.maximum(sums[2] / count - mean * mean, 0)
@@ -148,7 +149,7 @@ def _slow_along(size: int) -> tuple[np.ndarray, np.ndarray]:
     voxels, blocks = np.arange(size), min(size, _BLOCKS)
     down = (voxels * blocks // size == np.arange(blocks)[:, None]).astype(np.float32)
     centres = down @ voxels / down.sum(axis=1)
-    return down, np.exp(-(((voxels[:, None] - centres) / (_SLOW * size)) ** 2) / 2).astype(np.float32)
+    return down, np.exp(-(((voxels[:, None] - centres) / max(_SLOW * size, _SLOW_VOXELS)) ** 2) / 2).astype(np.float32)
 
 
 def block_means(images: Array, mask: Array | None, factors: Sequence[int]) -> tuple[Any, Any]:
