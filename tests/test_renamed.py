@@ -16,32 +16,32 @@ from linumpy.voxel.mesh_image import voxelize_onto_image
 
 
 def test_old_name_works_and_warns_at_the_call(tmp_path):
-    with pytest.warns(FutureWarning, match="levels= is called levels= now") as warned:
-        writer = OmeZarrWriter(tmp_path / "i", (8, 8), "u2", (1, 1), levels=2)
+    with pytest.warns(FutureWarning, match="n_levels= is called levels= now") as warned:
+        writer = OmeZarrWriter(tmp_path / "i", (8, 8), "u2", (1, 1), n_levels=2)
     assert [one.filename for one in warned] == [__file__]
     with writer:
         writer[...] = np.ones((8, 8), "u2")
     assert sorted(zarr.open_group(tmp_path / "i", mode="r").array_keys()) == ["0", "1"]
 
 
-@pytest.mark.filterwarnings("ignore:levels=")
+@pytest.mark.filterwarnings("ignore:n_levels=")
 @pytest.mark.parametrize(("name", "value", "kind"), [
-    ("levels", 0, ValueError), ("levels", 0, ValueError), ("levels", 1.5, TypeError), ("levels", 1.5, TypeError),
+    ("n_levels", 0, ValueError), ("levels", 0, ValueError), ("n_levels", 1.5, TypeError), ("levels", 1.5, TypeError),
 ])  # fmt: skip
 def test_errors_begin_with_the_name_that_was_typed(tmp_path, name, value, kind):
     with pytest.raises(kind, match=f"^{name}={value}: "):
         OmeZarrWriter(tmp_path / "i", (8, 8), "u2", (1, 1), **{name: value})
 
 
-@pytest.mark.filterwarnings("ignore:levels=")
+@pytest.mark.filterwarnings("ignore:n_levels=")
 def test_errors_about_something_else_are_unchanged(tmp_path):
     with pytest.raises(ValueError, match=r"^chunks="):
-        OmeZarrWriter(tmp_path / "i", (8, 8), "u2", (1, 1), levels=2, chunks=(4,))
+        OmeZarrWriter(tmp_path / "i", (8, 8), "u2", (1, 1), n_levels=2, chunks=(4,))
 
 
 def test_both_names_are_refused(tmp_path):
-    with pytest.raises(TypeError, match="levels= is the old name of levels=: pass only levels="):
-        OmeZarrWriter(tmp_path / "i", (8, 8), "u2", (1, 1), levels=2, levels=2)
+    with pytest.raises(TypeError, match="n_levels= is the old name of levels=: pass only levels="):
+        OmeZarrWriter(tmp_path / "i", (8, 8), "u2", (1, 1), n_levels=2, levels=2)
 
 
 def test_without_the_old_name_there_is_no_warning(tmp_path, recwarn):
@@ -51,15 +51,15 @@ def test_without_the_old_name_there_is_no_warning(tmp_path, recwarn):
 
 def test_old_name_of_spacing(tmp_path):
     array = zarr.create_array(tmp_path / "a", data=np.zeros((8, 8, 8), "u1"), chunks=(8, 8, 8))
-    with pytest.warns(FutureWarning, match="spacing= is called spacing= now"):
-        resample_zarr(array, tmp_path / "b", 2.0, spacing=(1, 1, 1), device="cpu")
+    with pytest.warns(FutureWarning, match="source_spacing= is called spacing= now"):
+        resample_zarr(array, tmp_path / "b", 2.0, source_spacing=(1, 1, 1), device="cpu")
     assert zarr.open_group(tmp_path / "b", mode="r")["0"].shape == (4, 4, 4)
 
 
 @pytest.mark.parametrize(("function", "old", "new"), [
-    (correct_mosaic, "levels", "levels"), (stack_mosaics, "levels", "levels"),
-    (resample_mosaic_grid, "levels", "levels"), (resample_mosaic_grid, "resolution_um", "new_spacing"),
-    (voxelize_onto_image, "levels", "levels"), (find_z_overlap, "resolution_um", "z_spacing"),
+    (correct_mosaic, "n_levels", "levels"), (stack_mosaics, "n_levels", "levels"),
+    (resample_mosaic_grid, "n_levels", "levels"), (resample_mosaic_grid, "resolution_um", "new_spacing"),
+    (voxelize_onto_image, "n_levels", "levels"), (find_z_overlap, "resolution_um", "z_spacing"),
 ])  # fmt: skip
 def test_every_old_name_is_replaced_by_a_parameter(function, old, new):
     assert new in inspect.signature(function).parameters
@@ -84,5 +84,5 @@ def test_old_name_of_the_option(caplog):
     assert parser.parse_args([]).levels == 1
     assert parser.parse_args(["--levels", "3"]).levels == 3
     assert not caplog.records
-    assert parser.parse_args(["--levels", "3"]).levels == 3
-    assert [record.message for record in caplog.records] == ["--levels is called --levels now"]
+    assert parser.parse_args(["--n_levels", "3"]).levels == 3
+    assert [record.message for record in caplog.records] == ["--n_levels is called --levels now"]

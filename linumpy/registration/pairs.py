@@ -19,7 +19,7 @@ from linumpy.device import array_module
 from linumpy.registration.masked_correlation import check_pairs, match_pairs, standardized
 from linumpy.registration.refine import PairTransforms, Refinement, refine_pairs
 
-#: Standard deviation of the Gaussian that tells what changes slowly: as a fraction of the image, and in voxels at least.
+#: Standard deviation of the Gaussian that tells what changes slowly: a fraction of the image, and voxels at least.
 #: Images are averaged before over this many blocks along an axis.
 _SLOW, _SLOW_VOXELS, _BLOCKS = 1 / 16, 16, 48
 
