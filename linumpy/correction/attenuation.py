@@ -106,7 +106,9 @@ def attenuation(
         A spacing or an attenuation that is none, or no planes.
     """
     xp, light, below = _light(volume, spacing_um, beam, end_per_mm, background)
-    ratio = xp.where(below > 0, light / xp.where(below > 0, below, 1), xp.where(light > 0, np.nan, 0))
+    # Of two Python numbers np.where makes float64, and all that follows with it.
+    without = xp.where(light > 0, np.float32(np.nan), np.float32(0))
+    ratio = xp.where(below > 0, light / xp.where(below > 0, below, 1), without)
     return _mark(xp, volume, xp.log1p(ratio) * np.float32(1e3 / (2 * spacing_um)))
 
 

@@ -58,6 +58,13 @@ class ShadingOptions:
     iterations: int = 20
     tolerance: float = 1e-3
 
+    def __post_init__(self) -> None:
+        # Compared so that NaN is refused: with it the fields would be flat, as if there was nothing to correct.
+        if not 0 <= self.smoothness < math.inf or not 0 < self.epsilon < math.inf or not self.tolerance >= 0:
+            raise ValueError(f"{self}: pass a smoothness and a tolerance from 0 on, and an epsilon above 0")
+        if min(self.reweights, self.iterations) < 1:
+            raise ValueError(f"{self}: one reweighted problem and one iteration are needed")
+
 
 @dataclass(frozen=True)
 class Shading:

@@ -85,9 +85,10 @@ def plan_common_space(
     ValueError
         A spacing that is not positive.
     """
-    spacing = np.array(images[0].spacing if new_spacing is None else np.broadcast_to(new_spacing, (3,)), np.float64)
-    if not (spacing > 0).all() or not np.isfinite(spacing).all():
+    wanted = np.atleast_1d(np.array(images[0].spacing if new_spacing is None else new_spacing, np.float64))
+    if wanted.shape not in ((1,), (3,)) or not (wanted > 0).all() or not np.isfinite(wanted).all():
         raise ValueError(f"new_spacing={new_spacing}: pass one positive number in µm, or three")
+    spacing = np.broadcast_to(wanted, (3,))
     maps = [_to_stack(np.array(one.matrix), image) for one, image in zip(transforms.slices, images, strict=True)]
     ends = [
         (matrix @ corner)[1:3]

@@ -121,6 +121,8 @@ def fix_galvo_shift(
     GpuUnavailableError
         `use_gpu` and there is no CUDA device.
     """
+    if not min_contrast >= 0:
+        raise ValueError(f"min_contrast={min_contrast}: pass a number from 0 on")
     check_target(Path(output), overwrite=overwrite)
     check_apart([output], [source])
     image = open_mosaic(source)

@@ -40,6 +40,8 @@ log = logging.getLogger(__name__)
 
 #: Memory for kept tiles: on the host so many bytes, on a device this share of what is free.
 HOST_KEPT_BYTES, _KEPT_SHARE = 4 * 2**30, 0.4
+#: Extent of all tiles along an axis at most, relative to a row and a column of them laid end to end.
+_WIDEST = 2
 #: A fraction of a voxel below this is none.
 _WHOLE = 1e-4
 
@@ -103,7 +105,7 @@ def plan_stitching(found: TilePositions, *, interpolate: bool = True) -> StitchP
     Raises
     ------
     ValueError
-        No tile is there.
+        No tile is there, or tiles lie further apart than they could side by side, as after a wrong unit.
     """
     places = [(int(i), int(j)) for i, j in np.argwhere(found.present)]
     if not places:
@@ -113,6 +115,12 @@ def plan_stitching(found: TilePositions, *, interpolate: bool = True) -> StitchP
         positions = np.rint(positions)
     origin = positions.min(axis=0)
     offsets = positions - origin
+    most = _WIDEST * sum(found.grid) * max(found.tile_shape)
+    if not (offsets <= most).all():
+        raise ValueError(
+            f"the positions span {offsets.max():.4g} voxels, and {found.grid[0]} × {found.grid[1]} tiles of "
+            f"{tuple(found.tile_shape)} voxels at most {most}: positions are in voxels of the mosaic"
+        )
     size = np.floor(offsets.max(axis=0) + _WHOLE).astype(int) + found.tile_shape
     return StitchPlan(
         (int(size[0]), int(size[1])), found.tile_shape, (float(origin[0]), float(origin[1])),

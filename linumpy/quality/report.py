@@ -95,7 +95,7 @@ def write_report(folder: str | Path, output: str | Path, *, use_gpu: bool = Fals
     check_file(output, overwrite=overwrite)
     found = look_into(folder)
     check_apart([output], found.images)
-    warnings = [f"{name}: nothing was recorded in this slice" for name in found.empty]
+    warnings = [*found.unread, *(f"{name}: nothing was recorded in this slice" for name in found.empty)]
     images = []
     for path in found.images:
         try:

@@ -21,6 +21,7 @@ from linumpy.registration.positions import TilePositions
 
 #: Folders below the given one that are looked at, and rows of a table that are shown.
 _DEPTH, _ROWS = 4, 200
+_STAGE = {"name", "done", "kept", "seconds", "wall_seconds"}
 _ZARR = ("zarr.json", ".zgroup", ".zattrs")
 
 
@@ -44,6 +45,8 @@ class RunFolder:
         Stages of ``linum-pipeline``, from its summary: name, done, kept, seconds.
     empty : tuple of str
         Slices that the pipeline left out.
+    unread : tuple of str
+        What is wrong with positions and tables that cannot be read.
     """
 
     folder: Path
@@ -53,6 +56,7 @@ class RunFolder:
     pictures: tuple[Path, ...]
     stages: tuple[dict[str, Any], ...] = ()
     empty: tuple[str, ...] = ()
+    unread: tuple[str, ...] = ()
 
 
 def look_into(folder: str | Path) -> RunFolder:
@@ -73,22 +77,31 @@ def look_into(folder: str | Path) -> RunFolder:
     for path in _walk(folder, _DEPTH):
         (images if path.is_dir() else files).append(path)
     summary: dict[str, Any] = {}
-    positions, tables = [], []
+    positions, tables, unread = [], [], []
     for path in files:
         if path.suffix == ".json":
             content = _json(path)
             if path.name == "pipeline.json" and "stages" in content:
-                summary = content
+                if _is_summary(content):
+                    summary = content
+                else:
+                    unread.append(f"{path} is no summary of linum-pipeline")
             elif {"tiles", "pairs", "model", "tile_shape"} <= content.keys():
-                positions.append((path, read_positions(path, tuple(content["tile_shape"]))))
+                try:
+                    positions.append((path, read_positions(path, _tile_shape(content["tile_shape"]))))
+                except SourceError as error:
+                    unread.append(str(error))
         elif path.suffix == ".csv":
-            tables.append((path, _table(path)))
+            try:
+                tables.append((path, _table(path)))
+            except (OSError, csv.Error) as error:
+                unread.append(f"{path} cannot be read: {error}")
     pictures = tuple(path for path in files if path.suffix == ".png")
     found = RunFolder(
         folder, tuple(images), tuple(positions), tuple(tables), pictures, tuple(summary.get("stages", ())),
-        tuple(summary.get("empty", ())),
+        tuple(summary.get("empty", ())), tuple(unread),
     )  # fmt: skip
-    if not any((images, positions, tables, pictures, found.stages)):
+    if not any((images, positions, tables, pictures, found.stages, unread)):
         raise SourceError(f"{folder} holds no OME-Zarr images, positions, tables or pictures to report")
     return found
 
@@ -99,6 +112,8 @@ def _walk(folder: Path, depth: int) -> Iterator[Path]:
         if entry.name.startswith(".") or entry.is_symlink():
             continue
         path = Path(entry.path)
+        if not entry.is_dir() and not entry.is_file():  # a pipe would be waited for
+            continue
         if not entry.is_dir() or any((path / name).is_file() for name in _ZARR):
             yield path
         elif depth:
@@ -111,6 +126,16 @@ def _json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}
+
+
+def _is_summary(content: dict[str, Any]) -> bool:
+    stages = content["stages"]
+    return isinstance(stages, list) and all(isinstance(one, dict) and one.keys() >= _STAGE for one in stages)
+
+
+def _tile_shape(value: Any) -> tuple[int, int]:
+    """Return the tile shape of positions; of another form, one that they cannot be of, so that reading them says so."""
+    return (value[0], value[1]) if isinstance(value, list) and len(value) == 2 else (0, 0)
 
 
 def _table(path: Path) -> tuple[tuple[str, ...], ...]:

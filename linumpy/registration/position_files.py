@@ -95,12 +95,13 @@ def read_positions(path: str | Path, tile_shape: tuple[int, int]) -> TilePositio
     SourceError
         A file of another form, a tile that is missing or there twice, or tiles of another shape.
     """
-    text = Path(path).read_text(encoding="utf-8-sig")
+    stored = Path(path).read_bytes()
     try:
+        text = stored.decode("utf-8-sig")
         if Path(path).suffix.lower() == ".csv":
             return _placed(list(csv.DictReader(text.splitlines(), skipinitialspace=True)), tile_shape)
         return _from_json(json.loads(text), tile_shape)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, OverflowError, TypeError, ValueError, csv.Error) as error:
         reason = f"it has no {error}" if isinstance(error, KeyError) else error
         raise SourceError(f"{path}: these are no positions of tiles: {reason}") from error
 
@@ -128,7 +129,7 @@ def _placed(
         raise ValueError("there are no tiles")
     places = [(int(row["row"]), int(row["column"])) for row in rows]
     grid = max(place[0] for place in places) + 1, max(place[1] for place in places) + 1
-    if sorted(places) != list(np.ndindex(*grid)):
+    if len(places) != grid[0] * grid[1] or sorted(places) != list(np.ndindex(*grid)):
         raise ValueError(f"a tile of the {grid[0]} × {grid[1]} is missing, or is there twice")
     positions, present = np.empty((*grid, 2)), np.empty(grid, bool)
     for place, row in zip(places, rows, strict=True):

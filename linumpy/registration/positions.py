@@ -138,6 +138,8 @@ def locate_tiles(tiles: Array, overlap: float, *, min_confidence: float = MIN_CO
         raise ValueError(f"tiles of shape {tiles.shape}: pass (rows, columns, Y, X)")
     if not 0 < overlap <= 0.5:
         raise ValueError(f"overlap={overlap}: pass the share of a tile that it shares with the next, up to 0.5")
+    if not -1 <= min_confidence <= 1:
+        raise ValueError(f"min_confidence={min_confidence}: correlations are from -1 to 1")
     rows, columns, height, width = tiles.shape
     widths = [round(overlap * size) for size in (height, width)]
     if min(rows, columns) and any(count > 1 and w < 4 for count, w in zip((rows, columns), widths, strict=True)):

@@ -96,6 +96,13 @@ def test_dark_and_unknown_voxels():
         compensate(volume, 1.0, max_gain=0.5)
 
 
+@pytest.mark.parametrize("dtype", ["u1", ">u2", "f4", "f8"])
+def test_results_are_float32(dtype):
+    """Of twice the bytes a column of a large mosaic would not fit into memory."""
+    volume = np.full((6, 2, 2), 9, dtype)
+    assert {attenuation(volume, 5.0).dtype, compensate(volume, 5.0).dtype} == {np.dtype("f4")}
+
+
 @pytest.mark.gpu
 def test_on_a_device(cupy):
     volume = brain.tile(SPEC, 0, 0, 0)

@@ -83,6 +83,14 @@ def test_what_is_refused():
         estimate_illumination(np.ones((2, 4, 4), complex))
 
 
+@pytest.mark.parametrize(
+    "wrong", [{"iterations": 0}, {"reweights": 0}, {"epsilon": 0.0}, {"smoothness": np.nan}, {"smoothness": -1.0}]
+)
+def test_options_that_would_correct_nothing_are_refused(wrong):
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        ShadingOptions(**wrong)
+
+
 @pytest.mark.gpu
 def test_on_a_device(cupy, stack):
     images, _ = stack

@@ -196,6 +196,28 @@ def test_transforms_are_read_as_they_were_written(brain, tmp_path):
         register_slices(folder, folder.parent / "t.json", INTERVAL)
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"matrix": np.zeros((4, 4)).tolist()}, {"matrix": np.diag([1.0, 1, 1, 2]).tolist()}, {"top_um": "low"},
+        {"top_um": float("nan")}, {"depth_um": -5.0}, {"depth_um": None},
+    ],
+)  # fmt: skip
+def test_damaged_transforms_are_refused(brain, tmp_path, wrong):
+    content = json.loads((brain[0].parent / "t.json").read_text())
+    content["slices"][1].update(wrong)
+    (tmp_path / "t.json").write_text(json.dumps(content))
+    with pytest.raises(SourceError, match="damaged"):
+        read_transforms(tmp_path / "t.json")
+
+
+def test_numbers_that_are_none_are_refused(brain):
+    with pytest.raises(ValueError, match="max_deviation"):
+        Alignment(interval_mm=0.16, max_deviation=float("nan"))
+    with pytest.raises(ValueError, match="one positive number in µm, or three"):
+        stack_registered(brain[0], brain[1], brain[0].parent / "no.zarr", new_spacing=(8.0, 8.0))
+
+
 @pytest.mark.gpu
 def test_the_device_makes_the_same_stack(brain, tmp_path):
     folder, transforms, _ = brain

@@ -49,3 +49,26 @@ def test_a_mosaic_is_mended(tmp_path, capsys):
     assert load("linum_fix_galvo_shift").main([str(source), str(tmp_path / "d"), "--columns", "3", "--no-use_gpu"]) == 0
     turned = zarr.open_group(tmp_path / "d", mode="r")["0"][...]
     np.testing.assert_array_equal(turned[..., :44], np.roll(mosaic(SPEC, 1)[..., :44], -3, axis=-1))
+
+
+def test_a_contrast_that_is_no_number_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="min_contrast"):
+        fix_galvo_shift(tmp_path / "a", tmp_path / "b", min_contrast=float("nan"))
+
+
+@pytest.mark.gpu
+def test_the_device_mends_the_same(tmp_path):
+    import cupy
+
+    tiles = np.random.default_rng(1).normal(0, 1, (3, 9, 30)).cumsum(axis=2)
+    assert detect_galvo_shift(cupy.asarray(tiles)) == detect_galvo_shift(tiles)
+    source = write_brain(SPEC, tmp_path / "brain") / "mosaics" / "slice_z01.ome.zarr"
+    for tile_bytes in (1, 2**28):
+        found = [
+            fix_galvo_shift(source, tmp_path / f"{tile_bytes}{use_gpu}", use_gpu=use_gpu, tile_bytes=tile_bytes)
+            for use_gpu in (False, True)
+        ]
+        assert found[0].columns == found[1].columns == truth_galvo(SPEC, 1) % 44
+        assert found[1].contrast == pytest.approx(found[0].contrast, rel=1e-4)
+        host, device = (zarr.open_group(tmp_path / f"{tile_bytes}{g}", mode="r")["0"][...] for g in (False, True))
+        np.testing.assert_array_equal(device, host)

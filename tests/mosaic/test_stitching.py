@@ -180,15 +180,30 @@ def test_what_is_refused(tmp_path, capsys):
     assert not (tmp_path / "out.ome.zarr").exists()
 
 
+def test_positions_of_another_unit_are_refused(tmp_path):
+    """A table in nm, or a damaged number, would stitch a volume of mostly nothing."""
+    rng = np.random.default_rng(8)
+    source = write_grid(tmp_path / "m.ome.zarr", np.ones((3, 2, DEPTH, *TILE), "u2"))
+    for wrong in (5000.0, 1e300):
+        found = positions_of(rng)
+        found.positions[2, 1, 0] *= wrong
+        with pytest.raises(ValueError, match="in voxels of the mosaic"):
+            stitch_mosaic(source, found, tmp_path / "out.ome.zarr")
+    assert not (tmp_path / "out.ome.zarr").exists()
+
+
 @pytest.mark.gpu
+@pytest.mark.parametrize("blending", ["distance", "diffusion"])
 @pytest.mark.parametrize("memory", [{}, {"tile_bytes": 1}, {"tile_bytes": 1, "kept_bytes": 0}])
-def test_on_the_device(tmp_path, memory):
+def test_on_the_device(tmp_path, memory, blending):
     rng = np.random.default_rng(7)
     found = positions_of(rng, missing=((1, 1),))
     tiles = rng.integers(0, 60000, (3, 2, DEPTH, *TILE)).astype("u2")
     source = write_grid(tmp_path / "m.ome.zarr", tiles)
     for use_gpu, name in ((False, "host"), (True, "device")):
-        stitch_mosaic(source, found, tmp_path / name, chunks=(4, 16, 16), levels=2, use_gpu=use_gpu, **memory)
+        stitch_mosaic(
+            source, found, tmp_path / name, chunks=(4, 16, 16), levels=2, use_gpu=use_gpu, blending=blending, **memory
+        )
     for level in (0, 1):
         host, device = (values(tmp_path / name, level).astype(int) for name in ("host", "device"))
         assert np.abs(host - device).max() <= 1

@@ -3,6 +3,7 @@
 import base64
 import io
 import json
+import os
 import re
 from html.parser import HTMLParser
 
@@ -115,3 +116,30 @@ def test_a_run_and_what_is_refused(results, tmp_path, capsys):
     check_refused(capsys, main, [tmp_path / "nothing", tmp_path / "s.html"], PROGRAM, "to report")
     check_refused(capsys, main, [tmp_path / "no", tmp_path / "s.html"], PROGRAM, "no such folder")
     assert not (tmp_path / "s.html").exists()
+
+
+def test_damaged_files_are_warnings(results, tmp_path):
+    """One of them must not cost the whole page; nor may a pipe be waited for."""
+    folder, _ = results
+    (folder / "cut.json").write_text('{"tiles": 1, "pairs": 2, "model": 3, "tile_shape": 4}')
+    (folder / "long.csv").write_text("a\n" + "x" * 200_000)
+    (folder / "pipeline.json").write_text('{"stages": [1]}')
+    os.mkfifo(folder / "pipe.csv")
+    text = "\n".join(write_report(folder, tmp_path / "page.html").warnings)
+    for name in ("cut.json", "long.csv", "pipeline.json"):
+        assert name in text
+    assert "pipe.csv" not in text
+
+
+@pytest.mark.gpu
+def test_the_device_reports_the_same(results, tmp_path):
+    folder, _ = results
+    host, device = (
+        write_report(folder, tmp_path / f"{use_gpu}.html", use_gpu=use_gpu).images for use_gpu in (False, True)
+    )
+    assert len(host) == len(device)
+    for one, other in zip(host, device, strict=True):
+        assert (one.path, one.constant) == (other.path, other.constant)
+        np.testing.assert_allclose(other.projection, one.projection, rtol=1e-5)
+        for name in ("tissue", "sharpness", "similarity", "not_finite"):
+            assert getattr(other, name) == pytest.approx(getattr(one, name), rel=1e-3, abs=1e-3, nan_ok=True)

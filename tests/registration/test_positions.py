@@ -193,3 +193,11 @@ def test_what_is_refused(mosaic, tmp_path, capsys):
         (tmp_path / "bad.csv").write_text(text)
         with pytest.raises(SourceError, match=r"bad\.csv"):
             read_positions(tmp_path / "bad.csv", (40, 40))
+
+
+def test_a_file_of_other_bytes_is_named(tmp_path):
+    (tmp_path / "p.json").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(SourceError, match=r"p\.json"):
+        read_positions(tmp_path / "p.json", (8, 8))
+    with pytest.raises(ValueError, match="min_confidence=nan"):
+        locate_tiles(np.zeros((1, 1, 8, 8)), 0.2, min_confidence=float("nan"))

@@ -94,6 +94,8 @@ class Alignment:
             raise ValueError(f"min_correlation={self.min_correlation}: correlations are from -1 to 1")
         if not 0 <= self.max_shift <= 1:
             raise ValueError(f"max_shift={self.max_shift}: pass a fraction from 0 to 1")
+        if not self.max_deviation > 0:
+            raise ValueError(f"max_deviation={self.max_deviation}: pass a positive number of standard deviations")
         PairSearch(max_angle=self.max_angle)
         Refinement(model=self.model)
 

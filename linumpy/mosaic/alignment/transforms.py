@@ -140,11 +140,22 @@ def read_transforms(path: str | Path) -> SliceTransforms:
         found = json.loads(Path(path).read_text(encoding="utf-8"))
         if found.get("linumpy") != _KIND:
             raise SourceError(f"{path} has no {_KIND}: linum-register-pairwise writes them")
-        slices = tuple(SliceTransform(**{**one, "matrix": _matrix(one["matrix"], 4)}) for one in found["slices"])
+        slices = tuple(map(_slice, found["slices"]))
         pairs = tuple(map(_pair, found["pairs"]))
         return SliceTransforms(float(found["interval_um"]), slices, pairs)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise SourceError(f"{path} is no file of {_KIND}, or is damaged ({error})") from None
+
+
+def _slice(one: dict[str, Any]) -> SliceTransform:
+    matrix = _matrix(one["matrix"], 4)
+    linear, last = np.array(matrix)[:3, :3], matrix[3]
+    if last != (0, 0, 0, 1) or np.linalg.matrix_rank(linear) < 3:
+        raise ValueError(f"the matrix of slice {one['number']} is no invertible affine transform")
+    top, depth = float(one["top_um"]), float(one["depth_um"])
+    if not math.isfinite(top) or not 0 < depth < math.inf:
+        raise ValueError(f"slice {one['number']} begins at {top} µm and is {depth} µm deep")
+    return SliceTransform(**{**one, "number": int(one["number"]), "matrix": matrix, "top_um": top, "depth_um": depth})
 
 
 def _pair(one: dict[str, Any]) -> PairResult:
