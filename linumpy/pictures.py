@@ -449,4 +449,9 @@ def save(figure: Figure, path: str | Path, suffix: str = "") -> None:
     suffix : str
         ``".png"``, ``".pdf"`` or ``".svg"``; by default that of the path.
     """
-    figure.savefig(path, dpi=150, format=(suffix or Path(path).suffix)[1:].lower())
+    kind = (suffix or Path(path).suffix)[1:].lower()
+    if kind == "png":
+        # Compressing more takes half of the time, for a tenth of the size.
+        figure.savefig(path, dpi=150, format=kind, pil_kwargs={"compress_level": 1})
+    else:
+        figure.savefig(path, dpi=150, format=kind)

@@ -40,7 +40,7 @@ def _build_arg_parser() -> argparse.ArgumentParser:
         help="Weight of smooth fields; larger ones ignore more structure of the tissue. [%(default)s]",
     )  # fmt: skip
     parser.add_argument(
-        "--max_tiles", type=int, default=100, metavar="N", help="Tiles to estimate from at most. [%(default)s]"
+        "--max_tiles", type=int, default=256, metavar="N", help="Tiles to estimate from at most. [%(default)s]"
     )
     cli.add_levels_argument(parser)
     cli.add_codec_argument(parser)

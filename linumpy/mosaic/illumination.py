@@ -1,8 +1,9 @@
 """Illumination of a mosaic's tiles, estimated and corrected from disk to disk.
 
-In: an OME-Zarr mosaic grid, tiles side by side. Out: the mosaic with even illumination, as OME-Zarr with the same
-dtype, axes, chunks, spacing and origin; a picture of the fields. Tiles are read once each to estimate the fields, which
-keeps 128 × 128 pixels of each, and once more to be corrected.
+In: OME-Zarr mosaic grids, tiles side by side. Out: the fields, estimated from the tiles of one mosaic or of several of
+the same microscope; a mosaic with even illumination, as OME-Zarr with the same dtype, axes, chunks, spacing and origin;
+a picture of the fields. Tiles are read once each to estimate the fields, which keeps 128 × 128 pixels of each, and once
+more to be corrected.
 """
 
 from __future__ import annotations
@@ -33,8 +34,52 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Tiles from which the fields are estimated at most: more take memory and change the fields by less than 1 %.
-MAX_TILES = 100
+#: Tiles from which the fields are estimated at most: tissue's structure averages out with their number, which memory
+#: limits.
+MAX_TILES = 256
+
+
+def estimate_illumination(
+    sources: Sequence[str | Path],
+    tile_shape: tuple[int, int] | None = None,
+    options: ShadingOptions | None = None,
+    *,
+    max_tiles: int = MAX_TILES,
+    report: str | Path | None = None,
+    use_gpu: bool = False,
+    overwrite: bool = False,
+    distributed: Client | Cluster | str | None = None,
+) -> Illumination:
+    """Estimate the illumination that the tiles of several mosaics share: slices that one microscope recorded alike.
+
+    Parameters
+    ----------
+    sources : sequence of str or Path
+        The mosaics, as for :func:`fix_illumination`, with tiles of one shape (Z, A, B).
+    tile_shape, options, max_tiles, report, use_gpu, overwrite, distributed
+        As for :func:`fix_illumination`; `max_tiles` of all mosaics together.
+
+    Returns
+    -------
+    Illumination
+        On the host, for `fields` of :func:`fix_illumination`.
+
+    Raises
+    ------
+    FileExistsError, FileNotFoundError, SourceError, MetadataError, ValueError, TypeError, GpuUnavailableError
+        As :func:`fix_illumination`; mosaics whose tiles differ in shape.
+    """
+    if not sources:
+        raise ValueError("sources: pass one mosaic or more")
+    images = [_opened(source) for source in sources]
+    tiles = [_tile(image, tile_shape) for image in images]
+    if report is not None:
+        check_picture(report, overwrite=overwrite)
+    with tile_work(distributed, use_gpu=use_gpu) as work:
+        fields = _on_host(_estimate(images, tiles, options, work, None, max_tiles))
+    if report is not None:
+        _report(Path(report), images[0], tiles[0], fields, overwrite)
+    return fields
 
 
 def fix_illumination(
@@ -43,6 +88,7 @@ def fix_illumination(
     tile_shape: tuple[int, int] | None = None,
     options: ShadingOptions | None = None,
     *,
+    fields: Illumination | None = None,
     max_tiles: int = MAX_TILES,
     channel: int | None = None,
     time: int | None = None,
@@ -72,6 +118,8 @@ def fix_illumination(
         linumpy writes.
     options : ShadingOptions, optional
         How to estimate the fields.
+    fields : Illumination, optional
+        Fields of :func:`estimate_illumination` to correct with; by default they are estimated from this mosaic alone.
     max_tiles : int
         Complete tiles to estimate from at most, evenly spread over the mosaic.
     channel, time, spacing, levels, codec, use_gpu, overwrite, tile_bytes, distributed
@@ -93,22 +141,19 @@ def fix_illumination(
     GpuUnavailableError
         `use_gpu` and there is no CUDA device.
     """
-    if max_tiles < 1:
-        raise ValueError(f"max_tiles={max_tiles}: at least one tile is needed")
-    image = open_mosaic(source, channel=channel, time=time, spacing=spacing)
-    image.only("illumination is estimated in one volume")
+    image = _opened(source, channel=channel, time=time, spacing=spacing)
     check_apart([output] if report is None else [output, report], [source])
     check_target(Path(output), overwrite=overwrite)
     if report is not None:
         check_picture(report, overwrite=overwrite)
-    tile = known_tile(image, tile_shape)
-    if tile is None:
-        raise MetadataError(f"{image.name}: its metadata has no tile shape; pass tile_shape=")
+    tile = _tile(image, tile_shape)
+    shape = (image.array.shape[image.depth_axis], *tile)
+    if fields is not None and fields.flat.shape != shape:
+        raise ValueError(f"fields of shape {fields.flat.shape} do not fit the tiles of {image.name}, {shape}")
     with tile_work(distributed, use_gpu=use_gpu) as work:
-        fields = _estimate(image, tile, options, work, progress, max_tiles)
-        on_host = Illumination(*(to_host(field) for field in (fields.flat, fields.dark, fields.baseline)))
-        # Workers get the fields on the host.
-        near = on_host if work.client is not None else fields
+        used = fields or _estimate([image], [tile], options, work, progress, max_tiles)
+        on_host, xp = _on_host(used), work.xp
+        near = Illumination(*(xp.asarray(field) for field in (used.flat, used.dark, used.baseline)))
 
         def correct(box: Box, voxels: Array) -> Array:
             xp = array_module(voxels)
@@ -128,6 +173,23 @@ def fix_illumination(
     return on_host
 
 
+def _opened(source: str | Path, **chosen: Any) -> MosaicImage:
+    image = open_mosaic(source, **chosen)
+    image.only("illumination is estimated in one volume")
+    return image
+
+
+def _tile(image: MosaicImage, tile_shape: tuple[int, int] | None) -> tuple[int, int]:
+    tile = known_tile(image, tile_shape)
+    if tile is None:
+        raise MetadataError(f"{image.name}: its metadata has no tile shape; pass tile_shape=")
+    return tile
+
+
+def _on_host(fields: Illumination) -> Illumination:
+    return Illumination(*(to_host(field) for field in (fields.flat, fields.dark, fields.baseline)))
+
+
 def bytes_to_read(image: MosaicImage, tile_shape: tuple[int, int] | None, max_tiles: int = MAX_TILES) -> int:
     """Return the bytes that :func:`fix_illumination` reads of a mosaic."""
     tile = known_tile(image, tile_shape)
@@ -141,6 +203,8 @@ def _tiles(image: MosaicImage, tile: tuple[int, int], most: int) -> list[Box]:
     (first, second), shape = image.lateral_axes, image.array.shape
     rows, columns = shape[first] // tile[0], shape[second] // tile[1]
     count = min(most, rows * columns)
+    if count == 0:
+        return []
     chosen = []
     for number in sorted({(2 * k + 1) * rows * columns // (2 * count) for k in range(count)}):
         box = [slice(0, n) for n in shape]
@@ -151,40 +215,56 @@ def _tiles(image: MosaicImage, tile: tuple[int, int], most: int) -> list[Box]:
 
 
 def _estimate(
-    image: MosaicImage,
-    tile: tuple[int, int],
+    images: Sequence[MosaicImage],
+    tiles: Sequence[tuple[int, int]],
     options: ShadingOptions | None,
     work: TileWork,
     progress: Progress | None,
     max_tiles: int,
 ) -> Illumination:
-    array, z, use_gpu = image.array, image.depth_axis, work.use_gpu
-    chosen = _tiles(image, tile, max_tiles)
+    """Estimate the fields from tiles that are spread evenly over all mosaics."""
+    if max_tiles < 1:
+        raise ValueError(f"max_tiles={max_tiles}: at least one tile is needed")
+    shape = (images[0].array.shape[images[0].depth_axis], *tiles[0])
+    for image, tile in zip(images, tiles, strict=True):
+        if (image.array.shape[image.depth_axis], *tile) != shape:
+            raise MetadataError(
+                f"{image.name} has tiles of {(image.array.shape[image.depth_axis], *tile)} voxels and "
+                f"{images[0].name} of {shape}: illumination is estimated from tiles of one shape"
+            )
+    share, more = divmod(max_tiles, len(images))
+    chosen = [
+        (number, box)
+        for number, (image, tile) in enumerate(zip(images, tiles, strict=True))
+        for box in _tiles(image, tile, share + (number < more))
+    ]
     reduced: dict[tuple[int, ...], Any] = {}
+    use_gpu = work.use_gpu  # sent to workers, which `work` cannot be
 
-    def reduce(box: Box, voxels: Array) -> Any:
-        xp = array_module(voxels)
+    def reduce(name: tuple[int, Box], voxels: Array) -> Any:
+        number, box = name
+        xp, image = array_module(voxels), images[number]
         measured = image.measured(box)
         if measured is not None:
             voxels = xp.where(measured.mask(xp), voxels, np.float32(np.nan))
-        pixels, valid = reduce_tile(xp.moveaxis(voxels, z, 0))
+        pixels, valid = reduce_tile(xp.moveaxis(voxels, image.depth_axis, 0))
         return pixels if valid is None else xp.where(valid, pixels, np.float32(np.nan))
 
-    def keep(box: Box, pixels: Array) -> None:
+    def keep(name: tuple[int, Box], pixels: Array) -> None:
         xp = array_module(pixels)
         valid = xp.isfinite(pixels)
         entry = (pixels, None) if bool(valid.all()) else (xp.where(valid, pixels, 0), valid)
-        reduced[tuple(part.start for part in box)] = entry
+        reduced[(name[0], *(part.start for part in name[1]))] = entry
 
     work(
         chosen,
-        lambda box: read_box(array, box, use_gpu),
+        lambda name: read_box(images[name[0]].array, name[1], use_gpu),
         reduce,
         keep,
-        done=lambda box: None if progress is None else progress(box_nbytes(array, box)),
+        done=lambda name: None if progress is None else progress(box_nbytes(images[name[0]].array, name[1])),
     )
-    log.info("%s: illumination of %d tiles of %s voxels", image.name, len(chosen), tile)
-    return illumination_of([reduced[key] for key in sorted(reduced)], (array.shape[z], *tile), options)
+    log.info("%s: illumination of %d tiles of %s voxels", images[0].name, len(chosen), tiles[0])
+    return illumination_of([reduced[key] for key in sorted(reduced)], shape, options)
 
 
 def _report(path: Path, image: MosaicImage, tile: tuple[int, int], fields: Illumination, overwrite: bool) -> None:

@@ -37,11 +37,16 @@ class Focal:
 
 
 @dataclass(frozen=True)
-class Illumination:
-    """Options of ``illumination``: :class:`linumpy.correction.shading.ShadingOptions`."""
+class Shading:
+    """Options of ``shading``: :class:`linumpy.correction.shading.ShadingOptions`."""
 
     dark: bool = False
     smoothness: float = 1.0
+
+
+@dataclass(frozen=True)
+class Illumination:
+    """``illumination`` has no options."""
 
 
 @dataclass(frozen=True)
@@ -118,10 +123,12 @@ OPTIONS: dict[str, type] = {
     "resample": Resample,
     "survey": Survey,
     "focal": Focal,
+    # Tissue is found again where tiles overlap; fields that are slightly wrong would be found, too.
+    "positions": Positions,
+    "shading": Shading,
     "illumination": Illumination,
     "aip": Aip,
     "surface": Surface,
-    "positions": Positions,
     "stitch": Stitch,
     "attenuation": Attenuation,
     "register": Register,

@@ -133,7 +133,9 @@ def run_pipeline(
                 continue
             if name == "report":  # it shows the times
                 _write_summary(run.output / "pipeline.json", _summary(found, empty, stages, slices, shared))
-            held = {"brain": _gathered(slices, shared)} if STAGES[name].of_brain else slices
+            held = {one: shared | own for one, own in slices.items()}
+            if STAGES[name].of_brain:
+                held = {"brain": _gathered(slices, shared)}
             tasks = [task for one, inputs in held.items() if (task := _task(run, name, one, inputs)) is not None]
             stages.append(_carry_out_all(name, tasks, records, work, progress))
             for task in tasks:

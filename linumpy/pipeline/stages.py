@@ -57,7 +57,7 @@ class Task:
     common : Common
         What all tasks share.
     inputs : mapping of str to tuple of Path
-        By role; of a slice one each, of the brain one for each slice.
+        By role; of a slice one each, of the brain one for each slice; what the brain has, one.
     outputs : mapping of str to Path
         By role.
     """
@@ -211,15 +211,28 @@ def _focal(task: Task, where: Where) -> None:
     )  # fmt: skip
 
 
-def _illumination(task: Task, where: Where) -> None:
+def _shading(task: Task, where: Where) -> None:
+    """Estimate the illumination from the tiles of all slices, which share it."""
     from linumpy.correction.shading import ShadingOptions
+    from linumpy.io.output.files import replacing
+    from linumpy.mosaic.illumination import estimate_illumination
+
+    asked: options.Shading = task.options
+    fields = estimate_illumination(
+        task.inputs["image"], None, ShadingOptions(dark=asked.dark, smoothness=asked.smoothness),
+        report=task.outputs["shading_picture"], use_gpu=where.use_gpu, overwrite=True, distributed=where.distributed,
+    )  # fmt: skip
+    with replacing(task.outputs["fields"], overwrite=True) as path, path.open("wb") as file:
+        np.savez(file, **vars(fields))
+
+
+def _illumination(task: Task, where: Where) -> None:
+    from linumpy.correction.illumination import Illumination
     from linumpy.mosaic.illumination import fix_illumination
 
-    asked: options.Illumination = task.options
-    fix_illumination(
-        task.one("image"), task.outputs["image"], None, ShadingOptions(dark=asked.dark, smoothness=asked.smoothness),
-        report=task.outputs["illumination_picture"], **_written(task, where),
-    )  # fmt: skip
+    with np.load(task.one("fields")) as saved:
+        fields = Illumination(**saved)
+    fix_illumination(task.one("image"), task.outputs["image"], fields=fields, **_written(task, where))
 
 
 def _aip(task: Task, where: Where) -> None:
@@ -309,10 +322,11 @@ STAGES: dict[str, Stage] = {
     "resample": Stage(_resample, ("image",), {"image": _IMAGE}),
     "survey": Stage(_survey, ("image",), {"survey": ".json"}),
     "focal": Stage(_focal, ("image",), {"image": _IMAGE, "focal_picture": ".png"}),
-    "illumination": Stage(_illumination, ("image",), {"image": _IMAGE, "illumination_picture": ".png"}),
+    "positions": Stage(_positions, ("image",), {"positions": ".json"}),
+    "shading": Stage(_shading, ("image",), {"fields": ".npz", "shading_picture": ".png"}, of_brain=True),
+    "illumination": Stage(_illumination, ("image", "fields"), {"image": _IMAGE}),
     "aip": Stage(_aip, ("image",), {"projection": _IMAGE}),
     "surface": Stage(_surface, ("image",), {"surface": _IMAGE, "surface_picture": ".png"}),
-    "positions": Stage(_positions, ("image",), {"positions": ".json"}),
     "stitch": Stage(_stitch, ("image", "positions"), {"image": _IMAGE}),
     "attenuation": Stage(_attenuation, ("image",), {"image": _IMAGE}),
     "register": Stage(_register, ("image",), {"transforms": ".json"}, of_brain=True, optional=("shifts",), least=2),

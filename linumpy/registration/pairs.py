@@ -1,7 +1,8 @@
 """Register pairs of images: search translation and rotation on a coarse grid, then refine.
 
 In: pairs of images (N, [Z,] Y, X) with masks. Out: :class:`~linumpy.registration.refine.PairTransforms`. All pairs are
-registered at once.
+registered at once. What changes slowly over an image, such as attenuation that is left where a cut is tilted, is taken
+out first: it differs between slices, and outweighs the tissue's structure.
 """
 
 from __future__ import annotations
@@ -15,8 +16,12 @@ import numpy as np
 
 from linumpy.arrays import Array
 from linumpy.device import array_module
-from linumpy.registration.masked_correlation import check_pairs, match_pairs
+from linumpy.registration.masked_correlation import check_pairs, match_pairs, standardized
 from linumpy.registration.refine import PairTransforms, Refinement, refine_pairs
+
+#: Standard deviation of the Gaussian that tells what changes slowly: a fraction of the image, and voxels at least.
+#: Images are averaged before over this many blocks along an axis.
+_SLOW, _SLOW_VOXELS, _BLOCKS = 1 / 16, 16, 48
 
 
 @dataclass(frozen=True)
@@ -70,8 +75,8 @@ def register_pairs(
     Parameters
     ----------
     fixed, moving : numpy.ndarray or cupy.ndarray, (N, [Z,] Y, X)
-        The images, all of one shape; larger with NaN around those that are smaller. They may differ by a gain, an
-        offset, noise, and in what parts of them show.
+        The images, all of one shape; larger with NaN around those that are smaller. They may differ by a gain and an
+        offset that change slowly along Y and X, by noise, and in what parts of them show.
     masks : (array of bool or None, array of bool or None)
         Valid voxels, in the shape of the images; None for all that are finite.
     spacing : sequence of float, optional
@@ -88,7 +93,7 @@ def register_pairs(
 
     Notes
     -----
-    On the device memory holds about twelve copies of the images as float32, and up to 1 GiB each for the search and
+    On the device memory holds about fourteen copies of the images as float32, and up to 1 GiB each for the search and
     for the refinement.
     """
     check_pairs(fixed, moving, masks)
@@ -99,7 +104,8 @@ def register_pairs(
     # Voxels of the coarse grid are about cubes, at least four along each axis.
     pitch = max(n * s for n, s in zip(fixed.shape[1:], steps, strict=True)) / search.voxels
     factors = [max(1, min(round(pitch / s), n // 4)) for n, s in zip(fixed.shape[1:], steps, strict=True)]
-    coarse = [block_means(images, mask, factors) for images, mask in zip((fixed, moving), masks, strict=True)]
+    fixed, moving = (flattened(images, mask) for images, mask in zip((fixed, moving), masks, strict=True))
+    coarse = [block_means(images, None, factors) for images in (fixed, moving)]
     found = match_pairs(
         coarse[0][0], coarse[1][0], (coarse[0][1], coarse[1][1]), angles=search.angles,
         max_shift=search.max_shift, min_overlap=search.min_overlap, spacing=(steps * factors).tolist(),
@@ -108,7 +114,42 @@ def register_pairs(
     to_um = np.diag([*(steps * factors), 1.0])
     to_um[:-1, -1] = (np.array(factors) - 1) / 2 * steps
     initial = to_um @ found.matrices @ np.linalg.inv(to_um)
-    return refine_pairs(fixed, moving, initial, masks=masks, spacing=steps.tolist(), method=method)
+    return refine_pairs(fixed, moving, initial, spacing=steps.tolist(), method=method)
+
+
+def flattened(images: Array, mask: Array | None = None) -> Any:
+    """Return images without what changes slowly along their last two axes: less the local mean, with alike contrast.
+
+    Parameters
+    ----------
+    images : numpy.ndarray or cupy.ndarray, (N, [Z,] Y, X)
+        The images.
+    mask : array of bool, optional
+        Valid voxels, in the shape of the images; None for all that are finite.
+
+    Returns
+    -------
+    array of float32, in the shape of the images
+        NaN where a voxel is not valid. Contrast below half of an image's own is not raised to it: that is noise.
+    """
+    xp = array_module(images)
+    image, valid = standardized(images, mask)
+    (down_y, up_y), (down_x, up_x) = (_slow_along(n) for n in images.shape[-2:])
+    down, up = (xp.asarray(down_y), xp.asarray(down_x.T)), (xp.asarray(up_y), xp.asarray(up_x.T))
+    bounded = xp.clip(image, -2, 2)  # a bright hair is no part of what changes slowly
+    sums = [up[0] @ (down[0] @ part @ down[1]) @ up[1] for part in (valid, bounded, bounded * bounded)]
+    count = xp.maximum(sums[0], np.float32(1e-6))
+    mean = sums[1] / count
+    variance = xp.maximum(sums[2] / count - mean * mean, 0)
+    return xp.where(valid > 0, (image - mean) / xp.sqrt(variance + np.float32(0.25)), np.float32(np.nan))
+
+
+def _slow_along(size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return two matrices for an axis: sums of its blocks, and Gaussian weights of the blocks at each voxel."""
+    voxels, blocks = np.arange(size), min(size, _BLOCKS)
+    down = (voxels * blocks // size == np.arange(blocks)[:, None]).astype(np.float32)
+    centres = down @ voxels / down.sum(axis=1)
+    return down, np.exp(-(((voxels[:, None] - centres) / max(_SLOW * size, _SLOW_VOXELS)) ** 2) / 2).astype(np.float32)
 
 
 def block_means(images: Array, mask: Array | None, factors: Sequence[int]) -> tuple[Any, Any]:

@@ -150,10 +150,13 @@ def refine_pairs(
     if start.shape != (len(fixed), rank + 1, rank + 1) or not np.isfinite(start).all():
         raise ValueError(f"initial of shape {start.shape}: {len(fixed)} matrices of {rank + 1} × {rank + 1} are needed")
     levels = list(_pyramid(standardized(fixed, masks[0]), standardized(moving, masks[1]), steps, method))
-    pairs = _Pairs(start)
+    pairs = _Pairs(start.copy())
     for level in reversed(levels):
         _refine_on(level, pairs, method)
-    return _result(levels[0], pairs, method)
+    result = _result(levels[0], pairs, method)
+    # Steps of a pair without anything to compare follow rounding errors.
+    result.matrices[np.isinf(result.errors_um)] = start[np.isinf(result.errors_um)]
+    return result
 
 
 class _Pairs:

@@ -96,7 +96,7 @@ def tile(spec: BrainSpec, number: int, row: int, column: int, *, use_gpu: bool =
     if faults.looks:
         out *= _speckle(spec, (number, row, column), xp)
     if faults.vignette:
-        out *= xp.asarray(truth_flat_field(spec))
+        out *= truth_flat_field(spec, use_gpu=use_gpu)
     if faults.dark:
         out += xp.asarray(truth_dark_field(spec))
     if faults.galvo:
@@ -119,14 +119,17 @@ def mosaic(spec: BrainSpec, number: int) -> np.ndarray:
     )
 
 
-def truth_flat_field(spec: BrainSpec) -> np.ndarray:
+def truth_flat_field(spec: BrainSpec, *, use_gpu: bool = False) -> Any:
     """Return the factor of illumination at each voxel of a tile: float32, (Z, Y, X), of mean 1 in each plane."""
-    depth, height, width = spec.tile_shape
+    xp, (depth, height, width) = require_cuda() if use_gpu else np, spec.tile_shape
     middle = np.linspace(0.1, 0.25, depth, dtype=np.float32)[:, None, None]
     v, u = _from_centre(height)[:, None], _from_centre(width)[None, :]
-    square = ((v - middle) ** 2 + (u + middle) ** 2) / 2
-    field = np.exp(-np.float32(spec.faults.vignette) * square)
-    return field / field.mean(axis=(1, 2), keepdims=True)
+    # A sum of squares: the field is a product of a column and a row of each plane.
+    column, row = (
+        np.exp(np.float32(-spec.faults.vignette / 2) * square) for square in ((v - middle) ** 2, (u + middle) ** 2)
+    )
+    column, row = (xp.asarray(part / part.mean(axis=(1, 2), keepdims=True)) for part in (column, row))
+    return column * row
 
 
 def truth_dark_field(spec: BrainSpec) -> np.ndarray:

@@ -8,6 +8,7 @@ spacing of the results.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,6 +22,8 @@ from linumpy.testing import brain
 from linumpy.testing.brain_spec import BrainSpec
 
 _Floats = NDArray[np.floating]
+#: Voxels of a volume that are compared at most.
+_VOXELS = 2**23
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,18 @@ def _images(folder: Path) -> list[Path]:
 
 def _voxels(path: Path) -> np.ndarray:
     return np.asarray(open_image(path).levels[0][...])
+
+
+def _sampled(path: Path) -> tuple[np.ndarray, list[np.ndarray]]:
+    """Return a volume, and the coordinates of its voxels in µm along each axis; of a large one every n-th A-line."""
+    image = open_image(path)
+    array, spacing, origin = image.levels[0], image.spacing[0], image.origin[0]
+    step = max(1, math.ceil(math.sqrt(math.prod(array.shape) / _VOXELS)))
+    voxels = np.asarray(array[:, ::step, ::step])
+    lines = [
+        o + s * k * np.arange(n) for o, s, k, n in zip(origin, spacing, (1, step, step), voxels.shape, strict=True)
+    ]
+    return voxels, lines
 
 
 def _tiles(spec: BrainSpec, grid: np.ndarray) -> np.ndarray:
@@ -170,9 +185,8 @@ def _truth_at(spec: BrainSpec, z_um: _Floats, above_um: _Floats, y_um: _Floats, 
 
 def _stitched(spec: BrainSpec, path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return a stitched slice, the known volume at its voxels, and their depth below the surface in µm."""
-    image, number = open_image(path), _number(path)
-    voxels, spacing, origin = _voxels(path), image.spacing[0], image.origin[0]
-    z, y, x = (o + s * np.arange(n) for o, s, n in zip(origin, spacing, voxels.shape, strict=True))
+    voxels, (z, y, x) = _sampled(path)
+    number = _number(path)
     at = np.stack([*np.meshgrid(y, x, indexing="ij"), np.ones((len(y), len(x)))])
     there = np.tensordot(_first_tile(spec, number), at, 1)
     middle = [(n - 1) / 2 * s for n, s in zip(spec.slice_shape[1:], spec.spacing_um[1:], strict=True)]
@@ -235,9 +249,7 @@ def _register(spec: BrainSpec, folder: Path) -> _Found:
 def _stack(spec: BrainSpec, folder: Path) -> _Found:
     """Correlation with the known volume, placed by the first slice alone."""
     first = read_transforms(folder.with_name("register") / "transforms.json").slices[0]
-    image = open_image(folder / "stack.ome.zarr")
-    voxels, spacing, origin = _voxels(folder / "stack.ome.zarr"), image.spacing[0], image.origin[0]
-    z, y, x = (o + s * np.arange(n) for o, s, n in zip(origin, spacing, voxels.shape, strict=True))
+    voxels, (z, y, x) = _sampled(folder / "stack.ome.zarr")
     to_brain = _first_tile(spec, first.number) @ np.linalg.inv(np.array(first.matrix)[1:, 1:])
     at = np.stack([*np.meshgrid(y, x, indexing="ij"), np.ones((len(y), len(x)))])
     there = np.tensordot(to_brain, at, 1)

@@ -24,13 +24,16 @@ from linumpy.testing.brain_errors import errors_of
 from linumpy.testing.brain_files import write_brain
 from tests.support.script_runs import ROOT, load
 
-SPEC = BrainSpec(slices=3, faults=dataclasses.replace(USUAL_FAULTS, rotation_degrees=0.0, galvo=20))
+#: Structures that tiles of 48 voxels show whole.
+SPEC = BrainSpec(
+    slices=3, texture_um=(60.0, 240.0), faults=dataclasses.replace(USUAL_FAULTS, rotation_degrees=0.0, galvo=20)
+)
 SLICES = [f"slice_z{number:02d}" for number in range(3)]
 PER_SLICE = [name for name, stage in STAGES.items() if not stage.of_brain]
 OF_BRAIN = [name for name, stage in STAGES.items() if stage.of_brain]
 SMALL = {"focal": Focal(s_xy=5), "surface": Surface(s_xy=5), "positions": Positions(0.25)}
 #: Stages that take long.
-LONG = ("focal", "illumination", "report")
+LONG = ("focal", "shading", "illumination", "report")
 
 
 def run_of(folder, spec=SPEC, **changes):
@@ -67,7 +70,7 @@ def test_all_stages_of_all_slices(finished):
     errors = {(one.stage, one.what.split()[0]): one.value for one in errors_of(SPEC, run.output)}
     most = {
         ("focal", "curvature"): 6.0, ("surface", "median"): 6.0, ("positions", "RMS"): 8.0,
-        ("register", "RMS"): 25.0, ("register", "largest"): 1.5,
+        ("register", "RMS"): 15.0, ("register", "largest"): 1.5,
     }  # fmt: skip
     assert {key: errors[key] for key in most if errors[key] > most[key]} == {}
     assert errors["galvo", "shift"] == 0
@@ -147,7 +150,7 @@ def test_killed_and_started_again(tmp_path):
     """SIGKILL while a stage is under way; what the command makes then is what it makes in one go."""
     run = run_of(tmp_path, BrainSpec(slices=2, faults=Faults(water_um=60.0, looks=8)))
     text = 'mosaics = "brain/mosaics"\nshifts = "brain/shifts.csv"\noutput = "{}"\nslicing_interval_mm = 0.2\n'
-    text += 'skip = ["focal", "illumination", "surface", "report"]\n'
+    text += 'skip = ["focal", "shading", "illumination", "surface", "report"]\n'
     for name in ("killed", "whole"):
         (tmp_path / f"{name}.toml").write_text(text.format(name))
     command = [sys.executable, "-m", "linumpy_scripts.linum_pipeline", tmp_path / "killed.toml", "--no-use_gpu"]
@@ -165,8 +168,7 @@ def test_killed_and_started_again(tmp_path):
 
 def test_missing_tiles_and_empty_slices(tmp_path, caplog):
     faults = dataclasses.replace(SPEC.faults, missing=((1, 0, 1),), empty=(2,))
-    spec = dataclasses.replace(SPEC, faults=faults)
-    summary = run_pipeline(run_of(tmp_path, spec, skip=("surface", "illumination", "report")))
+    summary = run_pipeline(run_of(tmp_path, dataclasses.replace(SPEC, faults=faults), skip=("surface", *LONG[1:])))
     assert summary.empty == ("slice_z02",)
     assert "slice_z02: nothing was recorded, so it is left out" in caplog.text
     assert [json.loads(path.read_text())["tiles"] for path in summary.results["survey"]] == [

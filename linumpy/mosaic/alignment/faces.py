@@ -214,7 +214,7 @@ def stacked(faces: Sequence[np.ndarray], offsets: Sequence[Sequence[int]], shape
 
 def planes_of(
     pairs: Sequence[tuple[int, int]], numbers: Sequence[int], depths: Sequence[int], interval: float, least: int,
-    rim: int,
+    rim: int, most: int,
 ) -> list[tuple[Face, Face]]:  # fmt: skip
     """Choose the planes of each pair: those that show the same tissue, or else those that are nearest to each other.
 
@@ -230,12 +230,16 @@ def planes_of(
         Planes of a face.
     rim : int
         Planes that are left out below a cut surface.
+    most : int
+        Planes of a face at most. Of shared ones the uppermost are taken: the deeper tissue lies, the more of it is
+        shadow of the tissue above, which moves the match.
     """
     out = []
     for fixed, moving in pairs:
         first = round(interval * (numbers[moving] - numbers[fixed]))
         shared = min(depths[fixed] - first, depths[moving])
         if shared - rim >= least:
+            shared = min(shared, rim + most)
             out.append((Face(fixed, first + rim, first + shared), Face(moving, rim, shared)))
         else:
             few = min(least, depths[fixed] - rim, depths[moving] - rim)

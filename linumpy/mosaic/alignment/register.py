@@ -38,8 +38,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Bytes of all faces at most, as float32: registration holds about twelve copies of them.
+#: Bytes of all faces at most, as float32: registration holds about fourteen copies of them.
 FACE_BYTES = 2**28
+#: Depth of the planes that are averaged where slices share more, in µm: speckle averages out, shadows do not.
+_FACE_UM = 50.0
 #: Planes below a cut surface that are not used: the first is half water.
 _RIM = 1
 #: How far structures move laterally, for each µm that lies between the planes of two slices: they run obliquely.
@@ -160,7 +162,10 @@ def register_slices(
         pairs = [(n, n + step) for step in range(1, alignment.reach + 1) for n in range(len(images) - step)]
         interval = alignment.interval_mm * 1e3 / images[0].spacing[0]
         rim = _RIM if alignment.crop and min(depths) > _RIM else 0
-        planes = planes_of(pairs, numbers, depths, interval, max(1, min(4, *(d - rim for d in depths))), rim)
+        least = max(1, min(4, *(d - rim for d in depths)))
+        planes = planes_of(
+            pairs, numbers, depths, interval, least, rim, max(least, round(_FACE_UM / images[0].spacing[0]))
+        )
         offsets, shape, factor = _canvas(images, moves, len(pairs))
         faces = read_faces(images, surfaces, list(dict.fromkeys(itertools.chain(*planes))), factor, work)
         xp = work.xp
