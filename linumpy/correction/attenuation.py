@@ -192,6 +192,9 @@ def estimate_deep_light(
 ) -> DeepLight:
     """Predict the light from below the range by the light from within it: a line through all A-lines.
 
+    Its slope is that of T, as the last planes of each A-line tell it, on Σ I, both by how they vary with the light from
+    the upper half of the tissue alone (an instrumental variable): Σ I has the last planes in it, whose structure T has.
+
     Parameters
     ----------
     volume, spacing_um, beam, background
@@ -214,11 +217,14 @@ def estimate_deep_light(
     lines = _tissue_lines(light)
     if not lines.shape[1]:
         return DeepLight(0.0)
-    total, ends = lines.sum(axis=0, dtype=np.float64), _from_below(lines, spacing_um, end_per_mm).astype(np.float64)
-    total, ends = to_host(xp.stack([total, ends]))
-    mean, apart = float(ends.mean()), total - total.mean()
-    spread = float((apart**2).sum())
-    slope = min(max(-float((apart * ends).sum()) / spread, 0.0), 1.0) if spread > 0 else 0.0
+    planes = np.flatnonzero(_from_surface(to_host(lines.mean(axis=1, dtype=np.float64))))
+    upper = lines[: planes[0] + (len(lines) - planes[0] + 1) // 2]
+    total, above = (part.sum(axis=0, dtype=np.float64) for part in (lines, upper))
+    ends = _from_below(lines, spacing_um, end_per_mm).astype(np.float64)
+    total, above, ends = to_host(xp.stack([total, above, ends]))
+    mean, apart = float(ends.mean()), above - above.mean()
+    shared, told = float((apart * total).sum()), -float((apart * ends).sum())
+    slope = min(max(told / shared, 0.0), 1.0) if shared > 1e-9 * float((above * total).sum()) else 0.0
     return DeepLight(mean + slope * float(total.mean()), slope, mean / 3, 3 * mean)
 
 

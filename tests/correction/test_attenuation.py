@@ -93,7 +93,7 @@ def test_light_from_below_is_told_by_all_lines():
     lit = truth_below(spec)
     end = 2.0 * float(truth[-4:].mean()) / spec.peak
     deep = estimate_deep_light(volume, 10.0, end_per_mm=end)
-    assert 0.2 < deep.slope < 1
+    assert 0.5 < deep.slope <= 1
     assert 0.8 < np.mean(deep.below(volume.sum(axis=0))) / np.mean(lit) < 1.25
     alike = [
         np.corrcoef(compensate(volume, 10.0, **how)[38:44].mean(axis=0).ravel(), truth[38:44].mean(axis=0).ravel())[

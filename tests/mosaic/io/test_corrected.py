@@ -1,7 +1,5 @@
 """If this fails, mosaics whose intensities were corrected are wrong, or depend on how they are cut into boxes."""
 
-from dataclasses import astuple
-
 import numpy as np
 import pytest
 import zarr
@@ -63,7 +61,8 @@ def test_attenuation_and_its_estimates(tmp_path, grid):
     used = compensate_attenuation(source, tmp_path / "a.zarr", known, tile_bytes=1)
     expected = compensate(grid, 10.0, Beam(40.0, 150.0), deep=used.deep, background=2.0)
     whole = estimate_deep_light(grid, 10.0, Beam(40.0, 150.0), end_per_mm=3.0, background=2.0)
-    assert np.allclose(astuple(used.deep), astuple(whole), rtol=0.1)
+    total = np.array([50e3, 70e3])
+    assert np.allclose(used.deep.below(total), whole.below(total), rtol=0.15)  # of some columns
     assert np.array_equal(voxels(tmp_path / "a.zarr"), as_dtype(expected, np.dtype("u2")))
     used = compensate_attenuation(source, tmp_path / "mu.zarr", coefficients=True)
     mu = voxels(tmp_path / "mu.zarr")
