@@ -37,7 +37,7 @@ def _build_arg_parser() -> argparse.ArgumentParser:
 
 def _project(parsed: argparse.Namespace) -> None:
     from linumpy.mosaic.aip import project_mosaic
-    from linumpy.mosaic.image import open_mosaic
+    from linumpy.mosaic.io.image import open_mosaic
     from linumpy.progress import bytes_progress
 
     if parsed.output.suffix.lower() in (".png", ".jpg", ".jpeg", ".tif", ".tiff"):

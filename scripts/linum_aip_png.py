@@ -35,7 +35,7 @@ def _build_arg_parser() -> argparse.ArgumentParser:
 
 def _project(parsed: argparse.Namespace) -> None:
     from linumpy.mosaic.aip import WINDOW, project_mosaic_to_png
-    from linumpy.mosaic.image import open_mosaic
+    from linumpy.mosaic.io.image import open_mosaic
     from linumpy.progress import bytes_progress
 
     use_gpu, begin, chosen = cli.choose_device(parsed), time.perf_counter(), cli.volume_options(parsed)

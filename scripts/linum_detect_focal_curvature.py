@@ -64,7 +64,7 @@ def _build_arg_parser() -> argparse.ArgumentParser:
 
 def _detect(parsed: argparse.Namespace) -> None:
     from linumpy.mosaic.focal import FocalCorrection, correct_mosaic
-    from linumpy.mosaic.image import open_mosaic
+    from linumpy.mosaic.io.image import open_mosaic
     from linumpy.mosaic.surface import SurfaceMethod
     from linumpy.progress import bytes_progress
 

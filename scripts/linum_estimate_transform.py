@@ -53,7 +53,7 @@ def _build_arg_parser() -> argparse.ArgumentParser:
 
 
 def _estimate(parsed: argparse.Namespace) -> None:
-    from linumpy.mosaic.image import open_mosaic
+    from linumpy.mosaic.io.image import open_mosaic
     from linumpy.mosaic.tile_positions import estimate_positions
     from linumpy.progress import bytes_progress
     from linumpy.registration.position_files import table_of

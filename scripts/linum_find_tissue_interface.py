@@ -48,7 +48,7 @@ def _build_arg_parser() -> argparse.ArgumentParser:
 
 
 def _find(parsed: argparse.Namespace) -> None:
-    from linumpy.mosaic.image import open_mosaic
+    from linumpy.mosaic.io.image import open_mosaic
     from linumpy.mosaic.surface import SurfaceMethod, find_mosaic_surface
     from linumpy.progress import bytes_progress
 

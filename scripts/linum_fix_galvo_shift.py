@@ -45,7 +45,7 @@ def _build_arg_parser() -> argparse.ArgumentParser:
 
 def _fix(parsed: argparse.Namespace) -> None:
     from linumpy.mosaic.galvo import fix_galvo_shift
-    from linumpy.mosaic.image import open_mosaic
+    from linumpy.mosaic.io.image import open_mosaic
     from linumpy.progress import bytes_progress
 
     use_gpu, begin = cli.choose_device(parsed), time.perf_counter()

@@ -54,7 +54,7 @@ def _build_arg_parser() -> argparse.ArgumentParser:
 def _fix(parsed: argparse.Namespace) -> None:
     from linumpy.correction.shading import ShadingOptions
     from linumpy.mosaic.illumination import bytes_to_read, fix_illumination
-    from linumpy.mosaic.image import open_mosaic
+    from linumpy.mosaic.io.image import open_mosaic
     from linumpy.progress import bytes_progress
 
     use_gpu, begin, chosen = cli.choose_device(parsed), time.perf_counter(), cli.volume_options(parsed)

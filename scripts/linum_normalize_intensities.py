@@ -45,8 +45,8 @@ def _build_arg_parser() -> argparse.ArgumentParser:
 
 
 def _normalize(parsed: argparse.Namespace) -> None:
-    from linumpy.mosaic.image import open_mosaic
     from linumpy.mosaic.intensities import normalize_intensities
+    from linumpy.mosaic.io.image import open_mosaic
     from linumpy.progress import bytes_progress
 
     use_gpu, begin, chosen = cli.choose_device(parsed), time.perf_counter(), cli.volume_options(parsed)

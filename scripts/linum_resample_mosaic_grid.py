@@ -50,7 +50,7 @@ def _build_arg_parser() -> argparse.ArgumentParser:
 
 def _resample(parsed: argparse.Namespace) -> None:
     from linumpy.mosaic.grid import resample_mosaic_grid
-    from linumpy.mosaic.image import open_mosaic
+    from linumpy.mosaic.io.image import open_mosaic
     from linumpy.progress import bytes_progress
 
     use_gpu, begin, chosen = cli.choose_device(parsed), time.perf_counter(), cli.volume_options(parsed)

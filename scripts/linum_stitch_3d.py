@@ -53,7 +53,7 @@ def _build_arg_parser() -> argparse.ArgumentParser:
 
 
 def _stitch(parsed: argparse.Namespace) -> None:
-    from linumpy.mosaic.image import open_mosaic
+    from linumpy.mosaic.io.image import open_mosaic
     from linumpy.mosaic.stitching import stitch_mosaic
     from linumpy.progress import bytes_progress
 

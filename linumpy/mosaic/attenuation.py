@@ -20,9 +20,9 @@ from linumpy.arrays import Array
 from linumpy.correction.attenuation import Beam, attenuation, compensate, estimate_beam
 from linumpy.device import array_module, to_host
 from linumpy.io.output.checks import check_apart, check_target
-from linumpy.mosaic.corrected import write_corrected
-from linumpy.mosaic.image import MosaicImage, open_mosaic
-from linumpy.mosaic.tiles import Box, boxes, column_shape, read_box, tile_nbytes
+from linumpy.mosaic.io.corrected import write_corrected
+from linumpy.mosaic.io.image import MosaicImage, open_mosaic
+from linumpy.mosaic.io.tiles import Box, boxes, column_shape, read_box, tile_nbytes
 from linumpy.resample.tile_work import tile_work
 from linumpy.write.writer import Progress
 

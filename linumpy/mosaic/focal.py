@@ -25,10 +25,10 @@ from linumpy.geometry.focal import FocalCurvature, correct_focal_curvature, dete
 from linumpy.io.carried import carried_from
 from linumpy.io.output.checks import check_apart, check_target
 from linumpy.io.output.files import check_file, check_picture, replacing
-from linumpy.mosaic.image import MosaicImage, known_tile, open_mosaic, tile_attributes
-from linumpy.mosaic.measured import Correction, record
+from linumpy.mosaic.io.image import MosaicImage, known_tile, open_mosaic, tile_attributes
+from linumpy.mosaic.io.measured import Correction, record
+from linumpy.mosaic.io.tiles import Box, box_nbytes, boxes, column_shape, read_box, tile_nbytes
 from linumpy.mosaic.surface import SurfaceMethod, read_column, surface_of, zero_log_of
-from linumpy.mosaic.tiles import Box, box_nbytes, boxes, column_shape, read_box, tile_nbytes
 from linumpy.renamed import renamed_parameter
 from linumpy.resample.tile_work import TileWork, tile_work
 from linumpy.write.writer import OmeZarrWriter, Progress

@@ -20,8 +20,8 @@ from linumpy.device import array_module, to_host
 from linumpy.errors import MetadataError
 from linumpy.io.carried import carried_from
 from linumpy.io.output.checks import check_apart, check_target
-from linumpy.mosaic.image import MosaicImage, known_tile, open_mosaic, tile_attributes
-from linumpy.mosaic.tiles import Box, boxes, read_box, tile_nbytes, tile_shape
+from linumpy.mosaic.io.image import MosaicImage, known_tile, open_mosaic, tile_attributes
+from linumpy.mosaic.io.tiles import Box, boxes, read_box, tile_nbytes, tile_shape
 from linumpy.resample.tile_work import TileWork, tile_work
 from linumpy.write.writer import OmeZarrWriter, Progress
 

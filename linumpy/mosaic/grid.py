@@ -19,10 +19,10 @@ from linumpy.errors import SourceError
 from linumpy.gpu.oct.resample_tiles import resample_tiles
 from linumpy.io.carried import carried_from
 from linumpy.io.output.checks import check_apart, check_target
-from linumpy.mosaic.image import MosaicImage, known_tile, open_mosaic, tile_attributes
-from linumpy.mosaic.measured import record, resampled
-from linumpy.mosaic.tiles import box_nbytes, read_box, tile_nbytes
-from linumpy.mosaic.tiles import tile_shape as batch_shape
+from linumpy.mosaic.io.image import MosaicImage, known_tile, open_mosaic, tile_attributes
+from linumpy.mosaic.io.measured import record, resampled
+from linumpy.mosaic.io.tiles import box_nbytes, read_box, tile_nbytes
+from linumpy.mosaic.io.tiles import tile_shape as batch_shape
 from linumpy.plan.grid.tile_grid import TileGrid, plan_tile_grid
 from linumpy.renamed import renamed_parameter
 from linumpy.resample.tile_work import tile_work

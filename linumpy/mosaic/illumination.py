@@ -22,9 +22,9 @@ from linumpy.device import array_module, to_host
 from linumpy.errors import MetadataError
 from linumpy.io.output.checks import check_apart, check_target
 from linumpy.io.output.files import check_picture, replacing
-from linumpy.mosaic.corrected import write_corrected
-from linumpy.mosaic.image import MosaicImage, known_tile, open_mosaic
-from linumpy.mosaic.tiles import Box, box_nbytes, column_shape, read_box, tile_nbytes
+from linumpy.mosaic.io.corrected import write_corrected
+from linumpy.mosaic.io.image import MosaicImage, known_tile, open_mosaic
+from linumpy.mosaic.io.tiles import Box, box_nbytes, column_shape, read_box, tile_nbytes
 from linumpy.resample.tile_work import TileWork, tile_work
 from linumpy.write.writer import Progress
 

@@ -26,10 +26,10 @@ from linumpy.correction.percentiles import (
 )
 from linumpy.device import array_module, to_host
 from linumpy.io.output.checks import check_apart, check_target
-from linumpy.mosaic.corrected import write_corrected
-from linumpy.mosaic.image import MosaicImage, open_mosaic
-from linumpy.mosaic.tiles import Box, read_box, stored, tile_nbytes, tile_shape
-from linumpy.mosaic.tiles import boxes as all_boxes
+from linumpy.mosaic.io.corrected import write_corrected
+from linumpy.mosaic.io.image import MosaicImage, open_mosaic
+from linumpy.mosaic.io.tiles import Box, read_box, stored, tile_nbytes, tile_shape
+from linumpy.mosaic.io.tiles import boxes as all_boxes
 from linumpy.resample.tile_work import TileWork, tile_work
 from linumpy.write.writer import Progress
 

@@ -24,8 +24,9 @@ from linumpy.errors import MetadataError, SourceError
 from linumpy.io.carried import carried_from
 from linumpy.io.output.checks import check_apart, check_target
 from linumpy.io.output.files import check_file, replacing
-from linumpy.mosaic.image import MosaicImage, open_mosaic
-from linumpy.mosaic.slice_table import Shift, chain_shifts, find_slices, read_shifts
+from linumpy.mosaic.io.image import MosaicImage, open_mosaic
+from linumpy.mosaic.io.slice_table import Shift, chain_shifts, find_slices, read_shifts
+from linumpy.mosaic.io.tiles import Box, box_nbytes, boxes, read_box, tile_nbytes, tile_shape
 from linumpy.mosaic.stacking import (
     StackPlan,
     best_overlap,
@@ -35,7 +36,6 @@ from linumpy.mosaic.stacking import (
     parts,
     plan_stack,
 )
-from linumpy.mosaic.tiles import Box, box_nbytes, boxes, read_box, tile_nbytes, tile_shape
 from linumpy.renamed import renamed_parameter
 from linumpy.resample.tile_work import TileWork, tile_work
 from linumpy.write.writer import OmeZarrWriter, Progress
@@ -162,10 +162,11 @@ def stack_mosaics(
     Parameters
     ----------
     folder : str or Path
-        Folder of the slices, for :func:`linumpy.mosaic.slice_table.find_slices`: axes z, y, x, one dtype, one spacing.
+        Folder of the slices, for :func:`linumpy.mosaic.io.slice_table.find_slices`: axes z, y, x, one dtype, one
+        spacing.
     shifts : str or Path
-        Table of lateral shifts, for :func:`linumpy.mosaic.slice_table.read_shifts`: a row for each pair of neighbouring
-        slices.
+        Table of lateral shifts, for :func:`linumpy.mosaic.io.slice_table.read_shifts`: a row for each pair of
+        neighbouring slices.
     output : str or Path
         The OME-Zarr image to write. Its origin is that of the first slice. It has the metadata that are equal in all
         slices.
@@ -254,8 +255,8 @@ def open_slices(
     Raises
     ------
     FileNotFoundError, SourceError, MetadataError
-        As :func:`linumpy.mosaic.slice_table.find_slices` and :func:`linumpy.mosaic.image.open_mosaic`; fewer than two
-        slices, axes that are not z, y, x, slices of different dtype or spacing.
+        As :func:`linumpy.mosaic.io.slice_table.find_slices` and :func:`linumpy.mosaic.io.image.open_mosaic`; fewer
+        than two slices, axes that are not z, y, x, slices of different dtype or spacing.
     ValueError
         Slices of several times or channels, of which none is selected.
     """

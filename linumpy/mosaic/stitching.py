@@ -24,9 +24,9 @@ from linumpy.gpu.oct.blend import PlacedTile, blend_tiles
 from linumpy.io.carried import carried_from
 from linumpy.io.output.checks import check_apart, check_target
 from linumpy.mosaic.blend_weights import diffusion_weights, distance_weights
-from linumpy.mosaic.image import MosaicImage, open_mosaic
+from linumpy.mosaic.io.image import MosaicImage, open_mosaic
+from linumpy.mosaic.io.tiles import Box, box_nbytes, boxes, read_box, stored, tile_nbytes, tile_shape
 from linumpy.mosaic.tile_positions import lateral_tile, whole_tiles
-from linumpy.mosaic.tiles import Box, box_nbytes, boxes, read_box, stored, tile_nbytes, tile_shape
 from linumpy.registration.position_files import read_positions
 from linumpy.registration.positions import TilePositions
 from linumpy.resample.tile_work import tile_work

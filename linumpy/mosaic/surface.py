@@ -27,8 +27,8 @@ from linumpy.gpu.oct.surface_filters import log_of_zero, log_statistics
 from linumpy.io.carried import carried_from
 from linumpy.io.output.checks import check_apart, check_target
 from linumpy.io.output.files import check_picture, replacing
-from linumpy.mosaic.image import MosaicImage, open_mosaic, tile_attributes
-from linumpy.mosaic.tiles import Box, box_nbytes, column_shape, read_box, tile_nbytes
+from linumpy.mosaic.io.image import MosaicImage, open_mosaic, tile_attributes
+from linumpy.mosaic.io.tiles import Box, box_nbytes, column_shape, read_box, tile_nbytes
 from linumpy.resample.tile_work import tile_work
 from linumpy.write.writer import OmeZarrWriter, Progress
 

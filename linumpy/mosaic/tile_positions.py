@@ -18,8 +18,8 @@ from linumpy.arrays import Array
 from linumpy.io.output.checks import check_apart
 from linumpy.mosaic.aip import project_columns
 from linumpy.mosaic.grid import tile_of
-from linumpy.mosaic.image import MosaicImage, open_mosaic
-from linumpy.mosaic.tiles import column_shape, tile_nbytes
+from linumpy.mosaic.io.image import MosaicImage, open_mosaic
+from linumpy.mosaic.io.tiles import column_shape, tile_nbytes
 from linumpy.registration.position_files import check_positions_file, write_positions
 from linumpy.registration.positions import MIN_CONFIDENCE, TilePositions, locate_tiles
 from linumpy.resample.tile_work import tile_work

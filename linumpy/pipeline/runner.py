@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from linumpy.errors import SourceError
 from linumpy.io.output.files import replacing
-from linumpy.mosaic.slice_table import find_slices
+from linumpy.mosaic.io.slice_table import find_slices
 from linumpy.pipeline.options import OPTIONS
 from linumpy.pipeline.record import Records, open_records, request_of
 from linumpy.pipeline.settings import Run

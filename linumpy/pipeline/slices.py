@@ -15,7 +15,7 @@ from pathlib import Path
 
 from linumpy.errors import SourceError
 from linumpy.io.output.files import replacing
-from linumpy.mosaic.slice_table import SHIFT_COLUMNS, find_slices, read_shifts
+from linumpy.mosaic.io.slice_table import SHIFT_COLUMNS, find_slices, read_shifts
 
 
 def link_slices(folder: Path, slices: Sequence[Path]) -> tuple[int, ...]:

@@ -180,8 +180,8 @@ def _survey(task: Task, where: Where) -> None:
     from linumpy.device import to_host
     from linumpy.io.output.files import replacing
     from linumpy.mosaic.grid import tile_of
-    from linumpy.mosaic.image import open_mosaic
-    from linumpy.mosaic.tiles import boxes, read_box
+    from linumpy.mosaic.io.image import open_mosaic
+    from linumpy.mosaic.io.tiles import boxes, read_box
 
     image = open_mosaic(task.one("image"))
     tile = tile_of(image)

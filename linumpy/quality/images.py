@@ -16,7 +16,7 @@ import numpy as np
 from linumpy.arrays import Array
 from linumpy.device import array_module, is_device_array, to_host
 from linumpy.io.volume import Volumes, open_volumes
-from linumpy.mosaic.tiles import read_box
+from linumpy.mosaic.io.tiles import read_box
 from linumpy.quality.measures import sharpness, structural_similarity
 from linumpy.quality.tissue import tissue_mask
 from linumpy.voxel.backends.choose import why_no_warp

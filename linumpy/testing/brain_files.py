@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from linumpy.mosaic.slice_table import SHIFT_COLUMNS
+from linumpy.mosaic.io.slice_table import SHIFT_COLUMNS
 from linumpy.testing.brain import BrainSpec, tile, truth_shift
 
 

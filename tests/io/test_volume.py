@@ -12,7 +12,7 @@ from linumpy.errors import MetadataError, SourceError
 from linumpy.gpu.zarr_io import read_zarr
 from linumpy.io.ome import open_image, open_images, open_level, read_omezarr
 from linumpy.io.volume import open_volumes
-from linumpy.mosaic.tiles import read_box
+from linumpy.mosaic.io.tiles import read_box
 from linumpy.write.writer import write_omezarr
 
 

@@ -33,7 +33,7 @@ from linumpy.io.zarr_mode import (
     read_on_host,
     write_from_host,
 )
-from linumpy.mosaic.tiles import boxes, read_box
+from linumpy.mosaic.io.tiles import boxes, read_box
 from linumpy.plan.grid.blocks import AffineGrid, ResamplePlan
 from linumpy.resample.blocks.overlap import work_through
 from linumpy.resample.blocks.pipeline import BlockJob, make_blocks

@@ -16,7 +16,7 @@ import zarr
 
 from linumpy.errors import MetadataError
 from linumpy.geometry.focal import FocalCurvature, correct_focal_curvature, measured_planes
-from linumpy.mosaic.image import open_mosaic
+from linumpy.mosaic.io.image import open_mosaic
 from linumpy.write.writer import write_omezarr
 from tests.support.budget import matrix, some
 from tests.support.script_runs import check_refused, load

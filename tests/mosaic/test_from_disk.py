@@ -14,12 +14,12 @@ from linumpy.io.output.files import replacing
 from linumpy.mosaic.aip import project_mosaic
 from linumpy.mosaic.focal import FocalCorrection, correct_mosaic, surface_bounds
 from linumpy.mosaic.grid import resample_mosaic_grid
-from linumpy.mosaic.image import open_mosaic
-from linumpy.mosaic.slice_table import find_slices, read_shifts
+from linumpy.mosaic.io.image import open_mosaic
+from linumpy.mosaic.io.slice_table import find_slices, read_shifts
+from linumpy.mosaic.io.tiles import boxes, column_shape
 from linumpy.mosaic.slices import ZSearch, search_window, stack_mosaics
 from linumpy.mosaic.stacking import blend_overlap, compose, plan_stack
 from linumpy.mosaic.surface import SurfaceMethod, find_mosaic_surface
-from linumpy.mosaic.tiles import boxes, column_shape
 from linumpy.testing.synthetic import MosaicSpec, block, surface_depth, write_mosaic
 from linumpy.write.writer import write_omezarr
 from tests.support.budget import matrix, some

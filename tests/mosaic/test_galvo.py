@@ -7,7 +7,7 @@ import pytest
 import zarr
 
 from linumpy.mosaic.galvo import detect_galvo_shift, fix_galvo_shift
-from linumpy.mosaic.image import open_mosaic
+from linumpy.mosaic.io.image import open_mosaic
 from linumpy.testing.brain import USUAL_FAULTS, BrainSpec, mosaic, tile, truth_galvo
 from linumpy.testing.brain_files import write_brain
 from tests.support.script_runs import load

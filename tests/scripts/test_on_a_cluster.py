@@ -11,7 +11,7 @@ pytest.importorskip("distributed")
 import dask
 from distributed import Client, LocalCluster
 
-import linumpy.mosaic.tiles
+import linumpy.mosaic.io.tiles
 import linumpy.resample.convert_zarr
 import linumpy.resample.copying
 import linumpy.resample.tile_work
@@ -78,7 +78,7 @@ def test_the_same_bits_as_here(name, address, folder, tmp_path, monkeypatch, cap
     """Tiles come from both workers, none is made here, and progress counts all of them."""
     if name == "voxelize":
         pytest.importorskip("trimesh")
-    monkeypatch.setattr(linumpy.mosaic.tiles, "HOST_TILE_BYTES", 40 * 16 * 16 * 4)
+    monkeypatch.setattr(linumpy.mosaic.io.tiles, "HOST_TILE_BYTES", 40 * 16 * 16 * 4)
     monkeypatch.setattr(linumpy.resample.copying, "STEP_BYTES", 40 * 32 * 16 * 4)
     monkeypatch.setattr(linumpy.voxel.mesh_image, "_ON_WORKERS", 2**30)  # slabs of a chunk
     main, made = load(f"linum_{name}").main, []

@@ -15,7 +15,7 @@ from linumpy.errors import ChunkError, SourceError
 from linumpy.io.open import open_source
 from linumpy.io.output import checks
 from linumpy.io.output.checks import check_apart
-from linumpy.mosaic.tiles import read_box
+from linumpy.mosaic.io.tiles import read_box
 from linumpy.write.writer import write_omezarr
 from tests.support.script_runs import ROOT, environment, load, run_script
 

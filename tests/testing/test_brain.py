@@ -10,8 +10,8 @@ from scipy.ndimage import affine_transform, map_coordinates
 
 from linumpy.errors import RegionError
 from linumpy.io.ome import open_image
-from linumpy.mosaic.image import open_mosaic
-from linumpy.mosaic.slice_table import find_slices, read_shifts
+from linumpy.mosaic.io.image import open_mosaic
+from linumpy.mosaic.io.slice_table import find_slices, read_shifts
 from linumpy.testing import brain
 from linumpy.testing.brain import USUAL_FAULTS, BrainSpec, Faults, reference, tile
 from linumpy.testing.brain_files import write_brain

@@ -28,8 +28,8 @@ from linumpy.io.volume import Volume
 from linumpy.io.zarr_mode import read_on_host
 from linumpy.mosaic.aip import project_mosaic
 from linumpy.mosaic.grid import resample_mosaic_grid
-from linumpy.mosaic.image import open_mosaic
-from linumpy.mosaic.tiles import TILE_BYTES, Box, boxes, column_shape, read_box, tile_shape
+from linumpy.mosaic.io.image import open_mosaic
+from linumpy.mosaic.io.tiles import TILE_BYTES, Box, boxes, column_shape, read_box, tile_shape
 from linumpy.plan.grid.tile_grid import plan_tile_grid
 from linumpy.testing.synthetic import MosaicSpec, block
 from linumpy.write.writer import OmeZarrWriter

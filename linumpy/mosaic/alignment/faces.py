@@ -16,9 +16,9 @@ import numpy as np
 
 from linumpy.arrays import Array
 from linumpy.device import array_module, to_host
-from linumpy.mosaic.image import MosaicImage
+from linumpy.mosaic.io.image import MosaicImage
+from linumpy.mosaic.io.tiles import Box, read_box
 from linumpy.mosaic.surface import SurfaceMethod, surface_of, zero_log_of
-from linumpy.mosaic.tiles import Box, read_box
 from linumpy.registration.pairs import block_means
 from linumpy.resample.tile_work import TileWork
 

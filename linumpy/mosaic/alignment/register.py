@@ -23,8 +23,8 @@ from linumpy.io.output.checks import check_apart
 from linumpy.io.output.files import check_file
 from linumpy.mosaic.alignment.faces import CutSurface, find_surfaces, planes_of, read_faces, stacked
 from linumpy.mosaic.alignment.transforms import Matrix, PairResult, SliceTransform, SliceTransforms
-from linumpy.mosaic.image import MosaicImage
-from linumpy.mosaic.slice_table import chain_shifts, find_slices, read_shifts
+from linumpy.mosaic.io.image import MosaicImage
+from linumpy.mosaic.io.slice_table import chain_shifts, find_slices, read_shifts
 from linumpy.mosaic.slices import open_slices
 from linumpy.mosaic.surface import SurfaceMethod
 from linumpy.registration.chain import ChainSolution, PairLink, solve_chain
@@ -119,13 +119,14 @@ def register_slices(
     Parameters
     ----------
     folder : str or Path
-        Folder of the slices, for :func:`linumpy.mosaic.slice_table.find_slices`: axes z, y, x, one dtype, one spacing.
+        Folder of the slices, for :func:`linumpy.mosaic.io.slice_table.find_slices`: axes z, y, x, one dtype, one
+        spacing.
     output : str or Path, optional
         The file (JSON) to write.
     alignment : Alignment
         How to align.
     shifts : str or Path, optional
-        Table of the motor's lateral shifts, for :func:`linumpy.mosaic.slice_table.read_shifts`: where the search
+        Table of the motor's lateral shifts, for :func:`linumpy.mosaic.io.slice_table.read_shifts`: where the search
         begins, and where slices lie that no pair places. By default slices lie on top of each other.
     method : SurfaceMethod, optional
         How the cut surface is found; by default as an edge.

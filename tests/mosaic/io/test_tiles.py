@@ -8,7 +8,7 @@ import weakref
 import numpy as np
 import pytest
 
-from linumpy.mosaic.tiles import boxes, tile_shape
+from linumpy.mosaic.io.tiles import boxes, tile_shape
 from linumpy.resample.blocks import overlap
 from linumpy.resample.blocks.overlap import work_through
 

@@ -9,9 +9,9 @@ from linumpy.correction.illumination import estimate_illumination
 from linumpy.errors import MetadataError
 from linumpy.io.ome import open_image, read_omezarr
 from linumpy.mosaic.attenuation import AttenuationMethod, compensate_attenuation
-from linumpy.mosaic.corrected import as_dtype
 from linumpy.mosaic.illumination import fix_illumination
 from linumpy.mosaic.intensities import normalize_intensities
+from linumpy.mosaic.io.corrected import as_dtype
 from linumpy.testing import brain
 from linumpy.write.writer import write_omezarr
 from tests.support.script_runs import load, run_script

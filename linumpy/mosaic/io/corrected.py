@@ -15,9 +15,9 @@ import numpy as np
 from linumpy.arrays import Array
 from linumpy.device import array_module
 from linumpy.io.carried import carried_from
-from linumpy.mosaic.image import MosaicImage
-from linumpy.mosaic.measured import record
-from linumpy.mosaic.tiles import Box, box_nbytes, read_box
+from linumpy.mosaic.io.image import MosaicImage
+from linumpy.mosaic.io.measured import record
+from linumpy.mosaic.io.tiles import Box, box_nbytes, read_box
 from linumpy.resample.tile_work import TileWork
 from linumpy.write.writer import OmeZarrWriter, Progress
 

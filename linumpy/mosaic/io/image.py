@@ -17,8 +17,8 @@ from typing import Any
 from linumpy.errors import MetadataError, SourceError
 from linumpy.io.ome import open_image
 from linumpy.io.volume import Volume, Volumes, select_volumes
-from linumpy.mosaic.measured import Correction, MeasuredVoxels, measured_of_box, recorded
-from linumpy.mosaic.tiles import Box, boxes
+from linumpy.mosaic.io.measured import Correction, MeasuredVoxels, measured_of_box, recorded
+from linumpy.mosaic.io.tiles import Box, boxes
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ class MosaicImage(Volumes):
     finest_shape, scale : tuple of int
         Voxels of the finest resolution along each axis, and how many of them one voxel of this resolution spans.
     corrections : tuple of Correction
-        Its focal corrections, from :func:`linumpy.mosaic.measured.recorded`.
+        Its focal corrections, from :func:`linumpy.mosaic.io.measured.recorded`.
     """
 
     finest_shape: tuple[int, ...] = ()
