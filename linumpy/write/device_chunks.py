@@ -4,17 +4,15 @@ In: device arrays of whole chunks. Out: the stored bytes of the chunks in pinned
 ``OSError``, such as a full disk.
 
 One kernel makes the voxels of each chunk contiguous, in a second copy of the block on the device. Raw chunks are
-written by cuFile, many ``pwrite`` at the same time. In kvikio's compat mode, or without kvikio, they are copied to
-pinned memory, and threads of the host write them: kvikio's compat mode was six times slower. A chunk that kvikio fails
-to write is written again from host memory, which raises the system's own error. Chunks with codecs are encoded on the
-device, and their stored bytes are copied to pinned memory.
+written by cuFile (``linumpy.write.cufile``). In kvikio's compat mode, or without kvikio, they are copied to pinned
+memory, and threads of the host write them: kvikio's compat mode was six times slower. Chunks with codecs are encoded on
+the device, and their stored bytes are copied to pinned memory.
 """
 
 from __future__ import annotations
 
 import functools
 import itertools
-import logging
 import math
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -26,24 +24,19 @@ import numpy as np
 import zarr
 
 from linumpy.arrays import Array
-from linumpy.device import array_module, kvikio_mode, require_cuda, to_host
-from linumpy.gpu.kvikio_settings import transfer_settings
+from linumpy.device import array_module, kvikio_mode, require_cuda
 from linumpy.gpu.zarr_io import read_zarr_to_gpu
-from linumpy.io.budget import PROCESS, Share
 from linumpy.io.codecs import Checksum
 from linumpy.plan.encoding import Encoding
 from linumpy.plan.pyramid import Box
-from linumpy.write.chunk_file import Bytes, ChunkFiles, write_file
+from linumpy.write.chunk_file import Bytes, ChunkFiles
+from linumpy.write.cufile import write_rows
 from linumpy.write.tasks import Finish
-
-log = logging.getLogger(__name__)
 
 #: Writes some of the objects of a work; takes their numbers, which follow one another.
 StartedWork = Callable[[Sequence[int]], None]
 #: Bytes of each of the two pinned buffers of a thread that writes.
 _LANDING_NBYTES = 4 * 2**20
-#: Files open at the same time, and descriptors that kvikio opens for each.
-_OPEN_FILES, _DESCRIPTORS = 128, 2
 
 
 def read_to_device(array: zarr.Array, box: Box) -> Array:
@@ -382,63 +375,3 @@ def _whole_and_ragged(length: int, chunk: int) -> Iterator[tuple[slice, slice, i
         yield slice(0, count * chunk), slice(0, count), chunk
     if ragged:
         yield slice(count * chunk, length), slice(count, count + 1), ragged
-
-
-def write_rows(paths: list[str], rows: Array) -> None:
-    """Write each row of bytes to its file by kvikio; after an error or interrupt too, no write is still running."""
-    most = min(_OPEN_FILES, len(paths))
-    with PROCESS.take(Share(_DESCRIPTORS), Share(_DESCRIPTORS * most)) as share, transfer_settings():
-        step = share.descriptors // _DESCRIPTORS
-        for begin in range(0, len(paths), step):
-            batch = _Batch(rows.shape[1])
-            try:
-                batch.start(paths[begin : begin + step], rows[begin : begin + step])
-            finally:
-                batch.wait()
-            if batch.failed:
-                log.warning("kvikio did not write %d chunks (%s); they are written from host memory", *batch.why())
-            for number in batch.failed:
-                # Raises the system's error instead of kvikio's, unless the error was temporary.
-                write_file(paths[begin + number], [[to_host(rows[begin + number])]])
-
-
-class _Batch:
-    """Files of equal size that kvikio writes at the same time."""
-
-    def __init__(self, nbytes: int) -> None:
-        self.failed: dict[int, str] = {}
-        self._nbytes = nbytes
-        self._files: list[Any] = []
-        self._futures: list[tuple[int, Any]] = []
-
-    def start(self, paths: list[str], rows: Array) -> None:
-        """Open all files and start their writes."""
-        import kvikio
-
-        for number, path in enumerate(paths):
-            try:
-                self._files.append(kvikio.CuFile(path, "w"))
-                self._futures.append((number, self._files[-1].pwrite(rows[number])))
-            except (RuntimeError, OSError) as error:
-                self.failed[number] = str(error)
-
-    def wait(self) -> None:
-        """Wait for all writes, after an interrupt too, since they read from the rows; note which failed."""
-        interrupt: BaseException | None = None
-        for number, future in self._futures:
-            try:
-                count = future.get()
-                if count != self._nbytes:
-                    self.failed[number] = f"{count} of {self._nbytes} bytes"
-            except (RuntimeError, OSError) as error:
-                self.failed[number] = str(error)
-            except BaseException as error:
-                interrupt = error
-        for file in self._files:
-            file.close()
-        if interrupt is not None:
-            raise interrupt
-
-    def why(self) -> tuple[int, str]:
-        """Return how many writes failed, and the reason of one."""
-        return len(self.failed), next(iter(self.failed.values()))

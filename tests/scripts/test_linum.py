@@ -142,3 +142,33 @@ def test_version_and_requirements_are_alike_in_every_file():
     needs = {other.replace(" ", "").replace("matplotlib-base", "matplotlib") for other in others}
     assert needs == set(project["dependencies"])
     assert python.replace(" ", "") == f"python{project['requires-python']}"
+    # Extras for users are limits in conda, where packages for any CUDA have one name.
+    extras = project["optional-dependencies"]
+    of_users = [one for name in extras.keys() - {"test", "lint", "docs", "notebooks"} for one in extras[name]]
+    extras = {re.sub(r"-(cuda|cu)\d+x?", "", one).replace("dask[array]", "dask-core") for one in of_users}
+    assert {limit.replace(" ", "") for limit in recipe["requirements"]["run_constraints"]} == extras
+    build = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    tools = {need.replace(" ", "") for need in recipe["requirements"]["build"] + recipe["requirements"]["host"]}
+    assert set(build["build-system"]["requires"]) <= tools
+    for tool in ("cmake", "ninja"):
+        assert tool + build["tool"]["scikit-build"][tool]["version"] in tools
+
+
+def test_the_conda_recipe_renders():
+    rattler_build = pytest.importorskip("rattler_build", reason="pip install py-rattler-build")
+    recipe = rattler_build.Stage0Recipe.from_file(ROOT / "conda/recipe.yaml")
+    (rendered,) = recipe.render(rattler_build.VariantConfig.from_file(ROOT / "conda/variants.yaml"))
+    names = {str(need).partition("_")[0] for need in rendered.recipe.requirements.build}
+    assert {"gxx", "sysroot"} < names
+
+
+@pytest.mark.parametrize("job", ["wheels", "sdist"])
+def test_a_release_has_the_urls_of_its_repository(tmp_path, job):
+    yaml = pytest.importorskip("yaml", reason="PyYAML is not installed: pip install pyyaml")
+    steps = yaml.safe_load((ROOT / ".github/workflows/release.yml").read_text())["jobs"][job]["steps"]
+    (step,) = [step for step in steps if "project.urls" in step.get("run", "")]
+    (tmp_path / "pyproject.toml").write_text((ROOT / "pyproject.toml").read_text())
+    subprocess.run(["bash", "-ec", step["run"]], cwd=tmp_path, env={"REPOSITORY": "https://host/a/b"}, check=True)
+    written = tomllib.loads((tmp_path / "pyproject.toml").read_text())["project"]
+    assert written["urls"]["Source"] == "https://host/a/b"
+    assert {url.removeprefix("https://host/a/b") for url in written["urls"].values()} == {"", "/issues", "/releases"}

@@ -25,8 +25,7 @@ from linumpy.io.output.files import check_file
 from linumpy.mosaic.alignment.faces import CutSurface, find_surfaces, planes_of, read_faces, shading_of, stacked
 from linumpy.mosaic.alignment.transforms import Matrix, PairResult, SliceTransform, SliceTransforms
 from linumpy.mosaic.io.image import MosaicImage
-from linumpy.mosaic.io.slice_table import chain_shifts, find_slices, read_shifts
-from linumpy.mosaic.slices import open_slices
+from linumpy.mosaic.io.slice_table import chain_shifts, find_slices, open_slices, read_shifts
 from linumpy.mosaic.surface import SurfaceMethod
 from linumpy.registration.chain import ChainSolution, PairLink, solve_chain
 from linumpy.registration.pairs import PairSearch, register_pairs
