@@ -33,6 +33,8 @@ from linumpy.device import array_module, to_host
 _END_PLANES = 4
 #: Planes below the brightest one, of less than this fraction of its mean, show how speckle falls with the intensity.
 _DIM, _DIM_PLANES = 0.6, 6
+#: Profiles of lines with like surfaces, and planes of tissue that are left out of them: the first are part water.
+_GROUPS, _RIM = 8, 2
 
 
 @dataclass(frozen=True)
@@ -265,12 +267,16 @@ def estimate_end(volume: Array, spacing_um: float, beam: Beam | None = None, *, 
 
 
 def _tissue_lines(light: Any) -> Any:
-    """Return the A-lines with at least half of the light that bright ones have: (Z, N)."""
-    xp, lines = array_module(light), light.reshape(len(light), -1)
-    total = lines.sum(axis=0)
+    """Return the A-lines of tissue: (Z, N)."""
+    return light.reshape(len(light), -1)[:, _tissue(light)]
+
+
+def _tissue(light: Any) -> Any:
+    """Tell which A-lines have at least half of the light that bright ones have: (N,)."""
+    total = light.reshape(len(light), -1).sum(axis=0)
     if not total.size:
-        return lines
-    return lines[:, (total > 0) & (total >= 0.5 * xp.percentile(total, 90))]
+        return total > 0
+    return (total > 0) & (total >= 0.5 * array_module(light).percentile(total, 90))
 
 
 def _from_surface(profile: np.ndarray, share: float = 0.5) -> np.ndarray:
@@ -365,17 +371,52 @@ def estimate_background(volume: Array) -> float:
     return float(np.clip(-at_none / slope, 0.0, mean[dim].min()))
 
 
-def estimate_beam(profile: np.ndarray, spacing_um: float, *, falloff_per_mm: float | None = 0.0) -> DepthProfile:
-    """Fit focus, Rayleigh length and attenuation to the mean intensity of each plane.
+def depth_profiles(volume: Array, background: float = 0.0) -> np.ndarray:
+    """Average A-lines of tissue whose surface lies at about the same depth.
 
-    A profile of tissue of even attenuation is ``c exp(-2 µ z) exp(-(f z)²) / (1 + ((z - focus) / rayleigh)²)``. It is
-    fitted by its logarithm from the first plane that has half of the largest intensity, which leaves out water, to the
-    last, with a robust norm. A fall-off looks much like the far side of a focus: give it, where it is known.
+    The mean of all lines would show water above the tissue where the surface is tilted.
 
     Parameters
     ----------
-    profile : numpy.ndarray, (Z,)
-        Mean intensity of tissue, without background.
+    volume : numpy.ndarray or cupy.ndarray, (Z, ...)
+        Intensity, linear. Voxels that are not finite are left out, and lines with less than half of the light that
+        bright ones have.
+    background : float
+        Intensity without light, subtracted first.
+
+    Returns
+    -------
+    numpy.ndarray of float64, (Z, K)
+        At most eight profiles, from the highest surface to the lowest; NaN where no voxel is known.
+    """
+    xp, light = _clear(volume, 1.0, None, 0.0, background)
+    known = xp.isfinite(volume).reshape(len(volume), -1)
+    lines, known = (part[:, _tissue(light)] for part in (light.reshape(len(light), -1), known))
+    if not lines.shape[1]:
+        return np.full((len(light), 1), np.nan)
+    smooth = lines.copy()  # of three planes, by which speckle moves a surface less
+    smooth[1:-1] += lines[:-2] + lines[2:]
+    smooth[1:-1] /= 3
+    order = xp.argsort(xp.argmax(smooth >= 0.5 * smooth.max(axis=0), axis=0))
+    groups = np.array_split(to_host(order), min(_GROUPS, len(order)))
+    sums = [[part[:, xp.asarray(g)].sum(axis=1, dtype=np.float64) for part in (lines, known)] for g in groups]
+    total, count = (to_host(xp.stack(parts, axis=1)) for parts in zip(*sums, strict=True))
+    return np.where(count > 0, total / np.maximum(count, 1), np.nan)
+
+
+def estimate_beam(profiles: np.ndarray, spacing_um: float, *, falloff_per_mm: float | None = 0.0) -> DepthProfile:
+    """Fit focus, Rayleigh length and attenuation to mean intensities along depth.
+
+    A profile of tissue of even attenuation, whose surface is at s, is ``c exp(-2 µ (z - s)) exp(-(f z)²) /
+    (1 + ((z - focus) / rayleigh)²)``. All are fitted by their logarithms with one c, from the third plane of tissue to
+    the last, with a robust norm: tissue begins at the first plane that has half of the largest intensity. What changes
+    with z is the beam, and what changes with z - s the attenuation, which surfaces at several depths tell apart. A
+    fall-off looks much like the far side of a focus: give it, where it is known.
+
+    Parameters
+    ----------
+    profiles : numpy.ndarray, (Z,) or (Z, K)
+        Mean intensities of tissue, without background, such as :func:`depth_profiles` gives.
     spacing_um : float
         Voxel spacing along Z.
     falloff_per_mm : float, optional
@@ -388,23 +429,26 @@ def estimate_beam(profile: np.ndarray, spacing_um: float, *, falloff_per_mm: flo
     """
     from scipy.optimize import least_squares
 
-    profile = np.asarray(profile, np.float64)
-    z = np.arange(len(profile)) * spacing_um / 1e3
-    usable = _from_surface(profile)
-    if usable.sum() < 8:
+    profiles = np.asarray(profiles, np.float64).reshape(len(profiles), -1)
+    tissue = np.stack([_from_surface(profile) for profile in profiles.T], axis=1)
+    surface = np.argmax(tissue, axis=0)
+    usable = tissue & (np.arange(len(profiles))[:, None] >= surface + _RIM)
+    if usable.any(axis=1).sum() < 8:
         return DepthProfile(Beam(falloff_per_mm=falloff_per_mm or 0.0), 0.0, 0.0)
-    z, log = z[usable], np.log(profile[usable])
-    depth = float(z[-1] - z[0])
+    planes, columns = np.nonzero(usable)
+    z, below = planes * spacing_um / 1e3, (planes - surface[columns]) * spacing_um / 1e3
+    log = np.log(profiles[usable])
+    depth = float(z.max() - z.min())
 
     def misfit(p: np.ndarray) -> np.ndarray:
         level, focus, narrowness, mu, falloff = (*p, falloff_per_mm) if falloff_per_mm is not None else p
-        return np.asarray(level - 2 * mu * z - np.log1p(((z - focus) * narrowness) ** 2) - (falloff * z) ** 2 - log)
+        return np.asarray(level - 2 * mu * below - np.log1p(((z - focus) * narrowness) ** 2) - (falloff * z) ** 2 - log)
 
-    bounds = [(-np.inf, np.inf), (z[0] - depth, z[-1] + depth), (0.0, 20 / depth), (0.0, 100.0), (0.0, 3 / depth)]
+    bounds = [(-np.inf, np.inf), (z.min() - depth, z.max() + depth), (0.0, 20 / depth), (0.0, 100.0), (0.0, 3 / depth)]
     low, high = zip(*bounds[: 5 if falloff_per_mm is None else 4], strict=True)
     fits = []
     for share in (0.0, 0.25, 0.5, 0.75):  # the focus has several minima
-        start = [log.max(), z[0] + share * depth, 2 / depth, 1.0, 0.5 / depth][: len(low)]
+        start = [log.max(), z.min() + share * depth, 2 / depth, 1.0, 0.5 / depth][: len(low)]
         fits.append(least_squares(misfit, start, bounds=(low, high), loss="soft_l1", f_scale=0.05))
     best = min(fits, key=lambda fit: fit.cost)
     _, focus, narrowness, mu, *rest = best.x

@@ -8,7 +8,6 @@ a few columns are read before.
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,12 +21,13 @@ from linumpy.correction.attenuation import (
     DeepLight,
     attenuation,
     compensate,
+    depth_profiles,
     estimate_background,
     estimate_beam,
     estimate_deep_light,
     estimate_end,
 )
-from linumpy.device import array_module, to_host
+from linumpy.device import array_module
 from linumpy.io.output.checks import check_apart, check_target
 from linumpy.mosaic.io.corrected import write_corrected
 from linumpy.mosaic.io.image import MosaicImage, open_mosaic
@@ -154,7 +154,7 @@ def _choose(image: MosaicImage, method: AttenuationMethod, use_gpu: bool) -> Att
     dark = estimate_background(sampled) if method.background is None else method.background
     focus, rayleigh, end = method.focus_um, method.rayleigh_um, method.end_per_mm
     if focus is None or rayleigh is None:
-        found = estimate_beam(_profile(sampled, dark), step, falloff_per_mm=method.falloff_per_mm).beam
+        found = estimate_beam(depth_profiles(sampled, dark), step, falloff_per_mm=method.falloff_per_mm).beam
         focus = found.focus_um if focus is None else focus
         rayleigh = found.rayleigh_um if rayleigh is None else rayleigh
     beam = Beam(focus, rayleigh, method.falloff_per_mm)
@@ -177,12 +177,3 @@ def _sampled_rows(image: MosaicImage, use_gpu: bool) -> Array:
         parts.append(rows.reshape(len(rows), -1).astype(np.float32))
     sampled: Array = xp.concatenate(parts, axis=1)
     return sampled
-
-
-def _profile(lines: Array, background: float) -> np.ndarray:
-    """Return the mean of each plane without background; voxels that are not finite are left out."""
-    xp = array_module(lines)
-    finite = xp.isfinite(lines)
-    sums = to_host(xp.where(finite, lines, 0).sum(axis=1, dtype=np.float64))
-    numbers = to_host(finite.sum(axis=1))
-    return np.where(numbers > 0, sums / np.maximum(numbers, 1), math.nan) - background

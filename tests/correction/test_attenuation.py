@@ -13,6 +13,7 @@ from linumpy.correction.attenuation import (
     DeepLight,
     attenuation,
     compensate,
+    depth_profiles,
     estimate_background,
     estimate_beam,
     estimate_deep_light,
@@ -75,6 +76,24 @@ def test_the_beam_is_found_in_a_profile(falloff):
     assert abs(found.beam.rayleigh_um / 100 - 1) < 0.05
     assert abs(found.attenuation_per_mm - 3) < 0.3
     assert found.rms < 0.02
+
+
+def test_the_beam_under_a_tilted_surface():
+    """The mean of all lines, part of them water, would tell of a beam half as long."""
+    faults = brain.Faults(attenuation_per_mm=2.0, focus_um=200.0, rayleigh_um=250.0, water_um=120.0, tilt=(0.0, 0.2))
+    spec = brain.BrainSpec(slices=1, tiles=(1, 1), tile_shape=(60, 96, 96), radius=math.inf, faults=faults)
+    volume = brain.tile(spec, 0, 0, 0)
+    volume[3, ::5] = np.nan
+    profiles = depth_profiles(volume)
+    surfaces = [int(np.argmax(p >= p.max() / 2)) for p in profiles.T]
+    assert surfaces == sorted(surfaces)
+    assert surfaces[-1] - surfaces[0] > 10
+    found = estimate_beam(profiles, 10.0).beam
+    assert abs(found.focus_um - 200) < 40
+    assert abs(found.rayleigh_um / 250 - 1) < 0.2
+    whole = estimate_beam(np.nanmean(volume, axis=(1, 2)), 10.0).beam
+    assert abs(whole.rayleigh_um / 250 - 1) > 0.3
+    assert np.isnan(depth_profiles(np.zeros((9, 4)))).all()
 
 
 def test_a_profile_without_a_beam_or_without_light():
@@ -178,6 +197,8 @@ def test_on_a_device(cupy):
         host, device = (function(xp.asarray(volume), 10.0, BEAM, end_per_mm=3.0) for xp in (np, cupy))
         assert isinstance(device, cupy.ndarray)
         assert np.allclose(device.get(), host, rtol=1e-4, atol=1e-4, equal_nan=True)
+    host, device = (depth_profiles(xp.asarray(volume)) for xp in (np, cupy))
+    assert np.allclose(host, device, rtol=0.05)  # lines of the same surface are in no order
     host, device = (estimate_end(xp.asarray(volume), 10.0, BEAM) for xp in (np, cupy))
     assert math.isclose(host, device, rel_tol=0.01)
     host, device = (estimate_deep_light(xp.asarray(volume), 10.0, BEAM, end_per_mm=3.0) for xp in (np, cupy))
