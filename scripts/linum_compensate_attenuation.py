@@ -41,7 +41,9 @@ def _build_arg_parser() -> argparse.ArgumentParser:
         "--end", type=float, metavar="MU",
         help="Attenuation below the recorded range in 1/mm; 0 for no light from there. [fitted]",
     )  # fmt: skip
-    group.add_argument("--background", type=float, default=0.0, metavar="I", help="Intensity without light. [0]")
+    group.add_argument(
+        "--background", type=float, metavar="I", help="Intensity without light. [estimated by how speckle falls]"
+    )
     group.add_argument(
         "--max_gain", type=float, default=100.0, metavar="G", help="Compensate by this factor at most. [%(default)s]"
     )
@@ -71,8 +73,8 @@ def _compensate(parsed: argparse.Namespace) -> None:
             distributed=parsed.distributed, **chosen,
         )  # fmt: skip
     print(
-        f"focus at {used.beam.focus_um:.4g} µm, Rayleigh length {used.beam.rayleigh_um:.4g} µm, attenuation below the "
-        f"range {used.end_per_mm:.3g} per mm"
+        f"background {used.background:.4g}, focus at {used.beam.focus_um:.4g} µm, Rayleigh length "
+        f"{used.beam.rayleigh_um:.4g} µm, attenuation below the range {used.end_per_mm:.3g} per mm"
     )
     print(cli.closing_line(parsed.input, parsed.output, use_gpu, time.perf_counter() - begin, nbytes))
 

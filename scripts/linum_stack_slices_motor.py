@@ -65,7 +65,8 @@ def _build_arg_parser() -> argparse.ArgumentParser:
 
 
 def _stack(parsed: argparse.Namespace) -> None:
-    from linumpy.mosaic.slices import ZSearch, open_slices, stack_mosaics
+    from linumpy.mosaic.io.slice_table import open_slices
+    from linumpy.mosaic.slices import ZSearch, stack_mosaics
     from linumpy.progress import bytes_progress
 
     use_gpu, begin, chosen = cli.choose_device(parsed), time.perf_counter(), cli.volume_options(parsed)

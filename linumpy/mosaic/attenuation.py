@@ -17,7 +17,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from linumpy.arrays import Array
-from linumpy.correction.attenuation import Beam, attenuation, compensate, estimate_beam
+from linumpy.correction.attenuation import (
+    Beam,
+    DeepLight,
+    attenuation,
+    compensate,
+    estimate_background,
+    estimate_beam,
+    estimate_deep_light,
+    estimate_end,
+)
 from linumpy.device import array_module, to_host
 from linumpy.io.output.checks import check_apart, check_target
 from linumpy.mosaic.io.corrected import write_corrected
@@ -32,8 +41,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Columns, evenly spread, whose mean profile is fitted.
-_SAMPLED = 16
+#: Columns, evenly spread, from which what is not given is estimated; A-lines of each at most.
+_SAMPLED, _LINES = 16, 4096
 
 
 @dataclass(frozen=True)
@@ -48,7 +57,7 @@ class AttenuationMethod:
         Fall-off of sensitivity, of the instrument's calibration.
     end_per_mm : float, optional
         Attenuation below the range; 0 for no light from there.
-    background : float
+    background : float, optional
         Intensity without light.
     max_gain : float
         Factor at most by which attenuation is compensated.
@@ -58,16 +67,18 @@ class AttenuationMethod:
     rayleigh_um: float | None = None
     falloff_per_mm: float = 0.0
     end_per_mm: float | None = None
-    background: float = 0.0
+    background: float | None = None
     max_gain: float = 100.0
 
 
 @dataclass(frozen=True)
 class AttenuationUsed:
-    """The beam and the attenuation below the range that were used."""
+    """The background, the beam, the attenuation below the range and the light from there that were used."""
 
+    background: float
     beam: Beam
     end_per_mm: float
+    deep: DeepLight
 
 
 def compensate_attenuation(
@@ -120,11 +131,12 @@ def compensate_attenuation(
     step = image.spacing[image.depth_axis]
 
     def correct(_: Box, voxels: Array) -> Array:
-        beam, end, dark = used.beam, used.end_per_mm, method.background
         if coefficients:
-            return attenuation(voxels, step, beam, end_per_mm=end, background=dark)  # type: ignore[no-any-return]
+            return attenuation(  # type: ignore[no-any-return]
+                voxels, step, used.beam, deep=used.deep, background=used.background
+            )
         return compensate(  # type: ignore[no-any-return]
-            voxels, step, beam, end_per_mm=end, background=dark, max_gain=method.max_gain
+            voxels, step, used.beam, deep=used.deep, background=used.background, max_gain=method.max_gain
         )
 
     with tile_work(distributed, use_gpu=use_gpu) as work:
@@ -138,32 +150,39 @@ def compensate_attenuation(
 
 def _choose(image: MosaicImage, method: AttenuationMethod, use_gpu: bool) -> AttenuationUsed:
     """Take the parameters of the method, and estimate those that are missing."""
+    step, sampled = image.spacing[image.depth_axis], _sampled_rows(image, use_gpu)
+    dark = estimate_background(sampled) if method.background is None else method.background
     focus, rayleigh, end = method.focus_um, method.rayleigh_um, method.end_per_mm
-    if focus is None or rayleigh is None or end is None:
-        found = estimate_beam(
-            _profile(image, method.background, use_gpu), image.spacing[image.depth_axis],
-            falloff_per_mm=method.falloff_per_mm,
-        )  # fmt: skip
-        if focus is None or rayleigh is None:
-            focus, rayleigh = (
-                found.beam.focus_um if focus is None else focus,
-                found.beam.rayleigh_um if rayleigh is None else rayleigh,
-            )
-        end = found.attenuation_per_mm if end is None else end
-    return AttenuationUsed(Beam(focus, rayleigh, method.falloff_per_mm), end)
+    if focus is None or rayleigh is None:
+        found = estimate_beam(_profile(sampled, dark), step, falloff_per_mm=method.falloff_per_mm).beam
+        focus = found.focus_um if focus is None else focus
+        rayleigh = found.rayleigh_um if rayleigh is None else rayleigh
+    beam = Beam(focus, rayleigh, method.falloff_per_mm)
+    end = estimate_end(sampled, step, beam, background=dark) if end is None else end
+    deep = estimate_deep_light(sampled, step, beam, end_per_mm=end, background=dark)
+    return AttenuationUsed(dark, beam, end, deep)
 
 
-def _profile(image: MosaicImage, background: float, use_gpu: bool) -> np.ndarray:
-    """Return the mean of each plane over a few columns, without background; voxels that are not finite are left out."""
+def _sampled_rows(image: MosaicImage, use_gpu: bool) -> Array:
+    """Return rows of A-lines of a few columns, next to each other: float32, (Z, N)."""
     z, array = image.depth_axis, image.array
     columns = list(boxes(array.shape, column_shape(array, z, 1)))
-    count = min(_SAMPLED, len(columns))
-    sums, numbers = np.zeros(array.shape[z]), np.zeros(array.shape[z])
+    count, parts = min(_SAMPLED, len(columns)), []
     for k in range(count):
         voxels = read_box(array, columns[(2 * k + 1) * len(columns) // (2 * count)], use_gpu)
         xp = array_module(voxels)
-        lines = xp.moveaxis(voxels, z, 0).reshape(array.shape[z], -1).astype(np.float32)
-        finite = xp.isfinite(lines)
-        sums += to_host(xp.where(finite, lines, 0).sum(axis=1, dtype=np.float64))
-        numbers += to_host(finite.sum(axis=1))
+        lines = xp.moveaxis(voxels, z, 0)
+        _, height, width = lines.shape
+        rows = lines[:, :: max(1, height * width // _LINES)]
+        parts.append(rows.reshape(len(rows), -1).astype(np.float32))
+    sampled: Array = xp.concatenate(parts, axis=1)
+    return sampled
+
+
+def _profile(lines: Array, background: float) -> np.ndarray:
+    """Return the mean of each plane without background; voxels that are not finite are left out."""
+    xp = array_module(lines)
+    finite = xp.isfinite(lines)
+    sums = to_host(xp.where(finite, lines, 0).sum(axis=1, dtype=np.float64))
+    numbers = to_host(finite.sum(axis=1))
     return np.where(numbers > 0, sums / np.maximum(numbers, 1), math.nan) - background

@@ -27,9 +27,8 @@ from linumpy.io.output.checks import check_apart, check_target
 from linumpy.mosaic.alignment.faces import valid_voxels
 from linumpy.mosaic.alignment.transforms import SliceTransforms, read_transforms
 from linumpy.mosaic.io.image import MosaicImage
-from linumpy.mosaic.io.slice_table import find_slices
+from linumpy.mosaic.io.slice_table import find_slices, open_slices
 from linumpy.mosaic.io.tiles import Box, boxes, read_box, tile_nbytes, tile_shape
-from linumpy.mosaic.slices import open_slices
 from linumpy.mosaic.stacking import StackPlan, compose, parts
 from linumpy.plan.grid.blocks import AffineGrid, Block, anti_aliasing_sigmas, source_box
 from linumpy.resample.blocks.block import make_box

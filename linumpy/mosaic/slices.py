@@ -2,7 +2,7 @@
 
 In: a folder of OME-Zarr slices (Z, Y, X), numbered from the top down, and a table of lateral shifts. Out: one OME-Zarr
 volume, and a table with the decision for each pair. Overlaps are searched in a central window of the area that two
-neighbouring slices share; the stack is made box by box.
+neighbouring slices share (:mod:`linumpy.mosaic.alignment.z_overlaps`); the stack is made box by box.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import csv
 import itertools
 import logging
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -19,18 +18,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from linumpy.arrays import Array
-from linumpy.device import array_module, require_cuda
-from linumpy.errors import MetadataError, SourceError
+from linumpy.device import require_cuda
 from linumpy.io.carried import carried_from
 from linumpy.io.output.checks import check_apart, check_target
 from linumpy.io.output.files import check_file, replacing
-from linumpy.mosaic.io.image import MosaicImage, open_mosaic
-from linumpy.mosaic.io.slice_table import Shift, chain_shifts, find_slices, read_shifts
+from linumpy.mosaic.alignment.z_overlaps import ZSearch, search_overlaps, shift_in_voxels
+from linumpy.mosaic.io.image import MosaicImage
+from linumpy.mosaic.io.slice_table import chain_shifts, find_slices, open_slices, read_shifts
 from linumpy.mosaic.io.tiles import Box, box_nbytes, boxes, read_box, tile_nbytes, tile_shape
 from linumpy.mosaic.stacking import (
     StackPlan,
-    best_overlap,
-    candidate_overlaps,
     compose,
     enforce_z_consistency,
     parts,
@@ -45,40 +42,6 @@ if TYPE_CHECKING:
     from distributed.deploy import Cluster
 
 log = logging.getLogger(__name__)
-
-#: Bytes of the correlated voxels of each slice at most.
-SEARCH_BYTES = 128 * 2**20
-
-
-@dataclass(frozen=True)
-class ZSearch:
-    """Parameters of the search for overlaps along Z.
-
-    Attributes
-    ----------
-    slicing_interval_mm : float
-        Thickness that is cut off between slices.
-    search_range_mm : float
-        Largest distance of an overlap from the expected one, to each side.
-    min_correlation, max_deviation : float
-        As for :func:`linumpy.mosaic.stacking.enforce_z_consistency`.
-
-    Raises
-    ------
-    ValueError
-        A correlation outside -1 to 1, a deviation below 0.
-    """
-
-    slicing_interval_mm: float
-    search_range_mm: float
-    min_correlation: float = 0.2
-    max_deviation: float = 3.0
-
-    def __post_init__(self) -> None:
-        if not -1 <= self.min_correlation <= 1:
-            raise ValueError(f"min_correlation={self.min_correlation}: correlations are from -1 to 1")
-        if not self.max_deviation >= 0:
-            raise ValueError(f"max_deviation={self.max_deviation}: pass a number from 0 on")
 
 
 @dataclass(frozen=True)
@@ -211,7 +174,7 @@ def stack_mosaics(
     moves = chain_shifts(tuple(slices), read_shifts(shifts), str(shifts))
     images = tuple(slices.values())
     with tile_work(distributed, use_gpu=use_gpu) as work:
-        candidates = _search(images, moves, search, work)
+        candidates = search_overlaps(images, moves, search, work)
     overlaps, correlations = [candidate[0] for candidate in candidates], [candidate[1] for candidate in candidates]
     mended = enforce_z_consistency(
         overlaps, correlations, min_correlation=search.min_correlation, max_deviation=search.max_deviation
@@ -220,7 +183,7 @@ def stack_mosaics(
     planes = [image.array.shape[0] for image in images]
     used = [min(n, *pair) for n, pair in zip(mended.overlaps, itertools.pairwise(planes), strict=True)]
     changed = [is_mended or n != m for is_mended, n, m in zip(mended.mended, used, overlaps, strict=True)]
-    steps = [_voxels(images[0], move) for move in moves]
+    steps = [shift_in_voxels(images[0], move) for move in moves]
     plan = plan_stack([image.array.shape for image in images], used, steps)  # type: ignore[misc]
     rows = tuple(
         PairDecision(
@@ -241,135 +204,6 @@ def stack_mosaics(
     with tile_work(distributed, use_gpu=use_gpu) as work:
         _write_stack(output, images, plan, levels, codec, work, overwrite, progress, batch, rows, decisions)
     return Stack(plan, rows, sum(image.nbytes for image in images))
-
-
-def open_slices(
-    folder: str | Path,
-    *,
-    channel: int | None = None,
-    time: int | None = None,
-    spacing: Sequence[float] | None = None,
-) -> dict[int, MosaicImage]:
-    """Open the slices of a folder, which must have one dtype and spacing; parameters as for :func:`stack_mosaics`.
-
-    Raises
-    ------
-    FileNotFoundError, SourceError, MetadataError
-        As :func:`linumpy.mosaic.io.slice_table.find_slices` and :func:`linumpy.mosaic.io.image.open_mosaic`; fewer
-        than two slices, axes that are not z, y, x, slices of different dtype or spacing.
-    ValueError
-        Slices of several times or channels, of which none is selected.
-    """
-    slices = {
-        number: open_mosaic(path, channel=channel, time=time, spacing=spacing)
-        for number, path in find_slices(folder).items()
-    }
-    first = next(iter(slices.values()))
-    if len(slices) < 2:
-        raise SourceError(f"{first.name} is the only slice in {folder}: a stack needs two")
-    for image in slices.values():
-        image.only("a stack takes one volume of each slice")
-        if image.axes != "zyx":
-            raise MetadataError(f"{image.name}: axes {', '.join(image.axes)}; slices are stacked with axes z, y, x")
-        if image.array.dtype != first.array.dtype:
-            raise SourceError(
-                f"{image.name} is {image.array.dtype}, {first.name} is {first.array.dtype}: one is needed"
-            )
-        if not np.allclose(image.spacing, first.spacing, rtol=1e-4, atol=0):
-            raise SourceError(
-                f"{image.name} has a spacing of {image.spacing} µm, {first.name} of {first.spacing} µm: resample them"
-            )
-    return slices
-
-
-def _voxels(image: MosaicImage, move: Shift) -> tuple[float, float]:
-    """Return a shift in voxels along Y and X."""
-    return move.y_mm * 1e3 / image.spacing[1], move.x_mm * 1e3 / image.spacing[2]
-
-
-def search_window(
-    fixed: tuple[int, int], moving: tuple[int, int], step: tuple[int, int], most: int
-) -> tuple[tuple[slice, slice], tuple[slice, slice]]:
-    """Choose the window that is correlated: the central half of the shared area, or less, of at most `most` voxels.
-
-    Parameters
-    ----------
-    fixed, moving : (int, int)
-        Voxels of the slices along Y and X.
-    step : (int, int)
-        Voxel p of the moving slice is at p + step of the fixed one.
-    most : int
-        Voxels of a plane.
-
-    Returns
-    -------
-    fixed, moving : tuple of slice
-        The window in each slice; empty if they share no area.
-    """
-    begin = [max(0, s) for s in step]
-    size = [max(0, min(f, m + s) - b) for f, m, s, b in zip(fixed, moving, step, begin, strict=True)]
-    half = [(n + 1) // 2 for n in size]
-    if half[0] * half[1] > most:
-        short = min(*half, math.isqrt(most))
-        half = [min(n, most // short if n == max(half) else short) for n in half]
-        half = half if half[0] * half[1] <= most else [short, short]
-    windows = []
-    for shift in ((0, 0), step):
-        low = [b + (n - h) // 2 - s for b, n, h, s in zip(begin, size, half, shift, strict=True)]
-        windows.append((slice(low[0], low[0] + half[0]), slice(low[1], low[1] + half[1])))
-    return windows[0], windows[1]
-
-
-@dataclass(frozen=True)
-class _Pair:
-    """Two neighbouring slices, and the correlated box of each."""
-
-    fixed: MosaicImage
-    moving: MosaicImage
-    fixed_box: Box
-    moving_box: Box
-    overlaps: tuple[int, ...]
-    expected: float
-
-
-def _pair(fixed: MosaicImage, moving: MosaicImage, move: Shift, search: ZSearch) -> _Pair:
-    """Choose the boxes of a pair that are correlated."""
-    above, below = fixed.array.shape[0], moving.array.shape[0]
-    overlaps, expected = candidate_overlaps(
-        above, below, search.slicing_interval_mm, search.search_range_mm, fixed.spacing[0]
-    )
-    dy, dx = (math.floor(v + 0.5) for v in _voxels(fixed, move))
-    most = max(1, SEARCH_BYTES // (overlaps[-1] * fixed.array.dtype.itemsize))
-    fixed_window, moving_window = search_window(fixed.array.shape[1:], moving.array.shape[1:], (dy, dx), most)  # type: ignore[arg-type]
-    if any(extent.start >= extent.stop for extent in fixed_window):
-        raise SourceError(
-            f"slices {move.fixed_id} and {move.moving_id} share no area: shifted by {move.y_mm} and {move.x_mm} mm"
-        )
-    last, first = slice(above - overlaps[-1], above), slice(0, overlaps[-1])
-    return _Pair(fixed, moving, (last, *fixed_window), (first, *moving_window), tuple(overlaps), expected)
-
-
-def _search(
-    images: tuple[MosaicImage, ...], moves: Sequence[Shift], search: ZSearch, work: TileWork
-) -> list[tuple[int, float, float]]:
-    """Search the overlap of each pair; returns overlap, correlation and expected overlap."""
-    use_gpu = work.use_gpu
-    pairs = [_pair(*pair, move, search) for pair, move in zip(itertools.pairwise(images), moves, strict=True)]
-    found: dict[int, tuple[int, float, float]] = {}
-
-    def correlate(number: int, windows: tuple[Array, Array]) -> tuple[int, float, float]:
-        pair = pairs[number]
-        voxels_measured = (pair.fixed.measured(pair.fixed_box), pair.moving.measured(pair.moving_box))
-        masks = [None if voxels is None else voxels.mask(array_module(windows[0])) for voxels in voxels_measured]
-        return (*best_overlap(*windows, pair.overlaps, pair.expected, (masks[0], masks[1])), pair.expected)
-
-    def read(number: int) -> tuple[Array, Array]:
-        pair = pairs[number]
-        above = read_box(pair.fixed.array, pair.fixed_box, use_gpu)
-        return above, read_box(pair.moving.array, pair.moving_box, use_gpu)
-
-    work(range(len(pairs)), read, correlate, found.__setitem__)
-    return [found[number] for number in range(len(pairs))]
 
 
 def _write_stack(

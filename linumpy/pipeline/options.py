@@ -87,7 +87,7 @@ class Attenuation:
     rayleigh_um: float | None = None
     falloff_per_mm: float = 0.0
     end_per_mm: float | None = None
-    background: float = 0.0
+    background: float | None = None
     max_gain: float = 100.0
 
 

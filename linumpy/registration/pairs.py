@@ -66,6 +66,7 @@ def register_pairs(
     moving: Array,
     *,
     masks: tuple[Array | None, Array | None] = (None, None),
+    shadows: Array | None = None,
     spacing: Sequence[float] | None = None,
     search: PairSearch | None = None,
     method: Refinement | None = None,
@@ -79,6 +80,9 @@ def register_pairs(
         offset that change slowly along Y and X, by noise, and in what parts of them show.
     masks : (array of bool or None, array of bool or None)
         Valid voxels, in the shape of the images; None for all that are finite.
+    shadows : array, optional
+        What shows in the fixed images besides, by a factor that is not known, such as shadows of the tissue above: in
+        their shape, 0 for nothing.
     spacing : sequence of float, optional
         Voxel spacing in µm; by default 1.
     search : PairSearch, optional
@@ -105,6 +109,7 @@ def register_pairs(
     pitch = max(n * s for n, s in zip(fixed.shape[1:], steps, strict=True)) / search.voxels
     factors = [max(1, min(round(pitch / s), n // 4)) for n, s in zip(fixed.shape[1:], steps, strict=True)]
     fixed, moving = (flattened(images, mask) for images, mask in zip((fixed, moving), masks, strict=True))
+    shadows = None if shadows is None else flattened(shadows)
     coarse = [block_means(images, None, factors) for images in (fixed, moving)]
     found = match_pairs(
         coarse[0][0], coarse[1][0], (coarse[0][1], coarse[1][1]), angles=search.angles,
@@ -114,7 +119,7 @@ def register_pairs(
     to_um = np.diag([*(steps * factors), 1.0])
     to_um[:-1, -1] = (np.array(factors) - 1) / 2 * steps
     initial = to_um @ found.matrices @ np.linalg.inv(to_um)
-    return refine_pairs(fixed, moving, initial, spacing=steps.tolist(), method=method)
+    return refine_pairs(fixed, moving, initial, shadows=shadows, spacing=steps.tolist(), method=method)
 
 
 def flattened(images: Array, mask: Array | None = None) -> Any:

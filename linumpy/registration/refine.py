@@ -1,39 +1,32 @@
 """Refine rigid or affine transforms between pairs of images, all pairs in one batch.
 
 In: pairs of images (N, [Z,] Y, X) with masks and first transforms. Out: a transform for each pair with its error, in
-µm. The squared difference of the images, up to a gain and an offset, is minimised by the inverse compositional
-Gauss-Newton method (Baker and Matthews, Lucas-Kanade 20 years on, International Journal of Computer Vision 56, 2004)
-with Levenberg-Marquardt damping, from coarse to fine. Gradients are those of the cubic spline through the fixed
-image. Voxels that differ much count less (Cauchy weights). Each iteration samples all pairs in the same launches; only
-the normal equations, some ten numbers squared a pair, are solved on the host.
+µm. The squared difference of the images, up to a gain, an offset and shadows in the fixed ones, is minimised by the
+inverse compositional Gauss-Newton method (Baker and Matthews, Lucas-Kanade 20 years on, International Journal of
+Computer Vision 56, 2004) with Levenberg-Marquardt damping, from coarse to fine
+(:mod:`linumpy.registration.pyramid`). Voxels that differ much count less (Cauchy weights). Each iteration samples all
+pairs in the same launches; only the normal equations, some ten numbers squared a pair, are solved on the host.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from linumpy.arrays import Array
-from linumpy.device import array_module, is_device_array, to_host
-from linumpy.gpu.ndimage.transform import spline_filter1d
+from linumpy.device import array_module
 from linumpy.registration.masked_correlation import check_pairs, standardized
-from linumpy.registration.stacked import StackedImages
+from linumpy.registration.normal_equations import PairState, System, generators
+from linumpy.registration.pyramid import Level, PyramidSettings, pyramid
 
 MODELS = ("translation", "rigid", "affine")
 
-#: Bytes of coordinates, samples and columns that are in memory at a time, on a device and on the host.
-SCRATCH_BYTES, HOST_SCRATCH_BYTES = 2**30, 2**25
-#: Cauchy's constant for 95 % efficiency, and the factor from a median absolute deviation to a standard deviation.
-_CAUCHY, _MAD = 2.385, 1.4826
-#: Residuals of a pair from which their spread is estimated.
-_SAMPLES = 4096
-#: Size of the coarsest level, at least.
-_COARSEST = 24
+#: Factor from a median absolute deviation to a standard deviation.
+_MAD = 1.4826
 
 
 @dataclass(frozen=True)
@@ -117,6 +110,7 @@ def refine_pairs(
     initial: np.ndarray | None = None,
     *,
     masks: tuple[Array | None, Array | None] = (None, None),
+    shadows: Array | None = None,
     spacing: Sequence[float] | None = None,
     method: Refinement | None = None,
 ) -> PairTransforms:
@@ -131,6 +125,9 @@ def refine_pairs(
         about a voxel of the coarsest level.
     masks : (array of bool or None, array of bool or None)
         Valid voxels of the fixed and the moving images, in their shape; None for all.
+    shadows : array, optional
+        What shows in the fixed images besides, such as shadows of the tissue above, in their shape; 0 for nothing. By
+        which factor is fitted with the transform. Valid where it is finite.
     spacing : sequence of float, optional
         Voxel spacing in µm along the axes of space; by default 1.
     method : Refinement, optional
@@ -149,8 +146,17 @@ def refine_pairs(
     start = np.tile(np.eye(rank + 1), (len(fixed), 1, 1)) if initial is None else np.array(initial, np.float64)
     if start.shape != (len(fixed), rank + 1, rank + 1) or not np.isfinite(start).all():
         raise ValueError(f"initial of shape {start.shape}: {len(fixed)} matrices of {rank + 1} × {rank + 1} are needed")
-    levels = list(_pyramid(standardized(fixed, masks[0]), standardized(moving, masks[1]), steps, method))
-    pairs = _Pairs(start.copy())
+    settings = PyramidSettings(method.levels, method.smoothing, method.order)
+    mask, shades = masks[0], None
+    if shadows is not None:
+        if shadows.shape != fixed.shape:
+            raise ValueError(f"shadows of shape {shadows.shape}: the images are {fixed.shape}")
+        shown = array_module(shadows).isfinite(shadows)
+        mask = shown if mask is None else shown & mask.astype(bool)
+        shades = standardized(shadows, mask)[0]
+    sides = standardized(fixed, mask), standardized(moving, masks[1])
+    levels = list(pyramid(*sides, shades, steps, settings))
+    pairs = PairState(start.copy(), shadows=shadows is not None)
     for level in reversed(levels):
         _refine_on(level, pairs, method)
     result = _result(levels[0], pairs, method)
@@ -159,139 +165,7 @@ def refine_pairs(
     return result
 
 
-class _Pairs:
-    """What is known of each pair, on the host."""
-
-    def __init__(self, matrices: np.ndarray) -> None:
-        self.matrices = matrices
-        self.gains, self.offsets = np.ones(len(matrices)), np.zeros(len(matrices))
-        self.scales = np.full(len(matrices), np.inf)
-        self.converged = np.zeros(len(matrices), bool)
-
-
-@dataclass(frozen=True)
-class _Level:
-    """Both images at one resolution: smoothed, with masks and gradients."""
-
-    fixed: Any
-    fixed_mask: Any
-    gradients: tuple[Any, ...]
-    moving: StackedImages
-    moving_mask: StackedImages
-    spacing: np.ndarray
-    smoothing: float
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return tuple(self.fixed.shape[1:])
-
-    @property
-    def centre(self) -> np.ndarray:
-        """Centre in µm: rotations are about it, so that they are independent of translations."""
-        return (np.array(self.shape) - 1) / 2 * self.spacing
-
-    def voxel_maps(self, matrices: np.ndarray) -> np.ndarray:
-        """Return transforms in µm as maps of voxels, (N, rank, rank + 1)."""
-        maps = matrices[:, :-1] / self.spacing[:, None]
-        maps[:, :, :-1] *= self.spacing
-        return maps
-
-
-def _pyramid(
-    fixed: tuple[Any, Any], moving: tuple[Any, Any], spacing: np.ndarray, method: Refinement
-) -> Iterator[_Level]:
-    """Yield the levels, the finest first."""
-    sides = [(image * mask, mask) for image, mask in (fixed, moving)]
-    steps = np.ones(len(spacing), int)
-    for number in itertools.count():
-        smoothed = [_normalized(*side, method.smoothing) for side in sides]
-        gradients = tuple(
-            _derivative(smoothed[0][0], axis) / np.float32(step) for axis, step in enumerate(spacing * steps)
-        )
-        order = method.order if number == 0 else 1
-        yield _Level(
-            *smoothed[0], gradients, StackedImages(smoothed[1][0], order),
-            StackedImages(smoothed[1][1], 1, "zero"), spacing * steps, method.smoothing,
-        )  # fmt: skip
-        size = sides[0][0].shape[1:]
-        finest = (spacing * steps).min()
-        # Axes of coarser voxels wait for the others.
-        halved = [n >= 2 * _COARSEST and s < 1.5 * finest for n, s in zip(size, spacing * steps, strict=True)]
-        if not any(halved) or number + 1 == method.levels:
-            return
-        cut = (slice(None), *(slice(None, None, 2 if half else 1) for half in halved))
-        sigmas = [1.0 if half else 0.0 for half in halved]
-        sides = [tuple(_gaussian(part, sigmas)[cut] for part in side) for side in sides]  # type: ignore[misc]
-        steps = steps * np.where(halved, 2, 1)
-
-
-def _normalized(weighted: Any, mask: Any, sigma: float) -> tuple[Any, Any]:
-    """Smooth an image that is 0 outside of its mask by the voxels in it; the new mask leaves out the fringe."""
-    xp = array_module(weighted)
-    sigmas = [sigma] * (weighted.ndim - 1)
-    image, weight = _gaussian(weighted, sigmas), _gaussian(mask, sigmas)
-    return image / xp.maximum(weight, np.float32(1e-3)), (weight > 0.7 * mask.max()).astype(np.float32)
-
-
-def _gaussian(images: Any, sigmas: Sequence[float]) -> Any:
-    """Smooth images along their axes of space; they go on as they end."""
-    if is_device_array(images):
-        from cupyx.scipy import ndimage
-    else:
-        from scipy import ndimage
-    return ndimage.gaussian_filter(images, [0.0, *sigmas], mode="nearest")
-
-
-def _derivative(images: Any, axis: int) -> Any:
-    """Return the derivative of the cubic spline through images, at their voxels, a voxel as unit.
-
-    Along one axis it is half the difference of the neighbouring coefficients; across it the spline interpolates.
-    """
-    xp = array_module(images)
-    coefficients = spline_filter1d(images, 3, axis + 1, images.dtype, "mirror")
-    widths = [(1, 1) if k == axis + 1 else (0, 0) for k in range(images.ndim)]
-    padded = xp.pad(coefficients, widths, mode="reflect")
-    ends = [[slice(None)] * images.ndim for _ in range(2)]
-    ends[0][axis + 1], ends[1][axis + 1] = slice(2, None), slice(None, -2)
-    return (padded[tuple(ends[0])] - padded[tuple(ends[1])]) * np.float32(0.5)
-
-
-def generators(model: str, rank: int, radius: np.ndarray) -> np.ndarray:
-    """Return the directions of an update, (P, rank + 1, rank + 1).
-
-    Each moves the points of a box of half-lengths `radius`, in µm, by about 1 µm.
-    """
-    out = []
-    for axis in range(rank):
-        matrix = np.zeros((rank + 1, rank + 1))
-        matrix[axis, rank] = 1
-        out.append(matrix)
-    planes = itertools.combinations(range(rank), 2) if model == "rigid" else ()
-    for a, b in planes:
-        matrix = np.zeros((rank + 1, rank + 1))
-        matrix[b, a], matrix[a, b] = np.array([1, -1]) / math.hypot(radius[a], radius[b])
-        out.append(matrix)
-    for a, b in itertools.product(range(rank), repeat=2) if model == "affine" else ():
-        matrix = np.zeros((rank + 1, rank + 1))
-        matrix[a, b] = 1 / radius[b]
-        out.append(matrix)
-    return np.array(out)
-
-
-@dataclass
-class _Normal:
-    """The normal equations of pairs at some transforms, and what else is summed on the way; on the host."""
-
-    hessian: np.ndarray
-    slope: np.ndarray
-    cost: np.ndarray
-    weight: np.ndarray
-    variance: np.ndarray
-    moments: np.ndarray
-    residuals: np.ndarray
-
-
-def _refine_on(level: _Level, pairs: _Pairs, method: Refinement) -> None:
+def _refine_on(level: Level, pairs: PairState, method: Refinement) -> None:
     """Refine all pairs on one level."""
     rank = len(level.shape)
     centre = np.eye(rank + 1)
@@ -300,7 +174,7 @@ def _refine_on(level: _Level, pairs: _Pairs, method: Refinement) -> None:
     radius = np.maximum(level.centre, level.spacing)
     unit = float(level.spacing.min())
     basis = generators(method.model, rank, radius) * unit
-    system = _System(level, centre @ basis @ back)
+    system = System(level, centre @ basis @ back)
     every = np.arange(len(pairs.matrices))
     valid = np.maximum(system.voxels, 1)
     if method.robust:
@@ -316,19 +190,17 @@ def _refine_on(level: _Level, pairs: _Pairs, method: Refinement) -> None:
         if not now.size:
             break
         steps = _solve(state.hessian[now], state.slope[now], damping[now])
-        trial = _Pairs(pairs.matrices.copy())
-        trial.scales, trial.gains, trial.offsets = pairs.scales, pairs.gains.copy(), pairs.offsets.copy()
+        trial = pairs.stepped()
         count = len(basis)
         # Cayley's transform: the inverse of the step, which stays a rotation where the basis has rotations.
         half = np.einsum("np,pij->nij", steps[:, :count], basis) / 2
         moved = np.linalg.solve(np.eye(rank + 1) + half, np.eye(rank + 1) - half)
         trial.matrices[now] = pairs.matrices[now] @ centre @ moved @ back
-        trial.gains[now] += steps[:, count]
-        trial.offsets[now] += steps[:, count + 1]
+        trial.weights[now] += steps[:, count:]
         found = system.normal(trial, now)
         better = (found.cost <= state.cost[now]) & (found.weight > method.min_overlap * valid[now])
         taken = now[better]
-        for name in ("matrices", "gains", "offsets"):
+        for name in ("matrices", "weights"):
             getattr(pairs, name)[taken] = getattr(trial, name)[taken]
         for name in ("hessian", "slope", "cost", "weight"):
             getattr(state, name)[taken] = getattr(found, name)[better]
@@ -358,97 +230,7 @@ def _spread(residuals: np.ndarray) -> np.ndarray:
     return spread
 
 
-class _System:
-    """Builds the normal equations of a level."""
-
-    def __init__(self, level: _Level, directions: np.ndarray) -> None:
-        self.level, self.directions = level, directions
-        self.xp = array_module(level.fixed)
-        axes = tuple(range(1, level.fixed.ndim))
-        self.voxels = to_host(level.fixed_mask.sum(axis=axes, dtype=np.float64))
-
-    def normal(self, pairs: _Pairs, chosen: np.ndarray) -> _Normal:
-        """Compare the images of some pairs: at the transforms, gains, offsets and scales of `pairs`."""
-        xp, level, count = self.xp, self.level, len(self.directions)
-        maps = level.voxel_maps(pairs.matrices[chosen])
-        columns = count + 2
-        sums = xp.zeros((len(chosen), columns + 1, columns + 1), np.float64)
-        moments = xp.zeros((len(chosen), 3, 3), np.float64)
-        costs = xp.zeros((3, len(chosen)), np.float64)
-        residuals, picked = [], xp.asarray(chosen)
-        of_pair = [
-            xp.asarray(values[chosen], np.float32).reshape((-1, *[1] * len(level.shape)))
-            for values in (pairs.gains, pairs.offsets, 1 / pairs.scales)
-        ]
-        every = max(1, int(math.prod(level.shape) // _SAMPLES))
-        for rows in self._strips(len(chosen), columns):
-            fixed, mask = level.fixed[picked, rows], level.fixed_mask[picked, rows]
-            moving = level.moving.sample(maps, chosen, rows)
-            mask = mask * (level.moving_mask.sample(maps, chosen, rows) > np.float32(0.99))
-            residual = fixed - of_pair[0] * moving - of_pair[1]
-            scaled = residual * of_pair[2] / np.float32(_CAUCHY)
-            robust = 1 / (1 + scaled * scaled)
-            weight = mask * robust
-            sums += _products([*self._columns(picked, rows), -moving, -xp.ones_like(fixed), residual], weight)
-            moments += _products([fixed, moving, xp.ones_like(fixed)], mask)
-            axes = tuple(range(1, mask.ndim))
-            # Cauchy's, which is half the square for small residuals; with an infinite scale the square itself.
-            infinite = of_pair[2] == 0
-            loss = xp.where(infinite, residual * residual, xp.log1p(scaled * scaled))
-            costs[0] += (loss * mask).sum(axis=axes, dtype=np.float64)
-            costs[1] += mask.sum(axis=axes, dtype=np.float64)
-            costs[2] += weight.sum(axis=axes, dtype=np.float64)
-            residuals.append(xp.where(mask > 0, residual, np.float32(np.nan)).reshape(len(chosen), -1)[:, ::every])
-        sums, (cost, weight, robust) = to_host(sums), to_host(costs)
-        return _Normal(
-            sums[:, :columns, :columns], -sums[:, :columns, columns], cost / np.maximum(weight, 1), weight,
-            sums[:, columns, columns] / np.maximum(robust, 1), to_host(moments),
-            to_host(xp.concatenate(residuals, axis=1)),
-        )  # fmt: skip
-
-    def _strips(self, pairs: int, columns: int) -> Iterator[slice]:
-        """Cut the first axis, so that what is computed of a strip fits its memory."""
-        first, *others = self.level.shape
-        nbytes = pairs * math.prod(others) * (8 * len(self.level.shape) + 8 * columns + 40)
-        limit = HOST_SCRATCH_BYTES if self.xp is np else SCRATCH_BYTES
-        step = max(1, limit // nbytes)
-        return (slice(begin, min(begin + step, first)) for begin in range(0, first, step))
-
-    def _columns(self, picked: Any, rows: slice) -> Iterator[Any]:
-        """Yield the change of the fixed images by each direction: their gradients times how far it moves."""
-        xp, level = self.xp, self.level
-        gradients = [gradient[picked, rows] for gradient in level.gradients]
-        lines = []
-        for axis, (n, step) in enumerate(zip(level.shape, level.spacing, strict=True)):
-            line = np.arange(n)[rows] if axis == 0 else np.arange(n)
-            along = [-1 if k == axis else 1 for k in range(len(level.shape))]
-            lines.append(xp.asarray((line * step).astype(np.float32).reshape(along)))
-        for matrix in self.directions:
-            total: Any = 0
-            for axis, gradient in enumerate(gradients):
-                row = matrix[axis]
-                if not row.any():
-                    continue
-                moved: Any = np.float32(row[-1])
-                for weight, line in zip(row[:-1], lines, strict=True):
-                    if weight:
-                        moved = moved + np.float32(weight) * line
-                total = total + gradient * moved
-            yield total
-
-
-def _products(columns: Sequence[Any], weight: Any) -> Any:
-    """Sum the weighted products of each two columns, (N, rows, ...): (N, columns, columns).
-
-    Sums of one row are float32, so that rounding errors do not grow with the image, and rows are a batch.
-    """
-    xp = array_module(weight)
-    flat = xp.stack([column.reshape(*column.shape[:2], -1) for column in columns], axis=2)
-    weighted = flat * weight.reshape(*weight.shape[:2], 1, -1)
-    return xp.matmul(weighted, flat.transpose(0, 1, 3, 2)).sum(axis=1, dtype=np.float64)
-
-
-def _result(level: _Level, pairs: _Pairs, method: Refinement) -> PairTransforms:
+def _result(level: Level, pairs: PairState, method: Refinement) -> PairTransforms:
     """Summarize pairs, by a last look at the finest level."""
     rank = len(level.shape)
     corners = np.array(
@@ -459,7 +241,7 @@ def _result(level: _Level, pairs: _Pairs, method: Refinement) -> PairTransforms:
     unit = float(level.spacing.min())
     basis = centre @ (generators(method.model, rank, np.maximum(level.centre, level.spacing)) * unit)
     basis = basis @ np.linalg.inv(centre)
-    system = _System(level, basis)
+    system = System(level, basis)
     normal = system.normal(pairs, np.arange(len(pairs.matrices)))
     moved = np.einsum("pij,cj->pci", basis[:, :-1], np.c_[corners, np.ones(len(corners))])
     form = np.einsum("pci,qci->pq", moved, moved) / len(corners)

@@ -1,13 +1,23 @@
 """If this fails, attenuation coefficients are wrong, or intensities are compensated by too much or too little."""
 
 import math
+from dataclasses import astuple
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from linumpy.correction.attenuation import Beam, attenuation, compensate, estimate_beam
+from linumpy.correction.attenuation import (
+    Beam,
+    DeepLight,
+    attenuation,
+    compensate,
+    estimate_background,
+    estimate_beam,
+    estimate_deep_light,
+    estimate_end,
+)
 from linumpy.testing import brain
 
 FAULTS = brain.Faults(attenuation_per_mm=4.0, focus_um=150.0, rayleigh_um=250.0, falloff_per_mm=0.5)
@@ -75,6 +85,63 @@ def test_a_profile_without_a_beam_or_without_light():
         assert estimate_beam(profile, 10.0).beam == Beam()
 
 
+def test_light_from_below_is_told_by_all_lines():
+    """A plane far below is like the truth; by the last planes of each line it has their structure and their speckle."""
+    faults = brain.Faults(attenuation_per_mm=2.0, looks=8)
+    spec = brain.BrainSpec(slices=1, tiles=(1, 1), tile_shape=(48, 64, 64), radius=math.inf, faults=faults)
+    volume, truth = brain.tile(spec, 0, 0, 0), brain.reference(spec, (0, 0, 0), (48, 64, 64))
+    lit = truth_below(spec)
+    end = 2.0 * float(truth[-4:].mean()) / spec.peak
+    deep = estimate_deep_light(volume, 10.0, end_per_mm=end)
+    assert 0.5 < deep.slope <= 1
+    assert 0.8 < np.mean(deep.below(volume.sum(axis=0))) / np.mean(lit) < 1.25
+    alike = [
+        np.corrcoef(compensate(volume, 10.0, **how)[38:44].mean(axis=0).ravel(), truth[38:44].mean(axis=0).ravel())[
+            0, 1
+        ]
+        for how in ({"end_per_mm": end}, {"deep": deep})
+    ]
+    assert alike[1] > alike[0] + 0.02, alike
+    # Lines that are alike tell nothing of each other; water and what is not whole is left out.
+    line = np.exp(-0.04 * np.arange(48, dtype="f4"))[:, None]
+    even = estimate_deep_light(np.concatenate([np.repeat(line, 9, axis=1), line * [0.1]], axis=1), 10.0, end_per_mm=2.0)
+    assert even.slope == 0
+    assert math.isclose(even.level, line[-1, 0] / math.expm1(0.04), rel_tol=1e-3)
+    assert estimate_deep_light(np.zeros((9, 4)), 10.0, end_per_mm=2.0) == DeepLight(0.0)
+
+
+def test_the_attenuation_below_the_range_makes_all_depths_alike():
+    rng = np.random.default_rng(2)
+    optical = 0.02 * rng.gamma(4.0, 0.5, (60, 4000))  # 2 µ Δ, of a mean of 2 /mm at 10 µm
+    reaching = np.exp(-(np.cumsum(optical, axis=0) - optical))
+    light = reaching * -np.expm1(-optical) * BEAM.factor(60, 10.0)[:, None]
+    volume = np.concatenate([np.full((9, 4000), 1e-4), light]).astype("f4")
+    beam = Beam(BEAM.focus_um + 90, BEAM.rayleigh_um, 0.0)
+    found = estimate_end(volume[:, :2000] * np.float32(1e4), 10.0, beam)
+    even = compensate(volume, 10.0, beam, deep=estimate_deep_light(volume, 10.0, beam, end_per_mm=found))
+    assert abs(even[55:65].mean() / even[15:25].mean() - 1) < 0.1
+    assert estimate_end(volume[:5], 10.0) == estimate_end(np.zeros((20, 3)), 10.0) == 0
+
+
+def truth_below(spec):
+    """Return the light that reaches the end of the range of each line, of that at which it is backscattered."""
+    scale = 2e-3 * spec.faults.attenuation_per_mm * spec.spacing_um[0] / spec.peak
+    reached = np.exp(-scale * brain.reference(spec, (0, 0, 0), spec.tile_shape).sum(axis=0))
+    return reached / scale
+
+
+@pytest.mark.parametrize("dark", [0.0, 40.0, 120.0])
+def test_the_background_is_told_by_speckle(dark):
+    faults = brain.Faults(attenuation_per_mm=4.0, looks=8)
+    spec = brain.BrainSpec(slices=1, tiles=(1, 1), tile_shape=(60, 64, 64), radius=math.inf, faults=faults)
+    volume = brain.tile(spec, 0, 0, 0) + np.float32(dark)
+    assert abs(estimate_background(volume) - dark) < 15
+    volume[:, 5:9, 7], volume[:, 30] = np.nan, 0
+    assert abs(estimate_background(volume) - dark) < 15
+    for nothing in (volume[:4], np.zeros((40, 8)), np.full((40, 8), 7, "u2"), volume[..., :1]):
+        assert estimate_background(nothing) == 0
+
+
 def test_dark_and_unknown_voxels():
     volume = np.array([[4.0, 0.0, np.nan], [2.0, 0.0, 1.0], [np.inf, 0.0, -3.0], [1.0, 0.0, 0.5]], "f4")
     found, even = attenuation(volume, 10.0), compensate(volume, 10.0, max_gain=3.0)
@@ -111,3 +178,10 @@ def test_on_a_device(cupy):
         host, device = (function(xp.asarray(volume), 10.0, BEAM, end_per_mm=3.0) for xp in (np, cupy))
         assert isinstance(device, cupy.ndarray)
         assert np.allclose(device.get(), host, rtol=1e-4, atol=1e-4, equal_nan=True)
+    host, device = (estimate_end(xp.asarray(volume), 10.0, BEAM) for xp in (np, cupy))
+    assert math.isclose(host, device, rel_tol=0.01)
+    host, device = (estimate_deep_light(xp.asarray(volume), 10.0, BEAM, end_per_mm=3.0) for xp in (np, cupy))
+    assert np.allclose(astuple(host), astuple(device), rtol=1e-4)
+    assert math.isclose(estimate_background(volume), estimate_background(cupy.asarray(volume)), rel_tol=1e-3, abs_tol=1)
+    by_all = (compensate(xp.asarray(volume), 10.0, BEAM, deep=host) for xp in (np, cupy))
+    assert np.allclose(next(by_all), next(by_all).get(), rtol=1e-4, atol=1e-4, equal_nan=True)

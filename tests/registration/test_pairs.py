@@ -115,6 +115,24 @@ def test_masks_and_outliers():
     assert errors(plain.matrices, truth, shape, spacing)[0].mean() > apart.mean()
 
 
+def test_shadows_do_not_move_a_match():
+    """A fixed image with what lies above it, faint and elsewhere: alone it moves the match, as shadows it does not."""
+    shape, spacing = (150, 130), (10.0, 10.0)
+    fixed, moving, truth = pairs(shape, spacing, 3, 0.3)
+    above = ndimage.shift(ndimage.gaussian_filter(fixed, (0, 1, 1)), (0, 3, -2), mode="nearest")
+    above[0] = 0  # of the first pair nothing is known
+    fixed = fixed - 0.4 * above
+    above[1, 20:40, 30:50] = np.nan
+    bare, told = (register_pairs(fixed, moving, shadows=one, spacing=spacing) for one in (None, above))
+    apart, angles = errors(told.matrices, truth, shape, spacing)
+    assert apart.max() < VOXELS
+    assert angles.max() < DEGREES
+    assert errors(bare.matrices, truth, shape, spacing)[0][1:].min() > 3 * apart.max()
+    np.testing.assert_allclose(told.matrices[0], bare.matrices[0], atol=1e-3)
+    with pytest.raises(ValueError, match="shadows of shape"):
+        register_pairs(fixed, moving, shadows=above[:, 1:])
+
+
 def test_correlations_are_those_of_a_slow_sum():
     """All shifts of small masked images, against a loop over them."""
     rng = np.random.default_rng(3)

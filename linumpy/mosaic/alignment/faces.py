@@ -245,3 +245,8 @@ def planes_of(
             few = min(least, depths[fixed] - rim, depths[moving] - rim)
             out.append((Face(fixed, depths[fixed] - few, depths[fixed]), Face(moving, rim, rim + few)))
     return out
+
+
+def shading_of(face: Face, rim: int) -> Face | None:
+    """Return the planes from the cut surface, but for its rim, to a face: the tissue whose shadows lie on it."""
+    return Face(face.number, rim, face.start) if face.start > rim else None

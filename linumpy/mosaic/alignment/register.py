@@ -1,9 +1,10 @@
 """Register the slices of a stack against each other, and solve for the transforms of all of them.
 
 In: a folder of OME-Zarr slices (Z, Y, X), numbered from the top down. Out: :class:`SliceTransforms`. Each slice is
-compared with the next ones by projections of the planes that both show; all pairs are registered in one batch; and one
-least squares over all pairs places the slices (:mod:`linumpy.registration.chain`). Along Z slices lie where the
-slicing interval says, counted from their cut surfaces, which may be tilted.
+compared with the next ones by projections of the planes that both show, less the shadows of the tissue above them; all
+pairs are registered in one batch; and one least squares over all pairs places the slices
+(:mod:`linumpy.registration.chain`). Along Z slices lie where the slicing interval says, counted from their cut
+surfaces, which may be tilted.
 """
 
 from __future__ import annotations
@@ -21,11 +22,10 @@ import numpy as np
 from linumpy.errors import SourceError
 from linumpy.io.output.checks import check_apart
 from linumpy.io.output.files import check_file
-from linumpy.mosaic.alignment.faces import CutSurface, find_surfaces, planes_of, read_faces, stacked
+from linumpy.mosaic.alignment.faces import CutSurface, find_surfaces, planes_of, read_faces, shading_of, stacked
 from linumpy.mosaic.alignment.transforms import Matrix, PairResult, SliceTransform, SliceTransforms
 from linumpy.mosaic.io.image import MosaicImage
-from linumpy.mosaic.io.slice_table import chain_shifts, find_slices, read_shifts
-from linumpy.mosaic.slices import open_slices
+from linumpy.mosaic.io.slice_table import chain_shifts, find_slices, open_slices, read_shifts
 from linumpy.mosaic.surface import SurfaceMethod
 from linumpy.registration.chain import ChainSolution, PairLink, solve_chain
 from linumpy.registration.pairs import PairSearch, register_pairs
@@ -168,15 +168,22 @@ def register_slices(
             pairs, numbers, depths, interval, least, rim, max(least, round(_FACE_UM / images[0].spacing[0]))
         )
         offsets, shape, factor = _canvas(images, moves, len(pairs))
-        faces = read_faces(images, surfaces, list(dict.fromkeys(itertools.chain(*planes))), factor, work)
+        shading = [shading_of(fixed, rim) for fixed, _ in planes]
+        needed = [face for face in itertools.chain(*planes, shading) if face is not None]
+        faces = read_faces(images, surfaces, list(dict.fromkeys(needed)), factor, work)
         xp = work.xp
     # µm between the planes of a pair; a fraction of a plane is none.
     apart = [a.start - b.start - interval * (numbers[b.number] - numbers[a.number]) for a, b in planes]
     gaps = [abs(gap) * images[0].spacing[0] if abs(gap) > 0.5 else 0.0 for gap in apart]
     step = tuple(s * factor for s in images[0].spacing[1:])
     sides = [stacked([faces[p[k]] for p in planes], [offsets[p[k].number] for p in planes], shape, xp) for k in (0, 1)]
+    nothing = np.zeros(shape, np.float32)
+    shadows = stacked(
+        [nothing if face is None else faces[face] for face in shading],
+        [(0, 0) if face is None else offsets[face.number] for face in shading], shape, xp,
+    )  # fmt: skip
     registered = register_pairs(
-        *sides, spacing=step, method=Refinement(model=alignment.model),
+        *sides, shadows=shadows, spacing=step, method=Refinement(model=alignment.model),
         search=PairSearch(max_angle=alignment.max_angle, max_shift=alignment.max_shift),
     )  # fmt: skip
     links = _links(pairs, registered, offsets, step, factor, gaps, alignment)

@@ -1,7 +1,7 @@
 """The slices in a folder, and their lateral shifts as measured by the motor.
 
-In: a folder of slices numbered from the top down, and a CSV table of shifts. Out: their paths by number; a
-:class:`Shift` for each pair of neighbours. Errors name the file and the line.
+In: a folder of slices numbered from the top down, and a CSV table of shifts. Out: their paths or opened images by
+number; a :class:`Shift` for each pair of neighbours. Errors name the file and the line.
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from linumpy.errors import SourceError
+import numpy as np
+
+from linumpy.errors import MetadataError, SourceError
+from linumpy.mosaic.io.image import MosaicImage, open_mosaic
 
 #: Columns of a table of shifts. Those in mm are used: a shift in voxels holds for one resolution only.
 SHIFT_COLUMNS = ("fixed_id", "moving_id", "x_shift", "y_shift", "x_shift_mm", "y_shift_mm")
@@ -136,3 +139,44 @@ def chain_shifts(numbers: tuple[int, ...], shifts: Sequence[Shift], where: str) 
                 f"{', '.join(map(str, numbers))}"
             )
     return [table[pair] for pair in pairs]
+
+
+def open_slices(
+    folder: str | Path,
+    *,
+    channel: int | None = None,
+    time: int | None = None,
+    spacing: Sequence[float] | None = None,
+) -> dict[int, MosaicImage]:
+    """Open the slices of a folder, which must have one dtype and spacing.
+
+    Parameters are those of :func:`linumpy.mosaic.slices.stack_mosaics`.
+
+    Raises
+    ------
+    FileNotFoundError, SourceError, MetadataError
+        As :func:`find_slices` and :func:`linumpy.mosaic.io.image.open_mosaic`; fewer than two slices, axes that are
+        not z, y, x, slices of different dtype or spacing.
+    ValueError
+        Slices of several times or channels, of which none is selected.
+    """
+    slices = {
+        number: open_mosaic(path, channel=channel, time=time, spacing=spacing)
+        for number, path in find_slices(folder).items()
+    }
+    first = next(iter(slices.values()))
+    if len(slices) < 2:
+        raise SourceError(f"{first.name} is the only slice in {folder}: a stack needs two")
+    for image in slices.values():
+        image.only("a stack takes one volume of each slice")
+        if image.axes != "zyx":
+            raise MetadataError(f"{image.name}: axes {', '.join(image.axes)}; slices are stacked with axes z, y, x")
+        if image.array.dtype != first.array.dtype:
+            raise SourceError(
+                f"{image.name} is {image.array.dtype}, {first.name} is {first.array.dtype}: one is needed"
+            )
+        if not np.allclose(image.spacing, first.spacing, rtol=1e-4, atol=0):
+            raise SourceError(
+                f"{image.name} has a spacing of {image.spacing} µm, {first.name} of {first.spacing} µm: resample them"
+            )
+    return slices

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import zarr
 
-from linumpy.correction.attenuation import Beam, attenuation, compensate
+from linumpy.correction.attenuation import Beam, attenuation, compensate, estimate_deep_light
 from linumpy.correction.illumination import estimate_illumination
 from linumpy.errors import MetadataError
 from linumpy.io.ome import open_image, read_omezarr
@@ -57,15 +57,20 @@ def test_illumination(tmp_path, grid, axes, tile_bytes):
 
 def test_attenuation_and_its_estimates(tmp_path, grid):
     source = write(tmp_path / "m.zarr", grid)
-    known = AttenuationMethod(focus_um=40.0, rayleigh_um=150.0, end_per_mm=3.0)
-    compensate_attenuation(source, tmp_path / "a.zarr", known, tile_bytes=1)
-    expected = compensate(grid, 10.0, Beam(40.0, 150.0), end_per_mm=3.0)
+    known = AttenuationMethod(focus_um=40.0, rayleigh_um=150.0, end_per_mm=3.0, background=2.0)
+    used = compensate_attenuation(source, tmp_path / "a.zarr", known, tile_bytes=1)
+    expected = compensate(grid, 10.0, Beam(40.0, 150.0), deep=used.deep, background=2.0)
+    whole = estimate_deep_light(grid, 10.0, Beam(40.0, 150.0), end_per_mm=3.0, background=2.0)
+    total = np.array([50e3, 70e3])
+    assert np.allclose(used.deep.below(total), whole.below(total), rtol=0.15)  # of some columns
     assert np.array_equal(voxels(tmp_path / "a.zarr"), as_dtype(expected, np.dtype("u2")))
     used = compensate_attenuation(source, tmp_path / "mu.zarr", coefficients=True)
     mu = voxels(tmp_path / "mu.zarr")
     assert mu.dtype == np.float32
     assert 0 < used.end_per_mm < 20
-    assert np.allclose(mu, attenuation(grid, 10.0, used.beam, end_per_mm=used.end_per_mm), rtol=1e-4)
+    assert np.allclose(
+        mu, attenuation(grid, 10.0, used.beam, deep=used.deep, background=used.background), rtol=1e-4, atol=1e-4
+    )
 
 
 @pytest.mark.parametrize("per", ["plane", "slice"])

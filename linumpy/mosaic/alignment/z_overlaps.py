@@ -1,0 +1,169 @@
+"""Search how many planes neighbouring slices share along Z, in a central window of the area that both cover.
+
+In: slices and the motor's shifts. Out: for each pair an overlap in planes and its correlation, which
+:mod:`linumpy.mosaic.slices` holds against those of the other pairs. Lateral registration is in ``register``.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from linumpy.arrays import Array
+from linumpy.device import array_module
+from linumpy.errors import SourceError
+from linumpy.mosaic.io.image import MosaicImage
+from linumpy.mosaic.io.slice_table import Shift
+from linumpy.mosaic.io.tiles import Box, read_box
+from linumpy.mosaic.stacking import best_overlap, candidate_overlaps
+from linumpy.resample.tile_work import TileWork
+
+#: Bytes of the correlated voxels of each slice at most.
+SEARCH_BYTES = 128 * 2**20
+
+
+@dataclass(frozen=True)
+class ZSearch:
+    """Parameters of the search for overlaps along Z.
+
+    Attributes
+    ----------
+    slicing_interval_mm : float
+        Thickness that is cut off between slices.
+    search_range_mm : float
+        Largest distance of an overlap from the expected one, to each side.
+    min_correlation, max_deviation : float
+        As for :func:`linumpy.mosaic.stacking.enforce_z_consistency`.
+
+    Raises
+    ------
+    ValueError
+        A correlation outside -1 to 1, a deviation below 0.
+    """
+
+    slicing_interval_mm: float
+    search_range_mm: float
+    min_correlation: float = 0.2
+    max_deviation: float = 3.0
+
+    def __post_init__(self) -> None:
+        if not -1 <= self.min_correlation <= 1:
+            raise ValueError(f"min_correlation={self.min_correlation}: correlations are from -1 to 1")
+        if not self.max_deviation >= 0:
+            raise ValueError(f"max_deviation={self.max_deviation}: pass a number from 0 on")
+
+
+def search_overlaps(
+    images: tuple[MosaicImage, ...], moves: Sequence[Shift], search: ZSearch, work: TileWork
+) -> list[tuple[int, float, float]]:
+    """Search the overlap of each pair of neighbours, where `work` says.
+
+    Parameters
+    ----------
+    images : tuple of MosaicImage
+        The slices from the top down, with axes z, y, x.
+    moves : sequence of Shift
+        The motor's shift of each slice to the one above.
+    search : ZSearch
+        Parameters of the search.
+    work : TileWork
+        Reads and correlates, here or on workers.
+
+    Returns
+    -------
+    list of (int, float, float)
+        For each pair the planes shared where the correlation is greatest, this correlation, and the planes expected.
+
+    Raises
+    ------
+    SourceError
+        Two neighbours share no area.
+    ValueError
+        No overlap in range.
+    """
+    use_gpu = work.use_gpu
+    pairs = [_pair(*pair, move, search) for pair, move in zip(itertools.pairwise(images), moves, strict=True)]
+    overlaps: dict[int, tuple[int, float, float]] = {}
+
+    def correlate(number: int, windows: tuple[Array, Array]) -> tuple[int, float, float]:
+        pair = pairs[number]
+        voxels_measured = (pair.fixed.measured(pair.fixed_box), pair.moving.measured(pair.moving_box))
+        masks = [None if voxels is None else voxels.mask(array_module(windows[0])) for voxels in voxels_measured]
+        return (*best_overlap(*windows, pair.overlaps, pair.expected, (masks[0], masks[1])), pair.expected)
+
+    def read(number: int) -> tuple[Array, Array]:
+        pair = pairs[number]
+        above = read_box(pair.fixed.array, pair.fixed_box, use_gpu)
+        return above, read_box(pair.moving.array, pair.moving_box, use_gpu)
+
+    work(range(len(pairs)), read, correlate, overlaps.__setitem__)
+    return [overlaps[number] for number in range(len(pairs))]
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """Two neighbouring slices, and the correlated box of each."""
+
+    fixed: MosaicImage
+    moving: MosaicImage
+    fixed_box: Box
+    moving_box: Box
+    overlaps: tuple[int, ...]
+    expected: float
+
+
+def _pair(fixed: MosaicImage, moving: MosaicImage, move: Shift, search: ZSearch) -> _Pair:
+    """Choose the boxes of a pair that are correlated."""
+    above, below = fixed.array.shape[0], moving.array.shape[0]
+    overlaps, expected = candidate_overlaps(
+        above, below, search.slicing_interval_mm, search.search_range_mm, fixed.spacing[0]
+    )
+    dy, dx = (math.floor(v + 0.5) for v in shift_in_voxels(fixed, move))
+    most = max(1, SEARCH_BYTES // (overlaps[-1] * fixed.array.dtype.itemsize))
+    fixed_window, moving_window = search_window(fixed.array.shape[1:], moving.array.shape[1:], (dy, dx), most)  # type: ignore[arg-type]
+    if any(extent.start >= extent.stop for extent in fixed_window):
+        raise SourceError(
+            f"slices {move.fixed_id} and {move.moving_id} share no area: shifted by {move.y_mm} and {move.x_mm} mm"
+        )
+    last, first = slice(above - overlaps[-1], above), slice(0, overlaps[-1])
+    return _Pair(fixed, moving, (last, *fixed_window), (first, *moving_window), tuple(overlaps), expected)
+
+
+def search_window(
+    fixed: tuple[int, int], moving: tuple[int, int], step: tuple[int, int], most: int
+) -> tuple[tuple[slice, slice], tuple[slice, slice]]:
+    """Choose the window that is correlated: the central half of the shared area, or less, of at most `most` voxels.
+
+    Parameters
+    ----------
+    fixed, moving : (int, int)
+        Voxels of the slices along Y and X.
+    step : (int, int)
+        Voxel p of the moving slice is at p + step of the fixed one.
+    most : int
+        Voxels of a plane.
+
+    Returns
+    -------
+    fixed, moving : tuple of slice
+        The window in each slice; empty if they share no area.
+    """
+    begin = [max(0, s) for s in step]
+    size = [max(0, min(f, m + s) - b) for f, m, s, b in zip(fixed, moving, step, begin, strict=True)]
+    half = [(n + 1) // 2 for n in size]
+    if half[0] * half[1] > most:
+        short = min(*half, math.isqrt(most))
+        half = [min(n, most // short if n == max(half) else short) for n in half]
+        half = half if half[0] * half[1] <= most else [short, short]
+    windows = []
+    for shift in ((0, 0), step):
+        low = [b + (n - h) // 2 - s for b, n, h, s in zip(begin, size, half, shift, strict=True)]
+        windows.append((slice(low[0], low[0] + half[0]), slice(low[1], low[1] + half[1])))
+    return windows[0], windows[1]
+
+
+def shift_in_voxels(image: MosaicImage, move: Shift) -> tuple[float, float]:
+    """Return a shift in voxels along Y and X."""
+    return move.y_mm * 1e3 / image.spacing[1], move.x_mm * 1e3 / image.spacing[2]

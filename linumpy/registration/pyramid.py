@@ -1,0 +1,150 @@
+"""Pairs of images at several resolutions, for :mod:`linumpy.registration.refine`.
+
+In: images (N, [Z,] Y, X) with masks. Out: levels, the finest first: smoothed images, gradients of the fixed ones (those
+of the cubic spline through them), and moving ones to sample.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from linumpy.device import array_module, is_device_array
+from linumpy.gpu.ndimage.transform import spline_filter1d
+from linumpy.registration.stacked import StackedImages
+
+#: Size of the coarsest level, at least.
+_COARSEST = 24
+
+
+@dataclass(frozen=True)
+class PyramidSettings:
+    """How levels are made: their number at most, the smoothing in voxels, and the spline on the finest one."""
+
+    levels: int | None
+    smoothing: float
+    order: int
+
+
+@dataclass(frozen=True)
+class Level:
+    """Both images at one resolution: smoothed, with masks and gradients.
+
+    Attributes
+    ----------
+    fixed, fixed_mask : array of float32, (N, [Z,] Y, X)
+        The fixed images, and 1 where they are valid.
+    shadows : array of float32, optional
+        What shows in the fixed images besides, in their shape.
+    gradients : tuple of array
+        Of the fixed images, along each axis, for each µm.
+    moving, moving_mask : StackedImages
+        The moving images, and 1 where they are valid.
+    spacing : numpy.ndarray
+        In µm.
+    smoothing : float
+        Standard deviation of the Gaussian, in voxels.
+    """
+
+    fixed: Any
+    fixed_mask: Any
+    shadows: Any
+    gradients: tuple[Any, ...]
+    moving: StackedImages
+    moving_mask: StackedImages
+    spacing: np.ndarray
+    smoothing: float
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Voxels of an image along its axes of space."""
+        return tuple(self.fixed.shape[1:])
+
+    @property
+    def centre(self) -> np.ndarray:
+        """Centre in µm: rotations are about it, so that they are independent of translations."""
+        return (np.array(self.shape) - 1) / 2 * self.spacing
+
+    def voxel_maps(self, matrices: np.ndarray) -> np.ndarray:
+        """Return transforms in µm as maps of voxels, (N, rank, rank + 1)."""
+        maps = matrices[:, :-1] / self.spacing[:, None]
+        maps[:, :, :-1] *= self.spacing
+        return maps
+
+
+def pyramid(
+    fixed: tuple[Any, Any], moving: tuple[Any, Any], shadows: Any, spacing: np.ndarray, settings: PyramidSettings
+) -> Iterator[Level]:
+    """Yield the levels, the finest first.
+
+    Parameters
+    ----------
+    fixed, moving : (array, array)
+        Images and their masks, as float32.
+    shadows : array, optional
+        What shows in the fixed images besides, valid where they are.
+    spacing : numpy.ndarray
+        Of the images, in µm.
+    settings : PyramidSettings
+        How many levels, and of what.
+    """
+    sides = [
+        (image * mask, mask) for image, mask in (fixed, moving, *([] if shadows is None else [(shadows, fixed[1])]))
+    ]
+    steps = np.ones(len(spacing), int)
+    for number in itertools.count():
+        smoothed = [_normalized(*side, settings.smoothing) for side in sides]
+        gradients = tuple(
+            _derivative(smoothed[0][0], axis) / np.float32(step) for axis, step in enumerate(spacing * steps)
+        )
+        order = settings.order if number == 0 else 1
+        yield Level(
+            *smoothed[0], None if shadows is None else smoothed[2][0], gradients,
+            StackedImages(smoothed[1][0], order), StackedImages(smoothed[1][1], 1, "zero"), spacing * steps,
+            settings.smoothing,
+        )  # fmt: skip
+        size = sides[0][0].shape[1:]
+        finest = (spacing * steps).min()
+        # Axes of coarser voxels wait for the others.
+        halved = [n >= 2 * _COARSEST and s < 1.5 * finest for n, s in zip(size, spacing * steps, strict=True)]
+        if not any(halved) or number + 1 == settings.levels:
+            return
+        cut = (slice(None), *(slice(None, None, 2 if half else 1) for half in halved))
+        sigmas = [1.0 if half else 0.0 for half in halved]
+        sides = [tuple(_gaussian(part, sigmas)[cut] for part in side) for side in sides]  # type: ignore[misc]
+        steps = steps * np.where(halved, 2, 1)
+
+
+def _normalized(weighted: Any, mask: Any, sigma: float) -> tuple[Any, Any]:
+    """Smooth an image that is 0 outside of its mask by the voxels in it; the new mask leaves out the fringe."""
+    xp = array_module(weighted)
+    sigmas = [sigma] * (weighted.ndim - 1)
+    image, weight = _gaussian(weighted, sigmas), _gaussian(mask, sigmas)
+    return image / xp.maximum(weight, np.float32(1e-3)), (weight > 0.7 * mask.max()).astype(np.float32)
+
+
+def _gaussian(images: Any, sigmas: Sequence[float]) -> Any:
+    """Smooth images along their axes of space; they go on as they end."""
+    if is_device_array(images):
+        from cupyx.scipy import ndimage
+    else:
+        from scipy import ndimage
+    return ndimage.gaussian_filter(images, [0.0, *sigmas], mode="nearest")
+
+
+def _derivative(images: Any, axis: int) -> Any:
+    """Return the derivative of the cubic spline through images, at their voxels, a voxel as unit.
+
+    Along one axis it is half the difference of the neighbouring coefficients; across it the spline interpolates.
+    """
+    xp = array_module(images)
+    coefficients = spline_filter1d(images, 3, axis + 1, images.dtype, "mirror")
+    widths = [(1, 1) if k == axis + 1 else (0, 0) for k in range(images.ndim)]
+    padded = xp.pad(coefficients, widths, mode="reflect")
+    ends = [[slice(None)] * images.ndim for _ in range(2)]
+    ends[0][axis + 1], ends[1][axis + 1] = slice(2, None), slice(None, -2)
+    return (padded[tuple(ends[0])] - padded[tuple(ends[1])]) * np.float32(0.5)
