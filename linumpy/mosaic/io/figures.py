@@ -145,9 +145,9 @@ def draw_positions(
 
     size = corners.max(axis=(0, 1)) - corners.min(axis=(0, 1)) + tile_shape
     figure, (axes,) = new_figure(6.4, min(8.0, max(2.4, 5.2 * size[0] / size[1] + 0.8)))
-    for place in np.ndindex(*present.shape):
-        y, x = corners[place]
-        line = "-" if present[place] else ":"
+    for tile in np.ndindex(*present.shape):
+        y, x = corners[tile]
+        line = "-" if present[tile] else ":"
         axes.add_patch(Rectangle((x, y), tile_shape[1], tile_shape[0], fill=False, ec="#444444", ls=line, lw=0.8))
     colors = ScalarMappable(Normalize(0, 1), "viridis")
     for fixed, moving, confidence, rejected in pairs:
