@@ -397,8 +397,8 @@ def depth_profiles(volume: Array, background: float = 0.0) -> np.ndarray:
     smooth = lines.copy()  # of three planes, by which speckle moves a surface less
     smooth[1:-1] += lines[:-2] + lines[2:]
     smooth[1:-1] /= 3
-    order = xp.argsort(xp.argmax(smooth >= 0.5 * smooth.max(axis=0), axis=0))
-    groups = np.array_split(to_host(order), min(_GROUPS, len(order)))
+    surface = to_host(xp.argmax(smooth >= 0.5 * smooth.max(axis=0), axis=0))
+    groups = np.array_split(np.argsort(surface, kind="stable"), min(_GROUPS, len(surface)))
     sums = [[part[:, xp.asarray(g)].sum(axis=1, dtype=np.float64) for part in (lines, known)] for g in groups]
     total, count = (to_host(xp.stack(parts, axis=1)) for parts in zip(*sums, strict=True))
     return np.where(count > 0, total / np.maximum(count, 1), np.nan)

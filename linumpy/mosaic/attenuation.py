@@ -135,9 +135,12 @@ def compensate_attenuation(
             return attenuation(  # type: ignore[no-any-return]
                 voxels, step, used.beam, deep=used.deep, background=used.background
             )
-        return compensate(  # type: ignore[no-any-return]
+        clear = compensate(
             voxels, step, used.beam, deep=used.deep, background=used.background, max_gain=method.max_gain
         )
+        # 0 means not measured to the steps that follow: a voxel as dark as the background is not that.
+        xp, least = array_module(voxels), np.float32(1 if voxels.dtype.kind in "iu" else np.finfo(np.float32).tiny)
+        return xp.where(voxels > 0, xp.maximum(clear, least), clear)  # type: ignore[no-any-return]
 
     with tile_work(distributed, use_gpu=use_gpu) as work:
         write_corrected(

@@ -102,7 +102,7 @@ class System:
         """Compare the images of some pairs: at the transforms, weights and scales of `pairs`."""
         xp, level, count = self.xp, self.level, len(self.directions)
         maps = level.voxel_maps(pairs.matrices[chosen])
-        columns = count + pairs.weights.shape[1]
+        columns = count + (2 if level.shadows is None else 3)
         sums = xp.zeros((len(chosen), columns + 1, columns + 1), np.float64)
         moments = xp.zeros((len(chosen), 3, 3), np.float64)
         costs = xp.zeros((3, len(chosen)), np.float64)
@@ -117,7 +117,7 @@ class System:
             moving = level.moving.sample(maps, chosen, rows)
             mask = mask * (level.moving_mask.sample(maps, chosen, rows) > np.float32(0.99))
             parts = [moving, xp.ones_like(fixed), *([] if level.shadows is None else [level.shadows[picked, rows]])]
-            residual = fixed - sum(weight * part for weight, part in zip(weights, parts, strict=True))
+            residual = fixed - sum(weight * part for weight, part in zip(weights, parts, strict=False))
             scaled = residual * sharpness / np.float32(_CAUCHY)
             robust = 1 / (1 + scaled * scaled)
             weight = mask * robust

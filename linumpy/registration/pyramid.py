@@ -39,7 +39,8 @@ class Level:
     fixed, fixed_mask : array of float32, (N, [Z,] Y, X)
         The fixed images, and 1 where they are valid.
     shadows : array of float32, optional
-        What shows in the fixed images besides, in their shape.
+        What shows in the fixed images besides, in their shape; of the finest level only: far from the match they would
+        explain what a shift has to.
     gradients : tuple of array
         Of the fixed images, along each axis, for each µm.
     moving, moving_mask : StackedImages
@@ -103,7 +104,7 @@ def pyramid(
         )
         order = settings.order if number == 0 else 1
         yield Level(
-            *smoothed[0], None if shadows is None else smoothed[2][0], gradients,
+            *smoothed[0], smoothed[2][0] if shadows is not None and number == 0 else None, gradients,
             StackedImages(smoothed[1][0], order), StackedImages(smoothed[1][1], 1, "zero"), spacing * steps,
             settings.smoothing,
         )  # fmt: skip

@@ -196,7 +196,7 @@ def _refine_on(level: Level, pairs: PairState, method: Refinement) -> None:
         half = np.einsum("np,pij->nij", steps[:, :count], basis) / 2
         moved = np.linalg.solve(np.eye(rank + 1) + half, np.eye(rank + 1) - half)
         trial.matrices[now] = pairs.matrices[now] @ centre @ moved @ back
-        trial.weights[now] += steps[:, count:]
+        trial.weights[now, : steps.shape[1] - count] += steps[:, count:]
         found = system.normal(trial, now)
         better = (found.cost <= state.cost[now]) & (found.weight > method.min_overlap * valid[now])
         taken = now[better]
