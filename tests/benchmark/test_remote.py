@@ -11,8 +11,8 @@ import pytest
 
 from linumpy.benchmark.command import run
 from linumpy.benchmark.runner import Settings
+from linumpy.benchmark.shared.loopback import serve
 from linumpy.benchmark.suites import remote
-from linumpy.benchmark.suites.loopback import serve
 
 pytest.importorskip("obstore")
 

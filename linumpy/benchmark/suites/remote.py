@@ -19,9 +19,9 @@ import zarr
 
 from linumpy.benchmark.cases import CannotRunError, Case, Entry, Mark, Prepared, Suite, check_scale
 from linumpy.benchmark.data import check_free, work_folder
+from linumpy.benchmark.shared.loopback import serve
+from linumpy.benchmark.shared.stores import StoredArray, StoreSpec, difference, generate, host_zarr
 from linumpy.benchmark.suites import remote_shards
-from linumpy.benchmark.suites.loopback import serve
-from linumpy.benchmark.suites.stores import StoredArray, StoreSpec, difference, generate, host_zarr
 from linumpy.device import resolve, synchronize
 
 _DESCRIPTION = """Read arrays from an HTTP server on this machine's loopback, to its GPU and into host memory.

@@ -17,7 +17,7 @@ import numpy as np
 
 from linumpy.arrays import Array
 from linumpy.benchmark.cases import CannotRunError
-from linumpy.benchmark.suites.stores import StoredArray
+from linumpy.benchmark.shared.stores import StoredArray
 from linumpy.device import install_line, resolve, to_host
 from linumpy.gpu.kvikio_settings import transfer_settings
 
