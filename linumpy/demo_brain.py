@@ -68,10 +68,10 @@ class BrainDemoResult:
         slices = len(self.summary.slices)
         rows = [f"{'stage':<12}{'seconds':>9}{'s a slice':>11}  error against the truth"]
         for stage in self.summary.stages:
-            told = [
+            lines = [
                 f"{one.what}: {one.value:.3g} {one.unit}".rstrip() for one in self.errors if one.stage == stage.name
             ]
-            first, *rest = told or [""]
+            first, *rest = lines or [""]
             rows.append(
                 f"{stage.name:<12}{stage.wall_seconds:>9.2f}{stage.wall_seconds / slices:>11.3f}  {first}".rstrip()
             )

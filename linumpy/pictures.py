@@ -45,10 +45,10 @@ def draw_section(
     """
     depth, width = section.shape
     # Axes of about the shape of the section, so that voxels keep their aspect ratio.
-    figure, axes = _figure(9, min(7.0, max(2.6, 7.4 * depth * depth_spacing / (width * lateral_spacing) + 0.9)))
+    figure, (axes,) = new_figure(9, min(7.0, max(2.6, 7.4 * depth * depth_spacing / (width * lateral_spacing) + 0.9)))
     other = None if truth is None else (truth, "true surface")
     _add_section(axes, section, depths, other, (depth_spacing, lateral_spacing), position_um, ("Y", "X"))
-    return _titled(figure, source)
+    return titled(figure, source)
 
 
 def _add_section(
@@ -61,7 +61,7 @@ def _add_section(
     names: tuple[str, str],
 ) -> None:
     """Draw a section with its surface, and another surface with its label."""
-    depth, width = _extent(section.shape, spacing)
+    depth, width = extent_um(section.shape, spacing)
     shown = _logarithm(section)
     limits = percentiles(shown, (1, 99.8))
     add_image(axes, shown, (0, width, depth, 0), limits, "log₁₀ intensity", cmap="gray", aspect="auto")
@@ -87,17 +87,17 @@ def draw_depth_map(depth_um: np.ndarray, spacing: tuple[float, ...], *, source: 
     source : str
         Name of the image, for the title.
     """
-    height, width = _extent(depth_um.shape, spacing)
-    figure, axes = _figure(7.2, min(9.0, max(3.0, 6 * height / width + 0.8)))
+    height, width = extent_um(depth_um.shape, spacing)
+    figure, (axes,) = new_figure(7.2, min(9.0, max(3.0, 6 * height / width + 0.8)))
     _add_depth_map(axes, depth_um, spacing, "Depth of the tissue surface", ("Y", "X"))
-    return _titled(figure, source)
+    return titled(figure, source)
 
 
 def _add_depth_map(
     axes: Axes, depth_um: np.ndarray, spacing: tuple[float, ...], title: str, names: tuple[str, str]
 ) -> None:
     """Draw a map of depths with its colour bar."""
-    height, width = _extent(depth_um.shape, spacing)
+    height, width = extent_um(depth_um.shape, spacing)
     limits = percentiles(depth_um, (0.5, 99.5))
     add_image(axes, depth_um, (0, width, height, 0), limits, "depth (µm)", aspect="auto")
     axes.set(xlabel=f"{names[1]} (µm)", ylabel=f"{names[0]} (µm)", title=title)
@@ -136,116 +136,15 @@ def draw_surface(
     source : str
         Name of the image, for the title.
     """
-    depth, (height, width) = section.shape[0] * spacing[0], _extent(depth_um.shape, spacing[1:])
+    depth, (height, width) = section.shape[0] * spacing[0], extent_um(depth_um.shape, spacing[1:])
     heights = [min(4.5, max(1.8, 7.4 * depth / width)), min(9.0, max(2.2, 7.4 * height / width))]
-    figure, (above, below) = _figures(9, sum(heights) + 1.6, 2, height_ratios=heights)
+    figure, (above, below) = new_figure(9, sum(heights) + 1.6, 2, height_ratios=heights)
     other = None if np.array_equal(depths, edge, equal_nan=True) else (edge, "edge")
     _add_section(above, section, depths, other, (spacing[0], spacing[2]), position_um, names)
     title = "Depth of the tissue surface (dashed: the section above)"
     _add_depth_map(below, depth_um, spacing[1:], title, names)
     below.axhline(position_um, color="white", lw=0.8, ls="--")
-    return _titled(figure, source)
-
-
-def draw_focal_curvature(
-    mean_um: np.ndarray,
-    focal_um: np.ndarray,
-    tissue_um: np.ndarray,
-    spacing: tuple[float, float],
-    title: str,
-    names: tuple[str, str] = ("Y", "X"),
-    *,
-    source: str = "",
-) -> Figure:
-    """Draw the surface of the mean tile, the focal curvature fitted to it, and both along the middle of the tile.
-
-    Parameters
-    ----------
-    mean_um : numpy.ndarray, (height, width)
-        Surface of the mean tile without its plane, in µm; NaN where unknown.
-    focal_um, tissue_um : numpy.ndarray, (height, width)
-        The fitted depths of the objective and of the tissue, in µm.
-    spacing : (float, float)
-        Lateral voxel spacing in µm.
-    title : str
-        Title of the map of the mean tile.
-    names : (str, str)
-        Names of the lateral axes.
-    source : str
-        Name of the image, for the title.
-    """
-    whole = focal_um + tissue_um
-    shown = mean_um - np.nanmedian(mean_um - whole)  # the absolute depth of the mean tile has no meaning
-    height, width = _extent(mean_um.shape, spacing)
-    figure, panels = _figures(14, min(9.0, max(3.4, 4.0 * height / width + 0.9)), 1, 3, width_ratios=(1, 1, 1.15))
-    of_tile = percentiles(shown, (0.5, 99.5))
-    limits = float(min(of_tile[0], focal_um.min())), float(max(of_tile[1], focal_um.max()))
-    for axes, values, label in zip(panels, (shown, focal_um), (title, "focal curvature, removed"), strict=False):
-        add_image(axes, values, (0, width, height, 0), limits, "depth (µm)")
-        axes.set(xlabel=f"{names[1]} (µm)", ylabel=f"{names[0]} (µm)")
-        axes.set_title(label, fontsize=9)
-        add_scale_bar(axes, width)
-    middle = mean_um.shape[0] // 2, mean_um.shape[1] // 2
-    for axis, (name, step, color) in enumerate(zip(names, spacing, ("#d62728", "#1f77b4"), strict=True)):
-        coordinates = (np.arange(mean_um.shape[axis]) + 0.5) * step
-        along = [np.take(values, middle[1 - axis], axis=1 - axis) for values in (shown, whole, focal_um)]
-        panels[2].plot(coordinates, along[0], ".", color=color, ms=2.5, alpha=0.5, label=f"mean tile along {name}")
-        panels[2].plot(coordinates, along[1], "-", color=color, lw=1.6, label=f"fit along {name}: focal and tissue")
-        panels[2].plot(coordinates, along[2], "--", color=color, lw=1.2, label=f"focal curvature along {name}")
-    panels[2].invert_yaxis()
-    panels[2].set(xlabel="position in the tile (µm)", ylabel="deeper than the middle (µm)")
-    panels[2].set_title("through the middle of the tile", fontsize=9)
-    panels[2].legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2)
-    return _titled(figure, source)
-
-
-def draw_illumination(
-    flat: np.ndarray,
-    dark: np.ndarray,
-    baseline: np.ndarray,
-    spacing: tuple[float, float, float],
-    names: tuple[str, str] = ("Y", "X"),
-    *,
-    source: str = "",
-) -> Figure:
-    """Draw the flat field of tiles at three depths, and its range and the brightness of the tiles along depth.
-
-    Parameters
-    ----------
-    flat, dark : numpy.ndarray, (Z, Y, X)
-        The fields: a factor, and an offset in units of intensity.
-    baseline : numpy.ndarray, (N, Z)
-        Brightness of the tiles.
-    spacing : (float, float, float)
-        Voxel spacing (Z, Y, X) in µm.
-    names : (str, str)
-        Names of the lateral axes.
-    source : str
-        Name of the image, for the title.
-    """
-    height, width = _extent(flat.shape[1:], spacing[1:])
-    figure, panels = _figures(15, min(8.0, max(3.4, 3.0 * height / width + 1.2)), 1, 5)
-    planes = [len(flat) // 6, len(flat) // 2, len(flat) - 1 - len(flat) // 6]
-    shown = flat[planes]
-    limits = float(shown.min()), float(max(shown.max(), shown.min() + 1e-3))
-    for axes, plane, field in zip(panels, planes, shown, strict=False):
-        add_image(axes, field, (0, width, height, 0), limits, "flat field")
-        axes.set(xlabel=f"{names[1]} (µm)", ylabel=f"{names[0]} (µm)")
-        axes.set_title(f"depth {plane * spacing[0]:.4g} µm", fontsize=9)
-        add_scale_bar(axes, width)
-    depth = np.arange(len(flat)) * spacing[0]
-    rows = flat.reshape(len(flat), -1)
-    panels[3].fill_between(depth, *np.percentile(rows, (0, 100), axis=1), alpha=0.25, label="darkest to brightest")
-    panels[3].fill_between(depth, *np.percentile(rows, (5, 95), axis=1), alpha=0.5, label="5 % to 95 % of the pixels")
-    panels[3].set(xlabel="depth (µm)", ylabel="flat field")
-    panels[4].fill_between(depth, baseline.min(0), baseline.max(0), alpha=0.25, label="darkest to brightest tile")
-    panels[4].plot(depth, np.median(baseline, axis=0), label="median tile")
-    panels[4].plot(depth, dark.mean(axis=(1, 2)), "--", label="dark field, mean")
-    panels[4].set(xlabel="depth (µm)", ylabel="brightness (intensity)")
-    for axes, title in zip(panels[3:], ("range of the flat field", "tiles"), strict=True):
-        axes.set_title(title, fontsize=9)
-        axes.legend(fontsize=7, loc="best")
-    return _titled(figure, source)
+    return titled(figure, source)
 
 
 def draw_map(
@@ -271,59 +170,13 @@ def draw_map(
     source : str
         Name of the image, for the title.
     """
-    height, width = _extent(values.shape, spacing)
-    figure, axes = _figure(6.4, min(8.0, max(2.2, 5.2 * height / width + 0.8)))
+    height, width = extent_um(values.shape, spacing)
+    figure, (axes,) = new_figure(6.4, min(8.0, max(2.2, 5.2 * height / width + 0.8)))
     limits = percentiles(values, (0.5, 99.5))
     add_image(axes, values, (0, width, height, 0), limits, label, cmap="gray", aspect="auto")
     axes.set(xlabel=f"{names[1]} (µm)", ylabel=f"{names[0]} (µm)")
     add_scale_bar(axes, width)
-    return _titled(figure, source)
-
-
-def draw_positions(
-    corners: np.ndarray,
-    present: np.ndarray,
-    tile_shape: tuple[int, int],
-    pairs: list[tuple[tuple[int, int], tuple[int, int], float, bool]],
-    *,
-    source: str = "",
-) -> Figure:
-    """Draw the outlines of tiles at their positions, and a line for each pair of neighbours.
-
-    Parameters
-    ----------
-    corners : numpy.ndarray, (rows, columns, 2)
-        First voxel of each tile, along both axes.
-    present : numpy.ndarray of bool, (rows, columns)
-        Missing tiles are dashed.
-    tile_shape : (int, int)
-        Voxels of a tile.
-    pairs : list of ((int, int), (int, int), float, bool)
-        Row and column of both tiles, the confidence, which chooses the colour, and whether the pair was rejected.
-    source : str
-        Name of the mosaic, for the title.
-    """
-    from matplotlib.cm import ScalarMappable
-    from matplotlib.colors import Normalize
-    from matplotlib.patches import Rectangle
-
-    size = corners.max(axis=(0, 1)) - corners.min(axis=(0, 1)) + tile_shape
-    figure, axes = _figure(6.4, min(8.0, max(2.4, 5.2 * size[0] / size[1] + 0.8)))
-    for place in np.ndindex(*present.shape):
-        y, x = corners[place]
-        line = "-" if present[place] else ":"
-        axes.add_patch(Rectangle((x, y), tile_shape[1], tile_shape[0], fill=False, ec="#444444", ls=line, lw=0.8))
-    colors = ScalarMappable(Normalize(0, 1), "viridis")
-    for fixed, moving, confidence, rejected in pairs:
-        (y0, x0), (y1, x1) = (corners[tile] + np.array(tile_shape) / 2 for tile in (fixed, moving))
-        color: Any = "#d62728" if rejected else colors.to_rgba(np.array(confidence))
-        axes.plot([x0, x1], [y0, y1], color=color, lw=2, ls="--" if rejected else "-")
-    figure.colorbar(colors, ax=axes, label="confidence of a pair (red, dashed: rejected)", fraction=0.05, pad=0.02)
-    low, high = corners.min(axis=(0, 1)), corners.max(axis=(0, 1)) + tile_shape
-    margin = 0.02 * size.max()
-    axes.set(xlim=(low[1] - margin, high[1] + margin), ylim=(high[0] + margin, low[0] - margin), aspect="equal")
-    axes.set(xlabel="voxels along the second axis", ylabel="voxels along the first")
-    return _titled(figure, source)
+    return titled(figure, source)
 
 
 def percentiles(values: np.ndarray, shares: tuple[float, float]) -> tuple[float, float]:
@@ -374,7 +227,8 @@ def clipping(values: np.ndarray, limits: tuple[float, float]) -> tuple[str, str]
     return "\n".join(shares), arrows[below > 0, above > 0]
 
 
-def _extent(shape: tuple[int, ...], spacing: tuple[float, ...]) -> tuple[float, ...]:
+def extent_um(shape: tuple[int, ...], spacing: tuple[float, ...]) -> tuple[float, ...]:
+    """Return the length of an image along each axis."""
     return tuple(n * s for n, s in zip(shape, spacing, strict=True))
 
 
@@ -386,12 +240,20 @@ def _logarithm(section: np.ndarray) -> np.ndarray:
     return np.log10(np.maximum(finite, floor))
 
 
-def _figure(width: float, height: float) -> tuple[Figure, Axes]:
-    figure, axes = _figures(width, height, 1)
-    return figure, axes[0]
+def new_figure(
+    width: float, height: float, rows: int = 1, columns: int = 1, **options: Any
+) -> tuple[Figure, list[Axes]]:
+    """Return an empty figure and its panels, row by row.
 
-
-def _figures(width: float, height: float, rows: int, columns: int = 1, **options: Any) -> tuple[Figure, list[Axes]]:
+    Parameters
+    ----------
+    width, height : float
+        In inches.
+    rows, columns : int
+        Panels.
+    **options
+        Of matplotlib's ``GridSpec``.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -431,7 +293,8 @@ def plain_text(name: str) -> str:
     return name.replace("$", r"\$")
 
 
-def _titled(figure: Figure, source: str) -> Figure:
+def titled(figure: Figure, source: str) -> Figure:
+    """Write the name of the image above a figure, if there is one."""
     if source:
         figure.suptitle(plain_text(source), fontsize=9)
     return figure

@@ -64,7 +64,7 @@ class CoreReader:
             raise RuntimeError(f"the native core could not be started: {why.value.decode(errors='replace')}")
         self._records: OrderedDict[int, tuple[ArrayLayout, native.Array]] = OrderedDict()
         self._lock = threading.Lock()
-        self._dropped: dict[int, Any] = {}  # jobs that nobody waits for, with their outputs
+        self._dropped: dict[int, Any] = {}  # jobs without a waiting caller, with their outputs
         self._releasing = threading.Lock()
         self.is_closing = False
 
@@ -214,7 +214,7 @@ class CoreReader:
         self._release_dropped()
 
     def drop(self, pointer: int, output: Any) -> None:
-        """Let go of a job that nobody waits for; its output is kept as long as the core may write to it."""
+        """Forget a job whose caller does not wait; its output is kept as long as the core may write to it."""
         if os.getpid() != self._process:
             return
         if self._library.quick.lc_job_done(pointer):

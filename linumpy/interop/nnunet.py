@@ -1,8 +1,9 @@
 """nnU-Net's reader and writer of images for OME-Zarr: :class:`OmeZarrIO`, which importing this module registers.
 
 In: paths of images, such as ``*.ozx``. Out: arrays and spacing in mm as nnU-Net asks for them, and segmentations as
-OME-Zarr labels with the place of their image. It needs nnunetv2, which looks for readers in its own folder ``imageio``:
-its commands, which do not import this module, need a file there with ``from linumpy.interop.nnunet import OmeZarrIO``.
+OME-Zarr labels with the spacing and origin of their image. It needs nnunetv2, which looks for readers in its own folder
+``imageio``: its commands, which do not import this module, need a file there with ``from linumpy.interop.nnunet import
+OmeZarrIO``.
 """
 
 from __future__ import annotations
@@ -50,11 +51,11 @@ class OmeZarrIO(BaseReaderWriter):  # type: ignore[misc]
 
     def write_seg(self, seg: np.ndarray, output_fname: str, properties: dict[str, Any]) -> None:
         """Write a segmentation, (z, y, x), where its image lies."""
-        place = properties["linumpy"]
-        voxels = np.ascontiguousarray(seg[0] if len(place["spacing"]) == 2 else seg)
+        grid = properties["linumpy"]
+        voxels = np.ascontiguousarray(seg[0] if len(grid["spacing"]) == 2 else seg)
         voxels = voxels.astype(np.uint8 if voxels.max(initial=0) < 256 else np.uint16)
-        options = {"origin": place["origin"], "downsampling": "label", "overwrite": True}
-        write_omezarr(output_fname, voxels, place["spacing"], **options)
+        options = {"origin": grid["origin"], "downsampling": "label", "overwrite": True}
+        write_omezarr(output_fname, voxels, grid["spacing"], **options)
 
 
 def _read(volumes: Volumes, dtype: Any) -> np.ndarray:
@@ -73,8 +74,8 @@ def _read(volumes: Volumes, dtype: Any) -> np.ndarray:
 
 def _properties(volumes: Volumes) -> dict[str, Any]:
     spacing = tuple(step / 1000 for step in volumes.spacing)
-    place = {"spacing": volumes.spacing, "origin": volumes.origin}
-    return {"spacing": spacing if len(spacing) == 3 else (_NO_DEPTH, *spacing), "linumpy": place}
+    grid = {"spacing": volumes.spacing, "origin": volumes.origin}
+    return {"spacing": spacing if len(spacing) == 3 else (_NO_DEPTH, *spacing), "linumpy": grid}
 
 
 # By the names of files, and by its own name, which nnU-Net looks for in the modules of its folder.

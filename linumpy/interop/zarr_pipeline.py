@@ -153,10 +153,10 @@ class LinumpyCodecPipeline(CodecPipeline):
         root = key[1] or ""
         # zarr finds a relative store from the working directory of each read.
         folder = getattr(where.store, "root", None)
-        place = root if folder is None or folder.is_absolute() else f"{os.getcwd()}\0{root}"
-        layout = self._layouts.get(place)
+        location = root if folder is None or folder.is_absolute() else f"{os.getcwd()}\0{root}"
+        layout = self._layouts.get(location)
         if layout is None:
-            layout = self._layouts[place] = self._read_layout(StorePath(where.store, root))
+            layout = self._layouts[location] = self._read_layout(StorePath(where.store, root))
         values = out.as_ndarray_like()
         if layout.unsupported is not None or not isinstance(values, np.ndarray):
             return None

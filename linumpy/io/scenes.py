@@ -33,7 +33,7 @@ from linumpy.io.source import local_store
 from linumpy.plan.grid.point_map import PointMap, compose
 
 Node = tuple[str, str | None]
-"""A coordinate system: the place of the group that has it, and its name; None for an image before NGFF 0.6."""
+"""A coordinate system: the location of the group that has it, and its name; None for an image before NGFF 0.6."""
 
 #: Groups above an image that are searched for a scene.
 _ABOVE = 8
@@ -72,7 +72,7 @@ class Graph:
             self._add_group(above)
         multiscale = ome_attributes(image.group)["multiscales"][image.multiscale]
         systems = systems_of(multiscale, image.name)
-        node = _place(image.group), systems.intrinsic if systems else None
+        node = _location(image.group), systems.intrinsic if systems else None
         self.axes.setdefault(node, [{"name": axis.name, "type": axis.type, "unit": axis.unit} for axis in image.axes])
         return node
 
@@ -84,10 +84,10 @@ class Graph:
         return ", ".join(sorted({repr(name) for _, name in found if name is not None})) or "none"
 
     def _add_group(self, group: zarr.Group) -> None:
-        place = _place(group)
-        if place in self._seen:
+        location = _location(group)
+        if location in self._seen:
             return
-        self._seen.add(place)
+        self._seen.add(location)
         ome, name = ome_attributes(group), str(group.store_path)
         holders = [one for one in _list(ome, "multiscales") if isinstance(one, Mapping) and "axes" not in one]
         if isinstance(ome.get("scene"), Mapping):
@@ -95,22 +95,22 @@ class Graph:
         for holder in holders:
             for system in _list(holder, "coordinateSystems"):
                 if isinstance(system, Mapping) and isinstance(system.get("axes"), list):
-                    self.axes[place, referred(system)] = system["axes"]
+                    self.axes[location, referred(system)] = system["axes"]
             for transformation in transformation_list(holder, name):
-                ends = [self._node(group, place, transformation.get(end)) for end in ("input", "output")]
+                ends = [self._node(group, location, transformation.get(end)) for end in ("input", "output")]
                 self.edges.append(Edge(ends[0], ends[1], transformation, group))
 
-    def _node(self, group: zarr.Group, place: str, reference: Any) -> Node:
+    def _node(self, group: zarr.Group, location: str, reference: Any) -> Node:
         path = reference.get("path") if isinstance(reference, Mapping) else None
         if not isinstance(path, str) or path in ("", "."):
-            return place, referred(reference)
+            return location, referred(reference)
         try:
             image = group.get(path)
         except REFUSALS:
             image = None
         if isinstance(image, zarr.Group):
             self._add_group(image)
-        return posixpath.normpath(posixpath.join(place, path)), referred(reference)
+        return posixpath.normpath(posixpath.join(location, path)), referred(reference)
 
     def path(self, start: Node, goal: Callable[[Node], bool], same: str | None = None) -> tuple[Node, PointMap] | None:
         """Find the shortest way from a system to another, by transformations that can be computed.
@@ -237,8 +237,8 @@ def _list(holder: Mapping[str, Any], key: str) -> list[Any]:
     return found if isinstance(found, list) else []
 
 
-def _place(group: zarr.Group) -> str:
-    """Name the place of a group: a folder, or a store and a path in it."""
+def _location(group: zarr.Group) -> str:
+    """Name the location of a group: a folder, or a store and a path in it."""
     store = group.store
     root = str(Path(store.root).resolve()) if isinstance(store, LocalStore) else str(store)
     return posixpath.normpath(posixpath.join(root, group.path))
@@ -249,7 +249,7 @@ def _groups_above(group: zarr.Group) -> Iterator[zarr.Group]:
     for number in range(1, _ABOVE + 1):
         try:
             if isinstance(group.store, LocalStore):
-                folder = Path(_place(group)).parents[number - 1]
+                folder = Path(_location(group)).parents[number - 1]
                 if not (folder / "zarr.json").is_file():
                     continue
                 above = zarr.open_group(local_store(folder), mode="r", zarr_format=3)

@@ -284,7 +284,8 @@ def _report(
     correction: FocalCorrection,
     overwrite: bool,
 ) -> None:
-    from linumpy.pictures import draw_focal_curvature, save
+    from linumpy.mosaic.io.figures import draw_focal_curvature
+    from linumpy.pictures import save
 
     unit = image.spacing[image.depth_axis]
     first, second = image.lateral_axes

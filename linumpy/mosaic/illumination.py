@@ -268,7 +268,8 @@ def _estimate(
 
 
 def _report(path: Path, image: MosaicImage, tile: tuple[int, int], fields: Illumination, overwrite: bool) -> None:
-    from linumpy.pictures import draw_illumination, save
+    from linumpy.mosaic.io.figures import draw_illumination
+    from linumpy.pictures import save
 
     first, second = image.lateral_axes
     spacing = (image.spacing[image.depth_axis], image.spacing[first], image.spacing[second])

@@ -204,24 +204,9 @@ class ArrayLayout:
         return math.prod(self.chunk_shape) * self.dtype.itemsize
 
     @cached_property
-    def chunk_sizes(self) -> np.ndarray:
-        """The chunk's shape as an array of int64, (rank,)."""
-        return np.array(self.chunk_shape, np.int64)
-
-    @cached_property
-    def chunk_byte_strides(self) -> np.ndarray:
-        """Bytes between neighbours along each axis within a decoded chunk, as an array of int64, (rank,)."""
-        return np.array(self.chunk_strides, np.int64) * self.dtype.itemsize
-
-    @cached_property
     def grid_shape(self) -> tuple[int, ...]:
         """Number of (inner) chunks along each axis."""
         return tuple(-(-n // size) for n, size in zip(self.shape, self.chunk_shape, strict=True))
-
-    @cached_property
-    def grid_steps(self) -> tuple[int, ...]:
-        """Chunks in C order between neighbours along each axis."""
-        return tuple(math.prod(self.grid_shape[axis + 1 :]) for axis in range(self.rank))
 
     @cached_property
     def chunk_path(self) -> tuple[str, str]:

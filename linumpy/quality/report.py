@@ -22,7 +22,8 @@ from linumpy import __version__
 from linumpy.errors import LinumpyError
 from linumpy.io.output.checks import check_apart
 from linumpy.io.output.files import check_file, replacing
-from linumpy.pictures import draw_map, draw_positions
+from linumpy.mosaic.io.figures import draw_positions
+from linumpy.pictures import draw_map
 from linumpy.quality.images import ImageSummary, summarize, with_similarities
 from linumpy.quality.run_folder import RunFolder, look_into, robust_outliers
 from linumpy.registration.positions import TilePositions

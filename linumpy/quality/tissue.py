@@ -1,4 +1,4 @@
-"""Masks of tissue, and how much of a volume is tissue; on the host or the device.
+"""Masks of tissue, on the host or the device.
 
 In: a volume (Z, Y, X). Out: a mask in the same memory, by a threshold and the morphology of :mod:`linumpy.voxel`.
 """
@@ -69,9 +69,3 @@ def tissue_mask(
     if radius:
         mask = backend.open(mask, radius=radius)
     return backend.fill_holes(mask)
-
-
-def tissue_fraction(mask: Array) -> Array:
-    """Return the share of tissue of each plane, float64 (Z,)."""
-    fraction: Array = mask.mean(axis=(1, 2), dtype=np.float64)  # type: ignore[call-arg]
-    return fraction

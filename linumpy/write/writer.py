@@ -18,7 +18,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
@@ -27,7 +26,7 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
 from linumpy.arrays import Array
-from linumpy.device import is_device_array, synchronize, to_host
+from linumpy.device import is_device_array, synchronize
 from linumpy.errors import not_pickled
 from linumpy.io.carried import Carried
 from linumpy.io.output.checks import check_target, checked_version
@@ -36,12 +35,13 @@ from linumpy.io.output.syscalls import named_errors
 from linumpy.io.paths import absolute
 from linumpy.plan.encoding import BY_CODEC
 from linumpy.plan.pyramid import Box, Pyramid, shape_of, split, within
-from linumpy.plan.region import normalize_region
 from linumpy.renamed import renamed_parameter
 from linumpy.write.cut_chunks import CutChunks
+from linumpy.write.levels import Levels
 from linumpy.write.new_image import plan_image
-from linumpy.write.pyramid import halve, halve_by_threads
 from linumpy.write.raw_chunks import Chunks, chunks_of, read_back, writing_threads
+from linumpy.write.regions import checked_block, region_text
+from linumpy.write.report import WriteReport
 from linumpy.write.state import WriteState
 from linumpy.write.tasks import Finish, finish_all
 
@@ -54,38 +54,6 @@ _MOST_STEPS = 4
 
 Progress = Callable[[int], object]
 """Called with the number of bytes written since the last call."""
-
-
-@dataclass(frozen=True)
-class WriteReport:
-    """What a writer has written.
-
-    Attributes
-    ----------
-    decoded_nbytes : int
-        Bytes of the voxels of all resolutions.
-    stored_nbytes : int
-        Bytes of the files of their chunks and shards.
-    seconds : float
-        From the beginning of the ``with`` block.
-    why_host : str
-        Why the host encoded what came from a device; empty if it did not.
-    """
-
-    decoded_nbytes: int
-    stored_nbytes: int
-    seconds: float
-    why_host: str
-
-    @property
-    def ratio(self) -> float:
-        """Decoded bytes for each stored one; infinite where all voxels are the fill value."""
-        return self.decoded_nbytes / self.stored_nbytes if self.stored_nbytes else math.inf
-
-    @property
-    def rate(self) -> float:
-        """Decoded bytes a second."""
-        return self.decoded_nbytes / max(self.seconds, 1e-9)
 
 
 class OmeZarrWriter:
@@ -300,11 +268,12 @@ class OmeZarrWriter:
         with ExitStack() as scope:
             temporary = new_folder(self._target, overwrite=self._overwrite, durable=self._durable)
             folder = scope.enter_context(temporary)
-            self._pool = ThreadPoolExecutor(self._threads, "linumpy-write")
-            scope.callback(self._pool.shutdown, cancel_futures=True)
+            pool = ThreadPoolExecutor(self._threads, "linumpy-write")
+            scope.callback(pool.shutdown, cancel_futures=True)
             with named_errors(self._target):
                 arrays = self._image.create(folder)
-            self._chunks = [chunks_of(array, self._pool, self._threads) for array in arrays]
+            self._chunks = [chunks_of(array, pool, self._threads) for array in arrays]
+            self._levels = Levels(self._chunks, self._pyramid, self._downsampling, self._state, pool, self._threads)
             scope.callback(self._state.close)
             self._state.open()
             self._scope = scope.pop_all()
@@ -347,10 +316,10 @@ class OmeZarrWriter:
         OSError
             Such as a full disk. The image cannot be finished then.
         """
-        box, voxels = self._checked(region, block)
+        box, voxels = checked_block(region, block, self.shape, self.dtype)
         whole = self._pyramid.whole(0, box)
         cut = [] if whole == box else [unit for unit in split(box, self.stored) if self._pyramid.whole(0, unit) is None]
-        name = _text(box)
+        name = region_text(box)
         if cut and not self._cut.limit:
             raise ValueError(self._refusal(name, cut[0]))
         on_device = is_device_array(voxels)
@@ -361,28 +330,11 @@ class OmeZarrWriter:
             if whole is not None:
                 self._write_whole(whole, voxels if whole == box else voxels[within(whole, box)])
 
-    def _checked(self, region: Any, block: Any) -> tuple[Box, Array]:
-        wanted = normalize_region(region, self.shape)
-        box = tuple(slice(a, b) for a, b in zip(wanted.start, wanted.stop, strict=True))
-        if not wanted.size:
-            raise ValueError(f"region {wanted} of an image of shape {self.shape} has no voxels to write")
-        if not hasattr(block, "shape") or not hasattr(block, "dtype"):
-            block = np.asarray(block)
-        if np.ma.is_masked(block):
-            raise TypeError("the block has masked voxels, and files hold no masks: fill them first")
-        if tuple(block.shape) != wanted.shape:
-            raise ValueError(f"region {wanted} has shape {wanted.shape}, but the block has {tuple(block.shape)}")
-        if np.dtype(block.dtype).newbyteorder("=") != self.dtype.newbyteorder("="):
-            raise TypeError(f"the block is of {block.dtype}, the image of {self.dtype}: round and cast it first")
-        if not all(wanted.kept):
-            block = (block if is_device_array(block) else np.asarray(block)).reshape(wanted.box_shape)
-        return box, block
-
     def _refusal(self, name: str, cut: Box) -> str:
-        unit = self._pyramid.voxels(0, self._pyramid.units(0, cut))
+        unit = region_text(self._pyramid.voxels(0, self._pyramid.units(0, cut)))
         kind = "chunk" if self._image.shards is None else "shard"
         return (
-            f"region {name} cuts the {kind} {_text(unit)}: write whole {kind}s of {self.stored} (only the end of the "
+            f"region {name} cuts the {kind} {unit}: write whole {kind}s of {self.stored} (only the end of the "
             f"image may be ragged), or buffer incomplete {kind}s in memory with buffer_bytes="
         )
 
@@ -394,7 +346,7 @@ class OmeZarrWriter:
         writes: deque[list[Finish]] = deque()
         for step in split(box, self._pyramid.step(0, STEP_BYTES)):
             part = block[within(step, box)]
-            writes.append(self._store(0, step, part if is_device_array(part) else np.asarray(part)))
+            writes.append(self._levels.store(0, step, part if is_device_array(part) else np.asarray(part)))
             if len(writes) > _MOST_STEPS:
                 finish_all(writes.popleft())
             self._report(step)
@@ -418,7 +370,7 @@ class OmeZarrWriter:
                 synchronize()  # another stream may write the next part of these chunks
         for unit, voxels in complete:
             try:
-                finish_all(self._store(0, unit, voxels))
+                finish_all(self._levels.store(0, unit, voxels))
             finally:
                 self._state.end(unit)
         for part in cut:
@@ -434,32 +386,12 @@ class OmeZarrWriter:
         if self._progress is not None:
             self._progress(math.prod(shape_of(box)) * self.dtype.itemsize)
 
-    def _store(self, level: int, box: Box, block: Array) -> list[Finish]:
-        """Start to write whole chunks, and the coarser chunks that are made from them alone."""
-        finish = self._chunks[level].start(box, block)
-
-        def stored() -> None:
-            finish()
-            self._state.stored(level, box)
-
-        if level + 1 == len(self._chunks) or (coarser := self._pyramid.coarser(level, box)) is None:
-            return [stored]
-        finer = within(self._pyramid.finer(level + 1, coarser), box)
-        return [stored, *self._store(level + 1, coarser, self._halved(level + 1, block[finer]))]
-
-    def _halved(self, level: int, block: Array) -> Array:
-        """Make a block of a resolution from the finer one, where it is; on the host in several threads."""
-        factors = self._pyramid.factors(level)
-        if is_device_array(block):
-            return halve(block, self._downsampling, factors)
-        return halve_by_threads(to_host(block), self._downsampling, self._pool, self._threads, factors)
-
     def _finish(self) -> None:
         """Write the buffered chunks, and the coarser chunks that several regions share, from the finer ones."""
         self._state.close()
         self._state.check(self.path)
         for unit, voxels in self._cut.drain():
-            finish_all(self._store(0, unit, voxels))
+            finish_all(self._levels.store(0, unit, voxels))
         missing, all_chunks = self._state.missing()
         if missing:
             kind = "chunks" if self._image.shards is None else "shards"
@@ -467,11 +399,7 @@ class OmeZarrWriter:
                 "%s: %d of %d %s were not written and hold the fill value %s",
                 self.path, missing, all_chunks, kind, self._image.fill_value,
             )  # fmt: skip
-        for level in range(1, len(self._chunks)):
-            for box in self._state.to_make(level, STEP_BYTES):
-                array = self._chunks[level - 1].array
-                finer = read_back(array, self._pyramid.finer(level, box), on_device=self._on_device)
-                finish_all(self._store(level, box, self._halved(level, finer)))
+        self._levels.make_shared(STEP_BYTES, on_device=self._on_device)
 
 
 def write_omezarr(
@@ -500,7 +428,3 @@ def write_omezarr(
     with OmeZarrWriter(path, voxels.shape, voxels.dtype, spacing, **options) as writer:
         writer[...] = voxels
     return Path(path)
-
-
-def _text(box: Box) -> str:
-    return "[" + ", ".join(f"{b.start}:{b.stop}" for b in box) + "]"

@@ -8,8 +8,8 @@ import numpy as np
 from linumpy.benchmark import machine
 from linumpy.benchmark.cases import Case, Entry, ready
 from linumpy.benchmark.runner import CaseResult, Settings, run_case
+from linumpy.benchmark.shared.stores import StoredArray
 from linumpy.benchmark.suites.reading import SUITES, read_case
-from linumpy.benchmark.suites.stores import StoredArray
 
 #: GiB/s of each standard path; a path without a number is WRONG or cannot run.
 RATES = {

@@ -11,9 +11,9 @@ import zarr
 
 from linumpy.benchmark import machine
 from linumpy.benchmark.cases import CannotRunError
-from linumpy.benchmark.suites import read_paths as paths
-from linumpy.benchmark.suites.read_paths import PATHS, read_entries
-from linumpy.benchmark.suites.stores import StoreSpec, difference, generate, open_stored
+from linumpy.benchmark.shared import read_paths as paths
+from linumpy.benchmark.shared.read_paths import PATHS, read_entries
+from linumpy.benchmark.shared.stores import StoreSpec, difference, generate, open_stored
 
 HOST = ("flat", "zarr-numpy", "tensorstore", "zarrs")
 DATA = np.random.default_rng(0).integers(1, 60000, (10, 11, 12)).astype("u2")

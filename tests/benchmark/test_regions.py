@@ -5,9 +5,9 @@ import pytest
 
 from linumpy.benchmark.command import run
 from linumpy.benchmark.runner import Settings
+from linumpy.benchmark.shared.stores import StoreSpec, generate
 from linumpy.benchmark.suites import regions
 from linumpy.benchmark.suites.regions import SUITE, WORKS, boxes_of, region_cases
-from linumpy.benchmark.suites.stores import StoreSpec, generate
 from linumpy.gpu import Reader
 
 

@@ -1,14 +1,18 @@
 """If this fails, remote reads are timed that are wrong, or the benchmark's server is not one that readers can trust."""
 
+import contextlib
+import types
 import urllib.error
+import urllib.parse
 import urllib.request
 
+import numpy as np
 import pytest
 
 from linumpy.benchmark.command import run
 from linumpy.benchmark.runner import Settings
+from linumpy.benchmark.shared.loopback import serve
 from linumpy.benchmark.suites import remote
-from linumpy.benchmark.suites.loopback import serve
 
 pytest.importorskip("obstore")
 
@@ -31,6 +35,34 @@ def test_a_small_run(tmp_path):
     )
     assert all("CPU s/GiB" in entry.note for entry in result.entries)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_whole_shards_are_laid_out_as_they_are_indexed(tmp_path, monkeypatch):
+    """kvikio's RemoteFile is one of files here, where there is no kvikio."""
+    opened = []
+
+    class RemoteFile:
+        def __init__(self, file, size):
+            self.data = np.frombuffer(file.read_bytes(), np.uint8)
+            assert len(self.data) == size
+            opened.append(file.name)
+
+        @classmethod
+        def open_http(cls, url, size):
+            (folder,) = tmp_path.iterdir()
+            return contextlib.nullcontext(cls(folder / urllib.parse.unquote(url.split("/", 3)[3]), size))
+
+        def pread(self, buffer, size):
+            buffer[:] = self.data
+            return types.SimpleNamespace(get=lambda: size)
+
+    monkeypatch.setattr(remote.remote_shards, "_remote_file", lambda on_gpu: RemoteFile)
+    monkeypatch.setattr(remote.remote_shards, "transfer_settings", contextlib.nullcontext)
+    monkeypatch.setattr(remote.remote_shards, "REQUEST_NBYTES", 5000)
+    (result,) = measure(tmp_path, only=("raw shards",))
+    names = ("obstore", "host", "kvikio", "obstore-whole", "zarr", "zarr-64")
+    assert {entry.name: entry.verdict for entry in result.entries} == dict.fromkeys(names, "ok")
+    assert len(set(opened)) == 2
 
 
 def test_wrong_results_are_noticed(tmp_path, monkeypatch):

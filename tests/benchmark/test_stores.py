@@ -10,9 +10,9 @@ import tensorstore
 import zarr
 
 from linumpy.benchmark.cases import Mark
-from linumpy.benchmark.suites import stores as cases
+from linumpy.benchmark.shared import stores as cases
+from linumpy.benchmark.shared.stores import StoreSpec, generate, open_stored
 from linumpy.benchmark.suites.reading import SUITES
-from linumpy.benchmark.suites.stores import StoreSpec, generate, open_stored
 from linumpy.errors import SourceError
 from linumpy.write.writer import write_omezarr
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import zarr
 
-from linumpy.benchmark.suites import stores
-from linumpy.benchmark.suites.stores import difference, host_zarr, open_stored
+from linumpy.benchmark.shared import stores
+from linumpy.benchmark.shared.stores import difference, host_zarr, open_stored
 
 
 @pytest.fixture(autouse=True)

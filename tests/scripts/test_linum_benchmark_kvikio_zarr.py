@@ -14,8 +14,8 @@ import zarr
 
 import linumpy
 from linumpy.benchmark.cases import Entry, ready
+from linumpy.benchmark.shared.read_paths import PATHS
 from linumpy.benchmark.suites import reading
-from linumpy.benchmark.suites.read_paths import PATHS
 from linumpy.benchmark.suites.reading import SUITES
 
 ROOT = Path(linumpy.__file__).parents[1]
@@ -38,7 +38,7 @@ def main():
 @pytest.fixture
 def no_gpu(monkeypatch):
     monkeypatch.setattr("linumpy.device.why_no_cuda", lambda device_id=None: "no wool in this machine")
-    monkeypatch.setattr("linumpy.benchmark.suites.read_paths.why_no_cuda", lambda: "no wool in this machine")
+    monkeypatch.setattr("linumpy.benchmark.shared.read_paths.why_no_cuda", lambda: "no wool in this machine")
     monkeypatch.setattr("linumpy.benchmark.suites.reading.why_no_cuda", lambda: "no wool in this machine")
     monkeypatch.setattr("linumpy.benchmark.runner.why_no_cuda", lambda: "no wool in this machine")
 

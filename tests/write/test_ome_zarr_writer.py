@@ -28,7 +28,7 @@ from zarr.codecs import BloscCodec, GzipCodec, ZstdCodec
 
 from linumpy.io.ome import open_image
 from linumpy.io.zarr_mode import gpu_mode
-from linumpy.write import chunk_file, raw_chunks, writer
+from linumpy.write import chunk_file, levels, raw_chunks, writer
 from linumpy.write.new_image import plan_image
 from linumpy.write.pyramid import halve
 from linumpy.write.writer import OmeZarrWriter
@@ -345,13 +345,13 @@ def test_its_own_regions_are_whole(tmp_path, nbytes):
 
 def test_a_region_that_holds_coarser_chunks_is_not_read_again(tmp_path, monkeypatch):
     """Aligned regions leave nothing to be made at the end; others leave only what they share."""
-    read, real = [], writer.read_back
+    read, real = [], levels.read_back
 
     def count(array, box, **options):
         read.append((array.name, box))
         return real(array, box, **options)
 
-    monkeypatch.setattr(writer, "read_back", count)
+    monkeypatch.setattr(levels, "read_back", count)
     data = values((32, 32))
     with OmeZarrWriter(tmp_path / "a", data.shape, "u2", (1, 1), chunks=(4, 4), levels=3) as target:
         for region in boxes_of(data.shape, (16, 16)):
@@ -705,7 +705,7 @@ def test_an_error_of_the_end_leaves_nothing(tmp_path, monkeypatch):
             for region in boxes_of((8, 8), (4, 4)):
                 target[region] = np.ones((4, 4), "u2")
 
-    monkeypatch.setattr(writer, "read_back", fail)
+    monkeypatch.setattr(levels, "read_back", fail)
     with pytest.raises(OSError, match="No space left on device; nothing is left of"):
         write()
     assert list(tmp_path.iterdir()) == []

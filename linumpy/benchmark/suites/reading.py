@@ -1,7 +1,7 @@
 """Reading a Zarr array: linumpy, peers, and the limits of the hardware.
 
 In: the options of the command. Out: a case for each array, whose entries are those of
-:mod:`linumpy.benchmark.suites.read_paths`. Stores that are made in a folder of the caller's stay; those of a temporary
+:mod:`linumpy.benchmark.shared.read_paths`. Stores that are made in a folder of the caller's stay; those of a temporary
 folder, and every flat file, are removed.
 """
 
@@ -20,9 +20,9 @@ from linumpy.arrays import Array
 from linumpy.benchmark.cases import Case, Entry, Mark, Prepare, Prepared, Suite
 from linumpy.benchmark.data import work_folder
 from linumpy.benchmark.report import size
-from linumpy.benchmark.suites import stores
-from linumpy.benchmark.suites.read_paths import PATHS, read_entries
-from linumpy.benchmark.suites.stores import CODECS, StoredArray, StoreSpec, by_x, difference, open_stored
+from linumpy.benchmark.shared import stores
+from linumpy.benchmark.shared.read_paths import PATHS, read_entries
+from linumpy.benchmark.shared.stores import CODECS, StoredArray, StoreSpec, by_x, difference, open_stored
 from linumpy.device import is_device_array, why_no_cuda
 
 _DESCRIPTION = """Time reading a Zarr array from the disk into GPU memory, by linumpy and by others.

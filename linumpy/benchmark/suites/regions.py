@@ -19,7 +19,7 @@ import numpy as np
 from linumpy.benchmark.cases import Case, Entry, Mark, Prepared, Suite, check_scale
 from linumpy.benchmark.data import check_free, work_folder
 from linumpy.benchmark.runner import CaseResult
-from linumpy.benchmark.suites.stores import StoredArray, StoreSpec, generate
+from linumpy.benchmark.shared.stores import StoredArray, StoreSpec, generate
 from linumpy.device import require_cuda, resolve, to_host
 from linumpy.gpu import Reader
 

@@ -19,8 +19,9 @@ import zarr
 
 from linumpy.benchmark.cases import CannotRunError, Case, Entry, Mark, Prepared, Suite, check_scale
 from linumpy.benchmark.data import check_free, work_folder
-from linumpy.benchmark.suites.loopback import serve
-from linumpy.benchmark.suites.stores import StoredArray, StoreSpec, difference, generate, host_zarr
+from linumpy.benchmark.shared.loopback import serve
+from linumpy.benchmark.shared.stores import StoredArray, StoreSpec, difference, generate, host_zarr
+from linumpy.benchmark.suites import remote_shards
 from linumpy.device import resolve, synchronize
 
 _DESCRIPTION = """Read arrays from an HTTP server on this machine's loopback, to its GPU and into host memory.
@@ -28,7 +29,8 @@ _DESCRIPTION = """Read arrays from an HTTP server on this machine's loopback, to
 Arrays of 512×1024×1024 uint16 are made below --folder, which should be in memory (/dev/shm): raw and zstd, chunks of
 64³ in shards of 256×512×512 and as objects of their own. The server has a process for each two cores. "obstore" moves
 the stored bytes and does no more; its rate counts the decoded bytes as well. The notes have the processor time of the
-reading process for a decoded GiB.
+reading process for a decoded GiB. Raw shards are also read whole by kvikio's RemoteFile and by obstore, and laid out
+on the device by array operations.
 
 For example:
   linum-benchmark remote --folder /dev/shm --json remote.json
@@ -42,8 +44,6 @@ _ARRAYS = {
     "zstd shards": ("zstd", True),
     "zstd chunks": ("zstd", False),
 }
-#: Requests of obstore alone at a time, as many as linumpy's, and bytes of a request.
-_REQUESTS, _REQUEST_NBYTES = 32, 4 * 2**20
 
 
 @contextmanager
@@ -67,10 +67,15 @@ def _cases(where: Path, url: str, scale: float, names: tuple[str, ...], on_gpu: 
 
 def _case(stored: StoredArray, url: str, scale: float, on_gpu: bool) -> Case:
     base, name = url, stored.path.name
-    read = {
+    read: dict[str, Any] = {
         "zarr": ("zarr + obstore", partial(_zarr, base, name, None), "peer"),
         "zarr-64": ("zarr + obstore, 64 at a time", partial(_zarr, base, name, 64), "peer"),
     }
+    if stored.name == "raw shards":
+        kvikio = partial(remote_shards.by_kvikio, base, stored, on_gpu=on_gpu)
+        read["kvikio"] = ("kvikio's RemoteFile, laid out", kvikio, "peer")
+        whole = partial(_obstore_whole, base, stored, on_gpu)
+        read["obstore-whole"] = ("obstore, laid out", whole, "peer")
     ours: dict[str, Any] = {"host": ("linumpy to the host", partial(_linumpy, f"{base}/{name}", False), "ours")}
     if on_gpu:
         ours = {"device": ("linumpy to the device", partial(_linumpy, f"{base}/{name}", True), "ours"), **ours}
@@ -128,14 +133,18 @@ def _obstore(base: str, stored: StoredArray) -> int:
 
     store = _store(base)
     ranges = [
-        (f"{stored.path.name}/{file.relative_to(stored.path)}", start, min(size, start + _REQUEST_NBYTES))
+        (f"{stored.path.name}/{file.relative_to(stored.path)}", start, min(size, start + remote_shards.REQUEST_NBYTES))
         for file in stored.files
         if file.name != "zarr.json"
         for size in [file.stat().st_size]
-        for start in range(0, size, _REQUEST_NBYTES)
+        for start in range(0, size, remote_shards.REQUEST_NBYTES)
     ]
-    with ThreadPoolExecutor(_REQUESTS) as threads:
+    with ThreadPoolExecutor(remote_shards.REQUESTS) as threads:
         return sum(threads.map(lambda one: len(obstore.get_range(store, one[0], start=one[1], end=one[2])), ranges))
+
+
+def _obstore_whole(base: str, stored: StoredArray, on_gpu: bool) -> Any:
+    return remote_shards.by_obstore(_store(base), stored, on_gpu=on_gpu)
 
 
 def _store(base: str) -> Any:

@@ -177,7 +177,7 @@ def not_judged(use_gpu: bool, nbytes: int) -> str:
 
 
 def _make_mosaic(request: EndToEndRequest, folder: Path) -> tuple[Path, np.ndarray, np.ndarray]:
-    """Write tiles that differ by a number from one synthetic tile; returns that tile and the numbers."""
+    """Write tiles that differ by a number from one synthetic tile; returns their path, that tile, and the numbers."""
     rows, columns = request.tiles
     depth, height, width = request.tile
     shape = depth, rows * height, columns * width

@@ -11,7 +11,6 @@ import argparse
 import contextlib
 import importlib
 import math
-import os
 import shutil
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -24,12 +23,12 @@ from typing import Any
 import numpy as np
 import zarr
 
-from linumpy.benchmark.cases import CannotRunError, Case, Check, Entry, Mark, Prepared, Suite
-from linumpy.benchmark.data import change_for_ratio, check_size, generator, oct_voxels, work_folder
-from linumpy.benchmark.suites.callers import CALLERS, IDLE, Caller
+from linumpy.benchmark.cases import CannotRunError, Case, Check, Entry, Prepared, Suite
+from linumpy.benchmark.data import check_size, work_folder
+from linumpy.benchmark.shared.callers import CALLERS, IDLE, Caller
+from linumpy.benchmark.shared.workloads import WORKLOADS, Workload, make_arrays
 from linumpy.device import require_cuda, resolve
-from linumpy.io.zarr_mode import in_mode_of_caller, write_from_host
-from linumpy.stream import Augment, Config, CropSampler, Pipeline, Sample, Volume
+from linumpy.stream import Augment, Config, Pipeline, Sample
 
 _DESCRIPTION = """Time batches of random crops, beside tensorstore and zarr-python in threads, on this machine.
 
@@ -56,64 +55,6 @@ _PEER_THREADS = 16
 #: What is timed by default.
 _DEFAULT, _DEFAULT_BUSY = ("W1a", "W1b", "W2"), ("W1a",)
 
-
-@dataclass(frozen=True)
-class Workload:
-    """Crops of arrays.
-
-    Attributes
-    ----------
-    title : str
-        For people.
-    shape, chunk, shard, crop : tuple of int
-        Of an array, its inner chunks, its shards, and a crop.
-    arrays, batch, batches : int
-        How many arrays; crops in a batch; batches.
-    ratio : float
-        Decoded bytes over stored ones; 1 for raw chunks.
-    mark : Mark or None
-        For the pipeline with the chunk cache off.
-    encoded_arrays : int
-        Arrays with voxels of their own; all others are copies of their files.
-    open_arrays : int
-        Arrays whose metadata the pipeline keeps.
-    variants : tuple of str
-        Further entries of linumpy's: keys of :data:`_VARIANTS`.
-    """
-
-    title: str
-    shape: tuple[int, int, int]
-    chunk: tuple[int, int, int]
-    shard: tuple[int, int, int]
-    crop: tuple[int, int, int]
-    arrays: int
-    batch: int
-    batches: int
-    ratio: float
-    mark: Mark | None
-    encoded_arrays: int = 16
-    open_arrays: int = 64
-    variants: tuple[str, ...] = ("cached",)
-
-
-def _gb_per_second(rate: float) -> Mark:
-    return Mark(round(rate * 1e9 / 2**30, 2))
-
-
-_LARGE = ((512, 1024, 1024), (64, 64, 64), (256, 512, 512), (64, 256, 256))
-_MANY = ((512, 512, 512), (32, 64, 64), (256, 256, 512), (128, 128, 128))
-_W2 = "128³ crops of 16 zstd arrays"
-WORKLOADS = {
-    "W1a": Workload("64×256×256 crops of one zstd array", *_LARGE, 1, 8, 200, 3.0, _gb_per_second(6.5)),
-    "W1b": Workload("64×256×256 crops of one raw array", *_LARGE, 1, 8, 200, 1.0, _gb_per_second(14.0)),
-    "W2": Workload(_W2, *_MANY, 16, 32, 200, 3.0, _gb_per_second(15.0), variants=("cached", "augmented")),
-    "M": Workload(
-        "128³ crops of 1000 zstd arrays, 64 of them open", _MANY[2], *_MANY[1:], 1000, 32, 200, 3.0,
-        Mark(0.8, (f"W2: {_W2}/stream",), "× W2"), variants=(),
-    ),
-    "T": Workload(f"{_W2} that compress little", *_MANY, 16, 128, 100, 1.48, _gb_per_second(7.0)),
-    "F": Workload("32³ crops of one zstd array", *_LARGE[:3], (32, 32, 32), 1, 64, 200, 3.0, None),
-}  # fmt: skip
 
 _AUGMENT = Augment(rotation=20, scale=(0.8, 1.25), flip="zyx", elastic=(32.0, 3.0))
 #: Options of the pipeline, for entries of linumpy's besides the first.
@@ -218,54 +159,6 @@ def stream_cases(
                 shutil.rmtree(work / name)
 
         yield work, cases()
-
-
-def make_arrays(
-    load: Workload, folder: Path, scale: float, batches: int | None
-) -> tuple[tuple[str, ...], tuple[Sample, ...]]:
-    """Write the arrays of a workload, and choose its crops."""
-    shape = [max(c, int(n * scale) // s * s) for n, s, c in zip(load.shape, load.shard, load.crop, strict=True)]
-    count = max(1, round(load.arrays * scale))
-    base, shift = _voxels(load), load.shard[2] // 4 + 1
-    paths = [folder / f"{number}.zarr" for number in range(count)]
-
-    def write(number: int) -> None:
-        array = _create(load, paths[number], shape)
-        for k, at in enumerate(np.ndindex(*(-(-n // s) for n, s in zip(shape, load.shard, strict=True)))):
-            box = tuple(slice(i * s, min((i + 1) * s, n)) for i, s, n in zip(at, load.shard, shape, strict=True))
-            voxels = np.roll(base, shift * (k + 13 * number), axis=2)
-            write_from_host(array, box, voxels[tuple(slice(0, b.stop - b.start) for b in box)])
-
-    encoded = min(count, load.encoded_arrays)
-    with ThreadPoolExecutor(min(encoded, os.cpu_count() or 1), initializer=in_mode_of_caller()) as pool:
-        list(pool.map(write, range(encoded)))
-        list(pool.map(lambda number: shutil.copytree(paths[number % encoded], paths[number]), range(encoded, count)))
-    volumes = [Volume(str(path), tuple(shape)) for path in paths]
-    sampler = CropSampler(volumes, load.crop, length=load.batch * (batches or load.batches))
-    return tuple(map(str, paths)), tuple(sampler)
-
-
-def _voxels(load: Workload) -> np.ndarray:
-    """Make the voxels of a shard; other shards have them shifted."""
-    dtype = np.dtype("u2")
-    change = 1.0
-    if load.ratio > 1:
-        change = change_for_ratio(_encoded_bytes, load.shard, load.chunk, dtype, target=load.ratio)
-    whole = tuple(slice(0, n) for n in load.shard)
-    return oct_voxels(generator(0, whole), load.shard, whole, dtype, change)
-
-
-def _encoded_bytes(sample: np.ndarray) -> int:
-    from numcodecs import Zstd
-
-    return len(Zstd(level=3).encode(np.ascontiguousarray(sample)))
-
-
-def _create(load: Workload, path: Path, shape: Sequence[int]) -> zarr.Array:
-    codec = None if load.ratio == 1 else zarr.codecs.ZstdCodec(level=3)
-    shards = tuple(min(s, -(-n // c) * c) for s, n, c in zip(load.shard, shape, load.chunk, strict=True))
-    options: dict[str, Any] = {"chunks": load.chunk, "shards": shards, "compressors": codec}
-    return zarr.create_array(str(path), shape=tuple(shape), dtype="u2", **options)
 
 
 def _case(name: str, work: Work) -> Case:

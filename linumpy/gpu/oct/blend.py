@@ -144,12 +144,12 @@ def _by_numpy(
         sample = _between(np.moveaxis(np.asarray(tile.voxels), depth_axis, 0), moved, size, tile.fraction, kind)
         start = [extent.start for extent in within]
         weight = _between(np.asarray(tile.weights)[None], start, size, tile.fraction, kind)
-        place = (slice(None), *inside)
+        window = (slice(None), *inside)
         with np.errstate(invalid="ignore", over="ignore"):
             known = np.isfinite(sample)
-            total[place] += np.where(known, weight, 0)
-            share = weight / np.where(known, total[place], 1)
-            mean[place] += np.where(known, share * (np.where(known, sample, 0) - mean[place]), 0)
+            total[window] += np.where(known, weight, 0)
+            share = weight / np.where(known, total[window], 1)
+            mean[window] += np.where(known, share * (np.where(known, sample, 0) - mean[window]), 0)
     result = saturated(np.rint(mean), dtype) if dtype.kind in "iu" else mean.astype(dtype)
     return np.ascontiguousarray(np.moveaxis(result, 0, depth_axis))
 

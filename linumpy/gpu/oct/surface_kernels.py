@@ -149,7 +149,11 @@ def _uploaded_weights(s_z: float, order: int, queue: tuple[int, int, int]) -> Up
 
 
 class _SurfaceRun:
-    """The launches for one volume."""
+    """The launches for one volume.
+
+    `s` is the width of the lateral mean in voxels; `log` and `kind` are definitions of the kernels (LOG; CUTTING and
+    EDGE), `shape` and `stride` are along (a, b, z), and `weights` are those of the derivative and of the Gaussian.
+    """
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""What a reader has done so far: :class:`ReaderStats`."""
+"""Counters and times of a reader, for :attr:`linumpy.gpu.read.reader.Reader.stats`; one read has a ``ReadReport``."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Times:
-    """What a device took for slabs that were timed.
+    """How long copies, decoders and scatter kernels took on the device, of slabs that were timed.
 
     Attributes
     ----------
     copies, decoded : int
         Slabs that were copied to the device, and that it decoded.
     copy_seconds, decode_seconds, scatter_seconds : float
-        Of all of them; slabs that are decoded at the same time count each by itself.
+        Sums over these slabs; slabs that are decoded at the same time are counted one by one.
     copied_nbytes, decoded_nbytes : int
         Bytes that were copied, and that were decoded to.
     """
@@ -30,7 +30,7 @@ class Times:
 
 @dataclass(frozen=True)
 class ReaderStats:
-    """What a reader has done so far.
+    """Counters and times of a reader since it was made; times are sums over all threads.
 
     Attributes
     ----------
@@ -41,13 +41,13 @@ class ReaderStats:
     bytes_read : int
         Stored bytes of chunks; shard indexes, and what zarr-python reads, are not counted.
     layout_hits, layout_misses, index_hits, index_misses : int
-        Of arrays that were opened before, and of shard indexes.
+        Arrays whose layout was known, and whose was read; the same of shard indexes.
     files_opened : int
         Files opened, one that was opened again counted again.
     plan_seconds, io_seconds, place_seconds : float
-        Of all threads together: planning; reading; copying chunks to outputs in host memory.
+        Planning; reading; copying chunks to outputs in host memory.
     cache_hits, cache_misses : int
-        Of chunks that are kept on the device.
+        Chunks that were found among those kept on the device, and that were not.
     device_bytes : int
         Device memory that is held for slabs and kept chunks.
     times : Times
@@ -55,7 +55,7 @@ class ReaderStats:
     chunks_decoded_by_host : int
         Chunks that the host decoded.
     host_decode_seconds : float
-        What that took, of all threads together.
+        Time of decoding them.
     """
 
     jobs: int = 0

@@ -30,13 +30,13 @@ def stream_nbytes(preset: str) -> int:
 
 
 def slot_nbytes(nbytes: int) -> int:
-    """Return the room for what `nbytes` bytes can become, in words of 16 bytes."""
+    """Return the capacity that `nbytes` encoded bytes need at most, in words of 16 bytes."""
     return -(-(nbytes + nbytes // 255 + 16) // 16) * 16
 
 
 @dataclass(frozen=True)
 class Slots:
-    """Encoded streams, where each has room for the longest one.
+    """Encoded streams, each with the capacity of the longest one.
 
     Attributes
     ----------

@@ -1,4 +1,6 @@
-"""Points in tetrahedra, pyramids, wedges and hexahedra, by NumPy: what ``umesh.cu`` computes for each point.
+"""Interpolation weights of points in tetrahedra, pyramids, wedges and hexahedra, by NumPy.
+
+``umesh.cu`` computes the same on the device; ``umesh.py`` chooses the elements and sums the values of their corners.
 
 In: corners relative to the point, in VTK's order. Out: weights of the corners, and whether the point is inside.
 Elements may be turned inside out; faces with four corners may be curved (bilinear), and are the same from both sides.
@@ -17,7 +19,7 @@ _FAR = np.array([[(k ^ k >> 1) & 1, k >> 1 & 1, k >> 2] for k in range(8)], bool
 
 
 def weights_of(corners: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Weigh corners for the origin: (n, corners, 3) → (n, corners) float64, and whether it lies inside (n,)."""
+    """Return weights of corners (n, corners, 3) for interpolation at the origin, and whether that lies inside (n,)."""
     corners = np.asarray(corners, np.float64)
     return _in_tets(corners) if corners.shape[1] == 4 else _in_curved(corners)
 
@@ -28,7 +30,7 @@ def _volume(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
 
 
 def _solved(columns: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Express vectors by three others, (n, 3, 3); and say where those span a volume."""
+    """Return `target` (n, 3) as sums of three vectors (n, 3, 3), by Cramer's rule; and whether these span a volume."""
     a, b, c = np.moveaxis(columns, 1, 0)
     volume = _volume(a, b, c)
     parts = np.stack([_volume(target, b, c), _volume(a, target, c), _volume(a, b, target)], -1)
@@ -42,7 +44,7 @@ def _in_tets(corners: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _in_curved(corners: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Newton's method from the middle of each element; a step ends near the element."""
+    """Find the origin in the elements' own coordinates by Newton's method; steps stay near the element."""
     count = corners.shape[1]
     r = np.tile(np.array(_MIDDLES[count]), (len(corners), 1))
     inside = np.zeros(len(corners), bool)

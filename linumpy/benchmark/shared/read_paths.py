@@ -1,6 +1,6 @@
 """Implementations that read a stored array into memory, each ready to be called again and again.
 
-In: a :class:`~linumpy.benchmark.suites.stores.StoredArray`. Out: entries whose call makes a new array each time, on the
+In: a :class:`~linumpy.benchmark.shared.stores.StoredArray`. Out: entries whose call makes a new array each time, on the
 device where there is one and else on the host. Errors: :class:`~linumpy.benchmark.cases.CannotRunError`, in one line,
 where this machine lacks what an entry needs.
 
@@ -29,7 +29,7 @@ import zarr
 from linumpy.arrays import Array
 from linumpy.benchmark.cases import CannotRunError, Entry, Prepared
 from linumpy.benchmark.machine import TASK_BYTES, kvikio_threads
-from linumpy.benchmark.suites.stores import OWN_PIPELINE, StoredArray, host_zarr, truth
+from linumpy.benchmark.shared.stores import OWN_PIPELINE, StoredArray, host_zarr, truth
 from linumpy.device import free_memory, install_line, why_no_cuda
 from linumpy.io.zarr_mode import gpu_mode
 

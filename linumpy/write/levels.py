@@ -1,0 +1,81 @@
+"""Write whole chunks of a resolution, with the coarser chunks that are made from them.
+
+In: boxes of whole chunks or shards, on host or device. Out: files of all resolutions. Neighbours: ``raw_chunks`` writes
+the chunks of one array, ``pyramid`` halves voxels, ``state`` knows which chunks are stored.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+from linumpy.arrays import Array
+from linumpy.device import is_device_array, to_host
+from linumpy.plan.pyramid import Box, Pyramid, within
+from linumpy.write.pyramid import halve, halve_by_threads
+from linumpy.write.raw_chunks import Chunks, read_back
+from linumpy.write.state import WriteState
+from linumpy.write.tasks import Finish, finish_all
+
+
+class Levels:
+    """The arrays of an image, finest first, while they are written.
+
+    Parameters
+    ----------
+    chunks : list of Chunks
+        Of each resolution.
+    pyramid : Pyramid
+        Which chunks of a resolution are made from which.
+    downsampling : str
+        As for :class:`linumpy.write.writer.OmeZarrWriter`.
+    state : WriteState
+        Learns of each stored chunk.
+    pool : ThreadPoolExecutor
+        Carries out the tasks into which the host's part of the work is divided.
+    threads : int
+        Threads of the pool.
+    """
+
+    def __init__(
+        self,
+        chunks: list[Chunks],
+        pyramid: Pyramid,
+        downsampling: str,
+        state: WriteState,
+        pool: ThreadPoolExecutor,
+        threads: int,
+    ) -> None:
+        self._chunks = chunks
+        self._pyramid, self._downsampling, self._state = pyramid, downsampling, state
+        self._pool, self._threads = pool, threads
+
+    def store(self, level: int, box: Box, block: Array) -> list[Finish]:
+        """Start to write whole chunks, and the coarser chunks that are made from them alone.
+
+        Each of the functions returned waits until one resolution is stored.
+        """
+        finish = self._chunks[level].start(box, block)
+
+        def stored() -> None:
+            finish()
+            self._state.stored(level, box)
+
+        if level + 1 == len(self._chunks) or (coarser := self._pyramid.coarser(level, box)) is None:
+            return [stored]
+        finer = within(self._pyramid.finer(level + 1, coarser), box)
+        return [stored, *self.store(level + 1, coarser, self._halved(level + 1, block[finer]))]
+
+    def _halved(self, level: int, block: Array) -> Array:
+        """Make a block of a resolution from the finer one, where it is; on the host in several threads."""
+        factors = self._pyramid.factors(level)
+        if is_device_array(block):
+            return halve(block, self._downsampling, factors)
+        return halve_by_threads(to_host(block), self._downsampling, self._pool, self._threads, factors)
+
+    def make_shared(self, nbytes: int, *, on_device: bool) -> None:
+        """Make the coarser chunks that several regions share, from the written finer ones, in steps of `nbytes`."""
+        for level in range(1, len(self._chunks)):
+            for box in self._state.to_make(level, nbytes):
+                array = self._chunks[level - 1].array
+                finer = read_back(array, self._pyramid.finer(level, box), on_device=on_device)
+                finish_all(self.store(level, box, self._halved(level, finer)))
