@@ -6,6 +6,10 @@ import os
 import signal
 import threading
 
+# Before anything imports NumPy. BLAS and OpenMP take a thread for each core and spin while they wait: beside another
+# worker, small products take ten times as long. Processes that tests start inherit it.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import hypothesis
 import pytest
 

@@ -13,6 +13,7 @@ import itertools
 import os
 import struct
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 from weakref import WeakValueDictionary
@@ -33,6 +34,8 @@ REQUESTS_VARIABLE = "LINUMPY_REMOTE_REQUESTS"
 _FREED_NBYTES = 31 * 2**20
 #: Bytes of an object of which all is read because its server ignores ranges.
 _WHOLE_NBYTES = 64 * 2**20
+#: How long ranges are not asked for again: one response of all bytes may come from a proxy, and not the server.
+_WITHOUT_RANGES_SECONDS = 60.0
 
 
 class Stores:
@@ -42,7 +45,7 @@ class Stores:
         self._stores: WeakValueDictionary[int, Any] = WeakValueDictionary()
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
-        self._without_ranges: set[int] = set()
+        self._without_ranges: dict[int, float] = {}
         self._lent: dict[int, np.ndarray] = {}
 
     def number_of(self, store: Any) -> int:
@@ -100,10 +103,12 @@ class Stores:
             found = obstore.get(store, key, options=None if nbytes else {"head": True})
             _describe(request, found.meta)
             return found.bytes() if nbytes and request.size <= request.capacity else None
-        data = None if request.store in self._without_ranges else _range(store, key, request)
+        is_known = time.monotonic() < self._without_ranges.get(request.store, 0)
+        data = None if is_known else _range(store, key, request)
         if data is None:
-            self._without_ranges.add(request.store)
             data = _range_of_whole(store, key, request)
+            if not is_known:
+                self._without_ranges[request.store] = time.monotonic() + _WITHOUT_RANGES_SECONDS
         return data
 
 

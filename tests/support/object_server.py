@@ -26,8 +26,14 @@ class Faults:
         All of an object comes whatever is asked for; no ETags and no times; weak ones.
     cut : int
         So many responses end early.
-    redirects : bool
-        Requests are sent on to another path of the same object.
+    short, moved : bool
+        Ranges come without their last byte, or begin a byte later, and say so.
+    redirects, loops : bool
+        Requests are sent on to another path of the same object; to the same path.
+    elsewhere : str
+        Another server that requests are sent on to.
+    gone_after : int or None
+        Objects are missing after so many requests for each.
     changes_after : int or None
         The ETag of each object is another one after so many requests for it.
     seconds : float
@@ -42,7 +48,12 @@ class Faults:
     no_ranges: bool = False
     no_etags: bool = False
     cut: int = 0
+    short: bool = False
+    moved: bool = False
     redirects: bool = False
+    loops: bool = False
+    elsewhere: str = ""
+    gone_after: int | None = None
     changes_after: int | None = None
     seconds: float = 0.0
     hold: threading.Event | None = None
@@ -114,11 +125,13 @@ def serve(folder):
                 return self._send(faults.status, b"<html>no, token=secret</html>")
             if faults.redirects and not path.startswith("/moved"):
                 return self._send(307, b"", {"Location": "/moved" + self.path})
+            if faults.loops or faults.elsewhere:
+                return self._send(307, b"", {"Location": faults.elsewhere + self.path})
             file = Path(folder, path.removeprefix("/moved").lstrip("/"))
-            if not file.is_file():
+            times = len([one for one in served.requests if one[1] == path])
+            if not file.is_file() or (faults.gone_after is not None and times > faults.gone_after):
                 return self._send(404, b"<html>no such object</html>")
             data = file.read_bytes()
-            times = len([one for one in served.requests if one[1] == path])
             changed = faults.changes_after is not None and times > faults.changes_after
             headers = {} if faults.no_etags else {"ETag": f'"{hashlib.md5(data).hexdigest()}{"x" * changed}"'}
             found = re.fullmatch(r"bytes=(\d*)-(\d*)", self.headers.get("Range") or "")
@@ -128,6 +141,7 @@ def serve(folder):
             stop = int(found[2]) + 1 if found[1] and found[2] else len(data)
             if first >= len(data):
                 return self._send(416, b"")
+            first, stop = first + faults.moved, stop - faults.short
             part = data[first:stop]
             headers["Content-Range"] = f"bytes {first}-{first + len(part) - 1}/{len(data)}"
             return self._send(206, part, headers, faults)

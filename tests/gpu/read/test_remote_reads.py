@@ -7,6 +7,7 @@ import sys
 import tempfile
 import threading
 import time
+import types
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
@@ -309,6 +310,74 @@ def test_an_error_names_the_object_and_the_reason_without_credentials(served, ki
     for secret in ("user", "pass", "token", "Debug", "\n"):
         assert secret not in text
     assert "Basic dXNlcjpwYXNzIHdvcmQ=" in served.credentials
+
+
+@pytest.mark.parametrize(
+    ("faults", "reason"),
+    [
+        ({"short": True}, "Requested|came"),
+        ({"moved": True}, "Requested|came"),
+        ({"gone_after": 1}, "was replaced"),
+        ({"no_ranges": True}, "its server ignores ranges of bytes, and the object has 8324 bytes"),
+        ({"loops": True}, "redirect"),
+    ],
+    ids=["short", "moved", "gone", "no ranges", "loops"],
+)
+def test_ranges_that_are_not_what_was_asked_for(served, monkeypatch, caplog, faults, reason):
+    """A response of other bytes, a shard that is gone behind its index, a large one that would come whole, a loop."""
+    monkeypatch.setattr(requests, "_WHOLE_NBYTES", 1000)
+    caplog.set_level("DEBUG")
+    served.faults = Faults("/c/0/1/1", **faults)
+    url = served.url.replace("//", "//user:pass%20word@") + "/raw shards"
+    with Reader("cpu") as reader:
+        layout = reader.layout_of(url, storage_options=options(2))
+        with pytest.raises(ChunkError, match=reason) as caught:
+            reader.submit(layout).result()
+        assert np.array_equal(reader.submit(layout, np.s_[:16, :16]).result(), expected()[:16, :16])
+    assert f"{served.url}/raw shards/c/0/1/1 " in str(caught.value)
+    for secret in ("user", "pass", "dXNlcjpw"):
+        assert secret not in str(caught.value) + caplog.text
+
+
+def test_ranges_are_asked_for_again(served, monkeypatch):
+    """A response of a whole object holds for a while, and not for as long as the process."""
+    served.faults = Faults("/c/", no_ranges=True)
+    given, region = options(3), np.s_[:8, :8, :8]
+
+    def ranges():
+        served.requests.clear()
+        values = read_zarr(f"{served.url}/raw shards", region=region, device="cpu", storage_options=given)
+        assert np.array_equal(values, expected()[region])
+        return [range_ is not None for *_, range_ in served.of("/c/")]
+
+    assert ranges()[:2] == [True, False]
+    served.faults = Faults()
+    assert not any(ranges())
+    monkeypatch.setattr(requests, "time", types.SimpleNamespace(monotonic=lambda: time.monotonic() + 61))
+    assert all(ranges())
+
+
+def test_a_redirect_takes_no_credentials_to_another_server(served):
+    with serve(served.folder) as other:
+        served.faults = Faults("/c/", elsewhere=other.url)
+        url = served.url.replace("//", "//user:pass%20word@") + "/zstd"
+        assert np.array_equal(read_zarr(url, device="cpu", strict=True), expected())
+        assert len(other.of("/c/")) == 75
+        # Hosts are told apart by name and port.
+        assert other.credentials == {""}
+
+
+def test_a_raw_chunk_in_pieces_that_changes_between_them(served):
+    array = zarr.create_array(served.folder / "pieces", shape=(2, 1024, 1024), chunks=(2, 1024, 1024), dtype="u1",
+                              compressors=None, overwrite=True)  # fmt: skip
+    array[...] = 3
+    url, region = f"{served.url}/pieces", np.s_[:, :2]
+    assert (read_zarr(url, region=region, device="cpu") == 3).all()
+    assert len(served.of("/c/")) > 1
+    served.requests.clear()
+    served.faults = Faults("/c/", changes_after=1)
+    with pytest.raises(ChunkError, match="/pieces/c/0/0/0 was replaced while it was being read"):
+        read_zarr(url, region=region, device="cpu")
 
 
 def test_an_object_that_changes_while_it_is_read(served):

@@ -145,6 +145,22 @@ def test_errors_of_a_store_name_the_object():
         assert np.array_equal(read_zarr((store, name), region=part, device="cpu"), VALUES[part])
 
 
+@pytest.mark.parametrize("more", [-1, 1])
+def test_a_store_that_brings_other_bytes_than_asked_for(more):
+    class Wrong(WrapperStore):
+        async def get(self, key, prototype, byte_range=None):
+            found = await super().get(key, prototype, byte_range)
+            if found is None or not key.endswith("c/0/1/1") or isinstance(byte_range, SuffixByteRequest):
+                return found
+            return prototype.buffer.from_bytes((found.to_bytes() + b"x")[: len(found) + more])
+
+    store = Wrong(MemoryStore())
+    fill(store)
+    for name in ("raw", "raw shards"):
+        with pytest.raises(ChunkError, match=rf"{name}/c/0/1/1:? .* bytes"):
+            read_zarr((store, name), device="cpu")
+
+
 def test_an_array_that_is_gone_is_no_fill_value(tmp_path):
     pytest.importorskip("obstore")
     memory = MemoryStore()
