@@ -33,8 +33,12 @@ from linumpy.device import array_module, to_host
 _END_PLANES = 4
 #: Planes below the brightest one, of less than this fraction of its mean, show how speckle falls with the intensity.
 _DIM, _DIM_PLANES = 0.6, 6
+#: The darkest plane, relative to the brightest, from which the line is not extended to no light.
+_DARK = 0.2
 #: Profiles of lines with like surfaces, and planes of tissue that are left out of them: the first are part water.
 _GROUPS, _RIM = 8, 2
+#: Root mean square misfit of logarithms above which profiles do not have one incident light.
+_MISFIT = 0.15
 
 
 @dataclass(frozen=True)
@@ -348,7 +352,8 @@ def estimate_background(volume: Array) -> float:
     Returns
     -------
     float
-        From 0 to the mean of the darkest plane of tissue; 0 where there are fewer than six dim planes.
+        From 0 to the mean of the darkest plane of tissue; 0 where there are fewer than six dim planes, or the darkest
+        has more than a fifth of the light of the brightest.
     """
     xp = array_module(volume)
     whole = (xp.isfinite(volume) & (volume > 0)).all(axis=0)
@@ -363,7 +368,7 @@ def estimate_background(volume: Array) -> float:
     mean, strength = to_host(xp.stack([xp.stack(means), xp.stack(strengths)])).astype(np.float64)
     brightest = int(np.argmax(mean))
     dim = (np.arange(len(mean)) > brightest) & (mean < _DIM * mean[brightest])
-    if dim.sum() < _DIM_PLANES:
+    if dim.sum() < _DIM_PLANES or mean[dim].min() > _DARK * mean[brightest]:
         return 0.0
     slope, at_none = np.polyfit(mean[dim], strength[dim], 1, w=1 / mean[dim])
     if not slope > 0:
@@ -410,8 +415,9 @@ def estimate_beam(profiles: np.ndarray, spacing_um: float, *, falloff_per_mm: fl
     A profile of tissue of even attenuation, whose surface is at s, is ``c exp(-2 µ (z - s)) exp(-(f z)²) /
     (1 + ((z - focus) / rayleigh)²)``. All are fitted by their logarithms with one c, from the third plane of tissue to
     the last, with a robust norm: tissue begins at the first plane that has half of the largest intensity. What changes
-    with z is the beam, and what changes with z - s the attenuation, which surfaces at several depths tell apart. A
-    fall-off looks much like the far side of a focus: give it, where it is known.
+    with z is the beam, and what changes with z - s the attenuation, which surfaces at several depths tell apart. Where
+    they do not fit, because tissue differs more than surfaces do, their mean is fitted. A fall-off looks much like the
+    far side of a focus: give it, where it is known.
 
     Parameters
     ----------
@@ -459,4 +465,9 @@ def estimate_beam(profiles: np.ndarray, spacing_um: float, *, falloff_per_mm: fl
         rayleigh,
         float(rest[0]) if rest else falloff_per_mm or 0.0,
     )
-    return DepthProfile(beam, float(mu), float(np.sqrt(np.mean(misfit(best.x) ** 2))))
+    rms = float(np.sqrt(np.mean(misfit(best.x) ** 2)))
+    if rms > _MISFIT and profiles.shape[1] > 1:
+        known = np.isfinite(profiles)
+        mean = np.where(known, profiles, 0).sum(axis=1) / np.maximum(known.sum(axis=1), 1)
+        return estimate_beam(mean, spacing_um, falloff_per_mm=falloff_per_mm)
+    return DepthProfile(beam, float(mu), rms)
