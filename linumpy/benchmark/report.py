@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 from linumpy.benchmark.cases import Case
 from linumpy.benchmark.machine import Machine
 from linumpy.benchmark.runner import OK, UNAVAILABLE, CaseResult, EntryResult, MarkResult, Settings
-from linumpy.io.output.files import replacing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -155,6 +154,8 @@ def document(
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
     """Write a document, readable by people too."""
+    from linumpy.io.output.files import replacing  # imports zarr, which no help text needs
+
     text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     with replacing(path, overwrite=True) as temporary:
         temporary.write_text(text, encoding="utf-8")
