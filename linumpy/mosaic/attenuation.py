@@ -129,6 +129,8 @@ def compensate_attenuation(
     used = _choose(image, method, use_gpu)
     log.info("%s: %s", image.name, used)
     step = image.spacing[image.depth_axis]
+    # The least value above 0 that the output holds; boxes themselves come as float32.
+    least = np.float32(1 if image.array.dtype.kind in "iu" else np.finfo(np.float32).tiny)
 
     def correct(_: Box, voxels: Array) -> Array:
         if coefficients:
@@ -139,7 +141,7 @@ def compensate_attenuation(
             voxels, step, used.beam, deep=used.deep, background=used.background, max_gain=method.max_gain
         )
         # 0 means not measured to the steps that follow: a voxel as dark as the background is not that.
-        xp, least = array_module(voxels), np.float32(1 if voxels.dtype.kind in "iu" else np.finfo(np.float32).tiny)
+        xp = array_module(voxels)
         return xp.where(voxels > 0, xp.maximum(clear, least), clear)  # type: ignore[no-any-return]
 
     with tile_work(distributed, use_gpu=use_gpu) as work:

@@ -5,6 +5,7 @@ from dataclasses import astuple
 
 import numpy as np
 import pytest
+import zarr
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,7 +20,9 @@ from linumpy.correction.attenuation import (
     estimate_deep_light,
     estimate_end,
 )
+from linumpy.mosaic.attenuation import AttenuationMethod, compensate_attenuation
 from linumpy.testing import brain
+from linumpy.write.writer import write_omezarr
 
 FAULTS = brain.Faults(attenuation_per_mm=4.0, focus_um=150.0, rayleigh_um=250.0, falloff_per_mm=0.5)
 SPEC = brain.BrainSpec(slices=1, tiles=(1, 1), tile_shape=(60, 24, 24), faults=FAULTS)
@@ -206,3 +209,14 @@ def test_on_a_device(cupy):
     assert math.isclose(estimate_background(volume), estimate_background(cupy.asarray(volume)), rel_tol=1e-3, abs_tol=1)
     by_all = (compensate(xp.asarray(volume), 10.0, BEAM, deep=host) for xp in (np, cupy))
     assert np.allclose(next(by_all), next(by_all).get(), rtol=1e-4, atol=1e-4, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", ["u2", "f4"])
+def test_voxels_as_dark_as_the_background_stay_measured(tmp_path, dtype):
+    """Those that are 0 were not measured, and only those are 0 afterwards: stacking leaves them out."""
+    voxels = np.random.default_rng(0).integers(101, 1000, (20, 16, 16)).astype(dtype)
+    voxels[8:, :8], voxels[:, 12, 12] = 100, 0
+    write_omezarr(tmp_path / "a", voxels, (5, 10, 10))
+    method = AttenuationMethod(focus_um=100, rayleigh_um=300, end_per_mm=0, background=100)
+    compensate_attenuation(tmp_path / "a", tmp_path / "b", method)
+    np.testing.assert_array_equal(zarr.open_group(tmp_path / "b", mode="r")["0"][...] > 0, voxels > 0)
