@@ -25,7 +25,7 @@ def _build_arg_parser() -> argparse.ArgumentParser:
     parser = cli.Parser(
         "linum-fix-galvo-shift", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("input", type=Path, metavar="MOSAIC", help="Mosaic grid to read.")
+    parser.add_argument("input", type=cli.source, metavar="MOSAIC", help="Mosaic grid to read.")
     parser.add_argument("output", type=Path, metavar="OUT", help="OME-Zarr mosaic to write.")
     parser.add_argument("--columns", type=int, metavar="N", help="Columns by which tiles are rotated. [detected]")
     parser.add_argument(
@@ -37,6 +37,7 @@ def _build_arg_parser() -> argparse.ArgumentParser:
     )
     cli.add_levels_argument(parser)
     cli.add_codec_argument(parser)
+    cli.add_volume_arguments(parser, all_of_them=False)
     cli.add_cluster_argument(parser)
     cli.add_gpu_arguments(parser)
     cli.add_common_arguments(parser)
@@ -48,13 +49,13 @@ def _fix(parsed: argparse.Namespace) -> None:
     from linumpy.mosaic.io.image import open_mosaic
     from linumpy.progress import bytes_progress
 
-    use_gpu, begin = cli.choose_device(parsed), time.perf_counter()
-    nbytes = open_mosaic(parsed.input).nbytes
+    use_gpu, begin, chosen = cli.choose_device(parsed), time.perf_counter(), cli.volume_options(parsed)
+    nbytes = open_mosaic(parsed.input, **chosen).nbytes
     with bytes_progress("galvo", nbytes) as progress:
         found = fix_galvo_shift(
             parsed.input, parsed.output, columns=parsed.columns, min_contrast=parsed.min_contrast,
-            tile_given=parsed.tile_shape, levels=parsed.levels, codec=parsed.codec, use_gpu=use_gpu,
-            overwrite=parsed.overwrite, progress=progress, distributed=parsed.distributed,
+            tile_shape=parsed.tile_shape, levels=parsed.levels, codec=parsed.codec, use_gpu=use_gpu,
+            overwrite=parsed.overwrite, progress=progress, distributed=parsed.distributed, **chosen,
         )  # fmt: skip
     print(f"tiles were rotated by {found.columns} columns (contrast of the seam {found.contrast:.2f})")
     print(cli.closing_line(parsed.input, parsed.output, use_gpu, time.perf_counter() - begin, nbytes))

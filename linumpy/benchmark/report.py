@@ -210,6 +210,8 @@ def draw(results: Sequence[CaseResult], machine: Machine, date: str, path: Path)
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
+    from linumpy.io.output.files import replacing
+
     heights = [_PANEL_INCHES + _BAR_INCHES * len(_bars(result)) for result in results]
     figure = Figure(figsize=(10, _HEAD_INCHES + sum(heights)), layout="constrained")
     FigureCanvasAgg(figure)

@@ -147,7 +147,7 @@ def open_stack(
 ) -> tuple[tuple[MosaicImage, ...], CommonSpace]:
     """Open slices and plan their stack; parameters and errors are those of :func:`stack_registered`."""
     chosen = transforms if isinstance(transforms, SliceTransforms) else read_transforms(transforms)
-    slices = open_slices(folder, channel=channel, time=time, spacing=spacing)
+    slices = open_slices(folder, least=1, channel=channel, time=time, spacing=spacing)
     images = tuple(slices.values())
     if [one.number for one in chosen.slices] != list(slices):
         raise SourceError(

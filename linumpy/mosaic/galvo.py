@@ -11,7 +11,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -33,6 +33,8 @@ log = logging.getLogger(__name__)
 
 #: Tiles that are looked at, spread over the mosaic.
 _TILES = 25
+#: Neighbouring lines along X that are averaged: it lowers speckle, and structure that spans several lines stays.
+_ROWS = 8
 
 
 @dataclass(frozen=True)
@@ -58,15 +60,18 @@ def detect_galvo_shift(tiles: Array) -> GalvoShift:
     Parameters
     ----------
     tiles : numpy.ndarray or cupy.ndarray, (N, Y, X)
-        Projections of tiles along depth; lines that are constant or not finite are left out.
+        Projections of tiles along depth; lines along X that are constant or not finite are left out, with the up to
+        seven neighbours with which they are averaged.
 
     Returns
     -------
     GalvoShift
         Without contrast if no line has any.
     """
-    xp = array_module(tiles)
-    lines = tiles.reshape((-1, tiles.shape[-1])).astype(np.float64)
+    xp, (count, height, width) = array_module(tiles), tiles.shape
+    rows = max(1, min(_ROWS, height))
+    whole = tiles[:, : height // rows * rows].astype(np.float64)
+    lines = whole.reshape((count * (height // rows), rows, width)).mean(axis=1)
     lines = lines[xp.isfinite(lines).all(axis=1)]
     # Dark and bright tiles count alike.
     spread = lines.std(axis=1, keepdims=True)
@@ -85,7 +90,10 @@ def fix_galvo_shift(
     *,
     columns: int | None = None,
     min_contrast: float = 1.5,
-    tile_given: Sequence[int] | None = None,
+    tile_shape: Sequence[int] | None = None,
+    channel: int | None = None,
+    time: int | None = None,
+    spacing: Sequence[float] | None = None,
     levels: int = 1,
     codec: str | None = None,
     use_gpu: bool = False,
@@ -104,9 +112,9 @@ def fix_galvo_shift(
         By how many columns tiles are rotated; by default as :func:`detect_galvo_shift` finds it.
     min_contrast : float
         A shift that is found with less is not applied.
-    tile_given : (int, int), optional
+    tile_shape : (int, int), optional
         Voxels of a tile along Y and X, where the metadata lacks them.
-    levels, codec, use_gpu, overwrite, progress, tile_bytes, distributed
+    channel, time, spacing, levels, codec, use_gpu, overwrite, progress, tile_bytes, distributed
         As for :func:`linumpy.mosaic.slices.stack_mosaics`.
 
     Returns
@@ -125,31 +133,21 @@ def fix_galvo_shift(
         raise ValueError(f"min_contrast={min_contrast}: pass a number from 0 on")
     check_target(Path(output), overwrite=overwrite)
     check_apart([output], [source])
-    image, tile = _open(source, tile_given)
+    image, tile = _open(source, tile_shape, channel=channel, time=time, spacing=spacing)
     with tile_work(distributed, use_gpu=use_gpu) as work:
         found = GalvoShift(columns % tile[1], 0.0) if columns is not None else _detect(image, tile, work)
         if columns is None and found.contrast < min_contrast:
             log.warning("%s: no seam in its tiles is clear (contrast %.2f): nothing is mended", source, found.contrast)
             found = GalvoShift(0, found.contrast)
-        _write(
-            image,
-            output,
-            tile,
-            found.columns,
-            levels,
-            codec,
-            overwrite,
-            work,
-            tile_nbytes(tile_bytes, use_gpu),
-            progress,
-        )
+        limit = tile_nbytes(tile_bytes, use_gpu)
+        _write(image, output, tile, found.columns, levels, codec, overwrite, work, limit, progress)
     return found
 
 
 def find_galvo_shift(
     source: str | Path,
     *,
-    tile_given: Sequence[int] | None = None,
+    tile_shape: Sequence[int] | None = None,
     use_gpu: bool = False,
     distributed: Client | Cluster | str | None = None,
 ) -> GalvoShift:
@@ -160,18 +158,18 @@ def find_galvo_shift(
     FileNotFoundError, SourceError, MetadataError, ValueError, GpuUnavailableError
         As :func:`fix_galvo_shift`.
     """
-    image, tile = _open(source, tile_given)
+    image, tile = _open(source, tile_shape)
     with tile_work(distributed, use_gpu=use_gpu) as work:
         return _detect(image, tile, work)
 
 
-def _open(source: str | Path, tile_given: Sequence[int] | None) -> tuple[MosaicImage, tuple[int, int]]:
+def _open(source: str | Path, given: Sequence[int] | None, **chosen: Any) -> tuple[MosaicImage, tuple[int, int]]:
     """Open a mosaic of one volume whose tiles are known."""
-    image = open_mosaic(source)
+    image = open_mosaic(source, **chosen)
     image.only("a mosaic of one volume is mended")
     if image.axes != "zyx":
         raise MetadataError(f"{image.name}: axes {', '.join(image.axes)}; mosaics are mended with axes z, y, x")
-    tile = known_tile(image, tile_given)
+    tile = known_tile(image, given)
     if tile is None:
         raise MetadataError(f"{image.name}: the metadata has no tile_shape: pass tile_shape=")
     return image, tile

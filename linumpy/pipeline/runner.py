@@ -136,7 +136,7 @@ def run_pipeline(
             held = {one: shared | own for one, own in slices.items()}
             if STAGES[name].of_brain:
                 held = {"brain": _gathered(slices, shared)}
-            tasks = [task for one, inputs in held.items() if (task := _task(run, name, one, inputs)) is not None]
+            tasks = [_task(run, name, one, inputs) for one, inputs in held.items()]
             stages.append(_carry_out_all(name, tasks, records, work, progress))
             for task in tasks:
                 place = shared if STAGES[name].of_brain else slices[task.name]
@@ -169,12 +169,9 @@ def _gathered(slices: dict[str, _Held], shared: _Held) -> _Held:
     return {role: tuple(path for held in slices.values() for path in held.get(role, ())) for role in roles} | shared
 
 
-def _task(run: Run, name: str, one: str, held: _Held) -> Task | None:
-    """Return a task; None where there are too few slices for it."""
+def _task(run: Run, name: str, one: str, held: _Held) -> Task:
     stage = STAGES[name]
     inputs = {role: held[role] for role in (*stage.needs, *stage.optional) if role in held}
-    if len(held["image"]) < stage.least:
-        return None
     lacking = [role for role in stage.needs if role not in inputs]
     if lacking:
         raise ValueError(f"skip: without {', '.join(run.skip)} there is no {' and no '.join(lacking)} for {name}")

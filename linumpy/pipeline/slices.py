@@ -36,7 +36,8 @@ def write_shifts(path: Path, numbers: Sequence[int], inputs: Mapping[str, Sequen
     SourceError
         The motor's table lacks a pair of neighbours.
     """
-    known = {(one.fixed_id, one.moving_id): one for table in inputs.get("shifts", ()) for one in read_shifts(table)}
+    tables = inputs.get("shifts", ()) if len(numbers) > 1 else ()  # of one slice it has no rows
+    known = {(one.fixed_id, one.moving_id): one for table in tables for one in read_shifts(table)}
     with replacing(path, overwrite=True) as temporary, temporary.open("w", newline="") as file:
         table = csv.writer(file)
         table.writerow(SHIFT_COLUMNS)

@@ -107,8 +107,6 @@ class Stage:
         Whether it takes all slices at a time.
     optional : tuple of str
         Roles that it takes where there are any.
-    least : int
-        Number of slices below which there is nothing to do.
     """
 
     call: Callable[[Task, Where], object]
@@ -116,7 +114,6 @@ class Stage:
     makes: Mapping[str, str]
     of_brain: bool = False
     optional: tuple[str, ...] = ()
-    least: int = 1
 
 
 def carry_out(task: Task, where: Where) -> None:
@@ -141,7 +138,7 @@ def _galvo(task: Task, where: Where) -> None:
     if output.is_symlink():
         output.unlink()  # of an earlier run: the writer would follow it to the source
     try:
-        found = find_galvo_shift(source, tile_given=asked.tile_shape, use_gpu=where.use_gpu)
+        found = find_galvo_shift(source, tile_shape=asked.tile_shape, use_gpu=where.use_gpu)
     except MetadataError as error:
         if asked.columns is not None:
             raise
@@ -151,7 +148,7 @@ def _galvo(task: Task, where: Where) -> None:
         found = GalvoShift(asked.columns or 0, found.contrast)
     if found.columns:
         fix_galvo_shift(
-            source, output, columns=found.columns, tile_given=asked.tile_shape,
+            source, output, columns=found.columns, tile_shape=asked.tile_shape,
             **(_written(task, where) | {"levels": 1}),
         )  # fmt: skip
     else:
@@ -329,8 +326,8 @@ STAGES: dict[str, Stage] = {
     "surface": Stage(_surface, ("image",), {"surface": _IMAGE, "surface_picture": ".png"}),
     "stitch": Stage(_stitch, ("image", "positions"), {"image": _IMAGE}),
     "attenuation": Stage(_attenuation, ("image",), {"image": _IMAGE}),
-    "register": Stage(_register, ("image",), {"transforms": ".json"}, of_brain=True, optional=("shifts",), least=2),
-    "stack": Stage(_stack, ("image", "transforms"), {"stack": _IMAGE}, of_brain=True, least=2),
+    "register": Stage(_register, ("image",), {"transforms": ".json"}, of_brain=True, optional=("shifts",)),
+    "stack": Stage(_stack, ("image", "transforms"), {"stack": _IMAGE}, of_brain=True),
 }
 _ALL = tuple(sorted({role for stage in STAGES.values() for role in stage.makes} - {"image"}))
 STAGES["report"] = Stage(_report, ("image",), {"report": ".html"}, of_brain=True, optional=_ALL)

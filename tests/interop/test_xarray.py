@@ -295,6 +295,7 @@ class OnDevice(np.lib.mixins.NDArrayOperatorsMixin):
         self.host = host
         self.shape, self.dtype, self.ndim, self.size = host.shape, host.dtype, host.ndim, host.size
         self.nbytes = host.nbytes
+        self.real, self.imag = host.real, host.imag  # by which xarray knows an array from Python 3.12 on
 
     def __array__(self, *_, **__):
         raise TypeError("implicit conversion to NumPy")

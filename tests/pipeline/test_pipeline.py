@@ -183,7 +183,15 @@ def test_one_tile_of_one_slice(tmp_path):
     spec = dataclasses.replace(SPEC, slices=1, tiles=(1, 1))
     summary = run_pipeline(run_of(tmp_path, spec))
     assert summary.results["image"][0].is_dir()
-    assert "stack" not in summary.results
+    # Alone it is its own stack: levelled, from its cut surface on.
+    stack, slice_ = voxels(summary.results["stack"][0]), voxels(summary.results["image"][0])
+    assert stack.shape[1:] == slice_.shape[1:]
+    assert (stack > 0).mean() > 0.8
+    planes = len(slice_) - len(stack)
+    fits = [np.corrcoef(stack[:-1].ravel(), slice_[k : k + len(stack) - 1].ravel())[0, 1] for k in range(planes + 2)]
+    # Its planes lie between those of the slice, so they are smoother.
+    assert planes - 1 <= np.argmax(fits) <= planes + 1, fits
+    assert max(fits) > 0.8
 
 
 def test_nothing_at_all(tmp_path):

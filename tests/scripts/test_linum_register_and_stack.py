@@ -41,6 +41,7 @@ def test_slices_become_a_stack(folder, tmp_path, capsys):
 
 @pytest.mark.parametrize(("name", "words", "told"), [
     (REGISTER, ["{f}", "{t}/t.json", "--slicing_interval_mm", "-1"], "interval_mm"),
+    (REGISTER, ["{f}", "{t}/t.json", "--slicing_interval_mm", "160"], "pass millimetres"),
     (REGISTER, ["{t}", "{t}/t.json", "--slicing_interval_mm", "1"], "no slices"),
     (REGISTER, ["{f}", "{t}/no/t.json", "--slicing_interval_mm", "1"], "no"),
     (REGISTER, ["{f}", "{t}/t.json", "--slicing_interval_mm", "1", "--reach", "0"], "--reach"),

@@ -19,6 +19,7 @@ import linumpy.voxel.mesh_image
 from linumpy.errors import WorkerError
 from linumpy.io.ome import open_image
 from linumpy.mosaic.alignment.transforms import SliceTransform, SliceTransforms
+from linumpy.mosaic.tile_positions import estimate_positions
 from linumpy.resample.tile_work import tile_work
 from linumpy.testing.synthetic import MosaicSpec, block, write_mosaic
 from linumpy.write.writer import write_omezarr
@@ -42,6 +43,7 @@ def folder(tmp_path_factory):
     """A mosaic, and two slices of a tissue with their shifts."""
     folder = tmp_path_factory.mktemp("sources")
     write_mosaic(folder / "mosaic", SPEC, chunks=(20, 16, 16))
+    estimate_positions(folder / "mosaic", folder / "positions.csv", min_confidence=0)
     volume = block(TISSUE, (0, 0, 0), TISSUE.shape).astype("f4")
     (folder / "slices").mkdir()
     for number, (z, y, x) in enumerate([(0, 2, 4), (24, 5, 2)], 1):
@@ -67,10 +69,18 @@ COMMANDS = {
     "aip_png": ["mosaic", "OUT.png"],
     "detect_focal_curvature": ["mosaic", "OUT", "--tile_shape", "32", "32", "--s_xy", "5"],
     "find_tissue_interface": ["mosaic", "OUT", "--s_xy", "5"],
+    "estimate_transform": ["mosaic", "OUT.csv", "--min_confidence", "0"],
+    "stitch_3d": ["mosaic", "positions.csv", "OUT", "--no-interpolate"],
     "resample_mosaic_grid": ["mosaic", "OUT", "--resolution", "20"],
     "stack_slices_motor": ["slices", "shifts.csv", "OUT", "--slicing_interval_mm", "0.12"],
     "stack_slices": ["slices", "transforms.json", "OUT"],
 }
+
+
+def _read(path):
+    if path.endswith("csv"):
+        return np.genfromtxt(path, delimiter=",", skip_header=1)
+    return np.asarray(Image.open(path)) if path.endswith("png") else open_image(path).levels[0][...]
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -91,7 +101,7 @@ def test_the_same_bits_as_here(name, address, folder, tmp_path, monkeypatch, cap
         more = ["--cluster", address] if where == "there" else ["--no-use_gpu"]
         assert main(words + more) == 0, capsys.readouterr().err
         out = next(word for word in words if str(tmp_path) in word)
-        made.append(np.asarray(Image.open(out)) if out.endswith("png") else open_image(out).levels[0][...])
+        made.append(_read(out))
     assert made[0].std() > 0
     np.testing.assert_array_equal(made[1], made[0])
 

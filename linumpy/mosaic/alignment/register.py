@@ -13,7 +13,7 @@ import itertools
 import logging
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,7 +25,7 @@ from linumpy.io.output.files import check_file
 from linumpy.mosaic.alignment.faces import CutSurface, find_surfaces, planes_of, read_faces, shading_of, stacked
 from linumpy.mosaic.alignment.transforms import Matrix, PairResult, SliceTransform, SliceTransforms
 from linumpy.mosaic.io.image import MosaicImage
-from linumpy.mosaic.io.slice_table import chain_shifts, find_slices, open_slices, read_shifts
+from linumpy.mosaic.io.slice_table import chain_shifts, check_interval, find_slices, open_slices, read_shifts
 from linumpy.mosaic.surface import SurfaceMethod
 from linumpy.registration.chain import ChainSolution, PairLink, solve_chain
 from linumpy.registration.pairs import PairSearch, register_pairs
@@ -153,13 +153,16 @@ def register_slices(
     if output is not None:
         check_file(output, overwrite=overwrite)
         check_apart([output], [*paths.values(), *([] if shifts is None else [shifts])])
-    slices = open_slices(folder, channel=channel, time=time, spacing=spacing)
+    slices = open_slices(folder, least=1, channel=channel, time=time, spacing=spacing)
     numbers, images = tuple(slices), tuple(slices.values())
+    check_interval("interval_mm", alignment.interval_mm, images)
     moves = _motor(numbers, images[0], shifts)
     with tile_work(distributed, use_gpu=use_gpu) as work:
         found = method or SurfaceMethod(definition="edge")
         surfaces = find_surfaces(images, found, work) if alignment.crop else [CutSurface()] * len(images)
         depths = [_depth(*pair, alignment) for pair in zip(images, surfaces, strict=True)]
+        if len(images) == 1:
+            return _finish(_alone(paths, slices, surfaces, depths, alignment), output, overwrite)
         pairs = [(n, n + step) for step in range(1, alignment.reach + 1) for n in range(len(images) - step)]
         interval = alignment.interval_mm * 1e3 / images[0].spacing[0]
         rim = _RIM if alignment.crop and min(depths) > _RIM else 0
@@ -188,7 +191,22 @@ def register_slices(
     )  # fmt: skip
     links = _links(pairs, registered, offsets, step, factor, gaps, alignment)
     solution = _solve(numbers, images, links, moves, step, alignment)
-    result = _transforms(paths, slices, surfaces, depths, pairs, links, registered, solution, alignment)
+    result = _transforms(paths, slices, surfaces, depths, solution, alignment)
+    return _finish(
+        replace(result, pairs=_results(tuple(slices), pairs, links, registered, solution)), output, overwrite
+    )
+
+
+def _alone(
+    paths: dict[int, Path], slices: dict[int, MosaicImage], surfaces: Sequence[CutSurface], depths: Sequence[int],
+    alignment: Alignment,
+) -> SliceTransforms:  # fmt: skip
+    """Return the transform of an only slice: levelled, and where it lies."""
+    stays = ChainSolution(np.eye(3)[np.newaxis], np.zeros(0), np.zeros(0, bool), np.zeros(1, bool))
+    return _transforms(paths, slices, surfaces, depths, stays, alignment)
+
+
+def _finish(result: SliceTransforms, output: str | Path | None, overwrite: bool) -> SliceTransforms:
     _tell(result)
     if output is not None:
         result.write(output, overwrite=overwrite)
@@ -197,7 +215,7 @@ def register_slices(
 
 def _motor(numbers: Sequence[int], image: MosaicImage, shifts: str | Path | None) -> np.ndarray:
     """Return the shift of each slice to the first one in µm along Y and X, as the motor tells it."""
-    if shifts is None:
+    if shifts is None or len(numbers) == 1:
         return np.zeros((len(numbers), 2))
     steps = chain_shifts(tuple(numbers), read_shifts(shifts), str(shifts))
     return np.cumsum([[0.0, 0.0], *([step.y_mm * 1e3, step.x_mm * 1e3] for step in steps)], axis=0)
@@ -275,19 +293,26 @@ def _solve(
 
 def _transforms(
     paths: dict[int, Path], slices: dict[int, MosaicImage], surfaces: Sequence[CutSurface], depths: Sequence[int],
-    pairs: Sequence[tuple[int, int]], links: Sequence[PairLink], registered: PairTransforms, solution: ChainSolution,
-    alignment: Alignment,
+    solution: ChainSolution, alignment: Alignment,
 ) -> SliceTransforms:  # fmt: skip
-    numbers, interval = list(slices), alignment.interval_mm * 1e3
+    """Return the transforms of the slices, without pairs."""
+    first, interval = next(iter(slices)), alignment.interval_mm * 1e3
     found = []
     for n, (number, image) in enumerate(slices.items()):
-        top = (number - numbers[0]) * interval
+        top = (number - first) * interval
         matrix = _in_space(image, surfaces[n], solution.matrices[n], top)
         rim = image.spacing[0] * _RIM if surfaces[n] != CutSurface() and depths[n] > _RIM else 0.0
         depth = depths[n] * image.spacing[0] - rim
         found.append(
             SliceTransform(number, paths[number].name, matrix, top + rim, depth, bool(solution.interpolated[n]))
         )
+    return SliceTransforms(interval, tuple(found))
+
+
+def _results(
+    numbers: Sequence[int], pairs: Sequence[tuple[int, int]], links: Sequence[PairLink], registered: PairTransforms,
+    solution: ChainSolution,
+) -> tuple[PairResult, ...]:  # fmt: skip
     results = [
         PairResult(
             numbers[fixed], numbers[moving], _rows(links[n].matrix), float(registered.correlations[n]),
@@ -296,7 +321,7 @@ def _transforms(
         )
         for n, (fixed, moving) in enumerate(pairs)
     ]  # fmt: skip
-    return SliceTransforms(interval, tuple(found), tuple(sorted(results, key=lambda p: (p.fixed_id, p.moving_id))))
+    return tuple(sorted(results, key=lambda p: (p.fixed_id, p.moving_id)))
 
 
 def _in_space(image: MosaicImage, surface: CutSurface, lateral: np.ndarray, top: float) -> Matrix:

@@ -144,18 +144,20 @@ def chain_shifts(numbers: tuple[int, ...], shifts: Sequence[Shift], where: str) 
 def open_slices(
     folder: str | Path,
     *,
+    least: int = 2,
     channel: int | None = None,
     time: int | None = None,
     spacing: Sequence[float] | None = None,
 ) -> dict[int, MosaicImage]:
     """Open the slices of a folder, which must have one dtype and spacing.
 
-    Parameters are those of :func:`linumpy.mosaic.slices.stack_mosaics`.
+    Parameters are those of :func:`linumpy.mosaic.slices.stack_mosaics`, and `least`, how many slices are needed.
 
     Raises
     ------
     FileNotFoundError, SourceError, MetadataError
-        As :func:`find_slices` and :func:`linumpy.mosaic.io.image.open_mosaic`; fewer than two slices, axes that are
+        As :func:`find_slices` and :func:`linumpy.mosaic.io.image.open_mosaic`; fewer than two slices where two are
+        needed, axes that are
         not z, y, x, slices of different dtype or spacing.
     ValueError
         Slices of several times or channels, of which none is selected.
@@ -165,7 +167,7 @@ def open_slices(
         for number, path in find_slices(folder).items()
     }
     first = next(iter(slices.values()))
-    if len(slices) < 2:
+    if len(slices) < least:
         raise SourceError(f"{first.name} is the only slice in {folder}: a stack needs two")
     for image in slices.values():
         image.only("a stack takes one volume of each slice")
@@ -180,3 +182,16 @@ def open_slices(
                 f"{image.name} has a spacing of {image.spacing} µm, {first.name} of {first.spacing} µm: resample them"
             )
     return slices
+
+
+def check_interval(name: str, interval_mm: float, images: Sequence[MosaicImage]) -> None:
+    """Refuse an interval between slices that is far deeper than they are: it was given in micrometres.
+
+    Raises
+    ------
+    ValueError
+        It is more than ten times as deep as the deepest slice; names `name`.
+    """
+    depth_mm = max(image.array.shape[0] * image.spacing[0] for image in images) / 1e3
+    if interval_mm > 10 * depth_mm:
+        raise ValueError(f"{name}={interval_mm:g}: slices are {depth_mm:.3g} mm deep; pass millimetres")
