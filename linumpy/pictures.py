@@ -147,38 +147,6 @@ def draw_surface(
     return titled(figure, source)
 
 
-def draw_map(
-    values: np.ndarray,
-    spacing: tuple[float, float],
-    label: str,
-    names: tuple[str, str] = ("Y", "X"),
-    *,
-    source: str = "",
-) -> Figure:
-    """Draw an image with a scale bar.
-
-    Parameters
-    ----------
-    values : numpy.ndarray, (rows, columns)
-        Values; those that are not finite stay blank.
-    spacing : (float, float)
-        Spacing of rows and columns in µm.
-    label : str
-        What the values are.
-    names : (str, str)
-        Names of both axes.
-    source : str
-        Name of the image, for the title.
-    """
-    height, width = extent_um(values.shape, spacing)
-    figure, (axes,) = new_figure(6.4, min(8.0, max(2.2, 5.2 * height / width + 0.8)))
-    limits = percentiles(values, (0.5, 99.5))
-    add_image(axes, values, (0, width, height, 0), limits, label, cmap="gray", aspect="auto")
-    axes.set(xlabel=f"{names[1]} (µm)", ylabel=f"{names[0]} (µm)")
-    add_scale_bar(axes, width)
-    return titled(figure, source)
-
-
 def percentiles(values: np.ndarray, shares: tuple[float, float]) -> tuple[float, float]:
     """Choose a colour range by percentiles of the finite values; (0, 1) if there are none."""
     finite = values[np.isfinite(values)]

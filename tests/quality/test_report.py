@@ -98,10 +98,14 @@ def test_the_page(results, tmp_path):
     assert "<b>map" not in text
     assert "&lt;b&gt;map.ome.zarr" in text
     assert len(page.sources) == 8  # two of each volume, the map, the positions
+    spreads = []
     for source in page.sources:
         kind, data = source.split(",")
-        assert kind == "data:image/png;base64"
-        assert np.ptp(np.asarray(Image.open(io.BytesIO(base64.b64decode(data))).convert("L"))) > 100
+        assert kind == "data:image/jpeg;base64"
+        spreads.append(np.ptp(np.asarray(Image.open(io.BytesIO(base64.b64decode(data))).convert("L"))))
+    assert sum(spread > 100 for spread in spreads) == 6  # not the two of the constant volume
+    assert "width: 20.00%'></div>200 µm" in text  # of 50 × 20 µm
+    assert "aspect-ratio: 1000 / 400" in text
     assert not re.search(r"https?://", text)
 
 
