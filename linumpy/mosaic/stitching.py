@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,7 @@ from linumpy.arrays import Array
 from linumpy.device import array_module, free_memory
 from linumpy.errors import SourceError
 from linumpy.gpu.oct.blend import PlacedTile, blend_tiles
-from linumpy.io.carried import carried_from
+from linumpy.io.carried import Carried, carried_from
 from linumpy.io.output.checks import check_apart, check_target
 from linumpy.mosaic.blend_weights import diffusion_weights, distance_weights
 from linumpy.mosaic.io.image import MosaicImage, open_mosaic
@@ -228,8 +228,9 @@ def stitch_mosaic(
     plan = plan_stitching(_fitting(image, positions, tile), interpolate=interpolate)
     weights = _weights(plan, blending)
     if image.corrections:
-        log.warning("%s: voxels that focal correction filled count as measured in the stitched volume", image.name)
-    carried = carried_from(image).without("labels", "image_label", "own").on_another_grid()
+        log.info("%s: voxels that focal correction filled count as measured in the stitched volume", image.name)
+    # Without a warning that sizes of tiles and their corrections end here: there are no tiles any more.
+    carried = replace(carried_from(image).without("labels", "image_label"), own=Carried().own).on_another_grid()
     carried.log_dropped(image.name, output)
     z, lateral, dtype = image.depth_axis, image.lateral_axes, image.array.dtype.newbyteorder("=")
     shape, origin = list(image.array.shape), list(image.origin)
