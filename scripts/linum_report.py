@@ -28,6 +28,9 @@ def _build_arg_parser() -> argparse.ArgumentParser:
     parser = cli.Parser("linum-report", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("input", type=Path, metavar="FOLDER", help="Folder of results, or a run of linum-pipeline.")
     parser.add_argument("output", type=Path, metavar="PAGE", help="HTML page to write.")
+    parser.add_argument(
+        "--follow_links", action="store_true", help="Report also images and files that symbolic links lead to."
+    )
     cli.add_gpu_arguments(parser)
     cli.add_common_arguments(parser)
     return parser
@@ -38,7 +41,10 @@ def _report(parsed: argparse.Namespace) -> None:
     from linumpy.quality.report import write_report
 
     folder = read_run(parsed.input).output if parsed.input.is_file() else parsed.input
-    report = write_report(folder, parsed.output, use_gpu=cli.choose_device(parsed), overwrite=parsed.overwrite)
+    report = write_report(
+        folder, parsed.output, use_gpu=cli.choose_device(parsed), overwrite=parsed.overwrite,
+        follow_links=parsed.follow_links,
+    )  # fmt: skip
     print(f"{folder} -> {parsed.output}: {len(report.images)} images, {len(report.warnings)} warnings")
 
 

@@ -1,6 +1,7 @@
 #!/usr/bin/env nextflow
-// Serial OCT slices to a volume: each mosaic grid is resampled, its focal curvature and its illumination are taken out,
-// its tiles are located and stitched, and attenuation is compensated; then all slices are registered and stacked.
+// Serial OCT slices to a volume: the tiles of each mosaic grid are rotated back if the galvanometer began late, the grid
+// is resampled, its focal curvature and its illumination are taken out, its tiles are located and stitched, and
+// attenuation is compensated; then all slices are registered and stacked, and a page reports on them.
 //
 //   nextflow run workflows/soct_3d_reconst.nf --input mosaics --shifts shifts.csv --slicing_interval_mm 0.2 \
 //       --resolution 10 --tile_shape '512 512' --output results
@@ -16,6 +17,22 @@ def option(flag, value) {
 
 def device() {
     params.use_gpu ? '--use_gpu' : '--no-use_gpu'
+}
+
+process fix_galvo_shift {
+    tag "${name}"
+    publishDir "${params.output}/galvo", mode: 'copy'
+
+    input:
+    tuple val(name), path(mosaic)
+
+    output:
+    tuple val(name), path("${name}_galvo.ome.zarr"), emit: mosaic
+
+    script:
+    """
+    linum-fix-galvo-shift ${mosaic} ${name}_galvo.ome.zarr ${option('tile_shape', params.tile_shape)} ${device()}
+    """
 }
 
 process resample_mosaic_grid {
@@ -111,6 +128,7 @@ process estimate_transform {
 
     output:
     tuple val(name), path("${mosaic}"), path("${name}_positions.json"), emit: located
+    path("${name}_positions.json"), emit: positions
 
     script:
     """
@@ -182,6 +200,25 @@ process stack {
     """
 }
 
+process report {
+    publishDir "${params.output}/report", mode: 'copy'
+
+    input:
+    path(slices, stageAs: 'results/compensated/*')
+    path(positions, stageAs: 'results/positions/*')
+    path(pictures, stageAs: 'results/illumination/*')
+    path(surfaces, stageAs: 'results/surface/*')
+    path(volume, stageAs: 'results/stack/*')
+
+    output:
+    path("report.html"), emit: page
+
+    script:
+    """
+    linum-report results report.html --follow_links ${device()}
+    """
+}
+
 workflow {
     if (params.input == null || params.shifts == null || params.slicing_interval_mm == null) {
         error "--input (a folder of mosaics, *.ome.zarr), --shifts (a CSV table) and --slicing_interval_mm are needed"
@@ -192,7 +229,8 @@ workflow {
     mosaics = Channel.fromPath("${params.input}/*.ome.zarr", type: 'dir', checkIfExists: true).map { mosaic -> tuple(mosaic.name.replace('.ome.zarr', ''), mosaic) }
     shifts = file(params.shifts, checkIfExists: true)
 
-    resample_mosaic_grid(mosaics)
+    fix_galvo_shift(mosaics)
+    resample_mosaic_grid(fix_galvo_shift.out.mosaic)
     fix_focal_curvature(resample_mosaic_grid.out.mosaic)
     fix_illumination(fix_focal_curvature.out.mosaic)
     find_tissue_interface(fix_illumination.out.mosaic)
@@ -202,4 +240,5 @@ workflow {
     compensate_attenuation(stitch_3d.out.volume)
     register_slices(compensate_attenuation.out.slice.collect(), shifts)
     stack(compensate_attenuation.out.slice.collect(), register_slices.out.transforms)
+    report(compensate_attenuation.out.slice.collect(), estimate_transform.out.positions.collect(), fix_illumination.out.picture.collect(), find_tissue_interface.out.picture.collect(), stack.out.volume)
 }

@@ -37,6 +37,8 @@ log = logging.getLogger(__name__)
 _PICTURES = 60
 #: Pixels along an axis of an image's picture, and of a file's, whose text has to be read; quality of JPEG.
 _PIXELS, _FILE_PIXELS, _QUALITY = 320, 800, 80
+#: Degrees from the median angle of the camera against the stage, above which positions get a warning.
+_TURNED = 0.2
 #: Share of rejected pairs, and RMS in voxels, above which positions get a warning.
 _REJECTED, _RMS = 0.25, 0.5
 
@@ -71,7 +73,14 @@ class Report:
     warnings: tuple[str, ...]
 
 
-def write_report(folder: str | Path, output: str | Path, *, use_gpu: bool = False, overwrite: bool = False) -> Report:
+def write_report(
+    folder: str | Path,
+    output: str | Path,
+    *,
+    use_gpu: bool = False,
+    overwrite: bool = False,
+    follow_links: bool = False,
+) -> Report:
     """Write the report of a folder as one HTML page.
 
     Parameters
@@ -85,6 +94,9 @@ def write_report(folder: str | Path, output: str | Path, *, use_gpu: bool = Fals
         Whether to read images to the GPU and compute there.
     overwrite : bool
         Whether to replace an existing page.
+    follow_links : bool
+        Whether files and images that symbolic links lead to are reported too. ``linum-pipeline`` links to mosaics that
+        it need not change, which are left out by default.
 
     Returns
     -------
@@ -99,7 +111,7 @@ def write_report(folder: str | Path, output: str | Path, *, use_gpu: bool = Fals
         `use_gpu` and there is no CUDA device.
     """
     check_file(output, overwrite=overwrite)
-    found = look_into(folder)
+    found = look_into(folder, follow_links=follow_links)
     check_apart([output], found.images)
     warnings = [*found.unread, *(f"{name}: nothing was recorded in this slice" for name in found.empty)]
     images = []
@@ -148,6 +160,20 @@ def _of_positions(found: RunFolder) -> Iterable[str]:
             yield f"{_name(found, path)}: {rejected} of {len(one.pairs)} pairs of tiles were rejected"
         if one.rms_residual > _RMS:
             yield f"{_name(found, path)}: tiles fit to {one.rms_residual:.2f} voxels RMS only"
+    yield from _of_cameras(found)
+
+
+def _of_cameras(found: RunFolder) -> Iterable[str]:
+    """Warn of slices in which the camera is turned differently: it moved, or their positions are wrong."""
+    located = [(path, one.model.degrees) for path, one in found.positions if one.pairs]
+    for axis, name in enumerate(("rows", "columns")):
+        degrees = np.array([both[axis] for _, both in located])
+        for (path, _), angle, odd in zip(located, degrees, robust_outliers(degrees), strict=True):
+            if odd and abs(angle - np.median(degrees)) > _TURNED:
+                yield (
+                    f"{_name(found, path)}: the camera is turned by {angle:.2f}° against the stage along {name}, "
+                    f"{np.median(degrees):.2f}° is the median of all slices"
+                )
 
 
 def _page(found: RunFolder, images: Sequence[ImageSummary], warnings: Sequence[str]) -> str:

@@ -59,8 +59,8 @@ class RunFolder:
     unread: tuple[str, ...] = ()
 
 
-def look_into(folder: str | Path) -> RunFolder:
-    """List what a folder holds.
+def look_into(folder: str | Path, *, follow_links: bool = False) -> RunFolder:
+    """List what a folder holds; with `follow_links` also what symbolic links in it lead to.
 
     Raises
     ------
@@ -74,7 +74,7 @@ def look_into(folder: str | Path) -> RunFolder:
         raise FileNotFoundError(f"{folder}: no such folder")
     images: list[Path] = []
     files: list[Path] = []
-    for path in _walk(folder, _DEPTH):
+    for path in _walk(folder, _DEPTH, follow_links):
         (images if path.is_dir() else files).append(path)
     summary: dict[str, Any] = {}
     positions, tables, unread = [], [], []
@@ -106,10 +106,10 @@ def look_into(folder: str | Path) -> RunFolder:
     return found
 
 
-def _walk(folder: Path, depth: int) -> Iterator[Path]:
-    """Yield Zarr folders, which are not looked into, and files; without hidden and linked ones."""
+def _walk(folder: Path, depth: int, follow_links: bool) -> Iterator[Path]:
+    """Yield Zarr folders, which are not looked into, and files, without hidden ones."""
     for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
-        if entry.name.startswith(".") or entry.is_symlink():
+        if entry.name.startswith(".") or (entry.is_symlink() and not follow_links):
             continue
         path = Path(entry.path)
         if not entry.is_dir() and not entry.is_file():  # a pipe would be waited for
@@ -117,7 +117,7 @@ def _walk(folder: Path, depth: int) -> Iterator[Path]:
         if not entry.is_dir() or any((path / name).is_file() for name in _ZARR):
             yield path
         elif depth:
-            yield from _walk(path, depth - 1)
+            yield from _walk(path, depth - 1, follow_links)
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -153,6 +153,9 @@ def table_of(found: TilePositions) -> str:
     lines = [
         f"{found.grid[0]} × {found.grid[1]} tiles, {int((~found.present).sum())} of them missing",
         f"regular grid: next row {a:+.2f} {b:+.2f}, next column {c:+.2f} {d:+.2f} voxels",
+        "camera against the stage: {:+.3f}° along rows, {:+.3f}° along columns; positions account for it".format(
+            *found.model.degrees
+        ),
         f"{len(found.pairs)} pairs, {len(rejected)} rejected; the others fit to {found.rms_residual:.3f} voxels RMS",
     ]
     if rejected:

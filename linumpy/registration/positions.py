@@ -79,6 +79,16 @@ class AcquisitionModel:
         """Both steps, (2, 2)."""
         return np.array([self.row, self.column])
 
+    @property
+    def degrees(self) -> tuple[float, float]:
+        """Angles of the grid's rows and columns against the pixels' axes Y and X: of the camera against the stage.
+
+        A positive angle turns Y to X for `row` and X to -Y for `column`, so that both are equal where the camera is
+        rotated, and differ where the axes of the stage are not at right angles. 0 for a step of 0.
+        """
+        (a, b), (c, d) = self.row, self.column
+        return float(np.degrees(np.arctan2(b, a))), float(np.degrees(np.arctan2(-c, d)))
+
 
 @dataclass(frozen=True)
 class TilePositions:

@@ -135,6 +135,35 @@ def test_damaged_files_are_warnings(results, tmp_path):
     assert "pipe.csv" not in text
 
 
+def test_links_are_followed_where_that_is_asked_for(results, tmp_path, capsys):
+    folder, _ = results
+    (tmp_path / "links").mkdir()
+    for name in ("stitched", "positions.json", "decisions.csv"):
+        (tmp_path / "links" / name).symlink_to(folder / name)
+    words, main = [tmp_path / "links", tmp_path / "r.html"], load(NAME).main
+    check_refused(capsys, main, words, PROGRAM, "holds no OME-Zarr images")
+    assert main([*map(str, words), "--follow_links", "--no-use_gpu"]) == 0
+    text = (tmp_path / "r.html").read_text()
+    assert "stitched/slice_z1.ome.zarr" in text
+    assert "positions.json" in text
+    assert "7&amp;" in text
+
+
+def test_a_slice_whose_camera_is_turned_differently_is_warned_of(tmp_path):
+    for number, degrees in enumerate((0.30, 0.32, 0.28, 0.75, 0.31, 0.29, 0.30)):
+        c, s = np.cos(np.radians(degrees)), np.sin(np.radians(degrees))
+        pairs = (TilePair((0, 0), (0, 1), (-30 * s, 30 * c), 0.9, 0.01, ""),)
+        found = TilePositions(
+            np.array([[[0.0, 0], [-30 * s, 30 * c]]]), np.ones((1, 2), bool), (40, 50),
+            AcquisitionModel((30 * np.cos(0.005), 30 * np.sin(0.005)), (-30 * s, 30 * c)), pairs,
+        )  # fmt: skip
+        write_positions(tmp_path / f"slice_z{number}.json", found, "m", (10, 20))
+    warnings = [line for line in write_report(tmp_path, tmp_path / "r.html").warnings if "camera" in line]
+    assert warnings == [
+        "slice_z3.json: the camera is turned by 0.75° against the stage along columns, 0.30° is the median of all slices"
+    ]
+
+
 @pytest.mark.gpu
 def test_the_device_reports_the_same(results, tmp_path):
     folder, _ = results

@@ -11,6 +11,8 @@ from linumpy.mosaic.tile_positions import estimate_positions
 from linumpy.registration.phase_correlation import find_shifts
 from linumpy.registration.position_files import read_positions, table_of, write_positions
 from linumpy.registration.positions import AcquisitionModel, locate_tiles, solve_positions
+from linumpy.testing import brain
+from linumpy.testing.brain import BrainSpec, Faults
 from linumpy.write.writer import write_omezarr
 from tests.support.script_runs import check_refused, load, run_script
 
@@ -201,3 +203,22 @@ def test_a_file_of_other_bytes_is_named(tmp_path):
         read_positions(tmp_path / "p.json", (8, 8))
     with pytest.raises(ValueError, match="min_confidence=nan"):
         locate_tiles(np.zeros((1, 1, 8, 8)), 0.2, min_confidence=float("nan"))
+
+
+@pytest.mark.parametrize("degrees", [-1.0, 0.0, 0.3, 2.0])
+def test_a_camera_that_is_turned_against_the_stage_is_found_and_mended(degrees):
+    """Tiles of known truth; the angle along rows and columns is the same, and tiles lie where they were."""
+    spec = BrainSpec(
+        slices=1, tiles=(4, 4), tile_shape=(16, 96, 96), radius=3.0, faults=Faults(stage_degrees=degrees, looks=20)
+    )
+    tiles = brain.mosaic(spec, 0).mean(axis=0).reshape(4, 96, 4, 96).transpose(0, 2, 1, 3)
+    found = locate_tiles(tiles, spec.overlap)
+    true = brain.truth_positions(spec, 0)
+    assert np.abs(found.positions - found.positions[0, 0] - true + true[0, 0]).max() < 0.25
+    np.testing.assert_allclose(found.model.degrees, degrees, atol=0.05)
+    assert f"{found.model.degrees[0]:+.3f}° along rows" in table_of(found)
+
+
+def test_axes_of_a_stage_that_are_not_at_right_angles():
+    assert AcquisitionModel((100.0, 0.0), (-1.0, 50.0)).degrees == pytest.approx((0.0, np.degrees(np.arctan(0.02))))
+    assert AcquisitionModel((0.0, 0.0), (0.0, 50.0)).degrees == (0.0, 0.0)

@@ -15,6 +15,7 @@ from linumpy.mosaic.alignment.register import Alignment, register_slices
 from linumpy.mosaic.attenuation import compensate_attenuation
 from linumpy.mosaic.common_space import stack_registered
 from linumpy.mosaic.focal import correct_mosaic
+from linumpy.mosaic.galvo import fix_galvo_shift
 from linumpy.mosaic.grid import resample_mosaic_grid
 from linumpy.mosaic.illumination import fix_illumination
 from linumpy.mosaic.stitching import stitch_mosaic
@@ -35,8 +36,8 @@ GIVEN = {"input": "mosaics", "shifts": "shifts.csv", "slicing_interval_mm": "0.1
 
 
 PER_SLICE = [
-    "resample_mosaic_grid", "fix_focal_curvature", "fix_illumination", "find_tissue_interface", "aip",
-    "estimate_transform", "stitch_3d", "compensate_attenuation",
+    "fix_galvo_shift", "resample_mosaic_grid", "fix_focal_curvature", "fix_illumination", "find_tissue_interface",
+    "aip", "estimate_transform", "stitch_3d", "compensate_attenuation",
 ]  # fmt: skip
 
 
@@ -58,7 +59,7 @@ def test_brackets_balance(text):
 
 
 def test_the_processes_are_there():
-    assert list(PROCESSES) == [*PER_SLICE, "register_slices", "stack"]
+    assert list(PROCESSES) == [*PER_SLICE, "register_slices", "stack", "report"]
 
 
 @pytest.mark.parametrize("use_gpu", [True, False])
@@ -168,7 +169,7 @@ def run_task(name, inputs, folder, shims, params):
             for path in [value] if not isinstance(value, list) else value:
                 if kind == "path":
                     link = folder / (staged or "*").replace("*", path.name)
-                    link.parent.mkdir(exist_ok=True)
+                    link.parent.mkdir(parents=True, exist_ok=True)
                     link.symlink_to(path, target_is_directory=path.is_dir())
                     variables[given] = path.name
                 else:
@@ -247,7 +248,8 @@ def test_the_whole_chain(tmp_path):
 
     here, method = tmp_path / "direct", SurfaceMethod(5, 2.0)
     outputs = {
-        "resample_mosaic_grid.out.mosaic": "resampled", "fix_focal_curvature.out.mosaic": "flat",
+        "fix_galvo_shift.out.mosaic": "galvo", "resample_mosaic_grid.out.mosaic": "resampled",
+        "fix_focal_curvature.out.mosaic": "flat",
         "fix_illumination.out.mosaic": "even", "find_tissue_interface.out.surface": "surface",
         "aip.out.projection": "aip", "stitch_3d.out.volume": "stitched", "compensate_attenuation.out.slice": "slices",
     }  # fmt: skip
@@ -256,7 +258,8 @@ def test_the_whole_chain(tmp_path):
     for number in range(2):
         name = f"slice_z{number:02d}"
         steps = {kind: here / kind / f"{name}.ome.zarr" for kind in outputs.values()}
-        resample_mosaic_grid(mosaics / f"{name}.ome.zarr", steps["resampled"], (10, 15, 15), levels=2)
+        fix_galvo_shift(mosaics / f"{name}.ome.zarr", steps["galvo"])
+        resample_mosaic_grid(steps["galvo"], steps["resampled"], (10, 15, 15), levels=2)
         correct_mosaic(steps["resampled"], steps["flat"], (32, 32), method, levels=2)
         fix_illumination(steps["flat"], steps["even"], levels=2)
         find_mosaic_surface(steps["even"], steps["surface"], method)
@@ -276,3 +279,10 @@ def test_the_whole_chain(tmp_path):
     (volume,) = channels["stack.out.volume"][0]
     assert np.array_equal(values(volume), values(here / "stack.ome.zarr"))
     assert values(volume).std() > 0
+    text = channels["report.out.page"][0][0].read_text()
+    for name in ("compensated/slice_z00_compensated", "compensated/slice_z01_compensated", "stack/stack"):
+        assert (
+            f"{name}.ome.zarr" in text
+        )  # inputs are links, which a report leaves out unless it is told to follow them
+    assert "positions/slice_z01_positions.json" in text
+    assert text.count("data:image/") >= 7

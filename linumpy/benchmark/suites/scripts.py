@@ -20,7 +20,7 @@ import numpy as np
 from linumpy.benchmark.cases import Case, Entry, Mark, Suite, ready
 from linumpy.benchmark.data import check_free, check_size, work_folder, write_tiles
 from linumpy.benchmark.report import size
-from linumpy.device import require_cuda, resolve, synchronize
+from linumpy.device import array_module, require_cuda, resolve, synchronize
 from linumpy.gpu.oct.projection import project
 from linumpy.gpu.oct.resample_tiles import resample_tiles
 from linumpy.io.ome import open_image
@@ -30,11 +30,13 @@ from linumpy.mosaic.aip import project_mosaic
 from linumpy.mosaic.grid import resample_mosaic_grid
 from linumpy.mosaic.io.image import open_mosaic
 from linumpy.mosaic.io.tiles import TILE_BYTES, Box, boxes, column_shape, read_box, tile_shape
+from linumpy.mosaic.stitching import plan_stitching, stitch_mosaic
 from linumpy.plan.grid.tile_grid import plan_tile_grid
+from linumpy.registration.positions import AcquisitionModel, TilePositions
 from linumpy.testing.synthetic import MosaicSpec, block
 from linumpy.write.writer import OmeZarrWriter
 
-_DESCRIPTION = """Time whole scripts on a raw mosaic: linum-aip and linum-resample-mosaic-grid.
+_DESCRIPTION = """Time whole scripts on a raw mosaic: linum-aip, linum-resample-mosaic-grid and linum-stitch-3d.
 
 The mosaic of --gib GiB is written below --folder first. "ratio" is the time of the slower of reading alone and writing
 alone over that of the script. Each result is checked first, tile by tile. Without a GPU the scripts run on the CPU.
@@ -45,6 +47,10 @@ For example:
 
 #: The part of the slower of reading and writing alone that a script should reach, on a GPU, from so many bytes on.
 REACH, REACH_NBYTES = 0.8, 16 * 2**30
+#: That of stitching, whose tiles overlap by a fifth.
+STITCH_REACH, _OVERLAP = 0.7, 0.2
+#: One plane of so many is compared, where each voxel is interpolated for the comparison.
+_EVERY = 16
 #: Wanted voxel spacing: voxels of the mosaic are half as wide.
 RESOLUTION_UM = 10.0
 _SPACING_UM = (5.0, 5.0, 5.0)
@@ -97,14 +103,16 @@ class _Script:
     """The steps of a script, and the call that it makes.
 
     ``image(path)`` opens the output; ``call(path)`` runs the script; ``check(path, base, numbers)`` says what is wrong.
+    Without `compute`, boxes that are read are not those that are written: only these two steps are timed.
     """
 
     boxes: tuple[Box, ...]
-    compute: Callable[[Box, Any], Any]
-    new_box: Callable[[Box], Box]
+    new_boxes: tuple[Box, ...]
     image: Callable[[Path], OmeZarrWriter]
     call: Callable[[Path], object]
     check: Callable[[Path, np.ndarray, np.ndarray], str]
+    compute: Callable[[Box, Any], Any] | None = None
+    reach: float = REACH
 
 
 @contextmanager
@@ -142,13 +150,16 @@ def _case(request: EndToEndRequest, name: str, mosaic: tuple[Path, np.ndarray, n
     read = partial(_read_all, script, array, use_gpu)
     serial = partial(_one_after_another, script, array, use_gpu, result)
     prepare_write = lambda: ready(_write_all(script, array, use_gpu, result), before=remove)()  # noqa: E731
-    entries = (
+    entries: tuple[Entry, ...] = (
         Entry("script", name, ready(partial(script.call, result), check, before=remove, note=written), "ours", 0),
         Entry("read", "read alone", ready(read), "limit", 0),
-        Entry("compute", "compute alone", lambda: ready(_compute_all(script, array, use_gpu))(), "limit", 0),
         Entry("write", "write alone", prepare_write, "limit", 0),
-        Entry("serial", "one step after the other", ready(serial, before=remove), "peer", 0),
     )
+    if script.compute is not None:
+        entries += (
+            Entry("compute", "compute alone", lambda: ready(_compute_all(script, array, use_gpu))(), "limit", 0),
+            Entry("serial", "one step after the other", ready(serial, before=remove), "peer", 0),
+        )
     rows, columns = request.tiles
     return Case(
         name=name,
@@ -159,7 +170,7 @@ def _case(request: EndToEndRequest, name: str, mosaic: tuple[Path, np.ndarray, n
             f"{size(int(array.nbytes))}, raw, on the {'GPU' if request.use_gpu else 'CPU'}; in the page cache",
         ),
         facts={"tile": list(request.tile), "tiles": list(request.tiles), "gpu": request.use_gpu},
-        marks=(Mark(REACH, ("read", "write"), "× the slower of reading and writing alone", slowest=True),),
+        marks=(Mark(script.reach, ("read", "write"), "× the slower of reading and writing alone", slowest=True),),
         not_judged=not_judged(request.use_gpu, int(array.nbytes)),
         in_turns=True,
     )
@@ -197,13 +208,14 @@ def _aip(request: EndToEndRequest, source: Path) -> _Script:
         mean = base.mean(axis=0, dtype=np.float64)
         return _tiles_differ(result, mean, numbers, 0.02)
 
+    columns = tuple(boxes(image.array.shape, column))
     return _Script(
-        tuple(boxes(image.array.shape, column)),
-        lambda box, voxels: project(voxels, 0),
-        lambda box: box[1:],
+        columns,
+        tuple(box[1:] for box in columns),
         lambda path: OmeZarrWriter(path, shape, "float32", _SPACING_UM[1:], chunks=column[1:], codec="none"),
         lambda path: project_mosaic(source, path, use_gpu=request.use_gpu, tile_bytes=request.tile_bytes),
         check,
+        lambda box, voxels: project(voxels, 0),
     )
 
 
@@ -218,10 +230,10 @@ def _resample(request: EndToEndRequest, source: Path) -> _Script:
             return f"a spacing of {spacing} µm, but it is {grid.spacing}"
         return _tiles_differ(result, expected, numbers, 0.51)
 
+    batches = tuple(boxes(array.shape, tile_shape(array.shape, request.tile, 2, request.tile_bytes)))
     return _Script(
-        tuple(boxes(array.shape, tile_shape(array.shape, request.tile, 2, request.tile_bytes))),
-        lambda box, tiles: resample_tiles(tiles, grid.part(box)),
-        grid.new_box,
+        batches,
+        tuple(grid.new_box(box) for box in batches),
         lambda path: OmeZarrWriter(path, grid.new_shape, "uint16", grid.spacing, chunks=grid.new_tile, codec="none"),
         lambda path: resample_mosaic_grid(
             source,
@@ -232,7 +244,70 @@ def _resample(request: EndToEndRequest, source: Path) -> _Script:
             tile_bytes=request.tile_bytes,
         ),
         check,
+        lambda box, tiles: resample_tiles(tiles, grid.part(box)),
     )
+
+
+def _stitch(request: EndToEndRequest, source: Path) -> _Script:
+    array, (depth, height, width) = open_mosaic(source).array, request.tile
+    rows, columns = request.tiles
+    step = np.floor(np.array([height, width]) * (1 - _OVERLAP)) + 0.25  # so that tiles lie at fractions of voxels
+    corners = np.stack(np.meshgrid(np.arange(rows), np.arange(columns), indexing="ij"), -1) * step
+    model = AcquisitionModel((step[0], 0.0), (0.0, step[1]))
+    found = TilePositions(corners, np.ones((rows, columns), bool), (height, width), model)
+    shape = depth, *plan_stitching(found).size
+
+    def image(path: Path) -> OmeZarrWriter:
+        return OmeZarrWriter(path, shape, "uint16", _SPACING_UM, chunks=request.tile, codec="none")
+
+    def call(path: Path) -> object:
+        return stitch_mosaic(
+            source, found, path, tile_shape=request.tile[1:], chunks=request.tile, use_gpu=request.use_gpu,
+            tile_bytes=request.tile_bytes,
+        )  # fmt: skip
+
+    return _Script(
+        tuple(boxes(array.shape, (depth, height, array.shape[2]))),
+        tuple(boxes(shape, tile_shape(shape, request.tile, 2, request.tile_bytes))),
+        image,
+        call,
+        partial(_stitched_differs, corners=corners),
+        reach=STITCH_REACH,
+    )
+
+
+def _stitched_differs(result: Path, base: np.ndarray, numbers: np.ndarray, corners: np.ndarray) -> str:
+    """Compare each voxel of some planes with the interpolated tiles that cover it: it lies between them."""
+    array, planes = open_image(result).levels[0], base[::_EVERY].astype(np.float64)
+    ends = np.ceil(corners[-1, -1]).astype(int) + base.shape[1:]
+    firsts = [np.append(np.ceil(corners[:, 0, 0]), ends[0]), np.append(np.ceil(corners[0, :, 1]), ends[1])]
+    for i, j in np.ndindex(*numbers.shape):
+        cell = [
+            slice(int(first[k]), min(int(first[k + 1]), size))
+            for first, k, size in zip(firsts, (i, j), array.shape[1:], strict=True)
+        ]
+        low, high = np.array(np.inf), np.array(-np.inf)
+        for tile in [(a, b) for a in (i - 1, i) for b in (j - 1, j) if min(a, b) >= 0]:
+            covered = _interpolated(planes, corners[tile], cell) + np.float64(numbers[tile])
+            low, high = np.fmin(low, covered), np.fmax(high, covered)
+        got = read_on_host(array, (slice(None), *cell))[::_EVERY].astype(np.float64)
+        worst = np.maximum(low - got, got - high).max()
+        if not worst <= 0.51:
+            return f"the tile at ({i}, {j}) is wrong by {worst:.3g}"
+    return ""
+
+
+def _interpolated(planes: np.ndarray, corner: np.ndarray, cell: Sequence[slice]) -> np.ndarray:
+    """Return the voxels of a cell in a tile at a corner, interpolated linearly; NaN where the tile has none."""
+    outside: Any = False
+    for axis, first, extent in zip((1, 2), corner, cell, strict=True):
+        at, last = np.arange(extent.start, extent.stop) - first, planes.shape[axis] - 1
+        below = np.clip(np.floor(at).astype(int), 0, last - 1)
+        fraction = (at - below)[:, None] if axis == 1 else at - below
+        planes = np.take(planes, below, axis) * (1 - fraction) + np.take(planes, below + 1, axis) * fraction
+        beyond = (at < 0) | (at > last)
+        outside = outside | (beyond[:, None] if axis == 1 else beyond)
+    return np.where(outside, np.nan, planes)
 
 
 def _tiles_differ(result: Path, base: np.ndarray, numbers: np.ndarray, tolerance: float) -> str:
@@ -254,6 +329,7 @@ def _tiles_differ(result: Path, base: np.ndarray, numbers: np.ndarray, tolerance
 SCRIPTS: dict[str, Callable[[EndToEndRequest, Path], _Script]] = {
     "linum-aip": _aip,
     "linum-resample-mosaic-grid": _resample,
+    "linum-stitch-3d": _stitch,
 }
 
 
@@ -264,37 +340,44 @@ def _read_all(script: _Script, array: Volume, use_gpu: bool) -> None:
 
 def _compute_all(script: _Script, array: Volume, use_gpu: bool) -> Callable[[], object]:
     """Compute batches that were read before, one of each shape."""
+    assert script.compute is not None
+    compute = script.compute
     tiles = {_shape(box): read_box(array, box, use_gpu) for box in _first_of_each_shape(script.boxes)}
 
     def compute_all() -> None:
         for box in script.boxes:
-            script.compute(box, tiles[_shape(box)])
+            compute(box, tiles[_shape(box)])
 
     return compute_all
 
 
 def _write_all(script: _Script, array: Volume, use_gpu: bool, result: Path) -> Callable[[], object]:
     """Write results that were computed before, one of each shape."""
-    results = {
-        _shape(box): script.compute(box, read_box(array, box, use_gpu)) for box in _first_of_each_shape(script.boxes)
-    }
+    if script.compute is None:
+        # A result of the same size that the device holds; what it holds makes no difference without a codec.
+        voxels = read_box(array, tuple(slice(0, n) for n in array.chunks), use_gpu)
+        results = {_shape(new): array_module(voxels).full(_shape(new), 7, voxels.dtype) for new in script.new_boxes}
+    else:
+        first = {_shape(box): (box, new) for box, new in zip(script.boxes, script.new_boxes, strict=True)}
+        results = {_shape(new): script.compute(box, read_box(array, box, use_gpu)) for box, new in first.values()}
 
     def write_all() -> None:
         with script.image(result) as writer:
-            for box in script.boxes:
-                writer.write(script.new_box(box), results[_shape(box)])
+            for new in script.new_boxes:
+                writer.write(new, results[_shape(new)])
 
     return write_all
 
 
 def _one_after_another(script: _Script, array: Volume, use_gpu: bool, result: Path) -> None:
+    assert script.compute is not None
     with script.image(result) as writer:
-        for box in script.boxes:
+        for box, new in zip(script.boxes, script.new_boxes, strict=True):
             tiles = read_box(array, box, use_gpu)
             synchronize()
             new_tiles = script.compute(box, tiles)
             synchronize()
-            writer.write(script.new_box(box), new_tiles)
+            writer.write(new, new_tiles)
 
 
 def _shape(box: Box) -> tuple[int, ...]:
