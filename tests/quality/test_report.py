@@ -160,7 +160,8 @@ def test_a_slice_whose_camera_is_turned_differently_is_warned_of(tmp_path):
         write_positions(tmp_path / f"slice_z{number}.json", found, "m", (10, 20))
     warnings = [line for line in write_report(tmp_path, tmp_path / "r.html").warnings if "camera" in line]
     assert warnings == [
-        "slice_z3.json: the camera is turned by 0.75° against the stage along columns, 0.30° is the median of all slices"
+        "slice_z3.json: the camera is turned by 0.75° against the stage along columns, "
+        "0.30° is the median of all slices"
     ]
 
 

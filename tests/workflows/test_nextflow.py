@@ -284,5 +284,6 @@ def test_the_whole_chain(tmp_path):
         assert (
             f"{name}.ome.zarr" in text
         )  # inputs are links, which a report leaves out unless it is told to follow them
-    assert "positions/slice_z01_positions.json" in text
+    assert "Positions of tiles" in text
+    assert "surface/slice_z01_surface.png" in text
     assert text.count("data:image/") >= 7
