@@ -280,10 +280,9 @@ def test_the_whole_chain(tmp_path):
     assert np.array_equal(values(volume), values(here / "stack.ome.zarr"))
     assert values(volume).std() > 0
     text = channels["report.out.page"][0][0].read_text()
+    # Inputs are links, which a report leaves out unless it is told to follow them.
     for name in ("compensated/slice_z00_compensated", "compensated/slice_z01_compensated", "stack/stack"):
-        assert (
-            f"{name}.ome.zarr" in text
-        )  # inputs are links, which a report leaves out unless it is told to follow them
+        assert f"{name}.ome.zarr" in text
     assert "Positions of tiles" in text
     assert "surface/slice_z01_surface.png" in text
     assert text.count("data:image/") >= 7

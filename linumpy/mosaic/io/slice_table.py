@@ -156,8 +156,7 @@ def open_slices(
     Raises
     ------
     FileNotFoundError, SourceError, MetadataError
-        As :func:`find_slices` and :func:`linumpy.mosaic.io.image.open_mosaic`; fewer than two slices where two are
-        needed, axes that are
+        As :func:`find_slices` and :func:`linumpy.mosaic.io.image.open_mosaic`; fewer slices than `least`, axes that are
         not z, y, x, slices of different dtype or spacing.
     ValueError
         Slices of several times or channels, of which none is selected.
