@@ -97,22 +97,22 @@ def resolve(kind: str | None = None, device_id: int | None = None) -> Device:
     GpuUnavailableError
         ``"cuda"`` is asked for and there is no such device.
     """
-    wish = requested_kind(kind)
+    requested = requested_kind(kind)
     if device_id is not None and (isinstance(device_id, bool) or int(device_id) != device_id or device_id < 0):
         raise ValueError(f"device_id={device_id!r}: a CUDA device has a number from 0 on")
-    if wish == "cpu":
+    if requested == "cpu":
         if device_id is not None:
             raise ValueError(f"device_id={device_id!r} goes with a CUDA device, but the device is 'cpu'")
         return Device("cpu", None, "asked for")
     missing = why_no_cuda(device_id)
     if missing is None:
         index = int(_import_cupy().cuda.Device().id) if device_id is None else int(device_id)
-        device = Device("cuda", index, "asked for" if wish == "cuda" else "a CUDA device is there")
-    elif wish == "cuda" or device_id is not None:
+        device = Device("cuda", index, "asked for" if requested == "cuda" else "a CUDA device is there")
+    elif requested == "cuda" or device_id is not None:
         raise GpuUnavailableError(missing)
     else:
         device = Device("cpu", None, missing)
-    if wish == "auto":
+    if requested == "auto":
         log.info("device: %s (%s)", device, device.reason)
     return device
 
@@ -123,10 +123,10 @@ def requested_kind(kind: str | None) -> str:
         if kind not in _KINDS:
             raise ValueError(f"device {kind!r} is unknown: choose one of {', '.join(_KINDS)}")
         return kind
-    wish = os.environ.get(DEVICE_VARIABLE, "").strip().lower() or "auto"
-    if wish not in _KINDS:
-        raise ValueError(f"{DEVICE_VARIABLE}={wish!r} is unknown: set it to one of {', '.join(_KINDS)}")
-    return wish
+    kind = os.environ.get(DEVICE_VARIABLE, "").strip().lower() or "auto"
+    if kind not in _KINDS:
+        raise ValueError(f"{DEVICE_VARIABLE}={kind!r} is unknown: set it to one of {', '.join(_KINDS)}")
+    return kind
 
 
 def require_cuda(device_id: int | None = None) -> ModuleType:
@@ -196,7 +196,7 @@ def extra_requirements(extra: str) -> list[str]:
 
 @functools.cache
 def _providers() -> Mapping[str, list[str]]:
-    """Distributions by the packages they provide. All that are installed are looked at, which takes 0.3 s."""
+    """Map packages to the distributions that provide them; takes 0.3 s, since it reads all installed distributions."""
     return importlib.metadata.packages_distributions()
 
 
@@ -238,14 +238,14 @@ def array_module(x: Any) -> ModuleType:
 
 
 def to_host(x: Any) -> np.ndarray:
-    """Return `x` in host memory, copied if it is on a device. Only the writer does this without being asked."""
+    """Return `x` in host memory, copied if it is on a device."""
     return _import_cupy().asnumpy(x) if is_device_array(x) else np.asarray(x)
 
 
 def transfers(array: Any, use_gpu: bool | None) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
     """Return the functions that copy arrays to the device of a computation, and results to the memory of `array`.
 
-    An array that is there already is returned unchanged.
+    They return an array unchanged that is already in the right memory.
 
     Parameters
     ----------
@@ -268,9 +268,10 @@ def transfers(array: Any, use_gpu: bool | None) -> tuple[Callable[[Any], Any], C
 
 
 def free_memory(enough: float = math.inf) -> int:
-    """Return the bytes that CuPy's pool can still allocate on the current device: the driver's and its own free ones.
+    """Return the bytes that CuPy's pool can still allocate on the current device, within the limit set on the pool.
 
-    A limit that is set on the pool counts. If the pool's own free bytes are `enough`, the slower driver is not asked.
+    They are free in the pool or in the driver; the driver's call is slow, and is left out if the pool alone has
+    `enough`.
     """
     cupy = require_cuda()
     pool = cupy.get_default_memory_pool()

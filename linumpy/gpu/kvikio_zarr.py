@@ -1,11 +1,11 @@
-"""Read chunks of a local Zarr array by linumpy's reader: into device memory, decoded there, or into host memory.
+"""Read an array by linumpy's reader: into device memory, decoded there, or into host memory.
 
-kvikio is needed for GPUDirect Storage only; the module's name is historical.
+Only GPUDirect Storage needs kvikio; the module keeps its name because users import from it.
 
 In: a :class:`~linumpy.plan.read.plan.ReadPlan` or a source. Out: a CuPy array, ordered on the caller's
 current stream, or a NumPy array. Errors: :class:`~linumpy.errors.UnsupportedLayoutError` (a ``NotImplementedError``)
-for codecs that are not decoded here, stores that are not local, and dtypes of no CUDA type;
-:class:`~linumpy.errors.ChunkError` for stored bytes that cannot be right.
+for codecs that the reader does not decode, stores in GPU memory, and dtypes without a CUDA type;
+:class:`~linumpy.errors.ChunkError` for broken chunks.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ from linumpy.gpu.read.request import ReadRequest
 from linumpy.gpu.read.shared import shared_reader
 from linumpy.gpu.read.ticket import Ticket
 from linumpy.io.source import Source
-from linumpy.plan.layout import ArrayLayout
 from linumpy.plan.read.plan import ReadPlan, plan_read
 
 
@@ -49,11 +48,10 @@ def read_zarr_via_kvikio(
     Raises
     ------
     UnsupportedLayoutError
-        Chunks of a codec that is not decoded here, a store that is not local, or the like. The message says what it is.
+        The reader does not support a codec, the store or the dtype; the message names it.
     """
     begin = time.perf_counter()
     plan = plan_read(LAYOUTS.get(source, level), region)
-    check_elements(plan.layout)
     if plan.layout.unsupported is not None:
         raise UnsupportedLayoutError(f"linumpy's reader cannot read {plan.layout.name}: {plan.layout.unsupported}")
     request = output.make_request(plan, dtype, out, scratch_bytes)
@@ -62,9 +60,9 @@ def read_zarr_via_kvikio(
 
 
 class OwnReader:
-    """A reader for many reads with their own limit of device memory; made by the first read.
+    """A reader with a limit of device memory of its own, for many reads; created by the first read.
 
-    With the default limit it is the shared reader. Only one thread at a time may use it.
+    With the default limit it is the shared reader. Only one thread may use it at a time.
 
     Parameters
     ----------
@@ -105,9 +103,9 @@ def read_request(
     begin : float
         ``time.perf_counter()`` at the start of the call, for the report.
     timed : bool
-        Whether to time the kernels, which waits for the last one.
+        Whether to time the kernels; the call then waits for the last kernel.
     own : OwnReader, optional
-        The reader to use. By default the shared one, or one for this read where `request` has another limit.
+        The reader to use. By default the shared reader, or a temporary one if `request` has another limit.
     """
     plan = request.plan
     with output.device_of(request) as device:
@@ -138,7 +136,7 @@ def read_into_host(plan: ReadPlan, dtype: np.dtype, why: str, begin: float) -> t
     dtype : numpy.dtype
         Of the result.
     why : str
-        Why it is not read into GPU memory, for the report.
+        Why the result is in host memory, for the report.
     begin : float
         ``time.perf_counter()`` at the start of the call, for the report.
     """
@@ -150,7 +148,7 @@ def read_into_host(plan: ReadPlan, dtype: np.dtype, why: str, begin: float) -> t
 
 
 def _wait_for(ticket: Ticket, *, is_own: bool) -> tuple[Any, ReadReport]:
-    """Wait for a read; after an interrupt only where the caller's own array must not be written any more."""
+    """Wait for a read. After an interrupt, cancel it; a caller's own `out` must not be written after the return."""
     try:
         return ticket.result(), ticket.report
     except BaseException:
@@ -158,21 +156,6 @@ def _wait_for(ticket: Ticket, *, is_own: bool) -> tuple[Any, ReadReport]:
         if not is_own:
             ticket.exception()
         raise
-
-
-def check_elements(layout: ArrayLayout) -> None:
-    """Raise if the elements of an array have no fixed size.
-
-    Raises
-    ------
-    TypeError
-        Naming the array, its dtype, and what reads it.
-    """
-    if layout.dtype.hasobject or isinstance(layout.dtype, np.dtypes.StringDType):
-        raise TypeError(
-            f"{layout.name} has dtype {layout.dtype}, elements of any length, which linumpy does not read: read it by "
-            f"zarr-python, zarr.open_array({layout.name!r})[...]"
-        )
 
 
 def gds_mode(folder: str) -> tuple[bool, str]:

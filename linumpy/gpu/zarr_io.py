@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import zarr
 from numpy.typing import DTypeLike
 
 from linumpy.arrays import Array
@@ -23,7 +24,7 @@ from linumpy.device import require_cuda, resolve
 from linumpy.errors import GpuUnavailableError, UnsupportedLayoutError
 from linumpy.gpu import kvikio_zarr
 from linumpy.gpu.devices import checked_devices, on_each
-from linumpy.gpu.kvikio_zarr import OwnReader, check_elements, read_zarr_via_kvikio
+from linumpy.gpu.kvikio_zarr import OwnReader, read_zarr_via_kvikio
 from linumpy.gpu.read import dask as zarr_dask
 from linumpy.gpu.read import fallback
 from linumpy.gpu.read import request as output
@@ -33,7 +34,7 @@ from linumpy.gpu.read.limits import describe_placement, limits_for
 from linumpy.gpu.read.report import LINUMPY, ReadReport
 from linumpy.io.layout import read_layout
 from linumpy.io.open import open_source
-from linumpy.io.source import Source, with_options
+from linumpy.io.source import Source
 from linumpy.plan.read.plan import ReadPlan, plan_read
 from linumpy.plan.read.shares import cut_for_devices
 
@@ -129,22 +130,29 @@ def read_zarr(
     >>> import linumpy
     >>> volume = linumpy.read_zarr("brain.ome.zarr", level=1)  # doctest: +SKIP
     """
-    source = with_options(source, storage_options)
     where = resolve(device)
     if where.is_cuda:
         with where.xp.cuda.Device(where.index):
             return read_zarr_to_gpu(
-                source, region=region, level=level, dtype=dtype, strict=strict, return_report=return_report
+                source,
+                region=region,
+                level=level,
+                dtype=dtype,
+                strict=strict,
+                return_report=return_report,
+                storage_options=storage_options,
             )
     begin = time.perf_counter()
-    plan = plan_read(LAYOUTS.get(source, level), region)
-    check_elements(plan.layout)
+    plan = plan_read(LAYOUTS.get(source, level, storage_options), region)
+    output.check_elements(plan.layout)
     target = plan.layout.dtype if dtype is None else output.result_dtype(plan, dtype)
     reason = why_not_linumpy(plan)
     if reason and strict:
         raise _unsupported(plan, reason)
     if reason:
-        result, report = fallback.read_into_host(source, level, plan, target, (where.reason, reason), begin)
+        result, report = fallback.read_into_host(
+            open_source(source, level, storage_options), plan, target, (where.reason, reason), begin
+        )
     else:
         result, report = kvikio_zarr.read_into_host(plan, target, where.reason, begin)
     return (result, report) if return_report else result
@@ -229,18 +237,22 @@ def read_zarr_to_gpu(
     >>> volume = read_zarr_to_gpu("brain.ome.zarr", level=1)  # doctest: +SKIP
     >>> section = read_zarr_to_gpu("brain.ome.zarr", region=(slice(None), 512, ...))  # doctest: +SKIP
     """
-    source = with_options(source, storage_options)
     backend = _ALIASES.get(backend, backend)
     if backend not in _BACKENDS:
         raise ValueError(f"backend {backend!r} is unknown: choose one of {', '.join(_BACKENDS)}")
     begin = time.perf_counter()
-    plan = plan_read(LAYOUTS.get(source, level), region)
+    plan = plan_read(LAYOUTS.get(source, level, storage_options), region)
     if device is not None and out is not None:
-        raise ValueError("device= and out= say both where the result lies: pass one of them")
+        raise ValueError("device= and out= both choose the device of the result: pass one of them")
 
     def read(plan: ReadPlan) -> tuple[Any, ReadReport]:
         request = _request(plan, dtype, out, scratch_bytes)
-        return _carry_out(source, level, request, begin, backend=backend, strict=strict, timed=return_report)
+        reason = "" if backend == "zarr-gpu" else why_not_linumpy(plan)
+        if reason and (strict or backend == LINUMPY):
+            raise _unsupported(plan, reason)
+        if backend == "zarr-gpu" or reason:
+            return fallback.read_request(open_source(source, level, storage_options), request, begin, reason=reason)
+        return kvikio_zarr.read_request(request, begin, timed=return_report)
 
     if isinstance(device, Sequence):
         numbers = checked_devices(device)
@@ -252,32 +264,14 @@ def read_zarr_to_gpu(
     return (result, report) if return_report else result
 
 
-def read_region_into(source: Source, region: Any, out: Array, own: OwnReader) -> None:
+def read_region_into(array: zarr.Array[Any], region: Any, out: Array, own: OwnReader) -> None:
     """Read a region into `out` as :func:`read_zarr_to_gpu` does, by a reader that the caller reuses."""
     begin = time.perf_counter()
-    request = _request(plan_read(LAYOUTS.get(source, 0), region), None, out, own.scratch_bytes)
-    _carry_out(source, 0, request, begin, own=own)
-
-
-def _carry_out(
-    source: Source,
-    level: int,
-    request: output.ReadRequest,
-    begin: float,
-    *,
-    backend: str = "auto",
-    strict: bool = False,
-    timed: bool = False,
-    own: OwnReader | None = None,
-) -> tuple[Any, ReadReport]:
-    """Read by linumpy's reader or by zarr-python; see :func:`read_zarr_to_gpu`."""
-    plan = request.plan
-    reason = "" if backend == "zarr-gpu" else why_not_linumpy(plan)
-    if reason and (strict or backend == LINUMPY):
-        raise _unsupported(plan, reason)
-    if backend == "zarr-gpu" or reason:
-        return fallback.read_request(source, level, request, begin, reason=reason)
-    return kvikio_zarr.read_request(request, begin, timed=timed, own=own)
+    request = _request(plan_read(LAYOUTS.get(array, 0), region), None, out, own.scratch_bytes)
+    if reason := why_not_linumpy(request.plan):
+        fallback.read_request(array, request, begin, reason=reason)
+    else:
+        kvikio_zarr.read_request(request, begin, timed=False, own=own)
 
 
 def _unsupported(plan: ReadPlan, reason: str) -> UnsupportedLayoutError:
@@ -286,7 +280,6 @@ def _unsupported(plan: ReadPlan, reason: str) -> UnsupportedLayoutError:
 
 def _request(plan: ReadPlan, dtype: Any, out: Array | None, scratch_bytes: int | None) -> output.ReadRequest:
     """Check a request; without a GPU, the error names the function that works without one."""
-    check_elements(plan.layout)
     try:
         return output.make_request(plan, dtype, out, scratch_bytes)
     except GpuUnavailableError as error:
@@ -340,10 +333,10 @@ def zarr_to_dask(source: Source, *, level: int = 0, chunks: Any = None, device: 
     dask arrays carry no units. Spacing, axes and origin are beside it, read without touching a voxel:
     ``image = open_image(source)``, then ``image.axes``, ``image.spacing[level]`` in µm and ``image.origin[level]``.
 
-    linumpy's functions take blocks where they are local: `project` along an axis that one block spans,
+    linumpy's functions work on blocks: `project` along an axis that one block spans,
     `resize` by a whole factor without smoothing, and with ``map_overlap`` filters whose halo is known (16 voxels for
     `spline_filter` in float32; for `resize` that smooths, the Gaussian's 4 sigma). dask cannot try them on its empty
-    arrays: say by ``meta=`` what comes out.
+    arrays: describe the result by ``meta=``.
 
     Examples
     --------

@@ -21,8 +21,8 @@ from xarray.core import indexing
 
 from linumpy.device import resolve
 from linumpy.errors import StaleLayoutError
-from linumpy.gpu.kvikio_zarr import check_elements
 from linumpy.gpu.read.layouts import LAYOUTS
+from linumpy.gpu.read.request import check_elements
 from linumpy.interop.outer import read_outer
 from linumpy.io.carried import other_attributes
 from linumpy.io.layout import read_layout

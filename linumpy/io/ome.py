@@ -209,10 +209,10 @@ def open_image(
             raise MetadataError(f"{name}: {array.path} has {array.ndim} axes, but the metadata names {len(axes)}")
     chains = transformations_of_levels(described, datasets, spacing is not None, name)
     steps, origins = zip(*(compose_scales(chain, len(axes), name) for chain in chains), strict=True)
-    kept = group.attrs.get("linumpy")
+    own = group.attrs.get("linumpy")
     placements = place_levels(steps, origins, axes, spacing, name)
-    kept = kept if isinstance(kept, Mapping) else {}
-    return OmeZarrImage(name, version, axes, levels, placements, kept, steps, origins, group, number)
+    own = own if isinstance(own, Mapping) else {}
+    return OmeZarrImage(name, version, axes, levels, placements, own, steps, origins, group, number)
 
 
 @dataclass(frozen=True)
@@ -278,8 +278,8 @@ def open_images(path: str | Path | zarr.Group) -> Images:
     kind = kind_of(group)
     if kind is None:
         is_image = "multiscales" in ome_attributes(group)
-        what = "is an image: open_image opens it" if is_image else "holds no images that its metadata name"
-        raise SourceError(f"{group.store_path} {what}")
+        problem = "is an image: open_image opens it" if is_image else "has no metadata that names images"
+        raise SourceError(f"{group.store_path} {problem}")
     return Images(str(group.store_path), kind, group)
 
 

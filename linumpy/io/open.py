@@ -7,15 +7,16 @@ In: a source and a level. Out: the ``zarr.Array``, opened read-only. Errors: tho
 from __future__ import annotations
 
 import operator
+from collections.abc import Mapping
 from typing import Any
 
 import zarr
 
 from linumpy.io.ome import open_level
-from linumpy.io.source import Source, describe_source, open_node
+from linumpy.io.source import Source, describe_source, open_node, with_options
 
 
-def open_source(source: Source, level: int = 0) -> zarr.Array:
+def open_source(source: Source, level: int = 0, storage_options: Mapping[str, Any] | None = None) -> zarr.Array:
     """Open an array.
 
     Parameters
@@ -24,6 +25,8 @@ def open_source(source: Source, level: int = 0) -> zarr.Array:
         An array, or an OME-Zarr image (NGFF 0.4 to 0.6) of which `level` picks the resolution.
     level : int
         Resolution level of an OME-Zarr image; 0 is the finest.
+    storage_options : mapping, optional
+        Of a URL; see :func:`linumpy.io.source.with_options`.
 
     Returns
     -------
@@ -37,10 +40,10 @@ def open_source(source: Source, level: int = 0) -> zarr.Array:
     SourceError
         The source is neither an array nor an OME-Zarr image.
     ValueError
-        A level other than 0 of a single array.
+        A level other than 0 of a single array; options for a source that is no URL.
     """
     level = checked_level(level)
-    node = open_node(source)
+    node = open_node(with_options(source, storage_options))
     if isinstance(node, zarr.Array):
         if level != 0:
             raise ValueError(f"level={level}, but {describe_source(source)} is a single array, which has no levels")

@@ -1,4 +1,4 @@
-"""Sources, which name an array or a group: open one read-only, say what it is.
+"""Open a source, which names an array or a group, read-only; name it, and find its folder.
 
 In: a path, a URL, a store with a path, or an open array or group. Out: the array or group; its folder and its name.
 Errors: ``FileNotFoundError`` for a missing path, :class:`~linumpy.errors.SourceError` for a source that is neither an
@@ -74,7 +74,7 @@ def _open_path(source: str | Path) -> zarr.Array | zarr.Group:
 
 
 def _open_archive(file: str, inside: str) -> zarr.Array | zarr.Group:
-    """Open what lies at a path in a ZIP file."""
+    """Open the array or group at a path in a ZIP file."""
     store = ArchiveStore(file)
     roots = store.directory.roots
     if not roots:
@@ -128,7 +128,7 @@ def with_options(source: Source, storage_options: Mapping[str, Any] | None) -> S
 
     Parameters
     ----------
-    source : str, Path, or what else names a source
+    source : Source
         A URL, if there are options.
     storage_options : mapping, optional
         What obstore's ``from_url`` takes, see docs/remote.md; without obstore, what fsspec takes.
@@ -136,7 +136,7 @@ def with_options(source: Source, storage_options: Mapping[str, Any] | None) -> S
     Raises
     ------
     ValueError
-        Options for what is no URL; a URL with a query.
+        Options for a source that is no URL; a URL with a query.
     SourceError
         Options that the store does not know.
     """
@@ -205,7 +205,7 @@ def local_name(source: str) -> str | None:
 
 
 def _without_scheme(text: str) -> str:
-    """Remove ``file://``, with which zarr and linumpy print local paths; a local file is not read as a remote one."""
+    """Remove ``file://``, with which zarr and linumpy print local paths, so that the path is read as a local one."""
     if not text.startswith("file://"):
         return text
     path = text.removeprefix("file://")
@@ -262,7 +262,7 @@ def local_path(array: zarr.Array) -> str:
 
 
 def written(array: zarr.Array) -> str:
-    """Return when the metadata of a local array was written, which differs for a new array with the old name."""
+    """Return the time at which the metadata of a local array was written, which tells arrays of one name apart."""
     if isinstance(array.store, ArchiveStore):
         return str(array.store.directory.stamp)
     folder = folder_of(array)
@@ -275,8 +275,8 @@ def written(array: zarr.Array) -> str:
 def sizes_of(path: Path) -> tuple[int, int]:
     """Return the decoded bytes of all arrays below a path, and the bytes of its files."""
     node = open_node(path)
-    found = [node] if isinstance(node, zarr.Array) else [one for _, one in node.members(max_depth=None)]
-    decoded = sum(one.nbytes for one in found if isinstance(one, zarr.Array))
+    members = [node] if isinstance(node, zarr.Array) else [member for _, member in node.members(max_depth=None)]
+    decoded = sum(member.nbytes for member in members if isinstance(member, zarr.Array))
     return decoded, path.stat().st_size if path.is_file() else _files_nbytes(path)
 
 

@@ -77,8 +77,8 @@ def read_chunks_on_host(array: zarr.Array, region: tuple[int | slice, ...]) -> n
     ------
     ChunkError
         The store or a codec cannot return a chunk (or shard), which the error names; or the file of a shard is empty,
-        which zarr would read as a shard that was never written; or a Blosc chunk is cut off, of which numcodecs would
-        decode what lies behind it in memory.
+        which zarr would read as a shard that was never written; or a Blosc chunk is cut off, and numcodecs would read
+        memory beyond its end.
     """
     _refuse_empty_shards(array, region)
     _refuse_cut_blosc(array, region)
@@ -97,7 +97,7 @@ def _broken_chunk(array: zarr.Array, region: tuple[int | slice, ...]) -> str:
     for index in _stored_objects(array, region):
         try:
             read_on_host(array, tuple(slice(i * s, (i + 1) * s) for i, s in zip(index, size, strict=True)))
-        except Exception:  # the same one as in the caller
+        except Exception:  # the same error as in the caller
             return without_credentials(f"{array.store_path}/{array.metadata.encode_chunk_key(index)}")
     return without_credentials(str(array.store_path))
 
@@ -153,8 +153,8 @@ def write_from_host(array: zarr.Array, selection: Any, values: Any) -> None:
 def host_codecs(array: zarr.Array) -> AbstractContextManager[None]:
     """Hold host mode if a codec of the array uses zarr's configuration; others get the kind of buffer in each call."""
     document = array.metadata
-    asks = document.zarr_format == 2 or any(isinstance(codec, ShardingCodec) for codec in document.codecs)
-    return host_zarr_context() if asks else nullcontext()
+    uses_configuration = document.zarr_format == 2 or any(isinstance(codec, ShardingCodec) for codec in document.codecs)
+    return host_zarr_context() if uses_configuration else nullcontext()
 
 
 class _OfThread(threading.local):
@@ -228,7 +228,7 @@ class _Mode:
                     self._changed.notify_all()
 
     def for_thread(self) -> Callable[[], None]:
-        """Return a function that a thread calls that works for this one, to share its GPU mode."""
+        """Return a function by which another thread, working for this one, shares its GPU mode."""
         owner = self._mine.owner
 
         def adopt() -> None:
@@ -253,7 +253,7 @@ _mode = _Mode()
 def host_zarr_context() -> AbstractContextManager[None]:
     """Make zarr work in host memory, and keep other threads from switching on its GPU mode.
 
-    Meant for the time of one call of zarr: code within must not wait for another thread that needs host mode too.
+    For one call of zarr at a time: the code inside must not wait for another thread that also needs host mode.
     """
     return _mode.host()
 

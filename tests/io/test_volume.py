@@ -178,7 +178,7 @@ def test_plates_and_wells_name_their_images(tmp_path, version):
     with pytest.raises(SourceError, match=r"is an image: open_image opens it$"):
         open_images(tmp_path / "p.zarr/B/03/0")
     empty = zarr.create_group(tmp_path / "empty")
-    with pytest.raises(SourceError, match=r"empty holds no images that its metadata name$"):
+    with pytest.raises(SourceError, match=r"empty has no metadata that names images$"):
         open_images(empty)
     empty.attrs["ome"] = {"version": "0.5", "plate": {"wells": [{"path": "A/1"}, 5]}}
     with pytest.raises(SourceError, match=r"is a plate, not an image: it has no images$"):

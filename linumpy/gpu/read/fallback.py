@@ -1,9 +1,9 @@
 """Read by zarr-python: any codec, any store, decoded on the host.
 
-In: a source, and what is wanted of it. Out: a CuPy array, or a NumPy array. This is the fallback. zarr reads into host
-memory, from where one copy goes to the device; or in its GPU mode, for the few layouts for which
-:func:`linumpy.plan.read.fallback.why_not_gpu_mode` has no reason against it. The call names the kind of buffers, so its
-process-wide configuration stays as it is.
+In: an array and a request. Out: a CuPy array, or a NumPy array. zarr reads into host memory, from which one copy goes
+to the device; or in its GPU mode, for the few layouts for which
+:func:`linumpy.plan.read.fallback.why_not_gpu_mode` has no reason against it. Each call names the kind of buffers, so
+that zarr's process-wide configuration is not changed.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import zarr
 
+from linumpy.arrays import Array
 from linumpy.device import require_cuda
 from linumpy.gpu.read import request as output
 from linumpy.gpu.read.report import ReadReport, host_report
@@ -37,9 +38,9 @@ def gpu_zarr_context() -> Iterator[None]:
     """Make zarr arrays that are opened and sliced inside give CuPy arrays.
 
     zarr's configuration belongs to the whole process: arrays sliced by other threads meanwhile give CuPy arrays too.
-    linumpy's own reads and writes are not touched by it: those of other threads that need zarr's configuration (shards
-    and zarr format 2, where zarr reads or writes them in host memory) wait for the end, and those of this thread, and
-    of the threads that linumpy's functions start for it, switch back for their time.
+    linumpy's own reads and writes give the same results inside. Some need zarr's configuration (shards and zarr format
+    2, which zarr reads and writes in host memory): in this thread, and in threads that linumpy's functions start for
+    it, they switch back to host memory while they run; in other threads they wait until the block ends.
 
     Raises
     ------
@@ -64,27 +65,25 @@ def read_zarr_via_zarr_gpu(
     begin = time.perf_counter()
     array = open_source(source, level)
     request = output.make_request(plan_read(read_layout(array), region), dtype, out, None)
-    result, report = read_request(array, 0, request, begin, reason="")
+    result, report = read_request(array, request, begin, reason="")
     return (result, report) if return_report else result
 
 
-def read_request(
-    source: Source, level: int, request: ReadRequest, begin: float, *, reason: str
-) -> tuple[Any, ReadReport]:
+def read_request(array: zarr.Array, request: ReadRequest, begin: float, *, reason: str) -> tuple[Array, ReadReport]:
     """Read into device memory.
 
     Parameters
     ----------
-    source, level
+    array : zarr.Array
         The array that the request's plan was made for.
     request : ReadRequest
         What to read.
     begin : float
         ``time.perf_counter()`` at the start of the call, for the report.
     reason : str
-        Why linumpy's reader was not taken, which is logged; empty where it was not asked.
+        Why linumpy's reader cannot read the array, which is logged; empty if the caller chose zarr-python.
     """
-    plan, array = request.plan, open_source(source, level)
+    plan = request.plan
     by_host = why_not_gpu_mode(plan.layout, plan.region, request.dtype, output.device_of(request).id)
     if reason:
         _log(plan, reason, " in its GPU mode" if by_host is None else " through host memory")
@@ -120,12 +119,11 @@ def read_request(
 
 
 def read_into_host(
-    source: Source, level: int, plan: ReadPlan, dtype: np.dtype, reasons: tuple[str, str], begin: float
+    array: zarr.Array, plan: ReadPlan, dtype: np.dtype, reasons: tuple[str, str], begin: float
 ) -> tuple[np.ndarray, ReadReport]:
     """Read into host memory; `reasons` are those for host memory and for zarr-python."""
     why, reason = reasons
     _log(plan, reason)
-    array = open_source(source, level)
     planned = time.perf_counter()
     result = _values(array, plan, dtype.newbyteorder("="))
     why = f"{why}; zarr-python: {reason}"
@@ -139,7 +137,7 @@ def _log(plan: ReadPlan, reason: str, method: str = "") -> None:
 def _values(array: zarr.Array, plan: ReadPlan, dtype: np.dtype) -> np.ndarray:
     """Read into host memory, and cast: C-contiguous, of the plan's shape."""
     stored = read_chunks_on_host(array, plan.region.selection)
-    # An element of a rank 0 selection is a scalar, and stored bytes may be in the other byte order.
+    # A selection of rank 0 is a scalar, and stored bytes may be in the other byte order.
     return np.asarray(cast_elements(np.asarray(stored), dtype), order="C").reshape(plan.shape)
 
 
@@ -161,7 +159,7 @@ def _read_in_gpu_mode(array: zarr.Array, selection: tuple[slice | int, ...], res
 def _read_by_host(array: zarr.Array, request: ReadRequest, result: Any) -> None:
     """Read into host memory, cast there, and copy to the result on the current stream, which is waited for.
 
-    The host memory is not pinned: that costs about 0.7 ms/MiB, as much as zarr takes to read it.
+    The host memory is not pinned: pinning costs about 0.7 ms/MiB, as much as the read itself.
     """
     data = _values(array, request.plan, request.dtype)
     if data.size:

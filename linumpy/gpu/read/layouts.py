@@ -1,6 +1,6 @@
-"""Layouts of arrays that were read before, each valid while its metadata is as it was.
+"""A cache of array layouts. An entry is valid while the metadata files of its array are unchanged.
 
-In: what names an array. Out: an :class:`~linumpy.plan.layout.ArrayLayout`, and whether it was known.
+In: a source. Out: an :class:`~linumpy.plan.layout.ArrayLayout`, and whether it came from the cache.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,17 +17,17 @@ import zarr
 from linumpy.io.layout import read_layout
 from linumpy.io.looks import metadata_files, stamp
 from linumpy.io.open import checked_level, open_source
-from linumpy.io.source import Source
+from linumpy.io.source import Source, with_options
 from linumpy.plan.layout import ArrayLayout
 
-#: Layouts that are kept.
-_LAYOUTS = 2048
+#: Capacity of the cache; the least recently used layout is evicted.
+_CAPACITY = 2048
 
 
 class Layouts:
-    """Layouts of the arrays that were read last; for several threads.
+    """The cache, safe to use from several threads.
 
-    A path is looked at again when the files of its metadata are other ones; an open array has the metadata that it was
+    A path is opened again when one of its metadata files has changed. An open array keeps the metadata that it was
     opened with.
     """
 
@@ -34,12 +35,15 @@ class Layouts:
         self._lock = threading.Lock()
         self._known: OrderedDict[object, tuple[Any, list[str], ArrayLayout]] = OrderedDict()
 
-    def get(self, source: Source, level: int) -> ArrayLayout:
-        """Return the layout of an array."""
-        return self.find(source, level)[0]
+    def get(self, source: Source, level: int, storage_options: Mapping[str, Any] | None = None) -> ArrayLayout:
+        """Return the layout of an array; for the parameters see :func:`linumpy.io.open.open_source`."""
+        return self.find(source, level, storage_options)[0]
 
-    def find(self, source: Source, level: int) -> tuple[ArrayLayout, bool]:
-        """Return the layout of an array, and whether it was known."""
+    def find(
+        self, source: Source, level: int, storage_options: Mapping[str, Any] | None = None
+    ) -> tuple[ArrayLayout, bool]:
+        """Return the layout of an array, and whether it came from the cache."""
+        source = with_options(source, storage_options)
         key = _key(source, checked_level(level))
         with self._lock:
             entry = self._known.get(key) if key is not None else None
@@ -52,31 +56,31 @@ class Layouts:
         before = _version(source, files)
         layout = read_layout(open_source(source, level))
         if files and layout.root is not None and layout.entries is None:
-            if f"{layout.root}/zarr.json" not in files:  # an image's resolution
+            if f"{layout.root}/zarr.json" not in files:  # a resolution level of an image
                 own = metadata_files(layout.root)
                 before, files = [*before, *_version(source, own)], files + own
-                layout = read_layout(open_source(source, level))  # again, now that its files were looked at
-            elif layout.zarr_format == 3:  # while there is this file, no other one is looked at
+                layout = read_layout(open_source(source, level))  # again, after its own files were stamped
+            elif layout.zarr_format == 3:  # zarr.json hides the files of format 2
                 before, files = before[:1], files[:1]
         if key is not None:
             with self._lock:
                 self._known[key] = (before, files, layout)
-                while len(self._known) > _LAYOUTS:
+                while len(self._known) > _CAPACITY:
                     self._known.popitem(last=False)
         return layout, False
 
     def after_fork(self) -> None:
-        """Make the lock new in a child process, whose parent may have held it."""
+        """Replace the lock in a child process: a thread of the parent may have held it."""
         self._lock = threading.Lock()
 
 
-#: Layouts that all readers of this process know.
+#: The cache of this process, shared by all readers.
 LAYOUTS = Layouts()
 os.register_at_fork(after_in_child=LAYOUTS.after_fork)
 
 
 def _key(source: Source, level: int) -> object:
-    """Name a source that may be known; None for others."""
+    """Return the cache key of a local path or an open array; None for other sources, which are not cached."""
     if isinstance(source, zarr.Array):
         return "array", id(source.metadata), str(source.store_path), level
     if isinstance(source, (str, os.PathLike)) and "://" not in str(source):
@@ -85,18 +89,18 @@ def _key(source: Source, level: int) -> object:
 
 
 def _folder(source: Any) -> str:
-    """Path of a source; ``..`` is not collapsed, because of symlinks."""
+    """Return the absolute path of a source; ``..`` is not collapsed, because of symlinks."""
     return os.path.join(os.getcwd(), source)
 
 
 def _version(source: Source, files: list[str]) -> Any:
-    """What must be the same for a layout to hold."""
+    """Return a value that changes when the metadata does: stamps of files, or the identity of an array's metadata."""
     return _Same(source.metadata) if isinstance(source, zarr.Array) else [stamp(path) for path in files]
 
 
 @dataclass(frozen=True, eq=False)
 class _Same:
-    """An object that equals itself alone; held, so that no other one gets its identity."""
+    """Compares an object by identity, and holds it, so that no later object can have the same identity."""
 
     held: Any
 

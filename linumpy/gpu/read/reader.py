@@ -24,7 +24,7 @@ from linumpy.gpu.read.request import DEFAULT_SCRATCH_BYTES, check_scratch
 from linumpy.gpu.read.stats import ReaderStats
 from linumpy.gpu.read.ticket import Ticket, Together
 from linumpy.io.looks import MetadataLook
-from linumpy.io.source import Source, with_options
+from linumpy.io.source import Source
 from linumpy.plan.layout import ArrayLayout
 from linumpy.plan.region import Region, normalize_region
 
@@ -277,8 +277,8 @@ class Reader:
         UnsupportedLayoutError
             This reader cannot read it.
         """
-        source = with_options(source, storage_options)
-        layout, known = (source, True) if isinstance(source, ArrayLayout) else LAYOUTS.find(source, level)
+        is_layout = isinstance(source, ArrayLayout)
+        layout, known = (source, True) if is_layout else LAYOUTS.find(source, level, storage_options)
         self._hits, self._misses = self._hits + known, self._misses + (not known)
         if layout.unsupported is not None:
             raise UnsupportedLayoutError(f"{layout.name} cannot be read by this reader: {layout.unsupported}")

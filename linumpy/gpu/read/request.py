@@ -1,4 +1,4 @@
-"""The result of a read: its dtype, its memory, and whether it fits, all settled before the first byte is read."""
+"""The result of a read: its dtype, its memory, and whether it fits; checked before the first byte is read."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy as np
 from linumpy.arrays import is_small
 from linumpy.device import free_memory, is_device_array, require_cuda
 from linumpy.errors import DeviceMemoryError
+from linumpy.plan.layout import ArrayLayout
 from linumpy.plan.read.plan import ReadPlan
 
 #: Memory of the device that a read may use beyond its result.
@@ -23,7 +24,7 @@ _KINDS = "biufc"
 
 @dataclass(frozen=True)
 class ReadRequest:
-    """A plan with what the caller wants of the result.
+    """A plan, and the result that the caller asked for.
 
     Attributes
     ----------
@@ -44,18 +45,19 @@ class ReadRequest:
 
 
 def make_request(plan: ReadPlan, dtype: Any, out: Any, scratch_bytes: int | None) -> ReadRequest:
-    """Check what the caller wants of the result against the plan.
+    """Check the requested result against the plan.
 
     Raises
     ------
     TypeError
-        A dtype that has no CUDA type, a cast from complex to real, or an `out` that is no CuPy array or of another
-        dtype; scratch that is no whole number.
+        Elements without a fixed size, a dtype that has no CUDA type, a cast from complex to real, an `out` that is no
+        CuPy array or of another dtype, or scratch that is no whole number.
     ValueError
         An `out` of another shape or not C-contiguous; too little scratch.
     GpuUnavailableError
         No CUDA device.
     """
+    check_elements(plan.layout)
     target = result_dtype(plan, dtype if dtype is not None else getattr(out, "dtype", None))
     scratch = DEFAULT_SCRATCH_BYTES if scratch_bytes is None else check_scratch(scratch_bytes)
     require_cuda()
@@ -66,8 +68,23 @@ def make_request(plan: ReadPlan, dtype: Any, out: Any, scratch_bytes: int | None
     return ReadRequest(plan, target, out, scratch)
 
 
+def check_elements(layout: ArrayLayout) -> None:
+    """Raise if the elements of an array have no fixed size.
+
+    Raises
+    ------
+    TypeError
+        Naming the array, its dtype, and what reads it.
+    """
+    if layout.dtype.hasobject or isinstance(layout.dtype, np.dtypes.StringDType):
+        raise TypeError(
+            f"{layout.name} has dtype {layout.dtype}, elements of any length, which linumpy does not read: read it by "
+            f"zarr-python, zarr.open_array({layout.name!r})[...]"
+        )
+
+
 def check_scratch(scratch_bytes: Any) -> int:
-    """Return an amount of scratch; raise where it is no whole number, or too little."""
+    """Return the amount of scratch; raise if it is no whole number or too small."""
     if isinstance(scratch_bytes, bool) or not hasattr(scratch_bytes, "__index__"):
         raise TypeError(f"scratch_bytes={scratch_bytes!r}: a whole number of bytes is needed")
     scratch = operator.index(scratch_bytes)
@@ -88,28 +105,28 @@ def cast_dtype(stored: np.dtype, dtype: Any) -> np.dtype:
         if target != stored:
             raise TypeError(f"dtype={target}: {stored} is read as stored, without a cast; cast the result by astype")
         return stored
-    for role, one in (("stored", stored), ("requested", target)):
-        if one.kind not in _KINDS or is_small(one) or one.str[1:] in ("f16", "c32"):
-            raise TypeError(f"{role} dtype {one}: only bool, integers, floats and complex numbers go to the GPU")
+    for role, checked in (("stored", stored), ("requested", target)):
+        if checked.kind not in _KINDS or is_small(checked) or checked.str[1:] in ("f16", "c32"):
+            raise TypeError(f"{role} dtype {checked}: only bool, integers, floats and complex numbers go to the GPU")
     if stored.kind == "c" and target.kind not in "cb":
         raise TypeError(f"dtype={target} would drop the imaginary parts of {stored}: read it and take .real or .imag")
     return target
 
 
 def without_bfloat16(dtype: Any, *stored: np.dtype) -> tuple[Any, bool]:
-    """Replace ``"bfloat16"`` by the dtype that holds its bits; returns whether it was asked for, too."""
+    """Replace ``"bfloat16"`` by the dtype that holds its bits; also return whether it was asked for."""
     if not isinstance(dtype, str) or dtype != "bfloat16":
         return dtype, False
-    for one in stored:
-        if one.kind == "c":
+    for source in stored:
+        if source.kind == "c":
             raise TypeError(
-                f"dtype='bfloat16' would drop the imaginary parts of {one}: read it and take .real or .imag"
+                f"dtype='bfloat16' would drop the imaginary parts of {source}: read it and take .real or .imag"
             )
     return np.dtype(np.uint16), True
 
 
 def check_out(out: Any, shape: tuple[int, ...], dtype: np.dtype, *, on_device: bool) -> None:
-    """Raise where an output is no CuPy (or NumPy) array, or of another shape or dtype than the region."""
+    """Raise unless an output is a CuPy (or NumPy) array of the shape and dtype of the result."""
     if not (is_device_array(out) if on_device else isinstance(out, np.ndarray)):
         kind = "CuPy" if on_device else "NumPy"
         raise TypeError(f"out is a {type(out).__module__}.{type(out).__name__}: pass a {kind} array")
@@ -120,13 +137,13 @@ def check_out(out: Any, shape: tuple[int, ...], dtype: np.dtype, *, on_device: b
 
 
 def device_of(request: ReadRequest) -> Any:
-    """Return the CUDA device that the result lies on: that of `out`, else the current one."""
+    """Return the CUDA device of the result: that of `out`, or else the current device."""
     cupy = require_cuda()
     return cupy.cuda.Device() if request.out is None else request.out.device
 
 
 def check_memory(request: ReadRequest, scratch: int) -> None:
-    """Refuse a read that cannot fit, on the current device.
+    """Refuse a read that does not fit into the memory of the current device.
 
     Raises
     ------

@@ -97,7 +97,7 @@ class Placement:
 
 @dataclass(frozen=True)
 class Unplaced:
-    """What stands for a :class:`Placement` that is unknown: its spacing and origin are a `MetadataError`.
+    """An unknown :class:`Placement`: reading its spacing or origin raises `MetadataError`.
 
     Attributes
     ----------
@@ -140,7 +140,7 @@ def axes_of(multiscale: Mapping[str, Any], name: str) -> tuple[Axis, ...]:
     for axis in axes:
         if not isinstance(axis.type, str | None):
             raise MetadataError(f"{name}: axis {axis.name!r} has the type {axis.type!r}; NGFF wants a text")
-        # Skipped silently, it would leave the spacing one number short.
+        # Skipping such an axis would leave the spacing one number short.
         if axis.type is None and axis.name.lower() in ("z", "y", "x"):
             raise MetadataError(
                 f"{name}: axis {axis.name!r} has no type; NGFF wants 'type': 'space' for an axis of space"
@@ -214,7 +214,7 @@ def compose_scales(
 
 
 def is_number(value: Any) -> bool:
-    """Tell whether a value of JSON is a finite number."""
+    """Return whether a value of JSON is a finite number."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 

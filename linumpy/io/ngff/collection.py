@@ -1,6 +1,6 @@
-"""Groups that hold images and are none: plates, wells, what bioformats2raw wrote, labels, scenes.
+"""Groups of images: plates, wells, collections written by bioformats2raw, labels, scenes.
 
-In: a group. Out: its kind, and the paths of its images, in the order of the metadata. Nothing but metadata is read.
+In: a group. Out: its kind, and the paths of its images, in the order of the metadata. Only metadata is read.
 
 Formats: https://ngff.openmicroscopy.org/0.4/ and https://ngff.openmicroscopy.org/0.5/, sections "plate", "well",
 "labels" and "bf2raw" (whose layout is an attribute of the group, below ``ome`` since 0.5);
@@ -16,9 +16,9 @@ from typing import Any
 import zarr
 
 _BIOFORMATS2RAW = "bioformats2raw.layout"
-#: Kinds of groups by the attribute that tells, and how messages call them.
+#: Attributes that identify a group of images, and the name of its kind in messages.
 _KINDS = {"plate": "a plate", "well": "a well", "labels": "a group of labels", "scene": "a scene"}
-#: Images that a message names.
+#: Number of images that a message lists.
 _SHOWN = 8
 
 
@@ -30,18 +30,18 @@ def ome_attributes(group: zarr.Group) -> Mapping[str, Any]:
 
 
 def kind_of(group: zarr.Group) -> str | None:
-    """Tell what holds images, in words for messages; None for an image and for any other group."""
+    """Return the kind of a group of images, in words for messages; None for an image and for any other group."""
     holder = ome_attributes(group)
     if "multiscales" in holder:
         return None
     if _BIOFORMATS2RAW in holder and _series(group):
         return "a collection of bioformats2raw"
-    found = [words for kind, words in _KINDS.items() if kind in holder]
-    return found[0] if found else "a collection of bioformats2raw" if _BIOFORMATS2RAW in holder else None
+    default = "a collection of bioformats2raw" if _BIOFORMATS2RAW in holder else None
+    return next((words for attribute, words in _KINDS.items() if attribute in holder), default)
 
 
 def image_paths(group: zarr.Group) -> Iterator[str]:
-    """Name the images of a group that holds images, by their paths in it; of a plate, one well is opened at a time."""
+    """Yield the paths of the images in a group. The wells of a plate are opened one by one."""
     holder = ome_attributes(group)
     series = _series(group) if _BIOFORMATS2RAW in holder else []
     if series:
@@ -61,7 +61,7 @@ def image_paths(group: zarr.Group) -> Iterator[str]:
 
 
 def choices(group: zarr.Group, kind: str) -> str:
-    """Say, for an error, which images a group holds."""
+    """Return a message that lists the images of a group."""
     paths = list(itertools.islice(image_paths(group), _SHOWN + 1))
     if not paths:
         return f"{group.store_path} is {kind}, not an image: it has no images"
@@ -73,7 +73,7 @@ def choices(group: zarr.Group, kind: str) -> str:
 
 
 def _series(group: zarr.Group) -> list[str]:
-    """Name the images of a group of bioformats2raw: those that its OME group lists, or else those with a number."""
+    """List the images of a group of bioformats2raw: those of its OME group, or else the groups named by a number."""
     described = group.get("OME")
     if isinstance(described, zarr.Group):
         series = ome_attributes(described).get("series")
@@ -92,9 +92,9 @@ def _in_scene(scene: Any) -> list[str]:
     """Name the images whose coordinate systems a scene transforms."""
     transformations = scene.get("coordinateTransformations") if isinstance(scene, Mapping) else None
     ends = [
-        one.get(end)
-        for one in (transformations if isinstance(transformations, list) else [])
-        if isinstance(one, Mapping)
+        transformation.get(end)
+        for transformation in (transformations if isinstance(transformations, list) else [])
+        if isinstance(transformation, Mapping)
         for end in ("input", "output")
     ]
     paths = [end.get("path") for end in ends if isinstance(end, Mapping)]

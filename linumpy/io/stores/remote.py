@@ -29,7 +29,7 @@ _AZURE = ("az", "adl", "azure", "abfs", "abfss")
 _RETRIES = {"max_retries": 8, "retry_timeout": timedelta(minutes=2)}
 #: A request may take long, but not without a byte coming.
 _CLIENT = {"timeout": "10min", "read_timeout": "30s"}
-#: Stores that are kept, with their connections.
+#: Number of stores that stay open, with their connections.
 _KEPT = 32
 
 
@@ -73,7 +73,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def check_process() -> None:
-    """Raise where obstore waits forever: in a process forked from one that has used it."""
+    """Raise in a process that was forked from one that used obstore: requests would wait forever."""
     if _is_lost:
         raise RuntimeError(
             "this process was forked from one that had read from an object store, where obstore cannot read: start "
@@ -97,13 +97,13 @@ def open_store(url: str, options: Mapping[str, Any] | None = None) -> tuple[Remo
     parts = urlsplit(url)
     if parts.query or parts.fragment:
         raise ValueError(
-            f"{without_credentials(url)!r}: what follows '?' or '#' in a URL is not passed on to the objects below "
+            f"{without_credentials(url)!r}: the part after '?' or '#' of a URL is not passed on to the objects below "
             "it; pass credentials by storage_options="
         )
     given = dict(options or {})
     is_http = parts.scheme.lower() in ("http", "https")
     plain = is_http and not given.keys() - {"client_options", "retry_config"}
-    # One store, with its connections, for all that is in one bucket or on one server.
+    # All objects of one bucket or server share a store and its connections.
     root, path = f"{parts.scheme}://{parts.netloc}", unquote(parts.path).strip("/")
     if parts.scheme.lower() in _AZURE or (is_http and not plain):
         root, path = url.rstrip("/"), ""

@@ -1,4 +1,4 @@
-"""The plan of a read: a region of an array, and the chunks that have to be read for it.
+"""The plan of a read: a region of an array, and the chunks that the region touches.
 
 In: :class:`~linumpy.plan.layout.ArrayLayout` and a region. Out: :class:`ReadPlan`, which explains itself
 (``str(plan)``).
@@ -82,7 +82,7 @@ class ReadPlan:
         return [(start // size, -(-stop // size) if stop > start else start // size) for start, stop, size in bounds]
 
     def _object_box(self, lengths: tuple[np.ndarray, ...]) -> list[tuple[int, int]]:
-        """Likewise of stored objects, of a rectilinear grid."""
+        """First stored object of a rectilinear grid that the region touches, and one past the last, along each axis."""
         return [chunk_range(*axis) for axis in zip(lengths, self.region.start, self.region.stop, strict=True)]
 
     def __str__(self) -> str:

@@ -1,8 +1,8 @@
 """Regions of arrays of a rectilinear chunk grid → boxes of regular ones.
 
-Along an axis, a run of chunks of one length lies as in a regular grid that is shifted: chunk `i` of length `n` begins
-at ``i · n`` there, and has the same key. So the chunks of one shape that lie side by side are a box of a regular array
-whose chunks all have that shape, and all that reads regular arrays reads them. Pure.
+Along an axis, a run of chunks of one length `n` is part of a shifted regular grid, in which chunk `i` begins at
+``i · n`` and has the same key. Neighbouring chunks of one shape are therefore a box of a regular array whose chunks all
+have that shape, and are read like it. Pure.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from linumpy.plan.layout import ArrayLayout
 
 
 @dataclass(frozen=True)
-class Part:
+class RegularBox:
     """A box of chunks of one shape.
 
     Attributes
     ----------
     layout : ArrayLayout
-        The regular array, the same record for all parts of one shape.
+        The regular array; all boxes of one chunk shape share the record.
     start, stop : tuple of int
-        The box in it.
+        Bounds of the box in that array.
     offset : tuple of int
         Where the box begins in the region.
     """
@@ -36,13 +36,13 @@ class Part:
     offset: tuple[int, ...]
 
 
-def cut_by_shape(layout: ArrayLayout, start: Sequence[int], stop: Sequence[int]) -> Iterator[Part]:
+def cut_by_shape(layout: ArrayLayout, start: Sequence[int], stop: Sequence[int]) -> Iterator[RegularBox]:
     """Cut a region of a rectilinear array into boxes of chunks of one shape.
 
     Parameters
     ----------
     layout : ArrayLayout
-        With lengths.
+        Of a rectilinear grid, with the lengths of its chunks.
     start, stop : sequence of int, (rank,)
         The region, within the array.
     """
@@ -50,18 +50,18 @@ def cut_by_shape(layout: ArrayLayout, start: Sequence[int], stop: Sequence[int])
     axes = [list(_runs(*axis)) for axis in zip(layout.lengths, start, stop, strict=True)]
     for box in itertools.product(*axes):
         lengths, begin, end, offset = zip(*box, strict=True)
-        yield Part(_regular(layout, lengths), begin, end, offset)
+        yield RegularBox(_regular(layout, lengths), begin, end, offset)
 
 
 def chunk_range(lengths: np.ndarray, start: int, stop: int) -> tuple[int, int]:
-    """Return the first chunk along an axis that a range of voxels touches, and the one behind the last."""
+    """Return the first chunk along an axis that a range of voxels touches, and one past the last."""
     ends = np.cumsum(lengths)
     first = int(np.searchsorted(ends, start, "right"))
     return first, first if stop <= start else int(np.searchsorted(ends, stop, "left")) + 1
 
 
 def _runs(lengths: np.ndarray, start: int, stop: int) -> Iterator[tuple[int, int, int, int]]:
-    """Yield length, range in the regular grid, and offset in the region, of each run of chunks of one length."""
+    """Yield, for each run of chunks of one length: length, range in the regular grid, offset in the region."""
     chunk, end = chunk_range(lengths, start, stop)
     at = int(lengths[:chunk].sum())
     while chunk < end:
@@ -75,7 +75,7 @@ def _runs(lengths: np.ndarray, start: int, stop: int) -> Iterator[tuple[int, int
 
 
 def _regular(layout: ArrayLayout, lengths: tuple[int, ...]) -> ArrayLayout:
-    """Describe the array whose stored objects all have one shape; kept with the layout, as records of it are."""
+    """Describe the array whose stored objects all have one shape. The description is cached on the layout."""
     known: dict[tuple[int, ...], ArrayLayout] = layout.__dict__.setdefault("_of_shapes", {})
     if lengths not in known:
         chunk, shard = lengths, layout.shard

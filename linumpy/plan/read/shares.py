@@ -1,4 +1,4 @@
-"""A region → the part of it that each of several devices reads. Pure."""
+"""Divide a region among several devices. Pure."""
 
 from __future__ import annotations
 
@@ -20,19 +20,20 @@ def cut_for_devices(layout: ArrayLayout, region: Region, count: int) -> list[Reg
     layout : ArrayLayout
         The array.
     region : Region
-        What is read of it.
+        Region to read.
     count : int
         Number of devices.
 
     Returns
     -------
     list of Region
-        One for each device, in order, as equal as the chunks (or shards) allow; empty ones where there are too few.
+        One for each device, in order, as equal as the chunks (or shards) allow; some are empty if there are fewer
+        chunks than devices.
 
     Raises
     ------
     RegionError
-        The region has no axis that could be cut.
+        The region is a single element.
     """
     if not any(region.kept):
         raise RegionError(f"region {region} is one element: it cannot be cut for {count} devices")

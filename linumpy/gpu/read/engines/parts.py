@@ -15,7 +15,7 @@ from linumpy.core import native
 from linumpy.core.reader import CoreJob
 from linumpy.gpu.read.outputs import Regions
 from linumpy.plan.layout import ArrayLayout
-from linumpy.plan.read.rectilinear import Part, cut_by_shape
+from linumpy.plan.read.rectilinear import RegularBox, cut_by_shape
 
 
 class PartsJob:
@@ -83,7 +83,7 @@ def submit_parts(
         That of each region, or one for all.
     """
     jobs = [PartsJob(output) for output in outputs]
-    kinds: dict[object, list[tuple[int, Part]]] = {}
+    kinds: dict[object, list[tuple[int, RegularBox]]] = {}
     for row, number in enumerate(regions.array.tolist()):
         for part in cut_by_shape(layouts[number], regions.start[row].tolist(), regions.stop[row].tolist()):
             kinds.setdefault(part.layout.geometry, []).append((row, part))
@@ -104,7 +104,7 @@ def submit_parts(
     return jobs
 
 
-def _boxes_of(regions: Regions, members: Sequence[tuple[int, Part]]) -> tuple[list[ArrayLayout], Regions]:
+def _boxes_of(regions: Regions, members: Sequence[tuple[int, RegularBox]]) -> tuple[list[ArrayLayout], Regions]:
     """List the arrays of parts, each once, and the parts with their outputs."""
     numbers: dict[int, int] = {}
     array = np.array([numbers.setdefault(id(part.layout), len(numbers)) for _, part in members], np.int64)
