@@ -1,9 +1,9 @@
-"""Load the native core by ctypes, and declare its functions and records: those of ``src/core.h``, in Python.
+"""Load the native core by ctypes, and declare the functions and records of ``src/core.h`` in Python.
 
 In: nothing. Out: :func:`library`, for the wrapper in ``reader.py``. A library with another interface number or other
 sizes of records is refused. Functions of :attr:`Library.quick` keep Python's lock (the GIL): they copy their arguments
-and return at once, and to acquire the lock again beside a busy thread takes 5 ms. Functions of
-:attr:`Library.waiting` release it.
+and return at once, and acquiring the lock again beside a busy thread takes 5 ms. Functions of :attr:`Library.waiting`
+release the lock.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ class Scatter(ctypes.Structure):
 
 
 class OnDevice(ctypes.Structure):
-    """What a batch needs where outputs are on a device: ``lc_on_device``."""
+    """Records that a batch needs whose outputs are on a device: ``lc_on_device``."""
 
     _fields_ = (
         ("scatter", POINTER(Scatter)),
@@ -220,7 +220,7 @@ class Error(ctypes.Structure):
 
 
 class Report(ctypes.Structure):
-    """What was done for a job: ``lc_report``."""
+    """Counts and times of a job: ``lc_report``."""
 
     _fields_ = (
         *((name, c_int64) for name in ("chunks", "filled", "decoded", "bytes_read", "files_opened", "reads_repeated")),
@@ -232,7 +232,7 @@ class Report(ctypes.Structure):
 
 
 class Stats(ctypes.Structure):
-    """What a reader has done: ``lc_stats``."""
+    """Counts and times of a reader: ``lc_stats``."""
 
     _fields_ = (
         *(
@@ -285,7 +285,10 @@ _RECORDS = (
     Fetch,
     Output,
 )
-_QUICK: dict[str, tuple[Any, list[Any]]] = {
+#: Types of the result and of the arguments of each function.
+_Signatures = dict[str, tuple[Any, list[Any]]]
+
+_QUICK: _Signatures = {
     "lc_reader_new": (c_void_p, [c_int64, c_int64, POINTER(Device), c_char_p]),
     "lc_reader_memory": (None, [c_void_p, c_int64, c_int64, c_int64]),
     "lc_reader_close": (None, [c_void_p]),
@@ -304,7 +307,7 @@ _QUICK: dict[str, tuple[Any, list[Any]]] = {
     "lc_after_fork": (None, []),
     "lc_fail_next": (None, [c_int64, c_int64, c_int64]),
 }
-_WAITING: dict[str, tuple[Any, list[Any]]] = {
+_WAITING: _Signatures = {
     "lc_wait_closed": (c_int64, [c_void_p, c_double]),
     "lc_wait_capacity": (c_int64, [c_void_p, c_double]),
     "lc_wait_jobs": (c_int64, [c_void_p, c_int64, c_double]),
@@ -352,7 +355,7 @@ def _check(library: ctypes.CDLL, path: str) -> None:
 
 
 def why_no_core() -> str | None:
-    """Return why there is no native core; None where there is one."""
+    """Return why the native core cannot be used; None if it can."""
     if os.environ.get(CORE_VARIABLE) == "0":
         return f"{CORE_VARIABLE}=0 switches the native core off"
     return _load()[1]
@@ -364,13 +367,11 @@ def library() -> Library:
     Raises
     ------
     CoreUnavailableError
-        It was not built, does not fit, or is switched off.
+        It was not built, has another interface, or is switched off.
     """
-    loaded, why = _load()
-    if os.environ.get(CORE_VARIABLE) == "0":
-        raise CoreUnavailableError(why_no_core())
-    if loaded is None:
-        raise CoreUnavailableError(why)
+    reason, loaded = why_no_core(), _load()[0]
+    if loaded is None or reason is not None:
+        raise CoreUnavailableError(reason)
     return loaded
 
 
@@ -383,7 +384,7 @@ def _load() -> tuple[Library | None, str | None]:
     try:
         loaded = Library(spec.origin)
     except (OSError, AttributeError, CoreUnavailableError) as error:
-        # It was built but does not load (an outdated library, an older libc): warn, since reads become slow.
+        # The library exists but does not load (it is outdated, or libc is older): warn, since reads become slow.
         warnings.warn(f"{error}; zarr-python reads instead, slowly", RuntimeWarning, stacklevel=3)
         return None, str(error)
     os.register_at_fork(after_in_child=loaded.quick.lc_after_fork)
