@@ -32,7 +32,7 @@ __all__ = ["PATHS", "GdsVerdict", "clear_cache", "find_doctor", "gds_verdict"]
 PATHS = ("nvidia-fs", "p2pdma", "cufile-compat", "kvikio-posix", "unknown")
 _NATIVE = ("nvidia-fs", "p2pdma")
 
-#: Timeout of the script in seconds. It needs well under one, and kvikio's import a few.
+#: Timeout of the script in seconds. The script needs less than a second, and kvikio's import a few seconds.
 DEFAULT_TIMEOUT = 30.0
 
 # Variables that the script reads: part of the cache's key.
@@ -62,7 +62,7 @@ class GdsVerdict:
     native : tuple of str
         The available native paths, of ``"nvidia-fs"`` and ``"p2pdma"``.
     folder : str
-        The folder of the verdict: the nearest existing one.
+        The folder of the verdict: the nearest existing folder.
     source : str
         The script that gave the verdict, or ``"none"`` if no script could be run.
     """

@@ -18,7 +18,7 @@ from linumpy.core.native import Output, library
 def write_files(
     paths: Sequence[str], data: np.ndarray, bounds: np.ndarray, *, with_checksum: bool = False, suffix: str = ""
 ) -> None:
-    """Write files, each from bytes that lie together.
+    """Write files, each from contiguous bytes.
 
     Parameters
     ----------

@@ -20,8 +20,8 @@ from linumpy.core.records import array_record, exception_of, look_records
 from linumpy.io.looks import MetadataLook
 from linumpy.plan.layout import ArrayLayout
 
-#: Regions as int64 columns: index of the array, (n,); start and stop in voxels, each (n, rank); strides of the output in
-#: bytes, (n, rank); address of the output, (n,).
+#: Regions as int64 columns: index of the array, (n,); start and stop in voxels, each (n, rank); strides of the output,
+#: in bytes, (n, rank); address of the output, (n,).
 RegionColumns = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 #: The core's handles of jobs, in a ctypes array; null until the jobs are submitted.
 Pointers = ctypes.Array[ctypes.c_void_p]

@@ -38,7 +38,7 @@ REQUESTS_VARIABLE = "LINUMPY_REMOTE_REQUESTS"
 _FREED_NBYTES = 31 * 2**20
 #: Maximum bytes of an object that is read whole because its server ignores ranges.
 _WHOLE_NBYTES = 64 * 2**20
-#: Seconds until ranges are requested again: a proxy may have sent the one whole response, and not the server.
+#: Seconds until ranges are requested again: a proxy, not the server, may have sent the whole object.
 _WITHOUT_RANGES_SECONDS = 60.0
 
 

@@ -39,6 +39,10 @@ _BY_ZARR = ("scale_offset", "cast_value")
 _READ_AS_STORED = ("bitround", "numcodecs.bitround")
 
 
+_Document = Mapping[str, Any]
+"""A part of zarr's JSON metadata."""
+
+
 @dataclass(frozen=True)
 class _Codecs:
     """The effect of a chain of codecs on one chunk."""
@@ -65,13 +69,13 @@ def read_layout(array: zarr.Array) -> ArrayLayout:
     Raises
     ------
     MetadataError
-        An impossible shape or chunk: an empty chunk, or more bytes in one than 64 bits count.
+        An impossible shape or chunk: an empty chunk, or a chunk of more bytes than 64 bits can count.
     """
-    document: Mapping[str, Any] = array.metadata.to_dict()
+    document: _Document = array.metadata.to_dict()
     return _layout_v2(array, document) if array.metadata.zarr_format == 2 else _layout_v3(array, document)
 
 
-def _layout_v2(array: zarr.Array, document: Mapping[str, Any]) -> ArrayLayout:
+def _layout_v2(array: zarr.Array, document: _Document) -> ArrayLayout:
     compressor, filters = document.get("compressor"), list(document.get("filters") or ())
     while filters and array.dtype.kind == "f" and _settings(filters[0])["name"] in _READ_AS_STORED:
         del filters[0]
@@ -97,13 +101,13 @@ def _layout_v2(array: zarr.Array, document: Mapping[str, Any]) -> ArrayLayout:
     )
 
 
-def _settings(codec: Codec | Mapping[str, Any]) -> dict[str, Any]:
+def _settings(codec: Codec | _Document) -> dict[str, Any]:
     """Return the name and settings of a numcodecs codec."""
     config = dict(codec if isinstance(codec, Mapping) else codec.get_config())
     return {"name": str(config.pop("id")), **config}
 
 
-def _layout_v3(array: zarr.Array, document: Mapping[str, Any]) -> ArrayLayout:
+def _layout_v3(array: zarr.Array, document: _Document) -> ArrayLayout:
     grid = document["chunk_grid"]
     chain = list(document["codecs"])
     sharded = [codec for codec in chain if codec["name"] == "sharding_indexed"]
@@ -139,7 +143,7 @@ def _layout_v3(array: zarr.Array, document: Mapping[str, Any]) -> ArrayLayout:
 
 
 def _objects(
-    grid: Mapping[str, Any], shape: Sequence[int]
+    grid: _Document, shape: Sequence[int]
 ) -> tuple[tuple[int, ...], tuple[np.ndarray, ...] | None, str | None]:
     """Read the chunk grid: the (largest) shape of stored objects, lengths of rectilinear ones, why unsupported."""
     configuration = grid["configuration"]
@@ -163,7 +167,7 @@ def _lengths(spec: int | Sequence[Any], extent: int) -> np.ndarray:
 
 
 def _shard(
-    configuration: Mapping[str, Any], object_shape: Sequence[int], chunk_shape: Sequence[int]
+    configuration: _Document, object_shape: Sequence[int], chunk_shape: Sequence[int]
 ) -> tuple[ShardLayout, str | None]:
     """Read how the index of a shard is stored; the second result is None, or says why it is not supported."""
     index = list(configuration.get("index_codecs", ()))
@@ -178,7 +182,7 @@ def _shard(
     return shard, None if supported else f"shard index encoded by {' + '.join(names)}"
 
 
-def _keys_v3(encoding: Mapping[str, Any]) -> ChunkKeys | None:
+def _keys_v3(encoding: _Document) -> ChunkKeys | None:
     configuration = encoding.get("configuration") or {}
     if encoding["name"] == "default":
         separator = _text(configuration.get("separator", "/"))
@@ -188,10 +192,10 @@ def _keys_v3(encoding: Mapping[str, Any]) -> ChunkKeys | None:
     return None
 
 
-def _read_codecs(chain: Sequence[Mapping[str, Any]], rank: int, dtype: np.dtype, chunk_nbytes: int) -> _Codecs:
+def _read_codecs(chain: Sequence[_Document], rank: int, dtype: np.dtype, chunk_nbytes: int) -> _Codecs:
     """Read the codecs of one chunk in order: transposes, array filters, ``bytes``, codecs of bytes."""
     axes: tuple[int, ...] = tuple(range(rank))
-    filters: list[Mapping[str, Any]] = []
+    filters: list[_Document] = []
     for position, codec in enumerate(chain):
         if codec["name"] == "transpose" and not filters:
             order = tuple(int(axis) for axis in codec["configuration"]["order"])
@@ -209,9 +213,9 @@ def _read_codecs(chain: Sequence[Mapping[str, Any]], rank: int, dtype: np.dtype,
 
 def _codecs_after_bytes(
     axes: tuple[int, ...],
-    filters: Sequence[Mapping[str, Any]],
+    filters: Sequence[_Document],
     endian: str | None,
-    codecs: Sequence[Mapping[str, Any]],
+    codecs: Sequence[_Document],
     dtype: np.dtype,
     chunk_nbytes: int,
 ) -> _Codecs:
@@ -233,7 +237,7 @@ def _codecs_after_bytes(
     return _Codecs(axes, endian == "big" and not filters, reason, chain)
 
 
-def _endian(codec: Mapping[str, Any]) -> str | None:
+def _endian(codec: _Document) -> str | None:
     endian = (codec.get("configuration") or {}).get("endian")
     return None if endian is None else _text(endian)
 

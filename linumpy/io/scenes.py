@@ -25,7 +25,7 @@ from linumpy.errors import LinumpyError, MetadataError
 from linumpy.io.metadata import REFUSALS
 from linumpy.io.ngff.axes import transformation_list
 from linumpy.io.ngff.collection import ome_attributes
-from linumpy.io.ngff.coordinate_systems import Axes, Transformation, mappings_in, multiscales_of, referred, systems_of
+from linumpy.io.ngff.coordinate_systems import Axes, Transformation, mappings_in, referred, systems_of
 from linumpy.io.ngff.transformations import is_invertible, read_map
 from linumpy.io.ome import OmeZarrImage
 from linumpy.io.source import local_store
@@ -92,7 +92,7 @@ class Graph:
             return
         self._seen.add(location)
         ome, name = ome_attributes(group), str(group.store_path)
-        holders = [image for image in multiscales_of(ome) if "axes" not in image]
+        holders = [image for image in mappings_in(ome, "multiscales") if "axes" not in image]
         if isinstance(ome.get("scene"), Mapping):
             holders.append(ome["scene"])
         for holder in holders:

@@ -20,12 +20,11 @@ from typing import Any
 from linumpy.errors import MetadataError
 from linumpy.io.ngff.axes import datasets_of, is_number, transformation_list
 
-Multiscale = Mapping[str, Any]
-"""Metadata of a multiscale image."""
-Transformation = Mapping[str, Any]
-"""Metadata of a coordinate transformation."""
-Axes = list[Mapping[str, Any]]
-"""Metadata of the axes of a coordinate system."""
+Metadata = Mapping[str, Any]
+"""Attributes of a group, or a part of them, as NGFF defines them."""
+Multiscale = Metadata
+Transformation = Metadata
+Axes = list[Metadata]
 
 #: Name of the coordinate system of a written image whose source has no name for it.
 INTRINSIC = "physical"
@@ -46,16 +45,11 @@ class Systems:
     """
 
     intrinsic: str
-    others: tuple[Mapping[str, Any], ...]
+    others: tuple[Metadata, ...]
     transformations: tuple[Transformation, ...]
 
 
-def multiscales_of(ome: Mapping[str, Any]) -> list[Multiscale]:
-    """Return the multiscale images in the attributes of a group."""
-    return mappings_in(ome, "multiscales")
-
-
-def mappings_in(holder: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
+def mappings_in(holder: Metadata, key: str) -> list[Metadata]:
     """Return the mappings in a list of the metadata; none if it is no list."""
     entries = holder.get(key)
     return [entry for entry in entries if isinstance(entry, Mapping)] if isinstance(entries, list) else []
@@ -167,7 +161,7 @@ def referred(reference: object) -> str | None:
     return name if isinstance(name, str) else None
 
 
-def _of_level(dataset: Mapping[str, Any], name: str) -> Transformation:
+def _of_level(dataset: Metadata, name: str) -> Transformation:
     transformations = transformation_list(dataset, f"{name}, level {dataset['path']!r}")
     if len(transformations) != 1:
         raise MetadataError(

@@ -16,6 +16,7 @@ from typing import Any
 
 from linumpy.io.ngff.coordinate_systems import (
     INTRINSIC,
+    Metadata,
     Multiscale,
     Systems,
     Transformation,
@@ -30,7 +31,7 @@ _KEYS = ("multiscales", "omero", "labels", "image-label", "plate", "well", "seri
 _VERSIONED = ("multiscales", "omero", "image-label", "plate", "well")
 
 
-def version_of(attributes: Mapping[str, Any]) -> str | None:
+def version_of(attributes: Metadata) -> str | None:
     """Return the version of NGFF of a group's attributes; None for a group without attributes of NGFF."""
     ome = attributes.get("ome")
     if isinstance(ome, Mapping):
@@ -38,7 +39,7 @@ def version_of(attributes: Mapping[str, Any]) -> str | None:
     return "0.4" if any(key in attributes for key in _KEYS) else None
 
 
-def in_version(attributes: Mapping[str, Any], version: str, name: str) -> tuple[dict[str, Any], list[str]]:
+def in_version(attributes: Metadata, version: str, name: str) -> tuple[dict[str, Any], list[str]]:
     """Return attributes in a version of NGFF, and descriptions of what is dropped.
 
     Parameters

@@ -93,7 +93,7 @@ def refuse_url(path: Path) -> None:
 
 
 def check_apart(outputs: Iterable[str | Path], sources: Iterable[str | Path] = ()) -> None:
-    """Refuse outputs that would replace a source, lie inside one, or overlap each other.
+    """Refuse outputs that would replace a source, lie inside a source, or overlap each other.
 
     Parameters
     ----------
