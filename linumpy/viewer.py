@@ -287,7 +287,6 @@ def _draw(figure: Figure, planes: _Planes, position: tuple[int, ...], limits: tu
         corner.set_axis_off()
     else:
         panels = [figure.add_subplot()]
-    image: Any = None
     for cut, section, axes in zip(cuts, sections, panels, strict=True):
         turned = cut == 2  # rows are those of the section to the left
         rows, columns = (axis for axis in range(rank) if axis != cut)
@@ -362,7 +361,7 @@ def sliders(sections: Sections) -> Any:
         for name, n, index in zip(planes.axes, planes.shape, sections.position, strict=True)
     ]
 
-    def move(_: Any) -> None:
+    def move(_: object) -> None:
         sections.move([control.value for control in controls])
         picture.value = sections._png()
 

@@ -6,7 +6,7 @@ functions.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import zarr
@@ -16,6 +16,9 @@ from linumpy.gpu.read.layouts import LAYOUTS
 from linumpy.interop.outer import AxisIndex, read_outer
 from linumpy.io.layout import read_layout
 from linumpy.io.source import Source, path_of, written
+
+if TYPE_CHECKING:
+    from dask.array import Array as DaskArray
 
 #: Maximum bytes of a block of several whole chunks.
 _BLOCK_NBYTES = 16 * 2**20
@@ -45,7 +48,7 @@ class LazyArray:
         return values
 
 
-def lazy_dask_array(array: zarr.Array) -> Any:
+def lazy_dask_array(array: zarr.Array) -> DaskArray:
     """Return an array as a dask array of NumPy blocks; a slice reads only its own voxels.
 
     Raises

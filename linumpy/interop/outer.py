@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from linumpy.arrays import Array
 from linumpy.device import require_cuda
 from linumpy.gpu.read.shared import shared_reader
 from linumpy.io.open import open_source
@@ -154,7 +155,7 @@ def _batches(boxes: Iterable[Box], itemsize: int) -> Iterator[list[Box]]:
         yield batch
 
 
-def _read(source: Source, layout: ArrayLayout, boxes: list[Box], device: ReadDevice, xp: ModuleType) -> Iterator[Any]:
+def _read(source: Source, layout: ArrayLayout, boxes: list[Box], device: ReadDevice, xp: ModuleType) -> Iterator[Array]:
     """Read boxes by the process's shared reader, or by zarr-python if the reader does not support the array."""
     regions = [tuple(slice(run.start, run.stop) for run in box) for box in boxes]
     if layout.unsupported is not None:

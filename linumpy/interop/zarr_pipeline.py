@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from zarr.abc.codec import Codec
     from zarr.abc.store import Store
     from zarr.core.array_spec import ArraySpec
-    from zarr.core.buffer import NDBuffer
+    from zarr.core.buffer import Buffer, NDBuffer
     from zarr.core.metadata import ArrayMetadata
 
     from linumpy.gpu.read.reader import Reader
@@ -111,15 +111,19 @@ class LinumpyCodecPipeline(CodecPipeline):
         """Return the size of an encoded chunk."""
         return self.own.compute_encoded_size(byte_length, array_spec)
 
-    async def decode(self, chunk_bytes_and_specs: Any) -> Any:
+    async def decode(
+        self, chunk_bytes_and_specs: Iterable[tuple[Buffer | None, ArraySpec]]
+    ) -> Iterable[NDBuffer | None]:
         """Decode chunks."""
         return await self.own.decode(chunk_bytes_and_specs)
 
-    async def encode(self, chunk_arrays_and_specs: Any) -> Any:
+    async def encode(
+        self, chunk_arrays_and_specs: Iterable[tuple[NDBuffer | None, ArraySpec]]
+    ) -> Iterable[Buffer | None]:
         """Encode chunks."""
         return await self.own.encode(chunk_arrays_and_specs)
 
-    async def write(self, batch_info: Any, value: NDBuffer, drop_axes: tuple[int, ...] = ()) -> None:
+    async def write(self, batch_info: Iterable[Any], value: NDBuffer, drop_axes: tuple[int, ...] = ()) -> None:
         """Write chunks."""
         await self.own.write(batch_info, value, drop_axes)
 

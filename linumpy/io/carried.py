@@ -22,7 +22,7 @@ from zarr.storage import LocalStore
 from linumpy.io.codecs import encoding_like
 from linumpy.io.ngff.axes import MICROMETERS
 from linumpy.io.ngff.collection import ome_attributes
-from linumpy.io.ngff.coordinate_systems import Systems, Transformation, referred, stored_paths, systems_of
+from linumpy.io.ngff.coordinate_systems import Multiscale, Systems, Transformation, referred, stored_paths, systems_of
 from linumpy.io.ome import OmeZarrImage
 from linumpy.io.paths import is_zarr_folder
 from linumpy.io.volume import Chosen, Volumes
@@ -192,7 +192,7 @@ def carried_from(volumes: Volumes) -> Carried:
     )
 
 
-def _systems(chosen: Chosen, multiscale: Mapping[str, Any]) -> tuple[Systems | None, list[str]]:
+def _systems(chosen: Chosen, multiscale: Multiscale) -> tuple[Systems | None, list[str]]:
     """Return the coordinate systems that a new image on the same axes keeps, and descriptions of the others."""
     image = chosen.image
     systems = systems_of(multiscale, image.name)

@@ -16,6 +16,7 @@ import numcodecs
 import numpy as np
 import zarr
 from numcodecs.abc import Codec
+from zarr.abc.codec import BytesBytesCodec
 from zarr.codecs import BloscCodec, Crc32cCodec, GzipCodec, ZstdCodec
 
 from linumpy.plan.codecs import CHECKSUM_NBYTES
@@ -25,7 +26,7 @@ _SHUFFLES_V2 = {"none": 0, "byte": 1, "bit": 2}
 _SHUFFLES_V3 = {"none": "noshuffle", "byte": "shuffle", "bit": "bitshuffle"}
 
 
-def zarr_codecs(encoding: Encoding, zarr_format: int) -> Any:
+def zarr_codecs(encoding: Encoding, zarr_format: int) -> Codec | list[BytesBytesCodec] | None:
     """Return the codecs to make an array with, as zarr's parameter `compressors` takes them; None for raw chunks.
 
     Raises
@@ -40,13 +41,13 @@ def zarr_codecs(encoding: Encoding, zarr_format: int) -> Any:
                 "ngff_version='0.5'"
             )
         return _numcodec(encoding)
-    codecs: list[Any] = [Crc32cCodec()] if encoding.checksum else []
+    codecs: list[BytesBytesCodec] = [Crc32cCodec()] if encoding.checksum else []
     if encoding.compressor:
         codecs.insert(0, _codec(encoding))
     return codecs or None
 
 
-def _codec(encoding: Encoding) -> Any:
+def _codec(encoding: Encoding) -> BytesBytesCodec:
     """Return the codec of zarr v3."""
     if encoding.compressor == "zstd":
         return ZstdCodec(level=encoding.level)
@@ -79,7 +80,7 @@ def _numcodec(encoding: Encoding) -> Codec | None:
     return None
 
 
-def codec_settings(array: zarr.Array) -> list[dict[str, Any]] | None:
+def codec_settings(array: zarr.Array) -> list[dict[str, object]] | None:
     """Return name and settings of the bytes-to-bytes codecs of an array; None if it has filters before them."""
     if array.filters:
         return None

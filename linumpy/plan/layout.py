@@ -205,11 +205,6 @@ class ArrayLayout:
         return math.prod(self.chunk_shape) * self.dtype.itemsize
 
     @cached_property
-    def grid_shape(self) -> tuple[int, ...]:
-        """Number of (inner) chunks along each axis."""
-        return tuple(-(-n // size) for n, size in zip(self.shape, self.chunk_shape, strict=True))
-
-    @cached_property
     def chunk_path(self) -> tuple[str, str]:
         """Beginning of the path (or key) of a stored object, and the separator of the coordinates that follow."""
         assert self.keys is not None
