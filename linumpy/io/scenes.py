@@ -1,4 +1,4 @@
-"""Coordinate systems of several images of NGFF 0.6 and the transformations between them, also those of scenes (RFC-5).
+"""Maps between the coordinate systems of several images of NGFF 0.6 (RFC-5), from their metadata and from scenes.
 
 In: two images, or an image and the name of a coordinate system. Out: a map of points
 (:data:`~linumpy.plan.grid.point_map.PointMap`) between their coordinate systems, composed of the fewest
