@@ -119,22 +119,16 @@ def draw_surface(
 
     Parameters
     ----------
-    section : numpy.ndarray, (Z, X)
-        Intensity; drawn as its logarithm.
-    depths : numpy.ndarray, (X,)
-        Surface in voxels along Z.
+    section, depths, position_um, source
+        As for :func:`draw_section`.
     edge : numpy.ndarray, (X,)
         The edge in voxels along Z; drawn too if it differs from the surface.
     depth_um : numpy.ndarray, (Y, X)
         Depth of the surface in µm.
     spacing : (float, float, float)
         Voxel spacing (Z, Y, X) in µm.
-    position_um : float
-        Position of the section along Y in µm.
     names : (str, str)
         Names of the lateral axes.
-    source : str
-        Name of the image, for the title.
     """
     depth, (height, width) = section.shape[0] * spacing[0], extent_um(depth_um.shape, spacing[1:])
     heights = [min(4.5, max(1.8, 7.4 * depth / width)), min(9.0, max(2.2, 7.4 * height / width))]

@@ -22,9 +22,8 @@ from linumpy.gpu.zarr_io import read_zarr
 from linumpy.interop.channels import channel_names
 from linumpy.io.carried import carried_from
 from linumpy.io.ngff.axes import Spacing
-from linumpy.io.ome import open_image
 from linumpy.io.output.files import replacing
-from linumpy.io.volume import Volumes, select_volumes
+from linumpy.io.volume import Volumes, open_volumes
 
 #: Bytes of a slab of planes that is read at once, approximately.
 _SLAB_NBYTES = 64 * 2**20
@@ -81,7 +80,7 @@ def to_tiff(
         import tifffile
     except ImportError as error:
         raise ImportError(f"tifffile is not installed ({error}): {install_line('export')}") from error
-    volumes = _volumes(source, level, channel, time, spacing)
+    volumes = open_volumes(source, level, channel=channel, time=time, spacing=spacing)
     first = volumes.first
     dtype = _written_dtype(volumes, "OME-TIFF", _TIFF_DTYPES)
     axes = volumes.leading.upper() + volumes.axes.upper()
@@ -142,7 +141,7 @@ def to_nifti(
     suffixes = Path(path).name.lower()
     if not suffixes.endswith((".nii", ".nii.gz")):
         raise ValueError(f"{path}: the name of a NIfTI file ends in .nii or .nii.gz")
-    volumes = _volumes(source, level, channel, time, spacing)
+    volumes = open_volumes(source, level, channel=channel, time=time, spacing=spacing)
     dtype = _written_dtype(volumes, "NIfTI", _NIFTI_DTYPES)
     shape = _nifti_shape(volumes)
     header = nibabel.Nifti1Header() if max(shape) <= _NIFTI1_MAX_LENGTH else nibabel.Nifti2Header()
@@ -199,10 +198,6 @@ def _nifti_shape(volumes: Volumes) -> tuple[int, ...]:
     counts = dict(zip(volumes.leading, volumes.leading_shape, strict=True))
     leading = (counts.get("t", 1), counts["c"]) if "c" in counts else (counts["t"],) if "t" in counts else ()
     return (*space, *leading)
-
-
-def _volumes(source: str | Path, level: int, channel: int | None, time: int | None, spacing: Spacing | None) -> Volumes:
-    return select_volumes(open_image(source, spacing=spacing), level, channel=channel, time=time)
 
 
 def _slabs(volumes: Volumes, *, channels_last: bool = False) -> Iterator[np.ndarray]:

@@ -210,10 +210,8 @@ def open_volumes(
         Resolution level; 0 is the finest.
     channel, time : int, optional
         The entry to select, counted from 0; by default all. Axes with one entry are dropped in any case.
-    spacing : sequence of float, or mapping of axis names to float, optional
-        As for :func:`linumpy.io.ome.open_image`; the metadata need no units.
-    multiscale : int or str
-        Number or name of the multiscale image, if the group has several.
+    spacing, multiscale
+        As for :func:`linumpy.io.ome.open_image`.
 
     Returns
     -------
