@@ -1,4 +1,4 @@
-"""The type of arrays in signatures: those of NumPy and CuPy both have it, and neither has to be imported."""
+"""The type of arrays in signatures: arrays of NumPy and of CuPy satisfy it, and neither package has to be imported."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import numpy as np
 
 
 def bits_of(dtype: np.dtype) -> np.dtype:
-    """Return the unsigned integers that hold the bits of a dtype of ml_dtypes; any other dtype as it is."""
+    """Return the unsigned integer dtype that holds the bits of a dtype of ml_dtypes; any other dtype unchanged."""
     return np.dtype(f"u{dtype.itemsize}") if is_small(dtype) else dtype
 
 
 def is_small(dtype: np.dtype) -> bool:
-    """Say whether a dtype is not NumPy's own but one of ml_dtypes, such as bfloat16, which is read as stored."""
+    """Say whether a dtype belongs to ml_dtypes, such as bfloat16, and not to NumPy."""
     return dtype.isbuiltin == 2
 
 
@@ -21,7 +21,7 @@ def is_small(dtype: np.dtype) -> bool:
 class Array(Protocol):
     """An array on the host (``numpy.ndarray``) or on a device (``cupy.ndarray``).
 
-    Functions that take one choose the package that works on it by :func:`linumpy.device.array_module`.
+    :func:`linumpy.device.array_module` returns the package, NumPy or CuPy, that works on it.
     """
 
     @property
@@ -66,7 +66,7 @@ class Array(Protocol):
 
     @property
     def device(self) -> Any:
-        """The device of its memory."""
+        """The device that holds the elements."""
         ...
 
     @property
@@ -74,7 +74,7 @@ class Array(Protocol):
         """The array with its axes in reverse order."""
         ...
 
-    # As of ``numpy.ndarray``. The types of results depend on both operands, hence Any.
+    # As in ``numpy.ndarray``. The types of results depend on both operands, hence Any.
     def __len__(self) -> int: ...
     def __iter__(self) -> Any: ...
     def __getitem__(self, key: Any, /) -> Any: ...

@@ -66,13 +66,13 @@ class Parser(argparse.ArgumentParser):
 def one_line(program: str, message: object) -> str:
     """Return an error as one line."""
     text = " ".join(str(message).split())
-    if not text:  # some errors of the system have no message
+    if not text:  # some system errors have no message
         text = "not enough memory" if isinstance(message, MemoryError) else type(message).__name__
     return f"{program}: error: {text}"
 
 
 def source(text: str) -> str | Path:
-    """Parse a source: a path, or a URL, which ``Path`` would change."""
+    """Parse a source: a path, or a URL, which stays text because ``Path`` would change it."""
     return text if "://" in text else Path(text)
 
 
@@ -83,7 +83,7 @@ def add_common_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 class _Levels(argparse.Action):
-    """Stores the number of resolutions; the old name of the option gives a warning."""
+    """Stores the number of resolutions; warns if the option is given by its old name."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
@@ -94,7 +94,7 @@ class _Levels(argparse.Action):
 
 
 def add_levels_argument(parser: argparse.ArgumentParser, shown: str = "") -> None:
-    """Add ``--levels``, the number of resolutions to write; None by default where `shown` says what it is then."""
+    """Add ``--levels``, the number of resolutions to write; by default 1, or None if `shown` describes the default."""
     parser.add_argument(
         "--levels", "--n_levels", action=_Levels, type=int, default=None if shown else 1, metavar="N",
         help=f"Number of resolutions to write. [{shown or 1}]",
@@ -121,7 +121,7 @@ def add_gpu_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_cluster_argument(parser: argparse.ArgumentParser) -> None:
-    """Add ``--cluster``, of a command that works in tiles; :func:`choose_device` then asks the workers."""
+    """Add ``--cluster``, for a command that works in tiles; :func:`choose_device` then checks the workers' devices."""
     parser.add_argument(
         "--cluster", dest="distributed", metavar="ADDRESS",
         help="Work on the workers of a dask cluster, whose scheduler has this address. [here]",
@@ -134,9 +134,9 @@ def add_volume_arguments(parser: argparse.ArgumentParser, *, all_of_them: bool) 
     Parameters
     ----------
     parser : ArgumentParser
-        Of a command that reads OME-Zarr.
+        Parser of a command that reads OME-Zarr.
     all_of_them : bool
-        Whether the output holds all times and channels, if none is selected.
+        Whether the output holds all times and channels if none is selected.
     """
     default = "all" if all_of_them else "the only one"
     group = parser.add_argument_group("input")
@@ -196,7 +196,7 @@ def choose_device(parsed: argparse.Namespace) -> bool:
     Returns
     -------
     bool
-        Whether to use the GPU; with ``--cluster``, that of each worker: by default if all of them have one.
+        Whether to use the GPU; with ``--cluster``, the GPU of each worker: by default if all workers have one.
 
     Raises
     ------
@@ -205,25 +205,25 @@ def choose_device(parsed: argparse.Namespace) -> bool:
     ValueError
         ``LINUMPY_DEVICE`` names no device.
     """
-    wish, cluster = wished_device(parsed), getattr(parsed, "distributed", None)
+    device, cluster = wished_device(parsed), getattr(parsed, "distributed", None)
     if cluster is None:
-        return devices.resolve(wish).is_cuda
-    if wish is not None:
-        return wish == "cuda"
+        return devices.resolve(device).is_cuda
+    if device is not None:
+        return device == "cuda"
     from linumpy.resample.tile_work import workers_have_gpus
 
     return workers_have_gpus(cluster)
 
 
 def device_and_name(parsed: argparse.Namespace) -> tuple[str, str]:
-    """Return the `device` of a function that takes `distributed`, too, and its name for the closing line."""
+    """Return the `device` for a function that also takes `distributed`, and its name for the closing line."""
     if parsed.distributed is None:
         return ("cuda", "GPU") if choose_device(parsed) else ("cpu", "CPU")
     return wished_device(parsed) or "auto", "the workers"
 
 
 def wished_device(parsed: argparse.Namespace) -> str | None:
-    """Return the device that the options of :func:`add_gpu_arguments` name; None where they name none."""
+    """Return the device that the options of :func:`add_gpu_arguments` name; None if they name none."""
     return {None: None, True: "cuda", False: "cpu"}[parsed.use_gpu]
 
 
@@ -242,7 +242,7 @@ def closing_line(
     Parameters
     ----------
     input : str or Path, or sequence of them
-        The sources; of several, the first is printed with the number of others.
+        The sources; only the first is printed, with the number of the others.
     output : str or Path
         The output.
     device : bool or str
@@ -255,13 +255,13 @@ def closing_line(
     Returns
     -------
     str
-        Without a line break. Of an OME-Zarr output it has the stored bytes, and the decoded ones for each of them.
+        Without a line break. For an OME-Zarr output it ends with the stored bytes and the compression ratio.
     """
     sources = [input] if isinstance(input, str | Path) else list(input)
     more = f" and {len(sources) - 1} more" if len(sources) > 1 else ""
-    where = device if isinstance(device, str) else "GPU" if device else "CPU"
+    device_name = device if isinstance(device, str) else "GPU" if device else "CPU"
     rate = size_text(nbytes / max(seconds, 1e-9))
-    line = f"{sources[0]}{more} -> {output} on {where}: {size_text(nbytes)}, {seconds:.2f} s, {rate}/s"
+    line = f"{sources[0]}{more} -> {output} on {device_name}: {size_text(nbytes)}, {seconds:.2f} s, {rate}/s"
     sizes = _sizes(Path(output))
     if sizes is None or not sizes[1]:
         return line
@@ -280,7 +280,7 @@ def _sizes(output: Path) -> tuple[int, int] | None:
 def size_text(nbytes: float) -> str:
     """Return a number of bytes with a unit."""
     for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if nbytes >= 0.9995 * 1000 / 1024 * size:  # three digits: 1000 and more of a unit are a part of the next one
+        if nbytes >= 0.9995 * 1000 / 1024 * size:  # three digits: from 1000 of a unit on, the next larger unit
             return f"{nbytes / size:.3g} {unit}"
     return f"{nbytes:.0f} bytes"
 
@@ -306,7 +306,7 @@ def run(
     except EXPECTED as error:
         if verbose > 1:
             raise
-        # An error without a message is passed on: its type is printed.
+        # An error without a message stays as it is, so that its type is printed.
         message = parser.in_options(error) if isinstance(parser, Parser) and str(error) else error
         print(one_line(parser.prog, message), file=sys.stderr)
         return 2

@@ -138,7 +138,7 @@ def run_demo(
     FileNotFoundError
         The parent folder of `out` does not exist.
     GpuUnavailableError
-        ``"cuda"`` is asked for and there is none.
+        ``"cuda"`` is requested and cannot be used.
     """
     if size not in synthetic.SIZES:
         raise ValueError(f"size {size!r} is unknown: choose one of {', '.join(synthetic.SIZES)}")
@@ -161,24 +161,24 @@ def run_demo(
     with clock.stage("read it to the GPU" if used.is_cuda else "read it to the CPU", spec.nbytes):
         volume, spacing, read_by = _read(mosaic, used)
     step = min(spacing[1:])
-    # Before resampling, which mixes water and tissue: there the logarithm would move the edge.
+    # Before resampling: it mixes water and tissue, and the logarithm of the mixture would move the edge.
     with clock.stage("find the tissue surface", spec.nbytes):
         width = max(1, round(_SMOOTH_UM / step))
         surface = find_tissue_interface(volume, s_xy=width, s_z=2, depth_axis=0, definition="edge")
     truth = synthetic.surface_depth(spec)
-    depths, unit = to_host(surface), spacing[0]
-    depth_um, lateral = surface * np.float32(unit), spacing[1:]
+    depths, depth_spacing = to_host(surface), spacing[0]
+    depth_um, lateral = surface * np.float32(depth_spacing), spacing[1:]
     with clock.stage("resample to isotropic voxels", spec.nbytes):
         volume, spacing = resample_volume(volume, spacing, step)
     with clock.stage("write volume and depth map", int(volume.nbytes)), bytes_progress("writing", volume.nbytes) as bar:
         write_omezarr(volume_out, volume, spacing, overwrite=overwrite, progress=bar)
         write_omezarr(map_out, depth_um, lateral, axes="yx", overwrite=overwrite)
     with clock.stage("draw the pictures"):
-        _draw(volume, depths, truth, unit, lateral, spacing, pictures)
+        _draw(volume, depths, truth, depth_spacing, lateral, spacing, pictures)
     error, bias = float(np.nanmedian(np.abs(depths - truth))), float(np.nanmedian(depths - truth))
     outputs = (mosaic, volume_out, map_out, *pictures)
     shape = tuple(volume.shape)
-    return DemoResult(used, read_by, shape, spacing, error, bias, error * unit, tuple(clock.stages), outputs)
+    return DemoResult(used, read_by, shape, spacing, error, bias, error * depth_spacing, tuple(clock.stages), outputs)
 
 
 def _read(path: Path, used: Device) -> tuple[Array, tuple[float, ...], str]:
@@ -198,22 +198,22 @@ def _draw(
     volume: Array,
     surface: np.ndarray,
     truth: np.ndarray,
-    unit: float,
+    depth_spacing: float,
     lateral: tuple[float, ...],
     spacing: tuple[float, ...],
     paths: tuple[Path, Path],
 ) -> None:
-    """Draw a section of the resampled volume and the map; surfaces are in voxels of `unit` µm of the mosaic."""
+    """Draw a section of the resampled volume, and the map of depths; surfaces are in voxels of the mosaic."""
     from linumpy.pictures import draw_depth_map, draw_section, save
 
     row = volume.shape[1] // 2
     shown_row = min(surface.shape[0] - 1, int((row + 0.5) * spacing[1] / lateral[0]))
     # Voxel centres keep their coordinates in µm.
-    found_depth, true = ((surface_map[shown_row] + 0.5) * unit / spacing[0] - 0.5 for surface_map in (surface, truth))
+    lines = [(depths[shown_row] + 0.5) * depth_spacing / spacing[0] - 0.5 for depths in (surface, truth)]
     columns = (np.arange(volume.shape[2]) + 0.5) * spacing[2] / lateral[1] - 0.5
-    found_depth, true = (np.interp(columns, np.arange(len(line)), line) for line in (found_depth, true))
+    depths, true_depths = (np.interp(columns, np.arange(len(line)), line) for line in lines)
     section = to_host(volume[:, row, :])  # one plane goes to the host
     name = "resampled.ome.zarr"
-    figure = draw_section(section, found_depth, true, spacing[0], spacing[2], row * spacing[1], source=name)
+    figure = draw_section(section, depths, true_depths, spacing[0], spacing[2], row * spacing[1], source=name)
     save(figure, paths[0])
-    save(draw_depth_map(surface * unit, lateral, source="mosaic.ome.zarr"), paths[1])
+    save(draw_depth_map(surface * depth_spacing, lateral, source="mosaic.ome.zarr"), paths[1])

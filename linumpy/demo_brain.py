@@ -50,9 +50,9 @@ class BrainDemoResult:
     nbytes : int
         Bytes of the mosaic grids.
     made_seconds : float
-        Time that making them took.
+        Time that it took to make the mosaic grids.
     summary : Summary
-        What the pipeline did.
+        Stages of the pipeline, with their times.
     errors : tuple of StageError
         The error of each stage whose truth is known.
     """
@@ -68,14 +68,13 @@ class BrainDemoResult:
         slices = len(self.summary.slices)
         rows = [f"{'stage':<12}{'seconds':>9}{'s a slice':>11}  error against the truth"]
         for stage in self.summary.stages:
-            lines = [
-                f"{one.what}: {one.value:.3g} {one.unit}".rstrip() for one in self.errors if one.stage == stage.name
-            ]
+            errors = [error for error in self.errors if error.stage == stage.name]
+            lines = [f"{error.what}: {error.value:.3g} {error.unit}".rstrip() for error in errors]
             first, *rest = lines or [""]
             rows.append(
                 f"{stage.name:<12}{stage.wall_seconds:>9.2f}{stage.wall_seconds / slices:>11.3f}  {first}".rstrip()
             )
-            rows += [f"{'':<34}{one}" for one in rest]
+            rows += [f"{'':<34}{line}" for line in rest]
         rows += [
             f"{'all':<12}{total:>9.2f}{total / slices:>11.3f}",
             "",
@@ -96,10 +95,8 @@ def run_brain_demo(
         Folder for the results, ``brain`` and ``results`` in it; it is made if its parent folder exists.
     size : {"small", "medium", "large"}
         A brain of 54 MiB, 0.9 GiB or 49 GiB.
-    device : {"auto", "cuda", "cpu"}, optional
-        As for :func:`linumpy.device.resolve`.
-    overwrite : bool
-        Whether to replace the results of another run in that folder. Other files are kept.
+    device, overwrite
+        As for :func:`linumpy.demo.run_demo`.
 
     Raises
     ------
@@ -115,15 +112,15 @@ def run_brain_demo(
     begin = time.perf_counter()
     with bytes_progress("making", spec.nbytes) as progress:
         write_brain(spec, out / "brain", use_gpu=used.is_cuda, overwrite=overwrite, progress=progress)
-    made = time.perf_counter() - begin
+    made_seconds = time.perf_counter() - begin
     summary = run_pipeline(run_of(spec, out), use_gpu=used.is_cuda, overwrite=overwrite)
-    return BrainDemoResult(used, spec.nbytes, made, summary, errors_of(spec, out / "results"))
+    return BrainDemoResult(used, spec.nbytes, made_seconds, summary, errors_of(spec, out / "results"))
 
 
 def run_of(spec: BrainSpec, out: Path) -> Run:
-    """Return the run of a brain in ``out / "brain"``: at 10 µm, with the default options but for the brain's size."""
+    """Return the run of a brain in ``out / "brain"``: at 10 µm, with default options except for the brain's size."""
     width = max(3, min(15, spec.tile_shape[1] // 10))
-    asked = {
+    options = {
         "resample": Resample(10.0),
         "focal": Focal(s_xy=width),
         "surface": Surface(s_xy=width, definition="edge"),
@@ -131,5 +128,5 @@ def run_of(spec: BrainSpec, out: Path) -> Run:
     }
     return Run(
         out / "brain" / "mosaics", out / "results", spec.interval_um / 1e3, shifts=out / "brain" / "shifts.csv",
-        options=asked,
+        options=options,
     )  # fmt: skip

@@ -17,7 +17,7 @@ class ChunkError(LinumpyError, OSError):
 
 
 class StaleLayoutError(LinumpyError, RuntimeError):
-    """The metadata of an array changed after they had been read: read them again, then submit again."""
+    """The metadata of an array changed after linumpy read them: read them again, then submit again."""
 
 
 class DeviceMemoryError(LinumpyError, MemoryError):
@@ -25,7 +25,7 @@ class DeviceMemoryError(LinumpyError, MemoryError):
 
 
 class GpuUnavailableError(LinumpyError, RuntimeError):
-    """A CUDA device was asked for and there is none; the message says what is missing and how to install it."""
+    """A CUDA device was requested and none can be used; the message says what is missing and how to install it."""
 
 
 class CoreUnavailableError(LinumpyError, RuntimeError):
@@ -33,7 +33,7 @@ class CoreUnavailableError(LinumpyError, RuntimeError):
 
 
 class UnsupportedLayoutError(LinumpyError, NotImplementedError):
-    """linumpy's reader cannot read an array; the message names the property that is the reason."""
+    """linumpy's reader cannot read an array; the message names the property that it does not support."""
 
 
 class RegionError(LinumpyError, IndexError):
@@ -49,7 +49,7 @@ class SourceError(LinumpyError, ValueError):
 
 
 class ResumeError(LinumpyError, FileExistsError):
-    """The path has an unfinished result of another request, or one that another run is writing."""
+    """The path has an unfinished result of another request, or a result that another run is writing."""
 
 
 class WorkerError(LinumpyError, RuntimeError):
@@ -61,14 +61,14 @@ class VoxelSessionError(LinumpyError, RuntimeError):
 
 
 def not_pickled(instance: object, instead: str) -> TypeError:
-    """Make the error of ``__reduce__`` for an object with threads, memory or open files of its process.
+    """Make the error of ``__reduce__`` for an object that holds threads, memory or open files of its process.
 
     Parameters
     ----------
     instance : object
         The object that cannot be pickled or copied.
     instead : str
-        Advice what to send to another process instead.
+        Advice: what to send to another process instead.
     """
     name = type(instance).__name__
     return TypeError(f"a {name} belongs to its process and can be neither pickled nor copied: {instead}")

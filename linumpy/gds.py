@@ -1,14 +1,14 @@
 """The path of bytes from a folder to a GPU, and the reasons for it.
 
-The logic is in ``gds_doctor.sh``, so that an admin without Python and a reader in Python get
-the same answer. This module finds that script, runs it, and caches its answer.
+The logic is in ``gds_doctor.sh``, so that an admin without Python and a reader in Python get the same answer. This
+module finds that script, runs it, and caches its answer.
 
-In: a path. Out: a frozen :class:`GdsVerdict`. A machine that lacks something (bash, the
-script, Linux) or a timeout of the script gives the verdict ``"unknown"`` with the reason, not
-an error. The module imports no GPU package and changes nothing.
+In: a path. Out: a frozen :class:`GdsVerdict`. If something is missing (bash, the script, Linux) or the script times
+out, the verdict is ``"unknown"`` with the reason; no error is raised. The module imports no GPU package and changes
+nothing.
 
-Only :attr:`GdsVerdict.is_native` allows a read to be called GPUDirect Storage. kvikio's
-and cuFile's compat modes copy through host memory.
+A read may be called GPUDirect Storage only if :attr:`GdsVerdict.is_native`: the compat modes of kvikio and cuFile copy
+through host memory.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,10 +32,10 @@ __all__ = ["PATHS", "GdsVerdict", "clear_cache", "find_doctor", "gds_verdict"]
 PATHS = ("nvidia-fs", "p2pdma", "cufile-compat", "kvikio-posix", "unknown")
 _NATIVE = ("nvidia-fs", "p2pdma")
 
-#: Timeout of the script in seconds. It needs well under one, and kvikio's import a few.
+#: Timeout of the script in seconds. The script needs less than a second, and kvikio's import a few seconds.
 DEFAULT_TIMEOUT = 30.0
 
-# The script reads these variables: another value may change the answer.
+# Variables that the script reads: part of the cache's key.
 _ENVIRONMENT = (
     "CUFILE_ALLOW_COMPAT_MODE",
     "CUFILE_ENV_PATH_JSON",
@@ -55,15 +56,15 @@ class GdsVerdict:
     path : str
         One of :data:`PATHS`.
     reasons : tuple of str
-        The reasons for this path; for one that is not native, the obstacles to a native one.
+        The reasons for this path; if it is not native, the obstacles to a native path.
     both_native : bool
         Whether both native paths are available.
     native : tuple of str
         The available native paths, of ``"nvidia-fs"`` and ``"p2pdma"``.
     folder : str
-        The folder of the verdict: the nearest existing one.
+        The folder of the verdict: the nearest existing folder.
     source : str
-        The script of the verdict, or ``"none"`` if none could be run.
+        The script that gave the verdict, or ``"none"`` if no script could be run.
     """
 
     path: str
@@ -113,11 +114,11 @@ def gds_verdict(
     Parameters
     ----------
     path : str or os.PathLike
-        A file or a folder. If it does not exist, the nearest existing folder above it is
-        used, which is on the same file system.
+        A file or a folder. If it does not exist, the nearest existing folder above it is used, which is on the same
+        file system.
     gpu : int or str, optional
-        One GPU: its index in PCI order, or its PCI address such as ``"0000:65:00.0"``
-        (CuPy's ``Device.pci_bus_id``). By default every NVIDIA GPU must qualify.
+        One GPU: its index in PCI order, or its PCI address such as ``"0000:65:00.0"`` (CuPy's ``Device.pci_bus_id``).
+        By default every NVIDIA GPU must qualify.
     timeout : float
         Seconds after which the answer is ``"unknown"``.
 
@@ -145,7 +146,7 @@ def gds_verdict(
         try:
             cached = _CACHE[key] = _ask(folder, gpu, timeout, environment)
         except subprocess.TimeoutExpired:
-            # A busy machine, not an answer: the next one who asks may get one.
+            # Not cached: the machine is busy, and a later call may get an answer.
             reason = f"gds_doctor.sh did not answer within {timeout:g} s"
             return GdsVerdict("unknown", (reason,), folder=folder, source=str(find_doctor()))
     return cached
@@ -163,10 +164,10 @@ def _nearest_folder(text: str) -> str:
 
 def _environment() -> dict[str, str]:
     environment = dict(os.environ)
-    # kvikio takes its mode from the environment once, and a program may change it later.
+    # kvikio reads its mode from the environment at import, and a program may change the mode later.
     defaults = sys.modules.get("kvikio.defaults")
     if defaults is not None:
-        # In a different kvikio that fails: the environment then stays the best answer.
+        # Fails in other versions of kvikio; the environment is then the best answer.
         with contextlib.suppress(Exception):
             environment["KVIKIO_COMPAT_MODE"] = str(defaults.get("compat_mode").name)
     return environment
@@ -187,7 +188,7 @@ def _ask(folder: str, gpu: int | str | None, timeout: float, environment: dict[s
     if bash is None:
         return unknown("there is no bash to run gds_doctor.sh with")
     command = [bash, str(script), "--json"]
-    # The kvikio of this Python is the one that reads.
+    # Reads use the kvikio of this Python.
     command += ["--python", sys.executable] if sys.executable else ["--no-python"]
     if gpu is not None:
         command += ["--gpu", str(gpu)]
@@ -225,7 +226,7 @@ def _run(command: list[str], timeout: float, environment: dict[str, str]) -> tup
     return process.returncode, out, err
 
 
-def _from_report(report: dict[str, Any], folder: str, source: str) -> GdsVerdict:
+def _from_report(report: Mapping[str, Any], folder: str, source: str) -> GdsVerdict:
     path = report["path"]
     if path not in PATHS:
         raise ValueError(path)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.image import AxesImage
 
-_FOUND, _TRUE = "#ff7f0e", "#17becf"
+_SURFACE_COLOUR, _OTHER_COLOUR = "#ff7f0e", "#17becf"
 
 
 def draw_section(
@@ -67,8 +67,8 @@ def _add_section(
     add_image(axes, shown, (0, width, depth, 0), limits, "log₁₀ intensity", cmap="gray", aspect="auto")
     x = (np.arange(section.shape[1]) + 0.5) * spacing[1]
     if other is not None:
-        axes.plot(x, (other[0] + 0.5) * spacing[0], color=_TRUE, lw=2.2, label=other[1])
-    axes.plot(x, (depths + 0.5) * spacing[0], color=_FOUND, lw=1.1, label="surface found")
+        axes.plot(x, (other[0] + 0.5) * spacing[0], color=_OTHER_COLOUR, lw=2.2, label=other[1])
+    axes.plot(x, (depths + 0.5) * spacing[0], color=_SURFACE_COLOUR, lw=1.1, label="surface found")
     title = f"{names[1]}Z section at {names[0]} = {position_um:g} µm"
     axes.set(xlabel=f"{names[1]} (µm)", ylabel="depth Z (µm)", title=title, xlim=(0, width), ylim=(depth, 0))
     axes.legend(loc="upper right", fontsize=8, framealpha=0.85)
@@ -115,26 +115,20 @@ def draw_surface(
     *,
     source: str = "",
 ) -> Figure:
-    """Draw a section of a mosaic with the surface on it, and the map of depths below.
+    """Draw a section of a mosaic with the surface on it, and a map of depths below it.
 
     Parameters
     ----------
-    section : numpy.ndarray, (Z, X)
-        Intensity; drawn as its logarithm.
-    depths : numpy.ndarray, (X,)
-        Surface in voxels along Z.
+    section, depths, position_um, source
+        As for :func:`draw_section`.
     edge : numpy.ndarray, (X,)
-        The edge itself in voxels along Z; drawn too if the surface has another definition.
+        The edge in voxels along Z; drawn too if it differs from the surface.
     depth_um : numpy.ndarray, (Y, X)
         Depth of the surface in µm.
     spacing : (float, float, float)
         Voxel spacing (Z, Y, X) in µm.
-    position_um : float
-        Position of the section along Y in µm.
     names : (str, str)
         Names of the lateral axes.
-    source : str
-        Name of the image, for the title.
     """
     depth, (height, width) = section.shape[0] * spacing[0], extent_um(depth_um.shape, spacing[1:])
     heights = [min(4.5, max(1.8, 7.4 * depth / width)), min(9.0, max(2.2, 7.4 * height / width))]
@@ -175,9 +169,9 @@ def add_image(
     limits : (float, float)
         Values of the first and the last colour.
     label : str
-        What the values are.
+        Label of the colour bar.
     **options
-        Of ``imshow``.
+        Options of ``imshow``.
     """
     image = axes.imshow(values, extent=extent, vmin=limits[0], vmax=limits[1], **options)
     clipped, arrows = clipping(values, limits)
@@ -187,12 +181,12 @@ def add_image(
 
 
 def clipping(values: np.ndarray, limits: tuple[float, float]) -> tuple[str, str]:
-    """Say which share of the finite values lies outside of colour limits, as text and as the colour bar's arrows."""
+    """Return the share of finite values outside of colour limits, as text, and the colour bar's `extend` for it."""
     finite = values[np.isfinite(values)]
     below, above = (int(np.sum(outside)) / max(1, finite.size) for outside in (finite < limits[0], finite > limits[1]))
-    shares = [f"{share:.2g} % {where}" for share, where in ((100 * above, "above"), (100 * below, "below")) if share]
+    lines = [f"{share:.2g} % {side}" for share, side in ((100 * above, "above"), (100 * below, "below")) if share]
     arrows = {(False, False): "neither", (True, False): "min", (False, True): "max", (True, True): "both"}
-    return "\n".join(shares), arrows[below > 0, above > 0]
+    return "\n".join(lines), arrows[below > 0, above > 0]
 
 
 def extent_um(shape: tuple[int, ...], spacing: tuple[float, ...]) -> tuple[float, ...]:
@@ -201,11 +195,21 @@ def extent_um(shape: tuple[int, ...], spacing: tuple[float, ...]) -> tuple[float
 
 
 def _logarithm(section: np.ndarray) -> np.ndarray:
-    """Return the logarithm of intensities for display; non-positive ones are as dark as the darkest."""
+    """Return the logarithm of intensities for display; intensities up to 0 become as dark as the first percentile."""
     finite = np.where(np.isfinite(section), section, 0).astype(np.float64)
     positive = finite[finite > 0]
     floor = np.percentile(positive, 1) if positive.size else 1.0
     return np.log10(np.maximum(finite, floor))
+
+
+def empty_figure(width: float, height: float) -> Figure:
+    """Return a figure of a size in inches, without a window, whatever backend the caller's matplotlib has."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
 
 
 def new_figure(
@@ -216,17 +220,13 @@ def new_figure(
     Parameters
     ----------
     width, height : float
-        In inches.
+        Size in inches.
     rows, columns : int
-        Panels.
+        Numbers of rows and columns of panels.
     **options
-        Of matplotlib's ``GridSpec``.
+        Options of matplotlib's ``GridSpec``.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(figure)  # without a window system, for any backend of the caller's matplotlib
+    figure = empty_figure(width, height)
     return figure, list(figure.subplots(rows, columns, squeeze=False, gridspec_kw=options).ravel())
 
 
@@ -257,12 +257,12 @@ def add_scale_bar(axes: Axes, width_um: float) -> None:
 
 
 def plain_text(name: str) -> str:
-    """Escape a name for matplotlib, which takes what is between two dollar signs for a formula."""
+    """Escape a name for matplotlib, which reads text between two dollar signs as a formula."""
     return name.replace("$", r"\$")
 
 
 def titled(figure: Figure, source: str) -> Figure:
-    """Write the name of the image above a figure, if there is one."""
+    """Write the name of the image above a figure, if it has a name."""
     if source:
         figure.suptitle(plain_text(source), fontsize=9)
     return figure
@@ -278,6 +278,6 @@ def save(figure: Figure, path: str | Path, suffix: str = "") -> None:
     path : str or Path
         The file to write.
     suffix : str
-        ``".png"``, ``".pdf"`` or ``".svg"``; by default that of the path.
+        ``".png"``, ``".pdf"`` or ``".svg"``; by default the suffix of the path.
     """
     figure.savefig(path, dpi=150, format=(suffix or Path(path).suffix)[1:].lower())

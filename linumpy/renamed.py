@@ -12,10 +12,10 @@ Result = TypeVar("Result")
 
 
 def renamed_parameter(old: str, new: str) -> Callable[[Callable[Parameters, Result]], Callable[Parameters, Result]]:
-    """Let a function take a keyword parameter by its old name too.
+    """Decorate a function so that it also takes a keyword parameter by its old name.
 
-    The old name gives a ``FutureWarning``, and an error about the parameter then begins with the old name, which the
-    caller typed.
+    The old name gives a ``FutureWarning``. An error about the parameter then begins with the old name, which the caller
+    typed.
     """
 
     def decorate(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:

@@ -1,7 +1,7 @@
-"""Look at a volume: sections through a point along each axis, with scale bars.
+"""Show a volume: sections through a point along each axis, with scale bars.
 
-In: an array on either side, or an image on disk, of which a coarse level and only the planes shown are read. Out: a
-figure, and in a notebook sliders that move the point.
+In: an array in host or device memory, or an image on disk, of which only the shown planes of a coarse level are read.
+Out: a figure, and in a notebook sliders that move the point.
 """
 
 from __future__ import annotations
@@ -20,27 +20,32 @@ from linumpy.device import is_device_array, to_host
 from linumpy.errors import RegionError
 from linumpy.io.ngff.axes import Placement
 from linumpy.io.ome import OmeZarrImage, open_image
-from linumpy.io.source import open_node, with_options
+from linumpy.io.source import Source, open_node, with_options
 from linumpy.io.volume import Volume, as_volume, select_volumes
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.image import AxesImage
 
-#: Voxels along the longest axis of the level that is shown by default.
+#: Maximum voxels along the longest axis of the level that is shown by default.
 _SHOWN_VOXELS = 1024
 #: Percentiles of the shown voxels that are black and white.
 _WINDOW = (0.5, 99.5)
 
+ReadPlane = Callable[[tuple[int | slice, ...]], np.ndarray]
+"""Reads a section, given by an index for each axis, into host memory."""
+
 
 @dataclass(frozen=True)
 class _Planes:
-    """A volume of two or three axes; `plane` reads one section, by the index along each axis, into host memory."""
+    """A volume of two or three axes, whose sections are read one by one."""
 
     name: str
     axes: str
     shape: tuple[int, ...]
     spacing: tuple[float, ...] | None
-    plane: Callable[[tuple[int | slice, ...]], np.ndarray]
+    read: ReadPlane
 
     def __str__(self) -> str:
         steps = "" if self.spacing is None else f", {' × '.join(f'{step:g}' for step in self.spacing)} µm"
@@ -98,7 +103,7 @@ class Sections:
 
 
 def show(
-    source: Any,
+    source: Source,
     spacing: Sequence[float] | None = None,
     *,
     level: int | None = None,
@@ -110,20 +115,20 @@ def show(
 ) -> Sections:
     """Show sections of a volume along each axis.
 
-    A notebook shows them at once, with a slider for each axis where ipywidgets is installed. Where matplotlib has
-    windows, it opens one (``matplotlib.pyplot.show()`` keeps it open at the end of a script).
+    A notebook shows them at once, with a slider for each axis if ipywidgets is installed. Elsewhere matplotlib opens a
+    window if it can (``matplotlib.pyplot.show()`` keeps it open at the end of a script).
 
     Parameters
     ----------
     source : array, str, Path, zarr.Group, zarr.Array or OmeZarrImage
-        A volume or image of three or two axes: a NumPy array; a CuPy array, of which the shown planes are copied to the
-        host; or an OME-Zarr image or Zarr array, of which these planes are read.
+        A volume or image of three or two axes: a NumPy array; a CuPy array, whose shown planes are copied to the host;
+        or an OME-Zarr image or Zarr array, whose shown planes are read.
     spacing : sequence of float, optional
-        Voxel spacing in µm along each axis; by default that of the image. Where it is unknown, axes are in voxels and
-        there is no scale bar.
+        Voxel spacing in µm along each axis; by default the spacing of the image. If it is unknown, axes are in voxels
+        and there is no scale bar.
     level : int, optional
-        Resolution level of an OME-Zarr image; by default the finest of at most 1024 voxels along each axis, or the
-        coarsest.
+        Resolution level of an OME-Zarr image; by default the finest level with at most 1024 voxels along each axis, or
+        the coarsest.
     time, channel : int
         The entry of an OME-Zarr image.
     position : sequence of int, optional
@@ -131,7 +136,7 @@ def show(
     limits : (float, float), optional
         Values of black and white; by default percentiles of the shown planes. The colour bar says how much they clip.
     storage_options : mapping, optional
-        Of a URL, as for :func:`linumpy.open_image`.
+        Options for a URL, as for :func:`linumpy.open_image`.
 
     Returns
     -------
@@ -165,7 +170,13 @@ def show(
     return sections
 
 
-def _planes(source: Any, spacing: Any, level: int | None, entries: dict[str, int], storage_options: Any) -> _Planes:
+def _planes(
+    source: Source,
+    spacing: Sequence[float] | None,
+    level: int | None,
+    entries: dict[str, int],
+    storage_options: Mapping[str, Any] | None,
+) -> _Planes:
     if not isinstance(source, OmeZarrImage) and not is_device_array(source) and not isinstance(source, np.ndarray):
         node = open_node(with_options(source, storage_options))
         source = node if isinstance(node, zarr.Array) else open_image(node, spacing=spacing)
@@ -194,16 +205,18 @@ def _of_image(image: OmeZarrImage, level: int, entries: dict[str, int]) -> _Plan
     return _of_volume(volumes.first, ", ".join([name, *chosen]), volumes.axes, spacing)
 
 
-def _of_volume(volume: Volume, name: str, axes: str, spacing: Any) -> _Planes:
+def _of_volume(volume: Volume, name: str, axes: str, spacing: Sequence[float] | None) -> _Planes:
     from linumpy.gpu.zarr_io import read_zarr
 
-    def plane(index: tuple[Any, ...]) -> np.ndarray:
+    def read(index: tuple[int | slice, ...]) -> np.ndarray:
         return read_zarr(volume.array, region=volume.region(index), device="cpu")  # type: ignore[no-any-return]
 
-    return _checked_planes(name, axes, volume.shape, volume.dtype, spacing, plane)
+    return _checked_planes(name, axes, volume.shape, volume.dtype, spacing, read)
 
 
-def _checked_planes(name: str, axes: str, shape: Any, dtype: Any, spacing: Any, plane: Any) -> _Planes:
+def _checked_planes(
+    name: str, axes: str, shape: Sequence[int], dtype: np.dtype, spacing: Sequence[float] | None, read: ReadPlane
+) -> _Planes:
     shape = tuple(int(n) for n in shape)
     if len(shape) not in (2, 3) or 0 in shape:
         raise ValueError(f"{name} of shape {shape}: pass a volume of three axes, or an image of two, with voxels")
@@ -213,7 +226,7 @@ def _checked_planes(name: str, axes: str, shape: Any, dtype: Any, spacing: Any, 
         spacing = tuple(float(step) for step in spacing)
         if len(spacing) != len(shape) or not all(0 < step < np.inf for step in spacing):
             raise ValueError(f"spacing={spacing}: pass {len(shape)} positive numbers of µm")
-    return _Planes(name, axes or "zyx"[-len(shape) :], shape, spacing, plane)
+    return _Planes(name, axes or "zyx"[-len(shape) :], shape, spacing, read)
 
 
 def _checked(position: Sequence[int], planes: _Planes) -> tuple[int, ...]:
@@ -224,34 +237,27 @@ def _checked(position: Sequence[int], planes: _Planes) -> tuple[int, ...]:
     return position
 
 
-def _name(path: Any) -> str:
+def _name(path: object) -> str:
     return PurePosixPath(str(path).partition("?")[0]).name
 
 
 def _figure(planes: _Planes) -> tuple[Figure, bool]:
-    """Make an empty figure in the shape of the sections; returns whether it has a window, too."""
+    """Make an empty figure in the shape of the sections; the second result says whether it has a window."""
     from matplotlib import pyplot
+
+    from linumpy.pictures import empty_figure
 
     height, width = _sizes(planes)[-2:]
     depth = _sizes(planes)[0] if len(planes.shape) == 3 else 0.0
     scale = 8.5 / (width + depth)
     tall = min(10.0, max(3.2, scale * (height + depth) + 1.2))
     if _in_notebook():
-        return _without_window(10.5, tall), False
+        return empty_figure(10.5, tall), False
     figure = pyplot.figure(figsize=(10.5, tall), layout="constrained")
     if figure.canvas.required_interactive_framework is not None:
         return figure, True
     pyplot.close(figure)
-    return _without_window(10.5, tall), False
-
-
-def _without_window(width: float, height: float) -> Figure:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
+    return empty_figure(10.5, tall), False
 
 
 def _sizes(planes: _Planes) -> tuple[float, ...]:
@@ -262,14 +268,14 @@ def _sizes(planes: _Planes) -> tuple[float, ...]:
 
 
 def _draw(figure: Figure, planes: _Planes, position: tuple[int, ...], limits: tuple[float, float] | None) -> None:
-    """Draw the sections: those of the last two axes, and beside and below it the others, with a common edge."""
+    """Draw the section of the last two axes, and the other sections beside and below it, with a common edge."""
     from linumpy.pictures import clipping, percentiles, plain_text
 
     rank = len(planes.shape)
     cuts = [0, 2, 1] if rank == 3 else [None]  # the axis that is cut: the last one beside, the middle one below
     sections = []
     for cut in cuts:
-        section = planes.plane(tuple(position[axis] if axis == cut else slice(None) for axis in range(rank)))
+        section = planes.read(tuple(position[axis] if axis == cut else slice(None) for axis in range(rank)))
         sections.append(np.asarray(section).astype(np.float64))
     shown = np.concatenate([section.ravel() for section in sections])
     limits = percentiles(shown, _WINDOW) if limits is None else limits
@@ -277,11 +283,10 @@ def _draw(figure: Figure, planes: _Planes, position: tuple[int, ...], limits: tu
     sizes = _sizes(planes)
     if rank == 3:
         grid = figure.add_gridspec(2, 2, width_ratios=(sizes[2], sizes[0]), height_ratios=(sizes[1], sizes[0]))
-        *panels, corner = (figure.add_subplot(grid[where]) for where in ((0, 0), (0, 1), (1, 0), (1, 1)))
+        *panels, corner = (figure.add_subplot(grid[cell]) for cell in ((0, 0), (0, 1), (1, 0), (1, 1)))
         corner.set_axis_off()
     else:
         panels = [figure.add_subplot()]
-    image: Any = None
     for cut, section, axes in zip(cuts, sections, panels, strict=True):
         turned = cut == 2  # rows are those of the section to the left
         rows, columns = (axis for axis in range(rank) if axis != cut)
@@ -289,24 +294,24 @@ def _draw(figure: Figure, planes: _Planes, position: tuple[int, ...], limits: tu
         image = _draw_section(axes, section.T if turned else section, planes, (rows, columns), cut, position, limits)
     clipped, arrows = clipping(shown, limits)
     if rank == 3:
-        where: dict[str, Any] = {"cax": corner.inset_axes((0.1, 0.5, 0.8, 0.1)), "orientation": "horizontal"}
+        location: dict[str, Any] = {"cax": corner.inset_axes((0.1, 0.5, 0.8, 0.1)), "orientation": "horizontal"}
     else:
-        where = {"ax": panels, "fraction": 0.05, "pad": 0.02}
-    bar = figure.colorbar(image, extend=arrows, **where)
+        location = {"ax": panels, "fraction": 0.05, "pad": 0.02}
+    bar = figure.colorbar(image, extend=arrows, **location)
     bar.ax.set_title(clipped, fontsize=8)
     bar.ax.tick_params(labelsize=8)
     figure.suptitle(plain_text(str(planes)), fontsize=9)
 
 
 def _draw_section(
-    axes: Any,
+    axes: Axes,
     section: np.ndarray,
     planes: _Planes,
     shown: tuple[int, int],
     cut: int | None,
     position: tuple[int, ...],
     limits: tuple[float, float],
-) -> Any:
+) -> AxesImage:
     from linumpy.pictures import add_scale_bar
 
     steps = planes.spacing or (1.0,) * len(planes.shape)
@@ -356,7 +361,7 @@ def sliders(sections: Sections) -> Any:
         for name, n, index in zip(planes.axes, planes.shape, sections.position, strict=True)
     ]
 
-    def move(_: Any) -> None:
+    def move(_: object) -> None:
         sections.move([control.value for control in controls])
         picture.value = sections._png()
 

@@ -18,39 +18,39 @@ from linumpy.core.native import Output, library
 def write_files(
     paths: Sequence[str], data: np.ndarray, bounds: np.ndarray, *, with_checksum: bool = False, suffix: str = ""
 ) -> None:
-    """Write files, each from bytes that lie together.
+    """Write files, each from contiguous bytes.
 
     Parameters
     ----------
     paths : sequence of str
-        Of the files, in folders that exist; existing files are overwritten.
+        Paths in folders that exist; existing files are overwritten.
     data : numpy.ndarray of uint8
-        The bytes of all of them.
+        The bytes of all files.
     bounds : numpy.ndarray of int64, (count, 2)
-        Where those of each file begin and end in `data`.
+        Begin and end of the bytes of each file in `data`.
     with_checksum : bool
-        Whether the CRC-32C of its bytes follows them in each file.
+        Whether to append the CRC-32C of the bytes to each file.
     suffix : str
-        What is appended to the name of a file until it is complete.
+        Appended to the name of a file until it is complete.
 
     Raises
     ------
     OSError
-        Naming the file. Those after it are not written.
+        Naming the file. Later files are not written.
     """
     assert data.dtype == np.uint8
     assert data.flags.c_contiguous
-    sides = np.ascontiguousarray(bounds, np.int64)
+    bounds = np.ascontiguousarray(bounds, np.int64)
     names = (ctypes.c_char_p * len(paths))(*map(os.fsencode, paths))
     number = ctypes.c_int64()
-    output = Output(names, len(paths), data.ctypes.data, sides.ctypes.data, with_checksum, os.fsencode(suffix))
+    output = Output(names, len(paths), data.ctypes.data, bounds.ctypes.data, with_checksum, os.fsencode(suffix))
     code = library().waiting.lc_write_files(ctypes.byref(output), ctypes.byref(number))
     if code:
         raise OSError(code, os.strerror(code), paths[number.value] + suffix)
 
 
 def list_files(folder: str) -> bytes:
-    r"""Return a line for each file below a folder, by name: ``name\0size modification-time inode\n``.
+    r"""Return a line for each file below a folder, sorted by name: ``name\0size modification-time inode\n``.
 
     The modification time is in nanoseconds. Removed files that are still open (``.nfs…``) are left out.
     """

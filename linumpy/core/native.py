@@ -1,9 +1,9 @@
-"""Load the native core by ctypes, and declare its functions and records: those of ``src/core.h``, in Python.
+"""Load the native core by ctypes, and declare the functions and records of ``src/core.h`` in Python.
 
 In: nothing. Out: :func:`library`, for the wrapper in ``reader.py``. A library with another interface number or other
 sizes of records is refused. Functions of :attr:`Library.quick` keep Python's lock (the GIL): they copy their arguments
-and return at once, and to acquire the lock again beside a busy thread takes 5 ms. Functions of
-:attr:`Library.waiting` release it.
+and return at once, and acquiring the lock again beside a busy thread takes 5 ms. Functions of :attr:`Library.waiting`
+release the lock.
 """
 
 from __future__ import annotations
@@ -45,13 +45,18 @@ COMPRESSORS = ("", "zstd", "lz4", "zlib", "gzip", "blosc")
 _Axes = c_int64 * MAX_RANK
 
 
+def _integers(*names: str) -> tuple[tuple[str, type[c_int64]], ...]:
+    return tuple((name, c_int64) for name in names)
+
+
+def _doubles(*names: str) -> tuple[tuple[str, type[c_double]], ...]:
+    return tuple((name, c_double) for name in names)
+
+
 class Chain(ctypes.Structure):
     """How a chunk was encoded: ``lc_chain``."""
 
-    _fields_ = tuple(
-        (name, c_int64)
-        for name in ("is_encoded", "compressor", "inner", "stored_checksum", "decoded_checksum", "shuffle")
-    )
+    _fields_ = _integers("is_encoded", "compressor", "inner", "stored_checksum", "decoded_checksum", "shuffle")
 
 
 class Geometry(ctypes.Structure):
@@ -62,11 +67,7 @@ class Geometry(ctypes.Structure):
         ("chunk_shape", _Axes),
         ("stored_axes", _Axes),
         ("chunks_per_shard", _Axes),
-        ("index_at_end", c_int64),
-        ("index_big_endian", c_int64),
-        ("index_checksum", c_int64),
-        ("dtype", c_int64),
-        ("swapped", c_int64),
+        *_integers("index_at_end", "index_big_endian", "index_checksum", "dtype", "swapped"),
         ("chain", Chain),
     )
 
@@ -74,41 +75,42 @@ class Geometry(ctypes.Structure):
 class Look(ctypes.Structure):
     """The version of a file (device, inode, size, times), to detect changes: ``lc_look``."""
 
-    _fields_ = (("path", c_char_p), *((name, c_int64) for name in ("device", "inode", "nbytes", "written", "changed")))
+    _fields_ = (("path", c_char_p), *_integers("device", "inode", "nbytes", "written", "changed"))
 
 
 class Entry(ctypes.Structure):
     """An entry of a ZIP file: ``lc_entry``."""
 
-    _fields_ = tuple((name, c_int64) for name in ("number", "header", "nbytes"))
+    _fields_ = _integers("number", "header", "nbytes")
 
 
 class Array(ctypes.Structure):
     """One array: ``lc_array``."""
 
     _fields_ = (
-        *((name, c_char_p) for name in ("prefix", "separator", "metadata")),
+        ("prefix", c_char_p),
+        ("separator", c_char_p),
+        ("metadata", c_char_p),
         ("looks", POINTER(Look)),
         ("look_count", c_int64),
         ("archive", POINTER(Look)),
         ("grid", _Axes),
         ("entries", c_void_p),
-        ("entry_count", c_int64),
-        ("store", c_int64),
+        *_integers("entry_count", "store"),
     )
 
 
 class Argument(ctypes.Structure):
     """An argument of a kernel: a constant, and multiples of addresses and of the stored bytes."""
 
-    _fields_ = tuple((name, c_int64) for name in ("constant", "base", "status", "stored"))
+    _fields_ = _integers("constant", "base", "status", "stored")
 
 
 class Launch(ctypes.Structure):
     """A kernel that decodes a slab: ``lc_launch``."""
 
     _fields_ = (
-        *((name, c_int64) for name in ("function", "grid_x", "grid_y", "block", "shared", "argument_count")),
+        *_integers("function", "grid_x", "grid_y", "block", "shared", "argument_count"),
         ("arguments", Argument * 12),
     )
 
@@ -117,14 +119,10 @@ class DecodePlan(ctypes.Structure):
     """How chunks of one kind are decoded on a device: ``lc_decode_plan``."""
 
     _fields_ = (
-        *(
-            (name, c_int64)
-            for name in (
-                "chunks", "stored_nbytes", "stored", "slots", "slab_nbytes", "capacity", "each", "has_pool",
-                "reordered", "chunk_nbytes", "chunk_stride", "target_nbytes", "checksum_nbytes", "counter", "codec",
-                "shuffle", "device_from",
-                "launch_count",
-            )
+        *_integers(
+            "chunks", "stored_nbytes", "stored", "slots", "slab_nbytes", "capacity", "each", "has_pool", "reordered",
+            "chunk_nbytes", "chunk_stride", "target_nbytes", "checksum_nbytes", "counter", "codec", "shuffle",
+            "device_from", "launch_count",
         ),
         ("launches", POINTER(Launch)),
         ("layouts", c_void_p),
@@ -138,19 +136,19 @@ class Scatter(ctypes.Structure):
 
 
 class OnDevice(ctypes.Structure):
-    """What a batch needs where outputs are on a device: ``lc_on_device``."""
+    """Records that a batch needs whose outputs are on a device: ``lc_on_device``."""
 
     _fields_ = (
         ("scatter", POINTER(Scatter)),
         ("decode", POINTER(DecodePlan)),
-        *((name, c_int64) for name in ("ready", "timed", "memory")),
+        *_integers("ready", "timed", "memory"),
     )
 
 
 class DirectRead(ctypes.Structure):
     """One read of stored bytes into device memory: ``lc_direct_read``."""
 
-    _fields_ = (("path", c_char_p), *((name, c_int64) for name in ("offset", "nbytes", "address", "result")))
+    _fields_ = (("path", c_char_p), *_integers("offset", "nbytes", "address", "result"))
 
 
 class Fetch(ctypes.Structure):
@@ -159,9 +157,9 @@ class Fetch(ctypes.Structure):
     _fields_ = (
         ("store", c_int64),
         ("key", c_char_p),
-        *((name, c_int64) for name in ("offset", "nbytes", "capacity")),
+        *_integers("offset", "nbytes", "capacity"),
         ("returned", POINTER(c_int64)),
-        *((name, c_int64) for name in ("returned_count", "code", "address", "got", "loan", "size")),
+        *_integers("returned_count", "code", "address", "got", "loan", "size"),
         ("version", c_int64 * 2),
         ("text", c_char * 256),
     )
@@ -177,7 +175,7 @@ class Device(ctypes.Structure):
     """Memory of a device for slabs: ``lc_device``."""
 
     _fields_ = (
-        *((name, c_int64) for name in ("context", "slabs", "pinned_nbytes", "slots", "device_nbytes", "rows", "timed")),
+        *_integers("context", "slabs", "pinned_nbytes", "slots", "device_nbytes", "rows", "timed"),
         ("direct", ReadDirect),
         ("keep", POINTER(Scatter)),
     )
@@ -189,13 +187,8 @@ class Batch(ctypes.Structure):
     _fields_ = (
         ("geometry", POINTER(Geometry)),
         ("arrays", POINTER(Array)),
-        ("array_count", c_int64),
-        ("region_count", c_int64),
-        ("array", c_void_p),
-        ("start", c_void_p),
-        ("stop", c_void_p),
-        ("strides", c_void_p),
-        ("address", c_void_p),
+        *_integers("array_count", "region_count"),
+        *((name, c_void_p) for name in ("array", "start", "stop", "strides", "address")),
         ("target", c_int64),
         ("fill", c_uint8 * 16),
         ("one_job", c_int64),
@@ -207,48 +200,35 @@ class Error(ctypes.Structure):
     """Why a job failed: ``lc_error``."""
 
     _fields_ = (
-        ("code", c_int64),
-        ("number", c_int64),
-        ("a", c_int64),
-        ("b", c_int64),
+        *_integers("code", "number", "a", "b"),
         ("object", _Axes),
         ("chunk", _Axes),
-        ("offset", c_int64),
-        ("nbytes", c_int64),
+        *_integers("offset", "nbytes"),
         ("text", c_char * 256),
     )
 
 
 class Report(ctypes.Structure):
-    """What was done for a job: ``lc_report``."""
+    """Counts and times of a job: ``lc_report``."""
 
     _fields_ = (
-        *((name, c_int64) for name in ("chunks", "filled", "decoded", "bytes_read", "files_opened", "reads_repeated")),
-        *(
-            (name, c_double)
-            for name in ("seconds", "decode_seconds", "device_decode_seconds", "device_scatter_seconds")
-        ),
+        *_integers("chunks", "filled", "decoded", "bytes_read", "files_opened", "reads_repeated"),
+        *_doubles("seconds", "decode_seconds", "device_decode_seconds", "device_scatter_seconds"),
     )
 
 
 class Stats(ctypes.Structure):
-    """What a reader has done: ``lc_stats``."""
+    """Counts and times of a reader: ``lc_stats``."""
 
     _fields_ = (
-        *(
-            (name, c_int64)
-            for name in (
-                "jobs", "chunks", "boxes", "tasks", "bytes_read", "index_hits", "index_misses", "files_opened",
-                "decoded", "kept_hits", "kept_misses", "kept_nbytes", "slabs", "copies", "copied_nbytes",
-                "slabs_decoded", "decoded_nbytes",
-            )
+        *_integers(
+            "jobs", "chunks", "boxes", "tasks", "bytes_read", "index_hits", "index_misses", "files_opened", "decoded",
+            "kept_hits", "kept_misses", "kept_nbytes", "slabs", "copies", "copied_nbytes", "slabs_decoded",
+            "decoded_nbytes",
         ),
-        *(
-            (name, c_double)
-            for name in (
-                "plan_seconds", "read_seconds", "decode_seconds", "copy_seconds", "device_copy_seconds",
-                "device_decode_seconds", "device_scatter_seconds",
-            )
+        *_doubles(
+            "plan_seconds", "read_seconds", "decode_seconds", "copy_seconds", "device_copy_seconds",
+            "device_decode_seconds", "device_scatter_seconds",
         ),
     )  # fmt: skip
 
@@ -266,26 +246,15 @@ class Output(ctypes.Structure):
     )
 
 
+#: In the order of ``lc_record_sizes``.
 _RECORDS = (
-    Chain,
-    Geometry,
-    Array,
-    Batch,
-    Error,
-    Report,
-    Stats,
-    Launch,
-    DecodePlan,
-    Scatter,
-    OnDevice,
-    Device,
-    DirectRead,
-    Look,
-    Entry,
-    Fetch,
-    Output,
-)
-_QUICK: dict[str, tuple[Any, list[Any]]] = {
+    Chain, Geometry, Array, Batch, Error, Report, Stats, Launch, DecodePlan, Scatter, OnDevice, Device, DirectRead,
+    Look, Entry, Fetch, Output,
+)  # fmt: skip
+#: Types of the result and of the arguments of each function.
+_Signatures = dict[str, tuple[Any, list[Any]]]
+
+_QUICK: _Signatures = {
     "lc_reader_new": (c_void_p, [c_int64, c_int64, POINTER(Device), c_char_p]),
     "lc_reader_memory": (None, [c_void_p, c_int64, c_int64, c_int64]),
     "lc_reader_close": (None, [c_void_p]),
@@ -304,7 +273,7 @@ _QUICK: dict[str, tuple[Any, list[Any]]] = {
     "lc_after_fork": (None, []),
     "lc_fail_next": (None, [c_int64, c_int64, c_int64]),
 }
-_WAITING: dict[str, tuple[Any, list[Any]]] = {
+_WAITING: _Signatures = {
     "lc_wait_closed": (c_int64, [c_void_p, c_double]),
     "lc_wait_capacity": (c_int64, [c_void_p, c_double]),
     "lc_wait_jobs": (c_int64, [c_void_p, c_int64, c_double]),
@@ -352,7 +321,7 @@ def _check(library: ctypes.CDLL, path: str) -> None:
 
 
 def why_no_core() -> str | None:
-    """Return why there is no native core; None where there is one."""
+    """Return why the native core cannot be used; None if it can."""
     if os.environ.get(CORE_VARIABLE) == "0":
         return f"{CORE_VARIABLE}=0 switches the native core off"
     return _load()[1]
@@ -364,13 +333,11 @@ def library() -> Library:
     Raises
     ------
     CoreUnavailableError
-        It was not built, does not fit, or is switched off.
+        It was not built, has another interface, or is switched off.
     """
-    loaded, why = _load()
-    if os.environ.get(CORE_VARIABLE) == "0":
-        raise CoreUnavailableError(why_no_core())
-    if loaded is None:
-        raise CoreUnavailableError(why)
+    reason, loaded = why_no_core(), _load()[0]
+    if loaded is None or reason is not None:
+        raise CoreUnavailableError(reason)
     return loaded
 
 
@@ -383,7 +350,7 @@ def _load() -> tuple[Library | None, str | None]:
     try:
         loaded = Library(spec.origin)
     except (OSError, AttributeError, CoreUnavailableError) as error:
-        # It was built but does not load (an outdated library, an older libc): warn, since reads become slow.
+        # The library exists but does not load (it is outdated, or libc is older): warn, since reads become slow.
         warnings.warn(f"{error}; zarr-python reads instead, slowly", RuntimeWarning, stacklevel=3)
         return None, str(error)
     os.register_at_fork(after_in_child=loaded.quick.lc_after_fork)

@@ -1,11 +1,10 @@
-"""Records that describe arrays to the native core, and the exceptions of jobs that failed in it."""
+"""Records that describe arrays to the native core, and exceptions for jobs that failed there."""
 
 from __future__ import annotations
 
 import ctypes
 import os
 from concurrent.futures import CancelledError
-from typing import Any
 
 import numpy as np
 
@@ -33,9 +32,9 @@ def chain_record(chain: DecodeChain | None) -> native.Chain:
     )
 
 
-def look_records(look: MetadataLook) -> Any:
-    """Describe files for the core; kept with the look."""
-    records = look.__dict__.get("_records")
+def look_records(look: MetadataLook) -> ctypes.Array[native.Look]:
+    """Describe the versions of metadata files for the core; the records are cached in `look`."""
+    records: ctypes.Array[native.Look] | None = look.__dict__.get("_records")
     if records is None:
         records = (native.Look * len(look.files))(
             *(
@@ -64,7 +63,7 @@ def geometry_record(layout: ArrayLayout) -> native.Geometry:
 
 
 def batch_record(layout: ArrayLayout, target: int, fill: np.ndarray) -> native.Batch:
-    """Describe what batches of arrays of one geometry have in common.
+    """Describe the fields that all batches of arrays of one geometry share.
 
     Parameters
     ----------
@@ -83,7 +82,7 @@ def batch_record(layout: ArrayLayout, target: int, fill: np.ndarray) -> native.B
 
 
 def array_record(layout: ArrayLayout) -> native.Array:
-    """Describe where the chunks of an array lie."""
+    """Describe where the chunks of an array are stored."""
     prefix, separator = layout.chunk_path
     if layout.remote is not None:
         record = native.Array(prefix.encode(), separator.encode(), metadata_path(layout).encode())
@@ -99,7 +98,7 @@ def array_record(layout: ArrayLayout) -> native.Array:
 
 
 def metadata_path(layout: ArrayLayout) -> str:
-    """Name the file, or the key in its store, that is there as long as the array is."""
+    """Return the path of an array's metadata, which exists as long as the array: a file, or the key in a store."""
     if layout.entries is not None:
         return layout.entries.path
     folder = layout.root if layout.remote is None else layout.remote.path
@@ -108,13 +107,13 @@ def metadata_path(layout: ArrayLayout) -> str:
 
 
 def why_gone(layout: ArrayLayout) -> str:
-    """Say that neither chunks nor metadata of an array are there."""
-    what = "array" if layout.remote is not None else "folder" if layout.entries is None else "file"
-    return f"chunks of {layout.name} are missing, and so is {metadata_path(layout)}: is the {what} gone?"
+    """Return the message for an array of which neither chunks nor metadata exist."""
+    holder = "array" if layout.remote is not None else "folder" if layout.entries is None else "file"
+    return f"chunks of {layout.name} are missing, and so is {metadata_path(layout)}: is the {holder} gone?"
 
 
 def exception_of(error: native.Error, layout: ArrayLayout) -> BaseException:
-    """Make the exception of a job, in words that name the chunk and its file."""
+    """Make the exception of a failed job; its message names the chunk and the file."""
     code, rank = error.code, layout.rank
     stored, chunk = tuple(error.object[:rank]), tuple(error.chunk[:rank])
     prefix, separator = layout.chunk_path
@@ -142,7 +141,7 @@ def exception_of(error: native.Error, layout: ArrayLayout) -> BaseException:
         return ChunkError(f"{name} cannot be decoded ({layout.chain}): {text}")
     sentences = {
         native.OPEN: f"{name} cannot be opened: {os.strerror(error.number)}",
-        native.NOT_FILE: f"{name} cannot be read: it is no file",
+        native.NOT_FILE: f"{name} cannot be read: it is no regular file",
         native.SIZE: (
             f"{name} has {error.a} bytes, but a raw chunk of {layout.dtype} {layout.chunk_shape} has {error.b}"
         ),

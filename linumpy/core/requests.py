@@ -1,8 +1,8 @@
 """Carry out requests to stores for the native core: by obstore, or by a store of zarr-python.
 
-In: records of :class:`~linumpy.core.native.Fetch`, from threads of the core, several at a time. Out: stored bytes, lent
-to the core until it gives them back, and what describes the object; a code and a text where there is none or a request
-failed. Python's lock is released while a request waits for the network.
+In: records of :class:`~linumpy.core.native.Fetch`, from threads of the core, several at a time. Out: stored bytes, kept
+until the core returns them, with the size and version of the object; or an error code and a text. Python's lock is
+released while a request waits for the network.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import os
 import struct
 import threading
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -27,19 +27,23 @@ from zarr.storage import MemoryStore
 from linumpy.core import native
 from linumpy.io.stores.remote import check_process, explained
 
-#: Requests of the process that are under way at a time, and the environment variable for another number.
+if TYPE_CHECKING:
+    from obstore import ObjectMeta
+    from obstore.store import ObjectStore
+
+#: Concurrent requests of the process, and the environment variable that changes the number.
 REQUESTS = 32
 REQUESTS_VARIABLE = "LINUMPY_REMOTE_REQUESTS"
-#: Bytes of a block below the largest that the C library may keep.
+#: Bytes of a block just below the largest that the C library may keep.
 _FREED_NBYTES = 31 * 2**20
-#: Bytes of an object of which all is read because its server ignores ranges.
+#: Maximum bytes of an object that is read whole because its server ignores ranges.
 _WHOLE_NBYTES = 64 * 2**20
-#: How long ranges are not asked for again: one response of all bytes may come from a proxy, and not the server.
+#: Seconds until ranges are requested again: a proxy, not the server, may have sent the whole object.
 _WITHOUT_RANGES_SECONDS = 60.0
 
 
 class Stores:
-    """Stores by the number by which the core names them, as long as something else refers to them."""
+    """Stores by the number that the core uses for them, as long as something else refers to them."""
 
     def __init__(self) -> None:
         self._stores: WeakValueDictionary[int, Any] = WeakValueDictionary()
@@ -48,30 +52,30 @@ class Stores:
         self._without_ranges: dict[int, float] = {}
         self._lent: dict[int, np.ndarray] = {}
 
-    def number_of(self, store: Any) -> int:
-        """Return the number of a store; it gets one when it is asked for the first time."""
+    def number_of(self, store: ObjectStore | Store) -> int:
+        """Return the number of a store; the first call for a store assigns it."""
         with self._lock:
-            for number, known in self._stores.items():
-                if known is store:
+            for number, other in self._stores.items():
+                if other is store:
                     return number
-            requests = _most_requests()
+            requests = _request_limit()
             number = next(self._numbers)
             self._stores[number] = store
             if number == 1:
-                # The C library keeps freed blocks up to the size of the largest one that was freed. Others go back to
-                # the system, which would clear the memory of each request anew.
+                # The C library keeps freed blocks up to the size of the largest block freed so far. Larger blocks go
+                # back to the system, which would then clear the memory of every request.
                 np.empty(_FREED_NBYTES, np.uint8)
                 native.library().quick.lc_set_fetch(_callback, requests)
             return number
 
-    def carry_out(self, request: Any) -> None:
-        """Carry out a request of the core; never raises, since the core has no use for exceptions."""
+    def carry_out(self, request: native.Fetch) -> None:
+        """Carry out a request of the core; never raises, since the core cannot handle exceptions."""
         for n in range(request.returned_count):
             del self._lent[request.returned[n]]
         if request.key is None:
             return
         if not hasattr(_thread, "state"):
-            # Never released: Python would make a state for the thread at each call, which takes longer than all else.
+            # Never released: otherwise Python makes a thread state at each call, which takes longer than the rest.
             _thread.state = ctypes.pythonapi.PyGILState_Ensure()
         try:
             self._fetch(request)
@@ -82,38 +86,38 @@ class Stores:
             request.code = native.REMOTE
             request.text = explained(error).encode()[:255]
 
-    def _fetch(self, request: Any) -> None:
+    def _fetch(self, request: native.Fetch) -> None:
         store = self._stores[request.store]
         if isinstance(store, Store):
-            data = _ask_zarr(store, request)
+            data = _fetch_by_zarr(store, request)
         else:
             check_process()
-            data = self._ask_obstore(store, request)
+            data = self._fetch_by_obstore(store, request)
         if data is not None and 0 < len(data) <= request.capacity:
             lent = np.frombuffer(data, np.uint8)
             request.address, _ = lent.__array_interface__["data"]
             request.got, request.loan = len(lent), id(lent)
             self._lent[request.loan] = lent
 
-    def _ask_obstore(self, store: Any, request: Any) -> Any:
+    def _fetch_by_obstore(self, store: ObjectStore, request: native.Fetch) -> Any:
         import obstore
 
         key, nbytes = request.key.decode(), request.nbytes
         if nbytes < 0 or not nbytes:
-            found = obstore.get(store, key, options=None if nbytes else {"head": True})
-            _describe(request, found.meta)
-            return found.bytes() if nbytes and request.size <= request.capacity else None
-        is_known = time.monotonic() < self._without_ranges.get(request.store, 0)
-        data = None if is_known else _range(store, key, request)
+            response = obstore.get(store, key, options=None if nbytes else {"head": True})
+            _describe(request, response.meta)
+            return response.bytes() if nbytes and request.size <= request.capacity else None
+        ignores_ranges = time.monotonic() < self._without_ranges.get(request.store, 0)
+        data = None if ignores_ranges else _range(store, key, request)
         if data is None:
             data = _range_of_whole(store, key, request)
-            if not is_known:
+            if not ignores_ranges:
                 self._without_ranges[request.store] = time.monotonic() + _WITHOUT_RANGES_SECONDS
         return data
 
 
-def _ask_zarr(store: Store, request: Any) -> Any:
-    """Ask a store of zarr-python, which tells neither versions nor, of a part, the size of the object."""
+def _fetch_by_zarr(store: Store, request: native.Fetch) -> np.ndarray | None:
+    """Fetch from a store of zarr-python, which gives no version, and for a range no size of the object."""
     wait: Callable[[Any], Any] = _result if type(store) is MemoryStore else sync
     key, start, nbytes = request.key.decode(), request.offset, request.nbytes
     request.size = -1
@@ -121,86 +125,86 @@ def _ask_zarr(store: Store, request: Any) -> Any:
         if not wait(store.exists(key)):
             raise FileNotFoundError(key)
         return None
-    wanted: ByteRequest | None = None
+    byte_range: ByteRequest | None = None
     if nbytes > 0:
-        wanted = RangeByteRequest(start, start + nbytes) if start >= 0 else SuffixByteRequest(nbytes)
-    found = wait(store.get(key, buffer_prototype, wanted))
-    if found is None:
+        byte_range = RangeByteRequest(start, start + nbytes) if start >= 0 else SuffixByteRequest(nbytes)
+    buffer = wait(store.get(key, buffer_prototype, byte_range))
+    if buffer is None:
         raise FileNotFoundError(key)
-    data = np.ascontiguousarray(found.as_numpy_array())
+    data = np.ascontiguousarray(buffer.as_numpy_array())
     if nbytes < 0:
         request.size = data.nbytes
     return data
 
 
-def _result(coroutine: Any) -> Any:
-    """Return the result of a coroutine that waits for nothing, without the detour by an event loop."""
+def _result(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """Return the result of a coroutine that never suspends, without an event loop."""
     try:
         coroutine.send(None)
-    except StopIteration as over:
-        return over.value
+    except StopIteration as end:
+        return end.value
     raise RuntimeError("a store in memory waits for something")
 
 
-def _range(store: Any, key: str, request: Any) -> Any:
-    """Return a range of an object; None where its server ignores ranges."""
+def _range(store: ObjectStore, key: str, request: native.Fetch) -> Any:
+    """Return a range of an object; None if its server ignores ranges."""
     import obstore
     from obstore.exceptions import NotSupportedError
 
     start, stop = request.offset, request.offset + request.nbytes
-    wanted: Any = (start, stop) if start >= 0 else {"suffix": request.nbytes}
+    byte_range: Any = (start, stop) if start >= 0 else {"suffix": request.nbytes}
     try:
-        found = obstore.get(store, key, options={"range": wanted})
+        response = obstore.get(store, key, options={"range": byte_range})
     except NotSupportedError:
         if start >= 0:
             return None
-        size = obstore.head(store, key)["size"]  # Azure knows no last bytes
+        size = obstore.head(store, key)["size"]  # Azure has no ranges counted from the end
         try:
-            found = obstore.get(store, key, options={"range": (max(0, size - request.nbytes), size)})
+            response = obstore.get(store, key, options={"range": (max(0, size - request.nbytes), size)})
         except NotSupportedError:
             return None
-    _describe(request, found.meta)
-    return found.bytes()
+    _describe(request, response.meta)
+    return response.bytes()
 
 
-def _most_requests() -> int:
+def _request_limit() -> int:
     text = os.environ.get(REQUESTS_VARIABLE) or str(REQUESTS)
     if not text.isdecimal() or int(text) < 1:
         raise ValueError(f"{REQUESTS_VARIABLE}={text!r}: a number of requests is needed, 1 or more")
     return int(text)
 
 
-def _range_of_whole(store: Any, key: str, request: Any) -> memoryview:
-    """Read all of an object for a range of it."""
+def _range_of_whole(store: ObjectStore, key: str, request: native.Fetch) -> memoryview:
+    """Read a whole object and return a range of it."""
     import obstore
 
-    found = obstore.get(store, key)
-    _describe(request, found.meta)
+    response = obstore.get(store, key)
+    _describe(request, response.meta)
     if request.size > _WHOLE_NBYTES:
         raise OSError(f"its server ignores ranges of bytes, and the object has {request.size} bytes")
     start = request.offset if request.offset >= 0 else max(0, request.size - request.nbytes)
-    return memoryview(found.bytes())[start : start + request.nbytes]
+    return memoryview(response.bytes())[start : start + request.nbytes]
 
 
-def _describe(request: Any, meta: Any) -> None:
-    """Write an object's size, and a digest of its ETag, or else of the time of its last change."""
+def _describe(request: native.Fetch, meta: ObjectMeta) -> None:
+    """Write an object's size, and a digest of its ETag, or else of its modification time."""
     request.size = meta["size"]
-    mark = meta["e_tag"] or (str(meta["last_modified"]) if meta["last_modified"].timestamp() else "")
-    if mark:
-        digest = hashlib.blake2b(mark.encode(), digest_size=16).digest()
+    version = meta["e_tag"] or (str(meta["last_modified"]) if meta["last_modified"].timestamp() else "")
+    if version:
+        digest = hashlib.blake2b(version.encode(), digest_size=16).digest()
         request.version[:] = struct.unpack("qq", digest)
 
 
-#: What Python keeps for each thread of the core.
+#: The Python thread state of each thread of the core.
 _thread = threading.local()
 _STORES = Stores()
 number_of = _STORES.number_of
-#: Held for good: threads of the core call it as long as the process lives.
+#: Never freed: threads of the core call it as long as the process lives.
 _callback = native.FetchObject(lambda request: _STORES.carry_out(request.contents))
 
 
 def _forget_lock() -> None:
-    """Make the lock new in a child process, whose parent may have held it."""
+    """Replace the lock in a child process, whose parent may have held it."""
     _STORES._lock = threading.Lock()
 
 

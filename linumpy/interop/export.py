@@ -1,9 +1,9 @@
 """Copies of OME-Zarr images as single files of other formats: :func:`to_tiff` and :func:`to_nifti`.
 
-In: an image, or a volume of it. Out: an OME-TIFF with the spacing in µm, or a NIfTI file with it in mm, complete or not
-there. Planes are read and written some chunks at a time, so the image may be larger than memory. tifffile and
-nibabel are imported inside. Errors: those of :func:`linumpy.open_image`; ``FileExistsError``; ``TypeError`` for voxels
-that the format has no type for.
+In: an image. Out: an OME-TIFF with the spacing in µm, or a NIfTI file with the spacing in mm, complete or not at all.
+Planes are read and written some chunks at a time, so the image may be larger than memory. tifffile and nibabel are
+imported inside functions. Errors: those of :func:`linumpy.open_image`; ``FileExistsError``; ``TypeError`` for voxels of
+a type that the format does not have.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ import numpy as np
 
 from linumpy.device import install_line
 from linumpy.gpu.zarr_io import read_zarr
+from linumpy.interop.channels import channel_names
 from linumpy.io.carried import carried_from
 from linumpy.io.ngff.axes import Spacing
-from linumpy.io.ome import open_image
 from linumpy.io.output.files import replacing
-from linumpy.io.volume import Volumes, select_volumes
+from linumpy.io.volume import Volumes, open_volumes
 
-#: Voxels are read in slabs of about so many bytes.
+#: Bytes of a slab of planes that is read at once, approximately.
 _SLAB_NBYTES = 64 * 2**20
-#: World axis and direction (right, anterior and superior are positive) that an orientation of RFC-4 means.
+#: World axis and direction (right, anterior and superior are positive) of each orientation of RFC-4.
 _TOWARDS = {
     "left-to-right": (0, 1), "right-to-left": (0, -1),
     "posterior-to-anterior": (1, 1), "anterior-to-posterior": (1, -1),
@@ -35,7 +35,8 @@ _TOWARDS = {
 }  # fmt: skip
 _TIFF_DTYPES = ("u1", "i1", "u2", "i2", "u4", "i4", "f4", "f8")
 _NIFTI_DTYPES = (*_TIFF_DTYPES, "u8", "i8")
-_NIFTI1_LONGEST = 2**15 - 1
+#: Maximum voxels along an axis of NIfTI-1.
+_NIFTI1_MAX_LENGTH = 2**15 - 1
 
 
 def to_tiff(
@@ -56,11 +57,11 @@ def to_tiff(
     source : str or Path
         An OME-Zarr image with the axes of space z, y, x or y, x.
     path : str or Path
-        ``*.tif``, ``*.tiff``; the file has the metadata of OME, also where its name does not end in ``.ome.tif``.
+        ``*.tif``, ``*.tiff``; the file has the metadata of OME, even if its name does not end in ``.ome.tif``.
     level, channel, time : int
-        Resolution level, and the entry to select, counted from 0; by default all.
+        Resolution level, and the entry to select, counted from 0; by default all channels and times.
     spacing : sequence of float, or mapping of axis names to float, optional
-        Voxel spacing of level 0 in µm, where the metadata has none.
+        Voxel spacing of level 0 in µm, if the metadata have none.
     compression : str, optional
         As tifffile names it, such as ``"zlib"`` or ``"zstd"``; by default none.
     overwrite : bool
@@ -79,16 +80,17 @@ def to_tiff(
         import tifffile
     except ImportError as error:
         raise ImportError(f"tifffile is not installed ({error}): {install_line('export')}") from error
-    volumes = _volumes(source, level, channel, time, spacing)
+    volumes = open_volumes(source, level, channel=channel, time=time, spacing=spacing)
     first = volumes.first
     dtype = _written_dtype(volumes, "OME-TIFF", _TIFF_DTYPES)
     axes = volumes.leading.upper() + volumes.axes.upper()
-    about: dict[str, Any] = {"axes": axes, "Name": carried_from(volumes).name or Path(volumes.name).name}
+    carried = carried_from(volumes)
+    metadata: dict[str, object] = {"axes": axes, "Name": carried.name or Path(volumes.name).name}
     for axis, step in zip(volumes.axes.upper(), volumes.spacing, strict=True):
-        about |= {f"PhysicalSize{axis}": step, f"PhysicalSize{axis}Unit": "µm"}
-    names = _channel_names(volumes)
+        metadata |= {f"PhysicalSize{axis}": step, f"PhysicalSize{axis}Unit": "µm"}
+    names = channel_names(carried.omero)
     if names and "C" in axes:
-        about["Channel"] = {"Name": names}
+        metadata["Channel"] = {"Name": names}
     shape = volumes.leading_shape + first.shape
     slabs = (slab.astype(dtype, copy=False) for slab in _slabs(volumes))
     planes = (plane for slab in slabs for plane in slab.reshape(-1, *first.shape[-2:]))
@@ -97,7 +99,7 @@ def to_tiff(
         tifffile.TiffWriter(file, bigtiff=math.prod(shape) * dtype.itemsize > 2**31, ome=True) as writer,
     ):
         writer.write(
-            planes, shape=shape, dtype=dtype, metadata=about, compression=compression, photometric="minisblack"
+            planes, shape=shape, dtype=dtype, metadata=metadata, compression=compression, photometric="minisblack"
         )
     return Path(path)
 
@@ -128,9 +130,9 @@ def to_nifti(
 
     Notes
     -----
-    Axes of the file are x, y, z, then t and c. Where all axes of space have an anatomical orientation (RFC-4), the
-    affine turns them to right, anterior and superior; otherwise x, y and z are taken for these. Bool is written as
-    uint8.
+    Axes of the file are x, y, z, then t and c. If all axes of space have an anatomical orientation (RFC-4), the affine
+    maps them to right, anterior and superior; otherwise it assumes that x, y and z are these directions. Bool is
+    written as uint8.
     """
     try:
         import nibabel
@@ -139,16 +141,15 @@ def to_nifti(
     suffixes = Path(path).name.lower()
     if not suffixes.endswith((".nii", ".nii.gz")):
         raise ValueError(f"{path}: the name of a NIfTI file ends in .nii or .nii.gz")
-    volumes = _volumes(source, level, channel, time, spacing)
+    volumes = open_volumes(source, level, channel=channel, time=time, spacing=spacing)
     dtype = _written_dtype(volumes, "NIfTI", _NIFTI_DTYPES)
     shape = _nifti_shape(volumes)
-    kind = nibabel.Nifti1Header if max(shape) <= _NIFTI1_LONGEST else nibabel.Nifti2Header
-    header = kind()
+    header = nibabel.Nifti1Header() if max(shape) <= _NIFTI1_MAX_LENGTH else nibabel.Nifti2Header()
     header.set_data_dtype(dtype)
     header.set_data_shape(shape)
     affine = affine_in_mm(volumes)
-    along = carried_from(volumes).leading.get("t")
-    seconds = along.scale if along is not None and along.unit == "second" else 1.0
+    times = carried_from(volumes).leading.get("t")
+    seconds = times.scale if times is not None and times.unit == "second" else 1.0
     header.set_zooms((*np.linalg.norm(affine[:3, :3], axis=0), seconds, 1.0)[: len(shape)])
     header.set_xyzt_units("mm", "sec")
     header.set_sform(affine, code="scanner")
@@ -156,7 +157,7 @@ def to_nifti(
     header.set_slope_inter(1, 0)
     with replacing(path, overwrite=overwrite) as temporary, open(temporary, "wb") as raw:
         file: Any = gzip.GzipFile("", "wb", 3, raw, 0) if suffixes.endswith(".gz") else raw
-        header.write_to(file)  # up to the first voxel
+        header.write_to(file)  # all bytes before the first voxel
         for slab in _slabs(volumes, channels_last=True):
             file.write(np.ascontiguousarray(slab, dtype).data)
         if file is not raw:
@@ -167,9 +168,9 @@ def to_nifti(
 def affine_in_mm(volumes: Volumes) -> np.ndarray:
     """Return the affine from voxels (x, y, z) to mm towards right, anterior and superior, (4, 4)."""
     orientations = carried_from(volumes).orientations
-    towards = {axis: _TOWARDS.get(str(about.get("value"))) for axis, about in orientations.items()}
-    known = [towards.get(axis) for axis in volumes.axes]
-    if None in known or len({one[0] for one in known if one is not None}) < len(known):
+    towards = {axis: _TOWARDS.get(str(orientation.get("value"))) for axis, orientation in orientations.items()}
+    directions = [towards.get(axis) for axis in volumes.axes]
+    if None in directions or len({direction[0] for direction in directions if direction}) < len(directions):
         towards = {"x": (0, 1), "y": (1, 1), "z": (2, 1)}
     affine = np.diag([0.0, 0.0, 0.0, 1.0])
     for axis, step, start in zip(volumes.axes, volumes.spacing, volumes.origin, strict=True):
@@ -180,13 +181,13 @@ def affine_in_mm(volumes: Volumes) -> np.ndarray:
     return affine
 
 
-def _written_dtype(volumes: Volumes, name: str, known: Sequence[str]) -> np.dtype:
-    """Return the dtype of a file, or raise where the format has none, or other axes."""
+def _written_dtype(volumes: Volumes, name: str, supported: Sequence[str]) -> np.dtype:
+    """Return the dtype of a file; raise if the format does not support it, or the axes."""
     if volumes.axes not in ("zyx", "yx"):
         raise ValueError(f"{volumes.name} has the axes of space {volumes.axes}: {name} is written of zyx or yx")
     dtype = volumes.first.dtype
     dtype = np.dtype("u1") if dtype.kind == "b" else dtype.newbyteorder("=")
-    if dtype.str[1:] not in known:
+    if dtype.str[1:] not in supported:
         raise TypeError(f"{volumes.name}: {name} has no type for voxels of {dtype}")
     return dtype
 
@@ -199,23 +200,13 @@ def _nifti_shape(volumes: Volumes) -> tuple[int, ...]:
     return (*space, *leading)
 
 
-def _volumes(source: str | Path, level: int, channel: int | None, time: int | None, spacing: Spacing | None) -> Volumes:
-    return select_volumes(open_image(source, spacing=spacing), level, channel=channel, time=time)
-
-
-def _channel_names(volumes: Volumes) -> list[str]:
-    omero = carried_from(volumes).omero or {}
-    channels = omero.get("channels")
-    names = [one.get("label") for one in channels] if isinstance(channels, list) else []
-    return [str(name) for name in names] if names and all(isinstance(name, str) for name in names) else []
-
-
 def _slabs(volumes: Volumes, *, channels_last: bool = False) -> Iterator[np.ndarray]:
-    """Read planes in order, volume by volume: of each time all channels, or of each channel all times."""
-    entries = itertools.product(*map(range, volumes.leading_shape))
-    where = volumes.leading.find("c")
-    order = sorted(entries, key=lambda one: one[where]) if channels_last and where >= 0 else list(entries)
-    for entry in order:
+    """Read planes in order, volume by volume; the channel varies fastest, or slowest with `channels_last`."""
+    entries = list(itertools.product(*map(range, volumes.leading_shape)))
+    channel_index = volumes.leading.find("c")
+    if channels_last and channel_index >= 0:
+        entries.sort(key=lambda entry: entry[channel_index])
+    for entry in entries:
         volume = volumes.volumes[entry]
         depth, chunk = volume.shape[0], volume.chunks[0]
         plane = math.prod(volume.shape[1:]) * volume.dtype.itemsize

@@ -1,32 +1,36 @@
-"""A Zarr array that is read when it is indexed, and as a dask array whose slices read no more than they show.
+"""A Zarr array that is read when it is indexed, and a dask array of it, of which a slice reads only its own voxels.
 
-In: an open array. Out: a dask array in host memory. Its graph holds the path of the array. dask is imported inside.
+In: an open array. Out: a dask array in host memory. Its graph holds the path of the array. dask is imported inside
+functions.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import zarr
 
 from linumpy.device import install_line
 from linumpy.gpu.read.layouts import LAYOUTS
-from linumpy.interop.outer import read_outer
+from linumpy.interop.outer import AxisIndex, read_outer
 from linumpy.io.layout import read_layout
 from linumpy.io.source import Source, path_of, written
 
-#: Blocks grow to so many bytes of whole chunks.
+if TYPE_CHECKING:
+    from dask.array import Array as DaskArray
+
+#: Maximum bytes of a block of several whole chunks.
 _BLOCK_NBYTES = 16 * 2**20
 
 
 class LazyArray:
-    """What dask asks of an array.
+    """An array that is read when it is indexed, with the attributes that dask uses.
 
     Parameters
     ----------
     array : zarr.Array
-        In a local folder or ZIP file its path is kept, elsewhere the open array.
+        The path is kept if it is in a local folder or ZIP file, otherwise the open array.
     """
 
     def __init__(self, array: zarr.Array) -> None:
@@ -36,7 +40,7 @@ class LazyArray:
         self.dtype = layout.dtype.newbyteorder("=")
         self.chunks = tuple(map(min, layout.chunk_shape, layout.shape))
 
-    def __getitem__(self, index: Any) -> np.ndarray:
+    def __getitem__(self, index: AxisIndex | tuple[AxisIndex, ...]) -> np.ndarray:
         index = index if isinstance(index, tuple) else (index,)
         values: np.ndarray = read_outer(
             self.source, LAYOUTS.get(self.source, 0), (*index, *[slice(None)] * (self.ndim - len(index)))
@@ -44,8 +48,8 @@ class LazyArray:
         return values
 
 
-def lazy_dask_array(array: zarr.Array) -> Any:
-    """Return an array as a dask array of NumPy blocks; of a slice only the slice is read.
+def lazy_dask_array(array: zarr.Array) -> DaskArray:
+    """Return an array as a dask array of NumPy blocks; a slice reads only its own voxels.
 
     Raises
     ------

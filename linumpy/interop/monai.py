@@ -1,7 +1,7 @@
 """A transform for MONAI that reads images, or regions of them, by linumpy: :class:`ReadZarrd`.
 
-In: dictionaries with paths, and regions if wanted. Out: the same with tensors in place of paths, channels first, that
-know where they lie (``affine`` in mm, as MONAI's other readers have it). It needs MONAI and PyTorch.
+In: dictionaries with paths, and optionally regions. Out: the same with tensors in place of paths, channels first, with
+their position (``affine`` in mm, as from MONAI's other readers). It needs MONAI and PyTorch.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from monai.data import MetaTensor
 from monai.transforms import MapTransform
 from numpy.typing import DTypeLike
 
-from linumpy.gpu.zarr_io import read_zarr
+from linumpy.interop.channels import read_channels
 from linumpy.interop.export import affine_in_mm
 from linumpy.io.ngff.axes import Spacing
+from linumpy.io.source import Source
 from linumpy.io.volume import open_volumes
 from linumpy.plan.region import normalize_region
 
@@ -28,16 +29,16 @@ class ReadZarrd(MapTransform):  # type: ignore[misc]
     Parameters
     ----------
     keys : str or sequence of str
-        Of the paths.
+        Keys of the paths.
     region_key : str
-        Of the region to read, slices along the axes of space in voxels of the level; without that entry all is read.
+        Key of the region to read: slices along the axes of space in voxels of the level. Without it all is read.
     level, channel, time : int
-        Resolution level, and the entry to select, counted from 0; by default all channels. An image of several times
-        needs one.
+        Resolution level, and the entry to select, counted from 0; by default all channels. `time` is needed for an
+        image of several times.
     spacing : sequence of float, or mapping of axis names to float, optional
-        Voxel spacing of level 0 in µm, where the metadata has none.
+        Voxel spacing of level 0 in µm, if the metadata have none.
     dtype : dtype
-        Of the tensors.
+        Data type of the tensors.
     allow_missing_keys : bool
         Whether entries may be missing.
 
@@ -70,18 +71,16 @@ class ReadZarrd(MapTransform):  # type: ignore[misc]
             result[key] = self._read(result[key], result.get(self.region_key))
         return result
 
-    def _read(self, path: Any, region: Any) -> MetaTensor:
+    def _read(self, path: Source, region: Any) -> MetaTensor:
         volumes = open_volumes(path, self.level, channel=self.channel, time=self.time, spacing=self.spacing)
         if "t" in volumes.leading:
             raise ValueError(f"{volumes.name} has {volumes.leading_shape[0]} times: choose by time=")
         box = normalize_region(region, volumes.first.shape)
-        within = tuple(map(slice, box.start, box.stop))
-        channels = [
-            read_zarr(volume.array, region=volume.region(within), dtype=self.dtype, device="cpu")
-            for volume in volumes.volumes.values()
-        ]
+        channels = read_channels(volumes, tuple(map(slice, box.start, box.stop)), self.dtype)
         affine = affine_in_mm(volumes)
-        affine[:, :3] = affine[:, 2::-1] if len(box.start) == 3 else affine[:, [1, 0, 2]]  # of z, y, x
+        affine[:, :3] = (
+            affine[:, 2::-1] if len(box.start) == 3 else affine[:, [1, 0, 2]]
+        )  # columns in the order z, y, x
         affine[:3, 3] += affine[:3, : len(box.start)] @ box.start
-        about = {"filename_or_obj": str(path), "spatial_shape": np.array(box.box_shape), "original_channel_dim": 0}
-        return MetaTensor(np.stack(channels), affine=affine, meta={**about, "space": "RAS"})
+        meta = {"filename_or_obj": str(path), "spatial_shape": np.array(box.box_shape), "original_channel_dim": 0}
+        return MetaTensor(channels, affine=affine, meta={**meta, "space": "RAS"})

@@ -1,7 +1,7 @@
 """Outer indexing of a Zarr array: an int, a slice of any step or a list of indices for each axis.
 
-In: what names an array, and an index for each axis. Out: a NumPy or CuPy array, as ``numpy.ix_`` would select. The core
-reads boxes, so steps and lists are cut into runs, one a chunk: what lies in chunks between two runs is not read.
+In: a source, and an index for each axis. Out: a NumPy or CuPy array, as ``numpy.ix_`` would select. The core reads
+boxes, so steps and lists are cut into runs, at most one for each chunk in turn: chunks between two runs are not read.
 Errors: those of :func:`linumpy.read_zarr`; ``IndexError`` for an index out of bounds.
 """
 
@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any, Literal
 
 import numpy as np
 
+from linumpy.arrays import Array
 from linumpy.device import require_cuda
 from linumpy.gpu.read.shared import shared_reader
 from linumpy.io.open import open_source
@@ -23,12 +25,15 @@ from linumpy.io.zarr_mode import read_chunks_on_host
 from linumpy.plan.layout import ArrayLayout
 
 AxisIndex = int | np.integer | slice | np.ndarray
-"""What is wanted along one axis; an int drops it."""
+"""Index of one axis; an int drops the axis."""
+ReadDevice = int | Literal["cpu"]
+"""Number of the CUDA device to read to, or host memory."""
 
-#: Boxes are read together up to 8 MiB, beyond which fresh memory costs more than it saves; more where there are fewer
-#: than 16, which the reader's threads share; never more than 64 MiB or 4096, but for a box that is larger.
+#: Minimum size of a batch of boxes: 16 boxes, to occupy the reader's threads, and 8 MiB. A larger batch costs more time
+#: for fresh memory than it saves.
 _GOOD_NBYTES, _GOOD_BOXES = 8 * 2**20, 16
-_MOST_NBYTES, _MOST_BOXES = 64 * 2**20, 4096
+#: Maximum size of a batch; a single box may be larger.
+_MAX_NBYTES, _MAX_BOXES = 64 * 2**20, 4096
 
 
 @dataclass(frozen=True)
@@ -38,11 +43,11 @@ class Run:
     Attributes
     ----------
     start, stop : int
-        What is read.
+        The voxels to read.
     inside : slice or numpy.ndarray
-        The wanted entries of it.
+        The selected voxels, counted from `start`.
     target : slice
-        Their entries of the result.
+        Voxels of the result that receive the selected voxels.
     """
 
     start: int
@@ -52,23 +57,25 @@ class Run:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all that is read is wanted, in its order."""
+        """Whether all voxels that are read are selected, in their order."""
         return isinstance(self.inside, slice) and self.inside == slice(None)
 
 
-def read_outer(
-    source: Source, layout: ArrayLayout, index: Sequence[AxisIndex], device: int | Literal["cpu"] = "cpu"
-) -> Any:
-    """Read what an index of each axis selects.
+Box = tuple[Run, ...]
+"""A run for each axis: a box of the array."""
+
+
+def read_outer(source: Source, layout: ArrayLayout, index: Sequence[AxisIndex], device: ReadDevice = "cpu") -> Any:
+    """Read the voxels that an index of each axis selects.
 
     Parameters
     ----------
     source : as for :func:`linumpy.read_zarr`
         An array.
     layout : ArrayLayout
-        How it is stored.
+        Its layout.
     index : sequence of int, slice or numpy.ndarray of int
-        One for each axis. Negative ones count from the end.
+        An index for each axis. Negative indices count from the end.
     device : int or "cpu"
         Number of the CUDA device to read to, or host memory.
 
@@ -85,11 +92,11 @@ def read_outer(
 
 
 def _read_outer(
-    source: Source, layout: ArrayLayout, index: Sequence[AxisIndex], device: int | Literal["cpu"], xp: Any
+    source: Source, layout: ArrayLayout, index: Sequence[AxisIndex], device: ReadDevice, xp: ModuleType
 ) -> Any:
     axes = [runs(*axis) for axis in zip(index, layout.shape, layout.chunk_shape, strict=True)]
     shape = tuple(axis[-1].target.stop if axis else 0 for axis in axes)
-    kept = tuple(n for n, one in zip(shape, index, strict=True) if isinstance(one, (slice, np.ndarray)))
+    kept = tuple(n for n, selected in zip(shape, index, strict=True) if isinstance(selected, (slice, np.ndarray)))
     dtype = layout.dtype.newbyteorder("=")
     if not all(shape):
         return xp.empty(kept, dtype)
@@ -106,15 +113,15 @@ def _read_outer(
 
 
 def runs(index: AxisIndex, size: int, chunk: int) -> list[Run]:
-    """Cut what is wanted along one axis into runs: one for a slice without a step, else one for each chunk in turn."""
+    """Cut an index of one axis into runs: one for a slice without a step, otherwise one for each chunk in turn."""
     inside = None
     if isinstance(index, slice):
-        wanted = range(*index.indices(size))
-        if not wanted:
+        voxels = range(*index.indices(size))
+        if not voxels:
             return []
-        if wanted.step == 1:
-            return [Run(wanted.start, wanted.stop, slice(None), slice(0, len(wanted)))]
-        indices, inside = np.arange(wanted.start, wanted.stop, wanted.step), slice(None, None, wanted.step)
+        if voxels.step == 1:
+            return [Run(voxels.start, voxels.stop, slice(None), slice(0, len(voxels)))]
+        indices, inside = np.arange(voxels.start, voxels.stop, voxels.step), slice(None, None, voxels.step)
     else:
         indices = np.atleast_1d(np.asarray(index, np.int64))
         outside = indices[(indices < -size) | (indices >= size)]
@@ -122,24 +129,24 @@ def runs(index: AxisIndex, size: int, chunk: int) -> list[Run]:
             raise IndexError(f"index {outside[0]} is out of bounds for an axis of {size} voxels")
         indices = np.where(indices < 0, indices + size, indices)
     cuts = [0, *(np.flatnonzero(np.diff(indices // chunk)) + 1).tolist(), len(indices)]
-    made = []
+    result = []
     for begin, end in itertools.pairwise(cuts):
         if begin < end:
             part = indices[begin:end]
             start, stop = int(part.min()), int(part.max()) + 1
             whole = slice(None) if len(part) == 1 else inside
-            made.append(Run(start, stop, part - start if whole is None else whole, slice(begin, end)))
-    return made
+            result.append(Run(start, stop, part - start if whole is None else whole, slice(begin, end)))
+    return result
 
 
-def _batches(boxes: Iterator[tuple[Run, ...]], itemsize: int) -> Iterator[list[tuple[Run, ...]]]:
-    """Bring boxes together that are read by one call."""
-    batch: list[tuple[Run, ...]] = []
+def _batches(boxes: Iterable[Box], itemsize: int) -> Iterator[list[Box]]:
+    """Group boxes into batches, each of which is read by one call."""
+    batch: list[Box] = []
     nbytes = 0
     for box in boxes:
         size = math.prod(run.stop - run.start for run in box) * itemsize
         is_good = nbytes + size > _GOOD_NBYTES and len(batch) >= _GOOD_BOXES
-        if batch and (is_good or nbytes + size > _MOST_NBYTES or len(batch) == _MOST_BOXES):
+        if batch and (is_good or nbytes + size > _MAX_NBYTES or len(batch) == _MAX_BOXES):
             yield batch
             batch, nbytes = [], 0
         batch.append(box)
@@ -148,10 +155,8 @@ def _batches(boxes: Iterator[tuple[Run, ...]], itemsize: int) -> Iterator[list[t
         yield batch
 
 
-def _read(
-    source: Source, layout: ArrayLayout, boxes: list[tuple[Run, ...]], device: int | Literal["cpu"], xp: Any
-) -> Iterator[Any]:
-    """Read boxes, by the reader that this process shares, or what it does not read by zarr-python."""
+def _read(source: Source, layout: ArrayLayout, boxes: list[Box], device: ReadDevice, xp: ModuleType) -> Iterator[Array]:
+    """Read boxes by the process's shared reader, or by zarr-python if the reader does not support the array."""
     regions = [tuple(slice(run.start, run.stop) for run in box) for box in boxes]
     if layout.unsupported is not None:
         array = open_source(source)

@@ -1,8 +1,8 @@
-"""The engine ``"linumpy"`` of xarray: OME-Zarr images and Zarr arrays as datasets, read when their values are wanted.
+"""The engine ``"linumpy"`` of xarray: OME-Zarr images and Zarr arrays as datasets, read when their values are used.
 
-In: what names an image or an array. Out: a dataset with the variable ``image``, in host or device memory once it is
-read; coordinates in µm along axes of space; a tree has one dataset for each resolution level. Nothing is kept open:
-variables hold the path of the array and can be sent to other processes. Errors: those of :func:`linumpy.open_image` and
+In: a source. Out: a dataset with the variable ``image``, in host or device memory once it is read, with coordinates in
+µm along axes of space; or a tree with one dataset for each resolution level. Nothing is kept open: variables hold the
+path of the array and can be sent to other processes. Errors: those of :func:`linumpy.open_image` and
 :func:`linumpy.read_zarr`.
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import xarray
@@ -23,7 +23,8 @@ from linumpy.device import resolve
 from linumpy.errors import StaleLayoutError
 from linumpy.gpu.read.layouts import LAYOUTS
 from linumpy.gpu.read.request import check_elements
-from linumpy.interop.outer import read_outer
+from linumpy.interop.channels import channel_names
+from linumpy.interop.outer import AxisIndex, ReadDevice, read_outer
 from linumpy.io.carried import other_attributes
 from linumpy.io.layout import read_layout
 from linumpy.io.ngff.axes import Spacing
@@ -40,30 +41,26 @@ VARIABLE = "image"
 
 
 class LazyZarrArray(BackendArray):
-    """An array whose regions are read when xarray asks for them; it holds a path, and no open file.
+    """An array whose regions are read when xarray indexes it; it holds a path, and no open file.
 
     Parameters
     ----------
-    source : as for :func:`linumpy.read_zarr`
-        An array.
-    layout : ArrayLayout
-        How it is stored.
-    device : int or "cpu"
-        Number of the CUDA device to read to, or host memory.
+    source, layout, device
+        As for :func:`linumpy.interop.outer.read_outer`.
     """
 
-    def __init__(self, source: Source, layout: ArrayLayout, device: int | Literal["cpu"] = "cpu") -> None:
+    def __init__(self, source: Source, layout: ArrayLayout, device: ReadDevice = "cpu") -> None:
         self.source, self.device = source, device
         self.shape = layout.shape
         self.dtype = layout.dtype.newbyteorder("=")
 
     def __getitem__(self, key: indexing.ExplicitIndexer) -> Any:
-        # These are read as they are: xarray's adapter fails for empty slices of a negative step.
+        # Not by xarray's adapter, which fails for empty slices with a negative step.
         if isinstance(key, (indexing.BasicIndexer, indexing.OuterIndexer)):
             return self._read(key.tuple)
         return indexing.explicit_indexing_adapter(key, self.shape, indexing.IndexingSupport.OUTER, self._read)
 
-    def _read(self, key: tuple[Any, ...]) -> Any:
+    def _read(self, key: tuple[AxisIndex, ...]) -> Any:
         layout = LAYOUTS.get(self.source, 0)
         if (layout.shape, layout.dtype.newbyteorder("=")) != (self.shape, self.dtype):
             raise StaleLayoutError(
@@ -102,9 +99,10 @@ class LinumpyBackend(BackendEntrypoint):
         spacing : sequence of float, or mapping of axis names to float, optional
             Voxel spacing of level 0 in µm, as for :func:`linumpy.open_image`.
         device : int or {"cpu", "cuda", "auto"}
-            Where values are: NumPy arrays in host memory, or CuPy arrays on a CUDA device, the current one or that of a
-            number; ``"auto"`` for a device if there is one. Coordinates are NumPy arrays. Not together with `chunks`,
-            by which xarray makes NumPy arrays: :func:`linumpy.gpu.zarr_to_dask` has blocks on a device.
+            Memory of the values: NumPy arrays in host memory, or CuPy arrays on the current CUDA device or the device
+            of a number; ``"auto"`` for the current CUDA device if there is one. Coordinates are NumPy arrays. A device
+            cannot be combined with `chunks`, for which xarray makes NumPy arrays: :func:`linumpy.gpu.zarr_to_dask`
+            makes blocks on a device.
 
         Raises
         ------
@@ -139,8 +137,9 @@ class LinumpyBackend(BackendEntrypoint):
         filename_or_obj, drop_variables, spacing, device
             As for :meth:`open_dataset`.
         """
-        options: Any = {"drop_variables": drop_variables, "spacing": spacing, "device": device}
-        datasets = self.open_groups_as_dict(filename_or_obj, **options)
+        datasets = self.open_groups_as_dict(
+            filename_or_obj, drop_variables=drop_variables, spacing=spacing, device=device
+        )
         return xarray.DataTree.from_dict(datasets)
 
     def open_groups_as_dict(  # type: ignore[override]
@@ -153,10 +152,10 @@ class LinumpyBackend(BackendEntrypoint):
     ) -> dict[str, xarray.Dataset]:
         """Open all levels of an image by their paths in the tree; see :meth:`open_datatree`."""
         image = open_image(_expanded(filename_or_obj), spacing=spacing)
-        where = _device(device)
+        target = _device(device)
         datasets = {"/": xarray.Dataset(attrs=other_attributes(image.group))}
         for level in range(len(image.levels)):
-            datasets[f"/{level}"] = _without(_level_dataset(image, level, where), drop_variables)
+            datasets[f"/{level}"] = _without(_level_dataset(image, level, target), drop_variables)
         return datasets
 
 
@@ -170,18 +169,21 @@ def _without(dataset: xarray.Dataset, names: str | Iterable[str] | None) -> xarr
     return dataset.drop_vars(dropped, errors="ignore")
 
 
-def _level_dataset(image: OmeZarrImage, level: int, device: int | Literal["cpu"]) -> xarray.Dataset:
+def _level_dataset(image: OmeZarrImage, level: int, device: ReadDevice) -> xarray.Dataset:
     """Make the dataset of one resolution level."""
     array, names = image.levels[level], tuple(axis.name for axis in image.axes)
     multiscale = ome_attributes(image.group)["multiscales"][0]
     title = multiscale.get("name")
     variable = _variable(array, names, {"long_name": title} if isinstance(title, str) and title else {}, device)
-    coordinates = {name: one for axis, name in enumerate(names) if (one := _coordinate(image, level, axis)) is not None}
+    coordinates = {}
+    for axis, name in enumerate(names):
+        if (coordinate := _coordinate(image, level, axis)) is not None:
+            coordinates[name] = coordinate
     return xarray.Dataset({VARIABLE: variable}, coords=coordinates, attrs=other_attributes(image.group))
 
 
 def _coordinate(image: OmeZarrImage, level: int, number: int) -> xarray.Variable | None:
-    """Return the coordinate along one axis; None for channels without names and for other kinds of axes."""
+    """Return the coordinates along one axis; None for channels without names and for other kinds of axes."""
     axis, size = image.axes[number], image.levels[level].shape[number]
     steps = np.arange(size, dtype=np.float64)
     if axis.type == "space":
@@ -192,21 +194,13 @@ def _coordinate(image: OmeZarrImage, level: int, number: int) -> xarray.Variable
         values = image.translation[level][number] + image.scale[level][number] * steps
         return xarray.Variable(axis.name, values, {"units": axis.unit} if isinstance(axis.unit, str) else {})
     if axis.type == "channel" or (axis.type is None and axis.name.lower() == "c"):
-        names = _channel_names(image)
+        names = channel_names(ome_attributes(image.group).get("omero"))
         return xarray.Variable(axis.name, np.array(names)) if len(names) == size else None
     return None
 
 
-def _channel_names(image: OmeZarrImage) -> list[str]:
-    """Return the names of the channels in omero's metadata; none where one of them is missing."""
-    omero = ome_attributes(image.group).get("omero")
-    channels = omero.get("channels") if isinstance(omero, Mapping) else None
-    names = [one.get("label") for one in channels if isinstance(one, Mapping)] if isinstance(channels, list) else []
-    return [str(name) for name in names] if all(isinstance(name, str) for name in names) else []
-
-
 def _dimensions(array: zarr.Array) -> tuple[str, ...]:
-    """Name the axes of a single array: as its metadata does, where all have a name of their own, or else by number."""
+    """Name the axes of a single array: as its metadata do, if all have names of their own, or else by number."""
     named = getattr(array.metadata, "dimension_names", None) or array.attrs.get("_ARRAY_DIMENSIONS")
     names = tuple(named) if isinstance(named, (list, tuple)) else ()
     if len(names) == array.ndim == len(set(names)) and all(isinstance(name, str) and name for name in names):
@@ -214,16 +208,16 @@ def _dimensions(array: zarr.Array) -> tuple[str, ...]:
     return tuple(f"dim_{number}" for number in range(array.ndim))
 
 
-def _device(device: int | str) -> int | Literal["cpu"]:
-    """Choose the device that an open option names."""
-    where = resolve(device) if isinstance(device, str) else resolve("cuda", device)
-    return "cpu" if where.index is None else where.index
+def _device(device: int | str) -> ReadDevice:
+    """Return the device that an option names."""
+    resolved = resolve(device) if isinstance(device, str) else resolve("cuda", device)
+    return "cpu" if resolved.index is None else resolved.index
 
 
 def _variable(
-    array: zarr.Array, dimensions: tuple[str, ...], attributes: Mapping[str, Any], device: int | Literal["cpu"]
+    array: zarr.Array, dimensions: tuple[str, ...], attributes: Mapping[str, object], device: ReadDevice
 ) -> xarray.Variable:
-    """Make the variable of an array; with ``chunks={}`` its blocks are whole stored objects, chunks or shards."""
+    """Make the variable of an array; with ``chunks={}`` its blocks are whole stored objects: chunks or shards."""
     layout = read_layout(array)
     check_elements(layout)
     if layout.unsupported is not None:

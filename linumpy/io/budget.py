@@ -1,8 +1,8 @@
 """What all reads of this process may use at the same time: open files, host memory, decoding threads.
 
-In: the least that a read needs and the most that it can use. Out: its :class:`Share`, held for the time of a ``with``
-block. A read waits, in the order of asking, while others hold too much. A nested read of the same thread does not wait
-and gets its least; so does a read while no other holds anything, even beyond the total. No errors are raised.
+In: the minimum that a read needs and the maximum that it can use. Out: its :class:`Share`, held during a ``with``
+block. Reads wait in order of arrival while others hold too much. A nested read of the same thread does not wait and
+gets its minimum. A read that runs alone gets at least its minimum, even beyond the total. No errors are raised.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from dataclasses import dataclass, fields
 
 #: Descriptors reserved for everything else in the process.
 _SPARE_FILES = 64
-#: Where the process has no limit of open files.
+#: Limit of open files if the process has none.
 _MANY_FILES = 2**20
-#: Part of the machine's memory that buffers of reads may take, most of it pinned.
-_MEMORY_PART = 4
-#: Decoding threads for each core. One read takes at most one for each core, so that a second can run beside it.
+#: Buffers of reads may take one part in so many of the machine's memory; most of it is pinned.
+_MEMORY_DIVISOR = 4
+#: Decoding threads for each core. One read takes at most one for each core, so that a second read can run beside it.
 _THREADS_PER_CORE = 2
 
 
@@ -45,12 +45,12 @@ class Share:
     threads: int = 0
 
     def covers(self, other: Share) -> bool:
-        """Say whether there is enough of everything that `other` asks for."""
-        return all(own >= asked for own, asked in zip(self._values(), other._values(), strict=True) if asked)
+        """Say whether this share has enough of everything in `other`."""
+        return all(own >= needed for own, needed in zip(self._values(), other._values(), strict=True) if needed)
 
-    def part(self, least: Share, most: Share) -> Share:
+    def part(self, minimum: Share, maximum: Share) -> Share:
         """Return half of this share, within bounds: the other half lets the next reads run beside this one."""
-        bounds = zip(self._values(), least._values(), most._values(), strict=True)
+        bounds = zip(self._values(), minimum._values(), maximum._values(), strict=True)
         return Share(*(min(high, max(low, free // 2)) for free, low, high in bounds))
 
     def _values(self) -> tuple[int, ...]:
@@ -81,32 +81,32 @@ class Budget:
         self._changed = threading.Condition()
         self._held: dict[object, Share] = {}
         self._queue: deque[object] = deque()
-        self._mine = threading.local()
+        self._local = threading.local()
         self._others = 0
 
     @contextmanager
-    def take(self, least: Share, most: Share) -> Iterator[Share]:
-        """Hold a share, which is at least `least` and at most `most`, for the time of a block."""
-        ticket, thread = object(), self._mine
-        outside = getattr(thread, "depth", 0)
-        thread.depth = outside + 1
+    def take(self, minimum: Share, maximum: Share) -> Iterator[Share]:
+        """Hold a share between `minimum` and `maximum` during a block."""
+        ticket, thread = object(), self._local
+        depth = getattr(thread, "depth", 0)
+        thread.depth = depth + 1
         try:
-            yield self._admit(ticket, least, least if outside else most, waits=not outside)
+            yield self._admit(ticket, minimum, minimum if depth else maximum, waits=not depth)
         finally:
-            thread.depth = outside
-            self._let_go(ticket)
+            thread.depth = depth
+            self._release(ticket)
 
-    def _admit(self, ticket: object, least: Share, most: Share, *, waits: bool) -> Share:
+    def _admit(self, ticket: object, minimum: Share, maximum: Share, *, waits: bool) -> Share:
         with self._changed:
             self._queue.append(ticket)
-            while waits and (self._queue[0] is not ticket or (self._held and not self._free().covers(least))):
+            while waits and (self._queue[0] is not ticket or (self._held and not self._free().covers(minimum))):
                 self._changed.wait()
-            self._held[ticket] = share = self._free().part(least, most)
+            self._held[ticket] = share = self._free().part(minimum, maximum)
             self._queue.remove(ticket)
-            self._changed.notify_all()  # the next in the queue may go beside this one
+            self._changed.notify_all()  # the next in the queue may run beside this one
             return share
 
-    def _let_go(self, ticket: object) -> None:
+    def _release(self, ticket: object) -> None:
         with self._changed:
             self._held.pop(ticket, None)
             if ticket in self._queue:  # interrupted while it waited
@@ -116,8 +116,8 @@ class Budget:
     def _free(self) -> Share:
         total, shares = self._total(), self._held.values()
         held = Share(*map(sum, zip(*(share._values() for share in shares), strict=True)))
-        # Reads open fewer files than they hold at most. So the descriptors of everything else are counted while there
-        # are no reads, and raised when more are open than reads may hold.
+        # Reads may have fewer files open than they hold. So the descriptors of everything else are counted while there
+        # are no reads; during reads that count only rises, when more files are open than the reads hold.
         opened = self._open_files()
         self._others = max(self._others, opened - held.descriptors) if self._held else opened
         return Share(
@@ -137,7 +137,7 @@ def _open_files() -> int:
 def _process_total() -> Share:
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     files = _MANY_FILES if files == resource.RLIM_INFINITY else files
-    return Share(files - _SPARE_FILES, _memory() // _MEMORY_PART, _THREADS_PER_CORE * len(os.sched_getaffinity(0)))
+    return Share(files - _SPARE_FILES, _memory() // _MEMORY_DIVISOR, _THREADS_PER_CORE * len(os.sched_getaffinity(0)))
 
 
 @functools.cache

@@ -1,7 +1,7 @@
-"""Metadata of an image that are copied to an image made from it: all but its spatial grid.
+"""Metadata that an image made from another one keeps: all except the spatial grid.
 
-In: volumes of an OME-Zarr image. Out: :class:`Carried`, which also lists what cannot be copied; linumpy's commands log
-that list once. Errors: none, since unknown metadata are not copied.
+In: volumes of an OME-Zarr image. Out: :class:`Carried`, which also lists the metadata that cannot be kept; linumpy's
+commands log that list once. Errors: none, since unknown metadata are not copied.
 
 Formats: https://ngff.openmicroscopy.org/0.4/ and https://ngff.openmicroscopy.org/0.5/, sections "multiscales", "omero"
 and "labels".
@@ -22,8 +22,9 @@ from zarr.storage import LocalStore
 from linumpy.io.codecs import encoding_like
 from linumpy.io.ngff.axes import MICROMETERS
 from linumpy.io.ngff.collection import ome_attributes
-from linumpy.io.ngff.coordinate_systems import Systems, referred, stored_paths, systems_of
+from linumpy.io.ngff.coordinate_systems import Multiscale, Systems, Transformation, referred, stored_paths, systems_of
 from linumpy.io.ome import OmeZarrImage
+from linumpy.io.paths import is_zarr_folder
 from linumpy.io.volume import Chosen, Volumes
 
 log = logging.getLogger(__name__)
@@ -31,8 +32,8 @@ log = logging.getLogger(__name__)
 #: Attributes of a group that NGFF defines, at the top (0.4) or below ``ome`` (0.5), and linumpy's own.
 _NGFF = ("version", "multiscales", "omero", "image-label", "labels", "plate", "well", "bioformats2raw.layout", "series")
 _OWN = ("ome", "linumpy", *_NGFF)
-#: Keys of a multiscale image that are written for each new image.
-_ANEW = ("version", "name", "axes", "datasets", "coordinateSystems", "coordinateTransformations", "type")
+#: Keys of a multiscale image that every new image gets from its writer.
+_REWRITTEN = ("version", "name", "axes", "datasets", "coordinateSystems", "coordinateTransformations", "type")
 
 
 @dataclass(frozen=True)
@@ -42,9 +43,9 @@ class LeadingAxis:
     Attributes
     ----------
     scale, translation : float
-        Step and position of the first entry, in the unit.
+        Step, and position of the first entry, in the unit.
     unit : str or None
-        As the metadata spells it.
+        As the metadata spell it.
     """
 
     scale: float = 1.0
@@ -65,43 +66,43 @@ class Carried:
     units : mapping of str to str
         Unit of length of each axis of space, by its name; axes without a known unit are written in µm.
     orientations : mapping of str to mapping
-        Anatomical orientation (RFC-4) of the axes of space that have one, by name.
+        Anatomical orientations (RFC-4) of axes of space, by name.
     leading : mapping of str to LeadingAxis
-        The kept ones of ``"t"`` and ``"c"``.
+        The kept axes among ``"t"`` and ``"c"``.
     omero : mapping or None
         Names and display settings of the kept channels.
     image_label : mapping or None
-        Colors and properties of labels, where the source is a label image.
+        Colors and properties of labels, if the source is a label image.
     attributes : mapping
         Attributes of the group that neither NGFF nor linumpy defines.
     labels : tuple of str
         Names of the label images inside the source.
     systems : Systems or None
-        Coordinate systems (NGFF 0.6), to which the transformations of the image lead.
+        Coordinate systems (NGFF 0.6) to which the transformations of the image lead.
     own : mapping
         linumpy's own metadata, without the origin of a resampled image.
     codec : str or None
-        Name of the codec most like that of the chunks; None for codecs without a name.
+        Name of the codec most similar to the codecs of the chunks; None if no name is similar.
     dropped : tuple of str
-        Descriptions of everything that is not copied.
+        Descriptions of all metadata that are not copied.
     """
 
     name: str | None = None
     ngff_version: str = "0.5"
     units: Mapping[str, str] = field(default_factory=dict)
-    orientations: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    orientations: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     leading: Mapping[str, LeadingAxis] = field(default_factory=dict)
-    omero: Mapping[str, Any] | None = None
-    image_label: Mapping[str, Any] | None = None
-    attributes: Mapping[str, Any] = field(default_factory=dict)
+    omero: Mapping[str, object] | None = None
+    image_label: Mapping[str, object] | None = None
+    attributes: Mapping[str, object] = field(default_factory=dict)
     labels: tuple[str, ...] = ()
     systems: Systems | None = None
-    own: Mapping[str, Any] = field(default_factory=dict)
+    own: Mapping[str, object] = field(default_factory=dict)
     codec: str | None = None
     dropped: tuple[str, ...] = ()
 
     def without(self, *parts: str) -> Carried:
-        """Drop orientations, omero, image_label, labels, systems, attributes or own, and list those present."""
+        """Drop orientations, omero, image_label, labels, systems, attributes or own, and list them if present."""
         present = [part for part in parts if getattr(self, part)]
         words = tuple(word for part in present if (word := _describe(part, getattr(self, part))))
         empty = Carried()
@@ -116,7 +117,7 @@ class Carried:
         return replace(self, omero={**self.omero, "rdefs": kept}, dropped=(*self.dropped, "omero's defaultZ"))
 
     def shared_with(self, others: Sequence[Carried]) -> Carried:
-        """Keep of omero and attributes what is equal in all of several sources."""
+        """Merge the metadata of several sources: omero, orientations and attributes stay if all sources agree."""
         attributes = {
             key: value
             for key, value in self.attributes.items()
@@ -139,7 +140,7 @@ class Carried:
         )  # fmt: skip
 
     def log_dropped(self, source: object, target: object) -> None:
-        """Log once what is not copied from the source to the new image."""
+        """Log which metadata are not copied from the source to the new image."""
         if self.dropped:
             log.warning("%s: not carried over from %s: %s", target, source, "; ".join(self.dropped))
 
@@ -181,7 +182,7 @@ def carried_from(volumes: Volumes) -> Carried:
                 if number != image.multiscale
             ),
             *lost,
-            *(f"{key!r} of the multiscale image" for key in multiscale if key not in _ANEW),
+            *(f"{key!r} of the multiscale image" for key in multiscale if key not in _REWRITTEN),
             *(f"{key!r} of NGFF" for key in ome if key in ("plate", "well")),
             *(f"{key!r} below 'ome'" for key in ome if "ome" in everything and key not in _NGFF),
             *_single_entries(chosen),
@@ -191,20 +192,20 @@ def carried_from(volumes: Volumes) -> Carried:
     )
 
 
-def _systems(chosen: Chosen, multiscale: Mapping[str, Any]) -> tuple[Systems | None, list[str]]:
-    """Return the coordinate systems that a new image on the same axes keeps, and what it does not keep."""
+def _systems(chosen: Chosen, multiscale: Multiscale) -> tuple[Systems | None, list[str]]:
+    """Return the coordinate systems that a new image on the same axes keeps, and descriptions of the others."""
     image = chosen.image
-    found = systems_of(multiscale, image.name)
-    if found is None:
+    systems = systems_of(multiscale, image.name)
+    if systems is None:
         return None, []
     if len(image.axes) != len(chosen.leading) + len(image.spatial_axes):  # transformations need all axes
-        kept: list[Mapping[str, Any]] = []
-    else:  # paths lead from the group of the source
-        kept = [one for one in found.transformations if not stored_paths(one)]
-    named = [referred(one.get("output")) for one in kept]
-    others = tuple(system for system in found.others if system["name"] in named)
-    lost = [f"the coordinate system {one['name']!r}" for one in found.others if one not in others]
-    return Systems(found.intrinsic, others, tuple(kept)), lost
+        kept: list[Transformation] = []
+    else:  # paths of stored arrays are relative to the group of the source
+        kept = [transformation for transformation in systems.transformations if not stored_paths(transformation)]
+    named = [referred(transformation.get("output")) for transformation in kept]
+    others = tuple(system for system in systems.others if system["name"] in named)
+    lost = [f"the coordinate system {system['name']!r}" for system in systems.others if system not in others]
+    return Systems(systems.intrinsic, others, tuple(kept)), lost
 
 
 def other_attributes(group: zarr.Group) -> dict[str, Any]:
@@ -212,7 +213,7 @@ def other_attributes(group: zarr.Group) -> dict[str, Any]:
     return {key: value for key, value in group.attrs.asdict().items() if key not in _OWN}
 
 
-def _text(value: Any) -> str | None:
+def _text(value: object) -> str | None:
     return value if isinstance(value, str) else None
 
 
@@ -220,8 +221,8 @@ def _attributes(array: zarr.Array) -> list[str]:
     return [key for key in array.attrs if key != "_ARRAY_DIMENSIONS"]
 
 
-def _omero(omero: Mapping[str, Any], chosen: Chosen) -> Mapping[str, Any]:
-    """Select omero's settings of the kept channels."""
+def _omero(omero: Mapping[str, object], chosen: Chosen) -> Mapping[str, object]:
+    """Select omero's settings for the kept channels."""
     kept, channels, rdefs = dict(omero), omero.get("channels"), omero.get("rdefs")
     if chosen.channel is not None and isinstance(channels, list):
         kept["channels"] = channels[chosen.channel : chosen.channel + 1]
@@ -231,7 +232,7 @@ def _omero(omero: Mapping[str, Any], chosen: Chosen) -> Mapping[str, Any]:
 
 
 def _single_entries(chosen: Chosen) -> Iterator[str]:
-    """Describe the axes of which one entry is selected and that have a coordinate for it."""
+    """Describe the dropped axes, with one selected entry, that have a coordinate for it."""
     image, level = chosen.image, chosen.level
     kept = {*image.spatial_axes, *chosen.leading.values()}
     for number, axis in enumerate(image.axes):
@@ -252,19 +253,18 @@ def _label_names(group: zarr.Group) -> tuple[str, ...]:
 
 
 def _other_groups(image: OmeZarrImage, labels: tuple[str, ...]) -> list[str]:
-    """Name the groups and arrays of a local image that are neither a resolution of it nor its labels."""
+    """List the groups and arrays of a local image that are neither its resolutions nor its labels."""
     store = image.group.store
     if not isinstance(store, LocalStore):
         return []
     prefix = image.group.path
     members = {level.path.removeprefix(prefix).strip("/").split("/")[0] for level in image.levels}
     members |= {"labels"} if labels else set()
-    files = ("zarr.json", ".zgroup", ".zarray")
     with suppress(OSError):  # needed for a log line only
         folders = sorted(
             folder for folder in (Path(store.root) / prefix).iterdir() if folder.is_dir() and folder.name not in members
         )
-        return [folder.name for folder in folders if any((folder / name).is_file() for name in files)]
+        return [folder.name for folder in folders if is_zarr_folder(folder)]
     return []
 
 
@@ -274,7 +274,7 @@ def _describe(part: str, value: Any) -> str:
     if part in ("attributes", "own"):
         return ("the attributes " if part == "attributes" else "linumpy's ") + ", ".join(map(repr, value))
     if part == "systems":
-        return "; ".join(f"the coordinate system {one['name']!r}" for one in (value.others if value else ()))
+        return "; ".join(f"the coordinate system {system['name']!r}" for system in (value.others if value else ()))
     if part == "orientations":
         return f"the orientations of the axes {', '.join(value)}"
     return {"omero": "omero (names, colours and windows of channels)", "image_label": "'image-label' of NGFF"}[part]

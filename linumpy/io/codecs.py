@@ -1,8 +1,8 @@
 """Encodings of chunks ↔ codecs of zarr-python.
 
 In: an :class:`~linumpy.plan.encoding.Encoding`, or an array. Out: the codecs to make an array with; the encoding of an
-array, or the one most like it; a function that encodes a chunk on the host. Errors: ``ValueError`` for what a zarr
-format does not store.
+array, or the most similar one; a function that encodes a chunk on the host. Errors: ``ValueError`` for an encoding that
+a zarr format cannot store.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from typing import Any
 import numcodecs
 import numpy as np
 import zarr
+from numcodecs.abc import Codec
+from zarr.abc.codec import BytesBytesCodec
 from zarr.codecs import BloscCodec, Crc32cCodec, GzipCodec, ZstdCodec
 
 from linumpy.plan.codecs import CHECKSUM_NBYTES
@@ -24,13 +26,13 @@ _SHUFFLES_V2 = {"none": 0, "byte": 1, "bit": 2}
 _SHUFFLES_V3 = {"none": "noshuffle", "byte": "shuffle", "bit": "bitshuffle"}
 
 
-def zarr_codecs(encoding: Encoding, zarr_format: int) -> Any:
+def zarr_codecs(encoding: Encoding, zarr_format: int) -> Codec | list[BytesBytesCodec] | None:
     """Return the codecs to make an array with, as zarr's parameter `compressors` takes them; None for raw chunks.
 
     Raises
     ------
     ValueError
-        A checksum in zarr v2, which has no place for one.
+        A checksum in zarr v2, which has none.
     """
     if zarr_format == 2:
         if encoding.checksum:
@@ -39,13 +41,13 @@ def zarr_codecs(encoding: Encoding, zarr_format: int) -> Any:
                 "ngff_version='0.5'"
             )
         return _numcodec(encoding)
-    codecs: list[Any] = [Crc32cCodec()] if encoding.checksum else []
+    codecs: list[BytesBytesCodec] = [Crc32cCodec()] if encoding.checksum else []
     if encoding.compressor:
         codecs.insert(0, _codec(encoding))
     return codecs or None
 
 
-def _codec(encoding: Encoding) -> Any:
+def _codec(encoding: Encoding) -> BytesBytesCodec:
     """Return the codec of zarr v3."""
     if encoding.compressor == "zstd":
         return ZstdCodec(level=encoding.level)
@@ -56,17 +58,17 @@ def _codec(encoding: Encoding) -> Any:
             cname=encoding.inner, clevel=encoding.level, shuffle=_SHUFFLES_V3[encoding.shuffle],  # type: ignore[arg-type]
             typesize=encoding.itemsize,
         )  # fmt: skip
-    with warnings.catch_warnings():  # not in the specification, which docs/formats.md says
+    with warnings.catch_warnings():  # zarr warns: lz4 is not in the specification, as docs/formats.md says
         warnings.simplefilter("ignore")
         try:
-            wrapped: Any = importlib.import_module("zarr.codecs.numcodecs")
-        except ImportError:  # of older versions
-            wrapped = importlib.import_module("numcodecs.zarr3")
-        return wrapped.LZ4(acceleration=encoding.level)
+            module: Any = importlib.import_module("zarr.codecs.numcodecs")
+        except ImportError:  # older versions
+            module = importlib.import_module("numcodecs.zarr3")
+        return module.LZ4(acceleration=encoding.level)
 
 
-def _numcodec(encoding: Encoding) -> Any:
-    """Return the codec of zarr v2, whose bytes are those of the one of v3; None for raw chunks."""
+def _numcodec(encoding: Encoding) -> Codec | None:
+    """Return the codec of zarr v2, which stores the same bytes as the codec of v3; None for raw chunks."""
     if encoding.compressor == "zstd":
         return numcodecs.Zstd(level=encoding.level)
     if encoding.compressor == "gzip":
@@ -78,53 +80,53 @@ def _numcodec(encoding: Encoding) -> Any:
     return None
 
 
-def codec_settings(array: zarr.Array) -> list[dict[str, Any]] | None:
-    """Return name and settings of the codecs of bytes of an array; None where filters change its voxels before."""
+def codec_settings(array: zarr.Array) -> list[dict[str, object]] | None:
+    """Return name and settings of the bytes-to-bytes codecs of an array; None if it has filters before them."""
     if array.filters:
         return None
-    found = []
+    codecs = []
     for codec in array.compressors:
-        if isinstance(codec, numcodecs.abc.Codec):
+        if isinstance(codec, Codec):
             settings = dict(codec.get_config())
             settings["name"] = settings.pop("id")
         else:
             document: Any = codec.to_dict()  # type: ignore[union-attr]
             configuration = document.get("configuration")
             settings = {**(configuration if isinstance(configuration, Mapping) else {}), "name": document["name"]}
-        found.append(settings)
-    return found
+        codecs.append(settings)
+    return codecs
 
 
 def encoding_like(array: zarr.Array) -> Encoding | None:
-    """Return the encoding most like the codecs of an array; None if there is none."""
+    """Return the encoding most similar to the codecs of an array; None if none has their compressor."""
     settings = codec_settings(array)
     return None if settings is None else nearest_encoding(settings, array.dtype.itemsize)
 
 
 def encoding_of(array: zarr.Array) -> Encoding | None:
-    """Return the encoding of an array; None where its codecs are not those that a name stands for."""
-    found = encoding_like(array)
-    if found is None:
+    """Return the encoding of an array; None if no encoding gives exactly its codecs."""
+    encoding = encoding_like(array)
+    if encoding is None:
         return None
     try:
-        wanted = zarr_codecs(found, array.metadata.zarr_format)
+        codecs = zarr_codecs(encoding, array.metadata.zarr_format)
     except ValueError:
         return None
-    made = () if wanted is None else tuple(wanted) if isinstance(wanted, list) else (wanted,)
-    return found if made == tuple(array.compressors) else None
+    expected = () if codecs is None else tuple(codecs) if isinstance(codecs, list) else (codecs,)
+    return encoding if expected == tuple(array.compressors) else None
 
 
 def host_encoder(encoding: Encoding) -> Callable[[np.ndarray], bytes | np.ndarray]:
-    """Return a function of a contiguous chunk to its stored bytes, less the checksum; for several threads."""
+    """Return a thread-safe function from a contiguous chunk to its stored bytes without the checksum."""
     codec = _numcodec(encoding)
-    return _raw if codec is None else codec.encode  # type: ignore[no-any-return]
+    return _raw if codec is None else codec.encode
 
 
 def _raw(chunk: np.ndarray) -> np.ndarray:
     return chunk.reshape(-1).view(np.uint8)
 
 
-def checksum(data: Any) -> bytes:
+def checksum(data: bytes | memoryview | np.ndarray) -> bytes:
     """Return the CRC-32C of bytes, as zarr's codec stores it."""
     crc = Checksum()
     crc.add(data)
@@ -132,17 +134,17 @@ def checksum(data: Any) -> bytes:
 
 
 class Checksum:
-    """The CRC-32C of bytes that come in parts."""
+    """The CRC-32C of bytes that arrive in parts."""
 
     def __init__(self) -> None:
         self._value = 0
 
-    def add(self, data: Any) -> None:
-        """Add bytes behind those before."""
-        import google_crc32c  # of zarr-python
+    def add(self, data: bytes | memoryview | np.ndarray) -> None:
+        """Append bytes."""
+        import google_crc32c  # a dependency of zarr-python
 
         self._value = google_crc32c.extend(self._value, np.frombuffer(data, np.uint8))
 
     def stored(self) -> bytes:
-        """Return it as zarr's codec stores it."""
+        """Return the checksum as zarr's codec stores it."""
         return self._value.to_bytes(CHECKSUM_NBYTES, "little")

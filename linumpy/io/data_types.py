@@ -1,15 +1,15 @@
-"""Data types of zarr v3 that neither NumPy nor zarr-python has: bfloat16, floats and integers of 8 and fewer bits.
+"""Data types of zarr v3 that neither NumPy nor zarr-python has: bfloat16, and floats and integers of up to 8 bits.
 
-In: a metadata document. Out: zarr-python's metadata, with a data type whose elements are those of the package
-ml_dtypes, one byte each (bfloat16: two), as tensorstore and zarrs store them. Nothing is registered: zarr-python itself
-knows these types no more than before. Errors: :class:`~linumpy.errors.SourceError` where ml_dtypes is not installed.
+In: a metadata document. Out: zarr-python's metadata, with a data type of the package ml_dtypes, one byte for each
+element (bfloat16: two), as tensorstore and zarrs store them. Nothing is registered with zarr-python, which still
+refuses these types. Errors: :class:`~linumpy.errors.SourceError` if ml_dtypes is not installed.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -34,7 +34,7 @@ class SmallType(ZDType[Any, Any], HasItemSize):
 
     name: str = "bfloat16"
 
-    def to_native_dtype(self) -> Any:
+    def to_native_dtype(self) -> np.dtype:
         """Return NumPy's dtype."""
         import ml_dtypes
 
@@ -46,7 +46,7 @@ class SmallType(ZDType[Any, Any], HasItemSize):
         return int(self.to_native_dtype().itemsize)
 
     @classmethod
-    def from_native_dtype(cls, dtype: Any) -> Self:
+    def from_native_dtype(cls, dtype: np.dtype) -> Self:
         """Return the data type of a dtype."""
         return cls(dtype.name)
 
@@ -86,13 +86,13 @@ class SmallType(ZDType[Any, Any], HasItemSize):
 
 
 def small_type_of(document: Mapping[str, Any]) -> str | None:
-    """Return the name of the data type of a document of zarr v3 if it is one of these."""
+    """Return the data type of a document of zarr v3 if it is one of :data:`NAMES`, or else None."""
     data_type = document.get("data_type")
     return data_type if isinstance(data_type, str) and data_type in NAMES else None
 
 
 def metadata_of(document: Mapping[str, Any], data_type: str, name: str) -> ArrayV3Metadata:
-    """Parse the metadata of an array of one of these types; `name` is the array's, for errors."""
+    """Parse the metadata of an array with one of these data types; `name` is the array's name, for errors."""
     try:
         import ml_dtypes  # noqa: F401
     except ImportError as error:
@@ -107,7 +107,7 @@ def metadata_of(document: Mapping[str, Any], data_type: str, name: str) -> Array
     return dataclasses.replace(metadata, data_type=small, fill_value=fill)
 
 
-def _chain(codecs: Any) -> Any:
+def _chain(codecs: Sequence[Any]) -> Sequence[Any]:
     """Return the codecs of an (inner) chunk, without those of a shard's index."""
     for codec in codecs:
         if isinstance(codec, Mapping) and codec.get("name") == "sharding_indexed":

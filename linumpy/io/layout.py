@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import zarr
+from numcodecs.abc import Codec
 from zarr.storage import LocalStore
 
 from linumpy.arrays import bits_of
@@ -23,22 +24,23 @@ from linumpy.io.metadata import chunk_nbytes, element_size
 from linumpy.io.paths import absolute
 from linumpy.io.stores.remote import remote_array
 from linumpy.io.stores.zips import ArchiveStore, entries_of
-from linumpy.plan.codecs import HOST_FILTERS, DecodeChain, read_array_filter, read_chain
+from linumpy.plan.codecs import HOST_FILTERS, CodecSettings, DecodeChain, read_array_filter, read_chain
 from linumpy.plan.layout import MAX_RANK, ArrayLayout, ChunkKeys, ShardLayout
 
-# bool, integers, floats and complex numbers of these sizes; others have no CUDA type of their own.
+#: bool, integers, floats and complex numbers that CUDA has types for.
 _SUPPORTED_DTYPES = frozenset(["b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16"])
-
-
-#: Shapes of the chunks of one array: each has kernels' launches of its own.
+#: Maximum number of chunk shapes in one array: each shape needs its own kernel launches.
 MAX_SHAPES = 64
-
-# Those of array elements; zarr v3 has them before codec 'bytes'.
+#: Filters of array elements, which zarr v3 applies before codec 'bytes'.
 _ARRAY_FILTERS = frozenset(f"numcodecs.{name}" for name in HOST_FILTERS)
-# Array codecs that only zarr-python decodes; the rest of their chain is one that is known here.
+#: Array codecs that only zarr-python decodes; linumpy parses the codecs after them.
 _BY_ZARR = ("scale_offset", "cast_value")
-# Filters that change voxels when they are written, and nothing when they are read: of floats, in front of all others.
+#: Filters of floats that only encode: reading skips them if they come before all others.
 _READ_AS_STORED = ("bitround", "numcodecs.bitround")
+
+
+_Document = Mapping[str, Any]
+"""A part of zarr's JSON metadata."""
 
 
 @dataclass(frozen=True)
@@ -62,18 +64,18 @@ def read_layout(array: zarr.Array) -> ArrayLayout:
     Returns
     -------
     ArrayLayout
-        With ``unsupported`` set where zarr-python must read the array.
+        With ``unsupported`` set if zarr-python must read the array.
 
     Raises
     ------
     MetadataError
-        An impossible shape or chunk: an empty chunk, or more bytes in one than 64 bits count.
+        An impossible shape or chunk: an empty chunk, or a chunk of more bytes than 64 bits can count.
     """
-    document: Mapping[str, Any] = array.metadata.to_dict()
+    document: _Document = array.metadata.to_dict()
     return _layout_v2(array, document) if array.metadata.zarr_format == 2 else _layout_v3(array, document)
 
 
-def _layout_v2(array: zarr.Array, document: Mapping[str, Any]) -> ArrayLayout:
+def _layout_v2(array: zarr.Array, document: _Document) -> ArrayLayout:
     compressor, filters = document.get("compressor"), list(document.get("filters") or ())
     while filters and array.dtype.kind == "f" and _settings(filters[0])["name"] in _READ_AS_STORED:
         del filters[0]
@@ -99,13 +101,13 @@ def _layout_v2(array: zarr.Array, document: Mapping[str, Any]) -> ArrayLayout:
     )
 
 
-def _settings(codec: Any) -> dict[str, Any]:
+def _settings(codec: Codec | _Document) -> dict[str, Any]:
     """Return the name and settings of a numcodecs codec."""
     config = dict(codec if isinstance(codec, Mapping) else codec.get_config())
     return {"name": str(config.pop("id")), **config}
 
 
-def _layout_v3(array: zarr.Array, document: Mapping[str, Any]) -> ArrayLayout:
+def _layout_v3(array: zarr.Array, document: _Document) -> ArrayLayout:
     grid = document["chunk_grid"]
     chain = list(document["codecs"])
     sharded = [codec for codec in chain if codec["name"] == "sharding_indexed"]
@@ -141,9 +143,9 @@ def _layout_v3(array: zarr.Array, document: Mapping[str, Any]) -> ArrayLayout:
 
 
 def _objects(
-    grid: Mapping[str, Any], shape: Sequence[int]
+    grid: _Document, shape: Sequence[int]
 ) -> tuple[tuple[int, ...], tuple[np.ndarray, ...] | None, str | None]:
-    """Read the chunk grid: the (largest) shape of stored objects, lengths of rectilinear ones, why it is not read."""
+    """Read the chunk grid: the (largest) shape of stored objects, lengths of rectilinear ones, why unsupported."""
     configuration = grid["configuration"]
     if grid["name"] == "regular":
         return tuple(int(n) for n in configuration["chunk_shape"]), None, None
@@ -157,17 +159,17 @@ def _objects(
 
 
 def _lengths(spec: int | Sequence[Any], extent: int) -> np.ndarray:
-    """List the lengths of chunks along an axis: one for all, or each, or pairs of a length and how often it comes."""
+    """List the lengths of chunks along an axis, given as one length, or as lengths and pairs (length, repeats)."""
     if isinstance(spec, int):
         return np.full(-(-extent // spec), spec, np.int64)
-    pairs = [(one, 1) if isinstance(one, int) else one for one in spec]
+    pairs = [(entry, 1) if isinstance(entry, int) else entry for entry in spec]
     return np.repeat(*(np.array(column, np.int64) for column in zip(*pairs, strict=True)))
 
 
 def _shard(
-    configuration: Mapping[str, Any], object_shape: Sequence[int], chunk_shape: Sequence[int]
+    configuration: _Document, object_shape: Sequence[int], chunk_shape: Sequence[int]
 ) -> tuple[ShardLayout, str | None]:
-    """Read how the index of a shard is stored; the second result says why it is not supported, or is None."""
+    """Read how the index of a shard is stored; the second result is None, or says why it is not supported."""
     index = list(configuration.get("index_codecs", ()))
     names = [codec["name"] for codec in index]
     supported = names in (["bytes"], ["bytes", "crc32c"])
@@ -180,7 +182,7 @@ def _shard(
     return shard, None if supported else f"shard index encoded by {' + '.join(names)}"
 
 
-def _keys_v3(encoding: Mapping[str, Any]) -> ChunkKeys | None:
+def _keys_v3(encoding: _Document) -> ChunkKeys | None:
     configuration = encoding.get("configuration") or {}
     if encoding["name"] == "default":
         separator = _text(configuration.get("separator", "/"))
@@ -190,10 +192,10 @@ def _keys_v3(encoding: Mapping[str, Any]) -> ChunkKeys | None:
     return None
 
 
-def _read_codecs(chain: Sequence[Mapping[str, Any]], rank: int, dtype: np.dtype, chunk_nbytes: int) -> _Codecs:
+def _read_codecs(chain: Sequence[_Document], rank: int, dtype: np.dtype, chunk_nbytes: int) -> _Codecs:
     """Read the codecs of one chunk in order: transposes, array filters, ``bytes``, codecs of bytes."""
     axes: tuple[int, ...] = tuple(range(rank))
-    filters: list[Mapping[str, Any]] = []
+    filters: list[_Document] = []
     for position, codec in enumerate(chain):
         if codec["name"] == "transpose" and not filters:
             order = tuple(int(axis) for axis in codec["configuration"]["order"])
@@ -203,45 +205,44 @@ def _read_codecs(chain: Sequence[Mapping[str, Any]], rank: int, dtype: np.dtype,
         elif codec["name"] in _ARRAY_FILTERS or codec["name"] in _BY_ZARR:
             filters.append(codec)
         elif codec["name"] == "bytes":
-            return _behind_bytes(axes, filters, _endian(codec), chain[position + 1 :], dtype, chunk_nbytes)
+            return _codecs_after_bytes(axes, filters, _endian(codec), chain[position + 1 :], dtype, chunk_nbytes)
         else:
             return _Codecs(axes, None, f"codec {codec['name']!r}")
     return _Codecs(axes, None, "a codec chain without 'bytes'")
 
 
-def _behind_bytes(
+def _codecs_after_bytes(
     axes: tuple[int, ...],
-    filters: Sequence[Mapping[str, Any]],
+    filters: Sequence[_Document],
     endian: str | None,
-    codecs: Sequence[Mapping[str, Any]],
+    codecs: Sequence[_Document],
     dtype: np.dtype,
     chunk_nbytes: int,
 ) -> _Codecs:
-    """Read the filters before codec 'bytes', which the host undoes, and the codecs after it."""
-    settings: list[Mapping[str, Any]] = []
+    """Read the filters before codec 'bytes', which the host decodes, and the codecs after it."""
+    encoded: list[CodecSettings] = [{**(codec.get("configuration") or {}), "name": codec["name"]} for codec in codecs]
     by_zarr = [str(codec["name"]) for codec in filters if codec["name"] in _BY_ZARR]
     if by_zarr:
-        behind = [{**(codec.get("configuration") or {}), "name": codec["name"]} for codec in codecs]
-        decoding, reason = read_chain(behind, chunk_nbytes)
+        chain, reason = read_chain(encoded, chunk_nbytes)
         name = json.dumps({"id": " + ".join(by_zarr)})
-        return _Codecs(axes, False, reason, replace(decoding or DecodeChain(""), host_filter=name))
+        return _Codecs(axes, False, reason, replace(chain or DecodeChain(""), host_filter=name))
+    settings: list[CodecSettings] = []
     for array_filter in filters:
-        read, reason = read_array_filter(array_filter, dtype, endian)
-        if read is None:
+        filter_settings, reason = read_array_filter(array_filter, dtype, endian)
+        if filter_settings is None:
             return _Codecs(axes, None, reason)
-        settings.append(read)
-    settings += [{**(codec.get("configuration") or {}), "name": codec["name"]} for codec in codecs]
-    decoding, reason = read_chain(settings, chunk_nbytes)
-    # A decoded filter returns this machine's byte order, that of its dtype.
-    return _Codecs(axes, endian == "big" and not filters, reason, decoding)
+        settings.append(filter_settings)
+    chain, reason = read_chain([*settings, *encoded], chunk_nbytes)
+    # A filter decodes to this machine's byte order, the order of its dtype.
+    return _Codecs(axes, endian == "big" and not filters, reason, chain)
 
 
-def _endian(codec: Mapping[str, Any]) -> str | None:
+def _endian(codec: _Document) -> str | None:
     endian = (codec.get("configuration") or {}).get("endian")
     return None if endian is None else _text(endian)
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     """Return a name that zarr keeps as a string or as an enumeration."""
     return str(getattr(value, "value", value))
 
@@ -303,7 +304,7 @@ def _finish(
 
 
 def _native(dtype: np.dtype) -> np.dtype:
-    """Return a dtype in this machine's byte order; strings of any length have none."""
+    """Return a dtype in this machine's byte order; strings of variable length have no byte order."""
     return dtype if isinstance(dtype, np.dtypes.StringDType) else dtype.newbyteorder("=")
 
 
@@ -319,8 +320,8 @@ def _local_root(array: zarr.Array) -> str | None:
     store = array.store
     if isinstance(store, ArchiveStore):
         return f"{store.path}/{array.path}".rstrip("/")
-    # The exact type: a subclass may read its bytes from elsewhere, or change them.
+    # The exact type, since a subclass may read its bytes from elsewhere, or change them.
     if type(store) is not LocalStore:
         return None
-    # Absolute, so that a later change of the working folder does not make chunks look missing.
+    # Absolute: after a change of the working folder, chunks at a relative path would look missing.
     return str(absolute(Path(store.root) / array.path))

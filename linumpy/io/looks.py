@@ -1,4 +1,4 @@
-"""Stamps of metadata files, taken when they were read: what was derived from a file is valid while its stamp is equal.
+"""Stamps of metadata files: data derived from a file stay valid while its stamp does not change.
 
 In: folders of local arrays and groups. Out: :class:`MetadataLook`, which compares the stamps again; the native core
 compares them too, when it plans a batch.
@@ -14,14 +14,14 @@ from linumpy.io.paths import split_archive
 
 @dataclass(frozen=True)
 class MetadataLook:
-    """Stamps of the metadata files of local folders: while they are equal, what was read after them is valid.
+    """Stamps of the metadata files of local folders, taken before the files are read.
 
     Attributes
     ----------
     files : tuple of str
-        Their paths, including those of missing files.
+        Paths of the files, including missing files.
     stamps : tuple
-        Of each file its :func:`stamp`.
+        The :func:`stamp` of each file.
     """
 
     files: tuple[str, ...]
@@ -44,7 +44,7 @@ class MetadataLook:
 def metadata_files(folder: str) -> list[str]:
     """List the files that may hold the metadata of a folder, in the order in which they are read.
 
-    Of a folder inside a ZIP file it is that file.
+    For a folder inside a ZIP file, the only such file is the ZIP file.
     """
     if (split := split_archive(folder)) is not None:
         return [split[0]]
@@ -52,7 +52,7 @@ def metadata_files(folder: str) -> list[str]:
 
 
 def stamp(path: str) -> tuple[int, ...] | None:
-    """Return numbers that differ between a file and one that replaces it; None for a missing file."""
+    """Return numbers that change when a file is changed or replaced; None for a missing file."""
     try:
         return stamp_of(os.stat(path))
     except OSError:
@@ -60,6 +60,6 @@ def stamp(path: str) -> tuple[int, ...] | None:
 
 
 def stamp_of(status: os.stat_result) -> tuple[int, ...]:
-    """Return the :func:`stamp` of a file that was looked at."""
-    # A copy may keep inode and size and set the modification time back; the change time cannot be set.
+    """Return the :func:`stamp` of a file by its status."""
+    # A copy may keep inode and size and set back the modification time; nobody can set the change time.
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns

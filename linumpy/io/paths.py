@@ -1,4 +1,4 @@
-"""Paths of sources and outputs: made absolute, and split where they go through a ZIP file.
+"""Paths of sources and outputs: made absolute, split at a ZIP file, and recognized as Zarr by their files.
 
 In: paths that a caller passes. Out: paths. No errors are raised.
 """
@@ -11,6 +11,8 @@ from pathlib import Path
 
 #: Suffix of OME-Zarr images in ZIP files: https://ngff.openmicroscopy.org/rfc/9/
 OZX = ".ozx"
+#: Metadata files of a Zarr array or group: of format 3, of a group and of an array of format 2.
+ZARR_FILES = ("zarr.json", ".zgroup", ".zarray")
 
 
 def absolute(path: str | Path) -> Path:
@@ -24,9 +26,8 @@ def absolute(path: str | Path) -> Path:
 
 
 def split_archive(path: str | Path) -> tuple[str, str] | None:
-    """Split a path that is a file or goes through one: the file, and the path inside it; None for others."""
-    whole = os.path.join(os.getcwd(), path)
-    above, inside = whole.rstrip("/") or "/", ""
+    """Split a path to, or into, a ZIP file: the path of the file, and the path inside it; None for other paths."""
+    above, inside = os.path.join(os.getcwd(), path).rstrip("/") or "/", ""
     while True:
         try:
             mode = os.stat(above).st_mode
@@ -40,5 +41,10 @@ def split_archive(path: str | Path) -> tuple[str, str] | None:
 
 
 def is_archive(path: Path) -> bool:
-    """Say whether the name of an output is that of an OME-Zarr image in a ZIP file."""
+    """Say whether an output is to be an OME-Zarr image in a ZIP file, by its suffix."""
     return path.suffix.lower() == OZX
+
+
+def is_zarr_folder(path: Path) -> bool:
+    """Say whether a folder is a Zarr array or group."""
+    return any((path / name).is_file() for name in ZARR_FILES)

@@ -1,12 +1,12 @@
-"""Coordinate systems of several images of NGFF 0.6 and the transformations between them, also those of scenes (RFC-5).
+"""Maps between the coordinate systems of several images of NGFF 0.6 (RFC-5), from their metadata and from scenes.
 
 In: two images, or an image and the name of a coordinate system. Out: a map of points
 (:data:`~linumpy.plan.grid.point_map.PointMap`) between their coordinate systems, composed of the fewest
-transformations, each in the direction that can be computed. Errors: :class:`~linumpy.errors.MetadataError` for systems
-that do not exist or that nothing connects.
+transformations, each in a direction that can be computed. Errors: :class:`~linumpy.errors.MetadataError` for systems
+that do not exist or that no transformation connects.
 
-A scene is a group above images, whose metadata have transformations between coordinate systems of these images and of
-its own. Systems of two images are one where a scene says so, or where the caller names a system that both have.
+A scene is a group above images, whose metadata have transformations between coordinate systems of these images and its
+own systems. Systems of two images are the same if the caller names a system that both images have.
 
 Format: https://ngff.openmicroscopy.org/0.6/, sections "scene" and "coordinateTransformations metadata".
 """
@@ -17,7 +17,6 @@ import posixpath
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import zarr
 from zarr.storage import LocalStore
@@ -26,7 +25,7 @@ from linumpy.errors import LinumpyError, MetadataError
 from linumpy.io.metadata import REFUSALS
 from linumpy.io.ngff.axes import transformation_list
 from linumpy.io.ngff.collection import ome_attributes
-from linumpy.io.ngff.coordinate_systems import Transformation, referred, systems_of
+from linumpy.io.ngff.coordinate_systems import Axes, Transformation, mappings_in, referred, systems_of
 from linumpy.io.ngff.transformations import is_invertible, read_map
 from linumpy.io.ome import OmeZarrImage
 from linumpy.io.source import local_store
@@ -35,8 +34,8 @@ from linumpy.plan.grid.point_map import PointMap, compose
 Node = tuple[str, str | None]
 """A coordinate system: the location of the group that has it, and its name; None for an image before NGFF 0.6."""
 
-#: Groups above an image that are searched for a scene.
-_ABOVE = 8
+#: Maximum number of groups above an image that are searched for a scene.
+_MAX_ABOVE = 8
 
 
 @dataclass(frozen=True)
@@ -61,12 +60,12 @@ class Graph:
         The transformations.
     """
 
-    axes: dict[Node, list[Mapping[str, Any]]] = field(default_factory=dict)
+    axes: dict[Node, Axes] = field(default_factory=dict)
     edges: list[Edge] = field(default_factory=list)
     _seen: set[str] = field(default_factory=set)
 
     def add(self, image: OmeZarrImage) -> Node:
-        """Add the systems of an image, and of scenes above it; returns the one that its levels are mapped to."""
+        """Add the systems of an image, and of scenes above it; returns the system that its levels are mapped to."""
         self._add_group(image.group)
         for above in _groups_above(image.group):
             self._add_group(above)
@@ -76,12 +75,16 @@ class Graph:
         self.axes.setdefault(node, [{"name": axis.name, "type": axis.type, "unit": axis.unit} for axis in image.axes])
         return node
 
+    def connected(self, node: Node) -> set[Node]:
+        """Return the systems that transformations of any direction connect with a system, and the system."""
+        nodes = {node}
+        while more := {n for e in self.edges if {e.start, e.end} & nodes for n in (e.start, e.end)} - nodes:
+            nodes |= more
+        return nodes
+
     def names(self, node: Node) -> str:
-        """List the systems that are connected with one, for messages."""
-        found = {node}
-        while more := {n for e in self.edges if {e.start, e.end} & found for n in (e.start, e.end)} - found:
-            found |= more
-        return ", ".join(sorted({repr(name) for _, name in found if name is not None})) or "none"
+        """List the names of the systems that are connected with a system, for messages."""
+        return ", ".join(sorted({repr(name) for _, name in self.connected(node) if name is not None})) or "none"
 
     def _add_group(self, group: zarr.Group) -> None:
         location = _location(group)
@@ -89,18 +92,18 @@ class Graph:
             return
         self._seen.add(location)
         ome, name = ome_attributes(group), str(group.store_path)
-        holders = [one for one in _list(ome, "multiscales") if isinstance(one, Mapping) and "axes" not in one]
+        holders = [image for image in mappings_in(ome, "multiscales") if "axes" not in image]
         if isinstance(ome.get("scene"), Mapping):
             holders.append(ome["scene"])
         for holder in holders:
-            for system in _list(holder, "coordinateSystems"):
-                if isinstance(system, Mapping) and isinstance(system.get("axes"), list):
+            for system in mappings_in(holder, "coordinateSystems"):
+                if isinstance(system.get("axes"), list):
                     self.axes[location, referred(system)] = system["axes"]
             for transformation in transformation_list(holder, name):
                 ends = [self._node(group, location, transformation.get(end)) for end in ("input", "output")]
                 self.edges.append(Edge(ends[0], ends[1], transformation, group))
 
-    def _node(self, group: zarr.Group, location: str, reference: Any) -> Node:
+    def _node(self, group: zarr.Group, location: str, reference: object) -> Node:
         path = reference.get("path") if isinstance(reference, Mapping) else None
         if not isinstance(path, str) or path in ("", "."):
             return location, referred(reference)
@@ -113,42 +116,42 @@ class Graph:
         return posixpath.normpath(posixpath.join(location, path)), referred(reference)
 
     def path(self, start: Node, goal: Callable[[Node], bool], same: str | None = None) -> tuple[Node, PointMap] | None:
-        """Find the shortest way from a system to another, by transformations that can be computed.
+        """Find the shortest path (breadth first) between systems, by transformations that can be computed.
 
         Parameters
         ----------
         start : Node
-            Where it begins.
+            The first system.
         goal : callable
-            Tells whether a system is where it may end.
+            Says whether the path may end at a system.
         same : str, optional
-            All systems of this name are one.
+            Name of systems that count as one system.
 
         Returns
         -------
         tuple of Node and PointMap, or None
-            Where it ends, and the map; None without a way.
+            The last system, and the map to it; None if there is no path.
         """
-        ways: dict[Node, list[tuple[Edge, bool]]] = {start: []}
+        paths: dict[Node, list[tuple[Edge, bool]]] = {start: []}
         queue = [start]
         for node in queue:
             if goal(node):
-                return node, self._read(start, ways[node])
+                return node, self._read(paths[node])
             if node[1] is not None and node[1] == same:
-                for other in [n for n in self.axes if n[1] == same and n not in ways]:
+                for other in [n for n in self.axes if n[1] == same and n not in paths]:
                     self._check_same(node, other)
-                    ways[other] = ways[node]
+                    paths[other] = paths[node]
                     queue.append(other)
             for edge in self.edges:
                 for begin, end, inverse in ((edge.start, edge.end, False), (edge.end, edge.start, True)):
-                    if begin == node and end not in ways and (not inverse or is_invertible(edge.transformation)):
-                        ways[end] = [*ways[node], (edge, inverse)]
+                    if begin == node and end not in paths and (not inverse or is_invertible(edge.transformation)):
+                        paths[end] = [*paths[node], (edge, inverse)]
                         queue.append(end)
         return None
 
-    def _read(self, start: Node, way: list[tuple[Edge, bool]]) -> PointMap:
+    def _read(self, path: list[tuple[Edge, bool]]) -> PointMap:
         steps: PointMap = ()
-        for edge, inverse in way:
+        for edge, inverse in path:
             begin, name = edge.end if inverse else edge.start, str(edge.group.store_path)
             if begin not in self.axes:
                 raise MetadataError(f"{name}: the coordinate system {begin[1]!r} is not described")
@@ -157,12 +160,12 @@ class Graph:
             )
         return steps
 
-    def _check_same(self, one: Node, other: Node) -> None:
-        kinds = [[(axis.get("name"), axis.get("unit")) for axis in self.axes[node]] for node in (one, other)]
-        if kinds[0] != kinds[1]:
+    def _check_same(self, node: Node, other: Node) -> None:
+        axes, other_axes = ([(axis.get("name"), axis.get("unit")) for axis in self.axes[n]] for n in (node, other))
+        if axes != other_axes:
             raise MetadataError(
-                f"{one[0]} and {other[0]} both have a coordinate system {one[1]!r}, with different axes: "
-                f"{kinds[0]} and {kinds[1]}"
+                f"{node[0]} and {other[0]} both have a coordinate system {node[1]!r}, with different axes: "
+                f"{axes} and {other_axes}"
             )
 
 
@@ -186,36 +189,36 @@ def map_between(begin: OmeZarrImage, end: OmeZarrImage, system: str | None = Non
     MetadataError
         An image has no such system; transformations in this direction cannot be computed.
     """
-    systems = Graph()
-    first, last = systems.add(begin), systems.add(end)
+    graph = Graph()
+    first, last = graph.add(begin), graph.add(end)
     if first == last:
         return ()
     if system is None:
-        found = systems.path(first, lambda node: node == last)
-        if found is None and any(last in (e.start, e.end) for e in systems.edges) and _connected(systems, first, last):
+        path = graph.path(first, lambda node: node == last)
+        if path is None and last in graph.connected(first):
             raise MetadataError(
                 f"{begin.name} and {end.name} are connected by transformations that cannot be computed in this "
                 "direction: a field of vectors has no inverse"
             )
-        return found and found[1]
-    middle = systems.path(first, lambda node: node[1] == system)
-    if middle is None:
-        raise MetadataError(_no_system(begin, system, systems.names(first)))
-    rest = systems.path(middle[0], lambda node: node == last, system)
-    if rest is None:
-        raise MetadataError(_no_system(end, system, systems.names(last)))
-    return compose(middle[1], rest[1])
+        return path and path[1]
+    to_system = graph.path(first, lambda node: node[1] == system)
+    if to_system is None:
+        raise MetadataError(_no_system(begin, system, graph.names(first)))
+    from_system = graph.path(to_system[0], lambda node: node == last, system)
+    if from_system is None:
+        raise MetadataError(_no_system(end, system, graph.names(last)))
+    return compose(to_system[1], from_system[1])
 
 
-def map_from_system(system: str, end: OmeZarrImage) -> tuple[PointMap, list[Mapping[str, Any]]]:
+def map_from_system(system: str, end: OmeZarrImage) -> tuple[PointMap, Axes]:
     """Map points of a coordinate system to points of an image, as :func:`map_between`; and return its axes."""
-    systems = Graph()
-    last = systems.add(end)
-    for node in [node for node in systems.axes if node[1] == system]:
-        found = systems.path(node, lambda node: node == last)
-        if found is not None:
-            return found[1], systems.axes[node]
-    raise MetadataError(_no_system(end, system, systems.names(last)))
+    graph = Graph()
+    last = graph.add(end)
+    for node in [node for node in graph.axes if node[1] == system]:
+        path = graph.path(node, lambda node: node == last)
+        if path is not None:
+            return path[1], graph.axes[node]
+    raise MetadataError(_no_system(end, system, graph.names(last)))
 
 
 def _no_system(image: OmeZarrImage, system: str, names: str) -> str:
@@ -225,28 +228,16 @@ def _no_system(image: OmeZarrImage, system: str, names: str) -> str:
     )
 
 
-def _connected(systems: Graph, first: Node, last: Node) -> bool:
-    found = {first}
-    while more := {n for e in systems.edges if {e.start, e.end} & found for n in (e.start, e.end)} - found:
-        found |= more
-    return last in found
-
-
-def _list(holder: Mapping[str, Any], key: str) -> list[Any]:
-    found = holder.get(key)
-    return found if isinstance(found, list) else []
-
-
 def _location(group: zarr.Group) -> str:
-    """Name the location of a group: a folder, or a store and a path in it."""
+    """Return the location of a group: a folder, or a store and a path in it."""
     store = group.store
     root = str(Path(store.root).resolve()) if isinstance(store, LocalStore) else str(store)
     return posixpath.normpath(posixpath.join(root, group.path))
 
 
 def _groups_above(group: zarr.Group) -> Iterator[zarr.Group]:
-    """Open the groups above a group that have a scene."""
-    for number in range(1, _ABOVE + 1):
+    """Yield the groups above a group that have a scene."""
+    for number in range(1, _MAX_ABOVE + 1):
         try:
             if isinstance(group.store, LocalStore):
                 folder = Path(_location(group)).parents[number - 1]
@@ -259,5 +250,5 @@ def _groups_above(group: zarr.Group) -> Iterator[zarr.Group]:
                 return
             if isinstance(ome_attributes(above).get("scene"), Mapping):
                 yield above
-        except (*REFUSALS, OSError, LinumpyError, IndexError):  # no group
+        except (*REFUSALS, OSError, LinumpyError, IndexError):  # it is no group
             continue

@@ -1,8 +1,8 @@
 """The volumes of an OME-Zarr image: its axes of space, at each entry of t and c or at a selected one.
 
-In: an image, and a channel and time. Out: :class:`Volumes`, unread: a box in the axes of space becomes a region of the
-whole array, so nothing is copied. Errors: ``ValueError`` for a channel or time that the image does not have,
-:class:`~linumpy.errors.MetadataError` for axes that are neither space, time nor channel.
+In: an image, and optionally a channel and time. Out: :class:`Volumes`, unread: a box in the axes of space becomes a
+region of the whole array, so nothing is copied. Errors: ``ValueError`` for a channel or time that the image does not
+have, :class:`~linumpy.errors.MetadataError` for axes that are neither space, time nor channel.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Volume:
     array : zarr.Array
         Unread, of any rank.
     index : tuple of int or None
-        For each axis of the array the selected entry; None for an axis of space.
+        Selected entry of each axis of the array; None for an axis of space.
     """
 
     array: zarr.Array
@@ -55,7 +55,7 @@ class Volume:
 
     @property
     def shards(self) -> tuple[int, ...] | None:
-        """Voxels of a shard along each axis of space; None where the array has none."""
+        """Voxels of a shard along each axis of space; None for an array without shards."""
         return None if self.array.shards is None else self._spatial(self.array.shards)
 
     @property
@@ -73,8 +73,8 @@ class Volume:
         """Bytes of all voxels, decoded."""
         return math.prod(self.shape) * self.dtype.itemsize
 
-    def region(self, box: tuple[slice, ...]) -> tuple[int | slice, ...]:
-        """Return the region of :attr:`array` of a box of this volume, as NumPy and zarr take it."""
+    def region(self, box: tuple[int | slice, ...]) -> tuple[int | slice, ...]:
+        """Return the region of :attr:`array` for a box of this volume, as an index for NumPy and zarr."""
         slices = iter(box)
         return tuple(next(slices) if entry is None else entry for entry in self.index)
 
@@ -88,13 +88,13 @@ class Volume:
 
 
 def as_volume(array: zarr.Array | Volume) -> Volume:
-    """Return an array as a volume whose axes are all of space."""
+    """Return an array as a volume: all its axes are axes of space."""
     return array if isinstance(array, Volume) else Volume(array, (None,) * array.ndim)
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """The level, channel and time that were selected of an image.
+    """The selected level, channel and time of an image.
 
     Attributes
     ----------
@@ -128,9 +128,9 @@ class Volumes:
     placement : Placement or Unplaced
         Voxel spacing along the axes of space and position of the first voxel in µm, or why they are unknown.
     leading : str
-        The kept ones of ``"tc"``: those with more than one entry and none selected.
+        The kept axes among ``"tc"``: those with more than one entry and none selected.
     volumes : mapping of tuple of int to Volume
-        By the entry of each leading axis; without leading axes one at ``()``.
+        Volumes by the entry of each leading axis; without leading axes, one volume at ``()``.
     linumpy : mapping
         As :attr:`linumpy.io.ome.OmeZarrImage.linumpy`.
     chosen : Chosen or None
@@ -210,10 +210,8 @@ def open_volumes(
         Resolution level; 0 is the finest.
     channel, time : int, optional
         The entry to select, counted from 0; by default all. Axes with one entry are dropped in any case.
-    spacing : sequence of float, or mapping of axis names to float, optional
-        As for :func:`linumpy.io.ome.open_image`, which needs no units either.
-    multiscale : int or str
-        Number or name of the multiscale image, where the group has several.
+    spacing, multiscale
+        As for :func:`linumpy.io.ome.open_image`.
 
     Returns
     -------
@@ -223,8 +221,8 @@ def open_volumes(
     Raises
     ------
     FileNotFoundError, SourceError, MetadataError, ValueError
-        As :func:`linumpy.io.ome.open_image`; a level, channel or time that does not exist; an axis with several entries
-        that is neither space, time nor channel.
+        As :func:`linumpy.io.ome.open_image`. A level, channel or time does not exist. An axis with several entries is
+        neither space, time nor channel.
 
     Examples
     --------
@@ -256,7 +254,7 @@ def open_source_volumes(
         axes = "zyx"[-node.ndim :]
         steps = [spacing.get(axis, math.nan) for axis in axes] if isinstance(spacing, Mapping) else spacing
         if len(steps) != node.ndim or not all(step > 0 for step in steps):
-            raise ValueError(f"spacing={spacing!r}: {name} has {node.ndim} axes, each needs a positive µm")
+            raise ValueError(f"spacing={spacing!r}: {name} has {node.ndim} axes: pass a positive µm for each")
         single: dict[tuple[int, ...], Volume] = {(): as_volume(node)}
         return Volumes(name, axes, Placement(tuple(map(float, steps)), (0.0,) * node.ndim), "", single, {})
     image = open_image(node, spacing=spacing)
@@ -273,9 +271,9 @@ def select_volumes(
 ) -> Volumes:
     """Select volumes of an open image; see :func:`open_volumes`."""
     check_level(level, len(image.levels), image.name)
-    array, chosen = image.levels[level], {"time": time, "channel": channel}
-    selected: dict[int, range] = {}  # entries by axis of the array
-    kept: dict[str, int] = {}  # axis of the array by its kind
+    array = image.levels[level]
+    selected: dict[int, range] = {}  # axis of the array → selected entries
+    kept: dict[str, int] = {}  # kind → axis of the array
     counts = dict.fromkeys(KINDS, 1)
     for number, (axis, size) in enumerate(zip(image.axes, array.shape, strict=True)):
         kind = _kind(axis)
@@ -291,12 +289,12 @@ def select_volumes(
         selected[number] = range(size)
         if size != 1:
             kept[kind], counts[kind] = number, size
-    for kind, wanted in chosen.items():
-        if wanted is None:
+    for kind, entry in (("time", time), ("channel", channel)):
+        if entry is None:
             continue
-        _check_entry(kind, wanted, counts[kind], image.name)
+        _check_entry(kind, entry, counts[kind], image.name)
         if kind in kept:
-            selected[kept.pop(kind)] = range(wanted, wanted + 1)
+            selected[kept.pop(kind)] = range(entry, entry + 1)
     leading = [kept[kind] for kind in KINDS if kind in kept]
     volumes = {}
     for entries in itertools.product(*(selected[number] for number in leading)):
@@ -318,7 +316,7 @@ def _kind(axis: Axis) -> str:
     return axis.type
 
 
-def _check_entry(kind: str, wanted: Any, count: int, name: str) -> None:
-    if isinstance(wanted, bool) or not isinstance(wanted, (int, np.integer)) or not 0 <= wanted < count:
-        many = f"{count} {kind}s, numbered from 0" if count > 1 else f"one {kind}, number 0"
-        raise ValueError(f"{kind}={wanted!r}: {name} has {many}")
+def _check_entry(kind: str, entry: object, count: int, name: str) -> None:
+    if isinstance(entry, bool) or not isinstance(entry, (int, np.integer)) or not 0 <= entry < count:
+        entries = f"{count} {kind}s, numbered from 0" if count > 1 else f"one {kind}, number 0"
+        raise ValueError(f"{kind}={entry!r}: {name} has {entries}")

@@ -1,4 +1,4 @@
-"""Boundary modes, named as in SciPy: which voxel of an image a coordinate beyond its ends maps to."""
+"""Boundary modes, named as in SciPy: how a coordinate beyond the ends of an image maps to a voxel."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def fold(index: np.ndarray, size: np.ndarray | int, mode: str) -> np.ndarray:
     index : numpy.ndarray of int
         Voxels, inside or outside of the image.
     size : numpy.ndarray of int, or int
-        Voxels along the axis, in a shape that broadcasts with that of `index`.
+        Voxels along the axis, in a shape that broadcasts with the shape of `index`.
     mode : str
         One of :data:`MODES`.
 
@@ -39,7 +39,7 @@ def fold(index: np.ndarray, size: np.ndarray | int, mode: str) -> np.ndarray:
     -------
     numpy.ndarray of int
         From 0 to ``size - 1``, or -1 for an index outside the image with ``"constant"`` and ``"grid-constant"``. With
-        ``"wrap"`` the last voxel of a period coincides with the first one of the next; the first is returned.
+        ``"wrap"`` the last voxel of a period coincides with the first voxel of the next; 0 is returned for it.
     """
     if mode == "nearest":
         return np.clip(index, 0, np.asarray(size) - 1)

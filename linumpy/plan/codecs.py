@@ -1,6 +1,6 @@
 """The codecs of a chunk, and how the device decodes them.
 
-In: the codecs of a chunk as the metadata lists them. Out: :class:`DecodeChain`, or the reason why the device cannot
+In: the codecs of a chunk as the metadata list them. Out: :class:`DecodeChain`, or the reason why the device cannot
 decode them. Pure: it reads names and settings, no bytes.
 """
 
@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-#: A codec or filter as the metadata describes it: its name and settings.
+#: A codec or filter as the metadata describe it: its name and settings.
 CodecSettings: TypeAlias = Mapping[str, object]
 
 #: Compressors that the device decodes, by numcodecs' names (zarr v2; zarr v3 without the prefix "numcodecs.").
@@ -86,8 +86,8 @@ def read_chain(codecs: Sequence[CodecSettings], chunk_nbytes: int) -> tuple[Deco
     Parameters
     ----------
     codecs : sequence of mapping
-        In the order of encoding; each with ``"name"`` and its settings. Names are those of zarr v3, of numcodecs, or
-        numcodecs' with ``"numcodecs."`` before them.
+        In the order of encoding; each with ``"name"`` and its settings. Names are names of zarr v3 or of numcodecs, the
+        latter with or without ``"numcodecs."`` before them.
     chunk_nbytes : int
         Bytes that the codecs encode.
 
@@ -99,7 +99,7 @@ def read_chain(codecs: Sequence[CodecSettings], chunk_nbytes: int) -> tuple[Deco
         Why the device does not decode them; None if it does.
     """
     compressor, inner, shuffle, host_filter = "", "", 0, ""
-    before = after = 0  # checksums inside and outside the compressor
+    before = after = 0  # checksums inside and outside of the compressed bytes
     for codec in codecs:
         name = str(codec["name"]).removeprefix("numcodecs.")
         if name == "crc32c":
@@ -174,14 +174,14 @@ def read_array_filter(
 
 
 def _dtype_name(dtype: object) -> str:
-    """Refuse anything but text: ``numpy.dtype(None)`` is float64."""
+    """Return the name of a dtype; refuse anything but text, since ``numpy.dtype(None)`` is float64."""
     if not isinstance(dtype, str):
         raise TypeError(dtype)
     return dtype
 
 
 def _shuffle_element(size: object, chunk_nbytes: int) -> tuple[int, str | None]:
-    """Check an element size: zarr raises where it does not divide the chunk, and does not shuffle up to 1 byte."""
+    """Check an element size: zarr raises if it does not divide the chunk, and does not shuffle up to 1 byte."""
     if not isinstance(size, int):
         return 0, f"filter 'shuffle' with elements of {size!r} bytes"
     if size > 1 and chunk_nbytes % size:

@@ -11,6 +11,7 @@ import numpy as np
 
 from linumpy.plan.codecs import DecodeChain
 
+#: Maximum number of axes of an array.
 MAX_RANK = 6
 
 
@@ -74,13 +75,13 @@ class StoredEntries:
     path : str
         Absolute path of the file.
     stamp : tuple of int
-        Device, inode, bytes, and times in nanoseconds of the file whose directory was read.
+        Device, inode, bytes, and times in nanoseconds of the file when its directory was read.
     grid : tuple of int
         Chunks (or shards) along each axis.
     table : numpy.ndarray of int64, (n, 3)
         Number of the chunk (or shard) in C order, ascending; offset of the entry's header; bytes of the entry.
     is_compressed : bool
-        Whether an entry is compressed, or the table cannot be used: then zarr-python reads.
+        Whether zarr-python must read, because an entry is compressed or the table cannot be used.
     """
 
     path: str
@@ -92,16 +93,16 @@ class StoredEntries:
 
 @dataclass(frozen=True, eq=False)
 class RemoteArray:
-    """Where the chunks of an array that is not in files lie.
+    """The location of an array whose chunks are not in files.
 
     Attributes
     ----------
     store : zarr.abc.store.Store
         The store, for zarr-python.
     objects : object
-        What bytes are asked for: obstore's store, or `store` itself.
+        The store that the core requests bytes from: obstore's store, or `store`.
     client : str
-        Who asks, for reports.
+        Name of the client that sends the requests, for reports.
     path : str
         Path of the array in the store.
     url : str
@@ -115,8 +116,8 @@ class RemoteArray:
     url: str
 
 
-class ChunkGeometry(tuple[Any, ...]):
-    """Value of :attr:`ArrayLayout.geometry`, with a cached hash: it is a dictionary key on every submit."""
+class ChunkGeometry(tuple[object, ...]):
+    """Value of :attr:`ArrayLayout.geometry`. Its hash is cached, because every submit uses it as a dictionary key."""
 
     @cached_property
     def _hash(self) -> int:
@@ -125,8 +126,8 @@ class ChunkGeometry(tuple[Any, ...]):
     def __hash__(self) -> int:
         return self._hash
 
-    def __reduce__(self) -> tuple[type[ChunkGeometry], tuple[tuple[Any, ...]]]:  # hashes of text differ by process
-        return ChunkGeometry, (tuple(self),)
+    def __reduce__(self) -> tuple[type[ChunkGeometry], tuple[tuple[object, ...]]]:
+        return ChunkGeometry, (tuple(self),)  # without the hash, since hashes of text differ between processes
 
 
 @dataclass(frozen=True)
@@ -138,7 +139,7 @@ class ArrayLayout:
     name : str
         Path or URL, for messages.
     root : str or None
-        Local folder of the array; None where the store is not local.
+        Local folder of the array; None if the store is not local.
     zarr_format : int
         2 or 3.
     shape, chunk_shape : tuple of int
@@ -151,7 +152,7 @@ class ArrayLayout:
         Axes of the array in the order in which a chunk stores them, slowest first: ``(0, 1, 2)`` for order C,
         ``(2, 1, 0)`` for order F.
     keys : ChunkKeys or None
-        None where the encoding is neither "default" nor "v2".
+        None if the encoding is neither "default" nor "v2".
     fill_value : numpy.generic or None
         Value of a missing chunk; None for a dtype that is not supported.
     shard : ShardLayout or None
@@ -163,15 +164,15 @@ class ArrayLayout:
     chain : DecodeChain or None
         How a chunk is decoded; None for raw chunks.
     grid : str
-        Name of the chunk grid: ``"regular"``, or ``"rectilinear"`` with `lengths`. All that is read of a rectilinear
-        array is cut into parts of regular ones first (``linumpy.plan.read.rectilinear``).
+        Name of the chunk grid: ``"regular"``, or ``"rectilinear"`` with `lengths`. Regions of a rectilinear array are
+        first cut into regions of regular arrays (``linumpy.plan.read.rectilinear``).
     lengths : tuple of numpy.ndarray of int64, or None
-        Of a rectilinear grid: voxels of each stored object (chunk, or shard) along each axis. `chunk_shape` and the
-        shape of a shard are then the largest.
+        For a rectilinear grid: voxels of each stored object (chunk, or shard) along each axis. `chunk_shape` and the
+        shape of a shard are then the largest shapes.
     entries : StoredEntries or None
-        Of an array in a ZIP file, whose path `root` goes through: where its chunks lie.
+        For an array in a ZIP file: the entries of its chunks. `root` then leads into the ZIP file.
     remote : RemoteArray or None
-        Of an array that is neither in files nor in a ZIP file that the core reads.
+        For an array that is neither in files nor in a ZIP file that the core reads.
     """
 
     name: str
@@ -200,13 +201,8 @@ class ArrayLayout:
 
     @cached_property
     def chunk_nbytes(self) -> int:
-        """Decoded bytes of one (inner) chunk; chunks at the edge are stored whole."""
+        """Decoded bytes of one (inner) chunk; chunks at the edge of the array are stored whole."""
         return math.prod(self.chunk_shape) * self.dtype.itemsize
-
-    @cached_property
-    def grid_shape(self) -> tuple[int, ...]:
-        """Number of (inner) chunks along each axis."""
-        return tuple(-(-n // size) for n, size in zip(self.shape, self.chunk_shape, strict=True))
 
     @cached_property
     def chunk_path(self) -> tuple[str, str]:
@@ -218,7 +214,7 @@ class ArrayLayout:
 
     @cached_property
     def geometry(self) -> ChunkGeometry:
-        """All that decides how regions are cut, decoded and scattered; arrays that share it are read in one batch."""
+        """All properties that decide how regions are read; arrays of equal geometry are read in one batch."""
         fill = None if self.fill_value is None else np.asarray(self.fill_value).tobytes()
         return ChunkGeometry((
             self.chunk_shape, self.dtype.str, self.swapped, self.stored_axes, fill, self.shard, self.chain, self.grid
@@ -235,13 +231,3 @@ class ArrayLayout:
         if self.shard is None:
             return self.chunk_shape
         return tuple(n * c for n, c in zip(self.shard.chunks_per_shard, self.chunk_shape, strict=True))
-
-    @cached_property
-    def chunk_strides(self) -> tuple[int, ...]:
-        """Elements between neighbours along each axis of the array, within a stored chunk."""
-        strides = [0] * self.rank
-        step = 1
-        for axis in reversed(self.stored_axes):
-            strides[axis] = step
-            step *= self.chunk_shape[axis]
-        return tuple(strides)

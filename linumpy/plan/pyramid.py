@@ -1,9 +1,9 @@
 """Plan the writing of a pyramid: boxes of whole stored objects, and the coarser boxes that are made from them.
 
 In: shapes of all resolutions, and the shape of a stored object (chunk or shard) in each. Out: boxes, as tuples of
-slices in the voxels of a resolution. Each resolution has half the voxels of the next finer one along each axis, rounded
-up, or as many (an axis of time or channel). Along a halved axis voxel ``i`` is the mean of ``2 i`` and, if it exists,
-``2 i + 1``. Pure: opens nothing.
+slices in the voxels of a resolution. Along each axis a resolution has half the voxels of the next finer one, rounded
+up, or as many voxels (an axis of time or channel). Along a halved axis voxel ``i`` is the mean of ``2 i`` and, if it
+exists, ``2 i + 1``. Pure: opens nothing.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ class Pyramid:
         return tuple(-(-n // s) for n, s in zip(self.shapes[level], self.stored[level], strict=True))
 
     def units(self, level: int, box: Box) -> Box:
-        """The stored objects that a box touches, as slices of the grid."""
+        """Return the stored objects that a box touches, as slices of the grid."""
         return tuple(slice(b.start // s, -(-b.stop // s)) for b, s in zip(box, self.stored[level], strict=True))
 
     def voxels(self, level: int, units: Box) -> Box:
-        """The voxels of stored objects."""
+        """Return the voxels of stored objects."""
         rows = zip(units, self.stored[level], self.shapes[level], strict=True)
         return tuple(slice(u.start * s, min(u.stop * s, n)) for u, s, n in rows)
 
     def whole(self, level: int, box: Box) -> Box | None:
-        """The largest box of whole stored objects within a box; None if it contains none.
+        """Return the largest box of whole stored objects within a box; None if it contains none.
 
         An object that the end of the array cuts counts as whole if the box reaches that end.
         """
@@ -67,7 +67,7 @@ class Pyramid:
         return tuple(result)
 
     def coarser(self, level: int, box: Box) -> Box | None:
-        """The largest box of whole objects of the next coarser resolution that one box of this one determines."""
+        """Return the largest box of whole objects of the next coarser resolution that a box of `level` determines."""
         below = []
         sizes = zip(box, self.shapes[level], self.shapes[level + 1], self.factors(level + 1), strict=True)
         for b, n, m, f in sizes:
@@ -77,12 +77,12 @@ class Pyramid:
         return self.whole(level + 1, tuple(below))
 
     def finer(self, level: int, box: Box) -> Box:
-        """The voxels of the next finer resolution that a box is made from."""
+        """Return the voxels of the next finer resolution from which a box is made."""
         rows = zip(box, self.shapes[level - 1], self.factors(level), strict=True)
         return tuple(slice(f * b.start, min(f * b.stop, n)) for b, n, f in rows)
 
     def touched(self, level: int, box: Box) -> Box:
-        """The stored objects of a resolution that a box of the finest resolution touches, as slices of the grid."""
+        """Return the stored objects of `level` that a box of the finest resolution touches, as slices of the grid."""
         scaled = tuple(
             slice(b.start // f, min(-(-b.stop // f), n))
             for b, n, f in zip(box, self.shapes[level], self.factors(level, 0), strict=True)
@@ -90,10 +90,10 @@ class Pyramid:
         return self.units(level, scaled)
 
     def step(self, level: int, limit: int, first: int = 0) -> tuple[int, ...]:
-        """Choose the shape of the boxes that a resolution is walked in: at most `limit` bytes, or one stored object.
+        """Choose the shape of the boxes in which a resolution is processed: up to `limit` bytes, or one stored object.
 
         A step covers whole objects of as many coarser resolutions as the limit allows, so that one step suffices to
-        make them; of the `first` coarser resolutions always, whatever the limit.
+        make them. It covers whole objects of the `first` coarser resolutions whatever the limit.
         """
         size = self._aligned(level, first)
         for above in range(first + 1, len(self.shapes) - level):
@@ -118,12 +118,12 @@ def split(box: Box, step: tuple[int, ...]) -> Iterator[Box]:
 
 
 def shape_of(box: Box) -> tuple[int, ...]:
-    """Lengths of a box."""
+    """Return the lengths of a box."""
     return tuple(b.stop - b.start for b in box)
 
 
 def within(box: Box, outer: Box) -> Box:
-    """A box relative to the start of another box that contains it."""
+    """Return a box relative to the start of another box that contains it."""
     return tuple(slice(b.start - o.start, b.stop - o.start) for b, o in zip(box, outer, strict=True))
 
 

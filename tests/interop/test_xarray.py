@@ -282,7 +282,7 @@ def test_many_boxes_are_read_a_few_at_a_time(brain):
         sizes.append(len(regions))
         return submit(self, layout, regions, **options)
 
-    with patch.object(Reader, "submit_many", counted), patch("linumpy.interop.outer._MOST_BOXES", 5):
+    with patch.object(Reader, "submit_many", counted), patch("linumpy.interop.outer._MAX_BOXES", 5):
         np.testing.assert_array_equal(opened(brain)["image"][::2, ::-3, ::4], values()[::2, ::-3, ::4])
     assert sum(sizes) == 3 * 4 * 4
     assert max(sizes) == 5

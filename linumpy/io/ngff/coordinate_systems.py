@@ -1,11 +1,12 @@
 """Coordinate systems of NGFF 0.6 (RFC-5) in the form of 0.5, and back: axes, and scales and translations of the levels.
 
 In: the metadata of a multiscale image. Out: the same with ``axes``, and with transformations of the types scale and
-translation only. Errors: :class:`~linumpy.errors.MetadataError` for metadata that is missing or ambiguous, and for
-transformations that are no scale and translation along the axes.
+translation only. Errors: :class:`~linumpy.errors.MetadataError` for missing or ambiguous metadata, and for
+transformations that are not a scale and translation along the axes.
 
-A level has one transformation, to the coordinate system of the image; further ones, from there to other systems (an
-atlas), are left out. If that system has only the axes of an array, the system of space that it is mapped to is taken.
+Each level has one transformation, to the coordinate system of the image. Transformations from there to other systems
+(an atlas) are left out, except if the system of the image has no axes of space: then the first system of space that it
+is mapped to is used.
 
 Format: https://ngff.openmicroscopy.org/rfc/5/
 """
@@ -19,15 +20,19 @@ from typing import Any
 from linumpy.errors import MetadataError
 from linumpy.io.ngff.axes import datasets_of, is_number, transformation_list
 
-Transformation = Mapping[str, Any]
+Metadata = Mapping[str, Any]
+"""Attributes of a group, or a part of them, as NGFF defines them."""
+Multiscale = Metadata
+Transformation = Metadata
+Axes = list[Metadata]
 
-#: The coordinate system of an image that is written, where its source names none.
+#: Name of the coordinate system of a written image whose source has no name for it.
 INTRINSIC = "physical"
 
 
 @dataclass(frozen=True)
 class Systems:
-    """What an image of NGFF 0.6 says of coordinate systems beside the axes of its own, as the metadata have it.
+    """Coordinate systems of an image of NGFF 0.6, as the metadata describe them.
 
     Attributes
     ----------
@@ -36,16 +41,22 @@ class Systems:
     others : tuple of mapping
         The other coordinate systems.
     transformations : tuple of mapping
-        From the system of the image to others.
+        From the system of the image to the others.
     """
 
     intrinsic: str
-    others: tuple[Mapping[str, Any], ...]
+    others: tuple[Metadata, ...]
     transformations: tuple[Transformation, ...]
 
 
-def as_axes_and_scales(multiscale: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """Bring a multiscale image of NGFF 0.6 into the form of 0.5; one that names axes is returned as it is."""
+def mappings_in(holder: Metadata, key: str) -> list[Metadata]:
+    """Return the mappings in a list of the metadata; none if it is no list."""
+    entries = holder.get(key)
+    return [entry for entry in entries if isinstance(entry, Mapping)] if isinstance(entries, list) else []
+
+
+def as_axes_and_scales(multiscale: Multiscale, name: str) -> Multiscale:
+    """Convert a multiscale image of NGFF 0.6 to the form of 0.5; metadata with axes are returned unchanged."""
     if "axes" in multiscale or "coordinateSystems" not in multiscale:
         return multiscale
     system, beyond = _system_of(multiscale, name)
@@ -53,15 +64,15 @@ def as_axes_and_scales(multiscale: Mapping[str, Any], name: str) -> Mapping[str,
     datasets = []
     for dataset in datasets_of(multiscale, name):
         chain = [_of_level(dataset, name), *beyond]
-        scales = [one for transformation in chain for one in _scales(transformation, len(axes), name)]
-        # Without a scale a step between voxels is 1.
+        scales = [scale for transformation in chain for scale in _scales(transformation, len(axes), name)]
+        # Without a scale the step between voxels is 1.
         ones = {"type": "scale", "scale": [1.0] * len(axes)}
         datasets.append({"path": dataset["path"], "coordinateTransformations": [ones, *scales]})
     kept = {key: value for key, value in multiscale.items() if key != "coordinateTransformations"}
     return {**kept, "axes": axes, "datasets": datasets}
 
 
-def systems_of(multiscale: Mapping[str, Any], name: str) -> Systems | None:
+def systems_of(multiscale: Multiscale, name: str) -> Systems | None:
     """Read the coordinate systems of a multiscale image; None before NGFF 0.6."""
     if "axes" in multiscale or "coordinateSystems" not in multiscale:
         return None
@@ -77,8 +88,8 @@ def systems_of(multiscale: Mapping[str, Any], name: str) -> Systems | None:
     )
 
 
-def with_systems(multiscale: Mapping[str, Any], systems: Systems) -> dict[str, Any]:
-    """Bring a multiscale image of NGFF 0.5 into the form of 0.6: the inverse of :func:`as_axes_and_scales`."""
+def with_systems(multiscale: Multiscale, systems: Systems) -> dict[str, Any]:
+    """Convert a multiscale image of NGFF 0.5 to the form of 0.6: the inverse of :func:`as_axes_and_scales`."""
     datasets = []
     for dataset in multiscale["datasets"]:
         ends = {"input": {"path": dataset["path"]}, "output": {"name": systems.intrinsic}}
@@ -96,8 +107,8 @@ def with_systems(multiscale: Mapping[str, Any], systems: Systems) -> dict[str, A
     return {key: value for key, value in multiscale.items() if key != "axes"} | changed
 
 
-def stored_paths(transformation: Any) -> list[str]:
-    """Name the arrays that a transformation refers to."""
+def stored_paths(transformation: object) -> list[str]:
+    """List the paths of the arrays that a transformation refers to."""
     if isinstance(transformation, list):
         return [path for part in transformation for path in stored_paths(part)]
     if not isinstance(transformation, Mapping):
@@ -107,7 +118,7 @@ def stored_paths(transformation: Any) -> list[str]:
     return own + [path for part in parts for path in stored_paths(part)]
 
 
-def _systems(multiscale: Mapping[str, Any], name: str) -> dict[str, list[Mapping[str, Any]]]:
+def _systems(multiscale: Multiscale, name: str) -> dict[str, Axes]:
     """Return the axes of each coordinate system."""
     systems = multiscale["coordinateSystems"]
     if not isinstance(systems, list) or not all(
@@ -121,8 +132,8 @@ def _systems(multiscale: Mapping[str, Any], name: str) -> dict[str, list[Mapping
     return {system["name"]: system["axes"] for system in systems}
 
 
-def _system_of(multiscale: Mapping[str, Any], name: str) -> tuple[str, list[Transformation]]:
-    """Return the coordinate system of the image, and what is applied after the transformation of each level."""
+def _system_of(multiscale: Multiscale, name: str) -> tuple[str, list[Transformation]]:
+    """Return the coordinate system of the image, and transformations to apply after those of the levels."""
     systems = _systems(multiscale, name)
     names = dict.fromkeys(referred(_of_level(d, name).get("output")) for d in datasets_of(multiscale, name))
     if len(names) != 1 or not names.keys() <= systems.keys():
@@ -140,28 +151,28 @@ def _system_of(multiscale: Mapping[str, Any], name: str) -> tuple[str, list[Tran
     return intrinsic, []
 
 
-def _has_space(axes: list[Mapping[str, Any]]) -> bool:
+def _has_space(axes: Axes) -> bool:
     return any(axis.get("type") == "space" for axis in axes)
 
 
-def referred(reference: Any) -> str | None:
-    """Return the name of a coordinate system, which drafts of 0.6 have as a text, and 0.6 as an object."""
+def referred(reference: object) -> str | None:
+    """Return the name in a reference to a coordinate system: an object in 0.6, a text in its drafts."""
     name = reference.get("name") if isinstance(reference, Mapping) else reference
     return name if isinstance(name, str) else None
 
 
-def _of_level(dataset: Mapping[str, Any], name: str) -> Transformation:
-    found = transformation_list(dataset, f"{name}, level {dataset['path']!r}")
-    if len(found) != 1:
+def _of_level(dataset: Metadata, name: str) -> Transformation:
+    transformations = transformation_list(dataset, f"{name}, level {dataset['path']!r}")
+    if len(transformations) != 1:
         raise MetadataError(
-            f"{name}: the resolution level {dataset['path']!r} has {len(found)} coordinate transformations; NGFF 0.6 "
-            "wants one"
+            f"{name}: the resolution level {dataset['path']!r} has {len(transformations)} coordinate transformations; "
+            "NGFF 0.6 requires one"
         )
-    return found[0]
+    return transformations[0]
 
 
 def _scales(transformation: Transformation, rank: int, name: str) -> Iterator[Transformation]:
-    """List a transformation as scales and translations, in the order of their application."""
+    """Yield the scales and translations that make up a transformation, in the order of their application."""
     kind = transformation.get("type")
     if kind == "sequence":
         parts = transformation.get("transformations")
@@ -182,8 +193,8 @@ def _scales(transformation: Transformation, rank: int, name: str) -> Iterator[Tr
         raise _not_read(transformation, name)
 
 
-def _diagonal(matrix: Any, rows: int, columns: int) -> list[list[float]] | None:
-    """Return a matrix of positive numbers on the diagonal, of zeros beside it, and of any in the last column."""
+def _diagonal(matrix: object, rows: int, columns: int) -> list[list[float]] | None:
+    """Return a matrix if it has positive numbers on the diagonal and zeros beside it, except in a last column."""
     if not isinstance(matrix, list) or len(matrix) != rows:
         return None
     for number, row in enumerate(matrix):
@@ -194,10 +205,14 @@ def _diagonal(matrix: Any, rows: int, columns: int) -> list[list[float]] | None:
     return matrix
 
 
-def _not_read(transformation: Transformation, name: str) -> MetadataError:
-    kind = transformation.get("type")
+def transformation_error(transformation: Transformation, name: str, problem: str) -> MetadataError:
+    """Make the error of a transformation; `name` is the name of the group that has it."""
     called = f"{transformation['name']!r} " if transformation.get("name") else ""
-    return MetadataError(
-        f"{name}: the coordinate transformation {called}of type {kind!r} is no positive scale and translation along "
-        "the axes, which place the levels of an image"
+    kind = transformation.get("type")
+    return MetadataError(f"{name}: the coordinate transformation {called}of type {kind!r} {problem}")
+
+
+def _not_read(transformation: Transformation, name: str) -> MetadataError:
+    return transformation_error(
+        transformation, name, "is no positive scale and translation along the axes, which place the levels of an image"
     )

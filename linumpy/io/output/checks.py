@@ -1,8 +1,7 @@
 """Checks of the paths of outputs, before any work.
 
-In: paths that a caller passes. Out: nothing. Errors: ``FileExistsError`` for a path that exists, ``FileNotFoundError``
-for a parent folder that does not, ``ValueError`` for a path that no output may have, ``OSError`` for too little free
-space.
+In: paths that a caller passes. Out: nothing. Errors: ``FileExistsError`` for an existing path, ``FileNotFoundError``
+for a missing parent folder, ``ValueError`` for a path that no output may have, ``OSError`` for too little free space.
 """
 
 from __future__ import annotations
@@ -16,10 +15,9 @@ import zipfile
 from collections.abc import Iterable
 from pathlib import Path
 
-from linumpy.io.paths import absolute, is_archive
+from linumpy.io.paths import absolute, is_archive, is_zarr_folder
 
-_ZARR_FILES = ("zarr.json", ".zgroup", ".zarray")
-#: Suffixes of files; people and other programs would mistake a folder with one for a file.
+#: Suffixes of files: people and other programs would mistake a folder with such a suffix for a file.
 _FILE_SUFFIXES = (
     *(".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp", ".gif", ".pdf", ".svg"),
     *(".nii", ".gz", ".zip", ".h5", ".npy", ".json", ".csv", ".txt"),
@@ -27,14 +25,14 @@ _FILE_SUFFIXES = (
 
 
 def check_target(path: Path, *, overwrite: bool) -> None:
-    """Refuse a path that exists, unless it is a Zarr folder, or an ``.ozx`` file, that may be replaced.
+    """Refuse an existing path, unless it is a Zarr folder or an ``.ozx`` file that may be replaced.
 
     Raises
     ------
     FileExistsError
         Naming the path.
     FileNotFoundError
-        The parent folder does not exist. It is not made, because a typing error would make one too.
+        The parent folder does not exist. It is not made, because a typing error would make a folder too.
     ValueError
         A URL, which as a path would be a folder ``s3:``; a path that begins with ``~``; the name of a file, such as
         ``a.png``.
@@ -49,15 +47,15 @@ def check_target(path: Path, *, overwrite: bool) -> None:
     if not overwrite:
         raise exists_error(path)
     if is_archive(path) and path.is_file():
-        with open(path, "rb") as file:  # to zipfile, a path that cannot be opened is no ZIP file
+        with open(path, "rb") as file:  # given the path, zipfile would return False if it cannot be opened
             if zipfile.is_zipfile(file):
                 return
-    if not any((path / name).is_file() for name in _ZARR_FILES):
+    if not is_zarr_folder(path):
         raise FileExistsError(f"{path} is not a Zarr folder, so it is not overwritten")
 
 
 def checked_version(path: Path, ngff_version: str | None) -> str | None:
-    """Return the NGFF version of an output: of an ``.ozx`` file by default 0.5; it begins with a ``zarr.json``."""
+    """Return the NGFF version of an output; by default 0.5 for an ``.ozx`` file, which needs a ``zarr.json``."""
     if not is_archive(path):
         return ngff_version
     if ngff_version == "0.4":
@@ -95,28 +93,28 @@ def refuse_url(path: Path) -> None:
 
 
 def check_apart(outputs: Iterable[str | Path], sources: Iterable[str | Path] = ()) -> None:
-    """Refuse outputs that would replace a source, lie inside one, or overlap each other.
+    """Refuse outputs that would replace a source, lie inside a source, or overlap each other.
 
     Parameters
     ----------
     outputs, sources : iterable of str or Path
-        Paths that are written, and that are read; URLs among the sources are ignored.
+        Paths to write, and paths to read; URLs among the sources are ignored.
 
     Raises
     ------
     ValueError
-        Naming the two.
+        Naming the two paths.
     """
     # Not Path.resolve, which raises RuntimeError for a link that leads to itself.
     targets = [(path, Path(os.path.realpath(path))) for path in outputs]
     read = [(path, Path(os.path.realpath(path))) for path in sources if "://" not in str(path)]
-    for (output, written), (source, other) in itertools.product(targets, read):
-        if written == other or written in other.parents:
+    for (output, output_path), (source, source_path) in itertools.product(targets, read):
+        if output_path == source_path or output_path in source_path.parents:
             raise ValueError(f"the output {output} would replace the source {source}: choose another path")
-        if other in written.parents:
+        if source_path in output_path.parents:
             raise ValueError(f"the output {output} would lie inside the source {source}: choose another path")
-    for (first, first_path), (second, other) in itertools.combinations(targets, 2):
-        if first_path == other or first_path in other.parents or other in first_path.parents:
+    for (first, first_path), (second, second_path) in itertools.combinations(targets, 2):
+        if first_path == second_path or first_path in second_path.parents or second_path in first_path.parents:
             raise ValueError(f"the outputs {first} and {second} would overlap: choose separate paths")
 
 
@@ -130,7 +128,7 @@ def check_free_space(path: Path, nbytes: int, *, encoded: bool) -> None:
     nbytes : int
         Bytes of the voxels.
     encoded : bool
-        Whether they are compressed; the ratio is unknown, and assumed to be at most 100.
+        Whether voxels are compressed; the unknown ratio is assumed to be at most 100.
 
     Raises
     ------
@@ -138,11 +136,11 @@ def check_free_space(path: Path, nbytes: int, *, encoded: bool) -> None:
         With the needed and the free bytes; its ``errno`` is ``ENOSPC``.
     """
     folder = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
-    free, least = shutil.disk_usage(folder).free, nbytes // 100 if encoded else nbytes
-    if least > free:
-        unit, size = ("GiB", 2**30) if least >= 2**30 else ("MiB", 2**20)
+    free, needed = shutil.disk_usage(folder).free, nbytes // 100 if encoded else nbytes
+    if needed > free:
+        unit, size = ("GiB", 2**30) if needed >= 2**30 else ("MiB", 2**20)
         error = OSError(
-            f"{path} would take {'at least ' if encoded else ''}{least / size:,.1f} {unit}, and {free / size:,.1f} "
+            f"{path} would take {'at least ' if encoded else ''}{needed / size:,.1f} {unit}, and {free / size:,.1f} "
             f"{unit} are free there: choose another disk, or larger voxels"
         )
         error.errno = errno.ENOSPC

@@ -1,8 +1,8 @@
 """Write a single file, complete or not at all.
 
-In: the path of a file. Out: a temporary file beside it, flushed and renamed when its block ends without an error. The
-next run that writes there removes a temporary file that a killed process left. Errors: ``FileExistsError`` for a path
-that exists, ``OSError`` for a full disk.
+In: the path of a file. Out: a temporary file beside it, flushed and renamed when its block ends without an error. If a
+killed process left a temporary file, the next run that writes to the path removes it. Errors: ``FileExistsError`` for
+an existing path, ``OSError`` for a full disk.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from linumpy.io.output.syscalls import is_named, lock, rename_new, sync_path, un
 
 
 def check_file(path: str | Path, *, overwrite: bool) -> None:
-    """Refuse a path for a file that exists, or whose parent folder does not.
+    """Refuse a path for a file if the path exists, or its parent folder does not.
 
     Raises
     ------
@@ -37,17 +37,17 @@ def check_file(path: str | Path, *, overwrite: bool) -> None:
 
 
 def check_picture(path: str | Path, *, overwrite: bool, formats: tuple[str, ...] = (".png", ".pdf", ".svg")) -> None:
-    """Refuse a path for a picture that exists, or whose format is not written.
+    """Refuse a path for a picture if the path exists, or its format is not supported.
 
     Raises
     ------
     FileExistsError
         As :func:`check_file`.
     ValueError
-        Such as ``a.jpg``.
+        The suffix is none of `formats`.
     """
     if Path(path).suffix.lower() not in formats:
-        written = ", ".join(one[1:].upper() for one in formats)
+        written = ", ".join(suffix[1:].upper() for suffix in formats)
         raise ValueError(
             f"{path}: pictures are written as {written}: give it a name that ends in {' or '.join(formats)}"
         )
@@ -80,7 +80,7 @@ def replacing(path: str | Path, *, overwrite: bool = False) -> Iterator[Path]:
         try:
             yield temporary
             sync_path(temporary)
-            check_file(path, overwrite=overwrite)  # another process may have made it meanwhile
+            check_file(path, overwrite=overwrite)  # another process may have made the file meanwhile
             if overwrite:
                 temporary.replace(path)
             else:

@@ -2,9 +2,9 @@
 
 In: the path of a folder to make. Out: an empty folder in a work folder beside it, which is renamed to that path when
 its block ends without an error, and removed otherwise. A killed process leaves its work folder, whose name begins with
-a dot; the next process that writes to the same path removes it, and restores the folder that the killed one was
-replacing. The lock in a work folder shows whether its process still runs. Errors: ``FileExistsError`` for a path that
-exists, ``OSError`` for a full disk.
+a dot; the next process that writes to the same path removes it, and restores the folder that the killed process was
+replacing. The lock in a work folder shows whether its process still runs. Errors: ``FileExistsError`` for an existing
+path, ``OSError`` for a full disk.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from linumpy.io.zarr_mode import wait_for_zarr
 log = logging.getLogger(__name__)
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-#: Bytes that a name may have on Linux's file systems.
-_NAME_BYTES = 255
+#: Maximum bytes of a file name on Linux's file systems.
+_NAME_NBYTES = 255
 #: In a work folder: the lock, the new folder, the old folder that it replaces, and the new folder in a ZIP file.
 _LOCK, _IMAGE, _OLD, _PACKED = "lock", "image", "old", "packed"
 _UNFINISHED = ".unfinished"
@@ -58,20 +58,20 @@ def new_folder(path: Path, *, overwrite: bool, durable: bool = True) -> Iterator
     overwrite : bool
         Whether to replace an existing Zarr folder.
     durable : bool
-        Whether to flush the folder to the disk before the rename, so that a power cut leaves nothing half-written.
+        Whether to flush the folder to the disk before the rename, so that a power cut leaves no half-written output.
 
     Raises
     ------
     FileExistsError, FileNotFoundError
         As :func:`check_target`.
     OSError
-        The disk is full, or the temporary folder was removed. Nothing remains of the output then, nor after any other
-        error or interrupt.
+        The disk is full, or the temporary folder was removed. After this or any other error or interrupt, nothing
+        remains of the output.
     """
     recover(path)
     check_target(path, overwrite=overwrite)
     with full_disk(path, "nothing is left of"):
-        work, held = _new_work(path)
+        work, descriptor = _new_work(path)
         try:
             temporary = work / _IMAGE
             temporary.mkdir()
@@ -79,29 +79,29 @@ def new_folder(path: Path, *, overwrite: bool, durable: bool = True) -> Iterator
         finally:
             try:
                 if (work / _IMAGE).exists():
-                    wait_for_zarr()  # its threads would make the folder again
+                    wait_for_zarr()  # zarr's threads would make the folder again
                 remove_work(work)
             finally:
-                unlock(held)
+                unlock(descriptor)
     remove_unfinished(path)
 
 
 def _filled(temporary: Path, path: Path, overwrite: bool, durable: bool) -> Iterator[Path]:
-    same = os.open(temporary, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    descriptor = os.open(temporary, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield temporary
-        if not is_named(same, temporary):
+        if not is_named(descriptor, temporary):
             raise OSError(errno.ENOENT, "another process removed the unfinished folder; its voxels are lost", str(path))
         if durable:
-            sync_file_system(same)
+            sync_file_system(descriptor)
         rename_to_target(temporary, path, overwrite=overwrite, durable=durable)
     finally:
-        os.close(same)
+        os.close(descriptor)
 
 
 @contextmanager
 def full_disk(path: Path, left: str) -> Iterator[None]:
-    """Add to the error of a full disk what remains of the output."""
+    """Add to the error of a full disk what remains of the output: `left` comes before its path."""
     try:
         yield
     except OSError as error:
@@ -111,7 +111,7 @@ def full_disk(path: Path, left: str) -> Iterator[None]:
 
 
 def temporary_beside(path: Path) -> Path:
-    """Return an unused path beside another one; its name begins with a dot."""
+    """Return an unused path in the same folder; its name begins with a dot."""
     return path.parent / f"{_stem(path)}.part-{os.getpid()}-{secrets.token_hex(4)}"
 
 
@@ -121,8 +121,8 @@ def unfinished_beside(path: Path) -> Path:
 
 
 def _stem(path: Path) -> str:
-    """Return the prefix of the names of work folders beside a path; it shortens a long name and adds a digest."""
-    name, limit = os.fsencode(path.name), _NAME_BYTES - len("..part-4194304-00000000")
+    """Return the prefix of the names of work folders beside a path; a long name is shortened and gets a digest."""
+    name, limit = os.fsencode(path.name), _NAME_NBYTES - len("..part-4194304-00000000")
     if len(name) <= limit:
         return f".{path.name}"
     return f".{os.fsdecode(name[: limit - 9])}~{hashlib.sha256(name).hexdigest()[:8]}"
@@ -135,7 +135,7 @@ def _new_work(path: Path) -> tuple[Path, int]:
         try:
             return work, lock_work(work)[0]
         except BlockingIOError:
-            continue  # another process locked it first, to clean it up
+            continue  # another process locked the folder first, to clean it up
         except OSError:  # such as a full disk
             with suppress(OSError):
                 work.rmdir()
@@ -143,7 +143,7 @@ def _new_work(path: Path) -> tuple[Path, int]:
 
 
 def lock_work(work: Path) -> tuple[int, bool]:
-    """Lock a work folder, after making it if it does not exist.
+    """Lock a work folder; it is made if it does not exist.
 
     Returns
     -------
@@ -174,14 +174,14 @@ def lock_work(work: Path) -> tuple[int, bool]:
         except BaseException:
             os.close(descriptor)
             raise
-        unlock(descriptor)  # the folder was removed, and the lock must belong to the new one of its name
+        unlock(descriptor)  # the folder was removed; lock the new folder of its name instead
 
 
 def recover(path: Path) -> None:
     """Clean up after killed runs that wrote to a path.
 
-    A folder that was being replaced is restored. Work folders and files of ended processes are removed, except for one
-    that another run may continue.
+    A folder that was being replaced is restored. Work folders and files of ended processes are removed, except for an
+    unfinished folder that another run may continue.
     """
     removed: list[str] = []
     unknown: list[str] = []
@@ -210,7 +210,7 @@ def put_back(work: Path, path: Path) -> None:
 
 
 def remove_unfinished(path: Path) -> None:
-    """Remove the unfinished folder of a stopped run, once its path has a complete one."""
+    """Remove the unfinished folder of a stopped run, once its path has a complete folder."""
     work = unfinished_beside(path)
     if work.is_dir():
         with _claimed(work) as ended:
@@ -230,7 +230,7 @@ def _left_beside(path: Path) -> list[Path]:
 
 @contextmanager
 def _claimed(work: Path) -> Iterator[bool | None]:
-    """Lock a work folder or file: True if locked, False without locks on the file system, None if a run holds it."""
+    """Lock a work folder or file: True if locked, False if the file system has no locks, None if a run holds it."""
     try:
         is_folder = stat.S_ISDIR(os.lstat(work).st_mode)
         flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_CREAT if is_folder else 0)
@@ -255,25 +255,25 @@ def remove_work(work: Path) -> None:
         return
     if clear_work(work):
         (work / _LOCK).unlink(missing_ok=True)
-        with suppress(OSError):  # the next run already uses it
+        with suppress(OSError):  # fails if the next run already uses the folder
             work.rmdir()
 
 
 def clear_work(work: Path) -> bool:
     """Empty a work folder except for the lock; returns whether that succeeded.
 
-    It is tried several times: interrupted threads may still add a last file.
+    Several attempts are made, since interrupted threads may still add a last file.
     """
-    for wait in (0.0, 0.05, 0.2, 1.0):
-        time.sleep(wait)
-        for entry in _but_the_lock(work):
+    for delay in (0.0, 0.05, 0.2, 1.0):
+        time.sleep(delay)
+        for entry in _entries_except_lock(work):
             _remove(entry)
-        if not _but_the_lock(work):
+        if not _entries_except_lock(work):
             return True
     return False
 
 
-def _but_the_lock(work: Path) -> list[Path]:
+def _entries_except_lock(work: Path) -> list[Path]:
     return [entry for entry in work.iterdir() if entry.name != _LOCK]
 
 
@@ -290,8 +290,8 @@ def rename_to_target(temporary: Path, path: Path, *, overwrite: bool, durable: b
 
     For an ``.ozx`` path the folder is packed into a file, which is renamed; the folder remains in the work folder.
 
-    Where the file system cannot exchange two names, the old folder is first renamed to ``old`` in the work folder, from
-    where :func:`recover` restores it if the process is killed in between.
+    If the file system cannot exchange two names, the old folder is first renamed to ``old`` in the work folder;
+    :func:`recover` restores it from there if the process is killed before the second rename.
 
     Raises
     ------

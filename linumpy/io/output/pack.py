@@ -1,7 +1,8 @@
-"""Pack the folder of an OME-Zarr image into one ZIP file, as RFC-9 of NGFF asks for.
+"""Pack the folder of an OME-Zarr image into one ZIP file, as RFC-9 of NGFF requires.
 
-In: a folder with a ``zarr.json``. Out: the file: entries stored, not compressed; ``zarr.json`` of the root first, then
-the others, breadth first; a comment with the version; ZIP64. The same folder gives the same bytes.
+In: a folder with a ``zarr.json``. Out: the file. Its entries are stored, not compressed; the ``zarr.json`` of the root
+comes first, then the others, breadth first; it has a comment with the version, and ZIP64. The same folder gives the
+same bytes.
 
 Format: https://ngff.openmicroscopy.org/rfc/9/
 """
@@ -16,7 +17,7 @@ import zipfile
 from pathlib import Path
 from typing import BinaryIO
 
-_STEP = 4 * 2**20
+_COPY_NBYTES = 4 * 2**20
 _END = struct.Struct("<4s4H2LH")
 _END_64 = struct.Struct("<4sQ2H2L4Q")
 _LOCATOR = struct.Struct("<4sLQL")
@@ -29,11 +30,11 @@ def pack(folder: Path, file: Path, *, durable: bool) -> Path:
     Parameters
     ----------
     folder : Path
-        With the metadata of an OME-Zarr image.
+        Folder of an OME-Zarr image.
     file : Path
-        To write, or to write anew.
+        The file to write or overwrite.
     durable : bool
-        Whether to flush it to the disk.
+        Whether to flush the file to the disk.
 
     Returns
     -------
@@ -56,7 +57,7 @@ def pack(folder: Path, file: Path, *, durable: bool) -> Path:
 
 
 def _order(name: str) -> tuple[bool, int, list[tuple[bool, int, str]]]:
-    """Metadata first, by depth; then the rest, coordinates of chunks as numbers."""
+    """Sort key of entries: metadata first, by depth; then chunks, their coordinates as numbers."""
     parts = name.split("/")
     is_metadata = parts[-1] == _METADATA
     numbered = [(not part.isdecimal(), int(part) if part.isdecimal() else 0, part) for part in parts]
@@ -70,16 +71,16 @@ def _comment(folder: Path) -> bytes:
 
 
 def _add(archive: zipfile.ZipFile, path: Path, name: str) -> None:
-    entry = zipfile.ZipInfo(name)  # of 1980: times of chunks say nothing
+    entry = zipfile.ZipInfo(name)  # dated 1980, so that the same folder gives the same bytes
     entry.external_attr = 0o100644 << 16
     with open(path, "rb") as source:
         entry.file_size = os.fstat(source.fileno()).st_size  # decides on ZIP64 for this entry
         with archive.open(entry, "w") as target:
-            shutil.copyfileobj(source, target, _STEP)
+            shutil.copyfileobj(source, target, _COPY_NBYTES)
 
 
 def _use_zip64(stream: BinaryIO) -> None:
-    """Give a ZIP file the end of ZIP64, which RFC-9 asks for at any size, where zipfile did not write it."""
+    """Append the end record of ZIP64, which RFC-9 requires at any size, unless zipfile has written it."""
     with zipfile.ZipFile(stream) as archive:
         begin, count, comment = archive.start_dir, len(archive.infolist()), archive.comment
     size = stream.seek(0, os.SEEK_END) - len(comment) - _END.size - begin

@@ -1,7 +1,7 @@
-"""System calls for writing safely that Python's ``os`` lacks, and locks that end with their process.
+"""System calls for safe writing that Python's ``os`` lacks, and locks that end with their process.
 
 In: paths and descriptors. Out: names exchanged or renamed without replacing, bytes on the disk, locks. Errors:
-``OSError`` of the system, naming the path. A function returns False where the file system lacks the call.
+``OSError`` of the system, naming the path. A function returns False if the file system lacks the call.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def _libc() -> ctypes.CDLL:
 
 
 def _rename(first: Path, second: Path, flags: int) -> bool:
-    """Call ``renameat2``; False where it is missing."""
+    """Call ``renameat2``; False if it is missing."""
     call = getattr(_libc(), "renameat2", None)  # glibc from 2.28 on
     if call is None:
         return False
@@ -41,7 +41,7 @@ def _rename(first: Path, second: Path, flags: int) -> bool:
 
 
 def exchange(first: Path, second: Path) -> bool:
-    """Exchange two names atomically; False, with nothing changed, where the file system cannot."""
+    """Exchange two names atomically; False, with nothing changed, if the file system cannot."""
     return _rename(first, second, _EXCHANGE)
 
 
@@ -51,7 +51,7 @@ def rename_new(first: Path, second: Path) -> None:
     Raises
     ------
     FileExistsError
-        The new name exists. Where the file system lacks the call, the check is made just before the rename.
+        The new name exists. If the file system lacks the call, the check is made just before the rename.
     """
     if _rename(first, second, _NOREPLACE):
         return
@@ -63,8 +63,8 @@ def rename_new(first: Path, second: Path) -> None:
 def sync_file_system(descriptor: int) -> None:
     """Flush the file system of a descriptor to the disk.
 
-    One call costs less than one for each file of an image. It reports errors since the descriptor was opened, so open
-    the descriptor before the first byte is written.
+    One call costs less than a call for each file of an image. It reports errors since the descriptor was opened, so
+    open the descriptor before the first byte is written.
     """
     if _libc().syncfs(descriptor):
         code = ctypes.get_errno()
@@ -84,12 +84,12 @@ def sync_path(path: Path) -> None:
 
 
 def lock(descriptor: int) -> bool:
-    """Lock a file until its descriptor is closed or the process ends, by a kill too.
+    """Lock a file until its descriptor is closed or the process ends, even if it is killed.
 
     Returns
     -------
     bool
-        Whether the file is locked; False where the file system has no locks.
+        Whether the file is locked; False if the file system has no locks.
 
     Raises
     ------
@@ -126,7 +126,7 @@ def is_named(descriptor: int, path: Path) -> bool:
 
 @contextmanager
 def named_errors(path: Path) -> Iterator[None]:
-    """Name a path in errors of the system that name none, such as those of a file that cannot be closed."""
+    """Add a path to system errors without one, such as the error of a file that cannot be closed."""
     try:
         yield
     except OSError as error:
@@ -141,12 +141,12 @@ def write_fully(descriptor: int, data: bytes) -> None:
     Raises
     ------
     OSError
-        Such as a full disk; the file is as long as before.
+        Such as a full disk; the file keeps its former length.
     """
-    before, left = os.fstat(descriptor).st_size, memoryview(data)
+    length, remaining = os.fstat(descriptor).st_size, memoryview(data)
     try:
-        while left:
-            left = left[os.write(descriptor, left) :]
+        while remaining:
+            remaining = remaining[os.write(descriptor, remaining) :]
     except OSError:
-        os.ftruncate(descriptor, before)
+        os.ftruncate(descriptor, length)
         raise

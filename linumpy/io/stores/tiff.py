@@ -1,9 +1,9 @@
 """TIFF stacks as arrays of zarr, for conversion.
 
 In: a file of one or more pages, or a folder of files of one page each, in the order of the numbers in their names. Out:
-:class:`TiffStack`, read by tifffile, page by page, or strip by strip or tile by tile where the file has them. tifffile
-is imported inside. Errors: :class:`~linumpy.errors.SourceError` for files that are no stack, or broken,
-:class:`~linumpy.errors.MetadataError` for axes that no image has.
+:class:`TiffStack`, which tifffile reads by pages, strips or tiles, as the file is stored. tifffile is imported inside
+functions. Errors: :class:`~linumpy.errors.SourceError` for files that are not a stack, or are broken,
+:class:`~linumpy.errors.MetadataError` for axes that an image cannot have.
 """
 
 from __future__ import annotations
@@ -16,15 +16,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 import zarr
 
 from linumpy.device import install_line
 from linumpy.errors import MetadataError, SourceError
+from linumpy.io.paths import is_zarr_folder
+
+if TYPE_CHECKING:
+    from tifffile import TiffFile, TiffPageSeries
 
 SUFFIXES = (".tif", ".tiff", ".btf", ".tf8")
-#: Axes of NGFF by those of tifffile: pages without a meaning are planes.
+#: Axes of NGFF by tifffile's axes: pages without a meaning (Q, I) are planes.
 _AXES = {"T": "t", "C": "c", "Z": "z", "Q": "z", "I": "z", "Y": "y", "X": "x"}
 
 
@@ -35,11 +40,11 @@ class TiffStack:
     Attributes
     ----------
     array : zarr.Array
-        Its voxels.
+        The voxels.
     axes : str
         Names of the axes, such as ``"zyx"``.
     files : tuple of str
-        Paths of its files.
+        Paths of the files.
     """
 
     array: zarr.Array
@@ -48,17 +53,17 @@ class TiffStack:
 
 
 def tiff_files(path: str | Path) -> list[str]:
-    """Return the files of a stack: the path itself, or the TIFF files of a folder; none for anything else."""
+    """Return the files of a stack: the path itself, or the TIFF files of a folder; none for any other path."""
     path = Path(path)
     if path.suffix.lower() in SUFFIXES and not path.is_dir():
         return [str(path)]
-    if not path.is_dir() or any((path / name).exists() for name in ("zarr.json", ".zgroup", ".zarray")):
+    if not path.is_dir() or is_zarr_folder(path):
         return []
-    return sorted((str(one) for one in path.iterdir() if one.suffix.lower() in SUFFIXES), key=_numbers)
+    return sorted((str(file) for file in path.iterdir() if file.suffix.lower() in SUFFIXES), key=_numbers)
 
 
 def _numbers(name: str) -> list[tuple[int, str]]:
-    """Order names by the numbers in them: ``page10`` comes after ``page9``."""
+    """Sort key of names by the numbers in them: ``page10`` comes after ``page9``."""
     return [(int(word), "") if word.isdigit() else (0, word) for word in re.split(r"(\d+)", name)]
 
 
@@ -70,17 +75,17 @@ def open_stack(files: list[str]) -> Iterator[TiffStack]:
     except ImportError as error:
         raise ImportError(f"tifffile is not installed ({error}): {install_line('export')}") from error
     name = files[0] if len(files) == 1 else os.path.dirname(files[0])
-    for one in files:
-        if not os.path.exists(one):
-            raise FileNotFoundError(f"{one} does not exist")
+    for file in files:
+        if not os.path.exists(file):
+            raise FileNotFoundError(f"{file} does not exist")
     try:
         with tifffile.TiffFile(files[0]) as first:
             series = _series(first)[0]
             if len(first.series) > 1:
-                shapes = ", ".join("×".join(map(str, one.shape)) for one in first.series)
+                shapes = ", ".join("×".join(map(str, pages.shape)) for pages in first.series)
                 raise SourceError(
-                    f"{files[0]} holds {len(first.series)} series of pages ({shapes}), and a stack is one: write each "
-                    "to a file"
+                    f"{files[0]} holds {len(first.series)} series of pages ({shapes}), but a stack has one: write each "
+                    "series to a file of its own"
                 )
             if len(files) == 1:
                 with series.aszarr(level=0) as store:
@@ -97,29 +102,29 @@ def _opened(store: Any) -> zarr.Array:
     return zarr.open_array(store, mode="r")
 
 
-def _series(file: Any) -> Any:
-    """Return the series of a file; what tifffile only logs of broken pages, which it leaves out, is an error."""
-    thread, found = threading.get_ident(), []
+def _series(file: TiffFile) -> list[TiffPageSeries]:
+    """Return the series of a file; an error if tifffile logs broken pages, which it leaves out."""
+    thread, messages = threading.get_ident(), []
 
     class Listener(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             if record.thread == thread:
-                found.append(record.getMessage())
+                messages.append(record.getMessage())
 
     logger, listener = logging.getLogger("tifffile"), Listener(logging.ERROR)
     logger.addHandler(listener)
     try:
         series = file.series
-        len(file.pages)  # looks for all of them
+        len(file.pages)  # makes tifffile search for all pages
     finally:
         logger.removeHandler(listener)
-    if found:
-        raise SourceError(f"{file.filehandle.path} is cut off or broken: {found[0]}")
+    if messages:
+        raise SourceError(f"{file.filehandle.path} is cut off or broken: {messages[0]}")
     return series
 
 
-def _check_pages(tifffile: Any, files: list[str], first: Any) -> None:
-    """Refuse a folder whose files have other shapes or types than the first, which tifffile would mix up."""
+def _check_pages(tifffile: ModuleType, files: list[str], first: TiffPageSeries) -> None:
+    """Refuse a folder whose files differ from the first in shape or dtype, which tifffile does not check."""
     for name in files[1:]:
         with tifffile.TiffFile(name) as file:
             page = _series(file)[0]
@@ -131,13 +136,13 @@ def _check_pages(tifffile: Any, files: list[str], first: Any) -> None:
 
 
 def _axes(axes: str, name: str) -> str:
-    found = "".join(_AXES.get(axis, "?") for axis in axes)
-    if "?" in found or len(set(found)) < len(found) or found not in _in_order():
+    names = "".join(_AXES.get(axis, "?") for axis in axes)
+    if "?" in names or len(set(names)) < len(names) or names not in _in_order():
         raise MetadataError(
             f"{name} has the axes {axes} as tifffile names them: planes of y and x are converted, with z, channels and "
             "times before them in the order t, c, z; colours (S) are not"
         )
-    return found
+    return names
 
 
 def _in_order() -> set[str]:

@@ -1,11 +1,11 @@
-"""ZIP files that hold Zarr arrays: directories, a read-only store for zarr-python, and what the native core needs.
+"""ZIP files that hold Zarr arrays: their directories, a read-only store for zarr-python, entries for the native core.
 
 In: the path of a ZIP file. Out: :class:`ArchiveStore`, and :class:`~linumpy.plan.layout.StoredEntries` of an array.
 Errors: :class:`~linumpy.errors.SourceError` for a file that is no ZIP file, is cut off or encrypted, or whose entries
 overlap; :class:`~linumpy.errors.ChunkError` for an entry that cannot be read.
 
-No file stays open: each read opens it, and compares it with the file whose directory was read. So stores may be used by
-several threads, in child processes, and pickled.
+No file stays open: each read opens it, and checks that it is still the file whose directory was read. So stores can be
+pickled, and used by several threads and in child processes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ import zlib
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from zarr.abc.store import ByteRequest, OffsetByteRequest, RangeByteRequest, Store, SuffixByteRequest
@@ -31,10 +30,11 @@ from zarr.core.buffer import Buffer, BufferPrototype
 
 from linumpy.errors import ChunkError, SourceError
 from linumpy.io.looks import stamp_of
+from linumpy.io.paths import ZARR_FILES
 from linumpy.plan.layout import ChunkKeys, StoredEntries
 
-#: Directories that are kept.
-_KEPT = 8
+#: Number of directories that are kept.
+_KEPT_DIRECTORIES = 8
 _HEADER = struct.Struct("<4s5H3L2H")
 _ENCRYPTED = 1
 _METHODS = {zipfile.ZIP_BZIP2: "bzip2", zipfile.ZIP_LZMA: "lzma", 93: "zstd"}
@@ -49,11 +49,11 @@ class Directory:
     path : str
         Absolute path of the file.
     stamp : tuple of int
-        Of the file whose directory it is: see :func:`linumpy.io.looks.stamp`.
+        Stamp of the file when its directory was read: see :func:`linumpy.io.looks.stamp`.
     entries : dict
-        Entries by name, without folders; of entries with the same name the last.
+        Entries by name, without folders; the last of several entries with the same name.
     names : list of str
-        Their names, sorted.
+        The names, sorted.
     """
 
     def __init__(self, path: str) -> None:
@@ -62,31 +62,30 @@ class Directory:
             self.stamp = stamp_of(os.fstat(file.fileno()))
             try:
                 with zipfile.ZipFile(file) as archive:
-                    found, end = archive.infolist(), archive.start_dir
+                    entries, end = archive.infolist(), archive.start_dir
             except _BROKEN as error:
                 raise SourceError(f"{path} is no ZIP file, or one that is cut off or damaged: {error}") from error
-        if any(entry.flag_bits & _ENCRYPTED for entry in found):
+        if any(entry.flag_bits & _ENCRYPTED for entry in entries):
             raise SourceError(f"{path} is an encrypted ZIP file, which linumpy does not read")
-        _check_ranges(path, found, end)
-        self.entries = {entry.filename: entry for entry in found if not entry.filename.endswith("/")}
+        _check_ranges(path, entries, end)
+        self.entries = {entry.filename: entry for entry in entries if not entry.filename.endswith("/")}
         self.names = sorted(self.entries)
 
-    def below(self, folder: str) -> list[str]:
-        """Name the entries whose names begin with a text."""
-        first = bisect.bisect_left(self.names, folder)
-        # No name of text is greater than its beginning with the last code point.
-        return self.names[first : bisect.bisect_right(self.names, folder + "\U0010ffff")]
+    def below(self, prefix: str) -> list[str]:
+        """List the names that begin with a prefix."""
+        first = bisect.bisect_left(self.names, prefix)
+        # The last code point sorts after all that may follow the prefix.
+        return self.names[first : bisect.bisect_right(self.names, prefix + "\U0010ffff")]
 
     @functools.cached_property
     def roots(self) -> list[str]:
-        """Name the folders that hold the metadata of an array or a group, without those below others."""
-        files = ("zarr.json", ".zgroup", ".zarray")
-        folders = sorted({name.rpartition("/")[0] for name in self.names if name.rpartition("/")[2] in files})
+        """List the topmost folders that hold the metadata of an array or a group."""
+        folders = sorted({name.rpartition("/")[0] for name in self.names if name.rpartition("/")[2] in ZARR_FILES})
         return [folder for folder in folders if not any(folder.startswith(f"{above}/") for above in folders)]
 
 
 def _check_ranges(path: str, entries: list[zipfile.ZipInfo], end: int) -> None:
-    """Refuse a ZIP file whose entries share bytes with each other or with the directory, or have two sizes."""
+    """Refuse a ZIP file whose entries overlap each other or the directory, or have two sizes."""
     for entry in entries:
         if entry.compress_type == zipfile.ZIP_STORED and entry.file_size != entry.compress_size:
             raise SourceError(f"{path} is a damaged ZIP file: its directory gives {entry.filename} two sizes")
@@ -99,31 +98,31 @@ def _check_ranges(path: str, entries: list[zipfile.ZipInfo], end: int) -> None:
         raise SourceError(f"{path} is a damaged ZIP file: its entries overlap, or lie behind its end")
 
 
-_known: OrderedDict[str, Directory] = OrderedDict()
+_directories: OrderedDict[str, Directory] = OrderedDict()
 _lock = threading.Lock()
 
 
-def _forget() -> None:
-    """Make the lock new in a child process, whose parent may have held it."""
+def _after_fork() -> None:
+    """Replace the lock in a child process, whose parent may have held it."""
     global _lock
     _lock = threading.Lock()
 
 
-os.register_at_fork(after_in_child=_forget)
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def read_directory(path: str) -> Directory:
-    """Read the directory of a ZIP file, or return it where it was read before and the file is the same."""
+    """Return the directory of a ZIP file; it is read if it is not kept, or if the file has changed."""
     with _lock:
-        known = _known.get(path)
-    if known is None or known.stamp != stamp_of(os.stat(path)):
-        known = Directory(path)
+        directory = _directories.get(path)
+    if directory is None or directory.stamp != stamp_of(os.stat(path)):
+        directory = Directory(path)
     with _lock:
-        _known[path] = known
-        _known.move_to_end(path)
-        while len(_known) > _KEPT:
-            _known.popitem(last=False)
-    return known
+        _directories[path] = directory
+        _directories.move_to_end(path)
+        while len(_directories) > _KEPT_DIRECTORIES:
+            _directories.popitem(last=False)
+    return directory
 
 
 def entries_of(directory: Directory, folder: str, keys: ChunkKeys, grid: tuple[int, ...]) -> StoredEntries:
@@ -132,30 +131,30 @@ def entries_of(directory: Directory, folder: str, keys: ChunkKeys, grid: tuple[i
     Parameters
     ----------
     directory : Directory
-        Of the ZIP file.
+        Directory of the ZIP file.
     folder : str
-        Path of the array in it.
+        Path of the array in the ZIP file.
     keys : ChunkKeys
-        How chunks are named.
+        Encoding of chunk keys.
     grid : tuple of int
         Chunks (or shards) along each axis.
     """
     prefix = f"{folder}/{keys.prefix}" if folder else keys.prefix
     pattern = re.compile(re.escape(keys.separator).join([r"(0|[1-9]\d{0,18})"] * len(grid)), re.ASCII)
-    table, is_compressed = [], False
+    rows, is_compressed = [], False
     for name in directory.below(prefix):
-        found = pattern.fullmatch(name, len(prefix))
-        if found is None:
+        match = pattern.fullmatch(name, len(prefix))
+        if match is None:
             continue
-        index = tuple(map(int, found.groups()))
+        index = tuple(map(int, match.groups()))
         if all(number < count for number, count in zip(index, grid, strict=True)):
             number = functools.reduce(lambda sum_, step: sum_ * step[1] + step[0], zip(index, grid, strict=True), 0)
             entry = directory.entries[name]
-            table.append((number, entry.header_offset, entry.file_size))
+            rows.append((number, entry.header_offset, entry.file_size))
             is_compressed |= entry.compress_type != zipfile.ZIP_STORED
     fits = math.prod(grid) < 2**63
-    numbers = np.array(sorted(table) if fits else [], np.int64).reshape(-1, 3)
-    return StoredEntries(directory.path, directory.stamp, grid, numbers, is_compressed or not fits)
+    table = np.array(sorted(rows) if fits else [], np.int64).reshape(-1, 3)
+    return StoredEntries(directory.path, directory.stamp, grid, table, is_compressed or not fits)
 
 
 class ArchiveStore(Store):
@@ -202,13 +201,13 @@ class ArchiveStore(Store):
     __hash__ = None  # type: ignore[assignment]
 
     def read(self, key: str, request: ByteRequest | None = None) -> bytes | None:
-        """Return the bytes of an entry, or a range of them; None where there is none.
+        """Return the bytes of an entry, or a range of them; None if there is no such entry.
 
         Raises
         ------
         ChunkError
-            The file is another one by now; the entry's header says something else than the directory; the entry is
-            compressed by another method than Deflate; it is broken, which its CRC-32 shows if it is read whole.
+            The file was replaced; the entry's header contradicts the directory; the entry is compressed by another
+            method than Deflate; the entry is broken, which its CRC-32 shows if all its bytes are read.
         """
         entry = self.directory.entries.get(key)
         if entry is None:
@@ -222,7 +221,7 @@ class ArchiveStore(Store):
             raise ChunkError(f"{self}/{key} is compressed by {method}: stored and deflated entries are read")
         decoder = zlib.decompressobj(-zlib.MAX_WBITS)
         try:
-            # One byte more than the directory states, so that a stream that is too long shows.
+            # One byte more than the directory states, to detect a stream that is too long.
             data = decoder.decompress(self._pread(entry, 0, entry.compress_size), entry.file_size + 1)
         except zlib.error as error:
             raise ChunkError(f"{self}/{key} cannot be decompressed: {error}") from error
@@ -236,7 +235,7 @@ class ArchiveStore(Store):
                 raise ChunkError(f"{self.path} was written anew since its directory was read: open it again")
             header = os.pread(file.fileno(), _HEADER.size, entry.header_offset)
             if len(header) < _HEADER.size or header[:4] != b"PK\x03\x04":
-                raise ChunkError(f"{name}: no local header of the ZIP file is there")
+                raise ChunkError(f"{name} has no local header in the ZIP file")
             _, _, flags, method, *_, name_nbytes, extra = _HEADER.unpack(header)
             if method != entry.compress_type or flags & _ENCRYPTED:
                 raise ChunkError(f"{name}: its local header says that it is stored differently than the directory says")
@@ -265,7 +264,7 @@ class ArchiveStore(Store):
         return list(await asyncio.gather(*(self.get(key, prototype, request) for key, request in key_ranges)))
 
     async def exists(self, key: str) -> bool:
-        """Say whether there is an entry."""
+        """Say whether an entry exists."""
         return key in self.directory.entries
 
     async def set(self, key: str, value: Buffer) -> None:
@@ -282,12 +281,12 @@ class ArchiveStore(Store):
             yield name
 
     async def list_prefix(self, prefix: str) -> AsyncIterator[str]:
-        """Yield names that begin with a text."""
+        """Yield names that begin with a prefix."""
         for name in self.directory.below(prefix):
             yield name
 
     async def list_dir(self, prefix: str) -> AsyncIterator[str]:
-        """Yield the names of what lies directly in a folder."""
+        """Yield the names of the direct members of a folder."""
         folder = f"{prefix.rstrip('/')}/" if prefix.rstrip("/") else ""
         members = (name[len(folder) :].partition("/")[0] for name in self.directory.below(folder))
         for member in dict.fromkeys(members):
@@ -295,7 +294,7 @@ class ArchiveStore(Store):
 
 
 def _bounds(request: ByteRequest | None, size: int) -> tuple[int, int]:
-    """Return the first byte of a range, and the one behind its last."""
+    """Return begin and end of a range in the bytes of an entry."""
     match request:
         case None:
             return 0, size
@@ -308,7 +307,7 @@ def _bounds(request: ByteRequest | None, size: int) -> tuple[int, int]:
     raise TypeError(f"unknown range of bytes: {request!r}")
 
 
-def _checked(name: str, entry: zipfile.ZipInfo, data: Any) -> bytes:
+def _checked(name: str, entry: zipfile.ZipInfo, data: bytes) -> bytes:
     if len(data) != entry.file_size or zlib.crc32(data) != entry.CRC:
-        raise ChunkError(f"{name} is broken: its length or its CRC-32 is not what the ZIP file's directory says")
-    return bytes(data)
+        raise ChunkError(f"{name} is broken: its length or its CRC-32 differs from the ZIP file's directory")
+    return data

@@ -1,4 +1,4 @@
-"""Plan the brick of an image that an affinely transformed tile of the output needs, for shared memory.
+"""Plan which brick of an image an affine transform holds in shared memory for a tile of the output.
 
 In: a matrix, the spline's order, a tile. Out: a :class:`Brick`, or None. Pure.
 """
@@ -61,12 +61,12 @@ def plan_brick(
     Returns
     -------
     Brick or None
-        None where it does not fit.
+        None if the brick does not fit, or single precision is not sufficient.
     """
     reach = [sum(abs(m) * (n - 1) for m, n in zip(row, tile, strict=True)) for row in matrix]
     if not max(reach) < 2**20:
         return None
-    # The neighbours of a point and one more for rounding; along X also those down to a multiple of four.
+    # The neighbours of a point and one more voxel for rounding; along X also the voxels down to a multiple of four.
     z, y, x = (math.floor(length + 3e-6) + 2 + order for length in reach)
     x += 3
     for pitch in _PITCHES:
@@ -78,9 +78,9 @@ def plan_brick(
 
 
 def _inverse_numbers(matrix: Matrix, order: int) -> tuple[float, ...] | None:
-    """Return the inverse map as the kernel takes it; None where single precision is not sufficient for it.
+    """Return the inverse map as the kernel takes it; None if single precision is not sufficient for it.
 
-    A point that needs one of eight columns of a row is less than (order + 1) / 2 away from one of them.
+    A point that needs any of eight adjacent columns of a row is less than (order + 1) / 2 away from one of them.
     """
     (a, b, c), (d, e, f), (g, h, i) = matrix
     minors = (

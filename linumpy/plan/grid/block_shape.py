@@ -1,11 +1,11 @@
-"""Choose the shape of the blocks of a resampling: large enough to be fast, within memory, reading little twice.
+"""Choose the shape of the blocks of a resampling: large enough to be fast, within memory, reading few voxels twice.
 
-In: an :class:`~linumpy.plan.grid.blocks.AffineGrid`, how source and output are stored, the bytes of a voxel, a limit.
-Out: a shape. Errors: :class:`~linumpy.errors.DeviceMemoryError` where not even the smallest block fits.
+In: an :class:`~linumpy.plan.grid.blocks.AffineGrid`, the stored shapes of source and output, the bytes of a voxel, a
+limit. Out: a shape. Errors: :class:`~linumpy.errors.DeviceMemoryError` if not even the smallest block fits.
 
-A block grows along the axis that makes the plan read least (touched chunks counted whole), and of equal ones along the
-shortest, until a box and its block reach 1 GiB or 1/24 of everything; further where that saves many reads; and only as
-far as two boxes, two blocks and the working memory fit.
+A block grows along the axis for which the plan reads least (touched chunks counted whole), and among equal axes along
+the shortest, until a box and its block reach 1 GiB or 1/24 of all voxels' bytes. It grows further if that saves many
+reads. It always leaves room in memory for two boxes, two blocks and the working memory.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from linumpy.errors import DeviceMemoryError
 from linumpy.plan.grid.blocks import CLIPPED_MODES, AffineGrid, axis_box
 
-#: A block and its box beyond this size gain nothing: the read takes far longer than its start.
+#: A block and its box gain nothing beyond this size: the read takes far longer than its start.
 _LARGE_NBYTES = 2**30
-#: Minimum number of blocks, since the first read and the last write overlap nothing; except for blocks below
-#: _SMALL_NBYTES, and for larger blocks that save the fraction _MIN_SAVING of all reads: then _FEW_BLOCKS.
+#: Minimum number of blocks, since the first read and the last write overlap no other work. Blocks below _SMALL_NBYTES
+#: may be fewer; _FEW_BLOCKS is the minimum for larger blocks that save the fraction _MIN_SAVING of all reads.
 _ENOUGH_BLOCKS, _FEW_BLOCKS = 24, 8
 _SMALL_NBYTES, _MIN_SAVING = 32 * 2**20, 0.08
 
@@ -66,7 +66,7 @@ class BlockBytes:
 
 
 def source_bound(grid: AffineGrid, block_shape: Sequence[int], pad: int = 0) -> int:
-    """Bound the voxels of the box, with `pad` voxels around it, that any block of a shape needs."""
+    """Return an upper bound of the voxels of the box, with `pad` voxels around it, for any block of a shape."""
     return math.prod(n + 2 * pad for n in _box_bound(grid, block_shape))
 
 
@@ -85,8 +85,8 @@ def _box_bound(grid: AffineGrid, block_shape: Sequence[int]) -> list[int]:
 def voxels_read(grid: AffineGrid, block_shape: Sequence[int], chunk_shape: Sequence[int]) -> int:
     """Estimate the voxels of the source that all blocks together read, as whole chunks.
 
-    Exact where each axis of the source depends on one of the output and the mode is clipped; else the average over all
-    positions of the blocks.
+    Exact if each axis of the source depends on one axis of the output and the mode is clipped; otherwise the average
+    over all positions of the blocks.
 
     Parameters
     ----------
@@ -132,13 +132,13 @@ def choose_block_shape(
     grid : AffineGrid
         Output grid over the source.
     stored_shape : sequence of int
-        Shape of a chunk of the output, or of a shard where it has them.
+        Shape of a chunk of the output, or of a shard if it has shards.
     cost : BlockBytes
         Memory of a block.
     budget : int
         Bytes that all blocks in memory may take together.
     chunk_shape : sequence of int, optional
-        Shape of a chunk of the source, which is read whole where a box touches it; by default single voxels.
+        Shape of a chunk of the source, which is read whole if a box touches it; by default single voxels.
 
     Raises
     ------
@@ -176,17 +176,17 @@ def choose_block_shape(
         ]
         fitting = [shape for shape in longer if needs(shape) <= budget and pays(shape)]
         if not fitting:
-            # Blocks consist of whole stored objects, also where the output's end cuts them.
+            # Blocks consist of whole stored objects, even if the output's end cuts them.
             return tuple(-(-b // s) * s for b, s in zip(block, stored_shape, strict=True))
         best = min(fitting, key=lambda shape: (_reads_per_voxel(grid, shape, chunks), *_by_compactness(shape)))
         block = list(best)
 
 
 def _reads_per_voxel(grid: AffineGrid, shape: Sequence[int], chunk_shape: Sequence[int]) -> int:
-    """Estimate how often a voxel of the source is read, in hundredths: less does not justify a long thin block."""
+    """Estimate how often a voxel of the source is read, in hundredths: smaller gains do not justify thin blocks."""
     return round(100 * voxels_read(grid, shape, chunk_shape) / math.prod(grid.source_shape))
 
 
 def _by_compactness(shape: Sequence[int]) -> tuple[int, ...]:
-    """Sort key of shapes: the most cubic first, and of those the one that is longest along the last axes."""
+    """Sort key of shapes: the most cubic first, and among equals the longest along the last axes."""
     return (max(shape), -min(shape), *shape)

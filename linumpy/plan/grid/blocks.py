@@ -1,9 +1,9 @@
 """Plan a resampling block by block: the box of the source that each block of the output needs.
 
 In: the shapes of source and output, and the affine map between their voxels (:class:`AffineGrid`). Out: a
-:class:`ResamplePlan` of :class:`Block` records. Everything is in voxels; a box is a pair of corners, the upper one
-excluded. ``linumpy.plan.grid.block_shape`` chooses the blocks' shape. Errors: ``ValueError`` for invalid maps, shapes,
-orders and modes.
+:class:`ResamplePlan` of :class:`Block` records. Everything is in voxels; a box is given by its start and stop.
+``linumpy.plan.grid.block_shape`` chooses the blocks' shape. Errors: ``ValueError`` for invalid maps, shapes, orders and
+modes.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from linumpy.plan.grid.point_map import PointMap
 
 #: Modes that extend a box clipped at the edges of the image exactly as they extend the image.
 CLIPPED_MODES = ("constant", "nearest")
-#: Margin of a box, by spline order, beyond which the prefilter does not see where the box is cut: the largest pole of
+#: Margin of a box, by spline order, so that cutting the box does not affect the prefilter inside: the largest pole of
 #: the filter, to this power, is below 1e-12.
 _FILTER_MARGIN = {0: 0, 1: 0, 2: 16, 3: 21, 4: 28, 5: 33}
 #: Voxels by which SciPy pads an image before it filters for mode "nearest".
 SPLINE_PAD = 12
-#: Upper bound of the rounding error of a coordinate. Voxels within it are read, and treated as outside where safer.
+#: Upper bound of the rounding error of a coordinate. Voxels within it are read, or treated as outside if that is safer.
 _ROUNDING = 1e-6
 _TRUNCATE = 4.0  # standard deviations at which a Gaussian is cut, as SciPy's gaussian_filter
 
 
 def gaussian_radius(sigma: float) -> int:
-    """Radius in voxels of a Gaussian of `sigma` voxels, as in SciPy."""
+    """Return the radius in voxels of a Gaussian of `sigma` voxels, as in SciPy."""
     return int(_TRUNCATE * sigma + 0.5) if sigma > 1e-15 else 0
 
 
 def anti_aliasing_sigmas(matrix: Sequence[Sequence[float]]) -> tuple[float, ...]:
     """Choose the Gaussian that smooths a source before it is sampled through a matrix, in voxels for each axis.
 
-    (scale - 1) / 2, as in scikit-image's ``resize``; scale is the length of the matrix's row, by how much a step of one
-    voxel of the output moves along that axis of the source. 0 where the output is not coarser.
+    (scale - 1) / 2, as in scikit-image's ``resize``; scale is the length of the matrix's row, the distance along that
+    axis of the source for a step of one voxel of the output. 0 if the output is not coarser.
     """
     lengths = []
     for row in matrix:
@@ -68,8 +68,8 @@ class AffineGrid:
         Standard deviations of the Gaussian that smooths the source before it is sampled, in voxels for each axis of the
         source, whose outermost voxels are repeated beyond its edges. Empty, or all 0: no smoothing.
     warp : PointMap
-        What is applied to voxels of the output before matrix and offset: fields of vectors. The box of the source that
-        a block needs is known when these are read, so blocks have none.
+        Fields of vectors, applied to voxels of the output before matrix and offset. The box of the source for a block
+        depends on vectors that the plan does not read, so blocks have no box.
     """
 
     source_shape: tuple[int, ...]
@@ -126,7 +126,7 @@ class AffineGrid:
     def separable(self) -> bool:
         """Whether one table of weights for each axis both smooths and interpolates.
 
-        True where the output has a coarser spacing, with linear interpolation, and both volumes begin at the same edge.
+        True if the output has a coarser spacing, with linear interpolation, and both volumes begin at the same edge.
         """
         if not self.smooths or self.order != 1 or self.mode != "nearest" or self.warp:
             return False
@@ -153,7 +153,7 @@ class AffineGrid:
         return tuple(bounds)
 
     def stays_inside(self, axis: int, low: float, high: float) -> bool:
-        """Return whether linear interpolation between two coordinates needs no voxel beyond the edges of the source."""
+        """Say whether linear interpolation between two coordinates needs only voxels within the source."""
         return low >= _ROUNDING and high < self.source_shape[axis] - 1 - _ROUNDING
 
     @property
@@ -179,7 +179,7 @@ class Block:
     start, stop : tuple of int
         Corners in the output.
     source_start, source_stop : tuple of int
-        Corners in the source, within its shape; equal where the block lies wholly outside, so that nothing is read.
+        Corners in the source, within its shape; equal if the block lies wholly outside, so that nothing is read.
     """
 
     number: int
@@ -200,12 +200,12 @@ class Block:
 
     @property
     def box(self) -> tuple[slice, ...]:
-        """The block as an index into the output."""
+        """The block, as an index into the output."""
         return tuple(slice(a, b) for a, b in zip(self.start, self.stop, strict=True))
 
     @property
     def source_box(self) -> tuple[slice, ...]:
-        """The box as an index into the source."""
+        """The source's box, as an index into the source."""
         return tuple(slice(a, b) for a, b in zip(self.source_start, self.source_stop, strict=True))
 
 
@@ -220,7 +220,7 @@ class ResamplePlan:
     block_shape : tuple of int
         Whole stored objects (chunks or shards) of the output; blocks at its end are cut.
     part_bytes : int
-        Limit of the boxes of a part of a block, where the grid has a warp
+        Maximum bytes of the boxes of a part of a block, if the grid has a warp
         (:func:`linumpy.resample.blocks.warp.make_warped`).
     counts : tuple of int
         Number of blocks along each axis.
@@ -261,8 +261,8 @@ class ResamplePlan:
 def source_box(grid: AffineGrid, start: Sequence[int], stop: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Find the box of the source that a box of the output is computed from.
 
-    Contains every voxel that contributes to the result, rounding of coordinates included, and no margin beside: a box
-    that reaches into a stored chunk by one voxel may cause a read of all of it.
+    The box contains every voxel that contributes to the result, rounding of coordinates included, and no other margin:
+    a single voxel in another stored chunk may cause a read of that whole chunk.
 
     Parameters
     ----------
@@ -274,7 +274,7 @@ def source_box(grid: AffineGrid, start: Sequence[int], stop: Sequence[int]) -> t
     Returns
     -------
     start, stop : tuple of int
-        Corners in the source; all zeros where the output lies outside of it, or the grid has a warp.
+        Corners in the source; all zeros if the box lies outside of it, or the grid has a warp.
     """
     if grid.warp:
         return (0,) * grid.rank, (0,) * grid.rank
@@ -297,7 +297,7 @@ def axis_box(grid: AffineGrid, axis: int, low: float, high: float) -> tuple[int,
 
 
 def _linear_box(grid: AffineGrid, axis: int, low: float, high: float) -> tuple[int, int]:
-    """Find the voxels that tables of weights use between two coordinates: none whose weight is 0."""
+    """Find the voxels with a weight other than 0 in tables of weights between two coordinates."""
     end = grid.source_shape[axis] - 1.0
     low, high = min(max(low, 0.0), end), min(max(high, 0.0), end)
     return math.floor(low), math.ceil(high) + 1
@@ -309,7 +309,7 @@ def _sampled_box(grid: AffineGrid, axis: int, low: float, high: float) -> tuple[
     if grid.mode == "constant" and (high < -_ROUNDING or low > n - 1 + _ROUNDING):
         return None
     if grid.mode in ("constant", "nearest", "grid-constant") or grid.stays_inside(axis, low, high):
-        # Beyond the edges the value is constant or that of the last voxel.
+        # Beyond the edges the value is constant, or the value of the last voxel.
         low, high = min(max(low - _ROUNDING, 0.0), n - 1.0), min(max(high + _ROUNDING, 0.0), n - 1.0)
         return max(math.floor(low) - before, 0), min(math.floor(high) + after, n - 1) + 1
     if n == 1 or high - low >= 2 * n:

@@ -1,16 +1,18 @@
 """Maps of points as a sequence of steps: affine maps, and vector fields on regular grids.
 
-In: matrices and fields. Out: a :data:`PointMap`, in which affine maps that follow each other are one. Nothing is
-opened; a field refers to its array. ``linumpy.resample.blocks.warp`` applies such maps to the voxels of a block.
+In: matrices and fields. Out: a :data:`PointMap`, in which consecutive affine maps are merged. Nothing is opened; a
+field refers to its array. ``linumpy.resample.blocks.warp`` applies such maps to the voxels of a block.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 
 @dataclass(frozen=True)
@@ -20,7 +22,7 @@ class Affine:
     Attributes
     ----------
     matrix : tuple of tuple of float
-        A row for each coordinate of the result: a weight for each coordinate of the point, then a number to add.
+        A row for each coordinate of the result: a weight for each coordinate of the point, then the translation.
     """
 
     matrix: tuple[tuple[float, ...], ...]
@@ -38,22 +40,22 @@ class Affine:
 
 @dataclass(frozen=True)
 class Field:
-    """A field of vectors, which displaces points or has the coordinates that they are mapped to.
+    """A field of vectors: displacements of points, or the coordinates that points are mapped to.
 
     Attributes
     ----------
     array : zarr.Array
-        Unread: an axis for each coordinate that it takes, in their order, and one for the components of a vector.
+        Unread: an axis for each input coordinate, in their order, and an axis for the components of a vector.
     component_axis : int
         The axis of the components.
     scale, translation : tuple of float
-        Step and position of the first vector along each other axis, in the coordinates of points.
+        Step, and position of the first vector, along each other axis, in the coordinates of points.
     relative : bool
         Whether vectors are displacements; otherwise they are coordinates.
     order : int
         Spline order of the interpolation between vectors: 0, 1 or 3.
     first : int
-        Index of the first coordinate that it takes; the others remain as they are.
+        Index of the first input coordinate; coordinates that are no input remain unchanged.
     """
 
     array: Any
@@ -66,7 +68,7 @@ class Field:
 
     @property
     def inputs(self) -> int:
-        """Coordinates that it takes."""
+        """Number of input coordinates."""
         return len(self.scale)
 
     @property
@@ -84,21 +86,21 @@ PointMap = tuple[Affine | Field, ...]
 """Steps in the order of their application; none for the identity."""
 
 
-def affine(linear: Any, shift: Any) -> Affine:
-    """Make an affine map of its linear part and its shift."""
-    matrix = np.column_stack([np.asarray(linear, np.float64), np.asarray(shift, np.float64)])
+def affine(linear: ArrayLike, translation: ArrayLike) -> Affine:
+    """Make an affine map from its linear part and its translation."""
+    matrix = np.column_stack([np.asarray(linear, np.float64), np.asarray(translation, np.float64)])
     return Affine(tuple(map(tuple, matrix.tolist())))
 
 
 def scaling(scale: Sequence[float], translation: Sequence[float]) -> Affine:
-    """Make the map that scales points and then shifts them."""
+    """Make the map that scales points and then translates them."""
     return affine(np.diag(np.asarray(scale, np.float64)), translation)
 
 
 def compose(*maps: Iterable[Affine | Field]) -> PointMap:
-    """Apply maps in their order; affine steps that follow each other become one, and identities are left out."""
+    """Compose maps in the order of their application; consecutive affine steps are merged, identities are dropped."""
     steps: list[Affine | Field] = []
-    for step in (step for one in maps for step in one):
+    for step in itertools.chain(*maps):
         if isinstance(step, Affine) and steps and isinstance(last := steps[-1], Affine):
             steps.pop()
             step = Affine(_as_rows(_homogeneous(step) @ _homogeneous(last)))
@@ -107,14 +109,14 @@ def compose(*maps: Iterable[Affine | Field]) -> PointMap:
 
 
 def as_matrix(steps: PointMap, rank: int) -> np.ndarray | None:
-    """Return a map without fields as a matrix of outputs × (inputs + 1); None with fields."""
+    """Return a map without fields as a matrix of outputs × (inputs + 1); None for a map with fields."""
     if not steps:
         return np.eye(rank, rank + 1)
     return np.array(steps[0].matrix) if len(steps) == 1 and isinstance(steps[0], Affine) else None
 
 
 def inverted(step: Affine) -> Affine | None:
-    """Return the inverse of an affine map; None where it has none."""
+    """Return the inverse of an affine map; None if it has none."""
     matrix = _homogeneous(step)
     if step.inputs != step.outputs or np.linalg.matrix_rank(matrix) <= step.inputs:
         return None
@@ -122,7 +124,7 @@ def inverted(step: Affine) -> Affine | None:
 
 
 def within_point(steps: PointMap, before: int, after: int) -> PointMap:
-    """Apply a map to the coordinates between the first `before` and the last `after` ones, which remain."""
+    """Extend a map to points with `before` more coordinates at the start and `after` at the end, kept unchanged."""
     moved: list[Affine | Field] = []
     for step in steps:
         if isinstance(step, Field):
@@ -139,11 +141,11 @@ def within_point(steps: PointMap, before: int, after: int) -> PointMap:
 
 
 def outputs_of(steps: PointMap, rank: int) -> int:
-    """Count the coordinates that a map makes of a point of `rank` coordinates; ``ValueError`` if it takes others."""
+    """Count the output coordinates of a map for points of `rank` coordinates; ``ValueError`` if `rank` does not fit."""
     for step in steps:
         first = step.first if isinstance(step, Field) else 0
-        taken = first + step.inputs <= rank if isinstance(step, Field) else step.inputs == rank
-        if not taken:
+        fits = first + step.inputs <= rank if isinstance(step, Field) else step.inputs == rank
+        if not fits:
             raise ValueError(f"it takes points of {first + step.inputs} coordinates, and gets {rank}")
         rank = rank - step.inputs + step.outputs
     return rank

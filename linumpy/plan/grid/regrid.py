@@ -33,7 +33,7 @@ class Regrid:
     origin : tuple of float
         Centre of the output's first voxel, µm, in the coordinate system of the source.
     warp : PointMap
-        What is applied to voxels of the output before matrix and offset: fields of vectors.
+        Fields of vectors, applied to voxels of the output before matrix and offset.
     """
 
     shape: tuple[int, ...]
@@ -61,9 +61,9 @@ def plan_regrid(
     shape, spacing, origin : sequence
         Grid of the source: voxels, spacing in µm, centre of the first voxel in µm.
     output_shape : sequence of int, optional
-        Default for a spacing: the whole number of voxels that is nearest to the extent of the source; the spacing is
-        then adapted to fill the extent exactly. Default for a matrix: the shape of the source. With an `output_shape`
-        the spacing is used unchanged, and output and source begin at the same edge.
+        Default for a spacing: the whole number of voxels nearest to the extent of the source; the spacing is then
+        adapted to fill the extent exactly. Default for a matrix: the shape of the source. With an `output_shape` the
+        spacing is used unchanged, and output and source begin at the same edge.
 
     Notes
     -----

@@ -1,8 +1,8 @@
-"""One axis of a volume that is cut into tiles, resampled tile by tile.
+"""One axis of a volume of tiles that is resampled tile by tile.
 
-In: voxels. Out: the extents of tiles before and after. Each tile is resampled by itself: smoothed by a Gaussian of
-(factor - 1) / 2 voxels where it gets coarser, and linearly interpolated; both repeat its outermost voxels beyond its
-edges. A new voxel has the value at its centre.
+In: voxels. Out: the extents of tiles before and after resampling. Each tile is resampled by itself: it is smoothed by a
+Gaussian of (factor - 1) / 2 voxels if it gets coarser, and interpolated linearly; both steps repeat its outermost
+voxels beyond its edges. A new voxel has the value at its centre.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class TileAxis:
 
     @property
     def sigma(self) -> float:
-        """Standard deviation of the Gaussian, in voxels; 0 where nothing is smoothed."""
+        """Standard deviation of the Gaussian, in voxels; 0 without smoothing."""
         return max(0.0, (self.factor - 1) / 2)
 
     @property
@@ -50,8 +50,8 @@ class TileAxis:
     def new_offset(self, offset: int) -> int:
         """Convert the offset of a tile's first voxel, or the size of the axis, to new voxels.
 
-        A shorter last tile keeps the factor of the whole ones, so that the spacing is uniform; it has the nearest whole
-        number of new voxels, at least one.
+        A shorter last tile keeps the factor of whole tiles, so that the spacing is uniform; its number of new voxels is
+        rounded, and at least 1.
         """
         tiles, remainder = divmod(offset, self.tile)
         return tiles * self.new_tile + (max(1, round(remainder / self.factor)) if remainder else 0)

@@ -47,7 +47,7 @@ class TileGrid:
         return tuple(axis.new_size for axis in self.axes)
 
     def part(self, box: tuple[slice, ...]) -> tuple[TileAxis, ...]:
-        """Return the axes of a box of tiles, whole or cut by the mosaic's end."""
+        """Return the axes of a box of tiles; the mosaic's end may cut the last tile."""
         pairs = zip(box, self.axes, strict=True)
         return tuple(TileAxis(bounds.stop - bounds.start, axis.tile, axis.new_tile) for bounds, axis in pairs)
 
