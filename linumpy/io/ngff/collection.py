@@ -22,9 +22,9 @@ _KINDS = {"plate": "a plate", "well": "a well", "labels": "a group of labels", "
 _SHOWN = 8
 
 
-def ome_attributes(group: zarr.Group) -> Mapping[str, Any]:
+def ome_attributes(node: zarr.Group | zarr.Array) -> Mapping[str, Any]:
     """Return the attributes of NGFF: below ``ome`` since 0.5, at the top before."""
-    attributes: Mapping[str, Any] = group.attrs.asdict()
+    attributes: Mapping[str, Any] = node.attrs.asdict()
     ome = attributes.get("ome")
     return ome if isinstance(ome, Mapping) else attributes
 

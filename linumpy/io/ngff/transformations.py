@@ -283,8 +283,7 @@ class _Reader:
                     if isinstance(array, zarr.Array):
                         yield {**multiscale, "datasets": first}, array
             return
-        attributes: Metadata = node.attrs.asdict()
-        own: Metadata = ome if isinstance(ome := attributes.get("ome"), Mapping) else attributes
+        own = ome_attributes(node)
         if "coordinateSystems" in own:
             transformations = own.get("coordinateTransformations") or [{"type": "identity"}]
             output = {"name": own["coordinateSystems"][0].get("name")} if _is_list(own["coordinateSystems"]) else None
