@@ -26,7 +26,6 @@ from linumpy.io.metadata import REFUSALS, checked_array
 from linumpy.io.ngff.axes import compose_scales, datasets_of, is_number, transformations_of_levels
 from linumpy.io.ngff.collection import ome_attributes
 from linumpy.io.ngff.coordinate_systems import (
-    Metadata,
     Multiscale,
     Transformation,
     as_axes_and_scales,
