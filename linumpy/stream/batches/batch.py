@@ -1,10 +1,10 @@
-"""Batches as consumers see them: tensors for DLPack, which hold their slot of memory; the iterator over batches."""
+"""Batches as users see them: tensors for DLPack, which hold their slot of memory."""
 
 from __future__ import annotations
 
 import ctypes
 from collections import namedtuple
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NoReturn
@@ -14,9 +14,8 @@ import numpy as np
 from linumpy.arrays import Array
 from linumpy.errors import not_pickled
 from linumpy.stream.batches.memory import Lease
-from linumpy.stream.batches.producer import Producer
 from linumpy.stream.config import Dtype, Sample
-from linumpy.stream.errors import ArgumentTypeError, ShutdownError, StreamError, TryAgain
+from linumpy.stream.errors import ArgumentTypeError, ShutdownError
 from linumpy.stream.on_device import CupyEvent, Event
 
 # Offset of the type code in a DLManagedTensor, and in a DLManagedTensorVersioned, on 64-bit machines.
@@ -286,57 +285,3 @@ def _check_event(event: object) -> None:
         raise ArgumentTypeError(
             f"event must be an event of CUDA, or its address as an int (got {type(event).__name__})"
         )
-
-
-class Batches:
-    """Iterator over batches; after the error of a batch it goes on with the next one.
-
-    Parameters
-    ----------
-    producer : Producer
-        Of the pipeline.
-    check : callable
-        Raises where the pipeline is closed.
-    pop : callable
-        ``Pipeline.pop``.
-    n : int or None
-        Number of batches; None for all.
-    """
-
-    def __init__(self, producer: Producer, check: Callable[[], None], pop: Callable[[], Batch], n: int | None) -> None:
-        self._producer, self._check, self._pop, self._remaining = producer, check, pop, n
-
-    def __reduce__(self) -> NoReturn:
-        raise not_pickled(self, "send the config and the samples of its pipeline")
-
-    def __iter__(self) -> Batches:
-        return self
-
-    def __next__(self) -> Batch:
-        producer = self._producer
-        while self._remaining != 0:
-            self._check()
-            with producer.changed:
-                idle, waiting = producer.is_idle, producer.waiting_samples
-            if idle and not waiting:
-                break
-            if idle:
-                producer.flush()
-            try:
-                batch = self._pop()
-            except TryAgain:
-                with producer.changed:
-                    ended = producer.is_idle
-                if ended:  # since the check above: a partial batch may remain
-                    continue
-                raise
-            except StreamError:
-                self._count()
-                raise
-            self._count()
-            return batch
-        raise StopIteration
-
-    def _count(self) -> None:
-        if self._remaining is not None:
-            self._remaining -= 1

@@ -1,4 +1,4 @@
-"""The state from which a pipeline resumes: written as integers, and checked against the pipeline that loads it."""
+"""The state from which a pipeline resumes: integers, checked by the pipeline that loads them."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _SAME = ("version", "seed", "epoch", "rank", "world_size", "batch_size")
 
 
 class Progress(NamedTuple):
-    """How far a pipeline is.
+    """Progress of the consumer.
 
     Attributes
     ----------
     batch_id : int
         Number of the next batch.
     position : int
-        Position behind the last sample that was popped.
+        Position after the last sample that was popped.
     """
 
     batch_id: int = 0
