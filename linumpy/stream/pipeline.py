@@ -86,6 +86,7 @@ class Pipeline:
         self._held = (self._producer, own, self._stream, threads)
         self._dropped = weakref.finalize(self, _free_later, self._process, *self._held)
         self._dropped.atexit = False
+        self._flush_wait = Metric("flush_wait")
         self.stats_reset()
 
     def __reduce__(self) -> NoReturn:

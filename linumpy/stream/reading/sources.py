@@ -1,7 +1,7 @@
 """Arrays that samples name, opened ahead by threads.
 
-A path and a level → :class:`~linumpy.stream.planning.records.ArrayInfo`, kept while the array's metadata files are the
-same.
+Path and level → :class:`~linumpy.stream.planning.records.ArrayInfo`, kept while the array's metadata files are
+unchanged.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Request(NamedTuple):
 
     key: Key
     opened: Future[ArrayInfo] | ArrayInfo
-    is_shared: bool = False  # another sample requested it before
+    is_shared: bool = False  # whether another sample requested it before
 
 
 class Sources:
@@ -35,7 +35,7 @@ class Sources:
     Parameters
     ----------
     config : Config
-        ``n_zarrs_meta_cache`` arrays are kept, ``n_io_threads`` threads open them; limits of chunks and elements.
+        Its ``n_zarrs_meta_cache``, ``n_io_threads`` and limits of chunks and elements are used.
     """
 
     def __init__(self, config: Config) -> None:
@@ -53,7 +53,7 @@ class Sources:
         sample : Sample
             The sample.
         folder : str
-            Folder that relative paths start from.
+            Folder from which relative paths start.
         """
         try:
             return [self._get(key) for key in self._keys(sample, folder)]
@@ -86,7 +86,7 @@ class Sources:
             opened: Future[ArrayInfo] | ArrayInfo
             if OPENED.get(key) is None:
                 opened = self.pool.submit(open_info, key, self._config)
-            else:  # takes less time than handing it to a thread
+            else:  # faster here than in a thread
                 opened = open_info(key, self._config)
             self._keep(key, opened)
             return Request(key, opened)
@@ -110,11 +110,11 @@ class Sources:
         Parameters
         ----------
         requests : sequence of Request
-            What :meth:`request` returned.
+            Requests that :meth:`request` returned.
         checked : dict
-            Arrays that need not be checked again; those that are checked are added.
+            Arrays that need no check, to which all checked arrays are added.
         is_checked_later : callable
-            Arrays for which it returns True are not checked here.
+            Returns True for arrays that are not checked here.
         """
         infos = []
         for request in requests:
@@ -131,12 +131,12 @@ class Sources:
             if is_checked_later(info) or info.holds:
                 return info
         except Exception:
-            if not request.is_shared:  # an array that was missing for an earlier sample may exist now
-                raise
+            if not request.is_shared:
+                raise  # else open it again: an array that was missing for an earlier sample may exist now
         return self.opened_again(request.key)
 
     def opened_again(self, key: Key) -> ArrayInfo:
-        """Open an array again that was rewritten."""
+        """Open an array again, after it was rewritten."""
         OPENED.forget(key)
         info = open_info(key, self._config)
         with self._lock:
@@ -145,6 +145,6 @@ class Sources:
         return info
 
     def close(self) -> None:
-        """End the threads."""
+        """Stop the threads."""
         self.pool.shutdown(wait=True, cancel_futures=True)
         self._kept.clear()
