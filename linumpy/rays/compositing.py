@@ -91,7 +91,7 @@ def composite_backward(
     return grad
 
 
-def _are_tensors(**arrays: Any) -> bool:
+def _are_tensors(**arrays: object) -> bool:
     """Return whether all arrays are torch's, on one device; raise TypeError where only some are."""
     torch = sys.modules.get("torch")
     tensors = {name: array for name, array in arrays.items() if torch is not None and isinstance(array, torch.Tensor)}

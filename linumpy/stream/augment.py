@@ -9,7 +9,7 @@ import math
 import numbers
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -119,32 +119,32 @@ class Augment:
         return mixes or self.elastic is not None or any(self.translation) or self.blur[1] > 0
 
 
-def _is_sequence(value: object) -> bool:
+def _is_sequence(value: object) -> TypeGuard[Sequence[Any]]:
     return isinstance(value, (Sequence, np.ndarray)) and not isinstance(value, str)
 
 
-def _floats(name: str, value: Any, count: int, expected: str) -> list[float]:
+def _floats(name: str, value: object, count: int, expected: str) -> list[float]:
     """Return `count` numbers, or raise an error that says what is expected."""
     if not _is_sequence(value) or len(value) != count or not all(isinstance(number, numbers.Real) for number in value):
         raise InvalidArgument(f"{name} must be {expected} (got {value!r})")
     return [float(number) for number in value]
 
 
-def _axes(flip: Any) -> tuple[str, ...]:
+def _axes(flip: object) -> tuple[str, ...]:
     names = tuple(flip) if isinstance(flip, (str, Sequence)) else (flip,)
     if not all(isinstance(name, str) and name in ("z", "y", "x") for name in names):
         raise InvalidArgument(f"flip must name axes of 'zyx' (got {flip!r})")
     return names
 
 
-def _range(name: str, value: Any) -> Range:
+def _range(name: str, value: object) -> Range:
     low, high = _floats(name, value, 2, "finite numbers (low, high) with low <= high")
     if not (math.isfinite(low) and math.isfinite(high) and low <= high):
         raise InvalidArgument(f"{name} must be finite numbers (low, high) with low <= high (got {value})")
     return low, high
 
 
-def _ranges(name: str, value: Any) -> tuple[Range, Range, Range]:
+def _ranges(name: str, value: object) -> tuple[Range, Range, Range]:
     pairs = [(-abs(float(value)), abs(float(value)))] * 3 if isinstance(value, numbers.Real) else value
     if not _is_sequence(pairs) or len(pairs) != 3:
         raise InvalidArgument(f"{name} must be a number or three of (low, high) (got {value})")
@@ -152,7 +152,7 @@ def _ranges(name: str, value: Any) -> tuple[Range, Range, Range]:
     return first, second, third
 
 
-def _scales(value: Any) -> tuple[Range, ...]:
+def _scales(value: object) -> tuple[Range, ...]:
     pairs = value if _is_sequence(value) and len(value) and _is_sequence(value[0]) else [value]
     if len(pairs) not in (1, 3):
         raise InvalidArgument(f"scale must be (low, high) or three of them (got {value})")
@@ -162,7 +162,7 @@ def _scales(value: Any) -> tuple[Range, ...]:
     return ranges
 
 
-def _low_and_high(name: str, value: Any) -> Range:
+def _low_and_high(name: str, value: object) -> Range:
     low, high = _range(name, (value, value) if isinstance(value, numbers.Real) else value)
     if low < 0:
         raise InvalidArgument(f"{name} must be >= 0 (got {value})")

@@ -46,7 +46,7 @@ class Dtype(enum.IntEnum):
         return self.name.lower()
 
     @classmethod
-    def coerce(cls, value: Any) -> Dtype:
+    def coerce(cls, value: object) -> Dtype:
         """Return the type that `value` names.
 
         Parameters

@@ -88,7 +88,7 @@ def predict(
     overwrite: bool = False,
     durable: bool = True,
     progress: Progress | None = None,
-    storage_options: Mapping[str, Any] | None = None,
+    storage_options: Mapping[str, object] | None = None,
 ) -> Path:
     """Apply a model to all crops of an image of any size, and write its blended predictions as an image.
 
@@ -308,7 +308,7 @@ class _Run:
 
 
 def _config(
-    task: Task, batch_size: int, dtype: Any, pad: Pad, device: Device, options: Mapping[str, Any] | None
+    task: Task, batch_size: int, dtype: object, pad: Pad, device: Device, options: Mapping[str, object] | None
 ) -> Config:
     """Configure a pipeline with memory for four batches, and as much for crops that reach out of the image."""
     try:

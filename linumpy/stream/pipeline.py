@@ -271,7 +271,7 @@ def _free(producer: Producer, reader: Reader | None, stream: Stream | None, thre
         threads.shutdown()
 
 
-def _free_later(process: int, *held: Any) -> None:
+def _free_later(process: int, *held: object) -> None:
     """Free a pipeline that was not closed, in a new thread: the garbage collector may run in any thread."""
     if os.getpid() == process:
         threading.Thread(target=_free, args=held, name="linumpy-stream-free", daemon=True).start()

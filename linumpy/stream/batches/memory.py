@@ -50,7 +50,7 @@ class Lease:
         weakref.finalize(self, _give_back, *arguments).atexit = False
 
     @property
-    def __array_interface__(self) -> dict[str, Any]:
+    def __array_interface__(self) -> dict[str, object]:
         return {"shape": (self.nbytes,), "typestr": "|u1", "data": (self.address, False), "version": 3}
 
 
@@ -107,14 +107,13 @@ class Memory:
 
     def __init__(self, nbytes: int, device_id: int | None) -> None:
         self.nbytes, self.device_id = nbytes, device_id
-        self.base: Any
+        self.base: object
         if device_id is None:
-            self.base = np.empty(nbytes + ALIGNED, np.uint8)
-            begin = int(self.base.ctypes.data)
-            self.address = -(-begin // ALIGNED) * ALIGNED
+            array = np.empty(nbytes + ALIGNED, np.uint8)
+            self.base, self.address = array, aligned(int(array.ctypes.data))
         else:
-            self.base = _device_memory(nbytes, device_id)
-            self.address = int(self.base.ptr)
+            memory = _device_memory(nbytes, device_id)
+            self.base, self.address = memory, int(memory.ptr)
         self.slot_nbytes = self.slots = 0
         self._stage_begin = 0
         self._stages: deque[tuple[int, int, int]] = deque()  # begin, end and batch
@@ -245,7 +244,7 @@ class Memory:
         """Return an array in a slot; no other batch gets the slot while the array exists."""
         return self._array(lease.address + offset, shape, dtype, lease)
 
-    def _array(self, address: int, shape: Sequence[int], dtype: np.dtype, owner: Any) -> Array:
+    def _array(self, address: int, shape: Sequence[int], dtype: np.dtype, owner: object) -> Array:
         nbytes = math.prod(shape) * dtype.itemsize
         if self.device_id is None:
             base = np.asarray(owner)

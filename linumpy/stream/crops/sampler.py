@@ -125,7 +125,7 @@ class CropSampler:
         self.seed, self.epoch = integer("seed", seed, 0, WORD), integer("epoch", epoch, 0, WORD)
         self.epochs = integer("epochs", epochs, 1, WORD - self.epoch)
         self._choice: list[float] = _cumulative([_weight(volume) for volume in self.volumes]).tolist()
-        self._classes, self._class_choice = _no_classes()
+        self._classes, self._class_choice = np.zeros(0, np.int64), np.zeros(0)
         self._tables: dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
         if mode != "uniform":
             self._prepare(class_weights)
@@ -284,7 +284,3 @@ def _cumulative(weights: Sequence[float] | np.ndarray) -> np.ndarray:
     result = np.cumsum(values) / values.sum()
     result[np.flatnonzero(values)[-1] :] = 2.0
     return result
-
-
-def _no_classes() -> tuple[np.ndarray, np.ndarray]:
-    return np.zeros(0, np.int64), np.zeros(0)

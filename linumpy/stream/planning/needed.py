@@ -14,7 +14,7 @@ from functools import lru_cache
 import numpy as np
 
 from linumpy.stream.planning.reach import read_bounds, spline_matrix
-from linumpy.stream.planning.records import CropRead, PartShape, Resampling, Vector
+from linumpy.stream.planning.records import CropRead, PartShape, Resampling, Vector, zyx
 
 #: Maximum number of cells along an axis of a crop, and their minimum size in voxels. More cells save few chunks, and
 #: take longer to plan.
@@ -47,13 +47,13 @@ def with_needed(reads: Sequence[CropRead], parts: Sequence[PartShape], pad: str)
             kinds.setdefault((part, nodes, resampling.grid_scale, resampling.grid_origin), []).append(number)
     result = list(reads)
     for (part, *_), numbers in kinds.items():
-        shape = parts[part].shape[-3:]
+        axes = min(3, len(parts[part].shape))
         for begin in range(0, len(numbers), _MAX_CROPS):
             group = numbers[begin : begin + _MAX_CROPS]
-            needed = needed_boxes([reads[number] for number in group], (1,) * (3 - len(shape)) + shape, pad)
+            needed = needed_boxes([reads[number] for number in group], zyx(parts[part].shape), pad)
             for number, boxes in zip(group, needed, strict=True):
                 if boxes is not None:
-                    result[number] = replace(reads[number], needed=boxes[:, -len(shape) :])
+                    result[number] = replace(reads[number], needed=boxes[:, -axes:])
     return result
 
 
@@ -75,7 +75,7 @@ def needed_boxes(reads: Sequence[CropRead], shape: Sequence[int], pad: str) -> l
         for name in ("box_start", "box_shape", "volume")
     )
     stop = start + size
-    chunk = np.array([(1,) * (3 - len(read.info.chunk_shape)) + read.info.chunk_shape[-3:] for read in reads])
+    chunk = np.array([zyx(read.info.chunk_shape) for read in reads])
     unit = chunk * -(-((stop - 1) // chunk - start // chunk + 1) // _MAX_UNITS)
     base = start // unit
     counts = (stop - 1) // unit - base + 1

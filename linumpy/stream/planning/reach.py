@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 
 from linumpy.stream.arguments import Box
-from linumpy.stream.planning.records import CropRead, Resampling, Vector, WarpedCrop
+from linumpy.stream.planning.records import CropRead, Resampling, Vector, WarpedCrop, zyx
 
 #: Rounding error of coordinates, in voxels: the device may compute them in another order.
 _SLACK = 1e-6
@@ -56,7 +55,7 @@ def _with_regions(crops: Sequence[WarpedCrop], order: int, pad: str) -> Iterator
         None if warped.warp.nodes is None else warped.warp.nodes / step[:, None, None, None]
         for warped, step in zip(crops, steps, strict=True)
     ]
-    volumes: list[Any] = [(1,) * (3 - len(warped.info.shape)) + warped.info.shape[-3:] for warped in crops]
+    volumes = [zyx(warped.info.shape) for warped in crops]
     bounds = read_bounds(*reach(matrices, offsets, sizes, grids), np.array(volumes), order, pad)
     begin, end = (bound.astype(int).tolist() for bound in bounds)
     for n, warped in enumerate(crops):

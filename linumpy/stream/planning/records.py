@@ -219,6 +219,12 @@ class PartShape:
         return aligned(batch_size * math.prod(self.shape) * self.element.itemsize)
 
 
+def zyx(shape: Sequence[int]) -> tuple[int, int, int]:
+    """Return the last three sizes of a shape, along (Z, Y, X); 1 for an axis that is missing."""
+    nz, ny, nx = (1,) * (3 - len(shape)) + tuple(shape[-3:])
+    return nz, ny, nx
+
+
 def aligned(nbytes: int) -> int:
     """Round a number of bytes up to the next multiple of the alignment."""
     return -(-nbytes // ALIGNED) * ALIGNED

@@ -16,7 +16,7 @@ from linumpy.arrays import Array
 from linumpy.gpu.rounding import bfloat16_bits
 from linumpy.stream.config import Dtype
 from linumpy.stream.planning.reach import fold, spline_matrix
-from linumpy.stream.planning.records import CropRead, PartShape, Resampling
+from linumpy.stream.planning.records import CropRead, PartShape, Resampling, zyx
 from linumpy.stream.planning.warp import Intensity
 
 
@@ -54,7 +54,7 @@ def fill_row(row: np.ndarray, part: PartShape, staged: Staged, pad: str, fill: f
     """
     resampling = staged.read.resampling
     assert resampling is not None
-    shape = (1,) * (3 - min(3, row.ndim)) + row.shape[-3:]
+    shape = zyx(row.shape)
     target = row.reshape(-1, *shape)
     if staged.voxels is None:
         sampled = np.full(target.shape, fill)

@@ -17,7 +17,7 @@ from linumpy.arrays import Array
 from linumpy.gpu.kernels import CUDA_TYPES, KernelSpec, address_of, int32, int64, load
 from linumpy.stream.arguments import Box
 from linumpy.stream.config import Dtype
-from linumpy.stream.planning.records import CropRead, PartShape
+from linumpy.stream.planning.records import CropRead, PartShape, zyx
 from linumpy.stream.planning.warp import MAX_NODES
 from linumpy.stream.resampling.on_host import Staged, as_elements, fill_row
 
@@ -181,16 +181,10 @@ def _to_device(array: np.ndarray, batch: Array) -> Array:
     return cupy.asarray(array)
 
 
-def _space(shape: Sequence[int]) -> tuple[int, int, int, int]:
-    """Return the product of leading axes, and the last three."""
-    nz, ny, nx = (1,) * (3 - len(shape[-3:])) + tuple(shape[-3:])
-    return math.prod(shape[:-3]), nz, ny, nx
-
-
 def _launch_augment(
     kernel: Callable[..., None], batch: Array, shape: Sequence[int], rows: Array, count: int, fill: float
 ) -> None:
-    lead, nz, ny, nx = _space(shape)
+    lead, (nz, ny, nx) = math.prod(shape[:-3]), zyx(shape)
     lines = nz * ny
     threads = min(_THREADS, -(-nx // 32) * 32)
     arguments = (rows, batch, *int32(lead, ny, nx), *int64(lines), np.float64(fill))
@@ -200,7 +194,7 @@ def _launch_augment(
 def _launch_blur(
     kernel: Callable[..., None], batch: Array, shape: Sequence[int], rows: Array, sigmas: np.ndarray
 ) -> None:
-    lead, *space = _space(shape)
+    lead, space = math.prod(shape[:-3]), zyx(shape)
     axes = [axis for axis in range(3) if sigmas[:, axis].any()]
     for axis in axes:
         n, stride = space[axis], math.prod(space[axis + 1 :])
