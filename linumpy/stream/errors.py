@@ -144,7 +144,7 @@ _BY_NUMBER = {errno.ENOENT: NotFound, errno.ENOMEM: OutOfMemory}
 
 
 def as_stream_error(error: BaseException, sample: object = None, what: str = "") -> StreamError:
-    """Convert an error of a read, of opening an array or of CUDA to a :class:`StreamError`, which it causes.
+    """Convert an error of a read, of opening an array or of CUDA to a :class:`StreamError`, and set it as the cause.
 
     Parameters
     ----------

@@ -32,7 +32,7 @@ class Metric:
 
     @classmethod
     def summed(cls, name: str, count: int, seconds: float, input_bytes: int = 0, output_bytes: int = 0) -> Metric:
-        """Make the metric of a stage of which only sums are measured."""
+        """Make a metric from sums, without single measurements."""
         return cls(name, 1e3 * seconds, 0.0, input_bytes, output_bytes, count)
 
     def plus(self, seconds: float, nbytes: int = 0) -> Metric:

@@ -128,8 +128,8 @@ class Producer:
         interpreter switches threads: often just while :attr:`changed` is held, and then the thread waits again. Beside
         several busy threads the wait costs more than it gains, since the lock comes back late: then few pops wait.
         """
-        behind = self._may_pull and len(self.ready) + self._coming < self._config.lookahead_batches - 1
-        if not behind or self._in_iterable or self.is_own_thread:
+        is_late = self._may_pull and len(self.ready) + self._coming < self._config.lookahead_batches - 1
+        if not is_late or self._in_iterable or self.is_own_thread:
             return
         if self._pops_without_wait:
             self._pops_without_wait -= 1

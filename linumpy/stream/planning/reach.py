@@ -41,9 +41,9 @@ def with_regions(planned: Sequence[CropRead | WarpedCrop], pad: str) -> list[Cro
 
 def _with_regions(crops: Sequence[WarpedCrop], order: int, pad: str) -> Iterator[CropRead]:
     """Yield the reads of staged crops of one order of interpolation."""
-    boxes = np.array([warped.crop.zyx for warped in crops], float)
+    aabbs = np.array([warped.crop.zyx for warped in crops], float)
     steps = np.array([warped.crop.zyx_step for warped in crops])
-    first, sizes = boxes[:, :, 0], boxes[:, :, 1] - boxes[:, :, 0]
+    first, sizes = aabbs[:, :, 0], aabbs[:, :, 1] - aabbs[:, :, 0]
     for number, warped in enumerate(crops):
         if warped.crop.exact_start is not None:
             first[number, -len(warped.crop.aabb) :] = warped.crop.exact_start[-3:]

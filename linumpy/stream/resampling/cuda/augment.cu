@@ -170,16 +170,16 @@ extern "C" __global__ void augment(const Row *rows, OUT *out, int lead, int ny, 
 }
 
 // Blur along one axis, in place. A block keeps `columns` neighbouring lines in shared memory, followed by at most
-// `most` weights. `n`: voxels along the axis; `stride`: distance between them; `total`: lines of a crop; `last`: whether
-// this is the last axis that is blurred, after which intensities change.
+// `max_weights` weights. `n`: voxels along the axis; `stride`: distance between them; `total`: lines of a crop; `last`:
+// whether this is the last axis that is blurred, after which intensities change.
 extern "C" __global__ void blur(const Row *rows, OUT *out, int axis, int n, int64 stride, int64 total, int columns,
-                                int most, int last) {
+                                int max_weights, int last) {
     extern __shared__ double values[];
     const Row &row = rows[blockIdx.y];
     const double sigma = row.sigma[axis];
     const bool changes = last && !is_neutral(row) && row.sigma[0] + row.sigma[1] + row.sigma[2] > 0;
     if (sigma == 0 && !changes) return;
-    const int radius = min(static_cast<int>(4.0 * sigma + 0.5), most - 1);
+    const int radius = min(static_cast<int>(4.0 * sigma + 0.5), max_weights - 1);
     OUT *crop = out + row.row * total * n;
     const int64 begin = static_cast<int64>(blockIdx.x) * columns;
     const int count = static_cast<int>(min(static_cast<int64>(columns), total - begin));
