@@ -45,7 +45,7 @@ from linumpy.stream.config import Config, Dtype, Pad
 from linumpy.stream.crops.stitch import Blend, CropGrid, Window, cast
 from linumpy.stream.errors import ArgumentTypeError, InvalidArgument
 from linumpy.stream.pipeline import Pipeline
-from linumpy.stream.prediction import Task, as_array, name_of
+from linumpy.stream.prediction import Prediction, as_array, name_of
 from linumpy.write.new_image import NewImage
 from linumpy.write.raw_chunks import Chunks, writing_threads
 from linumpy.write.writer import Progress
@@ -185,7 +185,7 @@ def predict(
     if not callable(model):
         raise ArgumentTypeError(f"model must be callable (got {type(model).__name__})")
     limit = None if memory is None else integer("memory", memory, 1)
-    task = Task(volumes, grid, window, count, argmax, name_of(model) if model_name is None else model_name)
+    task = Prediction(volumes, grid, window, count, argmax, name_of(model) if model_name is None else model_name)
     image = task.plan(
         dtype, name=target.name, chunks=chunks, shards=shards, codec=codec, compressors=compressors, levels=levels,
         ngff_version=ngff_version,
@@ -205,7 +205,7 @@ def predict(
             if limit is None:
                 free = free_memory() if target_device.is_cuda else host_memory()
                 limit = min(int(_MEMORY_FRACTION * free), _MAX_MEMORY_NBYTES)
-            _Run(task, image, state, call, report, target_device).run(config, limit)
+            _PredictionRun(task, image, state, call, report, target_device).run(config, limit)
             make_coarser_levels(state.folder, image, task.downsampling, target_device.kind)
         drop_partial_files(state.folder)
         if dict(request.origin)["source data"] != (identify_data(array) or dict(request.origin)["source data"]):
@@ -216,11 +216,11 @@ def predict(
     return Path(out)
 
 
-class _Run:
+class _PredictionRun:
     """A run: batches in, planes out."""
 
     def __init__(
-        self, task: Task, image: NewImage, state: Resumable, call: Model, report: Progress, device: Device
+        self, task: Prediction, image: NewImage, state: Resumable, call: Model, report: Progress, device: Device
     ) -> None:
         self._task, self._image, self._state, self._call = task, image, state, call
         self._report, self._xp = report, device.xp
@@ -308,7 +308,7 @@ class _Run:
 
 
 def _config(
-    task: Task, batch_size: int, dtype: object, pad: Pad, device: Device, options: Mapping[str, object] | None
+    task: Prediction, batch_size: int, dtype: object, pad: Pad, device: Device, options: Mapping[str, object] | None
 ) -> Config:
     """Configure a pipeline with memory for four batches, and as much for crops that reach out of the image."""
     try:

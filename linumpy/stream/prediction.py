@@ -1,6 +1,6 @@
 """The task of :func:`linumpy.stream.predict`: its crops, the new image, and the request that identifies a run.
 
-In: volumes of a source, a grid of crops, and the kind of predictions. Out: :class:`Task`, a frozen record that
+In: volumes of a source, a grid of crops, and the kind of predictions. Out: :class:`Prediction`, a frozen record that
 determines the samples, the image with its metadata, and everything on which the result depends.
 """
 
@@ -33,7 +33,7 @@ from linumpy.write.new_image import NewImage, plan_image
 
 
 @dataclass(frozen=True)
-class Task:
+class Prediction:
     """A prediction of an image from a source.
 
     Attributes

@@ -11,11 +11,11 @@ from linumpy.stream.config import Sample
 from linumpy.stream.errors import StreamError
 from linumpy.stream.planning.records import CropRead, PartShape
 from linumpy.stream.reading.reads import ReadTicket
-from linumpy.stream.reading.sources import Request
+from linumpy.stream.reading.sources import ArrayRequest
 from linumpy.stream.resampling.on_host import Staged
 
 #: A sample, and the arrays of its parts.
-Requested = tuple[Pulled, list[Request]]
+Requested = tuple[Pulled, list[ArrayRequest]]
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class InFlight:
         Number of the batch.
     end : int
         Position after its last sample.
-    requested : list of (Pulled, list of Request)
+    requested : list of (Pulled, list of ArrayRequest)
         Its samples as they were pulled, each with the arrays of its parts.
     raised : BaseException or None
         An exception of the iterable that is no ``Exception``, such as an interrupt; ``pop`` raises it.

@@ -105,31 +105,6 @@ class Resampling:
 
 
 @dataclass(frozen=True)
-class WarpedCrop:
-    """A crop that is resampled, before the region that it reads is known.
-
-    Attributes
-    ----------
-    row : int
-        Position in the batch.
-    info : ArrayInfo
-        The array.
-    crop : Crop
-        The crop without the augmentation.
-    warp : Warp
-        The augmentation; the identity for a crop that is only padded.
-    order : int
-        0 for nearest voxels, 1 for linear interpolation.
-    """
-
-    row: int
-    info: ArrayInfo
-    crop: Crop
-    warp: Warp
-    order: int
-
-
-@dataclass(frozen=True)
 class CropRead:
     """The read for the crop of one part of a sample.
 
@@ -183,6 +158,29 @@ class CropRead:
     @property
     def _region_nbytes(self) -> int:
         return 0 if self.region is None else math.prod(self.stage_shape) * self.info.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class WarpedCrop:
+    """A crop that is resampled, before the region that it reads is known.
+
+    Attributes
+    ----------
+    row, info
+        As for :class:`CropRead`.
+    crop : Crop
+        The crop without the augmentation.
+    warp : Warp
+        The augmentation; the identity for a crop that is only padded.
+    order : int
+        0 for nearest voxels, 1 for linear interpolation.
+    """
+
+    row: int
+    info: ArrayInfo
+    crop: Crop
+    warp: Warp
+    order: int
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from linumpy.stream.reading.arrays import OPENED, Key, located, open_info
 IsCheckedLater = Callable[[ArrayInfo], bool]
 
 
-class Request(NamedTuple):
+class ArrayRequest(NamedTuple):
     """An array that a sample needs."""
 
     key: Key
@@ -45,7 +45,7 @@ class Sources:
         self._lock = threading.Lock()
         self.hits = self.misses = 0
 
-    def request(self, sample: Sample, folder: str) -> list[Request]:
+    def request(self, sample: Sample, folder: str) -> list[ArrayRequest]:
         """Return the arrays of a sample, one for each part; start to open those that are not open.
 
         Parameters
@@ -60,7 +60,7 @@ class Sources:
         except Exception as error:
             failed: Future[ArrayInfo] = Future()
             failed.set_exception(error)
-            return [Request(Key(sample.uri, sample.level), failed)]
+            return [ArrayRequest(Key(sample.uri, sample.level), failed)]
 
     def _keys(self, sample: Sample, folder: str) -> list[Key]:
         keys = [Key(located(sample.uri, folder), sample.level, self._config.spacing, self._config.origin)]
@@ -71,7 +71,7 @@ class Sources:
                 keys.append(Key(located(part.uri or sample.uri, folder), part.level, part.spacing, part.origin))
         return keys
 
-    def _get(self, key: Key) -> Request:
+    def _get(self, key: Key) -> ArrayRequest:
         with self._lock:
             kept = self._kept.get(key)
             if isinstance(kept, Future) and kept.done():
@@ -81,7 +81,7 @@ class Sources:
             if kept is not None:
                 self._kept.move_to_end(key)
                 self.hits += 1
-                return Request(key, kept, is_shared=True)
+                return ArrayRequest(key, kept, is_shared=True)
             self.misses += 1
             opened: Future[ArrayInfo] | ArrayInfo
             if OPENED.get(key) is None:
@@ -89,7 +89,7 @@ class Sources:
             else:  # faster here than in a thread
                 opened = open_info(key, self._config)
             self._keep(key, opened)
-            return Request(key, opened)
+            return ArrayRequest(key, opened)
 
     def _keep(self, key: Key, opened: Future[ArrayInfo] | ArrayInfo) -> None:
         self._kept[key] = opened
@@ -98,18 +98,18 @@ class Sources:
             self._kept.popitem(last=False)
 
     @staticmethod
-    def are_open(requests: Sequence[Request]) -> bool:
+    def are_open(requests: Sequence[ArrayRequest]) -> bool:
         """Whether none of the requested arrays is still being opened."""
         return all(not isinstance(request.opened, Future) or request.opened.done() for request in requests)
 
     def settled(
-        self, requests: Sequence[Request], checked: dict[Key, ArrayInfo], is_checked_later: IsCheckedLater
+        self, requests: Sequence[ArrayRequest], checked: dict[Key, ArrayInfo], is_checked_later: IsCheckedLater
     ) -> list[ArrayInfo]:
         """Wait for arrays, check their metadata files, and reopen arrays that were rewritten meanwhile.
 
         Parameters
         ----------
-        requests : sequence of Request
+        requests : sequence of ArrayRequest
             Requests that :meth:`request` returned.
         checked : dict
             Arrays that need no check, to which all checked arrays are added.
@@ -124,7 +124,7 @@ class Sources:
             infos.append(info)
         return infos
 
-    def _settled(self, request: Request, is_checked_later: IsCheckedLater) -> ArrayInfo:
+    def _settled(self, request: ArrayRequest, is_checked_later: IsCheckedLater) -> ArrayInfo:
         opened = request.opened
         try:
             info = opened if isinstance(opened, ArrayInfo) else opened.result()
