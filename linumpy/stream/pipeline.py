@@ -198,7 +198,7 @@ class Pipeline:
         self._producer.check_open()
         return state_of(self.config, self._consumer.progress, self._producer.feed.epochs)
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
         """Resume from the state of a pipeline of the same configuration; then push the same samples from the start.
 
         A sampler that is pushed gets the epoch that is saved in the state.

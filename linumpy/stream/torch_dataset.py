@@ -51,11 +51,11 @@ def torch_dataset(config: Config, samples: Iterable[Sample], *, reader: Reader |
         def __init__(self) -> None:
             super().__init__()
             self._pipeline: Pipeline | None = None
-            self._last: dict[str, Any] | None = None  # state of an iteration that has ended
-            self._state: Mapping[str, Any] | None = None
+            self._last: dict[str, Any] | None = None  # state of the previous iteration
+            self._state: Mapping[str, object] | None = None
             self._epoch = config.epoch
 
-        def __iter__(self) -> Iterator[Any]:
+        def __iter__(self) -> Iterator[object]:
             if get_worker_info() is not None:
                 raise RuntimeError("batches are on the device of one process: use DataLoader(num_workers=0)")
             state, self._state = self._state, None
@@ -89,7 +89,7 @@ def torch_dataset(config: Config, samples: Iterable[Sample], *, reader: Reader |
                 raise RuntimeError("no iteration has begun")
             return state
 
-        def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        def load_state_dict(self, state: Mapping[str, object]) -> None:
             """Resume from a state, in the next iteration."""
             if not isinstance(state, Mapping) or "epoch" not in state:
                 raise InvalidArgument(f"state must be what state_dict() returned (got {state!r})")

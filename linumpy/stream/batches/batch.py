@@ -124,7 +124,7 @@ class Tensor:
         """Address of the first element."""
         return int(self._array.ctypes.data if self._ready is None else self._array.data.ptr)
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         # Only the tensor's own elements are copied; events and leases stay in this process.
         return _host_tensor, (self._on_host(), self._is_bf16)
 
@@ -132,7 +132,7 @@ class Tensor:
         kind, number = self._array.__dlpack_device__()
         return int(kind), int(number)
 
-    def __dlpack__(self, *, stream: int | None = None, **options: Any) -> object:
+    def __dlpack__(self, *, stream: int | None = None, **options: object) -> object:
         if self._ready is None:
             return _as_bf16(self._array.__dlpack__(**options)) if self._is_bf16 else self._array.__dlpack__(**options)
         import cupy
@@ -170,7 +170,7 @@ def _as_bf16(capsule: object) -> object:
 
 @lru_cache(maxsize=64)
 def _record_of(names: tuple[str, ...]) -> Any:
-    def reduce(parts: Any) -> tuple[Any, ...]:
+    def reduce(parts: tuple[Tensor, ...]) -> tuple[object, ...]:
         return _make_record, (names, tuple(parts))  # pickle cannot find this class by name
 
     return type("Parts", (namedtuple("Parts", names),), {"__slots__": (), "__reduce__": reduce})
@@ -271,8 +271,8 @@ class Batch:
     def __dlpack_device__(self) -> tuple[int, int]:
         return self._only().__dlpack_device__()
 
-    def __dlpack__(self, **options: Any) -> object:
-        return self._only().__dlpack__(**options)
+    def __dlpack__(self, *, stream: int | None = None, **options: object) -> object:
+        return self._only().__dlpack__(stream=stream, **options)
 
     def _only(self) -> Tensor:
         if len(self._names) > 1:
