@@ -1,6 +1,6 @@
 """Elementary functions as fixed sequences of IEEE additions, products and divisions; the counterpart of exact.cuh.
 
-In: NumPy arrays of float32. Out: float32. The math libraries of CPUs and GPUs round differently; these functions give
+In: NumPy arrays of float32. Out: float32. The math libraries of CPUs and GPUs round differently. These functions give
 the same bits everywhere, so that a sample lies in the same voxel on every machine.
 """
 
@@ -17,7 +17,7 @@ _LOG2 = tuple(np.float32(value) for value in (2.88539008, 0.961796694, 0.5770780
 
 
 def sine_cosine(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Sine and cosine of angles below 10^6 rad, with an error of half a unit of the last place."""
+    """Return sine and cosine of angles below 10^6 rad, with an error of half a unit in the last place."""
     angle = x.astype(np.float64)
     quarter = np.rint(angle * 0.63661977236758134308)
     reduced = (angle - quarter * 1.57079632673412561417) - quarter * 6.07710050650619224932e-11
@@ -32,7 +32,7 @@ def sine_cosine(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def exp2(y: np.ndarray) -> np.ndarray:
-    """Two to the power of `y`, -126 <= y <= 126."""
+    """Return two to the power of `y`, -126 <= y <= 126."""
     whole = np.rint(y)
     part = y - whole
     power = ((whole.astype(np.int32) + 127) << 23).view(np.float32)
@@ -40,7 +40,7 @@ def exp2(y: np.ndarray) -> np.ndarray:
 
 
 def log2(x: np.ndarray) -> np.ndarray:
-    """Binary logarithm of normal positive numbers."""
+    """Return the binary logarithm of normal positive numbers."""
     bits = x.view(np.int32)
     exponent = (bits >> 23) - 127
     mantissa = ((bits & 0x7FFFFF) | 0x3F800000).view(np.float32)

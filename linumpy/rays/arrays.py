@@ -18,7 +18,7 @@ def as_array(array: None) -> None: ...
 @overload
 def as_array(array: Any) -> Array: ...
 def as_array(array: Any) -> Array | None:
-    """Return NumPy's and CuPy's arrays unchanged, and convert others that support DLPack, such as torch's."""
+    """Return NumPy's and CuPy's arrays unchanged; convert others, by DLPack where they support it, as torch's do."""
     if array is None or isinstance(array, np.ndarray) or is_device_array(array):
         return array
     if not hasattr(array, "__dlpack_device__"):
@@ -35,22 +35,22 @@ def same_side(**arrays: Array | None) -> bool:
     Raises
     ------
     TypeError
-        Some are and some are not: arrays are not copied between host and device.
+        Some are on a device and some on the host: arrays are not copied between them.
     """
-    where = {name: is_device_array(array) for name, array in arrays.items() if array is not None}
-    if len(set(where.values())) > 1:
-        on = [name for name, device in where.items() if device]
-        off = [name for name, device in where.items() if not device]
-        raise TypeError(f"{', '.join(on)} on the device, {', '.join(off)} on the host: move all to one of them")
-    return any(where.values())
+    on_device = {name: is_device_array(array) for name, array in arrays.items() if array is not None}
+    if len(set(on_device.values())) > 1:
+        device = [name for name, is_on_device in on_device.items() if is_on_device]
+        host = [name for name, is_on_device in on_device.items() if not is_on_device]
+        raise TypeError(f"{', '.join(device)} on the device, {', '.join(host)} on the host: move all to one of them")
+    return any(on_device.values())
 
 
 def whole_number(value: int, name: str, low: int, high: int | None = None) -> int:
-    """Return an integer of a range as Python's int, which does not overflow; else raise ValueError."""
-    whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-    if not whole or value < low or (high is not None and value > high):
-        wanted = f">= {low}" if high is None else f"between {low} and {high}"
-        raise ValueError(f"{name}={value!r}: an integer {wanted} is needed")
+    """Return an integer of a range as Python's int, which does not overflow; raise ValueError for other values."""
+    is_integer = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    if not is_integer or value < low or (high is not None and value > high):
+        limits = f">= {low}" if high is None else f"between {low} and {high}"
+        raise ValueError(f"{name}={value!r}: an integer {limits} is needed")
     return int(value)
 
 

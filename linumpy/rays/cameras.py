@@ -1,4 +1,4 @@
-"""Draw rays from images: pixel, origin and direction of each, in NumPy; the counterpart of camera.cuh.
+"""Draw rays from images: pixel, origin and direction of each ray, in NumPy; the counterpart of camera.cuh.
 
 In: a random generator, :class:`~linumpy.rays.images.Images`. Out: :class:`DrawnRays`. Float32 operations are in the
 kernel's order, so that results are equal bit for bit.
@@ -17,7 +17,7 @@ from linumpy.rays.lenses import lens_rays
 from linumpy.rays.marching import normalized
 from linumpy.rays.pcg32 import PCG32, as_unit_float
 
-#: Random numbers of a ray: for u, v, time, jitter and level; the others are unused.
+#: Random numbers reserved for a ray. It uses the first five: u, v, time, jitter and level.
 NUMBERS_PER_RAY = 8
 _USED = 5
 _LAST = np.float32(0.99999994)
@@ -38,11 +38,11 @@ class DrawnRays:
     rgba : (n, 4) float32
         Colour of the pixel, linear, premultiplied.
     unmasked : (n,) bool
-        Whether the pixel is not masked.
+        False for masked pixels.
     origin, direction : (n, 3) float32
-        In the world's units; directions of length 1.
+        In the world's units; directions have length 1.
     length : (n,) float32
-        Lengths of the directions before normalisation.
+        Lengths of the directions before normalization.
     jitter, level : (n,) float32
         Random numbers in [0, 1).
     """
@@ -81,7 +81,7 @@ def draw_rays(rng: PCG32, images: Images, n_rays: int, *, image_cdf: np.ndarray 
 
 
 def choose_images(index: np.ndarray, n_images: int, n_rays: int, cdf: np.ndarray | None, shift: int) -> np.ndarray:
-    """Choose each ray's image: in order, or by a distribution with multiples of the golden ratio as random numbers."""
+    """Choose the image of each ray: in order, or from a distribution, with multiples of the golden ratio as numbers."""
     if cdf is None:
         return index * n_images // n_rays % n_images
     number = (index.astype(np.uint64) * np.uint64(2654435769) + np.uint64(shift)).astype(np.uint32)
@@ -89,7 +89,7 @@ def choose_images(index: np.ndarray, n_images: int, n_rays: int, cdf: np.ndarray
 
 
 def first_above(cdf: np.ndarray, u: np.ndarray) -> np.ndarray:
-    """Return the first index whose cumulative value is above u, at most the last index."""
+    """Return the first index whose cumulative value is above `u`; the last index where there is none."""
     return np.minimum(np.searchsorted(cdf, u, side="right"), len(cdf) - 1)
 
 
@@ -98,13 +98,13 @@ def _below(cdf: np.ndarray, line: np.ndarray, cell: np.ndarray) -> np.ndarray:
 
 
 def _probability(cdf: np.ndarray, line: np.ndarray, cell: np.ndarray) -> np.ndarray:
-    """Return the probabilities of cells of lines of `cdf` (lines, cells); the last cell includes the rounding error."""
+    """Return the probabilities of cells in lines of `cdf` (lines, cells); the last cell includes the rounding error."""
     above = np.where(cell < cdf.shape[1] - 1, cdf[line, cell], np.float32(1))
     return above - _below(cdf, line, cell)
 
 
 def _inside(cdf: np.ndarray, u: np.ndarray, line: np.ndarray, cell: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the position of u along an axis whose cells have these probabilities, and its density there."""
+    """Return the position at which the cumulative distribution of a line reaches `u`, and the density there."""
     probability, size = _probability(cdf, line, cell), np.float32(cdf.shape[1])
     with np.errstate(all="ignore"):
         part = np.fmin((u - _below(cdf, line, cell)) / probability, _LAST)
@@ -155,16 +155,17 @@ def _read_pixels(
     return rgba, unmasked
 
 
-def _distortion(map_: np.ndarray, u: np.ndarray, v: np.ndarray) -> np.ndarray:
-    height, width = map_.shape[:2]
+def _distortion(shifts: np.ndarray, u: np.ndarray, v: np.ndarray) -> np.ndarray:
+    """Interpolate a distortion map (height, width, 2), whose cells have their centres at (k + 0.5) / size."""
+    height, width = shifts.shape[:2]
     half, one = np.float32(0.5), np.float32(1)
     x = np.fmin(np.fmax(u * np.float32(width) - half, 0), np.float32(width) - one)
     y = np.fmin(np.fmax(v * np.float32(height) - half, 0), np.float32(height) - one)
     x0, y0 = x.astype(np.int32), y.astype(np.int32)
     x1, y1 = np.minimum(x0 + 1, width - 1), np.minimum(y0 + 1, height - 1)
     part_x, part_y = (x - x0.astype(np.float32))[:, None], (y - y0.astype(np.float32))[:, None]
-    above = map_[y0, x0] + part_x * (map_[y0, x1] - map_[y0, x0])
-    below = map_[y1, x0] + part_x * (map_[y1, x1] - map_[y1, x0])
+    above = shifts[y0, x0] + part_x * (shifts[y0, x1] - shifts[y0, x0])
+    below = shifts[y1, x0] + part_x * (shifts[y1, x1] - shifts[y1, x0])
     return above + part_y * (below - above)
 
 
@@ -177,9 +178,9 @@ def world_rays(
     row: np.ndarray,
     time: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return origins and unit directions (n, 3) of pixels in the world's axes, and the directions' former lengths.
+    """Return origins and unit directions (n, 3) in the world's axes, and the lengths before normalization.
 
-    `time` is in [0, 1) while the shutter is open.
+    `time`, in [0, 1), is the moment of the ray while the shutter is open.
     """
     rows = images.table[image]
     o, d, valid = lens_rays(rows, u, v)
@@ -211,7 +212,7 @@ def _rotated(r: np.ndarray, v: np.ndarray) -> np.ndarray:
 
 
 def _turned(rows: np.ndarray, when: np.ndarray, *vectors: np.ndarray) -> list[np.ndarray]:
-    """Rotate vectors about each camera's fixed axis: slerp from the start pose."""
+    """Rotate vectors about the fixed axis of each camera: slerp from the start pose."""
     angle = rows["angle"] * when
     sine, cosine = (values[:, None] for values in sine_cosine(angle))
     a, versine = rows["axis"], np.float32(1) - cosine

@@ -24,7 +24,7 @@ _DTYPES = {"rgb_sigma": np.float32, "dt": np.float32, "base": np.int64, "n_steps
 
 
 def composite(rgb_sigma: Array, dt: Array, base: Array, n_steps: Array) -> Array:
-    """Render rays: each sample absorbs 1 - exp(-sigma · dt) of the light from behind it and adds as much of its colour.
+    """Render rays: each sample replaces a fraction 1 - exp(-sigma · dt) of the light behind it by its own colour.
 
     Parameters
     ----------
@@ -40,15 +40,15 @@ def composite(rgb_sigma: Array, dt: Array, base: Array, n_steps: Array) -> Array
     Returns
     -------
     (n_rays, 4) float32
-        Premultiplied RGBA: colour, and 1 minus the transmittance. All arrays are NumPy's, CuPy's or torch's, and so is
-        the result; torch's has a gradient for `rgb_sigma`.
+        Premultiplied RGBA: colour, and 1 minus the transmittance. The result is NumPy's, CuPy's or torch's, as all
+        arguments are; torch computes its gradient with respect to `rgb_sigma`.
 
     Raises
     ------
     ValueError
-        Other shapes or dtypes, arrays that are not C-contiguous, or on the host samples that do not exist.
+        Other shapes or dtypes, arrays that are not C-contiguous, or samples that do not exist (checked on the host).
     TypeError
-        Arrays of which some are on a device and some on the host, or some of torch and some not.
+        Some arrays are on a device and some on the host, or only some are torch's.
     """
     if _are_tensors(rgb_sigma=rgb_sigma, dt=dt, base=base, n_steps=n_steps):
         return _torch_function().apply(rgb_sigma, dt, base, n_steps)
@@ -77,7 +77,7 @@ def composite_backward(
     Returns
     -------
     (n_samples, 4) float32
-        0 for samples that belong to no ray.
+        Gradient of each sample; 0 for samples of no ray.
     """
     on_device = _check(rgb_sigma, dt, base, n_steps)
     shape = (len(base), 4)
@@ -91,7 +91,7 @@ def composite_backward(
     return grad
 
 
-def _are_tensors(**arrays: Any) -> bool:
+def _are_tensors(**arrays: object) -> bool:
     """Return whether all arrays are torch's, on one device; raise TypeError where only some are."""
     torch = sys.modules.get("torch")
     tensors = {name: array for name, array in arrays.items() if torch is not None and isinstance(array, torch.Tensor)}
@@ -103,8 +103,8 @@ def _are_tensors(**arrays: Any) -> bool:
         )
     devices = {name: str(tensor.device) for name, tensor in tensors.items()}
     if len(set(devices.values())) > 1:
-        places = ", ".join(f"{name} on {device}" for name, device in devices.items())
-        raise TypeError(f"{places}: move all to one device")
+        listed = ", ".join(f"{name} on {device}" for name, device in devices.items())
+        raise TypeError(f"{listed}: move all to one device")
     return bool(tensors)
 
 
@@ -125,7 +125,7 @@ def _check(rgb_sigma: Array, dt: Array, base: Array, n_steps: Array) -> bool:
 
 
 def kernel_spec(name: str) -> KernelSpec:
-    """Choose a kernel of composite.cu."""
+    """Return the specification of a kernel of composite.cu."""
     return KernelSpec("composite", name, (("THREADS", str(_THREADS)),), "linumpy.rays.cuda")
 
 
@@ -134,26 +134,26 @@ def _launch(name: str, n_rays: int, arrays: tuple[Array, ...]) -> None:
         load(kernel_spec(name))((-(-n_rays * 32 // _THREADS),), (_THREADS,), (*arrays, *int64(n_rays)))
 
 
-#: Samples that are processed together.
-_AT_ONCE = 2**22
+#: Maximum number of samples that are processed together.
+_BLOCK_SAMPLES = 2**22
 
 
 def _blocks(n_steps: np.ndarray) -> Iterator[slice]:
-    """Cut rays into blocks of at most so many samples, counted as rows of equal length."""
-    step = max(1, _AT_ONCE // max(1, int(n_steps.max(initial=0))))
+    """Divide rays into blocks, padded to rows of equal length, of at most :data:`_BLOCK_SAMPLES` samples."""
+    step = max(1, _BLOCK_SAMPLES // max(1, int(n_steps.max(initial=0))))
     for begin in range(0, len(n_steps), step):
         yield slice(begin, begin + step)
 
 
 @dataclass(frozen=True)
 class _Rows:
-    """Samples of some rays, one row for each ray, padded by samples without density."""
+    """Samples of some rays, a row for each ray, padded by samples without density."""
 
     index: np.ndarray
     exists: np.ndarray
     color: np.ndarray
     weight: np.ndarray
-    after: np.ndarray  # transmittance
+    after: np.ndarray  # transmittance after each sample
 
 
 def _rows(rgb_sigma: np.ndarray, dt: np.ndarray, base: np.ndarray, n_steps: np.ndarray) -> _Rows:
@@ -182,14 +182,14 @@ def _backward_on_cpu(
     grad = np.zeros(rgb_sigma.shape, np.float32)
     for block in _blocks(n_steps) if len(dt) else ():
         rows = _rows(rgb_sigma, dt, base[block], n_steps[block])
-        to = grad_rgba[block].astype(np.float64)
-        shown = np.einsum("rsc,rc->rs", rows.color, to[:, :3])
-        part = rows.weight * shown
-        behind = part.sum(axis=1, keepdims=True) - np.cumsum(part, axis=1)
-        through = rows.after[:, -1:] * to[:, 3:]
-        values = np.empty((*part.shape, 4))
-        values[..., :3] = rows.weight[..., None] * to[:, None, :3]
-        values[..., 3] = dt[rows.index] * (rows.after * shown - behind + through)
+        grad_ray = grad_rgba[block].astype(np.float64)
+        projected = np.einsum("rsc,rc->rs", rows.color, grad_ray[:, :3])
+        contribution = rows.weight * projected
+        remaining = contribution.sum(axis=1, keepdims=True) - np.cumsum(contribution, axis=1)
+        transmitted = rows.after[:, -1:] * grad_ray[:, 3:]
+        values = np.empty((*contribution.shape, 4))
+        values[..., :3] = rows.weight[..., None] * grad_ray[:, None, :3]
+        values[..., 3] = dt[rows.index] * (rows.after * projected - remaining + transmitted)
         grad[rows.index[rows.exists]] = values[rows.exists]
     return grad
 

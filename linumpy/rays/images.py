@@ -1,6 +1,6 @@
 """Posed images to train from: pixels, lens, pose and the distribution of pixels.
 
-In: arrays of NumPy, or of CuPy for the large ones. Out: :class:`Image` records and :class:`Images`, a set of them with
+In: arrays of NumPy; large ones may be CuPy's. Out: :class:`Image` records, and :class:`Images`, a set of images with
 the table that kernels read. Cameras look along +Z; +X is to the right of the image, +Y down (as in OpenCV). Points and
 directions are ordered (x, y, z); images (row, column). Errors name the image.
 """
@@ -94,7 +94,7 @@ class Image:
         RGBA. uint8: colours encoded by sRGB, alpha linear; the bytes 255, 0, 255, 0 (0x00FF00FF as a number) mask a
         pixel. float16 or float32: linear; a negative red masks a pixel. Masked pixels have no ray.
     focal : (float, float)
-        Focal lengths (x, y) in pixels; of an orthographic lens pixels per unit of length, of an equirectangular one
+        Focal lengths (x, y) in pixels; for an orthographic lens pixels per unit of length, for an equirectangular lens
         pixels per radian.
     principal : (float, float), optional
         Principal point (x, y) in pixels; the centre of the first pixel is at (0.5, 0.5). The image's middle by default.
@@ -107,11 +107,11 @@ class Image:
     lens_params : tuple of float
         Parameters of the lens; missing ones are 0.
     start_pose, end_pose : (3, 4) array
-        Camera to world, a rotation and a translation, when the shutter opens and closes; by default the camera does not
-        move.
+        Pose of the camera when the shutter opens and closes: rotation and translation from camera to world. By default
+        the camera does not move.
     shutter : (float, float, float, float)
-        A ray's pose is at ``s0 + s1 u + s2 v + s3 t`` between start (0) and end (1): u, v in [0, 1] across the image
-        (rolling shutter), t random in [0, 1) (motion blur). Rotation by slerp, translation linear.
+        The pose of a ray is interpolated at ``s0 + s1 u + s2 v + s3 t`` between start (0) and end (1): u, v in [0, 1]
+        across the image (rolling shutter), t random in [0, 1) (motion blur). Rotation by slerp, translation linearly.
     rays : (height, width, 6) array, optional
         float32: origin and direction of each pixel (x, y, z), in place of the lens. A pixel whose ray is not finite or
         has no direction gets the camera's axis.
@@ -122,10 +122,10 @@ class Image:
     pixel_cdf : PixelCDF, optional
         Distribution of drawn pixels; uniform by default.
     extra : tuple of float
-        Extra dimensions, such as an appearance code; of the same length for all images.
+        Extra dimensions, such as an appearance code; the same number for all images.
     alpha : {"straight", "premultiplied"}, optional
-        Whether linear colours are multiplied by alpha here, or already are (bytes before their encoding by sRGB). By
-        default straight for uint8, as in PNG files, and premultiplied for floats.
+        Whether linear colours are still to be multiplied by alpha, or already are (bytes: before their encoding by
+        sRGB). By default straight for uint8, as in PNG files, and premultiplied for floats.
     """
 
     pixels: Array
@@ -151,7 +151,7 @@ class Images:
     Attributes
     ----------
     images : tuple of Image
-        Their arrays are all NumPy's or all CuPy's (poses and numbers are always copied from the host).
+        The images. Their arrays are all NumPy's or all CuPy's; poses and numbers are always copied from the host.
     table : numpy.ndarray of RECORD
         The table, on the host.
     """
@@ -206,7 +206,7 @@ class Images:
 
     @cached_property
     def uploads(self) -> Uploaded:
-        """The table and the extra dimensions on the device, copied there once."""
+        """The table and the extra dimensions on the device, copied once."""
         import cupy
 
         table = cupy.asarray(self.table.view(np.uint8))
@@ -342,9 +342,9 @@ def _pose(pose: Array, name: str) -> np.ndarray:
 
 
 def _axis_angle(turn: np.ndarray) -> tuple[np.ndarray, float]:
-    """Axis and angle in [0, π] of a rotation matrix, by its unit quaternion."""
+    """Return axis and angle in [0, π] of a rotation matrix, by its unit quaternion."""
     trace = np.trace(turn)
-    squares = np.array([1 + trace, *(1 + 2 * np.diag(turn) - trace)])  # of the quaternion's parts, times 4
+    squares = np.array([1 + trace, *(1 + 2 * np.diag(turn) - trace)])  # 4 times the squared parts of the quaternion
     products = np.array([
         [squares[0], turn[2, 1] - turn[1, 2], turn[0, 2] - turn[2, 0], turn[1, 0] - turn[0, 1]],
         [turn[2, 1] - turn[1, 2], squares[1], turn[0, 1] + turn[1, 0], turn[0, 2] + turn[2, 0]],

@@ -1,8 +1,8 @@
 """Launch trace.cu: march rays, drawn from images or given, through a grid on the device.
 
 In: CuPy arrays (in tests NumPy's, with an emulated kernel). Out: the arrays of
-:class:`~linumpy.rays.samples.RaySamples`. Only the tables of images are copied to the device, once; nothing
-synchronises.
+:class:`~linumpy.rays.samples.RaySamples`. Only the tables of images are copied to the device, once. Nothing here
+synchronizes.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from linumpy.rays.occupancy import OccupancyGrid
 from linumpy.rays.pcg32 import PCG32
 from linumpy.rays.setting import MOST_POINTS, STEPS, Setting
 
-#: Threads of a block: one warp. Ordered blocks wait for those before them, and larger ones wait longer.
+#: Threads of a block: one warp. With ORDERED a block waits for the blocks before it, and larger blocks wait longer.
 THREADS = 32
-#: Runs of a ray that are kept in shared memory; the kernel searches further ones a second time.
+#: Maximum number of runs of a ray in shared memory; the kernel searches for further runs a second time.
 _MOST_RUNS = 32
-#: Words of ``counts`` before those of blocks, as in trace.cu.
+#: Words of ``counts`` before the words of blocks, as in trace.cu.
 _HEAD_WORDS = 5
 _WORDS = (
     *("images", "image_cdf", "linear", "image_extra", "rays_in", "jitter", "bits", "positions", "directions", "dt"),
@@ -57,7 +57,7 @@ def kernel_spec(
     per_sample: bool = False,
     most_runs: int = _MOST_RUNS,
 ) -> KernelSpec:
-    """Choose a specialisation of trace.cu; unused features take no registers."""
+    """Return the specification of a specialized trace.cu, in which unused features take no registers."""
     defines = {
         "IMAGES": int(images),
         "CONE": int(grows),
@@ -74,7 +74,7 @@ def kernel_spec(
         "IMAGE_NBYTES": RECORD.itemsize,
         "BATCH_NBYTES": BATCH.itemsize,
     }
-    # No fused multiply-adds: the number of samples is that of the NumPy path, bit for bit.
+    # No fused multiply-adds: the samples must equal the NumPy path's, bit for bit.
     flags = ("-fmad=false",)
     return KernelSpec(
         "trace", "trace", tuple((key, str(value)) for key, value in defines.items()), "linumpy.rays.cuda", flags
@@ -126,7 +126,7 @@ def _batch(
     return batch
 
 
-def _run(spec: KernelSpec, n_rays: int, batch: np.ndarray) -> None:
+def _launch(spec: KernelSpec, n_rays: int, batch: np.ndarray) -> None:
     if n_rays:
         load(spec)((-(-n_rays // THREADS),), (THREADS,), (batch,))
 
@@ -176,7 +176,7 @@ def generate(
         images=True, grows=setting.grows, ordered=deterministic, weighted=image_cdf is not None or images.weighted,
         lengths=not unit_directions, per_sample=per_sample,
     )  # fmt: skip
-    _run(spec, n_rays, batch)
+    _launch(spec, n_rays, batch)
     return arrays
 
 
@@ -195,5 +195,5 @@ def march(
     arrays = _allocate(xp, n_rays, max_samples, 0, from_images=False)
     batch = _batch(setting, grid, arrays, n_rays, max_samples)
     batch["rays_in"], batch["jitter"] = address_of(rays), 0 if jitter is None else address_of(jitter)
-    _run(kernel_spec(images=False, grows=setting.grows, ordered=deterministic), n_rays, batch)
+    _launch(kernel_spec(images=False, grows=setting.grows, ordered=deterministic), n_rays, batch)
     return arrays

@@ -1,7 +1,7 @@
 """Lenses: pixel → ray in the camera's axes, in NumPy; the counterpart of camera.cuh, operation for operation.
 
-In: coordinates u, v in [0, 1] across an image and records of :data:`~linumpy.rays.images.RECORD`, one a ray. Out:
-float32 origins and directions (not normalized), and which of them are valid.
+In: coordinates u, v in [0, 1] across an image, and for each ray the :data:`~linumpy.rays.images.RECORD` of its image.
+Out: float32 origins and directions (not normalized), and which rays are valid.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ _Rays = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 def lens_rays(rows: np.ndarray, u: np.ndarray, v: np.ndarray) -> _Rays:
-    """Apply each ray's lens.
+    """Apply the lens of each ray.
 
     Parameters
     ----------
     rows : numpy.ndarray of RECORD, (n,)
-        Record of each ray's image.
+        Record of the image of each ray.
     u, v : (n,) float32
         Position along the width and the height of the image.
 
@@ -44,7 +44,7 @@ def lens_rays(rows: np.ndarray, u: np.ndarray, v: np.ndarray) -> _Rays:
 
 
 def _from_principal(rows: np.ndarray, u: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Distances from the principal point in pixels."""
+    """Return the distances from the principal point in pixels."""
     principal = rows["principal"]
     return (
         u * rows["width"].astype(np.float32) - principal[:, 0],

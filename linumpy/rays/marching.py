@@ -1,4 +1,4 @@
-"""Points along rays, and those of them that are samples, in NumPy: the counterpart of march.cuh.
+"""Points along rays, and the samples among them, in NumPy: the counterpart of march.cuh.
 
 In: rays in the world's units, a :class:`~linumpy.rays.setting.Setting`, an occupancy grid. Out: samples, in the order
 of the rays. All points of a ray inside the box are tested; the kernel skips empty space and finds the same samples.
@@ -14,8 +14,8 @@ import numpy as np
 from linumpy.rays.arithmetic import exp2, log2
 from linumpy.rays.setting import GRID_SIZE, MOST_POINTS, SPREAD, Setting
 
-#: Points that are processed together; their arrays fit a processor's cache.
-_AT_ONCE = 2**16
+#: Maximum number of points that are processed together; their arrays fit a processor's cache.
+_BLOCK_POINTS = 2**16
 
 
 @dataclass(frozen=True)
@@ -25,9 +25,9 @@ class GridRays:
     Attributes
     ----------
     origin, direction : (n, 3) float32
-        In voxels of mip 0 from the grid's centre; per unit of t.
+        In voxels of mip 0: origin relative to the grid's centre, direction per unit of t.
     start : (n,) float32
-        The first point: its t, or, with growing steps, the number of steps from t = 0.
+        Of the first point: t, or, with growing steps, the number of steps from t = 0.
     end : (n,) int64
         Number of points inside the box.
     """
@@ -45,9 +45,9 @@ class SampleIndices:
     Attributes
     ----------
     ray, point : (m,) int64
-        Ray and point along it of each sample, in order.
+        Index of each sample's ray, and of its point along the ray; in order.
     count : (n,) int64
-        Samples of each ray.
+        Number of samples of each ray.
     """
 
     ray: np.ndarray
@@ -56,7 +56,7 @@ class SampleIndices:
 
 
 def step_at(setting: Setting, t: np.ndarray) -> np.ndarray:
-    """Length of the step at t."""
+    """Return the length of the step at t."""
     s = setting.steps
     if not setting.grows:
         return np.full_like(t, s["min_step"])
@@ -64,7 +64,7 @@ def step_at(setting: Setting, t: np.ndarray) -> np.ndarray:
 
 
 def point_at(setting: Setting, start: np.ndarray, k: np.ndarray) -> np.ndarray:
-    """Return t of point k. Steps are exactly those of :func:`step_at`, except where they begin or cease to grow."""
+    """Return t of point k. Steps equal :func:`step_at`, except at the points where they begin or cease to grow."""
     s, k = setting.steps, k.astype(np.float32)
     if not setting.grows:
         return start + k * s["min_step"]
@@ -82,7 +82,7 @@ def _steps_until(setting: Setting, t: np.ndarray) -> np.ndarray:
 
 
 def normalized(d: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Normalise directions (n, 3); return also their lengths, and which are valid. Others are returned unchanged."""
+    """Return normalized directions (n, 3), their lengths before, and which are valid; invalid ones are unchanged."""
     with np.errstate(all="ignore"):
         length = np.sqrt(d[:, 0] * d[:, 0] + d[:, 1] * d[:, 1] + d[:, 2] * d[:, 2])
         valid = (length > np.float32(1e-30)) & (length < np.float32(1e30))
@@ -92,7 +92,7 @@ def normalized(d: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 def to_grid(
     setting: Setting, origin: np.ndarray, direction: np.ndarray, jitter: np.ndarray, valid: np.ndarray
 ) -> GridRays:
-    """Transform rays (n, 3) from the world to the grid, and clip them to the box; invalid ones have no points."""
+    """Transform rays (n, 3) from the world to the grid, and clip them to the box; invalid rays have no points."""
     with np.errstate(all="ignore"):
         o = (origin - setting.centre) * setting.voxels_per_unit
         d = direction * setting.voxels_per_unit
@@ -100,11 +100,11 @@ def to_grid(
         crosses = valid.copy()
         for axis in range(3):
             low, high = setting.box[0, axis], setting.box[1, axis]
-            still = d[:, axis] == 0
+            parallel = d[:, axis] == 0
             a, b = (low - o[:, axis]) / d[:, axis], (high - o[:, axis]) / d[:, axis]
-            crosses &= ~still | ((o[:, axis] >= low) & (o[:, axis] <= high))
-            enter = np.where(still, enter, np.fmax(enter, np.fmin(a, b)))
-            leave = np.where(still, leave, np.fmin(leave, np.fmax(a, b)))
+            crosses &= ~parallel | ((o[:, axis] >= low) & (o[:, axis] <= high))
+            enter = np.where(parallel, enter, np.fmax(enter, np.fmin(a, b)))
+            leave = np.where(parallel, leave, np.fmin(leave, np.fmax(a, b)))
         crosses &= (enter < leave) & (leave < np.float32(1e30))
         enter, leave = np.where(crosses, enter, np.float32(0)), np.where(crosses, leave, np.float32(0))
         start, count = _start_and_count(setting, enter, leave, jitter)
@@ -124,17 +124,17 @@ def _start_and_count(
 
 
 def _exact_end(setting: Setting, start: np.ndarray, leave: np.ndarray, end: np.ndarray) -> np.ndarray:
-    """Correct rounding errors of a number of points, by testing the last ones."""
+    """Correct rounding errors of a number of points, by testing the last points."""
     while True:
-        many = (end > 0) & ~(point_at(setting, start, end - 1) < leave)
-        if not many.any():
+        too_many = (end > 0) & ~(point_at(setting, start, end - 1) < leave)
+        if not too_many.any():
             break
-        end = end - many
+        end = end - too_many
     while True:
-        few = (end < MOST_POINTS) & (point_at(setting, start, end) < leave)
-        if not few.any():
+        too_few = (end < MOST_POINTS) & (point_at(setting, start, end) < leave)
+        if not too_few.any():
             return end
-        end = end + few
+        end = end + too_few
 
 
 def _ceil_log2(x: np.ndarray) -> np.ndarray:
@@ -145,20 +145,20 @@ def _ceil_log2(x: np.ndarray) -> np.ndarray:
 def is_occupied(setting: Setting, bits: np.ndarray, position: np.ndarray, t: np.ndarray) -> np.ndarray:
     """Return which points lie in occupied voxels.
 
-    A point is looked up in the finest mip that contains it and whose voxels are no shorter than the step there.
+    A point is looked up in the finest mip that contains it and whose voxels are at least as long as the step there.
 
     Parameters
     ----------
     bits : (mips, 262144) uint8
         Bits of the grid.
     position : (m, 3) float32
-        In the grid's coordinates.
+        Points, in the grid's coordinates.
     t : (m,) float32
-        Of each point.
+        Parameter t of each point.
     """
     mip = _mips_of(setting, len(bits), position, t)
     scale = ((127 - mip) << 23).view(np.float32)
-    code = mip * np.int32(GRID_SIZE**3)  # of all mips, one after another
+    code = mip * np.int32(GRID_SIZE**3)  # index into the voxels of all mips, one mip after another
     for axis in range(3):
         voxel = np.floor(position[:, axis] * scale) + np.float32(64)
         code |= SPREAD[np.clip(voxel, 0, GRID_SIZE - 1).astype(np.int32)] << axis
@@ -175,7 +175,7 @@ def _mips_of(setting: Setting, mips: int, position: np.ndarray, t: np.ndarray) -
 
 
 def positions_of(rays_in_grid: GridRays, ray: np.ndarray, t: np.ndarray) -> np.ndarray:
-    """Positions (m, 3) in the grid's coordinates."""
+    """Return positions (m, 3) in the grid's coordinates."""
     position = np.empty((len(t), 3), np.float32)
     for axis in range(3):
         position[:, axis] = rays_in_grid.origin[:, axis][ray] + t * rays_in_grid.direction[:, axis][ray]
@@ -188,7 +188,7 @@ def find_samples(setting: Setting, bits: np.ndarray, rays_in_grid: GridRays) -> 
     begin = 0
     while begin < len(rays_in_grid.end):
         total = np.cumsum(rays_in_grid.end[begin:])
-        stop = begin + max(1, int(np.searchsorted(total, _AT_ONCE, side="right")))
+        stop = begin + max(1, int(np.searchsorted(total, _BLOCK_POINTS, side="right")))
         ray = np.repeat(np.arange(begin, stop), rays_in_grid.end[begin:stop])
         point = np.arange(len(ray)) - np.repeat(
             total[: stop - begin] - rays_in_grid.end[begin:stop], rays_in_grid.end[begin:stop]

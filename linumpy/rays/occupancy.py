@@ -1,8 +1,7 @@
 """Occupancy of space: a cascade of grids of 128³ bits.
 
 In: densities of a field, or a volume. Out: :class:`OccupancyGrid`, whose bits the kernels read. Mip 0 is a cube around
-the centre; each further mip has twice the edge and voxels twice as large. Arrays are NumPy's or CuPy's, and results are
-in the same memory.
+the centre; each further mip has twice the edge and voxels twice as large. NumPy in, NumPy out; CuPy in, CuPy out.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ def _order_on_device(device: int) -> Array:
     import cupy
 
     order: Array = cupy.asarray(_morton_order())
-    cupy.cuda.get_current_stream().synchronize()  # once a device, so that any stream may use it
+    cupy.cuda.get_current_stream().synchronize()  # once for each device, so that any stream may use the array
     return order
 
 
@@ -59,8 +58,8 @@ class OccupancyGrid:
     density : (mips, 128, 128, 128) float32
         Density of each voxel, axes (mip, z, y, x).
     bits : (mips, 262144) uint8
-        A bit for each voxel in Morton order (x in the lowest bit), 1 if it is occupied. A voxel of a coarser mip is
-        also occupied if it contains an occupied voxel of a finer mip.
+        A bit for each voxel in Morton order (x in the lowest bit), 1 if the voxel is occupied. A voxel of a coarser mip
+        is also occupied if it contains an occupied voxel of a finer mip.
     centre : (float, float, float)
         Centre (x, y, z) in the world's units.
     edge : float
@@ -86,7 +85,8 @@ class OccupancyGrid:
         Raises
         ------
         ValueError
-            Another shape, a threshold that is NaN, or a centre or an edge that is not a finite (positive) number.
+            Another shape, a threshold that is NaN, a centre that is not finite, or an edge that is not positive and
+            finite.
         """
         density = as_array(density)
         if density.ndim != 4 or density.shape[1:] != (GRID_SIZE,) * 3 or not 1 <= density.shape[0] <= _MAX_MIPS:
@@ -130,14 +130,14 @@ class OccupancyGrid:
         sizes = [n * step for n, step in zip(volume.shape, steps, strict=True)]
         edge = max(sizes)
         xp = array_module(volume)
-        # NaN must not win over other voxels.
-        greatest = xp.where(xp.isnan(volume), -math.inf, volume) if volume.dtype.kind == "f" else volume
+        # A maximum must ignore NaN.
+        maxima = xp.where(xp.isnan(volume), -math.inf, volume) if volume.dtype.kind == "f" else volume
         for axis, (step, size) in enumerate(zip(steps, sizes, strict=True)):
-            greatest = _greatest_along(xp, greatest, axis, step, size / 2 - edge / 2, edge)
-        density = xp.where(xp.isneginf(greatest), 0, greatest)
-        bits = _pack((greatest > threshold)[None])
+            maxima = _maxima_along(xp, maxima, axis, step, size / 2 - edge / 2, edge)
+        density = xp.where(xp.isneginf(maxima), 0, maxima)
+        bits = _pack((maxima > threshold)[None])
         centre = (sizes[2] / 2, sizes[1] / 2, sizes[0] / 2)
-        with np.errstate(over="ignore"):  # an overflow of float32 is infinite, and occupied
+        with np.errstate(over="ignore"):  # a density that overflows float32 is infinite, and occupied
             return cls(density[None].astype(np.float32), bits, centre, edge)
 
     @classmethod
@@ -153,8 +153,8 @@ class OccupancyGrid:
         """Make a grid from a resolution level (Z, Y, X) of an OME-Zarr image, as :meth:`from_volume` does.
 
         `device` as for :func:`linumpy.read_zarr`. A coarse level is read faster; its voxels are means, so it may need a
-        lower threshold. `spacing` is that of level 0 in µm, in the order of axes or by their names, where the
-        metadata's is missing or wrong.
+        lower threshold. `spacing` is the spacing of level 0 in µm, in the order of axes or by their names, where the
+        metadata's spacing is missing or wrong.
         """
         from linumpy.gpu.zarr_io import read_zarr
         from linumpy.io.ome import check_level, open_image
@@ -172,12 +172,12 @@ class OccupancyGrid:
     def update(self, density: Array, *, decay: float = 0.95, threshold: float = 0.01) -> None:
         """Update the densities of a field in training: each becomes the maximum of ``old * decay`` and new.
 
-        NaN loses to any other density.
+        NaN is ignored.
 
         Parameters
         ----------
         density : (mips, 128, 128, 128) array
-            For example at :meth:`points`; in the memory of the grid.
+            New densities, for example at :meth:`points`; in the memory of the grid.
         decay : float
             From 0, which discards the old densities, to 1.
         threshold : float
@@ -214,7 +214,7 @@ class OccupancyGrid:
         return grid
 
     def save(self, path: str | Path) -> None:
-        """Write the grid to an .npz file."""
+        """Write the grid to a file in NumPy's npz format."""
         from linumpy.io.output.files import replacing
 
         with replacing(Path(path), overwrite=True) as temporary, open(temporary, "wb") as file:
@@ -223,30 +223,30 @@ class OccupancyGrid:
 
     @classmethod
     def load(cls, path: str | Path, asarray: Callable[[np.ndarray], Array] = np.asarray) -> OccupancyGrid:
-        """Read a file of :meth:`save`; ``asarray=cupy.asarray`` puts the grid on the device.
+        """Read a file of :meth:`save`; pass ``asarray=cupy.asarray`` for a grid on the device.
 
         Raises
         ------
         OSError
             The file does not exist or cannot be opened.
         SourceError
-            A damaged file, or one with other contents.
+            The file is damaged, or holds something else.
         """
         with open(path, "rb") as file:
             try:
                 with np.load(file, allow_pickle=False) as arrays:
                     saved = {name: arrays[name] for name in arrays.files}
-            except Exception as error:  # of zipfile, zlib, tokenize or NumPy
+            except Exception as error:  # zipfile, zlib, tokenize and NumPy raise many kinds
                 raise SourceError(f"{path} is not an occupancy grid, or it is damaged: {error}") from error
         missing = {"density", "bits", "centre", "edge"} - set(saved)
         if missing:
             raise SourceError(f"{path} is not an occupancy grid: it has no {', '.join(sorted(missing))}")
         density, bits = saved["density"], saved["bits"]
         mips = len(density) if density.ndim else 0
-        whole = density.shape == (mips, *(GRID_SIZE,) * 3) and bits.shape == (mips, _VOXELS // 8)
-        if not whole or not 1 <= mips <= _MAX_MIPS or density.dtype.kind != "f" or bits.dtype != np.uint8:
-            what = f"density of {density.dtype} {density.shape}, bits of {bits.dtype} {bits.shape}"
-            raise SourceError(f"{path} is not an occupancy grid: {what}")
+        has_shape = density.shape == (mips, *(GRID_SIZE,) * 3) and bits.shape == (mips, _VOXELS // 8)
+        if not has_shape or not 1 <= mips <= _MAX_MIPS or density.dtype.kind != "f" or bits.dtype != np.uint8:
+            contents = f"density of {density.dtype} {density.shape}, bits of {bits.dtype} {bits.shape}"
+            raise SourceError(f"{path} is not an occupancy grid: {contents}")
         try:
             centre, edge = _checked_cube(saved["centre"], saved["edge"])
         except (TypeError, ValueError) as error:
@@ -256,8 +256,8 @@ class OccupancyGrid:
 
 def _checked_cube(centre: ArrayLike, edge: ArrayLike) -> tuple[tuple[float, float, float], float]:
     middle, size = np.asarray(centre), np.asarray(edge)
-    valid = size.ndim == 0 and 0 < size < math.inf
-    if not (middle.shape == (3,) and np.isfinite(middle).all() and valid):
+    is_edge = size.ndim == 0 and 0 < size < math.inf
+    if not (middle.shape == (3,) and np.isfinite(middle).all() and is_edge):
         raise ValueError(f"centre={centre!s}, edge={edge!s}: three finite numbers and a positive one are needed")
     return (float(middle[0]), float(middle[1]), float(middle[2])), float(size)
 
@@ -268,7 +268,7 @@ def _check_threshold(threshold: float) -> None:
 
 
 def _pack(occupied: Array) -> Array:
-    """Pack bool (mips, 128, 128, 128) into bits, each mip pooled into the next coarser one."""
+    """Pack bool (mips, 128, 128, 128) into bits; each mip is pooled into the next coarser mip."""
     xp = array_module(occupied)
     order, half = _order_for(xp), GRID_SIZE // 4
     rows, finer = [], None
@@ -283,7 +283,7 @@ def _pack(occupied: Array) -> Array:
     return packed
 
 
-def _greatest_along(xp: ModuleType, volume: Array, axis: int, step: float, begin: float, edge: float) -> Array:
+def _maxima_along(xp: ModuleType, volume: Array, axis: int, step: float, begin: float, edge: float) -> Array:
     """Return the maxima over each of 128 equal parts, from `begin` over `edge`, of an axis; -inf for empty parts."""
     size, parts = volume.shape[axis], []
     if volume.dtype.kind in "biu":
@@ -297,5 +297,5 @@ def _greatest_along(xp: ModuleType, volume: Array, axis: int, step: float, begin
         else:
             shape = volume.shape[:axis] + volume.shape[axis + 1 :]
             parts.append(xp.full(shape, -math.inf, volume.dtype))
-    greatest: Array = xp.stack(parts, axis=axis)
-    return greatest
+    maxima: Array = xp.stack(parts, axis=axis)
+    return maxima

@@ -21,7 +21,7 @@ def jump(delta: int, inc: int) -> tuple[int, int]:
     Parameters
     ----------
     delta : int
-        Number of steps, modulo 2^64; negative ones go back.
+        Number of steps, modulo 2^64; a negative number steps back.
     inc : int
         Increment of the generator.
 
@@ -43,7 +43,7 @@ def jump(delta: int, inc: int) -> tuple[int, int]:
 
 
 def output(state: np.ndarray) -> np.ndarray:
-    """Return the number that a generator outputs in this state; uint64 in, uint32 out."""
+    """Return the number that a generator puts out in a state; uint64 in, uint32 out."""
     shifted = (((state >> np.uint64(18)) ^ state) >> np.uint64(27)).astype(np.uint32)
     turn = (state >> np.uint64(59)).astype(np.uint32)
     return (shifted >> turn) | (shifted << ((np.uint32(32) - turn) & np.uint32(31)))
@@ -73,26 +73,26 @@ class PCG32:
     def seeded(cls, seed: int, stream: int = 0) -> PCG32:
         """Seed a generator as ``pcg32_srandom_r(seed, stream)`` of the reference implementation does.
 
-        Both are whole numbers and count modulo 2^64, and `stream` modulo 2^63.
+        `seed` counts modulo 2^64, `stream` modulo 2^63.
         """
         seed, stream = operator.index(seed), operator.index(stream)  # NumPy's integers would overflow
         inc = ((stream << 1) | 1) & _MASK
         return cls((((inc + seed) & _MASK) * _MULTIPLIER + inc) & _MASK, inc)
 
     def advance(self, delta: int) -> None:
-        """Skip `delta` numbers, in O(log `delta`) operations; a negative number goes back."""
+        """Skip `delta` numbers, in O(log `delta`) operations; a negative `delta` steps back."""
         multiplier, summand = jump(operator.index(delta), self.inc)
         self.state = (self.state * multiplier + summand) & _MASK
 
     def numbers(self, indices: np.ndarray, per_index: int, count: int) -> np.ndarray:
-        """Return the first `count` numbers of each of many equal parts of the sequence, without advancing.
+        """Return the first `count` numbers of many parts of the sequence, which have equal lengths; do not advance.
 
         Parameters
         ----------
         indices : numpy.ndarray of integers, (n,)
-            Part `i` begins `i` * `per_index` numbers from here.
+            Part `i` begins `i` * `per_index` numbers after the current state.
         per_index, count : int
-            Length of a part, and number of returned values of each.
+            Length of a part, and how many of its numbers are returned.
 
         Returns
         -------

@@ -1,7 +1,7 @@
 """Samples for radiance fields along rays that are drawn from posed images, or given.
 
-In: images or rays, an occupancy grid, a box; all NumPy's, or all CuPy's. Out: :class:`RaySamples` in the same memory;
-on a device its counts, too, so that nothing synchronises. Rays are in order on the CPU, and on a device with
+In: images or rays, an occupancy grid, a box; all NumPy's, or all CuPy's. Out: :class:`RaySamples` in the same memory.
+On a device the counts stay there, too, so that nothing synchronizes. Rays are in order on the CPU, and on a device with
 ``deterministic=True``.
 """
 
@@ -43,8 +43,8 @@ class RaySamples:
     """Samples of many rays, one ray after another.
 
     The samples of ray r are ``base[r] : base[r] + n_steps[r]``. On a device, arrays of rays have a row for each
-    requested ray, of which `n_rays` are valid (the others have no samples), and arrays of samples have `max_samples`
-    rows, of which `n_samples` are valid. :meth:`trimmed` cuts them, which synchronises.
+    requested ray; `n_rays` rows are valid, and the others have no samples. Arrays of samples have `max_samples` rows;
+    `n_samples` rows are valid. :meth:`trimmed` cuts the arrays to the valid rows, which synchronizes.
 
     Attributes
     ----------
@@ -55,10 +55,10 @@ class RaySamples:
     dt : (max_samples,) float32
         Lengths of the steps, in units of the box's longest edge.
     ray_indices : (rays,) uint32
-        Index of each ray among those drawn: its random numbers begin at 8 times that.
+        Index of each ray among all drawn rays; its random numbers begin at 8 times the index.
     rays : (rays, 6) float32
         Origin and direction in the world's units; directions have length 1 unless ``unit_directions=False``.
-        :func:`march` does not change the given ones.
+        :func:`march` returns the given rays unchanged.
     n_steps : (rays,) int32
         Number of samples.
     base : (rays,) int64
@@ -66,11 +66,12 @@ class RaySamples:
     n_rays, n_samples : () uint64
         Rays that are kept, and their samples.
     max_level : (rays,) float32
-        Fraction of the levels of a multiresolution encoding to use, in [0, 2); from 1 on all. 1 where it is not random.
+        Fraction of the levels of a multiresolution encoding to use, in [0, 2); 1 or more means all levels. 1 where it
+        is not random.
     extra : (rays, n_extra) float32
         Extra dimensions of the ray's image.
     image_indices : (rays,) int32
-        The ray's image.
+        Index of the ray's image.
     uv : (rays, 2) float32
         Position in the image, in [0, 1] along width and height.
     colors : (rays, 4) float32
@@ -79,9 +80,9 @@ class RaySamples:
         Probability of the image, and of the position in it, relative to uniform drawing: 1 without distributions. A
         loss divided by the product of both has the same expectation as without distributions.
     sample_max_level : (max_samples,) float32
-        `max_level` of each sample's ray; with ``per_sample=True``, otherwise None.
+        `max_level` of each sample's ray; None without ``per_sample=True``.
     sample_extra : (max_samples, n_extra) float32
-        `extra` of each sample's ray; likewise.
+        `extra` of each sample's ray; None without ``per_sample=True``.
     n_dropped : () uint64
         Rays dropped because they exceeded `max_samples`.
     """
@@ -106,17 +107,17 @@ class RaySamples:
     n_dropped: Array | None = None
 
     def trimmed(self) -> RaySamples:
-        """Return views of the valid rows. On a device, this synchronises."""
+        """Return views of the valid rows. On a device, this synchronizes."""
         n_rays, n_samples = int(self.n_rays), int(self.n_samples)
         if self.max_level is None:
             n_rays = len(self.n_steps)  # given rays keep their rows
         counts = ("n_rays", "n_samples", "n_dropped")
         sizes = dict.fromkeys(OF_SAMPLES, n_samples)
-        cut = {}
+        arrays = {}
         for name in (field.name for field in fields(self)):
-            value = getattr(self, name)
-            cut[name] = value if value is None or name in counts else value[: sizes.get(name, n_rays)]
-        return RaySamples(**cut)
+            array = getattr(self, name)
+            arrays[name] = array if array is None or name in counts else array[: sizes.get(name, n_rays)]
+        return RaySamples(**arrays)
 
 
 def generate_training_samples(
@@ -142,48 +143,48 @@ def generate_training_samples(
 ) -> RaySamples:
     """Draw rays from images and find the samples along them that lie in occupied voxels.
 
-    Ray i of the batch uses the random numbers from the 8 i-th of `rng` on, so a batch does not depend on its launch.
+    Ray i of the batch uses the random numbers 8 i to 8 i + 7 of `rng`, so a batch does not depend on its launch.
 
     Parameters
     ----------
     rng : PCG32
         Advanced by 8 · `n_rays`.
     images : Images
-        With pixels on the device for work there.
+        The images; with pixels on a device, the work is done there.
     aabb : (2, 3) array-like or None
         Lower and upper corner (x, y, z) of the box in which rays are marched; by default mip 0 of the grid.
     grid : OccupancyGrid
-        In the memory of the images.
+        Occupied space; in the memory of the images.
     n_rays : int
-        Rays to draw. The result omits those of masked pixels and those without samples.
+        Number of rays to draw. The result omits rays of masked pixels and rays without samples.
     max_samples : int
-        Size of the arrays of samples. Rays that do not fit are dropped as a whole and counted.
+        Size of the arrays of samples. A ray that does not fit is dropped as a whole and counted.
     cone_angle : float
         Growth of steps with distance: a step at t is t · `cone_angle`, clipped to `min_step` and `max_step`. 0 for
         equal steps of `min_step`.
     min_step, max_step : float, optional
-        In the world's units. By default √3 / 1024 of the grid's edge, and 2^(mips - 1) times that.
+        Limits of steps in the world's units. By default √3 / 1024 of the grid's edge, and 2^(mips - 1) times that.
     max_steps : int
         Maximum number of samples of a ray, up to 1024.
     near : float
         Minimum distance of samples from the camera.
     image_cdf : (n_images,) float32 array, optional
-        Cumulative distribution of images, ending at 1; not checked on a device. By default uniform: ray i has the image
-        i · n_images / n_rays.
+        Cumulative distribution of images, ending at 1; not checked on a device. By default uniform: ray i is drawn from
+        image i · n_images / n_rays.
     snap_to_pixel_centers : bool
         Whether rays pass through pixel centres only.
     random_max_level : bool
         Whether each ray gets a random `max_level`, uniform in [0, 2), so that half of the rays use all levels.
     train_envmap : bool
-        Whether rays without samples are kept, too.
+        Whether rays without samples are kept.
     unit_directions : bool
-        Whether the directions in :attr:`RaySamples.rays` have length 1; if not, they have the length that the lens or
+        Whether the directions in :attr:`RaySamples.rays` have length 1. If not, they have the length that the lens or
         :attr:`Image.rays` gives them: with a perspective lens 1 along the camera's axis, so that they convert depths
         to distances. Samples are the same.
     per_sample : bool
         Whether `max_level` and `extra` are also returned for each sample.
     deterministic : bool
-        Whether rays on a device are in the order of their indices. On the CPU they always are.
+        Whether rays on a device are in the order of their indices, as they always are on the CPU.
 
     Returns
     -------
@@ -192,9 +193,9 @@ def generate_training_samples(
     Raises
     ------
     ValueError
-        A parameter out of its range, or a box that reaches beyond the grid.
+        A parameter is out of its range, or the box reaches beyond the grid.
     TypeError
-        Images on a device and a grid on the host, or vice versa.
+        The images are on a device and the grid on the host, or vice versa.
     """
     n_rays, max_samples = whole_number(n_rays, "n_rays", 0, _MAX_RAYS), whole_number(max_samples, "max_samples", 0)
     image_cdf = as_array(image_cdf)
@@ -245,12 +246,13 @@ def march(
     Parameters
     ----------
     rays : (n, 6) float32 array, C-contiguous
-        Origins and directions (x, y, z), in the world's units. The length of a direction has no effect between 1e-18
-        and 1e18; shorter or longer ones, and rays that are not finite, have no samples or inexact ones.
+        Origins and directions (x, y, z), in the world's units. Between 1e-18 and 1e18 the length of a direction has no
+        effect; with shorter or longer directions, and with values that are not finite, a ray has no samples or inexact
+        ones.
     grid : OccupancyGrid
-        In the memory of the rays.
+        Occupied space; in the memory of the rays.
     max_samples : int
-        Size of the arrays of samples. Rays that do not fit get none, and are counted.
+        Size of the arrays of samples. A ray that does not fit gets no samples, and is counted.
     jitter : (n,) float32 array, optional
         Fraction of a step, in [0, 1), by which the points of a ray are shifted; 0 by default. Not checked on a device.
     aabb, cone_angle, min_step, max_step, max_steps, near, deterministic
@@ -260,12 +262,12 @@ def march(
     Returns
     -------
     RaySamples
-        Row r belongs to ray r, also if it has no samples. Fields that come from images are None.
+        Row r belongs to ray r, even without samples. Attributes that come from images are None.
 
     Raises
     ------
     ValueError, TypeError
-        As :func:`generate_training_samples`; rays of another shape or dtype.
+        As for :func:`generate_training_samples`; also for rays of another shape or dtype.
     """
     rays, jitter = as_array(rays), as_array(jitter)
     if rays.ndim != 2:
@@ -302,7 +304,7 @@ def march(
 
 
 def _check_jitter(jitter: Array) -> None:
-    """Raise ValueError outside [0, 1), which would give samples outside the box; not checked on a device."""
+    """Raise ValueError for values outside [0, 1), which give samples outside the box; not checked on a device."""
     if is_device_array(jitter):
         return
     wrong = np.flatnonzero(~((jitter >= 0) & (jitter < 1)))

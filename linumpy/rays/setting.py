@@ -1,14 +1,13 @@
 """Parameters of ray marching: the box, the steps and the limits, checked and in the grid's coordinates.
 
-In: arguments of callers, in the world's units. Out: a frozen :class:`Setting`, which both the NumPy path and the
-kernels read. Pure: reads no array.
+In: arguments of users, in the world's units. Out: a frozen :class:`Setting`, which the NumPy path and the kernels read.
+Pure.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -17,7 +16,7 @@ from linumpy.rays.arrays import whole_number
 
 #: Voxels of a mip along an axis.
 GRID_SIZE = 128
-#: The bits of a voxel's index, spread three apart, as in a Morton code.
+#: Spreads the bits of a voxel's index three apart, as in a Morton code.
 SPREAD = np.bitwise_or.reduce([(np.arange(GRID_SIZE, dtype=np.int32) >> bit & 1) << 3 * bit for bit in range(7)])
 #: Maximum number of samples of a ray.
 MOST_STEPS = 1024
@@ -78,7 +77,7 @@ def make_setting(
     max_steps: int,
     near: float,
 ) -> Setting:
-    """Check parameters and convert them to a grid's coordinates; parameters as in :func:`linumpy.rays.march`."""
+    """Check parameters, which are as in :func:`linumpy.rays.march`, and convert them to a grid's coordinates."""
     low, high = _box(aabb, np.asarray(centre, np.float64), edge, mips)
     shortest = math.sqrt(3) / MOST_STEPS * edge if min_step is None else float(min_step)
     longest = shortest * 2.0 ** (mips - 1) if max_step is None else float(max_step)
@@ -131,6 +130,6 @@ def _steps(shortest: float, longest: float, cone: float, scale: float) -> np.voi
         steps["t_grows"], steps["t_full"], steps["s_grows"] = shortest / cone, longest / cone, 1 / cone
         steps["s_full"] = 1 / cone + math.log2(longest / shortest) / growth
         steps["log_growth"], steps["inverse_log_growth"] = growth, 1 / growth
-    record: Any = steps[()]
+    record = steps[()]
     assert isinstance(record, np.void)
     return record

@@ -6,7 +6,7 @@ this package imports no GPU package.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from linumpy.stream.augment import Augment, Elastic
 from linumpy.stream.batches.batch import Batch, BatchInfo, Tensor
@@ -74,9 +74,9 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name != "predict":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from linumpy.stream.inference import predict  # with what writes images, which training does not need
+    from linumpy.stream.inference import predict  # only on use: it imports modules that training does not need
 
     return predict

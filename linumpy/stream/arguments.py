@@ -1,4 +1,4 @@
-"""Checks of what callers pass, which raise errors that name the parameter. Pure."""
+"""Checks of arguments; their errors name the parameter. Pure."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import numbers
 import operator
 import os
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
 from linumpy.stream.errors import ArgumentTypeError, InvalidArgument
 
 Box = tuple[tuple[int, int], ...]
-#: Coordinates are computed in double precision, which holds integers up to here.
-_FARTHEST = 2**52
+#: Limit of coordinates, which are computed in double precision.
+_MAX_COORDINATE = 2**52
 
 
 def check_name(name: object) -> None:
@@ -30,19 +30,19 @@ def put(record: object, name: str, value: object) -> None:
     object.__setattr__(record, name, value)
 
 
-def integer(name: str, value: Any, least: int, end: int | None = None) -> int:
-    """Return an integer from `least` to below `end`, or raise an error that names the parameter."""
+def integer(name: str, value: Any, minimum: int, end: int | None = None) -> int:
+    """Return an integer from `minimum` to below `end`, or raise an error that names the parameter."""
     if isinstance(value, (bool, np.bool_)) or not hasattr(value, "__index__"):
         raise ArgumentTypeError(f"{name} must be an int (got {type(value).__name__})")
     number = operator.index(value)
-    if number < least:
-        raise InvalidArgument(f"{name} must be >= {least} (got {number})")
+    if number < minimum:
+        raise InvalidArgument(f"{name} must be >= {minimum} (got {number})")
     if end is not None and number >= end:
         raise InvalidArgument(f"{name} must be < {end} (got {number})")
     return number
 
 
-def real_number(name: str, value: Any) -> float:
+def real_number(name: str, value: object) -> float:
     """Return a number as a float, or raise an error that names the parameter."""
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Real):
         raise ArgumentTypeError(f"{name} must be a number (got {type(value).__name__})")
@@ -50,7 +50,7 @@ def real_number(name: str, value: Any) -> float:
 
 
 def choice(name: str, value: object, choices: Sequence[str | None]) -> None:
-    """Raise where `value` is none of `choices`, which are texts and None."""
+    """Raise unless `value` is one of `choices`, which are strings or None."""
     if not (value is None or isinstance(value, str)) or value not in choices:
         raise InvalidArgument(f"{name} must be one of {', '.join(map(str, choices))} (got {value!r})")
 
@@ -63,10 +63,10 @@ def put_coordinates(record: Any) -> None:
     if record.spacing and not all(value > 0 for value in record.spacing):
         raise InvalidArgument(f"spacing must be positive numbers of µm (got {record.spacing})")
     if record.spacing and record.origin and len(record.spacing) != len(record.origin):
-        raise InvalidArgument(f"spacing={record.spacing} and origin={record.origin} are of different numbers of axes")
+        raise InvalidArgument(f"spacing={record.spacing} and origin={record.origin} differ in their number of axes")
 
 
-def _lengths(name: str, values: Any) -> tuple[float, ...]:
+def _lengths(name: str, values: object) -> tuple[float, ...]:
     if isinstance(values, str) or not isinstance(values, Iterable):
         raise ArgumentTypeError(f"{name} must hold µm for each axis of space (got {values!r})")
     lengths = tuple(real_number(name, value) for value in values)
@@ -76,8 +76,8 @@ def _lengths(name: str, values: Any) -> tuple[float, ...]:
     return lengths
 
 
-def sizes(shape: Any, name: str = "shape") -> tuple[int, ...]:
-    """Return the shape of a crop, or raise an error that names the parameter and says what is wrong with it."""
+def sizes(shape: object, name: str = "shape") -> tuple[int, ...]:
+    """Return the shape of a crop, or raise an error that names the parameter."""
     if isinstance(shape, str) or not isinstance(shape, Iterable):
         raise ArgumentTypeError(f"{name} must hold a number of voxels for each axis (got {shape!r})")
     counts = tuple(integer(name, n, 1) for n in shape)
@@ -86,7 +86,7 @@ def sizes(shape: Any, name: str = "shape") -> tuple[int, ...]:
     return counts
 
 
-def uri_text(uri: Any) -> str:
+def uri_text(uri: object) -> str:
     """Return a path or URL as text."""
     if not isinstance(uri, (str, os.PathLike)):
         raise ArgumentTypeError(f"uri must be a path or a URL (got {type(uri).__name__})")
@@ -95,50 +95,49 @@ def uri_text(uri: Any) -> str:
     return text
 
 
-def box_of(value: Any) -> tuple[Box, tuple[int, ...]]:
-    """Return the box that a caller gives, and the axes that are given as an int."""
-    if isinstance(value, slice):
-        value = (value,)
-    if not isinstance(value, (Sequence, np.ndarray)) or isinstance(value, str) or len(value) == 0:
-        raise ArgumentTypeError(f"aabb must hold a slice, (start, stop) or an int for each axis (got {value!r})")
-    single = tuple(axis for axis, extent in enumerate(value) if _is_int(extent))
-    return tuple(_extent(axis, extent) for axis, extent in enumerate(value)), single
+def checked_aabb(aabb: object) -> tuple[Box, tuple[int, ...]]:
+    """Return the crop as (start, stop) along each axis, and the axes that the caller gave as an int."""
+    if isinstance(aabb, slice):
+        aabb = (aabb,)
+    if not isinstance(aabb, (Sequence, np.ndarray)) or isinstance(aabb, str) or len(aabb) == 0:
+        raise ArgumentTypeError(f"aabb must hold a slice, (start, stop) or an int for each axis (got {aabb!r})")
+    single = tuple(axis for axis, extent in enumerate(aabb) if _is_int(extent))
+    return tuple(_extent(axis, extent) for axis, extent in enumerate(aabb)), single
 
 
-def dropped_axes(given: Any, single: tuple[int, ...], box: Box) -> tuple[int, ...]:
-    """Return the axes of a box that a batch does not have: those that are given, and those of a single int."""
-    axes = tuple(sorted({*(integer("dropped", axis, 0, len(box)) for axis in given), *single}))
+def dropped_axes(dropped: Iterable[object], single: tuple[int, ...], aabb: Box) -> tuple[int, ...]:
+    """Return the axes of a crop that the batch does not have: `dropped`, and the axes that were given as an int."""
+    axes = tuple(sorted({*(integer("dropped", axis, 0, len(aabb)) for axis in dropped), *single}))
     for axis in axes:
-        if box[axis][1] - box[axis][0] != 1:
-            raise InvalidArgument(f"dropped: axis {axis} of aabb has more than one voxel: {box[axis]}")
+        if aabb[axis][1] - aabb[axis][0] != 1:
+            raise InvalidArgument(f"dropped: axis {axis} of aabb has more than one voxel: {aabb[axis]}")
     return axes
 
 
-def _is_int(value: object) -> bool:
+def _is_int(value: object) -> TypeGuard[int]:
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
 def _extent(axis: int, value: Any) -> tuple[int, int]:
-    where = f"aabb axis {axis}"
+    name = f"aabb axis {axis}"
     if isinstance(value, slice):
         if value.stop is None:
-            raise InvalidArgument(f"{where}: {value} is open; give a stop")
+            raise InvalidArgument(f"{name}: {value} is open; give a stop")
         if value.step not in (None, 1):
-            raise InvalidArgument(f"{where}: {value} has a step; crops are contiguous")
+            raise InvalidArgument(f"{name}: {value} has a step; crops are contiguous")
         value = (0 if value.start is None else value.start, value.stop)
     if _is_int(value):
         value = (int(value), int(value) + 1)
     if not isinstance(value, (tuple, list, np.ndarray)) or len(value) != 2:
-        raise ArgumentTypeError(f"{where}: expected slice, (start, stop) tuple or int; got {type(value).__name__}")
-    first, last = value
-    if isinstance(first, (bool, np.bool_)) or isinstance(last, (bool, np.bool_)):
-        raise ArgumentTypeError(f"{where}: start and stop must be ints; got {value!r}")
+        raise ArgumentTypeError(f"{name}: expected slice, (start, stop) tuple or int; got {type(value).__name__}")
+    if any(isinstance(end, (bool, np.bool_)) for end in value):
+        raise ArgumentTypeError(f"{name}: start and stop must be ints; got {value!r}")
     try:
-        start, stop = operator.index(first), operator.index(last)
+        start, stop = map(operator.index, value)
     except TypeError:
-        raise ArgumentTypeError(f"{where}: start and stop must be ints; got {value!r}") from None
+        raise ArgumentTypeError(f"{name}: start and stop must be ints; got {value!r}") from None
     if stop <= start:
-        raise InvalidArgument(f"{where}: start must be < stop; got ({start}, {stop})")
-    if start < -_FARTHEST or stop > _FARTHEST:
-        raise InvalidArgument(f"{where}: start and stop must be from -2**52 to 2**52; got ({start}, {stop})")
+        raise InvalidArgument(f"{name}: start must be < stop; got ({start}, {stop})")
+    if start < -_MAX_COORDINATE or stop > _MAX_COORDINATE:
+        raise InvalidArgument(f"{name}: start and stop must be from -2**52 to 2**52; got ({start}, {stop})")
     return start, stop

@@ -9,7 +9,7 @@ import math
 import numbers
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -27,7 +27,7 @@ class Elastic:
     spacing : float
         Distance of control points in µm.
     sigma : float
-        Standard deviation of their displacement along each axis in µm.
+        Standard deviation of the displacement of a control point along each axis, in µm.
     """
 
     spacing: float
@@ -47,33 +47,33 @@ class Augment:
     Attributes
     ----------
     rotation : float or three of (low, high)
-        Degrees about the axes Z, Y, X, applied in the order X, Y, Z; a number r stands for (-r, r) about each. Angles
+        Degrees about the axes Z, Y, X, applied in the order X, Y, Z; a number r means (-r, r) about each axis. Angles
         are right-handed in (x, y, z): 90 about Z turns the crop's X axis to the volume's Y axis, about X its Y to Z,
         and about Y its Z to X; the structures in the crop appear rotated in the opposite direction.
     scale : (float, float) or three of them
-        Factors, drawn uniformly in the logarithm; one pair for all axes together, or a pair for each. A factor of 2
-        shows twice the field of view.
+        Factors, drawn uniformly in the logarithm: one pair for all axes together, or a pair for each axis. A factor of
+        2 shows twice the field of view.
     shear : float or three of (low, high)
-        Shear of Y by Z, X by Z and X by Y in µm per µm; a number s stands for (-s, s).
+        Shear of Y by Z, X by Z and X by Y in µm per µm; a number s means (-s, s).
     flip : str or sequence of str
-        Axes that are mirrored in half of the samples, of ``"zyx"``.
+        Axes of ``"zyx"``, each of which is mirrored in half of the samples.
     elastic : Elastic or (spacing, sigma), optional
-        In µm.
+        Elastic displacement, in µm.
     translation : float or three of float
-        Largest shift in µm along (Z, Y, X).
+        Maximum shift in µm along (Z, Y, X).
     gamma, contrast : (float, float), optional
         Exponent, applied to values scaled to 0…1 by `intensity_range` and clipped below at 0; factor about the middle
         of `intensity_range`.
     noise : float or (float, float)
-        Standard deviation of Gaussian noise, or the range of it, in units of the values.
+        Standard deviation of Gaussian noise in units of the values, or its range.
     blur : float or (float, float)
-        Standard deviation of a Gaussian in µm, or the range of it.
+        Standard deviation of a Gaussian in µm, or its range.
     intensity_range : (float, float), optional
-        Values that `gamma` and `contrast` refer to.
+        Reference values of `gamma` and `contrast`.
 
     Notes
     -----
-    Intensities change in the order blur, gamma, contrast, noise; those of labels do not. Blur continues the crop by
+    Intensities change in the order blur, gamma, contrast, noise; labels keep their values. Blur continues the crop by
     reflection, as SciPy's mode ``"reflect"``, and rounds to the batch's dtype after each axis.
     """
 
@@ -100,13 +100,13 @@ class Augment:
         shift = self.translation if _is_sequence(self.translation) else (self.translation,) * 3
         shift = _floats("translation", shift, 3, "a number or three of them, in µm")
         put(self, "translation", tuple(_range("translation", (-abs(t), abs(t)))[1] for t in shift))
-        put(self, "noise", _least_and_most("noise", self.noise))
-        put(self, "blur", _least_and_most("blur", self.blur))
+        put(self, "noise", _low_and_high("noise", self.noise))
+        put(self, "blur", _low_and_high("blur", self.blur))
         for name in ("gamma", "contrast", "intensity_range"):
             if getattr(self, name) is not None:
                 put(self, name, _range(name, getattr(self, name)))
         if (self.gamma or self.contrast) and self.intensity_range is None:
-            raise InvalidArgument("gamma and contrast need intensity_range, the values that they refer to")
+            raise InvalidArgument("gamma and contrast need intensity_range, their reference values")
         if self.gamma is not None and self.gamma[0] <= 0:
             raise InvalidArgument(f"gamma must be > 0 (got {self.gamma})")
         if self.intensity_range is not None and self.intensity_range[0] == self.intensity_range[1]:
@@ -114,37 +114,37 @@ class Augment:
 
     @property
     def needs_spacing(self) -> bool:
-        """Whether a parameter is in µm or mixes axes, so that voxel spacing is needed."""
+        """Whether voxel spacing is needed, because a parameter is in µm or mixes axes."""
         mixes = any(high > low or low != 0 for low, high in (*self.rotation, *self.shear))
         return mixes or self.elastic is not None or any(self.translation) or self.blur[1] > 0
 
 
-def _is_sequence(value: object) -> bool:
+def _is_sequence(value: object) -> TypeGuard[Sequence[Any]]:
     return isinstance(value, (Sequence, np.ndarray)) and not isinstance(value, str)
 
 
-def _floats(name: str, value: Any, count: int, what: str) -> list[float]:
-    """Return `count` numbers, or raise an error that says `what` is expected."""
+def _floats(name: str, value: object, count: int, expected: str) -> list[float]:
+    """Return `count` numbers, or raise an error that says what is expected."""
     if not _is_sequence(value) or len(value) != count or not all(isinstance(number, numbers.Real) for number in value):
-        raise InvalidArgument(f"{name} must be {what} (got {value!r})")
+        raise InvalidArgument(f"{name} must be {expected} (got {value!r})")
     return [float(number) for number in value]
 
 
-def _axes(flip: Any) -> tuple[str, ...]:
+def _axes(flip: object) -> tuple[str, ...]:
     names = tuple(flip) if isinstance(flip, (str, Sequence)) else (flip,)
     if not all(isinstance(name, str) and name in ("z", "y", "x") for name in names):
         raise InvalidArgument(f"flip must name axes of 'zyx' (got {flip!r})")
     return names
 
 
-def _range(name: str, value: Any) -> Range:
+def _range(name: str, value: object) -> Range:
     low, high = _floats(name, value, 2, "finite numbers (low, high) with low <= high")
     if not (math.isfinite(low) and math.isfinite(high) and low <= high):
         raise InvalidArgument(f"{name} must be finite numbers (low, high) with low <= high (got {value})")
     return low, high
 
 
-def _ranges(name: str, value: Any) -> tuple[Range, Range, Range]:
+def _ranges(name: str, value: object) -> tuple[Range, Range, Range]:
     pairs = [(-abs(float(value)), abs(float(value)))] * 3 if isinstance(value, numbers.Real) else value
     if not _is_sequence(pairs) or len(pairs) != 3:
         raise InvalidArgument(f"{name} must be a number or three of (low, high) (got {value})")
@@ -152,7 +152,7 @@ def _ranges(name: str, value: Any) -> tuple[Range, Range, Range]:
     return first, second, third
 
 
-def _scales(value: Any) -> tuple[Range, ...]:
+def _scales(value: object) -> tuple[Range, ...]:
     pairs = value if _is_sequence(value) and len(value) and _is_sequence(value[0]) else [value]
     if len(pairs) not in (1, 3):
         raise InvalidArgument(f"scale must be (low, high) or three of them (got {value})")
@@ -162,7 +162,7 @@ def _scales(value: Any) -> tuple[Range, ...]:
     return ranges
 
 
-def _least_and_most(name: str, value: Any) -> Range:
+def _low_and_high(name: str, value: object) -> Range:
     low, high = _range(name, (value, value) if isinstance(value, numbers.Real) else value)
     if low < 0:
         raise InvalidArgument(f"{name} must be >= 0 (got {value})")

@@ -12,8 +12,8 @@ import numpy as np
 
 from linumpy.stream.arguments import (
     Box,
-    box_of,
     check_name,
+    checked_aabb,
     choice,
     dropped_axes,
     integer,
@@ -28,7 +28,7 @@ from linumpy.stream.errors import ArgumentTypeError, InvalidArgument
 
 PADS = ("constant", "edge", "reflect")
 Pad = Literal["constant", "edge", "reflect"]
-#: Seeds, epochs and indexes are below it: Philox takes them as words of 64 bits.
+#: Limit of seeds, epochs and indices, which Philox takes as words of 64 bits.
 WORD = 2**64
 
 
@@ -42,11 +42,11 @@ class Dtype(enum.IntEnum):
 
     @property
     def label(self) -> str:
-        """Its name as a parameter, such as ``"f32"``."""
+        """Name of the type as a parameter, such as ``"f32"``."""
         return self.name.lower()
 
     @classmethod
-    def coerce(cls, value: Any) -> Dtype:
+    def coerce(cls, value: object) -> Dtype:
         """Return the type that `value` names.
 
         Parameters
@@ -57,19 +57,19 @@ class Dtype(enum.IntEnum):
         Raises
         ------
         InvalidArgument
-            It names none of the four types.
+            `value` names none of the four types.
         """
         if isinstance(value, (int, np.integer)) and not isinstance(value, (bool, np.bool_)) and 0 <= value < len(cls):
             return cls(int(value))
         name = value if isinstance(value, str) else getattr(value, "__name__", None) or str(value)
-        name = "float64" if value is float else name  # as in NumPy; the name "float" is that of torch.float32
+        name = "float64" if value is float else name  # as in NumPy; torch.float32 is named "float"
         try:
             return _DTYPE_NAMES[name.lower().rpartition(".")[2]]
         except KeyError:
             raise InvalidArgument(f"dtype must be one of f32, f16, bf16, stored (got {value!r})") from None
 
     def numpy(self, stored: np.dtype | None = None) -> np.dtype:
-        """Return the NumPy dtype of the elements; bfloat16 has none and gives uint16, its bits."""
+        """Return the NumPy dtype of the elements; for bfloat16, which NumPy lacks, uint16, which holds its bits."""
         if self is Dtype.STORED:
             if stored is None:
                 raise InvalidArgument("dtype=stored: pass the dtype of the array")
@@ -90,27 +90,28 @@ _DTYPE_NAMES = {
 class Part:
     """A further array of a sample, such as labels, or another level around the same centre.
 
-    Its voxels are those at the physical coordinates of the sample's crop: axes are matched by their names, spacing and
-    origin come from the metadata of both images. An array that has none must have the shape of the image, whose voxels
-    it then has.
+    The part shows the physical coordinates of the sample's crop: axes are matched by their names, spacing and origin
+    come from the metadata of both images. An array without such metadata must have the shape of the image, and then has
+    its coordinates.
 
     Attributes
     ----------
     name : str
         Name of the part in the batch.
     uri : str or None
-        The array or OME-Zarr image; None for that of the sample.
+        The array or OME-Zarr image; None for the sample's own.
     kind : {"image", "labels"}
         Labels are resampled by nearest neighbour and keep their stored dtype; their intensities are not changed.
     level : int
         Resolution level of an OME-Zarr image.
     shape : tuple of int or None
-        Voxels of the crop at that level, around the centre of the sample's; None for the same field of view.
+        Voxels of the part's crop at its level, with the same centre as the sample's crop; None for the same field of
+        view.
     dtype : Dtype or None
-        Of this part; None for the dtype of the configuration, or for labels the stored dtype.
+        Dtype of this part; None for the dtype of the configuration, or the stored dtype for labels.
     spacing, origin : tuple of float or None
         Voxel spacing of level 0 and coordinates of the centre of its first voxel, in µm along the axes of space, where
-        the metadata of `uri` lacks them.
+        the metadata of `uri` lack them.
     """
 
     name: str
@@ -136,7 +137,7 @@ class Part:
         put_coordinates(self)
         if self.uri is None and (self.spacing or self.origin):
             raise InvalidArgument(
-                f"part {self.name!r} is of the sample's own array, whose spacing and origin are parameters of Config"
+                f"part {self.name!r} shows the sample's own array, whose spacing and origin are parameters of Config"
             )
 
 
@@ -147,22 +148,24 @@ class Sample:
     Attributes
     ----------
     uri : str
-        Path or URL of an array or of an OME-Zarr image. A path that is not absolute is one from the working folder of
-        the process at the time when the sample, or the iterable that holds it, is pushed.
+        Path or URL of an array or of an OME-Zarr image. A relative path starts from the working folder that the process
+        has when the sample, or the iterable that holds it, is pushed.
     aabb : tuple of (int, int)
-        Half-open (start, stop) for each axis, in voxels of level 0 and in stored axis order; slices are taken, too, and
-        an open start is 0. Of an axis with an int that one voxel is read, and the batch does not have the axis. A box
-        may reach out of the array where the configuration has a `pad`; a negative number lies before the first voxel.
+        The crop (axis-aligned bounding box): half-open (start, stop) for each axis, in voxels of level 0 and in stored
+        axis order. A slice is accepted, too; its open start is 0. An int reads one voxel, and the batch does not have
+        that axis. A crop may reach out of the array where the configuration has a `pad`; a negative number is a voxel
+        before the first one.
     level : int
         Resolution level of an OME-Zarr image that is read.
     parts : tuple of Part
         Further arrays.
     name : str
         Name of the first part.
-    index, epoch : int or None, int
-        Number of the sample, on which its augmentation depends; by default its number in the order of pushing.
+    index, epoch : int or None
+        With the seed, they determine the augmentation; by default the sample's number in the order of pushing, and the
+        epoch of the configuration.
     dropped : tuple of int
-        Axes of `aabb`, of one voxel each, that the batch does not have: those that were given as an int.
+        Axes of `aabb` that the batch does not have, of one voxel each: all axes that were given as an int.
     """
 
     uri: str
@@ -176,9 +179,9 @@ class Sample:
 
     def __post_init__(self) -> None:
         put(self, "uri", uri_text(self.uri))
-        box, single = box_of(self.aabb)
-        put(self, "aabb", box)
-        put(self, "dropped", dropped_axes(self.dropped, single, box))
+        aabb, single = checked_aabb(self.aabb)
+        put(self, "aabb", aabb)
+        put(self, "dropped", dropped_axes(self.dropped, single, aabb))
         put(self, "level", integer("level", self.level, 0))
         put(self, "parts", _parts(self.parts))
         check_name(self.name)
@@ -191,7 +194,7 @@ class Sample:
 
     @classmethod
     def _drawn(cls, uri: str, aabb: Box, parts: tuple[Part, ...], index: int, epoch: int | None = None) -> Sample:
-        """Make a sample without validation, which takes longer than drawing a crop: the caller passes valid values."""
+        """Make a sample of valid values without checking them: a check takes longer than drawing a crop."""
         sample = object.__new__(cls)
         sample.__dict__.update(
             uri=uri, aabb=aabb, level=0, parts=parts, name="image", index=index, epoch=epoch, dropped=()
@@ -199,12 +202,12 @@ class Sample:
         return sample
 
     def all_parts(self) -> tuple[Part, ...]:
-        """Return all parts, the sample's own array first; a part without `uri` is of that array."""
+        """Return all parts, the sample's own array first."""
         return (_own_part(self.name, self.level), *self.parts)
 
     def __str__(self) -> str:
-        axes = (str(a) if axis in self.dropped else f"{a}:{b}" for axis, (a, b) in enumerate(self.aabb))
-        return f"{self.uri}[{', '.join(axes)}]"
+        extents = (str(a) if axis in self.dropped else f"{a}:{b}" for axis, (a, b) in enumerate(self.aabb))
+        return f"{self.uri}[{', '.join(extents)}]"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,54 +221,54 @@ class Config:
     host_buffer_bytes : int
         Memory of the reader: its staging ring in pinned host memory and on the device; 1 MiB at least.
     device_buffer_bytes : int
-        Device memory of batches and of crops before they are resampled, allocated at construction. With
+        Device memory of batches and of staged crops, which are not resampled yet; allocated at construction. With
         ``device="cpu"`` it is host memory.
     dtype : Dtype
-        Of the batch: f32, f16, bf16 or as stored; whatever :meth:`Dtype.coerce` takes.
+        Dtype of batches: f32, f16, bf16 or as stored; whatever :meth:`Dtype.coerce` takes.
     lookahead_batches : int
-        Batches that are read ahead at most; memory may allow fewer.
+        Maximum number of batches that are read ahead; memory may allow fewer.
     n_io_threads : int
-        Threads that open arrays ahead. Chunks are read by the reader's own engine.
+        Threads that open arrays ahead. The reader has threads of its own for chunks.
     n_compute_threads : int
         Threads that resample where there is no GPU; 0 for one per core.
     n_zarrs_meta_cache : int
-        Arrays whose metadata is kept; of local ones while their metadata files are the same. Others are opened again,
-        which takes up to a millisecond of a core each, unless they are local and among the last 2048 that the reader
-        takes.
+        Arrays whose metadata are kept, local ones while their metadata files are unchanged. A further array is opened
+        again, which takes a core up to a millisecond, unless it is one of the last 2048 local arrays that the reader
+        supports.
     n_shards_meta_cache : int
-        Accepted for code that sets it; the reader limits the shard indexes that it keeps by their size.
+        Has no effect; accepted for code that sets it. The reader limits its cache of shard indexes by size.
     max_chunk_uncompressed_bytes : int
-        Largest chunk of an array that is accepted; 0 for no limit.
+        Maximum size of a chunk, decoded; 0 for no limit. Arrays with larger chunks are refused.
     max_gpu_memory_bytes : int
-        Hard cap of all device memory of the pipeline; 0 for no cap. The chunk cache is reduced to respect it.
+        Limit of all device memory of the pipeline; 0 for no limit. The chunk cache is reduced to respect it.
     max_bytes_per_element : int
-        Largest element of an array that is accepted; 0 for no limit.
+        Maximum size of an element; 0 for no limit. Arrays with larger elements are refused.
     device : None, int or "cpu"
-        CUDA device; None for CuPy's current one, or the CPU where there is none.
+        CUDA device; None for CuPy's current one, or the CPU where there is no GPU.
     cache_bytes : int
-        Decoded chunks that are kept on the device.
+        Device memory of a cache of decoded chunks.
     pad : {"constant", "edge", "reflect"} or None
         Values outside of an array, as in ``numpy.pad``; None refuses crops that extend beyond it.
     pad_value : float
-        For ``pad="constant"``; to integers rounded and saturated.
+        Fill value for ``pad="constant"``; rounded and saturated for integers.
     augment : Augment or None
         Augmentation, which needs a `pad`.
     spacing, origin : tuple of float or None
         Voxel spacing of level 0 of the samples' own arrays and coordinates of the centre of its first voxel, in µm
-        along the axes of space, where their metadata lacks them. See :class:`Part` for other arrays.
+        along the axes of space, where their metadata lack them. See :class:`Part` for other arrays.
     seed, epoch : int
-        What augmentation depends on, together with the number of the sample; below 2**64.
+        With the index of a sample, they determine its augmentation; below 2**64.
     on_error : {"raise", "skip"}
-        Whether a batch with a faulty sample raises when it is popped, or is returned without that sample.
+        Whether popping a batch with a faulty sample raises, or returns the batch without that sample.
     storage_options : mapping or None
-        Of all URLs: what obstore's ``from_url`` takes; see docs/remote.md.
+        Options for all URLs, as obstore's ``from_url`` takes them; see docs/remote.md.
     rank, world_size : int
-        This process serves samples ``rank``, ``rank + world_size``, … of what is pushed.
+        This process serves samples ``rank``, ``rank + world_size``, … of all that are pushed.
 
     Raises
     ------
     InvalidArgument
-        A value is invalid (also a ``ValueError``), or of a wrong type (also a ``TypeError``).
+        A value is invalid (also a ``ValueError``), or has a wrong type (also a ``TypeError``).
     """
 
     batch_size: int
@@ -290,14 +293,14 @@ class Config:
     seed: int = 0
     epoch: int = 0
     on_error: Literal["raise", "skip"] = "raise"
-    # May hold credentials, so that it is not printed.
-    storage_options: Mapping[str, Any] | None = field(default=None, repr=False, hash=False)
+    # Not printed: it may hold credentials.
+    storage_options: Mapping[str, object] | None = field(default=None, repr=False, hash=False)
     rank: int = 0
     world_size: int = 1
 
     def __post_init__(self) -> None:
-        for name, least in _LEAST.items():
-            put(self, name, integer(name, getattr(self, name), least, WORD))
+        for name, minimum in _MINIMA.items():
+            put(self, name, integer(name, getattr(self, name), minimum, WORD))
         put(self, "dtype", Dtype.coerce(self.dtype))
         if self.device is not None and self.device != "cpu":
             put(self, "device", integer("device", self.device, 0))
@@ -317,25 +320,25 @@ class Config:
         if 0 < self.max_gpu_memory_bytes < committed:
             raise InvalidArgument(
                 f"max_gpu_memory_bytes must be >= host_buffer_bytes + device_buffer_bytes = {committed}, "
-                f"since both have device memory (got {self.max_gpu_memory_bytes})"
+                f"since both take device memory (got {self.max_gpu_memory_bytes})"
             )
 
     @property
     def allowed_cache_bytes(self) -> int:
-        """Bytes of the chunk cache within the cap of device memory."""
+        """Bytes of the chunk cache within the limit of device memory."""
         if self.max_gpu_memory_bytes == 0:
             return self.cache_bytes
         remaining = self.max_gpu_memory_bytes - self.host_buffer_bytes - self.device_buffer_bytes
         return min(self.cache_bytes, remaining)
 
 
-_LEAST = {
+_MINIMA = {
     "batch_size": 1, "host_buffer_bytes": 2**20, "device_buffer_bytes": 1, "lookahead_batches": 2, "n_io_threads": 1,
     "n_compute_threads": 0, "n_zarrs_meta_cache": 1, "n_shards_meta_cache": 1, "max_chunk_uncompressed_bytes": 0,
     "max_gpu_memory_bytes": 0, "max_bytes_per_element": 0, "cache_bytes": 0, "seed": 0, "epoch": 0, "rank": 0,
     "world_size": 1,
 }  # fmt: skip
-assert set(_LEAST) <= {field.name for field in fields(Config)}
+assert set(_MINIMA) <= {field.name for field in fields(Config)}
 
 
 @lru_cache(maxsize=1024)
@@ -343,7 +346,7 @@ def _own_part(name: str, level: int) -> Part:
     return Part(name, None, "image", level)
 
 
-def _parts(parts: Any) -> tuple[Part, ...]:
+def _parts(parts: object) -> tuple[Part, ...]:
     if not isinstance(parts, Iterable):
         raise ArgumentTypeError(f"parts must be a sequence of Parts (got {type(parts).__name__})")
     result = tuple(parts)

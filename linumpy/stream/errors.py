@@ -1,4 +1,4 @@
-"""Exceptions of a pipeline: one for each status, each also a subclass of the matching builtin."""
+"""Exceptions of a pipeline: one for each status, each also a subclass of the matching built-in exception."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class StreamError(LinumpyError):
     detail : str
         What went wrong.
     sample : Sample, optional
-        The sample that it concerns.
+        The faulty sample.
     what : str, optional
         The stage; by default the stage in which errors of this class usually occur.
 
@@ -42,12 +42,12 @@ class StreamError(LinumpyError):
     status : Status
         Kind of the error.
     what : str
-        Stage in which it occurred: ``"argument"``, ``"pull"`` (the iterable that was pushed), ``"open"``, ``"plan"``,
+        Stage of the error: ``"argument"``, ``"pull"`` (the iterable that was pushed), ``"open"``, ``"plan"``,
         ``"read"``, ``"decode"``, ``"assemble"``, ``"pop"``, ``"memory"``, ``"device"`` or ``"close"``.
     detail : str
         What went wrong, without the sample.
     sample : Sample or None
-        The sample that it concerns.
+        The faulty sample; None for an error of the whole batch or pipeline.
     """
 
     status: ClassVar[Status] = Status.OK
@@ -63,7 +63,7 @@ class StreamError(LinumpyError):
         return type(self), (self.detail, self.sample, self.what)
 
 
-#: The name that code written for damacy imports.
+#: The name in damacy, for code that was written for it.
 DamacyError = StreamError
 
 
@@ -74,7 +74,7 @@ class TryAgain(StreamError, BlockingIOError):  # noqa: N818 - the name is part o
 
 
 class InvalidArgument(StreamError, ValueError):  # noqa: N818
-    """A parameter is invalid, or a sample cannot be read as asked."""
+    """A parameter is invalid, or a sample does not fit its array or batch."""
 
     status = Status.INVALID_ARGUMENT
     _stage = "argument"
@@ -99,7 +99,7 @@ class DtypeMismatch(StreamError, TypeError):  # noqa: N818
 
 
 class RankMismatch(StreamError, ValueError):  # noqa: N818
-    """The number of axes of a crop differs from that of its array or of the batch."""
+    """A crop has another number of axes than its array or the batch."""
 
     status = Status.RANK_MISMATCH
     _stage = "plan"
@@ -127,7 +127,7 @@ class NativeCudaError(StreamError, RuntimeError):
 
 
 class OutOfMemory(StreamError, MemoryError):  # noqa: N818
-    """The memory that is asked for cannot be allocated."""
+    """Memory cannot be allocated."""
 
     status = Status.OUT_OF_MEMORY
     _stage = "memory"
@@ -144,16 +144,16 @@ _BY_NUMBER = {errno.ENOENT: NotFound, errno.ENOMEM: OutOfMemory}
 
 
 def as_stream_error(error: BaseException, sample: object = None, what: str = "") -> StreamError:
-    """Convert an error of a read, of opening an array or of CUDA to a :class:`StreamError`, whose cause it becomes.
+    """Convert an error of a read, of opening an array or of CUDA to a :class:`StreamError`, and set it as the cause.
 
     Parameters
     ----------
     error : BaseException
         The error; a :class:`StreamError` that names its sample is returned unchanged.
     sample : Sample, optional
-        The sample that it concerns.
+        The faulty sample.
     what : str, optional
-        The stage in which it occurred.
+        The stage in which the error occurred.
     """
     if isinstance(error, StreamError):
         if error.sample is not None or (sample is None and not what):

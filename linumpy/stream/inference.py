@@ -1,9 +1,9 @@
-"""A network over an image that is larger than memory: :func:`predict`, from Zarr to Zarr.
+"""Applies a network to an image that is larger than memory: :func:`predict`, from Zarr to Zarr.
 
-In: a model, an image, and the shape of crops. Out: an image of its predictions, which appears complete or not at all.
-Crops of a grid are read ahead by a :class:`~linumpy.stream.Pipeline`, their predictions are blended where they are, and
-planes of whole chunks are written as soon as they are complete. The image is made in columns, each as wide as memory
-allows. A stopped run leaves its planes beside the target, and the same call continues from them
+In: a model, an image, and the shape of crops. Out: an image of predictions, which appears complete or not at all. A
+:class:`~linumpy.stream.Pipeline` reads crops of a grid ahead; their predictions are blended on the host or the device,
+wherever they are; planes of whole chunks are written as soon as they are complete. The image is made column by column,
+each as wide as memory allows. A stopped run leaves its planes beside the target, and the same call continues from them
 (``linumpy.resample.resumable``).
 """
 
@@ -23,6 +23,7 @@ import zarr
 from numpy.typing import DTypeLike
 from zarr.storage import FsspecStore, ZipStore
 
+from linumpy.arrays import Array
 from linumpy.device import Device, free_memory, resolve
 from linumpy.errors import SourceError
 from linumpy.io.ngff.axes import Spacing
@@ -44,7 +45,7 @@ from linumpy.stream.config import Config, Dtype, Pad
 from linumpy.stream.crops.stitch import Blend, CropGrid, Window, cast
 from linumpy.stream.errors import ArgumentTypeError, InvalidArgument
 from linumpy.stream.pipeline import Pipeline
-from linumpy.stream.prediction import Task, as_array, name_of
+from linumpy.stream.prediction import Prediction, as_array, name_of
 from linumpy.write.new_image import NewImage
 from linumpy.write.raw_chunks import Chunks, writing_threads
 from linumpy.write.writer import Progress
@@ -52,8 +53,8 @@ from linumpy.write.writer import Progress
 Model = Callable[[Any], Any]
 """A batch of crops (batch, channel, *crop) → predictions (batch, channel, *crop), or (batch, *crop)."""
 
-#: Memory for sums, by default: this share of what is free, and at most so much.
-_SHARE, _MOST_NBYTES = 0.25, 8 * 2**30
+#: Default memory for sums: a fraction of the free memory, and its maximum.
+_MEMORY_FRACTION, _MAX_MEMORY_NBYTES = 0.25, 8 * 2**30
 _READER_NBYTES = 256 * 2**20
 
 
@@ -87,7 +88,7 @@ def predict(
     overwrite: bool = False,
     durable: bool = True,
     progress: Progress | None = None,
-    storage_options: Mapping[str, Any] | None = None,
+    storage_options: Mapping[str, object] | None = None,
 ) -> Path:
     """Apply a model to all crops of an image of any size, and write its blended predictions as an image.
 
@@ -96,48 +97,49 @@ def predict(
     model : callable
         Takes a batch of crops, (batch, channel, z, y, x), with one channel where the image has no such axis, and
         returns predictions, (batch, channel, z, y, x) or, without `channels`, (batch, z, y, x). A ``torch.nn.Module``
-        gets and returns tensors, in evaluation mode and without gradients; any other callable gets a CuPy array where
-        there is a GPU, else a NumPy array, and returns anything that DLPack takes. The batch is overwritten later.
+        takes and returns tensors, in evaluation mode and without gradients. Any other callable takes a CuPy array, or a
+        NumPy array without a GPU, and returns any array that supports DLPack. The batch is overwritten later.
     source : str, Path, zarr.Array, zarr.Group, Store, StorePath or (Store, str)
         An OME-Zarr image, or an array of two or three axes, with `spacing`; in a local folder, a ZIP file or at a URL.
-        Each time is predicted by itself; all channels are the model's input.
+        Each time is predicted separately; all channels are the model's input.
     out : str or Path
         The image to make: a folder, or ``*.ozx``.
     shape : sequence of int
         Voxels of a crop along the axes of space.
     overlap : int or sequence of int
-        Voxels that neighbouring crops share at least.
+        Minimum number of voxels that neighbouring crops share.
     batch_size : int
-        Crops in a batch; the last one may have fewer.
+        Crops in a batch; the last batch may have fewer.
     window : {"linear", "gaussian", "flat"}
         Weights of a crop in the blending: falling linearly to its faces, a Gaussian of an eighth of its size, or equal.
-        Weights of all crops sum up to 1 at every voxel.
+        The weights of all crops sum up to 1 at every voxel.
     channels : int, optional
-        Channels that the model returns, which become the axis c of the image; by default predictions have no such axis.
+        Number of channels that the model returns, which become the axis c of the image; by default predictions have no
+        such axis.
     argmax : bool
-        Whether to write which of the `channels` is the largest one, after blending, as labels without axis c.
+        Whether to write labels, without axis c: the channel that is largest after blending.
     dtype : dtype, optional
-        Of the image: by default float32, of labels uint8, or uint16 for more than 256. Integers are rounded and
-        saturated.
+        Dtype of the image: by default float32, or for labels uint8, with more than 256 channels uint16. Integers are
+        rounded and saturated.
     input_dtype : {"f32", "f16", "stored"}
-        Of the model's batches.
+        Dtype of the model's batches.
     pad : {"reflect", "edge", "constant"}
-        How an image is continued that is smaller than a crop; ``"constant"`` by zeros.
+        Continuation of an image that is smaller than a crop; ``"constant"`` by zeros.
     chunks, shards, codec, compressors, levels, ngff_version
         Storage of the image, as for :class:`linumpy.write.writer.OmeZarrWriter`; `chunks` and `shards` along the axes
-        of space. Coarser levels are means, of labels the most frequent ones.
+        of space. Voxels of coarser levels are means, or for labels the most frequent label.
     level, channel, time : int
-        Resolution level of the source, and the entry to select, counted from 0; by default all.
+        Resolution level of the source, and the channel and time to select, counted from 0; by default all.
     spacing : sequence of float, or mapping of axis names to float, optional
         Voxel spacing of the source's level 0 in µm, where its metadata has none.
     model_name : str, optional
-        What tells this model from others when a stopped run is continued. By default the name of the function or class,
-        and for an object with ``state_dict()``, or a method of one, a digest of it.
+        Identifies the model when a stopped run is continued. By default the name of the function or class, with a
+        digest of its ``state_dict()``, or of its object's for a method, if there is one.
     device : {"auto", "cuda", "cpu"}
-        Where batches and sums are.
+        Device of batches and sums.
     memory : int, optional
-        Bytes for the sums of predictions, by default a quarter of the free memory, at most 8 GiB. With less, the image
-        is made in more columns, and crops that several of them touch are predicted again in each.
+        Bytes for the sums of predictions, by default a quarter of the free memory, at most 8 GiB. With less memory the
+        image is made in more columns, and a crop that touches several columns is predicted again for each.
     overwrite, durable, progress, storage_options
         As for :func:`linumpy.resample_zarr`.
 
@@ -149,9 +151,9 @@ def predict(
     Raises
     ------
     InvalidArgument
-        A crop, overlap, window or number of channels that does not fit; predictions of another shape.
+        A crop, overlap, window or number of channels does not fit, or predictions have another shape.
     FileNotFoundError, SourceError, MetadataError, ValueError, TypeError, FileExistsError, ResumeError
-        As :func:`linumpy.resample_zarr`; the source changed meanwhile.
+        As for :func:`linumpy.resample_zarr`; SourceError also where the source changed during the run.
     StreamError
         A crop cannot be read; the message names it.
 
@@ -179,15 +181,18 @@ def predict(
     if 0 in volumes.first.shape:
         raise InvalidArgument(f"{describe_source(array)} has no voxels: its shape is {array.shape}")
     grid = CropGrid(_address(array), shape, overlap, volume=volumes.first.shape)
-    place = resolve(device)
-    _check_model(model)
-    most = None if memory is None else integer("memory", memory, 1)
-    task = Task(volumes, grid, window, count, argmax, name_of(model) if model_name is None else model_name)
-    storage = {"chunks": chunks, "shards": shards, "codec": codec, "compressors": compressors, "levels": levels}
-    image = task.plan(dtype, name=target.name, ngff_version=ngff_version, **storage)
+    target_device = resolve(device)
+    if not callable(model):
+        raise ArgumentTypeError(f"model must be callable (got {type(model).__name__})")
+    limit = None if memory is None else integer("memory", memory, 1)
+    task = Prediction(volumes, grid, window, count, argmax, name_of(model) if model_name is None else model_name)
+    image = task.plan(
+        dtype, name=target.name, chunks=chunks, shards=shards, codec=codec, compressors=compressors, levels=levels,
+        ngff_version=ngff_version,
+    )  # fmt: skip
     if not unfinished_beside(target).exists():
         check_free_space(target, image.nbytes, encoded=image.compressors is not None)
-    config = _config(task, integer("batch_size", batch_size, 1), input_dtype, pad, place, storage_options)
+    config = _config(task, integer("batch_size", batch_size, 1), input_dtype, pad, target_device, storage_options)
     request = task.request(image, config)
     with resumable_folder(target, request, image.create, overwrite=overwrite, durable=durable) as state:
         task.carried.log_dropped(volumes.name, target)
@@ -196,10 +201,12 @@ def predict(
             if progress is None
             else nullcontext(progress)
         )
-        with shown as report, _on(place), _evaluating(model) as call:
-            free = free_memory() if place.is_cuda else host_memory()
-            _Run(task, image, state, call, report, place).run(config, most or min(int(_SHARE * free), _MOST_NBYTES))
-            make_coarser_levels(state.folder, image, task.downsampling, place.kind)
+        with shown as report, _on(target_device), _evaluating(model) as call:
+            if limit is None:
+                free = free_memory() if target_device.is_cuda else host_memory()
+                limit = min(int(_MEMORY_FRACTION * free), _MAX_MEMORY_NBYTES)
+            _PredictionRun(task, image, state, call, report, target_device).run(config, limit)
+            make_coarser_levels(state.folder, image, task.downsampling, target_device.kind)
         drop_partial_files(state.folder)
         if dict(request.origin)["source data"] != (identify_data(array) or dict(request.origin)["source data"]):
             raise SourceError(
@@ -209,41 +216,41 @@ def predict(
     return Path(out)
 
 
-class _Run:
-    """One run: batches in, planes out."""
+class _PredictionRun:
+    """A run: batches in, planes out."""
 
     def __init__(
-        self, task: Task, image: NewImage, state: Resumable, call: Model, report: Progress, place: Device
+        self, task: Prediction, image: NewImage, state: Resumable, call: Model, report: Progress, device: Device
     ) -> None:
         self._task, self._image, self._state, self._call = task, image, state, call
-        self._report, self._xp = report, place.xp
+        self._report, self._xp = report, device.xp
         self._units = image.stored[0][len(task.leading) :]
 
     def run(self, config: Config, memory: int) -> None:
-        """Predict what is missing."""
+        """Predict the missing planes."""
         threads = writing_threads()
         with ThreadPoolExecutor(threads, "linumpy-chunks") as pool:
             chunks = level_chunks(self._state.folder / "0", pool, threads)
-            pieces = [
+            columns = [
                 (time, self._blend(chunks, time, box)) for time in self._task.times for box in self._boxes(time, memory)
             ]
-            order = ((time, blend, index) for time, blend in pieces for index in blend.indices())
+            order = ((blend, index) for _, blend in columns for index in blend.indices())
             with closing(Pipeline(config)) as pipeline:
-                pipeline.push(self._task.sample(time, i) for time, blend in pieces for i in blend.indices())
+                pipeline.push(self._task.sample(time, index) for time, blend in columns for index in blend.indices())
                 for batch in pipeline.batches():
                     with batch as tensor:
                         predictions = self._predictions(tensor.array)
                         crops = list(itertools.islice(order, len(predictions)))
-                        for (_, blend, index), prediction in zip(crops, predictions, strict=True):
+                        for (blend, index), prediction in zip(crops, predictions, strict=True):
                             blend.add(index, prediction)
                             blend.write_complete()
 
     def _boxes(self, time: int | None, memory: int) -> Iterator[tuple[slice, ...]]:
-        """Cut the volume of a time into columns that fit memory, and yield of each the planes that are missing."""
+        """Divide the volume of a time into columns that fit memory; yield the missing planes of each column."""
         shape, units = self._task.grid.volume, self._units
         depth = self._task.grid.shape[0] + units[0]
         widths = [-(-n // unit) for n, unit in zip(shape[1:], units[1:], strict=True)]
-        nbytes = 8 * depth * (self._task.channels or 1)  # sums in float32, and the planes that are written
+        nbytes = 8 * depth * (self._task.channels or 1)  # of a line along the first axis: float32 sums, planes to write
         while math.prod(n * unit for n, unit in zip(widths, units[1:], strict=True)) * nbytes > memory:
             if max(widths, default=1) == 1:
                 break
@@ -262,7 +269,7 @@ class _Run:
                 yield (slice(begin, shape[0]), *across)
 
     def _parts(self, time: int | None, box: tuple[slice, ...]) -> tuple[slice, ...]:
-        """Return the chunks (or shards) of a box of space, with all channels."""
+        """Return the chunks (or shards) of a box in space, with all channels."""
         lead = () if time is None else (slice(time, time + 1),)
         lead = lead if self._task.written is None else (*lead, slice(0, self._task.written))
         inner = (slice(s.start // unit, -(-s.stop // unit)) for s, unit in zip(box, self._units, strict=True))
@@ -273,7 +280,7 @@ class _Run:
         return voxels * (self._task.written or 1) * self._image.dtype.itemsize
 
     def _blend(self, chunks: Chunks, time: int | None, box: tuple[slice, ...]) -> Blend:
-        def write(region: tuple[slice, ...], block: Any) -> None:
+        def write(region: tuple[slice, ...], block: Array) -> None:
             voxels = block.argmax(axis=0) if self._task.argmax else block
             voxels = cast(voxels, self._image.dtype)
             parts = self._parts(time, region)
@@ -285,11 +292,11 @@ class _Run:
 
         return Blend(self._task.grid, write, self._task.window, self._units[0], box)
 
-    def _predictions(self, batch: Any) -> Any:
-        """Call the model, and check what it returns."""
+    def _predictions(self, batch: Array) -> Array:
+        """Call the model, and check its result."""
         axis = self._task.channel_axis()
-        given = batch[:, None] if axis is None else self._xp.moveaxis(batch, 1 + axis, 1)
-        result = as_array(self._call(given), self._xp)
+        crops = batch[:, None] if axis is None else self._xp.moveaxis(batch, 1 + axis, 1)
+        result = as_array(self._call(crops), self._xp)
         count = () if self._task.channels is None else (self._task.channels,)
         expected = (len(batch), *count, *self._task.grid.shape)
         if tuple(result.shape) != expected:
@@ -301,9 +308,9 @@ class _Run:
 
 
 def _config(
-    task: Task, batch_size: int, dtype: Any, pad: Pad, place: Device, options: Mapping[str, Any] | None
+    task: Prediction, batch_size: int, dtype: object, pad: Pad, device: Device, options: Mapping[str, object] | None
 ) -> Config:
-    """Size the pipeline: four batches, and as much for crops that are continued beyond the image."""
+    """Configure a pipeline with memory for four batches, and as much for crops that reach out of the image."""
     try:
         kind = Dtype.coerce(dtype)
     except InvalidArgument:
@@ -318,18 +325,13 @@ def _config(
         device_buffer_bytes=8 * nbytes + 2**20,
         dtype=kind,
         pad=pad,
-        device=place.index if place.is_cuda else "cpu",
+        device=device.index if device.is_cuda else "cpu",
         storage_options=options,
     )
 
 
-def _check_model(model: Any) -> None:
-    if not callable(model):
-        raise ArgumentTypeError(f"model must be callable (got {type(model).__name__})")
-
-
 def _address(array: zarr.Array) -> str:
-    """Return what the pipeline opens the array by."""
+    """Return the path or URL by which the pipeline opens the array."""
     if isinstance(array.store, ZipStore):
         return f"{array.store.path}/{array.path}".rstrip("/")
     if isinstance(array.store, FsspecStore):
@@ -342,13 +344,13 @@ def _address(array: zarr.Array) -> str:
     return address
 
 
-def _on(place: Device) -> AbstractContextManager[Any]:
-    return place.xp.cuda.Device(place.index) if place.is_cuda else nullcontext()
+def _on(device: Device) -> AbstractContextManager[object]:
+    return device.xp.cuda.Device(device.index) if device.is_cuda else nullcontext()
 
 
 @contextmanager
 def _evaluating(model: Model) -> Iterator[Model]:
-    """Return what is called with arrays: a module of PyTorch in evaluation mode and without gradients, by DLPack."""
+    """Return a callable for arrays: the model, or a PyTorch module by DLPack, in evaluation mode without gradients."""
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(model, torch.nn.Module):
         yield model

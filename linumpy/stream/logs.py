@@ -1,4 +1,4 @@
-"""The log level of the package: numbers as in damacy → levels of :mod:`logging`."""
+"""The log level of the package: damacy's numbers → levels of :mod:`logging`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ def set_log_level(level: int | str) -> None:
     Parameters
     ----------
     level : int or str
-        0 to 5 for TRACE, DEBUG, INFO, WARN, ERROR, FATAL, or their names; and levels of :mod:`logging`, from 10 on.
+        0 to 5 for TRACE, DEBUG, INFO, WARN, ERROR, FATAL, or one of these names; or a level of :mod:`logging`, 10 or
+        more.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""CuPy's streams and events as protocols, so that CuPy need not be imported; a context that makes a stream current."""
+"""CuPy's streams and events as protocols, for type checks without CuPy; a context that makes a stream current."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ class Event(Protocol):
     """An event of CuPy or PyTorch."""
 
     def synchronize(self) -> None:
-        """Wait until it has happened."""
+        """Wait until the work before the event is done."""
 
 
 class CupyEvent(Event, Protocol):
@@ -18,7 +18,7 @@ class CupyEvent(Event, Protocol):
 
     @property
     def done(self) -> bool:
-        """Whether it has happened."""
+        """Whether the work before the event is done."""
 
 
 class Stream(Protocol):
@@ -26,10 +26,10 @@ class Stream(Protocol):
 
     @property
     def ptr(self) -> int:
-        """Its ``cudaStream_t``."""
+        """The stream's ``cudaStream_t``."""
 
     def record(self, event: CupyEvent) -> CupyEvent:
-        """Record an event behind the work that is queued."""
+        """Record an event after the work that is queued."""
 
     def synchronize(self) -> None:
         """Wait until the work that is queued is done."""
@@ -54,7 +54,7 @@ class _OnStream:
 
 
 def on_stream(stream: Stream | None, device_id: int | None) -> AbstractContextManager[None]:
-    """Make a stream CuPy's current one, on its device, in a ``with`` block; do nothing where there is none."""
+    """Make a stream CuPy's current stream, on its device, in a ``with`` block; do nothing for None."""
     return nullcontext() if stream is None else _OnStream(stream, device_id)
 
 

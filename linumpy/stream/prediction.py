@@ -1,7 +1,7 @@
-"""What :func:`linumpy.stream.predict` makes of what: the new image, the request of a run, and the crops that are read.
+"""The task of :func:`linumpy.stream.predict`: its crops, the new image, and the request that identifies a run.
 
-In: volumes of a source, a grid of crops, and what the model returns. Out: :class:`Task`, a frozen record from which the
-image, its metadata, the samples and everything that the result depends on follow.
+In: volumes of a source, a grid of crops, and the kind of predictions. Out: :class:`Prediction`, a frozen record that
+determines the samples, the image with its metadata, and everything on which the result depends.
 """
 
 from __future__ import annotations
@@ -10,13 +10,16 @@ import functools
 import hashlib
 import json
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike
 
 from linumpy import __version__
+from linumpy.arrays import Array
 from linumpy.io.carried import Carried, carried_from
 from linumpy.io.source import name_on_disk
 from linumpy.io.volume import Volume, Volumes
@@ -30,8 +33,8 @@ from linumpy.write.new_image import NewImage, plan_image
 
 
 @dataclass(frozen=True)
-class Task:
-    """What is predicted of what.
+class Prediction:
+    """A prediction of an image from a source.
 
     Attributes
     ----------
@@ -40,11 +43,11 @@ class Task:
     grid : CropGrid
         Crops along the axes of space.
     window : str
-        Of the blending.
+        Weights of the blending.
     channels : int or None
-        Of the predictions.
+        Channels of the predictions; None where they have no such axis.
     argmax : bool
-        Whether the image has labels.
+        Whether the image holds labels: the channel with the largest prediction.
     model : str
         Name of the model.
     """
@@ -58,64 +61,72 @@ class Task:
 
     @property
     def times(self) -> list[int | None]:
-        """Entries of the axis t; one None without."""
-        where = self.volumes.leading.find("t")
-        return [None] if where < 0 else list(range(self.volumes.leading_shape[where]))
+        """Entries of the axis t; a single None without that axis."""
+        axis = self.volumes.leading.find("t")
+        return [None] if axis < 0 else list(range(self.volumes.leading_shape[axis]))
 
     @property
     def inputs(self) -> int:
-        """Channels of the source."""
-        where = self.volumes.leading.find("c")
-        return 1 if where < 0 else self.volumes.leading_shape[where]
+        """Number of channels of the source."""
+        axis = self.volumes.leading.find("c")
+        return 1 if axis < 0 else self.volumes.leading_shape[axis]
 
     @property
     def written(self) -> int | None:
-        """Channels of the image; None where it has no such axis."""
+        """Number of channels of the image; None where it has no such axis."""
         return None if self.argmax else self.channels
 
     @property
     def leading(self) -> tuple[int, ...]:
-        """Sizes of the image's axes before those of space."""
+        """Sizes of the image's axes before the axes of space."""
         times = () if self.times == [None] else (len(self.times),)
         return times if self.written is None else (*times, self.written)
 
     @property
     def downsampling(self) -> str:
-        """How coarser levels are made."""
+        """Method that makes coarser levels."""
         return "label" if self.argmax else "mean"
 
     @property
     def carried(self) -> Carried:
-        """Metadata of the source that are true for predictions."""
-        kept = carried_from(self.volumes).without("own", "labels", "image_label", "omero")
-        return replace(kept, leading={name: axis for name, axis in kept.leading.items() if name == "t"})
+        """Metadata of the source that are also true for predictions."""
+        carried = carried_from(self.volumes).without("own", "labels", "image_label", "omero")
+        return replace(carried, leading={name: axis for name, axis in carried.leading.items() if name == "t"})
 
-    def plan(self, dtype: DTypeLike | None, *, chunks: Any, shards: Any, **options: Any) -> NewImage:
-        """Plan the image."""
+    def plan(
+        self,
+        dtype: DTypeLike | None,
+        *,
+        name: str,
+        chunks: Sequence[int] | None,
+        shards: Sequence[int] | None,
+        **options: Any,
+    ) -> NewImage:
+        """Plan the image, which is called `name` where the source has no name."""
         if dtype is None:
             dtype = ("u1" if (self.channels or 0) <= 256 else "u2") if self.argmax else "f4"
         if self.argmax and cast(np.array((self.channels or 1) - 1), dtype) != (self.channels or 1) - 1:
             raise InvalidArgument(f"dtype={np.dtype(dtype)} cannot hold the labels of channels={self.channels}")
         ones, carried, first = (1,) * len(self.leading), self.carried, self.volumes.first
-        names = ("t" if self.times != [None] else "") + ("" if self.written is None else "c")
-        about = {"source": name_on_disk(first.array), "model": self.model, "crop": list(self.grid.shape)}
+        axes = ("t" if self.times != [None] else "") + ("" if self.written is None else "c") + self.volumes.axes
+        predicted = {"source": name_on_disk(first.array), "model": self.model, "crop": list(self.grid.shape)}
         return plan_image(
             self.leading + first.shape,
             dtype,
             self.volumes.spacing,
-            name=carried.name or options.pop("name"),
-            axes=names + self.volumes.axes,
+            name=carried.name or name,
+            axes=axes,
             chunks=None if chunks is None else (*ones, *sizes(chunks, "chunks")),
             shards=None if shards is None else (*ones, *sizes(shards, "shards")),
             origin=self.volumes.origin,
             downsampling=self.downsampling,
-            attributes={"linumpy": {"predicted": about}},
+            attributes={"linumpy": {"predicted": predicted}},
             carried=carried,
-            **{key: value for key, value in options.items() if key != "name"},
+            **options,
         )
 
     def request(self, image: NewImage, config: Config) -> Request:
-        """Return everything that the bytes of the image depend on."""
+        """Return everything on which the bytes of the image depend."""
         array = self.volumes.first.array
         settings = {
             "linumpy": __version__,
@@ -135,16 +146,16 @@ class Task:
             "metadata": _digest(image.metadata),
         }
         counts = tuple(-(-n // size) for n, size in zip(image.shapes[0], image.stored[0], strict=True))
-        data = identify_data(array) or f"not known {secrets.token_hex(8)}"  # then a run is never continued
+        data = identify_data(array) or f"not known {secrets.token_hex(8)}"  # such a run is never continued
         named = tuple((key, str(value)) for key, value in settings.items())
         return Request("predict", counts, named, (("source data", data),))
 
     def volume_of(self, time: int | None) -> Volume:
-        """Return the volume of a time, of its first channel."""
+        """Return the first channel's volume of a time."""
         return self.volumes.volumes[tuple((time or 0) if name == "t" else 0 for name in self.volumes.leading)]
 
     def channel_axis(self) -> int | None:
-        """Return which axis of a crop in a batch is that of channels; None where there is none."""
+        """Return the axis of channels of a crop in a batch; None where it has none."""
         chosen = self.volumes.chosen
         if "c" not in self.volumes.leading or chosen is None:
             return None
@@ -154,28 +165,33 @@ class Task:
     def sample(self, time: int | None, index: int) -> Sample:
         """Return a crop with all channels of a time."""
         spatial = iter(self.grid.sample_at(index).aabb)
-        box: list[Any] = [next(spatial) if entry is None else entry for entry in self.volume_of(time).index]
+        aabb: list[Any] = [next(spatial) if entry is None else entry for entry in self.volume_of(time).index]
         chosen = self.volumes.chosen
         if chosen is not None and "c" in self.volumes.leading:
-            box[chosen.leading["c"]] = (0, self.inputs)
-        return Sample(self.grid.uri, tuple(box), index=index)
+            aabb[chosen.leading["c"]] = (0, self.inputs)
+        return Sample(self.grid.uri, tuple(aabb), index=index)
 
 
-def as_array(result: Any, xp: Any) -> Any:
-    """Return what a model gives as an array of NumPy or CuPy."""
-    if isinstance(result, xp.ndarray):
-        return result
-    if hasattr(result, "detach"):  # a tensor of PyTorch, which has a dtype that arrays lack
+def as_array(result: Any, xp: ModuleType) -> Array:
+    """Convert the result of a model to an array of `xp`, NumPy or CuPy."""
+    if hasattr(result, "detach"):  # a tensor of PyTorch, whose dtype arrays may lack
         result = result.detach()
         result = result.float() if str(result.dtype) == "torch.bfloat16" else result
-    return xp.from_dlpack(result) if hasattr(result, "__dlpack__") else xp.asarray(result)
+    array: Array = result
+    if not isinstance(result, xp.ndarray):
+        array = xp.from_dlpack(result) if hasattr(result, "__dlpack__") else xp.asarray(result)
+    return array
 
 
 def name_of(model: Any) -> str:
-    """Name a model by its function or class, and its parameters where it, or the object of the method, tells them."""
+    """Name a model by its function or class, with a digest of its parameters if ``state_dict()`` returns them.
+
+    Of a method, the object's ``state_dict()`` is used.
+    """
     if isinstance(model, functools.partial):
         given = (*model.args, *model.keywords.items())
-        return f"{name_of(model.func)} of {[name_of(one) if hasattr(one, 'state_dict') else one for one in given]}"
+        listed = [name_of(argument) if hasattr(argument, "state_dict") else argument for argument in given]
+        return f"{name_of(model.func)} of {listed}"
     kind = model if hasattr(model, "__qualname__") else type(model)
     name = f"{kind.__module__}.{kind.__qualname__}"
     owner: Any = model if hasattr(model, "state_dict") else getattr(model, "__self__", None)
@@ -190,5 +206,5 @@ def name_of(model: Any) -> str:
     return f"{name} {digest.hexdigest()[:16]}"
 
 
-def _digest(document: Any) -> str:
+def _digest(document: object) -> str:
     return hashlib.sha256(json.dumps(document, sort_keys=True, default=str).encode()).hexdigest()[:16]

@@ -12,15 +12,15 @@ class Metric:
     Attributes
     ----------
     name : str
-        Of the stage.
+        Name of the stage.
     ms : float
         Total milliseconds. Stages run concurrently, so their sum may exceed the elapsed time.
     best_ms : float
-        Shortest measurement in milliseconds; 0 without one, and for stages of which only the sum is measured.
+        Shortest measurement in milliseconds; 0 without a measurement, and where only the sum is measured.
     input_bytes, output_bytes : int
         Bytes of input and output; 0 where they are not counted.
     count : int
-        How often it was measured.
+        Number of measurements.
     """
 
     name: str = ""
@@ -32,17 +32,17 @@ class Metric:
 
     @classmethod
     def summed(cls, name: str, count: int, seconds: float, input_bytes: int = 0, output_bytes: int = 0) -> Metric:
-        """Make the metric of a stage from sums."""
+        """Make a metric from sums, without single measurements."""
         return cls(name, 1e3 * seconds, 0.0, input_bytes, output_bytes, count)
 
     def plus(self, seconds: float, nbytes: int = 0) -> Metric:
-        """Return the metric with one more measurement, in which the stage put out `nbytes`."""
+        """Return the metric with one more measurement, of `nbytes` of output."""
         ms = 1e3 * seconds
         best = min(self.best_ms, ms) if self.count else ms
         return Metric(self.name, self.ms + ms, best, self.input_bytes, self.output_bytes + nbytes, self.count + 1)
 
     def __sub__(self, other: Metric) -> Metric:
-        """Return the difference to an earlier metric; `best_ms`, which is no sum, is kept."""
+        """Return the difference from an earlier metric; `best_ms` is kept, since it is no sum."""
         return Metric(
             self.name, self.ms - other.ms, self.best_ms, self.input_bytes - other.input_bytes,
             self.output_bytes - other.output_bytes, self.count - other.count,
@@ -50,12 +50,12 @@ class Metric:
 
     @property
     def mean_ms(self) -> float:
-        """Mean time in ms; 0 without a measurement."""
+        """Mean time in milliseconds; 0 without a measurement."""
         return self.ms / self.count if self.count else 0.0
 
     @property
     def gb_per_s(self) -> float:
-        """Rate in GB/s: output bytes, or input bytes where output is not counted; 0 where neither is."""
+        """Rate in GB/s of the output bytes, or of the input bytes where output is not counted."""
         return (self.output_bytes or self.input_bytes) / self.ms / 1e6 if self.ms else 0.0
 
 
@@ -66,20 +66,22 @@ class Stats:
     Attributes
     ----------
     plan, io, assemble : Metric
-        Planning of batches; the reader's waiting for reads; its queueing of copies, decoding and scattering.
+        Host times: planning batches; the reader's waiting for reads; its queueing of copies, decoding and scattering.
     h2d, decompress : Metric
-        On the device, by its own clock: copies to it, and decoding, bytes are those decoded to. Slabs that are decoded
-        at the same time count each by itself. Empty without a GPU, and `decompress` for chunks that the host decodes.
+        Device times, by its own clock: copies from the host, and decoding, which counts decoded bytes. Slabs that are
+        decoded concurrently count separately. Both are empty without a GPU; `decompress` leaves out chunks that the
+        host decodes.
     pop_wait_io, pop_wait_compute, flush_wait : Metric
-        Time in which the consumer waited: for the reader, for resampling to be queued (on the CPU: done), in ``flush``.
+        Time that the consumer waited: for the reader; until resampling was queued (on the CPU: done); in ``flush``.
     zarr_meta_hits, zarr_meta_misses, shard_idx_hits, shard_idx_misses : int
-        Of the caches of open arrays and of shard indexes.
+        Hits and misses of the caches of open arrays and of shard indexes.
     batches_emitted, batches_truncated, waves_emitted : int
-        Batches that were popped; those with fewer samples than ``batch_size``; groups of reads that were submitted.
+        Batches that were popped; batches among them with fewer samples than ``batch_size``; groups of reads that were
+        submitted.
     gpu_bytes_committed : int
         Device memory of the pipeline and its reader.
     samples_skipped : int
-        Faulty samples that ``on_error="skip"`` skipped.
+        Faulty samples that ``on_error="skip"`` left out.
     seconds : float
         Elapsed time.
     """
@@ -104,19 +106,19 @@ class Stats:
     seconds: float = 0.0
 
     def since(self, earlier: Stats) -> Stats:
-        """Return the difference to earlier counters; `gpu_bytes_committed`, which is no count, is kept."""
+        """Return the difference from earlier counters; `gpu_bytes_committed` is kept, since it is no count."""
         values = {field.name: getattr(self, field.name) - getattr(earlier, field.name) for field in fields(self)}
         return Stats(**{**values, "gpu_bytes_committed": self.gpu_bytes_committed})
 
     @property
     def bound(self) -> str:
-        """What bounds the pipeline: ``"consumer"``, or the stage of the reader that takes longest."""
+        """The bottleneck: ``"consumer"``, ``"resampling"``, or the slowest stage of reading."""
         waited = self.pop_wait_io.ms + self.pop_wait_compute.ms
-        if self.batches_emitted == 0 or waited < 100 * self.seconds:  # a tenth
+        if self.batches_emitted == 0 or waited < 100 * self.seconds:  # less than a tenth of the time
             return "consumer"
         if self.pop_wait_compute.ms > self.pop_wait_io.ms:
             return "resampling"
-        # Times of the host only: stages of the device overlap, and their sum may exceed the elapsed time.
+        # Host times only: stages on the device overlap, and their sum may exceed the elapsed time.
         stages = {"I/O": self.io, "decode and scatter": self.assemble, "planning": self.plan}
         longest = max(stages, key=lambda name: stages[name].ms)
         return longest if stages[longest].ms > 0 else "I/O"

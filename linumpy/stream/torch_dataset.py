@@ -23,21 +23,21 @@ def torch_dataset(config: Config, samples: Iterable[Sample], *, reader: Reader |
     Parameters
     ----------
     config : Config
-        Of the pipeline that each iteration makes; `rank` and `world_size` divide the samples between processes. Its
-        `epoch` is that of the first iteration.
+        Configuration of the pipeline that each iteration makes. `rank` and `world_size` divide the samples between
+        processes; `epoch` is the epoch of the first iteration.
     samples : iterable of Sample
-        Pushed anew by each iteration, which is the next epoch: other crops of a :class:`CropSampler`, and another
-        augmentation.
+        Samples that each iteration pushes again. Each iteration is the next epoch: it has other crops of a
+        :class:`CropSampler`, and another augmentation.
     reader : linumpy.gpu.Reader, optional
         As for :class:`Pipeline`.
 
     Returns
     -------
     torch.utils.data.IterableDataset
-        It yields a tensor, or a dict of them where samples have parts. Pass it to ``DataLoader(dataset,
-        batch_size=None, num_workers=0)``: it batches itself, and reads ahead in threads. It has ``state_dict()`` and
-        ``load_state_dict(state)``, for the iteration that runs and for the next one, and ``set_epoch(n)`` for callers
-        who count epochs themselves.
+        It yields a tensor, or a dict of tensors where samples have parts. Pass it to ``DataLoader(dataset,
+        batch_size=None, num_workers=0)``: it batches samples and reads ahead in threads. ``state_dict()`` returns the
+        state of the current iteration, ``load_state_dict(state)`` sets the state of the next one, and ``set_epoch(n)``
+        is for users who count epochs themselves.
     """
     from torch.utils import dlpack
     from torch.utils.data import IterableDataset, get_worker_info
@@ -51,11 +51,11 @@ def torch_dataset(config: Config, samples: Iterable[Sample], *, reader: Reader |
         def __init__(self) -> None:
             super().__init__()
             self._pipeline: Pipeline | None = None
-            self._last: dict[str, Any] | None = None  # state of an iteration that has ended
-            self._state: Mapping[str, Any] | None = None
+            self._last: dict[str, Any] | None = None  # state of the previous iteration
+            self._state: Mapping[str, object] | None = None
             self._epoch = config.epoch
 
-        def __iter__(self) -> Iterator[Any]:
+        def __iter__(self) -> Iterator[object]:
             if get_worker_info() is not None:
                 raise RuntimeError("batches are on the device of one process: use DataLoader(num_workers=0)")
             state, self._state = self._state, None
@@ -83,14 +83,14 @@ def torch_dataset(config: Config, samples: Iterable[Sample], *, reader: Reader |
                 samples.set_epoch(epoch)
 
         def state_dict(self) -> dict[str, Any]:
-            """Return the state behind the last batch of the current or else the last iteration."""
+            """Return the state after the last batch of the current iteration, or of the previous one."""
             state = self._last if self._pipeline is None else self._pipeline.state_dict()
             if state is None:
                 raise RuntimeError("no iteration has begun")
             return state
 
-        def load_state_dict(self, state: Mapping[str, Any]) -> None:
-            """Resume from a state in the next iteration."""
+        def load_state_dict(self, state: Mapping[str, object]) -> None:
+            """Resume from a state, in the next iteration."""
             if not isinstance(state, Mapping) or "epoch" not in state:
                 raise InvalidArgument(f"state must be what state_dict() returned (got {state!r})")
             self._state = state

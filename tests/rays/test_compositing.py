@@ -100,7 +100,7 @@ def test_many_rays_are_rendered_block_by_block(monkeypatch):
     whole = composite(*arrays)
     to = np.ones((50, 4), "f4")
     gradient = composite_backward(*arrays, whole, to)
-    monkeypatch.setattr(compositing, "_AT_ONCE", 60)
+    monkeypatch.setattr(compositing, "_BLOCK_SAMPLES", 60)
     assert np.array_equal(composite(*arrays), whole)
     assert np.array_equal(composite_backward(*arrays, whole, to), gradient)
 

@@ -14,9 +14,9 @@ from linumpy.stream.config import Part
 from linumpy.stream.planning import needed as needed_module
 from linumpy.stream.planning.alignment import Grid
 from linumpy.stream.planning.needed import with_needed
-from linumpy.stream.planning.reach import fold, read_bounds
+from linumpy.stream.planning.reach import fold, read_bounds, with_regions
 from linumpy.stream.planning.records import ArrayInfo
-from linumpy.stream.planning.samples import plan_sample, with_boxes
+from linumpy.stream.planning.samples import plan_sample
 from linumpy.stream.reading import reads as reads_module
 from linumpy.stream.reading import sources as sources_module
 from linumpy.stream.resampling import resample as resample_module
@@ -78,7 +78,7 @@ def drawn_batch(seed, pad):
         sample = stream.Sample("a", aabb, parts=(Part("m", kind="labels"),))
         shapes, whole = plan_sample(sample, infos, settings_, row, row, 0)
         reads += whole
-    reads = with_boxes(reads, pad)
+    reads = with_regions(reads, pad)
     return shapes, with_needed(reads, shapes, pad), reads
 
 
@@ -196,7 +196,7 @@ def test_a_third_of_the_chunks_of_the_boxes_is_not_read():
     ):
         settings_ = configured(augment=augment, pad="reflect")
         planned = [plan_sample(stream.Sample("a", one), [info], settings_, k, k, 0) for k, one in enumerate(aabbs)]
-        reads = with_boxes([one for _, reads in planned for one in reads], "reflect")
+        reads = with_regions([one for _, reads in planned for one in reads], "reflect")
         cut = with_needed(reads, planned[0][0], "reflect")
         share = sum(map(chunks_of, cut)) / sum(map(chunks_of, reads))
         assert share <= most

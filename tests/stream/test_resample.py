@@ -16,9 +16,9 @@ from linumpy.gpu.kernels import source_text
 from linumpy.gpu.rounding import bfloat16_bits
 from linumpy.stream.config import Dtype, Part
 from linumpy.stream.planning.alignment import Grid
-from linumpy.stream.planning.reach import reach
+from linumpy.stream.planning.reach import reach, with_regions
 from linumpy.stream.planning.records import ArrayInfo, PartShape
-from linumpy.stream.planning.samples import plan_sample, with_boxes
+from linumpy.stream.planning.samples import plan_sample
 from linumpy.stream.planning.warp import Intensity, Warp, draw_warp
 from linumpy.stream.resampling import resample as resample_module
 from linumpy.stream.resampling.on_host import Staged, coordinates, fill_row, normals, philox
@@ -53,7 +53,7 @@ def planned(values, aabb, settings_, *, index=0, spacing=None, parts=(), infos=N
     sample = stream.Sample("a", aabb, parts=parts)
     infos = infos or [info_of(values, spacing)] * (1 + len(parts))
     shapes, crops = plan_sample(sample, infos, settings_, 0, index, settings_.epoch)
-    return shapes, tuple(with_boxes(crops, settings_.pad or "edge"))
+    return shapes, tuple(with_regions(crops, settings_.pad or "edge"))
 
 
 def staged(read):
@@ -365,7 +365,7 @@ def test_the_kernels_do_what_numpy_does(monkeypatch, seed):
         aabb = [(0, 2), *((int(a), int(a + n)) for a, n in zip(start, (7, 5, 40), strict=True))]
         sample = stream.Sample("a", aabb, parts=(Part("m", kind="labels"),))
         shapes, reads = plan_sample(sample, [info_of(values, (3.0, 2.0, 1.0))] * 2, settings_, row, row, 0)
-        rows.append(with_boxes(reads, settings_.pad or "edge"))
+        rows.append(with_regions(reads, settings_.pad or "edge"))
     for part, shape in enumerate(shapes):
         chosen = [staged(reads[part]) for reads in rows if reads[part].resampling is not None]
         expected = np.zeros((3, *shape.shape), shape.element)
@@ -399,7 +399,7 @@ def test_the_device_does_what_numpy_does(cupy, pad):
         sample = stream.Sample("a", ((-5, 27), (10, 42), (20, 90)))
         planned_ = [plan_sample(sample, [info], settings_, row, row, 0) for row in range(4)]
         shape: PartShape = planned_[0][0][0]
-        chosen = [staged(read) for read in with_boxes([reads[0] for _, reads in planned_], pad)]
+        chosen = [staged(read) for read in with_regions([reads[0] for _, reads in planned_], pad)]
         expected = np.zeros((4, *shape.shape), shape.element)
         for one in chosen:
             fill_row(expected[one.read.row], shape, one, pad, 3.0)

@@ -202,7 +202,9 @@ def test_histograms_of_other_arrays_are_refused(arrays, shape):
     made = stream.Histogram.of(make_array(arrays / "other", np.ones(shape, "u1")))
     volume = stream.Volume(str(arrays / "a"), histogram=made)
     for mode in ("foreground", "balanced", "uniform"):
-        problem = re.escape(f"of an array of {shape}, does not fit {arrays / 'a'} of (24, 32, 40): pass that of")
+        problem = re.escape(
+            f"of an array of {shape}, does not fit {arrays / 'a'} of (24, 32, 40): pass the histogram of"
+        )
         with pytest.raises(stream.InvalidArgument, match=problem):
             stream.CropSampler([volume], (2, 2, 2), mode=mode)
 

@@ -21,12 +21,12 @@ __device__ inline int first_above(const float *cdf, int size, float u) {
     return low;
 }
 
-// The probability of a cell; the last one includes the rounding error.
+// The probability of a cell; the last cell includes the rounding error.
 __device__ inline float probability_of(const float *cdf, int size, int cell) {
     return (cell < size - 1 ? cdf[cell] : 1.0f) - (cell ? cdf[cell - 1] : 0.0f);
 }
 
-// The position of u, in [0, 1), along an axis whose cells have these cumulative probabilities, and its density there.
+// The position in [0, 1) at which the cumulative distribution of an axis reaches u, and the density there.
 __device__ inline float drawn(const float *cdf, int size, float u, int &cell, float &pdf) {
     cell = first_above(cdf, size, u);
     const float probability = probability_of(cdf, size, cell), cells = static_cast<float>(size);
@@ -85,7 +85,7 @@ __device__ inline bool normalize(Vector &d, float &length) {
     return true;
 }
 
-// Undo OpenCV's radial and tangential distortion by Newton's method; false where there is no solution.
+// Undo OpenCV's radial and tangential distortion by Newton's method; false without a solution.
 __device__ inline bool undistort(const float *k, float x, float y, float &px, float &py) {
     px = x, py = y;
     float error_x = 0.0f, error_y = 0.0f;
@@ -106,7 +106,7 @@ __device__ inline bool undistort(const float *k, float x, float y, float &px, fl
     return fabsf(error_x) + fabsf(error_y) < 1e-4f * (1.0f + fabsf(x) + fabsf(y));
 }
 
-// The angle from the axis that a fisheye lens maps to this distance; negative if there is none.
+// The angle from the axis that a fisheye lens maps to a distance; negative if there is no such angle.
 __device__ inline float fisheye_angle(const float *k, float distance) {
     float angle = fminf(distance, 1.5707964f), error = 0.0f;
     for (int step = 0;; ++step) {
@@ -120,7 +120,7 @@ __device__ inline float fisheye_angle(const float *k, float distance) {
     return fabsf(error) < 1e-4f * (1.0f + distance) ? angle : -1.0f;
 }
 
-// A direction at an angle from the axis, on the side (x, y), `r` long.
+// The direction at an angle from the axis towards (x, y), a vector of length `r`.
 __device__ inline bool at_angle(float angle, float x, float y, float r, Vector &d) {
     if (!(angle >= 0.0f && angle <= 3.1415927f)) return false;
     float sine, cosine;
@@ -170,7 +170,7 @@ __device__ inline bool lens_ray(const Image &image, float u, float v, Vector &o,
     }
 }
 
-// Interpolate a map (height, width, 2) whose cells' centres lie at (k + 0.5) / size.
+// Interpolate a distortion map (height, width, 2), whose cells have their centres at (k + 0.5) / size.
 __device__ inline void distortion_at(const Image &image, float u, float v, float (&shift)[2]) {
     const int width = image.map_width, height = image.map_height;
     const float x = fminf(fmaxf(u * static_cast<float>(width) - 0.5f, 0.0f), static_cast<float>(width - 1));
@@ -189,8 +189,8 @@ __device__ inline void distortion_at(const Image &image, float u, float v, float
     }
 }
 
-// The ray of a pixel in the world's axes, with a direction of length 1, and its length before; t in [0, 1) is a random
-// time while the shutter is open.
+// The ray of a pixel in the world's axes, with a direction of length 1, and the length before normalization; t, in
+// [0, 1), is the moment of the ray while the shutter is open.
 __device__ inline void world_ray(const Image &image, float u, float v, int column, int row, float t, Vector &o,
                                  Vector &d, float &length) {
     bool valid;

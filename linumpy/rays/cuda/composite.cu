@@ -1,7 +1,7 @@
-// Volume rendering of samples along rays, and its gradient: one warp for each ray, one lane for each of 32 samples.
+// Volume rendering of samples along rays, and its gradient: a warp for each ray, a lane for each of 32 samples.
 //
-// With optical depths tau = sigma * dt, and T the transmittance before a sample, a sample's weight is T (1 -
-// exp(-tau)).
+// With the optical depth tau = sigma * dt of a sample, and the transmittance T before it, its weight is
+// T (1 - exp(-tau)).
 #include "number.cuh"
 
 constexpr unsigned ALL = 0xFFFFFFFFu;
@@ -21,10 +21,10 @@ __device__ inline float sum_of_all(float value) {
 
 struct Sample {
     float4 color;
-    float step, after, weight;  // transmittance after it
+    float step, after, weight;  // after: transmittance after the sample
 };
 
-// A lane's sample, and the ray's optical depth after all 32.
+// The sample of a lane; adds the optical depth of all 32 samples to `depth`.
 __device__ inline Sample next_sample(const float4 *rgb_sigma, const float *dt, int64 at, bool exists, int lane,
                                      float &depth) {
     Sample s;
@@ -72,7 +72,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const int64 first = base[ray];
     if (count == 0) return;
     const float4 result = rgba[ray], to = grad_rgba[ray];
-    // Contribution of the remaining samples to the loss; transmittance of the whole ray.
+    // `remaining`: contribution of the remaining samples to the loss; `through`: of the light behind the ray.
     float remaining = result.x * to.x + result.y * to.y + result.z * to.z, depth = 0.0f;
     const float through = (1.0f - result.w) * to.w;
     for (int n = lane; n - lane < count; n += WARP) {

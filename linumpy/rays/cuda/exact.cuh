@@ -1,5 +1,5 @@
-// Random numbers, and elementary functions as fixed sequences of IEEE operations: the same bits as NumPy's in
-// linumpy.rays.pcg32 and linumpy.rays.arithmetic. Sources that include this are compiled with -fmad=false.
+// Random numbers, and elementary functions as fixed sequences of IEEE operations, with the same bits as
+// linumpy.rays.pcg32 and linumpy.rays.arithmetic. Sources that include this file are compiled with -fmad=false.
 typedef unsigned long long uint64;
 
 struct Pcg32 { uint64 state, inc; };

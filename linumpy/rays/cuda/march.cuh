@@ -1,20 +1,20 @@
-// Points along a ray, and those of them in occupied voxels. The counterpart of linumpy.rays.marching.
+// Points along a ray, and which of them lie in occupied voxels. The counterpart of linumpy.rays.marching.
 //
 // Coordinates of the grid: voxels of mip 0 are cubes of edge 1, and the grid's centre is 0. The points of a ray are a
-// fixed sequence t(0), t(1), …, each a function of its index alone; its samples are the points in occupied voxels, in
-// order. Skipping voxels and empty blocks only saves time: a skip is short enough to end inside the voxel that was
+// fixed sequence t(0), t(1), …, each a function of its index alone; the samples are the points in occupied voxels, in
+// order. Skipping voxels and empty blocks only saves time: a skip is so short that it ends inside the voxel that was
 // tested, whatever the rounding.
 struct Steps {
     float min_step, max_step, cone;      // a step is t * cone, clipped to min and max
-    float t_grows, t_full;               // where steps begin to grow, and where they reach the maximum
-    float s_grows, s_full;               // the same in steps from t = 0
+    float t_grows, t_full;               // t at which steps begin to grow, and reach the maximum
+    float s_grows, s_full;               // the same as numbers of steps from t = 0
     float log_growth, inverse_log_growth;  // binary logarithm of 1 + cone
     float mip_scale;                     // voxels of mip 0 per unit of length
 };
 
 struct Ray {
     Vector origin, direction;  // in the grid's coordinates, per unit of length of t
-    float start;               // of t; with CONE, in steps from t = 0
+    float start;               // t of the first point; with CONE, the number of steps from t = 0
     int end;                   // number of points inside the box
 };
 
@@ -37,7 +37,7 @@ __device__ inline float point_at(const Steps &steps, float start, int k) {
 #endif
 }
 
-// Steps from t = 0 to t.
+// The number of steps from t = 0 to t.
 __device__ inline float steps_until(const Steps &steps, float t) {
     if (t < steps.t_grows) return t / steps.min_step;
     if (t < steps.t_full) return steps.s_grows + exact_log2(t / steps.t_grows) * steps.inverse_log_growth;
@@ -52,7 +52,7 @@ __device__ inline bool crop(float o, float d, float low, float high, float &ente
     return true;
 }
 
-// Set where a ray enters the box, and how many points it has inside; jitter in [0, 1) shifts them by part of a step.
+// Set the first point of a ray in the box, and the number of points; jitter, in [0, 1), shifts them by part of a step.
 __device__ inline void enter_box(Ray &ray, const Steps &steps, const Vector &low, const Vector &high, float near,
                                  float jitter) {
     float enter = near, leave = 1e30f;
@@ -86,15 +86,15 @@ __device__ inline unsigned spread(unsigned v) {  // five bits, three apart
     return (v | v << 2) & 0x1249u;
 }
 
-// Relative bound of the rounding errors of positions on a ray, which are larger with growing steps.
+// Relative bound of the rounding errors of positions on a ray; growing steps have larger errors.
 constexpr float MARGIN = CONE ? 7.62939453125e-6f : 9.5367431640625e-7f;
 
 // A ray's walk from voxel to voxel.
 struct Walk {
     Vector inverse, beyond;  // 1 / direction; for a direction of 0 the inverse is 0, and `beyond` gives a far exit
-    float margin;            // of positions: more than their rounding errors
-    float per_step;          // 1 / the step, where all are equal
-    unsigned cached;         // index of the word that was read last
+    float margin;            // bound of the rounding errors of positions
+    float per_step;          // 1 / the step, where all steps are equal
+    unsigned cached;         // index of `word`, the word that was read last
     uint2 word;
 };
 
@@ -116,7 +116,7 @@ __device__ inline float exit_of(float o, float d, float inverse, float beyond, f
     return (bound - o) * inverse + beyond;
 }
 
-// Test the voxel of point k: whether it is occupied, and how many points from k on certainly have the same state.
+// Test whether the voxel of point k is occupied; `count`: how many points from k on certainly have the same state.
 __device__ inline bool look(const Ray &ray, const Steps &steps, const uint2 *bits, int mips, Walk &walk, int k,
                             int &count) {
     const float t = point_at(steps, ray.start, k), step = step_at(steps, t);
@@ -132,7 +132,7 @@ __device__ inline bool look(const Ray &ray, const Steps &steps, const uint2 *bit
     const unsigned at =
         static_cast<unsigned>(mip) * 32768u + (spread(i >> 2) | spread(j >> 2) << 1 | spread(m >> 2) << 2);
     if (at != walk.cached) walk.cached = at, walk.word = bits[at];
-    // A word holds a block of 4³ voxels, each of its bytes one of 2³.
+    // A word holds a block of 4³ voxels, a byte a block of 2³.
     const unsigned half = m & 2 ? walk.word.y : walk.word.x;
     const unsigned byte = half >> ((i & 2) << 2 | (j & 2) << 3) & 255u;
     const bool occupied = byte >> (i & 1 | (j & 1) << 1 | (m & 1) << 2) & 1u;

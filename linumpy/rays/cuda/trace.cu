@@ -1,15 +1,15 @@
 // Find and write samples along rays, in one kernel.
 //
 // 1. A thread walks along its ray and stores the occupied parts as runs of consecutive points in shared memory.
-// 2. Each warp reserves its part of the output: by one atomic addition of rays and samples in one 64-bit word or, with
+// 2. Each warp reserves its part of the output: by one atomic addition of rays and samples in one 64-bit word; or, with
 //    ORDERED, in the order of the rays, by a prefix sum over blocks (decoupled look-back). Blocks are numbered in the
-//    order in which they start, so that none waits for one that has not started; sum and state are one word, so that
-//    no fence is needed.
-// 3. The warp writes the samples of its rays, one lane a sample, three lanes the three coordinates of a position, so
-//    that stores are coalesced.
+//    order in which they start, so that no block waits for a block that has not started. Sum and state are one word, so
+//    that no fence is needed.
+// 3. The warp writes the samples of its rays: a lane writes one sample, three lanes the three coordinates of a position,
+//    so that stores are coalesced.
 //
-// A ray with more than MOST_RUNS runs continues with step 1 at the first run that did not fit. docs/rays.md explains
-// why the samples are the same on the CPU, bit for bit.
+// A ray with more than MOST_RUNS runs repeats step 1 from the first run that did not fit. docs/rays.md explains why the
+// samples are the same on the CPU, bit for bit.
 //
 // IMAGES: rays are drawn from images (else given). CONE: steps grow with t. ORDERED: in the order of the rays.
 // WEIGHTED: images or pixels have distributions. LENGTHS: directions keep their original lengths. PER_SAMPLE: max_level
@@ -22,9 +22,10 @@
 constexpr unsigned ALL = 0xFFFFFFFFu;
 constexpr int WARP = 32, WARPS = THREADS / WARP,
               STRIDE = THREADS + 1;  // padded, so that the runs of a ray are in different banks
-constexpr int SAMPLE_BITS = 36;  // of a number that holds a count of rays above a count of samples
+constexpr int SAMPLE_BITS = 36;  // low bits, for samples, of a word that holds a number of rays in its high bits
 constexpr uint64 SAMPLES = (1ull << SAMPLE_BITS) - 1;
-// A block's state: nothing yet (0), its aggregate, or its inclusive prefix; 26 bits for rays and 36 for samples.
+// State of a block in the two high bits (0: none, its aggregate, its inclusive prefix), then 26 bits for rays and 36 for
+// samples.
 constexpr uint64 AGGREGATE = 1ull << 62, INCLUSIVE = 2ull << 62, SUM = AGGREGATE - 1;
 
 struct Batch {
@@ -44,12 +45,12 @@ struct Batch {
     uint64 rng_state, rng_inc, image_shift;
     int64 max_samples;
     int n_rays, n_images, n_extra, max_steps, mips, snap, random_level, keep_empty;
-    float box[6];  // of positions and marching: low and high, in the grid's coordinates
-    float per_box[3];  // 1 / its edges
+    float box[6];  // low and high corner, in the grid's coordinates
+    float per_box[3];  // 1 / the box's edges
     float centre[3], voxels_per_unit, near, dt_scale;
     Steps steps;
 };
-static_assert(sizeof(Batch) == BATCH_NBYTES, "as linumpy.rays.launch lays it out");
+static_assert(sizeof(Batch) == BATCH_NBYTES, "the layout of BATCH in linumpy.rays.launch");
 
 // The values that are written once for each ray.
 struct Source {
@@ -61,7 +62,7 @@ struct Source {
 __device__ inline int choose_image(const Batch &batch, int index) {
 #if WEIGHTED
     if (batch.image_cdf) {
-        // The multiples of the golden ratio modulo 1 are evenly distributed; a batch begins at a random one.
+        // The multiples of the golden ratio modulo 1 are evenly distributed; a batch begins at a random multiple.
         const unsigned number = static_cast<unsigned>(index) * 2654435769u + static_cast<unsigned>(batch.image_shift);
         return first_above(batch.image_cdf, batch.n_images, as_unit_float(number));
     }
@@ -110,7 +111,7 @@ __device__ inline void to_grid(const Batch &batch, const Source &source, float j
     enter_box(ray, batch.steps, {b[0], b[1], b[2]}, {b[3], b[4], b[5]}, batch.near, jitter);
 }
 
-// Progress of a ray: samples `done` to `kept` are in runs; `next` is the first point after them, or -1 at the end.
+// Progress of a ray: samples `done` to `kept` are in runs; `next` is the first point after these, or -1 at the end.
 struct Progress { int count, done, kept, runs, next; };
 
 // Find runs of occupied points from point k on. A run consists of its first point and the number of samples before it.
@@ -159,7 +160,7 @@ __device__ inline uint64 sum_before(volatile uint64 *states, int block, int lane
         uint64 state = INCLUSIVE;
         if (mine >= 0) state = states[mine];
         const unsigned whole = __ballot_sync(ALL, state >> 63 != 0), ready = __ballot_sync(ALL, state >> 62 != 0);
-        const int first = whole ? __popc((whole & (0u - whole)) - 1) : WARP;  // the nearest with an inclusive prefix
+        const int first = whole ? __popc((whole & (0u - whole)) - 1) : WARP;  // the nearest block with a prefix
         const unsigned needed = first == WARP ? ALL : (2u << first) - 1;
         if ((ready & needed) != needed) continue;
         state = lane <= first ? state & SUM : 0;
@@ -171,7 +172,7 @@ __device__ inline uint64 sum_before(volatile uint64 *states, int block, int lane
     return sum;
 }
 
-// The sum before this thread's ray, which takes `value`; `sums` is shared memory for a sum of each warp.
+// The sum of all values before this thread's `value`; `sums` is shared memory for the sum of each warp.
 __device__ inline uint64 reserve(const Batch &batch, uint64 value, int block, uint64 *sums) {
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     const uint64 inclusive = scanned(value, lane), total = __shfl_sync(ALL, inclusive, WARP - 1);
@@ -223,7 +224,7 @@ __device__ inline Vector broadcast(const Vector &v, int lane) {
     return {__shfl_sync(ALL, v.x, lane), __shfl_sync(ALL, v.y, lane), __shfl_sync(ALL, v.z, lane)};
 }
 
-// Write a ray's max_level and extra dimensions for each of `here` samples.
+// Write max_level and extra dimensions of a ray for each of `here` samples.
 __device__ inline void write_per_sample(const Batch &batch, int64 first, int here, float level, int image) {
     const int lane = threadIdx.x % WARP;
     if (lane < here) batch.sample_max_level[first + lane] = level;
@@ -232,7 +233,7 @@ __device__ inline void write_per_sample(const Batch &batch, int64 first, int her
     for (int word = lane; word < here * batch.n_extra; word += WARP) out[word] = values[word % batch.n_extra];
 }
 
-// Write the samples of all rays of the warp that are in runs.
+// Write the samples that the runs of the warp's rays hold.
 __device__ inline void write_samples(const Batch &batch, const Source &source, const Ray &mine,
                                      const Progress &progress, int64 base, const Vector &looked,
                                      const unsigned *runs_of_warp) {
@@ -293,7 +294,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) trace(Batch batch) {
     uint64 *sums = nullptr;
     int block = static_cast<int>(blockIdx.x);
 #if ORDERED
-    // Blocks are numbered in the order in which they begin, so that none waits for one that has not begun.
+    // Blocks are numbered in the order in which they start: no block waits for a block that has not started.
     __shared__ uint64 sums_of_warps[WARPS];
     __shared__ int ticket;
     sums = sums_of_warps;

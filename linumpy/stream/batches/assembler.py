@@ -20,7 +20,7 @@ class Assembler:
     Parameters
     ----------
     config : Config
-        How batches are padded.
+        Its `pad`, `pad_value` and `batch_size` are used.
     memory : Memory
         Memory of the batches.
     stream : cupy.cuda.Stream or None
@@ -41,19 +41,19 @@ class Assembler:
         return errors
 
     def batch(self, item: InFlight, errors: Mapping[int, StreamError]) -> Batch:
-        """Make a batch of the rows without an error; after an interrupt, another call does only what is left to do."""
+        """Make a batch of the rows without an error; after an interrupt, another call continues the work."""
         config = self._config
         if not item.is_filled:
             for part, array, direct, staged in zip(item.parts, item.arrays, item.direct, item.staged, strict=True):
                 fill_borders(array, part, direct, config.pad_value)
-                good = [crop for crop in staged if crop.read.row not in errors]
-                if good:
-                    resample(array, part, good, config.pad or "edge", config.pad_value, self._threads)
+                complete = [crop for crop in staged if crop.read.row not in errors]
+                if complete:
+                    resample(array, part, complete, config.pad or "edge", config.pad_value, self._threads)
             item.is_filled = True
         rows = [row for row in range(len(item.samples)) if row not in errors]
-        moves = [(array, to, row) for array in item.arrays for to, row in enumerate(rows) if to != row]
-        for array, to, row in moves[item.moved :]:
-            array[to] = array[row]
+        moves = [(array, target, row) for array in item.arrays for target, row in enumerate(rows) if target != row]
+        for array, target, row in moves[item.moved :]:
+            array[target] = array[row]
             item.moved += 1
         ready = None if self._stream is None else recorded(self._stream)
         assert item.lease is not None

@@ -1,10 +1,10 @@
-"""Batches as consumers see them: tensors for DLPack, which hold their slot of memory; the iterator over batches."""
+"""Batches as users see them: tensors for DLPack, which hold their slot of memory."""
 
 from __future__ import annotations
 
 import ctypes
 from collections import namedtuple
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NoReturn
@@ -14,10 +14,10 @@ import numpy as np
 from linumpy.arrays import Array
 from linumpy.errors import not_pickled
 from linumpy.stream.batches.memory import Lease
-from linumpy.stream.batches.producer import Producer
 from linumpy.stream.config import Dtype, Sample
-from linumpy.stream.errors import ArgumentTypeError, ShutdownError, StreamError, TryAgain
+from linumpy.stream.errors import ArgumentTypeError, ShutdownError
 from linumpy.stream.on_device import CupyEvent, Event
+from linumpy.stream.resampling.on_host import widened
 
 # Offset of the type code in a DLManagedTensor, and in a DLManagedTensorVersioned, on 64-bit machines.
 _CODE_OFFSET = {b"dltensor": 20, b"dltensor_versioned": 52}
@@ -33,11 +33,11 @@ class BatchInfo:
     device_ptr : int
         Address of the first element; in host memory without a GPU.
     shape : tuple of int
-        Samples first.
+        Shape of the first part, samples first.
     dtype : str
         ``"float32"``, ``"bfloat16"``, …
     ready_stream : int
-        CUDA stream behind whose queued work the batch is ready; 0 without a GPU, where the batch is ready.
+        The CUDA stream (its ``cudaStream_t``) after whose queued work the batch is ready; 0 without a GPU.
     batch_id : int
         Number of the batch.
     """
@@ -49,42 +49,42 @@ class BatchInfo:
     batch_id: int
 
 
-class _Gone:
+class _Released:
     """Replaces the array of a tensor whose batch was released; every use raises."""
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> NoReturn:
         raise ShutdownError("the batch of this tensor was released")
 
 
 class Tensor:
-    """One part of a batch; goes to PyTorch, JAX, CuPy, NumPy by ``from_dlpack``.
+    """One part of a batch, which PyTorch, JAX, CuPy and NumPy import by ``from_dlpack``.
 
-    Pickled, it takes its own elements with it, and comes back in host memory.
+    A pickled tensor holds a copy of its elements, and is loaded into host memory.
 
     Parameters
     ----------
     array : cupy.ndarray or numpy.ndarray
-        The elements; bits as uint16 for bf16. It holds the slot of the batch.
+        The elements; for bf16 their bits as uint16. It holds the slot of the batch.
     dtype : Dtype
         Type of the elements.
     ready : cupy.cuda.Event or None
-        Recorded behind the last work on the elements.
-    lease : Lease
-        Remembers on which streams the elements are read.
+        Event after the last work on the elements; None in host memory.
+    lease : Lease or None
+        Records the streams that read the elements; None for a tensor that was loaded by pickle.
     """
 
     def __init__(self, array: Array, dtype: Dtype, ready: CupyEvent | None, lease: Lease | None) -> None:
-        self._array: Any = array  # _Gone after a release
+        self._array: Any = array  # _Released after a release
         self._lease: Any = lease
         self._ready = ready
         self._is_bf16 = dtype is Dtype.BF16
 
     def _drop(self) -> None:
-        self._array = self._lease = _Gone()
+        self._array = self._lease = _Released()
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Samples first."""
+        """Shape, samples first."""
         return tuple(self._array.shape)
 
     @property
@@ -96,21 +96,21 @@ class Tensor:
     def array(self) -> Array:
         """The elements as CuPy or NumPy array, ready on CuPy's current stream; bfloat16 as its bits in uint16.
 
-        After the batch is released, only that stream may still use it.
+        After the batch is released, only that stream may still use the array.
         """
         if self._ready is not None:
             import cupy
 
             stream = cupy.cuda.get_current_stream()
-            if not self._ready.done:  # keeps the interpreter's lock; wait_event releases it
+            if not self._ready.done:  # wait_event would release the interpreter's lock
                 stream.wait_event(self._ready)
             self._lease.streams.add(int(stream.ptr))
         return self._array
 
     def numpy(self) -> np.ndarray:
-        """Return the elements in host memory: a copy; bfloat16 as float32, which holds its values exactly."""
+        """Return a copy of the elements in host memory; bfloat16 as float32, which holds its values exactly."""
         host = self._on_host()
-        return (host.astype(np.uint32) << np.uint32(16)).view(np.float32) if self._is_bf16 else host
+        return widened(host) if self._is_bf16 else host
 
     def _on_host(self) -> np.ndarray:
         if self._ready is None:
@@ -124,22 +124,22 @@ class Tensor:
         """Address of the first element."""
         return int(self._array.ctypes.data if self._ready is None else self._array.data.ptr)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        # A view of a batch's memory becomes a copy of its own elements; events and leases stay in this process.
+    def __reduce__(self) -> tuple[object, ...]:
+        # Only the tensor's own elements are copied; events and leases stay in this process.
         return _host_tensor, (self._on_host(), self._is_bf16)
 
     def __dlpack_device__(self) -> tuple[int, int]:
         kind, number = self._array.__dlpack_device__()
         return int(kind), int(number)
 
-    def __dlpack__(self, *, stream: int | None = None, **options: Any) -> object:
+    def __dlpack__(self, *, stream: int | None = None, **options: object) -> object:
         if self._ready is None:
             return _as_bf16(self._array.__dlpack__(**options)) if self._is_bf16 else self._array.__dlpack__(**options)
         import cupy
 
         with self._array.device:
             if stream != -1:
-                # In DLPack None stands for the legacy default stream, which CUDA calls 0 or 1.
+                # In DLPack None means the legacy default stream, which CUDA calls 0 or 1.
                 pointer = 1 if stream is None else int(stream)
                 if not self._ready.done:
                     cupy.cuda.ExternalStream(pointer).wait_event(self._ready)
@@ -149,7 +149,7 @@ class Tensor:
 
 
 def _host_tensor(array: np.ndarray, is_bf16: bool) -> Tensor:
-    """Make a tensor in host memory from a pickled one."""
+    """Load a pickled tensor into host memory."""
     return Tensor(array, Dtype.BF16 if is_bf16 else Dtype.STORED, None, None)
 
 
@@ -170,7 +170,7 @@ def _as_bf16(capsule: object) -> object:
 
 @lru_cache(maxsize=64)
 def _record_of(names: tuple[str, ...]) -> Any:
-    def reduce(parts: Any) -> tuple[Any, ...]:
+    def reduce(parts: tuple[Tensor, ...]) -> tuple[object, ...]:
         return _make_record, (names, tuple(parts))  # pickle cannot find this class by name
 
     return type("Parts", (namedtuple("Parts", names),), {"__slots__": (), "__reduce__": reduce})
@@ -184,12 +184,12 @@ def _make_record(names: tuple[str, ...], tensors: tuple[Tensor, ...]) -> tuple[T
 class Batch:
     """A batch. In a ``with`` block it is a DLPack tensor, or a named tuple of tensors where samples have parts.
 
-    At the end of the block the batch releases its memory, which arrays that a consumer imported by DLPack still hold.
+    At the end of the block the batch releases its memory. Arrays that were imported by DLPack keep theirs.
 
     Attributes
     ----------
     samples : tuple of Sample
-        In the order of the first axis.
+        The samples, in the order of the first axis.
     batch_id : int
         Number of the batch.
     """
@@ -213,13 +213,13 @@ class Batch:
 
     @property
     def info(self) -> BatchInfo:
-        """Where the first part lies."""
+        """Address, shape and dtype of the first part."""
         first = self.tensors[0]
         return BatchInfo(first.device_ptr, first.shape, first.dtype, self._ready_stream, self.batch_id)
 
     @property
     def array(self) -> Array:
-        """First part; see :attr:`Tensor.array`."""
+        """The first part; see :attr:`Tensor.array`."""
         return self.tensors[0].array
 
     @property
@@ -237,14 +237,13 @@ class Batch:
         Parameters
         ----------
         event : cupy.cuda.Event, torch.cuda.Event or int, optional
-            Recorded behind the last use of the batch, on any stream: the memory is reused only when it has happened. An
-            int is the ``cudaEvent_t``. Streams that took a tensor by DLPack or :attr:`array` need no event.
+            An event after the last use of the batch, on any stream, or its ``cudaEvent_t``: the memory is reused only
+            after the event. Streams that took a tensor by DLPack or :attr:`array` need none.
         """
         if event is not None:
             _check_event(event)
-            for tensor in self._tensors or ():
-                tensor._lease.events.append(event)
-                break  # all parts share the lease
+            if self._tensors is not None:
+                self._tensors[0]._lease.events.append(event)  # all parts share the lease
         for tensor in self._tensors or ():
             tensor._drop()
         self._tensors = None
@@ -272,8 +271,8 @@ class Batch:
     def __dlpack_device__(self) -> tuple[int, int]:
         return self._only().__dlpack_device__()
 
-    def __dlpack__(self, **options: Any) -> object:
-        return self._only().__dlpack__(**options)
+    def __dlpack__(self, *, stream: int | None = None, **options: object) -> object:
+        return self._only().__dlpack__(stream=stream, **options)
 
     def _only(self) -> Tensor:
         if len(self._names) > 1:
@@ -286,57 +285,3 @@ def _check_event(event: object) -> None:
         raise ArgumentTypeError(
             f"event must be an event of CUDA, or its address as an int (got {type(event).__name__})"
         )
-
-
-class Batches:
-    """Iterator over batches; after the error of a batch it goes on with the next one.
-
-    Parameters
-    ----------
-    producer : Producer
-        Of the pipeline.
-    check : callable
-        Raises where the pipeline is closed.
-    pop : callable
-        ``Pipeline.pop``.
-    n : int or None
-        Number of batches; None for all.
-    """
-
-    def __init__(self, producer: Producer, check: Callable[[], None], pop: Callable[[], Batch], n: int | None) -> None:
-        self._producer, self._check, self._pop, self._remaining = producer, check, pop, n
-
-    def __reduce__(self) -> NoReturn:
-        raise not_pickled(self, "send the config and the samples of its pipeline")
-
-    def __iter__(self) -> Batches:
-        return self
-
-    def __next__(self) -> Batch:
-        producer = self._producer
-        while self._remaining != 0:
-            self._check()
-            with producer.changed:
-                idle, waiting = producer.is_idle, producer.waiting_samples
-            if idle and not waiting:
-                break
-            if idle:
-                producer.flush()
-            try:
-                batch = self._pop()
-            except TryAgain:
-                with producer.changed:
-                    ended = producer.is_idle
-                if ended:  # since the check above: a partial batch may remain
-                    continue
-                raise
-            except StreamError:
-                self._count()
-                raise
-            self._count()
-            return batch
-        raise StopIteration
-
-    def _count(self) -> None:
-        if self._remaining is not None:
-            self._remaining -= 1

@@ -1,4 +1,4 @@
-"""Samples in the order in which they were pushed, numbered: iterables → (sample, index, epoch), pulled lazily."""
+"""Samples in the order in which they were pushed: iterables → numbered samples, pulled lazily."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ class Pulled:
     sample : Sample
         The sample.
     position : int
-        Its number among all samples that were pushed, in all ranks.
+        Number of the sample among all that were pushed, in all ranks.
     index, epoch : int
-        With the seed, they determine its augmentation.
+        With the seed, they determine the augmentation.
     folder : str
-        Folder that its relative paths start from: the working folder when it was pushed.
+        Folder from which relative paths start: the working folder at the time of the push.
     """
 
     sample: Sample
@@ -72,14 +72,19 @@ FLUSH = Flush()
 
 
 class Feed:
-    """Iterables of samples, one after another: those of this rank, from a position on.
+    """The samples of this rank from iterables, one iterable after another.
 
-    One thread pulls; other threads push and flush, and hold a common lock.
+    One thread pulls. Other threads push and flush, while holding a common lock.
 
     Parameters
     ----------
     config : Config
-        ``rank``, ``world_size``, ``epoch``.
+        Its ``rank``, ``world_size`` and ``epoch`` are used.
+
+    Attributes
+    ----------
+    epochs : list of int
+        First epoch of each :class:`Epochs` that was pushed.
     """
 
     def __init__(self, config: Config) -> None:
@@ -88,9 +93,8 @@ class Feed:
         self._current: Iterator[tuple[int, Sample | Exception]] | None = None
         self._position = self._resume = 0
         self._was_pushed = False
-        self._folder = ""  # of the iterable that is being pulled
+        self._folder = ""  # from which paths of the iterable that is being pulled start
         self._resumed_epochs: deque[int] = deque()
-        #: First epoch of each :class:`Epochs` that was pushed.
         self.epochs: list[int] = []
 
     def push(self, samples: Sample | Iterable[Sample]) -> None:
@@ -109,7 +113,7 @@ class Feed:
         self._was_pushed = True
 
     def flush(self) -> None:
-        """End a batch behind the samples that were pushed so far."""
+        """End a batch after the samples that were pushed so far."""
         self._waiting.append(FLUSH)
 
     @property
@@ -125,7 +129,7 @@ class Feed:
         position : int
             Number of the first sample.
         epochs : iterable of int
-            A former value of :attr:`epochs`: samplers that are pushed again get these epochs.
+            Saved value of :attr:`epochs`, which is set in samplers that are pushed again.
 
         Raises
         ------
@@ -143,10 +147,10 @@ class Feed:
         Raises
         ------
         TypeError
-            The iterable yields an object that is no sample; the next call goes on behind it.
+            The iterable yields an object that is no sample; the next call continues after it.
         BaseException
-            Any error of the iterable; the next call goes on with the next sample of an :class:`Indexed` sequence,
-            with the next iterable otherwise.
+            Any error of the iterable; the next call continues with the next sample of an :class:`Indexed` sequence,
+            or with the next iterable.
         """
         while self._current is not None or self._waiting:
             if self._current is None:

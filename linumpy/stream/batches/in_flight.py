@@ -1,4 +1,4 @@
-"""Records of batches on their way: pulled, then submitted."""
+"""Records of batches that are not popped yet: pulled, then submitted."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from linumpy.stream.config import Sample
 from linumpy.stream.errors import StreamError
 from linumpy.stream.planning.records import CropRead, PartShape
 from linumpy.stream.reading.reads import ReadTicket
-from linumpy.stream.reading.sources import Request
+from linumpy.stream.reading.sources import ArrayRequest
 from linumpy.stream.resampling.on_host import Staged
 
-#: A sample, and the arrays that it needs.
-Requested = tuple[Pulled, list[Request]]
+#: A sample, and the arrays of its parts.
+Requested = tuple[Pulled, list[ArrayRequest]]
 
 
 @dataclass(frozen=True)
@@ -35,11 +35,11 @@ class InFlight:
     batch_id : int
         Number of the batch.
     end : int
-        Position behind its last sample.
-    requested : list of (Pulled, list of Request)
-        Its samples as they were pulled, each with the arrays that it needs.
+        Position after its last sample.
+    requested : list of (Pulled, list of ArrayRequest)
+        Its samples as they were pulled, each with the arrays of its parts.
     raised : BaseException or None
-        What the iterable raised that is no ``Exception``, such as an interrupt; ``pop`` raises it.
+        An exception of the iterable that is no ``Exception``, such as an interrupt; ``pop`` raises it.
     samples : list of Sample
         The sample of each row.
     faulty : list of StreamError
@@ -47,19 +47,19 @@ class InFlight:
     parts : tuple of PartShape
         Shape and dtype of each part.
     lease : Lease or None
-        Its memory; None where there is no row.
+        Its memory; None for a batch without rows.
     arrays : list of Array
-        The batch of each part, without the lease: tickets hold views of them, and may outlive the batch.
+        The batch of each part, without the lease: tickets hold views of the arrays, and may outlive the batch.
     tickets : list of (rows, ticket)
-        Reads that are waited for together, and the row of each read.
+        Reads that share a ticket, and the row of each read.
     direct, staged : list of list
         For each part: crops that are read into the batch, crops that are resampled into it.
     stage : (int, int)
         Offset and size of its staged crops in the memory.
     is_filled : bool
-        Whether borders are filled and staged crops resampled: ``pop`` may be interrupted and called again.
+        Whether borders are filled and staged crops resampled: an interrupted ``pop`` is called again.
     moved : int
-        Number of rows that ``pop`` has moved over those of faulty samples.
+        Number of rows that ``pop`` has moved into the rows of faulty samples.
     """
 
     batch_id: int
@@ -79,7 +79,7 @@ class InFlight:
     moved: int = 0
 
     def abandon(self) -> None:
-        """Cancel the reads, and wait until they write nothing into the batch's memory any more."""
+        """Cancel the reads, and wait until they no longer write to the batch's memory."""
         for _, ticket in self.tickets:
             ticket.cancel()
         for _, ticket in self.tickets:

@@ -1,8 +1,8 @@
-"""Memory of a pipeline, allocated once: batches, and staged crops.
+"""Memory of a pipeline, allocated once: slots for batches, and a ring for staged crops.
 
-:class:`Memory` is one allocation, divided into equal slots for batches and a ring for staged crops when the first batch
-is planned. A slot belongs to a :class:`Lease`, which every array of the batch references; when the last reference is
-gone, the slot is free again. So a tensor that a framework imported through DLPack keeps its storage.
+:class:`Memory` is one allocation, which is divided when the first batch is planned. A slot in use has a :class:`Lease`,
+which every array of the batch references; the slot is free again when the last reference is gone. So a tensor that a
+framework imported through DLPack keeps its storage.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from linumpy.stream.errors import InvalidArgument, ShutdownError
 from linumpy.stream.on_device import Event
 from linumpy.stream.planning.records import ALIGNED, CropRead, PartShape, aligned, stage_offsets
 
-#: What a consumer may pass to ``Batch.release``; None stands for all work of the device.
+#: An event that a consumer passes to ``Batch.release``; None for all work of the device.
 Released = Event | int | None
 Freed = tuple[int, list[Released]]
 
 
 class Lease:
-    """A slot in use: arrays of the batch hold the lease, and the slot is free when the last one is gone.
+    """A slot in use. Arrays of the batch hold the lease; the slot is free when the last array is gone.
 
     Parameters
     ----------
@@ -37,29 +37,29 @@ class Lease:
     offset : int
         Offset of the slot in the memory.
     memory : Memory
-        Its queue takes the slot when the lease is deleted, with events behind the work that its readers have queued.
+        Its queue takes the slot when the lease is deleted, with events after the work that its readers have queued.
     """
 
     def __init__(self, slot: int, offset: int, memory: Memory) -> None:
         self.slot, self.offset, self.nbytes = slot, offset, memory.slot_nbytes
         self.address = memory.address + offset
         self.streams: set[int] = set()
-        self.events: list[Released] = []  # of the consumer
+        self.events: list[Released] = []  # that the consumer passed
         self._owner = memory.base
-        back = (memory.freed, slot, self.streams, self.events, memory.device_id)
-        weakref.finalize(self, _give_back, *back).atexit = False
+        arguments = (memory.freed, slot, self.streams, self.events, memory.device_id)
+        weakref.finalize(self, _give_back, *arguments).atexit = False
 
     @property
-    def __array_interface__(self) -> dict[str, Any]:
+    def __array_interface__(self) -> dict[str, object]:
         return {"shape": (self.nbytes,), "typestr": "|u1", "data": (self.address, False), "version": 3}
 
 
 def _give_back(
     freed: queue.SimpleQueue[Freed | None], slot: int, streams: set[int], events: list[Released], device_id: int | None
 ) -> None:
-    """Free a slot behind the work that its readers have queued so far, and behind their events.
+    """Free a slot after the work that its readers have queued so far, and after their events.
 
-    The queue's `put` may be called from a destructor, wherever the garbage collector runs.
+    The garbage collector may run this in any thread: ``SimpleQueue.put`` may be called from a destructor.
     """
     events = list(events)
     try:
@@ -75,13 +75,13 @@ def _give_back(
 
 
 def _is_over(event: Event) -> bool:
-    """Whether an event of CuPy (``done``) or PyTorch (``query``) has happened; False where it has neither attribute."""
+    """Whether the work before an event of CuPy (``done``) or PyTorch (``query``) is done; False for other events."""
     query = getattr(event, "query", None)
     return bool(query() if query is not None else getattr(event, "done", False))
 
 
 def _device_memory(nbytes: int, device_id: int) -> Any:
-    """Allocate outside of CuPy's pool: freeing then waits for all streams that may still read a tensor."""
+    """Allocate outside of CuPy's pool: freeing then waits for all streams, which may still read a tensor."""
     import cupy
 
     with cupy.cuda.Device(device_id):
@@ -100,28 +100,27 @@ class Memory:
     Parameters
     ----------
     nbytes : int
-        Its size.
+        Size of the allocation.
     device_id : int or None
         CUDA device; None for host memory.
     """
 
     def __init__(self, nbytes: int, device_id: int | None) -> None:
         self.nbytes, self.device_id = nbytes, device_id
-        self.base: Any
+        self.base: object
         if device_id is None:
-            self.base = np.empty(nbytes + ALIGNED, np.uint8)
-            begin = int(self.base.ctypes.data)
-            self.address = -(-begin // ALIGNED) * ALIGNED
+            array = np.empty(nbytes + ALIGNED, np.uint8)
+            self.base, self.address = array, aligned(int(array.ctypes.data))
         else:
-            self.base = _device_memory(nbytes, device_id)
-            self.address = int(self.base.ptr)
+            memory = _device_memory(nbytes, device_id)
+            self.base, self.address = memory, int(memory.ptr)
         self.slot_nbytes = self.slots = 0
         self._stage_begin = 0
         self._stages: deque[tuple[int, int, int]] = deque()  # begin, end and batch
         self.freed: queue.SimpleQueue[Freed | None] = queue.SimpleQueue()
 
     def divide(self, slot_nbytes: int, stage_nbytes: int, lookahead: int) -> None:
-        """Cut the memory, once: slots for batches, and a ring for staged crops.
+        """Divide the memory, once: slots for batches, and a ring for staged crops.
 
         Parameters
         ----------
@@ -130,19 +129,19 @@ class Memory:
         stage_nbytes : int
             Bytes of the staged crops of the first batch; 0 where none is staged.
         lookahead : int
-            Batches that are read ahead; the memory gets at most as many slots, and two more for the consumer.
+            Batches that are read ahead; the memory gets at most so many slots, and two more for the consumer.
 
         Raises
         ------
         InvalidArgument
             Not even two batches fit.
         """
-        least = 2 * slot_nbytes + stage_nbytes
-        if least > self.nbytes:
+        minimum = 2 * slot_nbytes + stage_nbytes
+        if minimum > self.nbytes:
             raise InvalidArgument(
                 f"device_buffer_bytes={self.nbytes} is less than two batches of {slot_nbytes} bytes"
                 + (f" and {stage_nbytes} bytes of staged crops" if stage_nbytes else "")
-                + f": pass at least {least}"
+                + f": pass at least {minimum}"
             )
         slots = lookahead + 2
         while slots > 2 and slots * slot_nbytes + (slots - 1) * stage_nbytes > self.nbytes:
@@ -182,7 +181,7 @@ class Memory:
         return Lease(slot, slot * self.slot_nbytes, self)
 
     def _wait(self, event: Released) -> None:
-        """Wait on the host for a consumer's work: the reader's streams are not ordered behind it."""
+        """Wait on the host for a consumer's work: the reader's streams are not ordered after it."""
         if self.device_id is None:
             if event is not None and not isinstance(event, int):
                 event.synchronize()
@@ -198,7 +197,7 @@ class Memory:
                 event.synchronize()
 
     def stop(self) -> None:
-        """Wake the thread that waits for a slot."""
+        """Wake up the thread that waits for a slot."""
         self.freed.put(None)
 
     def take_stage(self, nbytes: int, batch_id: int) -> int | None:
@@ -207,7 +206,7 @@ class Memory:
         Raises
         ------
         InvalidArgument
-            They never fit.
+            The ring is smaller than that.
         """
         if nbytes == 0:
             return self._stage_begin
@@ -238,14 +237,14 @@ class Memory:
             self._stages.popleft()
 
     def view(self, offset: int, shape: Sequence[int], dtype: np.dtype) -> Array:
-        """Return an array at an offset; it holds no lease."""
+        """Return an array at an offset, which holds no lease."""
         return self._array(self.address + offset, shape, dtype, self.base)
 
     def leased(self, lease: Lease, offset: int, shape: Sequence[int], dtype: np.dtype) -> Array:
         """Return an array in a slot; no other batch gets the slot while the array exists."""
         return self._array(lease.address + offset, shape, dtype, lease)
 
-    def _array(self, address: int, shape: Sequence[int], dtype: np.dtype, owner: Any) -> Array:
+    def _array(self, address: int, shape: Sequence[int], dtype: np.dtype, owner: object) -> Array:
         nbytes = math.prod(shape) * dtype.itemsize
         if self.device_id is None:
             base = np.asarray(owner)
@@ -259,16 +258,17 @@ class Memory:
 
 
 def stage_estimate(parts: Sequence[PartShape], reads: Sequence[CropRead], config: Config) -> int:
-    """Estimate the bytes of staged crops of a full batch from the first batch, which may hold fewer samples.
+    """Estimate the bytes of staged crops of a full batch from the first batch.
 
-    Its crops may also lie partly outside of their arrays, or be copied without staging, where later ones do not.
+    The first batch may hold fewer samples, and its crops may need less staging than later ones: they may lie partly
+    outside of their arrays, or be read directly.
     """
     rows = max(1, len(reads) // len(parts))
     staged = -(-stage_offsets(reads)[-1] * config.batch_size // rows)
     if config.augment is not None:
         staged += staged // 4
-    whole = 0
+    sample = 0
     for part, read in zip(parts, reads, strict=False):
         if config.augment is not None or config.pad in ("edge", "reflect"):
-            whole += aligned(math.prod(part.shape) * read.info.dtype.itemsize)
-    return max(staged, whole * config.batch_size)
+            sample += aligned(math.prod(part.shape) * read.info.dtype.itemsize)
+    return max(staged, sample * config.batch_size)

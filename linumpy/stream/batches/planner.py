@@ -1,4 +1,4 @@
-"""Plans the samples of a batch: arrays that were requested → reads, and errors of samples that cannot be read."""
+"""Plans the samples of a batch: samples and their opened arrays → reads, and errors of samples that cannot be read."""
 
 from __future__ import annotations
 
@@ -11,20 +11,21 @@ from linumpy.stream.batches.memory import Memory, stage_estimate
 from linumpy.stream.config import Config
 from linumpy.stream.errors import as_stream_error
 from linumpy.stream.planning.needed import with_needed
-from linumpy.stream.planning.records import ArrayInfo, CropRead, PartShape
-from linumpy.stream.planning.samples import WarpedCrop, check_alike, plan_sample, plan_whole, with_boxes
+from linumpy.stream.planning.reach import with_regions
+from linumpy.stream.planning.records import ArrayInfo, CropRead, PartShape, WarpedCrop
+from linumpy.stream.planning.samples import check_alike, plan_sample, plan_whole
 from linumpy.stream.reading.arrays import Key
 from linumpy.stream.reading.sources import IsCheckedLater, Sources
 from linumpy.stream.stats import Metric
 
 
 def never_checked_later(info: ArrayInfo) -> bool:
-    """Say that the read of an array does not check its metadata files: planning does."""
+    """Return False: planning checks the metadata files of the array, since its read does not."""
     return False
 
 
 class Planner:
-    """Plans batches, one after another; the first sample decides on the shapes of all.
+    """Plans batches, one after another; all samples must have the shapes of the first one.
 
     Parameters
     ----------
@@ -33,7 +34,7 @@ class Planner:
     sources : Sources
         Opens the arrays.
     memory : Memory
-        Divided when the first sample is planned.
+        Memory of the batches, which is divided when the first sample is planned.
     changed : threading.Condition
         Its lock guards :attr:`metric`.
 
@@ -42,7 +43,7 @@ class Planner:
     parts : tuple of PartShape or None
         Shape and dtype of each part of all batches; None before the first sample.
     metric : Metric
-        Time of planning.
+        Time that planning takes.
     """
 
     def __init__(self, config: Config, sources: Sources, memory: Memory, changed: threading.Condition) -> None:
@@ -51,14 +52,14 @@ class Planner:
         self.metric = Metric("plan")
 
     def plan(self, item: InFlight, is_checked_later: IsCheckedLater) -> list[CropRead]:
-        """Plan the samples of a batch; what is wrong with one is an error of that sample.
+        """Plan the samples of a batch; an exception becomes the error of the sample that raised it.
 
         Parameters
         ----------
         item : InFlight
-            Its `samples` and `faulty` are filled.
+            The batch, whose `samples` and `faulty` are filled.
         is_checked_later : callable
-            Whether the core checks the metadata files of an array when it reads it; other arrays are checked here.
+            Whether the core checks the metadata files of an array when it reads the array; others are checked here.
         """
         crops: list[CropRead | WarpedCrop] = []
         checked: dict[Key, ArrayInfo] = {}
@@ -83,10 +84,11 @@ class Planner:
                 self.parts = shapes
             crops += planned
             item.samples.append(pulled.sample)
-        reads = with_boxes(crops, self._config.pad or "edge")
+        pad = self._config.pad or "edge"
+        reads = with_regions(crops, pad)
         self._divide(reads)
         if self.parts is not None and self._config.augment is not None:
-            reads = with_needed(reads, self.parts, self._config.pad or "edge")
+            reads = with_needed(reads, self.parts, pad)
         nbytes = sum(read.read_nbytes for read in reads)
         with self._changed:
             self.metric = self.metric.plus(time.perf_counter() - begin, nbytes)
@@ -113,7 +115,7 @@ class Planner:
         return shapes, planned
 
     def _divide(self, reads: list[CropRead]) -> None:
-        """Divide the memory, once the first sample is planned."""
+        """Divide the memory when the first sample is planned."""
         if self.parts is None or self._memory.slots:
             return
         batch = sum(part.nbytes(self._config.batch_size) for part in self.parts)

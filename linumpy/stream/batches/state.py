@@ -1,9 +1,9 @@
-"""The state from which a pipeline resumes: written as integers, and checked against the pipeline that loads it."""
+"""The state from which a pipeline resumes: integers, checked by the pipeline that loads them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from linumpy.stream.arguments import integer
 from linumpy.stream.config import WORD, Config
@@ -15,21 +15,21 @@ _SAME = ("version", "seed", "epoch", "rank", "world_size", "batch_size")
 
 
 class Progress(NamedTuple):
-    """How far a pipeline is.
+    """Progress of the consumer.
 
     Attributes
     ----------
     batch_id : int
         Number of the next batch.
     position : int
-        Position behind the last sample that was popped.
+        Position after the last sample that was popped.
     """
 
     batch_id: int = 0
     position: int = 0
 
 
-def state_of(config: Config, progress: Progress, epochs: Sequence[int]) -> dict[str, Any]:
+def state_of(config: Config, progress: Progress, epochs: Sequence[int]) -> dict[str, object]:
     """Return the state of a pipeline; `epochs` are the first epochs of the samplers that were pushed."""
     return {
         "version": _VERSION, "position": progress.position, "batch_id": progress.batch_id, "seed": config.seed,
@@ -38,7 +38,7 @@ def state_of(config: Config, progress: Progress, epochs: Sequence[int]) -> dict[
     }  # fmt: skip
 
 
-def checked(state: Mapping[str, Any], config: Config) -> tuple[Progress, list[int]]:
+def checked(state: Mapping[str, object], config: Config) -> tuple[Progress, list[int]]:
     """Return the progress and the epochs of a state.
 
     Raises

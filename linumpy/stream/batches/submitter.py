@@ -1,4 +1,4 @@
-"""Submits batches: samples that were pulled → memory, reads that run, :class:`InFlight`."""
+"""Plans and submits batches: pulled samples → memory, and running reads: :class:`InFlight`."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from linumpy.gpu import Reader
     from linumpy.plan.layout import ArrayLayout
 
-#: After a wait for memory of more seconds, the metadata files of a batch's arrays are checked again.
+#: After planning and waiting for memory for more seconds, the metadata files of a batch's arrays are checked again.
 _PLAN_SECONDS = 0.01
-#: After so many seconds without free memory the garbage collector runs once.
+#: After so many seconds without free memory the garbage collector is run once.
 _COLLECT_SECONDS = 0.4
 
 
@@ -45,7 +45,7 @@ class Submitter:
     stream : cupy.cuda.Stream or None
         The pipeline's stream; None without a GPU.
     changed : threading.Condition
-        Notified while staged crops are waited for, and by the consumer that gives them back.
+        Notified when a submission starts to wait for the ring of staged crops, and when the consumer frees part of it.
 
     Attributes
     ----------
@@ -56,9 +56,9 @@ class Submitter:
     waves : int
         Number of submissions.
     starved_since : float or None
-        Since when no slot is free, on the clock of ``time.perf_counter``.
+        Time since which no slot has been free, by ``time.perf_counter``.
     waits_for_stage : bool
-        Whether staged crops of earlier batches are waited for.
+        Whether a submission waits for the ring of staged crops.
     """
 
     def __init__(
@@ -80,17 +80,17 @@ class Submitter:
         self._stage_free: Event | None = None
 
     def close(self) -> None:
-        """Let a submission that waits raise; called while holding `changed`."""
+        """Make a waiting submission raise; called while holding `changed`."""
         self._closed = True
 
     def stages_are_free(self, event: Event) -> None:
-        """Note an event behind which no staged crop that was given back is read any more."""
+        """Set the event after which no kernel reads the part of the ring that was freed."""
         self._stage_free = event
 
     def can_submit_at_once(self, batch: PulledBatch) -> bool:
-        """Whether a batch need not wait for memory or for arrays to be opened.
+        """Whether a batch can be submitted without a wait for memory or for arrays that are being opened.
 
-        The first batch may wait: it decides on the shapes, so its arrays are checked first.
+        The first batch may wait: the metadata files of its arrays, which set the shapes, are checked before its reads.
         """
         if batch.error is not None:
             return True
@@ -99,7 +99,7 @@ class Submitter:
         return all(self._sources.are_open(requests) for _, requests in batch.samples)
 
     def submit(self, batch: PulledBatch) -> InFlight:
-        """Plan and submit a batch; an error becomes that of the batch."""
+        """Plan and submit a batch; an exception is stored in the batch."""
         end = batch.samples[-1][0].position + 1 if batch.samples else 0
         item = InFlight(self.batch_id, end, batch.samples)
         self.batch_id += 1
@@ -112,7 +112,7 @@ class Submitter:
         return item
 
     def submit_again(self, item: InFlight) -> None:
-        """Plan and submit a batch once more, since one of its arrays was rewritten before it was read."""
+        """Plan and submit a batch again, because one of its arrays was rewritten before it was read."""
         item.samples, item.faulty, item.tickets = [], [], []
         self._try_submit(item, never_checked_later)
 
@@ -128,7 +128,7 @@ class Submitter:
             item.faulty.append(as_stream_error(error))
 
     def _is_checked_later(self, info: ArrayInfo) -> bool:
-        """Whether the core checks the metadata files of an array; before the first plan the planner does."""
+        """Whether the core checks the metadata files of an array; the planner checks them for the first batch."""
         if self.planner.parts is None or info.unsupported is not None:
             return False
         return self._reader.reads_natively(cast("ArrayLayout", info.source))
@@ -155,7 +155,7 @@ class Submitter:
         if self._closed:
             raise ShutdownError("the pipeline is closed")
         with on_stream(self._stream, self._memory.device_id):
-            # The reader holds the lease, so that the slot is not reused before it writes nothing there any more.
+            # The reader holds the lease, so that the slot is not reused while it writes there.
             submitted = submit(self._reader, jobs, self._fallback, item.lease)
         item.tickets = [([rows[number] for number in numbers], ticket) for numbers, ticket in submitted]
         self.waves += 1
@@ -174,7 +174,7 @@ class Submitter:
                 collected = True
 
     def _take_stage(self, nbytes: int, batch_id: int) -> int:
-        """Wait until staged crops of earlier batches are resampled; return the offset in the memory."""
+        """Wait until earlier batches free bytes of the ring; return the offset of these bytes in the memory."""
         with self._changed:
             while (offset := self._memory.take_stage(nbytes, batch_id)) is None:
                 if self._closed:
@@ -188,7 +188,7 @@ class Submitter:
         return offset
 
     def _jobs(self, item: InFlight, reads: list[CropRead]) -> tuple[list[ReadJob], list[int]]:
-        """List the reads of a batch, and the row of each."""
+        """List the jobs of a batch for the reader, and the row of each."""
         count = len(item.parts)
         item.direct, item.staged = [[] for _ in range(count)], [[] for _ in range(count)]
         offsets = stage_offsets(reads)
@@ -224,7 +224,7 @@ class Submitter:
 
 
 def _strides(part: PartShape) -> tuple[int, tuple[int, ...]]:
-    """Return the bytes of a row of a batch, and those between neighbours along its axes."""
+    """Return the bytes of a row of a batch, and the strides of its axes in bytes."""
     strides, step = [], part.element.itemsize
     for n in reversed(part.shape):
         strides.append(step)

@@ -1,1 +1,1 @@
-"""Crops to read: random samplers, grids and the stitching of predictions, estimates of the bytes that are read."""
+"""Crops: random samplers, grids and the stitching of predictions, estimates of the bytes that are read."""

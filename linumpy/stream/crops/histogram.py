@@ -1,4 +1,4 @@
-"""Class counts of the cells of labels or a mask: array → :class:`Histogram`, kept in a file."""
+"""Class counts in the cells of labels or a mask: array → :class:`Histogram`, kept in a file."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from linumpy.stream.errors import InvalidArgument
 
 @dataclass(frozen=True)
 class Histogram:
-    """Number of voxels of each class in each cell of an array; cells are its chunks, or have a shape of their own.
+    """Number of voxels of each class in each cell of an array. Cells are its chunks, or have another shape.
 
     Attributes
     ----------
     shape, cell : tuple of int
-        Shape of the array, and of a cell; cells at the end may be cut.
+        Shape of the array, and of a cell; the last cell of an axis may be shorter.
     classes : numpy.ndarray
         Values of the classes, ascending.
     cells : numpy.ndarray
-        Numbers of the cells that hold any class but `background`, in C order, ascending.
+        Indices, in C order, of the cells that hold any class but `background`; ascending.
     counts : numpy.ndarray of int64
         (cells, classes)
     background : int
@@ -42,9 +42,9 @@ class Histogram:
     def __post_init__(self) -> None:
         if len(self.shape) != len(self.cell) or min((*self.shape, *self.cell), default=0) < 1:
             raise InvalidArgument(f"histogram: cells of {self.cell} do not fit an array of {self.shape}")
-        needed = len(self.cells), len(self.classes)
-        if np.shape(self.counts) != needed or (np.asarray(self.counts) < 0).any():
-            raise InvalidArgument(f"histogram: counts must be {needed} numbers (cells, classes) of 0 or more")
+        expected = len(self.cells), len(self.classes)
+        if np.shape(self.counts) != expected or (np.asarray(self.counts) < 0).any():
+            raise InvalidArgument(f"histogram: counts must be {expected} numbers (cells, classes) of 0 or more")
         cells = np.asarray(self.cells)
         if not ((cells >= 0) & (cells < math.prod(self.grid))).all():
             raise InvalidArgument(
@@ -53,7 +53,7 @@ class Histogram:
 
     @property
     def grid(self) -> tuple[int, ...]:
-        """Cells along each axis."""
+        """Number of cells along each axis."""
         return tuple(-(-n // c) for n, c in zip(self.shape, self.cell, strict=True))
 
     @classmethod
@@ -66,18 +66,18 @@ class Histogram:
         threshold: float | None = None,
         background: int = 0,
     ) -> Histogram:
-        """Scan an array, cell after cell, once; :meth:`save` keeps the result.
+        """Count the classes of an array, cell by cell; :meth:`save` keeps the result.
 
         Parameters
         ----------
         source : path, array, …
             Labels, a mask, or an image with a `threshold`; see :func:`linumpy.io.open.open_source`.
         level : int
-            Resolution level of an OME-Zarr image; a coarse one is scanned in less time.
+            Resolution level of an OME-Zarr image; a coarse level takes less time.
         cell : sequence of int, optional
             Shape of a cell in voxels of that level; by default a chunk.
         threshold : float, optional
-            Voxels above it are class 1, others class 0.
+            Voxels above the threshold are class 1, others class 0.
         background : int
             Class that is not counted.
         """
@@ -89,8 +89,8 @@ class Histogram:
             raise InvalidArgument(f"cell={cell_} does not fit an array of {array.ndim} axes")
         grid = tuple(-(-n // c) for n, c in zip(array.shape, cell_, strict=True))
         cells: dict[int, dict[int, int]] = {}
-        for number, at in enumerate(np.ndindex(*grid)):
-            values = np.asarray(array[tuple(slice(i * c, (i + 1) * c) for i, c in zip(at, cell_, strict=True))])
+        for number, index in enumerate(np.ndindex(*grid)):
+            values = np.asarray(array[tuple(slice(i * c, (i + 1) * c) for i, c in zip(index, cell_, strict=True))])
             if threshold is not None:
                 values = values > threshold
             kinds, counts = np.unique(values, return_counts=True)

@@ -25,21 +25,22 @@ from linumpy.stream.reading.arrays import fixed
 
 @dataclass(frozen=True)
 class Volume:
-    """An array to take crops of.
+    """An array from which crops are drawn.
 
     Attributes
     ----------
     uri : str
         The array or OME-Zarr image.
     shape : tuple of int or None
-        Of its level 0; by default it is opened to find out.
+        Shape of level 0; by default the array is opened to find it.
     weight : float or None
-        How often crops of it are taken, relative to others; by default its number of voxels.
+        Relative frequency of crops of this volume; by default its number of voxels.
     histogram : Histogram or None
-        Of its labels, a mask or a coarse level, for modes foreground and balanced: of an array that covers the same
-        space and whose voxels are whole multiples of the volume's along each axis, or conversely.
+        Histogram of the volume's labels, a mask or a coarse level, for the modes foreground and balanced. That array
+        must cover the same space, and along each axis its voxels must be a whole multiple of the volume's voxels, or
+        conversely.
     parts : tuple of Part
-        Further parts of its samples, such as labels.
+        Further parts of the samples, such as labels.
     """
 
     uri: str
@@ -50,45 +51,46 @@ class Volume:
 
 
 class CropSampler:
-    """A sequence of crops, infinite or of a length; element `index` depends on (seed, epoch, index) alone.
+    """A finite or infinite sequence of random crops; crop `index` depends only on (seed, epoch, index).
 
     Each iteration, by ``for`` or by a push, is the next epoch, or the next `epochs`.
 
     Parameters
     ----------
     volumes : sequence of Volume or path
-        What crops are taken of.
+        Arrays from which crops are drawn.
     shape : sequence of int
         Voxels of a crop at level 0.
     mode : {"uniform", "foreground", "balanced"}
-        Any crop that lies inside; crops centred in cells of the histogram, each as often as it holds foreground; or
-        first a class, each equally often or by `class_weights`, and then a cell as often as it holds that class.
+        "uniform" draws any crop that lies inside its volume. "foreground" draws a cell of the histogram, in proportion
+        to its foreground voxels, and centres the crop in it. "balanced" first draws a class, uniformly or by
+        `class_weights`, and then a cell in proportion to its voxels of that class.
     foreground : float
-        With mode "foreground" the part of crops that are centred on foreground; others are uniform.
+        With mode "foreground", the fraction of crops that are centred on foreground; the others are uniform.
     class_weights : mapping of int to float, optional
-        With mode "balanced": how often each class is drawn, relative to others; classes that it lacks are not.
+        With mode "balanced", the relative frequency of each class; a class without weight is not drawn.
     length : int, optional
-        Samples of an epoch. Without it the sequence is infinite and one epoch.
+        Samples of an epoch. By default the sequence is infinite, and is one epoch.
     epochs : int, optional
-        How many epochs follow each other in one iteration, with `length`; by default 1.
+        Number of successive epochs in one iteration, with `length`; by default 1.
     seed, epoch : int
-        What crops depend on; number of the first epoch.
+        Seed of the random numbers; number of the first epoch.
 
     Attributes
     ----------
     epoch : int
-        With which the next iteration begins, and to which :meth:`sample_at` counts.
+        First epoch of the next iteration, and of :meth:`sample_at`.
 
     Raises
     ------
     InvalidArgument
-        Crops do not lie in a volume, or a parameter does nothing: `class_weights` of classes that no histogram has, or
-        in another mode than "balanced"; `foreground` in another mode than "foreground".
+        Crops do not fit into a volume, or a parameter would have no effect: `class_weights` of classes that no
+        histogram has, or in another mode than "balanced"; `foreground` in another mode than "foreground".
 
     Notes
     -----
-    Within a cell the centre is drawn uniformly, so that a crop that is centred in a cell with foreground need not be
-    centred on a voxel of it. A crop is moved to lie inside of its array.
+    Within a cell the centre is drawn uniformly, so the centre of a crop need not be a foreground voxel. A crop that
+    would reach out of its array is shifted inside.
     """
 
     def __init__(
@@ -123,7 +125,7 @@ class CropSampler:
         self.seed, self.epoch = integer("seed", seed, 0, WORD), integer("epoch", epoch, 0, WORD)
         self.epochs = integer("epochs", epochs, 1, WORD - self.epoch)
         self._choice: list[float] = _cumulative([_weight(volume) for volume in self.volumes]).tolist()
-        self._classes, self._class_choice = _no_classes()
+        self._classes, self._class_choice = np.zeros(0, np.int64), np.zeros(0)
         self._tables: dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
         if mode != "uniform":
             self._prepare(class_weights)
@@ -139,11 +141,11 @@ class CropSampler:
         return self.count
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch with which the next iteration begins, for callers who count epochs themselves."""
+        """Set the epoch with which the next iteration begins, for users who count epochs themselves."""
         self.epoch = integer("epoch", epoch, 0, WORD - self.epochs)
 
     def next_iteration(self) -> CropSampler:
-        """Return a sampler of the epochs of the next iteration, which stays at them; this one goes on behind them."""
+        """Return a sampler of the next iteration, whose epoch does not change; advance this sampler past its epochs."""
         self.set_epoch(self.epoch)  # raises where no epoch remains
         sampler = copy.copy(self)
         self.epoch += self.epochs
@@ -209,11 +211,11 @@ class CropSampler:
     def _centred(self, numbers: np.random.Generator) -> tuple[Volume, list[int]]:
         kind = int(self._classes[np.searchsorted(self._class_choice, numbers.random(), side="right")])
         volumes, cells, choice = self._tables[kind]
-        at = int(np.searchsorted(choice, numbers.random(), side="right"))
-        volume = self.volumes[int(volumes[at])]
+        row = int(np.searchsorted(choice, numbers.random(), side="right"))
+        volume = self.volumes[int(volumes[row])]
         histogram, full = _histogram(volume), _shape_of(volume)
         start = []
-        for axis, i in enumerate(np.unravel_index(int(cells[at]), histogram.grid)):
+        for axis, i in enumerate(np.unravel_index(int(cells[row]), histogram.grid)):
             begin = int(i) * histogram.cell[axis]
             end = min(begin + histogram.cell[axis], histogram.shape[axis])
             scale = full[axis] / histogram.shape[axis]
@@ -224,7 +226,7 @@ class CropSampler:
 
 
 def _opened(volume: Volume | str | Path) -> Volume:
-    """Make the paths of a volume absolute; open it if its shape is not given."""
+    """Make the paths of a volume absolute; open the array if its shape is not given."""
     given = volume if isinstance(volume, Volume) else Volume(str(volume))
     checked = fixed(Sample(given.uri, ((0, 1),), parts=given.parts))
     shape = open_source(checked.uri).shape if given.shape is None else given.shape
@@ -260,29 +262,25 @@ def _check_fits(volume: Volume, shape: tuple[int, ...]) -> None:
 
 
 def _check_histogram(histogram: Histogram, full: tuple[int, ...], uri: str) -> None:
-    """Raise for the histogram of an array whose voxels do not lie on those of the volume."""
+    """Raise where the voxels of the histogram's array are no whole multiple of the volume's voxels, or conversely."""
     if len(histogram.shape) != len(full) or not all(map(_is_level, histogram.shape, full)):
         raise InvalidArgument(
-            f"the histogram, of an array of {histogram.shape}, does not fit {uri} of {full}: pass that of an array "
-            f"which covers the same space, in voxels that are whole multiples: labels of this shape, a coarse level"
+            f"the histogram, of an array of {histogram.shape}, does not fit {uri} of {full}: pass the histogram of an "
+            "array that covers the same space, in voxels that are whole multiples: labels of this shape, a coarse level"
         )
 
 
 def _is_level(a: int, b: int) -> bool:
-    """Whether a number of voxels is the other divided by a whole factor, rounded up or down."""
+    """Whether one number of voxels is the other divided by a whole factor, rounded up or down."""
     few, many = min(a, b), max(a, b)
     return any(few in (many // factor, -(-many // factor)) for factor in (many // few, -(-many // few)))
 
 
 def _cumulative(weights: Sequence[float] | np.ndarray) -> np.ndarray:
-    """Return cumulative probabilities; the last is above 1, so that any number from 0 to 1 is below it."""
+    """Return cumulative probabilities; the last is above 1, so that every number from 0 to 1 is below it."""
     values = np.asarray(weights, np.float64)
     if not (np.isfinite(values).all() and (values >= 0).all() and values.sum() > 0):
         raise InvalidArgument("weights must be finite numbers >= 0, not all of them 0")
     result = np.cumsum(values) / values.sum()
     result[np.flatnonzero(values)[-1] :] = 2.0
     return result
-
-
-def _no_classes() -> tuple[np.ndarray, np.ndarray]:
-    return np.zeros(0, np.int64), np.zeros(0)

@@ -1,8 +1,8 @@
 """Inference on a whole volume: :class:`CropGrid`, crops with overlap, and :class:`Stitcher`, which blends predictions.
 
-Crops lie on a product of positions along each axis, and their blending weights are products too. So the weights of all
-crops at a voxel are normalized to a sum of 1, axis by axis, before predictions come: predictions are multiplied and
-added up, and no array of weights is needed.
+Positions of crops are the product of positions along each axis, and their blending weights are products, too. So the
+weights are normalized in advance, axis by axis, to a sum of 1 at each voxel: predictions are multiplied and added, and
+no array of weights is needed.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ import math
 import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Literal, NoReturn, Protocol
 
 import numpy as np
 from numpy.typing import DTypeLike
 
 from linumpy.arrays import Array
-from linumpy.device import is_device_array
+from linumpy.device import array_module
 from linumpy.errors import not_pickled
 from linumpy.io.open import open_source
 from linumpy.stream.arguments import integer, sizes
@@ -30,7 +31,7 @@ from linumpy.stream.reading.arrays import fixed
 class Writer(Protocol):
     """An array or an image writer."""
 
-    def __setitem__(self, region: tuple[slice, ...], block: Any, /) -> None:
+    def __setitem__(self, region: tuple[slice, ...], block: Array, /) -> None:
         """Write a region."""
 
 
@@ -38,7 +39,7 @@ Window = Literal["linear", "gaussian", "flat"]
 
 
 def positions(n: int, size: int, overlap: int) -> list[int]:
-    """Where crops begin along an axis: `size` less `overlap` apart; the last one ends at the end of the axis."""
+    """Return where crops begin along an axis: `size` - `overlap` apart; the last crop ends at the end of the axis."""
     if size >= n:
         return [0]
     return [*range(0, n - size, size - overlap), n - size]
@@ -52,11 +53,11 @@ class CropGrid:
     uri : str or Path
         The array or OME-Zarr image.
     shape : sequence of int
-        Voxels of a crop; an axis that is shorter needs a `pad` in the configuration.
+        Voxels of a crop; where the array is smaller, the configuration needs a `pad`.
     overlap : int or sequence of int
-        Voxels that neighbouring crops share at least.
+        Minimum number of voxels that neighbouring crops share.
     volume : sequence of int, optional
-        Shape of the array; by default it is opened to find out.
+        Shape of the array; by default the array is opened to find it.
     parts : sequence of Part
         Further parts of the samples.
     """
@@ -79,9 +80,9 @@ class CropGrid:
             raise InvalidArgument(
                 f"shape={self.shape} and overlap={shared} need a number for each axis of {uri}, {self.volume}"
             )
-        for axis, (size, both) in enumerate(zip(self.shape, shared, strict=True)):
-            if both >= size:
-                raise InvalidArgument(f"overlap along axis {axis} must be from 0 to {size - 1} (got {both})")
+        for axis, (size, n) in enumerate(zip(self.shape, shared, strict=True)):
+            if n >= size:
+                raise InvalidArgument(f"overlap along axis {axis} must be from 0 to {size - 1} (got {n})")
         self.starts = [positions(*axis) for axis in zip(self.volume, self.shape, shared, strict=True)]
 
     @property
@@ -97,40 +98,40 @@ class CropGrid:
 
     def sample_at(self, index: int) -> Sample:
         """Return a crop."""
-        at = self.position_of(index)
-        aabb = tuple((s[i], s[i] + n) for s, i, n in zip(self.starts, at, self.shape, strict=True))
+        position = self.position_of(index)
+        aabb = tuple((s[i], s[i] + n) for s, i, n in zip(self.starts, position, self.shape, strict=True))
         return Sample._drawn(self.uri, aabb, self.parts, operator.index(index))
 
     def position_of(self, index: int) -> tuple[int, ...]:
-        """Return the number of a crop along each axis."""
+        """Return the index of a crop along each axis."""
         if not 0 <= index < self.count:
             raise IndexError(f"crop {index}: there are {self.count}")
         return tuple(int(i) for i in np.unravel_index(index, [len(starts) for starts in self.starts]))
 
 
 class Blend:
-    """Adds weighted predictions of crops up, within a box of their volume, and hands out planes that are complete.
+    """Adds up weighted predictions of crops, within a box of their volume, and writes complete planes.
 
-    What a voxel becomes does not depend on the box: its crops are added in the order in which they come.
+    The value of a voxel does not depend on the box: its crops are added in the order of :meth:`add`.
 
     Parameters
     ----------
     grid : CropGrid
         The crops.
     write : callable
-        Takes a region of the volume and its voxels in float32, behind the axes that predictions have before the crop's.
+        Takes a region of the volume and its voxels in float32, with the leading axes of predictions.
     window : {"linear", "gaussian", "flat"}
         As for :class:`Stitcher`.
     planes : int
         Planes along the first axis that are written at a time: regions end at multiples of it, or at the box's end.
     box : tuple of slice, optional
-        The voxels that are wanted, by default all.
+        The voxels that are written; by default all.
     """
 
     def __init__(
         self,
         grid: CropGrid,
-        write: Callable[[tuple[slice, ...], Any], object],
+        write: Callable[[tuple[slice, ...], Array], object],
         window: Window,
         planes: int,
         box: tuple[slice, ...] | None = None,
@@ -151,35 +152,36 @@ class Blend:
         self._sum: Any = None  # array of the planes from there on
 
     def indices(self) -> Iterator[int]:
-        """Yield the numbers of the crops that are needed, in the order of the grid."""
+        """Yield the indices of the crops that touch the box, in the order of the grid."""
         counts = [len(starts) for starts in self.grid.starts]
         steps = [math.prod(counts[axis + 1 :]) for axis in range(len(counts))]
-        for at in itertools.product(*self._touched):
-            yield sum(i * step for i, step in zip(at, steps, strict=True))
+        for position in itertools.product(*self._touched):
+            yield sum(i * step for i, step in zip(position, steps, strict=True))
 
     def add(self, index: int, prediction: Array) -> None:
-        """Add the prediction of a crop, of its shape; further axes may come before."""
-        at, rank = self.grid.position_of(index), len(self.grid.shape)
-        start = [starts[i] for starts, i in zip(self.grid.starts, at, strict=True)]
+        """Add the prediction of a crop, which has the crop's shape, and may have leading axes."""
+        position, rank = self.grid.position_of(index), len(self.grid.shape)
+        start = [starts[i] for starts, i in zip(self.grid.starts, position, strict=True)]
         inside = tuple(
             slice(max(side.start - a, 0), min(size, side.stop - a))
             for a, size, side in zip(start, self.grid.shape, self.box, strict=True)
         )
-        xp = _module(prediction)
+        xp = array_module(prediction)
         block = xp.asarray(prediction[(..., *inside)], np.float32)
-        for axis, (weights, i) in enumerate(zip(self._weights, at, strict=True)):
+        for axis, (weights, i) in enumerate(zip(self._weights, position, strict=True)):
             shape = [1] * rank
             shape[axis] = -1
             block = block * xp.asarray(weights[i][inside[axis]], np.float32).reshape(shape)
-        begin = [a + one.start for a, one in zip(start, inside, strict=True)]
+        begin = [a + side.start for a, side in zip(start, inside, strict=True)]
         lead, sizes = block.shape[:-rank], block.shape[-rank:]
         self._make_planes(xp, lead, begin[0] + sizes[0])
-        where = [slice(a - side.start, a - side.start + n) for a, side, n in zip(begin, self.box, sizes, strict=True)]
-        where[0] = slice(begin[0] - self._begin, begin[0] - self._begin + sizes[0])
-        self._sum[(..., *where)] += block
+        origin = [self._begin, *(side.start for side in self.box[1:])]
+        target = [slice(a - o, a - o + n) for a, o, n in zip(begin, origin, sizes, strict=True)]
+        self._sum[(..., *target)] += block
         self._missing[start[0]] -= 1
 
-    def _make_planes(self, xp: Any, lead: tuple[int, ...], end: int) -> None:
+    def _make_planes(self, xp: ModuleType, lead: tuple[int, ...], end: int) -> None:
+        """Extend the sums to the planes before `end`."""
         held = 0 if self._sum is None else self._sum.shape[len(lead)]
         if self._begin + held >= end:
             return
@@ -188,7 +190,7 @@ class Blend:
         self._sum = more if self._sum is None else xp.concatenate([self._sum, more], axis=len(lead))
 
     def write_complete(self) -> None:
-        """Write the planes whose crops were all added."""
+        """Write the planes of which all crops were added."""
         missing = [start for start, count in self._missing.items() if count]
         end = min(min(missing), self.box[0].stop) if missing else self.box[0].stop
         if missing:
@@ -196,10 +198,10 @@ class Blend:
         if end <= self._begin or self._sum is None:
             return
         count, rank = end - self._begin, len(self.box)
-        planes = (..., slice(None, count), *(slice(None),) * (rank - 1))
-        self._write((slice(self._begin, end), *self.box[1:]), self._sum[planes])
-        rest = self._sum[(..., slice(count, None), *(slice(None),) * (rank - 1))]
-        self._sum = rest.copy() if rest.size else None
+        across = (slice(None),) * (rank - 1)
+        self._write((slice(self._begin, end), *self.box[1:]), self._sum[(..., slice(None, count), *across)])
+        remaining = self._sum[(..., slice(count, None), *across)]
+        self._sum = remaining.copy() if remaining.size else None
         self._begin = end
 
 
@@ -211,8 +213,8 @@ class Stitcher:
     grid : CropGrid
         The crops.
     writer : OmeZarrWriter or array
-        Takes ``writer[region] = block``, of the shape of the volume. A writer whose chunks are cut by the regions needs
-        `buffer_bytes`; `planes` of its chunks' first axis make that unnecessary.
+        Takes ``writer[region] = block``; its shape is the volume's. A writer needs `buffer_bytes` if regions divide its
+        chunks; they do not if `planes` is a multiple of the chunk's size along the first axis.
     window : {"linear", "gaussian", "flat"}
         Weights of a crop: falling linearly to its faces, a Gaussian of an eighth of its size, or all equal.
     planes : int
@@ -220,8 +222,8 @@ class Stitcher:
 
     Notes
     -----
-    Predictions may come in any order; memory is least in the order of the grid: that of the planes of one crop. It lies
-    where the predictions are. Every voxel is in a crop. Each crop is added once.
+    Predictions may come in any order; the order of the grid takes the least memory, the planes of one crop, on the host
+    or the device, as the predictions. Each crop is added once.
     """
 
     def __init__(self, grid: CropGrid, writer: Writer, *, window: Window = "linear", planes: int = 1) -> None:
@@ -233,12 +235,12 @@ class Stitcher:
         raise not_pickled(self, "send predictions to the process that has it")
 
     def add(self, samples: Sequence[Sample], predictions: Array) -> None:
-        """Add predictions of a batch.
+        """Add the predictions of a batch.
 
         Parameters
         ----------
         samples : sequence of Sample
-            Those of the batch: ``batch.samples``.
+            The samples of the batch: ``batch.samples``.
         predictions : numpy.ndarray or cupy.ndarray
             (samples, *crop); voxels beyond the volume are ignored.
         """
@@ -256,11 +258,11 @@ class Stitcher:
             self._blend.add(index, prediction)
         self._blend.write_complete()
 
-    def _write(self, region: tuple[slice, ...], block: Any) -> None:
+    def _write(self, region: tuple[slice, ...], block: Array) -> None:
         self._writer[region] = cast(block, getattr(self._writer, "dtype", np.dtype("f4")))
 
     def close(self) -> None:
-        """Check that all is written.
+        """Check that all crops were added.
 
         Raises
         ------
@@ -279,33 +281,27 @@ class Stitcher:
             self.close()
 
 
-def _module(array: Array) -> Any:
-    if is_device_array(array):
-        import cupy
-
-        return cupy
-    return np
-
-
-def cast(block: Array, dtype: DTypeLike) -> Any:
-    """Cast to the dtype of the writer; to integers rounded and saturated."""
+def cast(block: Array, dtype: DTypeLike) -> Array:
+    """Cast to a dtype; round and saturate for integers."""
     dtype = np.dtype(dtype)
     if dtype.kind not in "iu":
         return block.astype(dtype)
     limits = np.iinfo(dtype)
     low, high = np.float64(limits.min), np.float64(limits.max)
-    return _module(block).clip(_module(block).rint(block.astype(np.float64)), low, high).astype(dtype)
+    xp = array_module(block)
+    whole: Array = xp.clip(xp.rint(block.astype(np.float64)), low, high).astype(dtype)
+    return whole
 
 
 def _weights(starts: Sequence[int], n: int, size: int, window: str) -> list[np.ndarray]:
-    """Return the weights of each crop along an axis; those of all crops sum up to 1 at each voxel."""
-    at = np.arange(size)
+    """Return the weights of each crop along an axis; at each voxel, the weights of all crops sum up to 1."""
+    voxel = np.arange(size)
     if window == "flat":
         shape = np.ones(size)
     elif window == "linear":
-        shape = np.minimum(at + 1, size - at).astype(float)
+        shape = np.minimum(voxel + 1, size - voxel).astype(float)
     else:
-        shape = np.exp(-0.5 * ((at - (size - 1) / 2) / (size / 8)) ** 2)
+        shape = np.exp(-0.5 * ((voxel - (size - 1) / 2) / (size / 8)) ** 2)
     total = np.zeros(max(n, size))
     for start in starts:
         total[start : start + size] += shape

@@ -1,7 +1,7 @@
 """Read amplification of crops: arrays and crop shapes → estimates, and better chunk shapes. Pure.
 
-A chunk is read whole. Crops begin anywhere with the same probability, so that along an axis one of ``s`` voxels touches
-about ``1 + (s - 1) / c`` chunks of ``c`` voxels on average.
+A chunk is read as a whole. All positions of a crop are equally probable; so along an axis a crop of ``s`` voxels
+touches on average about ``1 + (s - 1) / c`` chunks of ``c`` voxels.
 """
 
 from __future__ import annotations
@@ -13,30 +13,30 @@ from dataclasses import dataclass
 
 from linumpy.stream.planning.records import ArrayInfo
 
-#: Chunks smaller than this cost more by their number than they save by their size.
-LEAST_CHUNK_BYTES = 64 * 2**10
+#: Smaller chunks cost more by their number than they save by their size.
+MIN_CHUNK_BYTES = 64 * 2**10
 _SIDES = [2**k for k in range(10)]
 
 
 @dataclass(frozen=True)
 class Amplification:
-    """Reading crops of a shape from an array.
+    """The cost of reading crops of a shape from an array.
 
     Attributes
     ----------
     name : str
-        The array.
+        Name of the array.
     crop, chunk : tuple of int
-        Voxels.
+        Their shapes in voxels.
     chunks : float
         Chunks that a crop touches on average.
     factor : float
         Voxels that are read for each voxel of a crop.
     better_chunk : tuple of int
-        Of those with sides of powers of two and at least 64 KiB, the shape that reads least; `chunk` where none is
-        better by 10 %.
+        The chunk shape of at least 64 KiB, with powers of two as sides, for which the fewest voxels are read; `chunk`
+        where that is not better by 10 %.
     better_factor : float
-        With it.
+        `factor` with that chunk shape.
     """
 
     name: str
@@ -54,7 +54,7 @@ def amplification(info: ArrayInfo, crop: Sequence[int]) -> Amplification:
     Raises
     ------
     ValueError
-        The crop has other numbers of axes than the array, or does not lie in it.
+        The crop has another number of axes than the array, or is larger.
     """
     crop = tuple(int(n) for n in crop)
     if len(crop) != len(info.shape):
@@ -70,11 +70,11 @@ def amplification(info: ArrayInfo, crop: Sequence[int]) -> Amplification:
 
 
 def _touched(s: int, c: int, n: int) -> float:
-    """Chunks along an axis that a crop touches, on average over all its positions."""
+    """Return the number of chunks along an axis that a crop touches, on average over all its positions."""
     count = n - s + 1
 
     def begun(k: int) -> int:
-        """Sum of ``i // c`` for i from 0 to k - 1."""
+        """Return the sum of ``i // c`` for i from 0 to k - 1."""
         whole, remainder = divmod(k, c)
         return c * (whole * (whole - 1) // 2) + whole * remainder
 
@@ -92,13 +92,13 @@ def _better(info: ArrayInfo, crop: Sequence[int]) -> tuple[int, ...]:
     costs: list[tuple[float, tuple[int, ...]]] = []
     for last in itertools.product(*sides):
         nbytes = math.prod(last) * info.dtype.itemsize
-        if LEAST_CHUNK_BYTES <= nbytes < 4 * LEAST_CHUNK_BYTES:
+        if MIN_CHUNK_BYTES <= nbytes < 4 * MIN_CHUNK_BYTES:
             costs.append((_cost(crop, lead + last, info.shape)[1], lead + last))
     return min(costs)[1] if costs else info.chunk_shape
 
 
 def table(rows: Sequence[Amplification]) -> str:
-    """Return the estimates as text."""
+    """Return the estimates as a table in text."""
 
     def spell(shape: Sequence[int]) -> str:
         return "×".join(map(str, shape))

@@ -1,8 +1,9 @@
-"""Which voxels of a part show what a sample's crop shows: boxes of one image → voxels of another one. Pure.
+"""Crops of the parts of a sample: the sample's `aabb` → the `aabb` of each part, in voxels of the part's array. Pure.
 
-Coordinates of voxels are those of their centres. Two images meet in physical coordinates (µm), axis by axis, by name;
-two resolution levels of one image by the transformations of its metadata. An array whose metadata have no coordinates
-has those of the sample's image if it has its shape, and is refused otherwise.
+The coordinates of a voxel are the coordinates of its centre. Two images are matched in physical coordinates (µm), axis
+by axis, by name; two resolution levels of one image by the transformations of its metadata. An array without
+coordinates in its metadata takes the coordinates of the sample's image if both have the same shape, and is refused
+otherwise.
 """
 
 from __future__ import annotations
@@ -35,13 +36,13 @@ class Grid:
     finest : tuple of int
         Shape of level 0.
     factors, shifts : tuple of float
-        Along each axis: voxels of level 0 in one of this level; where its first voxel lies, in voxels of level 0.
+        Along each axis, in voxels of level 0: the size of a voxel of this level, and the coordinate of its first voxel.
     spacing, origin : tuple of float or None
-        Of level 0 in µm along the axes of space: distance of voxels, and where the first one lies.
+        Of level 0, in µm along the axes of space: voxel spacing, and coordinates of the first voxel.
     missing : str
-        What the metadata lack, where `spacing` or `origin` is None.
+        Why `spacing` or `origin` is None.
     lead : tuple
-        Scale, translation and unit of each axis that is not of space, where the metadata name axes.
+        Scale, translation and unit of each leading axis (such as t and c), where the metadata name axes.
     """
 
     name: str
@@ -62,12 +63,12 @@ class Grid:
 
     @cached_property
     def is_finest(self) -> bool:
-        """Whether its voxels are those of level 0."""
+        """Whether this is level 0, or a level with the same voxels."""
         return set(self.factors) == {1.0} and set(self.shifts) == {0.0}
 
     @cached_property
     def step(self) -> tuple[float, ...] | None:
-        """Distance of voxels of this level in µm along the axes of space."""
+        """Voxel spacing of this level in µm along the axes of space."""
         if self.spacing is None:
             return None
         return tuple(s * f for s, f in zip(self.spacing, self.factors[-self.space :], strict=True))
@@ -82,59 +83,70 @@ class Grid:
         return self._hash
 
 
-class Cut(NamedTuple):
-    """The voxels of a level that a crop takes.
+class Crop(NamedTuple):
+    """The crop of one part of a sample.
 
     Attributes
     ----------
-    box : Box
-        Whole voxels; their centre is within half a voxel of that of the sample.
-    first : tuple of float or None
-        Where the first voxel lies if the centre is exactly that of the sample; None where it is that of the box.
+    aabb : Box
+        Half-open (start, stop) along each axis of the part's array, in voxels of its level. Its centre is within half a
+        voxel of the centre of the sample's crop.
+    exact_start : tuple of float or None
+        Coordinates of the first voxel that give both crops exactly the same centre; None where `aabb` does.
     dropped : tuple of int
         Axes, of one voxel each, that the batch does not have.
     step : tuple of float or None
-        Distance of voxels in µm along the axes of space.
+        Voxel spacing in µm along the axes of space.
     """
 
-    box: Box
-    first: tuple[float, ...] | None
+    aabb: Box
+    exact_start: tuple[float, ...] | None
     dropped: tuple[int, ...]
     step: tuple[float, ...] | None
 
+    @property
+    def zyx(self) -> Box:
+        """`aabb` along (Z, Y, X); an axis that the array lacks has one voxel."""
+        return ((0, 1),) * (3 - len(self.aabb)) + self.aabb[-3:]
+
+    @property
+    def zyx_step(self) -> tuple[float, ...]:
+        """Voxel spacing along (Z, Y, X) in µm; 1 where the metadata lack it."""
+        return (1.0, 1.0, 1.0) if self.step is None else (1.0,) * (3 - len(self.step)) + self.step
+
 
 class _Axis(NamedTuple):
-    """An axis of a part: what is at ``c`` along an axis of the sample is at ``scale * c + shift`` along this one."""
+    """An axis of a part: coordinate ``c`` along an axis of the sample is ``scale * c + shift`` along the part's."""
 
-    of_sample: int | None  # None: it has one entry, whatever the sample shows
+    of_sample: int | None  # None: its single entry is used for every sample
     scale: float = 1.0
     shift: float = 0.0
 
 
 class _Alignment(NamedTuple):
-    """All axes of a part, and the distance of its voxels in µm along those of space."""
+    """All axes of a part, and its voxel spacing in µm along the axes of space."""
 
     axes: tuple[_Axis, ...]
     step: tuple[float, ...] | None
-    is_same: bool  # every voxel of the part has the coordinates of the sample's
+    is_same: bool  # a voxel of the part has the same index as the voxel of the sample's image that it shows
 
 
-def cut(sample: Sample, part: Part, image: Grid, grid: Grid) -> Cut:
-    """Find the voxels of a part.
+def crop_of(sample: Sample, part: Part, image: Grid, grid: Grid) -> Crop:
+    """Find the crop of a part.
 
     Parameters
     ----------
     sample : Sample
-        Its box is in voxels of level 0 of its own image.
+        The sample; its `aabb` is in voxels of level 0 of its own image.
     part : Part
         One of :meth:`Sample.all_parts`.
     image, grid : Grid
-        Those of the sample's own image and of the part.
+        Coordinates of the sample's own image and of the part's array.
 
     Raises
     ------
     RankMismatch
-        The number of axes of the box or of the part's shape differs from that of its array.
+        `aabb`, or the part's shape, has another number of axes than its array.
     InvalidArgument
         The position of the part is unknown, or its axes do not match those of the image.
     """
@@ -144,26 +156,26 @@ def cut(sample: Sample, part: Part, image: Grid, grid: Grid) -> Cut:
         raise RankMismatch(f"shape of part {part.name!r} has {len(part.shape)} axes, {grid.name} has {grid.rank}")
     alignment = _aligned(image, grid, part.name, is_own(sample, part))
     if alignment.is_same and part.shape is None:
-        return Cut(sample.aabb, None, sample.dropped, alignment.step)
-    box, first, dropped = [], [], []
+        return Crop(sample.aabb, None, sample.dropped, alignment.step)
+    aabb, exact_start, dropped = [], [], []
     for number, axis in enumerate(alignment.axes):
         given = None if part.shape is None else part.shape[number]
         is_single = axis.of_sample is not None and axis.of_sample in sample.dropped
-        size, begin = given or 1, 0.0
+        size, exact = given or 1, 0.0
         if axis.of_sample is not None:
             start, stop = sample.aabb[axis.of_sample]
             size = given or (1 if is_single else max(1, math.floor((stop - start) * axis.scale + 0.5 + _SLACK)))
-            begin = (start + stop - 1) / 2 * axis.scale + axis.shift - (size - 1) / 2
-        nearest = math.floor(begin + 0.5 + _SLACK)
-        box.append((nearest, nearest + size))
-        first.append(float(nearest) if abs(begin - nearest) < _SLACK else begin)
+            exact = (start + stop - 1) / 2 * axis.scale + axis.shift - (size - 1) / 2
+        nearest = math.floor(exact + 0.5 + _SLACK)
+        aabb.append((nearest, nearest + size))
+        exact_start.append(float(nearest) if abs(exact - nearest) < _SLACK else exact)
         if is_single and size == 1:
             dropped.append(number)
-    return Cut(tuple(box), tuple(first), tuple(dropped), alignment.step)
+    return Crop(tuple(aabb), tuple(exact_start), tuple(dropped), alignment.step)
 
 
 def is_own(sample: Sample, part: Part) -> bool:
-    """Whether a part is of the sample's own image."""
+    """Whether a part shows the sample's own image."""
     return part.uri is None or (part.uri == sample.uri and part.spacing is None and part.origin is None)
 
 
@@ -178,7 +190,7 @@ def _aligned(image: Grid, grid: Grid, part: str, own: bool) -> _Alignment:
         _check_shape(image, grid, pairs, part)
     axes, steps = [], []
     for number, partner in enumerate(pairs):
-        factor, behind = grid.factors[number], grid.shifts[number]
+        factor, first = grid.factors[number], grid.shifts[number]
         space, image_space = number - (grid.rank - grid.space), -1
         if partner is not None:
             image_space = partner - (image.rank - image.space)
@@ -186,19 +198,19 @@ def _aligned(image: Grid, grid: Grid, part: str, own: bool) -> _Alignment:
         if is_physical and space >= 0 and partner is not None:
             scale = image.spacing[image_space] / grid.spacing[space]  # type: ignore[index]
             shift = (image.origin[image_space] - grid.origin[space]) / grid.spacing[space]  # type: ignore[index]
-        axes.append(_Axis(partner, scale / factor, (shift - behind) / factor))
+        axes.append(_Axis(partner, scale / factor, (shift - first) / factor))
         if space >= 0:
-            of_level_0 = grid.spacing[space] if grid.spacing else None
+            spacing = grid.spacing[space] if grid.spacing else None
             if not is_physical and image.spacing is not None and image_space >= 0:
-                of_level_0 = image.spacing[image_space]
-            steps.append(None if of_level_0 is None else of_level_0 * factor)
+                spacing = image.spacing[image_space]
+            steps.append(None if spacing is None else spacing * factor)
     step = None if None in steps else tuple(steps)
     is_same = axes == [_Axis(number) for number in range(image.rank)]
     return _Alignment(tuple(axes), step, is_same)  # type: ignore[arg-type]
 
 
 def _names(image: Grid, grid: Grid) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Name the axes of both; those of an array without names are the last ones of the other, or of its space."""
+    """Name the axes of both; an array without names borrows the last names of the other array, or its axes of space."""
     if image.axes is None and grid.axes is None:
         return tuple(f"{n - image.rank}" for n in range(image.rank)), tuple(
             f"{n - grid.rank}" for n in range(grid.rank)
@@ -212,17 +224,17 @@ def _borrowed(plain: Grid, named: Grid) -> tuple[str, ...]:
         return named.axes[-plain.rank :]
     raise InvalidArgument(
         f"{plain.name} has {plain.rank} axes without names, {named.name} has {', '.join(named.axes)}: which of them "
-        "are the same? Write it as an OME-Zarr image"
+        "are the same? Write it as an OME-Zarr image, whose metadata name them"
     )
 
 
 def _check_order(image: Grid, grid: Grid, of_image: tuple[str, ...], of_part: tuple[str, ...], part: str) -> None:
-    """Raise for axes in another order, and for axes of space that the part lacks."""
+    """Raise where the axes come in another order, or where the part lacks an axis of space."""
     both = [name for name in of_image if name in of_part]
     if both != [name for name in of_part if name in of_image]:
         raise InvalidArgument(
             f"part {part!r}: {grid.name} has the axes {', '.join(of_part)}, {image.name} has {', '.join(of_image)}: "
-            "those that both have must come in the same order"
+            "axes that both have must come in the same order"
         )
     for number in range(image.rank - image.space, image.rank):
         if of_image[number] not in of_part and image.finest[number] != 1:
@@ -232,7 +244,7 @@ def _check_order(image: Grid, grid: Grid, of_image: tuple[str, ...], of_part: tu
 def _partner(
     number: int, image: Grid, grid: Grid, of_image: tuple[str, ...], of_part: tuple[str, ...], part: str
 ) -> int | None:
-    """Return the axis of the image that matches an axis of the part; None for a single entry that holds for all."""
+    """Return the axis of the image that matches an axis of the part; None where one entry serves for all."""
     name, entries = of_part[number], grid.finest[number]
     if name not in of_image:
         if entries != 1:
@@ -254,13 +266,13 @@ def _partner(
 
 
 def _check_shape(image: Grid, grid: Grid, pairs: list[int | None], part: str) -> None:
-    """Raise for a part whose position is unknown: it has neither coordinates nor the shape of the image."""
+    """Raise where the position of a part is unknown: it has neither coordinates nor the shape of the image."""
     if all(axis is None or grid.finest[number] == image.finest[axis] for number, axis in enumerate(pairs)):
         return
     lacks = [
-        f"{which.name}: {which.missing}; pass {call}(spacing=…, origin=…) in µm"
-        for which, call in ((grid, "Part"), (image, "Config"))
-        if which.spacing is None or which.origin is None
+        f"{array.name}: {array.missing}; pass {call}(spacing=…, origin=…) in µm"
+        for array, call in ((grid, "Part"), (image, "Config"))
+        if array.spacing is None or array.origin is None
     ]
     raise InvalidArgument(
         f"part {part!r}: {grid.name} has the shape {grid.finest}, {image.name} {image.finest}, and their "

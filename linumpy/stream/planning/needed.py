@@ -1,8 +1,8 @@
-"""Which chunks of their boxes warped crops need: all crops of a batch → boxes of chunks. Pure.
+"""Which chunks of their regions warped crops need: all crops of a batch → boxes of chunks. Pure.
 
-A crop is cut into cells. A cell's voxels show coordinates between those of its eight corners, less or more by at most
-what the elastic displacement bends within it; the chunks that any cell may need are marked, and read. The
-staged box is undefined in all other chunks, and no voxel of the crop depends on them.
+A crop is divided into cells. The coordinates of a cell's voxels lie between the coordinates of its eight corners,
+widened by a bound on how far the elastic displacement bends within the cell. All chunks that a cell may need are marked
+and read. The staged voxels of the other chunks are undefined, and no voxel of the crop depends on them.
 """
 
 from __future__ import annotations
@@ -14,16 +14,17 @@ from functools import lru_cache
 import numpy as np
 
 from linumpy.stream.planning.reach import read_bounds, spline_matrix
-from linumpy.stream.planning.records import CropRead, PartShape, Resampling, Vector
+from linumpy.stream.planning.records import CropRead, PartShape, Resampling, Vector, zyx
 
-#: Cells along an axis of a crop, of at least so many voxels. More of them save few chunks and take longer.
+#: Maximum number of cells along an axis of a crop, and their minimum size in voxels. More cells save few chunks, and
+#: take longer to plan.
 _CELLS, _CELL_VOXELS = 7, 4
-#: Units along an axis at most: where there are more chunks, a unit is several neighbouring chunks.
-_MOST_CHUNKS = 16
-#: Crops that are planned together, at most: it bounds the memory of the arrays.
-_TOGETHER = 32
-#: A box of which a larger part is needed is read as a whole.
-_LARGEST_PART = 15 / 16
+#: Maximum number of units along an axis. A unit is a chunk, or several neighbouring chunks where there are more.
+_MAX_UNITS = 16
+#: Maximum number of crops that are planned together, which bounds the memory of the arrays.
+_MAX_CROPS = 32
+#: A region is read as a whole where a larger fraction of its units is needed.
+_MAX_FRACTION = 15 / 16
 
 
 def with_needed(reads: Sequence[CropRead], parts: Sequence[PartShape], pad: str) -> list[CropRead]:
@@ -32,7 +33,7 @@ def with_needed(reads: Sequence[CropRead], parts: Sequence[PartShape], pad: str)
     Parameters
     ----------
     reads : sequence of CropRead
-        Reads of whole samples, one for each part.
+        Sample after sample, a read for each part.
     parts : sequence of PartShape
         The parts.
     pad : str
@@ -46,18 +47,18 @@ def with_needed(reads: Sequence[CropRead], parts: Sequence[PartShape], pad: str)
             kinds.setdefault((part, nodes, resampling.grid_scale, resampling.grid_origin), []).append(number)
     result = list(reads)
     for (part, *_), numbers in kinds.items():
-        shape = parts[part].shape[-3:]
-        for begin in range(0, len(numbers), _TOGETHER):
-            some = numbers[begin : begin + _TOGETHER]
-            needed = needed_boxes([reads[number] for number in some], (1,) * (3 - len(shape)) + shape, pad)
-            for number, boxes in zip(some, needed, strict=True):
+        axes = min(3, len(parts[part].shape))
+        for begin in range(0, len(numbers), _MAX_CROPS):
+            group = numbers[begin : begin + _MAX_CROPS]
+            needed = needed_boxes([reads[number] for number in group], zyx(parts[part].shape), pad)
+            for number, boxes in zip(group, needed, strict=True):
                 if boxes is not None:
-                    result[number] = replace(reads[number], needed=boxes[:, -len(shape) :])
+                    result[number] = replace(reads[number], needed=boxes[:, -axes:])
     return result
 
 
 def needed_boxes(reads: Sequence[CropRead], shape: Sequence[int], pad: str) -> list[np.ndarray | None]:
-    """Return the boxes that each read needs along (Z, Y, X), int64 (boxes, 3, 2); None where it needs all.
+    """Return the boxes that each read needs along (Z, Y, X), int64 (boxes, 3, 2); None for the whole region.
 
     Parameters
     ----------
@@ -74,34 +75,35 @@ def needed_boxes(reads: Sequence[CropRead], shape: Sequence[int], pad: str) -> l
         for name in ("box_start", "box_shape", "volume")
     )
     stop = start + size
-    chunk = np.array([(1,) * (3 - len(read.info.chunk_shape)) + read.info.chunk_shape[-3:] for read in reads])
-    unit = chunk * -(-((stop - 1) // chunk - start // chunk + 1) // _MOST_CHUNKS)
+    chunk = np.array([zyx(read.info.chunk_shape) for read in reads])
+    unit = chunk * -(-((stop - 1) // chunk - start // chunk + 1) // _MAX_UNITS)
     base = start // unit
     counts = (stop - 1) // unit - base + 1
     if (counts.prod(axis=1) == 1).all():
         return [None] * len(reads)
-    # Cells along Z, Y and X come first from here on: NumPy is slow where the last axis is short.
+    # From here on the axis of cells comes first: NumPy is slow where the last axis is short.
     bounds = _cell_bounds(resamplings, shape)
-    first, behind = read_bounds(*bounds, volume.T, resamplings[0].order, pad)
-    first, behind = np.maximum(first, start.T), np.minimum(behind, stop.T)
+    low, high = read_bounds(*bounds, volume.T, resamplings[0].order, pad)
+    low, high = np.maximum(low, start.T), np.minimum(high, stop.T)
     # Half a voxel from the faces of units: no quotient is rounded to the next unit.
-    begin = np.floor((first + 0.5) / unit.T) - base.T
-    end = np.floor((behind - 0.5) / unit.T) - base.T + 1
-    within = None if pad != "constant" else (first < behind).all(axis=1)
+    begin = np.floor((low + 0.5) / unit.T) - base.T
+    end = np.floor((high - 0.5) / unit.T) - base.T + 1
+    within = None if pad != "constant" else (low < high).all(axis=1)
     return _boxes(_marks(begin, end, within, counts.max(axis=0)), counts, base, unit, start, stop)
 
 
 def _cell_bounds(resamplings: Sequence[Resampling], shape: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
     """Return bounds of the coordinates in each cell, (cells, 3, crops).
 
-    A function lies within h²/8 · max |f''| of the line through its values at distance h; along three axes these add
-    up. The second derivative of a cubic B-spline lies between the second differences of its control points.
+    Between two points at distance h, a function deviates from the line through them by at most h²/8 · max |f''|; the
+    deviations along three axes add up. The second derivative of a cubic B-spline lies between the minimum and the
+    maximum of the second differences of its control points.
     """
-    at = [_cell_ends(n) for n in shape]
+    ends = [_cell_ends(n) for n in shape]
     matrix, offset = (
         np.stack([getattr(resampling, name) for resampling in resamplings], axis=-1) for name in ("matrix", "offset")
     )
-    z, y, x = (at[axis][:, None, None] * matrix[:, axis] for axis in range(3))
+    z, y, x = (ends[axis][:, None, None] * matrix[:, axis] for axis in range(3))
     corners = (z + offset)[:, None, None] + (y[:, None] + x)
     bend = np.zeros(offset.shape)
     first = resamplings[0]
@@ -113,7 +115,7 @@ def _cell_bounds(resamplings: Sequence[Resampling], shape: Sequence[int]) -> tup
         moved = (weights @ nodes.reshape(len(nodes), -1)).reshape(len(weights), of_planes.shape[1], -1)
         corners += (of_planes @ moved).reshape(corners.shape)
         for axis in range(3):
-            step = (at[axis][1] - at[axis][0]) * scale[axis]
+            step = (ends[axis][1] - ends[axis][0]) * scale[axis]
             if step:
                 second = np.abs(np.diff(nodes, 2, axis=axis)).reshape(-1, *bend.shape)
                 bend += second.max(axis=0) * (step**2 / 8)
@@ -127,7 +129,7 @@ def _cell_bounds(resamplings: Sequence[Resampling], shape: Sequence[int]) -> tup
 
 @lru_cache(maxsize=64)
 def _cell_ends(n: int) -> np.ndarray:
-    """Return where the cells of `n` voxels begin and end."""
+    """Return the coordinates at which the cells of an axis of `n` voxels begin and end."""
     return np.linspace(0, n - 1, min(_CELLS, max(1, (n - 1) // _CELL_VOXELS)) + 1)
 
 
@@ -135,7 +137,7 @@ def _cell_ends(n: int) -> np.ndarray:
 def _spline_weights(
     shape: tuple[int, ...], scale: Vector, origin: Vector, nodes: tuple[int, ...]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the weights of control points at the corners of cells: along Z, and of planes of them along Y and X."""
+    """Return the weights of control points at the corners of cells: along Z, and of planes along Y and X."""
     z, y, x = (spline_matrix(_cell_ends(shape[axis]), nodes[axis], scale[axis], origin[axis]) for axis in range(3))
     return z, np.kron(y, x)
 
@@ -143,7 +145,7 @@ def _spline_weights(
 def _marks(begin: np.ndarray, end: np.ndarray, within: np.ndarray | None, counts: np.ndarray) -> np.ndarray:
     """Mark the units between `begin` and `end` of any cell, (crops, units along Z, Y, X).
 
-    Each box adds 1 to its units: as differences at its eight corners, which are summed up along all axes.
+    A cell adds 1 to each of its units, as a summed-area table: +1 or -1 at its eight corners, cumulated along all axes.
     """
     shape = (begin.shape[-1], *(counts + 1).tolist())
     steps = shape[2] * shape[3], shape[3], 1
@@ -152,11 +154,11 @@ def _marks(begin: np.ndarray, end: np.ndarray, within: np.ndarray | None, counts
     signed: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])
     sides[0] = [offset + crops for offset in sides[0]]
     for corner in np.ndindex(2, 2, 2):
-        z, y, x = (side[which] for side, which in zip(sides, corner, strict=True))
-        at = z + y + x
-        signed[sum(corner) % 2].append(at.ravel() if within is None else at[within])
-    more, less = (np.bincount(np.concatenate(corners), minlength=np.prod(shape)) for corners in signed)
-    covered = (more - less).reshape(shape)
+        z, y, x = (side[number] for side, number in zip(sides, corner, strict=True))
+        offset = z + y + x
+        signed[sum(corner) % 2].append(offset.ravel() if within is None else offset[within])
+    plus, minus = (np.bincount(np.concatenate(corners), minlength=np.prod(shape)) for corners in signed)
+    covered = (plus - minus).reshape(shape)
     for axis in (1, 2, 3):
         covered = covered.cumsum(axis=axis)
     return covered[:, :-1, :-1, :-1] > 0
@@ -165,7 +167,7 @@ def _marks(begin: np.ndarray, end: np.ndarray, within: np.ndarray | None, counts
 def _boxes(
     marks: np.ndarray, counts: np.ndarray, base: np.ndarray, unit: np.ndarray, start: np.ndarray, stop: np.ndarray
 ) -> list[np.ndarray | None]:
-    """Cover the units that are marked: a range along X for each (Z, Y), equal neighbours along Z together."""
+    """Cover the marked units by boxes: a range along X for each (Z, Y), merged along Z where neighbours are equal."""
     length = marks.shape[3]
     ranges = np.where(
         marks.any(axis=3),
@@ -183,7 +185,7 @@ def _boxes(
     boxes = np.empty((len(crop), 3, 2), np.int64)
     np.maximum((lower + base[crop]) * unit[crop], start[crop], out=boxes[:, :, 0])
     np.minimum((upper + base[crop]) * unit[crop], stop[crop], out=boxes[:, :, 1])
-    are_cut = ((volumes > 0) & (volumes <= counts.prod(axis=1) * _LARGEST_PART)).tolist()
+    are_cut = ((volumes > 0) & (volumes <= counts.prod(axis=1) * _MAX_FRACTION)).tolist()
     return [
         boxes[first:last] if is_cut else None
         for first, last, is_cut in zip([0, *ends[:-1]], ends, are_cut, strict=True)

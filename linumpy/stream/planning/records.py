@@ -1,4 +1,4 @@
-"""Records of planning: arrays, the reads of their crops, and the resampling of what is read."""
+"""Records of planning: arrays, the crops of their voxels that are read, and how these are resampled."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import numpy as np
 
 from linumpy.stream.arguments import Box
 from linumpy.stream.config import Dtype
-from linumpy.stream.planning.alignment import Grid
-from linumpy.stream.planning.warp import Intensity
+from linumpy.stream.planning.alignment import Crop, Grid
+from linumpy.stream.planning.warp import Intensity, Warp
 
 if TYPE_CHECKING:
     import zarr
@@ -28,24 +28,24 @@ ALIGNED = 512
 
 @dataclass(frozen=True)
 class ArrayInfo:
-    """An array as crops of it are planned.
+    """An array, as planning needs it.
 
     Attributes
     ----------
     source : ArrayLayout or zarr.Array
         A layout for the reader, or an array that only zarr-python can read.
     name : str
-        In messages.
+        Name of the array in messages.
     shape, chunk_shape, object_shape : tuple of int
-        Of the array, its (inner) chunks, and its shards or chunks.
+        Shapes of the array, of its (inner) chunks, and of its shards (or chunks, where it has none).
     dtype : numpy.dtype
-        In the byte order of this machine.
+        Its dtype, in the byte order of this machine.
     grid : Grid
         Coordinates of its voxels.
     unsupported : str or None
         Why the reader cannot read it.
     look : MetadataLook or None
-        Whether its metadata files are unchanged; None for an array that is not checked again.
+        Detects a change of its metadata files; None for an array that is not checked again.
     """
 
     source: ArrayLayout | zarr.Array
@@ -60,7 +60,7 @@ class ArrayInfo:
 
     @property
     def space(self) -> int:
-        """Number of axes of space; they are the last ones, three at most."""
+        """Number of axes of space, which are the last ones; three at most."""
         return self.grid.space
 
     @property
@@ -71,22 +71,22 @@ class ArrayInfo:
 
 @dataclass(frozen=True)
 class Resampling:
-    """How a staged crop is resampled; axes (Z, Y, X), of which those that the array lacks have one voxel.
+    """How a staged crop is resampled. Axes are (Z, Y, X); an axis that the array lacks has one voxel.
 
     Attributes
     ----------
     matrix, offset : numpy.ndarray
         Voxel of the crop → coordinates in the volume: ``matrix @ voxel + offset``.
     box_start, box_shape, volume : tuple of int
-        Box that is read, and shape of the whole volume.
+        The box that is read, and the shape of the whole volume.
     grid : numpy.ndarray or None
         Elastic displacements of control points in voxels of the volume, float64 (3, Z, Y, X).
     grid_scale, grid_origin : tuple of float
         Voxel of the crop → coordinates in the grid.
     sigma : tuple of float
-        Of the blur in voxels; zeros for none.
+        Standard deviation of the blur in voxels; 0 for no blur.
     intensity : Intensity
-        Change of the values.
+        Change of intensities.
     order : int
         0 for nearest voxels, 1 for linear interpolation.
     """
@@ -106,7 +106,7 @@ class Resampling:
 
 @dataclass(frozen=True)
 class CropRead:
-    """What is read for one part of a sample.
+    """The read for the crop of one part of a sample.
 
     Attributes
     ----------
@@ -115,16 +115,17 @@ class CropRead:
     info : ArrayInfo
         The array.
     region : Box or None
-        Region of the array that is read; None where nothing is read.
+        Region of the array that is read: of a direct crop its `aabb` without the voxels outside of the array, of a
+        staged crop all voxels that its resampling may use. None where nothing is read.
     inside : Box
-        Position of the region in the crop, if it is direct.
+        Position of the region in a direct crop.
     resampling : Resampling or None
         None for a direct crop.
     is_whole : bool
-        Whether it is direct and read completely.
+        Whether the crop is direct and lies completely in the array.
     needed : numpy.ndarray or None
         Disjoint boxes of the region that are read, along its last axes, three at most: int64 (boxes, axes, 2). The
-        staged box is undefined outside of them. None where the whole region is read.
+        staged voxels are undefined outside of them. None where the whole region is read.
     """
 
     row: int
@@ -137,12 +138,12 @@ class CropRead:
 
     @property
     def stage_shape(self) -> tuple[int, ...]:
-        """Shape of the staged box; axes as in the array."""
+        """Shape of the region, with all axes of the array."""
         return () if self.region is None else tuple([stop - start for start, stop in self.region])
 
     @property
     def stage_nbytes(self) -> int:
-        """Bytes that it needs in the staging buffer; 0 for a direct crop."""
+        """Bytes of the crop in the staging buffer; 0 for a direct crop."""
         return 0 if self.resampling is None else aligned(self._region_nbytes)
 
     @property
@@ -160,13 +161,36 @@ class CropRead:
 
 
 @dataclass(frozen=True)
+class WarpedCrop:
+    """A crop that is resampled, before the region that it reads is known.
+
+    Attributes
+    ----------
+    row, info
+        As for :class:`CropRead`.
+    crop : Crop
+        The crop without the augmentation.
+    warp : Warp
+        The augmentation; the identity for a crop that is only padded.
+    order : int
+        0 for nearest voxels, 1 for linear interpolation.
+    """
+
+    row: int
+    info: ArrayInfo
+    crop: Crop
+    warp: Warp
+    order: int
+
+
+@dataclass(frozen=True)
 class PartShape:
     """Shape and dtype of one part, the same for all samples of a pipeline.
 
     Attributes
     ----------
     name : str
-        Of the part.
+        Name of the part.
     shape : tuple of int
         Shape of the crop, with all axes of the array.
     dtype : Dtype
@@ -191,6 +215,12 @@ class PartShape:
     def nbytes(self, batch_size: int) -> int:
         """Bytes of a batch of this part."""
         return aligned(batch_size * math.prod(self.shape) * self.element.itemsize)
+
+
+def zyx(shape: Sequence[int]) -> tuple[int, int, int]:
+    """Return the last three sizes of a shape, along (Z, Y, X); 1 for an axis that is missing."""
+    nz, ny, nx = (1,) * (3 - len(shape)) + tuple(shape[-3:])
+    return nz, ny, nx
 
 
 def aligned(nbytes: int) -> int:

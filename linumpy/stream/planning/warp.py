@@ -1,7 +1,7 @@
 """The augmentation of one sample: :class:`Augment` + (seed, epoch, index) → :class:`Warp`. Pure.
 
 Offsets are in µm from the centre of a crop, along (Z, Y, X). Random numbers depend only on the seed, the epoch and the
-number of the sample. A voxel of the crop at offset ``p`` shows the volume at offset ``M p + t + d(p)``, with
+index of the sample. A voxel of the crop at offset ``p`` shows the volume at offset ``M p + t + d(p)``, with
 ``M = rotation · shear · scale · flip`` and ``d`` a cubic B-spline over a grid of random displacements.
 """
 
@@ -16,14 +16,14 @@ import numpy as np
 from linumpy.stream.augment import Augment, Elastic, Range
 from linumpy.stream.errors import InvalidArgument
 
-#: Second word of Philox's key, which separates the streams of random numbers.
+#: Second word of Philox's key: each use of random numbers has a stream of its own.
 AUGMENT_STREAM, CROP_STREAM = 1, 2
-#: Most nodes of the elastic grid along an axis: augment.cu keeps a line of them in shared memory.
+#: Maximum number of nodes of the elastic grid along an axis: augment.cu keeps a line of them in shared memory.
 MAX_NODES = 128
 
 
 class _NoSeed(np.random.bit_generator.ISeedSequence):
-    """Seed of a bit generator whose state is set afterwards; without it NumPy reads random bytes from the system."""
+    """Seed of a bit generator whose state is set afterwards: without a seed NumPy reads random bytes of the system."""
 
     def generate_state(self, n_words: int, dtype: object = np.uint32) -> np.ndarray:
         return np.zeros(n_words, dtype)  # type: ignore[call-overload]
@@ -50,11 +50,11 @@ class Intensity:
     Attributes
     ----------
     low, span : float
-        Intensity range: lowest value, and highest less lowest.
+        Minimum of the intensity range, and its width.
     gamma, contrast, noise, blur : float
-        Exponent, factor, standard deviation in units of the values, and in µm.
+        Exponent; factor; standard deviations of the noise in units of the values, and of the blur in µm.
     key : int
-        64 bits that select the noise.
+        Key of 64 bits for the random numbers of the noise.
     """
 
     low: float = 0.0
@@ -67,7 +67,7 @@ class Intensity:
 
     @property
     def is_neutral(self) -> bool:
-        """Whether it changes no value, apart from the blur."""
+        """Whether no value changes, apart from the blur."""
         return self.gamma == 1 and self.contrast == 1 and self.noise == 0
 
 
@@ -83,12 +83,12 @@ class Warp:
     matrix, translation : numpy.ndarray
         float64 (3, 3) and (3,).
     nodes : numpy.ndarray or None
-        Displacements of control points in µm, float64 (3, nodes along Z, Y, X), components first. The middle of the
-        grid is the centre of the crop.
+        Displacements of control points in µm, float64 (3, nodes along Z, Y, X), components first. The grid is centred
+        on the crop.
     node_spacing : float
         Distance of control points in µm.
     intensity : Intensity
-        For images; labels are not changed.
+        Change of intensities of images; labels keep their values.
     """
 
     matrix: np.ndarray
@@ -106,11 +106,11 @@ def draw_warp(augment: Augment, half_extent: Sequence[float], *, seed: int, epoc
     augment : Augment
         The ranges.
     half_extent : sequence of float
-        Largest distance between the centre of a voxel of any part and that of the crop, in µm along (Z, Y, X).
+        Largest distance of the centre of a voxel, of any part, from the centre of the crop, in µm along (Z, Y, X).
     seed, epoch, index : int
         They determine the random numbers.
     flat : int
-        Number of leading axes of the three that the arrays lack: 1 for 2-D images, which are rotated about Z only.
+        How many of the axes (Z, Y, X) the arrays lack: 1 for 2-D images, which are rotated about Z only.
     """
     source = generator(AUGMENT_STREAM, seed, epoch, index)
     drawn = _Uniforms(source, 14 + len(augment.scale) + (augment.gamma is not None) + (augment.contrast is not None))
@@ -134,7 +134,7 @@ def draw_warp(augment: Augment, half_extent: Sequence[float], *, seed: int, epoc
 
 
 def node_counts(half_extent: Sequence[float], spacing: float) -> tuple[int, int, int]:
-    """Return the number of control points along each axis; a cubic B-spline needs one before and two behind a cell."""
+    """Return the number of control points along each axis; a cubic B-spline needs one before and two after a cell."""
     counts = [math.ceil(2 * half / spacing) + 4 for half in half_extent]
     if max(counts) > MAX_NODES:
         raise InvalidArgument(
@@ -158,7 +158,7 @@ def _draw_intensity(augment: Augment, drawn: _Uniforms, source: np.random.Genera
 
 
 class _Uniforms:
-    """Uniform random numbers, drawn all at once: a call of the generator takes longer than what it draws."""
+    """Uniform random numbers, drawn all at once: a call of the generator costs more than its numbers."""
 
     def __init__(self, source: np.random.Generator, count: int) -> None:
         self._values = iter(source.random(count).tolist())

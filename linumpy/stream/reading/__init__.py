@@ -1,1 +1,1 @@
-"""Arrays are opened ahead, and their regions read by the reader or by zarr-python."""
+"""Opens arrays ahead, and reads their regions by the reader or by zarr-python."""

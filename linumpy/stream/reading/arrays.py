@@ -1,10 +1,11 @@
-"""Open the array that a sample names: path or URL, level → :class:`~linumpy.stream.planning.records.ArrayInfo`.
+"""Opens the array that a sample names: path or URL, level → :class:`~linumpy.stream.planning.records.ArrayInfo`.
 
-Coordinates of voxels come from OME-Zarr metadata; the caller may pass those that the metadata lack.
+Coordinates of voxels come from OME-Zarr metadata; the user may pass coordinates that the metadata lack.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 from collections import OrderedDict
@@ -12,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import zarr
 
@@ -34,7 +35,7 @@ _Lengths = tuple[float, ...] | None
 
 
 class Key(NamedTuple):
-    """What identifies an open array: path or URL, level, and the coordinates that the caller passes."""
+    """Key of an open array: path or URL, level, and the coordinates that the user passes."""
 
     uri: str
     level: int
@@ -44,27 +45,27 @@ class Key(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def located(uri: str, folder: str) -> str:
-    """Return the absolute path of an array, seen from a folder; a URL as it is."""
+    """Return the absolute path of an array, relative paths starting from a folder; return a URL unchanged."""
     path = local_name(uri)
     return uri if path is None else str(absolute(os.path.join(folder, path)))
 
 
 def fixed(sample: Sample) -> Sample:
-    """Return a sample whose paths are absolute, seen from the working folder."""
+    """Return a sample whose paths are absolute; relative paths start from the working folder."""
     folder = os.getcwd()
     parts = tuple(part if part.uri is None else replace(part, uri=located(part.uri, folder)) for part in sample.parts)
     return replace(sample, uri=located(sample.uri, folder), parts=parts)
 
 
 class OpenedArrays:
-    """Local arrays that any pipeline has opened; a user checks their metadata files."""
+    """Local arrays that pipelines have opened. The caller checks whether their metadata files are unchanged."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._infos: OrderedDict[Key, ArrayInfo] = OrderedDict()
 
     def get(self, key: Key) -> ArrayInfo | None:
-        """Return an array as it was when it was opened; None for one that is not kept."""
+        """Return an array as it was when it was opened; None where it is not kept."""
         with self._lock:
             if key in self._infos:
                 self._infos.move_to_end(key)
@@ -76,7 +77,7 @@ class OpenedArrays:
             with self._lock:
                 self._infos[key] = info
                 self._infos.move_to_end(key)
-                while len(self._infos) > _MOST_OPENED:
+                while len(self._infos) > _MAX_OPENED:
                     self._infos.popitem(last=False)
 
     def forget(self, key: Key) -> None:
@@ -89,8 +90,8 @@ class OpenedArrays:
         self._lock = threading.Lock()
 
 
-#: Most arrays that are kept, for all pipelines together.
-_MOST_OPENED = 2048
+#: Maximum number of arrays that are kept, for all pipelines together.
+_MAX_OPENED = 2048
 OPENED = OpenedArrays()
 os.register_at_fork(after_in_child=OPENED.after_fork)
 
@@ -103,7 +104,7 @@ def open_info(key: Key, config: Config) -> ArrayInfo:
     Raises
     ------
     InvalidArgument
-        Its chunks or elements exceed the limits.
+        The array's chunks or elements exceed the limits.
     FileNotFoundError, SourceError, ValueError
         See :func:`linumpy.io.open.open_source`.
     """
@@ -115,11 +116,11 @@ def open_info(key: Key, config: Config) -> ArrayInfo:
     return info
 
 
-def _opened(key: Key, options: Mapping[str, Any] | None) -> ArrayInfo:
+def _opened(key: Key, options: Mapping[str, object] | None) -> ArrayInfo:
     uri, level = key.uri, key.level
     is_local = local_name(uri) is not None
     look = MetadataLook.at(uri) if is_local else None
-    layout = LAYOUTS.get(uri, level) if is_local else None  # opened again only where its metadata have changed
+    layout = LAYOUTS.get(uri, level) if is_local else None  # None where its metadata files have changed
     if layout is not None and layout.unsupported is None and layout.root == uri:
         return _info(layout, None, _plain_grid(key, layout.shape), look)
     if isinstance(node := open_node(uri if is_local else with_options(uri, options)), zarr.Array):
@@ -129,12 +130,10 @@ def _opened(key: Key, options: Mapping[str, Any] | None) -> ArrayInfo:
 
 
 def _check_limits(info: ArrayInfo, uri: str, config: Config) -> None:
-    most = config.max_bytes_per_element
-    if 0 < most < info.dtype.itemsize:
-        raise InvalidArgument(f"{uri} holds {info.dtype}, more than max_bytes_per_element={most}")
-    nbytes = info.dtype.itemsize
-    for n in info.chunk_shape:
-        nbytes *= n
+    limit = config.max_bytes_per_element
+    if 0 < limit < info.dtype.itemsize:
+        raise InvalidArgument(f"{uri} holds {info.dtype}, more than max_bytes_per_element={limit}")
+    nbytes = math.prod(info.chunk_shape) * info.dtype.itemsize
     if 0 < config.max_chunk_uncompressed_bytes < nbytes:
         raise InvalidArgument(
             f"{uri} has chunks of {nbytes} bytes, more than "
@@ -147,11 +146,11 @@ def _image_info(group: zarr.Group, key: Key) -> ArrayInfo:
     if (path := local_name(key.uri)) is not None:
         arrays = [open_level(group, level) for level in {key.level, 0}]
         look = MetadataLook.at(*dict.fromkeys(folder for array in arrays for folder in _folders(path, array)))
-        group = _reopened(key.uri)  # after the stamps of its files were taken
+        group = _reopened(key.uri)  # after the state of its files was recorded
     for spacing in dict.fromkeys((None, key.spacing)):
         try:
             opened = open_image(group, spacing=spacing)
-            _ = opened.spacing  # raises an error if it is unknown
+            _ = opened.spacing  # raises MetadataError if the spacing is unknown
             image = opened
             break
         except MetadataError as error:
@@ -183,7 +182,7 @@ def _folders(path: str, array: zarr.Array) -> list[str]:
 
 
 def _grid(group: zarr.Group, array: zarr.Array, finest: tuple[int, ...], key: Key) -> Grid:
-    """Return the grid of a level: relative to level 0 by the metadata, with the caller's coordinates of level 0."""
+    """Return the grid of a level: by the metadata relative to level 0, with the user's coordinates of level 0."""
     try:
         axes, scales, translations = level_transforms(group)
     except MetadataError:
@@ -195,15 +194,15 @@ def _grid(group: zarr.Group, array: zarr.Array, finest: tuple[int, ...], key: Ke
         raise InvalidArgument(f"{key.uri}: axes of space must be the last ones (they are {space} of {array.ndim})")
     names = tuple("c" if axis.type == "channel" else axis.name.lower() for axis in axes)
     lead = array.ndim - len(space)
-    here = list(zip(scales[key.level], translations[key.level], scales[0], translations[0], strict=True))[lead:]
-    factors = (1.0,) * lead + tuple(_whole(scale / of_finest) for scale, _, of_finest, _ in here)
-    shifts = (0.0,) * lead + tuple((begin - of_finest) / scale for _, begin, scale, of_finest in here)
-    other = tuple(zip(scales[key.level], translations[key.level], (axis.unit for axis in axes), strict=True))[:lead]
-    return Grid(key.uri, names, len(space), finest, factors, shifts, key.spacing, key.origin, lead=other)
+    levels = list(zip(scales[key.level], translations[key.level], scales[0], translations[0], strict=True))[lead:]
+    factors = (1.0,) * lead + tuple(_rounded(scale / finest_scale) for scale, _, finest_scale, _ in levels)
+    shifts = (0.0,) * lead + tuple((begin - finest_begin) / scale for _, begin, scale, finest_begin in levels)
+    leading = tuple(zip(scales[key.level], translations[key.level], (axis.unit for axis in axes), strict=True))[:lead]
+    return Grid(key.uri, names, len(space), finest, factors, shifts, key.spacing, key.origin, lead=leading)
 
 
 def _plain_grid(key: Key, shape: tuple[int, ...]) -> Grid:
-    """Return the grid of an array without names of axes, with the coordinates that the caller passes, if any."""
+    """Return the grid of an array without names of axes, with the user's coordinates, if any."""
     rank, space = len(shape), min(len(shape), 3)
     for name in ("spacing", "origin"):
         given = getattr(key, name)
@@ -212,12 +211,13 @@ def _plain_grid(key: Key, shape: tuple[int, ...]) -> Grid:
     return Grid(key.uri, None, space, shape, (1.0,) * rank, (0.0,) * rank, key.spacing, key.origin)
 
 
-def _whole(value: float) -> float:
+def _rounded(value: float) -> float:
+    """Remove the rounding error of a whole number."""
     return float(round(value)) if abs(value - round(value)) < 1e-6 else value
 
 
 def _info(layout: ArrayLayout, array: zarr.Array | None, grid: Grid, look: MetadataLook | None) -> ArrayInfo:
-    """Describe an array; `array` is needed where the reader cannot read it."""
+    """Describe an array; `array` is needed where the reader does not support the layout."""
     if layout.rank == 0:
         raise InvalidArgument(f"{grid.name} has no axes to crop")
     source: ArrayLayout | zarr.Array = layout

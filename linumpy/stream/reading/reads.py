@@ -1,7 +1,7 @@
 """Reads of crops: regions of arrays and their outputs → tickets.
 
-All regions that the native core reads share a ticket; each other region has a ticket of its own, with the same methods.
-An error concerns only its job.
+Regions that the native core reads share a ticket; every other region has its own ticket, with the same methods. An
+error affects one job only.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ReadJob:
-    """A region of an array, and the output that it is read into.
+    """A region of an array, and the output into which it is read.
 
     Attributes
     ----------
@@ -43,13 +43,14 @@ class ReadJob:
     region : Box
         Region of the array.
     array, index : cupy.ndarray or numpy.ndarray, tuple
-        ``array[index]`` is filled; elements are cast to its dtype.
+        The output ``array[index]``; elements are cast to its dtype.
     address, strides : int, tuple of int
-        Of this output, along all axes of the array.
+        Address of the output, and its strides in bytes along all axes of the array.
     bfloat16 : bool
         Whether elements are cast to bfloat16; the output holds their bits.
     needed : numpy.ndarray or None
-        Boxes of the region that are read, see :class:`~linumpy.stream.planning.records.CropRead`; None for all of it.
+        Boxes of the region that are read, see :class:`~linumpy.stream.planning.records.CropRead`; None for the whole
+        region.
     """
 
     info: ArrayInfo
@@ -68,7 +69,7 @@ class ReadJob:
         return out
 
     def boxes(self) -> Iterator[tuple[Box, Array]]:
-        """Yield the boxes that are read, and the output of each."""
+        """Yield each box that is read, and its output."""
         if self.needed is None:
             yield self.region, self.out
             return
@@ -86,29 +87,29 @@ class Fallback:
     Parameters
     ----------
     pool : Executor
-        Its threads.
+        Threads that read.
     """
 
     def __init__(self, pool: Executor) -> None:
         self._pool = pool
-        self._named: set[str] = set()
+        self._logged: set[str] = set()
 
     def submit(self, job: ReadJob) -> list[FallbackTicket]:
-        """Begin to read; a ticket for each box."""
-        if job.info.name not in self._named:
-            self._named.add(job.info.name)
+        """Start to read; return a ticket for each box."""
+        if job.info.name not in self._logged:
+            self._logged.add(job.info.name)
             log.warning("%s is read by zarr-python on the host: %s", job.info.name, job.info.unsupported)
         return [FallbackTicket(self._pool.submit(_read, job, box, out), out) for box, out in job.boxes()]
 
 
 class ReadTicket(Protocol):
-    """Reads that are waited for together."""
+    """Reads that one call waits for."""
 
     def wait(self) -> None:
-        """Wait until the reads are over."""
+        """Wait until the reads have ended."""
 
     def errors(self, stream: Stream | None = None) -> dict[int, BaseException]:
-        """Wait for the regions, ready on `stream`; return the error of each that has one, by its number."""
+        """Wait for the regions, ready on `stream`; return the errors of faulty regions by their number."""
 
     def cancel(self) -> None:
         """Cancel the reads."""
@@ -121,7 +122,7 @@ class FallbackTicket:
         self._future, self._out = future, out
 
     def wait(self) -> None:
-        """Wait until the read is over."""
+        """Wait until the read has ended."""
         wait([self._future])
 
     def errors(self, stream: Stream | None = None) -> dict[int, BaseException]:
@@ -145,19 +146,19 @@ class FallbackTicket:
 
 
 class ReaderTicket:
-    """A region that the reader reads by a ticket of its own.
+    """A region for which the reader has a ticket of its own.
 
     Parameters
     ----------
     ticket : Ticket or Exception
-        The reader's; or why the read could not be submitted.
+        The reader's ticket, or the exception of the submission.
     """
 
     def __init__(self, ticket: Ticket | Exception) -> None:
         self._ticket = ticket
 
     def wait(self) -> None:
-        """Wait until the read is over."""
+        """Wait until the read has ended."""
         if not isinstance(self._ticket, Exception):
             self._ticket.exception()
 
@@ -173,7 +174,7 @@ class ReaderTicket:
 
 
 def _read(job: ReadJob, box: Box, out: Array) -> np.ndarray | None:
-    """Read and cast; return the values to copy to a device, None where the output is in host memory."""
+    """Read and cast; return the values that are to be copied to a device; None where the output is in host memory."""
     source = cast("zarr.Array", job.info.source)
     values = np.ascontiguousarray(read_chunks_on_host(source, tuple(slice(a, b) for a, b in box)))
     values = bfloat16_bits(values) if job.bfloat16 else cast_elements(values, out.dtype)
@@ -183,17 +184,17 @@ def _read(job: ReadJob, box: Box, out: Array) -> np.ndarray | None:
     return values
 
 
-#: Numbers of jobs, and the ticket of their reads; the ticket's errors are numbered by position in the first list.
+#: Indices of jobs, and the ticket of their reads: error i of the ticket concerns the i-th of these jobs.
 Submitted = tuple[Sequence[int], ReadTicket]
 
 
 def submit(reader: Reader, jobs: Sequence[ReadJob], fallback: Fallback, memory: object) -> list[Submitted]:
-    """Submit jobs; all that the core reads into outputs of one dtype are submitted by one call and share a ticket.
+    """Submit jobs; the jobs that the core reads into outputs of one dtype are submitted by one call and share a ticket.
 
     Parameters
     ----------
     reader : linumpy.gpu.Reader
-        On the device of the outputs.
+        The reader, on the device of the outputs.
     jobs : sequence of ReadJob
         The reads.
     fallback : Fallback
@@ -211,44 +212,44 @@ def submit(reader: Reader, jobs: Sequence[ReadJob], fallback: Fallback, memory: 
         else:
             together.setdefault((len(job.region), job.bfloat16, job.array.dtype.str), []).append(number)
     for numbers in together.values():
-        which, ticket = _submit_together(reader, [jobs[number] for number in numbers], memory)
-        submitted.append(([numbers[row] for row in which], ticket))
+        rows, ticket = _submit_together(reader, [jobs[number] for number in numbers], memory)
+        submitted.append(([numbers[row] for row in rows], ticket))
     return submitted
 
 
 def _submit_together(reader: Reader, jobs: Sequence[ReadJob], memory: object) -> tuple[list[int], ReadTicket]:
-    """Submit jobs by one call; return the job of each box, and the ticket."""
+    """Submit jobs by one call; return the index of the job of each box, and the ticket."""
     numbers: dict[int, int] = {}
-    array = [numbers.setdefault(id(job.info), len(numbers)) for job in jobs]
-    infos = dict(zip(array, [job.info for job in jobs], strict=True))
-    boxes = np.array([job.region for job in jobs], np.int64)
+    arrays = [numbers.setdefault(id(job.info), len(numbers)) for job in jobs]
+    infos = dict(zip(arrays, [job.info for job in jobs], strict=True))
+    extents = np.array([job.region for job in jobs], np.int64)
     regions = Regions(
-        np.array(array, np.int64),
-        boxes[:, :, 0],
-        boxes[:, :, 1],
+        np.array(arrays, np.int64),
+        extents[:, :, 0],
+        extents[:, :, 1],
         np.array([job.strides for job in jobs], np.int64),
         np.array([job.address for job in jobs], np.int64),
     )
-    which, regions = _cut(regions, [job.needed for job in jobs])
+    rows, regions = _needed_boxes(regions, [job.needed for job in jobs])
     layouts, looks = zip(*((info.source, info.look) for info in infos.values()), strict=True)
     dtype = "bfloat16" if jobs[0].bfloat16 else jobs[0].array.dtype
-    return which, reader.submit_together(list(layouts), regions, dtype, memory, looks)
+    return rows, reader.submit_together(list(layouts), regions, dtype, memory, looks)
 
 
-def _cut(regions: Regions, needed: Sequence[np.ndarray | None]) -> tuple[list[int], Regions]:
-    """Cut regions into the boxes that are needed; return the number of each box's region, and the boxes."""
-    which = [row for row, boxes in enumerate(needed) for _ in range(1 if boxes is None else len(boxes))]
+def _needed_boxes(regions: Regions, needed: Sequence[np.ndarray | None]) -> tuple[list[int], Regions]:
+    """Divide regions into their needed boxes; return the index of the region of each box, and the boxes."""
+    rows = [row for row, boxes in enumerate(needed) for _ in range(1 if boxes is None else len(boxes))]
     if all(boxes is None for boxes in needed):
-        return which, regions
-    cut, first = regions.take(np.array(which)), 0
-    begin, end = cut.start.copy(), cut.stop.copy()
+        return rows, regions
+    whole, first = regions.take(np.array(rows)), 0
+    start, stop = whole.start.copy(), whole.stop.copy()
     for boxes in needed:
         if boxes is not None:
-            rows, axes = slice(first, first + len(boxes)), boxes.shape[1]
-            begin[rows, -axes:], end[rows, -axes:] = boxes[:, :, 0], boxes[:, :, 1]
+            these, axes = slice(first, first + len(boxes)), boxes.shape[1]
+            start[these, -axes:], stop[these, -axes:] = boxes[:, :, 0], boxes[:, :, 1]
         first += 1 if boxes is None else len(boxes)
-    addresses = cut.addresses + ((begin - cut.start) * cut.strides).sum(axis=1)
-    return which, replace(cut, start=begin, stop=end, addresses=addresses)
+    addresses = whole.addresses + ((start - whole.start) * whole.strides).sum(axis=1)
+    return rows, replace(whole, start=start, stop=stop, addresses=addresses)
 
 
 def _submit_alone(reader: Reader, job: ReadJob, box: Box, out: Array) -> ReaderTicket:

@@ -1,7 +1,7 @@
 """Arrays that samples name, opened ahead by threads.
 
-A path and a level → :class:`~linumpy.stream.planning.records.ArrayInfo`, kept while the array's metadata files are the
-same.
+Path and level → :class:`~linumpy.stream.planning.records.ArrayInfo`, kept while the array's metadata files are
+unchanged.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from linumpy.stream.reading.arrays import OPENED, Key, located, open_info
 IsCheckedLater = Callable[[ArrayInfo], bool]
 
 
-class Request(NamedTuple):
+class ArrayRequest(NamedTuple):
     """An array that a sample needs."""
 
     key: Key
     opened: Future[ArrayInfo] | ArrayInfo
-    is_shared: bool = False  # another sample requested it before
+    is_shared: bool = False  # whether another sample requested it before
 
 
 class Sources:
@@ -35,7 +35,7 @@ class Sources:
     Parameters
     ----------
     config : Config
-        ``n_zarrs_meta_cache`` arrays are kept, ``n_io_threads`` threads open them; limits of chunks and elements.
+        Its ``n_zarrs_meta_cache``, ``n_io_threads`` and limits of chunks and elements are used.
     """
 
     def __init__(self, config: Config) -> None:
@@ -45,7 +45,7 @@ class Sources:
         self._lock = threading.Lock()
         self.hits = self.misses = 0
 
-    def request(self, sample: Sample, folder: str) -> list[Request]:
+    def request(self, sample: Sample, folder: str) -> list[ArrayRequest]:
         """Return the arrays of a sample, one for each part; start to open those that are not open.
 
         Parameters
@@ -53,14 +53,14 @@ class Sources:
         sample : Sample
             The sample.
         folder : str
-            Folder that relative paths start from.
+            Folder from which relative paths start.
         """
         try:
             return [self._get(key) for key in self._keys(sample, folder)]
         except Exception as error:
             failed: Future[ArrayInfo] = Future()
             failed.set_exception(error)
-            return [Request(Key(sample.uri, sample.level), failed)]
+            return [ArrayRequest(Key(sample.uri, sample.level), failed)]
 
     def _keys(self, sample: Sample, folder: str) -> list[Key]:
         keys = [Key(located(sample.uri, folder), sample.level, self._config.spacing, self._config.origin)]
@@ -71,7 +71,7 @@ class Sources:
                 keys.append(Key(located(part.uri or sample.uri, folder), part.level, part.spacing, part.origin))
         return keys
 
-    def _get(self, key: Key) -> Request:
+    def _get(self, key: Key) -> ArrayRequest:
         with self._lock:
             kept = self._kept.get(key)
             if isinstance(kept, Future) and kept.done():
@@ -81,15 +81,15 @@ class Sources:
             if kept is not None:
                 self._kept.move_to_end(key)
                 self.hits += 1
-                return Request(key, kept, is_shared=True)
+                return ArrayRequest(key, kept, is_shared=True)
             self.misses += 1
             opened: Future[ArrayInfo] | ArrayInfo
             if OPENED.get(key) is None:
                 opened = self.pool.submit(open_info, key, self._config)
-            else:  # takes less time than handing it to a thread
+            else:  # faster here than in a thread
                 opened = open_info(key, self._config)
             self._keep(key, opened)
-            return Request(key, opened)
+            return ArrayRequest(key, opened)
 
     def _keep(self, key: Key, opened: Future[ArrayInfo] | ArrayInfo) -> None:
         self._kept[key] = opened
@@ -98,23 +98,23 @@ class Sources:
             self._kept.popitem(last=False)
 
     @staticmethod
-    def are_open(requests: Sequence[Request]) -> bool:
+    def are_open(requests: Sequence[ArrayRequest]) -> bool:
         """Whether none of the requested arrays is still being opened."""
         return all(not isinstance(request.opened, Future) or request.opened.done() for request in requests)
 
     def settled(
-        self, requests: Sequence[Request], checked: dict[Key, ArrayInfo], is_checked_later: IsCheckedLater
+        self, requests: Sequence[ArrayRequest], checked: dict[Key, ArrayInfo], is_checked_later: IsCheckedLater
     ) -> list[ArrayInfo]:
         """Wait for arrays, check their metadata files, and reopen arrays that were rewritten meanwhile.
 
         Parameters
         ----------
-        requests : sequence of Request
-            What :meth:`request` returned.
+        requests : sequence of ArrayRequest
+            Requests that :meth:`request` returned.
         checked : dict
-            Arrays that need not be checked again; those that are checked are added.
+            Arrays that need no check, to which all checked arrays are added.
         is_checked_later : callable
-            Arrays for which it returns True are not checked here.
+            Returns True for arrays that are not checked here.
         """
         infos = []
         for request in requests:
@@ -124,19 +124,19 @@ class Sources:
             infos.append(info)
         return infos
 
-    def _settled(self, request: Request, is_checked_later: IsCheckedLater) -> ArrayInfo:
+    def _settled(self, request: ArrayRequest, is_checked_later: IsCheckedLater) -> ArrayInfo:
         opened = request.opened
         try:
             info = opened if isinstance(opened, ArrayInfo) else opened.result()
             if is_checked_later(info) or info.holds:
                 return info
         except Exception:
-            if not request.is_shared:  # an array that was missing for an earlier sample may exist now
-                raise
+            if not request.is_shared:
+                raise  # else open it again: an array that was missing for an earlier sample may exist now
         return self.opened_again(request.key)
 
     def opened_again(self, key: Key) -> ArrayInfo:
-        """Open an array again that was rewritten."""
+        """Open an array again, after it was rewritten."""
         OPENED.forget(key)
         info = open_info(key, self._config)
         with self._lock:
@@ -145,6 +145,6 @@ class Sources:
         return info
 
     def close(self) -> None:
-        """End the threads."""
+        """Stop the threads."""
         self.pool.shutdown(wait=True, cancel_futures=True)
         self._kept.clear()

@@ -1,1 +1,1 @@
-"""Voxels that were read → rows of a batch: borders and staged crops, on a device or the host."""
+"""Fills rows of a batch, on a device or the host: borders of direct crops, and staged crops that are resampled."""

@@ -1,7 +1,7 @@
 """Resamples a staged crop to a row of a batch in host memory, by NumPy and SciPy, where there is no GPU.
 
-As ``augment.cu``: coordinates in double precision, SciPy's order 0 or 1, values rounded where the batch's dtype is an
-integer.
+As in ``augment.cu``, coordinates are in double precision, the order of interpolation is 0 or 1 as in SciPy, and values
+are rounded where the batch's dtype is an integer.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from linumpy.arrays import Array
 from linumpy.gpu.rounding import bfloat16_bits
 from linumpy.stream.config import Dtype
 from linumpy.stream.planning.reach import fold, spline_matrix
-from linumpy.stream.planning.records import CropRead, PartShape, Resampling
+from linumpy.stream.planning.records import CropRead, PartShape, Resampling, zyx
 from linumpy.stream.planning.warp import Intensity
 
 
@@ -27,9 +27,9 @@ class Staged:
     Attributes
     ----------
     read : CropRead
-        What is read, and how it is resampled.
+        The region that was read, and its resampling.
     voxels : cupy.ndarray, numpy.ndarray or None
-        The box that was read; None where nothing was read.
+        Voxels of the region; None where nothing was read.
     """
 
     read: CropRead
@@ -42,19 +42,19 @@ def fill_row(row: np.ndarray, part: PartShape, staged: Staged, pad: str, fill: f
     Parameters
     ----------
     row : numpy.ndarray
-        Of the batch; for bf16 its bits as uint16.
+        The row; for bf16 its bits as uint16.
     part : PartShape
-        Its dtype.
+        The part of the row.
     staged : Staged
-        The box that was read, and its resampling.
+        The voxels that were read, and their resampling.
     pad : str
         Values outside of the volume: ``Config.pad``.
     fill : float
-        For ``pad="constant"``.
+        Value for ``pad="constant"``.
     """
     resampling = staged.read.resampling
     assert resampling is not None
-    shape = (1,) * (3 - min(3, row.ndim)) + row.shape[-3:]
+    shape = zyx(row.shape)
     target = row.reshape(-1, *shape)
     if staged.voxels is None:
         sampled = np.full(target.shape, fill)
@@ -62,8 +62,8 @@ def fill_row(row: np.ndarray, part: PartShape, staged: Staged, pad: str, fill: f
         return
     voxels = np.asarray(staged.voxels).reshape(-1, *resampling.box_shape)
     if resampling.order == 0:
-        taken, inside = _nearest(voxels, resampling, shape, pad)
-        _write(target, taken, part)
+        values, inside = _nearest(voxels, resampling, shape, pad)
+        _write(target, values, part)
         if not inside.all():
             _write(target, np.array(fill), part, ~np.broadcast_to(inside, target.shape))
         return
@@ -76,21 +76,21 @@ def _changed(values: np.ndarray, resampling: Resampling, part: PartShape, row: n
     """Blur and change intensities; each axis of the blur rounds to the dtype of the batch."""
     axes = [axis for axis in range(3) if resampling.sigma[axis] > 0]
     if axes:
-        held = np.empty(values.shape, row.dtype)
-        _write(held, values, part)
+        rounded = np.empty(values.shape, row.dtype)
+        _write(rounded, values, part)
         for axis in axes:
             values = scipy.ndimage.gaussian_filter1d(
-                _read(held, part), resampling.sigma[axis], axis=axis + 1, mode="reflect"
+                _read(rounded, part), resampling.sigma[axis], axis=axis + 1, mode="reflect"
             )
             if axis != axes[-1]:
-                _write(held, values, part)
+                _write(rounded, values, part)
     return change(values, resampling.intensity)
 
 
 def coordinates(resampling: Resampling, shape: tuple[int, ...], pad: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return coordinates, mapped into the volume by `pad`, and which voxels of the crop lie inside of it."""
-    at = np.stack(np.meshgrid(*(np.arange(n, dtype=float) for n in shape), indexing="ij"))
-    points = np.tensordot(resampling.matrix, at, 1) + resampling.offset[:, None, None, None]
+    """Return coordinates, mapped into the volume by `pad`, and which voxels of the crop lie inside the volume."""
+    voxels = np.stack(np.meshgrid(*(np.arange(n, dtype=float) for n in shape), indexing="ij"))
+    points = np.tensordot(resampling.matrix, voxels, 1) + resampling.offset[:, None, None, None]
     if resampling.grid is not None:
         points += displacement(resampling, shape)
     inside = np.ones(shape, bool)
@@ -119,9 +119,9 @@ def displacement(resampling: Resampling, shape: tuple[int, ...]) -> np.ndarray:
 def _linear(box: np.ndarray, read: CropRead, points: np.ndarray, inside: np.ndarray, fill: float) -> np.ndarray:
     assert read.resampling is not None
     local = points - np.array(read.resampling.box_start, float)[:, None, None, None]
-    if box.dtype == np.float16:  # which SciPy does not take
+    if box.dtype == np.float16:  # SciPy does not accept it
         box = box.astype(np.float32)
-    # Neighbours outside of the box have weight 0, so clamping to the box is exact.
+    # Neighbours outside of the box have weight 0, so clamping to the box changes nothing.
     if box.dtype.kind == "f" and not all(np.isfinite(part).all() for part in _read_parts(box, read)):
         return np.where(inside, _linear_of_finite_weights(box, local), fill)
     values = scipy.ndimage.map_coordinates(box, local, order=1, mode="nearest", output=np.float64)
@@ -150,15 +150,15 @@ def _linear_of_finite_weights(box: np.ndarray, local: np.ndarray) -> np.ndarray:
     result = np.zeros(local.shape[1:])
     for corner in np.ndindex(2, 2, 2):
         weight = np.prod([u if k else 1 - u for k, u in zip(corner, upper, strict=True)], axis=0)
-        at = [np.clip(b + k, 0, n - 1) for b, k, n in zip(below, corner, box.shape, strict=True)]
-        result += np.where(weight == 0, 0.0, weight * np.where(weight == 0, 0.0, box[tuple(at)].astype(float)))
+        index = tuple(np.clip(b + k, 0, n - 1) for b, k, n in zip(below, corner, box.shape, strict=True))
+        result += np.where(weight == 0, 0.0, weight * np.where(weight == 0, 0.0, box[index].astype(float)))
     return result
 
 
 def _nearest(
     voxels: np.ndarray, resampling: Resampling, shape: tuple[int, ...], pad: str
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the nearest voxels, and where they count."""
+    """Return the nearest voxels, and which of them lie inside the volume."""
     if np.array_equal(resampling.matrix, np.eye(3)) and resampling.grid is None:
         return _shifted(voxels, resampling, shape, pad)
     points, inside = coordinates(resampling, shape, pad)
@@ -175,17 +175,17 @@ def _shifted(
     """Take whole voxels along each axis."""
     inside, index = [], []
     for axis, size in enumerate(shape):
-        at = np.arange(size) + int(np.floor(resampling.offset[axis] + 0.5))
+        voxel = np.arange(size) + int(np.floor(resampling.offset[axis] + 0.5))
         n = resampling.volume[axis]
-        inside.append((at >= 0) & (at < n) if pad == "constant" else np.ones(size, bool))
-        held = np.clip(at, 0, n - 1) if pad == "constant" else fold(at, n, pad)
-        index.append(np.clip(held - resampling.box_start[axis], 0, resampling.box_shape[axis] - 1))
-    taken = voxels[np.ix_(np.arange(len(voxels)), *index)]
-    return taken, inside[0][:, None, None] & inside[1][:, None] & inside[2]
+        inside.append((voxel >= 0) & (voxel < n) if pad == "constant" else np.ones(size, bool))
+        mapped = np.clip(voxel, 0, n - 1) if pad == "constant" else fold(voxel, n, pad)
+        index.append(np.clip(mapped - resampling.box_start[axis], 0, resampling.box_shape[axis] - 1))
+    values = voxels[np.ix_(np.arange(len(voxels)), *index)]
+    return values, inside[0][:, None, None] & inside[1][:, None] & inside[2]
 
 
 def narrow(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """Cast values; to integers rounded, halves away from zero, and saturated, NaN as 0."""
+    """Cast values; for integers round halves away from zero, saturate, and replace NaN by 0."""
     if dtype.kind == "b":
         return narrow(values, np.dtype("u1")).astype(bool)
     if dtype.kind not in "iu" or values.dtype.kind in "iub":
@@ -207,14 +207,17 @@ def _write(target: np.ndarray, values: np.ndarray, part: PartShape, where: np.nd
     target[where] = as_elements(values, part)
 
 
-def _read(held: np.ndarray, part: PartShape) -> np.ndarray:
-    if part.dtype is Dtype.BF16:
-        return (held.astype(np.uint32) << np.uint32(16)).view(np.float32).astype(np.float64)
-    return held.astype(np.float64)
+def _read(elements: np.ndarray, part: PartShape) -> np.ndarray:
+    return (widened(elements) if part.dtype is Dtype.BF16 else elements).astype(np.float64)
+
+
+def widened(bits: np.ndarray) -> np.ndarray:
+    """Return bfloat16 numbers, given as their bits in uint16, as float32."""
+    return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 
 def change(values: np.ndarray, intensity: Intensity) -> np.ndarray:
-    """Change intensities: gamma, contrast, noise. `values` are those of a whole crop, in C order."""
+    """Change intensities by gamma, contrast and noise. `values` are a whole crop, in C order."""
     if intensity.is_neutral:
         return values
     values = np.asarray(values, np.float64)
@@ -230,7 +233,7 @@ def change(values: np.ndarray, intensity: Intensity) -> np.ndarray:
 
 
 def normals(key: int, count: int) -> np.ndarray:
-    """Return normally distributed numbers 0 to `count` of a key, by Philox4x32-10 and Box and Muller."""
+    """Return the first `count` normally distributed numbers of a key, by Philox4x32-10 and the Box-Muller transform."""
     first, second = philox(key, np.arange(count, dtype=np.uint64))
     radius = np.sqrt(-2.0 * np.log((first + 1.0) / 4294967296.0))
     return radius * np.cos(6.283185307179586476925 * (second / 4294967296.0))

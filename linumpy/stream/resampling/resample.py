@@ -1,7 +1,7 @@
 """Fills rows of a batch: values outside of arrays, and staged crops.
 
-``augment.cu`` resamples staged crops on a GPU, by one launch for all rows of the same dtype and order; NumPy resamples
-them where there is none. Work is queued on CuPy's current stream.
+On a GPU ``augment.cu`` resamples staged crops, by one launch for all rows of the same dtype and order, on CuPy's
+current stream. Without a GPU NumPy resamples them.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from linumpy.arrays import Array
 from linumpy.gpu.kernels import CUDA_TYPES, KernelSpec, address_of, int32, int64, load
 from linumpy.stream.arguments import Box
 from linumpy.stream.config import Dtype
-from linumpy.stream.planning.records import CropRead, PartShape
+from linumpy.stream.planning.records import CropRead, PartShape, zyx
 from linumpy.stream.planning.warp import MAX_NODES
 from linumpy.stream.resampling.on_host import Staged, as_elements, fill_row
 
 PACKAGE = "linumpy.stream.resampling.cuda"
-#: A row of the kernels' table, as ``Row`` in augment.cu.
+#: A row of the kernels' table: ``struct Row`` of augment.cu.
 ROW = np.dtype(
     [
         ("source", "u8"), ("row", "i8"), ("box_start", "i8", 3), ("box_shape", "i8", 3), ("volume", "i8", 3),
@@ -33,15 +33,15 @@ ROW = np.dtype(
 )  # fmt: skip
 _MODES = {"constant": "CONSTANT", "edge": "NEAREST", "reflect": "MIRROR"}
 _THREADS, _SHARED = 128, 48 * 1024
-_MOST_BLOCKS = 2**20
+_MAX_BLOCKS = 2**20
 
 
 def kernel_spec(name: str, source: np.dtype, out: np.dtype, dtype: Dtype, order: int, pad: str) -> KernelSpec:
-    """Name a kernel of augment.cu and what it is compiled for."""
-    to = "bfloat16_bits" if dtype is Dtype.BF16 else CUDA_TYPES[out.str[1:]]
+    """Return the specification of a kernel of augment.cu."""
+    out_type = "bfloat16_bits" if dtype is Dtype.BF16 else CUDA_TYPES[out.str[1:]]
     copies = dtype is not Dtype.BF16 and source == out
     defines = (
-        ("SOURCE", CUDA_TYPES[source.str[1:]]), ("OUT", to), ("COPY", str(int(copies))),
+        ("SOURCE", CUDA_TYPES[source.str[1:]]), ("OUT", out_type), ("COPY", str(int(copies))),
         ("WIDE", str(int(source == np.float64))), ("ORDER", str(order)), ("MODE", _MODES[pad]),
     )  # fmt: skip
     return KernelSpec("augment", name, defines, PACKAGE)
@@ -50,27 +50,27 @@ def kernel_spec(name: str, source: np.dtype, out: np.dtype, dtype: Dtype, order:
 def resample(
     batch: Array, part: PartShape, staged: Sequence[Staged], pad: str, fill: float, pool: Executor | None
 ) -> list[Array]:
-    """Fill rows of a batch.
+    """Resample staged crops into their rows of a batch.
 
     Parameters
     ----------
     batch : cupy.ndarray or numpy.ndarray
         The whole batch of one part, contiguous; for bf16 its bits as uint16.
     part : PartShape
-        Its dtype.
+        The part.
     staged : sequence of Staged
-        Rows to fill.
+        The crops.
     pad : str
         Values outside of volumes: ``Config.pad``.
     fill : float
-        For ``pad="constant"``.
+        Value for ``pad="constant"``.
     pool : Executor or None
         Threads for NumPy arrays.
 
     Returns
     -------
     list
-        Arrays that the queued work uses: they must outlive it.
+        Arrays that must outlive the queued work, which reads them.
     """
     if isinstance(batch, np.ndarray):
         work = [(batch[crop.read.row], part, crop, pad, fill) for crop in staged]
@@ -84,18 +84,18 @@ def resample(
 
 
 def fill_borders(batch: Array, part: PartShape, direct: Sequence[CropRead], fill: float) -> None:
-    """Fill voxels outside of arrays in crops that were read into a batch."""
-    cut = [read for read in direct if not read.is_whole]
-    if not cut:
+    """Fill the voxels outside of their arrays in crops that were read into a batch."""
+    partial = [read for read in direct if not read.is_whole]
+    if not partial:
         return
     value = as_elements(np.array(fill), part)[()]
-    for read in cut:
+    for read in partial:
         for slab in borders(part.shape, read.inside):
             batch[(read.row, *slab)] = value
 
 
 def borders(shape: Sequence[int], inside: Box) -> list[tuple[slice, ...]]:
-    """Cut the surroundings of a box into at most two slabs along each axis."""
+    """Divide the surroundings of a box into at most two slabs along each axis."""
     slabs: list[tuple[slice, ...]] = []
     extent = [slice(0, n) for n in shape]
     for axis, ((start, stop), n) in enumerate(zip(inside, shape, strict=True)):
@@ -107,7 +107,7 @@ def borders(shape: Sequence[int], inside: Box) -> list[tuple[slice, ...]]:
 
 
 def _in_threads(pool: Executor, work: Sequence[tuple[np.ndarray, PartShape, Staged, str, float]]) -> None:
-    """Fill rows; no thread writes any more when this returns or raises."""
+    """Fill rows; when this returns or raises, no thread still writes."""
     futures = [pool.submit(fill_row, *arguments) for arguments in work]
     try:
         for future in futures:
@@ -120,7 +120,7 @@ def _in_threads(pool: Executor, work: Sequence[tuple[np.ndarray, PartShape, Stag
 
 
 def launch(batch: Array, part: PartShape, staged: Sequence[Staged], pad: str, fill: float) -> list[Array]:
-    """Fill rows on the device, by one launch for each pair of stored dtype and order."""
+    """Resample staged crops on the device, by one launch for each pair of stored dtype and order."""
 
     def kind(crop: Staged) -> tuple[str, int]:
         assert crop.read.resampling is not None
@@ -142,7 +142,7 @@ def launch(batch: Array, part: PartShape, staged: Sequence[Staged], pad: str, fi
 def table(rows: Sequence[Staged]) -> tuple[np.ndarray, np.ndarray]:
     """Return the kernels' table, with offsets instead of addresses of grids, and the concatenated grids.
 
-    An offset is in bytes, plus 1: 0 stands for no grid.
+    An offset is in bytes, plus 1; 0 means no grid.
     """
     records = np.zeros(len(rows), ROW)  # filled field by field, several times as fast as record by record
     resamplings = [crop.read.resampling for crop in rows if crop.read.resampling is not None]
@@ -152,13 +152,13 @@ def table(rows: Sequence[Staged]) -> tuple[np.ndarray, np.ndarray]:
     records["matrix"] = [resampling.matrix.ravel() for resampling in resamplings]
     for name in ("low", "span", "gamma", "contrast", "noise", "key"):
         records[name] = [getattr(resampling.intensity, name) for resampling in resamplings]
-    grids, at = [np.zeros(0)], 0
+    grids, size = [np.zeros(0)], 0
     for number, resampling in enumerate(resamplings):
         if (grid := resampling.grid) is not None:
             assert max(grid.shape[1:]) <= MAX_NODES
-            records["grid"][number], records["grid_shape"][number] = 1 + 8 * at, grid.shape[1:]
+            records["grid"][number], records["grid_shape"][number] = 1 + 8 * size, grid.shape[1:]
             grids.append(grid.ravel())
-            at += grid.size
+            size += grid.size
     return records, np.concatenate(grids)
 
 
@@ -181,36 +181,32 @@ def _to_device(array: np.ndarray, batch: Array) -> Array:
     return cupy.asarray(array)
 
 
-def _space(shape: Sequence[int]) -> tuple[int, int, int, int]:
-    """Return the product of leading axes, and the last three."""
-    nz, ny, nx = (1,) * (3 - len(shape[-3:])) + tuple(shape[-3:])
-    return math.prod(shape[:-3]), nz, ny, nx
-
-
 def _launch_augment(
     kernel: Callable[..., None], batch: Array, shape: Sequence[int], rows: Array, count: int, fill: float
 ) -> None:
-    lead, nz, ny, nx = _space(shape)
+    lead, (nz, ny, nx) = math.prod(shape[:-3]), zyx(shape)
     lines = nz * ny
     threads = min(_THREADS, -(-nx // 32) * 32)
     arguments = (rows, batch, *int32(lead, ny, nx), *int64(lines), np.float64(fill))
-    kernel((min(lines, _MOST_BLOCKS), count), (threads,), arguments)
+    kernel((min(lines, _MAX_BLOCKS), count), (threads,), arguments)
 
 
 def _launch_blur(
     kernel: Callable[..., None], batch: Array, shape: Sequence[int], rows: Array, sigmas: np.ndarray
 ) -> None:
-    lead, *space = _space(shape)
+    lead, space = math.prod(shape[:-3]), zyx(shape)
     axes = [axis for axis in range(3) if sigmas[:, axis].any()]
     for axis in axes:
         n, stride = space[axis], math.prod(space[axis + 1 :])
         total = lead * math.prod(space) // n
-        most = int(4.0 * sigmas[:, axis].max() + 0.5) + 1
-        columns = min(32, (_SHARED // 8 - most) // n, total)
+        weights = int(4.0 * sigmas[:, axis].max() + 0.5) + 1
+        columns = min(32, (_SHARED // 8 - weights) // n, total)
         if columns < 1:
-            raise ValueError(f"blur: an axis of {n} voxels with a radius of {most} does not fit into shared memory")
+            raise ValueError(
+                f"blur: an axis of {n} voxels with a radius of {weights - 1} does not fit into shared memory"
+            )
         arguments = (
-            rows, batch, *int32(axis, n), *int64(stride, total), *int32(columns, most, int(axis == axes[-1])),
+            rows, batch, *int32(axis, n), *int64(stride, total), *int32(columns, weights, int(axis == axes[-1])),
         )  # fmt: skip
-        grid = (-(-total // columns), len(sigmas))
-        kernel(grid, (_THREADS,), arguments, shared_mem=8 * (n * columns + most))
+        blocks = (-(-total // columns), len(sigmas))
+        kernel(blocks, (_THREADS,), arguments, shared_mem=8 * (n * columns + weights))

@@ -1,8 +1,10 @@
-// Crops, resampled into a batch: staged boxes of volumes + a map each -> rows of the batch, cast and with other intensities.
+// Resamples staged crops into a batch: boxes of volumes, and a map of coordinates for each → rows of the batch, with
+// changed intensities, cast.
 //
 // Definitions: SOURCE and OUT (element types; bfloat16_bits for bfloat16), COPY (1 where OUT is SOURCE), WIDE (1 where
-// SOURCE is double), ORDER (0 nearest, 1 linear) and MODE (of boundary.cuh: CONSTANT, NEAREST or MIRROR). Axes are (Z, Y, X); coordinates are computed in
-// double precision, so that the result is that of the whole volume to the last bits of the output.
+// SOURCE is double), ORDER (0 nearest, 1 linear) and MODE (of boundary.cuh: CONSTANT, NEAREST or MIRROR). Axes are
+// (Z, Y, X). Coordinates are computed in double precision, so that resampling a box equals resampling the whole volume
+// up to the last bits of the output.
 #include "number.cuh"
 #include "elements.cuh"
 #include "boundary.cuh"
@@ -22,7 +24,7 @@ template <class C> struct Widen<C, bfloat16_bits> {
 // Written by linumpy.stream.resampling.resample, field by field.
 struct Row {
     const SOURCE *source;  // the box, leading axes first
-    int64 row;  // of the batch
+    int64 row;  // index of the row in the batch
     int64 box_start[3], box_shape[3], volume[3];
     double matrix[9], offset[3];
     const double *grid;  // displacements, components first; null without
@@ -54,7 +56,7 @@ __device__ inline double changed(const Row &row, double value, int64 voxel) {
     return value;
 }
 
-// A voxel as it is, in the type of the batch: what a cast gives, without a detour that rounds.
+// An unchanged voxel, cast to the type of the batch without an intermediate type that rounds.
 __device__ __forceinline__ OUT as_is(SOURCE value) {
 #if COPY
     return value;
@@ -77,7 +79,7 @@ __device__ __forceinline__ int first_node(double g, int64 nodes, double &t) {
     return base - 1;
 }
 
-// Displacements of the control points along x for a line of the crop: the spline along z and y is summed up once.
+// Displacements of the control points along x for a line of the crop: the spline along z and y is evaluated once.
 __device__ inline void sum_line(const Row &row, int64 z, int64 y, double *line) {
     double wz[4], wy[4], tz, ty;
     const int fz = first_node(z * row.grid_scale[0] + row.grid_origin[0], row.grid_shape[0], tz);
@@ -97,7 +99,8 @@ __device__ inline void sum_line(const Row &row, int64 z, int64 y, double *line) 
     }
 }
 
-// Where a coordinate's voxels lie in the box; false where the voxel of the crop has the fill value.
+// Indices in the box of the voxels around a coordinate, and the weight of the upper one; false where the fill value is
+// taken.
 __device__ inline bool locate(const Row &row, int axis, double c, int *at, double &upper) {
     const int n = static_cast<int>(row.volume[axis]);
     if (!bring_inside(c, n)) return false;
@@ -111,7 +114,7 @@ __device__ inline bool locate(const Row &row, int axis, double c, int *at, doubl
     return row.box_shape[axis] > 0;
 }
 
-// `lines` are those of the crop along x: blocks of x over them, y over rows of the table.
+// `lines`: lines of the crop along x. blockIdx.x runs over lines, blockIdx.y over rows of the table.
 extern "C" __global__ void augment(const Row *rows, OUT *out, int lead, int ny, int nx, int64 lines, double fill) {
     __shared__ double line[3 * MAX_NODES];
     const Row &row = rows[blockIdx.y];
@@ -156,7 +159,7 @@ extern "C" __global__ void augment(const Row *rows, OUT *out, int lead, int ny, 
                                 const double weight = (a ? upper[0] : 1 - upper[0]) * (b ? upper[1] : 1 - upper[1]) *
                                                       (d ? upper[2] : 1 - upper[2]);
                                 const int64 from = at[0][a] * plane + at[1][b] * row.box_shape[2] + at[2][d];
-                                // Not "0 * NaN": a neighbour of weight 0 does not count.
+                                // Avoids 0 * NaN: a neighbour of weight 0 does not count.
                                 if (weight != 0) value += weight * Widen<double, SOURCE>::of(source[from]);
                             }
                 }
@@ -166,24 +169,24 @@ extern "C" __global__ void augment(const Row *rows, OUT *out, int lead, int ny, 
     }
 }
 
-// Blur along one axis, in place: a block holds `columns` neighbouring lines of it in shared memory, and behind them the
-// weights, of which there are at most `most`. `n` voxels along the axis, `stride` between them, `total` lines of a crop;
-// `last` is set for the last axis that is blurred, behind which intensities change.
+// Blur along one axis, in place. A block keeps `columns` neighbouring lines in shared memory, followed by at most
+// `max_weights` weights. `n`: voxels along the axis; `stride`: distance between them; `total`: lines of a crop; `last`:
+// whether this is the last axis that is blurred, after which intensities change.
 extern "C" __global__ void blur(const Row *rows, OUT *out, int axis, int n, int64 stride, int64 total, int columns,
-                                int most, int last) {
+                                int max_weights, int last) {
     extern __shared__ double values[];
     const Row &row = rows[blockIdx.y];
     const double sigma = row.sigma[axis];
     const bool changes = last && !is_neutral(row) && row.sigma[0] + row.sigma[1] + row.sigma[2] > 0;
     if (sigma == 0 && !changes) return;
-    const int radius = min(static_cast<int>(4.0 * sigma + 0.5), most - 1);
+    const int radius = min(static_cast<int>(4.0 * sigma + 0.5), max_weights - 1);
     OUT *crop = out + row.row * total * n;
     const int64 begin = static_cast<int64>(blockIdx.x) * columns;
     const int count = static_cast<int>(min(static_cast<int64>(columns), total - begin));
     double *weights = values + n * columns;
     for (int d = threadIdx.x; d <= radius; d += blockDim.x)
         weights[d] = d ? exp(-0.5 * (d / sigma) * (d / sigma)) : 1.0;
-    // Neighbouring threads take neighbours in memory: along the axis itself, or across it.
+    // Neighbouring threads access neighbours in memory: along the axis, or across it.
     for (int i = threadIdx.x; i < n * count; i += blockDim.x) {
         const int column = stride == 1 ? i / n : i % count, k = stride == 1 ? i % n : i / count;
         const int64 line = begin + column;

@@ -1,0 +1,227 @@
+"""The consumer's side of a pipeline: batches in flight → :class:`Batch`, waited for, assembled and counted."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor
+from typing import NoReturn
+
+from linumpy.errors import StaleLayoutError, not_pickled
+from linumpy.stream.batches.assembler import Assembler
+from linumpy.stream.batches.batch import Batch
+from linumpy.stream.batches.in_flight import InFlight
+from linumpy.stream.batches.memory import Memory
+from linumpy.stream.batches.producer import Producer
+from linumpy.stream.batches.state import Progress
+from linumpy.stream.config import Config
+from linumpy.stream.errors import ShutdownError, StreamError, TryAgain, as_stream_error
+from linumpy.stream.on_device import Stream, on_stream, recorded
+from linumpy.stream.stats import Metric
+
+#: After so many seconds without free memory `pop` raises, because the user holds all of it.
+_STARVED_SECONDS = 1.0
+
+
+class Consumer:
+    """Pops batches, one at a time.
+
+    Parameters
+    ----------
+    config : Config
+        The configuration.
+    producer : Producer
+        Submits the batches.
+    memory : Memory
+        Memory of batches and staged crops.
+    stream : cupy.cuda.Stream or None
+        The pipeline's stream; None without a GPU.
+    threads : Executor or None
+        Threads that resample NumPy arrays.
+
+    Attributes
+    ----------
+    popping : threading.RLock
+        Held while a batch is popped.
+    progress : Progress
+        Progress after the last batch that was popped.
+    wait_io, wait_compute : Metric
+        Time that :meth:`pop` waited for reads and for resampling.
+    emitted, truncated, skipped : int
+        Batches that were popped; partial batches among them; faulty samples that were left out.
+    """
+
+    def __init__(
+        self, config: Config, producer: Producer, memory: Memory, stream: Stream | None, threads: Executor | None
+    ) -> None:
+        self._config, self._producer, self._memory, self._stream = config, producer, memory, stream
+        self._assembler = Assembler(config, memory, stream, threads)
+        self.popping = threading.RLock()
+        self.progress = Progress()
+        self.reset_metrics()
+        self.emitted = self.truncated = self.skipped = 0
+        self._waited = 0.0  # seconds for the batch that is being popped
+
+    def reset_metrics(self) -> None:
+        """Set the times to zero."""
+        self.wait_io, self.wait_compute = Metric("pop_wait_io"), Metric("pop_wait_compute")
+
+    def pop(self) -> Batch:
+        """Wait for the next batch, and return it; see :meth:`Pipeline.pop <linumpy.stream.Pipeline.pop>`."""
+        while True:
+            self._producer.check_usable("pop")
+            with self.popping:
+                batch = self._finished(self._next())
+            if batch is not None:
+                return batch
+
+    def _next(self) -> InFlight:
+        """Wait for the next batch in flight; return it again if its pop was interrupted."""
+        begin = time.perf_counter()
+        producer = self._producer
+        with producer.changed:
+            while producer.taken is None:
+                producer.check_open()
+                if producer.ready:
+                    producer.taken = producer.ready[0]
+                elif producer.failure is not None:
+                    raise as_stream_error(producer.failure)
+                elif producer.is_idle:
+                    raise TryAgain(_no_batch(producer.waiting_samples, self._config.batch_size))
+                else:
+                    self._check_starved(begin)
+                    producer.changed.wait(0.05)
+            if producer.ready and producer.ready[0] is producer.taken:
+                producer.pop()
+                producer.wait_for_turn()
+        self._waited += time.perf_counter() - begin
+        return producer.taken
+
+    def _check_starved(self, begin: float) -> None:
+        """Raise where this call and the producer have both waited long for memory."""
+        since, now = self._producer.submitter.starved_since, time.perf_counter()
+        if since is not None and now - max(since, begin) > _STARVED_SECONDS:
+            raise TryAgain(
+                f"all {self._memory.slots} batches that device_buffer_bytes holds are held by the consumer: "
+                "release one, or pass a larger device_buffer_bytes"
+            )
+
+    def _finished(self, item: InFlight) -> Batch | None:
+        """Make a batch of crops that were read; None where `on_error` is skip and all of its samples are faulty."""
+        if item.raised is not None:
+            self._end(item)
+            raise item.raised
+        begin = time.perf_counter()
+        errors = self._read_errors(item)
+        read = time.perf_counter()
+        try:
+            with on_stream(self._stream, self._memory.device_id):
+                batch = self._outcome(item, errors)
+        except Exception as error:
+            self._end(item)
+            if self._producer.closed:
+                raise ShutdownError("the pipeline is closed") from error
+            failure = as_stream_error(error, what="" if isinstance(error, StreamError) else "assemble")
+            raise failure from failure.__cause__
+        self._end(item)
+        end = time.perf_counter()
+        with self._producer.changed:
+            self.wait_io = self.wait_io.plus(self._waited + read - begin)
+            self.wait_compute = self.wait_compute.plus(end - read)
+        self._waited = 0.0
+        return batch
+
+    def _read_errors(self, item: InFlight) -> dict[int, StreamError]:
+        """Wait for the reads of a batch, again where an array was rewritten; return the error of each faulty row."""
+        errors = self._assembler.errors(item)
+        while any(isinstance(error, StaleLayoutError) for error in errors.values()):
+            self._producer.check_open()
+            self._producer.submitter.submit_again(item)
+            errors = self._assembler.errors(item)
+        return {row: as_stream_error(error, item.samples[row]) for row, error in errors.items()}
+
+    def _outcome(self, item: InFlight, errors: Mapping[int, StreamError]) -> Batch | None:
+        """Return the batch, or raise its error; after an interrupt another call completes the batch."""
+        if (errors or item.faulty) and self._config.on_error == "raise":
+            raise (item.faulty or [errors[min(errors)]])[0]
+        for error in item.faulty:
+            if error.sample is None:  # an error of the whole batch, such as memory, is never skipped
+                raise error
+        batch = None if len(errors) == len(item.samples) else self._assembler.batch(item, errors)
+        self.skipped += len(errors) + len(item.faulty)
+        if batch is not None:
+            self.truncated += len(batch) < self._config.batch_size
+            self.emitted += 1
+        return batch
+
+    def _end(self, item: InFlight) -> None:
+        """Advance past a batch; free its staged crops after the work that is queued, and drop its lease."""
+        self.progress = Progress(item.batch_id + 1, max(self.progress.position, item.end))
+        self._producer.taken = None
+        if item.stage[1]:
+            if self._stream is not None:
+                with on_stream(self._stream, self._memory.device_id):
+                    self._producer.submitter.stages_are_free(recorded(self._stream))
+            with self._producer.changed:
+                self._memory.give_stages(item.batch_id)
+                self._producer.changed.notify_all()
+        item.arrays, item.lease, item.tickets = [], None, []
+
+
+def _no_batch(waiting: int, batch_size: int) -> str:
+    if waiting:
+        return f"{waiting} samples wait for a batch of {batch_size}: push more, or flush"
+    return "no batch is being read: push samples first"
+
+
+class Batches:
+    """Iterator over batches; after the error of a batch it continues with the next batch.
+
+    Parameters
+    ----------
+    producer : Producer
+        Producer of the pipeline.
+    pop : callable
+        ``Pipeline.pop``, which keeps the pipeline alive.
+    n : int or None
+        Number of batches; None for all.
+    """
+
+    def __init__(self, producer: Producer, pop: Callable[[], Batch], n: int | None) -> None:
+        self._producer, self._pop, self._remaining = producer, pop, n
+
+    def __reduce__(self) -> NoReturn:
+        raise not_pickled(self, "send the config and the samples of its pipeline")
+
+    def __iter__(self) -> Batches:
+        return self
+
+    def __next__(self) -> Batch:
+        producer = self._producer
+        while self._remaining != 0:
+            producer.check_usable("batches")
+            with producer.changed:
+                idle, waiting = producer.is_idle, producer.waiting_samples
+            if idle and not waiting:
+                break
+            if idle:
+                producer.flush()
+            try:
+                batch = self._pop()
+            except TryAgain:
+                with producer.changed:
+                    ended = producer.is_idle
+                if ended:  # since the check above: a partial batch may remain
+                    continue
+                raise
+            except StreamError:
+                self._count()
+                raise
+            self._count()
+            return batch
+        raise StopIteration
+
+    def _count(self) -> None:
+        if self._remaining is not None:
+            self._remaining -= 1
