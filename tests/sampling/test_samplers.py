@@ -224,9 +224,9 @@ F4 = np.float32
 @pytest.mark.parametrize(
     ("coords", "values", "count", "error", "text"),
     [
-        (np.empty((5, 3), F4), np.empty((1, 5), F4), -1, ValueError, "count is -1"),
+        (np.empty((5, 3), F4), np.empty((1, 5), F4), -1, ValueError, "count=-1"),
         (np.empty((5, 3), F4), np.empty((1, 5), F4), 2**33 + 1, ValueError, "8589934592"),
-        (np.empty((5, 3), F4), np.empty((1, 5), F4), 5.0, TypeError, r"count is 5\.0"),
+        (np.empty((5, 3), F4), np.empty((1, 5), F4), 5.0, TypeError, r"count=5\.0"),
         (np.empty((4, 3), F4), np.empty((1, 5), F4), 5, ValueError, r"coords has shape \(4, 3\)"),
         (np.empty((5, 3), F4), np.empty((2, 5), F4), 5, ValueError, r"values has shape \(2, 5\)"),
         (np.empty((5, 3)), np.empty((1, 5), F4), 5, TypeError, "coords has dtype float64"),
