@@ -66,14 +66,7 @@ class HostVolume(VoxelField):
         labels: bool = False,
         check: Callable[[], None] | None = None,
     ) -> None:
-        super().__init__(
-            voxels,
-            spline_order=spline_order,
-            low_high=low_high,
-            value_range=value_range,
-            labels=labels,
-            box_voxels=BOX_VOXELS,
-        )
+        super().__init__(voxels, spline_order, low_high, value_range, labels, BOX_VOXELS)
         self._check = check
         self._voxels = voxels if spline_order < 3 else self._coefficients(voxels)
         self._flat = self._voxels.reshape(self.n_channels, -1)

@@ -15,17 +15,7 @@ import numpy as np
 
 from linumpy.arrays import Array
 from linumpy.device import array_module, free_memory, is_device_array
-from linumpy.gpu.kernels import (
-    CUDA_TYPES,
-    KernelSpec,
-    Uploaded,
-    address_of,
-    index_type,
-    int32,
-    int64,
-    load,
-    uploaded,
-)
+from linumpy.gpu.kernels import CUDA_TYPES, KernelSpec, Uploaded, address_of, index_type, int32, int64, load, uploaded
 from linumpy.sampling.coordinates import draws
 from linumpy.sampling.coordinates.boxes import BOX_VOXELS, Boxes, Window
 from linumpy.sampling.coordinates.draws import NO_ARRAY
@@ -119,14 +109,7 @@ class DeviceVolume(VoxelField):
         labels: bool = False,
         shape: Shape = Shape(),
     ) -> None:
-        super().__init__(
-            voxels,
-            spline_order=spline_order,
-            low_high=low_high,
-            value_range=value_range,
-            labels=labels,
-            box_voxels=shape.box_voxels,
-        )
+        super().__init__(voxels, spline_order, low_high, value_range, labels, shape.box_voxels)
         self._xp, self._shape = array_module(voxels), shape
         self._linear: Array = voxels if spline_order < 3 else self._coefficients(voxels)
         self.layout = self._choose_layout(layout, memory_limit)

@@ -83,7 +83,6 @@ class VoxelField(Field):
     def __init__(
         self,
         voxels: Array,
-        *,
         spline_order: int,
         low_high: tuple[float, float] | None,
         value_range: tuple[float, float] | None,
