@@ -15,7 +15,7 @@ import numpy as np
 
 from linumpy.arrays import Array
 from linumpy.device import array_module, free_memory, is_device_array
-from linumpy.gpu.kernels import CUDA_TYPES, KernelSpec, Uploaded, address_of, index_type, int32, int64, load, uploaded
+from linumpy.gpu.kernels import CUDA_TYPES, KernelSpec, Uploaded, address_of, index_type, int64, load, uploaded
 from linumpy.sampling.coordinates import draws
 from linumpy.sampling.coordinates.boxes import BOX_VOXELS, Boxes, Window
 from linumpy.sampling.coordinates.draws import NO_ARRAY
@@ -151,7 +151,6 @@ class DeviceVolume(VoxelField):
             out,
             window.starts,
             self._box_indices.get(),
-            *int32(0),
             *int64(begin),
             window.record,
             self._record(len(coords), coords),

@@ -207,15 +207,14 @@ __device__ __forceinline__ void write_whole(float *coords, float4 *staged, const
 }
 
 // Writes samples begin to begin + volume.count of the window, from the first element of coords and values on.
-// box_indices: of each box along z, y and x; first_box: the box of block 0. The second axis of the grid divides the
-// samples of a box.
+// box_indices: of each box along z, y and x. The second axis of the grid divides the samples of a box.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     sample_boxes(const SOURCE *__restrict__ linear, float *__restrict__ coords, float *__restrict__ values,
-                 const int64 *__restrict__ starts, const int4 *__restrict__ box_indices, int first_box, int64 begin,
-                 const Boxes boxes, const Volume volume) {
+                 const int64 *__restrict__ starts, const int4 *__restrict__ box_indices, int64 begin, const Boxes boxes,
+                 const Volume volume) {
     extern __shared__ __align__(16) float voxels[];
     __shared__ float4 staging[WARPS][3 * 32];
-    const int box = first_box + blockIdx.x, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int box = blockIdx.x, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int4 in_grid = box_indices[box];
     const int64 end = min(starts[box + 1], begin + volume.count), first = max(starts[box], begin);
     const int64 step = static_cast<int64>(gridDim.y) * WARPS,
