@@ -42,21 +42,7 @@ _OPENERS = {
 
 @dataclass(frozen=True)
 class Evaluation:
-    """How values are evaluated.
-
-    Attributes
-    ----------
-    spline_order : int
-        0, 1 or 3.
-    labels : bool
-        Values are int32, of the nearest voxel.
-    layout : str or None
-        Layout of a volume on a device.
-    memory_limit : int or None
-        Largest size of that layout in bytes.
-    seed : int or None
-        Seed of the stream.
-    """
+    """How values are evaluated; fields as of :func:`linumpy.sampling.create_sampler`."""
 
     spline_order: int
     labels: bool
@@ -67,19 +53,7 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Drawing:
-    """How coordinates are drawn; as of :func:`linumpy.sampling.create_sampler`.
-
-    Attributes
-    ----------
-    order : str
-        Order of the samples.
-    mask, importance
-        Where samples are drawn, and with what density.
-    strata : int
-        Boxes along each axis.
-    window : int or None
-        Number of samples that are sorted together.
-    """
+    """How coordinates are drawn; fields as of :func:`linumpy.sampling.create_sampler`."""
 
     order: str
     mask: Array | None

@@ -32,11 +32,11 @@ _THREADS, _WARPS = 256, 8
 _CACHED_NBYTES = 40 * 2**20
 #: Largest number of voxels for each sample at which boxes are read into shared memory.
 _SPARSE = 16
-#: Voxels along an axis from which on the kernel cannot find cells by float32 additions: they are not exact.
+#: Along an axis with so many voxels or more, float32 additions do not find cells exactly.
 _LONGEST = 2**22
 #: Smallest number of samples of a box that a block makes, if the box has as many.
 _BLOCK_SAMPLES = 16_384
-#: Number of samples from which on a warp makes several tiles one after another.
+#: With so many samples or more, a warp makes several tiles one after another.
 _MANY = 2**22
 _MARCH, _MARCH_AHEAD = 4, 8
 VOLUME_RECORD = np.dtype(
@@ -51,7 +51,7 @@ assert VOLUME_RECORD.itemsize == 72
 
 @dataclass(frozen=True)
 class Shape:
-    """Launch parameters of the kernels; the defaults were the fastest on an H200.
+    """Launch parameters of the kernels; the defaults come from measurements on an H200.
 
     Attributes
     ----------

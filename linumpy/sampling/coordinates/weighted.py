@@ -97,7 +97,7 @@ def draw(window: Window, cells: OrderedCells, begin: int, coords: Array) -> None
     begin : int
         First sample.
     coords : ndarray
-        Shape (n, 3), float32, C-contiguous; NumPy, or CuPy, where the work is queued on the current stream.
+        As of :func:`linumpy.sampling.coordinates.draws.draw`.
     """
     if isinstance(coords, np.ndarray):
 
