@@ -1,7 +1,7 @@
-"""Arrays that callers hand over to be filled or read: checked, and seen as NumPy or CuPy arrays without a copy.
+"""Checks of arguments; a caller's memory, to be read or filled, as NumPy or CuPy arrays without a copy.
 
-In: a raw pointer, or a NumPy, CuPy, torch or DLPack array. Out: an array of the sampler's memory that shares its bytes.
-Errors: ``TypeError`` and ``ValueError`` that name the argument, what it is, and what it must be.
+In: a raw pointer, or a NumPy, CuPy, torch or DLPack array. Out: an array in the sampler's memory that shares its bytes.
+Errors: ``TypeError`` and ``ValueError`` that name the argument, its value, and the values that are allowed.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import ctypes
 import math
 import sys
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -19,55 +19,61 @@ from numpy.typing import DTypeLike
 from linumpy.arrays import Array
 from linumpy.device import require_cuda
 
-#: Largest number of samples of a call.
-MOST_SAMPLES = 2**33
-#: Devices of DLPack whose memory NumPy reads: kDLCPU and kDLCUDAHost.
+#: Memory that a caller hands over: a pointer, or a NumPy, CuPy, torch or DLPack array.
+Buffer: TypeAlias = Any
+
+#: Largest number of samples of a call, and of a window: pairs of samples are numbered in 32 bits.
+MAX_SAMPLES = 2**33
+#: DLPack's kinds of memory that NumPy reads: kDLCPU and kDLCUDAHost.
 _HOST_MEMORY = (1, 3)
 
 
-def checked_count(count: Any) -> int:
-    """Take a number of samples."""
-    if isinstance(count, bool) or not isinstance(count, (int, np.integer)):
-        raise TypeError(f"count is {count!r}; it must be an integer")
-    if not 0 <= int(count) <= MOST_SAMPLES:
-        raise ValueError(f"count is {count}; it must lie in 0 to {MOST_SAMPLES}")
-    return int(count)
-
-
-def whole(name: str, given: Any, low: int, high: int, what: str) -> int:
-    """Take an integer argument.
+def as_integer(name: str, value: object, low: int, high: int, meaning: str) -> int:
+    """Check an integer argument.
 
     Parameters
     ----------
-    name, what : str
-        What the argument is called and what it counts, for errors.
-    given : int
-        Its value; a float or a string is refused, and not rounded.
+    name, meaning : str
+        Name of the argument, and what it is, for errors.
+    value : int
+        Floats and strings are refused, not converted.
     low, high : int
         The smallest and the largest value.
     """
-    if isinstance(given, (bool, np.bool_)) or not isinstance(given, (int, np.integer)):
-        raise TypeError(f"{name}={given!r}: give an integer, the {what}")
-    if not low <= int(given) <= high:
-        raise ValueError(f"{name}={given}: give the {what}, from {low} to {high}")
-    return int(given)
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)):
+        raise TypeError(f"{name}={value!r}: give an integer, the {meaning}")
+    if not low <= int(value) <= high:
+        raise ValueError(f"{name}={value}: give the {meaning}, from {low} to {high}")
+    return int(value)
 
 
-def is_torch(given: Any) -> bool:
-    """Say whether something is a torch tensor, without importing torch."""
+def as_count(count: object) -> int:
+    """Check the number of samples of a call."""
+    return as_integer("count", count, 0, MAX_SAMPLES, "number of samples")
+
+
+def is_torch(array: object) -> bool:
+    """Return whether an array is a torch tensor, without importing torch."""
     torch = sys.modules.get("torch")
-    return torch is not None and isinstance(given, torch.Tensor)
+    return torch is not None and isinstance(array, torch.Tensor)
+
+
+def from_dlpack(array: Buffer) -> Array:
+    """Return an array with DLPack's interface as NumPy's or CuPy's, without a copy."""
+    if array.__dlpack_device__()[0] in _HOST_MEMORY:
+        return np.from_dlpack(array)
+    return require_cuda().from_dlpack(array)
 
 
 def view_of(
-    given: Any, name: str, shape: tuple[int, ...], dtype: DTypeLike, device: int | None, *, writes: bool = True
+    buffer: Buffer, name: str, shape: tuple[int, ...], dtype: DTypeLike, device: int | None, *, writes: bool = True
 ) -> Array:
-    """See an argument as an array.
+    """Return an argument as an array.
 
     Parameters
     ----------
-    given : int or array
-        A pointer, or an array. A pointer is trusted to have as many bytes as `shape` and `dtype` say.
+    buffer : int or array
+        A pointer, or an array. A pointer is trusted to be to as many bytes as `shape` and `dtype` take.
     name : str
         Name of the argument, for errors.
     shape : tuple of int
@@ -77,7 +83,7 @@ def view_of(
     device : int or None
         Number of the device on which the array must lie; None: host memory.
     writes : bool
-        The array is written to.
+        Whether the array is written to.
 
     Returns
     -------
@@ -85,14 +91,14 @@ def view_of(
         C-contiguous; NumPy for host memory, else CuPy.
     """
     dtype = np.dtype(dtype)
-    if isinstance(given, (int, np.integer)) and not isinstance(given, bool):
-        return _at(int(given), name, shape, dtype, device)
-    array = _imported(given, name, device)
+    if isinstance(buffer, (int, np.integer)) and not isinstance(buffer, bool):
+        return _from_pointer(int(buffer), name, shape, dtype, device)
+    array = _as_array(buffer, name, device)
     kind = "NumPy" if device is None else f"device {device}'s"
     if (device is None) != isinstance(array, np.ndarray):
-        where = "host memory" if isinstance(array, np.ndarray) else "the memory of a device"
-        wanted = "host memory" if device is None else f"device {device}"
-        raise ValueError(f"{name} lies in {where}; this sampler works in {wanted}: give a {kind} array")
+        memory = "host memory" if isinstance(array, np.ndarray) else "the memory of a device"
+        needed = "host memory" if device is None else f"device {device}"
+        raise ValueError(f"{name} lies in {memory}; this sampler works in {needed}: give a {kind} array")
     if device is not None and array.device.id != device:
         raise ValueError(f"{name} lies on device {array.device.id}; this sampler works on device {device}")
     if array.dtype != dtype:
@@ -106,32 +112,30 @@ def view_of(
     return array.reshape(shape)
 
 
-def dtype_name(given: Any, default: str) -> str:
+def dtype_name(buffer: Buffer, default: str) -> str:
     """Name the dtype of an argument, such as ``"bfloat16"``; `default` for a pointer."""
-    if isinstance(given, (int, np.integer)) or not hasattr(given, "dtype"):
+    if isinstance(buffer, (int, np.integer)) or not hasattr(buffer, "dtype"):
         return default
-    return str(given.dtype).removeprefix("torch.")
+    return str(buffer.dtype).removeprefix("torch.")
 
 
-def _imported(given: Any, name: str, device: int | None) -> Any:
-    if isinstance(given, np.ndarray):
-        return given.view(np.ndarray)  # numpy.matrix and others behave differently when they are indexed
+def _as_array(buffer: Buffer, name: str, device: int | None) -> Any:
+    if isinstance(buffer, np.ndarray):
+        return buffer.view(np.ndarray)  # subclasses such as numpy.matrix behave differently when they are indexed
     cupy = sys.modules.get("cupy")
-    if cupy is not None and isinstance(given, cupy.ndarray):
-        return given
-    if is_torch(given):
-        return _of_torch(given, name)
-    if not hasattr(given, "__dlpack__"):
-        raise TypeError(f"{name} is a {type(given).__name__}; give a pointer, or a NumPy, CuPy, torch or DLPack array")
-    if given.__dlpack_device__()[0] in _HOST_MEMORY:
-        return np.from_dlpack(given)
-    if device is None:
+    if cupy is not None and isinstance(buffer, cupy.ndarray):
+        return buffer
+    if is_torch(buffer):
+        return _from_torch(buffer, name)
+    if not hasattr(buffer, "__dlpack__"):
+        raise TypeError(f"{name} is a {type(buffer).__name__}; give a pointer, or a NumPy, CuPy, torch or DLPack array")
+    if device is None and buffer.__dlpack_device__()[0] not in _HOST_MEMORY:
         raise ValueError(f"{name} lies in the memory of a device; this sampler works in host memory")
-    return require_cuda().from_dlpack(given)
+    return from_dlpack(buffer)
 
 
-def _of_torch(tensor: Any, name: str) -> Any:
-    """See a tensor as an array without a copy; :func:`stream_of` orders the streams."""
+def _from_torch(tensor: Buffer, name: str) -> Array:
+    """Return a tensor as an array without a copy; :func:`stream_of` orders the streams."""
     dtype = np.dtype(dtype_name(tensor, "float32"))
     if tensor.numel() and not tensor.is_contiguous():
         raise ValueError(f"{name} is not C-contiguous; give a contiguous tensor")
@@ -143,10 +147,10 @@ def _of_torch(tensor: Any, name: str) -> Any:
     return _on_device(int(tensor.data_ptr()), shape, dtype, int(tensor.device.index or 0), tensor)
 
 
-def _at(pointer: int, name: str, shape: tuple[int, ...], dtype: np.dtype, device: int | None) -> Any:
+def _from_pointer(pointer: int, name: str, shape: tuple[int, ...], dtype: np.dtype, device: int | None) -> Array:
     nbytes = math.prod(shape) * dtype.itemsize
     if not nbytes:
-        return _empty(shape, dtype, device)
+        return np.empty(shape, dtype) if device is None else require_cuda().empty(shape, dtype)
     if pointer <= 0 or pointer % dtype.itemsize or pointer + nbytes > 2**64:
         raise ValueError(
             f"{name} is the pointer {pointer:#x}; it must be the address of {nbytes} bytes of {dtype} elements"
@@ -164,16 +168,8 @@ def _at(pointer: int, name: str, shape: tuple[int, ...], dtype: np.dtype, device
     return _on_device(pointer, shape, dtype, device, None)
 
 
-def _empty(shape: tuple[int, ...], dtype: np.dtype, device: int | None) -> Any:
-    if device is None:
-        return np.empty(shape, dtype)
-    import cupy
-
-    return cupy.empty(shape, dtype)
-
-
 def _device_of_pointer(pointer: int) -> int | None:
-    """Return the number of the device whose memory a pointer is to; None for host memory."""
+    """Return the number of the device in whose memory a pointer lies; None for host memory."""
     from cupy.cuda import runtime
 
     try:
@@ -184,7 +180,7 @@ def _device_of_pointer(pointer: int) -> int | None:
     return int(attributes.device) if int(attributes.type) in in_device_memory else None
 
 
-def _on_device(pointer: int, shape: tuple[int, ...], dtype: np.dtype, device: int, owner: Any) -> Any:
+def _on_device(pointer: int, shape: tuple[int, ...], dtype: np.dtype, device: int, owner: object) -> Array:
     import cupy
 
     memory = cupy.cuda.UnownedMemory(pointer, math.prod(shape) * dtype.itemsize, owner, device)
@@ -192,15 +188,15 @@ def _on_device(pointer: int, shape: tuple[int, ...], dtype: np.dtype, device: in
 
 
 @contextlib.contextmanager
-def stream_of(device: int | None, *arrays: Any) -> Iterator[None]:
-    """Work on a device, on the current stream: torch's where a tensor of a device was given, else CuPy's."""
+def stream_of(device: int | None, *buffers: Buffer) -> Iterator[None]:
+    """Work on a device, on torch's current stream if a buffer is a tensor on a device, else on CuPy's."""
     if device is None:
         yield
         return
     import cupy
 
     with cupy.cuda.Device(device):
-        tensors = [array for array in arrays if is_torch(array) and array.device.type == "cuda"]
+        tensors = [buffer for buffer in buffers if is_torch(buffer) and buffer.device.type == "cuda"]
         if not tensors:
             yield
             return

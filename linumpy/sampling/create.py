@@ -1,7 +1,7 @@
-"""Makes samplers by the type of volume and the device.
+"""Make samplers by the type of volume and the device.
 
 In: a type, a device, and the arguments of the volume. Out: a :class:`~linumpy.sampling.sampler.Sampler`. Errors:
-``ValueError`` and ``TypeError`` that name the argument, and errors of opening the volume.
+``ValueError`` and ``TypeError`` that name the argument, and the errors of opening the volume.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import dataclasses
 import functools
 import importlib
 import inspect
-import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,17 +19,16 @@ import numpy as np
 
 from linumpy.arrays import Array
 from linumpy.device import require_cuda
-from linumpy.sampling.arguments import whole
+from linumpy.sampling.arguments import as_integer
 from linumpy.sampling.coordinates.generator import key_of
 from linumpy.sampling.field import Field
-from linumpy.sampling.host import HostVolume, check_order
+from linumpy.sampling.host import HostVolume
 from linumpy.sampling.importance import weights_of
 from linumpy.sampling.regular import RawFile, check_range, to_device
 from linumpy.sampling.sampler import Sampler
 from linumpy.sampling.sources import FileSource, PagedSource, Range, RawSource, SlabSource, ZarrSource
 from linumpy.sampling.volume import DeviceVolume
-
-log = logging.getLogger(__name__)
+from linumpy.sampling.voxel_field import check_order
 
 _HOST = ("cpu", "openvkl")
 #: Fields of other formats: module of linumpy.sampling.fields, and the function that opens one.
@@ -44,21 +42,7 @@ _OPENERS = {
 
 @dataclass(frozen=True)
 class Evaluation:
-    """How values are evaluated.
-
-    Attributes
-    ----------
-    spline_order : int
-        0, 1 or 3.
-    labels : bool
-        Values are int32, of the nearest voxel.
-    layout : str or None
-        Layout of a volume on a device.
-    memory_limit : int or None
-        Largest size of that layout in bytes.
-    seed : int or None
-        Seed of the stream.
-    """
+    """How values are evaluated; fields as of :func:`linumpy.sampling.create_sampler`."""
 
     spline_order: int
     labels: bool
@@ -69,19 +53,7 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Drawing:
-    """How coordinates are drawn; as of :func:`linumpy.sampling.create_sampler`.
-
-    Attributes
-    ----------
-    order : str
-        Order of the samples.
-    mask, importance
-        Where samples are drawn, and where more of them.
-    strata : int
-        Boxes along each axis.
-    window : int or None
-        Number of samples that are sorted together.
-    """
+    """How coordinates are drawn; fields as of :func:`linumpy.sampling.create_sampler`."""
 
     order: str
     mask: Array | None
@@ -90,26 +62,26 @@ class Drawing:
     window: int | None
 
 
-#: The record of a source, and the function that makes a field of one.
+#: The record of a source, and the function that makes a field from it.
 Opener = tuple[Callable[..., Any], Callable[[Evaluation, Any], Field]]
 
 
 def make_sampler(
-    kind: str, device: str, how: Evaluation, drawing: Drawing, source: dict[str, Any], interpolation: str
+    kind: str, device: str, evaluation: Evaluation, drawing: Drawing, source: dict[str, object], interpolation: str
 ) -> Sampler:
     """Make a sampler; see :func:`linumpy.sampling.create_sampler`."""
     if interpolation != "exact":
         raise ValueError(f"interpolation={interpolation!r}: give 'exact', which has float32 weights")
-    check_order(how.spline_order)
-    if how.labels and how.spline_order not in (0, 1):
-        raise ValueError(f"spline_order={how.spline_order} with labels: labels are those of the nearest voxel")
-    how = dataclasses.replace(how, spline_order=0 if how.labels else how.spline_order)
+    check_order(evaluation.spline_order)
+    if evaluation.labels and evaluation.spline_order not in (0, 1):
+        raise ValueError(f"spline_order={evaluation.spline_order} with labels: labels are those of the nearest voxel")
+    evaluation = dataclasses.replace(evaluation, spline_order=0 if evaluation.labels else evaluation.spline_order)
     record, opener = _opener(kind, device)
     spacing = source.pop("spacing", None) if kind in _VOXELS else None
     _check_names(kind, record, source)
     cupy = require_cuda() if device.startswith("cuda") else None
     number = None if cupy is None else int(cupy.cuda.runtime.getDevice())
-    field = opener(how, record(**source))
+    field = opener(evaluation, record(**source))
     weights = weights_of(field, drawing.mask, drawing.importance, number)
     if weights is not None and cupy is not None:
         weights = weights.moved(cupy)
@@ -118,12 +90,12 @@ def make_sampler(
     return Sampler(
         field,
         device=number,
-        seed=how.seed,
+        seed=evaluation.seed,
         order=drawing.order,
         weights=weights,
         strata=drawing.strata,
         window=drawing.window,
-        spacing=_spacing(spacing),
+        spacing=_checked_spacing(spacing),
     )
 
 
@@ -141,58 +113,58 @@ def _format_opener(kind: str) -> Opener:
     module, function = _OPENERS[kind]
     open_field = getattr(importlib.import_module(f"linumpy.sampling.fields.{module}"), function)
 
-    @functools.wraps(open_field)  # with its arguments, which are those of the type
-    def source(**arguments: Any) -> Callable[[], Field]:
+    @functools.wraps(open_field)  # the signature, whose arguments are those of the type
+    def source(**arguments: object) -> Callable[[], Field]:
         return functools.partial(open_field, **arguments)
 
-    def opener(how: Evaluation, make: Callable[[], Field]) -> Field:
-        if how.spline_order != 1 or how.labels or how.layout or how.memory_limit:
+    def opener(evaluation: Evaluation, open_source: Callable[[], Field]) -> Field:
+        if evaluation.spline_order != 1 or evaluation.labels or evaluation.layout or evaluation.memory_limit:
             raise ValueError(f"spline_order, labels, layout and memory_limit: type {kind!r} does not take them")
-        return make()
+        return open_source()
 
     return source, opener
 
 
-def _check_names(kind: str, record: Callable[..., Any], source: dict[str, Any]) -> None:
-    """Raise an error that lists the arguments where one is unknown or missing."""
+def _check_names(kind: str, record: Callable[..., object], source: dict[str, object]) -> None:
+    """Refuse an unknown or missing argument, with an error that lists all."""
     parameters = inspect.signature(record).parameters
     unknown = [name for name in source if name not in parameters]
-    missing = [name for name, given in parameters.items() if given.default is given.empty and name not in source]
+    missing = [name for name, entry in parameters.items() if entry.default is entry.empty and name not in source]
     if unknown or missing:
-        what = f"unknown argument {unknown[0]!r}" if unknown else f"argument {missing[0]!r} is missing"
-        raise TypeError(f"{what}: type {kind!r} takes {', '.join(parameters)} on this device")
+        problem = f"unknown argument {unknown[0]!r}" if unknown else f"argument {missing[0]!r} is missing"
+        raise TypeError(f"{problem}: type {kind!r} takes {', '.join(parameters)} on this device")
 
 
-def _raw_on_device(how: Evaluation, source: RawSource) -> Field:
-    return on_device(source.voxels(), check_range(source.range), how)
+def _raw_on_device(evaluation: Evaluation, source: RawSource) -> Field:
+    return on_device(source.voxels(), check_range(source.range), evaluation)
 
 
-def _raw_on_host(how: Evaluation, source: RawSource) -> Field:
-    return on_host(source.host_voxels(), check_range(source.range), how)
+def _raw_on_host(evaluation: Evaluation, source: RawSource) -> Field:
+    return on_host(source.host_voxels(), check_range(source.range), evaluation)
 
 
-def _mapped(how: Evaluation, source: FileSource) -> Field:
+def _mapped(evaluation: Evaluation, source: FileSource) -> Field:
     file, low_high = source.file(), source.needed_range()
-    if how.spline_order == 3:
+    if evaluation.spline_order == 3:
         raise ValueError("spline_order=3 needs the whole volume: use device 'cpu' or 'cuda'")
     voxels = file.map()
-    volume = on_host(voxels, low_high, how, check=functools.partial(file.check_mapped, voxels))
+    volume = on_host(voxels, low_high, evaluation, check=functools.partial(file.check_mapped, voxels))
     _print_source(file, low_high, "mapped into memory")
     return volume
 
 
-def _in_slabs(how: Evaluation, source: SlabSource) -> Field:
+def _in_slabs(evaluation: Evaluation, source: SlabSource) -> Field:
     from linumpy.sampling.paging.slabs import SlabVolume
 
     file, low_high = source.file(), source.needed_range()
-    if how.spline_order != 1 or how.labels:
+    if evaluation.spline_order != 1 or evaluation.labels:
         raise ValueError("spline_order and labels: the device 'out_of_core' interpolates linearly")
-    _check_host(how)
+    _check_host(evaluation)
     slabs = _setting("num_blocks", source.num_blocks, "VNR_NUM_BLOCKS", 64)
     replaced = _setting(
         "num_concurrent_blocks", source.num_concurrent_blocks, "VNR_NUM_CONCURRENT_BLOCKS", min(16, slabs)
     )
-    volume = SlabVolume(file, low_high, slabs=slabs, replaced=replaced, key=key_of(how.seed))
+    volume = SlabVolume(file, low_high, slabs=slabs, replaced=replaced, key=key_of(evaluation.seed))
     plan = volume.plan
     _print_source(
         file,
@@ -203,23 +175,25 @@ def _in_slabs(how: Evaluation, source: SlabSource) -> Field:
     return volume
 
 
-def _zarr_on_device(how: Evaluation, source: ZarrSource) -> Field:
+def _zarr_on_device(evaluation: Evaluation, source: ZarrSource) -> Field:
     from linumpy.sampling.paging import zarr_volumes
 
     volumes, low_high = zarr_volumes.open_channels(source), check_range(source.range)
-    return on_device(zarr_volumes.read_channels_to_gpu(volumes, low_high, how.labels), low_high, how)
+    return on_device(zarr_volumes.read_channels_to_gpu(volumes, low_high, evaluation.labels), low_high, evaluation)
 
 
-def _zarr_on_host(how: Evaluation, source: ZarrSource) -> Field:
+def _zarr_on_host(evaluation: Evaluation, source: ZarrSource) -> Field:
     from linumpy.sampling.paging import zarr_volumes
 
-    return on_host(zarr_volumes.read_channels(zarr_volumes.open_channels(source)), check_range(source.range), how)
+    return on_host(
+        zarr_volumes.read_channels(zarr_volumes.open_channels(source)), check_range(source.range), evaluation
+    )
 
 
-def _zarr_pages(how: Evaluation, source: PagedSource) -> Field:
+def _zarr_pages(evaluation: Evaluation, source: PagedSource) -> Field:
     from linumpy.sampling.paging import zarr_volumes
 
-    if how.spline_order != 1 or how.labels or how.layout or how.memory_limit:
+    if evaluation.spline_order != 1 or evaluation.labels or evaluation.layout or evaluation.memory_limit:
         raise ValueError(
             "spline_order, labels, layout, memory_limit: 'cuda_out_of_core' interpolates linearly, in pages"
         )
@@ -241,23 +215,23 @@ _VOXELS: dict[str, dict[str, Opener]] = {
 }
 
 
-def on_device(voxels: Array, low_high: Range | None, how: Evaluation) -> DeviceVolume:
-    """Bring voxels (C, Z, Y, X) onto the device and in the form that kernels sample."""
-    _check_labels(voxels, how, low_high)
-    on_device, is_normalised = to_device(voxels, low_high, how.labels)
+def on_device(voxels: Array, low_high: Range | None, evaluation: Evaluation) -> DeviceVolume:
+    """Copy voxels (C, Z, Y, X) to the device, in a dtype that kernels sample."""
+    _check_labels(voxels, evaluation, low_high)
+    device_voxels, is_normalised = to_device(voxels, low_high, evaluation.labels)
     return DeviceVolume(
-        on_device,
-        spline_order=how.spline_order,
-        layout=how.layout,
-        memory_limit=how.memory_limit,
+        device_voxels,
+        spline_order=evaluation.spline_order,
+        layout=evaluation.layout,
+        memory_limit=evaluation.memory_limit,
         low_high=None if is_normalised else low_high,
         value_range=(0.0, 1.0) if low_high else None,
-        labels=how.labels,
+        labels=evaluation.labels,
     )
 
 
-def _check_labels(voxels: Array, how: Evaluation, low_high: Range | None) -> None:
-    if not how.labels:
+def _check_labels(voxels: Array, evaluation: Evaluation, low_high: Range | None) -> None:
+    if not evaluation.labels:
         return
     if low_high is not None:
         raise ValueError("range with labels: labels are not normalised")
@@ -270,37 +244,39 @@ def _check_labels(voxels: Array, how: Evaluation, low_high: Range | None) -> Non
 def on_host(
     voxels: np.ndarray,
     low_high: Range | None,
-    how: Evaluation,
+    evaluation: Evaluation,
     check: Callable[[], None] | None = None,
 ) -> HostVolume:
-    """Sample voxels (C, Z, Y, X) where they are."""
-    _check_host(how)
-    _check_labels(voxels, how, low_high)
-    return HostVolume(voxels, spline_order=how.spline_order, low_high=low_high, labels=how.labels, check=check)
+    """Make a field from voxels (C, Z, Y, X) in host memory, without a copy."""
+    _check_host(evaluation)
+    _check_labels(voxels, evaluation, low_high)
+    return HostVolume(
+        voxels, spline_order=evaluation.spline_order, low_high=low_high, labels=evaluation.labels, check=check
+    )
 
 
-def _check_host(how: Evaluation) -> None:
-    if how.layout is not None or how.memory_limit is not None:
-        raise ValueError("layout and memory_limit are those of a volume on device 'cuda'")
+def _check_host(evaluation: Evaluation) -> None:
+    if evaluation.layout is not None or evaluation.memory_limit is not None:
+        raise ValueError("layout and memory_limit: only a volume on device 'cuda' has them")
 
 
-def _setting(argument: str, given: int | None, variable: str, default: int) -> int:
+def _setting(argument: str, value: int | None, variable: str, default: int) -> int:
     text = os.environ.get(variable, "")
-    if given is None and text and not (text.isascii() and text.isdigit()):
+    if value is None and text and not (text.isascii() and text.isdigit()):
         raise ValueError(f"{variable}={text!r} in the environment: give a number of slabs")
-    return int(text or default) if given is None else whole(argument, given, 1, 2**31, "number of slabs")
+    return int(text or default) if value is None else as_integer(argument, value, 1, 2**31, "number of slabs")
 
 
 def _print_source(file: RawFile, low_high: Range, cache: str) -> None:
     channels, z, y, x = file.shape
-    many = f", {channels} channels" if channels > 1 else ""
-    print(f"{file.filename}: {x} × {y} × {z} {file.dtype}{many}, range {low_high[0]:g} to {low_high[1]:g}; {cache}")
+    suffix = f", {channels} channels" if channels > 1 else ""
+    print(f"{file.filename}: {x} × {y} × {z} {file.dtype}{suffix}, range {low_high[0]:g} to {low_high[1]:g}; {cache}")
 
 
-def _spacing(given: Any) -> tuple[float, ...] | None:
-    if given is None:
+def _checked_spacing(spacing: Any) -> tuple[float, ...] | None:
+    if spacing is None:
         return None
-    spacing = tuple(float(v) for v in given)
-    if len(spacing) != 3 or not all(v > 0 for v in spacing):
-        raise ValueError(f"spacing={given!r}: give three numbers above 0, along x, y and z")
-    return spacing
+    steps = tuple(float(step) for step in spacing)
+    if len(steps) != 3 or not all(step > 0 for step in steps):
+        raise ValueError(f"spacing={spacing!r}: give three numbers above 0, along x, y and z")
+    return steps

@@ -1,7 +1,7 @@
 """The interface between a sampler and a volume of any format.
 
-In: coordinates in the unit cube. Out: values there. The sampler checks arrays and counts, and calls the methods of a
-:class:`Field`; those with a default are overridden by fields that have a faster implementation.
+In: coordinates in the unit cube. Out: values at these. The sampler checks arrays and counts, and calls the methods of a
+:class:`Field`; a field overrides the default of a method where it has a faster one.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ ORDERS = ("iid", "binned", "stratified", "sobol")
 
 
 class Field(abc.ABC):
-    """A scalar or vector field over the unit cube; derive fields of other formats from it.
+    """A scalar or vector field over the unit cube; the base class of all fields.
 
     Attributes
     ----------
     n_channels : int
-        Values at each point.
+        Number of values at each point.
     value_range : tuple of (float, float)
-        Smallest and largest value that ``decode`` gives, as far as it is known when the field is opened.
+        Smallest and largest value that :meth:`decode` writes, as far as they are known when the field is opened.
     values_dtype : dtype
         Of the values: float32, or int32 for labels.
     orders : tuple of str
@@ -33,9 +33,9 @@ class Field(abc.ABC):
     boxes : Boxes
         Boxes of the volume, for samples in their order; by default 32 along each axis.
     window_size : int or None
-        Number of samples that are sorted by box together, unless the caller gives it; None: those of a call.
+        Default number of samples that are sorted by box together; None: those of a call.
     has_own_order : bool
-        Whether order ``"binned"`` is that of :meth:`sample_in_order`, and not of :attr:`boxes`.
+        Whether order ``"binned"`` is the order of :meth:`sample_in_order` instead of :attr:`boxes`.
     """
 
     n_channels: int
@@ -54,14 +54,14 @@ class Field(abc.ABC):
         ----------
         coords : ndarray
             Points in order (x, y, z), shape (n, 3), float32, in [0, 1]. C-contiguous; NumPy for a field in host
-            memory, CuPy for one on a device, where the work is queued on CuPy's current stream.
+            memory, CuPy for a field on a device; then the work is queued on CuPy's current stream.
         out : ndarray
             Receives the values, shape (n_channels, n), :attr:`values_dtype`, C-contiguous, in the same memory as
             ``coords``.
         """
 
     def decode_with_gradient(self, coords: Array, out: Array, gradient: Array) -> None:
-        """Evaluate the field and its derivatives; by default there are none, which is a ``ValueError``.
+        """Evaluate the field and its derivatives; by default a ``ValueError``: the field has none.
 
         Parameters
         ----------
@@ -88,10 +88,10 @@ class Field(abc.ABC):
         self.decode(coords, out)
 
     def sample_in_order(self, key: tuple[int, int], first: int, coords: Array, out: Array) -> None:
-        """Draw points in an order of the field's own, where :attr:`has_own_order`; see :meth:`sample`."""
+        """Draw points in the field's own order; only if :attr:`has_own_order`; arguments as of :meth:`sample`."""
         raise NotImplementedError("has_own_order is set, and sample_in_order is not overridden")
 
     def sample_window(self, window: Window, begin: int, coords: Array, out: Array) -> None:
-        """Make the samples from `begin` on of a window in the order of :attr:`boxes`; fills both arrays."""
+        """Make the samples of a window, in the order of :attr:`boxes`, from sample `begin` on; fills both arrays."""
         window.draw(begin, coords)
         self.decode(coords, out)

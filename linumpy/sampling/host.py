@@ -7,70 +7,23 @@ at points, by a nearest, linear or cubic spline.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
 from linumpy.arrays import Array
-from linumpy.device import array_module
-from linumpy.sampling.coordinates.boxes import BOX_VOXELS, plan_boxes
-from linumpy.sampling.field import Field
+from linumpy.sampling.coordinates.boxes import BOX_VOXELS
 from linumpy.sampling.threads import in_threads
+from linumpy.sampling.voxel_field import VoxelField, normalised
 
-ORDERS = (0, 1, 3)
-
-
-def check_order(spline_order: int) -> None:
-    """Refuse orders that are not evaluated."""
-    if spline_order not in ORDERS:
-        raise ValueError(f"spline_order={spline_order!r}: choose 0 (nearest), 1 (linear) or 3 (cubic)")
-
-
-def normalisation(low: float, high: float) -> tuple[float, float]:
-    """Return what is subtracted and multiplied by to bring low to high into 0 to 1; a range of no width gives 0."""
-    return low, 1 / (high - low) if high > low else 0.0
-
-
-def normalised(values: Array, low_high: tuple[float, float] | None) -> Any:
-    """Return voxels, NumPy or CuPy, as float32, by `low_high` brought into 0 to 1; NaN stays NaN."""
-    if low_high is None:
-        return values.astype(np.float32)
-    low, scale = normalisation(*low_high)
-    # Clip first: infinity times the 0 of a range of no width would be NaN.
-    moved = values.astype(np.float64)
-    moved.clip(*low_high, out=moved)
-    moved -= low
-    moved *= scale
-    return moved.astype(np.float32)
-
-
-def range_of(voxels: Array) -> tuple[float, float]:
-    """Return the smallest and the largest voxel, NumPy or CuPy; of those that are NaN only where all are."""
-    low, high = float(voxels.min()), float(voxels.max())
-    if low == low:
-        return low, high
-    if isinstance(voxels, np.ndarray):
-        return float(np.fmin.reduce(voxels, axis=None)), float(np.fmax.reduce(voxels, axis=None))
-    xp = array_module(voxels)
-    return float(xp.nanmin(voxels)), float(xp.nanmax(voxels))
-
-
-def finite_range(*parts: np.ndarray) -> tuple[float, float]:
-    """Return the smallest and the largest finite value of arrays; (0, 0) where there is none."""
-    finite = [values for values in (part[np.isfinite(part)] for part in parts) if values.size]
-    if not finite:
-        return 0.0, 0.0
-    return float(min(values.min() for values in finite)), float(max(values.max() for values in finite))
-
-
+#: Along an axis: the voxel before each point, and the fraction of the distance to the next voxel.
 Position = tuple[np.ndarray, np.ndarray]
 
 
 def along(u: np.ndarray, size: int) -> Position:
-    """Return the voxel before points along an axis, and the fraction of the distance to the next one, as float32.
+    """Return the voxel before points along an axis, and the fraction of the distance to the next voxel, as float32.
 
     Points before the first centre or after the last take the voxel at the border; for points that are not finite the
-    fraction is NaN. The voxel before is at most the last but one, so that a next one exists, unless there is only one.
+    fraction is NaN. The voxel before is at most the last but one, so that a next voxel exists (if the axis has two).
     """
     position = u * np.float64(size)
     position -= 0.5
@@ -85,26 +38,20 @@ def along(u: np.ndarray, size: int) -> Position:
 
 
 def slope_along(u: np.ndarray, size: int) -> np.ndarray:
-    """Return voxels for each unit of the cube between the first centre and the last, and 0 elsewhere."""
+    """Return the factor from slopes per voxel to slopes per unit of the cube; 0 beyond the outermost centres."""
     position = u * np.float64(size) - 0.5
     return np.where((position > 0) & (position < size - 1), np.float32(size), u - u)
 
 
-class HostVolume(Field):
+class HostVolume(VoxelField):
     """A volume in host memory.
 
     Parameters
     ----------
     voxels : ndarray
         Shape (C, Z, Y, X), any real dtype; C-contiguous. It is kept, not copied.
-    spline_order : int
-        0, 1 or 3.
-    low_high : (float, float), optional
-        Voxels become (v - low) / (high - low), cut to 0 to 1.
-    value_range : (float, float), optional
-        Of what is decoded; by default that of the voxels.
-    labels : bool
-        Values are int32, of the nearest voxel.
+    spline_order, low_high, value_range, labels
+        As of :class:`~linumpy.sampling.voxel_field.VoxelField`.
     check : callable, optional
         Called before voxels are read; raises where they cannot be.
     """
@@ -119,30 +66,12 @@ class HostVolume(Field):
         labels: bool = False,
         check: Callable[[], None] | None = None,
     ) -> None:
-        check_order(spline_order)
+        super().__init__(voxels, spline_order, low_high, value_range, labels, BOX_VOXELS)
         self._check = check
-        self._order, self._labels, self._low_high = spline_order, labels, low_high
-        self.n_channels = voxels.shape[0]
-        self.dims = (voxels.shape[1], voxels.shape[2], voxels.shape[3])
-        if value_range is None:
-            value_range = (0.0, 1.0) if low_high else range_of(voxels)
-        self.value_range = value_range
-        self.values_dtype = np.dtype(np.int32 if labels else np.float32)
-        self.boxes = plan_boxes(self.dims, BOX_VOXELS)
         self._voxels = voxels if spline_order < 3 else self._coefficients(voxels)
         self._flat = self._voxels.reshape(self.n_channels, -1)
 
-    def decode(self, coords: Array, out: Array) -> None:
-        """Evaluate at points; see :class:`linumpy.sampling.field.Field`."""
-        self._decode(coords, out, None)
-
-    def decode_with_gradient(self, coords: Array, out: Array, gradient: Array) -> None:
-        """Evaluate at points, with derivatives; see :class:`linumpy.sampling.field.Field`."""
-        if self._order == 0:
-            super().decode_with_gradient(coords, out, gradient)
-        self._decode(coords, out, gradient)
-
-    def _decode(self, coords: Array, out: Array, gradient: Array | None) -> None:
+    def _evaluate(self, coords: Array, out: Array, gradient: Array | None) -> None:
         if self._check is not None:
             self._check()
 
@@ -166,11 +95,11 @@ class HostVolume(Field):
 
     def _take(self, channel: int, index: np.ndarray, offset: int = 0) -> np.ndarray:
         flat = self._flat[channel, offset:]
-        # numpy.take copies the whole of an array that is not aligned, which voxels in a file need not be.
+        # numpy.take copies a whole array that is not aligned, as voxels in a file may be.
         return flat.take(index) if flat.flags.aligned else flat[index]
 
     def _nearest(self, coords: np.ndarray, out: np.ndarray) -> None:
-        index: Any = 0
+        index = np.zeros(len(coords), np.int64)
         for axis, size in enumerate(self.dims):
             position = np.floor(np.nan_to_num(coords[:, 2 - axis].astype(np.float64) * size))
             index = index * size + np.clip(position, 0, size - 1).astype(np.int64)
@@ -222,13 +151,13 @@ def linear(
     Parameters
     ----------
     take : callable
-        Voxels by their numbers in a box of `dims` voxels, counted from an offset on, as float32.
+        Returns voxels of a box of `dims` voxels as float32, by their indices and an offset that is added to these.
     positions : list
-        For each axis the voxels in the box, and fractions, of :func:`along`.
+        For each axis the voxels in the box, and fractions, as :func:`along` returns them.
     dims : tuple of int
         Voxels of the box along z, y and x.
     slopes : bool
-        Give derivatives along z, y and x for each voxel, too.
+        Whether to return the derivatives along z, y and x, too, for a step of one voxel.
     """
     (z, f), (y, g), (x, h) = positions
     index = (z * dims[1] + y) * dims[2] + x
@@ -254,7 +183,7 @@ def _mix(a: np.ndarray, b: np.ndarray, f: np.ndarray) -> np.ndarray:
 
 
 def _taps(cell: np.ndarray, t: np.ndarray, size: int) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Voxels, weights and derivatives of weights of the cubic B-spline; beyond the ends lies the mirror image."""
+    """Voxels, weights and derivatives of weights of the cubic B-spline; voxels are mirrored at the ends."""
     s = 1 - t
     weights = (s**3 / 6, (4 - 6 * t**2 + 3 * t**3) / 6, (4 - 6 * s**2 + 3 * s**3) / 6, t**3 / 6)
     slopes = (-(s**2) / 2, (3 * t**2 - 4 * t) / 2, (4 * s - 3 * s**2) / 2, t**2 / 2)

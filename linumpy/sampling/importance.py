@@ -1,4 +1,4 @@
-"""Which parts of a volume are sampled more: a mask, a density, or the gradient of the volume.
+"""The density of samples: uniform in a mask, a given density, or the gradient of the volume.
 
 In: ``mask`` and ``importance`` of :func:`linumpy.sampling.create_sampler`, and a field. Out: a
 :class:`~linumpy.sampling.coordinates.draws.Draw` with weights. Errors: ``ValueError`` that names the argument.
@@ -18,7 +18,7 @@ _GRADIENT_POINTS = 96
 
 
 def weights_of(field: Field, mask: Array | None, importance: Array | str | None, device: int | None) -> Draw | None:
-    """Take a mask or an importance of :func:`linumpy.sampling.create_sampler`."""
+    """Return the weights of `mask` or `importance` of :func:`linumpy.sampling.create_sampler`."""
     if mask is not None and importance is not None:
         raise ValueError("mask and importance: give one of them, such as importance=density * mask")
     if mask is not None:

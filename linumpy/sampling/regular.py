@@ -1,7 +1,7 @@
 """Volumes of raw voxels, in a file or an array: ``structuredRegular``.
 
 In: a file of voxels without a header, or an array. Out: voxels (C, Z, Y, X), in memory, mapped, or in device memory.
-Errors: ``ValueError`` for what does not fit together, :class:`OSError` for the file.
+Errors: ``ValueError`` for wrong arguments, :class:`OSError` for the file.
 """
 
 from __future__ import annotations
@@ -9,22 +9,22 @@ from __future__ import annotations
 import errno
 import math
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike
 
 from linumpy.arrays import Array
 from linumpy.gpu.rounding import cast_elements
-from linumpy.sampling.host import normalised
 from linumpy.sampling.volume import KEPT
+from linumpy.sampling.voxel_field import normalised
 
 #: Names of dtypes in other samplers, besides NumPy's.
 _NAMES = {"float": "f4", "double": "f8", "half": "f2"}
 _KINDS = ("u1", "i1", "u2", "i2", "u4", "i4", "f2", "f4", "f8")
 _LONGEST = 2**24
-#: Largest value of a range: float32 holds it, the difference of two and its inverse.
+#: Largest value of a range: float32 represents it, the difference of two such values, and the inverse.
 _LARGEST = 1e36
 #: Bytes that are converted and copied to a device at a time.
 _PART_NBYTES = 64 * 2**20
@@ -37,7 +37,7 @@ class RawFile:
     Attributes
     ----------
     filename : str
-        Of the file.
+        Path of the file.
     shape : tuple of int
         (C, Z, Y, X): channels lie one after another, x fastest.
     dtype : dtype
@@ -80,15 +80,15 @@ class RawFile:
         return np.memmap(self.filename, self.dtype, "r", self.offset, self.shape)
 
     def check_mapped(self, voxels: np.memmap) -> None:
-        """Refuse a mapped file that was shortened: reading beyond its end would end the process."""
-        size = voxels._mmap.size()  # type: ignore[attr-defined]  # of the file that is mapped, as it is now
+        """Refuse a mapped file that was shortened: reading beyond its end kills the process."""
+        size = voxels._mmap.size()  # type: ignore[attr-defined]  # the file's present size
         if size < self.offset + self.nbytes:
             problem = f"{self.offset + self.nbytes} bytes were mapped, and the file has {size} now"
             raise OSError(errno.EIO, problem, self.filename)
 
 
 def raw_dtype(dtype: DTypeLike, is_big_endian: bool = False) -> np.dtype:
-    """Take the name of a dtype, such as ``"uint16"`` or ``"float"``, and a byte order.
+    """Return a dtype from its name, such as ``"uint16"`` or ``"float"``, and a byte order.
 
     Raises
     ------
@@ -104,11 +104,11 @@ def raw_dtype(dtype: DTypeLike, is_big_endian: bool = False) -> np.dtype:
     return checked.newbyteorder(">") if is_big_endian else checked
 
 
-def checked_dims(dims: Any) -> tuple[int, int, int]:
-    """Take voxels along x, y and z."""
+def checked_dims(dims: Iterable[int]) -> tuple[int, int, int]:
+    """Check the numbers of voxels along x, y and z."""
     try:
         sizes = tuple(int(n) for n in dims)
-        exact = all(n == given and not isinstance(given, bool) for n, given in zip(sizes, dims, strict=True))
+        exact = all(n == size and not isinstance(size, bool) for n, size in zip(sizes, dims, strict=True))
     except (TypeError, ValueError):
         sizes, exact = (), False
     if not exact or len(sizes) != 3 or not all(1 <= n < _LONGEST for n in sizes):
@@ -117,7 +117,7 @@ def checked_dims(dims: Any) -> tuple[int, int, int]:
 
 
 def as_channels(array: Array) -> Array:
-    """See an array (Z, Y, X) or (C, Z, Y, X) as one with channels; NumPy or CuPy, of a dtype that is sampled."""
+    """Return an array (Z, Y, X) or (C, Z, Y, X), NumPy or CuPy, with channels; refuse dtypes that are not sampled."""
     if array.ndim not in (3, 4) or 0 in array.shape or max(array.shape[-3:]) >= _LONGEST:
         raise ValueError(
             f"array has shape {array.shape}; give one of shape (Z, Y, X) or (C, Z, Y, X), without empty axes"
@@ -131,8 +131,8 @@ def as_channels(array: Array) -> Array:
     return array if array.ndim == 4 else array[None]
 
 
-def check_range(value_range: Any) -> tuple[float, float] | None:
-    """Take the range that is brought into 0 to 1."""
+def check_range(value_range: Iterable[float] | None) -> tuple[float, float] | None:
+    """Check the range that is mapped to 0 to 1."""
     if value_range is None:
         return None
     try:
@@ -150,9 +150,9 @@ def check_range(value_range: Any) -> tuple[float, float] | None:
 
 
 def is_kept(dtype: np.dtype, low_high: tuple[float, float] | None) -> bool:
-    """Say whether voxels stay of their dtype on a device; others become float32 there, after they are normalised.
+    """Return whether voxels keep their dtype on a device; other voxels are normalised, then converted to float32.
 
-    Kernels normalise integers of 16 bits and less, where the subtraction is exact in float32.
+    Kernels normalise integers of up to 16 bits only: for these the subtraction is exact in float32.
     """
     if low_high is None:
         return dtype.str[1:] in KEPT
@@ -160,23 +160,23 @@ def is_kept(dtype: np.dtype, low_high: tuple[float, float] | None) -> bool:
 
 
 def to_device(voxels: Array, low_high: tuple[float, float] | None, labels: bool) -> tuple[Array, bool]:
-    """Bring voxels into device memory, part by part.
+    """Copy voxels to device memory, part by part.
 
     Parameters
     ----------
     voxels : ndarray
         Shape (C, Z, Y, X); NumPy (in memory or mapped) or CuPy, of any dtype and byte order that is sampled.
     low_high : (float, float) or None
-        What the caller asks to be brought into 0 to 1.
+        The range that is mapped to 0 to 1.
     labels : bool
-        Voxels are labels, which become int32.
+        Whether voxels are labels, which become int32.
 
     Returns
     -------
     array : ndarray
         CuPy, C-contiguous, of a dtype of :data:`linumpy.sampling.volume.KEPT`, or int32.
     is_normalised : bool
-        Whether they are in 0 to 1 now.
+        Whether `low_high` is applied already.
     """
     import cupy
 
@@ -184,7 +184,7 @@ def to_device(voxels: Array, low_high: tuple[float, float] | None, labels: bool)
     if isinstance(voxels, cupy.ndarray):
         if labels or kept:
             return cupy.ascontiguousarray(voxels.astype(np.int32, copy=False) if labels else voxels), False
-        return _normalised_there(voxels, low_high), low_high is not None
+        return _normalised_on_device(voxels, low_high), low_high is not None
     native = voxels.dtype.newbyteorder("=")
     target = native if kept else np.dtype(np.int32 if labels else np.float32)
     target_voxels = cupy.empty(voxels.shape, target)
@@ -198,7 +198,7 @@ def to_device(voxels: Array, low_high: tuple[float, float] | None, labels: bool)
     return target_voxels, low_high is not None and not kept
 
 
-def _normalised_there(voxels: Array, low_high: tuple[float, float] | None) -> Array:
+def _normalised_on_device(voxels: Array, low_high: tuple[float, float] | None) -> Array:
     import cupy
 
     result = cupy.empty(voxels.shape, np.float32)

@@ -1,8 +1,8 @@
 """Samples of a field: coordinates are drawn, values evaluated, arrays of the caller filled.
 
 In: a :class:`~linumpy.sampling.field.Field`, a seed, an order. Out: coordinates (n, 3) and values (channels, n). A
-sample's coordinates depend on the seed and on its number in the stream alone, so calls may ask for any number of them,
-and the host and a device draw the same.
+sample's coordinates depend only on the seed and its number in the stream, not on the sizes of calls; the host and a
+device draw the same coordinates.
 """
 
 from __future__ import annotations
@@ -17,39 +17,48 @@ import numpy as np
 from linumpy.arrays import Array
 from linumpy.errors import not_pickled
 from linumpy.gpu.kernels import Uploaded, uploaded
-from linumpy.sampling.arguments import checked_count, dtype_name, is_torch, stream_of, view_of, whole
+from linumpy.sampling.arguments import (
+    MAX_SAMPLES,
+    Buffer,
+    as_count,
+    as_integer,
+    dtype_name,
+    is_torch,
+    stream_of,
+    view_of,
+)
 from linumpy.sampling.coordinates import draws, weighted
-from linumpy.sampling.coordinates.boxes import MOST_SAMPLES, Window
+from linumpy.sampling.coordinates.boxes import Window
 from linumpy.sampling.coordinates.boxes import window as count_samples
 from linumpy.sampling.coordinates.draws import Draw
 from linumpy.sampling.coordinates.generator import Use, key_of
 from linumpy.sampling.coordinates.weighted import OrderedCells
 from linumpy.sampling.field import ORDERS, Field
 
-_NARROW = ("float16", "bfloat16")
+_SIXTEEN_BITS = ("float16", "bfloat16")
 
 
 class Sampler:
-    """Draws samples of a field; made by :func:`linumpy.sampling.create_sampler`.
+    """Draw samples of a field; made by :func:`linumpy.sampling.create_sampler`.
 
     Parameters
     ----------
     field : Field
         The volume.
     device : int or None
-        Number of the device on which arrays lie; None: host memory.
+        Number of the device on which arrays lie; None: in host memory.
     seed : int, optional
         Seed of the stream; by default random.
     order : {"iid", "binned", "stratified", "sobol"}
         See :func:`linumpy.sampling.create_sampler`.
     weights : Draw, optional
-        How points are drawn by weights or inside a mask.
+        Draws points by weights or inside a mask.
     strata : int
         Boxes along each axis for ``order="stratified"``.
     window : int, optional
         Number of samples that are sorted by box together; by default those of a call.
     spacing : tuple of float, optional
-        Voxel spacing along x, y and z, as the caller gave it.
+        Voxel spacing along x, y and z; kept for the caller.
     """
 
     def __init__(
@@ -70,17 +79,17 @@ class Sampler:
         self._key, self._stratified, self._weights = key_of(seed), draws.stratified(strata), weights
         self.order = self._checked_order(order)
         if window is not None:
-            window = whole("window", window, 1, MOST_SAMPLES, "samples that are put in order together")
+            window = as_integer("window", window, 1, MAX_SAMPLES, "samples that are put in order together")
         self._window_size = window or field.window_size
         self._window: Uploaded | None = None
-        self._used = 0  # samples of the window that were given out
+        self._used = 0  # samples of the window that calls have returned
         self._next = 0  # number of the next sample of the stream
-        self._cells: Uploaded | None = None  # of the weights, in the order of boxes
+        self._cells: Uploaded | None = None  # cells of the weights, in the order of boxes
         self._draws: dict[str, Draw] = {}
         self._lock = threading.Lock()
 
     def __reduce__(self) -> NoReturn:
-        raise not_pickled(self, "send the arguments of create_sampler, and make one there")
+        raise not_pickled(self, "send the arguments of create_sampler, and make a sampler there")
 
     @property
     def value_range(self) -> tuple[float, float]:
@@ -88,7 +97,7 @@ class Sampler:
         return self.field.value_range
 
     def n_channels(self) -> int:
-        """Return how many values there are at each point."""
+        """Return the number of values at each point."""
         return self.field.n_channels
 
     def sample(self, count: int, order: str | None = None) -> tuple[Array, Array]:
@@ -97,9 +106,9 @@ class Sampler:
         Parameters
         ----------
         count : int
-            How many.
+            Number of samples.
         order : str, optional
-            By default that of the sampler.
+            By default the sampler's.
 
         Returns
         -------
@@ -108,31 +117,31 @@ class Sampler:
         values : ndarray
             Shape (channels, count), float32; int32 of labels.
         """
-        count = checked_count(count)
+        count = as_count(count)
         with stream_of(self.device):
             coords = self._xp.empty((count, 3), np.float32)
             values = self._xp.empty((self.n_channels(), count), self.values_dtype)
             self._fill(coords, values, order)
         return coords, values
 
-    def decode(self, coords: Any, gradient: bool = False) -> Any:
+    def decode(self, coords: Buffer, gradient: bool = False) -> Any:
         """Evaluate at points.
 
         Parameters
         ----------
         coords : array
             Shape (n, 3), float32, C-contiguous, in order (x, y, z) in [0, 1]; NumPy, CuPy, torch or DLPack, in the
-            sampler's memory. Points outside take the value at the border.
+            sampler's memory. A point outside has the value at the border.
         gradient : bool
-            Give derivatives too.
+            Whether to return derivatives, too.
 
         Returns
         -------
         values : ndarray
             Shape (channels, n), float32; int32 of labels.
         slopes : ndarray
-            Where `gradient` is set: derivatives along x, y and z, for each unit of the cube; shape (channels, 3, n),
-            float32. Divide by voxels · spacing for each unit of length.
+            With `gradient`: derivatives along x, y and z per unit of the cube; shape (channels, 3, n), float32. Divide
+            by voxels · spacing to get them per unit of length.
         """
         shape = getattr(coords, "shape", None)
         if shape is None or len(shape) != 2:
@@ -146,17 +155,17 @@ class Sampler:
             self.decode_into(coords, values, count, slopes)
         return values if slopes is None else (values, slopes)
 
-    def sample_into(self, coords: Any, values: Any, count: int, order: str | None = None) -> None:
+    def sample_into(self, coords: Buffer, values: Buffer, count: int, order: str | None = None) -> None:
         """Fill the caller's arrays; see :func:`linumpy.sampling.sample`."""
-        count = checked_count(count)
+        count = as_count(count)
         with stream_of(self.device, coords, values):
             points = view_of(coords, "coords", (count, 3), np.float32, self.device)
             with self._values(values, count) as target:
                 self._fill(points, target, order)
 
-    def decode_into(self, coords: Any, values: Any, count: int, gradient: Any = None) -> None:
+    def decode_into(self, coords: Buffer, values: Buffer, count: int, gradient: Buffer = None) -> None:
         """Fill the caller's values; see :func:`linumpy.sampling.decode`."""
-        count = checked_count(count)
+        count = as_count(count)
         with stream_of(self.device, coords, values):
             points = view_of(coords, "coords", (count, 3), np.float32, self.device, writes=False)
             with self._values(values, count) as target:
@@ -176,11 +185,11 @@ class Sampler:
 
     @property
     def values_dtype(self) -> np.dtype:
-        """Of the values: float32, or int32 for labels."""
+        """Dtype of the values: float32, or int32 for labels."""
         return self.field.values_dtype
 
-    def _values(self, given: Any, count: int) -> _Values:
-        return _Values(given, (self.n_channels(), count), self.values_dtype, self.device, self._xp)
+    def _values(self, buffer: Buffer, count: int) -> _Values:
+        return _Values(buffer, (self.n_channels(), count), self.values_dtype, self.device, self._xp)
 
     def _checked_order(self, order: str) -> str:
         if order not in ORDERS:
@@ -205,21 +214,21 @@ class Sampler:
         elif order == "iid" and self._weights is None:
             self.field.sample(self._key, first, coords, values)
         else:
-            draws.draw(self._drawn(order), self._key, first, coords)
+            draws.draw(self._draw_of(order), self._key, first, coords)
             self.field.decode(coords, values)
 
-    def _drawn(self, order: str) -> Draw:
+    def _draw_of(self, order: str) -> Draw:
         if order not in self._draws:
-            how = self._weights
-            if how is None:
-                how = {"iid": Draw(), "sobol": Draw(Use.SOBOL), "stratified": self._stratified}[order]
-            self._draws[order] = how.moved(self._xp)
+            method = self._weights
+            if method is None:
+                method = {"iid": Draw(), "sobol": Draw(Use.SOBOL), "stratified": self._stratified}[order]
+            self._draws[order] = method.moved(self._xp)
         return self._draws[order]
 
     def _fill_binned(self, coords: Array, values: Array) -> None:
         done = 0
         while done < len(coords):
-            size = self._window_size or min(len(coords) - done, MOST_SAMPLES)
+            size = self._window_size or min(len(coords) - done, MAX_SAMPLES)
             if self._window is None or self._used == self._window.value.total:
                 self._window, self._used = self._new_window(size), 0
             window = self._window.get()
@@ -254,38 +263,38 @@ class Sampler:
 
 @dataclasses.dataclass
 class _Values:
-    """The caller's values as an array of the field's dtype; those of 16 bits are converted from a float32 array."""
+    """The caller's values as an array of the field's dtype; 16-bit values are converted from float32 on exit."""
 
-    given: Any
+    buffer: Buffer
     shape: tuple[int, int]
     dtype: np.dtype
     device: int | None
     xp: ModuleType
 
     def __enter__(self) -> Array:
-        self._made = None
-        if dtype_name(self.given, "float32") not in _NARROW or self.dtype != np.float32:
-            return view_of(self.given, "values", self.shape, self.dtype, self.device)
-        self._target = self._narrow()
-        self._made = self.xp.empty(self.shape, np.float32)
-        return self._made
+        self._float32: Array | None = None
+        if dtype_name(self.buffer, "float32") not in _SIXTEEN_BITS or self.dtype != np.float32:
+            return view_of(self.buffer, "values", self.shape, self.dtype, self.device)
+        self._target = self._sixteen_bits()
+        self._float32 = self.xp.empty(self.shape, np.float32)
+        return self._float32
 
-    def __exit__(self, kind: Any, *error: Any) -> None:
-        if self._made is None or kind is not None:
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        if self._float32 is None or kind is not None:
             return
-        if is_torch(self.given):
+        if is_torch(self.buffer):
             import torch
 
-            source = torch.from_dlpack(self._made).reshape(self.given.shape)
-            self.given.detach().copy_(source)
+            source = torch.from_dlpack(self._float32).reshape(self.buffer.shape)
+            self.buffer.detach().copy_(source)
         else:
-            self._target[...] = self._made
+            self._target[...] = self._float32
 
-    def _narrow(self) -> Array:
-        if is_torch(self.given):
-            # NumPy has no bfloat16, so memory and shape are checked of a view as int16.
+    def _sixteen_bits(self) -> Array:
+        if is_torch(self.buffer):
+            # NumPy has no bfloat16: a view as int16 serves to check memory and shape.
             import torch
 
-            bits = self.given.detach().view(torch.int16)
+            bits = self.buffer.detach().view(torch.int16)
             return view_of(bits, "values", self.shape, np.int16, self.device)
-        return view_of(self.given, "values", self.shape, np.float16, self.device)
+        return view_of(self.buffer, "values", self.shape, np.float16, self.device)

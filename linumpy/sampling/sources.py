@@ -1,7 +1,7 @@
-"""Volumes that are sampled: the arguments of :func:`linumpy.sampling.create_sampler` for a type and a device, checked.
+"""The volume's arguments of :func:`linumpy.sampling.create_sampler`: a record for each type and device.
 
 In: keyword arguments. Out: frozen records, and the voxels of raw files and arrays. Errors: ``ValueError`` for arguments
-that do not fit together, ``TypeError`` for arrays that are not voxels.
+that contradict each other, ``TypeError`` for arrays that are no voxels.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import DTypeLike
 
 from linumpy.arrays import Array
-from linumpy.device import is_device_array, require_cuda
-from linumpy.sampling.arguments import whole
+from linumpy.device import is_device_array
+from linumpy.sampling.arguments import Buffer, as_integer, from_dlpack
 from linumpy.sampling.regular import RawFile, as_channels, check_range, checked_dims, raw_dtype
 
 if TYPE_CHECKING:
@@ -39,30 +39,29 @@ class FileSource:
     range: Range | None = None
 
     def file(self) -> RawFile:
-        """Describe the file, which is not read."""
+        """Describe the file, without reading it."""
         if self.filename is None:
             raise ValueError("filename: give the file of raw voxels")
         if self.dims is None or self.dtype is None:
-            raise ValueError("a file of raw voxels does not say what it holds: give dims=[Dx, Dy, Dz] and dtype=")
+            raise ValueError("a file of raw voxels has no header: give dims=[Dx, Dy, Dz] and dtype=")
         x, y, z = checked_dims(self.dims)
-        channels = whole("n_channels", self.n_channels, 1, 2**31, "number of volumes in the file")
-        offset = whole("offset", self.offset, 0, 2**62, "bytes before the first voxel")
+        channels = as_integer("n_channels", self.n_channels, 1, 2**31, "number of volumes in the file")
+        offset = as_integer("offset", self.offset, 0, 2**62, "bytes before the first voxel")
         return RawFile(os.fspath(self.filename), (channels, z, y, x), raw_dtype(self.dtype, self.is_big_endian), offset)
 
     def needed_range(self) -> Range:
-        """Return the range, which devices need that do not read the whole file."""
+        """Return the range; a device that does not read the whole file needs it."""
         low_high = check_range(self.range)
         if low_high is None:
             raise ValueError(
-                "range: give the lowest and the highest value, since this device does not read the whole file to find "
-                "them"
+                "range: give the lowest and the highest value; this device does not read the whole file to find them"
             )
         return low_high
 
 
 @dataclass(frozen=True, kw_only=True)
 class SlabSource(FileSource):
-    """A file of raw voxels of which slabs are in memory: ``structuredRegular`` on ``out_of_core``."""
+    """A file of raw voxels that is read in slabs: ``structuredRegular`` on ``out_of_core``."""
 
     num_blocks: int | None = None
     num_concurrent_blocks: int | None = None
@@ -76,7 +75,7 @@ class RawSource(FileSource):
     array: Array | None = None
 
     def voxels(self) -> Array:
-        """Read the file, or see the array as voxels: (C, Z, Y, X), in host memory or on a device."""
+        """Return the voxels of the file or the array: (C, Z, Y, X), in host memory or on a device."""
         if (self.filename is None) == (self.array is None):
             raise ValueError("filename and array: give one of them")
         if self.array is None:
@@ -84,12 +83,12 @@ class RawSource(FileSource):
         described = self.dims is not None or self.dtype is not None or self.n_channels != 1
         if described or self.offset or self.is_big_endian:
             raise ValueError(
-                "dims, dtype, n_channels, offset and is_big_endian describe a file; an array has them itself"
+                "dims, dtype, n_channels, offset and is_big_endian describe a file: leave them out with array="
             )
-        return as_channels(_imported(self.array))
+        return as_channels(_as_array(self.array))
 
     def host_voxels(self) -> np.ndarray:
-        """The same, C-contiguous in host memory."""
+        """Return the voxels C-contiguous in host memory."""
         voxels = self.voxels()
         if not isinstance(voxels, np.ndarray):
             raise ValueError("array lies on a device; give device='cuda', or an array of host memory")
@@ -106,29 +105,25 @@ class ZarrSource:
     channel: int | None = None
     time: int | None = None
     range: Range | None = None
-    # May hold credentials, so that it is not printed.
-    storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
+    # Not printed: it may hold credentials.
+    storage_options: Mapping[str, object] | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PagedSource(ZarrSource):
-    """The same in pages: ``zarr`` on ``cuda_out_of_core``."""
+    """An array or an image that is read in pages: ``zarr`` on ``cuda_out_of_core``."""
 
     cache_bytes: int | None = None
     ahead: int | None = None
     reader: Reader | None = None
 
 
-def _imported(array: Any) -> Array:
-    """See an array of any package as NumPy's or CuPy's."""
+def _as_array(array: Buffer) -> Array:
+    """Return an array of any package as NumPy's or CuPy's."""
     if isinstance(array, np.ma.MaskedArray):
         raise TypeError("array is a masked array: give array.filled(value), and the mask as mask=")
     if isinstance(array, np.ndarray):
         return array.view(np.ndarray)
     if is_device_array(array):
         return array
-    if hasattr(array, "__dlpack__"):
-        if array.__dlpack_device__()[0] == 1:  # kDLCPU
-            return np.from_dlpack(array)
-        return require_cuda().from_dlpack(array)
-    return np.asarray(array)
+    return from_dlpack(array) if hasattr(array, "__dlpack__") else np.asarray(array)

@@ -1,7 +1,7 @@
 """Work of NumPy in as many threads as the process may use.
 
-In: a function of a range of samples. Out: nothing; it is called for all of them. NumPy lets other threads run while it
-computes.
+In: a function of a range of samples, which is called for all samples. NumPy releases Python's global interpreter lock
+while it computes.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 
-#: Samples that a thread evaluates at a time: enough that each operation of NumPy takes much longer than acquiring
-#: Python's global interpreter lock, for which threads with smaller batches wait.
+#: Samples that a thread evaluates at a time: so many that each operation of NumPy takes much longer than acquiring
+#: Python's global interpreter lock.
 BATCH = 2**16
 _pool: tuple[int, ThreadPoolExecutor] | None = None
 
 
 def threads() -> int:
-    """How many processors the process may use."""
+    """Return how many processors the process may use."""
     return len(os.sched_getaffinity(0))
 
 
@@ -42,7 +42,7 @@ def in_threads(part: Callable[[int, int], None], count: int, batch: int = BATCH)
 def run_parts(pool: ThreadPoolExecutor, part: Callable[[int, int], None], ranges: list[tuple[int, int]]) -> None:
     """Call ``part(begin, end)`` for ranges in the threads of a pool; the first exception is raised.
 
-    No call runs any more when this returns or raises: the caller may free the memory that they write to.
+    All calls have ended when this returns or raises, so the caller may free the memory that they write to.
     """
     calls = [pool.submit(part, begin, end) for begin, end in ranges]
     try:
@@ -55,7 +55,7 @@ def run_parts(pool: ThreadPoolExecutor, part: Callable[[int, int], None], ranges
 
 
 def _executor() -> ThreadPoolExecutor:
-    """Return the threads of this process; a forked child makes its own."""
+    """Return the threads of this process; a forked child makes new ones."""
     global _pool
     if _pool is None or _pool[0] != os.getpid():
         _pool = os.getpid(), ThreadPoolExecutor(threads(), thread_name_prefix="linumpy-sampling")

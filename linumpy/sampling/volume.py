@@ -15,29 +15,28 @@ import numpy as np
 
 from linumpy.arrays import Array
 from linumpy.device import array_module, free_memory, is_device_array
-from linumpy.gpu.kernels import CUDA_TYPES, KernelSpec, Uploaded, index_type, int32, int64, load, uploaded
+from linumpy.gpu.kernels import CUDA_TYPES, KernelSpec, Uploaded, address_of, index_type, int64, load, uploaded
 from linumpy.sampling.coordinates import draws
-from linumpy.sampling.coordinates.boxes import BOX_VOXELS, Boxes, Window, plan_boxes
-from linumpy.sampling.field import Field
-from linumpy.sampling.host import check_order, normalisation, normalised, range_of
+from linumpy.sampling.coordinates.boxes import BOX_VOXELS, Boxes, Window
+from linumpy.sampling.coordinates.draws import NO_ARRAY
+from linumpy.sampling.voxel_field import VoxelField, normalisation, normalised
 
-#: Layouts by their numbers in volume.cuh; and the size of each copy, in sizes of the volume.
+#: Layouts by their numbers in volume.cuh, and the size of each copy as a multiple of the volume's.
 LAYOUTS = {"rows": 0, "bricks": 1, "quads": 2, "cells": 3}
 _FACTORS = {"rows": 0, "bricks": 1, "quads": 4, "cells": 8}
-#: dtypes that kernels sample; voxels of others are converted to float32.
+#: dtypes that kernels sample; voxels of other dtypes are converted to float32.
 KEPT = ("u1", "i1", "u2", "i2", "f2", "f4")
 _PACKAGE = "linumpy.sampling.cuda"
 _THREADS, _WARPS = 256, 8
-_NOTHING = np.uint64(0)
-#: Largest copy of a volume that stays in a GPU's second cache.
+#: Largest copy of a volume that stays in a GPU's L2 cache.
 _CACHED_NBYTES = 40 * 2**20
-#: Voxels for each sample up to which boxes are read into shared memory.
+#: Largest number of voxels for each sample at which boxes are read into shared memory.
 _SPARSE = 16
-#: Voxels along an axis from which on the kernel that finds cells by additions is not exact.
+#: Along an axis with so many voxels or more, float32 additions do not find cells exactly.
 _LONGEST = 2**22
 #: Smallest number of samples of a box that a block makes, if the box has as many.
 _BLOCK_SAMPLES = 16_384
-#: Number of samples from which on a warp makes several tiles in turn.
+#: With so many samples or more, a warp makes several tiles one after another.
 _MANY = 2**22
 _MARCH, _MARCH_AHEAD = 4, 8
 VOLUME_RECORD = np.dtype(
@@ -52,23 +51,23 @@ assert VOLUME_RECORD.itemsize == 72
 
 @dataclass(frozen=True)
 class Shape:
-    """Launch parameters of the kernels, as measured on an H200.
+    """Launch parameters of the kernels; the defaults come from measurements on an H200.
 
     Attributes
     ----------
     groups : int
-        Samples that a lane evaluates at the same time, at any points.
+        Samples at any points that a lane evaluates at the same time.
     blocks, box_blocks : int
-        Smallest number of resident blocks of a multiprocessor, which limits registers: for any points, and in boxes.
+        Smallest number of resident blocks of a multiprocessor, which limits registers: for any points; in boxes.
     ahead : int
-        When the coordinates of the next points are read: 0, when they are needed; 1, before the current ones are
-        evaluated; 2, they are prefetched into the second cache.
+        When the coordinates of the next points are read: 0, when they are needed; 1, before the current points are
+        evaluated; 2, they are prefetched into the L2 cache.
     box_voxels : int
         Largest number of voxels of a box in shared memory.
     box_threads : int
         Threads of a block that makes the samples of a box.
     box_copies : bool
-        Copy float32 voxels into shared memory without registers.
+        Whether float32 voxels are copied into shared memory without passing through registers.
     """
 
     groups: int = 4
@@ -80,28 +79,22 @@ class Shape:
     box_copies: bool = True
 
 
-class DeviceVolume(Field):
+class DeviceVolume(VoxelField):
     """A volume in device memory.
 
     Parameters
     ----------
     voxels : ndarray
         Shape (C, Z, Y, X), C-contiguous, of a dtype of :data:`KEPT`, or int32 with `labels`; CuPy. It is not copied.
-    spline_order : int
-        0, 1 or 3.
+    spline_order, low_high, value_range, labels
+        As of :class:`~linumpy.sampling.voxel_field.VoxelField`.
     layout : str, optional
-        One of :data:`LAYOUTS`: a copy in which random points cost fewer reads. By default the one with the fewest for
-        which there is memory.
+        One of :data:`LAYOUTS`: a copy in which random points cost fewer reads. By default the layout with the fewest
+        reads that fits into `memory_limit`.
     memory_limit : int, optional
-        Bytes that such a copy may take; by default a quarter of what the device has free.
-    low_high : (float, float), optional
-        Voxels become (v - low) / (high - low), cut to 0 to 1.
-    value_range : (float, float), optional
-        Of what is decoded; by default that of the voxels.
-    labels : bool
-        Values are int32, of the nearest voxel.
+        Largest size of the copy in bytes; by default a quarter of the free device memory.
     shape : Shape
-        Of the kernels.
+        Launch parameters of the kernels.
     """
 
     def __init__(
@@ -116,36 +109,19 @@ class DeviceVolume(Field):
         labels: bool = False,
         shape: Shape = Shape(),
     ) -> None:
-        check_order(spline_order)
-        self._xp, self._order, self._labels, self._cut = array_module(voxels), spline_order, labels, shape
-        self.n_channels = int(voxels.shape[0])
-        z, y, x = (int(n) for n in voxels.shape[1:])
-        self.dims = (z, y, x)
-        if value_range is None:
-            value_range = (0.0, 1.0) if low_high else range_of(voxels)
-        self.value_range = value_range
-        self.values_dtype = np.dtype(np.int32 if labels else np.float32)
-        self.boxes = plan_boxes(self.dims, shape.box_voxels)
-        self._low_high = low_high
-        self._linear: Any = voxels if spline_order < 3 else self._coefficients(voxels)
-        self.layout = self._chosen(layout, memory_limit)
+        super().__init__(voxels, spline_order, low_high, value_range, labels, shape.box_voxels)
+        self._xp, self._shape = array_module(voxels), shape
+        self._linear: Array = voxels if spline_order < 3 else self._coefficients(voxels)
+        self.layout = self._choose_layout(layout, memory_limit)
         self._packed = self._pack() if LAYOUTS[self.layout] else None
         self._box_indices: Uploaded | None = None
 
-    def decode(self, coords: Array, out: Array) -> None:
-        """Evaluate at points; see :class:`linumpy.sampling.field.Field`."""
-        if len(coords):
-            self._launch(coords, out, None, draw=False)
-
-    def decode_with_gradient(self, coords: Array, out: Array, gradient: Array) -> None:
-        """Evaluate at points, with derivatives; see :class:`linumpy.sampling.field.Field`."""
-        if self._order == 0:
-            super().decode_with_gradient(coords, out, gradient)
+    def _evaluate(self, coords: Array, out: Array, gradient: Array | None) -> None:
         if len(coords):
             self._launch(coords, out, gradient, draw=False)
 
     def sample(self, key: tuple[int, int], first: int, coords: Array, out: Array) -> None:
-        """Draw independent points and evaluate at them, in one kernel where the spline is linear; fills both arrays."""
+        """Draw independent points and evaluate at them, by a single kernel for a linear spline; fills both arrays."""
         if self._order != 1:
             draws.launch(draws.Draw(), key, first, coords)
             self.decode(coords, out)
@@ -153,7 +129,7 @@ class DeviceVolume(Field):
             self._launch(coords, out, None, draw=True, key=key, first=first)
 
     def sample_window(self, window: Window, begin: int, coords: Array, out: Array) -> None:
-        """Make samples of a window box by box, where there are enough to read the whole volume for."""
+        """Make samples of a window box by box, if they are so many that reading the whole volume pays."""
         if self._order == 1 and window.total * _SPARSE >= math.prod(self.dims) and max(self.dims) < _LONGEST:
             self.sample_boxes(window, begin, coords, out)
         else:
@@ -175,25 +151,24 @@ class DeviceVolume(Field):
             out,
             window.starts,
             self._box_indices.get(),
-            *int32(0),
             *int64(begin),
             window.record,
             self._record(len(coords), coords),
         )
-        kernel((boxes, parts), (self._cut.box_threads,), args, shared_mem=nbytes)
+        kernel((boxes, parts), (self._shape.box_threads,), args, shared_mem=nbytes)
 
     @functools.cached_property
     def _in_boxes(self) -> tuple[Any, int]:
-        """The kernel of samples in boxes, and its bytes of shared memory besides those of fixed size."""
+        """The kernel of samples in boxes, and the bytes of its dynamic shared memory."""
         defines = self._defines(0) | {
-            "FOURS": str(int(self.dims[2] % 4 == 0 and _address(self._linear) % (4 * self._linear.itemsize) == 0)),
-            "THREADS": str(self._cut.box_threads),
-            "BLOCKS": str(self._cut.box_blocks),
-            "ASYNC": str(int(self._cut.box_copies)),
+            "FOURS": str(int(self.dims[2] % 4 == 0 and address_of(self._linear) % (4 * self._linear.itemsize) == 0)),
+            "THREADS": str(self._shape.box_threads),
+            "BLOCKS": str(self._shape.box_blocks),
+            "ASYNC": str(int(self._shape.box_copies)),
         }
         nbytes = 4 * math.prod(self.boxes.voxels(self.dims))
         kernel = load(_spec("sample_boxes", defines))
-        # The kernel is that of other volumes too, whose boxes may be larger.
+        # Other volumes, whose boxes may be larger, share the kernel.
         kernel.max_dynamic_shared_size_bytes = max(kernel.max_dynamic_shared_size_bytes, nbytes)
         return kernel, nbytes
 
@@ -206,7 +181,7 @@ class DeviceVolume(Field):
             out[...] = spline_filter(voxels_in_range, order=3, output=np.float32, mode="mirror")
         return coefficients
 
-    def _chosen(self, layout: str | None, limit: int | None) -> str:
+    def _choose_layout(self, layout: str | None, limit: int | None) -> str:
         if layout is not None and layout not in LAYOUTS:
             raise ValueError(f"layout={layout!r}: choose one of {', '.join(LAYOUTS)}")
         if self._order != 1:
@@ -216,9 +191,9 @@ class DeviceVolume(Field):
         nbytes = self._linear.nbytes
         if limit is None:
             limit = free_memory() // 4 if is_device_array(self._linear) else 0
-        most = [name for name in ("cells", "quads", "bricks") if nbytes * _FACTORS[name] <= limit]
-        cached = [name for name in most if nbytes * _FACTORS[name] <= _CACHED_NBYTES]
-        return (cached or most or ["rows"])[0]
+        fitting = [name for name in ("cells", "quads", "bricks") if nbytes * _FACTORS[name] <= limit]
+        cached = [name for name in fitting if nbytes * _FACTORS[name] <= _CACHED_NBYTES]
+        return (cached or fitting or ["rows"])[0]
 
     def _pack(self) -> Array:
         packed = self._xp.empty((self.n_channels, self._packed_size), self._linear.dtype)
@@ -229,7 +204,7 @@ class DeviceVolume(Field):
 
     @functools.cached_property
     def _packed_size(self) -> int:
-        """Elements of a channel."""
+        """Elements of a channel in the layout; 0 for rows."""
         z, y, x = self.dims
         size = self._linear.itemsize
         if self.layout == "bricks":
@@ -244,7 +219,7 @@ class DeviceVolume(Field):
         record = np.zeros((), VOLUME_RECORD)
         record["count"], record["voxels"], record["packed"] = count, math.prod(self.dims), self._packed_size
         record["dims"], record["channels"], record["march"] = self.dims, self.n_channels, 1
-        record["aligned"] = coords is not None and _address(coords) % 16 == 0
+        record["aligned"] = coords is not None and address_of(coords) % 16 == 0
         if self._low_high is not None:
             record["low"], record["scale"] = normalisation(*self._low_high)
         return record
@@ -272,10 +247,10 @@ class DeviceVolume(Field):
     ) -> None:
         count = len(coords)
         record = self._record(count, coords)
-        ahead = 0 if draw or count < _MANY else self._cut.ahead
+        ahead = 0 if draw or count < _MANY else self._shape.ahead
         record["first"], record["key"] = first, key
         record["march"] = _MARCH_AHEAD if ahead else _MARCH if count >= _MANY else 1
-        groups = self._cut.groups if self._order == 1 else 1
+        groups = self._shape.groups if self._order == 1 else 1
         defines = self._defines(LAYOUTS[self.layout]) | {
             "TARGET": "int" if self._labels else "float",
             "LABELS": str(int(self._labels)),
@@ -283,13 +258,13 @@ class DeviceVolume(Field):
             "DRAW": str(int(draw)),
             "GRADIENT": str(int(gradient is not None)),
             "GROUPS": str(groups),
-            "BLOCKS": str(self._cut.blocks),
+            "BLOCKS": str(self._shape.blocks),
             "LONG": str(int(max(self.dims) >= _LONGEST)),
             "AHEAD": str(int(ahead)),
         }
         blocks = -(-count // (_WARPS * 32 * groups * int(record["march"])))
-        packed = _NOTHING if self._packed is None else self._packed
-        args = (self._linear, packed, coords, out, _NOTHING if gradient is None else gradient, record)
+        packed = NO_ARRAY if self._packed is None else self._packed
+        args = (self._linear, packed, coords, out, NO_ARRAY if gradient is None else gradient, record)
         load(_spec("sample", defines))((blocks,), (_THREADS,), args)
 
 
@@ -298,14 +273,10 @@ def _spec(name: str, defines: dict[str, str]) -> KernelSpec:
 
 
 def _box_indices(boxes: Boxes) -> np.ndarray:
-    """Which box along z, y and x each one is, and how often each axis is halved: as sample_boxes.cu reads it."""
+    """Indices of each box along z, y and x, and how often each axis is halved, as sample_boxes.cu reads them."""
     table = np.empty((boxes.count, 4), np.int32)
-    for axis, at in enumerate(boxes.indices(np.arange(boxes.count, dtype=np.int32))):
-        table[:, axis] = at
+    for axis, index in enumerate(boxes.indices(np.arange(boxes.count, dtype=np.int32))):
+        table[:, axis] = index
     z, y, x = boxes.halved
     table[:, 3] = z | y << 8 | x << 16
     return table
-
-
-def _address(array: Any) -> int:
-    return int(array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr)

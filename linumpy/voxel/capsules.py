@@ -20,14 +20,7 @@ _BATCH = 2**21
 
 
 def capsule_table(p0: Numbers, p1: Numbers, radius: Numbers) -> np.ndarray:
-    """Check capsules and put them into a table.
-
-    Parameters
-    ----------
-    p0, p1 : array_like, shape (3,) or (n, 3)
-        End points, (x, y, z) µm. If they are equal, the capsule is a ball.
-    radius : float or array_like, shape (n,)
-        In µm, at least 0.
+    """Check capsules and put them into a table; arguments as of :meth:`.Backend.subtract_swept_capsule`.
 
     Returns
     -------
@@ -62,15 +55,7 @@ def capsule_table(p0: Numbers, p1: Numbers, radius: Numbers) -> np.ndarray:
 
 
 def polyline_table(points: Numbers, radius: Numbers) -> np.ndarray:
-    """Return the capsules along a polyline; see :func:`capsule_table`.
-
-    Parameters
-    ----------
-    points : array_like, shape (n, 3)
-        At least two, (x, y, z) µm.
-    radius : float or array_like, shape (n - 1,)
-        Radius of each segment, in µm.
-    """
+    """Return the :func:`capsule_table` of a polyline, (n, 3) µm, with one radius in µm or a radius for each segment."""
     line = _numbers(points, "points")
     if line.ndim != 2 or line.shape[1] != 3 or len(line) < 2:
         raise ValueError(f"points of shape {line.shape}: a polyline has at least two points, (n, 3)")

@@ -113,11 +113,11 @@ def ball(radius: float, pitch: Lengths = 1.0) -> Element:
     if math.prod(2 * n + 1 for n in half) > _MAX_OFFSETS:
         raise ValueError(f"radius={radius!r} µm is more than a thousand voxels of {steps} µm: use coarser voxels")
     inside = squared_distances(half, steps) <= size * size
-    used = [
+    reach = [
         int(np.abs(np.flatnonzero(inside.any(axis=tuple({0, 1, 2} - {axis}))) - half[2 - axis]).max())
         for axis in range(3)
     ]
-    box = tuple(slice(half[2 - axis] - n, half[2 - axis] + n + 1) for axis, n in enumerate(used))
+    box = tuple(slice(half[2 - axis] - n, half[2 - axis] + n + 1) for axis, n in enumerate(reach))
     return Element(inside[box], size, steps)
 
 

@@ -62,24 +62,12 @@ class VoxelGrid:
     def reach(self) -> float:
         """The largest absolute coordinate of the box, in µm: rounding errors are proportional to it."""
         sizes = (self.shape[2], self.shape[1], self.shape[0] + self.z_offset)
-        return max(
-            abs(start) + n * step for start, n, step in zip(self.origin, sizes, self.pitch, strict=True)
-        )  # fmt: skip
+        axes = zip(self.origin, sizes, self.pitch, strict=True)
+        return max(abs(start) + n * step for start, n, step in axes)
 
 
 def make_grid(shape: Sequence[int], origin: Iterable[float], pitch: Lengths, z_offset: int = 0) -> VoxelGrid:
-    """Check the parameters of a grid.
-
-    Parameters
-    ----------
-    shape : sequence of int
-        Voxels along (Z, Y, X).
-    origin : sequence of float
-        Corner of voxel 0, (x, y, z) µm.
-    pitch : float or sequence of float
-        Size of a voxel in µm: one number, or (x, y, z).
-    z_offset : int
-        Index of the first plane in the whole volume.
+    """Check the parameters of a :class:`VoxelGrid`; `pitch` may be one number for all axes.
 
     Raises
     ------

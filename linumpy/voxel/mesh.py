@@ -57,16 +57,16 @@ class Trimesh(Protocol):
     """A ``trimesh.Trimesh``, or any other object with these attributes."""
 
     @property
-    def vertices(self) -> Any:
+    def vertices(self) -> Numbers:
         """(x, y, z) µm, shape (n, 3)."""
 
     @property
-    def faces(self) -> Any:
+    def faces(self) -> Numbers:
         """Indices of vertices, shape (m, 3)."""
 
 
 def with_triangles(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Replace a mesh of trimesh, the first of some arguments, by its vertices and its triangles."""
+    """Replace a mesh of trimesh as first argument by its vertices and its triangles."""
     if args and hasattr(args[0], "vertices") and hasattr(args[0], "faces"):
         return (args[0].vertices, args[0].faces, *args[1:])
     return args
@@ -104,8 +104,8 @@ def make_mesh(xp: ModuleType, vertices: Numbers, triangles: Numbers, grid: Voxel
     if not len(points):  # the minimum of no vertices is undefined
         raise ValueError(f"triangles refer to vertex {int(faces[0, 0])}, but there are 0")
     coordinates = (points.astype(np.float64, copy=False) - xp.asarray(grid.origin)) / xp.asarray(grid.pitch)
-    # One copy to the host, since each copy waits for the device's queue. Column by column: CuPy's reductions along an
-    # axis other than the last take a hundred times as long.
+    # One copy to the host, because each copy waits for the device's queue. Reductions column by column: CuPy takes a
+    # hundred times as long along an axis other than the last.
     columns = xp.ascontiguousarray(coordinates.T)
     ends = [xp.stack([faces.min(), faces.max()]).astype(np.float64)]
     ends += [xp.stack([getattr(column, side)() for column in columns]) for side in ("min", "max")]
@@ -123,26 +123,26 @@ def make_mesh(xp: ModuleType, vertices: Numbers, triangles: Numbers, grid: Voxel
             f"the mesh is {size:.3g} voxels wide and up to {far:.3g} from the origin: is it in µm, and pitch= right?"
         )
     bits = min(20, 30 - math.ceil(math.log2(max(size, 1.0))))
-    whole = xp.rint(coordinates * 2.0**bits).astype(np.int64)
-    return TriangleMesh(whole[faces], bits, _kind(xp, whole, faces))
+    integers = xp.rint(coordinates * 2.0**bits).astype(np.int64)
+    return TriangleMesh(integers[faces], bits, _kind(xp, integers, faces))
 
 
-def _kind(xp: ModuleType, whole: Array, faces: Array) -> str:
-    """Find the kind of a mesh; vertices of equal coordinates are merged, for files of loose triangles."""
-    kind = _kind_by_index(xp, faces, len(whole))
+def _kind(xp: ModuleType, points: Array, faces: Array) -> str:
+    """Find the kind of a mesh with integer `points`; equal points are merged, for files of loose triangles."""
+    kind = _kind_by_index(xp, faces, len(points))
     if kind != SHELL:
         return kind
-    order = xp.lexsort(xp.ascontiguousarray(whole.T))
-    new = (xp.diff(whole[order], axis=0) != 0).any(axis=1)
-    number = xp.zeros(len(whole), np.int64)
+    order = xp.lexsort(xp.ascontiguousarray(points.T))
+    new = (xp.diff(points[order], axis=0) != 0).any(axis=1)
+    number = xp.zeros(len(points), np.int64)
     number[order[1:]] = xp.cumsum(new.astype(np.int64))
-    return _kind_by_index(xp, number[faces], len(whole))
+    return _kind_by_index(xp, number[faces], len(points))
 
 
 def _kind_by_index(xp: ModuleType, faces: Array, count: int) -> str:
     a, b = faces.ravel(), xp.roll(faces, -1, axis=1).ravel()
     edges = xp.minimum(a, b) * count + xp.maximum(a, b)
-    # Nearly all meshes have each edge once in either direction; one sort finds that out.
+    # Nearly all meshes have each edge once in either direction; a single sort detects that.
     both = xp.sort(2 * edges + (a > b))
     if len(both) % 2 == 0 and bool(((both[1::2] - both[::2] == 1) & (both[::2] % 2 == 0)).all()):
         return ORIENTED  # an edge from a vertex to itself has no other direction
@@ -165,8 +165,8 @@ def solid(mesh: TriangleMesh, grid: VoxelGrid) -> np.ndarray:
     offset, n = box_of(mesh, grid, 2)[2]
     for u, v, height, sign in _crossings(mesh, grid, 2):
         plane = np.maximum(np.ceil(height - 0.5).astype(np.int64) - offset, 0)
-        here = plane < n
-        np.add.at(change, (plane[here], v[here], u[here]), sign[here])
+        inside = plane < n
+        np.add.at(change, (plane[inside], v[inside], u[inside]), sign[inside])
     winding = np.cumsum(change, axis=0, out=change)
     return winding % 2 != 0 if mesh.kind == CLOSED else winding != 0
 
@@ -178,8 +178,8 @@ def shell(mesh: TriangleMesh, grid: VoxelGrid) -> np.ndarray:
         offset, n = box_of(mesh, grid, axis)[2]
         for u, v, height, _ in _crossings(mesh, grid, axis):
             k = np.floor(height).astype(np.int64) - offset
-            here = (k >= 0) & (k < n)
-            index = dict(zip(PLANES[axis], (u[here], v[here], k[here]), strict=True))
+            inside = (k >= 0) & (k < n)
+            index = dict(zip(PLANES[axis], (u[inside], v[inside], k[inside]), strict=True))
             out[index[2], index[1], index[0]] = True
     return out
 
@@ -196,9 +196,9 @@ def _crossings(mesh: TriangleMesh, grid: VoxelGrid, axis: int) -> Iterator[tuple
     total = int(ends[-1]) if len(ends) else 0
     for first in range(0, total, _BATCH):
         number = np.arange(first, min(first + _BATCH, total))
-        which = np.searchsorted(ends, number, side="right")
-        row = rows[which]
-        column = number - (ends[which] - counts[row])
+        entry = np.searchsorted(ends, number, side="right")
+        row = rows[entry]
+        column = number - (ends[entry] - counts[row])
         u, v = u0[row] + column % width[row], v0[row] + column // width[row]
         centre = ((2 * (index + offset) + 1) << (mesh.bits - 1) for index, offset in ((u, u_offset), (v, v_offset)))
         hit, height, sign = _cross(corners[row], *centre)
@@ -207,7 +207,7 @@ def _crossings(mesh: TriangleMesh, grid: VoxelGrid, axis: int) -> Iterator[tuple
 
 
 def _columns(values: np.ndarray, bits: int, offset: int, n: int) -> tuple[np.ndarray, np.ndarray]:
-    """Bound the columns whose centres a triangle may cover: first, and one past the last, as indices of the box."""
+    """Bound the columns whose centres a triangle may cover: first and last + 1, as indices of the box."""
     half, up = 1 << (bits - 1), (1 << bits) - 1
     first = np.clip(((values.min(axis=1) - half + up) >> bits) - offset, 0, n)
     last = np.clip(((values.max(axis=1) - half + up) >> bits) - offset, 0, n)
@@ -219,11 +219,11 @@ def _cross(corners: np.ndarray, u: np.ndarray, v: np.ndarray) -> tuple[np.ndarra
     (ua, va, ha), (ub, vb, hb), (uc, vc, hc) = corners.transpose(1, 2, 0)
     edges = ((ua, va, ub, vb), (ub, vb, uc, vc), (uc, vc, ua, va))
     ab, bc, ca = (_area(*edge, u, v) for edge in edges)
-    sides = [_side(area, *edge) for area, edge in zip((ab, bc, ca), edges, strict=True)]
+    sides = [_side(cross, *edge) for cross, edge in zip((ab, bc, ca), edges, strict=True)]
     hit = (sides[0] == sides[1]) & (sides[1] == sides[2]) & (sides[0] != 0)
-    whole = np.where(hit, (ab + bc) + ca, 1).astype(np.float64)
+    area = np.where(hit, (ab + bc) + ca, 1).astype(np.float64)
     part = ca.astype(np.float64) * (hb - ha).astype(np.float64) + ab.astype(np.float64) * (hc - ha).astype(np.float64)
-    return hit, ha.astype(np.float64) + part / whole, -sides[0]
+    return hit, ha.astype(np.float64) + part / area, -sides[0]
 
 
 def _area(ua: np.ndarray, va: np.ndarray, ub: np.ndarray, vb: np.ndarray, u: np.ndarray, v: np.ndarray) -> np.ndarray:
@@ -231,5 +231,5 @@ def _area(ua: np.ndarray, va: np.ndarray, ub: np.ndarray, vb: np.ndarray, u: np.
 
 
 def _side(area: np.ndarray, ua: np.ndarray, va: np.ndarray, ub: np.ndarray, vb: np.ndarray) -> np.ndarray:
-    """Return the side of an edge that a centre is on, shifted along u by far more than along v if it is on the edge."""
+    """Return on which side of an edge a centre lies; a centre on it is shifted along u by far more than along v."""
     return np.where(area != 0, np.sign(area), np.where(vb != va, np.sign(va - vb), np.sign(ub - ua))).astype(np.int32)

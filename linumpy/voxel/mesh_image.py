@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 #: Units of a mesh, in µm.
 UNITS = {"nm": 1e-3, "um": 1.0, "mm": 1e3, "cm": 1e4, "m": 1e6}
 
-#: The share of a slab's memory that one has on a worker, whose threads voxelize several, and hold their masks.
+#: Slabs are this many times smaller on a worker: its threads voxelize several at a time, and hold their masks.
 _ON_WORKERS = 8
 
 _NAMES = {
@@ -178,12 +178,12 @@ def voxelize_onto_image(
     overwrite : bool
         Whether to replace an existing image.
     progress : callable, optional
-        Called with bytes written.
+        Called with the number of bytes written.
     distributed : distributed.Client, cluster or str, optional
         A dask client, a cluster, or the address of a scheduler. Its workers voxelize the slabs, on their GPUs with
         `use_gpu`; this process writes.
     use_gpu : bool
-        Of `distributed`; here `backend` says it.
+        Whether workers of `distributed` use their GPUs. Without `distributed`, `backend` decides.
 
     Returns
     -------
@@ -224,7 +224,7 @@ def voxelize_onto_image(
         else:
             slab_bytes //= _ON_WORKERS
             sent = replace(mesh, corners=to_host(mesh.corners))
-            voxelize = partial(_voxelize_there, "cuda" if use_gpu else "cpu", sent, fill_holes=fill_holes)
+            voxelize = partial(_voxelize_on_worker, "cuda" if use_gpu else "cpu", sent, fill_holes=fill_holes)
 
         def write(slab: VoxelGrid, mask: Array) -> None:
             nonlocal voxels
@@ -249,7 +249,7 @@ def _slabs(mesh: TriangleMesh, grid: VoxelGrid, step: int, slab_bytes: int, *, f
         yield VoxelGrid((min(planes, depth - start), height, width), grid.origin, grid.pitch, start)
 
 
-def _voxelize_there(kind: str, mesh: TriangleMesh, slab: VoxelGrid, *, fill_holes: bool) -> Array:
+def _voxelize_on_worker(kind: str, mesh: TriangleMesh, slab: VoxelGrid, *, fill_holes: bool) -> Array:
     """Voxelize a slab on a worker."""
     backend = get_backend(kind)
     mesh = replace(mesh, corners=backend.xp.asarray(mesh.corners))

@@ -132,8 +132,8 @@ class WriterPlanes:
         self._writer = writer
         self.shape, self.dtype, self.step = tuple(writer.shape), np.dtype(writer.dtype), int(writer.stored[0])
         if len(self.shape) != 3 or self.dtype.kind not in "biu" or (shape is not None and shape != self.shape):
-            wanted = "(Z, Y, X)" if shape is None else shape
-            raise ValueError(f"out writes {self.shape}, {self.dtype}: bool or integers of {wanted} are needed")
+            needed = "(Z, Y, X)" if shape is None else shape
+            raise ValueError(f"out writes {self.shape}, {self.dtype}: bool or integers of {needed} are needed")
 
     def write(self, start: int, planes: Array) -> None:
         """Write some planes, from the host or a device."""

@@ -27,7 +27,7 @@ class Queued(Protocol):
 
     @property
     def voxel_bytes(self) -> int:
-        """Bytes of temporary memory for each voxel of a slab, beside the slab and its result."""
+        """Bytes of temporary memory for each voxel of a slab, besides the slab and its result."""
 
     def apply(self, backend: Backend, mask: Array, grid: VoxelGrid) -> Array:
         """Return the result for a slab, which may be changed in place."""

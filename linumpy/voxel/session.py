@@ -8,7 +8,7 @@ planes above and below as the operations need, so the result does not depend on 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NoReturn, overload
 
 import numpy as np
@@ -19,73 +19,15 @@ from linumpy.device import is_device_array, to_host
 from linumpy.errors import VoxelSessionError, not_pickled
 from linumpy.io.volume import Volume
 from linumpy.voxel.backends.choose import backend_of, get_backend
-from linumpy.voxel.backends.operations import OPERATIONS, Backend
+from linumpy.voxel.backends.operations import Backend, check_operation
 from linumpy.voxel.capsules import capsule_table, polyline_table
 from linumpy.voxel.element import Element, as_element
+from linumpy.voxel.flush import ComputedSlab, Flushed, FlushProgress
 from linumpy.voxel.grid import Lengths, Numbers, make_grid
 from linumpy.voxel.mesh import SHELL, Trimesh, make_mesh, with_triangles
 from linumpy.voxel.planes import NoPlanes, Planes, WriterPlanes
 from linumpy.voxel.queued import Combine, Morphology, Queued, Subtract, Voxelize
 from linumpy.write.writer import OmeZarrWriter
-
-
-@dataclass(frozen=True, slots=True)
-class Flushed:
-    """The changes of a flush.
-
-    Attributes
-    ----------
-    added, removed : int
-        Voxels that became true, or false.
-    slabs : int
-        Slabs that were written; 0 if nothing was queued.
-    """
-
-    added: int = 0
-    removed: int = 0
-    slabs: int = 0
-
-
-@dataclass(frozen=True)
-class _ComputedSlab:
-    """A slab that is computed, but not yet written.
-
-    Attributes
-    ----------
-    planes : array
-        Planes to write.
-    added, removed : int
-        Voxels that become true, or false.
-    above : array of bool
-        The original values of its last planes, which the next slab needs.
-    """
-
-    planes: Array
-    added: int
-    removed: int
-    above: Array
-
-
-@dataclass(frozen=True)
-class _FlushProgress:
-    """Progress of a flush; replaced as a whole, so that it is consistent after an interrupt.
-
-    Attributes
-    ----------
-    start : int
-        The first plane that is not written.
-    above : array of bool or None
-        The original values of the planes before it that the operations need.
-    pending : _ComputedSlab or None
-        The slab that begins at `start`.
-    done : Flushed
-        Changes so far.
-    """
-
-    start: int = 0
-    above: Array | None = None
-    pending: _ComputedSlab | None = None
-    done: Flushed = Flushed()
 
 
 class VoxelSession:
@@ -166,7 +108,7 @@ class VoxelSession:
             raise ValueError(f"slab_bytes={slab_bytes!r}: a positive number of bytes is needed")
         self._slab_bytes = int(slab_bytes)
         self._queue: list[Queued] = []
-        self._run: _FlushProgress | None = None
+        self._run: FlushProgress | None = None
         self._written = False
 
     def __reduce__(self) -> NoReturn:
@@ -189,7 +131,7 @@ class VoxelSession:
             raise ValueError(f"other has shape {planes.shape}, but the volume has {self._grid.shape}")
         if self._in_place and isinstance(self._source, Planes) and planes.shares(self._source):
             raise ValueError("other is the array that the session changes plane by plane: pass a copy")
-        self._add(Combine(_check_operation(operation), lambda start, stop: planes.read(start, stop) != 0))
+        self._add(Combine(check_operation(operation), lambda start, stop: planes.read(start, stop) != 0))
 
     def dilate(
         self,
@@ -199,7 +141,7 @@ class VoxelSession:
         pitch: Lengths | None = None,
         border_value: bool = False,
     ) -> None:
-        """Queue a dilation; parameters as for :meth:`.Backend.dilate`, `pitch` is by default the session's."""
+        """Queue a dilation, as :meth:`.Backend.dilate`; the default `pitch` is the session's."""
         self._morphology("dilate", structure, radius, pitch, border_value)
 
     def erode(
@@ -221,7 +163,7 @@ class VoxelSession:
         pitch: Lengths | None = None,
         border_value: bool | None = None,
     ) -> None:
-        """Queue an erosion and a dilation; parameters as for :meth:`.Backend.open`."""
+        """Queue an erosion and a dilation, as :meth:`.Backend.open`."""
         self._morphology("open", structure, radius, pitch, border_value)
 
     def close(
@@ -232,7 +174,7 @@ class VoxelSession:
         pitch: Lengths | None = None,
         border_value: bool | None = None,
     ) -> None:
-        """Queue a dilation and an erosion; parameters as for :meth:`.Backend.close`."""
+        """Queue a dilation and an erosion, as :meth:`.Backend.close`."""
         self._morphology("close", structure, radius, pitch, border_value)
 
     def subtract_swept_capsule(self, p0: Numbers, p1: Numbers, radius: Numbers) -> None:
@@ -274,7 +216,7 @@ class VoxelSession:
                 "the mesh is not watertight, and a shell cannot be filled slab by slab: repair the mesh, pass "
                 "fill_holes=False for the shell alone, or use the backend's voxelize_mesh, which works in memory"
             )
-        self._add(Voxelize(_check_operation(operation), mesh))
+        self._add(Voxelize(check_operation(operation), mesh))
 
     def flush(self) -> Flushed:
         """Apply the queued operations.
@@ -295,21 +237,21 @@ class VoxelSession:
         """
         if not self._queue and (self._in_place or self._written):
             return Flushed()
-        run = self._run or _FlushProgress()
+        run = self._run or FlushProgress()
         planes, depth = self._slab_planes(), self._grid.shape[0]
         try:
             while run.start < depth:
-                run = self._run = replace(
-                    run, pending=run.pending or self._compute(run, min(run.start + planes, depth))
-                )
-                run = self._run = self._write(run)
+                slab = run.pending or self._compute(run, min(run.start + planes, depth))
+                run = self._run = replace(run, pending=slab)
+                self._target.write(run.start, slab.planes)
+                run = self._run = run.after(slab)
         except Exception as error:
-            run = self._run or _FlushProgress()
+            run = self._run or FlushProgress()
             partly = run.pending is not None and self._target.writes_in_parts
             if run.start == 0 and not partly:
                 self._run = None
                 raise
-            raise VoxelSessionError(self._progress(run, partly=partly, error=error)) from error
+            raise VoxelSessionError(run.message(depth, error, partly=partly)) from error
         self._queue, self._run, self._written = [], None, not self._in_place
         return run.done
 
@@ -351,22 +293,14 @@ class VoxelSession:
         planes = self._slab_bytes // (per_voxel * self._grid.shape[1] * self._grid.shape[2]) - 2 * self._halo
         return max(1, planes // self._target.step) * self._target.step
 
-    def _write(self, run: _FlushProgress) -> _FlushProgress:
-        """Write the pending slab."""
-        slab, done = run.pending, run.done
-        assert slab is not None
-        self._target.write(run.start, slab.planes)
-        counts = Flushed(done.added + slab.added, done.removed + slab.removed, done.slabs + 1)
-        return _FlushProgress(run.start + slab.planes.shape[0], slab.above, None, counts)
-
-    def _compute(self, run: _FlushProgress, stop: int) -> _ComputedSlab:
+    def _compute(self, run: FlushProgress, stop: int) -> ComputedSlab:
         """Compute the planes from `run.start` to `stop`."""
         xp, halo, depth = self.backend.xp, self._halo, self._grid.shape[0]
         before, after = max(0, run.start - halo), min(depth, stop + halo)
         above = xp.empty((0, *self._grid.shape[1:]), bool) if run.above is None else run.above
-        labels = self._source.read(before if not self._in_place else run.start, after)
+        labels = self._source.read(run.start if self._in_place else before, after)
         mask = labels != 0 if self._label is None else labels == self._label
-        if self._in_place and run.start > before:  # the array's own planes are overwritten
+        if self._in_place and run.start > before:  # planes above are overwritten in the array itself
             mask = xp.concatenate([above, mask])
         first, count = run.start - before, stop - run.start
         was = mask[first : first + count].copy()
@@ -377,7 +311,7 @@ class VoxelSession:
         now = mask[first : first + count]
         skipped = 0 if self._in_place else first
         planes = self._relabelled(labels[skipped : skipped + count], was, now)
-        return _ComputedSlab(planes, int((now & ~was).sum()), int((was & ~now).sum()), kept)
+        return ComputedSlab(planes, int((now & ~was).sum()), int((was & ~now).sum()), kept)
 
     def _relabelled(self, labels: Array, was: Array, now: Array) -> Array:
         """Set removed voxels to 0 and added ones to the label; all others keep theirs."""
@@ -386,21 +320,6 @@ class VoxelSession:
             return now.astype(dtype) * dtype.type(self._label or 1)
         changed = xp.where(now, self._label or 1, 0)
         return xp.where(now == was, labels, changed).astype(dtype)
-
-    def _progress(self, run: _FlushProgress, *, partly: bool, error: Exception) -> str:
-        depth = self._grid.shape[0]
-        stop = run.start + (run.pending.planes.shape[0] if partly and run.pending is not None else 0)
-        half = f"planes {run.start}:{stop} may be written in part, " if partly else ""
-        return (
-            f"planes 0:{run.start} of {depth} are done, {half}planes {stop}:{depth} are unchanged; "
-            f"call flush() again to continue from plane {run.start}. The cause: {error}"
-        )
-
-
-def _check_operation(operation: str) -> str:
-    if operation not in OPERATIONS:
-        raise ValueError(f"operation {operation!r} is unknown: choose one of {', '.join(OPERATIONS)}")
-    return operation
 
 
 def _check_cast(source: np.dtype, target: np.dtype) -> None:
@@ -414,7 +333,7 @@ def _check_label(label: int | None, dtype: np.dtype) -> int | None:
     if dtype.kind == "b":
         raise ValueError(f"label={label!r}: the volume is bool and has no labels")
     limits = np.iinfo(dtype)
-    whole = isinstance(label, (int, np.integer)) and not isinstance(label, bool)
-    if not whole or label == 0 or not limits.min <= label <= limits.max:
+    is_integer = isinstance(label, (int, np.integer)) and not isinstance(label, bool)
+    if not is_integer or label == 0 or not limits.min <= label <= limits.max:
         raise ValueError(f"label={label!r}: a label of {dtype} is an integer other than 0, at most {limits.max}")
     return int(label)

@@ -15,6 +15,7 @@ from linumpy.sampling.coordinates.draws import Draw, host_coordinates
 from linumpy.sampling.coordinates.generator import key_of
 from linumpy.sampling.paging.slabs import SlabVolume
 from linumpy.sampling.volume import DeviceVolume
+from tests.support.oracles.ray_scenes import Foreign
 from tests.support.oracles.sampling_reference import DIMS, raw_file, truth, voxels_of
 
 DTYPES = ["uint8", "int8", "uint16", "int16", "uint32", "int32", "float", "double"]
@@ -198,23 +199,12 @@ def test_arrays_of_the_caller_are_filled():
     sampling.sample(sampler, np.empty((0, 3), np.float32), np.empty((2, 0), np.float32), 0)
 
 
-class OnlyDLPack:
-    def __init__(self, array):
-        self._array = array
-
-    def __dlpack__(self, **options):
-        return self._array.__dlpack__(**options)
-
-    def __dlpack_device__(self):
-        return self._array.__dlpack_device__()
-
-
 def test_dlpack():
     sampler = create_sampler("structuredRegular", "cpu", array=voxels_of("float")[0], seed=3)
     coords, values = np.empty((50, 3), np.float32), np.empty((1, 50), np.float32)
-    sampling.sample(sampler, OnlyDLPack(coords), OnlyDLPack(values), 50)
+    sampling.sample(sampler, Foreign(coords), Foreign(values), 50)
     assert np.array_equal(values, sampler.decode(coords))
-    array = OnlyDLPack(voxels_of("float")[0])
+    array = Foreign(voxels_of("float")[0])
     assert np.array_equal(create_sampler("structuredRegular", "cpu", array=array, seed=3).sample(50)[1], values)
 
 
@@ -224,9 +214,9 @@ F4 = np.float32
 @pytest.mark.parametrize(
     ("coords", "values", "count", "error", "text"),
     [
-        (np.empty((5, 3), F4), np.empty((1, 5), F4), -1, ValueError, "count is -1"),
+        (np.empty((5, 3), F4), np.empty((1, 5), F4), -1, ValueError, "count=-1"),
         (np.empty((5, 3), F4), np.empty((1, 5), F4), 2**33 + 1, ValueError, "8589934592"),
-        (np.empty((5, 3), F4), np.empty((1, 5), F4), 5.0, TypeError, r"count is 5\.0"),
+        (np.empty((5, 3), F4), np.empty((1, 5), F4), 5.0, TypeError, r"count=5\.0"),
         (np.empty((4, 3), F4), np.empty((1, 5), F4), 5, ValueError, r"coords has shape \(4, 3\)"),
         (np.empty((5, 3), F4), np.empty((2, 5), F4), 5, ValueError, r"values has shape \(2, 5\)"),
         (np.empty((5, 3)), np.empty((1, 5), F4), 5, TypeError, "coords has dtype float64"),

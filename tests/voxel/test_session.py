@@ -33,6 +33,21 @@ def queue(session):
     session.dilate(np.ones((3, 1, 1), bool))
 
 
+def make_write_fail(monkeypatch, session, number, error, part=None):
+    """Let write `number` of a session raise an error, after it wrote ``part(planes)``, or nothing."""
+    real, calls = session._target.write, []
+
+    def write(first, planes):
+        calls.append(first)
+        if len(calls) != number:
+            return real(first, planes)
+        if part is not None:
+            real(first, part(planes))
+        raise error
+
+    monkeypatch.setattr(session._target, "write", write)
+
+
 def by_hand(mask, backend):
     grid = {"pitch": PITCH, "origin": ORIGIN}
     put = backend.xp.asarray
@@ -169,16 +184,7 @@ def test_a_write_that_fails_is_made_again(tmp_path, right, monkeypatch):
     stored[...] = start()
     session = VoxelSession(stored, ORIGIN, PITCH, backend=ScipyBackend(), slab_bytes=60_000)
     queue(session)
-    real, calls = session._target.write, []
-
-    def write(first, planes):
-        calls.append(first)
-        if len(calls) == 2:
-            real(first, ~planes[:1])  # a part of it, and wrong
-            raise OSError("the disk is full")
-        real(first, planes)
-
-    monkeypatch.setattr(session._target, "write", write)
+    make_write_fail(monkeypatch, session, 2, OSError("the disk is full"), lambda planes: ~planes[:1])  # and wrong
     with pytest.raises(VoxelSessionError, match=r"are done, planes \d+:\d+ may be written in part, planes"):
         session.flush()
     session.flush()
@@ -191,16 +197,7 @@ def test_a_write_of_the_first_slab_that_fails_is_made_again(tmp_path, right, mon
     stored[...] = start()
     session = VoxelSession(stored, ORIGIN, PITCH, backend=ScipyBackend(), slab_bytes=30_000)
     queue(session)
-    real, calls = session._target.write, []
-
-    def write(first, planes):
-        calls.append(first)
-        if len(calls) == 1:
-            real(first, planes[:1])
-            raise OSError("the disk is full")
-        real(first, planes)
-
-    monkeypatch.setattr(session._target, "write", write)
+    make_write_fail(monkeypatch, session, 1, OSError("the disk is full"), lambda planes: planes[:1])
     with pytest.raises(VoxelSessionError, match=r"planes 0:0 of 23 are done, planes 0:\d+ may be written in part"):
         session.flush()
     session.flush()
@@ -280,15 +277,7 @@ def test_an_interrupt_loses_nothing(right, monkeypatch):
     mask = start()
     session = VoxelSession(mask, ORIGIN, PITCH, backend=ScipyBackend(), slab_bytes=30_000)
     queue(session)
-    real, calls = session._target.write, []
-
-    def write(first, planes):
-        calls.append(first)
-        if len(calls) == 3:
-            raise KeyboardInterrupt
-        real(first, planes)
-
-    monkeypatch.setattr(session._target, "write", write)
+    make_write_fail(monkeypatch, session, 3, KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
         session.flush()
     assert not np.array_equal(mask, right)

@@ -1,11 +1,11 @@
 """Samples in the order of boxes of the volume, for ``order="binned"``.
 
-In: the shape of a volume, the generator's key, a number of samples. Out: how many samples fall into each box, and the
-coordinates of each. Together they are as independent and uniform as samples drawn one by one, to the last bit: the
-numbers in the boxes follow a multinomial distribution, exactly, and coordinates have the same 24 bits.
+In: the shape of a volume, the generator's key, a number of samples. Out: the number of samples in each box, and their
+coordinates. Together they are as independent and uniform as samples drawn one by one, to the last bit: the numbers in
+the boxes follow a multinomial distribution exactly, and coordinates have the same 24 bits.
 
-The unit cube is halved along one axis after another, the one along which boxes are widest, so that boxes that follow
-each other are neighbours. Of n samples as many fall into the lower half as there are ones among n random bits.
+The unit cube is halved again and again, each time along the axis on which boxes are widest: consecutive boxes are
+neighbours. Of n samples in a box as many fall into its lower half as there are ones among n random bits.
 """
 
 from __future__ import annotations
@@ -19,24 +19,23 @@ import numpy as np
 
 from linumpy.arrays import Array
 from linumpy.gpu.kernels import KernelSpec, int32, int64, load
+from linumpy.sampling.arguments import MAX_SAMPLES
 from linumpy.sampling.coordinates.generator import COORDINATE_BITS, USE_SHIFT, Use, as_coordinate, numbers, philox
 from linumpy.sampling.threads import in_threads
 
-#: Bits of a coordinate in a box: three coordinates are two words of the generator, so a call of it makes two samples.
+#: Bits of a coordinate in a box: three coordinates take two words of the generator, so a call of it makes two samples.
 FIELD_BITS = 21
-_FEWEST_HALVINGS = COORDINATE_BITS - FIELD_BITS
-_MOST_HALVINGS = 20
+_MIN_HALVINGS = COORDINATE_BITS - FIELD_BITS
+_MAX_HALVINGS = 20
 #: The tree's nodes are numbered in 28 bits.
-_MOST_LEVELS = 24
-#: Largest number of samples of a window: their pairs are numbered in 32 bits.
-MOST_SAMPLES = 2**33
-#: Largest number of voxels that interpolation in a box needs, so that they fit in shared memory.
+_MAX_LEVELS = 24
+#: Largest number of voxels that interpolation in a box needs: they must fit into shared memory.
 BOX_VOXELS = 13_000
 _THREADS = 256
-#: Levels whose nodes several blocks split each, and the largest number that a block splits in shared memory.
+#: Number of top levels at which several blocks split each node; most levels that one block splits in shared memory.
 _TOP, _BELOW = 8, 12
-#: Calls of the generator by a thread for a level, and the largest number of blocks of a level.
-_CALLS_OF_A_THREAD, _MOST_BLOCKS = 4, 512
+#: Calls of the generator by a thread at a level, and the largest number of blocks of a level.
+_CALLS_OF_A_THREAD, _MAX_BLOCKS = 4, 512
 _BATCH = 2**13
 _BOXES = np.dtype(
     [("window", "u8"), ("total", "i8"), ("axes", "u8"), ("key", "u4", 2), ("levels", "i4"), ("top", "i4")], align=True
@@ -52,40 +51,40 @@ class Boxes:
     Attributes
     ----------
     axes : tuple of int
-        The axis that each halving is along: 0 is z, 1 is y, 2 is x. Bits of a box's number, the highest first, say
-        which half it is in.
+        Axis of each halving: 0 is z, 1 is y, 2 is x. The bits of a box's number, the highest first, are the halves it
+        lies in.
     """
 
     axes: tuple[int, ...]
 
     @property
     def count(self) -> int:
-        """How many boxes there are."""
+        """Number of boxes."""
         return 1 << len(self.axes)
 
     @property
     def halved(self) -> tuple[int, int, int]:
-        """How often each axis is halved."""
+        """Number of halvings along z, y and x."""
         return self.axes.count(0), self.axes.count(1), self.axes.count(2)
 
     def indices(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return the indices of boxes along each axis (z, y, x) from their numbers."""
-        at = [np.zeros_like(numbers) for _ in range(3)]
+        indices = [np.zeros_like(numbers) for _ in range(3)]
         for level, axis in enumerate(self.axes):
-            at[axis] = at[axis] << 1 | numbers >> (len(self.axes) - 1 - level) & 1
-        return at[0], at[1], at[2]
+            indices[axis] = indices[axis] << 1 | numbers >> (len(self.axes) - 1 - level) & 1
+        return indices[0], indices[1], indices[2]
 
     def numbers(self, z: np.ndarray, y: np.ndarray, x: np.ndarray) -> np.ndarray:
         """Return the numbers of boxes from their indices along each axis: the inverse of :meth:`indices`."""
-        left = list(self.halved)
+        shift = list(self.halved)
         box = np.zeros_like(z)
         for axis in self.axes:
-            left[axis] -= 1
-            box = box << 1 | (z, y, x)[axis] >> left[axis] & 1
+            shift[axis] -= 1
+            box = box << 1 | (z, y, x)[axis] >> shift[axis] & 1
         return box
 
     def voxels(self, shape: tuple[int, int, int]) -> tuple[int, int, int]:
-        """Return how many voxels interpolation in a box needs along each axis at most, with those beyond the border.
+        """Return the largest number of voxels along each axis that interpolation in a box needs, neighbours included.
 
         Rows begin and end at multiples of four voxels.
         """
@@ -95,31 +94,31 @@ class Boxes:
 
 @functools.lru_cache(maxsize=64)
 def plan_boxes(shape: tuple[int, int, int], voxels: int) -> Boxes:
-    """Halve the cube until a box needs so few voxels of a volume.
+    """Halve the cube until a box needs at most `voxels` voxels of a volume.
 
     Parameters
     ----------
     shape : tuple of int
         Voxels of the volume along z, y and x.
     voxels : int
-        Of a box, with those beside it that interpolation needs.
+        Of a box, with the neighbours that interpolation needs.
     """
     axes: list[int] = []
-    while len(axes) < _MOST_LEVELS:
+    while len(axes) < _MAX_LEVELS:
         boxes = Boxes(tuple(axes))
         widths = [n / 2**k for n, k in zip(shape, boxes.halved, strict=True)]
-        missing = [axis for axis in range(3) if boxes.halved[axis] < _FEWEST_HALVINGS]
+        missing = [axis for axis in range(3) if boxes.halved[axis] < _MIN_HALVINGS]
         if math.prod(boxes.voxels(shape)) > voxels:
             axis = max(range(3), key=lambda number: (widths[number], -number))
-            if widths[axis] < 1 or boxes.halved[axis] >= _MOST_HALVINGS:
+            if widths[axis] < 1 or boxes.halved[axis] >= _MAX_HALVINGS:
                 break
         elif missing:
             axis = max(missing, key=lambda number: (widths[number], -number))
         else:
             break
         axes.append(axis)
-    left = [axis for axis in range(3) for _ in range(_FEWEST_HALVINGS - axes.count(axis))]
-    return Boxes(tuple(axes + left))
+    axes += [axis for axis in range(3) for _ in range(_MIN_HALVINGS - axes.count(axis))]
+    return Boxes(tuple(axes))
 
 
 @dataclass(frozen=True)
@@ -135,9 +134,9 @@ class Window:
     first : int
         Number of the first sample in the stream of the sampler; no two windows share one.
     total : int
-        Samples.
+        Number of samples.
     starts : ndarray of int64
-        Where the samples of each box begin, and :attr:`total`; NumPy or CuPy.
+        Position of the first sample of each box, and :attr:`total` at the end; NumPy or CuPy.
     """
 
     boxes: Boxes
@@ -148,7 +147,7 @@ class Window:
 
     @functools.cached_property
     def record(self) -> np.ndarray:
-        """The structure of boxes.cuh."""
+        """The structure ``Boxes`` of boxes.cuh."""
         return _record(self.boxes, self.key, self.first, self.total)
 
     def draw(self, begin: int, coords: Array) -> None:
@@ -171,8 +170,8 @@ class Window:
 
     def _on_host(self, position: np.ndarray) -> np.ndarray:
         box = np.searchsorted(np.asarray(self.starts), position, side="right") - 1
-        # Several boxes begin where one is empty: the last of them holds the sample.
-        at = self.boxes.indices(box)
+        # Empty boxes begin where the next box does: the last of these boxes holds the sample.
+        indices = self.boxes.indices(box)
         words = numbers(np.uint64(self.first), Use.BINNED, self.key, position.astype(np.uint64) >> np.uint64(1))
         second = (position & 1).astype(bool)
         fields = np.where(second, words[2], words[0]) << np.uint64(32) | np.where(second, words[3], words[1])
@@ -180,12 +179,12 @@ class Window:
         for axis, halved in enumerate(self.boxes.halved):
             inside = COORDINATE_BITS - halved
             field = fields >> np.uint64((2 - axis) * FIELD_BITS) & np.uint64(2**inside - 1)
-            coords[:, 2 - axis] = as_coordinate(at[axis].astype(np.uint64) << np.uint64(inside) | field)
+            coords[:, 2 - axis] = as_coordinate(indices[axis].astype(np.uint64) << np.uint64(inside) | field)
         return coords
 
 
 def window(boxes: Boxes, key: tuple[int, int], first: int, total: int, xp: ModuleType = np) -> Window:
-    """Count how many samples fall into each box.
+    """Count the samples that fall into each box.
 
     Parameters
     ----------
@@ -194,8 +193,8 @@ def window(boxes: Boxes, key: tuple[int, int], first: int, total: int, xp: Modul
     xp : module
         NumPy, or CuPy, where the work is queued on the current stream.
     """
-    if total > MOST_SAMPLES:
-        raise ValueError(f"{total} samples in the order of boxes: at most {MOST_SAMPLES} at a time")
+    if total > MAX_SAMPLES:
+        raise ValueError(f"{total} samples in the order of boxes: at most {MAX_SAMPLES} at a time")
     starts = _counted(boxes, key, first, total) if xp is np else split(boxes, key, first, total, xp)
     return Window(boxes, key, first, total, starts)
 
@@ -214,16 +213,16 @@ def _spec(name: str) -> KernelSpec:
 
 
 def split(boxes: Boxes, key: tuple[int, int], first: int, total: int, xp: ModuleType) -> Array:
-    """Count on a device; returns where the samples of each box begin."""
+    """Count on a device; returns the position of the first sample of each box."""
     record = _record(boxes, key, first, total)
     top = int(record["top"])
-    # A level is split by a power of two of blocks, so that its nodes have as many each.
-    wanted = min(_MOST_BLOCKS, total // (128 * _THREADS * _CALLS_OF_A_THREAD))
-    per_level = max(1 << max(0, top - 1), 1 << max(0, wanted.bit_length() - 1))
+    # A power of two of blocks splits a level, so that each of its nodes gets the same number.
+    blocks = min(_MAX_BLOCKS, total // (128 * _THREADS * _CALLS_OF_A_THREAD))
+    per_level = max(1 << max(0, top - 1), 1 << max(0, blocks.bit_length() - 1))
     state, starts = xp.zeros((1 << top) + top, np.uint64), xp.empty(boxes.count + 1, np.int64)
-    kernel = load(_spec("split"))
-    blocks = top * per_level + (1 << top)
-    kernel((blocks,), (_THREADS,), (state, starts, *int32(per_level), record), shared_mem=8 << len(boxes.axes) - top)
+    grid, shared_nbytes = top * per_level + (1 << top), 8 << len(boxes.axes) - top
+    args = (state, starts, *int32(per_level), record)
+    load(_spec("split"))((grid,), (_THREADS,), args, shared_mem=shared_nbytes)
     return starts
 
 
@@ -236,18 +235,18 @@ def _counted(boxes: Boxes, key: tuple[int, int], first: int, total: int) -> np.n
 
 
 def _ones(counts: np.ndarray, node: int, first: int, key: tuple[int, int]) -> np.ndarray:
-    """Count the ones of a level: those among the first `counts` bits of nodes `node`, `node` + 1, ..."""
+    """Count the ones among the first `counts` bits of the nodes `node`, `node` + 1, ... of a level."""
     calls = -(-counts // 128)
     ends = np.cumsum(calls)
     sums = np.zeros(counts.size, np.int64)
     for begin in range(0, int(ends[-1]), _BATCH):
         number = np.arange(begin, min(begin + _BATCH, int(ends[-1])))
-        which = np.searchsorted(ends, number, side="right")
-        call = number - (ends - calls)[which]
-        use = np.uint64(Use.SPLIT << USE_SHIFT) | (which + node).astype(np.uint64)
+        entry = np.searchsorted(ends, number, side="right")
+        call = number - (ends - calls)[entry]
+        use = np.uint64(Use.SPLIT << USE_SHIFT) | (entry + node).astype(np.uint64)
         words = philox((first & 0xFFFFFFFF, first >> 32, use, call), key)
         for k, word in enumerate(words):
-            left = np.clip(counts[which] - call * 128 - 32 * k, 0, 32).astype(np.uint64)
-            ones = np.bitwise_count(word & ((np.uint64(1) << left) - np.uint64(1)))
-            sums += np.bincount(which, ones, counts.size).astype(np.int64)
+            n_bits = np.clip(counts[entry] - call * 128 - 32 * k, 0, 32).astype(np.uint64)
+            ones = np.bitwise_count(word & ((np.uint64(1) << n_bits) - np.uint64(1)))
+            sums += np.bincount(entry, ones, counts.size).astype(np.int64)
     return sums

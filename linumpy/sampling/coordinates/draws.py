@@ -1,21 +1,20 @@
 """How coordinates are drawn: independent, stratified, by Sobol's sequence, or by weights.
 
 In: a :class:`Draw`, the generator's key, the number of the first sample. Out: float32 coordinates (x, y, z), the same
-bits on the host and on a device. Each depends on its number alone, so batches may have any size.
+bits on the host and on a device. A sample depends only on its number, so batches may have any size.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
 
 import numpy as np
 
 from linumpy.arrays import Array
 from linumpy.gpu.kernels import KernelSpec, load
-from linumpy.sampling.arguments import whole
-from linumpy.sampling.coordinates.generator import COORDINATE_BITS, Use, as_coordinate, numbers, shuffled, sobol
+from linumpy.sampling.arguments import as_integer
+from linumpy.sampling.coordinates.generator import COORDINATE_BITS, Use, Words, as_coordinate, numbers, shuffled, sobol
 from linumpy.sampling.threads import in_threads
 
 _THREADS = 256
@@ -29,8 +28,10 @@ DRAW_RECORD = np.dtype(
 )
 assert DRAW_RECORD.itemsize == 56
 _KERNEL = KernelSpec("draw", "draw", (), "linumpy.sampling.cuda")
-_NOTHING = np.uint64(0)
-_MOST_SIDE_BITS = 10
+#: The null pointer, for an array that a kernel does not use.
+NO_ARRAY = np.uint64(0)
+#: Binary logarithm of the largest number of strata along an axis.
+_MAX_STRATA_BITS = 10
 
 
 @dataclass(frozen=True)
@@ -46,9 +47,9 @@ class Draw:
     grid : tuple of int
         Cells of the grid of weights, along z, y and x.
     ids : array of int64 or None
-        Cells to choose among, all alike: those of a mask.
+        Cells of equal weight: those of a mask.
     cumulative : array of uint64 or None
-        Sums of the weights up to each cell, scaled so that the last one is 2^63.
+        Sums of the weights up to each cell, scaled so that the last sum is 2^63.
     """
 
     use: Use = Use.IID
@@ -64,17 +65,17 @@ class Draw:
 
 
 def stratified(strata: int) -> Draw:
-    """Every block of `strata`³ consecutive samples has one in each box of a grid, in random order.
+    """Draw so that every block of `strata`³ consecutive samples has one sample in each box of a grid, in random order.
 
     Raises
     ------
     ValueError
         A number of strata along an axis that is not a power of two from 2 to 1024.
     """
-    bits = whole("strata", strata, 2, 2**_MOST_SIDE_BITS, "boxes along each axis").bit_length() - 1
+    bits = as_integer("strata", strata, 2, 2**_MAX_STRATA_BITS, "boxes along each axis").bit_length() - 1
     if strata != 2**bits:
         raise ValueError(
-            f"strata={strata}: give a power of two from 2 to {2**_MOST_SIDE_BITS}, the boxes along each axis"
+            f"strata={strata}: give a power of two from 2 to {2**_MAX_STRATA_BITS}, the boxes along each axis"
         )
     return Draw(Use.STRATIFIED, strata_bits=bits)
 
@@ -104,12 +105,12 @@ def weighted(density: np.ndarray) -> Draw:
     return Draw(Use.WEIGHTED, grid=shape, cumulative=scaled)
 
 
-def draw(how: Draw, key: tuple[int, int], first: int, coords: Array) -> None:
+def draw(method: Draw, key: tuple[int, int], first: int, coords: Array) -> None:
     """Fill an array with coordinates.
 
     Parameters
     ----------
-    how : Draw
+    method : Draw
         With its tables in the memory of `coords`.
     key : (int, int)
         Of the generator.
@@ -122,45 +123,49 @@ def draw(how: Draw, key: tuple[int, int], first: int, coords: Array) -> None:
 
         def part(begin: int, end: int) -> None:
             index = np.arange(first + begin, first + end, dtype=np.uint64)
-            coords[begin:end] = host_coordinates(how, key, index)
+            coords[begin:end] = host_coordinates(method, key, index)
 
         in_threads(part, len(coords))
     else:
-        launch(how, key, first, coords)
+        launch(method, key, first, coords)
 
 
-def launch(how: Draw, key: tuple[int, int], first: int, coords: Array) -> None:
+def launch(method: Draw, key: tuple[int, int], first: int, coords: Array) -> None:
     """Draw on a device."""
     if not len(coords):
         return
-    cells = how.ids if how.ids is not None else how.cumulative
+    cells = method.ids if method.ids is not None else method.cumulative
     args = np.zeros((), DRAW_RECORD)
-    args["first"], args["count"], args["key"], args["use"] = first, len(coords), key, how.use
-    args["cells"], args["strata_bits"], args["grid"] = 0 if cells is None else cells.size, how.strata_bits, how.grid
-    tables = (_NOTHING if table is None else table for table in (how.ids, how.cumulative))
+    args["first"], args["count"], args["key"], args["use"] = first, len(coords), key, method.use
+    args["cells"], args["strata_bits"], args["grid"] = (
+        0 if cells is None else cells.size,
+        method.strata_bits,
+        method.grid,
+    )
+    tables = (NO_ARRAY if table is None else table for table in (method.ids, method.cumulative))
     load(_KERNEL)((-(-len(coords) // _THREADS),), (_THREADS,), (coords, *tables, args))
 
 
-def host_coordinates(how: Draw, key: tuple[int, int], index: np.ndarray) -> np.ndarray:
+def host_coordinates(method: Draw, key: tuple[int, int], index: np.ndarray) -> np.ndarray:
     """Return the coordinates of samples by NumPy.
 
     Parameters
     ----------
-    how, key
+    method, key
         As for :func:`draw`.
     index : ndarray of uint64
         Numbers of the samples.
     """
-    if how.use == Use.WEIGHTED:
-        return _weighted(how, key, index)
-    if how.use == Use.SOBOL:
+    if method.use == Use.WEIGHTED:
+        return _weighted(method, key, index)
+    if method.use == Use.SOBOL:
         shifts = numbers(index >> np.uint64(32), Use.SOBOL, key)
         words = [a ^ b for a, b in zip(sobol(index & np.uint64(0xFFFFFFFF)), shifts, strict=False)]
     else:
-        words = list(numbers(index, how.use, key)[:3])
+        words = list(numbers(index, method.use, key)[:3])
     bits = [word >> np.uint64(32 - COORDINATE_BITS) for word in words]
-    if how.use == Use.STRATIFIED:
-        bits = _in_strata(bits, how.strata_bits, key, index)
+    if method.use == Use.STRATIFIED:
+        bits = _in_strata(bits, method.strata_bits, key, index)
     return np.stack([as_coordinate(word) for word in bits], axis=1)
 
 
@@ -174,29 +179,30 @@ def _in_strata(bits: list[np.ndarray], b: int, key: tuple[int, int], index: np.n
     ]
 
 
-def _weighted(how: Draw, key: tuple[int, int], index: np.ndarray) -> np.ndarray:
+def _weighted(method: Draw, key: tuple[int, int], index: np.ndarray) -> np.ndarray:
     half = np.uint64(32)
     high, low = numbers(index, Use.CELL, key)[:2]
-    if how.ids is not None:
-        count = np.uint64(how.ids.size)
-        # As the kernel: words (x, y) make a fraction y + x / 2^32 of the list.
-        cells = how.ids[(low * count + (high * count >> half)) >> half]
+    if method.ids is not None:
+        count = np.uint64(method.ids.size)
+        # As in the kernel: words (x, y) are the fraction y + x / 2^32 of the list.
+        cells = method.ids[(low * count + (high * count >> half)) >> half]
     else:
-        wanted = (high << half | low) >> np.uint64(1)
-        cells = np.searchsorted(np.asarray(how.cumulative), wanted, side="right")
-    at = np.unravel_index(cells, how.grid)
-    words = numbers(index, Use.WEIGHTED, key)
-    coords = np.empty((index.size, 3), np.float32)
-    for axis, word in enumerate(words[:3]):
-        coords[:, axis] = in_cell(at[2 - axis], word, how.grid[2 - axis])
-    return coords
+        weight = (high << half | low) >> np.uint64(1)
+        cells = np.searchsorted(np.asarray(method.cumulative), weight, side="right")
+    return in_cells(cells, method.grid, numbers(index, Use.WEIGHTED, key))
 
 
-def in_cell(cell: Any, word: np.ndarray, cells: int) -> np.ndarray:
-    """Return float32 coordinates in cells, of which there are so many along the axis, by words of the generator.
+def in_cells(cells: np.ndarray, grid: tuple[int, int, int], words: Words) -> np.ndarray:
+    """Return float32 coordinates (n, 3) in cells of a grid (Z, Y, X), by words of the generator.
 
-    float32 rounds some coordinates of a cell to its upper border, which is part of the next cell, or to 1: those become
-    the number below.
+    Where float32 rounds a coordinate to the upper border of its cell, which is part of the next cell, it becomes the
+    next smaller number.
     """
-    coords = ((cell + (word + 0.5) * 2.0**-32) / cells).astype(np.float32)
-    return np.where(coords.astype(np.float64) * cells >= cell + 1.0, np.nextafter(coords, np.float32(0)), coords)
+    indices = np.unravel_index(cells, grid)
+    coords = np.empty((cells.size, 3), np.float32)
+    for axis, word in enumerate(words[:3]):
+        cell, count = indices[2 - axis], grid[2 - axis]
+        exact = ((cell + (word + 0.5) * 2.0**-32) / count).astype(np.float32)
+        is_next = exact.astype(np.float64) * count >= cell + 1.0
+        coords[:, axis] = np.where(is_next, np.nextafter(exact, np.float32(0)), exact)
+    return coords

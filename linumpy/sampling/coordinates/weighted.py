@@ -2,12 +2,11 @@
 
 In: weights of the cells of a grid (:class:`~linumpy.sampling.coordinates.draws.Draw`), boxes of the volume, samples of
 a window. Out: their coordinates, the same bits on the host and on a device. Together they are distributed as samples
-drawn one by one: independent, each in a cell by its weight.
+drawn one by one: independent, each in a cell with the probability of its weight.
 
-Cells are put in the order of the boxes that hold their centres and laid along a line, each as long as its weight. The
-line is cut into as many parts of equal length as there are boxes, so the numbers of samples in the parts are those that
-:func:`linumpy.sampling.coordinates.boxes.window` counts for boxes of equal size. In its part each sample is uniform
-along the line.
+Cells are sorted by the boxes that hold their centres and laid along a line, each as long as its weight. The line is cut
+into parts of equal length, one for each box, so :func:`linumpy.sampling.coordinates.boxes.window` counts the samples of
+parts as it counts those of boxes of equal size. Each sample is uniform along the line within its part.
 """
 
 from __future__ import annotations
@@ -21,13 +20,12 @@ from linumpy.arrays import Array
 from linumpy.device import to_host
 from linumpy.gpu.kernels import KernelSpec, int64, load
 from linumpy.sampling.coordinates.boxes import Boxes, Window
-from linumpy.sampling.coordinates.draws import DRAW_RECORD, Draw, in_cell
+from linumpy.sampling.coordinates.draws import DRAW_RECORD, NO_ARRAY, Draw, in_cells
 from linumpy.sampling.coordinates.generator import USE_SHIFT, Use, Words, philox
 from linumpy.sampling.threads import in_threads
 
 _THREADS = 256
 _KERNEL = KernelSpec("draw", "draw_in_parts", (), "linumpy.sampling.cuda")
-_NOTHING = np.uint64(0)
 _LOW, _HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
 
 
@@ -40,9 +38,9 @@ class OrderedCells:
     grid : tuple of int
         Cells along z, y and x.
     ids : array of int64
-        Those that have a weight, in order.
+        Cells with a weight, in order.
     cumulative : array of uint64 or None
-        Sums of the weights up to each of them, of which the last is 2^63; None where all are alike.
+        Sums of the weights up to each cell, scaled so that the last sum is 2^63; None if all weights are equal.
     """
 
     grid: tuple[int, int, int]
@@ -81,10 +79,10 @@ def in_order(weights: Draw, boxes: Boxes) -> OrderedCells:
 
 
 def _order(ids: np.ndarray, grid: tuple[int, int, int], boxes: Boxes) -> np.ndarray:
-    """Sort cells by the box that holds their centre; those of a box stay in the order of their numbers."""
-    along = np.unravel_index(ids, grid)
-    at = [((k + 0.5) / n * 2**halved).astype(np.int64) for k, n, halved in zip(along, grid, boxes.halved, strict=True)]
-    return np.argsort(boxes.numbers(at[0], at[1], at[2]), kind="stable")
+    """Return the order of cells by the box that holds their centre, then by their number."""
+    cells = zip(np.unravel_index(ids, grid), grid, boxes.halved, strict=True)
+    z, y, x = (((cell + 0.5) / count * 2**halved).astype(np.int64) for cell, count, halved in cells)
+    return np.argsort(boxes.numbers(z, y, x), kind="stable")
 
 
 def draw(window: Window, cells: OrderedCells, begin: int, coords: Array) -> None:
@@ -93,13 +91,13 @@ def draw(window: Window, cells: OrderedCells, begin: int, coords: Array) -> None
     Parameters
     ----------
     window : Window
-        Of the boxes by which `cells` were put in order.
+        Of the boxes by which `cells` are sorted.
     cells : OrderedCells
         With its tables in the memory of `coords`.
     begin : int
         First sample.
     coords : ndarray
-        Shape (n, 3), float32, C-contiguous; NumPy, or CuPy, where the work is queued on the current stream.
+        As of :func:`linumpy.sampling.coordinates.draws.draw`.
     """
     if isinstance(coords, np.ndarray):
 
@@ -119,7 +117,7 @@ def launch(window: Window, cells: OrderedCells, begin: int, coords: Array) -> No
     record = np.zeros((), DRAW_RECORD)
     record["first"], record["count"], record["key"], record["use"] = window.first, count, window.key, Use.WEIGHTED
     record["cells"], record["grid"] = cells.ids.size, cells.grid
-    cumulative = _NOTHING if cells.cumulative is None else cells.cumulative
+    cumulative = NO_ARRAY if cells.cumulative is None else cells.cumulative
     args = (coords, cells.ids, cumulative, window.starts, *int64(begin), record, window.record)
     load(_KERNEL)((-(-count // _THREADS),), (_THREADS,), args)
 
@@ -128,25 +126,20 @@ def _on_host(window: Window, cells: OrderedCells, position: np.ndarray) -> np.nd
     levels = len(window.boxes.axes)
     part = np.searchsorted(np.asarray(window.starts), position, side="right") - 1
     words = _numbers(window, Use.BINNED_CELL, position)
-    # How far along the line, of 2^63: the part gives the highest bits.
+    # Position along the line, of length 2^63: the part gives the highest bits.
     along = part.astype(np.uint64) << np.uint64(63 - levels)
     along |= (words[0] << _HALF | words[1]) >> np.uint64(1 + levels)
     if cells.cumulative is None:
-        # along * size >> 63, whose product does not fit into 64 bits.
+        # along * size >> 63; the product does not fit into 64 bits.
         size, high, low = np.uint64(cells.ids.size), along >> np.uint64(31), along << np.uint64(1) & _LOW
         entry: np.ndarray = high * size + (low * size >> _HALF) >> _HALF
     else:
         entry = np.searchsorted(np.asarray(cells.cumulative), along, side="right")
-    at = np.unravel_index(cells.ids[entry], cells.grid)
-    words = _numbers(window, Use.BINNED_POINT, position)
-    coords = np.empty((position.size, 3), np.float32)
-    for axis, word in enumerate(words[:3]):
-        coords[:, axis] = in_cell(at[2 - axis], word, cells.grid[2 - axis])
-    return coords
+    return in_cells(cells.ids[entry], cells.grid, _numbers(window, Use.BINNED_POINT, position))
 
 
 def _numbers(window: Window, use: Use, position: np.ndarray) -> Words:
     """Return the words of samples of a window; a counter's third word holds the highest of a position's 33 bits."""
-    at = position.astype(np.uint64)
-    third = np.uint64(use << USE_SHIFT) | at >> _HALF
-    return philox((window.first & 0xFFFFFFFF, window.first >> 32, third, at & _LOW), window.key)
+    bits = position.astype(np.uint64)
+    third = np.uint64(use << USE_SHIFT) | bits >> _HALF
+    return philox((window.first & 0xFFFFFFFF, window.first >> 32, third, bits & _LOW), window.key)

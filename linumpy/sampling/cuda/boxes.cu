@@ -1,29 +1,29 @@
-// How many samples fall into each box: a multinomial distribution, by halving. Of n samples as many fall into the lower
-// half of a box as there are ones among n random bits.
+// Count the samples of each box, a multinomial distribution, by halving: of n samples as many fall into the lower half
+// of a box as there are ones among n random bits.
 #include "philox.cuh"
 #include "boxes.cuh"
 
 constexpr int THREADS = 256, WARPS = THREADS / 32;
 
-// Ones among the first n bits of a node's stream, those that one of `workers` counts.
-__device__ int64 ones(const Boxes &how, unsigned node, int64 n, int64 worker, int64 workers) {
+// Ones among the first n bits of a node's stream; each of `workers` counts a part.
+__device__ int64 ones(const Boxes &boxes, unsigned node, int64 n, int64 worker, int64 workers) {
     int64 sum = 0;
     for (int64 call = worker; call * 128 < n; call += workers) {
         const uint4 words =
-            philox(static_cast<unsigned>(how.window), static_cast<unsigned>(how.window >> 32),
-                   static_cast<unsigned>(USE_SPLIT) << USE_SHIFT | node, static_cast<unsigned>(call), how.key);
-        const unsigned each[4] = {words.x, words.y, words.z, words.w};
+            philox(static_cast<unsigned>(boxes.window), static_cast<unsigned>(boxes.window >> 32),
+                   static_cast<unsigned>(USE_SPLIT) << USE_SHIFT | node, static_cast<unsigned>(call), boxes.key);
+        const unsigned word[4] = {words.x, words.y, words.z, words.w};
 #pragma unroll
         for (int k = 0; k < 4; ++k) {
-            const int64 left = n - call * 128 - k * 32;
-            const unsigned mask = left >= 32 ? ~0u : left > 0 ? (1u << left) - 1 : 0;
-            sum += __popc(each[k] & mask);
+            const int64 n_bits = n - call * 128 - k * 32;
+            const unsigned mask = n_bits >= 32 ? ~0u : n_bits > 0 ? (1u << n_bits) - 1 : 0;
+            sum += __popc(word[k] & mask);
         }
     }
     return sum;
 }
 
-// Samples of a node of a tree whose entries are the samples in lower halves, and how many lie before it.
+// Number of samples of a node, and of those before it, in a tree whose entries are the numbers in lower halves.
 struct Node { int64 count, start; };
 template <class Lower> __device__ Node walk(Lower lower, int64 total, int level, unsigned number) {
     Node node = {total, 0};
@@ -36,7 +36,7 @@ template <class Lower> __device__ Node walk(Lower lower, int64 total, int level,
     return node;
 }
 
-// By a whole warp, whose lanes read a level each at the same time.
+// The same by a whole warp: each lane reads the entry of one level.
 __device__ Node node_of(const volatile uint64 *lower, int64 total, int level, unsigned number) {
     const int lane = threadIdx.x % 32;
     const int64 mine = lane < level ? static_cast<int64>(lower[(1u << lane) + (number >> (level - lane))]) : 0;
@@ -49,74 +49,74 @@ __device__ __forceinline__ int64 sum_of_warp(int64 v) {
     return v;
 }
 
-// The levels below `top` of one node, in shared memory, and where the samples of each box begin.
-__device__ void split_rest(const Node &all, unsigned number, int64 *__restrict__ starts, const Boxes &how) {
+// The levels below a node of level `top`, in shared memory, and the first sample of each box.
+__device__ void split_in_block(const Node &all, unsigned number, int64 *__restrict__ starts, const Boxes &boxes) {
     extern __shared__ __align__(16) int64 below[];
     const auto in_shared = [=](int, unsigned at) { return below[at]; };
-    const int rest = how.levels - how.top;
-    const unsigned root = (1u << how.top) + number;
-    for (int level = 0; level < rest; ++level) {
+    const int levels = boxes.levels - boxes.top;
+    const unsigned root = (1u << boxes.top) + number;
+    for (int level = 0; level < levels; ++level) {
         for (unsigned k = threadIdx.x / 32; k < 1u << level; k += WARPS) {
             const Node node = walk(in_shared, all.count, level, k);
-            const int64 sum = sum_of_warp(ones(how, (root << level) + k, node.count, threadIdx.x % 32, 32));
+            const int64 sum = sum_of_warp(ones(boxes, (root << level) + k, node.count, threadIdx.x % 32, 32));
             if (threadIdx.x % 32 == 0) below[(1u << level) + k] = sum;
         }
         __syncthreads();
     }
-    for (unsigned k = threadIdx.x; k < 1u << rest; k += THREADS)
-        starts[(static_cast<int64>(number) << rest) + k] = all.start + walk(in_shared, all.count, rest, k).start;
-    if (number == 0 && threadIdx.x == 0) starts[1ll << how.levels] = how.total;
+    for (unsigned k = threadIdx.x; k < 1u << levels; k += THREADS)
+        starts[(static_cast<int64>(number) << levels) + k] = all.start + walk(in_shared, all.count, levels, k).start;
+    if (number == 0 && threadIdx.x == 0) starts[1ll << boxes.levels] = boxes.total;
 }
 
-// All levels in one launch. Blocks take numbers in the order in which they start: `per_level` of them make each level of
-// the first `top`, then one each node below. A block waits for those of the level above, which have started before it,
-// so they end whatever else runs on the device.
+// All levels in one launch. Blocks are numbered in the order in which they start: `per_level` blocks split each of the
+// first `top` levels, then one block each node below. A block waits for the blocks of the level above. These have
+// started before it, so there is no deadlock, whatever else runs on the device.
 //
-// state: zeros. Entry 0 is the next block's number; then the tree, 2^top - 1 entries; then blocks that are done with each
-// level. starts: 2^levels + 1 entries.
+// state: zeros. Entry 0 is the next block's number; then the tree, 2^top - 1 entries; then the number of blocks that
+// have ended at each level. starts: 2^levels + 1 entries.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    split(uint64 *state, int64 *__restrict__ starts, int per_level, const Boxes how) {
+    split(uint64 *state, int64 *__restrict__ starts, int per_level, const Boxes boxes) {
     __shared__ unsigned taken;
-    volatile uint64 *const done = state + (1u << how.top);
+    volatile uint64 *const done = state + (1u << boxes.top);
     if (threadIdx.x == 0) {
         taken = static_cast<unsigned>(atomicAdd(state, static_cast<uint64>(1)));
-        const int above = min(static_cast<int>(taken / per_level), how.top) - 1;
+        const int above = min(static_cast<int>(taken / per_level), boxes.top) - 1;
         while (above >= 0 && done[above] < static_cast<uint64>(per_level)) {
         }
         __threadfence();
     }
     __syncthreads();
-    const int level = min(static_cast<int>(taken / per_level), how.top);
+    const int level = min(static_cast<int>(taken / per_level), boxes.top);
     const unsigned rank = taken - static_cast<unsigned>(level) * per_level;
-    const unsigned number = level < how.top ? rank & ((1u << level) - 1) : rank;
-    const Node node = node_of(state, how.total, level, number);
-    if (level == how.top) {
-        split_rest(node, number, starts, how);
+    const unsigned number = level < boxes.top ? rank & ((1u << level) - 1) : rank;
+    const Node node = node_of(state, boxes.total, level, number);
+    if (level == boxes.top) {
+        split_in_block(node, number, starts, boxes);
         return;
     }
     const int64 worker = static_cast<int64>(rank >> level) * THREADS + threadIdx.x;
     const unsigned entry = (1u << level) + number;
     const int64 workers = static_cast<int64>(per_level >> level) * THREADS;
-    const int64 sum = sum_of_warp(ones(how, entry, node.count, worker, workers));
+    const int64 sum = sum_of_warp(ones(boxes, entry, node.count, worker, workers));
     if (threadIdx.x % 32 == 0 && sum) {
         atomicAdd(state + entry, static_cast<uint64>(sum));
         __threadfence();
     }
     __syncthreads();
-    if (threadIdx.x == 0) atomicAdd(state + (1u << how.top) + level, static_cast<uint64>(1));
+    if (threadIdx.x == 0) atomicAdd(state + (1u << boxes.top) + level, static_cast<uint64>(1));
 }
 
 // Coordinates of the samples begin to begin + count of the window, box after box.
 extern "C" __global__ void __launch_bounds__(THREADS)
     draw_boxes(float *__restrict__ coords, const int64 *__restrict__ starts, int64 begin, int64 count,
-               const Boxes how) {
+               const Boxes boxes) {
     const int64 i = static_cast<int64>(blockIdx.x) * THREADS + threadIdx.x;
     if (i >= count) return;
     const int64 position = begin + i;
     unsigned at[3];
     int halved[3];
-    indices_of(how, static_cast<int>(box_of(position, starts, how.levels)), at, halved);
-    const uint4 words = numbers(how.window, USE_BINNED, call_of(position), how.key);
+    indices_of(boxes, static_cast<int>(box_of(position, starts, boxes.levels)), at, halved);
+    const uint4 words = numbers(boxes.window, USE_BINNED, call_of(position), boxes.key);
 #pragma unroll
     for (int axis = 0; axis < 3; ++axis)
         coords[3 * i + 2 - axis] = coordinate(bits_in_box(field_of(words, position & 1, axis), at[axis], halved[axis]));

@@ -1,26 +1,26 @@
-// Boxes of the unit cube, halved axis by axis, and the samples in each: as linumpy.sampling.coordinates.boxes. Behind
-// philox.cuh.
+// Boxes of the unit cube, halved axis by axis, and the samples in each, as in linumpy.sampling.coordinates.boxes.
+// Include after philox.cuh.
 typedef long long int64;
 
 struct Boxes {
-    uint64 window;   // number of the first sample of the window: part of every counter
-    int64 total;     // samples of the window
-    uint64 axes;     // two bits for each halving, the first one lowest: 0 is z, 1 is y, 2 is x
+    uint64 window;   // number of the window's first sample: part of every counter
+    int64 total;     // number of samples of the window
+    uint64 axes;     // two bits for each halving, the first halving lowest: 0 is z, 1 is y, 2 is x
     Key key;
     int levels;      // halvings of the cube
-    int top;         // of these, those that `split` makes
+    int top;         // halvings at which several blocks split each node
 };
 static_assert(sizeof(Boxes) == 40, "linumpy.sampling.coordinates.boxes writes 40 bytes");
 
-constexpr int FIELD_BITS = 21;  // of a coordinate: three of them are two words of the generator
+constexpr int FIELD_BITS = 21;  // of a coordinate: three coordinates take two words of the generator
 
-// Which box along each axis, and how often each axis is halved.
-__device__ __forceinline__ void indices_of(const Boxes &how, int box, unsigned *at, int *halved) {
+// Indices of a box along each axis, and the number of halvings of each axis.
+__device__ __forceinline__ void indices_of(const Boxes &boxes, int box, unsigned *at, int *halved) {
     at[0] = at[1] = at[2] = 0;
     halved[0] = halved[1] = halved[2] = 0;
-    for (int level = 0; level < how.levels; ++level) {
-        const int axis = static_cast<int>(how.axes >> 2 * level & 3);
-        const unsigned bit = box >> (how.levels - 1 - level) & 1;
+    for (int level = 0; level < boxes.levels; ++level) {
+        const int axis = static_cast<int>(boxes.axes >> 2 * level & 3);
+        const unsigned bit = box >> (boxes.levels - 1 - level) & 1;
 #pragma unroll
         for (int a = 0; a < 3; ++a)
             if (axis == a) {
@@ -48,8 +48,8 @@ __device__ __forceinline__ unsigned field_of(const uint4 &words, bool second, in
     return axis == 2 ? low : axis == 1 ? __funnelshift_r(low, high, FIELD_BITS) : high >> (2 * FIELD_BITS - 32);
 }
 
-// Of a coordinate's 24 bits the box gives the highest, and these bits of the field the others. No axis is halved less
-// than 24 - FIELD_BITS times.
+// The box gives the highest of a coordinate's 24 bits, and this mask of the field the others. Each axis is halved at
+// least 24 - FIELD_BITS times.
 __device__ __forceinline__ unsigned mask_of(int halved) { return (1u << (24 - halved)) - 1; }
 __device__ __forceinline__ unsigned bits_in_box(unsigned field, unsigned at, int halved) {
     return at << (24 - halved) | field & mask_of(halved);

@@ -1,4 +1,4 @@
-// Coordinates of random points, as linumpy.sampling.coordinates.draws makes them on the host: the same bits.
+// Coordinates of random points: the same bits as linumpy.sampling.coordinates.draws gives on the host.
 #include "philox.cuh"
 #include "boxes.cuh"
 
@@ -7,7 +7,7 @@ constexpr int THREADS = 256;
 struct Draw {
     uint64 first;       // number of the first sample
     int64 count;
-    uint64 cells;       // entries of `ids` or `cumulative`
+    uint64 cells;       // number of entries of `ids` or `cumulative`
     Key key;
     int use;
     int strata_bits;    // binary logarithm of the strata along an axis
@@ -15,79 +15,83 @@ struct Draw {
 };
 static_assert(sizeof(Draw) == 56, "linumpy.sampling.coordinates.draws writes 56 bytes");
 
-// As `generator.sobol`, for the low 32 bits of the index; a random shift for each 2^32 points.
+// As `generator.sobol`, for the low 32 bits of the index; each 2^32 points have another random shift.
 __device__ uint4 sobol(uint64 index, Key key) {
     const unsigned low = static_cast<unsigned>(index), gray = low ^ (low >> 1);
     uint4 words = numbers(index >> 32, USE_SOBOL, 0, key);
-    unsigned x = 1u << 31, y = 1u << 31, z = 1u << 31, before = 3u << 30;
+    unsigned x = 1u << 31, y = 1u << 31, z = 1u << 31, next_z = 3u << 30;
     for (int bit = 0; bit < 32; ++bit) {
-        const unsigned taken = 0u - (gray >> bit & 1);
-        words.x ^= taken & x;
-        words.y ^= taken & y;
-        words.z ^= taken & z;
+        const unsigned mask = 0u - (gray >> bit & 1);
+        words.x ^= mask & x;
+        words.y ^= mask & y;
+        words.z ^= mask & z;
         x >>= 1;
         y ^= y >> 1;
-        const unsigned after = before ^ z ^ (z >> 2);
-        z = before;
-        before = after;
+        const unsigned after = next_z ^ z ^ (z >> 2);
+        z = next_z;
+        next_z = after;
     }
     return words;
 }
 
 __device__ unsigned shuffled(unsigned index, uint4 words, int bits) {
-    const unsigned mask = (1u << bits) - 1, by = (bits + 1) / 2;
+    const unsigned mask = (1u << bits) - 1, shift = (bits + 1) / 2;
     const unsigned keys[4] = {words.x, words.y, words.z, words.w};
 #pragma unroll
     for (int round = 0; round < 4; ++round) {
         index = (index * (keys[round] | 1) + (keys[round] >> 7)) & mask;
-        index ^= index >> by;
+        index ^= index >> shift;
     }
     return index;
 }
 
-// A cell of the grid of weights: one of the list, all alike, or by the cumulative weights, of which the last is 2^63.
-__device__ uint64 chosen_cell(const Draw &how, const int64 *ids, const uint64 *cumulative, uint4 words) {
+// A cell of the grid of weights: from a list of cells of equal weight, or by cumulative weights, which end with 2^63.
+__device__ uint64 chosen_cell(const Draw &method, const int64 *ids, const uint64 *cumulative, uint4 words) {
     if (ids) {
-        const uint64 low = words.x * how.cells >> 32;
-        return static_cast<uint64>(ids[words.y * how.cells + low >> 32]);
+        const uint64 low = words.x * method.cells >> 32;
+        return static_cast<uint64>(ids[words.y * method.cells + low >> 32]);
     }
-    const uint64 wanted = (static_cast<uint64>(words.x) << 32 | words.y) >> 1;
-    uint64 begin = 0, end = how.cells;
+    const uint64 weight = (static_cast<uint64>(words.x) << 32 | words.y) >> 1;
+    uint64 begin = 0, end = method.cells;
     while (begin < end) {
         const uint64 middle = (begin + end) / 2;
-        if (cumulative[middle] > wanted) end = middle;
+        if (cumulative[middle] > weight) end = middle;
         else begin = middle + 1;
     }
     return begin;
 }
 
-// float32 rounds some coordinates of a cell to its upper border, which is part of the next cell: those become the
-// number below. No such coordinate is 0, whose bits have none below.
+// Where float32 rounds a coordinate to the upper border of its cell, which is part of the next cell, it becomes the
+// next smaller number. Such a coordinate is never 0.
 __device__ __forceinline__ float in_cell(unsigned cell, unsigned word, int cells) {
-    const float made = static_cast<float>((cell + (word + 0.5) * 2.3283064365386963e-10) / cells);
-    return static_cast<double>(made) * cells >= cell + 1.0 ? __int_as_float(__float_as_int(made) - 1) : made;
+    const float coord = static_cast<float>((cell + (word + 0.5) * 2.3283064365386963e-10) / cells);
+    return static_cast<double>(coord) * cells >= cell + 1.0 ? __int_as_float(__float_as_int(coord) - 1) : coord;
+}
+
+__device__ __forceinline__ void write_in_cell(float *at, uint64 cell, const uint4 &words, const Draw &method) {
+    const uint64 row = cell / method.grid[2];
+    at[0] = in_cell(static_cast<unsigned>(cell % method.grid[2]), words.x, method.grid[2]);
+    at[1] = in_cell(static_cast<unsigned>(row % method.grid[1]), words.y, method.grid[1]);
+    at[2] = in_cell(static_cast<unsigned>(row / method.grid[1]), words.z, method.grid[0]);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) draw(float *__restrict__ coords, const int64 *__restrict__ ids,
-                                                           const uint64 *__restrict__ cumulative, const Draw how) {
+                                                           const uint64 *__restrict__ cumulative, const Draw method) {
     const int64 i = static_cast<int64>(blockIdx.x) * THREADS + threadIdx.x;
-    if (i >= how.count) return;
-    const uint64 index = how.first + i;
+    if (i >= method.count) return;
+    const uint64 index = method.first + i;
     float *const at = coords + 3 * i;
-    uint4 words = how.use == USE_SOBOL ? sobol(index, how.key) : numbers(index, how.use, 0, how.key);
-    if (how.use == USE_WEIGHTED) {
-        const uint64 cell = chosen_cell(how, ids, cumulative, numbers(index, USE_CELL, 0, how.key));
-        const uint64 row = cell / how.grid[2];
-        at[0] = in_cell(static_cast<unsigned>(cell % how.grid[2]), words.x, how.grid[2]);
-        at[1] = in_cell(static_cast<unsigned>(row % how.grid[1]), words.y, how.grid[1]);
-        at[2] = in_cell(static_cast<unsigned>(row / how.grid[1]), words.z, how.grid[0]);
+    uint4 words = method.use == USE_SOBOL ? sobol(index, method.key) : numbers(index, method.use, 0, method.key);
+    if (method.use == USE_WEIGHTED) {
+        const uint64 cell = chosen_cell(method, ids, cumulative, numbers(index, USE_CELL, 0, method.key));
+        write_in_cell(at, cell, words, method);
         return;
     }
     unsigned bits[3] = {words.x >> 8, words.y >> 8, words.z >> 8};
-    if (how.use == USE_STRATIFIED) {
-        const int b = how.strata_bits;
+    if (method.use == USE_STRATIFIED) {
+        const int b = method.strata_bits;
         const unsigned within = static_cast<unsigned>(index & ((1ull << 3 * b) - 1));
-        const unsigned stratum = shuffled(within, numbers(index >> 3 * b, USE_STRATA, 0, how.key), 3 * b);
+        const unsigned stratum = shuffled(within, numbers(index >> 3 * b, USE_STRATA, 0, method.key), 3 * b);
 #pragma unroll
         for (int axis = 0; axis < 3; ++axis)
             bits[axis] = bits[axis] >> b | (stratum >> axis * b & ((1u << b) - 1)) << (24 - b);
@@ -96,34 +100,31 @@ extern "C" __global__ void __launch_bounds__(THREADS) draw(float *__restrict__ c
     for (int axis = 0; axis < 3; ++axis) at[axis] = coordinate(bits[axis]);
 }
 
-// Words of a sample of a window: its position has 33 bits, of which the third word of the counter holds the highest.
+// Words of a sample of a window; the third word of the counter holds the highest of the position's 33 bits.
 __device__ uint4 numbers_at(int64 position, unsigned use, const Boxes &window) {
-    const uint64 at = static_cast<uint64>(position);
+    const uint64 bits = static_cast<uint64>(position);
     return philox(static_cast<unsigned>(window.window), static_cast<unsigned>(window.window >> 32),
-                  use << USE_SHIFT | static_cast<unsigned>(at >> 32), static_cast<unsigned>(at), window.key);
+                  use << USE_SHIFT | static_cast<unsigned>(bits >> 32), static_cast<unsigned>(bits), window.key);
 }
 
-// Coordinates of the samples of a window by weights, from `begin` on, as linumpy.sampling.coordinates.weighted makes
-// them. Cells lie along a line of length 2^63, in the order of boxes; the line has 2^levels parts, whose samples begin
-// at `starts`.
+// Coordinates of the samples of a window by weights, from `begin` on, as in linumpy.sampling.coordinates.weighted.
+// Cells lie along a line of length 2^63, in the order of boxes; the line has 2^levels parts, whose first samples are
+// `starts`.
 extern "C" __global__ void __launch_bounds__(THREADS)
     draw_in_parts(float *__restrict__ coords, const int64 *__restrict__ ids, const uint64 *__restrict__ cumulative,
-                  const int64 *__restrict__ starts, int64 begin, const Draw how, const Boxes window) {
+                  const int64 *__restrict__ starts, int64 begin, const Draw method, const Boxes window) {
     const int64 i = static_cast<int64>(blockIdx.x) * THREADS + threadIdx.x;
-    if (i >= how.count) return;
+    if (i >= method.count) return;
     const int64 position = begin + i;
     const uint64 part = static_cast<uint64>(box_of(position, starts, window.levels));
     const uint4 random = numbers_at(position, USE_BINNED_CELL, window);
     const uint64 along =
         part << (63 - window.levels) | (static_cast<uint64>(random.x) << 32 | random.y) >> (1 + window.levels);
     const unsigned high = static_cast<unsigned>(along >> 31), low = static_cast<unsigned>(along << 1);
-    // Equal cells are chosen by a fraction y + x / 2^32 of the list, others by 64 bits of which x holds the highest.
+    // Cells of equal weight are chosen by a fraction y + x / 2^32 of the list, others by 64 bits, x the highest.
     const uint4 fraction = cumulative ? uint4{high, low, 0, 0} : uint4{low, high, 0, 0};
-    const uint64 found = chosen_cell(how, cumulative ? nullptr : ids, cumulative, fraction);
-    const uint64 cell = cumulative ? static_cast<uint64>(ids[found]) : found, row = cell / how.grid[2];
+    const uint64 entry = chosen_cell(method, cumulative ? nullptr : ids, cumulative, fraction);
+    const uint64 cell = cumulative ? static_cast<uint64>(ids[entry]) : entry;
     const uint4 words = numbers_at(position, USE_BINNED_POINT, window);
-    float *const at = coords + 3 * i;
-    at[0] = in_cell(static_cast<unsigned>(cell % how.grid[2]), words.x, how.grid[2]);
-    at[1] = in_cell(static_cast<unsigned>(row % how.grid[1]), words.y, how.grid[1]);
-    at[2] = in_cell(static_cast<unsigned>(row / how.grid[1]), words.z, how.grid[0]);
+    write_in_cell(coords + 3 * i, cell, words, method);
 }

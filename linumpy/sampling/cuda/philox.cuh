@@ -1,7 +1,7 @@
-// Philox4x32-10, as linumpy.sampling.coordinates.generator computes it: the same numbers on the host and on a device.
+// Philox4x32-10: the same numbers as linumpy.sampling.coordinates.generator gives on the host.
 #include "philox4x32.cuh"
 
-// What a counter is for, in its third word, so that no two uses share numbers.
+// Purpose of a counter, in its third word, so that no two uses share numbers.
 enum Use {
     USE_IID,
     USE_STRATIFIED,
@@ -20,7 +20,7 @@ __device__ __forceinline__ uint4 numbers(uint64 index, unsigned use, unsigned la
     return philox(static_cast<unsigned>(index), static_cast<unsigned>(index >> 32), use << USE_SHIFT, last, key);
 }
 
-// Coordinates are multiples of 2^-24, which float32 holds.
+// Coordinates are multiples of 2^-24, which float32 represents exactly.
 __device__ __forceinline__ float coordinate(unsigned bits24) {
     return static_cast<float>(bits24) * 5.9604644775390625e-8f;
 }

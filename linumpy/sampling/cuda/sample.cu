@@ -1,10 +1,10 @@
-// Values of a volume at points that are given, or drawn here.
+// Values of a volume at given points, or at points that the kernel draws.
 //
-// Definitions: those of volume.cuh, TARGET (float, or int for labels), ORDER (0, 1 or 3, of the spline; 3: the volume
-// holds its coefficients), DRAW (1: coordinates are drawn and written), GRADIENT (1: derivatives along x, y and z too),
-// LONG (1: an axis has 2^22 voxels or more), GROUPS (samples of a lane whose voxels are loaded at the same time),
-// BLOCKS (of a multiprocessor, at least), AHEAD (1: coordinates of the next tile are read before this one is sampled, 2:
-// they are brought into the second cache).
+// Definitions: as of volume.cuh; TARGET (float, or int for labels), ORDER (of the spline: 0, 1 or 3; 3: the volume
+// consists of coefficients), DRAW (1: coordinates are drawn and written), GRADIENT (1: derivatives along x, y and z,
+// too), LONG (1: an axis has 2^22 voxels or more), GROUPS (samples of a lane whose voxels are loaded at the same time),
+// BLOCKS (smallest number of resident blocks of a multiprocessor), AHEAD (1: coordinates of the next tile are read
+// before this tile is sampled; 2: they are prefetched into the L2 cache).
 #include "number.cuh"
 #include "elements.cuh"
 #include "philox.cuh"
@@ -48,36 +48,37 @@ struct Result {
 };
 
 #if ORDER == 1
-__device__ __forceinline__ Result of_corners(const Corners &all, const Axis *at, const Volume &how) {
+__device__ __forceinline__ Result of_corners(const Corners &all, const Axis *at, const Volume &volume) {
     float v[8];
 #pragma unroll
-    for (int k = 0; k < 8; ++k) v[k] = as_value(all.v[k], how);
-    Result made = {trilinear(v, at), {0, 0, 0}};
+    for (int k = 0; k < 8; ++k) v[k] = as_value(all.v[k], volume);
+    Result result = {trilinear(v, at), {0, 0, 0}};
 #if GRADIENT
     const float x[4] = {v[1] - v[0], v[3] - v[2], v[5] - v[4], v[7] - v[6]};
     const float y[4] = {v[2] - v[0], v[3] - v[1], v[6] - v[4], v[7] - v[5]};
     const float z[4] = {v[4] - v[0], v[5] - v[1], v[6] - v[2], v[7] - v[3]};
-    made.slope[2] = mix(mix(x[0], x[1], at[1].f), mix(x[2], x[3], at[1].f), at[0].f);
-    made.slope[1] = mix(mix(y[0], y[1], at[2].f), mix(y[2], y[3], at[2].f), at[0].f);
-    made.slope[0] = mix(mix(z[0], z[1], at[2].f), mix(z[2], z[3], at[2].f), at[1].f);
+    result.slope[2] = mix(mix(x[0], x[1], at[1].f), mix(x[2], x[3], at[1].f), at[0].f);
+    result.slope[1] = mix(mix(y[0], y[1], at[2].f), mix(y[2], y[3], at[2].f), at[0].f);
+    result.slope[0] = mix(mix(z[0], z[1], at[2].f), mix(z[2], z[3], at[2].f), at[1].f);
 #endif
-    return made;
+    return result;
 }
 #elif ORDER == 3
-__device__ Result of_spline(const SOURCE *linear, const Axis *at, const Volume &how) {
-    const Taps z = taps_of(at[0], how.dims[0]), y = taps_of(at[1], how.dims[1]), x = taps_of(at[2], how.dims[2]);
-    Result made = {0, {0, 0, 0}};
+__device__ Result of_spline(const SOURCE *linear, const Axis *at, const Volume &volume) {
+    const Taps z = taps_of(at[0], volume.dims[0]), y = taps_of(at[1], volume.dims[1]),
+               x = taps_of(at[2], volume.dims[2]);
+    Result result = {0, {0, 0, 0}};
 #pragma unroll 1
     for (int k = 0; k < 4; ++k) {
         float plane = 0, along_y = 0, along_x = 0;
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
             const SOURCE *const row =
-                linear + (static_cast<INDEX>(z.voxel[k]) * how.dims[1] + y.voxel[j]) * how.dims[2];
+                linear + (static_cast<INDEX>(z.voxel[k]) * volume.dims[1] + y.voxel[j]) * volume.dims[2];
             float sum = 0, slope = 0;
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                const float v = as_value(row[x.voxel[i]], how);
+                const float v = as_value(row[x.voxel[i]], volume);
                 sum = __fmaf_rn(x.w[i], v, sum);
                 slope = __fmaf_rn(x.slope[i], v, slope);
             }
@@ -85,17 +86,17 @@ __device__ Result of_spline(const SOURCE *linear, const Axis *at, const Volume &
             along_y = __fmaf_rn(y.slope[j], sum, along_y);
             along_x = __fmaf_rn(y.w[j], slope, along_x);
         }
-        made.value = __fmaf_rn(z.w[k], plane, made.value);
-        made.slope[0] = __fmaf_rn(z.slope[k], plane, made.slope[0]);
-        made.slope[1] = __fmaf_rn(z.w[k], along_y, made.slope[1]);
-        made.slope[2] = __fmaf_rn(z.w[k], along_x, made.slope[2]);
+        result.value = __fmaf_rn(z.w[k], plane, result.value);
+        result.slope[0] = __fmaf_rn(z.slope[k], plane, result.slope[0]);
+        result.slope[1] = __fmaf_rn(z.w[k], along_y, result.slope[1]);
+        result.slope[2] = __fmaf_rn(z.w[k], along_x, result.slope[2]);
     }
-    return made;
+    return result;
 }
 #endif
 
 #if ORDER == 1 && LAYOUT && !DRAW
-// Whether the points of a warp follow each other along a row: then they share sectors of the volume itself.
+// Whether the points of a warp follow each other along a row, and so share sectors of the volume itself.
 __device__ __forceinline__ bool along_a_row(const Axis *at) {
     bool near = true;
 #pragma unroll
@@ -112,13 +113,13 @@ __device__ __forceinline__ void read_coords(const float *coords, int64 begin, in
 #pragma unroll
     for (int k = 0; k < GROUPS; ++k) {
         const int64 i = begin + 32 * k + threadIdx.x % 32;
-        const float *const given = coords + 3 * (i < count ? i : count - 1);
+        const float *const point = coords + 3 * (i < count ? i : count - 1);
 #pragma unroll
-        for (int a = 0; a < 3; ++a) u[k][a] = given[2 - a];
+        for (int a = 0; a < 3; ++a) u[k][a] = point[2 - a];
     }
 }
 
-__device__ __forceinline__ void bring_coords(const float *coords, int64 begin, int64 count) {
+__device__ __forceinline__ void prefetch_coords(const float *coords, int64 begin, int64 count) {
     constexpr int LINE = 32;  // floats
     const int64 at = 3 * begin + threadIdx.x % 32 * LINE;
 #ifdef __CUDA_ARCH__
@@ -128,29 +129,29 @@ __device__ __forceinline__ void bring_coords(const float *coords, int64 begin, i
 }
 #endif
 
-// Blocks take tiles of GROUPS × 32 samples for each warp, `march` of them; warps of a block follow each other, so that
-// rows which one has brought into the cache are there for the next one.
+// Each warp makes `march` tiles of GROUPS × 32 samples. The tiles of a block's warps follow each other, so that warps
+// find rows in the cache that others have loaded.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     sample(const SOURCE *__restrict__ linear, const SOURCE *__restrict__ packed, float *__restrict__ coords,
-           TARGET *__restrict__ values, float *__restrict__ gradient, const Volume how) {
+           TARGET *__restrict__ values, float *__restrict__ gradient, const Volume volume) {
 #if DRAW
     __shared__ float4 staging[WARPS][GROUPS * 24];
 #endif
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const int64 first = (static_cast<int64>(blockIdx.x) * how.march * WARPS + warp) * (GROUPS * 32);
+    const int64 first = (static_cast<int64>(blockIdx.x) * volume.march * WARPS + warp) * (GROUPS * 32);
 #if AHEAD == 1 && !DRAW
     float next[GROUPS][3];
-    if (first < how.count) read_coords(coords, first, how.count, next);
+    if (first < volume.count) read_coords(coords, first, volume.count, next);
 #endif
 #pragma unroll 1
-    for (int m = 0; m < how.march; ++m) {
+    for (int m = 0; m < volume.march; ++m) {
         const int64 begin = first + static_cast<int64>(m) * (WARPS * GROUPS * 32);
-        if (begin >= how.count) return;
+        if (begin >= volume.count) return;
         float u[GROUPS][3];  // z, y, x
 #if DRAW
 #pragma unroll
         for (int k = 0; k < GROUPS; ++k) {
-            const uint4 words = numbers(how.first + begin + 32 * k + lane, USE_IID, 0, how.key);
+            const uint4 words = numbers(volume.first + begin + 32 * k + lane, USE_IID, 0, volume.key);
             u[k][0] = coordinate(words.z >> 8);
             u[k][1] = coordinate(words.y >> 8);
             u[k][2] = coordinate(words.x >> 8);
@@ -160,31 +161,32 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         for (int k = 0; k < GROUPS; ++k)
 #pragma unroll
             for (int a = 0; a < 3; ++a) u[k][a] = next[k][a];
-        if (m + 1 < how.march) read_coords(coords, begin + WARPS * GROUPS * 32, how.count, next);
+        if (m + 1 < volume.march) read_coords(coords, begin + WARPS * GROUPS * 32, volume.count, next);
 #else
-        read_coords(coords, begin, how.count, u);
+        read_coords(coords, begin, volume.count, u);
 #if AHEAD == 2
-        if (m + 1 < how.march) bring_coords(coords, begin + WARPS * GROUPS * 32, how.count);
+        if (m + 1 < volume.march) prefetch_coords(coords, begin + WARPS * GROUPS * 32, volume.count);
 #endif
 #endif
 #if DRAW
-        write_coords<GROUPS>(coords, reinterpret_cast<float *>(staging[warp]), u, begin, 0, how.count, how.aligned);
+        write_coords<GROUPS>(coords, reinterpret_cast<float *>(staging[warp]), u, begin, 0, volume.count,
+                             volume.aligned);
 #endif
 #if ORDER == 0
-        for (int c = 0; c < how.channels; ++c)
+        for (int c = 0; c < volume.channels; ++c)
 #pragma unroll
             for (int k = 0; k < GROUPS; ++k) {
                 const int64 i = begin + 32 * k + lane;
-                const INDEX z = nearest(u[k][0], how.dims[0]), y = nearest(u[k][1], how.dims[1]);
-                const SOURCE v =
-                    linear[c * how.voxels + (z * how.dims[1] + y) * how.dims[2] + nearest(u[k][2], how.dims[2])];
-                if (i >= how.count) continue;
+                const INDEX z = nearest(u[k][0], volume.dims[0]), y = nearest(u[k][1], volume.dims[1]);
+                const SOURCE v = linear[c * volume.voxels + (z * volume.dims[1] + y) * volume.dims[2] +
+                                        nearest(u[k][2], volume.dims[2])];
+                if (i >= volume.count) continue;
 #if LABELS
-                store(values + c * how.count + i, static_cast<TARGET>(v));
+                store(values + c * volume.count + i, static_cast<TARGET>(v));
 #else
                 // The value of a point that is not finite is NaN.
                 const float nan_or_0 = (u[k][0] - u[k][0]) + (u[k][1] - u[k][1]) + (u[k][2] - u[k][2]);
-                store(values + c * how.count + i, as_value(v, how) + nan_or_0);
+                store(values + c * volume.count + i, as_value(v, volume) + nan_or_0);
 #endif
             }
 #else
@@ -193,7 +195,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         for (int k = 0; k < GROUPS; ++k)
 #pragma unroll
             for (int a = 0; a < 3; ++a)
-                at[k][a] = FAST ? along_linear(u[k][a], how.dims[a]) : along(u[k][a], how.dims[a]);
+                at[k][a] = FAST ? along_linear(u[k][a], volume.dims[a]) : along(u[k][a], volume.dims[a]);
 #if FAST && !DRAW
 #pragma unroll
         for (int k = 0; k < GROUPS; ++k) at[k][0].f += nan_or_zero(u[k]);
@@ -202,42 +204,42 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 #if LAYOUT && !DRAW
         const bool rows = along_a_row(at[0]);
 #endif
-        for (int c = 0; c < how.channels; ++c) {
+        for (int c = 0; c < volume.channels; ++c) {
             Corners corners[GROUPS];
 #if LAYOUT && !DRAW
             if (rows) {
 #pragma unroll
-                for (int k = 0; k < GROUPS; ++k) corners[k] = in_rows(linear + c * how.voxels, at[k], how);
+                for (int k = 0; k < GROUPS; ++k) corners[k] = in_rows(linear + c * volume.voxels, at[k], volume);
             } else
 #endif
             {
 #pragma unroll
                 for (int k = 0; k < GROUPS; ++k)
 #if LAYOUT
-                    corners[k] = in_layout(packed + c * how.packed, at[k], how);
+                    corners[k] = in_layout(packed + c * volume.packed, at[k], volume);
 #else
-                    corners[k] = in_rows(linear + c * how.voxels, at[k], how);
+                    corners[k] = in_rows(linear + c * volume.voxels, at[k], volume);
 #endif
             }
 #else
-        for (int c = 0; c < how.channels; ++c) {
+        for (int c = 0; c < volume.channels; ++c) {
 #endif
 #pragma unroll
             for (int k = 0; k < GROUPS; ++k) {
                 const int64 i = begin + 32 * k + lane;
 #if ORDER == 1
-                const Result made = of_corners(corners[k], at[k], how);
+                const Result result = of_corners(corners[k], at[k], volume);
 #else
-                const Result made = of_spline(linear + c * how.voxels, at[k], how);
+                const Result result = of_spline(linear + c * volume.voxels, at[k], volume);
 #endif
-                if (i >= how.count) continue;
-                store(values + c * how.count + i, made.value);
+                if (i >= volume.count) continue;
+                store(values + c * volume.count + i, result.value);
 #if GRADIENT
 #pragma unroll
                 for (int a = 0; a < 3; ++a)
-                    store(
-                        gradient + (3 * c + a) * how.count + i,
-                        at[k][2 - a].inside ? made.slope[2 - a] * static_cast<float>(how.dims[2 - a]) : at[k][2 - a].f);
+                    store(gradient + (3 * c + a) * volume.count + i,
+                          at[k][2 - a].inside ? result.slope[2 - a] * static_cast<float>(volume.dims[2 - a])
+                                              : at[k][2 - a].f);
 #endif
             }
         }

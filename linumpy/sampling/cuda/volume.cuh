@@ -1,16 +1,16 @@
-// A volume in device memory: where a point lies among its voxels, and the eight voxels around it. Behind philox.cuh,
-// number.cuh and elements.cuh.
+// A volume in device memory: the cell of a point, and the eight voxels around it. Include after philox.cuh, number.cuh
+// and elements.cuh.
 //
-// Definitions: SOURCE (type of a voxel), INDEX (int, or int64 where voxels need it), LAYOUT, NORMALISE (1: voxels become
-// (v - low) · scale, cut to 0 to 1; 2: the same, and NaN stays NaN).
+// Definitions: SOURCE (type of a voxel), INDEX (int, or int64 for large volumes), LAYOUT, NORMALISE (1: voxels become
+// (v - low) · scale, clipped to 0 to 1; 2: the same, and NaN stays NaN).
 //
-// A random point costs as many sectors of 32 bytes as hold its voxels. Layouts, with their memory and the sectors of a
+// A random point costs the sectors of 32 bytes that its voxels lie in. Layouts, with their memory and the sectors of a
 // point for 4-byte voxels:
 //   0 rows: the volume alone, 4.5 sectors;
 //   1 bricks: a copy whose sectors are boxes of 2 × 2 × 2 voxels (4 × 4 × 2 for bytes), 3.4 sectors;
-//   2 quads: for each voxel itself and those beside it along x, y and both, two of them along z in a sector: 1.5;
-//   3 cells: for each voxel itself and the seven beyond it: 1.
-// With 1 to 3 the volume itself is there too, for points that follow each other along rows.
+//   2 quads: for each voxel itself and its neighbours along x, y and both; two quads along z share a sector: 1.5;
+//   3 cells: for each voxel itself and its seven neighbours beyond: 1.
+// Layouts 1 to 3 also keep the volume itself, for points that follow each other along rows.
 
 struct Volume {
     uint64 first;  // number of the first sample
@@ -29,10 +29,10 @@ static_assert(sizeof(Volume) == 72, "linumpy.sampling.volume writes 72 bytes");
 struct Axis {
     int cell;  // the voxel at or before the point
     float f;  // fraction of the distance to the next voxel
-    bool inside;  // neither before the first centre nor behind the last
+    bool inside;  // between the first and the last centre
 };
 
-// Rounding downwards keeps the cell exact, and the fraction is that of the exact product; NaN stays NaN.
+// Rounding downwards makes the cell exact; the fraction is that of the exact product. NaN stays NaN.
 __device__ __forceinline__ Axis along(float u, int n) {
     const float size = static_cast<float>(n), last = static_cast<float>(n - 1), p = __fmaf_rd(u, size, -0.5f);
     const bool inside = p > 0 && p < last;
@@ -40,15 +40,15 @@ __device__ __forceinline__ Axis along(float u, int n) {
     return {static_cast<int>(cell), inside ? __fmaf_rn(u, size, -(cell + 0.5f)) : u - u, inside};
 }
 
-// Adding 3 · 2^22 to a number within 2^22 of zero rounds it down to a whole number, which is in the low bits of the sum: at
-// four times the rate of a conversion.
+// Adding 3 · 2^22 to a number within 2^22 of zero rounds it down to an integer, which is in the low bits of the sum:
+// four times as fast as a conversion.
 constexpr float RAISED = 12582912.0f;
 constexpr int RAISED_BITS = 0x4B400000;
 
 __device__ __forceinline__ float raised_cell(float u, float n) { return __fadd_rd(__fmaf_rd(u, n, -0.5f), RAISED); }
 
-// The same for a linear spline along an axis of less than 2^22 voxels. Behind the last centre f has any value from 0 to 1,
-// since both voxels are the last one; and it is finite for points that are not, see `nan_or_zero`.
+// As `along`, for a linear spline along an axis of less than 2^22 voxels. Beyond the last centre f may be any value
+// from 0 to 1, since both voxels are the last one. f is finite also for points that are not: see `nan_or_zero`.
 __device__ __forceinline__ Axis along_linear(float u, int n) {
     const float size = static_cast<float>(n), last = static_cast<float>(n - 1), p = __fmaf_rd(u, size, -0.5f);
     const float raised = __fadd_rd(fminf(fmaxf(p, 0.0f), last), RAISED);
@@ -61,12 +61,12 @@ __device__ __forceinline__ float nan_or_zero(const float *u) {
     return __fmaf_rn(u[0], 0.0f, __fmaf_rn(u[1], 0.0f, __fmul_rn(u[2], 0.0f)));
 }
 
-__device__ __forceinline__ float as_value(SOURCE v, const Volume &how) {
+__device__ __forceinline__ float as_value(SOURCE v, const Volume &volume) {
     const float value = Widen<float, SOURCE>::of(v);
 #if NORMALISE == 2
-    return value == value ? __saturatef((value - how.low) * how.scale) : value;
+    return value == value ? __saturatef((value - volume.low) * volume.scale) : value;
 #elif NORMALISE
-    return __saturatef((value - how.low) * how.scale);
+    return __saturatef((value - volume.low) * volume.scale);
 #else
     return value;
 #endif
@@ -76,10 +76,10 @@ struct Corners {
     SOURCE v[8];  // x fastest
 };
 
-__device__ __forceinline__ Corners in_rows(const SOURCE *linear, const Axis *at, const Volume &how) {
-    const INDEX row = how.dims[2], plane = static_cast<INDEX>(how.dims[1]) * row;
-    const INDEX x = at[2].cell < how.dims[2] - 1, y = at[1].cell < how.dims[1] - 1 ? row : 0;
-    const INDEX z = at[0].cell < how.dims[0] - 1 ? plane : 0;
+__device__ __forceinline__ Corners in_rows(const SOURCE *linear, const Axis *at, const Volume &volume) {
+    const INDEX row = volume.dims[2], plane = static_cast<INDEX>(volume.dims[1]) * row;
+    const INDEX x = at[2].cell < volume.dims[2] - 1, y = at[1].cell < volume.dims[1] - 1 ? row : 0;
+    const INDEX z = at[0].cell < volume.dims[0] - 1 ? plane : 0;
     const SOURCE *const p = linear + (at[0].cell * plane + at[1].cell * row + at[2].cell);
     return {p[0], p[x], p[y], p[y + x], p[z], p[z + x], p[z + y], p[z + y + x]};
 }
@@ -98,18 +98,18 @@ __device__ __forceinline__ INDEX in_brick_z(int z, INDEX plane) {
     return (z >> SECTOR_Z) * plane + ((z & ((1 << SECTOR_Z) - 1)) << (SECTOR_X + SECTOR_Y));
 }
 
-__device__ __forceinline__ INDEX brick_row(const Volume &how) {
-    return in_brick_x((how.dims[2] + (1 << SECTOR_X) - 1) >> SECTOR_X << SECTOR_X);
+__device__ __forceinline__ INDEX brick_row(const Volume &volume) {
+    return in_brick_x((volume.dims[2] + (1 << SECTOR_X) - 1) >> SECTOR_X << SECTOR_X);
 }
-__device__ __forceinline__ INDEX brick_plane(const Volume &how) {
-    return ((how.dims[1] + (1 << SECTOR_Y) - 1) >> SECTOR_Y) * brick_row(how);
+__device__ __forceinline__ INDEX brick_plane(const Volume &volume) {
+    return ((volume.dims[1] + (1 << SECTOR_Y) - 1) >> SECTOR_Y) * brick_row(volume);
 }
 
-__device__ __forceinline__ Corners in_layout(const SOURCE *packed, const Axis *at, const Volume &how) {
-    const INDEX row = brick_row(how), plane = brick_plane(how);
-    const INDEX x = in_brick_x(at[2].cell), right = in_brick_x(min(at[2].cell + 1, how.dims[2] - 1));
-    const INDEX y = in_brick_y(at[1].cell, row), below = in_brick_y(min(at[1].cell + 1, how.dims[1] - 1), row);
-    const INDEX z = in_brick_z(at[0].cell, plane), behind = in_brick_z(min(at[0].cell + 1, how.dims[0] - 1), plane);
+__device__ __forceinline__ Corners in_layout(const SOURCE *packed, const Axis *at, const Volume &volume) {
+    const INDEX row = brick_row(volume), plane = brick_plane(volume);
+    const INDEX x = in_brick_x(at[2].cell), right = in_brick_x(min(at[2].cell + 1, volume.dims[2] - 1));
+    const INDEX y = in_brick_y(at[1].cell, row), below = in_brick_y(min(at[1].cell + 1, volume.dims[1] - 1), row);
+    const INDEX z = in_brick_z(at[0].cell, plane), behind = in_brick_z(min(at[0].cell + 1, volume.dims[0] - 1), plane);
     return {packed[z + y + x],          packed[z + y + right],         packed[z + below + x],
             packed[z + below + right],  packed[behind + y + x],        packed[behind + y + right],
             packed[behind + below + x], packed[behind + below + right]};
@@ -149,7 +149,7 @@ template <> struct Bits<half_bits> {
     static __device__ __forceinline__ half_bits of(unsigned bits) { return {static_cast<unsigned short>(bits)}; }
 };
 
-// Takes M voxels of the words; those are N.
+// Extract M voxels from N words.
 template <int M, int N> __device__ __forceinline__ void unpack(const Words<N> &words, SOURCE *v) {
     constexpr int EACH = 4 / sizeof(SOURCE), WIDTH = 8 * sizeof(SOURCE);
 #pragma unroll
@@ -159,19 +159,19 @@ template <int M, int N> __device__ __forceinline__ void unpack(const Words<N> &w
 #if LAYOUT == 2
 constexpr int RUN = 8 / sizeof(SOURCE);  // quads along z in a sector
 
-__device__ __forceinline__ INDEX quad_of(int z, int y, int x, const Volume &how) {
-    return ((z / RUN * static_cast<INDEX>(how.dims[1]) + y) * how.dims[2] + x) * RUN + z % RUN;
+__device__ __forceinline__ INDEX quad_of(int z, int y, int x, const Volume &volume) {
+    return ((z / RUN * static_cast<INDEX>(volume.dims[1]) + y) * volume.dims[2] + x) * RUN + z % RUN;
 }
-__device__ __forceinline__ Corners in_layout(const SOURCE *packed, const Axis *at, const Volume &how) {
-    const int z = at[0].cell, y = at[1].cell, x = at[2].cell, behind = min(z + 1, how.dims[0] - 1);
+__device__ __forceinline__ Corners in_layout(const SOURCE *packed, const Axis *at, const Volume &volume) {
+    const int z = at[0].cell, y = at[1].cell, x = at[2].cell, behind = min(z + 1, volume.dims[0] - 1);
     Corners all;
-    unpack<4>(load_words<sizeof(SOURCE)>(packed + 4 * static_cast<int64>(quad_of(z, y, x, how))), all.v);
-    unpack<4>(load_words<sizeof(SOURCE)>(packed + 4 * static_cast<int64>(quad_of(behind, y, x, how))), all.v + 4);
+    unpack<4>(load_words<sizeof(SOURCE)>(packed + 4 * static_cast<int64>(quad_of(z, y, x, volume))), all.v);
+    unpack<4>(load_words<sizeof(SOURCE)>(packed + 4 * static_cast<int64>(quad_of(behind, y, x, volume))), all.v + 4);
     return all;
 }
 #else
-__device__ __forceinline__ Corners in_layout(const SOURCE *packed, const Axis *at, const Volume &how) {
-    const INDEX cell = (at[0].cell * static_cast<INDEX>(how.dims[1]) + at[1].cell) * how.dims[2] + at[2].cell;
+__device__ __forceinline__ Corners in_layout(const SOURCE *packed, const Axis *at, const Volume &volume) {
+    const INDEX cell = (at[0].cell * static_cast<INDEX>(volume.dims[1]) + at[1].cell) * volume.dims[2] + at[2].cell;
     Corners all;
     unpack<8>(load_words<2 * sizeof(SOURCE)>(packed + 8 * static_cast<int64>(cell)), all.v);
     return all;
@@ -187,8 +187,8 @@ __device__ __forceinline__ float trilinear(const float *v, const Axis *at) {
     return mix(near, far, at[0].f);
 }
 
-// Coordinates of EACH × 32 samples from `begin` on, of which those from `first` to `end` are there. A warp writes them
-// through shared memory: three floats of each would fill a third of every sector that a store touches.
+// Write the coordinates of the EACH × 32 samples from `begin` on, without those outside `first` to `end`. A warp writes
+// them through shared memory: direct stores of three floats a lane would fill a third of each sector.
 template <int EACH>
 __device__ __forceinline__ void write_coords(float *coords, float *staged, const float (*u)[3], int64 begin,
                                              int64 first, int64 end, bool aligned) {

@@ -1,8 +1,8 @@
 """Sample adaptive meshes of cells that are stored as bricks (ExaBrick's ``.bricks`` and ``.scalar``).
 
-In: paths. Out: a field over the box of all bricks. Each cell has a hat function: one at its centre, falling linearly,
-as wide as two cells of its own level along each axis. The value at a point is the sum of weight times value over the
-sum of weights, over all bricks in whose extended domain (half a cell beyond its own) the point lies.
+In: paths. Out: a field over the box of all bricks. Each cell has a hat function: 1 at its centre, falling linearly, as
+wide as two cells of its level along each axis. The value at a point is the sum of weight times value divided by the sum
+of weights, over all bricks whose box, enlarged by half a cell, contains the point.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from linumpy.errors import SourceError
 from linumpy.gpu.kernels import KernelSpec
 from linumpy.sampling.fields import box_lists, device_tables
 from linumpy.sampling.files.bricks import Blocks, read_bricks, read_scalars
-from linumpy.sampling.host import finite_range
+from linumpy.sampling.voxel_field import finite_range
 
-#: Entries that a brick has in the lists on average: a few for the lists of cells along each of its axes.
+#: Largest number of entries in the lists per brick, on average.
 _PER_BRICK = 64
-#: Cells along the domain up to which float32 names each.
-_MOST_CELLS = 2**24
+#: Largest number of cells along the domain: float32 represents the index of each.
+_MAX_CELLS = 2**24
 _BRICK = np.dtype([("lower", "<f4", 3), ("cells", "<f4"), ("offset", "<i8"), ("size", "<u2", 3), ("unused", "<u2")])
 
 
@@ -32,11 +32,11 @@ def open_exabrick(
     Parameters
     ----------
     bricks : path
-        Records of int32 size[3], lower[3], level and the ids of all cells, x fastest.
+        Records of int32: size[3], lower[3], level, and the ids of all cells, x fastest.
     scalar : path
-        float32 values by id.
+        float32 values, indexed by id.
     background : float, optional
-        The value where no cell's hat function reaches.
+        The value where all hat functions are 0.
 
     Raises
     ------
@@ -60,7 +60,7 @@ class BrickField(device_tables.TableField):
     value_range : (float, float)
         Of all cells whose values are finite.
     domain : (2, 3) float64
-        The box that the unit cube stands for, in units of the finest level.
+        The box that the unit cube covers, in cells of the finest level.
     """
 
     n_channels = 1
@@ -71,7 +71,7 @@ class BrickField(device_tables.TableField):
         high = blocks.lower + blocks.size * width[:, None]
         self.domain = np.stack([blocks.lower.min(0), high.max(0)]).astype(float)
         extent = self.domain[1] - self.domain[0]
-        if extent.max() > _MOST_CELLS:
+        if extent.max() > _MAX_CELLS:
             raise ValueError(f"the bricks reach over {int(extent.max())} cells of the finest level, 2^24 at most")
         if blocks.size.max() >= 2**16:
             raise ValueError(f"a brick has {blocks.size.max()} cells along an axis, 65535 at most")
@@ -99,25 +99,25 @@ class BrickField(device_tables.TableField):
         starts, counts = self._lists.find(points)
         sums = np.zeros((2, len(points)), np.float32)
         for k in range(counts.max(initial=0)):
-            some = np.flatnonzero(counts > k)
-            self._add(points[some], self._lists.items[starts[some] + k], some, sums)
+            rows = np.flatnonzero(counts > k)
+            self._add(points[rows], self._lists.items[starts[rows] + k], rows, sums)
         background = self._frame["background"][0]
         out[0] = np.where(sums[1] > 0, sums[0] / np.where(sums[1] > 0, sums[1], 1), background)
 
     def _add(self, points: np.ndarray, numbers: np.ndarray, targets: np.ndarray, sums: np.ndarray) -> None:
-        """Add a brick for each point: sums of weight times value, and of weights."""
+        """Add one brick for each point to its sums of weight times value, and of weights."""
         brick = self._records[numbers]
         size = brick["size"].astype(np.int64)
-        at = (points - brick["lower"]) * brick["cells"][:, None] - np.float32(0.5)
-        inside = ((at > -1) & (at < size)).all(1)
-        brick, size, at, targets = brick[inside], size[inside], at[inside], targets[inside]
-        low = np.floor(at).astype(np.int64)
-        weight = at - np.floor(at)
+        position = (points - brick["lower"]) * brick["cells"][:, None] - np.float32(0.5)
+        inside = ((position > -1) & (position < size)).all(1)
+        brick, size, position, targets = brick[inside], size[inside], position[inside], targets[inside]
+        low = np.floor(position).astype(np.int64)
+        weight = position - np.floor(position)
         values = self._tables.host[4]
         for corner in np.ndindex(2, 2, 2):
             cell = low + corner
             share = np.where(corner, weight, 1 - weight).prod(1)
-            there = ((cell >= 0) & (cell < size)).all(1) & (share != 0)
-            row = (cell[there, 2] * size[there, 1] + cell[there, 1]) * size[there, 0] + cell[there, 0]
-            sums[0, targets[there]] += share[there] * values[brick["offset"][there] + row]
-            sums[1, targets[there]] += share[there]
+            valid = ((cell >= 0) & (cell < size)).all(1) & (share != 0)
+            offset = (cell[valid, 2] * size[valid, 1] + cell[valid, 1]) * size[valid, 0] + cell[valid, 0]
+            sums[0, targets[valid]] += share[valid] * values[brick["offset"][valid] + offset]
+            sums[1, targets[valid]] += share[valid]

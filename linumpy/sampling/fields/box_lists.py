@@ -1,8 +1,8 @@
-"""Which boxes hold a point: a regular grid of cells, each with the list of the boxes that touch it.
+"""Find the boxes that contain a point: a regular grid of cells, each with the list of the boxes that touch it.
 
 In: boxes. Out: tables that a kernel and NumPy search in the same steps. A cell that many small boxes touch is cut once
 more, so that lists are short where boxes are small. Boxes are enlarged by more than the rounding of float32, so
-the list of a point's cell has each box that holds the point.
+the list of a point's cell has each box that contains the point.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-#: Cells are cut if their lists are longer than this, and than twice the mean.
+#: A cell is cut if its list is longer than this, and longer than twice the mean.
 _SHORT = 8
-#: Largest number of cells along an axis: of a cut cell, and of the grid.
-_FINEST, _MOST_CELLS = 64, 1024
-#: By how many cells boxes are enlarged: in the grid, and in a cut cell.
+#: Largest number of cells along an axis, of a cut cell and of the grid.
+_MAX_INNER_CELLS, _MAX_CELLS = 64, 1024
+#: Boxes are enlarged by so many cells in the grid, and in a cut cell.
 _MARGIN, _FINE_MARGIN = 2.0**-9, 2.0**-5
-#: Smallest extent of a domain along an axis: a flat domain would divide by 0.
+#: Smallest extent of a domain along an axis, to avoid a division by 0 for flat domains.
 _FLAT = 1e-30
-#: Pairs of a box and a cell that are in memory at the same time.
+#: Number of pairs of a box and a cell that are in memory at the same time.
 _PAIRS = 2**22
 
 
@@ -34,12 +34,12 @@ class BoxLists:
     cells : (3,) int32
         Cells along x, y, z.
     scale : (3,) float32
-        Cells in a unit of length.
+        Cells per unit of length.
     table : (k, 2) int32
-        Of each cell of the grid, z fastest, where its list begins and how long it is; or, where the second is
-        negative, where its own cells begin in this table, and minus how many it has along each axis.
+        For each cell of the grid, z fastest, the first item of its list and the length; for a cut cell, the row of its
+        first inner cell in this table, and minus the number of inner cells along each axis.
     items : (m,) int32
-        The lists: numbers of boxes, in rising order.
+        The lists one after another: numbers of boxes, in rising order.
     """
 
     cells: np.ndarray
@@ -49,18 +49,18 @@ class BoxLists:
 
     @property
     def fields(self) -> list[tuple[str, str, np.ndarray]]:
-        """What the kernel's record of the grid holds."""
+        """Fields of the kernel's record of the grid."""
         return [("scale", "<f4", self.scale), ("cells", "<i4", self.cells)]
 
     def find(self, points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Where the lists of points begin, and how long they are: (n, 3) float32 → two (n,) int64."""
-        at = points * self.scale
-        cell = np.clip(at.astype(np.int64), 0, self.cells - 1)
+        """Return the first item of the list of each point, and the length: (n, 3) float32 → two (n,) int64."""
+        position = points * self.scale
+        cell = np.clip(position.astype(np.int64), 0, self.cells - 1)
         entry = self.table[(cell[:, 0] * self.cells[1] + cell[:, 1]) * self.cells[2] + cell[:, 2]].astype(np.int64)
         cut = entry[:, 1] < 0
         if cut.any():
             along = -entry[cut, 1]
-            fine = (at[cut] - cell[cut].astype(np.float32)) * along[:, None].astype(np.float32)
+            fine = (position[cut] - cell[cut].astype(np.float32)) * along[:, None].astype(np.float32)
             inner = np.clip(fine.astype(np.int64), 0, along[:, None] - 1)
             row = (inner[:, 0] * along + inner[:, 1]) * along + inner[:, 2]
             entry[cut] = self.table[entry[cut, 0] + row]
@@ -77,7 +77,7 @@ def build(low: np.ndarray, high: np.ndarray, extent: np.ndarray, per_box: int) -
     extent : (3,) float64
         Points lie between 0 and this.
     per_box : int
-        Entries that each box may have, on average, in the lists of the grid.
+        Largest number of entries per box in the lists of the grid, on average.
     """
     extent = np.maximum(np.asarray(extent, float), _FLAT)
     cells = _cells(low, high, extent, per_box)
@@ -86,7 +86,7 @@ def build(low: np.ndarray, high: np.ndarray, extent: np.ndarray, per_box: int) -
     spans = _spans(*coarse, cells)
     starts, items = _lists(*spans, cells)
     counts = np.diff(starts)
-    cut, owner, box = _cut(starts, items, cells, coarse)
+    cut, owner, box = _cuts(starts, items, cells, coarse)
     table = [np.stack([starts[:-1], counts], 1)]
     parts, entries, base = [items], len(items), len(counts)
     for along in np.unique(cut[cut > 0]).tolist():
@@ -112,7 +112,7 @@ def _cells(low: np.ndarray, high: np.ndarray, extent: np.ndarray, per_box: int) 
     budget = max(per_box * len(low), 64)
     width = (extent.prod() / max(budget / 4, 8)) ** (1 / 3)
     while True:
-        cells = np.clip(np.ceil(extent / width), 1, _MOST_CELLS).astype(np.int64)
+        cells = np.clip(np.ceil(extent / width), 1, _MAX_CELLS).astype(np.int64)
         first, last = _spans(low / extent * cells - _MARGIN, high / extent * cells + _MARGIN, cells)
         entries = max(int((last - first + 1).prod(1).sum()), int(cells.prod()))
         if (cells == 1).all() or entries <= budget:
@@ -121,13 +121,13 @@ def _cells(low: np.ndarray, high: np.ndarray, extent: np.ndarray, per_box: int) 
 
 
 def _spans(low: np.ndarray, high: np.ndarray, cells: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """First and last cell of boxes, along each axis."""
+    """Return the first and last cell of boxes, along each axis."""
     first = np.clip(np.floor(low), 0, cells - 1).astype(np.int64)
     return first, np.maximum(first, np.clip(np.floor(high), 0, cells - 1).astype(np.int64))
 
 
 def _pairs(first: np.ndarray, last: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """All cells of boxes, a part at a time: numbers of boxes (m,), and cells (m, 3)."""
+    """Yield all cells of boxes, part by part: numbers of boxes (m,), and cells (m, 3)."""
     size = last - first + 1
     ends = np.cumsum(size.prod(1))
     begin = 0
@@ -142,9 +142,12 @@ def _pairs(first: np.ndarray, last: np.ndarray) -> Iterator[tuple[np.ndarray, np
 
 
 def _lists(first: np.ndarray, last: np.ndarray, cells: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Where the list of each cell begins, (cells + 1,), and the lists."""
-    pairs = [(numbers, (at[:, 0] * cells[1] + at[:, 1]) * cells[2] + at[:, 2]) for numbers, at in _pairs(first, last)]
-    return _grouped([numbers for numbers, _ in pairs], [at for _, at in pairs], math.prod(cells.tolist()))
+    """Return the first item of the list of each cell, (cells + 1,), and the lists."""
+    numbers, cells_of = [], []
+    for number, cell in _pairs(first, last):
+        numbers.append(number)
+        cells_of.append((cell[:, 0] * cells[1] + cell[:, 1]) * cells[2] + cell[:, 2])
+    return _grouped(numbers, cells_of, math.prod(cells.tolist()))
 
 
 def _grouped(items: list[np.ndarray], cells: list[np.ndarray], count: int) -> tuple[np.ndarray, np.ndarray]:
@@ -158,21 +161,23 @@ def _grouped(items: list[np.ndarray], cells: list[np.ndarray], count: int) -> tu
     return rows.indptr.astype(np.int64), rows.indices.astype(np.int64)
 
 
-def _cut(starts: np.ndarray, items: np.ndarray, cells: np.ndarray, boxes: tuple[np.ndarray, np.ndarray]) -> tuple:
-    """How finely each cell is cut, 0 where it is not; and of each entry of a long list its cell and its box."""
+def _cuts(
+    starts: np.ndarray, items: np.ndarray, cells: np.ndarray, boxes: tuple[np.ndarray, np.ndarray]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return how finely each cell is cut (0: not at all), and the cell and the box of each entry of a long list."""
     counts = np.diff(starts)
     cut = np.zeros(len(counts), np.int64)
     owner = np.repeat(np.arange(len(counts)), counts)
     long = counts[owner] > max(_SHORT, 2 * counts[counts > 0].mean()) if len(owner) else np.zeros(0, bool)
     owner, box = owner[long], items[long]
     # About eight inner cells for each box, at most 23.
-    wanted = np.minimum(_FINEST, 2.0 ** np.round(np.log2(8 * np.maximum(counts, 1)) / 3))
-    along = _FINEST
+    finest = np.minimum(_MAX_INNER_CELLS, 2.0 ** np.round(np.log2(8 * np.maximum(counts, 1)) / 3))
+    along = _MAX_INNER_CELLS
     while along >= 2:
-        undecided = (cut[owner] == 0) & (wanted[owner] >= along)
+        undecided = (cut[owner] == 0) & (finest[owner] >= along)
         first, last = _inside(owner[undecided], box[undecided], along, cells, boxes)
         entries = np.bincount(owner[undecided], (last - first + 1).prod(1), minlength=len(counts))
-        # Worth it where lists become a quarter as long, for twice the entries and one box that fills the cell.
+        # A cut pays if lists become a quarter as long, for twice the entries and one box that fills the cell.
         good = (entries > 0) & (entries <= 2 * counts + along**3) & (4 * entries <= counts * along**3)
         cut[good] = along
         along //= 2
@@ -182,7 +187,7 @@ def _cut(starts: np.ndarray, items: np.ndarray, cells: np.ndarray, boxes: tuple[
 def _inside(
     owner: np.ndarray, box: np.ndarray, along: int, cells: np.ndarray, boxes: tuple[np.ndarray, np.ndarray]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """First and last inner cell of boxes in the cells that they touch."""
+    """Return the first and last inner cell of boxes in the cells that they touch."""
     corner = np.stack([owner // (cells[1] * cells[2]), owner // cells[2] % cells[1], owner % cells[2]], 1)
     inner = _enlarged((boxes[0][box] - corner) * along, (boxes[1][box] - corner) * along, _FINE_MARGIN)
     return _spans(*inner, np.full(3, along))
@@ -196,13 +201,13 @@ def _inner_lists(
     cells: np.ndarray,
     boxes: tuple[np.ndarray, np.ndarray],
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Lists of the inner cells of all cells that are cut alike."""
+    """Return the lists of the inner cells of all cells that are cut alike."""
     position = np.full(int(cells.prod()), -1)
     position[chosen] = np.arange(len(chosen))
-    of = position[owner] >= 0
-    owner, box = owner[of], box[of]
+    is_chosen = position[owner] >= 0
+    owner, box = owner[is_chosen], box[is_chosen]
     items, numbers = [], []
-    for entry, at in _pairs(*_inside(owner, box, along, cells, boxes)):
+    for entry, cell in _pairs(*_inside(owner, box, along, cells, boxes)):
         items.append(box[entry])
-        numbers.append(((position[owner[entry]] * along + at[:, 0]) * along + at[:, 1]) * along + at[:, 2])
+        numbers.append(((position[owner[entry]] * along + cell[:, 0]) * along + cell[:, 1]) * along + cell[:, 2])
     return _grouped(items, numbers, len(chosen) * along**3)

@@ -1,7 +1,7 @@
-"""Fields that NumPy and a kernel evaluate from the same tables, which lie on each device that evaluates the field.
+"""Fields that NumPy and a kernel evaluate from the same tables.
 
 In: NumPy arrays; coordinates and the array for their values, on the host or on a device. Out: values. Tables are
-uploaded once a device and kept as long as the field; kernels are queued on CuPy's current stream.
+uploaded to each device once and kept as long as the field; kernels are queued on CuPy's current stream.
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ _THREADS = 256
 
 
 class DeviceTables:
-    """Arrays of a field, on the host and on every device that asked for them."""
+    """Arrays of a field, on the host and on every device that has evaluated the field."""
 
     def __init__(self, *arrays: np.ndarray) -> None:
         self.host = tuple(np.ascontiguousarray(array) for array in arrays)
-        self._held: dict[int, Uploaded] = {}
+        self._uploaded: dict[int, Uploaded] = {}  # by device
         self._lock = threading.Lock()
 
     def beside(self, array: Array) -> tuple[Array, ...]:
-        """Return the arrays where `array` lies, good for what is queued on CuPy's current stream from now on."""
+        """Return the arrays in the memory of `array`, ready for later work on CuPy's current stream."""
         if not is_device_array(array):
             return self.host
         import cupy
 
         with self._lock:
             device = int(array.device.id)  # type: ignore[attr-defined]  # of CuPy's array
-            if device not in self._held:
+            if device not in self._uploaded:
                 with cupy.cuda.Device(device):
-                    self._held[device] = uploaded(tuple(cupy.asarray(table) for table in self.host))
-            held = self._held[device]
-        return held.get()
+                    self._uploaded[device] = uploaded(tuple(cupy.asarray(table) for table in self.host))
+            tables = self._uploaded[device]
+        return tables.get()
 
 
 class TableField(Field):
-    """A field with tables; a class of fields names its kernel and evaluates points by NumPy."""
+    """A field with tables; subclasses name their kernel and evaluate points by NumPy."""
 
     _spec: KernelSpec
     _tables: DeviceTables
@@ -64,7 +64,7 @@ class TableField(Field):
 
 
 def launch(spec: KernelSpec, coords: Array, out: Array, tables: DeviceTables) -> None:
-    """Start a kernel with a thread for each point: its arguments are coordinates, values, their number, the tables."""
+    """Start a kernel with a thread for each point and the arguments coordinates, values, number of points, tables."""
     count = len(coords)
     if count:
         args = (coords, out, *int64(count), *tables.beside(coords))
@@ -72,9 +72,9 @@ def launch(spec: KernelSpec, coords: Array, out: Array, tables: DeviceTables) ->
 
 
 def on_host(decode: Callable[[np.ndarray, np.ndarray], None], coords: np.ndarray, out: np.ndarray) -> None:
-    """Decode points of the host in threads: `decode` gets points in the unit cube and the columns for their values.
+    """Decode points on the host in threads: `decode` gets points in the unit cube and the columns for their values.
 
-    Points outside are moved to the border of the cube; where a coordinate is not finite, values are NaN.
+    Points outside are moved to the border of the cube; points with a coordinate that is not finite have the value NaN.
     """
 
     def part(begin: int, end: int) -> None:
@@ -86,11 +86,11 @@ def on_host(decode: Callable[[np.ndarray, np.ndarray], None], coords: np.ndarray
 
 
 def record(fields: Sequence[tuple[str, str, ArrayLike]]) -> np.ndarray:
-    """Make the record of a field's numbers as the kernel's structure has them: (name, dtype, value) each.
+    """Make a record of fields (name, dtype, value), with the alignment of the kernel's structure.
 
     Kernels take its bytes: ``record(...).view(np.uint8)``.
     """
-    filled = np.zeros(1, np.dtype([(name, dtype, np.shape(value)) for name, dtype, value in fields], align=True))
+    record = np.zeros(1, np.dtype([(name, dtype, np.shape(value)) for name, dtype, value in fields], align=True))
     for name, _, value in fields:
-        filled[name] = value
-    return filled
+        record[name] = value
+    return record

@@ -3,23 +3,23 @@
 ``umesh.cu`` computes the same on the device; ``umesh.py`` chooses the elements and sums the values of their corners.
 
 In: corners relative to the point, in VTK's order. Out: weights of the corners, and whether the point is inside.
-Elements may be turned inside out; faces with four corners may be curved (bilinear), and are the same from both sides.
+Elements may be turned inside out. Faces with four corners may be curved (bilinear) and are the same from both sides.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-#: How far outside an element, in its own coordinates, a point may seem to be; arithmetic is off by less.
+#: Distance from an element, in its own coordinates, up to which a point counts as inside; rounding errors are smaller.
 TOLERANCE = 1e-7
-_CONVERGED, _MOST_STEPS = 1e-9, 20
+_CONVERGED, _MAX_STEPS = 1e-9, 20
 _MIDDLES = {5: (0.375, 0.375, 0.75), 6: (1 / 3, 1 / 3, 0.5), 8: (0.5, 0.5, 0.5)}
-#: Which corners of a hexahedron lie at the far end of each of its three coordinates.
+#: For each corner of a hexahedron and each of its three coordinates: whether the corner lies at the far end.
 _FAR = np.array([[(k ^ k >> 1) & 1, k >> 1 & 1, k >> 2] for k in range(8)], bool)
 
 
 def weights_of(corners: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return weights of corners (n, corners, 3) for interpolation at the origin, and whether that lies inside (n,)."""
+    """Return weights of corners (n, corners, 3) for interpolation at the origin; and whether it is inside, (n,)."""
     corners = np.asarray(corners, np.float64)
     return _in_tets(corners) if corners.shape[1] == 4 else _in_curved(corners)
 
@@ -30,7 +30,7 @@ def _volume(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
 
 
 def _solved(columns: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return `target` (n, 3) as sums of three vectors (n, 3, 3), by Cramer's rule; and whether these span a volume."""
+    """Return the factors of three vectors (n, 3, 3) that sum to `target` (n, 3); and whether they span a volume."""
     a, b, c = np.moveaxis(columns, 1, 0)
     volume = _volume(a, b, c)
     parts = np.stack([_volume(target, b, c), _volume(a, target, c), _volume(a, b, target)], -1)
@@ -44,12 +44,12 @@ def _in_tets(corners: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _in_curved(corners: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Find the origin in the elements' own coordinates by Newton's method; steps stay near the element."""
+    """Find the origin in the coordinates of each element by Newton's method; steps stay near the element."""
     count = corners.shape[1]
     r = np.tile(np.array(_MIDDLES[count]), (len(corners), 1))
     inside = np.zeros(len(corners), bool)
     active = np.arange(len(corners))
-    for _ in range(_MOST_STEPS):
+    for _ in range(_MAX_STEPS):
         weights, slopes = _shape(r[active], count)
         miss = -np.einsum("nk,nka->na", weights, corners[active])
         change, solid = _solved(np.einsum("nkj,nka->nja", slopes, corners[active]), miss)
@@ -72,7 +72,7 @@ def _is_inside(r: np.ndarray, count: int) -> np.ndarray:
 
 
 def _shape(r: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Weights of corners at coordinates of the element (n, count), and their derivatives (n, count, 3)."""
+    """Return weights of corners at coordinates of the element, (n, count), and their derivatives, (n, count, 3)."""
     return {5: _pyramid, 6: _wedge, 8: _hexahedron}[count](r)
 
 
@@ -94,7 +94,7 @@ def _wedge(r: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _pyramid(r: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Two coordinates in the base times the third, which is 1 in the base and 0 at the tip: not singular there."""
+    """Coordinates: two in the base times the third, which is 1 in the base and 0 at the tip; not singular there."""
     a, b, t = r.T
     over = np.where(np.abs(t) < 1e-12, 0, 1 / np.where(np.abs(t) < 1e-12, 1, t))
     m, da, db = a * b * over, b * over, a * over

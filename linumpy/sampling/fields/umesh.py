@@ -2,8 +2,8 @@
 
 In: paths. Out: a field over the box of all grids and elements. Vertex (i, j, k) of a grid lies at
 ``(lower + (i, j, k) + 0.5) * 2^level``, in the same units as the vertices of the mesh. Inside a grid's cell the value
-is trilinear, inside an element it is that of its weights at the point; where several hold a point, the first does:
-grids first, then tetrahedra, pyramids, wedges and hexahedra. Cells of grids that lack a vertex have no value.
+is trilinear, inside an element it is the weighted sum of its vertices. Where several contain a point, the first counts:
+grids, then tetrahedra, pyramids, wedges and hexahedra. Cells of grids that lack a vertex have no value.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from linumpy.sampling.fields import box_lists, device_tables
 from linumpy.sampling.fields.elements import weights_of
 from linumpy.sampling.files.bricks import Blocks, read_grids, read_scalars
 from linumpy.sampling.files.umesh import Mesh, read_umesh
-from linumpy.sampling.host import finite_range
+from linumpy.sampling.voxel_field import finite_range
 
-#: Entries that an element has in the lists on average.
+#: Largest number of entries in the lists per element, on average.
 _PER_ELEMENT = 16
-#: Of the domain along an axis, so that products of float32 coordinates and cells are finite.
+#: Largest extent of the domain: products of float32 coordinates and cells must be finite.
 _LARGEST = 1e34
-_THREE, _ONE = np.zeros((0, 3), np.int64), np.zeros(0, np.int64)
-_NO_BLOCKS = Blocks(_THREE, _ONE, _THREE, _ONE, np.zeros(0, np.float32))
+_NO_VECTORS, _NO_NUMBERS = np.zeros((0, 3), np.int64), np.zeros(0, np.int64)
+_NO_BLOCKS = Blocks(_NO_VECTORS, _NO_NUMBERS, _NO_VECTORS, _NO_NUMBERS, np.zeros(0, np.float32))
 _GRID = np.dtype([("lower", "<f4", 3), ("cells", "<f4"), ("offset", "<i8"), ("size", "<i4", 3), ("unused", "<i4")])
 
 
@@ -40,19 +40,19 @@ def open_exastitch(
     Parameters
     ----------
     umesh : path, optional
-        Unstructured elements; their triangles and quads hold no volume and are left out.
+        Unstructured elements; its triangles and quads have no volume and are ignored.
     grids : path, optional
-        Records of int32 lower[3], level, cells[3] and the ids of all vertices, x fastest.
+        Records of int32: lower[3], level, cells[3], and the ids of all vertices, x fastest.
     scalar : path, optional
-        float32 values by id, for grids and for the tags of the mesh's vertices; a mesh without tags has values of its
-        own, of which the first are taken.
+        float32 values, indexed by the ids of grids and by the tags of the mesh's vertices. A mesh without tags contains
+        its values; the first set is used.
     background : float, optional
-        The value outside of everything.
+        The value outside all grids and elements.
 
     Raises
     ------
     SourceError
-        A file is truncated or damaged, or something has no value.
+        A file is truncated or damaged, or a vertex has no value.
     """
     if umesh is None and grids is None:
         raise SourceError("give umesh=, grids= or both")
@@ -88,7 +88,7 @@ class StitchedField(device_tables.TableField):
     value_range : (float, float)
         Of all vertices of grids and elements whose values are finite.
     domain : (2, 3) float64
-        The box that the unit cube stands for.
+        The box that the unit cube covers.
     """
 
     n_channels = 1
@@ -106,7 +106,7 @@ class StitchedField(device_tables.TableField):
         self.value_range = finite_range(blocks.values, values[used])
         self._grids, self._values = _grid_records(blocks, origin), blocks.values
         self._vertices = np.concatenate([vertices - origin, values[:, None]], 1).astype(np.float32)
-        # Rounded as vertices are, so that what touches still does.
+        # Rounded like vertices, so that boxes that touch each other still do.
         self._boxes = np.stack([low - origin, high - origin], 1).astype(np.float32)
         edges = self._boxes.astype(float)
         self._lists = box_lists.build(edges[:, 0], edges[:, 1], extent, _PER_ELEMENT)
@@ -130,54 +130,54 @@ class StitchedField(device_tables.TableField):
         points = coords * self._frame["extent"][0]
         starts, counts = self._lists.find(points)
         out[:] = self._frame["background"][0]
-        open_ = np.flatnonzero(counts)
+        pending = np.flatnonzero(counts)
         for k in range(counts.max(initial=0)):
-            open_ = open_[counts[open_] > k]
-            numbers = self._lists.items[starts[open_] + k]
+            pending = pending[counts[pending] > k]
+            numbers = self._lists.items[starts[pending] + k]
             box = self._boxes[numbers]
-            near = ((points[open_] >= box[:, 0]) & (points[open_] <= box[:, 1])).all(1)
-            has_value = np.zeros(len(open_), bool)
-            has_value[near] = self._evaluate(points, open_[near], numbers[near], out)
-            open_ = open_[~has_value]
+            near = ((points[pending] >= box[:, 0]) & (points[pending] <= box[:, 1])).all(1)
+            has_value = np.zeros(len(pending), bool)
+            has_value[near] = self._evaluate(points, pending[near], numbers[near], out)
+            pending = pending[~has_value]
 
-    def _evaluate(self, points: np.ndarray, at: np.ndarray, numbers: np.ndarray, out: np.ndarray) -> np.ndarray:
-        """Write the values of the points that lie in these grids and elements; say which do."""
-        has_value = np.zeros(len(at), bool)
+    def _evaluate(self, points: np.ndarray, rows: np.ndarray, numbers: np.ndarray, out: np.ndarray) -> np.ndarray:
+        """Write the values of the points that lie in these grids and elements; return which points do."""
+        has_value = np.zeros(len(rows), bool)
         in_grid = numbers < len(self._grids)
-        has_value[in_grid] = self._in_grids(points, at[in_grid], numbers[in_grid], out)
+        has_value[in_grid] = self._in_grids(points, rows[in_grid], numbers[in_grid], out)
         elements = np.flatnonzero(~in_grid)
         corners = self._corners[numbers[elements] - len(self._grids)]
         counts = np.count_nonzero(corners >= 0, axis=1)
         for count in (4, 5, 6, 8):
-            some = elements[counts == count]
-            if not len(some):
+            entries = elements[counts == count]
+            if not len(entries):
                 continue
             vertices = self._vertices[corners[counts == count, :count]]
-            weights, inside = weights_of(vertices[:, :, :3].astype(float) - points[at[some], None])
+            weights, inside = weights_of(vertices[:, :, :3].astype(float) - points[rows[entries], None])
             value = (weights * vertices[:, :, 3]).sum(1)
-            out[at[some[inside]]] = value[inside]
-            has_value[some] = inside
+            out[rows[entries[inside]]] = value[inside]
+            has_value[entries] = inside
         return has_value
 
-    def _in_grids(self, points: np.ndarray, at: np.ndarray, numbers: np.ndarray, out: np.ndarray) -> np.ndarray:
+    def _in_grids(self, points: np.ndarray, rows: np.ndarray, numbers: np.ndarray, out: np.ndarray) -> np.ndarray:
         grid = self._grids[numbers]
         size = grid["size"].astype(np.int64)
-        position = (points[at] - grid["lower"]) * grid["cells"][:, None]
+        position = (points[rows] - grid["lower"]) * grid["cells"][:, None]
         low = np.clip(position.astype(np.int64), 0, size - 2)
         weight = np.clip(position - low, 0, 1).astype(np.float32)
-        value, whole = np.zeros(len(at), np.float32), np.ones(len(at), bool)
+        value, is_complete = np.zeros(len(rows), np.float32), np.ones(len(rows), bool)
         for corner in np.ndindex(2, 2, 2):
             cell = low + corner
-            row = (cell[:, 2] * size[:, 1] + cell[:, 1]) * size[:, 0] + cell[:, 0]
-            corner_value = self._values[grid["offset"] + row]
+            offset = (cell[:, 2] * size[:, 1] + cell[:, 1]) * size[:, 0] + cell[:, 0]
+            corner_value = self._values[grid["offset"] + offset]
             value += np.where(corner, weight, 1 - weight).prod(1) * corner_value
-            whole &= ~np.isnan(corner_value)
-        out[at[whole]] = value[whole]
-        return whole
+            is_complete &= ~np.isnan(corner_value)
+        out[rows[is_complete]] = value[is_complete]
+        return is_complete
 
 
 def _corners(mesh: Mesh | None) -> tuple[np.ndarray, np.ndarray]:
-    """Vertices of all elements, (n, 8) with -1 behind the last; and where vertices lie, (v, 3) float64."""
+    """Return the vertices of all elements, (n, 8), padded with -1; and the coordinates of vertices, (v, 3) float64."""
     if mesh is None:
         return np.zeros((0, 8), np.int32), np.zeros((0, 3))
     elements = [mesh.tets, mesh.pyramids, mesh.wedges, mesh.hexes]
@@ -186,7 +186,7 @@ def _corners(mesh: Mesh | None) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _grid_boxes(blocks: Blocks) -> tuple[np.ndarray, np.ndarray]:
-    """First and last vertex of grids: (n, 3) float64."""
+    """Return the first and last vertex of grids, (n, 3) float64."""
     width = 2.0 ** blocks.level[:, None]
     return (blocks.lower + 0.5) * width, (blocks.lower + blocks.size - 0.5) * width
 
@@ -201,9 +201,9 @@ def _grid_records(blocks: Blocks, origin: np.ndarray) -> np.ndarray:
 
 
 def _boxes(corners: np.ndarray, vertices: np.ndarray, blocks: Blocks) -> tuple[np.ndarray, np.ndarray]:
-    """Corners of the boxes of all grids, then of all elements: two (n, 3) float64."""
-    of_grids, of_elements = _grid_boxes(blocks), _element_boxes(corners, vertices)
-    low, high = (np.concatenate(ends) for ends in zip(of_grids, of_elements, strict=True))
+    """Return the lower and upper corners of the boxes of all grids, then of all elements: two (n, 3) float64."""
+    ends = zip(_grid_boxes(blocks), _element_boxes(corners, vertices), strict=True)
+    low, high = (np.concatenate(end) for end in ends)
     if not len(low):
         raise ValueError("there is no grid and no element with a volume")
     if not np.isfinite(low).all() or not np.isfinite(high).all():

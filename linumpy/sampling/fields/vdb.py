@@ -1,9 +1,9 @@
 """Sample sparse grids of OpenVDB and NanoVDB files.
 
 In: a path. Out: a field over the box of the grid's active voxels: x, y, z of the unit cube are the grid's indices
-i, j, k between the outer faces of the first and the last active voxel; voxel centres lie at (i + 0.5) / N, and what is
-nearer to a face than the outermost centres has their values. Inactive voxels have the values that the file gives them:
-of tiles, or of the background.
+i, j, k between the outer faces of the first and the last active voxel. Voxel centres lie at (i + 0.5) / N; beyond the
+outermost centres the values are those of these centres. Inactive voxels have the values that the file gives them: of
+tiles, or of the background.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from linumpy.sampling.fields import device_tables
 from linumpy.sampling.files.nanovdb import read_nanovdb
 from linumpy.sampling.files.openvdb import read_openvdb
 from linumpy.sampling.files.tree import LEAF, NODE, NODE_CHILDREN, VoxelTree
-from linumpy.sampling.host import finite_range
+from linumpy.sampling.voxel_field import finite_range
 
-#: Nodes that the table of a box may have; beyond it lies a grid whose parts are far from each other.
-_MOST_NODES = 2**26
+#: Largest number of nodes in the table of a box; only grids whose parts are far from each other have more.
+_MAX_NODES = 2**26
 _READERS = {".vdb": read_openvdb, ".nvdb": read_nanovdb}
 
 
@@ -31,9 +31,9 @@ def open_vdb(filename: str | os.PathLike[str], field: str | None = None) -> Spar
     Parameters
     ----------
     filename : path
-        Its ending says which format it has.
+        The suffix is the format.
     field : str, optional
-        Name of the grid; default is the first.
+        Name of the grid; by default the first grid.
 
     Raises
     ------
@@ -42,10 +42,10 @@ def open_vdb(filename: str | os.PathLike[str], field: str | None = None) -> Spar
     UnsupportedLayoutError
         The version, compression or type of the grid is not read; see :mod:`linumpy.sampling.files`.
     """
-    ending = os.path.splitext(filename)[1].lower()
-    if ending not in _READERS:
+    suffix = os.path.splitext(filename)[1].lower()
+    if suffix not in _READERS:
         raise SourceError(f"{os.fspath(filename)}: filename must end in one of {', '.join(_READERS)}")
-    tree = _READERS[ending](filename, field)
+    tree = _READERS[suffix](filename, field)
     try:
         return SparseGrid(tree)
     except ValueError as error:
@@ -58,9 +58,9 @@ class SparseGrid(device_tables.TableField):
     Attributes
     ----------
     n_channels : int
-        1, or the components of a grid of vectors.
+        1, or the number of components of a grid of vectors.
     value_range : (float, float)
-        Of all voxels and tiles of the box and the background, where they are finite.
+        Of all finite voxels and tiles of the box, and the background.
     shape : (int, int, int)
         Voxels of the box along x, y, z.
     """
@@ -72,7 +72,7 @@ class SparseGrid(device_tables.TableField):
         self.shape = tuple((tree.high - tree.low + 1).tolist())
         first = tree.low // NODE
         nodes = tree.high // NODE - first + 1
-        if np.prod(nodes.astype(float)) > _MOST_NODES:
+        if np.prod(nodes.astype(float)) > _MAX_NODES:
             raise ValueError(f"the box of its active voxels has {self.shape} voxels, too many to be sampled as one box")
         self.value_range = finite_range(tree.leaves, tree.tiles)
         top = np.full(nodes, -1, np.int32)
@@ -82,8 +82,8 @@ class SparseGrid(device_tables.TableField):
             if (stop > 0).all():
                 top[tuple(map(slice, np.maximum(start, 0), stop))] = -1 - tile
         inside = tree.origins // NODE - first
-        held = ((inside >= 0) & (inside < nodes)).all(1)
-        top[tuple(inside[held].T)] = np.flatnonzero(held)
+        in_box = ((inside >= 0) & (inside < nodes)).all(1)
+        top[tuple(inside[in_box].T)] = np.flatnonzero(in_box)
         self._frame = device_tables.record(
             [
                 ("size", "<i4", self.shape),
@@ -100,9 +100,9 @@ class SparseGrid(device_tables.TableField):
     def _decode_host(self, coords: np.ndarray, out: np.ndarray) -> None:
         _, _, children, leaves, tiles = self._tables.host
         size, shift = self._frame["size"][0], self._frame["shift"][0]
-        at = np.clip(coords * size.astype(np.float32) - np.float32(0.5), 0, (size - 1).astype(np.float32))
-        low = at.astype(np.int64)
-        weight = at - low
+        position = np.clip(coords * size.astype(np.float32) - np.float32(0.5), 0, (size - 1).astype(np.float32))
+        low = position.astype(np.int64)
+        weight = position - low
         ends = np.stack([low, np.minimum(low + 1, size - 1)]) + shift
         out[:] = 0
         for corner in np.ndindex(2, 2, 2):
@@ -111,12 +111,12 @@ class SparseGrid(device_tables.TableField):
             leaf = self._find(voxel, children)
             inside = voxel % LEAF @ np.array([LEAF**2, LEAF, 1])
             values = tiles[np.where(leaf < 0, -1 - leaf, 0)].T
-            of_leaf = leaf >= 0
-            values[:, of_leaf] = leaves[:, leaf[of_leaf], inside[of_leaf]]
+            is_leaf = leaf >= 0
+            values[:, is_leaf] = leaves[:, leaf[is_leaf], inside[is_leaf]]
             out += np.where(share == 0, np.float32(0), share * values)
 
     def _find(self, voxel: np.ndarray, children: np.ndarray) -> np.ndarray:
-        """The leaf of each voxel, or -1 - its tile."""
+        """Return the leaf of each voxel, or -1 - its tile."""
         node = self._tables.host[1][tuple((voxel // NODE).T)]
         child = voxel // LEAF % NODE_CHILDREN @ np.array([NODE_CHILDREN**2, NODE_CHILDREN, 1])
         return np.where(node < 0, node, children[np.maximum(node, 0), child] if len(children) else node)

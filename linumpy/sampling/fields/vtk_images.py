@@ -1,8 +1,8 @@
 """Sample images of VTK, one or several timesteps.
 
-In: paths. Out: a field over the box of the voxels of an array: of the points of the image for an array of points, of
-its cells for one of cells. Each voxel is a box around its value, as in every other volume here: voxel centres lie at
-(i + 0.5) / N. Channels are the components of the array, those of the first file first.
+In: paths. Out: a field over the box of an array's voxels: the points of the image for an array of points, its cells for
+an array of cells. Each voxel is a box around its value: voxel centres lie at (i + 0.5) / N. Channels are the components
+of the array, those of the first file first.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from linumpy.device import is_device_array
 from linumpy.errors import SourceError
 from linumpy.sampling.field import Field
 from linumpy.sampling.files.vtk import read_vtk
-from linumpy.sampling.host import HostVolume, finite_range
+from linumpy.sampling.host import HostVolume
 from linumpy.sampling.volume import KEPT, DeviceVolume
+from linumpy.sampling.voxel_field import finite_range
 
 Path = str | os.PathLike[str]
 
@@ -30,10 +31,10 @@ def open_vtk(files: Path | Sequence[Path], field: str | None = None) -> ImageFie
     Parameters
     ----------
     files : path or sequence of paths
-        ``.vti``, ``.vtr``, ``.vts``, their parallel kinds or legacy ``.vtk`` files, in the order of time; all of the
+        ``.vti``, ``.vtr``, ``.vts``, their parallel kinds, or legacy ``.vtk`` files, in the order of time; all of the
         same size.
     field : str, optional
-        Name of the array; default are the active scalars, or the first array.
+        Name of the array; by default the active scalars, or the first array.
 
     Raises
     ------
@@ -41,7 +42,7 @@ def open_vtk(files: Path | Sequence[Path], field: str | None = None) -> ImageFie
         A file is truncated or damaged, has no such array, or is of another size than the first; the vtk package is not
         installed.
     UnsupportedLayoutError
-        A kind of data set that is not read, or points that are not evenly spaced.
+        Another kind of data set, or points that are not evenly spaced.
     """
     paths = [files] if isinstance(files, (str, os.PathLike)) else list(files)
     if not paths:
@@ -79,16 +80,16 @@ class ImageField(Field):
     def decode(self, coords: Array, out: Array) -> None:
         """Evaluate the field by trilinear interpolation; see :class:`linumpy.sampling.field.Field`."""
         if is_device_array(coords):
-            self._on(int(coords.device.id)).decode(coords, out)  # type: ignore[attr-defined]  # of CuPy's array
+            self._on_device(int(coords.device.id)).decode(coords, out)  # type: ignore[attr-defined]  # of CuPy's array
         else:
             self._host.decode(coords, out)
 
-    def _on(self, device: int) -> DeviceVolume:
+    def _on_device(self, device: int) -> DeviceVolume:
         import cupy
 
         with self._lock, cupy.cuda.Device(device):
             if device not in self._devices:
-                held = DeviceVolume(cupy.asarray(self.voxels), value_range=self.value_range)
+                volume = DeviceVolume(cupy.asarray(self.voxels), value_range=self.value_range)
                 cupy.cuda.get_current_stream().synchronize()  # once, so that other streams may read it
-                self._devices[device] = held
+                self._devices[device] = volume
             return self._devices[device]

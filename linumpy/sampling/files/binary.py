@@ -1,4 +1,4 @@
-"""Read binary files whose counts may be wrong: they are checked against the file size before memory is allocated.
+"""Read binary files whose counts may be wrong: counts are checked against the file size before memory is allocated.
 
 In: a path, or bytes already in memory. Out: little-endian numbers and arrays. Errors: :class:`SourceError`, which names
 the file, the field and the byte where it begins.
@@ -18,8 +18,13 @@ from numpy.typing import DTypeLike
 
 from linumpy.errors import SourceError
 
-#: Blosc allocates what its header says; no codec of it makes more of a byte than this.
-_MOST_RATIO = 2**16
+#: Largest compression ratio of Blosc's codecs; Blosc allocates the size that its header names.
+_MAX_RATIO = 2**16
+
+
+def no_such(kind: str, name: str | None, names: list[str], path: str) -> SourceError:
+    """Make the error for a grid or an array (`kind`) that a file does not contain; the caller raises it."""
+    return SourceError(f"{path}: has no {kind} {name!r}; its {kind}s are {names}. Give one of them as field=.")
 
 
 class Cursor:
@@ -30,7 +35,7 @@ class Cursor:
     file : binary file object
         Seekable, at its beginning.
     name : str
-        What errors call it.
+        Name of the file, for errors.
     """
 
     def __init__(self, file: IO[bytes], name: str) -> None:
@@ -49,52 +54,52 @@ class Cursor:
         """Make an error that names this file; the caller raises it."""
         return SourceError(f"{self.name}: {problem}")
 
-    def seek(self, position: int, what: str) -> None:
-        """Go to a byte, which must lie in the file or at its end."""
+    def seek(self, position: int, field: str) -> None:
+        """Go to a byte in the file or at its end."""
         if not 0 <= position <= self.size:
-            raise self.fail(f"{what} would begin at byte {position} of a file of {self.size}")
+            raise self.fail(f"{field} would begin at byte {position} of a file of {self.size}")
         self.position = position
         self._file.seek(position)
 
-    def take(self, nbytes: int, what: str) -> bytes:
+    def take(self, nbytes: int, field: str) -> bytes:
         """Read bytes."""
-        self._check(nbytes, what, f"{nbytes} bytes")
-        taken = self._file.read(nbytes)
-        if len(taken) != nbytes:
-            raise self.fail(f"{what}: only {len(taken)} of {nbytes} bytes could be read at byte {self.position}")
+        self._check(nbytes, field, f"{nbytes} bytes")
+        content = self._file.read(nbytes)
+        if len(content) != nbytes:
+            raise self.fail(f"{field}: only {len(content)} of {nbytes} bytes could be read at byte {self.position}")
         self.position += nbytes
-        return taken
+        return content
 
-    def array(self, dtype: DTypeLike, count: int, what: str) -> np.ndarray:
-        """Read `count` records; a copy in memory that may be written to."""
+    def array(self, dtype: DTypeLike, count: int, field: str) -> np.ndarray:
+        """Read `count` records into a new, writable array."""
         dtype = np.dtype(dtype)
-        self._check(count * dtype.itemsize, what, f"{count} records of {dtype.itemsize} bytes")
+        self._check(count * dtype.itemsize, field, f"{count} records of {dtype.itemsize} bytes")
         values = np.empty(count, dtype)
         filled = self._file.readinto(values.view(np.uint8).data) if values.nbytes else 0  # type: ignore[attr-defined]
         if filled != values.nbytes:
-            raise self.fail(f"{what}: only {filled} of {values.nbytes} bytes could be read at byte {self.position}")
+            raise self.fail(f"{field}: only {filled} of {values.nbytes} bytes could be read at byte {self.position}")
         self.position += values.nbytes
         return values
 
-    def number(self, dtype: DTypeLike, what: str) -> Any:
-        """Read one number, as Python's."""
+    def number(self, dtype: DTypeLike, field: str) -> Any:
+        """Read a number, as Python's int or float."""
         dtype = np.dtype(dtype)
-        return np.frombuffer(self.take(dtype.itemsize, what), dtype)[0].item()
+        return np.frombuffer(self.take(dtype.itemsize, field), dtype)[0].item()
 
-    def count(self, dtype: DTypeLike, itemsize: int, what: str) -> int:
-        """Read how many records of `itemsize` bytes or more follow: not negative, and no more than the file holds."""
-        count = self.number(dtype, f"the number of {what}")
-        self._check(count * itemsize, what, f"{count} records of {itemsize} bytes")
+    def count(self, dtype: DTypeLike, itemsize: int, field: str) -> int:
+        """Read the number of records of at least `itemsize` bytes that follow; they must fit into the file."""
+        count = self.number(dtype, f"the number of {field}")
+        self._check(count * itemsize, field, f"{count} records of {itemsize} bytes")
         return count
 
-    def text(self, what: str, width: DTypeLike = "<u4") -> str:
-        """Read a string behind its length."""
-        return self.take(self.count(width, 1, what), what).decode("utf-8", "replace")
+    def text(self, field: str, width: DTypeLike = "<u4") -> str:
+        """Read a string that follows its length."""
+        return self.take(self.count(width, 1, field), field).decode("utf-8", "replace")
 
-    def _check(self, nbytes: int, what: str, wanted: str) -> None:
+    def _check(self, nbytes: int, field: str, wanted: str) -> None:
         if nbytes < 0 or nbytes > self.left:
             raise self.fail(
-                f"{what}: {wanted} do not fit behind byte {self.position}, where {self.left} bytes are left; "
+                f"{field}: {wanted} do not fit behind byte {self.position}, where {self.left} bytes are left; "
                 "the file is truncated or not of this format"
             )
 
@@ -107,7 +112,7 @@ def opened(path: str | os.PathLike[str]) -> Iterator[Cursor]:
 
 
 def unzip(content: bytes, nbytes: int) -> bytes:
-    """Decode a zlib stream of a known size; ValueError where it has another."""
+    """Decode a zlib stream of a known size; ValueError if it is broken or has another size."""
     try:
         decoded = zlib.decompressobj().decompress(content, min(nbytes, sys.maxsize - 1) + 1)
     except zlib.error as error:
@@ -118,11 +123,11 @@ def unzip(content: bytes, nbytes: int) -> bytes:
 
 
 def unpack_blosc(content: bytes, nbytes: int) -> bytes:
-    """Decode a Blosc buffer of a known size; ValueError where it has another."""
+    """Decode a Blosc buffer of a known size; ValueError if it is broken or has another size."""
     from numcodecs import Blosc
 
     sizes = np.frombuffer(content[4:16].ljust(12, b"\0"), "<u4")
-    if sizes[0] != nbytes or sizes[2] != len(content) or nbytes > _MOST_RATIO * len(content):
+    if sizes[0] != nbytes or sizes[2] != len(content) or nbytes > _MAX_RATIO * len(content):
         raise ValueError(f"Blosc says {sizes[0]} bytes in {sizes[2]}, where {nbytes} in {len(content)} are expected")
     try:
         return bytes(Blosc().decode(content))

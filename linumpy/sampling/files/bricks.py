@@ -14,8 +14,8 @@ import numpy as np
 
 from linumpy.sampling.files.binary import Cursor, opened
 
-_HEAD = 7  # numbers in front of the ids of a record
-#: A cell of a coarser level would be larger than any box that float32 measures in cells of the finest level.
+_HEAD = 7  # numbers of a record before its ids
+#: Cells of a coarser level would be larger than float32 can measure in cells of the finest level.
 _COARSEST = 24
 
 
@@ -26,15 +26,15 @@ class Blocks:
     Attributes
     ----------
     lower : (n, 3) int64
-        Where each begins, x, y, z, as the file says it.
+        Lower corner (x, y, z) of each block, in the file's units.
     level : (n,) int64
-        A cell is 2^level cells of the finest level wide.
+        The width of a cell is 2^level cells of the finest level.
     size : (n, 3) int64
         Values along x, y, z.
     offset : (n,) int64
-        Where the values of each begin in `values`.
+        Index of the first value of each block in `values`.
     values : (total,) float32
-        Values of all blocks, of each with x fastest; NaN where a grid has none.
+        Values of all blocks, x fastest; NaN for vertices of grids without a value.
     """
 
     lower: np.ndarray
@@ -53,7 +53,7 @@ def read_scalars(path: str | os.PathLike[str]) -> np.ndarray:
 
 
 def read_bricks(path: str | os.PathLike[str], scalars: np.ndarray) -> Blocks:
-    """Read bricks of cells: size, lower, level and the ids of all cells. Each id must be one of a value."""
+    """Read bricks of cells: size, lower, level and the ids of all cells. Each id must have a value."""
     with opened(path) as cursor:
         records = list(_records(cursor, slice(0, 3), slice(3, 6), 6, extra=0))
         if not records:
@@ -70,14 +70,14 @@ def read_bricks(path: str | os.PathLike[str], scalars: np.ndarray) -> Blocks:
 
 
 def read_grids(path: str | os.PathLike[str], scalars: np.ndarray) -> Blocks:
-    """Read grids of vertices: lower, level, cells and the ids of all vertices. An id that is none leaves NaN."""
+    """Read grids of vertices: lower, level, cells and the ids of all vertices. An id without a value becomes NaN."""
     with opened(path) as cursor:
         records = list(_records(cursor, slice(4, 7), slice(0, 3), 3, extra=1))
         values = np.full(sum(len(ids) for *_, ids in records), np.nan, np.float32)
         start = 0
         for *_, ids in records:
-            there = (ids >= 0) & (ids < len(scalars))
-            values[start : start + len(ids)][there] = scalars[ids[there]]
+            valid = (ids >= 0) & (ids < len(scalars))
+            values[start : start + len(ids)][valid] = scalars[ids[valid]]
             start += len(ids)
     return _blocks(records, values)
 
@@ -85,7 +85,7 @@ def read_grids(path: str | os.PathLike[str], scalars: np.ndarray) -> Blocks:
 def _records(
     cursor: Cursor, size: slice, lower: slice, level: int, extra: int
 ) -> Iterator[tuple[list[int], list[int], int, np.ndarray]]:
-    """Cut a file into its records, all of them checked: size, lower, level, ids."""
+    """Yield the checked records of a file: size, lower, level, ids."""
     if cursor.size % 4:
         raise cursor.fail(f"has {cursor.size} bytes, which are no whole number of int32")
     content = cursor.array("<i4", cursor.size // 4, "records")

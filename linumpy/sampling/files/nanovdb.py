@@ -1,9 +1,8 @@
 """Read a grid of a NanoVDB file (``.nvdb``).
 
-In: a path and the name of a grid. Out: :class:`~linumpy.sampling.files.tree.VoxelTree`. Read are grids of ABI version
-32 in files of segments (stored plainly, by zip or Blosc) and in files that are a grid's memory; of float, double,
-int16, int32, int64, uint8, uint32, vec3f, vec3d, vec4f, vec4d and the quantised fp4, fp8, fp16 and fpn. Everything else
-is refused.
+In: a path and the name of a grid. Out: :class:`~linumpy.sampling.files.tree.VoxelTree`. It reads grids of ABI version
+32, in files of segments (raw, zip or Blosc) and in files that are the memory of grids; of float, double, int16, int32,
+int64, uint8, uint32, vec3f, vec3d, vec4f, vec4d, and the quantised fp4, fp8, fp16 and fpn. Everything else is refused.
 """
 
 from __future__ import annotations
@@ -14,16 +13,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from linumpy.errors import UnsupportedLayoutError
-from linumpy.sampling.files.binary import Cursor, opened, unpack_blosc, unzip
+from linumpy.sampling.files.binary import Cursor, no_such, opened, unpack_blosc, unzip
 from linumpy.sampling.files.tree import UPPER, Levels, VoxelTree, flatten, mask_of, offsets_of
 
 _MAGIC_FILES = (0x304244566F6E614E, 0x324244566F6E614E)  # NanoVDB0 and NanoVDB2
 _MAGIC_GRIDS = (0x304244566F6E614E, 0x314244566F6E614E)  # NanoVDB0 and NanoVDB1
 _MAJOR = 32
 _GRID_NBYTES, _TREE_NBYTES = 672, 64
-_BLOSC_PART = 2**30  # a grid that Blosc compresses is cut into parts of that size
+_BLOSC_PART = 2**30  # Blosc compresses a grid in parts of this size
 _NONE, _ZIP, _BLOSC = 0, 1, 2
-#: Values of grid types: dtype and channels.
+#: dtype and channels of grid types.
 _TYPES = {
     1: ("<f4", 1),
     2: ("<f8", 1),
@@ -37,7 +36,7 @@ _TYPES = {
     18: ("<f8", 4),
     26: ("<u1", 1),
 }
-#: Quantised grid types: bits of a code, 0 where each leaf has its own number. Nodes and tiles are float32.
+#: Bits of a code of quantised grid types; 0 if each leaf has its own number of bits. Nodes and tiles are float32.
 _QUANTISED = {13: 4, 14: 8, 15: 16, 16: 0}
 _META = np.dtype(
     {
@@ -51,7 +50,7 @@ _META = np.dtype(
 
 @dataclass(frozen=True)
 class _NodeLayout:
-    """Where things lie in the nodes of a grid, in bytes from their beginnings."""
+    """Sizes and offsets of the fields of a grid's nodes, in bytes from the beginning of a node."""
 
     dtype: np.dtype
     channels: int
@@ -64,7 +63,7 @@ class _NodeLayout:
         return self.dtype.itemsize * self.channels
 
     def behind_statistics(self, start: int) -> int:
-        """Where a table begins behind the smallest, largest and average value and the deviation."""
+        """Return the offset of a table that follows the smallest, largest and average value and the deviation."""
         end = _aligned(_aligned(start, self.alignment) + 2 * self.value, self.stat) + 2 * self.stat
         return _aligned(end, 32)
 
@@ -83,7 +82,7 @@ class _NodeLayout:
         return offset, _aligned(offset + self.value, 32)
 
     def table(self, masks: int) -> int:
-        """Offset of the table of a node with so many bytes of masks."""
+        """Return the offset of the table of a node with `masks` bytes of masks."""
         return self.behind_statistics(32 + masks)
 
     @property
@@ -96,15 +95,7 @@ def _aligned(offset: int, alignment: int) -> int:
 
 
 def read_nanovdb(path: str | os.PathLike[str], name: str | None = None) -> VoxelTree:
-    """Read one grid of a file: that of this name, else the first.
-
-    Raises
-    ------
-    SourceError
-        The file is truncated or damaged, or has no such grid.
-    UnsupportedLayoutError
-        A version, codec or type of grid that is not read.
-    """
+    """Read the grid of this name, by default the first; errors as of :func:`.openvdb.read_openvdb`."""
     with opened(path) as cursor:
         content = _find_raw(cursor, name) if _is_raw(cursor) else _find_in_segments(cursor, name)
         name = cursor.name
@@ -119,17 +110,13 @@ def read_nanovdb(path: str | os.PathLike[str], name: str | None = None) -> Voxel
 
 
 def _is_raw(cursor: Cursor) -> bool:
-    """Say whether a file begins with a grid; its version is that of a file where there are segments."""
+    """Return whether a file begins with a grid instead of a segment; the two have different versions."""
     magic = cursor.number("<u8", "the magic number")
     version = cursor.number("<u4", "the version of the file")
     cursor.seek(0, "the file")
     if magic not in (*_MAGIC_FILES, *_MAGIC_GRIDS):
         raise cursor.fail(f"is no NanoVDB file: it begins with {magic:#x}")
     return magic == _MAGIC_GRIDS[1] or (magic == _MAGIC_GRIDS[0] and version >> 21 != _MAJOR)
-
-
-def _names(names: list[str]) -> str:
-    return f"its grids are {names}. Give one of them as field=."
 
 
 def _find_raw(cursor: Cursor, name: str | None) -> bytes:
@@ -145,7 +132,7 @@ def _find_raw(cursor: Cursor, name: str | None) -> bytes:
         content = head + cursor.take(size - _GRID_NBYTES, f"the grid {names[-1]!r}")
         if name is None or name == names[-1]:
             return content
-    raise cursor.fail(f"has no grid {name!r}; {_names(names)}")
+    raise no_such("grid", name, names, cursor.name)
 
 
 def _find_in_segments(cursor: Cursor, name: str | None) -> bytes:
@@ -164,11 +151,11 @@ def _find_in_segments(cursor: Cursor, name: str | None) -> bytes:
             metas.append(cursor.array(_META, 1, "the description of a grid")[0])
             text = cursor.take(int(metas[-1]["name_size"]), "the name of a grid")
             names.append(text.split(b"\0")[0].decode("utf-8", "replace"))
-        for meta, its_name in zip(metas, names[len(names) - grids :], strict=True):
-            if name is None or name == its_name:
+        for meta, grid in zip(metas, names[len(names) - grids :], strict=True):
+            if name is None or name == grid:
                 return _read_content(cursor, int(meta["grid_size"]), codec)
-            cursor.take(int(meta["file_size"]), f"the grid {its_name!r}")
-    raise cursor.fail(f"has no grid {name!r}; {_names(names)}")
+            cursor.take(int(meta["file_size"]), f"the grid {grid!r}")
+    raise no_such("grid", name, names, cursor.name)
 
 
 def _read_content(cursor: Cursor, size: int, codec: int) -> bytes:
@@ -178,8 +165,10 @@ def _read_content(cursor: Cursor, size: int, codec: int) -> bytes:
     for start in range(0, size, _BLOSC_PART if codec == _BLOSC else size or 1):
         stored = cursor.take(cursor.count("<u8", 1, "bytes of a compressed grid"), "a compressed grid")
         try:
-            wanted = size if codec == _ZIP else min(_BLOSC_PART, size - start)
-            parts.append(unzip(stored, wanted) if codec == _ZIP else unpack_blosc(stored, wanted))
+            if codec == _ZIP:
+                parts.append(unzip(stored, size))
+            else:
+                parts.append(unpack_blosc(stored, min(_BLOSC_PART, size - start)))
         except ValueError as error:
             raise cursor.fail(f"a compressed grid: {error}") from error
     return b"".join(parts)
@@ -193,13 +182,13 @@ class _GridMemory:
         head = content[:_GRID_NBYTES]
         version, kind = int.from_bytes(head[16:20], "little"), int.from_bytes(head[636:640], "little")
         if int.from_bytes(head[:8], "little") not in _MAGIC_GRIDS:
-            raise ValueError("what it holds does not begin as a NanoVDB grid does")
+            raise ValueError("its content does not begin with the magic number of a NanoVDB grid")
         if version >> 21 != _MAJOR:
             raise UnsupportedLayoutError(f"a grid of NanoVDB version {version >> 21} is not read, only {_MAJOR}")
-        self.form = _form_of(kind)
+        self.layout = _layout_of(kind)
 
     def at(self, offsets: np.ndarray | int, nbytes: int) -> np.ndarray:
-        """Bytes at some offsets: (n, nbytes) uint8; ValueError where they lie outside of the grid."""
+        """Return bytes at offsets: (n, nbytes) uint8; ValueError if they lie outside the grid."""
         offsets = np.atleast_1d(np.asarray(offsets, np.int64))
         if len(offsets) and (offsets.min() < 0 or offsets.max() > len(self.content) - nbytes):
             raise ValueError("a node lies outside of the grid; the file is truncated or damaged")
@@ -212,21 +201,21 @@ class _GridMemory:
 
     def tree(self) -> VoxelTree:
         """Walk from the root to the leaves."""
-        form = self.form
+        layout = self.layout
         tree = self.at(_GRID_NBYTES, _TREE_NBYTES).view("<u8")[0]
         root = _GRID_NBYTES + _small(tree[3])
-        head = self.at(root, form.root)
+        head = self.at(root, layout.root)
         entries = int(head[:, 24:28].view("<u4")[0, 0])
-        offset, size = form.root_tile
+        offset, size = layout.root_tile
         if entries * size > len(self.content):
             raise ValueError(f"its root has {entries} entries, more than the grid has bytes")
-        records = self.at(root + form.root + size * np.arange(entries), size)
+        records = self.at(root + layout.root + size * np.arange(entries), size)
         origins = _origins(records[:, :8].copy().view("<u8")[:, 0])
         child = records[:, 8:16].copy().view("<i8")[:, 0]
         is_tile = child == 0
-        values = self.values(records[is_tile, offset : offset + form.value])
+        values = self.values(records[is_tile, offset : offset + layout.value])
         active = records[is_tile, 16:20].copy().view("<u4")[:, 0] != 0
-        background = self.values(head[:, form.background : form.background + form.value])[0]
+        background = self.values(head[:, layout.background : layout.background + layout.value])[0]
         uppers = self.internal(root + child[~is_tile], 32)
         upper, position = np.nonzero(uppers.child)
         nodes = self.internal(uppers.offsets[upper, position], 16)
@@ -245,39 +234,41 @@ class _GridMemory:
 
     def values(self, raw: np.ndarray) -> np.ndarray:
         """Stored values as float32: (n, bytes) → (n, channels)."""
-        return np.ascontiguousarray(raw).view(self.form.dtype).reshape(len(raw), self.form.channels).astype(np.float32)
+        return (
+            np.ascontiguousarray(raw).view(self.layout.dtype).reshape(len(raw), self.layout.channels).astype(np.float32)
+        )
 
     def internal(self, offsets: np.ndarray, children: int) -> _Internal:
         """Read upper nodes or nodes."""
-        form, count = self.form, children**3
+        layout, count = self.layout, children**3
         masks = count // 8
-        table = form.table(2 * masks)
-        raw = self.at(offsets, table + count * form.entry)
+        table = layout.table(2 * masks)
+        raw = self.at(offsets, table + count * layout.entry)
         active, child = mask_of(raw[:, 32 : 32 + masks]), mask_of(raw[:, 32 + masks : 32 + 2 * masks])
-        entries = np.ascontiguousarray(raw[:, table:]).reshape(len(raw) * count, form.entry)
-        values = self.values(entries[:, : form.value]).reshape(len(raw), count, form.channels)
+        entries = np.ascontiguousarray(raw[:, table:]).reshape(len(raw) * count, layout.entry)
+        values = self.values(entries[:, : layout.value]).reshape(len(raw), count, layout.channels)
         links = np.ascontiguousarray(entries[:, :8]).view("<i8").reshape(len(raw), count)
-        values[child] = 0  # what stands there are no values
+        values[child] = 0  # these entries are links, not values
         return _Internal(active, child, values, offsets[:, None] + np.where(child, links, 0))
 
     def leaves(self, offsets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Read leaves: values (n, 512, channels), and which are active."""
-        form = self.form
-        if form.bits is None:
-            table = form.behind_statistics(80)
-            raw = self.at(offsets, table + 512 * form.value)
-            values = self.values(raw[:, table:].reshape(-1, form.value)).reshape(len(raw), 512, form.channels)
+        layout = self.layout
+        if layout.bits is None:
+            table = layout.behind_statistics(80)
+            raw = self.at(offsets, table + 512 * layout.value)
+            values = self.values(raw[:, table:].reshape(-1, layout.value)).reshape(len(raw), 512, layout.channels)
             return values, mask_of(np.ascontiguousarray(raw[:, 16:80]))
         head = self.at(offsets, 96)
         lowest, quantum = np.ascontiguousarray(head[:, 80:88]).view("<f4").T
-        bits = np.full(len(head), form.bits) if form.bits else 1 << (head[:, 15] >> 5).astype(int)
+        bits = np.full(len(head), layout.bits) if layout.bits else 1 << (head[:, 15] >> 5).astype(int)
         values = np.empty((len(head), 512, 1), np.float32)
         if (bits > 16).any():
             raise ValueError(f"a leaf has codes of {bits.max()} bits; the file is damaged")
         for width in np.unique(bits).tolist():
-            some = bits == width
-            codes = _codes(self.at(offsets[some] + 96, 64 * width), width)
-            values[some, :, 0] = codes * quantum[some, None] + lowest[some, None]
+            rows = bits == width
+            codes = _codes(self.at(offsets[rows] + 96, 64 * width), width)
+            values[rows, :, 0] = codes * quantum[rows, None] + lowest[rows, None]
         return values, mask_of(np.ascontiguousarray(head[:, 16:80]))
 
 
@@ -290,7 +281,7 @@ class _Internal:
 
 
 def _codes(packed: np.ndarray, width: int) -> np.ndarray:
-    """Codes of a leaf, the first in the lowest bits: (n, 64 * width) uint8 → (n, 512)."""
+    """Unpack the codes of leaves, the first in the lowest bits: (n, 64 * width) uint8 → (n, 512)."""
     if width >= 8:
         return packed.view(f"<u{width // 8}").astype(np.float32)
     parts = [(packed >> shift) & ((1 << width) - 1) for shift in range(0, 8, width)]
@@ -302,13 +293,13 @@ def _small(offset: np.integer) -> int:
 
 
 def _origins(keys: np.ndarray) -> np.ndarray:
-    """First voxels of what the root holds: each coordinate over 4096 in 21 bits, x in the highest."""
+    """Return the first voxels of the root's children: each coordinate / 4096 takes 21 bits, x the highest."""
     parts = np.stack([keys >> 42, keys >> 21, keys], -1).astype(np.int64) & (2**21 - 1)
-    top = 2**19  # a coordinate has 32 bits, so that its 12 lowest left out leave 20
+    top = 2**19  # a coordinate of 32 bits has 20 bits without its 12 lowest
     return ((parts & (2 * top - 1)) ^ top) * UPPER - top * UPPER
 
 
-def _form_of(kind: int) -> _NodeLayout:
+def _layout_of(kind: int) -> _NodeLayout:
     if kind in _QUANTISED:
         return _NodeLayout(np.dtype("<f4"), 1, _QUANTISED[kind], 4, 4)
     if kind not in _TYPES:

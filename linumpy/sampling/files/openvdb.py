@@ -1,8 +1,8 @@
 """Read a grid of an OpenVDB file (``.vdb``).
 
-In: a path and the name of a grid. Out: :class:`~linumpy.sampling.files.tree.VoxelTree`. Read are file versions 222 to
-224, trees ``5_4_3`` of float, double, int32, int64 and vec3s, also where stored as half precision; values stored
-plainly or by zip or Blosc, with or without inactive values left out. Everything else is refused.
+In: a path and the name of a grid. Out: :class:`~linumpy.sampling.files.tree.VoxelTree`. File versions 222 to 224 are
+read: trees ``5_4_3`` of float, double, int32, int64 and vec3s, also in half precision; raw, zip or Blosc, with or
+without inactive values. Everything else is refused.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from linumpy.errors import UnsupportedLayoutError
-from linumpy.sampling.files.binary import Cursor, opened, unpack_blosc, unzip
+from linumpy.sampling.files.binary import Cursor, no_such, opened, unpack_blosc, unzip
 from linumpy.sampling.files.tree import (
     NODE,
     NODE_CHILDREN,
@@ -31,19 +31,19 @@ _MAGIC = 0x56444220
 _VERSIONS = range(222, 225)
 _ZIP, _ACTIVE_MASK, _BLOSC = 1, 2, 4
 _TYPES = {"float": ("<f4", 1), "double": ("<f8", 1), "int32": ("<i4", 1), "int64": ("<i8", 1), "vec3s": ("<f4", 3)}
-#: Bytes of a transform; that of a frustum has no box in index space that is one in the world.
+#: Sizes of transforms in bytes. Frustums are missing: a box in index space is no box in the world.
 _MAPS = {
     **dict.fromkeys(["ScaleMap", "UniformScaleMap"], 120),
     **dict.fromkeys(["ScaleTranslateMap", "UniformScaleTranslateMap"], 144),
     **dict.fromkeys(["AffineMap", "UnitaryMap"], 128),
     "TranslationMap": 24,
 }
-_SEPARATOR = "\x1e"  # of a name and the number that makes it unique
+_SEPARATOR = "\x1e"  # between a name and the number that makes it unique
 
 
 @dataclass(frozen=True)
 class _Stored:
-    """How values of a grid are stored."""
+    """Storage of a grid's values."""
 
     dtype: np.dtype
     channels: int
@@ -52,30 +52,34 @@ class _Stored:
     background: np.ndarray
 
     def inactive_values(self, code: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the two values of what is inactive, before the file says otherwise."""
+        """Return the two values of inactive voxels, which the file may replace."""
         return (self.background if code == 0 else -self.background), self.background
+
+
+#: Values of a node, (n, channels), and the masks of active values and of children, (n,).
+_Node = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 @dataclass
 class _Topology:
-    """What a pass over the topology collects."""
+    """Origins, values and masks that a pass over the topology collects."""
 
     upper_origins: list[np.ndarray] = field(default_factory=list)
-    uppers: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = field(default_factory=list)
+    uppers: list[_Node] = field(default_factory=list)
     node_origins: list[np.ndarray] = field(default_factory=list)
-    nodes: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = field(default_factory=list)
+    nodes: list[_Node] = field(default_factory=list)
     leaf_masks: list[np.ndarray] = field(default_factory=list)
 
 
 def read_openvdb(path: str | os.PathLike[str], name: str | None = None) -> VoxelTree:
-    """Read one grid of a file: that of this name, else the first.
+    """Read the grid of this name, by default the first.
 
     Raises
     ------
     SourceError
         The file is truncated or damaged, or has no such grid.
     UnsupportedLayoutError
-        A version, type of grid or transform that is not read.
+        A version, codec, transform or type of grid that is not read.
     """
     with opened(path) as cursor:
         version = _read_header(cursor)
@@ -89,21 +93,21 @@ def read_openvdb(path: str | os.PathLike[str], name: str | None = None) -> Voxel
             kind, parent = cursor.text("the type of a grid"), cursor.text("the parent of a grid")
             grid, _, end = cursor.array("<i8", 3, "the offsets of a grid").tolist()
             names.append(unique.split(_SEPARATOR)[0])
-            wanted = name is None or name in (unique, names[-1])
-            if wanted and parent:  # it shares the tree of a grid before it, whose name is unique
+            is_chosen = name is None or name in (unique, names[-1])
+            if is_chosen and parent:  # the grid shares the tree of an earlier grid, whose unique name is `parent`
                 if parent not in uniques:
                     raise cursor.fail(f"the grid {names[-1]!r} shares the tree of {parent!r}, which is not before it")
                 return read_openvdb(path, parent)
             uniques.append(unique)
-            if wanted or not seekable:
+            if is_chosen or not seekable:
                 if seekable:
                     cursor.seek(grid, f"the grid {names[-1]!r}")
                 tree = _read_grid(cursor, kind, version)
-                if wanted:
+                if is_chosen:
                     return tree
             else:
                 cursor.seek(end, f"what follows the grid {names[-1]!r}")
-        raise cursor.fail(f"has no grid {name!r}; its grids are {names}. Give one of them as field=.")
+        raise no_such("grid", name, names, cursor.name)
 
 
 def _read_header(cursor: Cursor) -> int:
@@ -186,11 +190,11 @@ def _levels(root: np.ndarray, topology: _Topology, form: _Stored, values: np.nda
     )
 
 
-def _stack(parts: list, size: int, form: _Stored) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    if not parts:
-        nothing = np.zeros((0, size), bool)
-        return np.zeros((0, size, form.channels), np.float32), nothing, nothing
-    values, active, child = zip(*parts, strict=True)
+def _stack(nodes: list[_Node], size: int, form: _Stored) -> _Node:
+    if not nodes:
+        no_masks = np.zeros((0, size), bool)
+        return np.zeros((0, size, form.channels), np.float32), no_masks, no_masks
+    values, active, child = zip(*nodes, strict=True)
     return np.stack(values), np.stack(active), np.stack(child)
 
 
@@ -209,14 +213,14 @@ def _read_upper(cursor: Cursor, form: _Stored, topology: _Topology) -> None:
         topology.leaf_masks.append(cursor.array("u1", 64 * leaves, "masks of leaves").reshape(leaves, 64))
 
 
-def _read_internal(cursor: Cursor, form: _Stored, size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _read_internal(cursor: Cursor, form: _Stored, size: int) -> _Node:
     child = mask_of(cursor.array("u1", size // 8, "the mask of children"))
     active = mask_of(cursor.array("u1", size // 8, "the mask of values"))
     return _read_values(cursor, active, form).astype(np.float32), active, child
 
 
 def _read_values(cursor: Cursor, active: np.ndarray, form: _Stored) -> np.ndarray:
-    """Read the values of a node, of which some may be left out: (n, channels)."""
+    """Read the values of a node, (n, channels); inactive values may be missing in the file."""
     code = cursor.number("u1", "the code of inactive values")
     if code > 6:
         raise cursor.fail(f"the code of inactive values is {code}; it is one of 0 to 6")
@@ -228,8 +232,8 @@ def _read_values(cursor: Cursor, active: np.ndarray, form: _Stored) -> np.ndarra
     chosen = np.zeros(len(active), bool)
     if code in (3, 4, 5):
         chosen = mask_of(cursor.array("u1", len(active) // 8, "the mask of inactive values"))
-    left_out = form.compression & _ACTIVE_MASK and code != 6
-    stored = _read_buffer(cursor, int(np.count_nonzero(active)) if left_out else len(active), form)
+    is_masked = form.compression & _ACTIVE_MASK and code != 6
+    stored = _read_buffer(cursor, int(np.count_nonzero(active)) if is_masked else len(active), form)
     if len(stored) == len(active):
         return stored
     values = np.where(chosen[:, None], other, outside)
@@ -241,7 +245,7 @@ def _read_buffer(cursor: Cursor, count: int, form: _Stored) -> np.ndarray:
     dtype = np.dtype("<f2") if form.half else form.dtype
     nbytes = count * form.channels * dtype.itemsize
     if form.half and not count:
-        return np.empty((0, form.channels), form.dtype)  # not even a size is stored
+        return np.empty((0, form.channels), form.dtype)  # the file has no size here
     if not form.compression & (_ZIP | _BLOSC):
         content = cursor.take(nbytes, "values of a node")
     else:
@@ -260,5 +264,5 @@ def _decompress(cursor: Cursor, content: bytes, nbytes: int, form: _Stored) -> b
     try:
         decoded = unpack_blosc(content, nbytes) if form.compression & _BLOSC else unzip(content, nbytes)
     except ValueError as error:
-        raise cursor.fail(f"compressed values in front of byte {cursor.position}: {error}") from error
+        raise cursor.fail(f"compressed values before byte {cursor.position}: {error}") from error
     return decoded

@@ -3,8 +3,8 @@
 In: :class:`Levels`, which ``openvdb.py`` and ``nanovdb.py`` read from files. Out: a :class:`VoxelTree`, which
 ``fields/vdb.py`` samples. Pure.
 
-A leaf holds 8³ voxels, a node 16³ leaves (128³ voxels), an upper node 32³ nodes (4096³ voxels). In place of a leaf, a
-node or an upper node there may be a tile: one value for all its voxels. In each of them, z is the fastest axis.
+A leaf holds 8³ voxels, a node 16³ leaves (128³ voxels), an upper node 32³ nodes (4096³ voxels). A tile, a single value
+for all voxels, may replace a leaf, a node or an upper node. In each of them z is the fastest axis.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NODE_CHILDREN, UPPER_CHILDREN = 16, 32
 
 @dataclass(frozen=True)
 class VoxelTree:
-    """A tree in the form in which it is sampled: nodes in a list, without upper nodes.
+    """A tree in the form that kernels sample: a list of nodes, without upper nodes.
 
     Attributes
     ----------
@@ -34,7 +34,7 @@ class VoxelTree:
     leaves : (channels, leaves, 512) float32
         Values of the voxels of each leaf.
     tiles : (tiles, channels) float32
-        Distinct values of tiles; the first is the background.
+        Distinct values of tiles; the first value is the background.
     blocks : (blocks, 3) int64
         First voxel of each tile of 128³ or 4096³ voxels.
     block_sizes, block_tiles : (blocks,) int64
@@ -101,10 +101,10 @@ class Levels:
     ----------
     tile_origins, tile_values, tile_active : (t, 3) int64, (t, c), (t,) bool
         Tiles of 4096³ voxels.
-    upper_origins, upper_values, upper_active, upper_child : (u, 3) int64, (u, 32768, c), (u, 32768) bool, the same
+    upper_origins, upper_values, upper_active, upper_child : (u, 3) int64, (u, 32768, c), two (u, 32768) bool
         Upper nodes: values of their tiles, whether these are active, and which children are nodes instead.
     node_origins, node_values, node_active : (n, 3) int64, (n, 4096, c), (n, 4096) bool
-        Nodes: the same.
+        Nodes: values of their tiles, and whether these are active.
     node_leaves : (n, 4096) int32
         Index of the leaf of each child of a node, or -1 for a tile.
     leaf_values, leaf_active : (l, 512, c), (l, 512) bool
@@ -127,7 +127,7 @@ class Levels:
 
 
 def flatten(levels: Levels, background: np.ndarray) -> VoxelTree:
-    """Convert a tree to the form in which it is sampled.
+    """Convert a tree to the form that kernels sample.
 
     Raises
     ------

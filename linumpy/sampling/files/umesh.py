@@ -1,7 +1,7 @@
 """Read unstructured meshes of the umesh format (``.umesh``).
 
-In: a path. Out: a frozen record of NumPy arrays, all counts and indices checked. Read are the formats with magic
-0x234235566 (one value for each vertex) and 0x234235567 (named values); both little-endian.
+In: a path. Out: a frozen record of NumPy arrays, all counts and indices checked. The formats with magic number
+0x234235566 (one value for each vertex) and 0x234235567 (named values) are read; both are little-endian.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from linumpy.errors import SourceError, UnsupportedLayoutError
 from linumpy.sampling.files.binary import Cursor, opened
 
 _ONE_VALUE, _NAMED_VALUES, _WITH_GRIDS = 0x234235566, 0x234235567, 0x234235568
-#: Elements in the order of the file, and their vertices. Triangles and quads have no volume.
+#: Elements in the order of the file, and their numbers of vertices. Triangles and quads have no volume.
 _ELEMENTS = {"triangles": 3, "quads": 4, "tets": 4, "pyramids": 5, "wedges": 6, "hexes": 8}
-#: What the length of a name may be stored as; files do not say it.
+#: Possible types of the length of a name; files do not say which they use.
 _WIDTHS = ("<u8", "<u4")
 
 
@@ -30,9 +30,9 @@ class Mesh:
     vertices : (n, 3) float32
         x, y, z.
     values : (n,) float32, or (0,) where the file has none
-        The first values of the vertices.
+        The first set of values of the vertices.
     tags : (n,) uint64, or (0,)
-        For each vertex the number of its value in another file.
+        For each vertex the index of its value in another file.
     tets, pyramids, wedges, hexes : (m, 4), (m, 5), (m, 6), (m, 8) int32
         Vertices of elements, in VTK's order.
     """
@@ -52,7 +52,7 @@ def read_umesh(path: str | os.PathLike[str]) -> Mesh:
     Raises
     ------
     SourceError
-        The file is truncated or damaged, or an element has a vertex that is not there.
+        The file is truncated or damaged, or an element has a vertex that does not exist.
     UnsupportedLayoutError
         Another version of the format.
     """
@@ -71,7 +71,7 @@ def _one_value(cursor: Cursor) -> dict[str, tuple[int, int]]:
 
 
 def _named_values(cursor: Cursor) -> dict[str, tuple[int, int]]:
-    """Find the sections of a file, by the width of lengths of names with which all of it adds up."""
+    """Find the sections of a file: try each width of the lengths of names, and take the one that fits the file size."""
     begin, readings, problems = cursor.position, [], []
     for width in _WIDTHS:
         cursor.seek(begin, "the mesh")
@@ -108,11 +108,11 @@ def _end(cursor: Cursor, sections: dict[str, tuple[int, int]]) -> dict[str, tupl
     return sections
 
 
-def _skip(cursor: Cursor, what: str, itemsize: int) -> tuple[int, int]:
-    """Pass a section: where its records begin, and how many there are."""
-    count = cursor.count("<u8", itemsize, what)
+def _skip(cursor: Cursor, section: str, itemsize: int) -> tuple[int, int]:
+    """Skip a section; returns the byte where its records begin, and their number."""
+    count = cursor.count("<u8", itemsize, section)
     begin = cursor.position
-    cursor.seek(begin + count * itemsize, what)
+    cursor.seek(begin + count * itemsize, section)
     return begin, count
 
 

@@ -1,8 +1,7 @@
 """Read images of VTK by the ``vtk`` package: ``.vti``, ``.vtr``, ``.vts``, their parallel kinds, and legacy ``.vtk``.
 
-In: a path and the name of an array. Out: its values, (components, Z, Y, X). An array of points has a value for each
-point, an array of cells one for each cell; both are the voxels of the image. Rectilinear and structured grids are read
-where their points are evenly spaced along each axis.
+In: a path and the name of an array. Out: its values, (components, Z, Y, X). An array of points has a voxel for each
+point, an array of cells for each cell. Rectilinear and structured grids must have evenly spaced points along each axis.
 """
 
 from __future__ import annotations
@@ -11,28 +10,32 @@ import math
 import os
 import re
 import threading
-from typing import Any
+from typing import Any, TypeAlias
 from urllib.parse import unquote
 
 import numpy as np
 
 from linumpy.device import install_line
 from linumpy.errors import SourceError, UnsupportedLayoutError
+from linumpy.sampling.files.binary import no_such
 from linumpy.sampling.files.vtk_header import Header, read_header, shape_of
 
-#: What VTK reports of legacy files whose values are complete.
+#: A reader, a data set or an array of the vtk package, which is imported only when a file is read.
+VtkObject: TypeAlias = Any
+
+#: Messages of VTK about legacy files whose values are complete.
 _HARMLESS = ("No spacing read", "No origin read", "Not all meta data was read")
-#: Distance of a point from its position on an even grid up to which the grid counts as even, in steps of the grid.
-#: Larger, up to a quarter of a step, where float32 rounds the coordinates by more.
+#: Largest distance of a point from its position on an even grid, in steps of the grid. If float32 rounds coordinates by
+#: more, the tolerance is larger, up to a quarter of a step.
 _UNEVEN = 1e-3
 _KINDS = ("vtkImageData", "vtkRectilinearGrid", "vtkStructuredGrid")
 _RESAMPLE = "resample it in VTK, such as by vtkResampleToImage"
-#: VTK's messages of all threads go to one window, which is exchanged while a file is read.
+#: All threads share VTK's window for messages, which is exchanged while a file is read.
 _messages_lock = threading.Lock()
 
 
 def read_vtk(path: str | os.PathLike[str], field: str | None = None) -> np.ndarray:
-    """Read an array of an image: that of this name, else the active scalars, else the first.
+    """Read the array of this name, by default the active scalars or the first array.
 
     Returns
     -------
@@ -42,10 +45,10 @@ def read_vtk(path: str | os.PathLike[str], field: str | None = None) -> np.ndarr
     Raises
     ------
     SourceError
-        The file is truncated or damaged, or has no such array; its pieces leave a part of the image empty; a piece is
-        no regular file below the folder of the file that names it; the vtk package is not installed.
+        The file is truncated or damaged, or has no such array; its pieces do not cover the image; a piece is no regular
+        file below the folder of the file that names it; the vtk package is not installed.
     UnsupportedLayoutError
-        Another kind of data set, points that are not evenly spaced, or an array that holds no numbers.
+        Another kind of data set, points that are not evenly spaced, or an array without numbers.
     """
     name = os.fspath(path)
     with open(name, "rb") as file:
@@ -64,8 +67,8 @@ def read_vtk(path: str | os.PathLike[str], field: str | None = None) -> np.ndarr
     return _values(name, grid, header, field)
 
 
-def _read_grid(name: str, is_legacy: bool) -> Any:
-    """Read a ``vtkDataSet``; what VTK reports while it does so is the error."""
+def _read_grid(name: str, is_legacy: bool) -> VtkObject:
+    """Read a ``vtkDataSet``; a message of VTK meanwhile becomes the error."""
     from vtkmodules.vtkCommonCore import vtkOutputWindow, vtkStringOutputWindow
 
     reader = _legacy_reader() if is_legacy else _xml_reader()
@@ -91,13 +94,13 @@ def _read_grid(name: str, is_legacy: bool) -> Any:
     return grid
 
 
-def _xml_reader() -> Any:
+def _xml_reader() -> VtkObject:
     from vtkmodules.vtkIOXML import vtkXMLGenericDataObjectReader
 
     return vtkXMLGenericDataObjectReader()
 
 
-def _legacy_reader() -> Any:
+def _legacy_reader() -> VtkObject:
     from vtkmodules.vtkIOLegacy import vtkDataSetReader
 
     reader = vtkDataSetReader()
@@ -106,8 +109,8 @@ def _legacy_reader() -> Any:
     return reader
 
 
-def _check_size(name: str, reader: Any) -> None:
-    """Refuse an extent of which a byte a voxel does not fit into memory: VTK would end the process."""
+def _check_size(name: str, reader: VtkObject) -> None:
+    """Refuse an extent of more voxels than memory has bytes: VTK would end the process."""
     from vtkmodules.vtkCommonExecutionModel import vtkStreamingDemandDrivenPipeline
 
     key, information = vtkStreamingDemandDrivenPipeline.WHOLE_EXTENT(), reader.GetOutputInformation(0)
@@ -122,14 +125,14 @@ def _check_size(name: str, reader: Any) -> None:
         raise SourceError(f"{name}: says that it has {text} points, more than this machine has bytes of memory")
 
 
-def _check_rectilinear(name: str, grid: Any) -> None:
+def _check_rectilinear(name: str, grid: VtkObject) -> None:
     from vtkmodules.util.numpy_support import vtk_to_numpy
 
     for axis in "XYZ":
         _check_even(name, axis, vtk_to_numpy(getattr(grid, f"Get{axis}Coordinates")()))
 
 
-def _check_structured(name: str, grid: Any) -> None:
+def _check_structured(name: str, grid: VtkObject) -> None:
     from vtkmodules.util.numpy_support import vtk_to_numpy
 
     points = vtk_to_numpy(grid.GetPoints().GetData()).reshape(*_shape(grid, False), 3)
@@ -143,7 +146,7 @@ def _check_structured(name: str, grid: Any) -> None:
 
 
 def _check_even(name: str, axis: str, coordinates: np.ndarray) -> float:
-    """Refuse points that are not evenly spaced along an axis; returns how far they may be off, 0 for a single point."""
+    """Refuse points that are not evenly spaced along an axis; returns the tolerance, 0 for a single point."""
     points = coordinates.astype(np.float64)
     if len(points) == 1:
         return 0.0
@@ -160,7 +163,7 @@ def _check_even(name: str, axis: str, coordinates: np.ndarray) -> float:
     return tolerance
 
 
-def _values(name: str, grid: Any, header: Header | None, field: str | None) -> np.ndarray:
+def _values(name: str, grid: VtkObject, header: Header | None, field: str | None) -> np.ndarray:
     from vtkmodules.util.numpy_support import vtk_to_numpy
 
     array, of_cells = _choose(name, grid, field)
@@ -173,21 +176,20 @@ def _values(name: str, grid: Any, header: Header | None, field: str | None) -> n
     return np.ascontiguousarray(np.moveaxis(values, 3, 0))
 
 
-def _shape(grid: Any, of_cells: bool) -> tuple[int, ...]:
+def _shape(grid: VtkObject, of_cells: bool) -> tuple[int, ...]:
     extent = grid.GetExtent()
     return shape_of(extent[::2], extent[1::2], of_cells)
 
 
-def _choose(name: str, grid: Any, field: str | None) -> tuple[Any, bool]:
-    """Find an array, and whether it has a value for each cell: arrays of points come first."""
+def _choose(name: str, grid: VtkObject, field: str | None) -> tuple[VtkObject, bool]:
+    """Return an array, and whether it has a value for each cell; arrays of points come first."""
     arrays = []
     for of_cells, group in ((False, grid.GetPointData()), (True, grid.GetCellData())):
         for number in range(group.GetNumberOfArrays()):
             array = group.GetAbstractArray(number)
             arrays.append((array, of_cells, array is group.GetScalars()))
-    wanted = None if field is None else {field, unquote(field)}
+    allowed = None if field is None else {field, unquote(field)}
     for array, of_cells, _ in sorted(arrays, key=lambda entry: not entry[2]):
-        if wanted is None or array.GetName() in wanted:
+        if allowed is None or array.GetName() in allowed:
             return array, of_cells
-    names = [array.GetName() for array, *_ in arrays]
-    raise SourceError(f"{name}: has no array {field!r}; its arrays are {names}. Give one of them as field=.")
+    raise no_such("array", field, [array.GetName() for array, *_ in arrays], name)

@@ -1,7 +1,7 @@
 """The extents of the pieces of a VTK file of the XML kind, checked before the ``vtk`` package reads it.
 
-In: a path. Out: :class:`Header`. VTK opens any file that a ``.pvti`` file names, and leaves voxels that no piece holds
-uninitialised: such files are refused here.
+In: a path. Out: :class:`Header`. VTK opens any file that a ``.pvti`` file names, and does not initialise voxels outside
+all pieces: such files are refused here.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _KINDS = ("ImageData", "RectilinearGrid", "StructuredGrid")
 
 @dataclass(frozen=True)
 class Header:
-    """What a file says about its pieces.
+    """The pieces of a file.
 
     Attributes
     ----------
@@ -40,7 +40,7 @@ class Header:
     pieces: list[tuple[np.ndarray, Header | None]]
 
     def check_filled(self, of_cells: bool, box: np.ndarray | None = None) -> None:
-        """Refuse pieces that leave a part of the image, or of a box of it, empty."""
+        """Refuse pieces that do not cover the image, or a box of it."""
         low, high = self.whole if box is None else box
         covered = np.zeros(shape_of(low, high, of_cells), bool)
         for extent, inner in self.pieces:
@@ -55,7 +55,7 @@ class Header:
 
 
 def shape_of(first: ArrayLike, last: ArrayLike, of_cells: bool) -> tuple[int, ...]:
-    """Z, Y, X of the values between two points (x, y, z); a flat box has one layer of cells."""
+    """Return the numbers of values (Z, Y, X) between two points (x, y, z); a flat box has one layer of cells."""
     points = (np.asarray(last) - np.asarray(first) + 1).tolist()
     return tuple(max(1, n - 1) if of_cells else n for n in reversed(points))
 
@@ -84,7 +84,7 @@ def read_header(path: str) -> Header:
 
 
 def _image(path: str, content: bytes) -> Element:
-    """Parse a file without its appended data, which need not be XML."""
+    """Parse a file without its appended data, which is no XML."""
     head, mark, _ = content.partition(b"<AppendedData")
     try:
         root = ElementTree.fromstring(head + b"</VTKFile>" if mark else content)
@@ -100,7 +100,7 @@ def _image(path: str, content: bytes) -> Element:
 
 
 def _extent(name: str, element: Element, key: str) -> np.ndarray:
-    """First and last point along x, y, z: (2, 3)."""
+    """Return the first and last point along x, y, z: (2, 3)."""
     text = element.get(key, "")
     try:
         extent = np.array([int(number) for number in text.split()], np.int64).reshape(3, 2).T
@@ -131,7 +131,7 @@ def _fail(index: str, source: str, problem: str) -> NoReturn:
 
 
 def _open_regular(path: str, flags: int) -> int:
-    """Open a file without waiting, as a FIFO without a writer would make us."""
+    """Open a regular file; a FIFO is refused without waiting for its writer."""
     descriptor = os.open(path, flags | os.O_NONBLOCK)
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
         return descriptor

@@ -1,9 +1,8 @@
 """A Zarr volume larger than device memory: ``zarr`` on the device ``cuda_out_of_core``.
 
-In: volumes of space (:class:`~linumpy.io.volume.Volume`, one for each channel) and a Reader. Out: values at points, and
-samples. Pages of the volume, each of one or several chunks, lie in a fixed number of slots on the device; the least
-recently used are replaced. Points are sampled part of the volume by part: while those of one part are sampled, the
-missing pages of the next part are read.
+In: a :class:`~linumpy.sampling.paging.page_cache.PageCache`, whose pages are one or several chunks each. Out: values at
+points, and samples. The volume is sampled part by part: while the points of one part are sampled, the missing pages of
+the next part are read.
 
 A small batch of independent samples needs pages of the whole volume. So the values of many future samples are computed
 in one pass over the volume and returned by later calls; the stream of samples is the same.
@@ -13,26 +12,22 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Sequence
 from dataclasses import dataclass
 from types import ModuleType
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from linumpy.arrays import Array
 from linumpy.gpu.kernels import CUDA_TYPES, KernelSpec, load
-from linumpy.io.volume import Volume
+from linumpy.sampling.arguments import MAX_SAMPLES
 from linumpy.sampling.coordinates import draws
-from linumpy.sampling.coordinates.boxes import MOST_SAMPLES, Window, plan_boxes
+from linumpy.sampling.coordinates.boxes import Window, plan_boxes
+from linumpy.sampling.coordinates.draws import NO_ARRAY
 from linumpy.sampling.field import Field
-from linumpy.sampling.host import normalisation
-from linumpy.sampling.paging.plan import Page, Paging, Pieces
+from linumpy.sampling.paging.page_cache import PageCache
+from linumpy.sampling.paging.plan import Page, PagesOfBoxes
 from linumpy.sampling.volume import VOLUME_RECORD
-
-if TYPE_CHECKING:
-    from linumpy.gpu import Reader
-    from linumpy.gpu.read.ticket import Ticket
+from linumpy.sampling.voxel_field import normalisation
 
 _PAGES = np.dtype(
     [
@@ -43,152 +38,6 @@ _PAGES = np.dtype(
 )
 assert _PAGES.itemsize == 72
 _THREADS, _GROUPS = 256, 4
-_NOTHING = np.uint64(0)
-_NO_PAGES = np.empty(0, np.int64)
-#: Largest number of pages that a job reads.
-_TOGETHER = 256
-
-
-class PageCache:
-    """Slots on a device, and which page is in each. Pages are named by their numbers in C order.
-
-    Parameters
-    ----------
-    volumes : sequence of Volume
-        One for each channel.
-    paging : Paging
-        Of the volume.
-    slots : int
-        How many pages are held.
-    dtype : dtype
-        Of the voxels in memory.
-    reader : Reader
-        ``submit_rows(array, regions, slots, rows, kept)`` gives a ticket, whose ``result()`` waits until all are there.
-    xp : module
-        CuPy; NumPy with a reader of host memory.
-    """
-
-    def __init__(
-        self, volumes: Sequence[Volume], paging: Paging, slots: int, dtype: np.dtype, reader: Reader, xp: ModuleType
-    ) -> None:
-        self._volumes, self.paging, self._reader, self._xp = volumes, paging, reader, xp
-        self.slots = xp.zeros((slots, len(volumes), *paging.page), dtype)
-        self._slot = np.full(math.prod(paging.pages), -1, np.int32)  # of each page; -1 for those that are not held
-        self._page = np.full(slots, -1, np.int64)  # in each slot
-        self._used = np.full(slots, -1, np.int64)  # when, by a clock of requests; -1 for slots that are empty
-        self._read_of = np.full(slots, -1, np.int64)  # number of the read that fills a slot; -1 for none
-        self._reads: dict[int, list[Ticket]] = {}
-        self._now = self._last_read = 0
-        self.table = xp.zeros(paging.pages, np.int32)
-        self._is_current = False
-        self.read = 0  # pages so far
-
-    def holds(self, pages: np.ndarray) -> bool:
-        """Say whether pages are there, or being read."""
-        return bool((self._slot[pages] >= 0).all())
-
-    def request(self, pages: np.ndarray, keep: np.ndarray = _NO_PAGES) -> None:
-        """Begin to read the pages that are missing, into slots of any pages but those to keep.
-
-        If there are pages to keep, fewer pages are read where slots do not suffice.
-        """
-        if not len(pages):
-            return
-        self._now += 1
-        slots = self._slot[np.concatenate([pages, keep])]
-        self._used[slots[slots >= 0]] = self._now
-        missing = pages[self._slot[pages] < 0][: int((self._used < self._now).sum())]
-        if not len(missing):
-            return
-        taken = np.argpartition(self._used, len(missing) - 1)[: len(missing)]
-        self._empty(taken)
-        self._is_current = False
-        try:
-            self._page[taken], self._slot[missing], self._used[taken] = missing, taken, self._now
-            for first in range(0, len(missing), _TOGETHER):
-                some = slice(first, first + _TOGETHER)
-                self._submit(missing[some], taken[some])
-        except BaseException:
-            self._forget(missing)  # or else they would count as read
-            raise
-        self.read += len(missing)
-
-    def _submit(self, pages: np.ndarray, slots: np.ndarray) -> None:
-        """Begin to read pages together; whatever happens, what was begun is known."""
-        self._last_read += 1
-        tickets = self._reads[self._last_read] = []
-        self._read_of[slots] = self._last_read
-        start, stop = self.paging.bounds(pages)
-        for channel, volume in enumerate(self._volumes):
-            regions = np.empty((len(pages), len(volume.index), 2), np.int64)
-            in_space = [index is None for index in volume.index]
-            regions[:, in_space, 0], regions[:, in_space, 1] = start, stop
-            for axis, at in enumerate(volume.index):
-                if at is not None:
-                    regions[:, axis] = at, at + 1
-            tickets.append(self._reader.submit_rows(volume.array, regions, self.slots[:, channel], slots, in_space))
-
-    def wait(self, pages: np.ndarray) -> None:
-        """Wait until pages are there; kernels queued on the current stream from now on may read them.
-
-        Raises
-        ------
-        ChunkError, OSError
-            What reading a page gave; it and those that were read with it are read again when they are asked for.
-        """
-        assert self.holds(pages), "more pages are wanted at once than there are slots"
-        reads = self._read_of[self._slot[pages]]
-        try:
-            for number in np.unique(reads[reads >= 0]).tolist() if self._reads else []:
-                for ticket in self._reads[number]:
-                    ticket.result()
-                self._end(number)
-        except BaseException:
-            self._forget(pages)
-            raise
-        if not self._is_current:
-            # A copy of its own: the kernels that read the last one may not have run yet.
-            self.table = self._xp.asarray(np.maximum(self._slot, 0).reshape(self.paging.pages))
-            self._is_current = True
-
-    def _end(self, number: int) -> None:
-        """Note that a read is over."""
-        del self._reads[number]
-        self._read_of[self._read_of == number] = -1
-
-    def _await(self, slots: np.ndarray) -> list[int]:
-        """Wait until no read writes to slots any more; returns the numbers of reads that failed, which stay known."""
-        reads, failed = self._read_of[slots], []
-        for number in np.unique(reads[reads >= 0]).tolist():
-            errors = 0
-            for ticket in self._reads[number]:
-                try:
-                    ticket.result()
-                except Exception:
-                    errors += 1
-            if errors:
-                failed.append(number)
-            else:
-                self._end(number)
-        return failed
-
-    def _empty(self, slots: np.ndarray) -> None:
-        """Let slots hold no page; other pages of a read that failed give its error when they are waited for."""
-        failed = self._await(slots)
-        pages = self._page[slots]
-        self._slot[pages[pages >= 0]] = -1
-        self._page[slots] = self._used[slots] = self._read_of[slots] = -1
-        for number in failed:
-            if not (self._read_of == number).any():
-                del self._reads[number]
-        self._is_current = False
-
-    def _forget(self, pages: np.ndarray) -> None:
-        """Let pages not be held, nor those whose reads failed with theirs."""
-        slots = self._slot[pages]
-        slots = slots[slots >= 0]
-        failed = self._await(slots)
-        self._empty(np.union1d(slots, np.flatnonzero(np.isin(self._read_of, failed))))
 
 
 @dataclass(frozen=True)
@@ -211,13 +60,13 @@ class PagedVolume(Field):
     cache : PageCache
         Of the volume.
     low_high : (float, float), optional
-        Voxels become (v - low) / (high - low), cut to 0 to 1.
+        Voxels become (v - low) / (high - low), clipped to 0 to 1.
     value_range : (float, float)
-        Of what is decoded.
+        Of decoded values.
     ahead : int
-        Independent samples whose values are computed together, in one pass over the volume: 4 bytes each.
+        Number of independent samples whose values are computed in one pass over the volume: 4 bytes each.
     window : int
-        Samples that are put in the order of boxes together, by default.
+        Default number of samples that are sorted by box together.
     """
 
     def __init__(
@@ -235,14 +84,14 @@ class PagedVolume(Field):
         self.dims = cache.paging.dims
         self.n_channels = int(cache.slots.shape[1])
         self.value_range = value_range
-        self.boxes = plan_boxes(self.dims, 2 * math.prod(self._paging.page))  # about as large as pages
-        self.window_size = window or min(MOST_SAMPLES, max(2**20, 2 * math.prod(self.dims)))
+        self.boxes = plan_boxes(self.dims, 2 * math.prod(self._paging.page))  # boxes are about as large as pages
+        self.window_size = window or min(MAX_SAMPLES, max(2**20, 2 * math.prod(self.dims)))
         self._future: _Future | None = None
-        self._counted: Pieces | None = None
-        self._lock = threading.Lock()  # pages that one thread samples may not be replaced by another
+        self._pages_of_boxes: PagesOfBoxes | None = None
+        self._lock = threading.Lock()  # no thread may replace pages that another thread samples
 
     def decode(self, coords: Array, out: Array) -> None:
-        """Evaluate at points; finding out which pages they need waits for the device once."""
+        """Evaluate at points; waits for the device once, to learn which pages they need."""
         if len(coords):
             with self._lock:
                 self._decode(coords, out)
@@ -273,21 +122,22 @@ class PagedVolume(Field):
             done += part
 
     def sample_window(self, window: Window, begin: int, coords: Array, out: Array) -> None:
-        """Make samples of a window in the order of its boxes; pages are read once for each window where they fit."""
+        """Make samples of a window in the order of its boxes; each page is read about once a window."""
         if len(coords):
             with self._lock:
                 self._sample_window(window, begin, coords, out)
 
     def _sample_window(self, window: Window, begin: int, coords: Array, out: Array) -> None:
-        if self._counted is None or self._counted.window is not window:
-            self._counted = Pieces(window, self._paging)
+        if self._pages_of_boxes is None or self._pages_of_boxes.window is not window:
+            self._pages_of_boxes = PagesOfBoxes(window, self._paging)
+        plan = self._pages_of_boxes
         window.draw(begin, coords)
-        first, last = self._counted.boxes_of(begin, begin + len(coords))
+        first, last = plan.boxes_of(begin, begin + len(coords))
         record = self._record(len(coords))
         slots = int(self._cache.slots.shape[0])
-        for low, high, pages in self._counted.groups(first, last, slots // 2):
+        for low, high, pages in plan.groups(first, last, slots // 2):
             self._cache.request(pages)
-            self._cache.request(self._counted.upcoming(last, slots // 8), keep=pages)
+            self._cache.request(plan.upcoming(last, slots // 8), keep=pages)
             self._cache.wait(pages)
             self._launch(coords, out, record, low, high, draw=False)
 
@@ -300,7 +150,7 @@ class PagedVolume(Field):
         self._future = _Future(key, first, values)
 
     def _pass(self, coords: Array | None, out: Array, record: np.ndarray, needed: np.ndarray | None) -> None:
-        """Sample one part of the volume after another; those first whose pages are there."""
+        """Sample one part of the volume after another; first those whose pages are in memory."""
         parts = []
         for begin, end in self._paging.parts():
             pages = self._paging.with_neighbours(begin, end, needed)
@@ -321,7 +171,7 @@ class PagedVolume(Field):
         count = int(record["count"])
         pages = self._pages_record(begin, end, count)
         kernel = load(_spec("sample_pages", self._defines(draw)))
-        args = (self._cache.slots, self._cache.table, _NOTHING if coords is None else coords, out, record, pages)
+        args = (self._cache.slots, self._cache.table, NO_ARRAY if coords is None else coords, out, record, pages)
         kernel((-(-count // (_THREADS * _GROUPS)),), (_THREADS,), args)
 
     def _record(self, count: int) -> np.ndarray:

@@ -1,7 +1,7 @@
-"""Which pages of a volume are needed, and in which order: pure planning for :mod:`linumpy.sampling.paging.pages`.
+"""Plan which pages of a volume are needed, and in what order. Pure.
 
-In: sizes of a volume, of its chunks and of a cache; samples in the order of boxes. Out: pages, by their numbers in
-C order.
+In: sizes of a volume, of its chunks and of a cache; samples in the order of boxes. Out: pages, by their numbers in C
+order, for :mod:`linumpy.sampling.paging.pages`.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from linumpy.sampling.coordinates.boxes import Window
 _PAGE_VOXELS = 2**18
 #: Coordinates of a page, or of a voxel: z, y, x.
 Page = tuple[int, int, int]
-#: Largest number of pages that a box needs and the boxes before it do not; for estimates.
+#: Estimate of the pages that a box needs in addition to those of the boxes before.
 _PAGES_OF_A_BOX = 8
 
 
 @dataclass(frozen=True)
 class Paging:
-    """How a volume is cut into pages, and which parts of it are sampled one after another.
+    """The pages of a volume, and the parts that are sampled one after another.
 
     Attributes
     ----------
     dims, page : tuple of int
         Voxels of the volume and of a page along z, y and x.
     part : tuple of int
-        Pages of a part.
+        Number of pages of a part along z, y and x.
     """
 
     dims: tuple[int, int, int]
@@ -43,17 +43,17 @@ class Paging:
 
     @cached_property
     def pages(self) -> Page:
-        """Pages along each axis."""
+        """Number of pages along each axis."""
         z, y, x = (-(-n // p) for n, p in zip(self.dims, self.page, strict=True))
         return z, y, x
 
-    def numbers(self, at: np.ndarray) -> np.ndarray:
+    def numbers(self, coordinates: np.ndarray) -> np.ndarray:
         """Number pages in C order, from their coordinates (n, 3)."""
         _, y, x = self.pages
-        return at @ np.array([y * x, x, 1])
+        return coordinates @ np.array([y * x, x, 1])
 
     def bounds(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the first voxels of pages, and those behind the last, (n, 3)."""
+        """Return the first voxels of pages, and their last voxels + 1, (n, 3)."""
         start = np.stack(np.unravel_index(numbers, self.pages), axis=1) * self.page
         return start, np.minimum(start + self.page, self.dims)
 
@@ -63,30 +63,30 @@ class Paging:
         return z, y, x
 
     def parts(self) -> Iterator[tuple[Page, Page]]:
-        """First page, and the one behind the last, of each part."""
+        """Yield the first page and the last page + 1 of each part."""
         steps = [range(0, n, p) for n, p in zip(self.pages, self.part, strict=True)]
         for z, y, x in itertools.product(*steps):
             end = tuple(min(a + p, n) for a, p, n in zip((z, y, x), self.part, self.pages, strict=True))
             yield (z, y, x), (end[0], end[1], end[2])
 
     def with_neighbours(self, begin: Page, end: Page, needed: np.ndarray | None = None) -> np.ndarray:
-        """Return the numbers of the pages of a part that are needed, and of the next ones along each axis, sorted."""
-        own = tuple(slice(b, e) for b, e in zip(begin, end, strict=True))
+        """Return the numbers of needed pages of a part, and of the next pages along each axis, sorted."""
         shape = tuple(min(e + 1, n) - b for b, e, n in zip(begin, end, self.pages, strict=True))
         marks = np.zeros(tuple(n + 1 for n in shape), bool)
-        mine = np.ones([e - b for b, e in zip(begin, end, strict=True)], bool) if needed is None else needed[own]
+        part = tuple(slice(b, e) for b, e in zip(begin, end, strict=True))
+        in_part = np.ones([e - b for b, e in zip(begin, end, strict=True)], bool) if needed is None else needed[part]
         for step in itertools.product((0, 1), repeat=3):
-            marks[tuple(slice(s, s + n) for s, n in zip(step, mine.shape, strict=True))] |= mine
+            marks[tuple(slice(s, s + n) for s, n in zip(step, in_part.shape, strict=True))] |= in_part
         return self.numbers(np.argwhere(marks[tuple(slice(0, n) for n in shape)]) + np.array(begin))
 
 
 def plan_paging(dims: tuple[int, int, int], chunks: Sequence[int], slots: int, voxels: int = _PAGE_VOXELS) -> Paging:
-    """Choose pages and parts, so that a part with its neighbours takes half of the slots at most.
+    """Choose pages and parts, so that a part with its neighbours takes at most half of the slots.
 
     Raises
     ------
     ValueError
-        Fewer than 16 slots: the pages at a corner, twice.
+        There are fewer than 16 slots: twice the eight pages at a corner.
     """
     page = page_shape(dims, chunks, voxels)
     if slots < 16:
@@ -95,8 +95,8 @@ def plan_paging(dims: tuple[int, int, int], chunks: Sequence[int], slots: int, v
         )
     pages = Paging(dims, page, (1, 1, 1)).pages
     half = slots // 2
-    layers = half // ((pages[1]) * (pages[2])) - 1
-    if layers >= 1:  # what a layer shares with the next one stays in memory
+    layers = half // (pages[1] * pages[2]) - 1
+    if layers >= 1:  # a layer's pages that the next layer needs stay in memory
         return Paging(dims, page, (min(layers, pages[0]), pages[1], pages[2]))
     part = [1, 1, 1]
     while True:
@@ -107,7 +107,7 @@ def plan_paging(dims: tuple[int, int, int], chunks: Sequence[int], slots: int, v
 
 
 def page_shape(dims: Sequence[int], chunks: Sequence[int], voxels: int = _PAGE_VOXELS) -> tuple[int, int, int]:
-    """Join chunks, along the axis on which they are shortest, until a page has so many voxels or is the volume."""
+    """Join chunks along the shortest axis, until a page has at least `voxels` voxels or is the volume."""
     page = [min(c, n) for c, n in zip(chunks, dims, strict=True)]
     while math.prod(page) < voxels:
         open_axes = [axis for axis in range(3) if page[axis] < dims[axis]]
@@ -118,31 +118,31 @@ def page_shape(dims: Sequence[int], chunks: Sequence[int], voxels: int = _PAGE_V
     return page[0], page[1], page[2]
 
 
-class Pieces:
-    """Which pages the boxes of a window need."""
+class PagesOfBoxes:
+    """The pages that the boxes of a window need."""
 
     def __init__(self, window: Window, paging: Paging) -> None:
         self.window, self._paging = window, paging
         self._starts = to_host(window.starts)
-        at = window.boxes.indices(np.arange(window.boxes.count))
+        indices = window.boxes.indices(np.arange(window.boxes.count))
         lows, highs = [], []
-        for index, halved, n in zip(at, window.boxes.halved, paging.dims, strict=True):
+        for index, halved, n in zip(indices, window.boxes.halved, paging.dims, strict=True):
             lows.append(np.clip(np.floor(index / 2**halved * n - 0.5), 0, n - 1).astype(np.int64))
             highs.append(np.clip(np.floor((index + 1) / 2**halved * n - 0.5), 0, n - 1).astype(np.int64))
         page = np.array(paging.page)
         self._first, self._last = np.stack(lows, 1) // page, np.stack(highs, 1) // page
-        self._reached, self._step = 0, 0  # the box up to which pages were asked for, and boxes of the last request
+        self._reached, self._step = 0, 0  # first box whose pages are not requested; boxes of the last request
 
     def boxes_of(self, begin: int, end: int) -> tuple[int, int]:
-        """First box and the one behind the last that hold these samples."""
+        """Return the first box, and the last box + 1, of samples `begin` to `end`."""
         first = int(np.searchsorted(self._starts, begin, side="right")) - 1
         return first, int(np.searchsorted(self._starts, end, side="left"))
 
-    def groups(self, first: int, last: int, most: int) -> Iterator[tuple[Page, Page, np.ndarray]]:
-        """Parts of the volume that hold the boxes: voxels from, to, and the pages needed, at most so many."""
+    def groups(self, first: int, last: int, max_pages: int) -> Iterator[tuple[Page, Page, np.ndarray]]:
+        """Yield parts of the volume that cover the boxes: first voxel, last voxel + 1, at most `max_pages` pages."""
         low, high = self._first[first:last].min(0), self._last[first:last].max(0)
         size = high - low + 2
-        if math.prod(size.tolist()) <= most:
+        if math.prod(size.tolist()) <= max_pages:
             yield self._group(low, high)
             return
         steps = self._paging.part
@@ -151,14 +151,14 @@ class Pieces:
             begin = np.array(corner)
             yield self._group(begin, np.minimum(begin + np.array(steps) - 1, high))
 
-    def upcoming(self, box: int, most: int) -> np.ndarray:
-        """Return about `most` pages that boxes from one on need, where it is time to ask for them; else none."""
+    def upcoming(self, box: int, max_pages: int) -> np.ndarray:
+        """Return about `max_pages` pages for the boxes from `box` on when it is time to request them, else none."""
         self._reached = max(self._reached, box)
         pages = np.empty(0, np.int64)
         if self._reached - box > self._step // 2:
             return pages
-        begin, count, step = self._reached, self.window.boxes.count, max(1, most // _PAGES_OF_A_BOX)
-        while len(pages) < most and self._reached < count:
+        begin, count, step = self._reached, self.window.boxes.count, max(1, max_pages // _PAGES_OF_A_BOX)
+        while len(pages) < max_pages and self._reached < count:
             end = min(self._reached + step, count)
             pages = np.union1d(pages, self._pages(self._first[self._reached : end], self._last[self._reached : end]))
             self._reached = end
@@ -166,11 +166,11 @@ class Pieces:
         return pages
 
     def _pages(self, first: np.ndarray, last: np.ndarray) -> np.ndarray:
-        """Number the pages of boxes (n, 3), with the next ones along each axis; some several times."""
+        """Number the pages of boxes (n, 3), and the next pages along each axis, with repetitions."""
         end = np.minimum(last + 1, np.array(self._paging.pages) - 1)
         steps = np.stack(np.meshgrid(*map(np.arange, (end - first).max(0) + 1), indexing="ij"), -1).reshape(-1, 3)
-        at = first[:, None] + steps
-        return self._paging.numbers(at[(at <= end[:, None]).all(-1)])
+        coordinates = first[:, None] + steps
+        return self._paging.numbers(coordinates[(coordinates <= end[:, None]).all(-1)])
 
     def _group(self, low: np.ndarray, high: np.ndarray) -> tuple[Page, Page, np.ndarray]:
         first, last, count = low.tolist(), high.tolist(), self._paging.pages

@@ -1,9 +1,9 @@
 """A file of raw voxels that is larger than memory: ``structuredRegular`` on the device ``out_of_core``.
 
-In: a :class:`~linumpy.sampling.regular.RawFile`. Out: samples of the slabs that are in memory, values at any points. A
-slab is a box of whole rows, with the neighbouring voxels that interpolation needs. A fixed number of slabs is in
-memory; after each batch some are replaced by the next ones, in a random order that repeats no slab before all came.
-The file is read by ``pread``: a file that is shortened while it is sampled is an :class:`OSError`.
+In: a :class:`~linumpy.sampling.regular.RawFile`. Out: samples of the slabs in memory, values at any points. A slab is a
+box of whole rows, with the neighbouring voxels that interpolation needs. A fixed number of slabs is in memory; after
+each batch the next slabs replace some of them, in a random order that repeats no slab before all were in memory. The
+file is read by ``pread``: shortening it during sampling raises an :class:`OSError`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import threading
 import weakref
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -28,20 +27,20 @@ from linumpy.sampling.regular import RawFile
 from linumpy.sampling.threads import in_threads, threads
 
 _SLAB_NBYTES = 8 * 2**20
-#: Planes of a slab if a single plane is larger than a slab.
+#: Number of planes of a slab if a single plane is larger than a slab.
 _PLANES = 16
 
 
 @dataclass(frozen=True)
 class SlabPlan:
-    """How a volume is cut: `z` × `y` boxes of whole rows, equal parts of the unit cube.
+    """The slabs of a volume: `z` × `y` boxes of whole rows, equal parts of the unit cube.
 
     Attributes
     ----------
     dims : tuple of int
         Voxels along z, y and x.
     z, y : int
-        Slabs along each axis.
+        Number of slabs along each axis.
     """
 
     dims: tuple[int, int, int]
@@ -50,18 +49,17 @@ class SlabPlan:
 
     @property
     def count(self) -> int:
-        """How many slabs there are."""
+        """Number of slabs."""
         return self.z * self.y
 
     def box(self, number: int) -> tuple[slice, slice]:
         """Return the planes and the rows that interpolation in a slab needs."""
-        at = divmod(number, self.y)
-        spans = [_needed(k, n, size) for k, n, size in zip(at, (self.z, self.y), self.dims, strict=False)]
-        return spans[0], spans[1]
+        z, y = divmod(number, self.y)
+        return _needed(z, self.z, self.dims[0]), _needed(y, self.y, self.dims[1])
 
     def of(self, coords: Array) -> np.ndarray:
         """Return the slab of each point."""
-        number: Any = 0
+        number = np.zeros(len(coords), np.int64)
         for column, n in ((2, self.z), (1, self.y)):
             index = np.floor(np.nan_to_num(coords[:, column].astype(np.float64)) * n)
             number = number * n + np.clip(index, 0, n - 1).astype(np.int64)
@@ -69,7 +67,7 @@ class SlabPlan:
 
 
 def _needed(k: int, n: int, size: int) -> slice:
-    """Planes for points in the k-th of n parts; coordinates are rounded to float32, so one more at each end."""
+    """Return the planes for points in the k-th of n parts, with a margin for the rounding of coordinates to float32."""
     low, high = k / n * size - 0.5, (k + 1) / n * size - 0.5
     slack = 1e-6 * size
     first = max(0, min(size - 1, math.floor(low - slack)))
@@ -77,7 +75,7 @@ def _needed(k: int, n: int, size: int) -> slice:
 
 
 def plan_slabs(shape: tuple[int, int, int, int], itemsize: int, nbytes: int = _SLAB_NBYTES) -> SlabPlan:
-    """Cut a volume (C, Z, Y, X) into slabs of about so many bytes."""
+    """Cut a volume (C, Z, Y, X) into slabs of about `nbytes` bytes."""
     channels, z, y, x = shape
     plane = channels * y * x * itemsize
     if plane * 2 <= nbytes or z == 1:
@@ -110,11 +108,11 @@ class SlabVolume(Field):
     source : RawFile
         The file.
     low_high : (float, float)
-        Brought into 0 to 1, voxel by voxel.
+        The range of voxels that is mapped to 0 to 1.
     slabs, replaced : int
-        Number of slabs in memory, and of those that are replaced after each batch.
+        Number of slabs in memory, and number of slabs that are replaced after each batch.
     key : (int, int)
-        Key of the generator, which shuffles the slabs.
+        Key of the generator that shuffles the slabs.
     slab_nbytes : int
         Approximate size of a slab in the file, in bytes.
     """
@@ -143,8 +141,8 @@ class SlabVolume(Field):
         weakref.finalize(self, os.close, self._file)
         source.check_size(os.fstat(self._file).st_size)
         self._pool, self._process = _readers(), os.getpid()
-        self._taken = 0  # slabs of the order that were taken
-        self._turn: tuple[int, np.ndarray] | None = None  # number of the turn, and the order of its slabs
+        self._taken = 0  # slabs of the random order that were requested
+        self._turn: tuple[int, np.ndarray] | None = None  # number of the pass over all slabs, and their order
         self._coming: list[Future[_HeldSlab]] = []
         self._slabs: list[_HeldSlab] = []
         self._lock = threading.Lock()
@@ -154,19 +152,19 @@ class SlabVolume(Field):
         self._batch(key, first, coords, out, in_order=False)
 
     def sample_in_order(self, key: tuple[int, int], first: int, coords: Array, out: Array) -> None:
-        """The same, but samples of a slab follow each other."""
+        """Draw as :meth:`sample`, but slab by slab."""
         self._batch(key, first, coords, out, in_order=True)
 
     def decode(self, coords: Array, out: Array) -> None:
-        """Evaluate at any points; slabs that are not in memory are read for this call alone."""
+        """Evaluate at any points; slabs that are not in memory are read for this call only."""
         with self._lock:
-            have = {slab.number: slab for slab in self._slabs}
-            which = self.plan.of(coords)
-            order = np.argsort(which, kind="stable")
-            needed, starts = np.unique(which[order], return_index=True)
+            in_memory = {slab.number: slab for slab in self._slabs}
+            slab_of = self.plan.of(coords)
+            order = np.argsort(slab_of, kind="stable")
+            needed, starts = np.unique(slab_of[order], return_index=True)
             parts = np.split(order, starts[1:]) if len(needed) else []
             for number, part in zip(needed.tolist(), parts, strict=True):
-                slab = have.get(number) or self._read(number)
+                slab = in_memory.get(number) or self._read(number)
                 values = np.empty((self.n_channels, len(part)), np.float32)
                 self._evaluate(slab, coords[part], values)
                 out[:, part] = values
@@ -199,22 +197,21 @@ class SlabVolume(Field):
         span: slice,
         order: np.ndarray | None,
     ) -> None:
-        at = divmod(slab.number, self.plan.y)
+        z, y = divmod(slab.number, self.plan.y)
 
         def part(begin: int, end: int) -> None:
-            where: Any = slice(span.start + begin, span.start + end)
-            if order is not None:
-                where = order[where]
-            index = np.arange(where.start, where.stop) if isinstance(where, slice) else where
+            samples = slice(span.start + begin, span.start + end)
+            index = np.arange(samples.start, samples.stop) if order is None else order[samples]
+            rows = samples if order is None else index
             words = numbers(index.astype(np.uint64) + np.uint64(first), Use.WEIGHTED, key)
             points = np.empty((len(index), 3), np.float32)
             points[:, 0] = (words[0] >> np.uint64(8)) * 2.0**-24
-            points[:, 1] = (at[1] + (words[1] + 0.5) * 2.0**-32) / self.plan.y
-            points[:, 2] = (at[0] + (words[2] + 0.5) * 2.0**-32) / self.plan.z
+            points[:, 1] = (y + (words[1] + 0.5) * 2.0**-32) / self.plan.y
+            points[:, 2] = (z + (words[2] + 0.5) * 2.0**-32) / self.plan.z
             values = np.empty((self.n_channels, len(index)), np.float32)
             self._values(slab, points, values)
-            coords[where] = points
-            out[:, where] = values
+            coords[rows] = points
+            out[:, rows] = values
 
         in_threads(part, span.stop - span.start)
 
@@ -234,45 +231,46 @@ class SlabVolume(Field):
             values[...] = linear(take, positions, (planes, rows, columns))[0]
 
     def _receive(self) -> None:
-        """Wait for the requested slabs, which replace the oldest ones; the first time all slabs are requested."""
+        """Wait for the requested slabs, which replace the oldest slabs; the first call requests all."""
         if self._process != os.getpid():
             self._begin_in_child()
         if not self._slabs and not self._coming:
-            self._ask(self.held)
+            self._submit(self.held)
         coming, self._coming = self._coming, []
         try:
-            arrived = [slab.result() for slab in coming]
+            new = [slab.result() for slab in coming]
         except BaseException:
-            # The next batch requests the same slabs again: a turn must not lack slabs because of one failed read.
+            # The next batch requests the same slabs again: a failed read must not remove slabs from a pass.
             self._taken -= len(coming)
             if self._slabs:
-                self._ask(len(coming))
+                self._submit(len(coming))
             raise
-        self._slabs = (self._slabs + arrived)[-self.held :]
+        self._slabs = (self._slabs + new)[-self.held :]
 
     def _begin_in_child(self) -> None:
-        """Ask for the same slabs by threads of this process: a forked child has none of its parent's."""
-        asked, self._coming = len(self._coming), []
+        """Request the same slabs from threads of this process: a forked child has no threads of its parent."""
+        count, self._coming = len(self._coming), []
         self._pool, self._process = _readers(), os.getpid()
-        self._taken -= asked
-        self._ask(asked)
+        self._taken -= count
+        self._submit(count)
 
     def _request(self) -> None:
-        """Ask for the slabs of the next batch, unless all are in memory."""
+        """Request the slabs of the next batch, unless all are in memory."""
         if self.held < self.plan.count:
-            self._ask(self.replaced)
+            self._submit(self.replaced)
 
-    def _ask(self, count: int) -> None:
-        have = {slab.number: slab for slab in self._slabs}  # between two turns a slab may come again at once
+    def _submit(self, count: int) -> None:
+        # The next pass may begin with slabs that are still in memory.
+        in_memory = {slab.number: slab for slab in self._slabs}
 
-        def take(number: int) -> _HeldSlab:
-            return have.get(number) or self._read(number)
+        def read(number: int) -> _HeldSlab:
+            return in_memory.get(number) or self._read(number)
 
-        self._coming = [self._pool.submit(take, self._number(self._taken + k)) for k in range(count)]
+        self._coming = [self._pool.submit(read, self._number(self._taken + k)) for k in range(count)]
         self._taken += count
 
     def _number(self, position: int) -> int:
-        """Return the slab at a position in the order of all turns."""
+        """Return the slab at a position in the random order of all passes."""
         turn, index = divmod(position, self.plan.count)
         if self._turn is None or self._turn[0] != turn:
             words = numbers(np.arange(self.plan.count, dtype=np.uint64), Use.STRATA, self._key, turn)

@@ -1,7 +1,7 @@
 """Zarr arrays and OME-Zarr images as fields: resident on a device, larger than one, or in host memory.
 
-In: whatever :func:`linumpy.io.open.open_source` opens, and what is chosen of it. Out: a field. Errors: ``ValueError``
-for axes that are not said, and what reading gives.
+In: a :class:`~linumpy.sampling.sources.ZarrSource`. Out: channels, voxels or a field. Errors: ``ValueError`` for wrong
+or missing axes, and the errors of reading.
 """
 
 from __future__ import annotations
@@ -17,30 +17,31 @@ from linumpy.device import free_memory, require_cuda
 from linumpy.gpu.kernels import CUDA_TYPES
 from linumpy.io.source import open_node, with_options
 from linumpy.io.volume import Volume, select_volumes
-from linumpy.sampling.arguments import MOST_SAMPLES, whole
-from linumpy.sampling.paging.pages import PageCache, PagedVolume
+from linumpy.sampling.arguments import MAX_SAMPLES, as_integer
+from linumpy.sampling.paging.page_cache import PageCache
+from linumpy.sampling.paging.pages import PagedVolume
 from linumpy.sampling.paging.plan import page_shape, plan_paging
 from linumpy.sampling.regular import check_range, is_kept
 from linumpy.sampling.sources import PagedSource, ZarrSource
 from linumpy.sampling.volume import KEPT
 
-#: Of the range, by which values may be off.
+#: Largest error of values, as a fraction of the range.
 _PRECISION = 1e-6
 
 
 def open_channels(source: ZarrSource) -> list[Volume]:
-    """Open the channels of an image or an array, unread.
+    """Open the channels of an image or an array, without reading voxels.
 
     Parameters
     ----------
     source : ZarrSource
-        An array (Z, Y, X) or (Y, X), one plane; one of four axes with `channel_axis`; or an OME-Zarr image, whose
-        metadata names its axes.
+        An array (Z, Y, X) or (Y, X); an array of four axes with `channel_axis`; or an OME-Zarr image, whose metadata
+        names its axes.
 
     Returns
     -------
     list of Volume
-        One for each channel; all of the same shape and dtype.
+        A volume for each channel; all have the same shape and dtype.
     """
     level, channel_axis, channel, time = source.level, source.channel_axis, source.channel, source.time
     node = open_node(with_options(source.source, source.storage_options))
@@ -88,7 +89,7 @@ def check_dtype(dtype: np.dtype) -> None:
 
 
 def _of_volume(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return a shape of three axes: an image of two is one plane."""
+    """Return a shape of three axes; an image of two axes is a single plane."""
     return (1,) * (3 - len(shape)) + shape
 
 
@@ -108,9 +109,9 @@ def read_channels_to_gpu(volumes: list[Volume], low_high: tuple[float, float] | 
 
     first = volumes[0]
     check_dtype(first.dtype)
-    # Others are read as float32, unless labels are checked or voxels normalised in their own dtype first.
-    stays = labels or low_high is not None or is_kept(first.dtype, None)
-    dtype = first.dtype.newbyteorder("=") if stays else np.dtype(np.float32)
+    # Other dtypes are read as float32; but labels are checked, and voxels normalised, in their own dtype first.
+    keeps_dtype = labels or low_high is not None or is_kept(first.dtype, None)
+    dtype = first.dtype.newbyteorder("=") if keeps_dtype else np.dtype(np.float32)
     voxels = require_cuda().empty((len(volumes), *_of_volume(first.shape)), dtype)
     box = tuple(slice(0, n) for n in first.shape)
     for volume, out in zip(volumes, voxels, strict=True):
@@ -124,25 +125,25 @@ def open_pages(source: PagedSource, *, window: int | None = None, xp: ModuleType
     Parameters
     ----------
     source : PagedSource
-        Its `cache_bytes` are a quarter of the free device memory by default, its `ahead` as many samples as take half
-        of `cache_bytes`, at 4 bytes for each and channel, and its `reader` is one of its own.
+        By default its `cache_bytes` are a quarter of the free device memory, its `ahead` samples take half of
+        `cache_bytes` (4 bytes per sample and channel), and its `reader` is a new one.
     window : int, optional
         As of :class:`~linumpy.sampling.paging.pages.PagedVolume`.
     xp : module, optional
-        CuPy, which is the default; NumPy in tests.
+        CuPy, the default, or NumPy in tests.
     """
     volumes, low_high = open_channels(source), check_range(source.range)
     cache_bytes, ahead, reader = source.cache_bytes, source.ahead, source.reader
     first = volumes[0]
     check_dtype(first.dtype)
     if first.ndim != 3:
-        raise ValueError(f"an image of {first.ndim} axes is no volume of pages: choose device 'cuda' or 'cpu'")
+        raise ValueError(f"an image of {first.ndim} axes is not read in pages: choose device 'cuda' or 'cpu'")
     kept = first.dtype.str[1:] in KEPT
     _check_precision(low_high, kept)
     if cache_bytes is not None:
-        cache_bytes = whole("cache_bytes", cache_bytes, 1, 2**62, "bytes of device memory for pages")
+        cache_bytes = as_integer("cache_bytes", cache_bytes, 1, 2**62, "bytes of device memory for pages")
     if ahead is not None:
-        ahead = whole("ahead", ahead, 1, MOST_SAMPLES, "samples that are made in one pass over the volume")
+        ahead = as_integer("ahead", ahead, 1, MAX_SAMPLES, "samples that are made in one pass over the volume")
     if xp is None:
         xp = require_cuda()
     if reader is None:
@@ -154,7 +155,7 @@ def open_pages(source: PagedSource, *, window: int | None = None, xp: ModuleType
     dtype = first.dtype.newbyteorder("=") if kept else np.dtype(np.float32)
     voxel = len(volumes) * dtype.itemsize
     page = page_shape(first.shape, first.chunks)
-    slots = min(cache_bytes // (math.prod(page) * voxel), 2 * _pages(first.shape, page) + 16)
+    slots = min(cache_bytes // (math.prod(page) * voxel), 2 * _count_pages(first.shape, page) + 16)
     dims = (first.shape[0], first.shape[1], first.shape[2])
     cache = PageCache(volumes, plan_paging(dims, first.chunks, slots), slots, dtype, reader, xp)
     return PagedVolume(
@@ -168,7 +169,7 @@ def open_pages(source: PagedSource, *, window: int | None = None, xp: ModuleType
 
 
 def _check_precision(low_high: tuple[float, float] | None, kept: bool) -> None:
-    """Refuse a range of which the float32 arithmetic of the kernels would lose more than samplers promise."""
+    """Refuse a range for which the float32 arithmetic of the kernels is less precise than samplers promise."""
     if low_high is None or low_high[0] == low_high[1]:
         return
     low, high = low_high
@@ -182,12 +183,12 @@ def _check_precision(low_high: tuple[float, float] | None, kept: bool) -> None:
         )
 
 
-def _pages(shape: tuple[int, ...], page: tuple[int, ...]) -> int:
+def _count_pages(shape: tuple[int, ...], page: tuple[int, ...]) -> int:
     return math.prod(-(-n // p) for n, p in zip(shape, page, strict=True))
 
 
 def _known_range(dtype: np.dtype) -> tuple[float, float]:
-    """Return what voxels can hold; they are not searched, since that would read the whole volume."""
+    """Return the range of the dtype: the range of the voxels is unknown before the whole volume is read."""
     if dtype.kind == "f":
         return -math.inf, math.inf
     return float(np.iinfo(dtype).min), float(np.iinfo(dtype).max)

@@ -78,10 +78,10 @@ class ScipyBackend(Backend):
 
 
 def _distance_limit(element: Element) -> float | None:
-    """Return a distance between those of the outermost offset of a ball and the innermost one beyond it, or None.
+    """Return a distance between a ball's outermost offset and the innermost offset outside, or None.
 
-    The rounded distances of a transform then compare with it as the exact ones do. None for other elements, and where
-    the two distances are so close that rounding might change the result.
+    Comparing the rounded distances of a transform with this limit gives the same voxels as comparing exact distances.
+    None for other elements, and where the two distances are so close that rounding might change the result.
     """
     if element.radius is None or element.pitch is None or np.count_nonzero(element.mask) <= _DIRECT_OFFSETS:
         return None
@@ -93,7 +93,7 @@ def _distance_limit(element: Element) -> float | None:
 
 
 def _within(mask: np.ndarray, element: Element, limit: float, *, border: bool) -> np.ndarray:
-    """Return the voxels less than a distance away from a true one."""
+    """Return the voxels whose distance to a true voxel is less than `limit`."""
     inside = np.pad(mask, 1, constant_values=True) if border else mask
     if not inside.any():
         return np.zeros_like(mask)

@@ -18,6 +18,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from linumpy.device import require_cuda
+from linumpy.gpu.kernels import address_of
 from linumpy.voxel.backends.labels import distances, fill_enclosed
 from linumpy.voxel.backends.operations import OPERATIONS, Backend
 from linumpy.voxel.backends.warp_kernels import BRICK, RUN, kernels
@@ -81,11 +82,10 @@ class WarpBackend(Backend):
         return ndimage
 
     def _array(self, array: Mask, dtype: type, start: int = 0, count: int | None = None) -> Any:
-        """Wrap the memory of an array; with `count`, so many elements of `dtype` from byte `start` on."""
-        memory = array.ctypes.data if self._index is None else array.data.ptr
+        """Wrap the memory of an array; with `count`, only `count` elements of `dtype` from byte `start` on."""
         shape, strides = (array.shape, array.strides) if count is None else ((count,), None)
         wrapped: Any = self._wp.array(
-            ptr=memory + start, dtype=dtype, shape=shape, strides=strides, device=self._device
+            ptr=address_of(array) + start, dtype=dtype, shape=shape, strides=strides, device=self._device
         )
         wrapped._linumpy_memory = array  # keeps the memory alive
         return wrapped
@@ -98,27 +98,26 @@ class WarpBackend(Backend):
         self._wp.launch(getattr(kernels(), name), dim, inputs=inputs, device=self._device, stream=stream)
 
     def _boolean(self, operation: str, a: Mask, b: Mask, out: Mask) -> Mask:
-        which, words = OPERATIONS.index(operation), a.size // 8
+        number, words = OPERATIONS.index(operation), a.size // 8
         if not all(map(self._in_words, (a, b, out))):
-            return self._boolean_by_element(which, a, b, out)
+            return self._boolean_by_element(number, a, b, out)
         for first in range(0, words, _WORDS):
             count = min(_WORDS, words - first)
             arrays = (self._array(mask, self._wp.uint64, 8 * first, count) for mask in (a, b, out))
-            self._launch("boolean_words", math.ceil(count / 64) * 32, which, count, *arrays)
+            self._launch("boolean_words", math.ceil(count / 64) * 32, number, count, *arrays)
         if words * 8 < a.size:
             tails = [mask.reshape(-1)[words * 8 :] for mask in (a, b, out)]
-            self._boolean_by_element(which, *tails)
+            self._boolean_by_element(number, *tails)
         return out
 
     def _in_words(self, mask: Mask) -> bool:
-        memory = mask.ctypes.data if self._index is None else mask.data.ptr
-        return bool(mask.flags.c_contiguous) and memory % 8 == 0
+        return bool(mask.flags.c_contiguous) and address_of(mask) % 8 == 0
 
-    def _boolean_by_element(self, which: int, a: Mask, b: Mask, out: Mask) -> Mask:
+    def _boolean_by_element(self, number: int, a: Mask, b: Mask, out: Mask) -> Mask:
         x, y = a.view(np.uint8), b.view(np.uint8)  # a bool that is not stored as 1 is true, too
-        if which == 2:
+        if number == 2:
             return self._xp.logical_and(x, self._xp.logical_not(y), out=out)
-        return (self._xp.logical_or, self._xp.logical_and)[which](x, y, out=out)
+        return (self._xp.logical_or, self._xp.logical_and)[number](x, y, out=out)
 
     def _dilate(self, mask: Mask, element: Element, border: bool) -> Mask:
         return self._spread(mask, element.runs(reflected=True), inverted=False, outside=border)
@@ -127,10 +126,10 @@ class WarpBackend(Backend):
         return self._spread(mask, element.runs(reflected=False), inverted=True, outside=not border)
 
     def _spread(self, mask: Mask, runs: np.ndarray, *, inverted: bool, outside: bool) -> Mask:
-        """Unite copies of a mask that are shifted by each offset; inverted before and after for an erosion.
+        """Unite copies of a mask, shifted by each offset; for an erosion the mask is inverted before and after.
 
-        In words of 64 voxels: for each length of runs a word is first united with its shifts along x, then gathered at
-        the offset of each run of that length.
+        Words hold 64 voxels: for each length of runs, ``widen`` unites a word with its shifts along x, and ``gather``
+        unites the wide words at the offset of each run of that length.
         """
         xp, wp, (nz, ny, nx) = self._xp, self._wp, mask.shape
         runs = _clipped(runs, nx)
@@ -142,12 +141,12 @@ class WarpBackend(Backend):
         self._launch("pack", wide.shape, self._bytes(mask), int(inverted), beyond, margin, as_words(wide))
         table = self._array(xp.asarray(runs[:, :3].astype(np.int32)), wp.int32)
         length = 1
-        for wanted in np.unique(runs[:, 3]).tolist():
-            while length < wanted:
-                step = min(length, wanted - length)
+        for run_length in np.unique(runs[:, 3]).tolist():
+            while length < run_length:
+                step = min(length, run_length - length)
                 self._launch("widen", wide.shape, as_words(wide), beyond, step, as_words(other))
                 wide, other, length = other, wide, length + step
-            first, last = np.searchsorted(runs[:, 3], [wanted, wanted + 1]).tolist()
+            first, last = np.searchsorted(runs[:, 3], [run_length, run_length + 1]).tolist()
             self._launch("gather", out.shape, as_words(wide), beyond, margin, table, first, last, as_words(out))
         result = xp.empty(mask.shape, bool)
         self._launch("unpack", result.shape, as_words(out), int(inverted), self._bytes(result))

@@ -28,8 +28,8 @@ def get_backend(kind: str | None = None, *, transfer: bool = False) -> Backend:
         available, else ``"cpu"``, with a log line that gives the reason. By default the environment variable
         ``LINUMPY_DEVICE``, and without it ``"auto"``.
     transfer : bool
-        Whether a backend on a GPU takes NumPy arrays, too: they are copied to the device and the results back, in each
-        call. So one script with NumPy arrays runs on both.
+        Whether a backend on a GPU also takes NumPy arrays: each call copies them to the device and the results back.
+        So one script with NumPy arrays runs on both.
 
     Raises
     ------

@@ -48,8 +48,7 @@ class Backend:
 
         `out` may be one of them, or share memory with them; by default a new array is returned.
         """
-        if operation not in OPERATIONS:
-            raise ValueError(f"operation {operation!r} is unknown: choose one of {', '.join(OPERATIONS)}")
+        check_operation(operation)
         for name, mask in (("a", a), ("b", b), ("out", a if out is None else out)):
             self._check(name, mask)
             if mask.shape != a.shape:
@@ -166,7 +165,7 @@ class Backend:
         pitch, origin : float or (float, float, float); (float, float, float)
             Size of a voxel, and corner of voxel 0, (x, y, z) µm.
         z_offset : int
-            Index, in the whole volume, of the first plane of `mask`.
+            Index of the first plane of `mask` in the whole volume.
 
         Returns
         -------
@@ -191,7 +190,7 @@ class Backend:
         return self._subtract(mask, polyline_table(points, radius), grid)
 
     def _grid_to_change(self, mask: Array, pitch: Lengths, origin: Iterable[float], z_offset: int) -> VoxelGrid:
-        """Check a mask that is changed in place, and return where its voxels lie."""
+        """Check a mask that is changed in place, and return its grid."""
         self._check("mask", mask)
         check_writable("mask", mask)
         return make_grid(mask.shape, origin, pitch, z_offset)
@@ -221,13 +220,13 @@ class Backend:
         triangles : array_like of int, shape (m, 3)
             Indices of vertices.
         mesh : trimesh.Trimesh
-            In place of both.
+            Instead of both.
         bbox : ((float, float, float), (float, float, float))
             Lower and upper corner of the mask, (x, y, z) µm. The upper one is rounded up to whole voxels.
         pitch : float or (float, float, float)
-            Size of a voxel, one number or (x, y, z) µm. [1]
+            Size of a voxel, one number or (x, y, z) µm.
         fill_holes : bool
-            Whether to fill the voxels that the shell of a mesh encloses if it is not watertight. [True]
+            Whether to fill the voxels that the shell of a mesh encloses if it is not watertight.
 
         Returns
         -------
@@ -249,7 +248,7 @@ class Backend:
         return self.voxelize(make_mesh(self.xp, vertices, triangles, grid), grid, fill_holes=fill_holes)
 
     def voxelize(self, mesh: TriangleMesh, grid: VoxelGrid, *, fill_holes: bool = True) -> Array:
-        """Voxelize a checked mesh on any box of its volume; otherwise as :meth:`voxelize_mesh`."""
+        """Voxelize a checked mesh on any box of its volume, as :meth:`voxelize_mesh`."""
         if mesh.kind != SHELL:
             return self._solid(mesh, grid)
         return self._fill_holes(self._shell(mesh, grid)) if fill_holes else self._shell(mesh, grid)
@@ -299,10 +298,10 @@ class Backend:
             kind = "CuPy" if on_device else "NumPy"
             raise TypeError(f"{name} is {type(mask).__name__}: a {kind} array of bool (Z, Y, X) is needed")
         if is_device_array(mask) != on_device:
-            there = "the device" if is_device_array(mask) else "the host"
+            side = "the device" if is_device_array(mask) else "the host"
             other = "cpu" if on_device else "cuda"
             raise TypeError(
-                f"{name} is {type(mask).__name__} on {there}, but this backend is {self.name}: use "
+                f"{name} is {type(mask).__name__} on {side}, but this backend is {self.name}: use "
                 f"get_backend({other!r}) or copy the array"
             )
         if mask.dtype != bool or mask.ndim != 3 or not mask.size:
@@ -337,6 +336,13 @@ class Backend:
 
     def _surface(self, mask: Array, grid: VoxelGrid) -> tuple[Array, Array]:
         raise NotImplementedError
+
+
+def check_operation(operation: str) -> str:
+    """Check the name of a boolean operation."""
+    if operation not in OPERATIONS:
+        raise ValueError(f"operation {operation!r} is unknown: choose one of {', '.join(OPERATIONS)}")
+    return operation
 
 
 def is_writable(array: Array) -> bool:

@@ -1,7 +1,7 @@
-"""A backend on a device that takes masks on the host, too.
+"""A backend on a device that also takes masks on the host.
 
-In: NumPy or CuPy arrays. Out: arrays in the memory of the first mask, or of a mesh's vertices. Masks on the host are
-copied to the device once for each call, and so are results, and masks that are changed in place, back to the host.
+In: NumPy or CuPy arrays. Out: arrays in the memory of the first mask, or of a mesh's vertices. Each call copies masks
+from the host to the device once, and copies results, and masks that it changes in place, back once.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from linumpy.arrays import Array
 from linumpy.device import is_device_array, to_host
 from linumpy.voxel.backends.operations import Backend, check_writable
 from linumpy.voxel.grid import VoxelGrid
@@ -30,15 +31,15 @@ def _transferred(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
     def call(self: TransferBackend, *args: Any, **options: Any) -> Any:
         bound = signature.bind(self, *args, **options)
-        given = bound.arguments
-        masks = {key: given[key] for key in _MASKS if isinstance(given.get(key), np.ndarray)}
+        arguments = bound.arguments
+        masks = {key: arguments[key] for key in _MASKS if isinstance(arguments.get(key), np.ndarray)}
         if changed in masks:
             check_writable(changed, masks[changed])
-        given.update({key: self.xp.asarray(mask) for key, mask in masks.items()})
+        arguments.update({key: self.xp.asarray(mask) for key, mask in masks.items()})
         result = getattr(self.inner, name)(*bound.args[1:], **bound.kwargs)
         if changed in masks:
-            masks[changed][...] = to_host(given[changed])
-        if given.get("out") is not None:
+            masks[changed][...] = to_host(arguments[changed])
+        if arguments.get("out") is not None:
             return masks.get("out", result)
         return _on_host(result) if masks.keys() & {"mask", "a"} else result
 
@@ -50,7 +51,7 @@ def _on_host(result: Any) -> Any:
         return tuple(map(_on_host, result))
     if not is_device_array(result):
         return result
-    return to_host(result)[()]  # a number of rank 0 as SciPy's backend has it
+    return to_host(result)[()]  # rank 0 becomes a NumPy scalar, as SciPy's backend returns
 
 
 class TransferBackend(Backend):
@@ -90,6 +91,6 @@ class TransferBackend(Backend):
         vertices = args[0] if args else options["vertices"]
         return mask if is_device_array(vertices) else _on_host(mask)
 
-    def voxelize(self, mesh: TriangleMesh, grid: VoxelGrid, *, fill_holes: bool = True) -> Any:
+    def voxelize(self, mesh: TriangleMesh, grid: VoxelGrid, *, fill_holes: bool = True) -> Array:
         """Voxelize a checked mesh, which lies on the device."""
         return self.inner.voxelize(mesh, grid, fill_holes=fill_holes)

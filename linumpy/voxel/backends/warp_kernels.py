@@ -180,9 +180,9 @@ def _define_kernels() -> SimpleNamespace:
         near: wp.array2d(dtype=wp.uint32),
         words: wp.array2d(dtype=wp.int32),
     ):
-        # bit k of word w of a brick: whether capsule 32 w + k may touch it; `slack` is more than half its diagonal.
-        # Threads of a warp test the same capsules. `words[0]` is the number of words from the first one that is not 0
-        # to the end, `words[1]` the number up to the last one that is not 0.
+        # bit k of word w of a brick: whether capsule 32 w + k may touch it; `slack` exceeds half its diagonal.
+        # Threads of a warp test the same capsules. `words[0]` is the number of words from the first nonzero word to the
+        # end, `words[1]` the number of words up to the last nonzero word.
         w, b = wp.tid()
         bz, by, bx = b // (bricks_y * bricks_x), (b // bricks_x) % bricks_y, b % bricks_x
         size = wp.float64(brick)
@@ -207,14 +207,14 @@ def _define_kernels() -> SimpleNamespace:
     def run_inside(
         capsules: wp.array2d(dtype=wp.float64),
         i: wp.int32,
-        wanted: wp.uint32,
+        candidates: wp.uint32,
         origin: wp.vec3d,
         pitch: wp.vec3d,
         x: wp.int32,
         y: wp.int32,
         z: wp.int32,
     ):
-        """Bits of those wanted voxels along x that lie in a capsule, as by :func:`squared_distance`."""
+        """Bits of the candidate voxels along x that lie in a capsule, as by :func:`squared_distance`."""
         px, dx = capsules[i, 0], capsules[i, 3]
         dy, dz = capsules[i, 4], capsules[i, 5]
         squared_length, squared_radius = capsules[i, 6], capsules[i, 8]
@@ -222,7 +222,7 @@ def _define_kernels() -> SimpleNamespace:
         vy, vz = at[1] - capsules[i, 1], at[2] - capsules[i, 2]
         along_y, along_z = vy * dy, vz * dz
         hits = wp.uint32(0)
-        bits, k = wanted, wp.int32(0)
+        bits, k = candidates, wp.int32(0)
         # not a loop over `run`, which Warp unrolls: eight distances at a time take 128 registers
         while bits != wp.uint32(0):
             if (bits & wp.uint32(1)) != wp.uint32(0):
@@ -251,8 +251,8 @@ def _define_kernels() -> SimpleNamespace:
         bricks_x: wp.int32,
         removed: wp.array(dtype=wp.int32),
     ):
-        # The threads of a warp are in one brick and test the same capsules. Most bricks touch no capsule, so the test
-        # for that comes first: even a division of the thread's index would take longer.
+        # The threads of a warp are in one brick and test the same capsules. Most bricks touch no capsule, so this test
+        # comes first: even a division of the thread's index takes longer.
         b, lane = wp.tid()
         last = words[1, b]
         if last == 0:
@@ -264,18 +264,18 @@ def _define_kernels() -> SimpleNamespace:
         z = bz * brick + lane // (runs * brick)
         if z >= mask.shape[0] or y >= mask.shape[1]:
             return
-        wanted = wp.uint32(0)
+        candidates = wp.uint32(0)
         for k in range(wp.min(run, mask.shape[2] - x)):
             if mask[z, y, x + k] != wp.uint8(0):
-                wanted = wanted | (wp.uint32(1) << wp.uint32(k))
+                candidates = candidates | (wp.uint32(1) << wp.uint32(k))
         count = wp.int32(0)
         for w in range(near.shape[0] - words[0, b], last):
             word = near[w, b]
             i = w * 32
-            while word != wp.uint32(0) and wanted != wp.uint32(0):
+            while word != wp.uint32(0) and candidates != wp.uint32(0):
                 if (word & wp.uint32(1)) != wp.uint32(0):
-                    hits = run_inside(capsules, i, wanted, origin, pitch, x, y, z + z_offset)
-                    wanted = wanted & ~hits
+                    hits = run_inside(capsules, i, candidates, origin, pitch, x, y, z + z_offset)
+                    candidates = candidates & ~hits
                     k = wp.int32(0)
                     while hits != wp.uint32(0):
                         if (hits & wp.uint32(1)) != wp.uint32(0):
@@ -302,8 +302,8 @@ def _define_kernels() -> SimpleNamespace:
         return sign
 
     @wp.func
-    def side(of: wp.int64, ua: wp.int64, va: wp.int64, ub: wp.int64, vb: wp.int64):
-        sign = sign_of(of)
+    def side(value: wp.int64, ua: wp.int64, va: wp.int64, ub: wp.int64, vb: wp.int64):
+        sign = sign_of(value)
         if sign == 0:
             sign = sign_of(va - vb)
         if sign == 0:
@@ -313,8 +313,8 @@ def _define_kernels() -> SimpleNamespace:
     @wp.func
     def first_column(value: wp.int64, bits: wp.int64, offset: wp.int32, n: wp.int32):
         """The first column of the box whose centre is not before a coordinate."""
-        one = wp.int64(1)
-        up = (one << bits) - one - (one << (bits - one))
+        unit = wp.int64(1)
+        up = (unit << bits) - unit - (unit << (bits - unit))
         return wp.int32(wp.clamp(((value + up) >> bits) - wp.int64(offset), wp.int64(0), wp.int64(n)))
 
     @wp.kernel
@@ -336,8 +336,8 @@ def _define_kernels() -> SimpleNamespace:
         ua, va, ha = corners[t, 0, iu], corners[t, 0, iv], corners[t, 0, axis]
         ub, vb, hb = corners[t, 1, iu], corners[t, 1, iv], corners[t, 1, axis]
         uc, vc, hc = corners[t, 2, iu], corners[t, 2, iv], corners[t, 2, axis]
-        whole = (ub - ua) * (vc - va) - (vb - va) * (uc - ua)
-        if whole == wp.int64(0):
+        total = (ub - ua) * (vc - va) - (vb - va) * (uc - ua)
+        if total == wp.int64(0):
             return
         sizes = wp.vec3i(marks.shape[2], marks.shape[1], marks.shape[0])
         if solid != 0:
@@ -361,7 +361,7 @@ def _define_kernels() -> SimpleNamespace:
             sign = side(ab, ua, va, ub, vb)
             if sign != 0 and sign == side(bc, ub, vb, uc, vc) and sign == side(ca, uc, vc, ua, va):
                 part = wp.float64(ca) * wp.float64(hb - ha) + wp.float64(ab) * wp.float64(hc - ha)
-                height = (wp.float64(ha) + part / wp.float64(whole)) * scale
+                height = (wp.float64(ha) + part / wp.float64(total)) * scale
                 if solid != 0:
                     k = wp.max(wp.int64(wp.ceil(height - wp.float64(0.5))) - wp.int64(z_offset), wp.int64(0))
                     if k < wp.int64(sizes[2]):

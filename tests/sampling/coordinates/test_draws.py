@@ -155,8 +155,8 @@ def test_sobol_fills_every_box_once():
         (lambda: draws.weighted(np.full((2, 2, 2), np.nan)), "finite"),
         (lambda: draws.weighted(np.array([[[1.0, -1.0]]])), "negative"),
         (lambda: draws.weighted(np.zeros((2, 2, 2), bool)), "0 voxels"),
-        (lambda: generator.key_of(-1), "seed is -1"),
-        (lambda: generator.key_of(2**64), "2\\*\\*64"),
+        (lambda: generator.key_of(-1), "seed=-1"),
+        (lambda: generator.key_of(2**64), "to 18446744073709551615"),
     ],
 )
 def test_bad_input(make, text):
@@ -165,6 +165,6 @@ def test_bad_input(make, text):
 
 
 def test_a_seed_is_an_integer():
-    with pytest.raises(TypeError, match=r"seed is 1\.5"):
+    with pytest.raises(TypeError, match=r"seed=1\.5"):
         generator.key_of(1.5)
     assert generator.key_of(None) != generator.key_of(None)

@@ -1,22 +1,14 @@
 """If this fails, volumes from files of other programs are opened as another type."""
 
-import zipfile
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 from linumpy.sampling import create_sampler
 
-DATA = Path(__file__).parents[2] / "data"
-
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("files")
-    for name in ("vdb.zip", "vti.zip"):
-        with zipfile.ZipFile(DATA / name) as archive:
-            archive.extractall(folder)
+def files(extracted):
+    folder = extracted("vdb.zip", "vti.zip")
     np.array([2, 1, 1, 0, 0, 0, 0, 0, 1], "<i4").tofile(folder / "a.bricks")
     np.array([0, 0, 0, 0, 1, 1, 1, 0, 1, 0, 0, 1, 1, 0, 1], "<i4").tofile(folder / "a.grids")
     np.array([3, 4], "<f4").tofile(folder / "a.scalar")

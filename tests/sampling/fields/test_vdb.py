@@ -2,9 +2,7 @@
 
 import contextlib
 import struct
-import zipfile
 import zlib
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,7 +15,6 @@ from linumpy.sampling.files.tree import Levels, flatten
 from tests.support.gpu.field_runs import SIDES, decode, grid_coords, on_gpu
 from tests.support.gpu.nvrtc import compilations, compile_kernel
 
-DATA = Path(__file__).parents[2] / "data"
 OPENVDB = [
     *("float_none", "float_mask", "float_zip", "float_zip_mask", "float_blosc_mask", "float_half_blosc_mask"),
     *("float_half_zip", "double_blosc_mask", "int32_blosc", "int64_zip_mask"),
@@ -25,11 +22,8 @@ OPENVDB = [
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("vdb")
-    with zipfile.ZipFile(DATA / "vdb.zip") as archive:
-        archive.extractall(folder)
-    return folder
+def files(extracted):
+    return extracted("vdb.zip")
 
 
 def truth(file):

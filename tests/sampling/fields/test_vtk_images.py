@@ -5,8 +5,6 @@ import itertools
 import os
 import re
 import sys
-import zipfile
-from pathlib import Path
 from urllib.parse import quote
 
 import numpy as np
@@ -20,7 +18,6 @@ from tests.support.gpu.field_runs import decode, on_gpu
 
 pytest.importorskip("vtkmodules", reason="vtk is not installed: pip install vtk")
 
-DATA = Path(__file__).parents[2] / "data"
 NAMES = [
     *("ascii_none_64_false_false", "binary_none_32_false_false", "binary_zlib_64_true_false"),
     *("binary_lz4_32_false_false", "binary_lzma_64_false_false", "appended_none_64_false_false"),
@@ -38,11 +35,8 @@ LEGACY = "# vtk DataFile Version 3.0\n\nBINARY\nDATASET STRUCTURED_POINTS\n"
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("vti")
-    with zipfile.ZipFile(DATA / "vti.zip") as archive:
-        archive.extractall(folder)
-    return folder
+def files(extracted):
+    return extracted("vti.zip")
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -49,6 +49,14 @@ def stored(folder, dtype="u2", channels=None, axis=0, shape=SHAPE, chunks=CHUNKS
     return voxels, array
 
 
+def break_chunk(folder):
+    """Shorten a chunk of the array; returns its path and its bytes."""
+    chunk = folder / "volume.zarr" / "c" / "1" / "1" / "1"
+    data = chunk.read_bytes()
+    chunk.write_bytes(data[:-5])
+    return chunk, data
+
+
 def paged(folder, reader, cache=40, ahead=3000, window=None, low_high=None, voxels=None, array=None, **kwargs):
     if array is None:
         voxels, array = stored(folder, **kwargs)
@@ -223,9 +231,7 @@ def test_other_orders(options, tmp_path, reader):
 
 def test_a_broken_chunk_is_an_error_each_time(tmp_path, reader):
     voxels, array = stored(tmp_path)
-    chunk = tmp_path / "volume.zarr" / "c" / "1" / "1" / "1"
-    data = chunk.read_bytes()
-    chunk.write_bytes(data[:-5])
+    chunk, data = break_chunk(tmp_path)
     _, field = paged(tmp_path, reader, 300, voxels=voxels, array=array)
     coords, values = points(2000), np.empty((1, 2000), np.float32)
     for _ in range(2):
@@ -239,9 +245,7 @@ def test_a_broken_chunk_is_an_error_each_time(tmp_path, reader):
 def test_a_page_is_not_taken_for_read_when_one_read_with_it_failed(tmp_path, reader):
     """Though its slot was given to another page before anybody waited for that read."""
     voxels, array = stored(tmp_path)
-    chunk = tmp_path / "volume.zarr" / "c" / "1" / "1" / "1"
-    data = chunk.read_bytes()
-    chunk.write_bytes(data[:-5])
+    chunk, data = break_chunk(tmp_path)
     _, field = paged(tmp_path, reader, 16, voxels=voxels, array=array)
     cache, paging = field._cache, field._paging
     broken = int(paging.numbers(np.array([[1, 1, 1]]))[0])

@@ -13,22 +13,7 @@ from tests.support.oracles import decode_by_numcodecs as by_numcodecs
 
 
 def decode_chunk(chain: DecodeChain, stored: bytes | memoryview, out: np.ndarray) -> None:
-    """Decode one chunk.
-
-    Parameters
-    ----------
-    chain : DecodeChain
-        What was done to the chunk.
-    stored : bytes
-        What is stored.
-    out : numpy.ndarray of uint8, (chunk_nbytes,)
-        Where the chunk goes.
-
-    Raises
-    ------
-    DecodeError
-        Broken bytes, a wrong size, a wrong checksum.
-    """
+    """Decode a chunk; arguments and errors as of :func:`.decode_by_numcodecs.decode_chunk`."""
     if chain.host_filter or native.why_no_core() is not None:
         by_numcodecs.decode_chunk(chain, stored, out)
         return

@@ -1,9 +1,9 @@
-"""Decode the stored bytes of one chunk with numcodecs: the oracle of the core's decoders and of the device's.
+"""Decode the stored bytes of a chunk with numcodecs: the oracle of the decoders of the core and of the device.
 
-In: a :class:`~linumpy.plan.codecs.DecodeChain` and stored bytes. Out: the bytes of the chunk, all of them. Errors:
-:class:`DecodeError`, to which the caller adds file and chunk. numcodecs believes what a header says of sizes, and
-decodes to the end what says nothing; here no decoder gets more memory than the chunk needs, whatever is stored. What
-is decoded, and what is refused, is the same as by zarr-python.
+In: a :class:`~linumpy.plan.codecs.DecodeChain` and stored bytes. Out: all bytes of the chunk. Errors:
+:class:`DecodeError`, to which the caller adds file and chunk. numcodecs allocates the size in a header without a check,
+and decodes streams without a size to their end; here no decoder gets more memory than the chunk needs. zarr-python
+decodes, and refuses, the same bytes.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from linumpy.plan.codecs import CHECKSUM_NBYTES, DecodeChain
 
 _BLOSC_HEAD = 16
 _ZSTD_MAGIC, _ZSTD_SKIPPABLE = 0xFD2FB528, 0x184D2A50
-#: Largest window of a zstd frame of unknown size: numcodecs decodes those as a stream, where zstd has this limit.
+#: Largest window of a zstd frame of unknown size, which numcodecs decodes as a stream: a limit of zstd.
 _ZSTD_WINDOW = 2**27 + 1
 
 
 class DecodeError(ValueError):
-    """Stored bytes are not what an encoder makes of a chunk."""
+    """No encoder makes these stored bytes from a chunk."""
 
 
 def decode_chunk(chain: DecodeChain, stored: bytes | memoryview, out: np.ndarray) -> None:
-    """Decode one chunk.
+    """Decode a chunk.
 
     Parameters
     ----------
     chain : DecodeChain
-        What was done to the chunk.
+        The codecs of the chunk.
     stored : bytes
-        What is stored.
+        Stored bytes.
     out : numpy.ndarray of uint8, (chunk_nbytes,)
-        Where the chunk goes.
+        Receives the chunk.
 
     Raises
     ------
@@ -54,19 +54,19 @@ def decode_chunk(chain: DecodeChain, stored: bytes | memoryview, out: np.ndarray
         return
     decoded = np.empty(_filtered_nbytes(chain, len(out)) + chain.tail_nbytes, np.uint8)
     _decompress(chain.compressor, memoryview(stored), decoded)
-    rest = decoded.data
+    content = decoded.data
     if chain.tail_nbytes:
-        rest = _without_checksum(rest, "decoded bytes")
+        content = _without_checksum(content, "decoded bytes")
     if chain.host_filter:
-        rest = _without_filter(chain.host_filter, rest)
-        _check_size(len(rest), len(out))
+        content = _without_filter(chain.host_filter, content)
+        _check_size(len(content), len(out))
     if chain.shuffle:
-        rest = _without_shuffle(chain.shuffle, rest)
-    out[:] = np.frombuffer(rest, np.uint8)
+        content = _without_shuffle(chain.shuffle, content)
+    out[:] = np.frombuffer(content, np.uint8)
 
 
 def _filtered_nbytes(chain: DecodeChain, chunk_nbytes: int) -> int:
-    """Bytes of a chunk as its host filter leaves them: as many elements, of the dtype that it stores."""
+    """Return the bytes of a chunk after its host filter: the same number of elements, of the dtype that it stores."""
     if not chain.host_filter:
         return chunk_nbytes
     settings = json.loads(chain.host_filter)
@@ -85,7 +85,7 @@ def _without_filter(host_filter: str, data: memoryview) -> memoryview:
         decoded = numcodecs.get_codec(settings).decode(data)
     except MemoryError:
         raise
-    except Exception as error:  # a number of bytes that is no whole number of elements, for one
+    except Exception as error:  # for example a number of bytes that is no multiple of the element's size
         raise DecodeError(f"filter {settings['id']!r}: {error}") from error
     return np.ascontiguousarray(decoded).view(np.uint8).reshape(-1).data
 
@@ -129,14 +129,14 @@ def _copy(stored: memoryview, out: np.ndarray) -> None:
 
 
 def _zstd(stored: memoryview, out: np.ndarray) -> None:
-    if _zstd_head(stored)[0] != len(out):  # several frames, or one that does not say how long its content is
+    if _zstd_head(stored)[0] != len(out):  # several frames, or a frame of unknown size
         frames = _zstd_frames(stored)
         known = [content for content, _ in frames if content is not None]
         if len(known) == len(frames):
             _check_size(sum(known), len(out))
         elif any(content is None and window > _ZSTD_WINDOW for content, window in frames):
             raise DecodeError("a zstd frame whose size is not known has a window of more than 128 MiB")
-    # With sizes that are not known it must fill `out` exactly; else it does, after the checks above.
+    # Frames of unknown size must fill `out` exactly; others do, after the checks above.
     numcodecs.Zstd().decode(stored, out)
 
 
@@ -146,11 +146,11 @@ def _zstd_head(frame: memoryview) -> tuple[int | None, int, int]:
     Returns
     -------
     content : int or None
-        Decoded bytes; None where the frame does not tell. A skippable frame has none.
+        Number of decoded bytes; None if unknown; 0 for a skippable frame.
     window : int
         Bytes of the window.
     nbytes : int
-        Of the header; of a skippable frame, of all of it.
+        Bytes of the header, or of the whole skippable frame.
     """
     magic = int.from_bytes(frame[:4], "little")
     if magic & ~15 == _ZSTD_SKIPPABLE and len(frame) >= 8:
@@ -179,7 +179,7 @@ def _zstd_frames(stored: memoryview) -> list[tuple[int | None, int]]:
         last = int.from_bytes(stored[:4], "little") != _ZSTD_MAGIC
         while not last:
             head = int.from_bytes(stored[at : at + 3], "little")
-            # A block of one repeated byte stores that.
+            # A block of a repeated byte stores the byte once.
             last, at = bool(head & 1), at + 3 + (1 if head >> 1 & 3 == 1 else head >> 3)
             if last:
                 at += checksum
@@ -199,7 +199,7 @@ def _lz4(stored: memoryview, out: np.ndarray) -> None:
 
 
 def _blosc(stored: memoryview, out: np.ndarray) -> None:
-    """Compare the sizes that the header gives; the library believes them and would read beyond the bytes."""
+    """Check the sizes in the header: the library does not, and would read beyond the bytes."""
     if len(stored) < _BLOSC_HEAD:
         raise DecodeError(f"{len(stored)} bytes are too few for a Blosc header")
     nbytes, _, stored_nbytes = np.frombuffer(stored[4:_BLOSC_HEAD], "<u4").tolist()
@@ -217,7 +217,7 @@ def _zlib(stored: memoryview, out: np.ndarray) -> None:
 
 
 def _gzip(stored: memoryview, out: np.ndarray) -> None:
-    """Decode all members, as Python's module takes them, which numcodecs uses."""
+    """Decode all members, as Python's module does, which numcodecs uses."""
     with gzip.GzipFile(fileobj=io.BytesIO(stored), mode="rb") as members:
         _put(members.read(len(out) + 1), out)
 

@@ -51,7 +51,7 @@ def images(seed=0):
         ("u1", "perspective", (), {"rays": "camera"}),
         ("f2", "perspective", (), {"rays": "world", "alpha": "straight", "shutter": (0.0, 0.0, 1.0, 0.0)}),
     ]
-    made = []
+    scene = []
     for number, (dtype, lens, params, options) in enumerate(kinds):
         pixels, start = _pixels(rng, dtype), pose(rng, options.get("distance", 3.0))
         height, width = pixels.shape[:2]
@@ -63,41 +63,41 @@ def images(seed=0):
         if "distortion" in options:
             more["distortion"] = rng.normal(0, 0.01, (4, 6, 2)).astype("f4")
         if "rays" in options:
-            given = np.zeros((height, width, 6), "f4")
-            given[..., :3] = rng.normal(0, 0.1, (height, width, 3))
-            given[..., 3:] = rng.normal((0, 0, 2), 0.2, (height, width, 3))
-            given[:, ::7, 3:] = 0
+            rays = np.zeros((height, width, 6), "f4")
+            rays[..., :3] = rng.normal(0, 0.1, (height, width, 3))
+            rays[..., 3:] = rng.normal((0, 0, 2), 0.2, (height, width, 3))
+            rays[:, ::7, 3:] = 0
             if options["rays"] == "world":
-                given[..., :3] += start[:, 3]
-                given[..., 3:] = given[..., 3:] @ start[:, :3].T.astype("f4")
-            more |= {"rays": given, "rays_frame": options["rays"]}
-        made.append(
+                rays[..., :3] += start[:, 3]
+                rays[..., 3:] = rays[..., 3:] @ start[:, :3].T.astype("f4")
+            more |= {"rays": rays, "rays_frame": options["rays"]}
+        scene.append(
             Image(
                 pixels, focal=options.get("focal", (40.0, 42.0)), principal=(15.5, 12.25), lens=lens,
                 lens_params=params, start_pose=start, extra=(float(number), -1.5),
                 alpha=options.get("alpha"), **more,
             )
         )  # fmt: skip
-    return Images.of(made)
+    return Images.of(scene)
 
 
 def without_distributions(images):
-    """Those of the images whose pixels are drawn uniformly."""
-    return Images.of([one for one in images.images if one.pixel_cdf is None])
+    """Return the images whose pixels are drawn uniformly."""
+    return Images.of([image for image in images.images if image.pixel_cdf is None])
 
 
 def to_device(images, asarray):
     """The same images with their arrays on a device."""
     from dataclasses import replace
 
-    made = []
-    for one in images.images:
-        arrays = {name: getattr(one, name) for name in ("pixels", "rays", "distortion")}
+    on_device = []
+    for image in images.images:
+        arrays = {name: getattr(image, name) for name in ("pixels", "rays", "distortion")}
         arrays = {name: asarray(array) for name, array in arrays.items() if array is not None}
-        if one.pixel_cdf is not None:
-            arrays["pixel_cdf"] = PixelCDF(asarray(one.pixel_cdf.y), asarray(one.pixel_cdf.x))
-        made.append(replace(one, **arrays))
-    return Images.of(made)
+        if image.pixel_cdf is not None:
+            arrays["pixel_cdf"] = PixelCDF(asarray(image.pixel_cdf.y), asarray(image.pixel_cdf.x))
+        on_device.append(replace(image, **arrays))
+    return Images.of(on_device)
 
 
 def grid(kind="sparse", mips=2, seed=0):

@@ -1,4 +1,4 @@
-"""Volumes of the sampler's tests, and what is true of them by SciPy."""
+"""Volumes of the sampler's tests, and their values by SciPy."""
 
 import numpy as np
 from scipy import ndimage
@@ -13,12 +13,12 @@ def truth(voxels, coords, order, low_high=None):
         low, high = low_high
         voxels = np.clip((voxels - low) / (high - low), 0, 1) if high > low else voxels * 0
     shape = np.array(voxels.shape[1:])
-    place = coords[:, ::-1].astype(np.float64) * shape - 0.5
+    position = coords[:, ::-1].astype(np.float64) * shape - 0.5
     if order == 0:
-        at = np.clip(np.floor(place + 0.5), 0, shape - 1).astype(int)
+        at = np.clip(np.floor(position + 0.5), 0, shape - 1).astype(int)
         return voxels[:, *at.T]
-    place = np.clip(place, 0, shape - 1).T
-    return np.stack([ndimage.map_coordinates(one, place, order=order, mode="mirror") for one in voxels])
+    position = np.clip(position, 0, shape - 1).T
+    return np.stack([ndimage.map_coordinates(channel, position, order=order, mode="mirror") for channel in voxels])
 
 
 def voxels_of(dtype, channels=1, dims=DIMS, seed=0):

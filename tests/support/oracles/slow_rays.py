@@ -113,23 +113,23 @@ def mip_of(position, step, mips):
     return mips - 1
 
 
-def float32_samples(occupied, origin, direction, start, step, leave, most):
+def float32_samples(occupied, origin, direction, start, step, leave, limit):
     """Points start + k · step of a ray that lie in occupied voxels, in float32; equal steps.
 
     All in the grid's coordinates, but t, step and leave, in the world's units.
     """
     f = np.float32
-    mips, found, k = len(occupied), [], 0
+    mips, samples, k = len(occupied), [], 0
     scale = abs(np.linalg.norm(direction.astype(float)))
-    while f(start + f(k) * step) < leave and len(found) < most:
+    while f(start + f(k) * step) < leave and len(samples) < limit:
         t = f(start + f(k) * step)
         position = [f(origin[a] + f(t * direction[a])) for a in range(3)]
         mip = mip_of(position, float(step) * scale, mips)
         x, y, z = (voxel_of(float(c), mip) for c in position)
         if occupied[mip, z, y, x]:
-            found.append(k)
+            samples.append(k)
         k += 1
-    return found
+    return samples
 
 
 def distances(first, count, cone, shortest, longest):

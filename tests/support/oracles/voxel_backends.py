@@ -1,4 +1,4 @@
-"""Backends that take NumPy arrays wherever they work, for tests."""
+"""Backends for tests, which take NumPy arrays on the host and on a device."""
 
 import importlib.util
 
@@ -38,13 +38,13 @@ def on_host(patch):
     cupy = install(patch)
     patch.setattr(warp_backend, "require_cuda", lambda: cupy)
     patch.setattr(warp_backend, "_stream", lambda device, pointer: None)
-    made = warp_backend.WarpBackend("cuda")
-    made._device = "cpu"
-    return made
+    backend = warp_backend.WarpBackend("cuda")
+    backend._device = "cpu"
+    return backend
 
 
 class Tried:
-    """A backend whose methods take NumPy arrays and give them back, wherever it works; for tests."""
+    """A backend whose methods take and return NumPy arrays, on the host and on a device."""
 
     def __init__(self, name, patch):
         self.backend = make(name, patch)
@@ -55,17 +55,21 @@ class Tried:
 
     def __getattr__(self, method):
         def call(*arguments, **options):
-            taken = [self.put(one) if isinstance(one, np.ndarray) and one.dtype == bool else one for one in arguments]
-            found = getattr(self.backend, method)(*taken, **options)
-            for given, here in zip(arguments, taken, strict=True):
-                if here is not given and isinstance(given, np.ndarray):
-                    given[...] = to_host(here)  # what is changed in place
-            return tuple(map(self._get, found)) if isinstance(found, tuple) else self._get(found)
+            moved = [self.put(mask) if _is_mask(mask) else mask for mask in arguments]
+            result = getattr(self.backend, method)(*moved, **options)
+            for mask, device_mask in zip(arguments, moved, strict=True):
+                if _is_mask(mask):
+                    mask[...] = to_host(device_mask)  # methods may change masks in place
+            return tuple(map(self._get, result)) if isinstance(result, tuple) else self._get(result)
 
         return call
 
-    def _get(self, found):
-        if hasattr(found, "shape"):
-            assert isinstance(found, self.backend.xp.ndarray) or found.shape == ()
-            return to_host(found)
-        return found
+    def _get(self, result):
+        if hasattr(result, "shape"):
+            assert isinstance(result, self.backend.xp.ndarray) or result.shape == ()
+            return to_host(result)
+        return result
+
+
+def _is_mask(argument):
+    return isinstance(argument, np.ndarray) and argument.dtype == bool

@@ -1,4 +1,4 @@
-"""What the operations mean, written down as plainly as can be: loops over voxels, and whole numbers or fractions."""
+"""Slow references of the operations: loops over voxels, in integers or fractions."""
 
 from fractions import Fraction
 
@@ -7,19 +7,19 @@ import numpy as np
 
 def offsets_of(structure):
     """The offsets of an element whose origin is ``shape // 2``."""
-    return [tuple(np.array(one) - np.array(structure.shape) // 2) for one in np.argwhere(structure)]
+    return [tuple(np.array(index) - np.array(structure.shape) // 2) for index in np.argwhere(structure)]
 
 
 def ball_offsets(radius, pitch):
     """The offsets (dz, dy, dx) within a radius, in exact arithmetic; `pitch` is (x, y, z)."""
-    limit, steps = Fraction(radius) ** 2, [Fraction(one) for one in reversed(pitch)]
+    limit, steps = Fraction(radius) ** 2, [Fraction(step) for step in reversed(pitch)]
     reach = [int(Fraction(radius) / step) + 1 for step in steps]
-    found = []
+    offsets = []
     for index in np.ndindex(*(2 * n + 1 for n in reach)):
         offset = [i - n for i, n in zip(index, reach, strict=True)]
         if sum((k * step) ** 2 for k, step in zip(offset, steps, strict=True)) <= limit:
-            found.append(tuple(offset))
-    return found
+            offsets.append(tuple(offset))
+    return offsets
 
 
 def dilated(mask, offsets, border=False):
@@ -46,16 +46,16 @@ def at(mask, index, border):
 
 def in_capsule(shape, p0, p1, radius, origin, pitch, z_offset=0):
     """The voxels whose centres lie within a radius of a segment, in exact arithmetic."""
-    a, b = ([Fraction(one) for one in point] for point in (p0, p1))
+    a, b = ([Fraction(coordinate) for coordinate in point] for point in (p0, p1))
     d = [q - p for p, q in zip(a, b, strict=True)]
-    length2, limit = sum(one * one for one in d), Fraction(radius) ** 2
+    length2, limit = sum(step * step for step in d), Fraction(radius) ** 2
     out = np.zeros(shape, bool)
     for z, y, x in np.ndindex(*shape):
         c = [
             Fraction(o) + (i + Fraction(1, 2)) * Fraction(s)
             for o, i, s in zip(origin, (x, y, z + z_offset), pitch, strict=True)
         ]
-        v = [one - p for one, p in zip(c, a, strict=True)]
+        v = [q - p for q, p in zip(c, a, strict=True)]
         t = Fraction(0)
         if length2:
             t = min(max(sum(p * q for p, q in zip(v, d, strict=True)) / length2, Fraction(0)), Fraction(1))
@@ -70,15 +70,15 @@ def winding_numbers(shape, vertices, triangles, origin, pitch):
     total = np.zeros(len(centres))
     for corners in np.asarray(vertices, float)[np.asarray(triangles)]:
         a, b, c = (corner - centres for corner in corners)
-        la, lb, lc = (np.linalg.norm(one, axis=1) for one in (a, b, c))
+        la, lb, lc = (np.linalg.norm(vector, axis=1) for vector in (a, b, c))
         volume = np.einsum("ij,ij->i", a, np.cross(b, c))
-        rest = (
+        denominator = (
             la * lb * lc
             + np.einsum("ij,ij->i", a, b) * lc
             + np.einsum("ij,ij->i", b, c) * la
             + np.einsum("ij,ij->i", c, a) * lb
         )
-        total += 2 * np.arctan2(volume, rest)
+        total += 2 * np.arctan2(volume, denominator)
     return (total / (4 * np.pi)).reshape(shape)
 
 
@@ -118,6 +118,6 @@ def components(mask, connectivity):
 
 
 def filled(mask):
-    """The mask and what no path of faces outside it connects with the border."""
+    """The mask, and the voxels that no path of face neighbours outside it connects with the border."""
     labels, _ = components(np.pad(~mask, 1, constant_values=True), 6)
     return (labels != labels[0, 0, 0])[1:-1, 1:-1, 1:-1]

@@ -1,11 +1,11 @@
-// Sample bricks of cells of several levels: the sum of w * value over the sum of w, of the hat functions w of all cells;
-// a hat is one at the centre of its cell, falls linearly and is two cells wide along each axis.
+// Sample bricks of cells of several levels: the sum of w * value divided by the sum of w, over the hat functions w of
+// all cells. A hat function is 1 at the centre of its cell, falls linearly, and is two cells wide along each axis.
 #include "number.cuh"
 #include "box_lists.cuh"
 
 struct alignas(16) Brick {
     float lower[3];  // from the corner of the domain
-    float cells;  // in a unit of length
+    float cells;  // per unit of length
     int64 offset;  // of its values
     unsigned short size[3], unused;
 };
@@ -35,10 +35,10 @@ __device__ void add_brick(const Brick &brick, const float *__restrict__ values, 
 #pragma unroll
     for (int corner = 0; corner < 8; ++corner) {  // all eight loads are issued before the first is waited for
         const int x = low[0] + (corner & 1), y = low[1] + (corner >> 1 & 1), z = low[2] + (corner >> 2);
-        const bool there = x >= 0 && y >= 0 && z >= 0 && x < brick.size[0] && y < brick.size[1] && z < brick.size[2];
+        const bool valid = x >= 0 && y >= 0 && z >= 0 && x < brick.size[0] && y < brick.size[1] && z < brick.size[2];
         const float full = (corner & 1 ? weight[0] : 1 - weight[0]) * (corner & 2 ? weight[1] : 1 - weight[1]) *
                            (corner & 4 ? weight[2] : 1 - weight[2]);
-        share[corner] = there ? full : 0.0f;
+        share[corner] = valid ? full : 0.0f;
         const int64 row = static_cast<int64>(z) * brick.size[1] + y;
         value[corner] = share[corner] != 0 ? values[brick.offset + row * brick.size[0] + x] : 0.0f;
     }

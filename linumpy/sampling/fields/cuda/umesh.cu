@@ -1,5 +1,5 @@
-// Sample grids of vertices and the elements that stitch them. Of all that may hold a point, the first that does gives
-// the value: grids in front, then elements, each by its number.
+// Sample grids of vertices and the elements that stitch them. A point has the value of the first grid or element that
+// contains it: grids come first, then elements, each in the order of their numbers.
 #include "number.cuh"
 #include "box_lists.cuh"
 
@@ -7,13 +7,13 @@ struct Box { float low[3], high[3]; };
 
 struct Grid {
     float lower[3];  // of the first vertex
-    float cells;     // in a unit of length
+    float cells;     // per unit of length
     int64 offset;    // of its values
     int size[3], unused;
 };
 
 struct alignas(16) Vertex { float position[3], value; };
-struct alignas(16) Corners { int vertex[8]; };  // -1 behind the last
+struct alignas(16) Corners { int vertex[8]; };  // padded with -1
 
 struct Frame {
     float extent[3];
@@ -22,9 +22,9 @@ struct Frame {
     int grids, unused;
 };
 
-// How far outside an element, in its own coordinates, a point may seem to be; arithmetic is off by less.
+// Distance from an element, in its own coordinates, up to which a point counts as inside; rounding errors are smaller.
 constexpr double TOLERANCE = 1e-7, CONVERGED = 1e-9;
-constexpr int MOST_STEPS = 20;
+constexpr int MAX_STEPS = 20;
 
 __device__ bool in_grid(const Grid &grid, const float *__restrict__ values, const float (&point)[3], float &value) {
     int low[3];
@@ -49,7 +49,7 @@ __device__ bool in_grid(const Grid &grid, const float *__restrict__ values, cons
     return !empty;
 }
 
-// Weights of vertices at coordinates r of an element, and their derivatives. CORNERS says which element it is.
+// Weights of vertices at coordinates r of an element with CORNERS vertices, and their derivatives.
 template <int CORNERS>
 __device__ void weights_at(const double (&r)[3], double (&n)[CORNERS], double (&d)[CORNERS][3]);
 
@@ -82,7 +82,7 @@ template <> __device__ void weights_at<6>(const double (&r)[3], double (&n)[6], 
     }
 }
 
-// r: two coordinates in the base times the third, which is 1 in the base and 0 at the tip; so nothing is singular there.
+// r: two coordinates in the base times the third, which is 1 in the base and 0 at the tip, so the tip is not singular.
 template <> __device__ void weights_at<5>(const double (&r)[3], double (&n)[5], double (&d)[5][3]) {
     const double a = r[0], b = r[1], t = r[2];
     const bool tip = fabs(t) < 1e-12;
@@ -111,22 +111,22 @@ __device__ double cross_dot(const double (&a)[3], const double (&b)[3], const do
     return a[0] * (b[1] * c[2] - b[2] * c[1]) + a[1] * (b[2] * c[0] - b[0] * c[2]) + a[2] * (b[0] * c[1] - b[1] * c[0]);
 }
 
-// Coordinates of a point in an element by Newton's method from its middle. A step ends near the element.
+// Find a point in the coordinates of an element by Newton's method from its middle. Steps stay near the element.
 template <int CORNERS>
 __device__ bool in_curved(const Corners &corners, const Vertex *__restrict__ vertices, const float (&point)[3],
                           float &value) {
     double position[CORNERS][3], n[CORNERS], d[CORNERS][3];
-    float held[CORNERS];
+    float values[CORNERS];
 #pragma unroll
     for (int k = 0; k < CORNERS; ++k) {
         const Vertex vertex = vertices[corners.vertex[k]];
-        held[k] = vertex.value;
+        values[k] = vertex.value;
         for (int axis = 0; axis < 3; ++axis)
             position[k][axis] = static_cast<double>(vertex.position[axis]) - point[axis];
     }
     const double middle = CORNERS == 8 ? 0.5 : CORNERS == 6 ? 1.0 / 3 : 0.375;
     double r[3] = {middle, middle, CORNERS == 5 ? 0.75 : 0.5};
-    for (int step = 0; step < MOST_STEPS; ++step) {
+    for (int step = 0; step < MAX_STEPS; ++step) {
         weights_at<CORNERS>(r, n, d);
         double along[3][3] = {}, miss[3] = {};
 #pragma unroll
@@ -150,7 +150,7 @@ __device__ bool in_curved(const Corners &corners, const Vertex *__restrict__ ver
             if (!is_inside<CORNERS>(r)) return false;
             weights_at<CORNERS>(r, n, d);
             double sum = 0;
-            for (int k = 0; k < CORNERS; ++k) sum += n[k] * held[k];
+            for (int k = 0; k < CORNERS; ++k) sum += n[k] * values[k];
             value = static_cast<float>(sum);
             return true;
         }
@@ -161,13 +161,13 @@ __device__ bool in_curved(const Corners &corners, const Vertex *__restrict__ ver
 __device__ bool in_tet(const Corners &corners, const Vertex *__restrict__ vertices, const float (&point)[3],
                        float &value) {
     double edge[3][3], to[3];
-    float held[4];
+    float values[4];
     const Vertex first = vertices[corners.vertex[0]];
-    held[0] = first.value;
+    values[0] = first.value;
 #pragma unroll
     for (int k = 0; k < 3; ++k) {
         const Vertex vertex = vertices[corners.vertex[k + 1]];
-        held[k + 1] = vertex.value;
+        values[k + 1] = vertex.value;
         to[k] = static_cast<double>(point[k]) - first.position[k];
         for (int axis = 0; axis < 3; ++axis)
             edge[k][axis] = static_cast<double>(vertex.position[axis]) - first.position[axis];
@@ -177,7 +177,7 @@ __device__ bool in_tet(const Corners &corners, const Vertex *__restrict__ vertic
     const double b = cross_dot(to, edge[1], edge[2]) / volume, c = cross_dot(edge[0], to, edge[2]) / volume;
     const double d = cross_dot(edge[0], edge[1], to) / volume, a = 1 - b - c - d;
     if (!(fmin(fmin(a, b), fmin(c, d)) >= -TOLERANCE)) return false;
-    value = static_cast<float>(a * held[0] + b * held[1] + c * held[2] + d * held[3]);
+    value = static_cast<float>(a * values[0] + b * values[1] + c * values[2] + d * values[3]);
     return true;
 }
 
@@ -207,10 +207,10 @@ extern "C" __global__ void __launch_bounds__(256)
 #pragma unroll
         for (int axis = 0; axis < 3; ++axis) near &= point[axis] >= box.low[axis] && point[axis] <= box.high[axis];
         if (!near) continue;
-        float found;
-        if (number < frame->grids ? in_grid(grids[number], grid_values, point, found)
-                                  : in_element(elements[number - frame->grids], vertices, point, found)) {
-            value = found;
+        float inside_value;
+        if (number < frame->grids ? in_grid(grids[number], grid_values, point, inside_value)
+                                  : in_element(elements[number - frame->grids], vertices, point, inside_value)) {
+            value = inside_value;
             break;
         }
     }

@@ -1,0 +1,169 @@
+"""Pages of a Zarr volume in a fixed number of slots on a device; the least recently used pages are replaced.
+
+In: the numbers of pages, and a Reader, which reads them. Out: an array of slots, and a table of the slot of each page.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from linumpy.io.volume import Volume
+from linumpy.sampling.paging.plan import Paging
+
+if TYPE_CHECKING:
+    from linumpy.gpu import Reader
+    from linumpy.gpu.read.ticket import Ticket
+
+_NO_PAGES = np.empty(0, np.int64)
+#: Largest number of pages that a job reads.
+_PAGES_PER_JOB = 256
+
+
+class PageCache:
+    """Slots on a device, and the page in each. Pages are numbered in C order.
+
+    The reader's own cache cannot serve here: it keeps chunks as they are stored, and only its scatter kernels may read
+    them, while the kernel of a sampler reads whole pages in place, of native byte order, by the table.
+
+    Parameters
+    ----------
+    volumes : sequence of Volume
+        One for each channel.
+    paging : Paging
+        Of the volume.
+    slots : int
+        Number of pages in memory.
+    dtype : dtype
+        Of the voxels in memory.
+    reader : Reader
+        Its ``submit_rows(array, regions, slots, rows, kept)`` returns a ticket, whose ``result()`` waits for all pages.
+    xp : module
+        CuPy; NumPy with a reader of host memory.
+    """
+
+    def __init__(
+        self, volumes: Sequence[Volume], paging: Paging, slots: int, dtype: np.dtype, reader: Reader, xp: ModuleType
+    ) -> None:
+        self._volumes, self.paging, self._reader, self._xp = volumes, paging, reader, xp
+        self.slots = xp.zeros((slots, len(volumes), *paging.page), dtype)
+        self._slot = np.full(math.prod(paging.pages), -1, np.int32)  # of each page; -1: not in memory
+        self._page = np.full(slots, -1, np.int64)  # in each slot; -1: empty
+        self._used = np.full(slots, -1, np.int64)  # request that used each slot last; -1: empty
+        self._read_of = np.full(slots, -1, np.int64)  # number of the read that fills each slot; -1: none
+        self._reads: dict[int, list[Ticket]] = {}
+        self._now = self._last_read = 0
+        self.table = xp.zeros(paging.pages, np.int32)
+        self._is_current = False
+        self.read = 0  # number of pages so far
+
+    def holds(self, pages: np.ndarray) -> bool:
+        """Return whether all pages are in memory, or being read."""
+        return bool((self._slot[pages] >= 0).all())
+
+    def request(self, pages: np.ndarray, keep: np.ndarray = _NO_PAGES) -> None:
+        """Begin to read missing pages into the least recently used slots, but not into slots of pages to keep.
+
+        If too few slots are left, only the first missing pages are read.
+        """
+        if not len(pages):
+            return
+        self._now += 1
+        slots = self._slot[np.concatenate([pages, keep])]
+        self._used[slots[slots >= 0]] = self._now
+        missing = pages[self._slot[pages] < 0][: int((self._used < self._now).sum())]
+        if not len(missing):
+            return
+        taken = np.argpartition(self._used, len(missing) - 1)[: len(missing)]
+        self._empty(taken)
+        self._is_current = False
+        try:
+            self._page[taken], self._slot[missing], self._used[taken] = missing, taken, self._now
+            for first in range(0, len(missing), _PAGES_PER_JOB):
+                part = slice(first, first + _PAGES_PER_JOB)
+                self._submit(missing[part], taken[part])
+        except BaseException:
+            self._forget(missing)  # they must not count as read
+            raise
+        self.read += len(missing)
+
+    def _submit(self, pages: np.ndarray, slots: np.ndarray) -> None:
+        """Begin to read pages by one job a channel; its tickets are noted even if a later channel fails."""
+        self._last_read += 1
+        tickets = self._reads[self._last_read] = []
+        self._read_of[slots] = self._last_read
+        start, stop = self.paging.bounds(pages)
+        for channel, volume in enumerate(self._volumes):
+            regions = np.empty((len(pages), len(volume.index), 2), np.int64)
+            in_space = [index is None for index in volume.index]
+            regions[:, in_space, 0], regions[:, in_space, 1] = start, stop
+            for axis, index in enumerate(volume.index):
+                if index is not None:
+                    regions[:, axis] = index, index + 1
+            tickets.append(self._reader.submit_rows(volume.array, regions, self.slots[:, channel], slots, in_space))
+
+    def wait(self, pages: np.ndarray) -> None:
+        """Wait until pages are in memory; kernels that are queued on the current stream from now on may read them.
+
+        Raises
+        ------
+        ChunkError, OSError
+            A page could not be read. The next request reads it again, and all pages of the same job.
+        """
+        assert self.holds(pages), "more pages are requested at once than there are slots"
+        reads = self._read_of[self._slot[pages]]
+        try:
+            for number in np.unique(reads[reads >= 0]).tolist() if self._reads else []:
+                for ticket in self._reads[number]:
+                    ticket.result()
+                self._end(number)
+        except BaseException:
+            self._forget(pages)
+            raise
+        if not self._is_current:
+            # A new table: kernels that read the previous table may not have run yet.
+            self.table = self._xp.asarray(np.maximum(self._slot, 0).reshape(self.paging.pages))
+            self._is_current = True
+
+    def _end(self, number: int) -> None:
+        """Note that a read has ended."""
+        del self._reads[number]
+        self._read_of[self._read_of == number] = -1
+
+    def _await(self, slots: np.ndarray) -> list[int]:
+        """Wait until no read writes to slots any more; returns the numbers of failed reads, which are kept."""
+        reads, failed = self._read_of[slots], []
+        for number in np.unique(reads[reads >= 0]).tolist():
+            errors = 0
+            for ticket in self._reads[number]:
+                try:
+                    ticket.result()
+                except Exception:
+                    errors += 1
+            if errors:
+                failed.append(number)
+            else:
+                self._end(number)
+        return failed
+
+    def _empty(self, slots: np.ndarray) -> None:
+        """Empty slots; waiting for another page of a failed read still raises its error."""
+        failed = self._await(slots)
+        pages = self._page[slots]
+        self._slot[pages[pages >= 0]] = -1
+        self._page[slots] = self._used[slots] = self._read_of[slots] = -1
+        for number in failed:
+            if not (self._read_of == number).any():
+                del self._reads[number]
+        self._is_current = False
+
+    def _forget(self, pages: np.ndarray) -> None:
+        """Empty the slots of pages, and of all pages of their failed reads."""
+        slots = self._slot[pages]
+        slots = slots[slots >= 0]
+        failed = self._await(slots)
+        self._empty(np.union1d(slots, np.flatnonzero(np.isin(self._read_of, failed))))
