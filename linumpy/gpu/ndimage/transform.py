@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
-from typing import Any
 
 import numpy as np
-from numpy.typing import DTypeLike
+from numpy.typing import ArrayLike, DTypeLike
 
 from linumpy.arrays import Array
 from linumpy.device import array_module, is_device_array
@@ -22,13 +21,12 @@ from linumpy.gpu.ndimage.arguments import (
     check_spline,
     read_affine,
     read_coordinates,
-    read_output,
     read_output_shape,
     read_spline,
+    read_target,
 )
 from linumpy.gpu.ndimage.dispatch import GridMap
 from linumpy.gpu.ndimage.nearest import Line
-from linumpy.gpu.ndimage.target import Target
 
 
 def map_coordinates(
@@ -93,14 +91,14 @@ def map_coordinates(
     if points.shape[:1] != (image.ndim,):
         raise ValueError(f"coordinates of shape {points.shape}: an image of {image.ndim} axes needs as many rows")
     shape = tuple(points.shape[1:])
-    target = Target(shape, *read_output(output, image, shape))
+    target = read_target(output, image, shape)
     return dispatch.sample_at(image, points, spline, target)
 
 
 def affine_transform(
     image: Array,
-    matrix: Any,
-    offset: Any = 0.0,
+    matrix: ArrayLike,
+    offset: ArrayLike = 0.0,
     *,
     output_shape: Sequence[int] | None = None,
     order: int = 3,
@@ -153,7 +151,7 @@ def affine_transform(
     spline = read_spline(image, order, mode, cval, prefilter)
     shape = read_output_shape(output_shape, output, image.shape)
     linear, shift = read_affine(matrix, offset, image.ndim, len(shape))
-    target = Target(shape, *read_output(output, image, shape))
+    target = read_target(output, image, shape)
     return dispatch.sample_grid(
         image, GridMap(linear, shift, _lines(linear, shift, image.shape, shape)), spline, target
     )
@@ -174,7 +172,7 @@ def _lines(
 
 def geometric_transform(
     image: Array,
-    mapping: Callable[..., Sequence[Any]],
+    mapping: Callable[..., Sequence[Array | float]],
     output_shape: Sequence[int] | None = None,
     *,
     order: int = 3,
@@ -182,8 +180,8 @@ def geometric_transform(
     cval: float = 0.0,
     prefilter: bool = True,
     output: Array | DTypeLike | None = None,
-    extra_arguments: Sequence[Any] = (),
-    extra_keywords: Mapping[str, Any] | None = None,
+    extra_arguments: Sequence[object] = (),
+    extra_keywords: Mapping[str, object] | None = None,
 ) -> Array:
     """Sample an image at coordinates that a function computes.
 
@@ -192,8 +190,8 @@ def geometric_transform(
     image : numpy.ndarray or cupy.ndarray
         Of any rank.
     mapping : callable
-        Takes the coordinates of voxels of the result, a tuple with one entry for each of its axes, and returns those in
-        the image, one for each of the image's axes. For a NumPy image SciPy calls it for each voxel, with integers.
+        Takes coordinates in the result, a tuple with one entry for each of its axes, and returns coordinates in the
+        image, one for each of the image's axes. For a NumPy image SciPy calls it for each voxel, with integers.
         For a CuPy image it is called once, with CuPy arrays of int64 that broadcast to `output_shape` (the k-th has the
         result's size along axis k and 1 along the others); its results must broadcast to `output_shape`, too, and may
         be plain numbers. A function of arithmetic, such as ``lambda o: (o[0] + 0.5, 2 * o[1])``, works for both.
@@ -212,8 +210,8 @@ def geometric_transform(
     Raises
     ------
     ValueError
-        An argument that does not fit; a `mapping` that returns another number of coordinates than the image has axes,
-        or some that do not broadcast to `output_shape`; an image without voxels.
+        An argument that does not fit; a `mapping` whose results are not one for each axis of the image or do not
+        broadcast to `output_shape`; an image without voxels.
     TypeError
         As for :func:`map_coordinates`.
 
@@ -224,10 +222,10 @@ def geometric_transform(
     check_image(image)
     spline = read_spline(image, order, mode, cval, prefilter)
     shape = read_output_shape(output_shape, output, image.shape)
-    target = Target(shape, *read_output(output, image, shape))
+    target = read_target(output, image, shape)
     if not callable(mapping):
         raise TypeError(
-            f"mapping={mapping!r}: a function from coordinates of the result to those in the image is needed"
+            f"mapping={mapping!r}: a function from coordinates in the result to coordinates in the image is needed"
         )
     if not np.iterable(extra_arguments) or not isinstance(extra_keywords, Mapping | None):
         raise TypeError(
@@ -239,7 +237,7 @@ def geometric_transform(
         return dispatch.sample_at(image, points, spline, target)
     from scipy import ndimage
 
-    def call(source: Any, out: Any) -> Any:
+    def call(source: Array, out: by_scipy.Output) -> Array:
         more = {"extra_arguments": tuple(extra_arguments), "extra_keywords": dict(extra)}
         return ndimage.geometric_transform(source, mapping, shape, out, **spline.options, **more)
 
@@ -247,7 +245,12 @@ def geometric_transform(
 
 
 def _mapped(
-    xp: ModuleType, mapping: Callable[..., Sequence[Any]], shape: tuple[int, ...], rank: int, extra: Any, keywords: Any
+    xp: ModuleType,
+    mapping: Callable[..., Sequence[Array | float]],
+    shape: tuple[int, ...],
+    rank: int,
+    extra: Sequence[object],
+    keywords: Mapping[str, object],
 ) -> Array:
     """Call a mapping once for all voxels of the result; return coordinates in the image, (rank, *shape)."""
     voxels = tuple(
@@ -266,7 +269,7 @@ def _mapped(
 def spline_filter(image: Array, order: int = 3, output: Array | DTypeLike = np.float64, mode: str = "mirror") -> Array:
     """Compute the coefficients of the spline that interpolates an image.
 
-    The functions above do this first for orders above 1. To sample an image many times, filter it once with this
+    The sampling functions do this first for orders above 1. To sample an image many times, filter it once with this
     function and pass ``prefilter=False`` to them.
 
     Parameters
@@ -305,10 +308,10 @@ def spline_filter(image: Array, order: int = 3, output: Array | DTypeLike = np.f
     lines. Sampling with ``"nearest"`` or ``"grid-constant"`` and ``prefilter=True`` does not use these coefficients:
     SciPy, and so this package, pads the image by 12 voxels at either end first.
     """
-    check_image(image, least=0)
+    check_image(image, min_axes=0)
     name = check_spline(order, mode)
     if order < 2:
-        raise ValueError(f"order={order!r}: splines of order 2 to 5 are filtered, those below are the image itself")
+        raise ValueError(f"order={order!r}: splines of order 2 to 5 are filtered, lower orders are the image itself")
     return _filter(image, order, range(image.ndim), output, name)
 
 
@@ -347,14 +350,14 @@ def spline_filter1d(
     return _filter(image, order, [int(axis) % image.ndim], output, name)
 
 
-def _filter(image: Array, order: int, axes: Sequence[int], output: Any, mode: str) -> Array:
+def _filter(image: Array, order: int, axes: Sequence[int], output: Array | DTypeLike, mode: str) -> Array:
     shape = tuple(image.shape)
-    target = Target(shape, *read_output(output, image, shape))
+    target = read_target(output, image, shape)
     if is_device_array(image):
         return dispatch.filter_on_device(image, order, axes, mode, target)
     from scipy import ndimage
 
-    def call(source: Any, out: Any) -> Any:
+    def call(source: Array, out: by_scipy.Output) -> Array:
         for axis in axes:
             source = ndimage.spline_filter1d(source, order, axis, out, mode)
             out = source
