@@ -48,8 +48,9 @@ def check_spline(order: object, mode: object) -> str:
     return SYNONYMS.get(mode, mode)
 
 
-def read_spline(image: Array, order: int, mode: str, cval: complex, prefilter: bool) -> Spline:
-    """Check interpolation parameters for an image."""
+def read_spline(image: Array, order: int, mode: str, cval: complex, prefilter: bool, *, min_axes: int = 1) -> Spline:
+    """Check an image of at least `min_axes` axes and its interpolation parameters."""
+    check_image(image, min_axes)
     name = check_spline(order, mode)
     if type(cval) is float:
         return Spline(int(order), name, cval, bool(prefilter))
@@ -155,7 +156,7 @@ def read_shape(name: str, shape: Sequence[int] | None, default: tuple[int, ...])
 def read_output_shape(
     shape: Sequence[int] | None, output: Array | DTypeLike | None, default: tuple[int, ...]
 ) -> tuple[int, ...]:
-    """Return the shape of a result: `shape`, else that of an array `output`, else the default."""
+    """Return the shape of a result: `shape`, else the shape of an array `output`, else the default."""
     array = output if isinstance(output, np.ndarray) or is_device_array(output) else None
     if shape is None and array is not None and not array.ndim:
         raise ValueError("output has shape (): a result has one axis or more")
@@ -163,7 +164,7 @@ def read_output_shape(
 
 
 def read_target(output: Array | DTypeLike | None, image: Array, shape: tuple[int, ...]) -> Target:
-    """Check where a result goes: into an array, or a new one of a dtype; by default of the image's.
+    """Check the output of a call: an array, or the dtype of a new one; by default the dtype of the image.
 
     The result of a complex image is complex: a real dtype is promoted, with SciPy's ``UserWarning``, and a real array
     is refused.

@@ -14,8 +14,9 @@ from linumpy.arrays import Array
 from linumpy.gpu.ndimage.target import Spline, Target
 from linumpy.gpu.rounding import rounded
 
-#: SciPy's ``output=``: an array, or the dtype of a new one.
-Output = Array | np.dtype
+#: A function of ``scipy.ndimage`` of an image and ``output=`` (an array, or the dtype of a new one), which returns the
+#: result.
+ScipyCall = Callable[[Array, Array | np.dtype], Array]
 
 _CONSTANT = ("constant", "grid-constant")
 #: From here on doubles have no fraction to interpolate with: FARTHEST of boundary.cuh.
@@ -26,22 +27,29 @@ _OUTSIDE = -1000.0
 
 def sample_at(image: Array, coordinates: Array, spline: Spline, target: Target) -> Array:
     """Sample at coordinates (rank, ...); NaN and infinity, for which SciPy reads undefined addresses, are replaced."""
-    from scipy import ndimage
-
     points, outside = _finite(np.asarray(coordinates), spline.mode)
     if points.ndim == 1:
         points = points[:, None]  # SciPy needs an axis of points
     shape = points.shape[1:]
-
-    def call(source: Array, output: Output) -> Array:
-        return ndimage.map_coordinates(source, points, output, **spline.options)
-
+    call = scipy_call("map_coordinates", points, **spline.options)
     out = None if target.out is None else target.out.reshape(shape)
     result = transform(image, spline, Target(shape, target.dtype, out), call).reshape(target.shape)
     if outside is not None and spline.mode not in _CONSTANT:
         undefined = {"c": complex(np.nan, np.nan), "f": np.nan}
         result[outside] = undefined.get(result.dtype.kind, 0)
     return target.take(result)
+
+
+def scipy_call(name: str, *arguments: object, **keywords: object) -> ScipyCall:
+    """Return a call of a function of ``scipy.ndimage``; `arguments` come before its ``output``."""
+
+    def call(source: Array, output: Array | np.dtype) -> Array:
+        from scipy import ndimage
+
+        result: Array = getattr(ndimage, name)(source, *arguments, output, **keywords)
+        return result
+
+    return call
 
 
 def displaced(field: Array, sizes: Sequence[float] | None, xp: ModuleType) -> Array:
@@ -54,7 +62,7 @@ def displaced(field: Array, sizes: Sequence[float] | None, xp: ModuleType) -> Ar
     return coordinates
 
 
-def transform(image: Array, spline: Spline, target: Target, call: Callable[[Array, Output], Array]) -> Array:
+def transform(image: Array, spline: Spline, target: Target, call: ScipyCall) -> Array:
     """Call SciPy with dtypes that it supports and casts correctly; an empty result needs no call.
 
     Parameters
@@ -66,7 +74,7 @@ def transform(image: Array, spline: Spline, target: Target, call: Callable[[Arra
     target : Target
         The output.
     call : callable
-        Takes an image and SciPy's ``output=``; returns the result.
+        By :func:`scipy_call`.
     """
     if target.shape and not all(target.shape):
         return target.take(np.empty(target.shape, target.dtype))

@@ -30,8 +30,6 @@ from linumpy.plan.grid.blocks import SPLINE_PAD
 
 #: The modes without a filter of their own: SciPy pads the image first.
 _PADDED = ("nearest", "grid-constant")
-#: A function of SciPy: takes an image and ``output=``, returns the result.
-ScipyCall = Callable[[Array, by_scipy.Output], Array]
 
 
 @dataclass(frozen=True)
@@ -71,10 +69,13 @@ def sample_at(image: Array, coordinates: Array, how: Spline, target: Target) -> 
     return _by_parts(image, how, target, sample, coordinates)
 
 
-def sample_grid(image: Array, grid: GridMap, how: Spline, target: Target, by_host: ScipyCall | None = None) -> Array:
+def sample_grid(
+    image: Array, grid: GridMap, how: Spline, target: Target, by_host: by_scipy.ScipyCall | None = None
+) -> Array:
     """Sample on the grid of an affine map; `by_host` is SciPy's equivalent, a function of image and output."""
     if not is_device_array(image):
-        return by_scipy.transform(image, how, target, by_host or _affine_of_scipy(grid, how, target.shape))
+        affine = by_scipy.scipy_call("affine_transform", grid.linear, grid.shift, target.shape, **how.options)
+        return by_scipy.transform(image, how, target, by_host or affine)
     if how.order == 0 and grid.lines and image.dtype == target.dtype and nearest.can_take(image, grid.lines):
         out = target.array(image)
         nearest.take(sampling.contiguous(image), grid.lines, how.mode, how.cval, out)
@@ -221,15 +222,6 @@ def _sample_stack(image: Array, grid: GridMap, planes: tuple[int, ...], how: Spl
 
 def _affine_map(linear: np.ndarray, shift: np.ndarray) -> sampling.AffineMap:
     return sampling.AffineMap(tuple(map(tuple, linear.tolist())), tuple(shift.tolist()))
-
-
-def _affine_of_scipy(grid: GridMap, how: Spline, shape: tuple[int, ...]) -> ScipyCall:
-    from scipy import ndimage
-
-    def call(source: Array, output: by_scipy.Output) -> Array:
-        return ndimage.affine_transform(source, grid.linear, grid.shift, shape, output, **how.options)
-
-    return call
 
 
 def _as_floats(array: Array) -> Array:

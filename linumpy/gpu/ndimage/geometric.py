@@ -19,7 +19,8 @@ from numpy.typing import DTypeLike
 
 from linumpy.arrays import Array
 from linumpy.device import array_module
-from linumpy.gpu.ndimage.arguments import check_image, read_coordinates, read_per_axis, read_spline, read_target
+from linumpy.gpu.ndimage.arguments import read_coordinates, read_per_axis, read_spline, read_target
+from linumpy.gpu.ndimage.by_scipy import scipy_call
 from linumpy.gpu.ndimage.dispatch import GridMap, sample_displaced, sample_grid
 from linumpy.gpu.ndimage.nearest import Line
 from linumpy.gpu.ndimage.target import Target
@@ -37,18 +38,12 @@ def shift(
     output: Array | DTypeLike | None = None,
 ) -> Array:
     """Shift an image by `shift` voxels along each axis: voxel ``o`` of the result is the image at ``o - shift``."""
-    check_image(image)
     how = read_spline(image, order, mode, cval, prefilter)
     offsets = [-distance for distance in read_per_axis("shift", shift, image.ndim)]
     target = read_target(output, image, tuple(image.shape))
     lines = tuple(Line(n, n, 1.0, offset) for n, offset in zip(image.shape, offsets, strict=True))
-
-    def by_scipy(source: Any, out: Any) -> Any:
-        from scipy import ndimage
-
-        return ndimage.shift(source, [-offset for offset in offsets], out, **how.options)
-
-    return sample_grid(image, GridMap(np.eye(image.ndim), np.array(offsets), lines), how, target, by_scipy)
+    call = scipy_call("shift", [-offset for offset in offsets], **how.options)
+    return sample_grid(image, GridMap(np.eye(image.ndim), np.array(offsets), lines), how, target, call)
 
 
 def zoom(
@@ -68,7 +63,6 @@ def zoom(
     the modes ``"constant"`` and ``"wrap"``, which have no extent, this gives SciPy's ``UserWarning``. Factors of 1 with
     `prefilter` return a copy of the image.
     """
-    check_image(image)
     how = read_spline(image, order, mode, cval, prefilter)
     factors = read_per_axis("zoom", zoom, image.ndim)
     if min(factors) <= 0:
@@ -83,19 +77,19 @@ def zoom(
         text = f"It is recommended to use mode = grid-{mode} instead of {mode} when grid_mode is True."
         warnings.warn(text, UserWarning, stacklevel=2)
     scale, offset = zoom_map(image.shape, shape, grid_mode=grid_mode)
+    zoom_by_scipy = scipy_call("zoom", factors, **how.options, grid_mode=bool(grid_mode))
 
-    def by_scipy(source: Any, out: Any) -> Any:
-        from scipy import ndimage
-
+    def call(source: Array, output: Array | np.dtype) -> Array:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "It is recommended to use mode")  # said above
-            return ndimage.zoom(source, factors, out, **how.options, grid_mode=bool(grid_mode))
+            warnings.filterwarnings("ignore", "It is recommended to use mode")  # this function has warned
+            return zoom_by_scipy(source, output)
 
     half = (0.5, -0.5) if grid_mode else (0.0, 0.0)
     lines = tuple(Line(n, m, s, half[1], half[0]) for n, m, s in zip(image.shape, shape, scale, strict=True))
     # SciPy 1.17 ignores grid_mode for complex images: use its affine_transform for them.
-    call = None if grid_mode and image.dtype.kind == "c" else by_scipy
-    return sample_grid(image, GridMap(np.diag(scale), np.array(offset), lines), how, target, call)
+    by_affine = grid_mode and image.dtype.kind == "c"
+    grid = GridMap(np.diag(scale), np.array(offset), lines)
+    return sample_grid(image, grid, how, target, None if by_affine else call)
 
 
 def zoom_map(shape: Sequence[int], new_shape: Sequence[int], *, grid_mode: bool) -> tuple[list[float], list[float]]:
@@ -123,18 +117,12 @@ def rotate(
 
     With `reshape` the result is large enough to contain the whole image.
     """
-    check_image(image, min_axes=2)
-    how = read_spline(image, order, mode, cval, prefilter)
+    how = read_spline(image, order, mode, cval, prefilter, min_axes=2)
     matrix, offset, shape = rotation_map(image.shape, angle, axes, reshape=reshape)
     target = read_target(output, image, shape)
     planes = tuple(sorted(axis % image.ndim for axis in axes))
-
-    def by_scipy(source: Any, out: Any) -> Any:
-        from scipy import ndimage
-
-        return ndimage.rotate(source, float(angle), axes, bool(reshape), out, **how.options)
-
-    return sample_grid(image, GridMap(matrix, offset, planes=planes), how, target, by_scipy)
+    call = scipy_call("rotate", float(angle), axes, bool(reshape), **how.options)
+    return sample_grid(image, GridMap(matrix, offset, planes=planes), how, target, call)
 
 
 def rotation_map(
@@ -215,11 +203,10 @@ def apply_displacement_field(
 
     Notes
     -----
-    Coordinates are computed in float64, whatever the dtype of `field`. On a device this takes no memory for two and
+    Coordinates are computed in float64 for any dtype of `field`. On a device this takes no memory for two and
     three axes of space with a contiguous `field` of float32 or float64; otherwise an array of coordinates. Channels
     are sampled in one launch.
     """
-    check_image(image)
     how = read_spline(image, order, mode, cval, prefilter)
     field = read_coordinates("field", image, field)
     axis = None if channel_axis is None else _axis("channel_axis", channel_axis, image.ndim)

@@ -85,8 +85,8 @@ class SplineSampling:
     cval : float
         The value outside, for the constant modes.
     pad : int
-        Voxels added at either end of each axis of the image, as SciPy does for some splines. Coordinates are those of
-        the image without them; `mode` applies beyond them.
+        Voxels added at either end of each axis of the image, as SciPy does for some splines. Coordinates count from
+        the first voxel of the image without them; `mode` applies beyond them.
     """
 
     order: int
@@ -273,7 +273,7 @@ def sample_affine(
     out : cupy.ndarray
         The output, or a block of it; C-contiguous.
     whole : sequence of int, optional
-        Shape of the whole image; by default that of `box`.
+        Shape of the whole image; by default the shape of `box`.
     box_start, out_start : sequence of int, optional
         Offsets of box and block in the whole; by default 0.
     """

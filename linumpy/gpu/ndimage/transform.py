@@ -85,7 +85,6 @@ def map_coordinates(
     On a device, images of two and three axes and of up to 16 bits, or of float32, are sampled in float32, after
     coordinates were computed exactly; all others, of up to 16 axes, in float64.
     """
-    check_image(image)
     spline = read_spline(image, order, mode, cval, prefilter)
     points = read_coordinates("coordinates", image, coordinates)
     if points.shape[:1] != (image.ndim,):
@@ -147,7 +146,6 @@ def affine_transform(
     ``prefilter=False`` above order 1, where SciPy, too, mixes the images. (SciPy also mixes stacks of a few images for
     ``mode="reflect"`` above order 1, by up to 1e-2 of the range: an error of its filter for short axes.)
     """
-    check_image(image)
     spline = read_spline(image, order, mode, cval, prefilter)
     shape = read_output_shape(output_shape, output, image.shape)
     linear, shift = read_affine(matrix, offset, image.ndim, len(shape))
@@ -219,7 +217,6 @@ def geometric_transform(
     -----
     On a device, coordinates take 8 bytes a voxel of the result for each axis of the image.
     """
-    check_image(image)
     spline = read_spline(image, order, mode, cval, prefilter)
     shape = read_output_shape(output_shape, output, image.shape)
     target = read_target(output, image, shape)
@@ -235,12 +232,8 @@ def geometric_transform(
     if is_device_array(image):
         points = _mapped(array_module(image), mapping, shape, image.ndim, extra_arguments, extra)
         return dispatch.sample_at(image, points, spline, target)
-    from scipy import ndimage
-
-    def call(source: Array, out: by_scipy.Output) -> Array:
-        more = {"extra_arguments": tuple(extra_arguments), "extra_keywords": dict(extra)}
-        return ndimage.geometric_transform(source, mapping, shape, out, **spline.options, **more)
-
+    passed_on = {"extra_arguments": tuple(extra_arguments), "extra_keywords": dict(extra)}
+    call = by_scipy.scipy_call("geometric_transform", mapping, shape, **spline.options, **passed_on)
     return by_scipy.transform(np.asarray(image), spline, target, call)
 
 
@@ -357,7 +350,7 @@ def _filter(image: Array, order: int, axes: Sequence[int], output: Array | DType
         return dispatch.filter_on_device(image, order, axes, mode, target)
     from scipy import ndimage
 
-    def call(source: Array, out: by_scipy.Output) -> Array:
+    def call(source: Array, out: Array | np.dtype) -> Array:
         for axis in axes:
             source = ndimage.spline_filter1d(source, order, axis, out, mode)
             out = source

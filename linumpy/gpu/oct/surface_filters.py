@@ -69,7 +69,7 @@ class SurfaceOptions:
 
     @property
     def second_pass(self) -> SurfaceOptions | None:
-        """Options to find steep surfaces in A-lines without a clear edge; None where there is no second pass.
+        """Options to find steep surfaces in A-lines without a clear edge; None for no second pass.
 
         A narrower lateral mean spreads a steep surface over fewer voxels of depth; a wider Gaussian along depth
         compensates for the noise.
@@ -171,7 +171,7 @@ def interface_by_filters(vol: Array, options: SurfaceOptions, mask: Array | None
 
 
 def _mean(xp: ModuleType, ndimage: ModuleType, values: Array, inside: Array | None, s_xy: int) -> Array:
-    """Take the lateral mean, over voxels inside where there is a mask."""
+    """Take the lateral mean, with a mask over the voxels inside."""
     if inside is None:
         return _lateral_mean(xp, ndimage, values, s_xy)
     return _mean_inside(xp, ndimage, values, inside, s_xy)
@@ -289,7 +289,7 @@ def _steep_surface_of_lines(
         The edge; 0 where intensity falls from the first voxel on; else infinity where a line is not noise, NaN where
         it is.
     contrast : array of float32, (a, b)
-        Contrast of the edge or of the fall; where there is neither, at least the `contrast` that was passed.
+        Contrast of the edge or of the fall; without either, at least the `contrast` that was passed.
     """
     profile = ndimage.gaussian_filter1d(lines, options.s_z, axis=-1, order=1)
     smooth = ndimage.gaussian_filter1d(lines, options.s_z, axis=-1)

@@ -124,7 +124,7 @@ def _entries(plan: AxisPlan) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """List voxels (-1 for none) and weights, (length, entries), and the voxel below the centre, of each new voxel.
 
     The centre of voxel i of the result is at voxel (i + 1/2) size / length - 1/2. The image is smoothed first and then
-    extended, so voxels are folded twice. The Gaussian is the one of SciPy's ``gaussian_filter``, cut at four sigmas.
+    extended, so voxels are folded twice. The Gaussian is as in SciPy's ``gaussian_filter``, cut at four sigmas.
     Voxels are computed relative to their tile; an axis without tiles is one tile. The result is relative to the whole
     axis, or for a part to its box.
     """
