@@ -46,36 +46,20 @@ class LaunchConfig:
         return self.march, self.threads // self.tile_x, self.tile_x
 
 
+def _by_order(linear: LaunchConfig, cubic: LaunchConfig, quintic: LaunchConfig) -> dict[int, LaunchConfig]:
+    """Return the configurations of all orders: each serves two of them."""
+    return {0: linear, 1: linear, 2: cubic, 3: cubic, 4: quintic, 5: quintic}
+
+
 #: By order: points in a list, a grid of points (with small voxels, and with others), an affine map without and with a
 #: brick. Orders 2, 4 and 5 follow order 3, with registers for more weights.
-LISTS = {
-    0: LaunchConfig(4, 4, together=4),
-    1: LaunchConfig(4, 4, together=4),
-    2: LaunchConfig(1, 5),
-    3: LaunchConfig(1, 5),
-    4: LaunchConfig(1, 3),
-    5: LaunchConfig(1, 3),
-}
-SMALL_GRIDS = {
-    0: LaunchConfig(16, 8),
-    1: LaunchConfig(16, 8),
-    2: LaunchConfig(16, 5),
-    3: LaunchConfig(16, 5),
-    4: LaunchConfig(16, 3),
-    5: LaunchConfig(16, 3),
-}
+LISTS = _by_order(LaunchConfig(4, 4, together=4), LaunchConfig(1, 5), LaunchConfig(1, 3))
+SMALL_GRIDS = _by_order(LaunchConfig(16, 8), LaunchConfig(16, 5), LaunchConfig(16, 3))
 GRIDS = SMALL_GRIDS | {0: LaunchConfig(4, 5, together=4), 1: LaunchConfig(4, 5, together=4)}
 #: A grid of points in several images needs more registers: the images share the weights of a point.
 STACKED_GRIDS = {order: replace(config, blocks=config.blocks - 1) for order, config in GRIDS.items()}
 SMALL_STACKED_GRIDS = {order: replace(config, blocks=config.blocks - 1) for order, config in SMALL_GRIDS.items()}
-AFFINE = {
-    0: LaunchConfig(16, 4),
-    1: LaunchConfig(16, 4),
-    2: LaunchConfig(2, 3),
-    3: LaunchConfig(2, 3),
-    4: LaunchConfig(1, 2),
-    5: LaunchConfig(1, 2),
-}
+AFFINE = _by_order(LaunchConfig(16, 4), LaunchConfig(2, 3), LaunchConfig(1, 2))
 BRICKS = {
     1: LaunchConfig(16, 4, tile_x=16, together=2),
     2: LaunchConfig(16, 4),

@@ -72,15 +72,15 @@ class ReadReport:
     fallback: str
     shape: tuple[int, ...]
     dtype: str
-    bytes_read: int | None
-    bytes_decoded: int
-    chunks_read: int | None
-    chunks_filled: int | None
-    files_opened: int | None
-    scratch_bytes: int | None
-    plan_seconds: float
-    read_seconds: float
-    scatter_seconds: float | None
+    bytes_read: int | None = None
+    bytes_decoded: int = 0
+    chunks_read: int | None = None
+    chunks_filled: int | None = None
+    files_opened: int | None = None
+    scratch_bytes: int | None = None
+    plan_seconds: float = 0.0
+    read_seconds: float = 0.0
+    scatter_seconds: float | None = None
     decoder: str = ""
     decode_seconds: float | None = None
     chunks_decoded_by_host: int = 0
@@ -158,15 +158,7 @@ def job_report(source: str, dtype: str, output: Array) -> ReadReport:
         fallback="",
         shape=tuple(output.shape),
         dtype=dtype,
-        bytes_read=None,
         bytes_decoded=int(output.size) * int(output.dtype.itemsize),
-        chunks_read=None,
-        chunks_filled=None,
-        files_opened=None,
-        scratch_bytes=None,
-        plan_seconds=0.0,
-        read_seconds=0.0,
-        scatter_seconds=None,
     )
 
 

@@ -11,8 +11,8 @@
 //
 // Definitions: those of sampling.cuh, TARGET, COORDINATE (float or double), FIELD (1: displacements in voxels, 2: in
 // units, else 0), GRID (0: a list of points; 1: those of a grid of RANK axes), TILE_X, THREADS (of a block), MARCH and
-// TOGETHER (points of a thread, and of these at a time), BLOCKS (of a multiprocessor, at least), CELLS (1: there is
-// a copy of the image in cells, for orders 0 and 1 and three axes), and with it those of cells.cuh. Never a shape.
+// TOGETHER (points of a thread, and of these at a time), BLOCKS (of a multiprocessor, at least), CELLS (1: there is a
+// copy of the image in cells, for orders 0 and 1 and three axes), and with it those of cells.cuh. Never a shape.
 #include "number.cuh"
 #include "elements.cuh"
 #include "boundary.cuh"
@@ -142,8 +142,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
                 next[k][a] =
                     __ldcs(coordinates + (a - FIRST_AXIS) * how.count + (begin + (i + k < left ? i + k : i) * step));
     };
-    // First compute all points as inner points, so that all loads are in flight at once; the others
-    // read any inner voxels, and are computed again at the end, by SciPy's rules.
+    // First compute all points as inner points, so that all loads are in flight at once; the others read any inner
+    // voxels, and are computed again at the end, by SciPy's rules.
     unsigned others = 0;
     if (inside.is_empty()) {
         others = ~0u;

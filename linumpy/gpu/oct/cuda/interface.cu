@@ -34,6 +34,7 @@
 
 #include "number.cuh"
 #include "interface.cuh"
+#include "profiles.cuh"
 
 // Sums of s values each, at GROUP neighbouring voxels; value(k) is the k-th of the s + GROUP - 1 values.
 template <class Value> __device__ inline void window_sums(Value value, int s, float (&sum)[GROUP]) {
@@ -161,49 +162,6 @@ extern "C" __global__ void __launch_bounds__(256)
 #pragma unroll
     for (int j = 0; j < GROUP; ++j)
         if (m0 + j < count_m) to[j * to_m] = sum[j] * scale;
-}
-
-// The profile at N neighbouring voxels from z on, of the smoothed line value(z). Weights are symmetric or, for a
-// derivative of odd order, antisymmetric: pairs are added before they are weighted, so that a constant line gives exact
-// zeros.
-template <int N, class Value>
-__device__ inline void profiles(Value value, const float *weights, int radius, bool odd, int z, float (&out)[N]) {
-    float after[N], before[N];
-    const float centre = weights[0];
-#pragma unroll
-    for (int d = 0; d < N; ++d) {
-        after[d] = before[d] = value(z + d);
-        out[d] = centre * after[d];
-    }
-    const float sign = odd ? -1.0f : 1.0f;
-    int k0 = 1;
-    // Both windows move on by one voxel with each k: their values stay in registers, in turning order.
-    for (; k0 + N - 1 <= radius; k0 += N) {
-        float next[N], last[N];  // fetched before the first is used
-#pragma unroll
-        for (int j = 0; j < N; ++j) {
-            next[j] = value(z + N - 1 + k0 + j);
-            last[j] = value(z - k0 - j);
-        }
-#pragma unroll
-        for (int j = 0; j < N; ++j) {
-            after[j] = next[j];
-            before[N - 1 - j] = last[j];
-            const float weight = weights[k0 + j];
-#pragma unroll
-            for (int d = 0; d < N; ++d)
-                out[d] += weight * (after[(d + j + 1) % N] + sign * before[(d + N - 1 - j) % N]);
-        }
-    }
-#pragma unroll
-    for (int j = 0; j < N - 1; ++j) {
-        if (k0 + j > radius) break;
-        after[j] = value(z + N - 1 + k0 + j);
-        before[N - 1 - j] = value(z - k0 - j);
-        const float weight = weights[k0 + j];
-#pragma unroll
-        for (int d = 0; d < N; ++d) out[d] += weight * (after[(d + j + 1) % N] + sign * before[(d + N - 1 - j) % N]);
-    }
 }
 
 // A thread per A-line, for smoothed volumes in which a lateral axis is contiguous (or any, at some loss).

@@ -17,30 +17,16 @@ template <class T> struct Kind {
     typedef ACC Sum;
     static constexpr bool exact = false;
 };
-template <> struct Kind<unsigned char> {
+struct Exact {
     typedef int64 Sum;
     static constexpr bool exact = true;
 };
-template <> struct Kind<signed char> {
-    typedef int64 Sum;
-    static constexpr bool exact = true;
-};
-template <> struct Kind<unsigned short> {
-    typedef int64 Sum;
-    static constexpr bool exact = true;
-};
-template <> struct Kind<short> {
-    typedef int64 Sum;
-    static constexpr bool exact = true;
-};
-template <> struct Kind<unsigned> {
-    typedef int64 Sum;
-    static constexpr bool exact = true;
-};
-template <> struct Kind<int> {
-    typedef int64 Sum;
-    static constexpr bool exact = true;
-};
+template <> struct Kind<unsigned char> : Exact {};
+template <> struct Kind<signed char> : Exact {};
+template <> struct Kind<unsigned short> : Exact {};
+template <> struct Kind<short> : Exact {};
+template <> struct Kind<unsigned> : Exact {};
+template <> struct Kind<int> : Exact {};
 typedef Kind<SOURCE>::Sum Sum;  // sums of integers of up to 32 bits are exact
 constexpr bool SHORT = Kind<SOURCE>::exact && sizeof(SOURCE) <= 2;
 template <bool SHORT_ONE> struct Run { typedef Sum type; };

@@ -112,13 +112,8 @@ class Engines:
             given = [None] * len(shapes) if outs is None else outs
             arrays = [self._output(*spec) for spec in zip(given, shapes, targets, strict=True)]
             ready = self._recorded()
-            regions = Regions(
-                np.array(numbers, np.int64),
-                start,
-                stop,
-                strides_of(arrays, kept, start.shape),
-                addresses_of(arrays),
-            )
+            strides = strides_of(arrays, kept, start.shape)
+            regions = Regions(np.array(numbers, np.int64), start, stop, strides, addresses_of(arrays))
             tickets: list[Any] = [None] * len(arrays)
             try:
                 for rows in grouped(layouts, numbers, targets):
