@@ -75,7 +75,7 @@ def detect_focal_curvature(surface: Array, tile_shape: tuple[int, int]) -> Focal
     A quadratic is fitted to each tile (robustly: iteratively reweighted least squares, weights of Huber, Robust
     Statistics, 1981). Its plane is subtracted, and a quadratic is fitted to the median over tiles. That contains the
     curvature of the tissue itself, which follows from the planes: the slope of a curved surface changes from tile to
-    tile by ``2 vv (tile step)``, and that of focal curvature does not. The median of these changes gives the curvature
+    tile by ``2 vv (tile step)``, the slope of focal curvature does not. The median of these changes gives the curvature
     of the tissue, which is subtracted. Along an axis of one tile, tissue is assumed to be flat.
 
     Parameters
@@ -90,8 +90,8 @@ def detect_focal_curvature(surface: Array, tile_shape: tuple[int, int]) -> Focal
     Raises
     ------
     ValueError
-        A map that is not of rank 2, or without a complete tile in a quarter of which the surface is known; tiles of
-        less than three voxels along an axis.
+        A map that is not of rank 2, or in which no complete tile has a known surface in a quarter of its voxels; tiles
+        of less than three voxels along an axis.
 
     Notes
     -----
@@ -122,10 +122,10 @@ def detect_focal_curvature(surface: Array, tile_shape: tuple[int, int]) -> Focal
     slopes = xp.where(counts[:, None], fitted[:, 1:3], np.nan).reshape(*grid, 2)
     tissue = _share_of_tissue(xp, slopes, (height, width))
     result = xp.concatenate([shared[3:] - tissue, tissue, xp.stack([rms, counts.sum().astype(np.float64)])])
-    vv, vu, uu, *own, rms, tiles_counted = (float(number) for number in to_host(result))
-    if not tiles_counted:
+    vv, vu, uu, *of_tissue, rms, tiles_used = (float(number) for number in to_host(result))
+    if not tiles_used:
         raise ValueError(f"the surface is known in less than {_KNOWN:.0%} of every tile: nothing to fit")
-    return FocalCurvature((height, width), vv, vu, uu, rms, int(tiles_counted), (own[0], own[1], own[2]))
+    return FocalCurvature((height, width), vv, vu, uu, rms, int(tiles_used), (of_tissue[0], of_tissue[1], of_tissue[2]))
 
 
 def mean_tile(surface: Array, tile_shape: tuple[int, int], *, most: int = 2**24) -> Array:
@@ -226,7 +226,7 @@ def measured_planes(
     interpolate: bool = False,
     within: tuple[np.ndarray, np.ndarray] | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return which voxels of each A-line are measured ones after :func:`correct_focal_curvature` without `wrap`.
+    """Return the measured voxels of each A-line after :func:`correct_focal_curvature` without `wrap`.
 
     Parameters
     ----------
@@ -235,7 +235,7 @@ def measured_planes(
     lateral_shape : (int, int)
         A-lines of the volume along its lateral axes.
     planes : int
-        Its voxels along depth.
+        Voxels of the volume along depth.
     within : (numpy.ndarray, numpy.ndarray), optional
         Measured voxels before the correction, as this function returns them; by default all.
 
@@ -247,7 +247,7 @@ def measured_planes(
     tile = tuple(curvature.tile_shape)
     form = curvature.vv, curvature.vu, curvature.uu
     shifts = _shifts(tile, form, interpolate, None).get()
-    # A voxel comes from the plane shifted by floor(shift), and with fractions also from that of ceil(shift).
+    # A voxel is computed from the planes at floor(shift) and, with fractions, ceil(shift).
     offsets = [np.clip(f(shifts), -planes, planes).astype(np.int32) for f in (np.floor, np.ceil)]
     index = np.ix_(*((np.arange(n) + b) % size for n, b, size in zip(lateral_shape, origin, tile, strict=True)))
     if within is None:
@@ -277,13 +277,13 @@ def _line(xp: ModuleType, n: int) -> Array:
 
 
 def _step(grid: tuple[int, int], tile_shape: tuple[int, int]) -> int:
-    """Return the step between the voxels that are fitted along both axes: 1, or more for very many voxels."""
+    """Return the step between fitted voxels along both axes: 1, or more for very many voxels."""
     total = grid[0] * grid[1] * tile_shape[0] * tile_shape[1]
     return max(1, min(round((total / _SAMPLES) ** 0.5), min(tile_shape) // 8))
 
 
 def _terms(xp: ModuleType, height: int, width: int, step: int) -> Array:
-    """Return the terms of a quadratic at every step-th A-line, one in each row: 1, v, u, v², v u, u²."""
+    """Return the terms of a quadratic at every step-th A-line, a row for each term: 1, v, u, v², v u, u²."""
     v, u = xp.meshgrid(_line(xp, height)[::step], _line(xp, width)[::step], indexing="ij")
     v, u = v.reshape(-1), u.reshape(-1)
     return xp.stack([xp.ones_like(v), v, u, v * v, v * u, u * u])
@@ -295,7 +295,7 @@ def _robust_fit(xp: ModuleType, terms: Array, values: Array, valid: Array) -> Ar
     products = (terms[:, None, :] * terms[None, :, :]).reshape(number * number, -1)
     values = xp.where(valid, values, 0)
     weights = valid.astype(np.float64)
-    # Small enough not to change the fit, and large enough that a row without voxels has the solution 0.
+    # Too small to change the fit, and large enough that a row without voxels has the solution 0.
     ridge = 1e-9 * xp.eye(number)
     for _ in range(_ROUNDS):
         matrix = (weights @ products.T).reshape(-1, number, number) + ridge
@@ -320,7 +320,7 @@ def _share_of_tissue(xp: ModuleType, slopes: Array, tile_shape: tuple[int, int])
 
 
 def _nanmedian(xp: ModuleType, values: Array, axis: int) -> Array:
-    """Return the median of all but NaN; NaN if there is nothing else. As NumPy's, without its warning."""
+    """Return the median of all values but NaN, or NaN; as NumPy's ``nanmedian``, without its warning."""
     ordered = xp.sort(values, axis=axis)  # NaN goes last
     count = (~xp.isnan(ordered)).sum(axis=axis, keepdims=True)
     size = ordered.shape[axis]

@@ -71,10 +71,10 @@ def remove_outliers(
 ) -> tuple[Array, Array]:
     """Replace outliers of a surface by the median of their neighbourhood.
 
-    A voxel is an outlier if its difference from the median of its neighbourhood is farther from zero than `threshold`
-    robust standard deviations of all these differences (1.4826 times their median absolute deviation; Iglewicz and
-    Hoaglin, How to Detect and Handle Outliers, 1993, propose 3.5), and farther than `tolerance`. Negative and
-    non-finite values are unknown: they count as outliers.
+    A voxel is an outlier if its absolute difference from the median of its neighbourhood exceeds `threshold` robust
+    standard deviations of all these differences (1.4826 times their median absolute deviation; Iglewicz and Hoaglin,
+    How to Detect and Handle Outliers, 1993, propose 3.5) and exceeds `tolerance`. Negative and non-finite values are
+    unknown: they count as outliers.
 
     Parameters
     ----------
@@ -120,8 +120,8 @@ def remove_outliers(
     outliers = ~valid | (away > limit)
     if dtype.kind in "iu":
         around = xp.rint(around)
-    mended = xp.where(outliers, around, values).astype(dtype)
-    return back(mended), back(outliers)
+    result = xp.where(outliers, around, values).astype(dtype)
+    return back(result), back(outliers)
 
 
 def crop_below_interface(

@@ -61,7 +61,7 @@ def fit_interface(
     mask : numpy.ndarray or cupy.ndarray of bool, optional
         Voxels to fit.
     spacing : (float, float, float)
-        Voxel spacing (Z, Y, X), for the sphere, which is none in voxels of unequal sides.
+        Voxel spacing (Z, Y, X); only the sphere depends on it.
     use_gpu : bool, optional
         True computes on the GPU, False on the CPU; by default on the device of the surface.
 
@@ -73,7 +73,8 @@ def fit_interface(
     Raises
     ------
     ValueError
-        Another model; not a map; fewer voxels to fit than the shape has parameters, or all in one line.
+        An unknown model; a surface that is not a map; fewer voxels to fit than the shape has parameters, or all of them
+        on one line.
 
     Notes
     -----

@@ -1,7 +1,7 @@
 """Work on several devices at the same time: a thread for each, on the cores near it.
 
-In: numbers of devices, and a function. Out: its results. Errors: that of the first device that failed, after all have
-ended.
+In: numbers of devices, and a function. Out: its results. Errors: the error of the first device that failed, raised
+after all have ended.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _BUS = Path("/sys/bus/pci/devices")
 
 
 def checked_devices(devices: str | Iterable[int]) -> list[int]:
-    """Check which devices a caller names.
+    """Check the devices that a caller names.
 
     Parameters
     ----------
@@ -35,7 +35,7 @@ def checked_devices(devices: str | Iterable[int]) -> list[int]:
     GpuUnavailableError
         No CUDA device, or not one of these.
     ValueError, TypeError
-        No device, one twice, or what is no number.
+        No device, a device twice, or a value that is not a number.
     """
     count = require_cuda().cuda.runtime.getDeviceCount()
     if isinstance(devices, str):
@@ -57,7 +57,7 @@ def on_each(devices: Sequence[int], work: Callable[[int], Result]) -> list[Resul
     devices : sequence of int
         Numbers of CUDA devices.
     work : callable
-        Called with the position of a device among them, in a thread whose current device it is.
+        Called with the index of a device in `devices`, in a thread in which that device is current.
     """
     cupy, cores = require_cuda(), os.sched_getaffinity(0)
 
@@ -66,7 +66,7 @@ def on_each(devices: Sequence[int], work: Callable[[int], Result]) -> list[Resul
         stay_near(device.pci_bus_id, cores)
         with device:
             result = work(position)
-            # Other threads use the result, on streams that know nothing of this one's.
+            # Other threads use the result on streams that are not ordered after this one.
             cupy.cuda.get_current_stream().synchronize()
             return result
 
@@ -76,7 +76,7 @@ def on_each(devices: Sequence[int], work: Callable[[int], Result]) -> list[Resul
 
 
 def stay_near(bus_id: str, cores: set[int], root: Path = _BUS) -> None:
-    """Have this thread run on those of some cores that are of a device's NUMA node; on all of them where unknown."""
+    """Run this thread on those of `cores` that belong to a device's NUMA node; on all of them if unknown."""
     near: set[int] = set()
     with contextlib.suppress(OSError, ValueError):
         near = cores_of((root / bus_id.lower() / "local_cpulist").read_text())
@@ -84,7 +84,7 @@ def stay_near(bus_id: str, cores: set[int], root: Path = _BUS) -> None:
 
 
 def cores_of(text: str) -> set[int]:
-    """Read a list of cores as Linux writes it: ``"0-3,8"``."""
+    """Parse a list of cores in Linux's format: ``"0-3,8"``."""
     cores: set[int] = set()
     for part in text.strip().split(","):
         first, _, last = part.partition("-")

@@ -1,4 +1,4 @@
-"""The tissue surface of a volume on the device: what users import."""
+"""Find the tissue surface of a volume on the device: the import path for users."""
 
 from linumpy.gpu.oct.surface import SurfaceOptions, find_tissue_interface
 

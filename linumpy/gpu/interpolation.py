@@ -8,7 +8,7 @@ are in µm, or in any one unit.
 
 float32 results are within 1e-5 of SciPy's, relative to the range of the image; at order 0, and where integers are
 rounded, values next to a tie may differ. Integers are rounded, halves away from zero, and saturate; float16 beyond
-65504 is infinite. The dtype of a result is that of the image unless `output` specifies another one.
+65504 is infinite. A result has the dtype of the image unless `output` specifies another one.
 """
 
 from __future__ import annotations

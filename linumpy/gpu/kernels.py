@@ -104,7 +104,7 @@ def prepare(specs: Iterable[KernelSpec]) -> None:
     Parameters
     ----------
     specs : iterable of KernelSpec
-        Kernels that are about to be used; those of one source and the same definitions are compiled together.
+        Kernels that will be used; kernels of one source with the same definitions are compiled together.
     """
     import cupy
 
@@ -119,9 +119,9 @@ def _prepare(specs: tuple[KernelSpec, ...], device_id: int) -> None:
     for spec in specs:
         together.setdefault((spec.source, spec.package, spec.options), []).append(spec)
 
-    def compile_all(of_one_source: list[KernelSpec]) -> None:
+    def compile_all(specs_of_source: list[KernelSpec]) -> None:
         with cupy.cuda.Device(device_id):
-            for spec in of_one_source:
+            for spec in specs_of_source:
                 _load(spec, device_id)
 
     if len(together) == 1:
@@ -133,7 +133,7 @@ def _prepare(specs: tuple[KernelSpec, ...], device_id: int) -> None:
 
 @dataclass(frozen=True)
 class Uploaded:
-    """A value that is cached on a device between calls, such as tables.
+    """A value that stays on a device between calls, such as tables.
 
     Attributes
     ----------
@@ -166,8 +166,8 @@ def current_queue() -> tuple[int, int, int]:
     """Return a key of CuPy's current queue of work: device, stream, and thread (each may have its own default stream).
 
     Cached values belong to one queue: CuPy gives freed memory to later work on the same stream, while another queue
-    could still read it. A new stream may have the pointer of a destroyed one without having waited for its uploads;
-    :class:`Uploaded` waits for them.
+    could still read it. A new stream may have the pointer of a destroyed stream without being ordered after its
+    uploads; :class:`Uploaded` waits for them.
     """
     import cupy
 
@@ -190,14 +190,26 @@ CUDA_TYPES = {
     "f8": "double",
 }
 
+#: Unsigned integers by their size in bytes, for kernels that copy elements without computing.
+UNSIGNED_TYPES = {itemsize: CUDA_TYPES[f"u{itemsize}"] for itemsize in (1, 2, 4, 8)}
 #: The types that float32 holds without loss; kernels compute in double precision for the others.
 IN_FLOAT32 = ("u1", "i1", "u2", "i2", "f2", "f4")
 #: Sizes from this on need 64-bit indices; a block computes some indices beyond the last element.
 _INT_LIMIT = 2**31 - 2**20
 
 
+def needs_float64(*dtypes: np.dtype) -> bool:
+    """Say whether float32 cannot hold all numbers of the dtypes."""
+    return any(dtype.str[1:] not in IN_FLOAT32 for dtype in dtypes)
+
+
+def computed_in(*dtypes: np.dtype) -> np.dtype:
+    """Choose the dtype of sums: float32 if it holds all numbers of the dtypes, else float64."""
+    return np.dtype(np.float64 if needs_float64(*dtypes) else np.float32)
+
+
 def index_type(size: int) -> str:
-    """Return the type of indices into so many elements."""
+    """Return the type of an index into `size` elements."""
     return "int64" if size >= _INT_LIMIT else "int"
 
 

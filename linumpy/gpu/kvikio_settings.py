@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import ModuleType
 from typing import Any
 
 #: More threads than this gain nothing (measured with 16 cores, PCIe 5). Two cores stay free for the reader's thread and
@@ -45,7 +46,7 @@ def transfer_settings() -> Iterator[None]:
                 _scope = None
 
 
-def _wanted(defaults: Any) -> dict[str, int]:
+def _wanted(defaults: ModuleType) -> dict[str, int]:
     """Return the settings to change; only those that differ, since setting the number of threads makes a new pool."""
     wanted = {}
     # Below its threshold kvikio reads on the calling thread, one read after another.

@@ -6,10 +6,10 @@ In: NumPy arrays. Out: :class:`~linumpy.gpu.kernels.Uploaded` views of one devic
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
+from linumpy.arrays import Array
 from linumpy.device import is_device_array
 from linumpy.gpu.kernels import Uploaded, current_queue, uploaded
 
@@ -20,7 +20,7 @@ _ALIGNED = 64
 Queue = tuple[int, int, int] | None
 
 
-def queue_of(array: Any) -> Queue:
+def queue_of(array: Array) -> Queue:
     """Return the current queue of work for an array; None on the host."""
     return current_queue() if is_device_array(array) else None
 
@@ -29,7 +29,7 @@ def upload(tables: Sequence[np.ndarray], queue: Queue) -> Uploaded:
     """Upload tables as bytes, each aligned to 64 bytes."""
     sizes = [-(-table.nbytes // _ALIGNED) * _ALIGNED for table in tables]
     ends = np.cumsum(sizes)
-    packed: Any = np.zeros(int(ends[-1]), np.uint8)
+    packed: Array = np.zeros(int(ends[-1]), np.uint8)
     for table, size, end in zip(tables, sizes, ends, strict=True):
         packed[end - size : end - size + table.nbytes] = table.reshape(-1).view(np.uint8)
     if queue is not None:

@@ -1,5 +1,6 @@
 // Numbers of half precision, by their bits. CuPy has the compiler flush numbers below 2^-126 to zero in arithmetic on
-// floats, conversions included; not in these. A double becomes half precision in one step, so that it is rounded once.
+// floats and in conversions, but not in these functions. A double becomes half precision in one step, so that it is
+// rounded once.
 struct half_bits { unsigned short bits; };
 
 #ifdef __CUDA_ARCH__

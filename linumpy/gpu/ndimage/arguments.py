@@ -12,34 +12,34 @@ import operator
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike, DTypeLike
 
 from linumpy.arrays import Array
 from linumpy.device import is_device_array, to_host
-from linumpy.gpu.ndimage.target import Spline
+from linumpy.gpu.ndimage.target import Spline, Target
 from linumpy.plan.boundary import MODES
 
 #: SciPy's synonyms of modes.
 SYNONYMS = {"grid-mirror": "reflect"}
 
 
-def check_image(image: Array, least: int = 1) -> None:
-    """Refuse an image that cannot be interpolated; `least` is the minimum number of axes."""
+def check_image(image: Array, min_axes: int = 1) -> None:
+    """Refuse an image that cannot be interpolated, or has less than `min_axes` axes."""
     if not (isinstance(image, np.ndarray) or is_device_array(image)):
         raise TypeError(f"the image is a {type(image).__name__}: pass a NumPy or CuPy array")
     if not _is_number(image.dtype):
         raise TypeError(f"an image of {image.dtype} cannot be interpolated: numbers of up to 64 bits can")
-    if image.ndim < least:
+    if image.ndim < min_axes:
         raise ValueError(f"an image of {image.ndim} axes cannot be interpolated")
 
 
 def _is_number(dtype: np.dtype) -> bool:
-    return dtype.kind in "biufc" and dtype.char not in "gG"  # SciPy knows no long doubles
+    return dtype.kind in "biufc" and dtype.char not in "gG"  # SciPy has no long doubles
 
 
-def check_spline(order: Any, mode: Any) -> str:
+def check_spline(order: object, mode: object) -> str:
     """Refuse an order or mode that SciPy does not have; return the mode without synonyms."""
     if isinstance(order, bool) or not isinstance(order, (int, np.integer)) or order not in range(6):
         raise ValueError(f"order={order!r}: a spline order is an integer from 0 to 5")
@@ -48,8 +48,9 @@ def check_spline(order: Any, mode: Any) -> str:
     return SYNONYMS.get(mode, mode)
 
 
-def read_spline(image: Array, order: Any, mode: Any, cval: Any, prefilter: Any) -> Spline:
-    """Check interpolation parameters for an image."""
+def read_spline(image: Array, order: int, mode: str, cval: complex, prefilter: bool, *, min_axes: int = 1) -> Spline:
+    """Check an image of at least `min_axes` axes and its interpolation parameters."""
+    check_image(image, min_axes)
     name = check_spline(order, mode)
     if type(cval) is float:
         return Spline(int(order), name, cval, bool(prefilter))
@@ -60,8 +61,8 @@ def read_spline(image: Array, order: Any, mode: Any, cval: Any, prefilter: Any) 
     return Spline(int(order), name, value.item(), bool(prefilter))
 
 
-def read_coordinates(name: str, image: Array, values: Any) -> Array:
-    """Return coordinates or displacements as an array on the side of the image."""
+def read_coordinates(name: str, image: Array, values: Array) -> Array:
+    """Return coordinates or displacements as an array on the side (host or device) of the image."""
     if not is_device_array(image) and not is_device_array(values):
         values = np.asarray(values)
     if is_device_array(values) != is_device_array(image):
@@ -71,7 +72,9 @@ def read_coordinates(name: str, image: Array, values: Any) -> Array:
     return values
 
 
-def read_affine(matrix: Any, offset: Any, rank: int, columns: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+def read_affine(
+    matrix: ArrayLike, offset: ArrayLike, rank: int, columns: int | None = None
+) -> tuple[np.ndarray, np.ndarray]:
     """Convert a matrix of any form that SciPy accepts, and an offset, to (rank, columns) and (rank,).
 
     Parameters
@@ -116,7 +119,7 @@ def read_affine(matrix: Any, offset: Any, rank: int, columns: int | None = None)
     return array, shift
 
 
-def _numbers(name: str, value: Any) -> np.ndarray:
+def _numbers(name: str, value: ArrayLike) -> np.ndarray:
     try:
         array = np.asarray(to_host(value))
     except ValueError as error:  # rows of different lengths
@@ -124,6 +127,17 @@ def _numbers(name: str, value: Any) -> np.ndarray:
     if array.dtype.kind not in "biuf":
         raise ValueError(f"{name}={value!r} holds {array.dtype}: real numbers are needed")
     return array.astype(np.float64)
+
+
+def read_per_axis(name: str, value: float | Sequence[float], rank: int) -> tuple[float, ...]:
+    """Convert one number, or one for each axis, to a number for each axis."""
+    try:
+        values = (float(value),) * rank if np.ndim(value) == 0 else tuple(map(float, value))  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
+        values = ()
+    if len(values) != rank or not all(map(math.isfinite, values)):
+        raise ValueError(f"{name}={value!r}: an image of {rank} axes needs one finite number, or one for each")
+    return values
 
 
 def read_shape(name: str, shape: Sequence[int] | None, default: tuple[int, ...]) -> tuple[int, ...]:
@@ -139,16 +153,18 @@ def read_shape(name: str, shape: Sequence[int] | None, default: tuple[int, ...])
     return sizes
 
 
-def read_output_shape(shape: Sequence[int] | None, output: Any, default: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the shape of a result: `shape`, else that of an array `output`, else the default."""
-    is_array = isinstance(output, np.ndarray) or is_device_array(output)
-    if shape is None and is_array and not output.ndim:
+def read_output_shape(
+    shape: Sequence[int] | None, output: Array | DTypeLike | None, default: tuple[int, ...]
+) -> tuple[int, ...]:
+    """Return the shape of a result: `shape`, else the shape of an array `output`, else the default."""
+    array = output if isinstance(output, np.ndarray) or is_device_array(output) else None
+    if shape is None and array is not None and not array.ndim:
         raise ValueError("output has shape (): a result has one axis or more")
-    return read_shape("output_shape", shape, tuple(output.shape) if is_array else default)
+    return read_shape("output_shape", shape, default if array is None else tuple(array.shape))
 
 
-def read_output(output: Any, image: Array, shape: tuple[int, ...]) -> tuple[np.dtype, Any]:
-    """Return the dtype of a result, and the array to write it to, or None.
+def read_target(output: Array | DTypeLike | None, image: Array, shape: tuple[int, ...]) -> Target:
+    """Check the output of a call: an array, or the dtype of a new one; by default the dtype of the image.
 
     The result of a complex image is complex: a real dtype is promoted, with SciPy's ``UserWarning``, and a real array
     is refused.
@@ -170,10 +186,10 @@ def read_output(output: Any, image: Array, shape: tuple[int, ...]) -> tuple[np.d
         dtype = np.promote_types(dtype, np.complex64)
     if dtype.kind == "c" != image.dtype.kind:
         raise TypeError(f"output of {dtype}: an image of {image.dtype} gives real numbers")
-    return dtype, array
+    return Target(shape, dtype, array)
 
 
-def _read_dtype(output: Any) -> np.dtype:
+def _read_dtype(output: DTypeLike) -> np.dtype:
     try:
         return np.dtype(output)
     except (TypeError, ValueError) as error:
@@ -212,28 +228,32 @@ class Resizing:
 
 
 def read_resizing(
-    image: Array, output_shape: Sequence[int], order: Any, mode: Any, anti_aliasing: bool | None, sigma: Any
+    image: Array,
+    output_shape: Sequence[int],
+    order: int,
+    mode: str,
+    anti_aliasing: bool | None,
+    sigma: float | Sequence[float] | None,
 ) -> Resizing:
     """Check the arguments of `resize` and fill in scikit-image's defaults."""
     check_image(image)
-    source = (image.dtype, tuple(image.shape))
-    options = (order, mode, anti_aliasing, sigma)
+    shape = tuple(image.shape)
     try:
-        target = tuple(output_shape)
-        hash((target, options))
-    except TypeError:  # a list of sigmas, or an argument that is refused below
-        return _read_resizing(*source, output_shape, *options)
-    return _cached_resizing(*source, target, *options)
+        key = (image.dtype, shape, tuple(output_shape), order, mode, anti_aliasing, sigma)
+        hash(key)
+    except TypeError:  # a list of sigmas, or an argument that `_read_resizing` refuses
+        return _read_resizing(image.dtype, shape, output_shape, order, mode, anti_aliasing, sigma)
+    return _cached_resizing(*key)
 
 
 def _read_resizing(
     dtype: np.dtype,
     image_shape: tuple[int, ...],
     output_shape: Sequence[int],
-    order: Any,
-    mode: Any,
+    order: int,
+    mode: str,
     anti_aliasing: bool | None,
-    sigma: Any,
+    sigma: float | Sequence[float] | None,
 ) -> Resizing:
     check_spline(order, "nearest")
     if not isinstance(mode, str) or mode not in RESIZE_MODES:

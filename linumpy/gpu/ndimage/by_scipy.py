@@ -5,15 +5,18 @@ In: a NumPy array and a call of SciPy. Out: its result, in the requested dtype o
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import ModuleType
-from typing import Any
 
 import numpy as np
 
 from linumpy.arrays import Array
 from linumpy.gpu.ndimage.target import Spline, Target
 from linumpy.gpu.rounding import rounded
+
+#: A function of ``scipy.ndimage`` of an image and ``output=`` (an array, or the dtype of a new one), which returns the
+#: result.
+ScipyCall = Callable[[Array, Array | np.dtype], Array]
 
 _CONSTANT = ("constant", "grid-constant")
 #: From here on doubles have no fraction to interpolate with: FARTHEST of boundary.cuh.
@@ -23,27 +26,34 @@ _OUTSIDE = -1000.0
 
 
 def sample_at(image: Array, coordinates: Array, spline: Spline, target: Target) -> Array:
-    """Sample at coordinates (rank, ...), NaN and infinity replaced: for them SciPy reads at undefined addresses."""
-    from scipy import ndimage
-
-    points, lost = _finite(np.asarray(coordinates), spline.mode)
+    """Sample at coordinates (rank, ...); NaN and infinity, for which SciPy reads undefined addresses, are replaced."""
+    points, outside = _finite(np.asarray(coordinates), spline.mode)
     if points.ndim == 1:
-        points = points[:, None]  # SciPy wants an axis of points
+        points = points[:, None]  # SciPy needs an axis of points
     shape = points.shape[1:]
-
-    def call(source: np.ndarray, output: Any) -> np.ndarray:
-        return ndimage.map_coordinates(source, points, output, **spline.options)
-
+    call = scipy_call("map_coordinates", points, **spline.options)
     out = None if target.out is None else target.out.reshape(shape)
     result = transform(image, spline, Target(shape, target.dtype, out), call).reshape(target.shape)
-    if lost is not None and spline.mode not in _CONSTANT:
+    if outside is not None and spline.mode not in _CONSTANT:
         undefined = {"c": complex(np.nan, np.nan), "f": np.nan}
-        result[lost] = undefined.get(result.dtype.kind, 0)
+        result[outside] = undefined.get(result.dtype.kind, 0)
     return target.take(result)
 
 
-def displaced(field: Array, sizes: Any, xp: ModuleType) -> Array:
-    """Convert displacements to coordinates in float64."""
+def scipy_call(name: str, *arguments: object, **keywords: object) -> ScipyCall:
+    """Return a call of a function of ``scipy.ndimage``; `arguments` come before its ``output``."""
+
+    def call(source: Array, output: Array | np.dtype) -> Array:
+        from scipy import ndimage
+
+        result: Array = getattr(ndimage, name)(source, *arguments, output, **keywords)
+        return result
+
+    return call
+
+
+def displaced(field: Array, sizes: Sequence[float] | None, xp: ModuleType) -> Array:
+    """Convert displacements to coordinates in float64; `sizes` of a voxel in the unit of `field`, None for voxels."""
     coordinates = field.astype(np.float64)
     for axis, row in enumerate(coordinates):
         if sizes is not None:
@@ -52,7 +62,7 @@ def displaced(field: Array, sizes: Any, xp: ModuleType) -> Array:
     return coordinates
 
 
-def transform(image: Array, spline: Spline, target: Target, call: Callable[[Any, Any], Any]) -> Array:
+def transform(image: Array, spline: Spline, target: Target, call: ScipyCall) -> Array:
     """Call SciPy with dtypes that it supports and casts correctly; an empty result needs no call.
 
     Parameters
@@ -60,11 +70,11 @@ def transform(image: Array, spline: Spline, target: Target, call: Callable[[Any,
     image : numpy.ndarray
         The caller's image.
     spline : Spline
-        Its `cval` may need saturation, too.
+        Interpolation parameters; a `cval` that is not finite has to be saturated, too.
     target : Target
         The output.
     call : callable
-        Takes an image and SciPy's ``output=``; returns the result.
+        By :func:`scipy_call`.
     """
     if target.shape and not all(target.shape):
         return target.take(np.empty(target.shape, target.dtype))
@@ -84,7 +94,7 @@ def transform(image: Array, spline: Spline, target: Target, call: Callable[[Any,
 def _finite(coordinates: np.ndarray, mode: str) -> tuple[np.ndarray, np.ndarray | None]:
     """Replace coordinates that are NaN or infinite; return the mask of these points, too, or None if there are none.
 
-    In the constant modes they become a coordinate outside. With "nearest" infinite ones are clipped instead.
+    In the constant modes they become a coordinate outside the image. With "nearest" infinite ones are clipped instead.
     """
     if coordinates.dtype.kind != "f":
         return coordinates, None
@@ -92,7 +102,7 @@ def _finite(coordinates: np.ndarray, mode: str) -> tuple[np.ndarray, np.ndarray 
         coordinates = coordinates.astype(np.float32)
     if mode == "nearest":
         coordinates = np.clip(coordinates, -_FARTHEST / 2, _FARTHEST / 2)
-    lost = ~(np.abs(coordinates) < _FARTHEST).all(axis=0)
-    if not lost.any():
+    outside = ~(np.abs(coordinates) < _FARTHEST).all(axis=0)
+    if not outside.any():
         return coordinates, None
-    return np.where(lost, coordinates.dtype.type(_OUTSIDE if mode in _CONSTANT else 0), coordinates), lost
+    return np.where(outside, coordinates.dtype.type(_OUTSIDE if mode in _CONSTANT else 0), coordinates), outside

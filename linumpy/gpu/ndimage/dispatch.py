@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -71,11 +70,12 @@ def sample_at(image: Array, coordinates: Array, how: Spline, target: Target) -> 
 
 
 def sample_grid(
-    image: Array, grid: GridMap, how: Spline, target: Target, by_host: Callable[[Any, Any], Any] | None = None
+    image: Array, grid: GridMap, how: Spline, target: Target, by_host: by_scipy.ScipyCall | None = None
 ) -> Array:
     """Sample on the grid of an affine map; `by_host` is SciPy's equivalent, a function of image and output."""
     if not is_device_array(image):
-        return by_scipy.transform(image, how, target, by_host or _affine_of_scipy(grid, how, target.shape))
+        affine = by_scipy.scipy_call("affine_transform", grid.linear, grid.shift, target.shape, **how.options)
+        return by_scipy.transform(image, how, target, by_host or affine)
     if how.order == 0 and grid.lines and image.dtype == target.dtype and nearest.can_take(image, grid.lines):
         out = target.array(image)
         nearest.take(sampling.contiguous(image), grid.lines, how.mode, how.cval, out)
@@ -98,8 +98,8 @@ def sample_displaced(image: Array, field: Array, sizes: Sequence[float] | None, 
         if image.ndim == rank:
             return sample_at(image, coordinates, how, target)
         out = target.array(image, field)
-        for member, into in zip(image, out, strict=True):
-            sample_at(member, coordinates, how, Target(into.shape, into.dtype, into))
+        for member, result in zip(image, out, strict=True):
+            sample_at(member, coordinates, how, Target(result.shape, result.dtype, result))
         return target.take(out)
     field = _as_floats(field)
 
@@ -111,13 +111,13 @@ def sample_displaced(image: Array, field: Array, sizes: Sequence[float] | None, 
 
 
 def filter_on_device(image: Array, order: int, axes: Sequence[int], mode: str, target: Target) -> Array:
-    """Find the coefficients of a spline along some axes, in the dtype of the target."""
+    """Compute the coefficients of a spline along some axes, in the dtype of the target."""
     xp = array_module(image)
     if image.dtype.kind == "c":
         out = target.array(image)
         for part in ("real", "imag"):
-            of = getattr(out, part)
-            of[...] = filter_on_device(getattr(image, part), order, axes, mode, Target(target.shape, of.dtype))
+            half = getattr(out, part)
+            half[...] = filter_on_device(getattr(image, part), order, axes, mode, Target(target.shape, half.dtype))
         return target.take(out)
     out = target.array(image)
     if order < 2 or not image.size or not image.ndim:
@@ -141,7 +141,8 @@ def _by_parts(
 ) -> Array:
     """Sample an image on the device by `sample`, with conversions for dtypes that kernels do not support.
 
-    `sample` takes a real image that is not empty, how to sample it, and a contiguous array for the result.
+    `sample` takes a real image that is not empty, its parameters, and a contiguous array for the result. `read` are
+    other arrays that it reads, with which the result must not share memory.
     """
     if target.shape and not all(target.shape):
         return target.take(target.array(image))
@@ -151,8 +152,8 @@ def _by_parts(
     if image.dtype.kind == "c":
         out = target.array(image, *read)
         for part in ("real", "imag"):
-            of = getattr(out, part)
-            of[...] = _by_parts(getattr(image, part), how.part(part), Target(target.shape, of.dtype), sample, *read)
+            half = getattr(out, part)
+            half[...] = _by_parts(getattr(image, part), how.part(part), Target(target.shape, half.dtype), sample, *read)
         return target.take(out)
     if image.dtype.kind == "b":
         image = image.view(np.uint8)
@@ -167,9 +168,9 @@ def _by_parts(
 
 def _sample_grid(image: Array, grid: GridMap, how: Spline, out: Array) -> None:
     """Sample an image of real numbers: as a stack, by the kernels for two and three axes, or by the general one."""
-    chosen = grid.planes if grid.planes is not None else _planes_of(image, grid, how, out.shape)
-    if len(chosen) < image.ndim:
-        _sample_stack(image, grid, chosen, how, out)
+    planes = grid.planes if grid.planes is not None else _planes_of(image, grid, how, out.shape)
+    if len(planes) < image.ndim:
+        _sample_stack(image, grid, planes, how, out)
         return
     source, sampler = _prepared(image, how, image.ndim, out.dtype)
     module = sampling if sampling.can_sample(source) and out.ndim == image.ndim else general
@@ -177,25 +178,25 @@ def _sample_grid(image: Array, grid: GridMap, how: Spline, out: Array) -> None:
 
 
 def _planes_of(image: Array, grid: GridMap, how: Spline, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Choose the axes that are sampled: all but those that the map leaves alone, where that makes no difference.
+    """Choose the axes to sample along; the others are axes of a stack. This does not change the result.
 
-    Of three axes only a first one is taken for that of a stack, above order 1, where it saves the filter and the
-    weights along it; of more axes any.
+    Of three axes only the first may be an axis of a stack, above order 1, where it saves the filter and the weights
+    along it; of more axes any that the map does not change.
     """
     every = tuple(range(image.ndim))
     if image.ndim < 3 or len(shape) != image.ndim or not how.is_local:
         return every
     if image.ndim == 3:
-        return every[1:] if how.order > 1 and _is_alone(0, image, grid, shape) else every
-    alone = [axis for axis in every if _is_alone(axis, image, grid, shape)]
-    chosen = [axis for axis in every if axis not in alone]
-    while len(chosen) < min(sampling.RANKS):  # contiguous ones, if there are such
-        chosen.append(alone.pop())
-    return tuple(sorted(chosen)) if len(chosen) <= max(sampling.RANKS) else every
+        return every[1:] if how.order > 1 and _is_unchanged(0, image, grid, shape) else every
+    stacked = [axis for axis in every if _is_unchanged(axis, image, grid, shape)]
+    sampled = [axis for axis in every if axis not in stacked]
+    while len(sampled) < min(sampling.RANKS):  # prefer the last axes, which are contiguous
+        sampled.append(stacked.pop())
+    return tuple(sorted(sampled)) if len(sampled) <= max(sampling.RANKS) else every
 
 
-def _is_alone(axis: int, image: Array, grid: GridMap, shape: tuple[int, ...]) -> bool:
-    """Say whether a map leaves an axis as it is, and brings it into no other."""
+def _is_unchanged(axis: int, image: Array, grid: GridMap, shape: tuple[int, ...]) -> bool:
+    """Say whether a map does not change an axis, nor mix it with another."""
     unit = np.eye(image.ndim)[axis]
     same = np.array_equal(grid.linear[axis], unit) and np.array_equal(grid.linear[:, axis], unit)
     return bool(same and grid.shift[axis] == 0 and image.shape[axis] == shape[axis])
@@ -223,17 +224,8 @@ def _affine_map(linear: np.ndarray, shift: np.ndarray) -> sampling.AffineMap:
     return sampling.AffineMap(tuple(map(tuple, linear.tolist())), tuple(shift.tolist()))
 
 
-def _affine_of_scipy(grid: GridMap, how: Spline, shape: tuple[int, ...]) -> Callable[[Any, Any], Any]:
-    from scipy import ndimage
-
-    def call(source: Array, output: Any) -> Array:
-        return ndimage.affine_transform(source, grid.linear, grid.shift, shape, output, **how.options)
-
-    return call
-
-
 def _as_floats(array: Array) -> Array:
-    """Return an array as the kernels take it: contiguous, of float32 where that holds its numbers, else float64."""
+    """Convert an array for the kernels: contiguous, float32 if that holds all its numbers, else float64."""
     array = sampling.contiguous(array)
     if array.dtype.str[1:] in ("f4", "f8"):
         return array
@@ -242,7 +234,7 @@ def _as_floats(array: Array) -> Array:
 
 
 def _prepared(image: Array, how: Spline, rank: int, target: np.dtype) -> tuple[Array, sampling.SplineSampling]:
-    """Return an image, or a stack, as the kernels take it for a result, contiguous and filtered; and its sampler."""
+    """Prepare an image or a stack for the kernels: contiguous and filtered, with the parameters of sampling it."""
     order, mode = how.order, how.mode
     sampler = sampling.SplineSampling(order, mode, float(how.cval))
     if not how.filters:
@@ -252,12 +244,12 @@ def _prepared(image: Array, how: Spline, rank: int, target: np.dtype) -> tuple[A
     if mode not in _PADDED:
         return splines.filtered(image, splines.Ends(mode, order=order), kind, axes=axes), sampler
     sampler = sampling.SplineSampling(order, mode, float(how.cval), SPLINE_PAD)
-    # SciPy adds what of `cval` the image's dtype can hold; beyond, it is exact again.
+    # In the padding `cval` has the image's dtype, as in SciPy; beyond the padding it is exact.
     value = np.pad(np.zeros(1, image.dtype), 1, constant_values=how.cval)[0] if mode == "grid-constant" else None
     if image.ndim == rank in (2, 3):
         ends = splines.Ends(mode, SPLINE_PAD, value if value is None else float(value), order)
         return splines.filtered(image, ends, kind), sampler
     widths = [(SPLINE_PAD * (axis in axes),) * 2 for axis in range(image.ndim)]
-    more = {"mode": "edge"} if value is None else {"constant_values": value}
-    padded = array_module(image).pad(image, widths, **more)
+    keywords = {"mode": "edge"} if value is None else {"constant_values": value}
+    padded = array_module(image).pad(image, widths, **keywords)
     return splines.filtered(padded, splines.Ends(mode, order=order), kind, axes=axes), sampler

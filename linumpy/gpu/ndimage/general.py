@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from linumpy.arrays import Array
 from linumpy.gpu.kernels import CUDA_TYPES, KernelSpec, index_type, load
@@ -19,7 +19,7 @@ from linumpy.gpu.ndimage.sampling import AffineMap, SplineSampling
 from linumpy.plan.boundary import MODES
 
 #: Maximum number of axes of an image, and of a grid: the size of kernel parameters is limited.
-MOST_AXES = 16
+MAX_AXES = 16
 _THREADS = 128
 
 
@@ -51,14 +51,14 @@ def sample_affine(
     box_start: Sequence[int] | None = None,
     out_start: Sequence[int] | None = None,
 ) -> None:
-    """Sample on the grid of an affine map, all of it or a block: as :func:`linumpy.gpu.ndimage.sampling.sample_affine`.
+    """Sample on the grid of an affine map, all of it or a block.
 
     Parameters
     ----------
     affine : AffineMap
         Coordinates are summed in SciPy's order.
     box, how, out, whole, box_start, out_start
-        As there, without a stack.
+        As for :func:`linumpy.gpu.ndimage.sampling.sample_affine`, but not for a stack.
     """
     _launch(
         box,
@@ -74,13 +74,15 @@ def sample_affine(
     )
 
 
-def _launch(image: Array, coordinates: Array | None, how: SplineSampling, out: Array, *fields: tuple[str, Any]) -> None:
+def _launch(
+    image: Array, coordinates: Array | None, how: SplineSampling, out: Array, *fields: tuple[str, ArrayLike]
+) -> None:
     if not out.size:
         return
     rank, columns = image.ndim, 0 if coordinates is not None else out.ndim
-    if max(rank, columns) > MOST_AXES:
+    if max(rank, columns) > MAX_AXES:
         raise ValueError(
-            f"an image of {rank} axes and a result of {out.ndim}: up to {MOST_AXES} of each are supported on a GPU"
+            f"an image of {rank} axes and a result of {out.ndim}: up to {MAX_AXES} of each are supported on a GPU"
         )
     args = np.zeros(1, _request_dtype(rank, columns))
     args["count"], args["outside"], args["box"] = out.size, how.cval, image.shape
@@ -88,15 +90,15 @@ def _launch(image: Array, coordinates: Array | None, how: SplineSampling, out: A
         args[name] = value
     spec = kernel_spec(image, coordinates, how, out, columns)
     blocks = -(-out.size // _THREADS)
-    given = image if coordinates is None else coordinates
-    load(spec)((blocks,), (_THREADS,), (image, given, out, args))
+    # Without coordinates the kernel does not read them: any array will do.
+    load(spec)((blocks,), (_THREADS,), (image, image if coordinates is None else coordinates, out, args))
 
 
 def _request_dtype(rank: int, columns: int) -> np.dtype:
-    """Return the layout of the structure in general.cu; 0 columns for no map."""
-    affine: list[Any] = [("matrix", "f8", (rank, columns)), ("shift", "f8", (rank,))] if columns else []
-    block: list[Any] = [("begin", "i4", (columns,)), ("shape", "i4", (columns,))] if columns else []
-    image: list[Any] = [(name, "i4", (rank,)) for name in ("whole", "start", "box")]
+    """Return the dtype of the structure Request of general.cu; 0 columns for no map."""
+    affine = [("matrix", "f8", (rank, columns)), ("shift", "f8", (rank,))] if columns else []
+    block = [("begin", "i4", (columns,)), ("shape", "i4", (columns,))] if columns else []
+    image = [(name, "i4", (rank,)) for name in ("whole", "start", "box")]
     return np.dtype([("count", "i8"), ("outside", "f8"), *affine, *image, *block], align=True)
 
 

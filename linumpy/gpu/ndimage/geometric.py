@@ -19,7 +19,8 @@ from numpy.typing import DTypeLike
 
 from linumpy.arrays import Array
 from linumpy.device import array_module
-from linumpy.gpu.ndimage.arguments import check_image, read_coordinates, read_output, read_spline
+from linumpy.gpu.ndimage.arguments import read_coordinates, read_per_axis, read_spline, read_target
+from linumpy.gpu.ndimage.by_scipy import scipy_call
 from linumpy.gpu.ndimage.dispatch import GridMap, sample_displaced, sample_grid
 from linumpy.gpu.ndimage.nearest import Line
 from linumpy.gpu.ndimage.target import Target
@@ -37,18 +38,12 @@ def shift(
     output: Array | DTypeLike | None = None,
 ) -> Array:
     """Shift an image by `shift` voxels along each axis: voxel ``o`` of the result is the image at ``o - shift``."""
-    check_image(image)
     how = read_spline(image, order, mode, cval, prefilter)
-    moved = [-by for by in _each("shift", shift, image.ndim)]
-    target = Target(tuple(image.shape), *read_output(output, image, tuple(image.shape)))
-    lines = tuple(Line(n, n, 1.0, by) for n, by in zip(image.shape, moved, strict=True))
-
-    def by_scipy(source: Any, out: Any) -> Any:
-        from scipy import ndimage
-
-        return ndimage.shift(source, [-by for by in moved], out, **how.options)
-
-    return sample_grid(image, GridMap(np.eye(image.ndim), np.array(moved), lines), how, target, by_scipy)
+    offsets = [-distance for distance in read_per_axis("shift", shift, image.ndim)]
+    target = read_target(output, image, tuple(image.shape))
+    lines = tuple(Line(n, n, 1.0, offset) for n, offset in zip(image.shape, offsets, strict=True))
+    call = scipy_call("shift", [-offset for offset in offsets], **how.options)
+    return sample_grid(image, GridMap(np.eye(image.ndim), np.array(offsets), lines), how, target, call)
 
 
 def zoom(
@@ -68,13 +63,12 @@ def zoom(
     the modes ``"constant"`` and ``"wrap"``, which have no extent, this gives SciPy's ``UserWarning``. Factors of 1 with
     `prefilter` return a copy of the image.
     """
-    check_image(image)
     how = read_spline(image, order, mode, cval, prefilter)
-    factors = _each("zoom", zoom, image.ndim)
+    factors = read_per_axis("zoom", zoom, image.ndim)
     if min(factors) <= 0:
         raise ValueError(f"zoom={zoom!r}: factors must be above 0")
     shape = tuple(round(n * factor) for n, factor in zip(image.shape, factors, strict=True))
-    target = Target(shape, *read_output(output, image, shape))
+    target = read_target(output, image, shape)
     if prefilter and set(factors) == {1.0}:
         result = target.array(image)
         result[...] = image
@@ -83,23 +77,23 @@ def zoom(
         text = f"It is recommended to use mode = grid-{mode} instead of {mode} when grid_mode is True."
         warnings.warn(text, UserWarning, stacklevel=2)
     scale, offset = zoom_map(image.shape, shape, grid_mode=grid_mode)
+    zoom_by_scipy = scipy_call("zoom", factors, **how.options, grid_mode=bool(grid_mode))
 
-    def by_scipy(source: Any, out: Any) -> Any:
-        from scipy import ndimage
-
+    def call(source: Array, output: Array | np.dtype) -> Array:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "It is recommended to use mode")  # said above
-            return ndimage.zoom(source, factors, out, **how.options, grid_mode=bool(grid_mode))
+            warnings.filterwarnings("ignore", "It is recommended to use mode")  # this function has warned
+            return zoom_by_scipy(source, output)
 
     half = (0.5, -0.5) if grid_mode else (0.0, 0.0)
     lines = tuple(Line(n, m, s, half[1], half[0]) for n, m, s in zip(image.shape, shape, scale, strict=True))
-    # Of complex images SciPy 1.17 forgets grid_mode: they go through its affine_transform.
-    call = None if grid_mode and image.dtype.kind == "c" else by_scipy
-    return sample_grid(image, GridMap(np.diag(scale), np.array(offset), lines), how, target, call)
+    # SciPy 1.17 ignores grid_mode for complex images: use its affine_transform for them.
+    by_affine = grid_mode and image.dtype.kind == "c"
+    grid = GridMap(np.diag(scale), np.array(offset), lines)
+    return sample_grid(image, grid, how, target, None if by_affine else call)
 
 
 def zoom_map(shape: Sequence[int], new_shape: Sequence[int], *, grid_mode: bool) -> tuple[list[float], list[float]]:
-    """Diagonal and offset of the map that :func:`zoom` applies."""
+    """Return diagonal and offset of the map that :func:`zoom` applies."""
     pairs = list(zip(shape, new_shape, strict=True))
     if grid_mode:
         maps = [centred(n, m) if m else (1.0, 0.0) for n, m in pairs]
@@ -123,27 +117,22 @@ def rotate(
 
     With `reshape` the result is large enough to contain the whole image.
     """
-    check_image(image, least=2)
-    how = read_spline(image, order, mode, cval, prefilter)
+    how = read_spline(image, order, mode, cval, prefilter, min_axes=2)
     matrix, offset, shape = rotation_map(image.shape, angle, axes, reshape=reshape)
-    target = Target(shape, *read_output(output, image, shape))
+    target = read_target(output, image, shape)
     planes = tuple(sorted(axis % image.ndim for axis in axes))
-
-    def by_scipy(source: Any, out: Any) -> Any:
-        from scipy import ndimage
-
-        return ndimage.rotate(source, float(angle), axes, bool(reshape), out, **how.options)
-
-    return sample_grid(image, GridMap(matrix, offset, planes=planes), how, target, by_scipy)
+    call = scipy_call("rotate", float(angle), axes, bool(reshape), **how.options)
+    return sample_grid(image, GridMap(matrix, offset, planes=planes), how, target, call)
 
 
 def rotation_map(
     shape: Sequence[int], angle: float, axes: tuple[int, int], *, reshape: bool
 ) -> tuple[np.ndarray, np.ndarray, tuple[int, ...]]:
-    """Matrix, offset and shape of the map that :func:`rotate` applies."""
+    """Return matrix, offset and result shape of the map that :func:`rotate` applies."""
     rank = len(shape)
-    pair = isinstance(axes, (Sequence, np.ndarray)) and all(isinstance(one, (int, np.integer)) for one in axes)
-    if not pair or len(axes) != 2 or any(not -rank <= axis < rank for axis in axes) or axes[0] % rank == axes[1] % rank:
+    valid = isinstance(axes, (Sequence, np.ndarray)) and all(isinstance(axis, (int, np.integer)) for axis in axes)
+    valid = valid and len(axes) == 2 and all(-rank <= axis < rank for axis in axes)
+    if not valid or axes[0] % rank == axes[1] % rank:
         raise ValueError(f"axes={axes!r}: two different axes of {rank} are needed")
     first, second = sorted(axis % rank for axis in axes)
     if not isinstance(angle, (int, float, np.integer, np.floating)) or not math.isfinite(angle):
@@ -166,7 +155,7 @@ def rotation_map(
 
 
 def _right_angle(quarters: int) -> tuple[float, float]:
-    """Cosine and sine, without the rounding of pi."""
+    """Return cosine and sine of a number of right angles, without the rounding of pi."""
     return ((1.0, 0.0), (0.0, 1.0), (-1.0, 0.0), (0.0, -1.0))[quarters % 4]
 
 
@@ -189,22 +178,21 @@ def apply_displacement_field(
     image : numpy.ndarray or cupy.ndarray
         Of any rank.
     field : numpy.ndarray or cupy.ndarray, (axes, ...)
-        Displacements along each axis of the image but that of channels, in voxels, on a grid of as many axes, of any
-        shape; where the image is. NaN and infinity are nowhere, as in
+        Displacements in voxels along each axis of the image except that of channels, on a grid of as many axes and of
+        any shape; on the same side (host or device) as the image. NaN and infinity as for
         :func:`~linumpy.gpu.interpolation.map_coordinates`.
     spacing : float or sequence of float, optional
         Voxel spacing in µm, for each component of `field`, which is then in µm.
     channel_axis : int, optional
-        The axis of the image that is no axis of space, as scikit-image names it: all channels are deformed alike. By
-        default there is none.
+        Axis of channels in the image, which are all deformed alike; by default there is none.
     order, mode, cval, prefilter, output
         As for :func:`~linumpy.gpu.interpolation.map_coordinates`.
 
     Returns
     -------
     numpy.ndarray or cupy.ndarray
-        Of the shape of one component of `field`; with channels, along `channel_axis`. They lie one after another in
-        memory.
+        Of the shape of one component of `field`, with the channels along `channel_axis`; in memory they lie one after
+        another.
 
     Raises
     ------
@@ -215,11 +203,10 @@ def apply_displacement_field(
 
     Notes
     -----
-    Coordinates are computed in float64, whatever the dtype of `field`. On a device this takes no memory for two and
-    three axes of space, where `field` is of float32 or float64 and contiguous; else an array of coordinates. Channels
+    Coordinates are computed in float64 for any dtype of `field`. On a device this takes no memory for two and
+    three axes of space with a contiguous `field` of float32 or float64; otherwise an array of coordinates. Channels
     are sampled in one launch.
     """
-    check_image(image)
     how = read_spline(image, order, mode, cval, prefilter)
     field = read_coordinates("field", image, field)
     axis = None if channel_axis is None else _axis("channel_axis", channel_axis, image.ndim)
@@ -229,32 +216,28 @@ def apply_displacement_field(
         raise ValueError(
             f"field of shape {field.shape}: an image of {rank} axes needs shape ({rank}, ...) of {rank + 1}{hint}"
         )
-    sizes = None if spacing is None else _each("spacing", spacing, rank)
+    sizes = None if spacing is None else read_per_axis("spacing", spacing, rank)
     if sizes is not None and min(sizes) <= 0:
         raise ValueError(f"spacing={spacing!r}: voxels are larger than 0")
     grid = tuple(field.shape[1:])
     if axis is None:
-        target = Target(grid, *read_output(output, image, grid))
+        target = read_target(output, image, grid)
         return sample_displaced(image, field, sizes, how, target)
     shape = (*grid[:axis], image.shape[axis], *grid[axis:])
-    dtype, out = read_output(output, image, shape)
+    target = read_target(output, image, shape)
     if axis == 0:
-        return sample_displaced(image, field, sizes, how, Target(shape, dtype, out))
+        return sample_displaced(image, field, sizes, how, target)
     xp = array_module(image)
     channels = xp.moveaxis(image, axis, 0)
-    result = sample_displaced(channels, field, sizes, how, Target((len(channels), *grid), dtype))
-    result = xp.moveaxis(result, 0, axis)
-    if out is None:
-        return result
-    out[...] = result
-    return out
+    result = sample_displaced(channels, field, sizes, how, Target((len(channels), *grid), target.dtype))
+    return target.take(xp.moveaxis(result, 0, axis))
 
 
 def _axis(name: str, axis: int, rank: int) -> int:
     if not isinstance(axis, (int, np.integer)) or not -rank <= axis < rank:
         raise ValueError(f"{name}={axis!r}: an image of {rank} axes has none of that number")
     if rank == 1:
-        raise ValueError(f"{name}={axis!r}: an image of 1 axis has none left but that")
+        raise ValueError(f"{name}={axis!r}: an image of 1 axis has no axis beside that")
     return int(axis) % rank
 
 
@@ -277,8 +260,8 @@ def compose_affine(transforms: Sequence[Mapping[str, Any]], rank: int) -> np.nda
     if isinstance(transforms, Mapping):
         raise ValueError(f"transforms={transforms!r} is one transformation: pass a list of them")
     matrix = np.eye(rank + 1)
-    for one in transforms:
-        matrix = _ngff_matrix(one, rank) @ matrix
+    for transform in transforms:
+        matrix = _ngff_matrix(transform, rank) @ matrix
     return matrix
 
 
@@ -308,13 +291,3 @@ def _ngff_matrix(transform: Mapping[str, Any], rank: int) -> np.ndarray:
     else:
         matrix[:rank] = values
     return matrix
-
-
-def _each(name: str, value: float | Sequence[float], rank: int) -> tuple[float, ...]:
-    try:
-        values = (float(value),) * rank if np.ndim(value) == 0 else tuple(float(one) for one in value)  # type: ignore[arg-type, union-attr]
-    except (TypeError, ValueError, OverflowError):
-        values = ()
-    if len(values) != rank or not all(map(math.isfinite, values)):
-        raise ValueError(f"{name}={value!r}: an image of {rank} axes needs one finite number, or one for each")
-    return values

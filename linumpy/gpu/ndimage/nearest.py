@@ -11,27 +11,26 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from linumpy.arrays import Array
-from linumpy.gpu.kernels import KernelSpec, Uploaded, address_of, int32, load
+from linumpy.gpu.kernels import UNSIGNED_TYPES, KernelSpec, Uploaded, address_of, int32, load
 from linumpy.gpu.rounding import rounded
 from linumpy.gpu.tables import Queue, queue_of, upload
 
-_UNITS = {1: "unsigned char", 2: "unsigned short", 4: "unsigned", 8: "unsigned long long", 16: "uint4"}
+_UNITS = UNSIGNED_TYPES | {16: "uint4"}
 _LANES, _WARPS, _MARCH = 32, 8, 8
-_MOST_BLOCKS = 2**31 - 1
+_MAX_BLOCKS = 2**31 - 1
 #: Tables with more entries are not cached, but made and uploaded by every call.
-_KEPT = 2**17
+_CACHED_ENTRIES = 2**17
 #: Coordinates beyond this need the kernels that handle infinite coordinates.
 _FARTHEST = 2.0**50
 
 
 @dataclass(frozen=True)
 class Line:
-    """The coordinates of an axis: of its voxel k they are ``scale * (k + before) + offset``, rounded as SciPy does.
+    """Coordinates along an axis: voxel k of the result is at ``scale * (k + before) + offset``, rounded as in SciPy.
 
     Attributes
     ----------
@@ -40,7 +39,7 @@ class Line:
     scale, offset, before : float
         See above.
     box : (int, int), optional
-        Where a box of the image begins and how many voxels it has, if that is all there is of it.
+        Offset and size of the box of the image that is in memory; None for the whole axis.
     """
 
     size: int
@@ -53,20 +52,20 @@ class Line:
 
 def can_take(image: Array, lines: Sequence[Line]) -> bool:
     """Return whether the kernel supports this image: its column indices have 32 bits."""
-    return image.size > 0 and _is_taken(tuple(lines), image.itemsize, max(image.shape))
+    return image.size > 0 and _is_supported(tuple(lines), image.itemsize, max(image.shape))
 
 
 @functools.lru_cache(maxsize=256)
-def _is_taken(lines: tuple[Line, ...], itemsize: int, longest: int) -> bool:
+def _is_supported(lines: tuple[Line, ...], itemsize: int, longest: int) -> bool:
     if itemsize not in _UNITS or longest >= 2**31:
         return False
     rows = math.prod(line.length for line in lines[:-1])
     tiles = -(-lines[-1].length // (_LANES * _pack(itemsize)))
-    near = all(abs(line.scale) * line.length + abs(line.offset) < _FARTHEST for line in lines)
-    return near and rows * tiles <= _MOST_BLOCKS
+    finite = all(abs(line.scale) * line.length + abs(line.offset) < _FARTHEST for line in lines)
+    return finite and rows * tiles <= _MAX_BLOCKS
 
 
-def take(image: Array, lines: Sequence[Line], mode: str, cval: Any, out: Array) -> None:
+def take(image: Array, lines: Sequence[Line], mode: str, cval: complex, out: Array) -> None:
     """Copy the nearest voxels.
 
     Parameters
@@ -76,7 +75,7 @@ def take(image: Array, lines: Sequence[Line], mode: str, cval: Any, out: Array) 
     lines : sequence of Line
         One for each axis.
     mode : str
-        Boundary mode, one of :data:`linumpy.plan.grid.blocks.MODES`.
+        Boundary mode, one of :data:`linumpy.plan.boundary.MODES`.
     cval : float or complex
         The value outside, for the constant modes; cast as SciPy does.
     out : cupy.ndarray
@@ -84,8 +83,8 @@ def take(image: Array, lines: Sequence[Line], mode: str, cval: Any, out: Array) 
     """
     if not out.size:
         return
-    make = _kept if sum(out.shape) <= _KEPT else _tables
-    tables = make(tuple(lines), mode, _bytes_of(cval, image.dtype), queue_of(image))
+    make_tables = _cached_tables if sum(out.shape) <= _CACHED_ENTRIES else _tables
+    tables = make_tables(tuple(lines), mode, _bytes_of(cval, image.dtype), queue_of(image))
     blocks, sizes, spec, aligned = _launch(tuple(out.shape), image.itemsize)
     packed = _YES if aligned and address_of(out) % aligned == 0 else _NO
     load(spec)((blocks,), (_LANES * _WARPS,), (image, out, *tables.get(), *sizes, packed))
@@ -110,12 +109,12 @@ def _pack(itemsize: int) -> int:
 
 
 def kernel_spec(itemsize: int) -> KernelSpec:
-    """Return the kernel for voxels of so many bytes."""
+    """Return the kernel for voxels of `itemsize` bytes."""
     defines = {"UNIT": _UNITS[itemsize], "PACK": str(_pack(itemsize)), "MARCH": str(_MARCH)}
     return KernelSpec("take", "take", tuple(defines.items()), "linumpy.gpu.ndimage.cuda")
 
 
-def _bytes_of(cval: Any, dtype: np.dtype) -> bytes:
+def _bytes_of(cval: complex, dtype: np.dtype) -> bytes:
     """Cast a constant as SciPy does."""
     if cval == 0 and "-" not in str(cval):
         return bytes(dtype.itemsize)
@@ -131,9 +130,9 @@ def _tables(lines: tuple[Line, ...], mode: str, outside: bytes, queue: Queue) ->
     offsets: list[np.ndarray] = []
     step = 1
     for line in reversed(lines):
-        voxels, (first, held) = nearest_voxels(line, mode), line.box or (0, line.size)
-        offsets.append(np.where((voxels < first) | (voxels >= first + held), -1, (voxels - first) * step))
-        step *= held
+        voxels, (first, size) = nearest_voxels(line, mode), line.box or (0, line.size)
+        offsets.append(np.where((voxels < first) | (voxels >= first + size), -1, (voxels - first) * step))
+        step *= size
     offsets += [np.zeros(1, np.int64)] * (2 - len(offsets))
     columns, rows, others = offsets[0], offsets[1], offsets[2:]
     planes = np.zeros(1, np.int64)
@@ -143,7 +142,7 @@ def _tables(lines: tuple[Line, ...], mode: str, outside: bytes, queue: Queue) ->
     return upload([planes, rows, columns.astype(np.int32), np.frombuffer(outside, np.uint8)], queue)
 
 
-_kept = functools.lru_cache(maxsize=64)(_tables)
+_cached_tables = functools.lru_cache(maxsize=64)(_tables)
 
 
 def nearest_voxels(line: Line, mode: str) -> np.ndarray:

@@ -13,17 +13,16 @@ import math
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from linumpy.arrays import Array
 from linumpy.device import array_module, is_device_array
-from linumpy.gpu.kernels import CUDA_TYPES, KernelSpec, address_of, index_type, int32, load
+from linumpy.gpu.kernels import CUDA_TYPES, address_of, load, needs_float64
+from linumpy.gpu.ndimage.cells import cell_defines, copy_to_cells
 from linumpy.gpu.ndimage.sampling_launch import (
     AFFINE,
     BRICKS,
-    GRID_LIMIT,
     GRIDS,
     LISTS,
     SMALL_GRIDS,
@@ -31,7 +30,6 @@ from linumpy.gpu.ndimage.sampling_launch import (
     STACKED_GRIDS,
     LaunchConfig,
     blocks_of,
-    is_wide,
     kinds_of,
     spec_of,
     three,
@@ -48,19 +46,14 @@ _DECLARED_NBYTES = 64
 _DEFAULT_SHARED_NBYTES = 48 * 1024 - _DECLARED_NBYTES
 #: A grid of points with fewer columns or rows is sampled as a list.
 _FEW_COLUMNS, _FEW_ROWS = 16, 8
-#: Binary logarithms of a cell's voxels along each axis, by bytes of a voxel (see cells.cuh).
-_CELLS = {1: (2, 2, 2), 2: (2, 1, 2), 4: (2, 1, 2), 8: (1, 1, 1)}
-_UNITS = {1: "unsigned char", 2: "unsigned short", 4: "unsigned", 8: "unsigned long long"}
-#: Images below this size stay in a GPU's L2 cache.
-_CACHED_NBYTES = 32 * 2**20
 
 _IMAGE = [("whole", "i4", 3), ("start", "i4", 3), ("box", "i4", 3)]
 #: The structures of points.cu and affine.cu.
-_POINTS: list[Any] = [
+_POINTS: list[tuple[object, ...]] = [
     *[("count", "i8"), ("outside", "f8"), ("sizes", "f8", 3), ("inverse", "f8", 3)],
     *[("whole", "i4", 3), ("grid", "i4", 3), ("tiles", "i4", 2)],
 ]
-_AFFINE: list[Any] = [
+_AFFINE: list[tuple[object, ...]] = [
     *[("matrix", "f8", (3, 3)), ("shift", "f8", 3), ("outside", "f8"), ("begin", "i4", 3), ("shape", "i4", 3)],
     *_IMAGE,
     *[("inverse", "f4", (3, 3)), ("per", "f4", 3), ("slack", "f4", 3)],
@@ -81,19 +74,19 @@ _ENOUGH_BLOCKS, _MAX_TOGETHER = 2048, 8
 
 @dataclass(frozen=True)
 class SplineSampling:
-    """How an image of coefficients is sampled.
+    """Parameters of sampling an image of coefficients.
 
     Attributes
     ----------
     order : int
         Spline order, 0 to 5.
     mode : str
-        Boundary mode, one of :data:`MODES`.
+        Boundary mode, one of :data:`linumpy.plan.boundary.MODES`.
     cval : float
         The value outside, for the constant modes.
     pad : int
-        Voxels added at either end of each axis of the image, as SciPy does for some splines. Coordinates are those of
-        the image without them; `mode` applies beyond them.
+        Voxels added at either end of each axis of the image, as SciPy does for some splines. Coordinates count from
+        the first voxel of the image without them; `mode` applies beyond them.
     """
 
     order: int
@@ -155,36 +148,36 @@ def _launch_points(
     is_stack = image.ndim > len(coordinates)
     shapes = (tuple(coordinates.shape), image.itemsize, how.order, is_stack)
     call = _points_call(*shapes, field, None if sizes is None else tuple(sizes))
-    cells = None if call.is_grid or is_stack else _in_cells(image, how, out.size)
+    cells = None if call.is_grid or is_stack else copy_to_cells(image, how.order, out.size)
     first, first_out = (image[0], out[0]) if is_stack else (image, out)
     spec = spec_of(
         "points",
         "map_points",
         kinds_of(first, first_out, how.order, how.mode, coordinates, *([] if cells is None else [cells])),
-        call.cut,
+        call.config,
         COORDINATE=CUDA_TYPES[coordinates.dtype.str[1:]],
         FIELD=field,
         GRID=str(int(call.is_grid)),
         PAD=str(how.pad),
         **({"BATCH": "1"} if is_stack else {}),
-        **({"CELLS": "0"} if cells is None else {"CELLS": "1", **_cell_defines(image)}),
+        **({"CELLS": "0"} if cells is None else {"CELLS": "1", **cell_defines(image.itemsize)}),
     )
-    kernel, threads = load(spec), (call.cut.threads,)
+    kernel, threads = load(spec), (call.config.threads,)
     packed = _POINTS_FIELDS.pack(call.count, how.cval, *call.sizes, *three(first.shape), *call.grid, *call.tiles)
     if not is_stack:
         args = np.frombuffer(packed, _POINTS_DTYPE)
         kernel(call.blocks, threads, (image, coordinates, out, image if cells is None else cells, args))
         return
     args = np.frombuffer(bytearray(packed.ljust(_POINTS_BATCH_DTYPE.itemsize, b"\0")), _POINTS_BATCH_DTYPE)
-    for images, samples, number in _parts(image, out, call.blocks, args, _MAX_TOGETHER):
-        kernel((number,), threads, (images, coordinates, samples, images, args))
+    for images, samples, blocks in _parts(image, out, call.blocks, args, _MAX_TOGETHER):
+        kernel((blocks,), threads, (images, coordinates, samples, images, args))
 
 
 @dataclass(frozen=True)
 class _PointsCall:
-    """Launch of `map_points` for any image; fields are named as in the kernel's structure."""
+    """A launch of `map_points`, for any image; fields have the names of the kernel's structure."""
 
-    cut: LaunchConfig
+    config: LaunchConfig
     is_grid: bool
     blocks: tuple[int, ...]
     count: int
@@ -202,75 +195,40 @@ def _points_call(
     field: str,
     sizes: tuple[float, ...] | None,
 ) -> _PointsCall:
-    """Cut the points, of coordinates or displacements of a shape, into blocks."""
+    """Cut points into blocks, by the shape of their coordinates or displacements."""
     rank, *shape = coordinates
     count = math.prod(shape)
     if field == "0" and not (len(shape) >= rank and shape[-1] >= _FEW_COLUMNS and shape[-2] >= _FEW_ROWS):
-        cut = LISTS[order]
-        return _PointsCall(cut, False, (-(-count // (cut.threads * cut.march)),), count, (0.0,) * 6, (0, 0, 0), (0, 0))
-    of_stacks = SMALL_STACKED_GRIDS if itemsize < 4 else STACKED_GRIDS
-    cut = (of_stacks if is_stack else SMALL_GRIDS if itemsize < 4 else GRIDS)[order]
+        config = LISTS[order]
+        blocks: tuple[int, ...] = (-(-count // (config.threads * config.march)),)
+        return _PointsCall(config, False, blocks, count, (0.0,) * 6, (0, 0, 0), (0, 0))
+    small, other = (SMALL_STACKED_GRIDS, STACKED_GRIDS) if is_stack else (SMALL_GRIDS, GRIDS)
+    config = (small if itemsize < 4 else other)[order]
     # A grid of more axes than the image: its first axes are joined.
     joined = len(shape) - rank + 1
     grid = three_sizes((math.prod(shape[:joined]), *shape[joined:]))
-    blocks, tiles = blocks_of(grid, cut.tile, rank)
+    blocks, tiles = blocks_of(grid, config.tile, rank)
     units = (0.0,) * 6 if sizes is None else (*three(sizes, 1), *three([1 / size for size in sizes], 1))
-    return _PointsCall(cut, True, blocks, count, units, grid, tiles)
+    return _PointsCall(config, True, blocks, count, units, grid, tiles)
 
 
 def _parts(
-    image: Array, out: Array, blocks: tuple[int, ...], args: np.ndarray, most: int = 1
+    image: Array, out: Array, blocks: tuple[int, ...], args: np.ndarray, max_together: int = 1
 ) -> Iterator[tuple[Array, Array, int]]:
     """Cut a stack into parts whose blocks fit one axis of a launch; yield images, outputs and blocks of each.
 
-    Writes the stack's fields of `args`. A block samples up to `most` images, if enough blocks remain.
+    Writes the stack's fields of `args`. A block samples up to `max_together` images, if enough blocks remain.
     """
-    each = math.prod(blocks)
+    image_blocks = math.prod(blocks)
     if len(blocks) == 3:
         args["tiles"] = blocks[1], blocks[0]
-    together = max(1, min(most, each * len(image) // _ENOUGH_BLOCKS))
-    step = max(1, _MAX_BLOCKS // each) * together
+    together = max(1, min(max_together, image_blocks * len(image) // _ENOUGH_BLOCKS))
+    step = max(1, _MAX_BLOCKS // image_blocks) * together
     for start in range(0, len(image), step):
         part = slice(start, start + step) if start or step < len(image) else slice(None)
         images, samples = image[part], out[part]
-        number = len(images)
-        args["batch"] = (image.size // len(image), out.size // len(out), each, number, together)
-        yield images, samples, each * -(-number // together)
-
-
-def _cell_defines(image: Array) -> dict[str, str]:
-    logs = _CELLS[image.itemsize]
-    return {f"CELL_{axis}": str(log) for axis, log in zip("ZYX", logs, strict=True)}
-
-
-def _in_cells(image: Array, how: SplineSampling, count: int) -> Array | None:
-    """Copy the image into cells if that is faster: for many points in an image larger than the caches."""
-    if image.ndim != 3 or how.order > 1 or image.nbytes < _CACHED_NBYTES or 8 * count < image.size:
-        return None
-    logs = _CELLS[image.itemsize]
-    planes, rows, columns = ((n + (1 << log) - 1) >> log for n, log in zip(image.shape, logs, strict=True))
-    row = columns << sum(logs)
-    if max(planes, rows) > GRID_LIMIT or index_type(row) != "int":
-        return None
-    cells = _empty_if_it_fits(image, planes * rows * row)
-    if cells is None:
-        return None
-    defines = {"UNIT": _UNITS[image.itemsize], "INDEX": index_type(cells.size), **_cell_defines(image)}
-    kernel = load(KernelSpec("cells", "to_cells", tuple(defines.items()), "linumpy.gpu.ndimage.cuda"))
-    kernel((-(-row // 256), rows, planes), (256,), (image, cells, *int32(*image.shape)))
-    return cells
-
-
-def _empty_if_it_fits(image: Array, size: int) -> Array | None:
-    """Allocate an array beside the image; None if there is no memory for it."""
-    if not is_device_array(image):
-        return np.empty(size, image.dtype)
-    import cupy
-
-    try:
-        return cupy.empty(size, image.dtype)
-    except cupy.cuda.memory.OutOfMemoryError:
-        return None
+        args["batch"] = (image.size // len(image), out.size // len(out), image_blocks, len(images), together)
+        yield images, samples, image_blocks * -(-len(images) // together)
 
 
 @dataclass(frozen=True)
@@ -307,7 +265,7 @@ def sample_affine(
     Parameters
     ----------
     box : cupy.ndarray
-        The image, or a box of it that holds all voxels that the block needs; or a stack of such, C-contiguous.
+        The image, or a box that holds all voxels that the block needs; or a stack of these. C-contiguous.
     affine : AffineMap
         Maps voxels of the whole output to coordinates in the whole image.
     how : SplineSampling
@@ -315,7 +273,7 @@ def sample_affine(
     out : cupy.ndarray
         The output, or a block of it; C-contiguous.
     whole : sequence of int, optional
-        LaunchConfig of the whole image; by default that of `box`.
+        Shape of the whole image; by default the shape of `box`.
     box_start, out_start : sequence of int, optional
         Offsets of box and block in the whole; by default 0.
     """
@@ -327,13 +285,13 @@ def sample_affine(
     shape = three_sizes(first_out.shape)
     brick = None
     if rank == 3 and order in BRICKS:
-        itemsize = 8 if is_wide(box, out) else 4
+        itemsize = 8 if needs_float64(box.dtype, out.dtype) else 4
         brick = plan_brick(affine.matrix, order, BRICKS[order].tile, itemsize, _shared_limit(box))
     if brick is not None:
-        cut, name, more = BRICKS[order], "affine_brick", {"PITCH": str(brick.pitch)}
+        config, name, more = BRICKS[order], "affine_brick", {"PITCH": str(brick.pitch)}
     else:
-        cut, name, more = AFFINE[order], "affine", {"WARP_X": str(_warp_x(affine))}
-    blocks, tiles = blocks_of(shape, cut.tile, rank)
+        config, name, more = AFFINE[order], "affine", {"WARP_X": str(_warp_x(affine))}
+    blocks, tiles = blocks_of(shape, config.tile, rank)
     numbers = (
         *_matrix_and_shift(affine, rank, how.pad),
         how.cval,
@@ -349,18 +307,18 @@ def sample_affine(
     )
     if is_stack:
         more["BATCH"] = "1"
-    kernel = load(spec_of("affine", name, kinds_of(image, first_out, order, how.mode), cut, **more))
+    kernel = load(spec_of("affine", name, kinds_of(image, first_out, order, how.mode), config, **more))
     shared = 0 if brick is None else brick.nbytes
     if shared > _DEFAULT_SHARED_NBYTES and kernel.max_dynamic_shared_size_bytes < shared:
         kernel.max_dynamic_shared_size_bytes = shared
     packed = bytearray(_AFFINE_FIELDS.pack(*numbers))
     if not is_stack:
         args = np.frombuffer(packed, _AFFINE_DTYPE)
-        kernel(blocks, (cut.threads,), (box, out, args), shared_mem=shared)
+        kernel(blocks, (config.threads,), (box, out, args), shared_mem=shared)
         return
     args = np.frombuffer(packed.ljust(_AFFINE_BATCH_DTYPE.itemsize, b"\0"), _AFFINE_BATCH_DTYPE)
-    for images, samples, number in _parts(box, out, blocks, args):
-        kernel((number,), (cut.threads,), (images, samples, args), shared_mem=shared)
+    for images, samples, count in _parts(box, out, blocks, args):
+        kernel((count,), (config.threads,), (images, samples, args), shared_mem=shared)
 
 
 def _shared_limit(box: Array) -> int:

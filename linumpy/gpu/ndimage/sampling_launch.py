@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from linumpy.arrays import Array
-from linumpy.gpu.kernels import CUDA_TYPES, IN_FLOAT32, KernelSpec, index_type
+from linumpy.gpu.kernels import CUDA_TYPES, KernelSpec, index_type, needs_float64
 from linumpy.plan.boundary import MODES  # the kernels number them in this order
 
 #: Maximum number of blocks along the second and third axis of a grid.
@@ -46,36 +46,20 @@ class LaunchConfig:
         return self.march, self.threads // self.tile_x, self.tile_x
 
 
+def _by_order(linear: LaunchConfig, cubic: LaunchConfig, quintic: LaunchConfig) -> dict[int, LaunchConfig]:
+    """Return the configurations of all orders: each serves two of them."""
+    return {0: linear, 1: linear, 2: cubic, 3: cubic, 4: quintic, 5: quintic}
+
+
 #: By order: points in a list, a grid of points (with small voxels, and with others), an affine map without and with a
 #: brick. Orders 2, 4 and 5 follow order 3, with registers for more weights.
-LISTS = {
-    0: LaunchConfig(4, 4, together=4),
-    1: LaunchConfig(4, 4, together=4),
-    2: LaunchConfig(1, 5),
-    3: LaunchConfig(1, 5),
-    4: LaunchConfig(1, 3),
-    5: LaunchConfig(1, 3),
-}
-SMALL_GRIDS = {
-    0: LaunchConfig(16, 8),
-    1: LaunchConfig(16, 8),
-    2: LaunchConfig(16, 5),
-    3: LaunchConfig(16, 5),
-    4: LaunchConfig(16, 3),
-    5: LaunchConfig(16, 3),
-}
+LISTS = _by_order(LaunchConfig(4, 4, together=4), LaunchConfig(1, 5), LaunchConfig(1, 3))
+SMALL_GRIDS = _by_order(LaunchConfig(16, 8), LaunchConfig(16, 5), LaunchConfig(16, 3))
 GRIDS = SMALL_GRIDS | {0: LaunchConfig(4, 5, together=4), 1: LaunchConfig(4, 5, together=4)}
 #: A grid of points in several images needs more registers: the images share the weights of a point.
-STACKED_GRIDS = {order: replace(cut, blocks=cut.blocks - 1) for order, cut in GRIDS.items()}
-SMALL_STACKED_GRIDS = {order: replace(cut, blocks=cut.blocks - 1) for order, cut in SMALL_GRIDS.items()}
-AFFINE = {
-    0: LaunchConfig(16, 4),
-    1: LaunchConfig(16, 4),
-    2: LaunchConfig(2, 3),
-    3: LaunchConfig(2, 3),
-    4: LaunchConfig(1, 2),
-    5: LaunchConfig(1, 2),
-}
+STACKED_GRIDS = {order: replace(config, blocks=config.blocks - 1) for order, config in GRIDS.items()}
+SMALL_STACKED_GRIDS = {order: replace(config, blocks=config.blocks - 1) for order, config in SMALL_GRIDS.items()}
+AFFINE = _by_order(LaunchConfig(16, 4), LaunchConfig(2, 3), LaunchConfig(1, 2))
 BRICKS = {
     1: LaunchConfig(16, 4, tile_x=16, together=2),
     2: LaunchConfig(16, 4),
@@ -89,18 +73,19 @@ Kinds = tuple[str, str, int, int, str, bool, bool]
 
 
 def kinds_of(image: Array, out: Array, order: int, mode: str, *others: Array) -> Kinds:
-    """Return the properties of arrays that kernels are compiled for."""
+    """Return the properties of arrays that a kernel is compiled for; `others` only decide the type of indices."""
     big = any(index_type(array.size) == "int64" for array in (image, out, *others))
-    return image.dtype.str[1:], out.dtype.str[1:], image.ndim, order, mode, is_wide(image, out), big
+    wide = needs_float64(image.dtype, out.dtype)
+    return image.dtype.str[1:], out.dtype.str[1:], image.ndim, order, mode, wide, big
 
 
-def spec_of(source: str, name: str, kinds: Kinds, cut: LaunchConfig, **more: str) -> KernelSpec:
+def spec_of(source: str, name: str, kinds: Kinds, config: LaunchConfig, **more: str) -> KernelSpec:
     """Return a kernel and its definitions; never a shape."""
-    return _spec(source, name, kinds, cut, tuple(more.items()))
+    return _spec(source, name, kinds, config, tuple(more.items()))
 
 
 @functools.lru_cache(maxsize=1024)
-def _spec(source: str, name: str, kinds: Kinds, cut: LaunchConfig, more: tuple[tuple[str, str], ...]) -> KernelSpec:
+def _spec(source: str, name: str, kinds: Kinds, config: LaunchConfig, more: tuple[tuple[str, str], ...]) -> KernelSpec:
     kind, target, rank, order, mode, wide, big = kinds
     defines = {
         "SOURCE": CUDA_TYPES[kind],
@@ -111,11 +96,11 @@ def _spec(source: str, name: str, kinds: Kinds, cut: LaunchConfig, more: tuple[t
         "ORDER": str(order),
         "MODE": str(MODES.index(mode)),
         "INDEX": "int64" if big else "int",
-        "TILE_X": str(cut.tile_x),
-        "THREADS": str(cut.threads),
-        "MARCH": str(cut.march),
-        "TOGETHER": str(cut.together),
-        "BLOCKS": str(1 if wide else cut.blocks),  # double precision keeps its registers
+        "TILE_X": str(config.tile_x),
+        "THREADS": str(config.threads),
+        "MARCH": str(config.march),
+        "TOGETHER": str(config.together),
+        "BLOCKS": str(1 if wide else config.blocks),  # double precision keeps its registers
     }
     return KernelSpec(source, name, (*defines.items(), *more), "linumpy.gpu.ndimage.cuda")
 
@@ -133,17 +118,12 @@ def blocks_of(shape: Sequence[int], tile: tuple[int, int, int], rank: int) -> tu
     return (x * y * z,), (y, x)
 
 
-def is_wide(image: Array, out: Array) -> bool:
-    """Return whether a kernel computes in double precision."""
-    return not (image.dtype.str[1:] in IN_FLOAT32 and out.dtype.str[1:] in IN_FLOAT32)
-
-
 def three(sizes: Sequence[float], first: int = 1) -> tuple[float, ...]:
-    """Add values for missing axes before those of two axes."""
+    """Put values for missing axes before the others, up to three."""
     return (first,) * (3 - len(sizes)) + tuple(sizes)
 
 
 def three_sizes(shape: Sequence[int]) -> tuple[int, int, int]:
-    """Add axes of one voxel before others, up to three."""
+    """Put axes of one voxel before the others, up to three."""
     z, y, x = (1,) * (3 - len(shape)) + tuple(shape)
     return z, y, x

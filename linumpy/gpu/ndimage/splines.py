@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from linumpy.arrays import Array
 from linumpy.device import array_module
-from linumpy.gpu.kernels import CUDA_TYPES, IN_FLOAT32, KernelSpec, index_type, int32, int64, load
+from linumpy.gpu.kernels import CUDA_TYPES, KernelSpec, computed_in, index_type, int32, int64, load, needs_float64
 
 #: Number of a mode in spline.cu. SciPy has three filters, which serve all modes.
 _FOLDS = {"mirror": 0, "constant": 0, "grid-constant": 0, "wrap": 0, "reflect": 1, "nearest": 1, "grid-wrap": 2}
@@ -107,12 +108,12 @@ class Ends:
 
 
 def filtered(
-    image: Array, ends: Ends, dtype: Any, out: Array | None = None, axes: Sequence[int] | None = None
+    image: Array, ends: Ends, dtype: DTypeLike, out: Array | None = None, axes: Sequence[int] | None = None
 ) -> Array:
-    """Return the coefficients of an image of any layout, in `out` where it is given: see :func:`filter_axes`."""
+    """Return the coefficients of an image in any memory order, written to `out` if given: see :func:`filter_axes`."""
     if out is None:
         out = array_module(image).empty([n + 2 * ends.pad for n in image.shape], dtype)
-    if not image.flags.c_contiguous and not ends.pad:  # no copy beside the result
+    if not image.flags.c_contiguous and not ends.pad:  # filter the result in place: no second copy
         out[...] = image
         image = out
     filter_axes(array_module(image).ascontiguousarray(image), ends, out, axes)
@@ -126,7 +127,7 @@ def coefficient_dtype(*dtypes: np.dtype) -> np.dtype:
     long integers keep their precision. The worst case is a checkerboard: at order 5 its coefficients are 420 times as
     large as its voxels, and the error of samples is 6e-6.
     """
-    return np.dtype(np.float32 if all(dtype.str[1:] in IN_FLOAT32 for dtype in dtypes) else np.float64)
+    return computed_in(*dtypes)
 
 
 def filter_axes(image: Array, ends: Ends, out: Array, axes: Sequence[int] | None = None) -> None:
@@ -159,7 +160,7 @@ def filter_axes(image: Array, ends: Ends, out: Array, axes: Sequence[int] | None
         if image is not out:
             out[...] = image
         return
-    wide = coefficient_dtype(image.dtype, out.dtype) == np.float64
+    wide = needs_float64(image.dtype, out.dtype)
     source = image
     for axis in long_axes:
         layout = _pass(image.shape, axis, ends.pad, source is out)
@@ -169,8 +170,8 @@ def filter_axes(image: Array, ends: Ends, out: Array, axes: Sequence[int] | None
             first, *others = POLES[ends.order]
             _filter_axis(source, out, layout, ends, first, wide)
             for pole in others:  # the first pass has written the padding
-                again = _Pass(layout.size + 2 * ends.pad, layout.counts, layout.written, layout.written)
-                _filter_axis(out, out, again, Ends(ends.mode, order=ends.order), pole, wide)
+                padded = _Pass(layout.size + 2 * ends.pad, layout.counts, layout.written, layout.written)
+                _filter_axis(out, out, padded, Ends(ends.mode, order=ends.order), pole, wide)
         source = out
 
 
@@ -213,15 +214,15 @@ def _pass(shape: Sequence[int], axis: int, pad: int, in_place: bool) -> _Pass:
     others = [a for a in range(len(shape)) if a != axis]
     if len(others) > 2:
         raise ValueError(f"an image of {len(shape)} axes cannot be continued: up to three can")
-    count = [grown[a] if a < axis else shape[a] for a in others]
+    counts = [grown[a] if a < axis else shape[a] for a in others]
     missing = 2 - len(others)
-    to = sum(pad * steps[a] for a in others if a > axis)
-    written = (to, *[0] * missing, *(steps[a] for a in others), steps[axis])
-    read = (to + pad * steps[axis], *written[1:])
+    out_offset = sum(pad * steps[a] for a in others if a > axis)
+    written = (out_offset, *[0] * missing, *(steps[a] for a in others), steps[axis])
+    read = (out_offset + pad * steps[axis], *written[1:])
     if not in_place:
         plain = _steps(shape)
         read = (0, *[0] * missing, *(plain[a] for a in others), plain[axis])
-    outer_count, inner_count = [1] * missing + count
+    outer_count, inner_count = [1] * missing + counts
     return _Pass(shape[axis], (outer_count, inner_count), _four(read), _four(written))
 
 
@@ -275,26 +276,26 @@ def _filter_axis(source: Array, out: Array, layout: _Pass, ends: Ends, pole: flo
         kernel((across * (segments + 1),), (width,), args)
     if by_rows:
         step = 2 if layout.counts[1] > 1 else 1
-        where = int64(layout.lines, layout.read[step], layout.written[step])
+        strides = int64(layout.lines, layout.read[step], layout.written[step])
     else:
-        where = (*lines, *int64(*layout.written[1:]))
-    args = (read, written, states, *axis, *int32(segment, segments), np.uint32(blocks), *where)
+        strides = (*lines, *int64(*layout.written[1:]))
+    args = (read, written, states, *axis, *int32(segment, segments), np.uint32(blocks), *strides)
     load(_spec(name, source, out, ends.order, pole, wide))((blocks * segments,), (threads,), args)
 
 
 def _segments(whole: int, lines: int, block: int) -> tuple[int, int]:
-    """Cut lines into segments, so that there are enough threads: their length and number."""
-    wanted = min(whole // _SEGMENT, -(-_ENOUGH_LINES // lines) if lines < _ENOUGH_LINES else 1)
-    if wanted < 2:
+    """Return length and number of the segments of a line: few lines are cut, to occupy enough threads."""
+    count = min(whole // _SEGMENT, -(-_ENOUGH_LINES // lines) if lines < _ENOUGH_LINES else 1)
+    if count < 2:
         return whole, 1
-    segment = -(-whole // wanted)
+    segment = -(-whole // count)
     segment = -(-segment // block) * block
     return segment, -(-whole // segment)
 
 
 @functools.lru_cache(maxsize=128)
 def _matrix(size: int, mode: str, order: int) -> np.ndarray:
-    """SciPy's filter of a short axis, as a matrix."""
+    """Return SciPy's filter of a short axis as a matrix."""
     from scipy.ndimage import spline_filter1d
 
     return np.ascontiguousarray(spline_filter1d(np.eye(size), order, axis=0, output=np.float64, mode=mode))

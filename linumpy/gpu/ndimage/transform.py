@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
-from typing import Any
 
 import numpy as np
-from numpy.typing import DTypeLike
+from numpy.typing import ArrayLike, DTypeLike
 
 from linumpy.arrays import Array
 from linumpy.device import array_module, is_device_array
@@ -22,13 +21,12 @@ from linumpy.gpu.ndimage.arguments import (
     check_spline,
     read_affine,
     read_coordinates,
-    read_output,
     read_output_shape,
     read_spline,
+    read_target,
 )
 from linumpy.gpu.ndimage.dispatch import GridMap
 from linumpy.gpu.ndimage.nearest import Line
-from linumpy.gpu.ndimage.target import Target
 
 
 def map_coordinates(
@@ -87,20 +85,19 @@ def map_coordinates(
     On a device, images of two and three axes and of up to 16 bits, or of float32, are sampled in float32, after
     coordinates were computed exactly; all others, of up to 16 axes, in float64.
     """
-    check_image(image)
     spline = read_spline(image, order, mode, cval, prefilter)
     points = read_coordinates("coordinates", image, coordinates)
     if points.shape[:1] != (image.ndim,):
         raise ValueError(f"coordinates of shape {points.shape}: an image of {image.ndim} axes needs as many rows")
     shape = tuple(points.shape[1:])
-    target = Target(shape, *read_output(output, image, shape))
+    target = read_target(output, image, shape)
     return dispatch.sample_at(image, points, spline, target)
 
 
 def affine_transform(
     image: Array,
-    matrix: Any,
-    offset: Any = 0.0,
+    matrix: ArrayLike,
+    offset: ArrayLike = 0.0,
     *,
     output_shape: Sequence[int] | None = None,
     order: int = 3,
@@ -149,11 +146,10 @@ def affine_transform(
     ``prefilter=False`` above order 1, where SciPy, too, mixes the images. (SciPy also mixes stacks of a few images for
     ``mode="reflect"`` above order 1, by up to 1e-2 of the range: an error of its filter for short axes.)
     """
-    check_image(image)
     spline = read_spline(image, order, mode, cval, prefilter)
     shape = read_output_shape(output_shape, output, image.shape)
     linear, shift = read_affine(matrix, offset, image.ndim, len(shape))
-    target = Target(shape, *read_output(output, image, shape))
+    target = read_target(output, image, shape)
     return dispatch.sample_grid(
         image, GridMap(linear, shift, _lines(linear, shift, image.shape, shape)), spline, target
     )
@@ -174,7 +170,7 @@ def _lines(
 
 def geometric_transform(
     image: Array,
-    mapping: Callable[..., Sequence[Any]],
+    mapping: Callable[..., Sequence[Array | float]],
     output_shape: Sequence[int] | None = None,
     *,
     order: int = 3,
@@ -182,8 +178,8 @@ def geometric_transform(
     cval: float = 0.0,
     prefilter: bool = True,
     output: Array | DTypeLike | None = None,
-    extra_arguments: Sequence[Any] = (),
-    extra_keywords: Mapping[str, Any] | None = None,
+    extra_arguments: Sequence[object] = (),
+    extra_keywords: Mapping[str, object] | None = None,
 ) -> Array:
     """Sample an image at coordinates that a function computes.
 
@@ -192,8 +188,8 @@ def geometric_transform(
     image : numpy.ndarray or cupy.ndarray
         Of any rank.
     mapping : callable
-        Takes the coordinates of voxels of the result, a tuple with one entry for each of its axes, and returns those in
-        the image, one for each of the image's axes. For a NumPy image SciPy calls it for each voxel, with integers.
+        Takes coordinates in the result, a tuple with one entry for each of its axes, and returns coordinates in the
+        image, one for each of the image's axes. For a NumPy image SciPy calls it for each voxel, with integers.
         For a CuPy image it is called once, with CuPy arrays of int64 that broadcast to `output_shape` (the k-th has the
         result's size along axis k and 1 along the others); its results must broadcast to `output_shape`, too, and may
         be plain numbers. A function of arithmetic, such as ``lambda o: (o[0] + 0.5, 2 * o[1])``, works for both.
@@ -212,8 +208,8 @@ def geometric_transform(
     Raises
     ------
     ValueError
-        An argument that does not fit; a `mapping` that returns another number of coordinates than the image has axes,
-        or some that do not broadcast to `output_shape`; an image without voxels.
+        An argument that does not fit; a `mapping` whose results are not one for each axis of the image or do not
+        broadcast to `output_shape`; an image without voxels.
     TypeError
         As for :func:`map_coordinates`.
 
@@ -221,13 +217,12 @@ def geometric_transform(
     -----
     On a device, coordinates take 8 bytes a voxel of the result for each axis of the image.
     """
-    check_image(image)
     spline = read_spline(image, order, mode, cval, prefilter)
     shape = read_output_shape(output_shape, output, image.shape)
-    target = Target(shape, *read_output(output, image, shape))
+    target = read_target(output, image, shape)
     if not callable(mapping):
         raise TypeError(
-            f"mapping={mapping!r}: a function from coordinates of the result to those in the image is needed"
+            f"mapping={mapping!r}: a function from coordinates in the result to coordinates in the image is needed"
         )
     if not np.iterable(extra_arguments) or not isinstance(extra_keywords, Mapping | None):
         raise TypeError(
@@ -237,17 +232,18 @@ def geometric_transform(
     if is_device_array(image):
         points = _mapped(array_module(image), mapping, shape, image.ndim, extra_arguments, extra)
         return dispatch.sample_at(image, points, spline, target)
-    from scipy import ndimage
-
-    def call(source: Any, out: Any) -> Any:
-        more = {"extra_arguments": tuple(extra_arguments), "extra_keywords": dict(extra)}
-        return ndimage.geometric_transform(source, mapping, shape, out, **spline.options, **more)
-
+    passed_on = {"extra_arguments": tuple(extra_arguments), "extra_keywords": dict(extra)}
+    call = by_scipy.scipy_call("geometric_transform", mapping, shape, **spline.options, **passed_on)
     return by_scipy.transform(np.asarray(image), spline, target, call)
 
 
 def _mapped(
-    xp: ModuleType, mapping: Callable[..., Sequence[Any]], shape: tuple[int, ...], rank: int, extra: Any, keywords: Any
+    xp: ModuleType,
+    mapping: Callable[..., Sequence[Array | float]],
+    shape: tuple[int, ...],
+    rank: int,
+    extra: Sequence[object],
+    keywords: Mapping[str, object],
 ) -> Array:
     """Call a mapping once for all voxels of the result; return coordinates in the image, (rank, *shape)."""
     voxels = tuple(
@@ -266,7 +262,7 @@ def _mapped(
 def spline_filter(image: Array, order: int = 3, output: Array | DTypeLike = np.float64, mode: str = "mirror") -> Array:
     """Compute the coefficients of the spline that interpolates an image.
 
-    The functions above do this first for orders above 1. To sample an image many times, filter it once with this
+    The sampling functions do this first for orders above 1. To sample an image many times, filter it once with this
     function and pass ``prefilter=False`` to them.
 
     Parameters
@@ -305,10 +301,10 @@ def spline_filter(image: Array, order: int = 3, output: Array | DTypeLike = np.f
     lines. Sampling with ``"nearest"`` or ``"grid-constant"`` and ``prefilter=True`` does not use these coefficients:
     SciPy, and so this package, pads the image by 12 voxels at either end first.
     """
-    check_image(image, least=0)
+    check_image(image, min_axes=0)
     name = check_spline(order, mode)
     if order < 2:
-        raise ValueError(f"order={order!r}: splines of order 2 to 5 are filtered, those below are the image itself")
+        raise ValueError(f"order={order!r}: splines of order 2 to 5 are filtered, lower orders are the image itself")
     return _filter(image, order, range(image.ndim), output, name)
 
 
@@ -347,14 +343,14 @@ def spline_filter1d(
     return _filter(image, order, [int(axis) % image.ndim], output, name)
 
 
-def _filter(image: Array, order: int, axes: Sequence[int], output: Any, mode: str) -> Array:
+def _filter(image: Array, order: int, axes: Sequence[int], output: Array | DTypeLike, mode: str) -> Array:
     shape = tuple(image.shape)
-    target = Target(shape, *read_output(output, image, shape))
+    target = read_target(output, image, shape)
     if is_device_array(image):
         return dispatch.filter_on_device(image, order, axes, mode, target)
     from scipy import ndimage
 
-    def call(source: Any, out: Any) -> Any:
+    def call(source: Array, out: Array | np.dtype) -> Array:
         for axis in axes:
             source = ndimage.spline_filter1d(source, order, axis, out, mode)
             out = source

@@ -1,7 +1,7 @@
-"""Blend overlapping tiles into a box of a stitched volume, where they are: CuPy in, CuPy out; NumPy in, NumPy out.
+"""Blend overlapping tiles into a box of a stitched volume: CuPy in, CuPy out; NumPy in, NumPy out.
 
-In: boxes of tiles, where each lies to fractions of a voxel, and its weights. Out: the blended box: the weighted mean of
-all tiles that cover a voxel, each interpolated linearly. On the device one kernel computes each voxel once.
+In: boxes of tiles with their positions, to fractions of a voxel, and weights. Out: the blended box: at each voxel the
+weighted mean of all tiles that cover it, interpolated linearly. On the device one kernel computes each voxel once.
 """
 
 from __future__ import annotations
@@ -9,17 +9,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
 
 import numpy as np
 
 from linumpy.arrays import Array
 from linumpy.device import is_device_array
-from linumpy.gpu.kernels import CUDA_TYPES, KernelSpec, address_of, int32, int64, load
+from linumpy.gpu.kernels import CUDA_TYPES, KernelSpec, address_of, computed_in, int32, int64, load
 from linumpy.gpu.rounding import saturated
 
 _THREADS, _MARCH = 128, 8  # as in blend.cu
-#: A tile as the kernel takes it.
+#: The structure Tile of blend.cu.
 RECORD = np.dtype(
     [
         ("voxels", "u8"), ("weights", "u8"), ("stride", "i8", 3), ("corner", "i4", 2), ("begin", "i4", 2),
@@ -36,14 +35,14 @@ class PlacedTile:
     Attributes
     ----------
     voxels : numpy.ndarray or cupy.ndarray, rank 3
-        The box of the tile that is needed, of the depth of the result.
+        A box of the tile with all voxels that the result needs, of the depth of the result.
     begin : (int, int)
         First lateral voxel of that box in the tile.
     corner : (int, int)
         Lateral position in the tile of the first voxel of the result, whole voxels; negative where the tile begins
         inside of the result.
     fraction : (float, float)
-        Fractions of a voxel, from 0 to below 1, that come on top of `corner`.
+        Fractions of a voxel, from 0 to below 1, to add to `corner`.
     weights : numpy.ndarray or cupy.ndarray of float32, (height, width)
         Weight of each lateral voxel of the whole tile, above 0.
     """
@@ -63,9 +62,10 @@ def blend_tiles(
     Parameters
     ----------
     tiles : sequence of PlacedTile
-        All tiles of the box, in one memory, of one shape and of `dtype`. Their boxes hold every voxel that is needed.
+        All tiles of the box, in the same memory, of one shape and of `dtype`. Their boxes hold every voxel that the
+        result needs.
     shape : (int, int, int)
-        Of the result.
+        Shape of the result.
     depth_axis : int
         Axis of depth, of tiles and result.
     dtype : dtype
@@ -94,12 +94,8 @@ def blend_tiles(
 
 def kernel_spec(dtype: np.dtype) -> KernelSpec:
     """Choose a kernel of blend.cu."""
-    defines = {"SOURCE": CUDA_TYPES[dtype.str[1:]], "ACC": _computed_in(dtype)}
+    defines = {"SOURCE": CUDA_TYPES[dtype.str[1:]], "ACC": CUDA_TYPES[computed_in(dtype).str[1:]]}
     return KernelSpec("blend", "blend_tiles", tuple(defines.items()), "linumpy.gpu.oct.cuda")
-
-
-def _computed_in(dtype: np.dtype) -> str:
-    return "float" if dtype.itemsize <= 2 or dtype.str[1:] == "f4" else "double"
 
 
 def _lateral(depth_axis: int) -> list[int]:
@@ -132,19 +128,19 @@ def _by_kernel(
 def _by_numpy(
     tiles: Sequence[PlacedTile], shape: tuple[int, ...], depth_axis: int, dtype: np.dtype, xp: ModuleType
 ) -> Array:
-    kind = np.dtype(np.float32 if _computed_in(dtype) == "float" else np.float64)
+    kind = computed_in(dtype)
     mean = np.zeros([shape[depth_axis], *(shape[axis] for axis in _lateral(depth_axis))], kind)
     total = np.zeros(mean.shape, kind)
     for tile in tiles:
-        inside, within = _shared(tile, mean.shape[1:])
-        if any(extent.start >= extent.stop for extent in inside):
+        covered, in_tile = _overlap(tile, mean.shape[1:])
+        if any(extent.start >= extent.stop for extent in covered):
             continue
-        moved = [extent.start - b for extent, b in zip(within, tile.begin, strict=True)]
-        size = [extent.stop - extent.start for extent in inside]
-        sample = _between(np.moveaxis(np.asarray(tile.voxels), depth_axis, 0), moved, size, tile.fraction, kind)
-        start = [extent.start for extent in within]
+        in_box = [extent.start - begin for extent, begin in zip(in_tile, tile.begin, strict=True)]
+        size = [extent.stop - extent.start for extent in covered]
+        sample = _between(np.moveaxis(np.asarray(tile.voxels), depth_axis, 0), in_box, size, tile.fraction, kind)
+        start = [extent.start for extent in in_tile]
         weight = _between(np.asarray(tile.weights)[None], start, size, tile.fraction, kind)
-        window = (slice(None), *inside)
+        window = (slice(None), *covered)
         with np.errstate(invalid="ignore", over="ignore"):
             known = np.isfinite(sample)
             total[window] += np.where(known, weight, 0)
@@ -154,24 +150,24 @@ def _by_numpy(
     return np.ascontiguousarray(np.moveaxis(result, 0, depth_axis))
 
 
-def _shared(tile: PlacedTile, size: Sequence[int]) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
-    """Return the voxels of the result that a tile covers, and those of the tile that lie at or before them."""
-    inside, within = [], []
-    for corner, part, length, n in zip(tile.corner, tile.fraction, tile.weights.shape, size, strict=True):
-        start, stop = max(0, -corner), min(n, length - (part > 0) - corner)
-        inside.append(slice(start, stop))
-        within.append(slice(start + corner, stop + corner))
-    return tuple(inside), tuple(within)
+def _overlap(tile: PlacedTile, size: Sequence[int]) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
+    """Return the voxels of the result that a tile covers, and the voxels of the tile at or before them."""
+    covered, in_tile = [], []
+    for corner, fraction, length, n in zip(tile.corner, tile.fraction, tile.weights.shape, size, strict=True):
+        start, stop = max(0, -corner), min(n, length - (fraction > 0) - corner)
+        covered.append(slice(start, stop))
+        in_tile.append(slice(start + corner, stop + corner))
+    return tuple(covered), tuple(in_tile)
 
 
 def _between(
     voxels: np.ndarray, start: Sequence[int], size: Sequence[int], fraction: Sequence[float], kind: np.dtype
-) -> Any:
+) -> np.ndarray:
     """Return a box of (Z, Y, X) that begins at a fraction of a voxel, interpolated as the kernel does."""
     fy, fx = (kind.type(np.float32(part)) for part in fraction)
     rows = slice(start[0], start[0] + size[0] + (fy > 0))
     with np.errstate(invalid="ignore", over="ignore"):
-        values = voxels[:, rows, start[1] : start[1] + size[1]].astype(kind)
+        values: np.ndarray = voxels[:, rows, start[1] : start[1] + size[1]].astype(kind)
         if fx > 0:
             values += fx * (voxels[:, rows, start[1] + 1 : start[1] + 1 + size[1]].astype(kind) - values)
         return values[:, :-1] + fy * (values[:, 1:] - values[:, :-1]) if fy > 0 else values

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import ModuleType
-from typing import Any
 
 import numpy as np
 
@@ -80,7 +79,7 @@ def overlap_correlations(
     return correlations
 
 
-def central_half(vol: Array) -> Any:
+def central_half(vol: Array) -> Array:
     """Return a view of the middle half of a volume along Y and X."""
     bounds = [((n - (n + 1) // 2) // 2, (n + 1) // 2) for n in vol.shape[1:]]
     return vol[:, *(slice(begin, begin + size) for begin, size in bounds)]
@@ -99,7 +98,7 @@ def _check(fixed: Array, moving: Array, overlaps: Sequence[int]) -> None:
         raise ValueError(f"overlaps={list(overlaps)}: volumes of {fixed.shape} and {moving.shape} have 1 to {deepest}")
 
 
-def _offset(xp: ModuleType, vol: Array, mask: Array | None = None) -> Any:
+def _offset(xp: ModuleType, vol: Array, mask: Array | None = None) -> Array:
     """Estimate the mean from a sample of voxels; it is subtracted, so that sums of squares lose fewer digits."""
     part = (slice(None, None, max(1, vol.shape[0] // 8)), slice(None, None, 16), slice(None, None, 16))
     sample = vol[part].astype(np.float64)
@@ -107,7 +106,7 @@ def _offset(xp: ModuleType, vol: Array, mask: Array | None = None) -> Any:
     return xp.where(finite, sample, 0).sum() / xp.maximum(finite.sum(), 1)
 
 
-def _strip(xp: ModuleType, planes: Array, shift: Any) -> Any:
+def _strip(xp: ModuleType, planes: Array, shift: Array | float) -> Array:
     """Return rows of a volume minus `shift` as float64 (Y, Z, X): a batch of matrices for the Gram matrix."""
     rows = planes.transpose(1, 0, 2)
     out = xp.empty(rows.shape, np.float64)
@@ -116,12 +115,12 @@ def _strip(xp: ModuleType, planes: Array, shift: Any) -> Any:
     return xp.subtract(rows, shift, out=out)
 
 
-def _mean(array: Array, axis: int) -> Any:
+def _mean(array: Array, axis: int) -> Array:
     return project(array, axis, accumulate="float64")
 
 
 class _Sums:
-    """Sums over A-lines: products of pairs of planes, each plane, and its squares."""
+    """Sums over A-lines: products of pairs of planes, voxels of each plane, and their squares."""
 
     def __init__(self, xp: ModuleType, planes: int) -> None:
         self.xp, self.planes = xp, planes
@@ -143,20 +142,20 @@ class _Sums:
             self.second[number] += (mean * mean + spread * spread).sum(axis=0) * side.shape[2]
         self.products += _mean(xp.matmul(fixed, moving.transpose(0, 2, 1)), 0) * fixed.shape[0]
 
-    def correlations(self, overlaps: Sequence[int], *shifts: Any) -> Any:
+    def correlations(self, overlaps: Sequence[int], *shifts: Array) -> Array:
         """Compute the correlation at each overlap."""
         xp, deepest = self.xp, self.planes
         n, k = _overlaps(xp, overlaps, deepest)
         last, first = k >= deepest - n, k < n
         (a, b), (aa, bb) = (
-            [xp.where(which, total[side], 0).sum(axis=1) for side, which in enumerate((last, first))]
+            [xp.where(planes, total[side], 0).sum(axis=1) for side, planes in enumerate((last, first))]
             for total in (self.first, self.second)
         )
         return _pearson(xp, self.count * n[:, 0], (a, b), (aa, bb), _along(xp, self.products, n, k), shifts)
 
 
 class _MaskedSums:
-    """The same sums over pairs of voxels that both count. All are matrices, in which an overlap is a diagonal."""
+    """As :class:`_Sums`, over pairs of voxels inside both masks; matrices, in which an overlap is a diagonal."""
 
     def __init__(self, xp: ModuleType, planes: int) -> None:
         self.xp = xp
@@ -180,33 +179,39 @@ class _MaskedSums:
         for number, (left, right) in enumerate(pairs):
             self.sums[number] += _mean(xp.matmul(left, right.transpose(0, 2, 1)), 0) * fixed.shape[0]
 
-    def correlations(self, overlaps: Sequence[int], *shifts: Any) -> Any:
+    def correlations(self, overlaps: Sequence[int], *shifts: Array) -> Array:
         """Compute the correlation at each overlap."""
         n, k = _overlaps(self.xp, overlaps, self.sums.shape[1])
-        count, a, b, aa, bb, along = (_along(self.xp, matrix, n, k) for matrix in self.sums)
-        return _pearson(self.xp, count, (a, b), (aa, bb), along, shifts)
+        count, a, b, aa, bb, products = (_along(self.xp, matrix, n, k) for matrix in self.sums)
+        return _pearson(self.xp, count, (a, b), (aa, bb), products, shifts)
 
 
-def _overlaps(xp: ModuleType, overlaps: Sequence[int], deepest: int) -> tuple[Any, Any]:
+def _overlaps(xp: ModuleType, overlaps: Sequence[int], deepest: int) -> tuple[Array, Array]:
+    """Return each overlap, as a column, and the number of each plane, as a row."""
     return xp.asarray(np.asarray(overlaps, np.int64))[:, None], xp.arange(deepest)[None, :]
 
 
-def _along(xp: ModuleType, matrix: Array, n: Array, k: Array) -> Any:
+def _along(xp: ModuleType, matrix: Array, n: Array, k: Array) -> Array:
     """Sum a diagonal for each overlap n: the elements (k + deepest - n, k) with k < n."""
     deepest = matrix.shape[0]
     return xp.where(k < n, matrix[xp.minimum(k + deepest - n, deepest - 1), k], 0).sum(axis=1)
 
 
 def _pearson(
-    xp: ModuleType, count: Any, sums: tuple[Any, Any], squares: tuple[Any, Any], along: Any, shifts: tuple[Any, ...]
-) -> Any:
+    xp: ModuleType,
+    count: Array,
+    sums: tuple[Array, Array],
+    squares: tuple[Array, Array],
+    products: Array,
+    shifts: tuple[Array, ...],
+) -> Array:
     safe = xp.maximum(count, 1)
     # A root for each side: the product of both variances may overflow float64.
-    spread = xp.ones_like(along)
+    spread = xp.ones_like(products)
     valid = count > 0
     for total, square, shift in zip(sums, squares, shifts, strict=True):
         variance = square - total * total / safe
         valid &= variance > _NO_VARIANCE * (square + count * shift * shift)
         spread *= xp.sqrt(xp.maximum(variance, 0))
-    covariance = along - sums[0] * sums[1] / safe
+    covariance = products - sums[0] * sums[1] / safe
     return xp.where(valid, xp.clip(covariance / xp.where(valid, spread, 1), -1, 1), 0)

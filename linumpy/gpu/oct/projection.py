@@ -1,7 +1,7 @@
-"""Project a volume along an axis, where the volume is: CuPy in, CuPy out; NumPy in, NumPy out.
+"""Project a volume along an axis: CuPy in, CuPy out; NumPy in, NumPy out.
 
-In: an array and an axis. Out: mean, standard deviation, minimum and maximum along it, those that are wanted. On the
-device the array is read once for all of them.
+In: an array, an axis and the wanted statistics: mean, standard deviation, minimum, maximum. Out: a projection for each.
+On the device the array is read once for all of them.
 """
 
 from __future__ import annotations
@@ -10,56 +10,55 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 
+from linumpy.arrays import Array
 from linumpy.device import array_module, is_device_array
 from linumpy.gpu.kernels import CUDA_TYPES, KernelSpec, address_of, int64, load, memory_order, uint32
 
-#: What can be asked for, with its bit of WANT in projection.cu.
+#: The statistics, with their bits of WANT in projection.cu.
 STATISTICS = {"mean": 1, "std": 2, "min": 4, "max": 8}
 _ACCUMULATORS = {"float32": "float", "float64": "double"}
 _THREADS = 256
-#: Vectors of outputs of a block, at least where there are as many: those that are read together.
+#: Minimum vectors of outputs of a block, if there are as many: they are read together.
 _LANES = 32
 _UNROLL = 8  # as in projection.cu
 _STATE_BYTES = 48
-#: Shared memory of a thread for the states that it hands over at once.
+#: Shared memory of a thread for states that are merged between two barriers, as in projection.cu.
 _SHARED_BYTES = 64
 #: Blocks that keep a large device busy.
 _BLOCKS = 1024
 
 
-def project(
-    vol: Any, axis: int = 0, statistics: str | Sequence[str] = "mean", *, accumulate: str = "float32"
-) -> Any | tuple[Any, ...]:
+def project(vol: Array, axis: int = 0, statistics: str | Sequence[str] = "mean", *, accumulate: str = "float32") -> Any:
     """Project an array along an axis.
 
     Parameters
     ----------
     vol : numpy.ndarray or cupy.ndarray
-        Of booleans, integers or floats, any rank from 1 on. It is read where it lies, in any order of axes; only a view
-        with gaps is copied first.
+        Of booleans, integers or floats, of rank 1 or more, in any memory order: only a view with gaps is copied first.
     axis : int
-        The axis that goes away.
+        The axis to project along, which the results do not have.
     statistics : str or sequence of str
         Of ``"mean"``, ``"std"``, ``"min"`` and ``"max"``. The standard deviation is that of the population (divided by
-        n, as NumPy's).
+        n, as in NumPy).
     accumulate : {"float32", "float64"}
-        What sums are taken in, and the dtype of mean and standard deviation. The mean of integers of up to 32 bits is
-        exact but for its own rounding; a standard deviation is safe with any offset (Welford's update).
+        Dtype of sums, and of mean and standard deviation. The mean of integers of up to 32 bits is exact except for its
+        own rounding; a standard deviation is accurate with any offset (Welford's update).
 
     Returns
     -------
     numpy.ndarray or cupy.ndarray, or a tuple of these
-        One for each of `statistics`, alone where that is a string. Minimum and maximum have the dtype of `vol`. NaN
-        comes out where there is one.
+        One for each of `statistics`; a string gives one array. Minimum and maximum have the dtype of `vol`. A NaN gives
+        NaN.
 
     Raises
     ------
     ValueError
-        Another statistic or accumulator; no axis to project along, or one without elements.
+        An unknown statistic or accumulator; an axis that the array does not have, or one without elements.
     TypeError
         Complex or other elements.
     """
@@ -72,7 +71,7 @@ def project(
 
 @functools.lru_cache(maxsize=256)
 def _check(shape: tuple[int, ...], dtype: np.dtype, axis: int, wanted: tuple[str, ...], accumulate: str) -> None:
-    unknown = [one for one in wanted if one not in STATISTICS]
+    unknown = [name for name in wanted if name not in STATISTICS]
     if unknown or not wanted:
         raise ValueError(f"statistics={unknown or wanted}: choose from {', '.join(STATISTICS)}")
     if accumulate not in _ACCUMULATORS:
@@ -85,15 +84,15 @@ def _check(shape: tuple[int, ...], dtype: np.dtype, axis: int, wanted: tuple[str
         raise TypeError(f"an array of {dtype} cannot be projected: booleans, integers and floats can")
 
 
-def _by_numpy(vol: np.ndarray, axis: int, wanted: tuple[str, ...], accumulate: str) -> tuple[np.ndarray, ...]:
+def _by_numpy(vol: Array, axis: int, wanted: tuple[str, ...], accumulate: str) -> tuple[np.ndarray, ...]:
     results = []
-    for one in wanted:
-        if one in ("min", "max"):
-            result = getattr(vol, one)(axis=axis).astype(vol.dtype.newbyteorder("="), copy=False)
+    for name in wanted:
+        if name in ("min", "max"):
+            result = getattr(vol, name)(axis=axis).astype(vol.dtype.newbyteorder("="), copy=False)
         else:
-            # In float64 whatever is wanted: NumPy's sums along an outer axis are plain ones.
-            with np.errstate(over="ignore", invalid="ignore"):  # float32 has no number beyond 3.4e38 but infinity
-                result = getattr(vol, one)(axis=axis, dtype=np.float64).astype(accumulate)
+            # Always in float64: along an outer axis NumPy's sums are not pairwise.
+            with np.errstate(over="ignore", invalid="ignore"):  # beyond 3.4e38 float32 is infinite
+                result = getattr(vol, name)(axis=axis, dtype=np.float64).astype(accumulate)
         results.append(np.asarray(result))
     return tuple(results)
 
@@ -138,7 +137,7 @@ def launch_config(outer: int, n: int, inner: int, itemsize: int, alignment: int 
     itemsize : int
         Bytes of an element.
     alignment : int
-        Bytes that the address of the first one is a multiple of.
+        The address of the first element is a multiple of this, in bytes.
     """
     rows = inner == 1
     pitch = (n if rows else inner) * itemsize
@@ -162,17 +161,17 @@ def _power_of_two(n: int) -> int:
     return 1 << (n - 1).bit_length()
 
 
-def _by_kernels(vol: Any, axis: int, wanted: tuple[str, ...], accumulate: str) -> tuple[Any, ...]:
+def _by_kernels(vol: Array, axis: int, wanted: tuple[str, ...], accumulate: str) -> tuple[Array, ...]:
     xp = array_module(vol)
     if not _order_of_memory(vol.shape, vol.strides, vol.itemsize):
         vol = xp.ascontiguousarray(vol)
     plan = _plan_projection(vol.shape, vol.strides, vol.dtype, math.gcd(16, address_of(vol)), axis, wanted, accumulate)
-    results = {one: xp.empty(plan.kept, dtype) for one, dtype in plan.dtypes}
+    results = {name: xp.empty(plan.shape, dtype) for name, dtype in plan.dtypes}
     if plan.spec is not None:
         _launch(xp, vol, results, plan)
     if plan.back is None:
-        return tuple([results[one] for one in wanted])
-    return tuple([results[one].transpose(plan.back) for one in wanted])
+        return tuple([results[name] for name in wanted])
+    return tuple([results[name].transpose(plan.back) for name in wanted])
 
 
 @functools.lru_cache(maxsize=256)
@@ -193,7 +192,7 @@ class _ProjectionPlan:
 
     Attributes
     ----------
-    kept : tuple of int
+    shape : tuple of int
         Shape of a result, in memory order.
     back : tuple of int or None
         Transposition to the order of the caller; None if it is the same.
@@ -211,14 +210,14 @@ class _ProjectionPlan:
         Elements of a result, and number of parts.
     """
 
-    kept: tuple[int, ...]
+    shape: tuple[int, ...]
     back: tuple[int, ...] | None
     dtypes: tuple[tuple[str, np.dtype], ...]
     spec: KernelSpec | None = None
     grid: int = 0
     threads: int = 0
     shared: int = 0
-    sizes: tuple[Any, ...] = ()
+    sizes: tuple[np.generic, ...] = ()
     merge: KernelSpec | None = None
     outputs: int = 0
     parts: int = 0
@@ -236,17 +235,17 @@ def _plan_projection(
 ) -> _ProjectionPlan:
     """Prepare the projection of an array without gaps; pure."""
     order = _order_of_memory(shape, strides, dtype.itemsize)
-    names = [name for name in order if name != axis]
-    kept = tuple(shape[name] for name in names)
-    back = tuple(sorted(range(len(names)), key=names.__getitem__))
-    dtypes = tuple((one, dtype if one in ("min", "max") else np.dtype(accumulate)) for one in dict.fromkeys(wanted))
-    plan = _ProjectionPlan(kept, None if list(back) == sorted(back) else back, dtypes)
-    if not math.prod(kept):
+    others = [other for other in order if other != axis]
+    out_shape = tuple(shape[other] for other in others)
+    back = tuple(sorted(range(len(others)), key=others.__getitem__))
+    dtypes = tuple((name, dtype if name in ("min", "max") else np.dtype(accumulate)) for name in dict.fromkeys(wanted))
+    plan = _ProjectionPlan(out_shape, None if list(back) == sorted(back) else back, dtypes)
+    if not math.prod(out_shape):
         return plan
     index = order.index(axis)
-    outer, n, inner = math.prod(kept[:index]), shape[axis], math.prod(kept[index:])
+    outer, n, inner = math.prod(out_shape[:index]), shape[axis], math.prod(out_shape[index:])
     config = launch_config(outer, n, inner, dtype.itemsize, alignment)
-    want = sum(STATISTICS[one] for one, _ in dtypes)
+    want = sum(STATISTICS[name] for name, _ in dtypes)
     threads = config.lanes * config.segments
     merge = kernel_spec("merge_partials", dtype, accumulate, want, config.vec, config.rows)
     return replace(
@@ -262,10 +261,10 @@ def _plan_projection(
     )
 
 
-def _launch(xp: Any, vol: Any, results: dict[str, Any], plan: _ProjectionPlan) -> None:
+def _launch(xp: ModuleType, vol: Array, results: dict[str, Array], plan: _ProjectionPlan) -> None:
     assert plan.spec is not None
     # Unwanted statistics are not written, so any address is valid.
-    outputs = [results.get(one, vol) for one in STATISTICS]
+    outputs = [results.get(name, vol) for name in STATISTICS]
     partials = vol if plan.merge is None else xp.empty(plan.parts * plan.outputs * _STATE_BYTES, np.uint8)
     load(plan.spec)((plan.grid,), (plan.threads,), (vol, *outputs, partials, *plan.sizes), shared_mem=plan.shared)
     if plan.merge is not None:

@@ -1,10 +1,10 @@
 """Resample the tiles of a volume, each by itself: CuPy in, CuPy out; NumPy in, NumPy out.
 
 In: a volume of many tiles, and a :class:`~linumpy.plan.grid.tile_axis.TileAxis` for each axis. Out: the volume of the
-new tiles, in its dtype or another one. What is smoothed and interpolated is what
-:func:`linumpy.gpu.interpolation.resample_volume` does to each tile, order 1, but for rounding; integers are rounded,
-halves away from zero. :mod:`~linumpy.gpu.resize.resizing` does it, all tiles at once: its tables of weights alone know
-where a tile ends.
+new tiles, in its dtype or another one. Each tile is smoothed and interpolated as by
+:func:`linumpy.gpu.interpolation.resample_volume` at order 1, except for rounding: integers are rounded, halves away
+from zero. :mod:`~linumpy.gpu.resize.resizing` resamples all tiles at once; only its tables of weights depend on where a
+tile ends.
 """
 
 from __future__ import annotations
@@ -13,15 +13,17 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
+from linumpy.arrays import Array
 from linumpy.device import array_module
-from linumpy.gpu.kernels import CUDA_TYPES
-from linumpy.gpu.resize.resizing import apply_tables, computed_in
+from linumpy.gpu.kernels import CUDA_TYPES, computed_in
+from linumpy.gpu.resize.resizing import apply_tables
 from linumpy.gpu.resize.tables import AxisPlan, unchanged
 from linumpy.plan.grid.tile_axis import TileAxis
 
 
-def resample_tiles(volume: Any, axes: Sequence[TileAxis], dtype: Any = None) -> Any:
+def resample_tiles(volume: Array, axes: Sequence[TileAxis], dtype: DTypeLike | None = None) -> Any:
     """Resample each tile of a volume by itself.
 
     Parameters
@@ -31,31 +33,31 @@ def resample_tiles(volume: Any, axes: Sequence[TileAxis], dtype: Any = None) -> 
     axes : sequence of TileAxis
         One for each axis; their sizes are the shape of the volume.
     dtype : dtype, optional
-        Of the result; by default that of the volume, in this machine's byte order.
+        Dtype of the result; by default the volume's, in this machine's byte order.
 
     Returns
     -------
     numpy.ndarray or cupy.ndarray
-        Where the volume is, C-contiguous.
+        In the memory (host or device) of the volume, C-contiguous.
 
     Raises
     ------
     ValueError
-        Axes that are not those of the volume.
+        Axes whose sizes are not the volume's shape.
     TypeError
         Voxels that are not integers or floats.
     """
     axes = tuple(axes)
     if tuple(axis.size for axis in axes) != tuple(volume.shape):
         raise ValueError(f"axes of {tuple(axis.size for axis in axes)} voxels: the volume has {tuple(volume.shape)}")
-    wanted = np.dtype(volume.dtype if dtype is None else dtype).newbyteorder("=")
-    for one in (volume.dtype, wanted):
-        if one.str[1:] not in CUDA_TYPES or one.kind not in "iuf":
-            raise TypeError(f"tiles of {one} cannot be resampled: integers and floats can")
+    target = np.dtype(volume.dtype if dtype is None else dtype).newbyteorder("=")
+    for kind in (volume.dtype, target):
+        if kind.str[1:] not in CUDA_TYPES or kind.kind not in "iuf":
+            raise TypeError(f"tiles of {kind} cannot be resampled: integers and floats can")
     if all(axis.tile == axis.new_tile for axis in axes) or not volume.size:
         xp = array_module(volume)
-        return xp.ascontiguousarray(volume.astype(wanted, copy=False))
-    return apply_tables(volume, [plan_of(axis) for axis in axes], computed_in(volume.dtype, wanted), wanted)
+        return xp.ascontiguousarray(volume.astype(target, copy=False))
+    return apply_tables(volume, [plan_of(axis) for axis in axes], computed_in(volume.dtype, target), target)
 
 
 def plan_of(axis: TileAxis) -> AxisPlan:

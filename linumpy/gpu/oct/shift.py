@@ -1,4 +1,4 @@
-"""Shift A-lines along depth, each by its own amount, where the volume is: CuPy in, CuPy out; NumPy in, NumPy out.
+"""Shift A-lines along depth, each by its own amount: CuPy in, CuPy out; NumPy in, NumPy out.
 
 In: a volume and a map of shifts that is repeated tile by tile. Out: a volume of the same shape, dtype and memory order.
 On the device one kernel moves every voxel once.
@@ -15,14 +15,24 @@ import numpy as np
 
 from linumpy.arrays import Array
 from linumpy.device import array_module, is_device_array
-from linumpy.gpu.kernels import CUDA_TYPES, KernelSpec, address_of, int32, int64, load, memory_order, uint32
+from linumpy.gpu.kernels import (
+    CUDA_TYPES,
+    UNSIGNED_TYPES,
+    KernelSpec,
+    address_of,
+    computed_in,
+    int32,
+    int64,
+    load,
+    memory_order,
+    uint32,
+)
 from linumpy.gpu.rounding import saturated
 
 _THREADS = 128
 _MARCH = 8  # as in gather.cu
 #: Size of a memory access, which may hold several neighbouring A-lines with the same shift.
 _ACCESS_BYTES = 8
-_UNITS = {1: "unsigned char", 2: "unsigned short", 4: "unsigned", 8: "unsigned long long"}
 #: How voxels whose source lies outside the volume are filled: BEYOND of gather.cu.
 _BEYOND = {"fill": 0, "wrap": 1, "repeat": 2}
 #: Voxels of a block on the CPU, which limits the memory of its indices.
@@ -39,7 +49,7 @@ def shift_along_depth(
     fill_value: float | None = 0,
     planes: int | None = None,
 ) -> Array:
-    """Take each voxel from `shift` voxels deeper: ``out[z] = vol[z + shift]`` along each A-line.
+    """Shift A-lines towards the surface: ``out[z] = vol[z + shift]`` along each A-line.
 
     Parameters
     ----------
@@ -55,8 +65,8 @@ def shift_along_depth(
     origin : (int, int)
         Lateral offset of the volume's first A-line in the mosaic that the volume is a part of.
     wrap : bool
-        Whether depth is periodic. Otherwise voxels whose source lies outside are filled; with interpolation, those of
-        which either source voxel lies outside.
+        Whether depth is periodic. Otherwise a voxel is filled if its source (with interpolation, either of its two
+        source voxels) lies outside.
     fill_value : float or None
         Value to fill with; None repeats the nearest voxel of the A-line.
     planes : int, optional
@@ -65,7 +75,7 @@ def shift_along_depth(
     Returns
     -------
     numpy.ndarray or cupy.ndarray
-        Where `vol` is.
+        In the memory (host or device) of `vol`.
 
     Raises
     ------
@@ -86,11 +96,11 @@ def shift_along_depth(
     return compute(vol, _bounded(xp, shifts), depth_axis, origin, beyond, fill, planes)
 
 
-def _bounded(xp: ModuleType, shifts: Array) -> Any:
+def _bounded(xp: ModuleType, shifts: Array) -> Array:
     """Convert shifts to int32 or float32, clipped to ±2^30: NaN and all shifts beyond the volume act alike.
 
-    CuPy cannot clip a type by a limit outside its range, hence the wide types. On a device int32 and float32 are passed
-    on without a kernel, since gather.cu applies the limit itself.
+    CuPy cannot clip a type by a limit outside its range, hence the wide types. On a device int32 and float32 need no
+    conversion, since gather.cu applies the limit itself.
     """
     shifts, limit = xp.asarray(shifts), 2**30
     if xp is not np and shifts.dtype in (np.int32, np.float32):
@@ -154,7 +164,7 @@ def _by_numpy(
 
 
 def _between(first: np.ndarray, second: np.ndarray, weight: np.ndarray) -> np.ndarray:
-    kind = np.dtype(_computed_in(first.dtype))
+    kind = _computed_in(first.dtype)
     a, b = first.astype(kind), second.astype(kind)
     with np.errstate(invalid="ignore"):
         values = np.where(weight > 0, a + weight.astype(kind) * (b - a), a)
@@ -164,19 +174,19 @@ def _between(first: np.ndarray, second: np.ndarray, weight: np.ndarray) -> np.nd
     return np.where(weight > 0, saturated(np.rint(values), first.dtype.newbyteorder("=")), first)
 
 
-def _computed_in(dtype: np.dtype) -> str:
-    return "float32" if dtype.itemsize <= 2 or dtype.str[1:] == "f4" else "float64"
+def _computed_in(dtype: np.dtype) -> np.dtype:
+    return computed_in(np.dtype(np.uint8) if dtype.kind == "b" else dtype)
 
 
 def _by_kernel(
     vol: Array, shifts: Array, depth_axis: int, origin: tuple[int, int], beyond: str, fill: np.ndarray, planes: int
-) -> Any:
+) -> Array:
     xp = array_module(vol)
     if any(stride % vol.itemsize for stride in vol.strides):
         vol = xp.ascontiguousarray(vol)
     order = memory_order(vol.shape, vol.strides)
     shape = [planes if axis == depth_axis else vol.shape[axis] for axis in order]
-    out = xp.empty(shape, vol.dtype).transpose(np.argsort(order).tolist())
+    out: Array = xp.empty(shape, vol.dtype).transpose(np.argsort(order).tolist())
     a, b = (axis for axis in order if axis != depth_axis)
     depth_lane = order[-1] == depth_axis
     linear = shifts.dtype.kind == "f"
@@ -203,7 +213,7 @@ def _by_kernel(
 
 
 def _lines_of_thread(vol: Array, out: Array, address: int, b: int) -> int:
-    """Return how many neighbouring A-lines an access may hold, given the alignment of the volume and of its rows."""
+    """Return the number of neighbouring A-lines of an access, limited by the alignment of the volume and its rows."""
     rows = [array.strides[axis] for array in (vol, out) for axis in range(3) if axis != b]
     return math.gcd(max(_ACCESS_BYTES, vol.itemsize), address, vol.shape[b] * vol.itemsize, *rows) // vol.itemsize
 
@@ -218,8 +228,8 @@ def _scalar(fill: np.ndarray, linear: bool) -> Any:
 def kernel_spec(dtype: np.dtype, *, linear: bool, beyond: str, depth_lane: bool, vec: int = 1) -> KernelSpec:
     """Choose a kernel of gather.cu."""
     defines = {
-        "SOURCE": CUDA_TYPES[dtype.str[1:]] if linear else _UNITS[dtype.itemsize],
-        "ACC": "float" if _computed_in(dtype) == "float32" else "double",
+        "SOURCE": CUDA_TYPES[dtype.str[1:]] if linear else UNSIGNED_TYPES[dtype.itemsize],
+        "ACC": CUDA_TYPES[_computed_in(dtype).str[1:]],
         "LINEAR": str(int(linear)),
         "BEYOND": str(_BEYOND[beyond]),
         "DEPTH_LANE": str(int(depth_lane)),

@@ -86,8 +86,8 @@ def find_tissue_interface(
     return_confidence : bool
         Whether to return the contrast of each edge too; only for ``definition="edge"``.
     zero_log : float, optional
-        Value used as the logarithm of voxels that are not positive. By default 0 for ``"linumpy"``, so that where all
-        tissue is below 1 such voxels are the brightest. For ``"edge"``: the mean logarithm of the positive voxels (of
+        Value used as the logarithm of voxels that are not positive. By default 0 for ``"linumpy"``: if all tissue is
+        below 1, such voxels are the brightest. For ``"edge"``: the mean logarithm of the positive voxels (of
         a sample on a regular grid) minus two standard deviations minus 1.
 
     Returns
@@ -103,8 +103,8 @@ def find_tissue_interface(
     Raises
     ------
     ValueError
-        A volume that is not of rank 3 or is empty; an `s_xy`, `s_z`, `order`, `definition`, `min_contrast` or
-        `depth_axis` that cannot be; a mask of another shape.
+        A volume that is not of rank 3 or is empty; an invalid `s_xy`, `s_z`, `order`, `definition`, `min_contrast` or
+        `depth_axis`; a mask of another shape.
     TypeError
         Complex voxels.
 
@@ -149,7 +149,7 @@ def find_tissue_interface(
 def _depth_axis(vol: Array, depth_axis: int | None) -> int:
     """Return the axis of depth; by default the last one.
 
-    With a warning, since the map of a volume (Z, Y, X) would be plausible but wrong.
+    The default gives a warning, since the map of a volume (Z, Y, X) would be plausible but wrong.
     """
     if depth_axis is not None:
         return depth_axis

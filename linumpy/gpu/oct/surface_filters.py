@@ -1,8 +1,8 @@
 """Find the tissue surface by array filters: SciPy's for NumPy, CuPy's for CuPy.
 
-In: a volume and :class:`SurfaceOptions`. Out: for each A-line the depth of the surface, and its contrast. Used by
-:func:`linumpy.gpu.interface.find_tissue_interface` on the CPU and wherever there is a mask; tests compare its kernels
-(``surface_kernels.py``) with these filters.
+In: a volume and :class:`SurfaceOptions`. Out: for each A-line the depth of the surface, and its contrast.
+:func:`linumpy.gpu.interface.find_tissue_interface` uses these filters on the CPU and for volumes with a mask; tests
+compare the kernels (``surface_kernels.py``) with them.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ class SurfaceOptions:
         return float(self.s_z) * math.sqrt(math.pi)
 
     @property
-    def second_look(self) -> SurfaceOptions | None:
-        """Options to find steep surfaces in A-lines without a clear edge; None where there is no second pass.
+    def second_pass(self) -> SurfaceOptions | None:
+        """Options to find steep surfaces in A-lines without a clear edge; None for no second pass.
 
         A narrower lateral mean spreads a steep surface over fewer voxels of depth; a wider Gaussian along depth
         compensates for the noise.
@@ -79,7 +79,7 @@ class SurfaceOptions:
         return replace(self, s_xy=min(int(self.s_xy), _SECOND_MAX_S_XY), s_z=_SECOND_S_Z_FACTOR * float(self.s_z))
 
 
-def log_of_zero(xp: ModuleType, lines: Array, inside: Array | None = None) -> Any:
+def log_of_zero(xp: ModuleType, lines: Array, inside: Array | None = None) -> Array:
     """Choose a value for the logarithm of voxels that are not positive, independent of the unit of intensity.
 
     Parameters
@@ -93,13 +93,13 @@ def log_of_zero(xp: ModuleType, lines: Array, inside: Array | None = None) -> An
     -------
     numpy.ndarray or cupy.ndarray of float32, ()
         Mean logarithm minus two standard deviations minus 1, of the positive and finite voxels in a sample on a regular
-        grid of at most 32 × 32 × 16 voxels; 0 where there are none.
+        grid of at most 32 × 32 × 16 voxels; 0 without any such voxel.
     """
     count, mean, spread = log_statistics(xp, lines, inside)
     return xp.where(count > 0, mean - 2 * spread - 1, 0).astype(np.float32)
 
 
-def log_statistics(xp: ModuleType, lines: Array, inside: Array | None = None) -> tuple[Any, Any, Any]:
+def log_statistics(xp: ModuleType, lines: Array, inside: Array | None = None) -> tuple[Array, Array, Array]:
     """Return count, mean and standard deviation of the logarithms of the positive voxels in a sample."""
     counts = (min(size, n) for size, n in zip(lines.shape, (32, 32, 16), strict=True))
     axes = ((2 * np.arange(n) + 1) * size // (2 * n) for n, size in zip(counts, lines.shape, strict=True))
@@ -143,7 +143,7 @@ def interface_by_filters(vol: Array, options: SurfaceOptions, mask: Array | None
     surface: Array = xp.empty((rows, columns), np.float32 if options.edge else np.int32)
     contrast: Array | None = xp.empty((rows, columns), np.float32) if options.edge else None
     step = max(1, _BLOCK_VOXELS // (columns * depth))
-    zero: Any = options.zero_log or 0.0
+    zero: Array | float = options.zero_log or 0.0
     if options.use_log and options.edge and options.zero_log is None:
         zero = log_of_zero(xp, lines, inside)
     halo = options.s_xy  # the lateral mean of a block reads rows around it
@@ -156,7 +156,7 @@ def interface_by_filters(vol: Array, options: SurfaceOptions, mask: Array | None
         block_inside = None if inside is None else inside[begin:end]
         smooth = _mean(xp, ndimage, values, halo_inside, options.s_xy)[part]
         depths, contrasts = _surface_of_lines(xp, ndimage, smooth, options, block_inside)
-        second = options.second_look
+        second = options.second_pass
         if second is not None:
             unclear = ~((contrasts >= options.min_contrast) & (contrasts > 0))
             if xp is not np or unclear.any():
@@ -170,14 +170,14 @@ def interface_by_filters(vol: Array, options: SurfaceOptions, mask: Array | None
     return surface, contrast
 
 
-def _mean(xp: ModuleType, ndimage: ModuleType, values: Array, inside: Array | None, s_xy: int) -> Any:
-    """Take the lateral mean, over voxels inside where there is a mask."""
+def _mean(xp: ModuleType, ndimage: ModuleType, values: Array, inside: Array | None, s_xy: int) -> Array:
+    """Take the lateral mean, with a mask over the voxels inside."""
     if inside is None:
         return _lateral_mean(xp, ndimage, values, s_xy)
     return _mean_inside(xp, ndimage, values, inside, s_xy)
 
 
-def _inside(xp: ModuleType, mask: Array, lines: Array, depth_axis: int) -> Any:
+def _inside(xp: ModuleType, mask: Array, lines: Array, depth_axis: int) -> Array:
     """Bring a mask to the axes of the A-lines."""
     if mask.ndim == 3:
         mask = xp.moveaxis(mask, depth_axis, -1)
@@ -188,7 +188,7 @@ def _inside(xp: ModuleType, mask: Array, lines: Array, depth_axis: int) -> Any:
     return mask.astype(bool)
 
 
-def _lateral_mean(xp: ModuleType, ndimage: ModuleType, values: Array, s_xy: int) -> Any:
+def _lateral_mean(xp: ModuleType, ndimage: ModuleType, values: Array, s_xy: int) -> Array:
     """Take the mean over s_xy × s_xy A-lines.
 
     SciPy's mean is a running sum, which a NaN or infinity spoils to the end of the line. Where there is one, each sum
@@ -202,7 +202,7 @@ def _lateral_mean(xp: ModuleType, ndimage: ModuleType, values: Array, s_xy: int)
     return values
 
 
-def _mean_inside(xp: ModuleType, ndimage: ModuleType, values: Array, inside: Array, s_xy: int) -> Any:
+def _mean_inside(xp: ModuleType, ndimage: ModuleType, values: Array, inside: Array, s_xy: int) -> Array:
     """Take lateral means over voxels inside; voxels outside repeat them along each A-line."""
     share = _lateral_mean(xp, ndimage, inside.astype(np.float32), s_xy)
     # Inside, the voxel itself counts: the share is at least 1 / s_xy², never a rounding error of 0.
@@ -215,7 +215,7 @@ def _mean_inside(xp: ModuleType, ndimage: ModuleType, values: Array, inside: Arr
     return mean
 
 
-def intensities(xp: ModuleType, lines: Array, use_log: bool, zero: Any = 0.0) -> Any:
+def intensities(xp: ModuleType, lines: Array, use_log: bool, zero: Array | float = 0.0) -> Array:
     """Convert voxels to float32 and, with `use_log`, to their logarithm: `zero` where they are not positive."""
     with np.errstate(over="ignore"):
         values = lines.astype(np.float32)
@@ -227,7 +227,7 @@ def intensities(xp: ModuleType, lines: Array, use_log: bool, zero: Any = 0.0) ->
 
 def _surface_of_lines(
     xp: ModuleType, ndimage: ModuleType, smooth: Array, options: SurfaceOptions, inside: Array | None
-) -> tuple[Any, Any]:
+) -> tuple[Array, Any]:
     """Return surface and contrast (None without an edge) of smoothed A-lines along the last axis."""
     profile = ndimage.gaussian_filter1d(smooth, options.s_z, axis=-1, order=options.order)
     valid = ~xp.isnan(profile)
@@ -249,7 +249,7 @@ def _surface_of_lines(
     return surface, contrast
 
 
-def _brightest_above(xp: ModuleType, level: Array, valid: Array, surface: Array) -> Any:
+def _brightest_above(xp: ModuleType, level: Array, valid: Array, surface: Array) -> Array:
     """Replace the surface by the voxel with the largest absolute value where that lies above it."""
     size = xp.abs(level)
     brightest = xp.where(valid & ~xp.isnan(size), size, np.float32(-np.inf)).argmax(axis=-1)
@@ -263,8 +263,8 @@ def _second_pass(
     options: SurfaceOptions,
     inside: Array | None,
     unclear: Array,
-    first_pass: tuple[Any, Any],
-) -> tuple[Any, Any]:
+    first_pass: tuple[Array, Array],
+) -> tuple[Array, Array]:
     """Process A-lines (a, b, depth) without a clear edge again; return surface and contrast of all A-lines."""
     if xp is not np:  # process all: to count the unclear ones would wait for the device
         again = _steep_surface_of_lines(xp, ndimage, lines, options, inside, first_pass[1])
@@ -280,7 +280,7 @@ def _second_pass(
 
 def _steep_surface_of_lines(
     xp: ModuleType, ndimage: ModuleType, lines: Array, options: SurfaceOptions, inside: Array | None, contrast: Array
-) -> tuple[Any, Any]:
+) -> tuple[Array, Array]:
     """Find a steep edge in A-lines (a, b, depth), and classify those without one.
 
     Returns
@@ -289,7 +289,7 @@ def _steep_surface_of_lines(
         The edge; 0 where intensity falls from the first voxel on; else infinity where a line is not noise, NaN where
         it is.
     contrast : array of float32, (a, b)
-        Contrast of the edge or of the fall; where there is neither, at least the `contrast` that was passed.
+        Contrast of the edge or of the fall; without either, at least the `contrast` that was passed.
     """
     profile = ndimage.gaussian_filter1d(lines, options.s_z, axis=-1, order=1)
     smooth = ndimage.gaussian_filter1d(lines, options.s_z, axis=-1)
@@ -332,7 +332,7 @@ def _steep_surface_of_lines(
     return surface.astype(np.float32), contrast.astype(np.float32)
 
 
-def _contrast(xp: ModuleType, profile: Array, valid: Array, at: Array, options: SurfaceOptions) -> Any:
+def _contrast(xp: ModuleType, profile: Array, valid: Array, at: Array, options: SurfaceOptions) -> Array:
     """Divide the maximum of each profile by its root mean square after subtracting the energy of an ideal step."""
     with np.errstate(all="ignore"):
         rise = xp.where(valid.any(axis=-1), _take(xp, profile, at), np.float32(0)).astype(np.float64)
@@ -345,7 +345,7 @@ def _contrast(xp: ModuleType, profile: Array, valid: Array, at: Array, options: 
         return xp.where(rise > 0, rise / noise, 0).astype(np.float32)
 
 
-def _offset(xp: ModuleType, profile: Array, at: Array) -> Any:
+def _offset(xp: ModuleType, profile: Array, at: Array) -> Array:
     """Return the vertex of the parabola through the maximum and its two neighbours, in voxels from the maximum."""
     last = profile.shape[-1] - 1
     before, rise, after = (_take(xp, profile, xp.clip(at + step, 0, last)) for step in (-1, 0, 1))
@@ -355,7 +355,7 @@ def _offset(xp: ModuleType, profile: Array, at: Array) -> Any:
         return xp.where(has_vertex, 0.5 * (before - after) / xp.where(has_vertex, curvature, 1), 0)
 
 
-def _take(xp: ModuleType, profile: Array, at: Array) -> Any:
+def _take(xp: ModuleType, profile: Array, at: Array) -> Array:
     return xp.take_along_axis(profile, at[..., None], axis=-1)[..., 0]
 
 

@@ -87,8 +87,8 @@ class InterfaceLayout:
     depth_inner : bool
         Whether depth is the innermost axis in memory.
     kind : str
-        ``"tiles"`` (b innermost) or ``"lines"`` (depth innermost); ``"any"`` where their shared memory does not
-        suffice.
+        ``"tiles"`` (b innermost) or ``"lines"`` (depth innermost); ``"any"`` if these would need more shared
+        memory than a block has.
     """
 
     a: int
@@ -152,7 +152,7 @@ class _SurfaceRun:
     """The launches for one volume.
 
     `s` is the width of the lateral mean in voxels; `log` and `kind` are definitions of the kernels (LOG; CUTTING and
-    EDGE), `shape` and `stride` are along (a, b, z), and `weights` are those of the derivative and of the Gaussian.
+    EDGE), `shape` and `stride` are along (a, b, z), and `weights` are for the derivative and for the Gaussian.
     """
 
     def __init__(
@@ -179,7 +179,7 @@ class _SurfaceRun:
         self.weights = weights  # of the derivative, and of the Gaussian itself
         rule = np.array((options.s_z / 2, options.step_width, options.min_contrast), RULE)[()]
         self.rule = np.int32(options.order % 2), rule
-        # Kernels do not read it where LOG is not 2: any array will do.
+        # Kernels read it only if LOG is 2: otherwise any array will do.
         self.zero = self._log_of_zero() if self.log == "2" else self.weights[0]
 
     def _log_of_zero(self) -> Array:
@@ -194,7 +194,7 @@ class _SurfaceRun:
         return zero
 
     def surface(self) -> tuple[Array, Array | None]:
-        """Start all launches; return the surface, and the contrast where an edge is wanted."""
+        """Start all launches; return the surface, and the contrast of edges or None."""
         size_a, size_b, depth = self.shape
         volumes = 2 if self.layout.kind == "any" else 1
         rows = max(1, SCRATCH_BYTES // (4 * volumes * size_b * depth))
@@ -209,7 +209,7 @@ class _SurfaceRun:
 
     def _second_pass(self, first: int, count: int, mean: Array) -> None:
         """Process A-lines without a clear edge again; threads of the other A-lines return at once."""
-        second = self.options.second_look
+        second = self.options.second_pass
         if second is None:
             return
         _, size_b, depth = self.shape

@@ -61,7 +61,7 @@ class MeanPass:
     s : int
         Voxels of the mean.
     log : str
-        ``"1"`` to take the logarithm first, ``"2"`` with `zero` for voxels that have none.
+        ``"1"`` to take the logarithm first, ``"2"`` with `zero` for voxels without a logarithm.
     zero : array
         A float32 on the device.
     """
@@ -85,7 +85,7 @@ class ProfilePass:
     mean : array
         The output of a :class:`MeanPass`.
     maps : (array, array)
-        Outputs: the surface, and its contrast, which is not written where no edge is wanted.
+        Outputs: the surface, and its contrast, which is written only for ``definition="edge"``.
     profile : tuple
         Weights of the derivative and of the Gaussian on the device, whether the order is odd, and the rule.
     sizes : (int, int, int)

@@ -1,7 +1,7 @@
-"""A Zarr array as a dask array, whose blocks are read where they are needed.
+"""A Zarr array as a dask array, whose blocks are read by the workers that need them.
 
-In: what names an array, and how to read a region. Out: a dask array; its graph holds the path of the
-array and the corners of blocks, never data and never an open store. dask is imported here, inside functions.
+In: the source of an array, and functions that read a region. Out: a dask array; its graph holds the path of the array
+and the bounds of blocks, never data and never an open store. dask is imported inside functions.
 """
 
 from __future__ import annotations
@@ -10,10 +10,13 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 import numpy as np
+import zarr
 
+from linumpy.arrays import Array
 from linumpy.device import install_line, resolve
 from linumpy.io.layout import read_layout
 from linumpy.io.open import open_source
@@ -21,11 +24,15 @@ from linumpy.io.source import Source, local_path, written
 from linumpy.io.zarr_mode import read_chunks_on_host
 from linumpy.plan.layout import ArrayLayout
 
-#: Without a wish of the caller's, blocks grow to at most so many bytes, as dask's own do.
+#: Maximum size of blocks by default, as in dask.
 _BLOCK_NBYTES = 128 * 2**20
 
-Reader = Callable[..., Any]
-"""Reads ``region=`` of the array at a path to a device or the host, by linumpy's reader."""
+#: Reads ``region=`` of the array at a path to a device or the host, by linumpy's reader.
+RegionReader = Callable[..., Array]
+
+
+#: A shape of blocks as callers give it; see :func:`block_shape`.
+Chunks = int | Sequence[int] | None
 
 
 @dataclass(frozen=True)
@@ -35,16 +42,16 @@ class BlockReader:
     Attributes
     ----------
     path : str
-        Of the array.
+        Path of the array.
     reader : callable or None
         Reads a block; None to read it into host memory by zarr-python.
     """
 
     path: str
-    reader: Reader | None
+    reader: RegionReader | None
 
-    def __call__(self, block_info: Any = None) -> Any:
-        """Read the block that dask asks for."""
+    def __call__(self, block_info: Any = None) -> Array:
+        """Read a block of dask's array."""
         region = tuple(slice(int(a), int(b)) for a, b in block_info[None]["array-location"])
         try:
             return self._read(region)
@@ -53,7 +60,7 @@ class BlockReader:
                 error.add_note(f"on worker {worker}, which needs linumpy and the disk of {self.path}")
             raise
 
-    def _read(self, region: tuple[slice, ...]) -> Any:
+    def _read(self, region: tuple[slice, ...]) -> Array:
         if self.reader is not None:
             return self.reader(self.path, region=region)
         array = open_source(self.path)
@@ -61,7 +68,7 @@ class BlockReader:
 
 
 def _worker() -> str:
-    """Name the worker of dask that this thread works for; nothing where there is none."""
+    """Return the address of the dask worker of this thread; empty without a worker."""
     if "distributed" not in sys.modules:
         return ""
     try:
@@ -70,7 +77,9 @@ def _worker() -> str:
         return ""
 
 
-def make_dask_array(source: Source, level: int, chunks: Any, device: str, to_device: Reader, to_host: Reader) -> Any:
+def make_dask_array(
+    source: Source, level: int, chunks: Chunks, device: str, to_device: RegionReader, to_host: RegionReader
+) -> Any:
     """Make the dask array; see :func:`linumpy.gpu.zarr_io.zarr_to_dask`."""
     da = _dask_array()
     from dask.base import tokenize
@@ -91,7 +100,7 @@ def make_dask_array(source: Source, level: int, chunks: Any, device: str, to_dev
     )
 
 
-def _dask_array() -> Any:
+def _dask_array() -> ModuleType:
     try:
         import dask.array as da
     except ImportError as error:
@@ -99,26 +108,26 @@ def _dask_array() -> Any:
     return da
 
 
-def _version(array: Any) -> tuple[str, str]:
-    """Tell arrays apart that were written to one path after another: by their metadata, and when it was written."""
+def _version(array: zarr.Array) -> tuple[str, str]:
+    """Return an array's metadata and when they were written: arrays written to one path in turn differ in them."""
     return repr(array.metadata.to_dict()), written(array)
 
 
 def _lengths(length: int, block: int) -> tuple[int, ...]:
-    whole, rest = divmod(length, block)
-    return (block,) * whole + ((rest,) if rest else ()) or (0,)
+    whole, remainder = divmod(length, block)
+    return (block,) * whole + ((remainder,) if remainder else ()) or (0,)
 
 
-def block_shape(layout: ArrayLayout, chunks: Any) -> tuple[int, ...]:
-    """Settle the shape of blocks.
+def block_shape(layout: ArrayLayout, chunks: Chunks) -> tuple[int, ...]:
+    """Choose the shape of blocks.
 
     Parameters
     ----------
     layout : ArrayLayout
         How the array is stored.
     chunks : None, int, or sequence of int
-        Wanted; -1 for a whole axis, one number for all axes. By default whole stored objects of at most 128 MiB, as
-        cubic as they come.
+        Wanted shape; -1 for a whole axis, one number for all axes. By default whole stored objects of at most 128 MiB
+        together, as cubic as possible.
 
     Raises
     ------
@@ -127,7 +136,7 @@ def block_shape(layout: ArrayLayout, chunks: Any) -> tuple[int, ...]:
     """
     stored, shape = layout.object_shape, layout.shape
     if chunks is None:
-        return _grown(stored, shape, layout.dtype.itemsize)
+        return _default_block(stored, shape, layout.dtype.itemsize)
     sizes = tuple(chunks) if isinstance(chunks, Iterable) else (chunks,) * layout.rank
     if len(sizes) != layout.rank or not all(map(_is_size, sizes)):
         raise ValueError(f"chunks={chunks!r}: {layout.name} has {layout.rank} axes, each needs a size from 1 on, or -1")
@@ -142,7 +151,7 @@ def _is_size(size: object) -> bool:
     return isinstance(size, (int, np.integer)) and not isinstance(size, bool) and (int(size) > 0 or int(size) == -1)
 
 
-def _grown(stored: Sequence[int], shape: Sequence[int], itemsize: int) -> tuple[int, ...]:
+def _default_block(stored: Sequence[int], shape: Sequence[int], itemsize: int) -> tuple[int, ...]:
     block = list(stored)
     open_axes = {axis for axis, n in enumerate(shape) if block[axis] < n}
     while open_axes:

@@ -1,4 +1,4 @@
-"""What bounds the slabs in which a reader stages and decodes chunks on a device, and where chunks are decoded.
+"""Limits of the slabs in which a reader stages and decodes chunks on a device, and where chunks are decoded.
 
 In: device memory. Out: :class:`Limits`, and the :class:`~linumpy.plan.decode.placement.DecodePlacement` of chunks.
 """
@@ -13,38 +13,39 @@ from linumpy.plan.decode.placement import DecodePlacement, choose_placement, may
 
 #: Slabs: two are filled while the device works on the others.
 SLABS = 5
-#: Slots of device memory for those that are copied, decoded and scattered.
+#: Slots of device memory for slabs that are copied, decoded and scattered.
 SLOTS = 3
-#: Pinned memory of a slab at most: all of them stay in the processor's cache, or nearly.
-_PINNED_NBYTES = 40 * 2**20
-#: Boxes of a slab, at least and at most, and bytes of a slab for each.
-_LEAST_ROWS, _MOST_ROWS, _ROW_NBYTES = 64, 4096, 1024
+#: Maximum pinned memory of a slab: all slabs together nearly fit the processor's cache.
+_MAX_PINNED_NBYTES = 40 * 2**20
+#: Minimum and maximum of a slab's boxes, and bytes of a slab for each.
+_MIN_ROWS, _MAX_ROWS, _ROW_NBYTES = 64, 4096, 1024
 #: Words of the scatter tables for each row of a slab, and bytes beside them, as in device.cpp.
 _ROW_WORDS, _TABLE_SPARE = 14 + 9, 4096
 #: The memory of a slot is a multiple of this.
 _PAGE = 4096
-#: More device memory than there is.
-_ENOUGH = 2**50
-#: More threads that decode gain nothing.
-_MOST_THREADS = 16
+#: More device memory than any device has.
+_UNLIMITED_NBYTES = 2**50
+#: More decoding threads gain nothing.
+_MAX_THREADS = 16
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What bounds the slabs of a reader.
+    """Limits of the slabs of a reader.
 
     Attributes
     ----------
     scratch_bytes : int
         Device memory for all slots.
     threads : int
-        Threads of the host that work is cut for.
+        Threads of the host among which work is divided.
     decode_on : str or None
-        Where to decode, ``"device"`` or ``"host"``; None for where it takes less time.
+        Where to decode, ``"device"`` or ``"host"``; None to choose the faster one.
     slab_nbytes : int or None
-        Bytes of chunks of a slab at most; None for what fits.
+        Maximum bytes of a slab's chunks; None for as many as fit.
     may_exceed : bool
-        Whether long zstd chunks that do not fit the scratch get memory of their own, rather than the host.
+        Whether long zstd chunks that do not fit the scratch memory get memory of their own; otherwise the host decodes
+        them.
     """
 
     scratch_bytes: int
@@ -55,7 +56,7 @@ class Limits:
 
     @property
     def device_nbytes(self) -> int:
-        """Device memory of a slot, the tables of a slab counted in."""
+        """Device memory of a slot, including the tables of a slab."""
         nbytes = self.scratch_bytes // SLOTS // _PAGE * _PAGE
         if self.slab_nbytes is None:
             return nbytes
@@ -63,7 +64,7 @@ class Limits:
 
     @property
     def rows(self) -> int:
-        """Boxes of a slab at most."""
+        """Maximum boxes of a slab."""
         return _rows(self.device_nbytes)
 
     @property
@@ -79,7 +80,7 @@ class Limits:
     @property
     def pinned_nbytes(self) -> int:
         """Pinned memory of a slab."""
-        return min(_PINNED_NBYTES, max(1, self.data_nbytes // 2 // _PAGE) * _PAGE)
+        return min(_MAX_PINNED_NBYTES, max(1, self.data_nbytes // 2 // _PAGE) * _PAGE)
 
     @property
     def held_nbytes(self) -> int:
@@ -90,20 +91,20 @@ class Limits:
 def limits_for(
     scratch_bytes: int, *, decode_on: str | None = None, slab_nbytes: int | None = None, may_exceed: bool = False
 ) -> Limits:
-    """Bound the slabs of a reader of this process."""
-    threads = max(1, min(_MOST_THREADS, len(os.sched_getaffinity(0))))
+    """Return the limits of a reader's slabs, with this process's threads."""
+    threads = max(1, min(_MAX_THREADS, len(os.sched_getaffinity(0))))
     return Limits(scratch_bytes, threads, decode_on, slab_nbytes, may_exceed)
 
 
 def placement_of(chain: DecodeChain, chunk_nbytes: int, chunks: int, limits: Limits) -> DecodePlacement:
-    """Choose where chunks are decoded, by how many of them there are."""
+    """Choose where chunks are decoded, by their number."""
     return placement_within(SLOTS * limits.data_nbytes, chain, chunk_nbytes, chunks, limits.threads, limits.decode_on)
 
 
 def placement_within(
     capacity: int, chain: DecodeChain, chunk_nbytes: int, chunks: int, cores: int, decode_on: str | None
 ) -> DecodePlacement:
-    """Choose where chunks are decoded, in so much device memory for all slots; the margin is the core's alignment."""
+    """Choose where chunks are decoded, with `capacity` bytes for all slots; the margin is the core's alignment."""
     return choose_placement(
         chain,
         chunk_nbytes,
@@ -117,13 +118,13 @@ def placement_within(
 
 
 def describe_placement(chain: DecodeChain, chunk_nbytes: int, chunks: int, limits: Limits) -> str:
-    """Say where chunks are decoded, also where that depends on the device memory that is free."""
+    """Describe where chunks are decoded, including a dependence on the free device memory."""
     placement = placement_of(chain, chunk_nbytes, chunks, limits)
     if placement.slot is not None or not limits.may_exceed or not may_be_grouped(chain, chunk_nbytes):
         return str(placement)
     if placement_of(chain, chunk_nbytes, 1, replace(limits, decode_on="device")).slot is not None:
         return str(placement)
-    long = placement_of(chain, chunk_nbytes, 1, replace(limits, decode_on="device", scratch_bytes=_ENOUGH))
+    long = placement_of(chain, chunk_nbytes, 1, replace(limits, decode_on="device", scratch_bytes=_UNLIMITED_NBYTES))
     if long.slot is None:
         return str(placement)
     needed = f"{2 * long.slot.nbytes / 2**30:.1f} GiB"
@@ -131,7 +132,7 @@ def describe_placement(chain: DecodeChain, chunk_nbytes: int, chunks: int, limit
 
 
 def _rows(nbytes: int) -> int:
-    return min(max(nbytes // _ROW_NBYTES, _LEAST_ROWS), _MOST_ROWS)
+    return min(max(nbytes // _ROW_NBYTES, _MIN_ROWS), _MAX_ROWS)
 
 
 def _table_nbytes(rows: int) -> int:

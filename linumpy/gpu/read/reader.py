@@ -1,18 +1,20 @@
 """One reader for many jobs: regions of many arrays, from any thread, through the native core.
 
-In: what names an array, and regions. Out: tickets, whose arrays are CuPy's on a device, NumPy's in host memory. Chunks
-of different jobs share reads, decoders and kernels; a chunk that several of them want is read and decoded once. What
-the core does not decode is read by zarr-python.
+In: sources and regions. Out: tickets, whose arrays are CuPy's on a device, NumPy's in host memory. Chunks of different
+jobs share reads, decoders and kernels; a chunk that several jobs want is read and decoded once. zarr-python reads the
+arrays that the core does not decode.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NoReturn
 
 import numpy as np
+from numpy.typing import DTypeLike
 from zarr.abc.store import Store
 
+from linumpy.arrays import Array
 from linumpy.device import require_cuda
 from linumpy.errors import UnsupportedLayoutError, not_pickled
 from linumpy.gpu.read.engines.direct import require_direct
@@ -26,7 +28,7 @@ from linumpy.gpu.read.ticket import Ticket, Together
 from linumpy.io.looks import MetadataLook
 from linumpy.io.source import Source
 from linumpy.plan.layout import ArrayLayout
-from linumpy.plan.region import Region, normalize_region
+from linumpy.plan.region import Region, RegionLike, normalize_region
 
 #: Smallest slab: a few blocks of a file.
 _MIN_SLAB = 4096
@@ -40,26 +42,26 @@ class Reader:
     device : int or "cpu", optional
         CUDA device, by default the current one; ``"cpu"`` for NumPy arrays.
     scratch_bytes : int
-        Device memory for slabs, which the first job takes; outputs come beside it. By default 512 MiB, and what a zstd
-        chunk needs that does not fit there, about 3.5 times its size, while there is twice as much.
+        Device memory for slabs, which the first job allocates; outputs need further memory. By default 512 MiB; then a
+        zstd chunk that does not fit gets memory of its own, about 3.5 times its size, if twice as much is free.
     cache_bytes : int
-        Device memory for decoded chunks that are kept for later jobs; none by default, and none in host memory.
+        Device memory for decoded chunks that later jobs may use; none by default, and none in host memory.
     decode_on : {"device", "host"}, optional
-        Where encoded chunks are decoded; by default where it takes less time.
+        Where encoded chunks are decoded; by default the faster one.
     slab_nbytes : int, optional
-        Bytes of a slab at most, by default what measured fastest.
+        Maximum bytes of a slab, by default the fastest measured size.
     direct : bool
-        Whether stored bytes go to device memory by GPUDirect Storage; only where the system has it. What kvikio fails
-        to read so goes through pinned host memory, which is logged once and named in the report.
+        Whether stored bytes go to device memory by GPUDirect Storage, which the system must have. Reads that fail in
+        kvikio go through pinned host memory, which is logged once and named in the report.
     timed : bool
-        Whether :meth:`stats` measures how long the device copies, decodes and scatters: two events more a slab.
+        Whether :meth:`stats` measures the times of copies, decoders and scatter kernels; takes two more events a slab.
 
     Raises
     ------
     GpuUnavailableError
-        No CUDA device; ``device="cpu"`` needs none. No kvikio for ``direct=True``, the only thing that needs it.
+        No CUDA device; ``device="cpu"`` needs none. No kvikio for ``direct=True``, which alone needs it.
     ValueError
-        Less than 1 MiB of scratch, or an option that cannot be.
+        Less than 1 MiB of scratch, or an invalid option.
 
     Examples
     --------
@@ -71,7 +73,7 @@ class Reader:
 
     def __init__(
         self,
-        device: Any = None,
+        device: int | str | None = None,
         scratch_bytes: int = DEFAULT_SCRATCH_BYTES,
         *,
         cache_bytes: int = 0,
@@ -94,7 +96,7 @@ class Reader:
             slab_nbytes=slab_nbytes,
             may_exceed=scratch_bytes == DEFAULT_SCRATCH_BYTES,
         )
-        #: Device memory that slabs take, from the first job on.
+        #: Device memory for slabs, allocated by the first job.
         self.scratch_nbytes = limits.held_nbytes if self.on_device else 0
         self._engines = Engines(self.device, limits, cache_bytes=int(cache_bytes), direct=direct, timed=timed)
 
@@ -104,26 +106,26 @@ class Reader:
     def submit(
         self,
         source: Source,
-        region: Any = None,
+        region: RegionLike = None,
         *,
         level: int = 0,
-        out: Any = None,
-        dtype: Any = None,
-        storage_options: Mapping[str, Any] | None = None,
+        out: Array | None = None,
+        dtype: DTypeLike | None = None,
+        storage_options: Mapping[str, object] | None = None,
     ) -> Ticket:
-        """Ask for one region.
+        """Submit one region.
 
         Parameters
         ----------
         source, region, level, dtype, storage_options
             As for :func:`linumpy.gpu.read_zarr_to_gpu`. With ``"bfloat16"`` outputs are of uint16 and hold the bits.
         out : cupy.ndarray or numpy.ndarray, optional
-            Where to put it; strides may be any that are positive.
+            The output, of any positive strides.
 
         Returns
         -------
         Ticket
-            Whose ``result()`` waits for the array.
+            Its ``result()`` waits for the array.
 
         Raises
         ------
@@ -138,33 +140,33 @@ class Reader:
     def submit_many(
         self,
         source: Source | ArrayLayout | Sequence[Source | ArrayLayout],
-        regions: Any,
+        regions: np.ndarray | Iterable[RegionLike],
         *,
         level: int = 0,
-        outs: Sequence[Any] | None = None,
-        dtype: Any = None,
-        storage_options: Mapping[str, Any] | None = None,
+        outs: Sequence[Array] | None = None,
+        dtype: DTypeLike | None = None,
+        storage_options: Mapping[str, object] | None = None,
     ) -> list[Ticket]:
-        """Ask for many regions, planned together.
+        """Submit many regions, which are planned together.
 
         Parameters
         ----------
         source : as for :meth:`submit`, or an ArrayLayout, or list of these
-            The array, or its layout from :meth:`layout_of`, whose metadata files are then not looked at again; in a
-            list, that of each region.
+            The array, or its layout from :meth:`layout_of`, whose metadata files are then not checked again; a list
+            holds the array of each region.
         level, dtype
             As for :meth:`submit`.
         regions : numpy.ndarray of int, (n, rank, 2), or sequence of regions
-            First voxel and the one behind the last, along each axis; or what :meth:`submit` takes.
+            Start and stop of each region along each axis; or regions as for :meth:`submit`.
         outs : sequence of arrays, optional
-            One for each region. Without `dtype` each region is cast to the dtype of its own.
+            An output for each region. Without `dtype` each region is cast to the dtype of its output.
         storage_options : mapping, optional
-            Of all URLs in `source`.
+            Options for all URLs in `source`.
 
         Raises
         ------
         UnsupportedLayoutError, FileNotFoundError, SourceError, RegionError, TypeError, ValueError
-            As :meth:`submit`, for any of the regions; then none is read.
+            As for :meth:`submit`, for any of the regions; then none is read.
         """
         regions = regions if isinstance(regions, np.ndarray) else list(regions)
         layouts, numbers = self._layouts_of(source, len(regions), level, storage_options)
@@ -176,7 +178,7 @@ class Reader:
             start, stop, shapes = bounds_of(regions, layouts, numbers)
             kept = None
         else:
-            boxes = [normalize_region(one, layouts[n].shape) for one, n in zip(regions, numbers, strict=True)]
+            boxes = [normalize_region(region, layouts[n].shape) for region, n in zip(regions, numbers, strict=True)]
             if len({len(box.start) for box in boxes}) > 1:
                 raise ValueError("regions are of arrays with different numbers of axes: submit those of each by itself")
             start, stop, kept = columns_of(boxes)
@@ -184,60 +186,60 @@ class Reader:
         return self._engines.submit(layouts, numbers, start, stop, kept, shapes, outs, dtype)
 
     def submit_rows(
-        self, source: Source | ArrayLayout, regions: np.ndarray, out: Any, rows: np.ndarray, kept: Sequence[bool]
+        self, source: Source | ArrayLayout, regions: np.ndarray, out: Array, rows: np.ndarray, kept: Sequence[bool]
     ) -> Ticket:
-        """Ask for many regions of one array, each for a row of another one; they are one job, which fails as a whole.
+        """Submit many regions of one array, each for a row of `out`, as one job, which fails as a whole.
 
         Parameters
         ----------
         source : as for :meth:`submit`, or an ArrayLayout
             The array.
         regions : numpy.ndarray of int, (n, rank, 2)
-            First voxel and the one behind the last, along each axis.
+            Start and stop of each region along each axis.
         out : cupy.ndarray or numpy.ndarray
-            Rows of at least the shape of a region, which comes to lie in the first voxels of each.
+            Rows of at least the shape of a region, which is read into the first voxels of its row.
         rows : numpy.ndarray of int, (n,)
-            The row of each region; no two have the same.
+            The row of each region; all differ.
         kept : sequence of bool, (rank,)
-            Which axes of the array rows have; along the others regions have one voxel.
+            The axes of the array that rows have; along the others regions have one voxel.
 
         Raises
         ------
         UnsupportedLayoutError, FileNotFoundError, SourceError, RegionError, TypeError, ValueError
-            As :meth:`submit`; rows that `out` does not have, or that are too small.
+            As for :meth:`submit`; rows that `out` does not have, or that are too small.
         """
-        layout, wanted = self.layout_of(source), np.asarray(regions)
-        start, stop, _ = bounds_of(wanted, [layout], [0] * (len(wanted) if wanted.ndim else 0))
+        layout, regions = self.layout_of(source), np.asarray(regions)
+        start, stop, _ = bounds_of(regions, [layout], [0] * (len(regions) if regions.ndim else 0))
         return self._engines.submit_rows(layout, start, stop, out, np.asarray(rows), np.asarray(kept))
 
     def submit_together(
         self,
         layouts: list[ArrayLayout],
         regions: Regions,
-        dtype: Any,
-        output: Any,
+        dtype: DTypeLike,
+        output: object,
         looks: Sequence[MetadataLook | None] | None = None,
     ) -> Together:
-        """Ask for many regions whose outputs are known as numbers, and that are waited for in one call.
+        """Submit many regions with outputs as addresses and strides, to wait for in one call.
 
         Parameters
         ----------
         layouts : list of ArrayLayout
             The arrays, all with :meth:`reads_natively`.
         regions : Regions
-            What is wanted of them, within their bounds, and where it goes, on the device of this reader.
+            Regions within the bounds of these arrays, and their outputs on the device of this reader.
         dtype : dtype or "bfloat16"
-            Of the outputs.
+            Dtype of the outputs.
         output : object
-            What holds their memory.
+            The object that holds their memory.
         looks : sequence of MetadataLook or None, optional
-            Metadata files of each array, which are looked at before chunks are read: where one is another by then, the
-            errors of its regions are :class:`~linumpy.errors.StaleLayoutError`.
+            Metadata files of each array, which are checked before chunks are read: if one has changed, the errors of
+            its regions are :class:`~linumpy.errors.StaleLayoutError`.
         """
         return self._engines.submit_together(layouts, regions, dtype, output, looks)
 
     def reads_natively(self, layout: ArrayLayout) -> bool:
-        """Say whether :meth:`submit_together` takes arrays of this layout: the core reads them, from a regular grid."""
+        """Say whether :meth:`submit_together` takes arrays of this layout: the core reads them, with a regular grid."""
         return layout.lengths is None and self._engines.core_for(layout) is not None
 
     def _layouts_of(
@@ -245,37 +247,43 @@ class Reader:
         source: Source | ArrayLayout | Sequence[Source | ArrayLayout],
         count: int,
         level: int,
-        options: Mapping[str, Any] | None,
-    ) -> tuple[list[Any], list[int]]:
-        """List the layouts of sources, each once, and which of them each region is of."""
+        options: Mapping[str, object] | None,
+    ) -> tuple[list[ArrayLayout], list[int]]:
+        """Return the layouts of distinct sources, and the index of each region's layout."""
         if not isinstance(source, (list, tuple)) or (len(source) == 2 and isinstance(source[0], Store)):
             return [self.layout_of(source, level, storage_options=options)], [0] * count
         if len(source) != count:
             raise ValueError(f"source is a list of {len(source)} arrays, but there are {count} regions")
         numbers: dict[int, int] = {}
-        array = [numbers.setdefault(id(one), len(numbers)) for one in source]
-        first = {number: one for one, number in zip(reversed(source), reversed(array), strict=True)}
-        layouts = [self.layout_of(first[number], level, storage_options=options) for number in range(len(first))]
-        return layouts, array
+        array_index = [numbers.setdefault(id(item), len(numbers)) for item in source]
+        distinct = {number: item for item, number in zip(reversed(source), reversed(array_index), strict=True)}
+        layouts = [self.layout_of(distinct[number], level, storage_options=options) for number in range(len(distinct))]
+        return layouts, array_index
 
     def submit_layout(
-        self, layout: ArrayLayout, region: Any = None, *, out: Any = None, dtype: Any = None, timed: bool = False
+        self,
+        layout: ArrayLayout,
+        region: Region | RegionLike = None,
+        *,
+        out: Array | None = None,
+        dtype: DTypeLike | None = None,
+        timed: bool = False,
     ) -> Ticket:
-        """Ask for one region of an array whose layout is known; see :meth:`submit`."""
+        """Submit one region of an array whose layout is known; see :meth:`submit`."""
         box = region if isinstance(region, Region) else normalize_region(region, layout.shape)
         start, stop, kept = columns_of([box])
         outs = None if out is None else [out]
         return self._engines.submit([layout], [0], start, stop, kept, [box.shape], outs, dtype, timed=timed)[0]
 
     def layout_of(
-        self, source: Source | ArrayLayout, level: int = 0, *, storage_options: Mapping[str, Any] | None = None
+        self, source: Source | ArrayLayout, level: int = 0, *, storage_options: Mapping[str, object] | None = None
     ) -> ArrayLayout:
-        """Say how an array is stored; known local ones are not opened again while their metadata is as it was.
+        """Return how an array is stored; local layouts are cached until the files of their metadata change.
 
         Raises
         ------
         UnsupportedLayoutError
-            This reader cannot read it.
+            This reader cannot read the array.
         """
         is_layout = isinstance(source, ArrayLayout)
         layout, known = (source, True) if is_layout else LAYOUTS.find(source, level, storage_options)
@@ -286,20 +294,20 @@ class Reader:
 
     @property
     def device_bytes(self) -> int:
-        """Device memory that is held for slabs and kept chunks."""
+        """Device memory for slabs and cached chunks."""
         return self._engines.device_bytes
 
     def stats(self) -> ReaderStats:
-        """Say what has been done so far."""
+        """Return counters and times so far."""
         return self._engines.stats(ReaderStats(layout_hits=self._hits, layout_misses=self._misses))
 
     @property
     def is_closed(self) -> bool:
-        """Whether nothing can be submitted any more."""
+        """Whether the reader is closed, so that nothing can be submitted."""
         return self._is_closed
 
     def close(self) -> None:
-        """Cancel what is queued, wait for what is under way, and free threads, streams and memory."""
+        """Cancel queued jobs, wait for running ones, and free threads, streams and memory."""
         self._is_closed = True
         self._engines.close()
 
@@ -310,7 +318,7 @@ class Reader:
         self.close()
 
 
-def _check_options(device: Any, decode_on: str | None, slab_nbytes: int | None, cache_bytes: int) -> None:
+def _check_options(device: int | str | None, decode_on: str | None, slab_nbytes: int | None, cache_bytes: int) -> None:
     is_number = isinstance(device, (int, np.integer)) and not isinstance(device, bool) and device >= 0
     if device is not None and not is_number and not (isinstance(device, str) and device == "cpu"):
         raise ValueError(f"device={device!r}: the number of a CUDA device, or 'cpu'")
@@ -322,8 +330,8 @@ def _check_options(device: Any, decode_on: str | None, slab_nbytes: int | None, 
         raise ValueError(f"cache_bytes={cache_bytes}: 0 or more")
 
 
-def _number_of(device: int | None) -> int:
-    """Return the number of a CUDA device, by default the current one; raise where there is none of that number."""
+def _number_of(device: int | str | None) -> int:
+    """Return the number of a CUDA device, by default the current one; raise if it does not exist."""
     runtime = require_cuda().cuda.runtime
     number: int = runtime.getDevice() if device is None else int(device)
     if number >= (count := runtime.getDeviceCount()):

@@ -1,22 +1,22 @@
-"""What a read did: the record that ``return_report=True`` gives."""
+"""The report of a read, which ``return_report=True`` returns."""
 
 from __future__ import annotations
 
 import html
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from linumpy.arrays import Array
 from linumpy.plan.read.plan import ReadPlan
 
-#: `ReadReport.backend` of reads by linumpy's own reader, whatever reads the bytes for it.
+#: `ReadReport.backend` of reads by linumpy's own reader, with any engine.
 LINUMPY = "linumpy"
 
 
 @dataclass(frozen=True)
 class ReadReport:
-    """What one read did. `fallback`: why zarr-python was used, or empty.
+    """What one read did.
 
     Attributes
     ----------
@@ -29,39 +29,40 @@ class ReadReport:
     gds : str
         ``"native"``, ``"compat"`` or ``"not used"``, and how that is known. Compat mode is not GPUDirect Storage.
     engine : str
-        What read the bytes, and into which memory: of ``"linumpy"`` the native core's threads, by system calls or by
-        kvikio, or zarr-python for chunks that the core does not decode; for ``"zarr-host"`` why not in zarr's GPU mode.
+        What read the bytes, and into which memory. For ``"linumpy"``: the native core's threads, by system calls or by
+        kvikio, or zarr-python for chunks that the core does not decode. For ``"zarr-host"`` also why not in zarr's GPU
+        mode.
     fallback : str
-        Why ``backend="auto"`` did not take linumpy's reader, or a read went into host memory; empty if neither is so.
+        Why zarr-python was used in place of linumpy's reader, or why the read went into host memory; otherwise empty.
     shape : tuple of int
-        Of the result.
+        Shape of the result.
     dtype : str
-        Of the result.
+        Dtype of the result.
     bytes_read : int or None
-        Bytes read from files; None where zarr read them.
+        Bytes read from files; None if zarr read them.
     bytes_decoded : int
         Bytes of the result.
     chunks_read, chunks_filled : int or None
-        (Inner) chunks that were stored, and that were not and became fill values; None where zarr read them.
+        (Inner) chunks that were stored, and missing chunks that became fill values; None if zarr read them.
     files_opened : int or None
-        Files opened, one that was opened again counted again; None where zarr read them.
+        Files opened; a file that was opened twice counts twice. None if zarr read them.
     scratch_bytes : int or None
-        Device memory used beyond the result; None where zarr read.
+        Device memory used beyond the result; None if zarr read.
     plan_seconds, read_seconds : float
         Time on the host for metadata and plan, and from the first to the last byte.
     scatter_seconds : float or None
-        Time of the scatter kernels on the device, slab by slab; slabs that other jobs share count as a whole. They
-        overlap the reading.
+        Time of the scatter kernels on the device, which overlap the reading. It is summed over slabs; a slab that is
+        shared with other jobs counts as a whole.
     decoder : str
-        How chunks were decoded; empty for raw ones, and where zarr decoded them.
+        How chunks were decoded; empty for raw chunks, and if zarr decoded them.
     decode_seconds : float or None
-        Time of the decoding kernels on the device, likewise.
+        Time of the decoding kernels on the device, summed in the same way.
     chunks_decoded_by_host : int
-        Chunks that the host decoded, because that is faster or because the device could not.
+        Chunks that the host decoded, because it is faster or because the device could not.
     host_decode_seconds : float
-        Time that this took, of all threads together.
+        Time of decoding on the host, summed over all threads.
     reads_repeated : int
-        Reads that kvikio failed to do by GPUDirect Storage, and that plain system calls did instead.
+        Reads by GPUDirect Storage that failed in kvikio and were repeated by plain system calls.
     """
 
     source: str
@@ -71,15 +72,15 @@ class ReadReport:
     fallback: str
     shape: tuple[int, ...]
     dtype: str
-    bytes_read: int | None
-    bytes_decoded: int
-    chunks_read: int | None
-    chunks_filled: int | None
-    files_opened: int | None
-    scratch_bytes: int | None
-    plan_seconds: float
-    read_seconds: float
-    scatter_seconds: float | None
+    bytes_read: int | None = None
+    bytes_decoded: int = 0
+    chunks_read: int | None = None
+    chunks_filled: int | None = None
+    files_opened: int | None = None
+    scratch_bytes: int | None = None
+    plan_seconds: float = 0.0
+    read_seconds: float = 0.0
+    scatter_seconds: float | None = None
     decoder: str = ""
     decode_seconds: float | None = None
     chunks_decoded_by_host: int = 0
@@ -97,7 +98,7 @@ class ReadReport:
         return self.bytes_decoded / 2**30 / self.seconds if self.seconds > 0 else 0.0
 
     def rows(self) -> list[tuple[str, str]]:
-        """Label and text of each line, for people."""
+        """Return label and text of each printed line."""
         read = "" if self.bytes_read is None else f"{self.bytes_read:,} read, "
         rows = [
             ("source", self.source),
@@ -112,7 +113,7 @@ class ReadReport:
             ("time", self._times()),
             ("speed", self._speed()),
         ]
-        # What zarr reads is not counted, and a line that says so thrice says nothing.
+        # Reads by zarr are not counted: leave out the lines that could only say so.
         counts = {"chunks": self.chunks_read, "files": self.files_opened, "scratch": self.scratch_bytes}
         rows = [row for row in rows if counts.get(row[0], 0) is not None]
         if self.decoder:
@@ -147,8 +148,8 @@ class ReadReport:
         return f"<table>{cells}</table>"
 
 
-def job_report(source: str, dtype: str, output: Any) -> ReadReport:
-    """Begin the report of a reader's job, with what its output determines."""
+def job_report(source: str, dtype: str, output: Array) -> ReadReport:
+    """Begin the report of a read by linumpy's reader, with what its output determines."""
     return ReadReport(
         source=source,
         backend=LINUMPY,
@@ -157,37 +158,19 @@ def job_report(source: str, dtype: str, output: Any) -> ReadReport:
         fallback="",
         shape=tuple(output.shape),
         dtype=dtype,
-        bytes_read=None,
         bytes_decoded=int(output.size) * int(output.dtype.itemsize),
-        chunks_read=None,
-        chunks_filled=None,
-        files_opened=None,
-        scratch_bytes=None,
-        plan_seconds=0.0,
-        read_seconds=0.0,
-        scatter_seconds=None,
     )
 
 
 def host_report(plan: ReadPlan, result: np.ndarray, why: str, plan_seconds: float, read_seconds: float) -> ReadReport:
     """Report a read by zarr-python into host memory; `why` says why not into GPU memory."""
-    return ReadReport(
-        source=plan.layout.name,
+    return replace(
+        job_report(plan.layout.name, str(result.dtype), result),
         backend="zarr-python",
-        gds="not used",
         engine="zarr-python into host memory",
         fallback=f"host memory: {why}",
-        shape=result.shape,
-        dtype=str(result.dtype),
-        bytes_read=None,
-        bytes_decoded=result.nbytes,
-        chunks_read=None,
-        chunks_filled=None,
-        files_opened=None,
-        scratch_bytes=None,
         plan_seconds=plan_seconds,
         read_seconds=read_seconds,
-        scatter_seconds=None,
     )
 
 

@@ -1,8 +1,8 @@
 """Scatter: decoded chunks of a slab → outputs, on the device, by kernels that the native core launches.
 
-In: types of elements. Out: :class:`Conversion`, and the kernel that carries it out. Edge crop, region crop, byte order,
-axis order, dtype cast and fill values all happen in one launch for all boxes of a slab whose elements have the same
-types, whatever outputs they go to.
+In: types of elements. Out: :class:`Conversion`, and its kernel. One launch crops at edges and regions, changes byte
+order, axis order and dtype, and writes fill values, for all boxes of a slab whose elements have the same types, also of
+different outputs.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ _CUDA_TYPES = CUDA_TYPES | {"b1": "bool_bits", "c8": "complex_of<float>", "c16":
 
 @dataclass(frozen=True)
 class Conversion:
-    """What happens to an element between storage and output.
+    """The conversion of elements between storage and output.
 
     Attributes
     ----------
     source, target : numpy.dtype
         Stored type and type of the output, both in this machine's byte order.
     swapped : bool
-        Whether the stored bytes come in the other order.
+        Whether the stored bytes are in the other byte order.
     bfloat16 : bool
-        Whether outputs are bfloat16, which NumPy does not have: `target` is uint16, and holds their bits.
+        Whether outputs are bfloat16, which NumPy does not have: `target` is uint16 and holds the bits.
     """
 
     source: np.dtype
@@ -48,7 +48,7 @@ class Conversion:
         return "bfloat16" if self.bfloat16 else str(self.target)
 
     def cast(self, values: np.ndarray) -> np.ndarray:
-        """Cast elements on the host, those in the stored byte order too."""
+        """Cast elements on the host, in either byte order."""
         if self.bfloat16:
             return bfloat16_bits(values)
         return cast_elements(values, self.target)
@@ -60,7 +60,7 @@ class Conversion:
 
 
 def kernel_spec(conversion: Conversion, rank: int, unit: int) -> KernelSpec:
-    """Choose the kernel for boxes of so many axes, moved in units of so many bytes."""
+    """Choose the kernel for boxes of `rank` axes, moved in units of `unit` bytes."""
     if not 1 <= rank <= MAX_RANK:
         raise ValueError(f"a table of {rank} axes: 1 to {MAX_RANK} are scattered")
     package = "linumpy.gpu.read.cuda"

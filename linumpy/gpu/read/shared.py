@@ -12,14 +12,14 @@ from contextlib import contextmanager
 from linumpy.gpu.read.reader import Reader
 
 _readers: dict[tuple[int | str, bool], Reader] = {}
-#: Calls that are using a reader, also one that was released in the meantime.
+#: Number of calls that use each reader, including readers that were released in the meantime.
 _users: Counter[Reader] = Counter()
 _lock = threading.Lock()
 
 
 @contextmanager
 def shared_reader(device: int | str, *, direct: bool = False) -> Iterator[Reader]:
-    """Use the reader of a device that all callers of this process share; it is made when it is first needed."""
+    """Use the reader of a device that all callers of this process share; the first use makes it."""
     with _lock:
         reader = _readers.get((device, direct))
         if reader is None or reader.is_closed:
@@ -39,9 +39,9 @@ def shared_reader(device: int | str, *, direct: bool = False) -> Iterator[Reader
 
 
 def release() -> None:
-    """Close the readers that this process shares, and give back their memory; the next read makes new ones.
+    """Close the readers that this process shares, and free their memory; the next read makes new ones.
 
-    Reads of other threads that are under way are finished; the last of them closes its reader.
+    Running reads of other threads are finished; the last of them closes its reader.
     """
     with _lock:
         readers = [reader for reader in _readers.values() if reader not in _users]
@@ -51,7 +51,7 @@ def release() -> None:
 
 
 def _end() -> None:
-    """At the end of the process threads that still read are not waited for."""
+    """Close all readers at the end of the process, without waiting for threads that still read."""
     with _lock:
         readers = {*_readers.values(), *_users}
         _readers.clear()
@@ -60,7 +60,7 @@ def _end() -> None:
 
 
 def _forget() -> None:
-    """In a child process, which has none of its parent's threads."""
+    """Forget all readers in a child process, which does not have its parent's threads."""
     global _lock
     _lock = threading.Lock()
     _readers.clear()

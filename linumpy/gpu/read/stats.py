@@ -12,11 +12,11 @@ class Times:
     Attributes
     ----------
     copies, decoded : int
-        Slabs that were copied to the device, and that it decoded.
+        Slabs copied to the device, and slabs decoded there.
     copy_seconds, decode_seconds, scatter_seconds : float
-        Sums over these slabs; slabs that are decoded at the same time are counted one by one.
+        Sums over these slabs, also of slabs that are processed at the same time.
     copied_nbytes, decoded_nbytes : int
-        Bytes that were copied, and that were decoded to.
+        Bytes that were copied, and decoded bytes.
     """
 
     copies: int = 0
@@ -35,27 +35,27 @@ class ReaderStats:
     Attributes
     ----------
     jobs, chunks, boxes : int
-        Jobs that are over; chunks read; boxes cut, without those of arrays that zarr-python reads.
+        Jobs that have ended; chunks read; boxes cut. Arrays that zarr-python reads count only as jobs.
     slabs : int
-        Slabs that were carried out on the device; in host memory, tasks of the threads.
+        Slabs processed on the device; in host memory, tasks of the threads.
     bytes_read : int
-        Stored bytes of chunks; shard indexes, and what zarr-python reads, are not counted.
+        Stored bytes of chunks, without shard indexes and reads by zarr-python.
     layout_hits, layout_misses, index_hits, index_misses : int
-        Arrays whose layout was known, and whose was read; the same of shard indexes.
+        Arrays whose layout was cached, and whose layout was read; the same for shard indexes.
     files_opened : int
-        Files opened, one that was opened again counted again.
+        Files opened; a file that was opened twice counts twice.
     plan_seconds, io_seconds, place_seconds : float
         Planning; reading; copying chunks to outputs in host memory.
     cache_hits, cache_misses : int
-        Chunks that were found among those kept on the device, and that were not.
+        Chunks that were in the cache on the device, and chunks that were not.
     device_bytes : int
-        Device memory that is held for slabs and kept chunks.
+        Device memory that slabs and cached chunks take.
     times : Times
         Seconds of copies, decoders and scatter kernels on the device; zeros without ``timed=True``.
     chunks_decoded_by_host : int
         Chunks that the host decoded.
     host_decode_seconds : float
-        Time of decoding them.
+        Time of decoding on the host.
     """
 
     jobs: int = 0

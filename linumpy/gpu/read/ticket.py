@@ -1,4 +1,4 @@
-"""The ticket by which a caller waits for a region that it has asked for. Errors of a job are its own."""
+"""Tickets, by which callers wait for the regions that they submitted. A ticket raises the error of its own job."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from linumpy.plan.layout import ArrayLayout
 
 
 class Job(Protocol):
-    """What an engine carries out."""
+    """A job of an engine."""
 
     @property
     def output(self) -> Any:
-        """What holds the memory of the output, until the job is over."""
+        """The object that holds the memory of the output, until the job has ended."""
 
     def done(self) -> bool:
-        """Say whether it is over."""
+        """Say whether the job has ended."""
 
     def wait(self) -> None:
-        """Wait until it is over; signals are handled meanwhile."""
+        """Wait until the job has ended; signals are handled meanwhile."""
 
     def cancel(self) -> bool:
-        """Give it up; False where it is over already."""
+        """Cancel the job; False if it has already ended."""
 
     def error(self, layout: ArrayLayout) -> BaseException | None:
-        """Return why it failed; None where it did not."""
+        """Return why the job failed; None if it did not."""
 
 
 class Engine(Protocol):
-    """What carries out the jobs of a reader: the native core, or zarr-python."""
+    """An engine carries out the jobs of a reader: the native core, or zarr-python."""
 
     def describe(self, job: Any, layout: ArrayLayout, conversion: Conversion) -> ReadReport:
-        """Make the report of a job that is over."""
+        """Make the report of a job that has ended."""
 
 
 class Ticket:
@@ -46,26 +46,26 @@ class Ticket:
 
     __slots__ = ("__weakref__", "_conversion", "_engine", "_engines", "_job", "_layout", "source")
 
-    def __init__(self, job: Job, layout: ArrayLayout, conversion: Conversion, engine: Engine, engines: Any) -> None:
+    def __init__(self, job: Job, layout: ArrayLayout, conversion: Conversion, engine: Engine, engines: object) -> None:
         self._job, self._layout, self._conversion, self._engine = job, layout, conversion, engine
-        self._engines = engines  # which are not closed while a ticket of them is held
+        self._engines = engines  # engines are closed when no ticket or reader refers to them
         self.source = layout.name
 
     def __reduce__(self) -> NoReturn:
         raise not_pickled(self, "send the array that result() returns")
 
-    def result(self, stream: Any = None) -> Any:
+    def result(self, stream: object = None) -> Any:
         """Wait until the region has been read, and return its array.
 
         Parameters
         ----------
         stream : cupy.cuda.Stream, optional
-            Where the array is used. Kernels that write to it are over then, whatever the stream.
+            The stream that uses the array. It makes no difference: all kernels that write to the array have ended.
 
         Raises
         ------
         ChunkError
-            A chunk of this region is not what the metadata says.
+            A chunk of this region does not agree with the metadata.
         concurrent.futures.CancelledError
             The job was cancelled.
         RuntimeError
@@ -76,7 +76,7 @@ class Ticket:
         return self._job.output
 
     def exception(self) -> BaseException | None:
-        """Wait until the job is over; return its error, or None."""
+        """Wait until the job has ended; return its error, or None."""
         self._job.wait()
         return self._job.error(self._layout)
 
@@ -85,46 +85,46 @@ class Ticket:
         return self._job.done()
 
     def cancel(self) -> bool:
-        """Give the job up.
+        """Cancel the job.
 
         Returns
         -------
         bool
-            False where it is over already. Else its output is not written any more once :meth:`exception` returns.
+            False if it has already ended. Otherwise its output is no longer written once :meth:`exception` returns.
         """
         return self._job.cancel()
 
     @property
     def array(self) -> Any:
-        """Where the region is read to."""
+        """The array into which the region is read."""
         return self._job.output
 
     @property
     def error(self) -> BaseException | None:
-        """The error so far; the job may not be over yet."""
+        """The error so far; the job may not have ended yet."""
         return self._job.error(self._layout)
 
     @property
     def report(self) -> ReadReport:
-        """What was done; waits until the job is over."""
+        """The report of the read; waits until the job has ended."""
         if (error := self.exception()) is not None:
             raise own_copy(error)
         return self._engine.describe(self._job, self._layout, self._conversion)
 
 
 class Together:
-    """Regions that one call has asked for and that are waited for in one call; an error is that of its region alone.
+    """Regions that one call submitted, to wait for in one call; an error concerns its region alone.
 
     Parameters
     ----------
     shares : list of (rows, CoreJobs, layouts, numbers)
-        Numbers of the regions of arrays of one geometry, their jobs, the arrays, and which of them each region is of.
+        For each geometry: indices of its regions, their jobs, the arrays, and the index of each region's array.
     engines : Engines
-        Of the reader, which is not closed while this is held.
+        Engines of the reader, which are not closed while this object exists.
     """
 
     def __init__(
-        self, shares: Sequence[tuple[Sequence[int], CoreJobs, list[ArrayLayout], np.ndarray]], engines: Any
+        self, shares: Sequence[tuple[Sequence[int], CoreJobs, list[ArrayLayout], np.ndarray]], engines: object
     ) -> None:
         self._shares, self._engines = shares, engines
 
@@ -132,7 +132,7 @@ class Together:
         raise not_pickled(self, "send the arrays that were read")
 
     def wait(self) -> None:
-        """Wait until all are over; signals are handled meanwhile."""
+        """Wait until all jobs have ended; signals are handled meanwhile."""
         for _, jobs, _, _ in self._shares:
             jobs.wait()
 
@@ -141,27 +141,27 @@ class Together:
         return all(jobs.done() for _, jobs, _, _ in self._shares)
 
     def cancel(self) -> None:
-        """Give up those that are not over; their outputs are not written any more once :meth:`wait` returns."""
+        """Cancel all jobs that have not ended; their outputs are no longer written once :meth:`wait` returns."""
         for _, jobs, _, _ in self._shares:
             jobs.cancel()
 
-    def errors(self, stream: Any = None) -> dict[int, BaseException]:
-        """Wait until all are over, and return the errors of those that failed, by the number of the region.
+    def errors(self, stream: object = None) -> dict[int, BaseException]:
+        """Wait until all jobs have ended, and return the errors of failed jobs by the index of the region.
 
-        Kernels that write to the outputs are over then, whatever the stream.
+        `stream` makes no difference: all kernels that write to the outputs have ended.
         """
         self.wait()
-        found: dict[int, BaseException] = {}
+        errors: dict[int, BaseException] = {}
         for rows, jobs, layouts, numbers in self._shares:
             for job in jobs.failed():
                 error = jobs.error(job, layouts[numbers[job]])
                 assert error is not None
-                found[rows[job]] = error
-        return found
+                errors[rows[job]] = error
+        return errors
 
 
 def own_copy(error: BaseException) -> BaseException:
-    """Make an error of its own for each raise: a traceback belongs to one of them."""
+    """Copy an error before it is raised: each raise writes a traceback to its own copy."""
     try:
         copy = type(error)(*error.args)
     except Exception:

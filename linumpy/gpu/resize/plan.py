@@ -148,13 +148,13 @@ def bytes_moved(
     shape: Sequence[int], output_shape: Sequence[int], passes: Sequence[Sequence[int]], sizes: Sequence[int]
 ) -> int:
     """Count the bytes that passes read and write."""
-    now = list(shape)
+    current = list(shape)
     total = 0
     for number, axes in enumerate(passes):
-        total += math.prod(now) * (sizes[0] if number == 0 else sizes[1])
+        total += math.prod(current) * (sizes[0] if number == 0 else sizes[1])
         for axis in axes:
-            now[axis] = output_shape[axis]
-        total += math.prod(now) * (sizes[2] if number == len(passes) - 1 else sizes[1])
+            current[axis] = output_shape[axis]
+        total += math.prod(current) * (sizes[2] if number == len(passes) - 1 else sizes[1])
     return total
 
 
@@ -180,36 +180,35 @@ def plan_steps(
         Empty where no axis changes.
     """
     shape = [plan.size for plan in axes]
-    wanted = [plan.length for plan in axes]
     changed = [axis for axis, plan in enumerate(axes) if plan != unchanged(plan.size)]
     whole = [plan.whole[0] for plan in axes], [plan.whole[1] for plan in axes]
     passes = order_axes(*whole, changed, [dtype.itemsize for dtype in dtypes])
     steps: list[Step] = []
     while passes:
-        now, passes = passes[0], passes[1:]
+        current, passes = passes[0], passes[1:]
         source = dtypes[1] if steps else dtypes[0]
         target = dtypes[1] if passes else dtypes[2]
-        step = _step(axes, shape, now, (source, dtypes[1], target), aligned or bool(steps), tuning)
+        step = _step(axes, shape, current, (source, dtypes[1], target), aligned or bool(steps), tuning)
         if step is None:  # no tile of both axes fits: resample them one after the other
-            passes = [(now[0],), (now[1],), *passes]
+            passes = [(current[0],), (current[1],), *passes]
             continue
         steps.append(step)
-        for axis in now:
-            shape[axis] = wanted[axis]
+        for axis in current:
+            shape[axis] = axes[axis].length
     return tuple(steps)
 
 
 def _step(
     axes: Sequence[AxisPlan],
     shape: Sequence[int],
-    now: Sequence[int],
+    resampled: Sequence[int],
     dtypes: tuple[np.dtype, np.dtype, np.dtype],
     aligned: bool,
     tuning: ResizeTuning,
 ) -> Step | None:
     source, compute, _ = dtypes
-    rank, axis = len(shape), now[-1]
-    result = tuple(axes[a].length if a in now else n for a, n in enumerate(shape))
+    rank, axis = len(shape), resampled[-1]
+    result = tuple(axes[a].length if a in resampled else n for a, n in enumerate(shape))
     pack = tuning.pack(source.itemsize)
     if axis < rank - 1:
         outer, inner = math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
@@ -219,7 +218,7 @@ def _step(
         return Step("along", *dtypes, result, (axes[axis],), outer, inner, packed, None, blocks, 0)
     x = axes[axis]
     rows = shape[-2] if rank > 1 else 1
-    y = axes[now[0]] if len(now) == 2 else unchanged(rows)
+    y = axes[resampled[0]] if len(resampled) == 2 else unchanged(rows)
     packed = aligned and x.size % pack == 0
     tile = plan_tile(y, x, pack if packed else 1, compute.itemsize, tuning)
     outer = math.prod(shape[:-2])
@@ -228,14 +227,14 @@ def _step(
         if blocks <= _MAX_BLOCKS:
             shared = tile.groups * tuning.outputs * tile.pitch * compute.itemsize
             return Step("planes", *dtypes, result, (y, x), outer, 1, packed, tile, blocks, shared)
-    if len(now) == 2:
+    if len(resampled) == 2:
         return None
     outer *= rows
     return Step("along_x", *dtypes, result, (x,), outer, 1, False, None, -(-outer * x.length // _THREADS), 0)
 
 
 def plan_tile(y: AxisPlan, x: AxisPlan, pack: int, itemsize: int, tuning: ResizeTuning) -> Tile | None:
-    """Choose the tiles of a plane with the fewest loads: those of all threads, idle ones included, and those of rims.
+    """Choose the tiles of a plane with the fewest loads, of all threads (idle ones included) and of rims.
 
     Parameters
     ----------
@@ -254,7 +253,7 @@ def plan_tile(y: AxisPlan, x: AxisPlan, pack: int, itemsize: int, tuning: Resize
         None where no tile fits shared memory.
     """
     groups = join(windows_of(y), tuning.outputs)
-    best, least = None, math.inf
+    best, min_loads = None, math.inf
     for width in _widths(x.length):
         spans = column_spans(windows_of(x), width, pack)
         columns = max(count for _, count in spans)
@@ -267,13 +266,13 @@ def plan_tile(y: AxisPlan, x: AxisPlan, pack: int, itemsize: int, tuning: Resize
             tops = np.arange(0, len(groups.first), height)
             rows = np.maximum.reduceat(groups.first + groups.count, tops) - np.minimum.reduceat(groups.first, tops)
             loads = len(spans) * len(tops) * (slots * float(groups.count.mean()) + packs * float(rows.mean()))
-            if loads < least:
-                best, least = Tile(width, height, pitch, spans), loads
+            if loads < min_loads:
+                best, min_loads = Tile(width, height, pitch, spans), loads
     return best
 
 
 def _widths(length: int) -> list[int]:
-    """List widths of tiles: even shares of a row, whole sectors of memory."""
+    """List widths of tiles to try: even shares of a row, in whole sectors of memory."""
     widths = {min(length, -(-length // (8 * tiles)) * 8) for tiles in (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24)}
     return sorted(widths | {min(length, width) for width in (16, 32, 64, 128, 256, 512)}, reverse=True)
 

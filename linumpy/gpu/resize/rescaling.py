@@ -8,16 +8,14 @@ by the splines of :mod:`~linumpy.gpu.ndimage.dispatch`. Users import both functi
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from types import ModuleType
-from typing import Any
 
 import numpy as np
 
 from linumpy.arrays import Array
 from linumpy.device import array_module
-from linumpy.gpu.ndimage.arguments import Resizing, check_image, check_spline, read_resizing
+from linumpy.gpu.ndimage.arguments import Resizing, check_image, check_spline, read_per_axis, read_resizing
 from linumpy.gpu.ndimage.dispatch import GridMap, sample_grid
 from linumpy.gpu.ndimage.target import Spline, Target
 from linumpy.gpu.resize import resizing
@@ -38,8 +36,8 @@ def resize(
 ) -> Array:
     """Resize an image, as scikit-image's ``resize`` does.
 
-    The corners of the image stay where they are: voxel i of the result has its centre at (i + 1/2) n / m - 1/2, for an
-    axis of n voxels that gets m. scikit-image computes integers in float64, this function in float32; integers that
+    The extent of the image is kept: along an axis of n voxels that gets m, voxel i of the result has its centre at
+    (i + 1/2) n / m - 1/2. scikit-image computes integers in float64, this function in float32; integers that
     are smoothed although the order is 0 are rounded once, not after every axis.
 
     Parameters
@@ -47,8 +45,8 @@ def resize(
     image : numpy.ndarray or cupy.ndarray
         Of any rank; integers and floats, and booleans at order 0 without smoothing.
     output_shape : sequence of int
-        One size for each axis. Without the last, that axis (of channels) keeps its size; further sizes are those of
-        axes that the image does not have yet.
+        One size for each axis. Without the last one, the last axis (of channels) keeps its size; further sizes add
+        axes to the image.
     order : int
         Spline order: 0 nearest, 1 linear, up to 5.
     mode : str
@@ -57,7 +55,7 @@ def resize(
     anti_aliasing : bool, optional
         Whether to smooth by a Gaussian first; by default where an axis shrinks, but not integers at order 0.
     anti_aliasing_sigma : float or sequence of float, optional
-        Of that Gaussian, in voxels of the image; by default (factor - 1) / 2 along axes that shrink.
+        Standard deviation of that Gaussian, in voxels of the image; by default (factor - 1) / 2 along axes that shrink.
     preserve_range : bool
         False scales integers by their dtype's range first, into [0, 1] or [-1, 1], for orders above 0.
     clip : bool
@@ -66,8 +64,8 @@ def resize(
     Returns
     -------
     numpy.ndarray or cupy.ndarray
-        Of `output_shape`, where the image is: float64 for float64, else float32; at order 0 integers and booleans stay
-        what they are.
+        Of `output_shape`, in the memory of the image: float64 for float64, else float32; at order 0 integers and
+        booleans keep their dtype.
 
     Raises
     ------
@@ -100,26 +98,26 @@ def resize(
     return result
 
 
-def _resize_by_splines(image: Any, target: Resizing, order: int) -> Any:
+def _resize_by_splines(image: Array, target: Resizing, order: int) -> Array:
     result = image.astype(np.float64 if image.dtype == np.float64 else np.float32)
     result = _smoothed(result, target.mode, target.sigmas)
     return _scaled(result, target.shape, order, target.mode)
 
 
-def _smoothed(image: Any, mode: str, sigmas: Sequence[float]) -> Any:
+def _smoothed(image: Array, mode: str, sigmas: Sequence[float]) -> Array:
     """Smooth by a Gaussian, as SciPy's ``gaussian_filter`` does."""
     if not any(sigmas):
         return image
     return resizing.resample_axes(image, image.shape, order=0, mode=mode, sigmas=sigmas)
 
 
-def _scaled(image: Any, shape: tuple[int, ...], order: int, mode: str) -> Any:
-    """Sample at the centres of new voxels: that of voxel i lies at voxel (i + 1/2) factor - 1/2 of the image."""
+def _scaled(image: Array, shape: tuple[int, ...], order: int, mode: str) -> Array:
+    """Sample at the centres of new voxels: the centre of voxel i is at (i + 1/2) factor - 1/2 in the image."""
     factors, offset = np.transpose([centred(n, m) for n, m in zip(image.shape, shape, strict=True)])
     return sample_grid(image, GridMap(np.diag(factors), offset), Spline(order, mode), Target(shape, image.dtype))
 
 
-def _clip(xp: ModuleType, image: Any, result: Any, zeros_outside: bool) -> None:
+def _clip(xp: ModuleType, image: Array, result: Array, zeros_outside: bool) -> None:
     """Limit a result to the range of the image, extended to 0 if `zeros_outside`, without waiting for the device."""
     low, high = _range(xp, image)
     if zeros_outside:
@@ -131,7 +129,7 @@ def _clip(xp: ModuleType, image: Any, result: Any, zeros_outside: bool) -> None:
     xp.minimum(result, high.astype(result.dtype), out=result)
 
 
-def _range(xp: ModuleType, image: Any) -> tuple[Any, Any]:
+def _range(xp: ModuleType, image: Array) -> tuple[Array, Array]:
     """Return minimum and maximum as arrays, ignoring NaN."""
     if image.dtype.kind != "f":
         return xp.asarray(image.min()), xp.asarray(image.max())
@@ -141,9 +139,9 @@ def _range(xp: ModuleType, image: Any) -> tuple[Any, Any]:
     return xp.asarray(low), xp.asarray(high)
 
 
-def _unit_range(image: Any) -> Any:
+def _unit_range(image: Array) -> Array:
     """Scale unsigned integers into [0, 1] and signed ones into [-1, 1], as scikit-image does."""
-    scaled = image.astype(np.float32) * np.float32(1 / np.iinfo(image.dtype).max)
+    scaled: Array = image.astype(np.float32) * np.float32(1 / np.iinfo(image.dtype).max)
     return scaled if image.dtype.kind == "u" else array_module(image).maximum(scaled, np.float32(-1))
 
 
@@ -177,7 +175,7 @@ def resample_volume(
     Returns
     -------
     volume : numpy.ndarray or cupy.ndarray
-        float64 for float64, else float32, where the input is.
+        float64 for float64, else float32, in the memory of the input.
     spacing : tuple of float
         Voxel spacing of the result.
 
@@ -213,10 +211,7 @@ def resample_volume(
 
 
 def _spacing(name: str, value: Sequence[float] | float, rank: int) -> tuple[float, ...]:
-    try:
-        values = (float(value),) * rank if np.ndim(value) == 0 else tuple(float(number) for number in value)  # type: ignore[arg-type, union-attr]
-    except (TypeError, ValueError, OverflowError):
-        values = ()
-    if len(values) != rank or not all(math.isfinite(number) and number > 0 for number in values):
+    values = read_per_axis(name, value, rank)
+    if min(values, default=1.0) <= 0:
         raise ValueError(f"{name}={value!r}: a volume of {rank} axes needs a positive number for each")
     return values

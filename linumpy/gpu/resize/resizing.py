@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
+from linumpy.arrays import Array
 from linumpy.device import array_module, is_device_array
-from linumpy.gpu.kernels import CUDA_TYPES, IN_FLOAT32, KernelSpec, Uploaded, address_of, int32, int64, load
+from linumpy.gpu.kernels import CUDA_TYPES, KernelSpec, Uploaded, address_of, int32, int64, load
 from linumpy.gpu.ndimage import nearest
 from linumpy.gpu.ndimage.nearest import Line
 from linumpy.gpu.ndimage.sampling import contiguous
@@ -55,15 +57,15 @@ def plan_axes(
 
 
 def resample_axes(
-    image: Any,
+    image: Array,
     output_shape: Sequence[int],
     *,
     order: int,
     mode: str,
     sigmas: Sequence[float],
-    dtype: Any = None,
+    dtype: DTypeLike | None = None,
     clamp: bool = False,
-) -> Any:
+) -> Array:
     """Smooth and interpolate an image, axis by axis.
 
     Parameters
@@ -98,18 +100,19 @@ def resample_axes(
     return apply_tables(image, axes, between, target, clamp=clamp)
 
 
-def computed_in(*dtypes: np.dtype) -> np.dtype:
-    """Choose the dtype of sums: float32 if it holds all numbers of the dtypes, else float64."""
-    return np.dtype(np.float32 if all(dtype.str[1:] in IN_FLOAT32 for dtype in dtypes) else np.float64)
-
-
 def apply_tables(
-    image: Any, axes: Sequence[AxisPlan], between: np.dtype, target: np.dtype, out: Any = None, *, clamp: bool = False
-) -> Any:
+    image: Any,
+    axes: Sequence[AxisPlan],
+    between: np.dtype,
+    target: np.dtype,
+    out: Any = None,
+    *,
+    clamp: bool = False,
+) -> Array:
     """Resample an image as planned: NumPy arrays on the host, CuPy arrays by the kernels.
 
-    `between` is the dtype of sums on a device and of results between axes, `target` that of the result. `out`, if
-    given, is a C-contiguous array of the result's shape and dtype; some axis must change then. For `clamp` see
+    `between` is the dtype of sums on a device and of results between axes, `target` the dtype of the result. `out`, if
+    given, is a C-contiguous array of the result's shape and dtype; at least one axis must change then. For `clamp` see
     :func:`resample_axes`.
     """
     if not is_device_array(image):
@@ -122,14 +125,14 @@ def apply_tables(
 
 
 def _line_of(plan: AxisPlan) -> Line:
-    """Return the coordinates of the centres of new voxels, as `_entries` of tables.py does."""
+    """Return the coordinates of the centres of new voxels, the same as in `_entries` of tables.py."""
     return Line(plan.size, plan.length, plan.size / plan.length, -0.5, 0.5)
 
 
-def _nearest(image: Any, axes: Sequence[AxisPlan], lines: Sequence[Line]) -> Any:
+def _nearest(image: Array, axes: Sequence[AxisPlan], lines: Sequence[Line]) -> Array:
     """Copy the nearest voxels: on a device in one pass if the kernel supports it, else by the array module."""
     if is_device_array(image) and nearest.can_take(image, lines):
-        out = array_module(image).empty([line.length for line in lines], image.dtype)
+        out: Array = array_module(image).empty([line.length for line in lines], image.dtype)
         nearest.take(contiguous(image), lines, "nearest", 0, out)
         return out
     xp = array_module(image)
@@ -157,24 +160,24 @@ def _along(image: np.ndarray, axis: int, plan: AxisPlan, between: np.dtype) -> n
     """Resample one axis, a batch of lines at a time."""
     before, after = image.shape[:axis], image.shape[axis + 1 :]
     lines = image.reshape(math.prod(before), plan.size, math.prod(after))
-    done = np.empty((len(lines), plan.length, lines.shape[2]), between)
+    result = np.empty((len(lines), plan.length, lines.shape[2]), between)
     matrix = axis_matrix(plan)
-    most = max(1, _HOST_VOXELS // max(plan.size, plan.length))
-    step = min(lines.shape[2], most)
-    for begin in range(0, len(lines), max(1, most // step)):
-        batch = slice(begin, begin + max(1, most // step))
+    max_lines = max(1, _HOST_VOXELS // max(plan.size, plan.length))
+    step = min(lines.shape[2], max_lines)
+    for begin in range(0, len(lines), max(1, max_lines // step)):
+        batch = slice(begin, begin + max(1, max_lines // step))
         for first in range(0, lines.shape[2], step):
             part = lines[batch, :, first : first + step]
             columns = np.moveaxis(part, 1, 0).reshape(plan.size, -1).astype(np.float64)
             resampled = (matrix @ columns).reshape(plan.length, len(part), -1)
-            done[batch, :, first : first + step] = np.moveaxis(resampled, 1, 0)
-    return done.reshape(*before, plan.length, *after)
+            result[batch, :, first : first + step] = np.moveaxis(resampled, 1, 0)
+    return result.reshape(*before, plan.length, *after)
 
 
-def store_rounded(result: Any, out: Any) -> Any:
+def store_rounded(result: Array, out: Array) -> Any:
     """Cast floats into an array of another dtype, as :func:`~linumpy.gpu.rounding.rounded` does.
 
-    NumPy arrays are cast part by part, to save memory; `out` must be C-contiguous.
+    Return `out`, which must be C-contiguous. NumPy arrays are cast part by part, to save memory.
     """
     flat, target = result.reshape(-1), out.reshape(-1)
     step = max(1, flat.size) if is_device_array(flat) else _HOST_VOXELS
@@ -185,7 +188,7 @@ def store_rounded(result: Any, out: Any) -> Any:
 
 @dataclass(frozen=True)
 class _Passes:
-    """What the launches of a resize depend on: a key of the cache."""
+    """All that the launches of a resize depend on: a key of the cache."""
 
     axes: tuple[AxisPlan, ...]
     dtypes: tuple[np.dtype, ...]
@@ -197,9 +200,9 @@ class _Passes:
 
 @dataclass(frozen=True)
 class _PreparedStep:
-    """A step with its kernel, and its tables on the device."""
+    """A step with its compiled kernel, and its tables on the device."""
 
-    kernel: Any
+    kernel: Callable[..., None]
     blocks: int
     shared: int
     tables: Uploaded
@@ -209,21 +212,21 @@ class _PreparedStep:
 
 
 def run_passes(
-    image: Any,
+    image: Array,
     axes: Sequence[AxisPlan],
     between: np.dtype,
     target: np.dtype,
     tuning: ResizeTuning = DEFAULT,
-    out: Any = None,
+    out: Array | None = None,
     *,
     clamp: bool = False,
-) -> Any:
-    """Resample a C-contiguous image: the last pass writes `target`, to `out` if given, the others `between`."""
+) -> Array:
+    """Resample a C-contiguous image: the last pass writes dtype `target`, to `out` if given, the others `between`."""
     aligned = address_of(image) % _ALIGNED == 0
     steps = _prepare(_Passes(tuple(axes), (image.dtype, between, target), aligned, tuning, clamp, queue_of(image)))
     for step in steps:
-        last = out is not None and step is steps[-1]
-        output = out if last else array_module(image).empty(step.shape, step.target)
+        is_last = step is steps[-1]
+        output = out if is_last and out is not None else array_module(image).empty(step.shape, step.target)
         args = (image, output, *step.tables.get(), *step.sizes)
         step.kernel((step.blocks,), (_THREADS,), args, shared_mem=step.shared)
         image = output
@@ -238,7 +241,7 @@ def _steps(
 
 
 def _prepare(passes: _Passes) -> tuple[_PreparedStep, ...]:
-    # The tables of a block are used once: in the cache they would only evict those that are used again.
+    # Tables of a block are used once: in the cache they would only evict tables that are used again.
     whole = all(plan.part is None for plan in passes.axes)
     cached = passes.queue is not None and whole and _is_small(passes.axes)
     return _cached_steps(passes) if cached else _prepared_steps(passes)

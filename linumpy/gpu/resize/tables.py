@@ -20,7 +20,7 @@ MODES = ("nearest", "mirror", "reflect", "grid-wrap", "grid-constant")
 
 @dataclass(frozen=True)
 class AxisPart:
-    """The positions, along an axis, of a box of an image and of the block of the result that is made from it.
+    """Offsets, along an axis, of a box of an image and of the block of the result that is made from it.
 
     Attributes
     ----------
@@ -57,8 +57,8 @@ class AxisPlan:
         For an axis of tiles that are resampled independently: voxels of a whole tile, before and after. The last one
         may be shorter. Only with modes that extend a tile by its own voxels: nearest, mirror, reflect.
     part : AxisPart or None
-        For a box of a larger image, which must contain all voxels that the block needs: `size` and `length` are those
-        of box and block, and the weights those of the whole axis. Only with the mode nearest, and without tiles.
+        For a box of a larger image, which must contain all voxels that the block needs: `size` and `length` belong to
+        box and block, the weights to the whole axis. Only with the mode nearest, and without tiles.
     """
 
     size: int
@@ -124,9 +124,9 @@ def _entries(plan: AxisPlan) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """List voxels (-1 for none) and weights, (length, entries), and the voxel below the centre, of each new voxel.
 
     The centre of voxel i of the result is at voxel (i + 1/2) size / length - 1/2. The image is smoothed first and then
-    extended, so voxels are folded twice. The Gaussian is that of SciPy's ``gaussian_filter``, cut at four sigmas.
-    Voxels are relative to their tile until the end; an axis without tiles is one tile. Those of a part are relative to
-    its box at the end.
+    extended, so voxels are folded twice. The Gaussian is as in SciPy's ``gaussian_filter``, cut at four sigmas.
+    Voxels are computed relative to their tile; an axis without tiles is one tile. The result is relative to the whole
+    axis, or for a part to its box.
     """
     if plan.part is None:
         tile, new_tile = plan.tile or (plan.size, plan.length)
@@ -173,8 +173,8 @@ def windows_of(plan: AxisPlan) -> Windows:
     """Return the matrix as one window for each row."""
     voxels, weights, below = _entries(plan)
     kept = voxels >= 0
-    # On a wrapped axis a window may begin before 0, to be short; a window as long as the axis begins at 0. No voxel of
-    # a window has weight 0, since it might be NaN.
+    # On a wrapped axis a window may begin before 0, so that it is short; a window as long as the axis begins at 0. No
+    # voxel of a window has weight 0, since it might be NaN.
     radius = gaussian_radius(plan.sigma)
     base = np.zeros_like(below)
     if plan.mode == "grid-wrap" and 2 * radius + 2 <= plan.size:

@@ -19,10 +19,10 @@ import numpy as np
 
 from linumpy.arrays import Array
 from linumpy.device import array_module, is_device_array, to_host
-from linumpy.gpu.kernels import IN_FLOAT32
+from linumpy.gpu.kernels import IN_FLOAT32, computed_in
 from linumpy.gpu.ndimage import general, nearest, sampling, splines
 from linumpy.gpu.ndimage.nearest import Line
-from linumpy.gpu.resize.resizing import apply_tables, computed_in, store_rounded
+from linumpy.gpu.resize.resizing import apply_tables, store_rounded
 from linumpy.gpu.resize.tables import AxisPart, AxisPlan, unchanged
 from linumpy.gpu.rounding import rounded
 from linumpy.plan.grid.blocks import CLIPPED_MODES, SPLINE_PAD, AffineGrid, Block, source_box

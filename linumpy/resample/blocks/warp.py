@@ -21,8 +21,9 @@ import numpy as np
 
 from linumpy.arrays import Array
 from linumpy.device import array_module, to_host
+from linumpy.gpu.kernels import computed_in
 from linumpy.gpu.ndimage.transform import map_coordinates
-from linumpy.gpu.resize.resizing import apply_tables, computed_in
+from linumpy.gpu.resize.resizing import apply_tables
 from linumpy.plan.grid.blocks import AffineGrid, Block, axis_box
 from linumpy.plan.grid.point_map import Affine, Field, affine, compose
 from linumpy.resample.blocks.block import fill, gaussians

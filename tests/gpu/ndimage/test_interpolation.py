@@ -64,7 +64,7 @@ def test_one_spacing_for_all_axes():
     [
         (np.ones((2, 2)), ((1, 0), 1), ValueError, r"current_spacing=\(1, 0\)"),
         (np.ones((2, 2)), ((1, 1), float("nan")), ValueError, "target_spacing=nan"),
-        (np.ones((2, 2)), ((1, 1), (1, 1, 1)), ValueError, "a volume of 2 axes"),
+        (np.ones((2, 2)), ((1, 1), (1, 1, 1)), ValueError, "an image of 2 axes"),
         (np.ones((0, 2)), ((1, 1), 1), ValueError, r"shape \(0, 2\)"),
         (np.ones((2, 2), complex), ((1, 1), 1), TypeError, "complex128"),
         (np.ones((2, 2), bool), ((1, 1), 1), TypeError, "bool"),

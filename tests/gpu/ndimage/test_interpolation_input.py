@@ -208,7 +208,7 @@ def test_no_field(field, options, error, message):
 
 
 def test_channels_alone():
-    with pytest.raises(ValueError, match="an image of 1 axis has none left"):
+    with pytest.raises(ValueError, match="an image of 1 axis has no axis beside that"):
         apply_displacement_field(np.ones(3), np.zeros((1, 3)), channel_axis=0)
 
 

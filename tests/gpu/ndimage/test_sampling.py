@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from scipy import ndimage
 
 from linumpy.gpu import kernels
-from linumpy.gpu.kernels import KernelSpec
-from linumpy.gpu.ndimage import sampling
+from linumpy.gpu.ndimage import cells, sampling
 from linumpy.gpu.ndimage import sampling_launch as launch
 from linumpy.gpu.ndimage.sampling import AffineMap, SplineSampling
 from linumpy.gpu.ndimage.sampling_launch import MODES
@@ -44,7 +43,8 @@ KINDS = [
 
 @pytest.fixture(autouse=True)
 def on_the_cpu(monkeypatch):
-    monkeypatch.setattr(sampling, "load", emulated)
+    for module in (cells, sampling):
+        monkeypatch.setattr(module, "load", emulated)
 
 
 def image_of(dtype, shape, seed):
@@ -248,12 +248,9 @@ def specs():
             yield launch.spec_of("points", "map_points", kinds, cut, **places)
 
         if rank == 3 and order < 3:
-            cells = sampling._cell_defines(image)
-            index = {"INDEX": "int64" if kinds[-1] else "int"}
-            places |= {"FIELD": "0", "GRID": "0", "CELLS": "1", **cells}
+            places |= {"FIELD": "0", "GRID": "0", "CELLS": "1", **cells.cell_defines(image.itemsize)}
             yield launch.spec_of("points", "map_points", kinds, launch.LISTS[order], **places)
-            copy = {"UNIT": sampling._UNITS[image.itemsize], **index, **cells}
-            yield KernelSpec("cells", "to_cells", tuple(copy.items()), "linumpy.gpu.ndimage.cuda")
+            yield cells.kernel_spec(image.itemsize, 2**31 if kinds[-1] else 1)
 
 
 class Recorder:
@@ -307,8 +304,9 @@ def test_the_kernels_compile(spec, architecture):
 def test_a_copy_in_cells_that_is_larger_than_the_image_is_numbered_by_itself(monkeypatch):
     """Cells are whole: three planes take four. What numbers the image's voxels may be too narrow for the copy's."""
     specs = []
-    monkeypatch.setattr(sampling, "load", lambda spec: specs.append(spec) or emulated(spec))
-    monkeypatch.setattr(sampling, "_CACHED_NBYTES", 0)
+    for module in (cells, sampling):
+        monkeypatch.setattr(module, "load", lambda spec: specs.append(spec) or emulated(spec))
+    monkeypatch.setattr(cells, "_CACHED_NBYTES", 0)
     image = image_of("f4", (3, 9, 10), 0)
     places = np.random.default_rng(0).uniform(0, 2, (3, 60))
     monkeypatch.setattr(kernels, "_INT_LIMIT", image.size + 1)

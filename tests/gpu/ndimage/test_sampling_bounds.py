@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from linumpy.gpu.ndimage import general, nearest, sampling
+from linumpy.gpu.ndimage import cells, general, nearest, sampling
 from linumpy.gpu.ndimage.sampling import AffineMap, SplineSampling
 from tests.support.budget import examples
 from tests.support.gpu.emulator import COMPILER, emulated
@@ -58,7 +58,7 @@ def points(rng):
     sizes = np.array(image.shape).reshape(-1, *[1] * len(grid))
     places = rng.uniform(-3, sizes + 3, (image.ndim, *grid)).astype(rng.choice(["f4", "f8"]))
     places.reshape(-1)[:: max(1, places.size // 5)] = rng.choice([np.nan, np.inf, -1e300, 2.0**30, 0.0])
-    sampling._CACHED_NBYTES = int(rng.choice([0, 2**30]))  # with a copy in cells, or without
+    cells._CACHED_NBYTES = int(rng.choice([0, 2**30]))  # with a copy in cells, or without
     out = guarded(np.zeros(grid, image.dtype), rng.random() < 0.5)
     sampling.sample_points(image, guarded(places, rng.random() < 0.5), how, out)
 
@@ -101,7 +101,7 @@ def others(rng):
 
 
 def run(kind, seed, count):
-    sampling.load = general.load = nearest.load = emulated
+    cells.load = sampling.load = general.load = nearest.load = emulated
     np.seterr(all="ignore")
     for number in range(count):
         rng = np.random.default_rng((seed, number))

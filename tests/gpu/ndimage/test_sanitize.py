@@ -21,7 +21,7 @@ from linumpy.gpu.interpolation import (
     spline_filter,
     zoom,
 )
-from linumpy.gpu.ndimage import sampling
+from linumpy.gpu.ndimage import cells
 from tests.support.gpu import on_cpu
 from tests.support.gpu.emulator import COMPILER
 
@@ -128,7 +128,7 @@ def check(name, xp):
 def test_no_kernel_is_left_out(monkeypatch):
     launched = set()
     on_cpu.patch(monkeypatch)
-    monkeypatch.setattr(sampling, "_CACHED_NBYTES", 0)
+    monkeypatch.setattr(cells, "_CACHED_NBYTES", 0)
     for module in on_cpu.LAUNCHING:
         monkeypatch.setattr(module, "load", lambda spec, load=module.load: launched.add(spec.name) or load(spec))
     for name in CALLS:
@@ -143,5 +143,5 @@ def test_no_kernel_is_left_out(monkeypatch):
 @pytest.mark.sanitize
 @pytest.mark.parametrize("name", CALLS)
 def test_on_the_gpu(cupy, monkeypatch, name):
-    monkeypatch.setattr(sampling, "_CACHED_NBYTES", 0)
+    monkeypatch.setattr(cells, "_CACHED_NBYTES", 0)
     check(name, cupy)

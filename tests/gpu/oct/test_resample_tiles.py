@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from scipy import ndimage
 
 from linumpy.gpu.interpolation import resample_volume
+from linumpy.gpu.kernels import computed_in
 from linumpy.gpu.oct import resample_tiles as resample_tiles_module
 from linumpy.gpu.oct.resample_tiles import plan_of, resample_tiles
 from linumpy.gpu.resize import resizing
@@ -239,7 +240,7 @@ PAIRS = {(one, to) for one in DTYPES for to in (one, "f4", "f8")} | set(CASTS)
 def test_the_kernels_compile(source, target):
     types = np.dtype(source), np.dtype(target)
     for name in ("planes", "along", "along_x"):
-        spec = resizing.kernel_spec(name, types[0], resizing.computed_in(*types), types[1])
+        spec = resizing.kernel_spec(name, types[0], computed_in(*types), types[1])
         assert name.encode() in compile_kernel(spec, "sm_90")
 
 

@@ -558,7 +558,7 @@ def test_outputs_that_cannot_be(tmp_path, one):
             other.submit(array, out=np.empty((40, 48), "u2"))
         elsewhere = device.empty((40, 48), "u2")
         other._engines._device = 1
-        with pytest.raises(ValueError, match="out lies on device 0, but this reader is one of device 1"):
+        with pytest.raises(ValueError, match="out lies on device 0, but this reader reads to device 1"):
             other.submit(array, out=elsewhere)
 
 
@@ -666,8 +666,8 @@ def test_rows_of_one_array(tmp_path, where, options):
         ([-1, 1], (3, 4, 4), [True, True], "rows go from -1"),
         ([0, 1], (3, 4, 3), [True, True], r"regions of up to \[4, 4\] voxels do not fit rows of \(4, 3\)"),
         ([0, 1], (3, 4), [True, False], "do not fit rows"),
-        ([0, 1], (3, 4), [True, True], "rows have one axis for each"),
-        ([0], (3, 4, 4), [True, True], "there are 1 rows"),
+        ([0, 1], (3, 4), [True, True], "with an axis for each axis that is kept"),
+        ([0], (3, 4, 4), [True, True], "1 rows and kept="),
     ],
 )
 def test_rows_that_do_not_fit(tmp_path, rows, shape, kept, message):
@@ -688,7 +688,7 @@ def test_rows_of_no_array(tmp_path):
             one.submit_rows(array, 5, np.zeros((1, 4, 4), "u2"), np.array([0]), kept)
         with pytest.raises(TypeError, match="one bool for each axis"):
             one.submit_rows(array, regions, np.zeros((1, 4, 4), "u2"), np.array([0]), ["a", "b"])
-        with pytest.raises(ValueError, match="rows have one axis"):
+        with pytest.raises(ValueError, match="with an axis for each axis"):
             one.submit_rows(array, regions, np.zeros((), "u2"), np.array([0]), kept)
 
 

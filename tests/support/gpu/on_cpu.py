@@ -1,13 +1,13 @@
 """NumPy arrays in the place of CuPy's: the resampling functions run their kernels on the CPU, thread after thread."""
 
-from linumpy.gpu.ndimage import dispatch, general, nearest, sampling, splines, transform
+from linumpy.gpu.ndimage import cells, dispatch, general, nearest, sampling, splines, transform
 from linumpy.gpu.resize import resizing
 from linumpy.resample.blocks import block
 from tests.support.gpu.emulator import emulated
 
 #: Where functions ask on which side an array is.
 _ASKING = (transform, dispatch, block, resizing)
-LAUNCHING = (general, nearest, resizing, sampling, splines)
+LAUNCHING = (cells, general, nearest, resizing, sampling, splines)
 
 
 def patch(monkeypatch):

@@ -1,14 +1,14 @@
 // Sample an image on the grid of an affine map, directly (`affine`) or through shared memory (`affine_brick`).
 //
-// The brick of the image that a tile of the output needs is found by interval arithmetic. Of each eight columns of a
-// row only those planes are fetched that the inverse map needs, so that the corners of a rotated brick are not read.
-// Rows of a brick are 8 more or less than a multiple of 32 apart, so that the 8 × 4 points of a warp do not meet in a
-// bank if the map is near the identity. Maps whose brick would be too large (strong shrinking, a rotation by a right
-// angle) are sampled directly. The coordinates of a point depend on its voxel's index in the whole output alone, so
-// that a block equals that part of the whole bit for bit, for orders 0 and 1.
+// The brick of the image that a tile of the output needs is found by interval arithmetic. For each eight columns of a
+// row only the planes that the inverse map needs are fetched, so that the corners of a rotated brick are not read. Rows
+// of a brick are 8 more or less than a multiple of 32 apart, so that the 8 × 4 points of a warp have no bank conflicts
+// if the map is near the identity. Maps whose brick would be too large (strong shrinking, a rotation by a right angle)
+// are sampled directly. The coordinates of a point depend on its voxel's index in the whole output alone, so that a
+// block equals that part of the whole bit for bit, for orders 0 and 1.
 //
 // Definitions: those of sampling.cuh, TARGET, TILE_X, THREADS (of a block), MARCH (voxels of a thread), TOGETHER (of
-// those, at a time, where there is a brick), BLOCKS (of a multiprocessor, at least), and WARP_X (lanes of a warp along
+// these, at a time, with a brick), BLOCKS (of a multiprocessor, at least), and WARP_X (lanes of a warp along
 // x: 32 or 8) for `affine`, PITCH (of a row of the brick) for `affine_brick`. Never a shape.
 #include "number.cuh"
 #include "elements.cuh"
@@ -69,8 +69,8 @@ struct Grid {
 typedef decltype(locate(0.0, COMPUTE())) Point;
 
 #if ORDER == 0
-// The index in the box of the voxel nearest to an inner point, `k` voxels further; the same as by `locate_all`, since
-// half a voxel is a whole number of steps of a fixed-point number.
+// The index in the box of the voxel nearest to an inner point, `k` voxels further; the result equals that of
+// `locate_all`, since half a voxel is a whole number of steps of a fixed-point number.
 __device__ __forceinline__ INDEX nearest_voxel(const Affine &how, const Grid &grid, const Inside<Point::BIAS> &inside,
                                                int k) {
     Point at[3];
@@ -175,8 +175,8 @@ constexpr int CHUNKS = PITCH / 4, ROWS = THREADS / CHUNKS;  // of four voxels; r
 struct alignas(sizeof(SOURCE) < 4 ? 4 * sizeof(SOURCE) : 16) Four { SOURCE voxel[4]; };
 struct alignas(16) FourHeld { COMPUTE voxel[4]; };
 
-// Copy four voxels into shared memory; asynchronously if they need no conversion, see `arrived`.
-__device__ __forceinline__ void bring(FourHeld *to, const float *from, float) {
+// Copy four voxels into shared memory, asynchronously if they need no conversion: `wait_for_copies` waits for them.
+__device__ __forceinline__ void copy_four(FourHeld *to, const float *from, float) {
 #if __CUDA_ARCH__ >= 800
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(static_cast<unsigned>(__cvta_generic_to_shared(to))),
                  "l"(from));
@@ -184,13 +184,13 @@ __device__ __forceinline__ void bring(FourHeld *to, const float *from, float) {
     *to = *reinterpret_cast<const FourHeld *>(from);
 #endif
 }
-template <class S> __device__ __forceinline__ void bring(FourHeld *to, const S *from, COMPUTE) {
+template <class S> __device__ __forceinline__ void copy_four(FourHeld *to, const S *from, COMPUTE) {
     const Four four = *reinterpret_cast<const Four *>(from);
     FourHeld held;
     for (int i = 0; i < 4; ++i) held.voxel[i] = Widen<COMPUTE, SOURCE>::of(four.voxel[i]);
     *to = held;
 }
-__device__ __forceinline__ void arrived() {
+__device__ __forceinline__ void wait_for_copies() {
 #if __CUDA_ARCH__ >= 800
     asm volatile("cp.async.wait_all;" ::: "memory");
 #endif
@@ -216,11 +216,11 @@ __device__ __forceinline__ void needed_planes(const Affine &how, const Corner &c
     for (int a = 0; a < 3; ++a) {
         const float *m = how.inverse[a];
         const float at = m[0] * z + m[1] * y + m[2] * x;  // the voxel's index in the first plane; m[0] more in each
-        const float least = -how.slack[a] - at, most = size[a] - 1 + how.slack[a] - at;
+        const float lower = -how.slack[a] - at, upper = size[a] - 1 + how.slack[a] - at;
         if (how.per[a] == 0) {
-            if (least > 0 || most < 0) high = -1;
+            if (lower > 0 || upper < 0) high = -1;
         } else {
-            const float enter = least * how.per[a], leave = most * how.per[a];
+            const float enter = lower * how.per[a], leave = upper * how.per[a];
             low = fmaxf(low, fminf(enter, leave));
             high = fminf(high, fmaxf(enter, leave));
         }
@@ -246,8 +246,8 @@ __device__ __forceinline__ void fetch(const SOURCE *__restrict__ data, const Aff
             line += min(max(column, 0), box[2] - 4);
 #pragma unroll 4
             for (; p < end; ++p, to += how.brick[1] * PITCH)
-                bring(reinterpret_cast<FourHeld *>(to), line + min(max(first[0] + p, 0), box[0] - 1) * plane,
-                      COMPUTE());
+                copy_four(reinterpret_cast<FourHeld *>(to), line + min(max(first[0] + p, 0), box[0] - 1) * plane,
+                          COMPUTE());
         } else {
             for (; p < end; ++p, to += how.brick[1] * PITCH) {
                 const SOURCE *from = line + min(max(first[0] + p, 0), box[0] - 1) * plane;
@@ -275,23 +275,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     const Image &image = how.image;
     const Tile tile = TILE_OF_BLOCK(how);
     const int x0 = tile.x * TILE_X, y0 = tile.y * TILE_Y, z0 = tile.z * MARCH;
-    if (threadIdx.x < 3) {  // the least that a point of the tile needs
+    if (threadIdx.x < 3) {  // the first voxel that any point of the tile needs
         const int a = static_cast<int>(threadIdx.x);
         const double *m = how.matrix[a], point = Grid(how, x0, y0, z0).exactly(how, a, 0) - image.start[a];
-        const double least = point - NEAR + fmin(0.0, m[0] * (MARCH - 1)) + fmin(0.0, m[1] * (TILE_Y - 1)) +
-                             fmin(0.0, m[2] * (TILE_X - 1));
-        const int down = static_cast<int>(floor(fmin(fmax(least, -1e9), 1e9))) - BEFORE;
+        const double lowest = point - NEAR + fmin(0.0, m[0] * (MARCH - 1)) + fmin(0.0, m[1] * (TILE_Y - 1)) +
+                              fmin(0.0, m[2] * (TILE_X - 1));
+        const int down = static_cast<int>(floor(fmin(fmax(lowest, -1e9), 1e9))) - BEFORE;
         shared_corner.first[a] = a == 2 ? down & ~3 : down;
         shared_corner.from_point[a] = static_cast<float>(shared_corner.first[a] - point);
     }
     __syncthreads();
-    // In registers: from shared memory it would be read again after every store to the brick.
+    // A copy in registers: shared memory would be read again after every store to the brick.
     const Corner corner = shared_corner;
-    bool any = true;  // of the brick's voxels in the box
+    bool any = true;  // whether any voxel of the brick lies in the box
 #pragma unroll
     for (int a = 0; a < 3; ++a) any = any && corner.first[a] < image.box[a] && corner.first[a] + how.brick[a] > 0;
     if (any) fetch(data, how, corner, brick);
-    arrived();
+    wait_for_copies();
     const int x = x0 + column_in_tile(), y = y0 + row_in_tile();
     if (x >= how.shape[2] || y >= how.shape[1]) return;
 
@@ -300,7 +300,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     const int left = how.shape[0] - z0;
     const INDEX step = static_cast<INDEX>(how.shape[1]) * how.shape[2];
     TARGET *to = target + ((static_cast<int64>(z0) * how.shape[1] + y) * how.shape[2] + x);
-    // The brick's first voxel, as `inside.origin`; and the range of first voxels of points.
+    // The brick's first voxel, biased as `inside.origin`; and the range of first voxels of points.
     unsigned begin[3], limits[3];
 #pragma unroll
     for (int a = 0; a < 3; ++a) {
@@ -308,7 +308,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         limits[a] = static_cast<unsigned>(how.brick[a] - BEFORE - AFTER);
     }
     const int plane = how.brick[1] * PITCH;
-    const auto is_held = [&](const Point *at) {
+    const auto is_in_brick = [&](const Point *at) {
         bool held = inside.is_inner(at);
 #pragma unroll
         for (int a = 0; a < 3; ++a) held = held && at[a].voxel - begin[a] < limits[a];
@@ -322,7 +322,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     Point ends[2][3];
     grid.locate_all(how, 0, ends[0]);
     grid.locate_all(how, MARCH - 1, ends[1]);
-    if (left >= MARCH && is_held(ends[0]) && is_held(ends[1])) {
+    if (left >= MARCH && is_in_brick(ends[0]) && is_in_brick(ends[1])) {
 #pragma unroll(TOGETHER)
         for (int k = 0; k < MARCH; ++k) {
             Point at[3];
@@ -335,7 +335,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     for (int k = 0; k < MARCH && k < left; ++k) {
         Point at[3];
         grid.locate_all(how, k, at);
-        const COMPUTE value = is_held(at) ? sum(at) : sample_by_rules(data, how, grid, at, k);
+        const COMPUTE value = is_in_brick(at) ? sum(at) : sample_by_rules(data, how, grid, at, k);
         store(to + k * step, Narrow<TARGET, COMPUTE>::of(value));
     }
 }

@@ -15,7 +15,7 @@ struct Request {
     double matrix[RANK][OUT_RANK], shift[RANK];
 #endif
     int whole[RANK];  // voxels of the whole image
-    int start[RANK];  // where the box starts in it
+    int start[RANK];  // offset of the box in it
     int box[RANK];  // voxels of the box: the shape of the array
 #if AFFINE
     int begin[OUT_RANK], shape[OUT_RANK];  // of the block in the whole output

@@ -5,14 +5,14 @@
 // list are assumed to be scattered: the image is first copied into cells of 4 × 2 × 4 voxels (for 4 bytes), of which a
 // point touches 1.4 times fewer cache lines than of rows; without memory for the copy, it is sampled directly.
 //
-// Displaced voxels need no array of coordinates: a thread knows its voxel and reads the field once. A displacement in
-// µm is divided by the voxel's size in double precision, correctly rounded; an error of one bit could move a voxel that
-// is displaced exactly to the image's end to the outside.
+// Displaced voxels need no array of coordinates: a thread computes its voxel's index and reads the field once. A
+// displacement in µm is divided by the voxel's size in double precision, correctly rounded; an error of one bit could
+// move a voxel that is displaced exactly to the image's end to the outside.
 //
 // Definitions: those of sampling.cuh, TARGET, COORDINATE (float or double), FIELD (1: displacements in voxels, 2: in
 // units, else 0), GRID (0: a list of points; 1: those of a grid of RANK axes), TILE_X, THREADS (of a block), MARCH and
-// TOGETHER (points of a thread, and of those at a time), BLOCKS (of a multiprocessor, at least), CELLS (1: a copy of
-// the image in cells is there, for orders 0 and 1 and three axes), with those of cells.cuh. Never a shape.
+// TOGETHER (points of a thread, and of these at a time), BLOCKS (of a multiprocessor, at least), CELLS (1: there is a
+// copy of the image in cells, for orders 0 and 1 and three axes), and with it those of cells.cuh. Never a shape.
 #include "number.cuh"
 #include "elements.cuh"
 #include "boundary.cuh"
@@ -142,8 +142,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
                 next[k][a] =
                     __ldcs(coordinates + (a - FIRST_AXIS) * how.count + (begin + (i + k < left ? i + k : i) * step));
     };
-    // First all points as inner ones, with any inner voxels for those that are not, so that all loads are in flight at
-    // once. The others are computed again at the end, by SciPy's rules.
+    // First compute all points as inner points, so that all loads are in flight at once; the others read any inner
+    // voxels, and are computed again at the end, by SciPy's rules.
     unsigned others = 0;
     if (inside.is_empty()) {
         others = ~0u;

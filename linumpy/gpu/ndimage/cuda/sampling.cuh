@@ -13,7 +13,7 @@
 // - A sample of order n reads n + 1 voxels along each axis: from the voxel below the point at odd orders, around the
 //   nearest voxel at even ones.
 // - A stack is one launch: a block finds its image by a division, and may sample several images at the same points,
-//   which are then read, and brought inside, once. Samples equal those of single images bit for bit.
+//   which are then read and mapped into the image once. Samples equal those of single images bit for bit.
 //
 // Axes are numbered 0, 1, 2 for Z, Y, X at both ranks.
 
@@ -26,7 +26,7 @@ constexpr int AFTER = ORDER / 2 + 1;
 // An image, or a box of one: boundaries are those of the whole.
 struct Image {
     int whole[3];  // voxels of the whole image
-    int start[3];  // where the box starts in it
+    int start[3];  // offset of the box in it
     int box[3];  // voxels of the box: the shape of the array
 };
 
@@ -144,7 +144,7 @@ template <class STEP, class P> __device__ __forceinline__ STEP nearest_inside(co
 #endif
 
 // The sum over the voxels around an inner point. `first` is the first voxel it reads, in the image or in a copy of a
-// part of it: the sum is the same.
+// part of the image, which gives the same sum.
 template <class VOXEL, class STEP, class P>
 __device__ __forceinline__ COMPUTE sum_inside(const VOXEL *first, const P *at, STEP row, STEP plane) {
 #define VALUE(p) Widen<COMPUTE, VOXEL>::of(*(p))
@@ -254,14 +254,14 @@ __device__ __noinline__ COMPUTE sample_edge(const SOURCE *__restrict__ data, dou
     return edge.find(c0, c1, c2, image) ? edge.sum(data, outside) : nowhere(outside);
 }
 
-// a / b by 1 / b, correctly rounded as a division; the plain product where that is not finite.
+// a / b from a and 1 / b, correctly rounded; the plain product if the remainder is not finite.
 __device__ __forceinline__ double quotient(double a, double b, double inverse) {
     const double near = __dmul_rn(a, inverse), remainder = __fma_rn(-near, b, a);
     return fabs(remainder) <= 1.7976931348623157e308 ? __fma_rn(remainder, inverse, near) : near;
 }
 
-// Tile of a block. A grid of three axes needs no division, but has few blocks along two of them; if too few, the grid
-// has one axis, and `counts` holds the number of tiles along y and x.
+// Tile of a block. A grid of three axes needs no division, but the number of blocks along two of them is limited; for
+// more blocks the grid has one axis, and `counts` holds the number of tiles along y and x.
 struct Tile { int z, y, x; };
 #if BATCH
 // The blocks of a stack are numbered along one axis, image after image. A block may sample several images at the same

@@ -3,22 +3,22 @@
 //
 // Definitions: SOURCE, TARGET (float or double), COMPUTE (float or double), INDEX (int or int64: of elements), BLOCK
 // (voxels of a step: 8, 16 or 32), THREADS (of a block), RESIDENT (blocks of a multiprocessor, at least), POLE_VALUE,
-// MEMORY (voxels after which a recursion has forgotten how it began; a multiple of 8, and for `spline_rows` of BLOCK /
+// MEMORY (voxels after which the start of a recursion has no effect; a multiple of 8, and for `spline_rows` of BLOCK /
 // 2) and SHORT (voxels of an axis that is filtered by a matrix). Never a shape.
 //
 // The filter is a recursion forwards, c[i] = (1 - z)(1 - 1/z) x[i] + z c[i-1], and one backwards, d[i] = z (d[i+1] -
 // c[i]), of a pole z between -1 and 0 (M. Unser, Splines: a perfect fit for signal and image processing, IEEE Signal
-// Processing Magazine 16(6), 1999). Here c stands for -z times that c, so that a step is one fused multiplication and
-// addition. Both forget their start: for order 3, |z|^16 < 1e-9 and |z|^32 < 1e-18. So a recursion may begin anywhere,
-// K = MEMORY voxels early and with 0. Beyond the ends it reads voxels of the image, mapped by the mode, so that the
-// ends need no formulas. With two poles this applies to each in turn: the result of the first continues at the ends as
-// the image does.
+// Processing Magazine 16(6), 1999). In the code c is -z times this c, so that a step is one fused multiplication and
+// addition. The effect of the start decays: for order 3, |z|^16 < 1e-9 and |z|^32 < 1e-18. So a recursion may begin
+// anywhere, K = MEMORY voxels early and with 0. Beyond the ends it reads voxels of the image, mapped by the mode, so
+// that the ends need no formulas. With two poles this applies to each in turn: the result of the first continues at the
+// ends as the image does.
 //
 // A thread marches along a line with K + BLOCK values of c in registers. A step reads BLOCK voxels and, by the backward
 // recursion from the newest value, writes the BLOCK voxels that are K older. Each voxel is read once, before it is
 // written, so that lines may be filtered in place; the voxels near a line's far end, where the backward recursion
 // starts, are read before any is written. Few lines are cut into segments, each with its own thread; in place,
-// `spline_boundaries` first computes the values that segments need of each other.
+// `spline_boundaries` first computes the values that segments need from each other.
 //
 // Short axes (up to SHORT voxels) are multiplied by SciPy's own filter as a matrix: SciPy's mode `reflect` is inexact
 // on those, and this package gives SciPy's results. Where SciPy pads an image before it filters (`nearest`,
@@ -35,8 +35,8 @@ constexpr int WINDOW = K + BLOCK;
 constexpr COMPUTE POLE = static_cast<COMPUTE>(POLE_VALUE);
 constexpr COMPUTE GAIN = static_cast<COMPUTE>((1.0 - (POLE_VALUE)) * (1.0 - (POLE_VALUE)));
 
-// The axis that is filtered: `size` voxels of an image, continued at both ends by `pad` voxels (fewer than K: those are
-// read before the last voxel is written to) that repeat the image's ends or are constant.
+// The axis that is filtered: `size` voxels of an image, continued at both ends by `pad` voxels (fewer than K: they are
+// read before the last voxel is written) that repeat the image's ends or are constant.
 struct Axis {
     int size, pad, fold;
     bool constant;
@@ -61,26 +61,26 @@ struct Axis {
 // BLOCK values of d for the oldest of a window, which holds `left` voxels before the end of the segment; d is `ending`
 // at that end.
 template <bool AT_END>
-__device__ __forceinline__ void go_back(const COMPUTE (&window)[WINDOW], int left, COMPUTE ending,
-                                        COMPUTE (&made)[BLOCK]) {
+__device__ __forceinline__ void recurse_back(const COMPUTE (&window)[WINDOW], int left, COMPUTE ending,
+                                             COMPUTE (&coefficients)[BLOCK]) {
     COMPUTE d = 0;
 #pragma unroll
     for (int k = WINDOW - 1; k >= 0; --k) {
         d = AT_END && k >= left ? ending : POLE * d + window[k];
-        if (k < BLOCK) made[k] = d;
+        if (k < BLOCK) coefficients[k] = d;
     }
 }
-__device__ __forceinline__ void make(const COMPUTE (&window)[WINDOW], int left, COMPUTE ending,
-                                     COMPUTE (&made)[BLOCK]) {
-    if (left >= WINDOW) go_back<false>(window, left, ending, made);
-    else go_back<true>(window, left, ending, made);
+__device__ __forceinline__ void recurse(const COMPUTE (&window)[WINDOW], int left, COMPUTE ending,
+                                        COMPUTE (&coefficients)[BLOCK]) {
+    if (left >= WINDOW) recurse_back<false>(window, left, ending, coefficients);
+    else recurse_back<true>(window, left, ending, coefficients);
 }
-__device__ __forceinline__ void move_on(COMPUTE (&window)[WINDOW]) {
+__device__ __forceinline__ void advance(COMPUTE (&window)[WINDOW]) {
 #pragma unroll
     for (int k = 0; k < K; ++k) window[k] = window[k + BLOCK];
 }
 // d at the first voxel of a window of which K are filled.
-__device__ __forceinline__ COMPUTE first_made(const COMPUTE (&window)[WINDOW]) {
+__device__ __forceinline__ COMPUTE first_coefficient(const COMPUTE (&window)[WINDOW]) {
     COMPUTE d = 0;
 #pragma unroll
     for (int k = K - 1; k >= 0; --k) d = POLE * d + window[k];
@@ -95,10 +95,10 @@ struct Column {
         if (axis.is_constant(p)) return axis.value;
         return Widen<COMPUTE, SOURCE>::of(from[static_cast<INDEX>(axis.voxel(p)) * step]);
     }
-    // Fill the first K of a window with c from voxel p on. Where `given` is not null, it is c before p. Returns that.
+    // Fill the first K values of a window with c from voxel p on, and return c before p: `given`, if not null.
     __device__ __forceinline__ COMPUTE begin(const Axis &axis, int p, const COMPUTE *given,
                                              COMPUTE (&window)[WINDOW]) const {
-        constexpr int BATCH = 8;  // all 2 K at once would be too much code
+        constexpr int BATCH = 8;  // unrolling all 2 K steps would be too much code
         COMPUTE c = 0, before = 0;
 #pragma unroll 1
         for (int t = given ? 0 : -K; t < K; t += BATCH) {
@@ -151,7 +151,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     const INDEX step = static_cast<INDEX>(out_step);
     TARGET *const to = target + a * out_a + b * out_b;
 
-    COMPUTE window[WINDOW] = {}, made[BLOCK], ending;
+    COMPUTE window[WINDOW] = {}, coefficients[BLOCK], ending;
     if (states) {
         column.begin(axis, first, states + number * lines + line, window);
         ending = states[(segments + 1 + number) * lines + line];
@@ -159,26 +159,26 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
 #pragma unroll 1
         for (int turn = 0; turn < 2; ++turn) {  // one copy of the code
             column.begin(axis, turn ? first : end, nullptr, window);
-            if (!turn) ending = first_made(window);
+            if (!turn) ending = first_coefficient(window);
         }
     }
     for (int p = first; p < end; p += BLOCK) {
         column.take(axis, p + K, end, window);
-        make(window, end - p, ending, made);
-        move_on(window);
+        recurse(window, end - p, ending, coefficients);
+        advance(window);
         TARGET *const here = to + static_cast<INDEX>(p) * step;
         if (p + BLOCK <= end) {
 #pragma unroll
-            for (int j = 0; j < BLOCK; ++j) here[j * step] = static_cast<TARGET>(made[j]);
+            for (int j = 0; j < BLOCK; ++j) here[j * step] = static_cast<TARGET>(coefficients[j]);
         } else {
 #pragma unroll
             for (int j = 0; j < BLOCK; ++j)
-                if (p + j < end) here[j * step] = static_cast<TARGET>(made[j]);
+                if (p + j < end) here[j * step] = static_cast<TARGET>(coefficients[j]);
         }
     }
 }
 
-// The values that the segments of a line need of each other: c before each, and d at its end.
+// The values that the segments of a line need from each other: c before each, and d at its end.
 //
 // states: 2 × (segments + 1) × lines. Consecutive threads have consecutive lines.
 extern "C" __global__ void __launch_bounds__(THREADS)
@@ -195,7 +195,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const int p = number == segments ? axis.whole() : number * segment;
     states[number * lines + line] = column.begin(axis, p, nullptr, window);
     // The end of segment i is computed with the beginning of segment i + 1.
-    if (number > 0) states[(segments + number) * lines + line] = first_made(window);
+    if (number > 0) states[(segments + number) * lines + line] = first_coefficient(window);
 }
 
 // 32 rows of a warp, contiguous along the axis. A warp reads and writes along rows; each lane filters one row. Shared
@@ -205,7 +205,7 @@ struct Rows {
     const SOURCE *from;
     INDEX pitch;
     int count;  // of rows: 32, fewer in the last warp
-    COMPUTE (*tile)[BLOCK + 1];  // odd, so that lanes find different banks
+    COMPUTE (*tile)[BLOCK + 1];  // odd, so that lanes access different banks
 
     // Load BLOCK voxels of each row into the tile; `p`, in [0, whole), is the column of this lane's voxels.
     __device__ __forceinline__ void fetch(const Axis &axis, int p) const {
@@ -221,7 +221,7 @@ struct Rows {
             tile[j * AT_ONCE + row][column] = is_constant ? axis.value : Widen<COMPUTE, SOURCE>::of(raw[j]);
         __syncwarp();
     }
-    // As Column::begin; where `given` is not null, it is c before voxel p.
+    // As Column::begin; `given`, if not null, is c before voxel p.
     __device__ __forceinline__ void begin(const Axis &axis, int p, const COMPUTE *given,
                                           COMPUTE (&window)[WINDOW]) const {
         const int lane = threadIdx.x % 32;
@@ -262,7 +262,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     const INDEX pitch = static_cast<INDEX>(out_pitch);
     TARGET *to = target + top * out_pitch;
 
-    COMPUTE window[WINDOW] = {}, made[BLOCK], ending;
+    COMPUTE window[WINDOW] = {}, coefficients[BLOCK], ending;
     if (states) {
         const COMPUTE *const mine = states + top + min(lane, rows.count - 1);
         ending = mine[(segments + 1 + number) * lines];
@@ -271,16 +271,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
 #pragma unroll 1
         for (int turn = 0; turn < 2; ++turn) {
             rows.begin(axis, turn ? first : end, nullptr, window);
-            if (!turn) ending = first_made(window);
+            if (!turn) ending = first_coefficient(window);
         }
     }
     const int column = lane % BLOCK, row = lane / BLOCK;
     for (int p = first; p < end; p += BLOCK) {
         rows.take(axis, p + K, end, window);
-        make(window, end - p, ending, made);
-        move_on(window);
+        recurse(window, end - p, ending, coefficients);
+        advance(window);
 #pragma unroll
-        for (int j = 0; j < BLOCK; ++j) rows.tile[lane][j] = made[j];
+        for (int j = 0; j < BLOCK; ++j) rows.tile[lane][j] = coefficients[j];
         __syncwarp();
         if (p + column < end) {
             TARGET *const here = to + p + column;

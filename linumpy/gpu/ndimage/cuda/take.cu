@@ -1,6 +1,6 @@
 // Copy the nearest voxels by a table of offsets for each axis: out[i, j, k] = in[planes[i] + rows[j] + columns[k]], or
-// `outside` where one of the three is negative. SciPy computes the tables (from numbers in place of voxels), so that
-// ties are decided as it does. Every voxel is read and written once, whatever its dtype.
+// `outside` if one of the three is negative. SciPy computes the tables, from voxel indices, so that it decides ties,
+// too. Every voxel is read and written once, of any dtype.
 //
 // Definitions: UNIT (as wide as a voxel), PACK (columns of a thread, one load apart), MARCH (rows of a thread). Never a
 // shape.
@@ -25,7 +25,7 @@ extern "C" __global__ void __launch_bounds__(LANES *WARPS)
     for (int i = 0; i < PACK; ++i) from[i] = columns[min(x + i, width - 1)];
 #pragma unroll
     for (int k = 0; k < MARCH; ++k) row[k] = rows[min(y + k * WARPS, height - 1)];
-    const UNIT nothing = *outside;
+    const UNIT outside_value = *outside;
     UNIT *const to = out + static_cast<int64>(plane) * height * width + x;
     // Voxels outside are loaded from anywhere in the image and replaced: without branches all loads are in flight at
     // once.
@@ -40,7 +40,7 @@ extern "C" __global__ void __launch_bounds__(LANES *WARPS)
     for (int k = 0; k < MARCH; ++k)
 #pragma unroll
         for (int i = 0; i < PACK; ++i)
-            if ((front | row[k]) < 0 || from[i] < 0) values[k].voxel[i] = nothing;
+            if ((front | row[k]) < 0 || from[i] < 0) values[k].voxel[i] = outside_value;
 #pragma unroll
     for (int k = 0; k < MARCH; ++k) {
         if (y + k * WARPS >= height) return;

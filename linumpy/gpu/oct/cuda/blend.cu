@@ -1,41 +1,26 @@
 // Blend overlapping tiles into a box of a stitched volume: each voxel is computed once, from all tiles that cover it.
 //
-// Compiled for SOURCE (type of a voxel) and ACC (float, double: what is computed in), never for a shape. A thread
-// computes MARCH planes at one lateral position: which tiles cover it, and with what weights, is the same for all of
-// them. A tile lies at a fraction of a voxel, the same for all its voxels, and is interpolated linearly. Samples that
-// are not finite have no weight; where no tile has one, the result is 0. Strides are in elements.
+// Compiled for SOURCE (type of a voxel) and ACC (float, double: type of computation), never for a shape. A thread
+// computes MARCH planes at one lateral position, which share the tiles that cover it and their weights. A tile lies at
+// a fraction of a voxel, the same for all its voxels, and is interpolated linearly. Samples that are not finite have no
+// weight; a voxel without any finite sample becomes 0. Strides are in elements.
 
 #include "number.cuh"
+#include "stored.cuh"
 
 constexpr int MARCH = 8;  // planes of a thread
 
 struct Tile {  // RECORD in blend.py
     const SOURCE *voxels;  // of a box of the tile
     const float *weights;  // of the whole tile, (height, width)
-    int64 stride[3];       // along depth and both lateral axes
-    int corner[2];         // lateral position in the tile of the first voxel of the result
-    int begin[2];          // first lateral voxel of the box
-    float fraction[2];     // of a voxel, from 0 to below 1, by which the tile is sampled further on
+    int64 stride[3];  // along depth and both lateral axes
+    int corner[2];  // lateral position in the tile of the first voxel of the result
+    int begin[2];  // first lateral voxel of the box
+    float fraction[2];  // of a voxel, from 0 to below 1, by which the tile is sampled further on
 };
 static_assert(sizeof(Tile) == 64, "as in blend.py");
 
-__device__ inline ACC number(half_bits v) { return as_float(v); }
-template <class T> __device__ inline ACC number(T v) { return static_cast<ACC>(v); }
-
-template <class T> struct Stored {
-    static __device__ T of(ACC v) { return static_cast<T>(rint(v)); }
-};
-template <> struct Stored<float> {
-    static __device__ float of(ACC v) { return static_cast<float>(v); }
-};
-template <> struct Stored<double> {
-    static __device__ double of(ACC v) { return static_cast<double>(v); }
-};
-template <> struct Stored<half_bits> {
-    static __device__ half_bits of(ACC v) { return as_half(v); }
-};
-
-// Between four neighbours; those of a step of 0 are the same voxel, and are not read again.
+// Interpolate between four neighbours. A step of 0 leads to the same voxel, which is not read again.
 template <class T> __device__ inline ACC between(const T *at, int64 down, int64 right, ACC fy, ACC fx) {
     ACC upper = number(at[0]);
     if (right) upper += fx * (number(at[right]) - upper);
@@ -48,8 +33,8 @@ template <class T> __device__ inline ACC between(const T *at, int64 down, int64 
 extern "C" __global__ void __launch_bounds__(128)
     blend_tiles(const Tile *tiles, SOURCE *out, int count, int depth, int rows, int columns, int height, int width,
                 int64 out_z, int64 out_y, int64 out_x) {
-    const int64 place = static_cast<int64>(blockIdx.x) * blockDim.x + threadIdx.x;
-    const int row = static_cast<int>(place / columns), column = static_cast<int>(place % columns);
+    const int64 position = static_cast<int64>(blockIdx.x) * blockDim.x + threadIdx.x;
+    const int row = static_cast<int>(position / columns), column = static_cast<int>(position % columns);
     if (row >= rows) return;
     const int z = blockIdx.y * MARCH, planes = depth - z < MARCH ? depth - z : MARCH;
     ACC mean[MARCH], total[MARCH];

@@ -1,43 +1,20 @@
 // Shift each A-line of a mosaic along depth by the shift of its position in a tile: one gather, each voxel written
 // once.
 //
-// Compiled for SOURCE (type of a voxel; where nothing is computed, an unsigned integer of its size), LINEAR (0: whole
-// shifts, 1: fractions, between two voxels, computed in ACC), BEYOND (what is taken from beyond an A-line, 0: the fill
-// value, 1: what left at the other end, 2: the last voxel again), DEPTH_LANE (1: memory runs along depth) and VEC
-// (neighbouring A-lines of a thread, stored with one access; 1 for fractions and where memory runs along depth), never
-// for a shape. Lateral axes are a (outer) and b. Strides are in elements.
+// Compiled for SOURCE (type of a voxel; for whole shifts an unsigned integer of its size), ACC (float, double: type of
+// computation), LINEAR (0: whole shifts, 1: fractions, interpolated between two voxels), BEYOND (value of voxels beyond
+// an A-line, 0: the fill value, 1: the A-line is periodic, 2: its nearest voxel), DEPTH_LANE (1: depth is contiguous in
+// memory) and VEC (neighbouring A-lines of a thread, stored with one access; 1 for fractions and where depth is
+// contiguous), never for a shape. Lateral axes are a (outer) and b. Strides are in elements.
 
 #include "number.cuh"
+#include "stored.cuh"
 
 constexpr int MARCH = 8;  // voxels of a thread; all are fetched before the first is stored
-constexpr int FAR = 1 << 30;  // stands for shifts beyond any volume, and NaN
+constexpr int FAR = 1 << 30;  // beyond any volume: the limit of shifts, and the shift for NaN
 
 #if LINEAR
 typedef float Shift;
-template <class T> struct Stored {
-    static __device__ T of(ACC v) { return static_cast<T>(rint(v)); }
-};
-template <> struct Stored<float> {
-    static __device__ float of(ACC v) { return static_cast<float>(v); }
-};
-template <> struct Stored<double> {
-    static __device__ double of(ACC v) { return static_cast<double>(v); }
-};
-template <> struct Stored<half_bits> {
-    static __device__ half_bits of(ACC v) {
-        half_bits h;
-        const float f = static_cast<float>(v);
-#ifdef __CUDA_ARCH__
-        asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h.bits) : "f"(f));
-#else
-        const _Float16 narrow = static_cast<_Float16>(f);
-        h = reinterpret_cast<const half_bits &>(narrow);
-#endif
-        return h;
-    }
-};
-__device__ inline ACC number(half_bits v) { return as_float(v); }
-template <class T> __device__ inline ACC number(T v) { return static_cast<ACC>(v); }
 #else
 typedef int Shift;
 #endif
@@ -46,13 +23,13 @@ __device__ inline Shift bounded(Shift shift) {
     return !(shift <= static_cast<Shift>(FAR)) ? FAR : shift < -static_cast<Shift>(FAR) ? -FAR : shift;
 }
 
-__device__ inline int turned(int i, int n) {
+__device__ inline int wrapped(int i, int n) {
     if (static_cast<unsigned>(i) < static_cast<unsigned>(n)) return i;
     i %= n;
     return i < 0 ? i + n : i;
 }
 
-__device__ inline int held(int i, int n) { return i < 0 ? 0 : i < n ? i : n - 1; }
+__device__ inline int clamped(int i, int n) { return i < 0 ? 0 : i < n ? i : n - 1; }
 
 __device__ inline SOURCE mixed(SOURCE first, SOURCE second, float part) {
 #if LINEAR
@@ -63,7 +40,7 @@ __device__ inline SOURCE mixed(SOURCE first, SOURCE second, float part) {
 #endif
 }
 
-// The whole voxels of a shift; what is left of it goes to `part`.
+// Return the whole voxels of a shift; its fraction is written to `part`.
 __device__ inline int split(Shift shift, float &part) {
 #if LINEAR
     const float whole = floorf(shift);
@@ -76,14 +53,14 @@ __device__ inline int split(Shift shift, float &part) {
 }
 
 #if DEPTH_LANE
-// The voxel of an A-line that is read for one of the result.
+// The voxel of the result at depth z.
 __device__ inline SOURCE fetch(const SOURCE *line, int64 stride, int z, int depth, Shift shift, SOURCE fill) {
     float part;
     int i = z + split(shift, part), next = i + (part > 0.0f);
 #if BEYOND == 1
-    i = turned(i, depth), next = turned(next, depth);
+    i = wrapped(i, depth), next = wrapped(next, depth);
 #elif BEYOND == 2
-    i = held(i, depth), next = held(next, depth);
+    i = clamped(i, depth), next = clamped(next, depth);
 #else
     if (i < 0 || next >= depth) return fill;
 #endif
@@ -93,18 +70,18 @@ __device__ inline SOURCE fetch(const SOURCE *line, int64 stride, int z, int dept
 #else
 struct alignas(VEC * sizeof(SOURCE)) Pack { SOURCE at[VEC]; };
 
-// Neighbours along an A-line, or along several that shift alike: `count` of them, from i on.
+// Read `count` neighbours from voxel i on, along an A-line, or along several with the same shift.
 template <int N, class Unit>
 __device__ inline void fetch_line(const SOURCE *line, int64 stride, int i, int depth, int count, Unit fill,
                                   Unit (&value)[N]) {
 #if BEYOND == 2
 #pragma unroll
     for (int j = 0; j < N; ++j)
-        value[j] = j < count ? *reinterpret_cast<const Unit *>(line + held(i + j, depth) * stride) : fill;
+        value[j] = j < count ? *reinterpret_cast<const Unit *>(line + clamped(i + j, depth) * stride) : fill;
     return;
 #endif
 #if BEYOND == 1
-    i = turned(i, depth);
+    i = wrapped(i, depth);
 #endif
     const SOURCE *from = line + i * stride;
 #pragma unroll
@@ -164,13 +141,13 @@ extern "C" __global__ void __launch_bounds__(256)
     const int count = planes - march < MARCH ? planes - march : MARCH;
 #if LINEAR
     static_assert(VEC == 1, "fractions are computed for one A-line after another");
-    SOURCE one[MARCH + 1];
+    SOURCE voxels[MARCH + 1];
     const int first = march + split(shift[0], part);
-    fetch_line(line, from_z, first, depth, count + (part > 0.0f), fill, one);
+    fetch_line(line, from_z, first, depth, count + (part > 0.0f), fill, voxels);
 #pragma unroll
     for (int j = 0; j < MARCH; ++j) {
         const bool inside = BEYOND == 1 || (first + j >= 0 && first + j + (part > 0.0f) < depth);
-        value[j].at[0] = inside ? mixed(one[j], one[j + 1], part) : BEYOND == 2 ? one[j] : fill;
+        value[j].at[0] = inside ? mixed(voxels[j], voxels[j + 1], part) : BEYOND == 2 ? voxels[j] : fill;
     }
 #else
     if (alike) {
@@ -178,10 +155,10 @@ extern "C" __global__ void __launch_bounds__(256)
     } else {
 #pragma unroll
         for (int v = 0; v < VEC; ++v) {
-            SOURCE one[MARCH];
-            fetch_line(line + v * from_b, from_z, march + split(shift[v], part), depth, count, fill, one);
+            SOURCE voxels[MARCH];
+            fetch_line(line + v * from_b, from_z, march + split(shift[v], part), depth, count, fill, voxels);
 #pragma unroll
-            for (int j = 0; j < MARCH; ++j) value[j].at[v] = one[j];
+            for (int j = 0; j < MARCH; ++j) value[j].at[v] = voxels[j];
         }
     }
 #endif

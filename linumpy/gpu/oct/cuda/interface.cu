@@ -12,10 +12,10 @@
 // interface_march.cu has the first two for common window sizes. Pairs of voxels above and below are subtracted before
 // they are weighted, so that a constant A-line has a profile of exact zeros, as in SciPy.
 //
-// Zero has no logarithm. With LOG 1 it is 0 (the logarithm of 1), so that the surface depends on the unit. With LOG 2
-// it is two standard deviations and 1 below the mean logarithm of the positive voxels of a sample on a regular grid:
-// one block of `log_of_zero` writes it where the other kernels read it, without the host, and the surface is the same
-// in every unit.
+// Zero has no logarithm. With LOG 1 its value is 0 (the logarithm of 1), so that the surface depends on the unit. With
+// LOG 2 it is two standard deviations and 1 below the mean logarithm of the positive voxels of a sample on a regular
+// grid, so that the surface is the same in every unit: one block of `log_of_zero` writes the value to device memory,
+// where the other kernels read it.
 //
 // Steep surfaces: a mean over s voxels spreads a step of slope m over m·s voxels of depth. Where no edge stands out,
 // `look_again` takes a mean over 3 × 3 A-lines and a Gaussian twice as wide along depth. In a short A-line the profile
@@ -24,16 +24,17 @@
 // much (tissue from the first voxel on, with attenuation), infinity if its smoothed voxels vary four times as much as
 // noise, else NaN: no tissue.
 //
-// Compiled for SOURCE (type of a voxel), LOG (0: intensity itself, 1: its logarithm, 2: with what `log_of_zero` gives
-// for voxels without one), CUTTING (0, 1: the rule for cutting errors) and EDGE (0: the voxel of the largest
-// derivative, 1: the depth of the edge), never for a shape. Strides are in elements. Lateral axes are called a (outer)
-// and b (inner).
+// Compiled for SOURCE (type of a voxel), LOG (0: intensity itself, 1: its logarithm, 2: the same, with the value of
+// `log_of_zero` for voxels without one), CUTTING (0, 1: the rule for cutting errors) and EDGE (0: the voxel of the
+// largest derivative, 1: the depth of the edge), never for a shape. Strides are in elements. Lateral axes are called a
+// (outer) and b (inner).
 //
 // A mean of s voxels covers s / 2 voxels before and s - 1 - s / 2 after. Eight neighbouring means share partial sums
 // that are only added to: a running sum would drift, and one bright voxel would change all means after it.
 
 #include "number.cuh"
 #include "interface.cuh"
+#include "profiles.cuh"
 
 // Sums of s values each, at GROUP neighbouring voxels; value(k) is the k-th of the s + GROUP - 1 values.
 template <class Value> __device__ inline void window_sums(Value value, int s, float (&sum)[GROUP]) {
@@ -89,7 +90,7 @@ extern "C" __global__ void __launch_bounds__(256)
     const int64 z = rest / tiles_a;
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, warps = blockDim.x >> 5;
 
-    // A lane meets the same columns in every row; all of a row's voxels are fetched before the first is used.
+    // A lane reads the same columns in every row; all of a row's voxels are fetched before the first is used.
     int64 offset[CHUNKS];
 #pragma unroll
     for (int c = 0; c < CHUNKS; ++c) offset[c] = reflected(b0 - s / 2 + lane + 32 * c, size_b) * stride_b;
@@ -163,48 +164,6 @@ extern "C" __global__ void __launch_bounds__(256)
         if (m0 + j < count_m) to[j * to_m] = sum[j] * scale;
 }
 
-// The profile at N neighbouring voxels from z on, of the smoothed line value(z). Weights are symmetric or, for a
-// derivative of odd order, antisymmetric: pairs are taken together, so that a constant line gives exactly nothing.
-template <int N, class Value>
-__device__ inline void profiles(Value value, const float *weights, int radius, bool odd, int z, float (&out)[N]) {
-    float after[N], before[N];
-    const float centre = weights[0];
-#pragma unroll
-    for (int d = 0; d < N; ++d) {
-        after[d] = before[d] = value(z + d);
-        out[d] = centre * after[d];
-    }
-    const float sign = odd ? -1.0f : 1.0f;
-    int k0 = 1;
-    // Both windows move on by one voxel with each k: their values stay in registers, in turning order.
-    for (; k0 + N - 1 <= radius; k0 += N) {
-        float next[N], last[N];  // fetched before the first is used
-#pragma unroll
-        for (int j = 0; j < N; ++j) {
-            next[j] = value(z + N - 1 + k0 + j);
-            last[j] = value(z - k0 - j);
-        }
-#pragma unroll
-        for (int j = 0; j < N; ++j) {
-            after[j] = next[j];
-            before[N - 1 - j] = last[j];
-            const float weight = weights[k0 + j];
-#pragma unroll
-            for (int d = 0; d < N; ++d)
-                out[d] += weight * (after[(d + j + 1) % N] + sign * before[(d + N - 1 - j) % N]);
-        }
-    }
-#pragma unroll
-    for (int j = 0; j < N - 1; ++j) {
-        if (k0 + j > radius) break;
-        after[j] = value(z + N - 1 + k0 + j);
-        before[N - 1 - j] = value(z - k0 - j);
-        const float weight = weights[k0 + j];
-#pragma unroll
-        for (int d = 0; d < N; ++d) out[d] += weight * (after[(d + j + 1) % N] + sign * before[(d + N - 1 - j) % N]);
-    }
-}
-
 // A thread per A-line, for smoothed volumes in which a lateral axis is contiguous (or any, at some loss).
 constexpr int STEP = 8;
 
@@ -235,13 +194,13 @@ extern "C" __global__ void __launch_bounds__(256)
         else profiles<STEP>(mirrored, shared, radius, odd, z, profile);
 #pragma unroll
         for (int d = 0; d < STEP; ++d)
-            if (z + d < depth) steepest.meet(profile[d], z + d);
+            if (z + d < depth) steepest.add(profile[d], z + d);
 #if CUTTING
         if (inside) profiles<STEP>(straight, shared + radius + 1, radius, false, z, profile);
         else profiles<STEP>(mirrored, shared + radius + 1, radius, false, z, profile);
 #pragma unroll
         for (int d = 0; d < STEP; ++d)
-            if (z + d < depth) steepest.meet_level(profile[d], z + d);
+            if (z + d < depth) steepest.add_level(profile[d], z + d);
 #endif
     }
     surface[a * to_a + b * to_b] = steepest.surface(rule, depth);
@@ -250,8 +209,8 @@ extern "C" __global__ void __launch_bounds__(256)
 #endif
 }
 
-// Where depth is contiguous: GROUP A-lines of one a a block. Their mean along b and the profile in one go; a warp
-// takes a line.
+// Where depth is contiguous: a block takes the mean along b of GROUP A-lines at the same a, and a warp finds the
+// maximum of the profile of a line.
 extern "C" __global__ void __launch_bounds__(128)
     steepest_lines(const float *__restrict__ mean, Depth *__restrict__ surface, float *__restrict__ contrast,
                    const float *__restrict__ weights, const float *__restrict__ smoothing, int radius, int odd,
@@ -298,16 +257,16 @@ extern "C" __global__ void __launch_bounds__(128)
             profiles<STEP>([&](int k) { return line[spread(radius + k)]; }, shared, radius, odd, z, profile);
 #pragma unroll
             for (int d = 0; d < STEP; ++d)
-                if (z + d < depth) steepest.meet(profile[d], z + d);
+                if (z + d < depth) steepest.add(profile[d], z + d);
 #if CUTTING
             const float *const level = shared + radius + 1;
             profiles<STEP>([&](int k) { return line[spread(radius + k)]; }, level, radius, false, z, profile);
 #pragma unroll
             for (int d = 0; d < STEP; ++d)
-                if (z + d < depth) steepest.meet_level(profile[d], z + d);
+                if (z + d < depth) steepest.add_level(profile[d], z + d);
 #endif
         }
-        steepest.agree();
+        steepest.merge_lanes();
         if (lane == 0) {
 #if EDGE
             float beside[1];
@@ -325,8 +284,8 @@ extern "C" __global__ void __launch_bounds__(128)
     }
 }
 
-// What stands for the logarithm of voxels that have none: two standard deviations and a factor of e below the mean
-// logarithm of the positive ones, of a sample on a regular grid. One block.
+// The value for the logarithm of voxels that have none: two standard deviations and a factor of e below the mean
+// logarithm of the positive voxels of a sample on a regular grid. One block.
 constexpr int SAMPLE_THREADS = 1024;
 
 __device__ inline int64 sampled(int i, int n, int size) { return (2 * static_cast<int64>(i) + 1) * size / (2 * n); }
@@ -357,7 +316,7 @@ extern "C" __global__ void __launch_bounds__(SAMPLE_THREADS)
 }
 
 #if EDGE
-// The second look, one thread for each A-line; A-lines whose edge stands out return at once.
+// The second pass, one thread for each A-line; threads of A-lines with a clear edge return at once.
 extern "C" __global__ void __launch_bounds__(256)
     look_again(const SOURCE *__restrict__ vol, float *scratch, float *__restrict__ surface,
                float *__restrict__ contrast, const float *__restrict__ weights, const float *__restrict__ smoothing,
@@ -368,10 +327,10 @@ extern "C" __global__ void __launch_bounds__(256)
     if (line >= static_cast<int64>(count_a) * size_b) return;
     const int a = static_cast<int>(line / size_b), b = static_cast<int>(line % size_b);
     const int64 to = a * to_a + b * to_b;
-    const float first_look = contrast[to];
-    if (first_look > 0.0f && first_look >= rule.min_contrast) return;
+    const float first_contrast = contrast[to];
+    if (first_contrast > 0.0f && first_contrast >= rule.min_contrast) return;
 
-    // The mean goes where that of the first look was: no other thread reads this line any more.
+    // The mean overwrites that of the first pass: no other thread reads this line any more.
     float *const mean = scratch + a * line_a + b * line_b;
     float last = __int_as_float(0x7fc00000), steps = 0.0f;
     const float zero = zero_log(zero_written), scale = 1.0f / static_cast<float>(s * s);
@@ -396,31 +355,31 @@ extern "C" __global__ void __launch_bounds__(256)
 #pragma unroll
         for (int d = 0; d < STEP; ++d) {
             if (z + d >= depth) break;
-            steepest.meet(profile[d], z + d);
-            steepest.meet_level(smooth[d], z + d);
+            steepest.add(profile[d], z + d);
+            steepest.add_level(smooth[d], z + d);
             const float above = smooth[d] - top;
             if (profile[d] == profile[d]) slopes += profile[d];
             if (fabsf(above) < infinity()) sum += above, squares += above * above;
         }
     }
-    // White noise of one voxel has so much of it in its profile, and `ratio` times as much in the smoothed line.
+    // Standard deviation of the profile of white noise; in the smoothed line it is `ratio` times as large.
     const float n = static_cast<float>(depth), ratio = 1.41421356f * wide_s_z;
     const float noise = 0.37556624f / (wide_s_z * sqrtf(wide_s_z)) * sqrtf(steps / (2.0f * n));
-    // In a short line the rest of the profile is too little to tell the noise.
+    // In a short line too little of the profile remains to estimate noise from it: use the voxels, too.
     float clear = steepest.contrast(rule, depth);
     if (noise > 0.0f && steepest.rise / noise < clear) clear = steepest.rise / noise;
     if (!(clear < infinity())) clear = 0.0f;
     const float trend = slopes / n, energy = steepest.energy;
     const float bends = fmaxf(sqrtf(fmaxf(energy / n - trend * trend, energy * 1e-6f / n)), noise);
     const float fall = bends > 0.0f ? -(sum / n) / (ratio * bends) : 0.0f;
-    float at = __int_as_float(0x7fc00000), how = fmaxf(first_look, clear);
+    float at = __int_as_float(0x7fc00000), strength = fmaxf(first_contrast, clear);
     if (clear > 0.0f && clear >= rule.min_contrast) {
-        at = steepest.place(rule, depth), how = clear;
+        at = steepest.position(rule, depth), strength = clear;
     } else if (fall > 0.0f && fall >= rule.min_contrast) {
-        at = 0.0f, how = fall;
+        at = 0.0f, strength = fall;
     } else if (squares - sum / n * sum > STRUCTURE * ratio * ratio * fmaxf(energy, n * noise * noise)) {
         at = infinity();
     }
-    surface[to] = at, contrast[to] = how;
+    surface[to] = at, contrast[to] = strength;
 }
 #endif

@@ -37,7 +37,7 @@ struct Rule {
     float min_contrast;  // of an edge
 };
 
-// What an A-line has met: the first voxel of the largest profile; with CUTTING that of the largest smoothed intensity.
+// The first voxel of the largest profile of an A-line; with CUTTING also of the largest smoothed intensity.
 struct Steepest {
     float rise;
     int at_rise;
@@ -56,9 +56,9 @@ struct Steepest {
         energy = before = after = last = 0.0f;
 #endif
     }
-    __device__ void meet(float profile, int z) {
+    __device__ void add(float profile, int z) {
 #if EDGE
-        // In order, neighbours are met before and after; kernels that jump along a line set both at the end.
+        // Correct for voxels added in order; kernels that jump along a line set `before` and `after` at the end.
         if (z == at_rise + 1) after = profile;
         if (profile > rise) before = last;
         last = profile;
@@ -66,13 +66,13 @@ struct Steepest {
 #endif
         if (profile > rise) rise = profile, at_rise = z;
     }
-    __device__ void meet_level(float smooth, int z) {
+    __device__ void add_level(float smooth, int z) {
 #if CUTTING
         if (fabsf(smooth) > level) level = fabsf(smooth), at_level = z;
 #endif
     }
-    // What a warp has met.
-    __device__ void agree() {
+    // Merge the results of the lanes of a warp.
+    __device__ void merge_lanes() {
         for (int step = 16; step > 0; step /= 2) {
             const float other = __shfl_xor_sync(0xffffffffu, rise, step);
             choose({other, __shfl_xor_sync(0xffffffffu, at_rise, step)}, rise, at_rise);
@@ -85,8 +85,9 @@ struct Steepest {
 #endif
         }
     }
-    // The largest profile over the root mean square of the rest of the line, of which an ideal step is taken out. At
-    // most four times that over the whole line, so that a line that is all step has a finite contrast.
+    // The largest profile over the root mean square of the rest of the line, without the energy of an ideal step. The
+    // divisor is at least a quarter of the root mean square of the whole line, so that an ideal step has a finite
+    // contrast.
     __device__ float contrast(const Rule &rule, int depth) const {
 #if EDGE
         if (!(rise > 0.0f)) return 0.0f;
@@ -101,14 +102,14 @@ struct Steepest {
         const float clear = contrast(rule, depth);
         if (!(clear > 0.0f && clear >= rule.min_contrast)) return __int_as_float(0x7fc00000);
 #endif
-        return place(rule, depth);
+        return position(rule, depth);
     }
-    // Where the largest profile puts the surface, whatever its contrast.
-    __device__ Depth place(const Rule &rule, int depth) const {
+    // The surface by the largest profile, whatever its contrast.
+    __device__ Depth position(const Rule &rule, int depth) const {
 #if EDGE
         float at = static_cast<float>(at_rise);
         const float bend = before - 2.0f * rise + after;
-        // The parabola through three profiles; at an end one of them is a mirrored voxel's.
+        // The vertex of the parabola through three profiles; at an end one of them would be that of a mirrored voxel.
         if (at_rise > 0 && at_rise < depth - 1 && bend < 0.0f) at += 0.5f * (before - after) / bend;
 #else
         const double below = ceil(at_rise + rule.half_s_z);
@@ -121,5 +122,5 @@ struct Steepest {
     }
 };
 
-// A word of each 8 is left unused, so that lanes 8 voxels apart meet different banks.
+// One unused word after each 8, so that lanes 8 voxels apart access different banks.
 __device__ inline int spread(int i) { return i + (i >> 3); }

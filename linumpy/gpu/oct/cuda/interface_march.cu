@@ -11,18 +11,18 @@
 #include "number.cuh"
 #include "interface.cuh"
 
-// The values of GROUP windows, the last GROUP of them new.
+// The values of GROUP windows; the last GROUP values are new in each step.
 struct Windows {
     float value[S + GROUP - 1];
     __device__ Windows() {
 #pragma unroll
         for (int k = 0; k < S + GROUP - 1; ++k) value[k] = 0.0f;
     }
-    __device__ void move_on() {
+    __device__ void advance() {
 #pragma unroll
         for (int k = 0; k < S - 1; ++k) value[k] = value[k + GROUP];
     }
-    // Only added to: no sum drifts, and equal values have equal sums.
+    // Sums are only added to: they do not drift, and equal values have equal sums.
     __device__ void sums(float (&sum)[GROUP]) const {
         if (S < GROUP) {
 #pragma unroll
@@ -51,7 +51,7 @@ struct Windows {
     }
 };
 
-// GROUP values along an axis of n, from i on; those beyond its ends mirrored.
+// Read GROUP values along an axis of n from i on; values beyond its ends are mirrored.
 template <class T>
 __device__ inline void fetch(const T *__restrict__ line, int64 stride, int i, int n, T (&value)[GROUP]) {
     if (i >= 0 && i + GROUP <= n) {
@@ -90,7 +90,7 @@ extern "C" __global__ void __launch_bounds__(256)
 #pragma unroll
         for (int j = 0; j < GROUP; ++j)
             if (static_cast<unsigned>(m + j - (S - 1)) < static_cast<unsigned>(rows)) to[j * plane] = sum[j] * scale;
-        windows.move_on();
+        windows.advance();
     }
 }
 
@@ -116,7 +116,7 @@ extern "C" __global__ void __launch_bounds__(256)
     const int t = static_cast<int>(threadIdx.x);
     const int rows = count_a - begin < segment ? count_a - begin : segment, last = rows + S - 1;
 
-    // A thread fetches a column of GROUP rows, and one voxel of those beyond the strip.
+    // A thread fetches a column of GROUP rows, and one voxel beyond the strip.
     const SOURCE *const line = vol + z * stride_z + reflected(b0 - S / 2 + t, size_b) * stride_b;
     const int halo_row = HALO ? t / (HALO ? HALO : 1) : GROUP, halo_column = STRIP + t - halo_row * HALO;
     const bool has_halo = halo_row < GROUP;
@@ -164,12 +164,12 @@ extern "C" __global__ void __launch_bounds__(256)
                 if (static_cast<unsigned>(m + j - (S - 1)) < static_cast<unsigned>(rows))
                     to[static_cast<int64>(j) * size_b] = sum[j] * scale;
         }
-        down.move_on();
+        down.advance();
     }
 }
 
-// The profile at GROUP neighbouring voxels of a line, of which value[BEFORE] is the first. Pairs are taken together, so
-// that a constant line gives exactly nothing where their weights are opposite.
+// The profile at GROUP neighbouring voxels of a line, the first of them value[BEFORE]. Pairs are added before they are
+// weighted, so that a constant line gives exact zeros where their weights are opposite.
 template <int BEFORE>
 __device__ inline void profiles(const float (&value)[2 * BEFORE + GROUP], const float *weights, float sign,
                                 float (&out)[GROUP]) {
@@ -218,12 +218,12 @@ extern "C" __global__ void __launch_bounds__(128)
         profiles<RADIUS>(value, weights, sign, profile);
 #pragma unroll
         for (int d = 0; d < GROUP; ++d)
-            if (z + d < depth) steepest.meet(profile[d], z + d);
+            if (z + d < depth) steepest.add(profile[d], z + d);
 #if CUTTING
         profiles<RADIUS>(value, level, 1.0f, profile);
 #pragma unroll
         for (int d = 0; d < GROUP; ++d)
-            if (z + d < depth) steepest.meet_level(profile[d], z + d);
+            if (z + d < depth) steepest.add_level(profile[d], z + d);
 #endif
 #pragma unroll
         for (int k = 0; k < 2 * RADIUS; ++k) value[k] = value[k + GROUP];
@@ -241,7 +241,7 @@ extern "C" __global__ void __launch_bounds__(128)
 constexpr int LINES = THREADS > 256 ? 16 : 32, WORKERS = THREADS / LINES;
 constexpr int REACH = (RADIUS + 3) / 4 * 4;  // whole accesses of four
 constexpr int MARGIN = 16;  // mirrored voxels before and after a line, at most
-constexpr int PITCH = THREADS + 2 * MARGIN + 4;  // 4 more than a multiple of 32: eight lines' Fours meet all banks
+constexpr int PITCH = THREADS + 2 * MARGIN + 4;  // 4 more than a multiple of 32: eight lines' Fours fill all banks
 constexpr int LINE_BLOCKS = (S + RADIUS < 24 ? 768 : 512) / THREADS;  // as registers allow
 
 extern "C" __global__ void __launch_bounds__(THREADS, LINE_BLOCKS)
@@ -295,7 +295,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, LINE_BLOCKS)
                 for (int j = 0; j < GROUP; ++j) windows.value[S - 1 + j] = next[j], next[j] = 0.0f;
                 if (m + g + GROUP < lines) fetch(column, depth, from += GROUP, size_b, next);
                 windows.sums(sum);
-                windows.move_on();
+                windows.advance();
                 float *const here = smooth + g * PITCH + MARGIN;
 #pragma unroll
                 for (int j = 0; j < GROUP; ++j) here[j * PITCH + t] = sum[j];
@@ -311,7 +311,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, LINE_BLOCKS)
         }
         __syncthreads();
         Steepest steepest;
-        // The last warps have the least to smooth: they begin.
+        // The last warps have the least to smooth: they take the first voxels.
         for (int z = (WORKERS - 1 - worker) * GROUP; z < depth; z += WORKERS * GROUP) {
             float value[2 * REACH + GROUP], weights[RADIUS + 4], profile[GROUP];
             const Four *const here = lines_words + (line * PITCH + MARGIN + z - REACH) / 4;
@@ -331,10 +331,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, LINE_BLOCKS)
             if (z + GROUP > depth) {
 #pragma unroll
                 for (int d = 1; d < GROUP; ++d)
-                    if (z + d >= depth) profile[d] = __int_as_float(0x7fffffff);  // no number is met
+                    if (z + d >= depth) profile[d] = __int_as_float(0x7fffffff);  // NaN is never the largest
             }
 #pragma unroll
-            for (int d = 0; d < GROUP; ++d) steepest.meet(profile[d], z + d);
+            for (int d = 0; d < GROUP; ++d) steepest.add(profile[d], z + d);
 #if CUTTING
 #pragma unroll
             for (int k = 0; k <= RADIUS; k += 4) {
@@ -345,7 +345,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, LINE_BLOCKS)
             profiles<REACH>(value, weights, 1.0f, profile);
 #pragma unroll
             for (int d = 0; d < GROUP; ++d)
-                if (z + d < depth) steepest.meet_level(profile[d], z + d);
+                if (z + d < depth) steepest.add_level(profile[d], z + d);
 #endif
         }
         rises[t] = {steepest.rise, steepest.at_rise};
@@ -356,7 +356,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, LINE_BLOCKS)
         energies[t] = steepest.energy;
 #endif
         __syncthreads();
-        // The lines are read: what they held may be overwritten while the last threads choose.
+        // All threads have read the lines: they may be overwritten while the last threads choose.
         if (worker == WORKERS - 1 && m + line < lines) {
             for (int w = 0; w < WORKERS - 1; ++w) {
                 choose(rises[w * LINES + line], steepest.rise, steepest.at_rise);
@@ -379,7 +379,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, LINE_BLOCKS)
             surface[to] = steepest.surface(rule, depth);
         }
 #if EDGE
-        __syncthreads();  // the last threads have read the lines once more
+        __syncthreads();  // the last threads have read the lines again
 #endif
     }
 }

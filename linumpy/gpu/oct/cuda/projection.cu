@@ -1,14 +1,15 @@
 // Mean, standard deviation, minimum and maximum along one axis, in one pass.
 //
 // Compiled for SOURCE (type of an element), ACC (float, double), WANT (sum of 1: mean, 2: std, 4: min, 8: max), VEC
-// (elements of one access: as many as alignment allows, 16 bytes at most) and ROWS (1: the axis is the one along which
-// memory runs), never for a shape.
+// (elements of one access: as many as alignment allows, 16 bytes at most) and ROWS (1: the axis is contiguous in
+// memory), never for a shape.
 //
 // The array is (outer, n, inner). A block computes `lanes` vectors of outputs (rows: `lanes` outputs) with `segments`
-// threads for each, which take turns along the axis and are merged at the end; for few outputs, several blocks share
-// the axis, and `merge_partials` merges their results.
+// threads for each, which interleave along the axis; their states are merged at the end. For few outputs, several
+// blocks share the axis, and `merge_partials` merges their results.
 
 #include "number.cuh"
+#include "stored.cuh"
 
 constexpr int UNROLL = 8;  // accesses of a thread in flight
 
@@ -16,44 +17,28 @@ template <class T> struct Kind {
     typedef ACC Sum;
     static constexpr bool exact = false;
 };
-template <> struct Kind<unsigned char> {
+struct Exact {
     typedef int64 Sum;
     static constexpr bool exact = true;
 };
-template <> struct Kind<signed char> {
-    typedef int64 Sum;
-    static constexpr bool exact = true;
-};
-template <> struct Kind<unsigned short> {
-    typedef int64 Sum;
-    static constexpr bool exact = true;
-};
-template <> struct Kind<short> {
-    typedef int64 Sum;
-    static constexpr bool exact = true;
-};
-template <> struct Kind<unsigned> {
-    typedef int64 Sum;
-    static constexpr bool exact = true;
-};
-template <> struct Kind<int> {
-    typedef int64 Sum;
-    static constexpr bool exact = true;
-};
+template <> struct Kind<unsigned char> : Exact {};
+template <> struct Kind<signed char> : Exact {};
+template <> struct Kind<unsigned short> : Exact {};
+template <> struct Kind<short> : Exact {};
+template <> struct Kind<unsigned> : Exact {};
+template <> struct Kind<int> : Exact {};
 typedef Kind<SOURCE>::Sum Sum;  // sums of integers of up to 32 bits are exact
 constexpr bool SHORT = Kind<SOURCE>::exact && sizeof(SOURCE) <= 2;
 template <bool SHORT_ONE> struct Run { typedef Sum type; };
 template <> struct Run<true> { typedef int type; };
-constexpr int RUN = SHORT ? 1 << 15 : UNROLL;  // so many elements of 16 bits an int holds the sum of
+constexpr int RUN = SHORT ? 1 << 15 : UNROLL;  // an int holds the sum of this many elements of 16 bits
 
-__device__ inline ACC number(half_bits v) { return as_float(v); }
-template <class T> __device__ inline ACC number(T v) { return static_cast<ACC>(v); }
 template <class R> struct Summand {
     template <class T> static __device__ R of(T v) { return static_cast<R>(v); }
     static __device__ R of(half_bits v) { return static_cast<R>(as_float(v)); }
 };
 
-// Whether NumPy takes the new value: NaN stays.
+// Whether NumPy replaces m by the new value v; a NaN stays.
 __device__ inline bool above(half_bits v, half_bits m) {
     const float f = as_float(v), g = as_float(m);
     return g == g && !(f <= g);
@@ -65,8 +50,8 @@ __device__ inline bool below(half_bits v, half_bits m) {
 }
 template <class T> __device__ inline bool below(T v, T m) { return m == m && !(v >= m); }
 
-// What is known of the elements of one output so far. The sum of squares goes by Welford's update (Technometrics 4,
-// 1962) and the merge of Chan, Golub and LeVeque (1979): an offset that is large against the spread does no harm.
+// Statistics of the elements of one output so far. The sum of squares follows Welford's update (Technometrics 4, 1962)
+// and the merge of Chan, Golub and LeVeque (1979), which stay accurate if the mean is large against the spread.
 struct State {
     int64 count;
 #if WANT & 1
@@ -91,7 +76,7 @@ struct State {
         mean = squares = 0;
 #endif
     }
-    __device__ void meet(SOURCE v, ACC reciprocal, bool first) {
+    __device__ void add(SOURCE v, ACC reciprocal, bool first) {
 #if WANT & 2
         const ACC f = number(v), difference = f - mean;
         mean += difference * reciprocal;
@@ -143,12 +128,12 @@ struct State {
 #endif
     }
 };
-static_assert(sizeof(State) <= 48, "linumpy.gpu.oct.projection sets 48 bytes aside for each");
+static_assert(sizeof(State) <= 48, "linumpy.gpu.oct.projection allocates 48 bytes for each");
 
 struct alignas(VEC * sizeof(SOURCE)) Vector { SOURCE at[VEC]; };
 
-// States of a thread that are merged between two barriers: those that 64 bytes hold.
-constexpr int BATCH_ROOM = 64 / sizeof(State), OWN = ROWS ? 1 : VEC, BATCH = OWN < BATCH_ROOM ? OWN : BATCH_ROOM;
+// States of a thread that are merged between two barriers: as many as fit 64 bytes.
+constexpr int CAPACITY = 64 / sizeof(State), OWN = ROWS ? 1 : VEC, BATCH = OWN < CAPACITY ? OWN : CAPACITY;
 
 extern "C" __global__ void __launch_bounds__(256)
     project(const SOURCE *__restrict__ vol, ACC *__restrict__ means, ACC *__restrict__ deviations,
@@ -162,11 +147,11 @@ extern "C" __global__ void __launch_bounds__(256)
     const int64 vector = static_cast<int64>(blockIdx.x % blocks) * lanes + lane;
 
     State state[VEC];
-    int64 count = 0;  // the same for all of them
+    int64 count = 0;  // the same for all vector elements
 #pragma unroll
     for (int v = 0; v < VEC; ++v) state[v].clear();
     if (vector < vectors) {
-        // The axis in steps of one access: `step` elements from each other, `end` of them for this block.
+        // The axis in accesses, `step` elements apart; this block reads them from `begin` to before `end`.
         const int64 accesses = ROWS ? n / VEC : n, begin = part * chunk;
         const int64 end = begin + chunk < accesses ? begin + chunk : accesses;
         const int64 step = ROWS ? VEC : inner, per_row = inner / VEC;
@@ -176,15 +161,15 @@ extern "C" __global__ void __launch_bounds__(256)
         const SOURCE *at = from + (begin + segment) * step;
 #if WANT & 1
         typename Run<SHORT>::type run[VEC];
-        int held = 0;
+        int summed = 0;
 #pragma unroll
         for (int v = 0; v < VEC; ++v) run[v] = 0;
 #endif
         for (int64 k = begin + segment; k < end; k += static_cast<int64>(UNROLL) * segments) {
-            Vector got[UNROLL];
+            Vector loaded[UNROLL];
 #pragma unroll
             for (int u = 0; u < UNROLL; ++u, at += stride)
-                if (k + u * segments < end) got[u] = *reinterpret_cast<const Vector *>(at);
+                if (k + u * segments < end) loaded[u] = *reinterpret_cast<const Vector *>(at);
 #pragma unroll
             for (int u = 0; u < UNROLL; ++u) {
                 if (k + u * segments >= end) continue;
@@ -196,16 +181,16 @@ extern "C" __global__ void __launch_bounds__(256)
 #pragma unroll
                 for (int v = 0; v < VEC; ++v) {
 #if WANT & 1
-                    run[v] += Summand<typename Run<SHORT>::type>::of(got[u].at[v]);
+                    run[v] += Summand<typename Run<SHORT>::type>::of(loaded[u].at[v]);
 #endif
-                    state[v].meet(got[u].at[v], reciprocal, count == 0);
+                    state[v].add(loaded[u].at[v], reciprocal, count == 0);
                 }
                 ++count;
             }
 #if WANT & 1
-            held += UNROLL;
-            if (held + UNROLL <= RUN && k + static_cast<int64>(UNROLL) * segments < end) continue;
-            held = 0;
+            summed += UNROLL;
+            if (summed + UNROLL <= RUN && k + static_cast<int64>(UNROLL) * segments < end) continue;
+            summed = 0;
 #pragma unroll
             for (int v = 0; v < VEC; ++v) state[v].sum += run[v], run[v] = 0;
 #endif

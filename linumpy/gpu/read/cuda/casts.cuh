@@ -5,7 +5,7 @@
 struct bool_bits { unsigned char bits; };
 template <class R> struct alignas(2 * sizeof(R)) complex_of { R re, im; };
 
-// Between floats and doubles, numbers below 2^-126 kept: see half.cuh.
+// Between floats and doubles, without flushing numbers below 2^-126: see half.cuh.
 #ifdef __CUDA_ARCH__
 __device__ inline float as_single(double d) {
     float f;
@@ -31,7 +31,7 @@ template <class T> struct Limits {
 template <class T, class S> struct Plain {
     static __device__ T of(S v) { return static_cast<T>(v); }
 };
-// From floats to integers, towards zero. What C++ leaves open is the same on every device, and on the host.
+// From floats to integers, towards zero. Casts that C++ leaves undefined are the same on every device and on the host.
 template <class T, class F> struct Truncated {
     static __device__ T of(F v) {
         if (v != v) return T(0);
@@ -49,9 +49,9 @@ template <> struct Plain<double, double> {
     static __device__ double of(double v) { return v; }
 };
 
-// As NumPy's astype: integers keep their low bits, floats lose what follows the point, anything not zero (NaN too) is
-// true, a real number becomes complex with no imaginary part. Floats beyond the range of an integer type become its
-// nearest end, and NaN 0, which astype leaves open.
+// As NumPy's astype: integers keep their low bits, floats are truncated, anything but zero (NaN too) is true, a real
+// number becomes complex with imaginary part 0. Casts that astype leaves undefined: floats beyond the range of an
+// integer type become its nearest limit, and NaN becomes 0.
 template <class T, class S> struct Cast {
     static __device__ T of(S v) { return Plain<T, S>::of(v); }
 };

@@ -3,9 +3,10 @@
 // Compiled for one rank and either one width of unit (COPY_UNIT: bytes are moved as they are) or one pair of element
 // types (SOURCE, TARGET, SWAP), never for a shape.
 //
-// headers: 64-bit integers, for each output RANK source strides, RANK target strides (in units), and two words that hold
-// the fill value as a target element in their first bytes. rows, one a box: first source unit (-1: fill), address of the
-// first target unit, header, and RANK extents. A box has fewer than 2^31 units; offsets may pass that.
+// headers: 64-bit integers, for each output RANK source strides, RANK target strides (in units), and two words that
+// hold the fill value as a target element in their first bytes. rows, for each box: first source unit (-1: fill),
+// address of the first target unit, index of the header, and RANK extents. A box has fewer than 2^31 units; offsets may
+// be larger.
 
 typedef long long int64;
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from linumpy.arrays import bits_of
 from linumpy.core import native
@@ -17,15 +16,15 @@ from linumpy.core.reader import CoreJob, CoreJobs, CoreReader
 from linumpy.core.records import batch_record
 from linumpy.gpu.read.engines.core_device import CoreDevice
 from linumpy.gpu.read.engines.parts import PartsJob, submit_parts
-from linumpy.gpu.read.outputs import Regions
+from linumpy.gpu.read.outputs import Event, Regions
 from linumpy.gpu.read.report import ReadReport, job_report
 from linumpy.gpu.read.scatter import Conversion
 from linumpy.gpu.read.stats import ReaderStats, Times
 from linumpy.io.looks import MetadataLook
 from linumpy.plan.layout import ArrayLayout
 
-#: Records that are kept of geometries and conversions.
-_MOST_TEMPLATES = 1024
+#: Maximum cached records of geometries and conversions.
+_MAX_TEMPLATES = 1024
 
 
 class CoreEngine:
@@ -34,9 +33,10 @@ class CoreEngine:
     Parameters
     ----------
     threads : int
-        Threads that work is cut for.
+        Threads of the host among which work is divided.
     device : CoreDevice, optional
-        Where outputs lie; by default in host memory. It is current when this is called, and :meth:`submit`.
+        Device of the outputs; by default they are in host memory. It must be current in the constructor and in
+        :meth:`submit`.
     """
 
     def __init__(self, threads: int, device: CoreDevice | None) -> None:
@@ -49,8 +49,8 @@ class CoreEngine:
         layouts: list[ArrayLayout],
         conversion: Conversion,
         regions: Regions,
-        outputs: Sequence[Any],
-        ready: Any = None,
+        outputs: Sequence[object],
+        ready: Event | None = None,
         *,
         one_job: bool = False,
         timed: bool = False,
@@ -62,17 +62,17 @@ class CoreEngine:
         layouts : list of ArrayLayout
             Arrays of one geometry.
         conversion : Conversion
-            From their elements to those of the outputs.
+            Conversion from their elements to elements of the outputs.
         regions : Regions
-            What is wanted of them.
+            Regions of these arrays, and their outputs.
         outputs : sequence of arrays
-            What holds the memory of each job's output.
+            The objects that hold the memory of each job's output.
         ready : cupy.cuda.Event, optional
-            Behind which outputs on a device may be written.
+            Outputs on a device are written after this event.
         one_job : bool
             Whether all regions are one job.
         timed : bool
-            Whether the times of its kernels are wanted.
+            Whether to measure the times of kernels.
         """
         if layouts[0].lengths is not None:
             submit = partial(self.submit, conversion=conversion, ready=ready, timed=timed)
@@ -88,11 +88,11 @@ class CoreEngine:
         layouts: list[ArrayLayout],
         conversion: Conversion,
         regions: Regions,
-        output: Any,
-        ready: Any = None,
+        output: object,
+        ready: Event | None = None,
         looks: Sequence[MetadataLook | None] | None = None,
     ) -> CoreJobs:
-        """Submit regions that are waited for together, a job each; `output` holds the memory of all of them."""
+        """Submit regions to wait for together, a job each; `output` holds the memory of all outputs."""
         on_device = self._on_device(layouts[0], conversion, ready)
         template = self._template(layouts[0], conversion)
         return self._core.submit_together(
@@ -100,12 +100,12 @@ class CoreEngine:
         )
 
     def _template(self, layout: ArrayLayout, conversion: Conversion) -> native.Batch:
-        """Describe batches of one geometry and conversion; records of those that were read are kept."""
+        """Describe batches of one geometry and conversion; records are cached."""
         key = conversion, layout.geometry
         known = self._templates.get(key)
         if known is None:
-            if len(self._templates) > _MOST_TEMPLATES:
-                self._templates.clear()  # calls that use one hold it
+            if len(self._templates) > _MAX_TEMPLATES:
+                self._templates.clear()  # calls that use a record refer to it
             target = native.BFLOAT16 if conversion.bfloat16 else native.DTYPE_CODES[bits_of(conversion.target).str[1:]]
             assert layout.fill_value is not None  # its dtype is supported
             fill = conversion.fill_bytes(layout.fill_value)
@@ -113,7 +113,7 @@ class CoreEngine:
         return known
 
     def _on_device(
-        self, layout: ArrayLayout, conversion: Conversion, ready: Any, *, timed: bool = False
+        self, layout: ArrayLayout, conversion: Conversion, ready: Event, *, timed: bool = False
     ) -> native.OnDevice | None:
         if self._device is None:
             return None
@@ -121,7 +121,7 @@ class CoreEngine:
         return self._device.on_device(layout, conversion, int(ready.ptr), timed=timed)
 
     def describe(self, job: CoreJob | PartsJob, layout: ArrayLayout, conversion: Conversion) -> ReadReport:
-        """Make the report of a job that is over."""
+        """Make the report of a job that has ended."""
         done, stored_in = job.report(), "host memory"
         stored = done.chunks - done.filled
         if self._device is not None:
@@ -157,11 +157,11 @@ class CoreEngine:
 
     @property
     def device_bytes(self) -> int:
-        """Device memory that is held."""
+        """Device memory for slabs and cached chunks."""
         return 0 if self._device is None else self._device.held_nbytes
 
     def stats(self, stats: ReaderStats) -> ReaderStats:
-        """Add what was done."""
+        """Add the core's counters and times."""
         core = self._core.stats()
         return replace(
             stats,
@@ -193,7 +193,7 @@ class CoreEngine:
         )
 
     def close(self) -> None:
-        """Cancel what is queued, wait for what is under way, and free the device memory."""
+        """Cancel queued jobs, wait for running ones, and free the device memory."""
         self._core.close()
         if self._device is not None:
             self._device.free()

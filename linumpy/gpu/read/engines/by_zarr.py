@@ -1,8 +1,8 @@
-"""Carry out the jobs of a reader by zarr-python: chunks that the core does not decode, or where there is no core.
+"""Carry out the jobs of a reader by zarr-python: for chunks that the core does not decode, or without a core.
 
 In: regions of arrays, with views of their outputs. Out: :class:`ZarrJob` records. A few threads read region after
-region into host memory, cast as the core casts, and copy into the output; on a device by a stream of their own, which
-is waited for.
+region into host memory, cast as the core does, and copy into the output; to a device each thread copies by a stream of
+its own, and waits for it.
 """
 
 from __future__ import annotations
@@ -14,14 +14,16 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError
 from dataclasses import replace
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 
+from linumpy.arrays import Array
 from linumpy.core import native
 from linumpy.core.records import metadata_path, why_gone
 from linumpy.errors import ChunkError
-from linumpy.gpu.read.outputs import Regions
+from linumpy.gpu.read.outputs import Event, Regions
 from linumpy.gpu.read.report import ReadReport, job_report
 from linumpy.gpu.read.scatter import Conversion
 from linumpy.gpu.read.stats import ReaderStats
@@ -32,58 +34,58 @@ from linumpy.plan.layout import ArrayLayout
 
 #: Threads of a reader; zarr reads the chunks of each region by threads of its own.
 _THREADS = 4
-#: Files that zarr has open for a region at most, a little more than its default.
+#: Maximum files that zarr has open for a region, a little more than its default.
 _FILES = 16
-#: Seconds between two looks of a waiter: an interrupt may have come to the thread that was to wake it up.
-_LOOK_AGAIN = 0.1
+#: Seconds between two polls of a waiting thread, in case an interrupt lost the wake-up.
+_POLL_SECONDS = 0.1
 
 
 class ZarrJob:
-    """One job; over when its last region is copied.
+    """One job; it ends when its last region is copied.
 
     Attributes
     ----------
     output : object
-        What holds the memory of the output.
+        The object that holds the memory of the output.
     """
 
-    def __init__(self, work: Callable[[ZarrJob], None], output: Any) -> None:
+    def __init__(self, work: Callable[[ZarrJob], None], output: Array) -> None:
         self.work, self.output = work, output
         self.in_mode = in_mode_of_caller()
         self.begin = self.end = time.perf_counter()
         self._error: BaseException | None = None
         self._is_over = self.is_cancelled = False
-        self._deciding, self._running = threading.Lock(), threading.Lock()
+        self._state_lock, self._running = threading.Lock(), threading.Lock()
         self._running.acquire()
         self._process = os.getpid()
 
     def done(self) -> bool:
-        """Say whether the job is over."""
+        """Say whether the job has ended."""
         return self._is_over
 
     def wait(self) -> None:
-        """Wait until the job is over; signals are handled meanwhile."""
+        """Wait until the job has ended; signals are handled meanwhile."""
         while not self._is_over:
             if os.getpid() != self._process:
-                raise RuntimeError("this job was submitted by the parent of this process: read here anew")
-            if self._running.acquire(timeout=_LOOK_AGAIN):
+                raise RuntimeError("this job was submitted by the parent of this process: submit it again here")
+            if self._running.acquire(timeout=_POLL_SECONDS):
                 self._running.release()
 
     def cancel(self) -> bool:
-        """Give the job up; False where it is over already."""
-        with self._deciding:
+        """Cancel the job; False if it has already ended."""
+        with self._state_lock:
             if self._is_over:
                 return False
             self.is_cancelled = True
             return True
 
     def error(self, layout: ArrayLayout) -> BaseException | None:
-        """Return why the job failed; None where it did not."""
+        """Return why the job failed; None if it did not."""
         return self._error
 
     def settle(self, error: BaseException | None) -> None:
-        """End the job, by the thread that carries it out."""
-        with self._deciding:
+        """End the job; called by the thread that carries it out."""
+        with self._state_lock:
             self._error = error
             if self.is_cancelled and error is None:
                 self._error = CancelledError("the job was cancelled")
@@ -100,16 +102,16 @@ class ZarrEngine:
     cupy : module or None
         CuPy, for outputs on a device.
     device : int or None
-        Its number.
+        Number of the device.
     """
 
-    def __init__(self, cupy: Any, device: int | None) -> None:
+    def __init__(self, cupy: ModuleType | None, device: int | None) -> None:
         self._cupy, self._device = cupy, device
         self._queue: queue.SimpleQueue[ZarrJob | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
         self._is_closed = False
-        self._mine = threading.local()  # the stream of each thread
+        self._local = threading.local()  # the stream of each thread
         self._jobs = 0
 
     def submit(
@@ -117,9 +119,9 @@ class ZarrEngine:
         layouts: list[ArrayLayout],
         conversion: Conversion,
         regions: Regions,
-        outputs: Sequence[Any],
-        ready: Any,
-        views: Sequence[Any],
+        outputs: Sequence[Array],
+        ready: Event,
+        views: Sequence[Array],
     ) -> list[ZarrJob]:
         """Submit regions; one job for each output, or one for all.
 
@@ -128,12 +130,12 @@ class ZarrEngine:
         layouts, conversion, regions, outputs, ready
             As for :meth:`linumpy.gpu.read.engines.by_core.CoreEngine.submit`.
         views : sequence of arrays
-            Where each region goes, with all axes of its array.
+            The output of each region, with all axes of its array.
         """
         rows = range(len(regions))
         shares = [list(rows)] if len(outputs) == 1 else [[row] for row in rows]
 
-        def job_of(share: list[int], output: Any) -> ZarrJob:
+        def job_of(share: list[int], output: Array) -> ZarrJob:
             wanted = [(layouts[regions.array[row]], regions.start[row], regions.stop[row], views[row]) for row in share]
             return ZarrJob(lambda job: self._read(job, wanted, conversion, ready), output)
 
@@ -163,9 +165,9 @@ class ZarrEngine:
     def _read(
         self,
         job: ZarrJob,
-        wanted: list[tuple[ArrayLayout, np.ndarray, np.ndarray, Any]],
+        wanted: list[tuple[ArrayLayout, np.ndarray, np.ndarray, Array]],
         conversion: Conversion,
-        ready: Any,
+        ready: Event,
     ) -> None:
         for layout, start, stop, view in wanted:
             share = Share(descriptors=_FILES, host_nbytes=2 * int(view.nbytes))
@@ -177,14 +179,14 @@ class ZarrEngine:
                     return
                 self._copy(values, view, ready)
 
-    def _copy(self, values: np.ndarray, view: Any, ready: Any) -> None:
+    def _copy(self, values: np.ndarray, view: Any, ready: Event) -> None:
         if self._cupy is None:
             view[...] = values
             return
         with self._cupy.cuda.Device(self._device):
-            stream = getattr(self._mine, "stream", None)
+            stream = getattr(self._local, "stream", None)
             if stream is None:
-                stream = self._mine.stream = self._cupy.cuda.Stream(non_blocking=True)
+                stream = self._local.stream = self._cupy.cuda.Stream(non_blocking=True)
             stream.wait_event(ready)
             with stream:
                 if view.flags.c_contiguous:
@@ -194,7 +196,7 @@ class ZarrEngine:
             stream.synchronize()
 
     def describe(self, job: ZarrJob, layout: ArrayLayout, conversion: Conversion) -> ReadReport:
-        """Make the report of a job that is over."""
+        """Make the report of a job that has ended."""
         packed = layout.entries is not None and layout.entries.is_compressed
         why = "compressed entries of a ZIP file" if packed else "a filter that only the host decodes"
         why = f"no native core: {reason}" if (reason := native.why_no_core()) else why
@@ -209,11 +211,11 @@ class ZarrEngine:
         )
 
     def stats(self, stats: ReaderStats) -> ReaderStats:
-        """Add what was done."""
+        """Add the number of jobs."""
         return replace(stats, jobs=stats.jobs + self._jobs)
 
     def close(self) -> None:
-        """Cancel what is queued, and wait for what is under way."""
+        """Cancel queued jobs, and wait for running ones."""
         with self._lock:
             self._is_closed = True
             threads, self._threads = self._threads, []
@@ -228,12 +230,12 @@ class ZarrEngine:
         for _ in threads:
             self._queue.put(None)
         for thread in threads:
-            if thread is not threading.current_thread():  # in which the garbage collector may close a reader
+            if thread is not threading.current_thread():  # the garbage collector may close a reader in any thread
                 thread.join()
 
 
 def _carry_out(jobs: queue.SimpleQueue[ZarrJob | None]) -> None:
-    """Carry out jobs until there is none any more; what runs here refers to no reader."""
+    """Carry out jobs until None arrives; a thread must not refer to its reader, which would never be collected."""
     while (job := jobs.get()) is not None:
         error = None
         try:
@@ -252,6 +254,6 @@ def _read_region(layout: ArrayLayout, region: tuple[slice, ...]) -> np.ndarray:
     try:
         values = read_chunks_on_host(open_source(str(layout.root)), region)
         os.stat(metadata_path(layout))
-    except FileNotFoundError as error:  # zarr takes chunks that are not there for fill values
+    except FileNotFoundError as error:  # zarr fills missing chunks, also those of a removed array
         raise ChunkError(why_gone(layout)) from error
     return values

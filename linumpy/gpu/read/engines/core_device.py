@@ -1,6 +1,6 @@
-"""What the native core needs to read to a device: memory, kernels, and how slabs of each kind of chunks are decoded.
+"""Memory, kernels and decode plans with which the native core reads to a device.
 
-In: layouts and conversions. Out: the records of :mod:`linumpy.core.native`, kept for as long as their reader.
+In: layouts and conversions. Out: records of :mod:`linumpy.core.native`, which live as long as their reader.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import threading
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -28,21 +29,21 @@ from linumpy.plan.layout import ArrayLayout
 
 _log = logging.getLogger(__name__)
 
-#: Less memory for kept chunks is of no use.
-_LEAST_KEPT = 2**20
+#: Minimum memory for cached chunks.
+_MIN_CACHE_NBYTES = 2**20
 #: More chunks than this do not change where they are decoded.
 _MANY_CHUNKS = 2**15
-#: Chunks of a slab; more gain nothing.
-_MOST_CHUNKS = 1024
+#: Maximum chunks of a slab; more gain nothing.
+_MAX_CHUNKS = 1024
 _UNITS = (1, 2, 4, 8, 16)
-#: Copies decoded chunks to where they are kept.
+#: Copies decoded chunks into the cache.
 _BYTES = Conversion(np.dtype("u1"), np.dtype("u1"), False)
-#: Addresses by which those of slab and status are found among the arguments of a launch.
+#: Placeholders for the addresses of slab and status in the arguments of a launch; the core replaces them.
 _BASE, _STATUS = 2**40, 2**50
 
 
 class CoreDevice:
-    """Memory, kernels and plans for one device, which is current in all calls.
+    """Memory, kernels and plans for one device, which must be current in all calls.
 
     Parameters
     ----------
@@ -51,18 +52,18 @@ class CoreDevice:
     device : int
         Number of the device.
     limits : Limits
-        Of slabs.
+        Limits of slabs.
     cache_bytes : int
-        Memory for chunks that are kept.
+        Memory for cached chunks.
     direct : bool
         Whether stored bytes go to the device by GPUDirect Storage.
     timed : bool
-        Whether the times of all kernels are wanted.
+        Whether to measure the times of all kernels.
     """
 
     def __init__(
         self,
-        cupy: Any,
+        cupy: ModuleType,
         device: int,
         limits: Limits,
         *,
@@ -78,15 +79,15 @@ class CoreDevice:
         self._scatters: dict[object, native.Scatter] = {}
         self._plans: dict[object, native.DecodePlan | None] = {}
         self._known: dict[object, tuple[native.Scatter, native.DecodePlan | None]] = {}
-        self._held: list[Any] = []
+        self._held: list[object] = []
         self.held_nbytes = 0
         self._is_given = False
-        self._alive: list[Any] = []  # kernels and launches, which records point to
-        self._lock = threading.Lock()  # the core holds pointers to records: none may be made twice, and replaced
+        self._alive: list[object] = []  # kernels and launches to which records point
+        self._lock = threading.Lock()  # the core points to records, which must not be replaced
 
     def record(self) -> native.Device:
-        """Describe the memory of slabs, and how stored bytes get there."""
-        self._cupy.cuda.runtime.free(0)  # a thread that has not used CUDA yet has no context
+        """Describe the memory of slabs, and how stored bytes are read into it."""
+        self._cupy.cuda.runtime.free(0)  # creates a context in a thread that has not used CUDA yet
         record = native.Device(
             self._cupy.cuda.driver.ctxGetCurrent(),
             SLABS,
@@ -103,12 +104,12 @@ class CoreDevice:
         return record
 
     def give_memory(self, reader: CoreReader) -> None:
-        """Allocate the slots and of kept chunks for the first job of a reader.
+        """Allocate memory for the slots and the cache, for the first job of a reader.
 
         Raises
         ------
         MemoryError
-            There is not that much for slots.
+            The memory for slots does not fit.
         """
         if self._is_given:
             return
@@ -116,21 +117,21 @@ class CoreDevice:
             if self._is_given or reader.is_closing:
                 return
             slots = self._allocate(self.limits.held_nbytes)
-            kept, kept_nbytes = self._allocate_kept()
-            self._held = [slots, kept]
-            self.held_nbytes = self.limits.held_nbytes + kept_nbytes
-            # The core's streams do not wait for what the memory was used for before.
+            cache, cache_nbytes = self._allocate_cache()
+            self._held = [slots, cache]
+            self.held_nbytes = self.limits.held_nbytes + cache_nbytes
+            # The core's streams are not ordered after earlier work that used this memory.
             self._cupy.cuda.get_current_stream().synchronize()
-            reader.give_memory(int(slots.ptr), 0 if kept is None else int(kept.ptr), kept_nbytes)
+            reader.give_memory(int(slots.ptr), 0 if cache is None else int(cache.ptr), cache_nbytes)
             self._is_given = True
 
     def _allocate(self, nbytes: int) -> Any:
         return self._cupy.cuda.alloc(nbytes)
 
-    def _allocate_kept(self) -> tuple[Any, int]:
-        """Allocate as much as there is of the memory for kept chunks, which jobs do not need."""
+    def _allocate_cache(self) -> tuple[Any, int]:
+        """Allocate the cache, or a half, a quarter, ... of it, as fits: reads do not need it."""
         nbytes = self._cache_bytes
-        while nbytes >= min(_LEAST_KEPT, self._cache_bytes) and nbytes > 0:
+        while nbytes >= min(_MIN_CACHE_NBYTES, self._cache_bytes) and nbytes > 0:
             try:
                 return self._allocate(nbytes), nbytes
             except MemoryError as error:
@@ -140,7 +141,7 @@ class CoreDevice:
         return None, 0
 
     def free(self) -> None:
-        """Give the memory back; nothing of the core is under way any more."""
+        """Free the memory, after all jobs of the core have ended."""
         with self._lock:
             self._is_given = False
             self._held, self.held_nbytes = [], 0
@@ -150,7 +151,7 @@ class CoreDevice:
     def on_device(
         self, layout: ArrayLayout, conversion: Conversion, ready: int, *, timed: bool = False
     ) -> native.OnDevice:
-        """Give what a batch needs, which is to be held until its jobs are over; kernels that are new are compiled."""
+        """Return the record of a batch, which must live until its jobs have ended; new kernels are compiled."""
         key = conversion, layout.geometry
         known = self._known.get(key)
         if known is None:
@@ -164,7 +165,7 @@ class CoreDevice:
         return record
 
     def _lend(self, record: native.OnDevice, nbytes: int) -> bool:
-        """Give a batch of long chunks memory of its own; False where there is not that much, and the host decodes."""
+        """Allocate memory of its own for a batch of long chunks; False if it does not fit, so that the host decodes."""
         try:
             record.held = self._allocate(nbytes)
         except MemoryError:
@@ -207,21 +208,21 @@ class CoreDevice:
         device_from = self._device_from(chain, chunk_nbytes) if slots else 1
         if device_from is None or slot is None:
             return None
-        count = min(slot.chunks, _MOST_CHUNKS, self.limits.rows, max(1, slot.capacity // slot.fixed_weight))
+        count = min(slot.chunks, _MAX_CHUNKS, self.limits.rows, max(1, slot.capacity // slot.fixed_weight))
         layouts = np.zeros((count + 1, 4), np.int64)
         rows = []
         for number in range(1, count + 1):
             space, longer = slot.lay_out(number, 0), slot.lay_out(number, ALIGN)
-            found = self._launches(chain, space, number, chunk_nbytes)
-            moved = map(_moved, found, self._launches(chain, longer, number, chunk_nbytes))
-            rows.append(list(zip(found, moved, strict=True)))
-            layouts[number] = space.words, space.words + records_nbytes(number), space.decoded, len(found)
+            planned = self._launches(chain, space, number, chunk_nbytes)
+            steps = map(_steps_by_stored, planned, self._launches(chain, longer, number, chunk_nbytes))
+            rows.append(list(zip(planned, steps, strict=True)))
+            layouts[number] = space.words, space.words + records_nbytes(number), space.decoded, len(planned)
         prepare([decode.kernel_spec(launch) for launch, _ in rows[-1]])
-        most = max(map(len, rows))
-        launches = (native.Launch * ((count + 1) * most))()
+        width = max(map(len, rows))
+        launches = (native.Launch * ((count + 1) * width))()
         for number, row in enumerate(rows, 1):
-            for k, (launch, steps) in enumerate(row):
-                launches[number * most + k] = self._launch_record(launch, steps)
+            for k, (launch, argument_steps) in enumerate(row):
+                launches[number * width + k] = self._launch_record(launch, argument_steps)
         self._alive += [launches, layouts]
         return native.DecodePlan(
             chunks=count,
@@ -241,53 +242,52 @@ class CoreDevice:
             codec=CODES[chain.compressor],
             shuffle=chain.shuffle,
             device_from=device_from,
-            launch_count=most,
+            launch_count=width,
             launches=launches,
             layouts=layouts.ctypes.data,
         )
 
     def _slot_of(self, chain: DecodeChain, chunk_nbytes: int) -> tuple[Slot | None, int]:
-        """Fit a slab into a slot of device memory, or into all of them, or, long zstd, into memory of its own.
+        """Fit a slab into one slot of device memory, or all slots, or, for long zstd chunks, memory of its own.
 
         Returns
         -------
         Slot or None
-            None where not even one chunk fits.
+            None if not even one chunk fits.
         int
-            Slots that it takes; 0 for memory of its own.
+            Number of slots it takes; 0 for memory of its own.
         """
         limits = self.limits
         options = [(limits.data_nbytes, SLOTS, 1), (limits.held_nbytes - limits.table_nbytes, 1, SLOTS)]
         if limits.may_exceed and limits.decode_on != "host" and may_be_grouped(chain, chunk_nbytes):
             options.append((self._cupy.cuda.runtime.memGetInfo()[0] // 2, 1, 0))
-        for most, count, slots in options:
-            chunks = _MOST_CHUNKS * SLOTS if slots else 1
-            slot = placement_within(count * most, chain, chunk_nbytes, chunks, limits.threads, "device").slot
-            if slot is not None and slot.nbytes <= most:
+        for capacity, count, slots in options:
+            chunks = _MAX_CHUNKS * SLOTS if slots else 1
+            slot = placement_within(count * capacity, chain, chunk_nbytes, chunks, limits.threads, "device").slot
+            if slot is not None and slot.nbytes <= capacity:
                 return slot, slots
         return None, 0
 
     def _device_from(self, chain: DecodeChain, chunk_nbytes: int) -> int | None:
-        """Find the number of chunks from which the device decodes faster than the host; None where it never does."""
+        """Find the number of chunks from which the device decodes faster than the host; None if it never does."""
         counts = (2**k for k in range(_MANY_CHUNKS.bit_length()))
-        chosen = [count for count in counts if placement_of(chain, chunk_nbytes, count, self.limits).slot is not None]
-        return min(chosen) if chosen else None
+        return next((n for n in counts if placement_of(chain, chunk_nbytes, n, self.limits).slot is not None), None)
 
     def _launches(self, chain: DecodeChain, space: Workspace, count: int, chunk_nbytes: int) -> list[DecodeLaunch]:
         return plan_launches(chain, space, _BASE, _STATUS, count, chunk_nbytes, self._device_limits)
 
-    def _launch_record(self, launch: DecodeLaunch, moved: list[int]) -> native.Launch:
+    def _launch_record(self, launch: DecodeLaunch, steps: list[int]) -> native.Launch:
         kernel = load(decode.kernel_spec(launch))
         decode.allow(kernel, launch.shared)
         record = native.Launch(
             self._function(kernel), launch.grid[0], (*launch.grid, 1)[1], launch.block, launch.shared, len(launch.args)
         )
-        for argument, value, stored in zip(record.arguments, launch.args, moved, strict=False):
+        for argument, value, stored in zip(record.arguments, launch.args, steps, strict=False):
             argument.constant, argument.stored = value % _BASE, stored
             argument.status, argument.base = value >= _STATUS, _BASE <= value < _STATUS
         return record
 
 
-def _moved(launch: DecodeLaunch, longer: DecodeLaunch) -> list[int]:
-    """Say how often the stored bytes are added to each argument, from a slab without and one with `ALIGN` of them."""
+def _steps_by_stored(launch: DecodeLaunch, longer: DecodeLaunch) -> list[int]:
+    """Return by how much each argument grows per stored byte of a slab: `longer` has `ALIGN` stored bytes more."""
     return [(b - a) // ALIGN for a, b in zip(launch.args, longer.args, strict=True)]

@@ -1,7 +1,7 @@
-"""Reads by GPUDirect Storage: what the native core calls to have stored bytes of a slab read into device memory.
+"""Reads by GPUDirect Storage: the native core calls back to read stored bytes of a slab into device memory.
 
-In: the records of :class:`~linumpy.core.native.DirectRead`. Out: the bytes that each has read; what failed stays less
-than 0, and the core repeats it by plain system calls, which say whether the fault is the file's.
+In: records of :class:`~linumpy.core.native.DirectRead`. Out: the number of bytes read for each. Failed reads keep a
+negative number; the core repeats them by plain system calls, which find errors of the file.
 """
 
 from __future__ import annotations
@@ -13,10 +13,13 @@ import os
 import threading
 import weakref
 from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 
+from linumpy.arrays import Array
 from linumpy.core import native
 from linumpy.device import install_line, kvikio_mode
 from linumpy.errors import GpuUnavailableError
@@ -26,14 +29,14 @@ _log = logging.getLogger(__name__)
 
 #: `ReadReport.engine` of such reads.
 ENGINE = "kvikio CuFile.pread into device memory"
-#: Files that a slab has open at a time. kvikio opens each twice; four slabs may be read at a time.
+#: Maximum open files of a slab. kvikio opens each twice; four slabs may be read at a time.
 _OPEN_FILES = 32
-#: Errors of opening a file that are not the file's: too many are open, or no memory.
+#: Errors of opening that are not caused by the file: too many open files, or no memory.
 _NOT_THE_FILES = (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM)
 
 
 def require_direct() -> None:
-    """Raise :class:`~linumpy.errors.GpuUnavailableError` where nothing can read by GPUDirect Storage."""
+    """Raise :class:`~linumpy.errors.GpuUnavailableError` without kvikio, which alone reads by GPUDirect Storage."""
     mode, reason = kvikio_mode()
     if mode == "none":
         raise GpuUnavailableError(f"direct=True reads through kvikio, but {reason}: {install_line()}")
@@ -52,37 +55,37 @@ class DirectReads:
     Attributes
     ----------
     callback : native.ReadDirect
-        What the core calls, in its own threads. It must not be freed before the core's reader is closed.
+        The function that the core calls, in its own threads. It must live until the core's reader is closed.
     """
 
-    def __init__(self, cupy: Any, device: int) -> None:
+    def __init__(self, cupy: ModuleType, device: int) -> None:
         import kvikio
 
         self._reads = reads = _Reads(kvikio.CuFile, cupy, device)
-        # Of a function that does not refer to this object, so that no garbage collection is needed to free both.
+        # The function does not refer to this object: a reference cycle would need the garbage collector.
         self.callback = native.ReadDirect(lambda records, count: reads.carry_out(records, count))
-        weakref.finalize(self, reads.rest)
+        weakref.finalize(self, reads.restore_settings)
 
     def engine(self, repeated: int) -> str:
-        """Say what read, for the report of a job, so many of whose reads the core repeated."""
+        """Name what read, for the report of a job; the core repeated `repeated` of its reads."""
         failure = self._reads.failure
         return f"{ENGINE}, failed reads through host memory: {failure}" if repeated and failure else ENGINE
 
     def close(self) -> None:
-        """Put kvikio's settings back."""
-        self._reads.rest()
+        """Restore kvikio's settings."""
+        self._reads.restore_settings()
 
 
 class _Reads:
-    """What the callback needs.
+    """State of the callback.
 
     Attributes
     ----------
     failure : str
-        Why the first read had failed that the core repeated; empty where none had.
+        Why the first failed read failed; empty if none has failed.
     """
 
-    def __init__(self, open_file: Any, cupy: Any, device: int) -> None:
+    def __init__(self, open_file: Callable[[str], Any], cupy: ModuleType, device: int) -> None:
         self._open_file, self._cupy, self._device = open_file, cupy, device
         self._scope = contextlib.ExitStack()
         self._lock = threading.Lock()
@@ -90,39 +93,39 @@ class _Reads:
         self.failure = ""
 
     def carry_out(self, records: Any, count: int) -> None:
-        """Read a slab, and return when all is read; without an exception, for which the core has no use."""
+        """Read a slab, and wait for it. Raises nothing: the core cannot handle Python's exceptions."""
         try:
             self._set_up()
             with self._cupy.cuda.Device(self._device):
                 slab = _SlabReads(self._open_file, self._view)
                 slab.carry_out(records[n] for n in range(count))
             if slab.failures:
-                self._tell(len(slab.failures), slab.failures[0])
+                self._log_failure(len(slab.failures), slab.failures[0])
         except BaseException as error:
-            self._tell(count, _words(error))
+            self._log_failure(count, _words(error))
 
     def _set_up(self) -> None:
-        """Change kvikio's settings before the first read: to make its threads takes milliseconds."""
+        """Change kvikio's settings before the first read; not sooner, since making its threads takes milliseconds."""
         with self._lock:
             if not self._is_set_up:
                 self._scope.enter_context(transfer_settings())
                 self._is_set_up = True
 
-    def rest(self) -> None:
-        """Put kvikio's settings back, until the next read."""
+    def restore_settings(self) -> None:
+        """Restore kvikio's settings, until the next read."""
         with self._lock:
             self._scope.close()
             self._is_set_up = False
 
-    def _view(self, address: int, nbytes: int) -> Any:
+    def _view(self, address: int, nbytes: int) -> Array:
         memory = self._cupy.cuda.UnownedMemory(address, nbytes, None, self._device)
         return self._cupy.ndarray((nbytes,), np.uint8, self._cupy.cuda.MemoryPointer(memory, 0))
 
-    def _tell(self, reads: int, why: str) -> None:
+    def _log_failure(self, reads: int, why: str) -> None:
         """Log once that reads are repeated without kvikio."""
         with self._lock:
-            is_told, self.failure = bool(self.failure), self.failure or why
-        if not is_told:
+            is_logged, self.failure = bool(self.failure), self.failure or why
+        if not is_logged:
             _log.warning("%s failed %d reads (%s), which go through host memory without it", ENGINE, reads, why)
 
 
@@ -132,15 +135,15 @@ class _SlabReads:
     Attributes
     ----------
     failures : list of str
-        Why reads failed that the file is not the cause of, in kvikio's words.
+        Messages of failures that the file did not cause.
     """
 
-    def __init__(self, open_file: Any, view: Any) -> None:
+    def __init__(self, open_file: Callable[[str], Any], view: Callable[[int, int], Array]) -> None:
         self._open_file, self._view = open_file, view
-        self._files: OrderedDict[bytes, tuple[Any, list[Any]]] = OrderedDict()  # files, and what is read of each
+        self._files: OrderedDict[bytes, tuple[Any, list[Any]]] = OrderedDict()  # files, and the pending reads of each
         self.failures: list[str] = []
 
-    def carry_out(self, records: Any) -> None:
+    def carry_out(self, records: Iterable[native.DirectRead]) -> None:
         """Start all reads, and wait for them."""
         try:
             for record in records:
@@ -152,7 +155,7 @@ class _SlabReads:
                 self._finish()
 
     def _file(self, path: bytes) -> tuple[Any, list[Any]]:
-        """Open a file once; None where it cannot be opened."""
+        """Open a file once; None if it cannot be opened."""
         if path in self._files:
             self._files.move_to_end(path)
             return self._files[path]
@@ -168,7 +171,7 @@ class _SlabReads:
         self._files[path] = file, []
         return self._files[path]
 
-    def _start(self, record: Any, file: Any, pending: list[Any]) -> None:
+    def _start(self, record: native.DirectRead, file: Any, pending: list[Any]) -> None:
         try:
             view = self._view(record.address, record.nbytes)
             pending.append((record, file.pread(view, record.nbytes, record.offset, None), view))
@@ -176,7 +179,7 @@ class _SlabReads:
             self.failures.append(_words(error))
 
     def _finish(self) -> None:
-        """Wait for the reads of the file that was not used for longest, and close it."""
+        """Wait for the reads of the least recently used file, and close it."""
         _, (file, pending) = self._files.popitem(last=False)
         for record, future, _ in pending:
             try:

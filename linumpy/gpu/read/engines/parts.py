@@ -24,7 +24,7 @@ class PartsJob:
     Attributes
     ----------
     output : object
-        What holds the memory of the output.
+        The object that holds the memory of the output.
     """
 
     __slots__ = ("_jobs", "output")
@@ -38,26 +38,26 @@ class PartsJob:
         self._jobs.append((job, layout))
 
     def done(self) -> bool:
-        """Say whether all are over."""
+        """Say whether all jobs have ended."""
         return all(job.done() for job, _ in self._jobs)
 
     def wait(self) -> None:
-        """Wait until all are over; signals are handled meanwhile."""
+        """Wait until all jobs have ended; signals are handled meanwhile."""
         for job, _ in self._jobs:
             job.wait()
 
     def cancel(self) -> bool:
-        """Give up those that are not over; False where all are."""
-        cancelled = [job.cancel() for job, _ in self._jobs]  # each of them, not up to the first
+        """Cancel all jobs that have not ended; False if all have ended."""
+        cancelled = [job.cancel() for job, _ in self._jobs]  # a list: `any` would stop at the first
         return any(cancelled)
 
     def error(self, layout: ArrayLayout) -> BaseException | None:
-        """Return the first error, those of chunks before that of a cancelled job."""
+        """Return the first error; errors of chunks come before the cancellation of a job."""
         errors = [error for job, own in self._jobs if (error := job.error(own)) is not None]
         return min(errors, key=lambda error: isinstance(error, CancelledError), default=None)
 
     def report(self) -> native.Report:
-        """Add up what was done; the parts were read at the same time."""
+        """Add up the reports; the parts were read at the same time, so the longest time counts."""
         reports = [job.report() for job, _ in self._jobs]
         total = native.Report()
         for name, *_ in native.Report._fields_:
@@ -67,9 +67,9 @@ class PartsJob:
 
 
 def submit_parts(
-    submit: Callable[..., Sequence[Any]], layouts: Sequence[ArrayLayout], regions: Regions, outputs: Sequence[Any]
+    submit: Callable[..., Sequence[Any]], layouts: Sequence[ArrayLayout], regions: Regions, outputs: Sequence[object]
 ) -> list[PartsJob]:
-    """Submit regions of rectilinear arrays, those of chunks of one shape together.
+    """Submit regions of rectilinear arrays; parts with chunks of the same shape are submitted together.
 
     Parameters
     ----------
@@ -78,9 +78,9 @@ def submit_parts(
     layouts : sequence of ArrayLayout
         The arrays.
     regions : Regions
-        What is wanted of them.
+        Regions of these arrays, and their outputs.
     outputs : sequence of arrays
-        That of each region, or one for all.
+        The output of each region, or one for all.
     """
     jobs = [PartsJob(output) for output in outputs]
     kinds: dict[object, list[tuple[int, RegularBox]]] = {}
@@ -92,8 +92,8 @@ def submit_parts(
             rows = [row for row, _ in members]
             owners = [jobs[row if len(outputs) > 1 else 0] for row in rows]
             arrays, boxes = _boxes_of(regions, members)
-            made = submit(arrays, regions=boxes, outputs=[owner.output for owner in owners])
-            for owner, job, (_, part) in zip(owners, made, members, strict=True):
+            submitted = submit(arrays, regions=boxes, outputs=[owner.output for owner in owners])
+            for owner, job, (_, part) in zip(owners, submitted, members, strict=True):
                 owner.add(job, part.layout)
     except BaseException:
         for job in jobs:  # nothing may write to outputs of a call that has raised
@@ -105,13 +105,13 @@ def submit_parts(
 
 
 def _boxes_of(regions: Regions, members: Sequence[tuple[int, RegularBox]]) -> tuple[list[ArrayLayout], Regions]:
-    """List the arrays of parts, each once, and the parts with their outputs."""
+    """Return the distinct arrays of parts, and the parts with their outputs."""
     numbers: dict[int, int] = {}
     array = np.array([numbers.setdefault(id(part.layout), len(numbers)) for _, part in members], np.int64)
     layouts = {id(part.layout): part.layout for _, part in members}
     start, stop, offset = (
         np.array([getattr(part, name) for _, part in members], np.int64) for name in ("start", "stop", "offset")
     )
-    of_row = regions.take(np.array([row for row, _ in members]))
-    addresses = of_row.addresses + (offset * of_row.strides).sum(axis=1)
-    return [layouts[key] for key in numbers], Regions(array, start, stop, of_row.strides, addresses)
+    whole = regions.take(np.array([row for row, _ in members]))
+    addresses = whole.addresses + (offset * whole.strides).sum(axis=1)
+    return [layouts[key] for key in numbers], Regions(array, start, stop, whole.strides, addresses)

@@ -8,9 +8,9 @@
 // - `planes` resamples X and Y at once. A thread marches down PACK (or one) columns of the image with the sums of
 //   OUTPUTS rows of the result in registers, so that every row is loaded once, in its own dtype; the weights of these
 //   rows are one load, the same for all lanes. The sums go to a tile in shared memory, with a gap every 32 columns so
-//   that lanes that read every second or fourth column do not meet in a bank. From there the block resamples along X.
+//   that lanes that read every second or fourth column have no bank conflicts. From there the block resamples along X.
 // - `along` is the same march along any other axis, lanes along the axes after it.
-// - `along_x` resamples X from global memory where a tile would not fit shared memory (an axis shrunk a thousandfold).
+// - `along_x` resamples X from global memory if a tile would not fit shared memory (an axis shrunk a thousandfold).
 //
 // Every sum is in the order of the axis, so that the result does not depend on tiles and launches. Zero-weight NaNs
 // must not propagate, but neighbours share rows: sums that are not finite are recomputed row by row.
@@ -102,8 +102,8 @@ __device__ __forceinline__ void march(const SOURCE *in, int64 stride, int n, Gro
     }
     clamp(bounds, sums);
     if (!IsFloat<SOURCE>::value) return;
-    // A row that is NaN or infinite spoils neighbours whose windows do not contain it: 0 times it is NaN. Such sums are
-    // rare, and recomputed more slowly.
+    // A row that is NaN or infinite spoils neighbours whose windows do not contain it, since 0 times it is NaN. Such
+    // sums are rare, and are recomputed more slowly.
 #pragma unroll
     for (int j = 0; j < OUTPUTS; ++j)
 #pragma unroll
@@ -224,7 +224,7 @@ extern "C" __global__ void __launch_bounds__(256, BLOCKS)
     }
 }
 
-// (outer, n) -> (outer, m), a thread an element.
+// (outer, n) -> (outer, m), one thread for each element.
 extern "C" __global__ void __launch_bounds__(256)
     along_x(const SOURCE *__restrict__ in, TARGET *__restrict__ out, const Window *__restrict__ windows,
             const COMPUTE *__restrict__ table, int64 outer, int n, int m) {
