@@ -107,8 +107,8 @@ typedef struct {
     const char *prefix;  // of the path of each stored object: coordinates follow
     const char *separator;
     const char *metadata;  // file, or key of an object store, that exists as long as the array does
-    const lc_look
-        *looks;  // its metadata files: if one has changed when a job is planned, the job fails with LC_CHANGED
+    // Its metadata files: if one of them has changed when a job is planned, the job fails with LC_CHANGED.
+    const lc_look *looks;
     int64_t look_count;
     // The ZIP file whose entries are the stored objects, as of when its directory was read; NULL: objects are files.
     // The prefix begins with the ZIP file's path and a '/'; the name of the entry follows.
