@@ -60,7 +60,7 @@ struct DirectRead {
 struct KeptFill {
     KeptSlot *slot;
     i64 source;  // as for Row
-    i64 chunk;  // index of the chunk in the slab's list of chunks to decode; -1: not encoded
+    i64 chunk;  // index of the chunk in the slab's list of chunks to decode; -1: it needs no decoding
     bool is_broken = false;  // its bytes were not read
 };
 

@@ -1,4 +1,5 @@
-// One task, on the thread that carries it out: execute.cpp reads into host memory, stage.cpp into slabs of a device.
+// One task, on the thread that carries it out: locate.cpp locates its stored object, execute.cpp reads into host
+// memory, stage.cpp into slabs of a device.
 #pragma once
 
 #include <algorithm>

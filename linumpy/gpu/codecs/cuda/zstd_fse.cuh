@@ -18,8 +18,8 @@ template <u32 STATES> struct FseEncoder {
 
 __device__ inline u32 top_bit(u32 v) { return 31 - leading_zeros(v); }
 
-// Distribute 2^log states among the symbols of a histogram, at least one to each symbol that occurs, of which there may
-// be 2^log.
+// Distribute 2^log states among the symbols of a histogram, at least one to each symbol that occurs. At most 2^log may
+// occur.
 __device__ inline void share_states(const u32 *histogram, u32 symbols, u32 total, u32 log, short *counts) {
     int left = 1 << log;
     u32 largest = 0;

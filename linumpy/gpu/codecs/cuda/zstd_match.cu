@@ -178,8 +178,7 @@ __device__ inline Hash hash_of(Bytes8 bytes) {  // of the first 6 bytes
     return {mixed >> (32 - TABLE_LOG), (mixed >> 3) & TAG};
 }
 
-constexpr u32 FAR =
-    4 * LANES;  // if a match ends further than this after the window, windows are skipped and loaded anew
+constexpr u32 FAR = 4 * LANES;  // if a match ends this far after a window's begin, windows are skipped
 
 extern "C" __global__ void zstd_match(const u8 *chunks, i64 nbytes, i64 blocks_each, i64 segments, u8 *literals,
                                       u64 *sequences, Segment *out) {

@@ -139,7 +139,7 @@ __device__ inline LastOffsets scanned(LastOffsets mine) {
 // counted from the top of the stream's last word.
 struct BitStream {
     const u32 *last;  // word 0; word k is last[-k]
-    u32 words, end;   // number of words, and of bits including those of the first word that precede the stream
+    u32 words, end;   // number of words; the bit after the last one
     u32 filled;       // words written to the window so far
     u32 next[3];      // the next words, three per lane, loaded in advance
 };
