@@ -232,8 +232,8 @@ extern "C" __global__ void __launch_bounds__(LANES)
     extern __shared__ __align__(16) u16 table[];
     for (i64 number = blockIdx.x; number < count * each; number += gridDim.x) {
         const i64 begin = number % each * step, left = n - begin;
-        // Only in the last segment must matches begin LAST_MATCH bytes before the end, but all segments keep this distance
-        // from their ends: it costs little, and allows the last segment to be shorter than that.
+        // Only in the last segment must matches begin LAST_MATCH bytes before the end, but all segments keep this
+        // distance from their ends: it costs little, and allows the last segment to be shorter than that.
         const u32 size = static_cast<u32>(left < step ? left : step);
         Segment segment{};
         const i64 known = begin < history ? begin : history;

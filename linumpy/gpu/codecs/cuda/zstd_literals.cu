@@ -102,9 +102,9 @@ __device__ inline void build_tree(LiteralCoder &t) {
     }
     t.depth[n - 2] = 0;
     for (u32 k = n - 2; k-- > 0;) t.depth[k] = static_cast<u8>(t.depth[t.node_parent[k]] + 1);
-    // Rarer symbols have longer codes. Codes that are too long are cut to MAX_BITS, which takes more code space than there
-    // is: other codes are lengthened, the rarest of the longest first, until all fit; the remaining space then shortens
-    // codes again.
+    // Rarer symbols have longer codes. Codes that are too long are cut to MAX_BITS, which takes more code space than
+    // there is: other codes are lengthened, the rarest of the longest first, until all fit; the remaining space then
+    // shortens codes again.
     u32 used = 0;
     for (u32 k = 0; k < n; ++k) {
         const u32 length = t.depth[t.leaf_parent[k]] + 1u, cut = length < MAX_BITS ? length : MAX_BITS;
