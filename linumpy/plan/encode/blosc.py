@@ -57,8 +57,8 @@ def cut_chunk(nbytes: int, encoding: Encoding) -> Cut:
         max_nbytes = lz4.stream_nbytes(encoding.preset) * (encoding.itemsize if encoding.itemsize <= _MAX_SPLITS else 1)
     else:
         max_nbytes = _ZSTD_BIT_BLOCK if encoding.shuffle == "bit" else _ZSTD_BLOCKS[encoding.preset]
-        max_nbytes = max_nbytes // unit * unit
-        block = nbytes // max(1, -(-nbytes // max_nbytes)) // unit * unit or nbytes or 1
+    max_nbytes = max_nbytes // unit * unit
+    block = nbytes // max(1, -(-nbytes // max_nbytes)) // unit * unit or nbytes or 1
     is_split = (
         encoding.inner == "lz4" and encoding.itemsize <= _MAX_SPLITS and block // encoding.itemsize >= _MIN_SPLIT_NBYTES
     )
