@@ -129,6 +129,29 @@ Slab *Device::take_open(const lc_decode_plan *plan, i64 nbytes, i64 rows, i64 ch
     return nullptr;
 }
 
+// Open a free slab for a kind. Called with the lock held.
+Slab *Device::open_free(const lc_decode_plan *plan) {
+    Slab *slab = free_.back();
+    free_.pop_back();
+    ++busy_;
+    slab->plan = plan;
+    slab->writers = 1;
+    slab->opened = now();
+    open_[plan] = slab;
+    if (oldest_ == 0) oldest_ = slab->opened;
+    try {
+        const i64 needed = std::max(record_.pinned_nbytes, capacity(plan));
+        if (slab->pinned_nbytes < needed) allocate(*slab, needed);
+    } catch (...) {
+        open_.erase(plan);
+        free_.push_back(slab);
+        --busy_;
+        freed_.notify_all();
+        throw;
+    }
+    return slab;
+}
+
 // Whether the offsets of a range in the slab and in the file must differ by whole pages: cuFile copies other ranges
 // through its own memory. Only for long reads, since up to a page of the slab is lost.
 bool Device::is_page_aligned(const lc_decode_plan *plan, i64 nbytes, i64 weight, i64 offset) const {
@@ -177,24 +200,7 @@ Range Device::reserve(const lc_decode_plan *plan, i64 nbytes, i64 rows, i64 chun
                 freed_.wait(lock);
                 continue;
             }
-            slab = free_.back();
-            free_.pop_back();
-            ++busy_;
-            slab->plan = plan;
-            slab->writers = 1;
-            slab->opened = now();
-            open_[plan] = slab;
-            if (oldest_ == 0) oldest_ = slab->opened;
-            try {
-                const i64 needed = std::max(record_.pinned_nbytes, capacity(plan));
-                if (slab->pinned_nbytes < needed) allocate(*slab, needed);
-            } catch (...) {
-                open_.erase(plan);
-                free_.push_back(slab);
-                --busy_;
-                freed_.notify_all();
-                throw;
-            }
+            slab = open_free(plan);
         }
         ++slab->writers;
         const i64 base = plan ? plan->stored : 0;

@@ -176,6 +176,7 @@ public:
 
 private:
     Slab *take_open(const lc_decode_plan *plan, i64 nbytes, i64 rows, i64 chunks, i64 weight);
+    Slab *open_free(const lc_decode_plan *plan);
     void allocate(Slab &slab, i64 nbytes);
     void flush_before(double limit);
     void start(Slab *slab);

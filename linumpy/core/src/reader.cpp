@@ -17,6 +17,48 @@ constexpr i64 SMALL_BOXES = 16, SMALL_CHUNK_NBYTES = 2 << 20, HELPED_BOXES = 64;
 
 std::chrono::duration<double> seconds_of(double seconds) { return std::chrono::duration<double>(seconds); }
 
+// The regions and jobs of a batch, but not its arrays, which need the reader's lock.
+std::shared_ptr<Batch> batch_of(const lc_batch &record) {
+    const auto geometry = std::make_shared<const Geometry>(*record.geometry);
+    auto batch = std::make_shared<Batch>();
+    Regions &regions = batch->regions;
+    const size_t count = static_cast<size_t>(record.region_count), values = count * static_cast<size_t>(geometry->rank);
+    regions.geometry = geometry;
+    regions.conversion = {geometry->dtype, record.target, geometry->swapped != 0};
+    std::copy(record.fill, record.fill + sizeof regions.fill, regions.fill);
+    regions.array.assign(record.array, record.array + count);
+    regions.start.assign(record.start, record.start + values);
+    regions.stop.assign(record.stop, record.stop + values);
+    regions.strides.assign(record.strides, record.strides + values);
+    regions.address.assign(record.address, record.address + count);
+    if (record.on_device) {
+        batch->scatter = record.on_device->scatter;
+        batch->decode = record.on_device->decode;
+        batch->ready = record.on_device->ready;
+        batch->timed = record.on_device->timed;
+        batch->headers.resize(count);
+        batch->memory = record.on_device->memory;
+    }
+    for (i64 n = 0; n < record.array_count; ++n) {
+        const lc_array &array = record.arrays[n];
+        if (array.look_count && batch->metadata_files.empty())
+            batch->metadata_files.resize(static_cast<size_t>(record.array_count));
+        for (const lc_look *file = array.looks; file != array.looks + array.look_count; ++file)
+            batch->metadata_files[static_cast<size_t>(n)].push_back(
+                {file->path, file->device, file->inode, file->nbytes, file->written, file->changed});
+    }
+    const auto is_remote = [](const lc_array &array) { return array.store != 0; };
+    double boxes = 0;
+    for (size_t n = 0; n < count; ++n) boxes += regions.chunk_count(static_cast<i64>(n));
+    batch->queued_boxes = static_cast<i64>(std::min(boxes, static_cast<double>(WAVE_BOXES)));
+    batch->is_small = batch->queued_boxes <= SMALL_BOXES && geometry->chunk_nbytes <= SMALL_CHUNK_NBYTES &&
+                      std::none_of(record.arrays, record.arrays + record.array_count, is_remote);
+    const i64 job_count = record.one_job ? 1 : record.region_count;
+    for (i64 n = 0; n < job_count; ++n)
+        batch->jobs.push_back(std::make_shared<Job>(record.one_job ? std::max<i64>(1, record.region_count) : 1));
+    return batch;
+}
+
 }  // namespace
 
 // Created once per reader, so that scheduling queued work needs no memory later.
@@ -64,46 +106,10 @@ std::shared_ptr<Array> Reader::known_array(const lc_array &array, const std::sha
 }
 
 bool Reader::submit(const lc_batch &record, std::vector<std::shared_ptr<Job>> &jobs) {
-    const auto geometry = std::make_shared<const Geometry>(*record.geometry);
-    auto batch = std::make_shared<Batch>();
-    Regions &regions = batch->regions;
-    const size_t count = static_cast<size_t>(record.region_count), values = count * static_cast<size_t>(geometry->rank);
-    regions.geometry = geometry;
-    regions.conversion = {geometry->dtype, record.target, geometry->swapped != 0};
-    std::copy(record.fill, record.fill + sizeof regions.fill, regions.fill);
-    regions.array.assign(record.array, record.array + count);
-    regions.start.assign(record.start, record.start + values);
-    regions.stop.assign(record.stop, record.stop + values);
-    regions.strides.assign(record.strides, record.strides + values);
-    regions.address.assign(record.address, record.address + count);
-    if (record.on_device) {
-        batch->scatter = record.on_device->scatter;
-        batch->decode = record.on_device->decode;
-        batch->ready = record.on_device->ready;
-        batch->timed = record.on_device->timed;
-        batch->headers.resize(count);
-        batch->memory = record.on_device->memory;
-    }
-    for (i64 n = 0; n < record.array_count; ++n) {
-        const lc_array &array = record.arrays[n];
-        if (array.look_count && batch->metadata_files.empty())
-            batch->metadata_files.resize(static_cast<size_t>(record.array_count));
-        for (const lc_look *file = array.looks; file != array.looks + array.look_count; ++file)
-            batch->metadata_files[static_cast<size_t>(n)].push_back(
-                {file->path, file->device, file->inode, file->nbytes, file->written, file->changed});
-    }
-    const auto is_remote = [](const lc_array &array) { return array.store != 0; };
-    double boxes = 0;
-    for (size_t n = 0; n < count; ++n) boxes += regions.chunk_count(static_cast<i64>(n));
-    batch->queued_boxes = static_cast<i64>(std::min(boxes, static_cast<double>(WAVE_BOXES)));
-    batch->is_small = batch->queued_boxes <= SMALL_BOXES && geometry->chunk_nbytes <= SMALL_CHUNK_NBYTES &&
-                      !(device_ && device_->reads_directly()) &&
-                      std::none_of(record.arrays, record.arrays + record.array_count, is_remote);
     // All memory is allocated before the batch is queued: a call that fails must not leave a batch in the queue.
+    const std::shared_ptr<Batch> batch = batch_of(record);
+    if (device_ && device_->reads_directly()) batch->is_small = false;
     Pool::shared();
-    const i64 job_count = record.one_job ? 1 : record.region_count;
-    for (i64 n = 0; n < job_count; ++n)
-        batch->jobs.push_back(std::make_shared<Job>(record.one_job ? std::max<i64>(1, record.region_count) : 1));
     jobs = batch->jobs;
     if (!record.region_count) {
         for (const auto &job : jobs) settle(*job, 1);
@@ -113,7 +119,8 @@ bool Reader::submit(const lc_batch &record, std::vector<std::shared_ptr<Job>> &j
     {
         const std::lock_guard lock(mutex_);
         if (!closing_ && queued_boxes_ > QUEUED_BOXES) return false;
-        for (i64 n = 0; n < record.array_count; ++n) regions.arrays.push_back(known_array(record.arrays[n], geometry));
+        for (i64 n = 0; n < record.array_count; ++n)
+            batch->regions.arrays.push_back(known_array(record.arrays[n], batch->regions.geometry));
         if (!closing_) {
             if (!plan_work_) plan_work_ = std::make_shared<PlanWork>(weak_from_this());
             pool_ = &Pool::shared();

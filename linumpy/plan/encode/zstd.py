@@ -79,10 +79,8 @@ def plan_zstd(count: int, nbytes: int, preset: str = "fast", search: Search | No
 
     Parameters
     ----------
-    count, nbytes : int
-        Number of chunks, and bytes of each.
-    preset : str
-        ``"fast"`` or ``"small"``.
+    count, nbytes, preset
+        As for :func:`~linumpy.plan.encode.lz4.plan_lz4`.
     search : Search, optional
         Settings that replace those of the preset.
     """
