@@ -147,7 +147,7 @@ public:
     // As `flush`, on an idle thread, which then waits for the slabs for a short time, so that the device's thread need
     // not be woken.
     void flush_and_attend();
-    void flush_kept();
+    void flush_kept();  // the open slab of kept chunks
     void flush_old();
     bool start_sealed();
     // Restores the CUDA context of a caller's thread.

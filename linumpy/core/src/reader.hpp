@@ -190,7 +190,7 @@ private:
     std::shared_ptr<Reader> reader_;
     std::vector<std::shared_ptr<Batch>> batches_;  // boxes refer to them
     std::atomic<i64> next_{0}, left_{0}, kept_left_{0};
-    i64 kept_ = 0;  // chunks
+    i64 kept_ = 0;  // number of kept chunks
     size_t objects_ = 0;
 };
 
