@@ -282,14 +282,14 @@ TEST(files_and_their_errors) {
     CHECK(file.read(text, 10, 0) == 10 && file.read(text, 10, 0) == -EIO && file.read(text, 10, 0) == 10);
     Version version;
     bool is_regular = false;
-    CHECK(file.look(version, is_regular) == 0 && is_regular && version.nbytes == 10);
+    CHECK(file.stat(version, is_regular) == 0 && is_regular && version.nbytes == 10);
     faults::armed[faults::FSTAT].number = EIO;
     faults::armed[faults::FSTAT].left = 1;
-    CHECK(file.look(version, is_regular) == EIO);
-    CHECK(file.open(folder.path.string()) == 0 && file.look(version, is_regular) == 0 && !is_regular);
+    CHECK(file.stat(version, is_regular) == EIO);
+    CHECK(file.open(folder.path.string()) == 0 && file.stat(version, is_regular) == 0 && !is_regular);
     const std::string fifo = (folder.path / "pipe").string();
     CHECK(!mkfifo(fifo.c_str(), 0600));
-    CHECK(file.open(fifo) == 0 && file.look(version, is_regular) == 0 && !is_regular);  // not waited for
+    CHECK(file.open(fifo) == 0 && file.stat(version, is_regular) == 0 && !is_regular);  // not waited for
     CHECK(!symlink("nowhere", (folder.path / "link").c_str()));
     CHECK(!is_missing((folder.path / "link").string()) && !exists((folder.path / "link").string()));
     CHECK(is_missing((folder.path / "none").string()) && is_missing(path + "/x") && exists(path));
@@ -601,7 +601,7 @@ TEST(pool_gives_work_back_to_who_waits_for_it) {
     int helped = 0;
     for (int n = 0; n < 300; ++n) {
         const auto work = std::make_shared<Once>();
-        CHECK(pool.add_for_later(work) == 0);
+        CHECK(pool.add_deferred(work) == 0);
         if (n % 3 && pool.begin_help(*work)) {
             CHECK(!pool.begin_help(*work));
             work->run(0);
@@ -617,7 +617,7 @@ TEST(pool_gives_work_back_to_who_waits_for_it) {
     for (int n = 0; n < 1000 && !helps; ++n) {
         wait_for([&] { return work.use_count() == 1; });
         work->arm();
-        CHECK(pool.add_for_later(work) == 0);
+        CHECK(pool.add_deferred(work) == 0);
         helps = pool.begin_help(*work);
     }
     CHECK(helps);

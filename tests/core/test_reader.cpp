@@ -176,15 +176,15 @@ TEST(cancelled_jobs) {
         Jobs jobs(store, random, 12);
         if (round % 3 == 0) lc_fail_next(2, draw(random, 1, 9), EIO);
         CHECK(jobs.submit(reader) == 0);
-        std::vector<int64_t> given_up;
+        std::vector<int64_t> is_abandoned;
         for (lc_job *job : jobs.jobs) {
             if (draw(random, 0, 1)) std::this_thread::sleep_for(std::chrono::microseconds(draw(random, 0, 200)));
-            given_up.push_back(draw(random, 0, 1) ? lc_job_cancel(job) : 0);
+            is_abandoned.push_back(draw(random, 0, 1) ? lc_job_cancel(job) : 0);
         }
         const std::vector<int64_t> codes = jobs.settle();
         lc_fail_next(2, 0, 0);
         for (size_t n = 0; n < codes.size(); ++n) {
-            CHECK((codes[n] == LC_CANCELLED) == (given_up[n] != 0));
+            CHECK((codes[n] == LC_CANCELLED) == (is_abandoned[n] != 0));
             CHECK(!lc_job_cancel(jobs.jobs[n]));
         }
         close_reader(reader);

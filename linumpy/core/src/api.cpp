@@ -41,8 +41,8 @@ lc_reader *lc_reader_new(int64_t threads, int64_t index_nbytes, const lc_device 
 }
 
 void lc_reader_memory(lc_reader *handle, int64_t slots, int64_t kept, int64_t kept_nbytes) {
-    handle->reader->device()->give_memory(static_cast<lc::DevicePointer>(slots), static_cast<lc::DevicePointer>(kept),
-                                          kept_nbytes);
+    handle->reader->device()->set_memory(static_cast<lc::DevicePointer>(slots), static_cast<lc::DevicePointer>(kept),
+                                         kept_nbytes);
 }
 
 void lc_reader_close(lc_reader *handle) { handle->reader->close(); }
@@ -76,10 +76,10 @@ int64_t lc_submit(lc_reader *handle, const lc_batch *batch, lc_job **jobs) {
     try {
         const int64_t count = batch->one_job ? 1 : batch->region_count;
         for (int64_t n = 0; n < count; ++n) handles.push_back(std::make_unique<lc_job>());
-        std::vector<std::shared_ptr<lc::Job>> made;
-        if (!handle->reader->submit(*batch, made)) return 1;
+        std::vector<std::shared_ptr<lc::Job>> submitted;
+        if (!handle->reader->submit(*batch, submitted)) return 1;
         for (size_t n = 0; n < handles.size(); ++n) {
-            handles[n]->job = std::move(made[n]);
+            handles[n]->job = std::move(submitted[n]);
             handles[n]->reader = handle->reader;
             jobs[n] = handles[n].release();
         }
@@ -96,7 +96,7 @@ int64_t lc_job_done(lc_job *handle) { return handle->job->is_over(); }
 int64_t lc_wait_job(lc_job *handle, double seconds) { return lc_wait_jobs(&handle, 1, seconds); }
 
 int64_t lc_jobs_over(lc_job *const *jobs, int64_t count) {
-    return std::all_of(jobs, jobs + count, [](const lc_job *one) { return one->job->is_over(); });
+    return std::all_of(jobs, jobs + count, [](const lc_job *handle) { return handle->job->is_over(); });
 }
 
 int64_t lc_wait_jobs(lc_job *const *jobs, int64_t count, double seconds) {

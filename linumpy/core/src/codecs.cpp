@@ -31,8 +31,8 @@ template <class T> T little(const u8 *p) {
     return value;
 }
 
-void check_size(size_t found, size_t expected) {
-    if (found != expected) refuse("%zu bytes were decoded, and a chunk has %zu", found, expected);
+void check_size(size_t decoded, size_t expected) {
+    if (decoded != expected) refuse("%zu bytes were decoded, and a chunk has %zu", decoded, expected);
 }
 
 constexpr std::array<u32, 256> crc_table() {
@@ -65,11 +65,11 @@ __attribute__((target("sse4.2"))) u32 crc32c_by_sse(u32 value, const u8 *data, s
 }
 #endif
 
-Bytes without_checksum(Bytes data, const char *what) {
+Bytes without_checksum(Bytes data, const char *name) {
     if (data.size() < 4) refuse("%zu bytes are too few for a checksum", data.size());
     const Bytes body = data.first(data.size() - 4);
     const u32 stored = little<u32>(body.data() + body.size()), computed = crc32c(body.data(), body.size());
-    if (stored != computed) refuse("the checksum of the %s is %#010x and must be %#010x", what, stored, computed);
+    if (stored != computed) refuse("the checksum of the %s is %#010x and must be %#010x", name, stored, computed);
     return body;
 }
 
@@ -81,10 +81,10 @@ ZSTD_DCtx *zstd_of(DecodeScratch &scratch) {
     return scratch.zstd.get();
 }
 
-// Frames of unknown size are decoded as streams by numcodecs, whose window zstd limits to this.
+// numcodecs decodes frames of unknown size as streams, whose window zstd limits to this.
 constexpr u64 ZSTD_WINDOW = (u64(1) << 27) + 1;
 
-// Refuse frames whose sizes cannot add up to a chunk before any is decoded.
+// Refuse frames whose sizes cannot add up to a chunk, before decoding any.
 void check_zstd_frames(Bytes stored, size_t expected) {
     u64 total = 0;
     bool all_known = true, too_wide = false;
@@ -144,49 +144,50 @@ struct Inflater {
     Inflater &operator=(const Inflater &) = delete;
 };
 
-// Inflate one stream into `out` from `done` on. Returns the bytes of input that it took; `done` is moved on.
-size_t inflate_one(Inflater &inflater, Bytes stored, Target out, size_t &done, bool &ended) {
-    constexpr size_t MOST = 1u << 30;
+// Inflate one stream into `out` from `done` on, and advance `done`. Returns the number of input bytes consumed.
+size_t inflate_stream(Inflater &inflater, Bytes stored, Target out, size_t &done, bool &ended) {
+    constexpr size_t MAX_STEP = 1u << 30;
     z_stream &stream = inflater.stream;
-    size_t taken = 0;
+    size_t consumed = 0;
     ended = false;
     u8 beyond;
     while (!ended) {
-        const size_t input = std::min(MOST, stored.size() - taken), space = std::min(MOST, out.size() - done);
-        stream.next_in = const_cast<u8 *>(stored.data()) + taken;
+        const size_t input = std::min(MAX_STEP, stored.size() - consumed),
+                     space = std::min(MAX_STEP, out.size() - done);
+        stream.next_in = const_cast<u8 *>(stored.data()) + consumed;
         stream.avail_in = static_cast<uInt>(input);
         stream.next_out = space ? out.data() + done : &beyond;
         stream.avail_out = space ? static_cast<uInt>(space) : 1;
         const int state = inflate(&stream, Z_NO_FLUSH);
-        taken += input - stream.avail_in;
-        const size_t made = (space ? space : 1) - stream.avail_out;
-        if (!space && made) refuse("more than %zu bytes were decoded, and a chunk has %zu", out.size(), out.size());
-        done += space ? made : 0;
+        consumed += input - stream.avail_in;
+        const size_t produced = (space ? space : 1) - stream.avail_out;
+        if (!space && produced) refuse("more than %zu bytes were decoded, and a chunk has %zu", out.size(), out.size());
+        done += space ? produced : 0;
         ended = state == Z_STREAM_END;
-        if (state == Z_BUF_ERROR || (state == Z_OK && taken == stored.size() && !made)) break;
+        if (state == Z_BUF_ERROR || (state == Z_OK && consumed == stored.size() && !produced)) break;
         if (state != Z_OK && !ended) refuse("zlib: %s", stream.msg ? stream.msg : zError(state));
     }
-    return taken;
+    return consumed;
 }
 
 void decode_zlib(Bytes stored, Target out) {
     Inflater inflater(15);
     size_t done = 0;
     bool ended;
-    inflate_one(inflater, stored, out, done, ended);
+    inflate_stream(inflater, stored, out, done, ended);
     check_size(done, out.size());
     if (!ended) refuse("the stored bytes are cut off");
 }
 
-// All members, one after another, as Python's gzip module takes them: zeros may follow each.
+// Decode all members. As in Python's gzip module, zeros may follow each.
 void decode_gzip(Bytes stored, Target out) {
     size_t done = 0;
     while (!stored.empty()) {
         Inflater inflater(15 + 16);
         bool ended;
-        const size_t taken = inflate_one(inflater, stored, out, done, ended);
+        const size_t consumed = inflate_stream(inflater, stored, out, done, ended);
         if (!ended) refuse("Compressed file ended before the end-of-stream marker was reached");
-        stored = stored.subspan(taken);
+        stored = stored.subspan(consumed);
         while (!stored.empty() && stored[0] == 0) stored = stored.subspan(1);
     }
     check_size(done, out.size());
@@ -194,10 +195,10 @@ void decode_gzip(Bytes stored, Target out) {
 
 // Blosc 1; format: README_CHUNK_FORMAT.rst of the C-Blosc project
 
-constexpr size_t BLOSC_HEAD = 16, MOST_SPLITS = 16, SMALLEST_SPLIT = 128;
+constexpr size_t BLOSC_HEAD = 16, MAX_SPLITS = 16, MIN_SPLIT_NBYTES = 128;
 enum BloscFlag { BYTE_SHUFFLE = 1, MEMCPYED = 2, BIT_SHUFFLE = 4, NOT_SPLIT = 16 };
 
-// Undo the byte shuffle: byte k of all elements lies together.
+// Undo the byte shuffle, in which byte k of all elements is contiguous.
 void unshuffle_bytes(const u8 *from, u8 *to, size_t nbytes, size_t size) {
     const size_t count = nbytes / size;
     if (size == 2) {
@@ -209,7 +210,7 @@ void unshuffle_bytes(const u8 *from, u8 *to, size_t nbytes, size_t size) {
         for (size_t n = 0; n < count; ++n)
             for (size_t k = 0; k < 4; ++k) to[4 * n + k] = from[k * count + n];
     } else {
-        constexpr size_t TILE = 256;  // elements at a time, so that what is written stays in the cache
+        constexpr size_t TILE = 256;  // elements at a time, so that the written bytes stay in the cache
         for (size_t first = 0; first < count; first += TILE)
             for (size_t k = 0; k < size; ++k)
                 for (size_t n = first; n < std::min(count, first + TILE); ++n) to[n * size + k] = from[k * count + n];
@@ -241,7 +242,7 @@ void transpose_bytes(u64 *rows) {
     }
 }
 
-// Bits of one byte of all elements, from eight planes of `plane` bytes each, back to bytes.
+// Join eight bit planes of `plane` bytes each to one byte of each element.
 void join_planes(const u8 *from, u8 *to, size_t plane) {
     size_t group = 0;  // of eight elements
     for (; group + 8 <= plane; group += 8) {
@@ -259,8 +260,8 @@ void join_planes(const u8 *from, u8 *to, size_t plane) {
     }
 }
 
-// Undo the bit shuffle: bit k of all elements lies together. A number of elements that eight does not divide was not
-// shuffled.
+// Undo the bit shuffle, in which bit k of all elements is contiguous. Blosc does not shuffle a number of elements that
+// is not a multiple of eight.
 void unshuffle_bits(const u8 *from, u8 *to, size_t nbytes, size_t size, Buffer &sorted) {
     const size_t count = nbytes / size;
     if (count % 8) {
@@ -310,22 +311,22 @@ void decode_blosc(Bytes stored, Target out, DecodeScratch &scratch) {
     const u64 blocks = (nbytes - 1) / block + 1;
     if (BLOSC_HEAD + 4 * blocks > total) refuse("the Blosc blocks are cut off");
     const bool by_byte = flags & BYTE_SHUFFLE && size > 1, by_bit = !by_byte && flags & BIT_SHUFFLE && block >= size;
-    const bool splits = !(flags & NOT_SPLIT) && size <= MOST_SPLITS && block / size >= SMALLEST_SPLIT;
+    const bool splits = !(flags & NOT_SPLIT) && size <= MAX_SPLITS && block / size >= MIN_SPLIT_NBYTES;
     u8 *temporary = by_byte || by_bit ? scratch.block.reserve(static_cast<i64>(block)) : nullptr;
     for (u64 number = 0; number < blocks; ++number) {
         const u64 length = std::min(block, nbytes - number * block);
         const u64 parts = splits && length == block ? size : 1, part = length / parts;
         if (part * parts != length) refuse("the Blosc header is broken");
         u8 *to = temporary ? temporary : out.data() + number * block;
-        u64 at = little<u32>(stored.data() + BLOSC_HEAD + 4 * number);
-        if (at < BLOSC_HEAD + 4 * blocks) refuse("Blosc block %u lies in the header", static_cast<u32>(number));
+        u64 offset = little<u32>(stored.data() + BLOSC_HEAD + 4 * number);
+        if (offset < BLOSC_HEAD + 4 * blocks) refuse("Blosc block %u lies in the header", static_cast<u32>(number));
         for (u64 k = 0; k < parts; ++k) {
-            if (at + 4 > total) refuse("the Blosc blocks are cut off");
-            const u64 packed = little<u32>(stored.data() + at);
-            at += 4;
-            if (!packed || packed > total - at) refuse("the Blosc blocks are cut off");
-            decode_blosc_stream(codec, stored.subspan(at, packed), Target(to + k * part, part), scratch);
-            at += packed;
+            if (offset + 4 > total) refuse("the Blosc blocks are cut off");
+            const u64 packed = little<u32>(stored.data() + offset);
+            offset += 4;
+            if (!packed || packed > total - offset) refuse("the Blosc blocks are cut off");
+            decode_blosc_stream(codec, stored.subspan(offset, packed), Target(to + k * part, part), scratch);
+            offset += packed;
         }
         if (by_byte) unshuffle_bytes(temporary, out.data() + number * block, length, size);
         if (by_bit) unshuffle_bits(temporary, out.data() + number * block, length, size, scratch.shuffled);

@@ -1,7 +1,7 @@
 // Decoders of one chunk: zstd, LZ4 as numcodecs writes it, zlib, gzip, Blosc 1, byte shuffle, CRC-32C.
 //
-// Decodes and refuses the same streams as zarr-python with numcodecs. No decoder takes more memory than
-// the chunk needs, whatever a header says.
+// Decodes and refuses the same streams as zarr-python with numcodecs. No decoder takes more memory than the chunk
+// needs, whatever a header says.
 #pragma once
 
 #include <memory>
@@ -14,26 +14,26 @@ struct ZSTD_DCtx_s;
 
 namespace lc {
 
-// Stored bytes are not what an encoder makes of a chunk.
+// The stored bytes are not a valid encoding of a chunk.
 struct DecodeError : std::runtime_error { using std::runtime_error::runtime_error; };
 
 struct FreeZstd { void operator()(ZSTD_DCtx_s *context) const; };
 
-// Memory of one thread that decodes, kept from chunk to chunk.
+// Memory of one decoding thread, reused from chunk to chunk.
 struct DecodeScratch {
     Buffer filtered, block, shuffled;
-    std::unique_ptr<ZSTD_DCtx_s, FreeZstd> zstd;  // made by the first chunk that needs it
-    void trim(i64 most) {
-        filtered.trim(most);
-        block.trim(most);
-        shuffled.trim(most);
+    std::unique_ptr<ZSTD_DCtx_s, FreeZstd> zstd;  // created for the first chunk that needs it
+    void trim(i64 max_nbytes) {
+        filtered.trim(max_nbytes);
+        block.trim(max_nbytes);
+        shuffled.trim(max_nbytes);
     }
 };
 
-// Fill `out`, all of it; throws DecodeError.
+// Decode a chunk that must fill `out`; throws DecodeError.
 void decode_chunk(const lc_chain &chain, std::span<const u8> stored, std::span<u8> out, DecodeScratch &scratch);
 
-// Bytes of scratch that a chunk needs at most.
+// Maximum scratch memory that a chunk needs, in bytes.
 i64 decode_scratch_nbytes(const lc_chain &chain, i64 chunk_nbytes);
 
 u32 crc32c(const u8 *data, size_t nbytes);

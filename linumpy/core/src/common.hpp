@@ -1,4 +1,4 @@
-// What all parts of the core share: short names, memory, errors, and calls that tests let fail.
+// Shared by all parts of the core: short type names, memory, errors, and fault injection for tests.
 #pragma once
 
 #include <atomic>
@@ -25,13 +25,13 @@ inline double now() {
     return std::chrono::duration<double>(clock::now().time_since_epoch()).count();
 }
 
-// Look for something that is expected soon, before a thread goes to sleep for it: to be woken takes about as long.
-template <class Look> bool spin(const Look &look) {
+// Poll a condition that is expected soon, before the thread sleeps: waking a thread takes about as long.
+template <class Condition> bool spin(const Condition &holds) {
     constexpr double SECONDS = 1e-4;
-    if (look()) return true;
+    if (holds()) return true;
     for (const double end = now() + SECONDS; now() < end;) {
         std::this_thread::yield();
-        if (look()) return true;
+        if (holds()) return true;
     }
     return false;
 }
@@ -42,13 +42,13 @@ struct Failure {
     std::string text;
 };
 
-// Calls of the system that tests let fail: the nth next one of a kind.
+// System calls that tests make fail: the nth next call of a kind.
 namespace faults {
 enum Kind { OPEN, FSTAT, PREAD, CLOSE, THREAD, ALLOCATE, KINDS };
 struct Fault { std::atomic<i64> left{0}, number{0}; };
 extern Fault armed[KINDS];
 
-// The errno that this call is to fail with; 0 for none.
+// The errno with which this call must fail; 0 for none.
 inline i64 due(Kind kind) {
     Fault &fault = armed[kind];
     if (fault.left.load(std::memory_order_relaxed) <= 0) return 0;
@@ -56,7 +56,7 @@ inline i64 due(Kind kind) {
 }
 }  // namespace faults
 
-// Memory for stored and decoded bytes, aligned for vector instructions; grows, and keeps no content when it does.
+// Memory for stored and decoded bytes, aligned for vector instructions. Growing it discards its content.
 class Buffer {
 public:
     Buffer() = default;
@@ -73,9 +73,9 @@ public:
         }
         return data_;
     }
-    // Keep no more than so many bytes for the next use.
-    void trim(i64 most) {
-        if (nbytes_ > most) release();
+    // Free the memory if it exceeds `max_nbytes`.
+    void trim(i64 max_nbytes) {
+        if (nbytes_ > max_nbytes) release();
     }
     u8 *data() const { return data_; }
     i64 nbytes() const { return nbytes_; }

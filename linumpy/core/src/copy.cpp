@@ -36,7 +36,7 @@ template <> struct TypeOf<LC_BFLOAT16> { using type = BFloat16; };
 constexpr i64 SOURCES = LC_BFLOAT16, TARGETS = LC_BFLOAT16 + 1;
 constexpr std::array<i64, TARGETS> NBYTES = {1, 1, 2, 4, 8, 1, 2, 4, 8, 2, 4, 8, 8, 16, 2};
 
-// Halves, by bits: the same on every compiler, NaN payloads kept.
+// Bitwise conversion of float16: the same on every compiler, NaN payloads kept.
 float widen(Half h) {
     const u32 sign = static_cast<u32>(h.bits & 0x8000u) << 16, exponent = (h.bits >> 10) & 31,
               mantissa = h.bits & 1023u;
@@ -46,7 +46,7 @@ float widen(Half h) {
     return std::bit_cast<float>(sign | std::bit_cast<u32>(small));
 }
 
-// Rounded once from double, to nearest, halves to even.
+// Rounded once from double, to nearest, ties to even.
 Half narrow(double d) {
     const u64 bits = std::bit_cast<u64>(d);
     const uint16_t sign = static_cast<uint16_t>(bits >> 48 & 0x8000u);
@@ -76,16 +76,16 @@ BFloat16 as_bfloat16(float f) {
 template <class S> constexpr bool is_complex = false;
 template <class R> constexpr bool is_complex<Complex<R>> = true;
 
-// A stored number as C++ has it: halves widened, a bool 0 or 1.
+// A stored number as a C++ type: float16 as float, a bool as 0 or 1.
 template <class S> auto plain(S v) {
     if constexpr (std::is_same_v<S, Half>) return widen(v);
     else if constexpr (std::is_same_v<S, Bool>) return static_cast<u8>(v.bits != 0);
     else return v;
 }
 
-// Floats beyond the range of an integer type become its nearest end, and NaN 0, as in the scatter kernel.
+// Floats out of the range of an integer type are clamped, and NaN becomes 0, as in the scatter kernel.
 template <class T, class F> T whole(F v) {
-    // The first number beyond the range is a power of two, which every float has.
+    // The first number beyond the range is a power of two, which every float type represents.
     constexpr F END = static_cast<F>(std::numeric_limits<T>::max() / 2 + 1) * 2;
     constexpr F BEGIN = static_cast<F>(std::numeric_limits<T>::min());
     if (!(v > BEGIN)) return v <= BEGIN ? std::numeric_limits<T>::min() : T(0);
@@ -106,7 +106,7 @@ template <class T, class S> T cast(S value) {
         else if constexpr (std::is_same_v<T, Bool>) return {static_cast<u8>(v != 0)};
         else if constexpr (std::is_same_v<T, BFloat16>) return as_bfloat16(static_cast<float>(v));
         else if constexpr (std::is_same_v<T, Half>) {
-            // As the kernel: all but double pass through float.
+            // As in the scatter kernel: all types but double are converted to float first.
             if constexpr (std::is_same_v<decltype(v), const double>) return narrow(v);
             else return narrow(static_cast<double>(static_cast<float>(v)));
         } else if constexpr (std::is_floating_point_v<decltype(+v)> && std::is_integral_v<T>) return whole<T>(v);
@@ -177,8 +177,8 @@ Row copying(i64 itemsize) {
     }
 }
 
-// The box with axes from the largest stride of the output to the smallest, without axes of one element, and neighbours
-// joined where both memories go on without a gap.
+// The box with axes sorted by descending stride of the output, without axes of one element; neighbouring axes are
+// merged if they are contiguous in both memories.
 Box simplified(const Box &box) {
     int order[LC_MAX_RANK], axes = 0;
     for (int a = 0; a < box.rank; ++a)
@@ -202,7 +202,7 @@ Box simplified(const Box &box) {
     return result;
 }
 
-// Call `each(source offset, target offset)` for every row along the last axis.
+// Call `each(source_offset, target_offset)` for every row along the last axis.
 template <class Each> void for_rows(const Box &box, Each each) {
     i64 index[LC_MAX_RANK] = {};
     i64 from = 0, to = 0;
@@ -243,9 +243,9 @@ void copy_box(const Conversion &conversion, const Box &box, const u8 *source, u8
 
 void fill_box(i64 itemsize, const u8 *value, const Box &box, u8 *target) {
     if (is_empty(box)) return;
-    Box alone = box;
-    std::copy(box.target_strides, box.target_strides + LC_MAX_RANK, alone.source_strides);
-    const Box plain = simplified(alone);
+    Box same_strides = box;
+    std::copy(box.target_strides, box.target_strides + LC_MAX_RANK, same_strides.source_strides);
+    const Box plain = simplified(same_strides);
     if (!plain.rank) {
         std::memcpy(target, value, static_cast<size_t>(itemsize));
         return;

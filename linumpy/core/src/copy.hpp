@@ -1,4 +1,4 @@
-// Boxes of decoded chunks → outputs: crop, axis order, byte order and cast in one pass, as the scatter kernel does it.
+// Boxes of decoded chunks → outputs: crop, axis order, byte order and cast in one pass, as in the scatter kernel.
 #pragma once
 
 #include "common.hpp"
@@ -7,22 +7,22 @@ namespace lc {
 
 i64 dtype_nbytes(i64 dtype);
 
-// What happens to an element between storage and output.
+// How an element is converted between storage and output.
 struct Conversion {
     i64 source = LC_U8, target = LC_U8;
     bool swapped = false;
     bool is_copy() const { return source == target && !swapped; }
 };
 
-// A box of elements: extents, and bytes between neighbours in both memories.
+// A box of elements: extents, and strides in bytes in both memories.
 struct Box {
     i64 rank = 0;
     i64 extent[LC_MAX_RANK] = {}, source_strides[LC_MAX_RANK] = {}, target_strides[LC_MAX_RANK] = {};
 };
 
-// Cast as NumPy's astype, numbers that the new dtype cannot hold included where NumPy defines the result.
+// Copy a box and cast as NumPy's astype, also numbers out of range of the new dtype where NumPy defines the result.
 void copy_box(const Conversion &conversion, const Box &box, const u8 *source, u8 *target);
-// Put one value, an element of the outputs, everywhere.
+// Fill a box with one value, an element of the outputs.
 void fill_box(i64 itemsize, const u8 *value, const Box &box, u8 *target);
 
 }  // namespace lc

@@ -1,7 +1,7 @@
 // The C interface of the native core: what linumpy/core/native.py declares to ctypes, record by record.
 //
-// Every function may be called from any thread, throws nothing, and none but the `lc_wait` functions, and those for files, waits for I/O.
-// Integers are 64 bits wide so that records have no padding that the two languages could disagree on.
+// Every function may be called from any thread and throws nothing. Only the `lc_wait` functions and those for files
+// wait for I/O. Integers are 64 bits wide so that records have no padding that the two languages could disagree on.
 #ifndef LINUMPY_CORE_H
 #define LINUMPY_CORE_H
 
@@ -30,17 +30,17 @@ enum lc_error_code {
     LC_READ = 5,  // number: errno
     LC_SHORT = 6,  // a: bytes that were read; b: bytes that were wanted
     LC_INDEX = 7,  // text: what is wrong with the shard index
-    LC_DECODE = 8,  // text: what the decoder says
+    LC_DECODE = 8,  // text: the decoder's message
     LC_GONE = 9,  // the array's metadata file is missing too
     LC_MEMORY = 10,  // a: bytes that could not be allocated
     LC_THREAD = 11,  // number: errno of the thread that could not be started
     LC_CLOSED = 12,
     LC_CANCELLED = 13,
     LC_INTERNAL = 14,  // text: an exception that no code above expected
-    LC_DEVICE = 15,  // text: what the driver says
-    LC_CHANGED = 16,  // a file of the metadata is not what it was when the layout was read
+    LC_DEVICE = 15,  // text: the driver's message
+    LC_CHANGED = 16,  // a metadata file has changed since the layout was read
     LC_ENTRY = 17,  // text: what is wrong with the local header of an entry of a ZIP file
-    LC_MISSING = 18,  // no such object; of a fetch only
+    LC_MISSING = 18,  // no such object; only of requests to object stores
     LC_REMOTE = 19,  // text: why a request to an object store failed
 };
 
@@ -89,7 +89,7 @@ typedef struct {
     lc_chain chain;
 } lc_geometry;
 
-// A file as it was when it was looked at; all but the path is 0 where it was missing.
+// The state of a file when it was last checked; all but the path is 0 if it was missing.
 typedef struct {
     const char *path;
     int64_t device, inode, nbytes, written, changed;  // nanoseconds
@@ -97,7 +97,7 @@ typedef struct {
 
 // An entry of a ZIP file that holds a stored object, uncompressed.
 typedef struct {
-    int64_t number;  // of the object in the grid of the array's objects, in C order
+    int64_t number;  // index of the object in the grid of the array's objects, in C order
     int64_t header;  // offset of the entry's local header
     int64_t nbytes;
 } lc_entry;
@@ -106,21 +106,22 @@ typedef struct {
 typedef struct {
     const char *prefix;  // of the path of each stored object: coordinates follow
     const char *separator;
-    const char *metadata;  // file, or key of an object store, that is there as long as the array is
-    const lc_look *looks;  // files of its metadata: a job fails by LC_CHANGED where one is another before it is planned
+    const char *metadata;  // file, or key of an object store, that exists as long as the array does
+    // Its metadata files: if one of them has changed when a job is planned, the job fails with LC_CHANGED.
+    const lc_look *looks;
     int64_t look_count;
-    // A ZIP file whose entries are the stored objects, as it was when its directory was read; NULL: objects are files.
-    // The prefix begins with its path and a '/'; the name of the entry follows.
+    // The ZIP file whose entries are the stored objects, as of when its directory was read; NULL: objects are files.
+    // The prefix begins with the ZIP file's path and a '/'; the name of the entry follows.
     const lc_look *archive;
     int64_t grid[LC_MAX_RANK];  // objects along each axis
-    const lc_entry *entries;  // by number; objects without one are missing
+    const lc_entry *entries;  // sorted by number; objects without an entry are missing
     int64_t entry_count;
-    // Number of the object store whose keys begin with the prefix; 0: objects are files. It has neither looks nor an
-    // archive.
+    // Number of the object store whose keys begin with the prefix; 0: objects are files. An array in an object store
+    // has neither looks nor an archive.
     int64_t store;
 } lc_array;
 
-// A kernel that decodes a slab of so many chunks. Each argument is `constant + base · (address of the slab) + status ·
+// The launch of a kernel that decodes a slab. Each argument is `constant + base · (address of the slab) + status ·
 // (address of the status words) + stored · (stored bytes of the slab, rounded up to 256)`.
 #define LC_MAX_ARGUMENTS 12
 typedef struct {
@@ -129,7 +130,7 @@ typedef struct {
     struct { int64_t constant, base, status, stored; } arguments[LC_MAX_ARGUMENTS];
 } lc_launch;
 
-// Where a slab of so many chunks has its parts: behind the stored bytes, from the slab's address on.
+// Offsets of the parts of a slab, from its address plus its stored bytes rounded up to 256.
 typedef struct {
     int64_t words, status, decoded;
     int64_t launches;  // kernels to launch
@@ -137,37 +138,38 @@ typedef struct {
 
 // How chunks of one kind are decoded on a device, a slab at a time; offsets are from the slab's address.
 typedef struct {
-    int64_t chunks, stored_nbytes;  // of a slab, at most
-    int64_t stored;  // where stored bytes begin
-    int64_t slots;  // of device memory that a slab takes: 1, all, or 0 for the batch's own memory
-    int64_t slab_nbytes;  // device memory, with its tables at the end
-    // Bytes that the stored bytes and the weights of a slab may take. The weight of a chunk is `each`, and for zstd what
-    // lies between its two steps: see linumpy.plan.decode.staging.
+    int64_t chunks, stored_nbytes;  // capacity of a slab
+    int64_t stored;  // offset of the stored bytes
+    int64_t slots;  // of device memory that a slab takes: 1, all, or 0 for memory of the batch
+    int64_t slab_nbytes;  // device memory, including the tables at its end
+    // Capacity in bytes for the stored bytes and the weights of a slab. The weight of a chunk is `each`, plus the size
+    // of the intermediate data for zstd: see linumpy.plan.decode.staging.
     int64_t capacity, each, has_pool, reordered;
-    int64_t chunk_nbytes, chunk_stride, target_nbytes;  // decoded; from one decoded chunk to the next; with padding
-    int64_t checksum_nbytes;  // behind the stored bytes
+    int64_t chunk_nbytes, chunk_stride, target_nbytes;  // decoded; between decoded chunks; with padding
+    int64_t checksum_nbytes;  // after the stored bytes
     int64_t counter, codec, shuffle;  // see linumpy.plan.decode.workspace.decode_words
-    int64_t device_from;  // chunks at a time from which the device is faster than the host
+    int64_t device_from;  // number of chunks in flight from which the device is faster than the host
     int64_t launch_count;
-    const lc_launch *launches;  // (chunks + 1, launch_count): for each number of chunks, at most so many
+    const lc_launch *launches;  // (chunks + 1, launch_count): by number of chunks; `launches` of the layout are used
     const lc_decode_layout *layouts;  // (chunks + 1,)
 } lc_decode_plan;
 
-// Scatter kernels of one conversion and rank: CUfunctions by the bytes of their unit, 1, 2, 4, 8 and 16; 0 for none.
+// Scatter kernels of one conversion and rank: CUfunctions for units of 1, 2, 4, 8 and 16 bytes; 0 for none.
 typedef struct {
     int64_t rank;
-    int64_t axes[LC_MAX_RANK];  // of the array, those that the kernel walks
+    int64_t axes[LC_MAX_RANK];  // axes of the array that the kernel iterates over
     int64_t functions[5];
     int64_t is_copy;
 } lc_scatter;
 
-// What a batch needs beyond its regions where outputs are on a device. Plans are kept by the caller for good.
+// What a batch with outputs on a device needs in addition to its regions. The caller never frees the records pointed
+// to.
 typedef struct {
     const lc_scatter *scatter;
     const lc_decode_plan *decode;  // NULL for raw chunks
-    int64_t ready;  // CUevent behind which outputs may be written
-    int64_t timed;  // whether the times of its kernels are wanted
-    int64_t memory;  // for one slab at a time, where its decode plan takes no slots
+    int64_t ready;  // CUevent after which outputs may be written
+    int64_t timed;  // whether its kernels are timed
+    int64_t memory;  // address of memory for one slab at a time, if its decode plan takes no slots
 } lc_on_device;
 
 // One read of stored bytes into device memory, by GPUDirect Storage.
@@ -175,43 +177,43 @@ typedef struct {
     const char *path;
     int64_t offset, nbytes;
     int64_t address;
-    int64_t result;  // bytes that were read; less than 0 where the read failed: it is repeated by plain system calls
+    int64_t result;  // bytes that were read; less than 0 if the read failed: system calls then repeat it
 } lc_direct_read;
 
-// Carries out reads of one slab, and returns when all are done. Called by threads of the core.
+// Carries out the reads of one slab, and returns when all are complete. Called by threads of the core.
 typedef void (*lc_read_direct)(lc_direct_read *reads, int64_t count);
 
 // One request to an object store.
 typedef struct {
     int64_t store;
     const char *key;
-    // Offset -1: the last bytes; nbytes -1: all, from 0 on; 0: none, only what describes the object.
+    // Offset -1: the last `nbytes` bytes. nbytes -1: the whole object, with offset 0; 0: only size and version.
     int64_t offset, nbytes;
-    int64_t capacity;  // bytes that may be lent; where there are more, none are
-    // Loans of earlier requests whose bytes are not used any more.
+    int64_t capacity;  // maximum number of bytes to lend; a longer response lends none
+    // Loans of earlier requests whose bytes are no longer used.
     const int64_t *returned;
     int64_t returned_count;
     // Written by the call:
     int64_t code;  // LC_OK, LC_MISSING, LC_REMOTE
-    int64_t address, got;  // where the bytes lie, and how many
-    int64_t loan;  // what they are given back by, in a later request; 0: nothing was lent
+    int64_t address, got;  // address and number of the lent bytes
+    int64_t loan;  // handle by which a later request returns them; 0: nothing was lent
     int64_t size;  // of the object; -1: unknown
-    int64_t version[2];  // differs for another content; both 0: the store does not tell
+    int64_t version[2];  // identifies the content; both 0: the store reports no version
     char text[256];
 } lc_fetch;
 
-// Carries out a request, and returns when it is over; without a key it takes loans back, and no more. Called by threads of
-// the core, several at a time.
+// Carries out a request, and returns when it is complete; without a key it only takes back loans. Called by several
+// threads of the core at a time.
 typedef void (*lc_fetch_object)(lc_fetch *);
 
 typedef struct {
     int64_t context;  // CUcontext
-    int64_t slabs, pinned_nbytes;  // slabs that are filled, or under way
-    int64_t slots, device_nbytes;  // of device memory for those that are under way; bytes of one, tables counted in
-    int64_t rows;  // boxes of a slab at most
-    int64_t timed;  // whether the times of all kernels are wanted
+    int64_t slabs, pinned_nbytes;  // number of slabs, and pinned memory of each
+    int64_t slots, device_nbytes;  // slots of device memory for slabs in flight, and bytes of each including tables
+    int64_t rows;  // maximum number of boxes in a slab
+    int64_t timed;  // whether all kernels are timed
     lc_read_direct direct;  // NULL: stored bytes pass through pinned memory
-    const lc_scatter *keep;  // copies bytes of one dimension; NULL where no chunks are kept
+    const lc_scatter *keep;  // one-dimensional copy of bytes; NULL if no chunks are kept
 } lc_device;
 
 // Regions of arrays of one geometry. Arrays of numbers are C-contiguous and copied.
@@ -220,14 +222,14 @@ typedef struct {
     const lc_array *arrays;
     int64_t array_count;
     int64_t region_count;
-    const int64_t *array;  // (regions,): which array each region is of
+    const int64_t *array;  // (regions,): index of each region's array
     const int64_t *start;  // (regions, rank)
     const int64_t *stop;  // (regions, rank)
     const int64_t *strides;  // (regions, rank): bytes between neighbours in the output
-    const int64_t *address;  // (regions,): first element of the output
+    const int64_t *address;  // (regions,): address of the output's first element
     int64_t target;  // dtype of the outputs
     uint8_t fill[16];  // fill value as an element of the outputs
-    int64_t one_job;  // 1: all regions are one job; 0: one job a region
+    int64_t one_job;  // 1: one job for all regions; 0: one job per region
     const lc_on_device *on_device;  // NULL for outputs in host memory
 } lc_batch;
 
@@ -249,10 +251,10 @@ typedef struct {
     int64_t decoded;
     int64_t bytes_read;
     int64_t files_opened;
-    int64_t reads_repeated;  // that failed by GPUDirect Storage
+    int64_t reads_repeated;  // by system calls, after GPUDirect Storage failed
     double seconds;
-    double decode_seconds;  // of the host's threads, chunks that several jobs want counted for each
-    double device_decode_seconds;  // of the slabs that hold its chunks; 0 where they were not timed
+    double decode_seconds;  // of the host's threads; a chunk that several jobs want counts for each
+    double device_decode_seconds;  // of the slabs that hold its chunks; 0 if they were not timed
     double device_scatter_seconds;  // likewise
 } lc_report;
 
@@ -267,8 +269,8 @@ typedef struct {
     int64_t files_opened;
     int64_t decoded;  // chunks that the host decoded
     int64_t kept_hits, kept_misses, kept_nbytes;  // chunks that are kept on the device
-    int64_t slabs;  // that were carried out on the device
-    // Of slabs that were timed: how many were copied up, and how many the device decoded, with their bytes.
+    int64_t slabs;  // completed on the device
+    // Of timed slabs: number and bytes copied to the device, number and bytes decoded there.
     int64_t copies, copied_nbytes, slabs_decoded, decoded_nbytes;
     double plan_seconds;
     double read_seconds;
@@ -282,70 +284,71 @@ typedef struct lc_job lc_job;
 
 LC_API int64_t lc_abi(void);
 // Bytes of the records above, in the order of declaration: chain, geometry, array, batch, error, report, stats,
-// launch, decode plan, scatter, on_device, device, direct read, look, entry, fetch.
+// launch, decode plan, scatter, on_device, device, direct read, look, entry, fetch; and of lc_output.
 LC_API void lc_record_sizes(int64_t sizes[17]);
-// What carries out requests to object stores for all readers of the process, and how many it is asked for at a time.
+// Set the function that carries out requests to object stores for all readers of the process, and the maximum number of
+// concurrent requests.
 LC_API void lc_set_fetch(lc_fetch_object, int64_t requests);
 
-// `device` is NULL for a reader into host memory. Returns NULL and writes why to `text` (256 bytes).
+// `device` is NULL for a reader into host memory. On failure returns NULL and writes the reason to `text` (256 bytes).
 LC_API lc_reader *lc_reader_new(int64_t threads, int64_t index_nbytes, const lc_device *device, char *text);
-// Give a reader its device memory, before the first batch: its slots, one behind the other, and memory for chunks that are
-// kept (0 without). It belongs to the caller, until the reader is closed and nothing is under way.
+// Give a reader its device memory before the first batch: contiguous slots, and memory for kept chunks (0: none). The
+// caller frees it after the reader is closed and nothing is in flight.
 LC_API void lc_reader_memory(lc_reader *, int64_t slots, int64_t kept, int64_t kept_nbytes);
-// Take no further batch, and give up what no thread has begun.
+// Refuse further batches, and cancel what no thread has begun.
 LC_API void lc_reader_close(lc_reader *);
-// Whether nothing is under way any more; waits for it so many seconds.
+// Wait up to `seconds` until nothing is in flight; returns whether that is so.
 LC_API int64_t lc_wait_closed(lc_reader *, double seconds);
 LC_API void lc_reader_delete(lc_reader *);
 LC_API void lc_reader_stats(lc_reader *, lc_stats *);
 
-// Queue a batch; writes a handle for each job. Returns 0; 1 where too much is queued: wait for capacity and call again.
+// Queue a batch; writes a handle for each job. Returns 0; 1 if the queue is full: wait for capacity and call again.
 LC_API int64_t lc_submit(lc_reader *, const lc_batch *, lc_job **jobs);
 LC_API int64_t lc_wait_capacity(lc_reader *, double seconds);
 
-// Whether a job is over; the second one waits for it so many seconds.
+// Whether a job is over; `lc_wait_job` waits for that up to `seconds`.
 LC_API int64_t lc_job_done(lc_job *);
 LC_API int64_t lc_wait_job(lc_job *, double seconds);
-// Whether all of some jobs are over; the second one waits for them so many seconds, and returns -1 where they never end.
+// Whether all `count` jobs are over; `lc_wait_jobs` waits for that up to `seconds`, and returns -1 if they never end.
 LC_API int64_t lc_jobs_over(lc_job *const *jobs, int64_t count);
 LC_API int64_t lc_wait_jobs(lc_job *const *jobs, int64_t count, double seconds);
-// Of jobs that are over: the first one from `first` on that has failed; -1 for none.
+// Index of the first job from `first` on that has failed; -1 for none. The jobs must be over.
 LC_API int64_t lc_jobs_failed(lc_job *const *jobs, int64_t count, int64_t first);
 LC_API void lc_jobs_release(lc_job *const *jobs, int64_t count);
-// Give a job up; 0 where it is over already.
+// Cancel a job; returns 0 if it is over already.
 LC_API int64_t lc_job_cancel(lc_job *);
-// Of a job that is over. A job without error has code LC_OK.
+// Error and report of a job that is over. A job without error has code LC_OK.
 LC_API void lc_job_error(lc_job *, lc_error *);
 LC_API void lc_job_report(lc_job *, lc_report *);
 LC_API void lc_job_release(lc_job *);
 
-// Decode one chunk into `out`, all of it. Returns 0, or writes what is wrong to `text` (256 bytes) and returns a code.
+// Decode one chunk, which must fill `out`. Returns 0, or an error code with the reason in `text` (256 bytes).
 LC_API int64_t lc_decode(const lc_chain *, const void *stored, int64_t nbytes, void *out, int64_t out_nbytes,
                          char *text);
 
-// Files to write, each from bytes that lie together.
+// Files to write, each from contiguous bytes.
 typedef struct {
     const char *const *paths;
     int64_t count;
     void *base;
-    const int64_t *bounds;  // where the bytes of each begin and end, from `base` on
-    int64_t with_checksum;  // whether their CRC-32C follows
-    const char *suffix;  // of the name of a file until it is complete; empty: it has its name at once
+    const int64_t *bounds;  // (count, 2): offsets from `base` of the begin and end of each file's bytes
+    int64_t with_checksum;  // whether their CRC-32C is appended
+    const char *suffix;  // appended to a file's name until the file is complete; empty: none
 } lc_output;
 
-// Write files, in the calling thread. Returns 0, or an errno and the number of the file.
+// Write files in the calling thread. Returns 0, or an errno and the index of the file.
 LC_API int64_t lc_write_files(const lc_output *, int64_t *number);
 
-// List all files below a folder, by name: "name\0size nanoseconds inode\n", in memory that `lc_free` frees. Returns an
-// errno.
+// List all files below a folder, sorted by name: "name\0size nanoseconds inode\n", in memory that `lc_free` frees.
+// Returns an errno.
 LC_API int64_t lc_list_files(const char *folder, char **text, int64_t *nbytes);
 LC_API void lc_free(void *);
 
-// In a forked child: forget the threads of the parent. At the end of the process: join all threads.
+// `lc_after_fork`, in a forked child: forget the threads of the parent. `lc_shutdown`, at exit: join all threads.
 LC_API void lc_after_fork(void);
 LC_API void lc_shutdown(void);
 
-// For tests: let the `nth` next call (0: none) of a kind fail with an errno. Kinds: 0 open, 1 fstat, 2 pread, 3 close,
+// For tests: make the `nth` next call (0: none) of a kind fail with an errno. Kinds: 0 open, 1 fstat, 2 pread, 3 close,
 // 4 starting a thread, 5 allocating. A negative errno of pread makes the read that many bytes shorter.
 LC_API void lc_fail_next(int64_t kind, int64_t nth, int64_t number);
 

@@ -1,4 +1,4 @@
-// The kernels that decode a slab: their records, and their launches.
+// The kernels that decode a slab: their records and launches.
 #include <algorithm>
 
 #include "device.hpp"
@@ -53,7 +53,7 @@ void Device::launch_decoders(Slab &slab) {
     u8 *zeros = memory + records_nbytes_;
     std::memset(zeros, 0, static_cast<size_t>(4 * count));
     const lc_decode_layout &layout = plan.layouts[count];
-    const i64 stored = slab.stored_room();
+    const i64 stored = slab.padded_stored_nbytes();
     const DevicePointer words = slab.device + static_cast<DevicePointer>(stored + layout.words);
     const DevicePointer status = slab.device + static_cast<DevicePointer>(stored + layout.status);
     copy_stored(slab, plan.stored + slab.used + MARGIN);

@@ -8,7 +8,7 @@ namespace {
 
 constexpr i64 HEADER_WORDS = 2 * LC_MAX_RANK + 2, ROW_WORDS = 3 + LC_MAX_RANK;
 constexpr i64 ALIGN = 64, PAGE = 4096;
-// Seconds that a slab stays open while other jobs go on filling it.
+// Seconds that a slab stays open while tasks may still fill it.
 constexpr double OPEN_SECONDS = 2e-3;
 
 i64 aligned(i64 nbytes) { return (nbytes + ALIGN - 1) / ALIGN * ALIGN; }
@@ -41,7 +41,7 @@ void Device::release() {
     try {
         driver_.use_context(reinterpret_cast<void *>(record_.context));
     } catch (const DriverError &) {
-        return;  // the context is gone, and its memory with it
+        return;  // the context was destroyed, and its memory with it
     }
     for (const auto &slab : slabs_) {
         if (slab->stream) driver_.delete_stream(slab->stream);
@@ -54,10 +54,10 @@ void Device::release() {
     }
 }
 
-void Device::give_memory(DevicePointer slots, DevicePointer kept, i64 kept_nbytes) {
+void Device::set_memory(DevicePointer slots, DevicePointer kept, i64 kept_nbytes) {
     if (kept_nbytes > 0 && record_.keep) {
         kept_ = std::make_unique<KeptChunks>(kept_nbytes);
-        kept_at_ = kept;
+        kept_memory_ = kept;
         Regions &regions = keep_.regions;
         lc_geometry bytes{};
         bytes.rank = bytes.chunk_shape[0] = 1;
@@ -69,12 +69,12 @@ void Device::give_memory(DevicePointer slots, DevicePointer kept, i64 kept_nbyte
         keep_.scatter = record_.keep;
     }
     const std::lock_guard lock(mutex_);
-    first_byte_ = static_cast<i64>(slots % PAGE);
+    page_offset_ = static_cast<i64>(slots % PAGE);
     for (i64 n = record_.slots; n-- > 0;)
         free_memory_.push_back(slots + static_cast<DevicePointer>(n * record_.device_nbytes));
 }
 
-// Find device memory for a slab: a slot, or all of them. Called with the lock held.
+// Take device memory for a slab: one slot, all of them, or memory of its batch. Called with the lock held.
 bool Device::take_memory(Slab &slab) {
     if (!slots_of(slab)) {
         if (slab.rows.empty()) return true;
@@ -91,7 +91,7 @@ bool Device::take_memory(Slab &slab) {
     return true;
 }
 
-void Device::give_memory_back(Slab &slab) {
+void Device::return_memory(Slab &slab) {
     for (i64 n = slots_of(slab); n-- > 0;)
         free_memory_.push_back(slab.device + static_cast<DevicePointer>(n * record_.device_nbytes));
     if (!slots_of(slab) && !slab.rows.empty()) slab.rows.front().batch->memory_is_used = false;
@@ -116,38 +116,61 @@ void Device::allocate(Slab &slab, i64 nbytes) {
     slab.pinned_nbytes = nbytes;
 }
 
-// The open slab of a kind, if the range fits; else it is closed, to be started. Called with the lock held.
+// The open slab of a kind, if the range fits; else null. Called with the lock held.
 Slab *Device::take_open(const lc_decode_plan *plan, i64 nbytes, i64 rows, i64 chunks, i64 weight) {
     const auto open = open_.find(plan);
     if (open == open_.end()) return nullptr;
     Slab *slab = open->second;
-    const i64 most = plan ? std::min(plan->chunks, record_.rows) : record_.rows;
+    const i64 max_chunks = plan ? std::min(plan->chunks, record_.rows) : record_.rows;
     if (plan && slab->used + nbytes + slab->weight + weight > plan->capacity) return nullptr;
     if (slab->used + nbytes <= capacity(plan) && slab->reserved_rows + rows <= record_.rows &&
-        slab->reserved_chunks + chunks <= most)
+        slab->reserved_chunks + chunks <= max_chunks)
         return slab;
     return nullptr;
 }
 
-// Whether a range is placed in the slab so that its offset there and in the file differ by whole pages: cuFile copies all
-// others through memory of its own. Only for long reads, since up to a page of the slab is lost.
-bool Device::keeps_pages(const lc_decode_plan *plan, i64 nbytes, i64 weight, i64 offset) const {
+// Open a free slab for a kind. Called with the lock held.
+Slab *Device::open_free(const lc_decode_plan *plan) {
+    Slab *slab = free_.back();
+    free_.pop_back();
+    ++busy_;
+    slab->plan = plan;
+    slab->writers = 1;
+    slab->opened = now();
+    open_[plan] = slab;
+    if (oldest_ == 0) oldest_ = slab->opened;
+    try {
+        const i64 needed = std::max(record_.pinned_nbytes, capacity(plan));
+        if (slab->pinned_nbytes < needed) allocate(*slab, needed);
+    } catch (...) {
+        open_.erase(plan);
+        free_.push_back(slab);
+        --busy_;
+        freed_.notify_all();
+        throw;
+    }
+    return slab;
+}
+
+// Whether the offsets of a range in the slab and in the file must differ by whole pages: cuFile copies other ranges
+// through its own memory. Only for long reads, since up to a page of the slab is lost.
+bool Device::is_page_aligned(const lc_decode_plan *plan, i64 nbytes, i64 weight, i64 offset) const {
     if (!reads_directly() || nbytes < 16 * PAGE || nbytes + 2 * PAGE > capacity(plan)) return false;
     if (plan) return nbytes + 2 * PAGE + weight <= plan->capacity;
-    return offset % 16 == 0;  // kernels read raw elements where they lie
+    return offset % 16 == 0;  // kernels read raw elements in the slab, where they must be aligned
 }
 
 Range Device::reserve(const lc_decode_plan *plan, i64 nbytes, i64 rows, i64 chunks, i64 weight, i64 offset) {
-    const i64 wanted = nbytes;
-    const bool pages = keeps_pages(plan, nbytes, weight, offset);
-    nbytes = aligned(nbytes + (pages ? PAGE : 0));
+    const i64 range_nbytes = nbytes;
+    const bool by_page = is_page_aligned(plan, nbytes, weight, offset);
+    nbytes = aligned(nbytes + (by_page ? PAGE : 0));
     if (nbytes > capacity(plan))
         throw DriverError("a range of " + std::to_string(nbytes) + " bytes is longer than a slab");
     std::unique_lock lock(mutex_);
     for (;;) {
         Slab *slab = take_open(plan, nbytes, rows, chunks, weight);
         if (!slab) {
-            // One slab at a time: the full one of this kind, or, where none is free, those of other kinds.
+            // Seal the open slab of this kind, which is full; if no slab is free, also those of other kinds.
             std::vector<Slab *> sealed;
             if (const auto open = open_.find(plan); open != open_.end()) {
                 sealed.push_back(open->second);
@@ -156,18 +179,18 @@ Range Device::reserve(const lc_decode_plan *plan, i64 nbytes, i64 rows, i64 chun
             if (free_.empty())
                 for (auto &[kind, other] : open_) sealed.push_back(other);
             if (free_.empty()) open_.clear();
-            std::erase_if(sealed, [](Slab *one) {
-                --one->writers;  // an open slab counts itself, so that it is not started before it is sealed
-                return one->writers > 0;
+            std::erase_if(sealed, [](Slab *full) {
+                --full->writers;  // an open slab counts itself, so that it does not start before it is sealed
+                return full->writers > 0;
             });
             if (!sealed.empty()) {
                 lock.unlock();
-                for (Slab *one : sealed) start(one);
+                for (Slab *full : sealed) start(full);
                 lock.lock();
                 continue;
             }
             if (free_.empty() && reads_directly()) {
-                // All threads of the pool may wait here, so this one starts sealed slabs, too.
+                // All threads of the pool may wait here, so this thread starts sealed slabs, too.
                 lock.unlock();
                 const bool any = start_sealed();
                 lock.lock();
@@ -177,30 +200,13 @@ Range Device::reserve(const lc_decode_plan *plan, i64 nbytes, i64 rows, i64 chun
                 freed_.wait(lock);
                 continue;
             }
-            slab = free_.back();
-            free_.pop_back();
-            ++busy_;
-            slab->plan = plan;
-            slab->writers = 1;
-            slab->opened = now();
-            open_[plan] = slab;
-            if (oldest_ == 0) oldest_ = slab->opened;
-            try {
-                const i64 needed = std::max(record_.pinned_nbytes, capacity(plan));
-                if (slab->pinned_nbytes < needed) allocate(*slab, needed);
-            } catch (...) {
-                open_.erase(plan);
-                free_.push_back(slab);
-                --busy_;
-                freed_.notify_all();
-                throw;
-            }
+            slab = open_free(plan);
         }
         ++slab->writers;
         const i64 base = plan ? plan->stored : 0;
-        const i64 ahead = offset - first_byte_ - base - slab->used;
-        const i64 begin = slab->used + (pages ? (ahead % PAGE + PAGE) % PAGE : 0);
-        const Range range{slab, slab->pinned + base + begin, begin, wanted};
+        const i64 misalignment = offset - page_offset_ - base - slab->used;
+        const i64 begin = slab->used + (by_page ? (misalignment % PAGE + PAGE) % PAGE : 0);
+        const Range range{slab, slab->pinned + base + begin, begin, range_nbytes};
         slab->used += nbytes;
         slab->weight += weight;
         slab->reserved_rows += rows;
@@ -219,7 +225,7 @@ void Device::commit(Range range, std::shared_ptr<Wave> wave, const std::vector<R
         slab.rows.insert(slab.rows.end(), rows.begin(), rows.end());
         for (StagedChunk &chunk : chunks) {
             chunk.first_row += first;
-            // Chunks are decoded in the order of their commits: only now is the offset of each known.
+            // Chunks are decoded in the order of their commits, so their offsets are known only now.
             const i64 decoded_offset = static_cast<i64>(slab.chunks.size()) * slab.plan->chunk_stride;
             for (u32 n = 0; n < chunk.rows; ++n) slab.rows[chunk.first_row + n].source += decoded_offset;
             if (chunk.slot) slab.filled.push_back({chunk.slot, decoded_offset, static_cast<i64>(slab.chunks.size())});
@@ -272,7 +278,7 @@ void Device::flush_kept() {
     Slab *sealed = nullptr;
     {
         const std::lock_guard lock(mutex_);
-        const auto open = open_.find(&KEPT);
+        const auto open = open_.find(&KEPT_PLAN);
         if (open == open_.end()) return;
         if (--open->second->writers == 0) sealed = open->second;
         open_.erase(open);
@@ -282,7 +288,7 @@ void Device::flush_kept() {
 
 bool Device::idle() {
     const std::lock_guard lock(mutex_);
-    return !busy_ && !retries_;
+    return !busy_ && !background_;
 }
 
 void Device::start(Slab *slab) {
@@ -294,14 +300,15 @@ void Device::start(Slab *slab) {
     start_some();
 }
 
-// Reads take long: a task that seals a slab goes on meanwhile, and so does the thread that waits for slabs.
+// Direct reads take long, so they run in the pool: the task that seals a slab and the thread that waits for slabs
+// continue.
 void Device::start_some() {
     if (reads_directly()) start_in_pool();
     else start_sealed();
 }
 
-// Start sealed slabs while there is device memory for them; returns whether there was one. Several threads may read their
-// slabs at the same time; copies and kernels are queued by one at a time, so that slabs end about in their order.
+// Start sealed slabs while there is device memory for them; returns whether any was started. Several threads may read
+// slabs at the same time; one thread at a time queues copies and kernels, so that slabs end approximately in order.
 bool Device::start_sealed() {
     for (bool any = false;; any = true) {
         Slab *slab;
@@ -322,21 +329,21 @@ bool Device::start_sealed() {
             slab->error = error.what();
             finish_stream(*slab);
         }
-        slab->rows.resize(rows);  // without those that fill slots: they belong to no job
+        slab->rows.resize(rows);  // without the rows that fill slots, which belong to no job
         {
             const std::lock_guard also(mutex_);
-            under_way_.push_back(slab);
+            in_flight_.push_back(slab);
             if (attended_) continue;
         }
         started_.notify_one();
     }
 }
 
-// After an error: what was queued may still write to outputs, and read the slab.
+// After an error: queued kernels may still write to outputs and read the slab.
 void Device::finish_stream(Slab &slab) noexcept {
     try {
         driver_.await_stream(slab.stream);
-    } catch (const std::exception &) {  // a device that has failed for good runs nothing any more
+    } catch (const std::exception &) {  // a device that has failed permanently runs nothing
     }
 }
 
@@ -355,7 +362,7 @@ void Device::queue(Slab &slab) {
         for (const KeptFill &fill : slab.filled)
             slab.rows.push_back({&keep_,
                                  nullptr,
-                                 reinterpret_cast<u8 *>(kept_at_) + fill.slot->offset,
+                                 reinterpret_cast<u8 *>(kept_memory_) + fill.slot->offset,
                                  0,
                                  fill.source,
                                  {fill.slot->nbytes}});
@@ -363,20 +370,20 @@ void Device::queue(Slab &slab) {
             slab.device + static_cast<DevicePointer>((slab.decodes() ? slab.plan->slab_nbytes : record_.device_nbytes) -
                                                      table_nbytes_);
         mark(slab, 0);
-        if (slab.plan == &KEPT) {
+        if (slab.plan == &KEPT_PLAN) {
             mark(slab, 1);
             mark(slab, 2);
-            write_scatter(slab, kept_at_, table);
+            write_scatter(slab, kept_memory_, table);
             mark(slab, 3);
         } else if (slab.decodes()) {
             const lc_decode_layout &layout = slab.plan->layouts[slab.chunks.size()];
-            const DevicePointer behind = slab.device + static_cast<DevicePointer>(slab.stored_room());
+            const DevicePointer parts = slab.device + static_cast<DevicePointer>(slab.padded_stored_nbytes());
             launch_decoders(slab);
             mark(slab, 2);
-            write_scatter(slab, behind + static_cast<DevicePointer>(layout.decoded), table);
+            write_scatter(slab, parts + static_cast<DevicePointer>(layout.decoded), table);
             mark(slab, 3);
             driver_.copy_down(slab.words + words_nbytes_ - 4 * record_.rows,
-                              behind + static_cast<DevicePointer>(layout.status),
+                              parts + static_cast<DevicePointer>(layout.status),
                               4 * static_cast<i64>(slab.chunks.size()), slab.stream);
         } else {
             copy_stored(slab, slab.used);

@@ -1,8 +1,8 @@
-// Reads of a slab by GPUDirect Storage: the caller's function carries them out, plain system calls those that it fails.
+// Reads of a slab by GPUDirect Storage. The caller's function carries them out; system calls repeat reads that fail.
 //
-// Files are opened by their paths once more, there and here. So versions are compared by path behind the reads, not by
-// the descriptor of the stored object, which need not be that of the file that was read, and is closed meanwhile: a slab
-// may have more files than a process may have open.
+// Both open files again by path. So versions are compared by path after the reads, not by the descriptor of the stored
+// object: it may refer to another file than the one that was read, and it is closed by then, since a slab may read from
+// more files than a process may have open.
 #include <algorithm>
 #include <unordered_set>
 
@@ -21,8 +21,8 @@ void check_path(const StoredObject &object, const std::string &path) {
     check_unchanged(object, file);
 }
 
-// Read by plain system calls.
-void read_plainly(const DirectRead &read, const std::string &path, u8 *to) {
+// Read by system calls.
+void read_by_system_calls(const DirectRead &read, const std::string &path, u8 *to) {
     File file;
     if (const int number = file.open(path)) fail(LC_OPEN, number);
     read_checked(object_of(read), file, to, read.nbytes, read.offset);
@@ -35,7 +35,7 @@ public:
     void run(i64) noexcept override {
         const std::shared_ptr<Reader> held = reader_.shared_from_this();
         reader_.device()->start_sealed();
-        reader_.device()->end_retry();
+        reader_.device()->end_background();
         reader_.note_progress();
     }
 
@@ -76,7 +76,7 @@ void Device::read_direct(Slab &slab) {
         const DirectRead &read = slab.reads[n];
         try {
             if (records[n].result != read.nbytes) {
-                read_plainly(read, paths[n], slab.pinned + stored + read.slab_offset);
+                read_by_system_calls(read, paths[n], slab.pinned + stored + read.slab_offset);
                 slab.copies.push_back({read.slab_offset, read.nbytes});
                 std::unordered_set<Job *> jobs;
                 for (const Row &row : rows_of(read))
@@ -94,22 +94,22 @@ void Device::read_direct(Slab &slab) {
     reader_.stats.read_seconds.fetch_add(now() - begin);
 }
 
-// Start sealed slabs in another thread.
+// Start sealed slabs in a thread of the pool.
 void Device::start_in_pool() {
     {
         const std::lock_guard lock(mutex_);
         if (sealed_.empty()) return;
     }
-    begin_retry();
+    begin_background();
     try {
         if (!Pool::shared().add(std::make_shared<StartWork>(reader_), true)) return;
     } catch (const std::exception &) {  // no memory
     }
-    end_retry();
+    end_background();
     start_sealed();
 }
 
-// Copy stored bytes up: all, or what passed through pinned memory where the others were read into the slab.
+// Copy stored bytes to the device: all of them, or with GPUDirect Storage those that were not read directly.
 void Device::copy_stored(Slab &slab, i64 nbytes) {
     if (!reads_directly()) {
         slab.copied_nbytes = slab.used;
@@ -123,7 +123,7 @@ void Device::copy_stored(Slab &slab, i64 nbytes) {
     }
 }
 
-// Copy down what the device gave up, for the host to decode.
+// Copy stored chunks that the device failed to decode back to the host.
 void Device::copy_back(Slab &slab) {
     bool any = false;
     for (size_t n = 0; n < slab.chunks.size(); ++n) {

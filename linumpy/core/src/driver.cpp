@@ -18,12 +18,11 @@ constexpr unsigned NON_BLOCKING = 1, EVENT_BLOCKING = 1, EVENT_WITHOUT_TIME = 2,
 
 const Driver &Driver::loaded() {
     static std::mutex mutex;
-    static auto &known =
-        *new std::map<std::string, std::unique_ptr<const Driver>>;  // by library, of which tests have more
-    const char *other = std::getenv("LINUMPY_CUDA_DRIVER");
-    const std::string library = other ? other : "libcuda.so.1";
+    static auto &drivers = *new std::map<std::string, std::unique_ptr<const Driver>>;  // by library: tests load several
+    const char *custom_library = std::getenv("LINUMPY_CUDA_DRIVER");
+    const std::string library = custom_library ? custom_library : "libcuda.so.1";
     const std::lock_guard lock(mutex);
-    auto &driver = known[library];
+    auto &driver = drivers[library];
     if (!driver) driver.reset(new Driver(library.c_str()));
     return *driver;
 }
@@ -58,11 +57,11 @@ Driver::Driver(const char *name) {
     check(init_(0), "cuInit");
 }
 
-void Driver::check(int status, const char *what) const {
+void Driver::check(int status, const char *call) const {
     if (!status) return;
     const char *name = nullptr;
     error_name_(status, &name);
-    throw DriverError(std::string(what) + ": " + (name ? name : "error " + std::to_string(status)));
+    throw DriverError(std::string(call) + ": " + (name ? name : "error " + std::to_string(status)));
 }
 
 void *Driver::context() const noexcept {

@@ -7,7 +7,7 @@
 
 namespace lc {
 
-// A call of the driver that failed.
+// A driver call failed.
 struct DriverError : std::runtime_error { using std::runtime_error::runtime_error; };
 
 using Stream = void *;
@@ -16,10 +16,11 @@ using DevicePointer = unsigned long long;
 
 class Driver {
 public:
-    // Throws DriverError where there is no driver. LINUMPY_CUDA_DRIVER names another library: tests have a stand-in.
+    // Throws DriverError if there is no driver. LINUMPY_CUDA_DRIVER names another library, such as the tests' fake
+    // driver.
     static const Driver &loaded();
 
-    // The context of the calling thread, and to make that the current one again.
+    // Get the context of the calling thread; restore it later; make a context current.
     void *context() const noexcept;
     void restore_context(void *context) const noexcept { set_context_(context); }
     void use_context(void *context) const;
@@ -30,10 +31,10 @@ public:
     void record(Event event, Stream stream) const;
     void wait(Stream stream, Event event) const;
     void await(Event event) const;
-    // Wait for an event a short while; whether it is complete.
+    // Wait for an event for a short time; returns whether it is complete.
     bool await_briefly(Event event) const;
     void await_stream(Stream stream) const;
-    // Seconds between two events that were made with times and are complete.
+    // Seconds between two events that record times and are complete.
     double seconds_between(Event begin, Event end) const;
     u8 *allocate_pinned(i64 nbytes) const;
     void free_pinned(void *memory) const;
@@ -44,7 +45,7 @@ public:
 private:
     explicit Driver(const char *name);
     template <class Function> void find(void *library, const char *name, Function &function);
-    void check(int status, const char *what) const;
+    void check(int status, const char *call) const;
 
     int (*init_)(unsigned);
     int (*error_name_)(int, const char **);

@@ -1,4 +1,4 @@
-// What a task does: open, look, read, look; decode; copy.
+// The steps of a task: open, stat, read, stat again; decode; copy.
 #include <algorithm>
 
 #include "execution.hpp"
@@ -6,14 +6,14 @@
 namespace lc {
 namespace {
 
-// Bytes between two wanted ranges of a file that are read along with them.
+// Wanted ranges of a file are read together across gaps of up to this many bytes.
 constexpr i64 GAP = 64 * 1024;
 
 }  // namespace
 
 bool Execution::is_wanted(const WantedChunk &chunk) const {
     const WantedBox *first = &wave_.boxes[chunk.first_box];
-    return std::any_of(first, first + chunk.boxes, [](const WantedBox &box) { return !box.job->given_up(); });
+    return std::any_of(first, first + chunk.boxes, [](const WantedBox &box) { return !box.job->is_abandoned(); });
 }
 
 void Execution::run() {
@@ -50,110 +50,15 @@ void Execution::run() {
     seconds.copy += lap_.take();
 }
 
-// Read chunks of an object that is there; that a raw one in an object store is not is found only now.
+// Read chunks of an object. A raw chunk in an object store is found to be missing only now.
 void Execution::read_found() {
     try {
-        look_for_kept();
+        use_kept_chunks();
         read_all();
     } catch (const FailedRead &error) {
         if (error.failure.code != LC_MISSING) throw;
         object_.missing = true;
     }
-}
-
-// The stored object: whether it is there, which version it is, and where its chunks lie. Done by the first task of it;
-// the others find what that one found.
-void Execution::locate() {
-    const std::lock_guard lock(object_.mutex);
-    if (!object_.located) find_object();
-    if (object_.failure.code) throw FailedRead{object_.failure};
-}
-
-// Called with the object's lock held.
-void Execution::find_object() noexcept {
-    try {
-        if (is_remote()) find_remote();
-        else open_object(object_.array->file(object_.coordinates));
-    } catch (FailedRead &error) {
-        object_.failure = std::move(error.failure);
-    } catch (const std::exception &) {
-        object_.failure.code = LC_MEMORY;
-        object_.failure.a = geometry_.chunk_nbytes;
-    }
-    object_.located = true;
-}
-
-void Execution::open_object(const std::string &path) {
-    if (const int number = object_.file.open(path)) {
-        if ((number != ENOENT && number != ENOTDIR) || !is_missing(path)) fail(LC_OPEN, number);
-        if (!exists(object_.array->metadata)) fail(LC_GONE);
-        object_.missing = true;
-        return;
-    }
-    ++files_opened;
-    for_jobs_of_object([](Job &job, i64 n) { job.files_opened += n; }, 1);
-    bool is_regular = false;
-    if (const int number = object_.file.look(object_.version, is_regular)) fail(LC_READ, number);
-    if (!is_regular) fail(LC_NOT_FILE);
-    object_.range = {0, object_.version.nbytes};
-    if (object_.array->archive && !find_entry(*object_.array->archive)) return;
-    if (geometry_.sharded()) {
-        const std::string name = object_.array->path(object_.coordinates);
-        object_.index = indexes_.find(name, object_.version, geometry_);
-        if (!object_.index) read_index(name);
-    } else if (!geometry_.encoded() && object_.range.nbytes != geometry_.chunk_nbytes) {
-        fail(LC_SIZE, 0, object_.range.nbytes, geometry_.chunk_nbytes);
-    }
-}
-
-// Find the bytes of an object in a ZIP file; false where it is not stored.
-bool Execution::find_entry(const Archive &archive) {
-    if (!(object_.version == archive.version)) fail(LC_REPLACED, 0, archive.version.nbytes, object_.version.nbytes);
-    const lc_entry *entry = archive.find(object_.coordinates);
-    object_.missing = !entry;
-    if (!entry) return false;
-    const std::string name = object_.array->path(object_.coordinates).substr(archive.path.size() + 1);
-    std::vector<u8> header(static_cast<size_t>(local_header_nbytes(name)));
-    read_checked(object_, object_.file, header.data(), static_cast<i64>(header.size()), entry->header);
-    try {
-        object_.range = {parse_local_header(header, name, *entry, object_.version.nbytes), entry->nbytes};
-    } catch (const std::runtime_error &error) {
-        throw FailedRead{{LC_ENTRY, 0, 0, 0, error.what()}};
-    }
-    return true;
-}
-
-void Execution::read_index(const std::string &name) {
-    const i64 size = object_.range.nbytes, nbytes = std::min(geometry_.index_nbytes, size);
-    const Gate gate(nbytes);
-    take_index(read_exactly(nbytes, geometry_.index_at_end ? size - nbytes : 0), nbytes);
-    indexes_.keep(name, object_.version, geometry_, object_.index);
-}
-
-// Take the index of a shard from its stored bytes.
-void Execution::take_index(const u8 *stored, i64 nbytes) {
-    try {
-        object_.index = parse_index(geometry_, stored, nbytes, object_.range.nbytes);
-    } catch (const std::bad_alloc &) {
-        throw;
-    } catch (const std::exception &error) {
-        throw FailedRead{{LC_INDEX, 0, 0, 0, error.what()}};
-    }
-    for_jobs_of_object([](Job &job, i64 n) { job.bytes_read += n; }, nbytes);
-}
-
-void check_unchanged(const StoredObject &object, const File &file) {
-    Version found;
-    bool is_regular = false;
-    if (const int number = file.look(found, is_regular)) fail(LC_READ, number);
-    if (!(found == object.version)) fail(LC_REPLACED, 0, object.version.nbytes, found.nbytes);
-}
-
-void read_checked(const StoredObject &object, const File &file, u8 *to, i64 nbytes, i64 offset) {
-    const i64 got = file.read(to, nbytes, object.range.offset + offset);
-    if (got < 0) fail(LC_READ, -got);
-    check_unchanged(object, file);  // a file that became shorter says more than the bytes that are missing
-    if (got != nbytes) fail(LC_SHORT, 0, got, nbytes);
 }
 
 lc_error error_of(const Wave &wave, u32 object, u32 chunk, const Failure &failure, i64 offset, i64 nbytes) {
@@ -182,25 +87,25 @@ void Execution::read_stored(u8 *to, i64 nbytes, i64 offset) {
     if (nbytes) std::memcpy(to, fetch_exactly(nbytes, offset), static_cast<size_t>(nbytes));
 }
 
-// From the first to the last byte of a raw chunk that is wanted.
+// The range from the first to the last wanted byte of a raw chunk.
 StoredRange Execution::wanted_bytes(const WantedChunk &chunk) const {
     const WantedBox *first = &wave_.boxes[chunk.first_box];
     i64 begin = INT64_MAX, end = 0;
     for (const WantedBox *box = first; box != first + chunk.boxes; ++box) {
-        if (box->job->given_up()) continue;
+        if (box->job->is_abandoned()) continue;
         begin = std::min(begin, box->source_offset);
         end = std::max(end, box->source_offset + span_nbytes(geometry_, box->extent));
     }
     return {std::min(begin, end), std::max<i64>(0, end - begin)};
 }
 
-// Whether so many bytes of a raw chunk are read at once; the gap between two neighbours along the slowest axis is less than
-// its stride.
+// Whether `nbytes` bytes of a raw chunk are read at once. The gap between neighbours along the slowest axis is less
+// than its stride.
 bool Execution::is_read_at_once(i64 nbytes) const {
-    return nbytes <= most_read_ && geometry_.chunk_strides[geometry_.stored_axes[0]] <= READ_THROUGH;
+    return nbytes <= max_read_nbytes_ && geometry_.chunk_strides[geometry_.stored_axes[0]] <= READ_THROUGH;
 }
 
-// Read what is stored, chunks that lie side by side together.
+// Read all stored chunks; chunks that are close to each other are read together.
 void Execution::read_all() {
     std::vector<Span> spans;
     spans.reserve(task_.chunks);
@@ -228,8 +133,8 @@ void Execution::read_all() {
         i64 end = spans[first].offset + spans[first].nbytes;
         for (; last < spans.size() && spans[last].offset - end <= (is_remote() ? REMOTE_GAP : GAP); ++last) {
             const i64 further = std::max(end, spans[last].offset + spans[last].nbytes);
-            if (further - spans[first].offset > most_read_) break;
-            // Kernels read elements where they lie in the slab.
+            if (further - spans[first].offset > max_read_nbytes_) break;
+            // Kernels read elements in the slab, where they must be aligned.
             const bool misplaced = (spans[last].offset - spans[first].offset) % geometry_.itemsize != 0;
             if (device_ && !geometry_.encoded() && misplaced) break;
             end = further;
@@ -241,13 +146,13 @@ void Execution::read_all() {
 
 void Execution::read_group(const Span *spans, size_t count) {
     if (device_) return stage_group(spans, count);
-    if (count == 1 && !geometry_.encoded() && read_straight(*spans)) return;
+    if (count == 1 && !geometry_.encoded() && read_in_place(*spans)) return;
     i64 end = 0;
     for (size_t n = 0; n < count; ++n) end = std::max(end, spans[n].offset + spans[n].nbytes);
     const i64 nbytes = end - spans->offset;
     const i64 decoded = geometry_.encoded() ? geometry_.chunk_nbytes : 0;
-    const i64 wanted = nbytes + decoded + (decoded ? decode_scratch_nbytes(geometry_.chain, decoded) : 0);
-    const Gate gate(is_remote() ? 0 : wanted);
+    const i64 needed = nbytes + decoded + (decoded ? decode_scratch_nbytes(geometry_.chain, decoded) : 0);
+    const MemoryGuard memory(is_remote() ? 0 : needed);
     const u8 *stored = read_exactly(nbytes, spans->offset);
     seconds.read += lap_.take();
     for (size_t n = 0; n < count; ++n) {
@@ -262,15 +167,15 @@ void Execution::read_group(const Span *spans, size_t count) {
         }
         try {
             const WantedBox &box = *boxes(span.chunk);
-            const bool straight = wave_.chunks[span.chunk].boxes == 1 && box.batch->regions.conversion.is_copy() &&
+            const bool in_place = wave_.chunks[span.chunk].boxes == 1 && box.batch->regions.conversion.is_copy() &&
                                   std::equal(box.extent, box.extent + geometry_.rank, geometry_.chunk_shape) &&
                                   std::equal(geometry_.chunk_strides, geometry_.chunk_strides + geometry_.rank,
                                              layout_of(box).target_strides);
-            u8 *to = straight ? box.target : scratch().decoded.reserve(geometry_.chunk_nbytes);
+            u8 *to = in_place ? box.target : scratch().decoded.reserve(geometry_.chunk_nbytes);
             decode_chunk(geometry_.chain, {from, static_cast<size_t>(span.nbytes)},
                          {to, static_cast<size_t>(geometry_.chunk_nbytes)}, scratch().decode);
             note_decoded(span.chunk);
-            if (!straight) copy_boxes(span.chunk, to, 0);
+            if (!in_place) copy_boxes(span.chunk, to, 0);
             seconds.copy += lap_.take();
             finish(span.chunk, READ, span.nbytes);
         } catch (const DecodeError &error) {
@@ -280,8 +185,8 @@ void Execution::read_group(const Span *spans, size_t count) {
     seconds.copy += lap_.take();
 }
 
-// Read a raw chunk that lies in its output as it is stored, without a copy in between.
-bool Execution::read_straight(const Span &span) {
+// Read a raw chunk directly into its output, if its layout there is the stored one; false if it is not.
+bool Execution::read_in_place(const Span &span) {
     const WantedBox &box = *boxes(span.chunk);
     if (wave_.chunks[span.chunk].boxes > 1 || !box.batch->regions.conversion.is_copy()) return false;
     const Box layout = layout_of(box);
@@ -297,18 +202,18 @@ bool Execution::read_straight(const Span &span) {
     return true;
 }
 
-// Read a raw chunk that is too large to be read whole, or of which little is wanted: piece by piece.
+// Read a raw chunk piece by piece: it is too large to be read at once, or the gaps between its wanted bytes are long.
 void Execution::read_pieces(u32 chunk, i64 offset) {
     const WantedBox *first = boxes(chunk);
     i64 total = 0;
     for (const WantedBox *box = first; box != first + wave_.chunks[chunk].boxes; ++box) {
-        if (box->job->given_up()) continue;
+        if (box->job->is_abandoned()) continue;
         if (device_) {
             total += stage_raw_pieces(*box, chunk, offset);
             continue;
         }
         Box layout = layout_of(*box);
-        for (const Piece &piece : cut_pieces(geometry_, box->extent, layout.target_strides, most_read_)) {
+        for (const Piece &piece : cut_pieces(geometry_, box->extent, layout.target_strides, max_read_nbytes_)) {
             const u8 *stored = read_exactly(piece.nbytes, offset + box->source_offset + piece.source_offset);
             seconds.read += lap_.take();
             std::copy(piece.extent, piece.extent + LC_MAX_RANK, layout.extent);
@@ -330,11 +235,11 @@ Box Execution::layout_of(const WantedBox &box) const {
     return layout;
 }
 
-// Copy the boxes of a chunk, of which `decoded` holds the bytes from `first_byte` on.
+// Copy the boxes of a chunk; `decoded` holds its bytes from `first_byte` on.
 void Execution::copy_boxes(u32 chunk, const u8 *decoded, i64 first_byte) {
     const WantedBox *first = boxes(chunk);
     for (const WantedBox *box = first; box != first + wave_.chunks[chunk].boxes; ++box)
-        if (!box->job->given_up())
+        if (!box->job->is_abandoned())
             copy_box(box->batch->regions.conversion, layout_of(*box), decoded + (box->source_offset - first_byte),
                      box->target);
 }
@@ -343,13 +248,13 @@ void Execution::fill(u32 chunk) {
     if (device_) return stage_fill(chunk);
     const WantedBox *first = boxes(chunk);
     for (const WantedBox *box = first; box != first + wave_.chunks[chunk].boxes; ++box)
-        if (!box->job->given_up())
+        if (!box->job->is_abandoned())
             fill_box(dtype_nbytes(box->batch->regions.conversion.target), box->batch->regions.fill, layout_of(*box),
                      box->target);
     finish(chunk, FILLED, 0);
 }
 
-// Count a chunk that the host decoded, and what that took since the last look at the clock.
+// Count a chunk that the host decoded, and the time since the last lap.
 void Execution::note_decoded(u32 chunk) {
     const double took = lap_.take();
     seconds.decode += took;
@@ -361,15 +266,15 @@ void Execution::note_decoded(u32 chunk) {
     }
 }
 
-void Execution::finish(u32 chunk, State how, i64 nbytes) {
-    state(chunk) = how;
-    if (how == READ) bytes_read += nbytes;
+void Execution::finish(u32 chunk, State result, i64 nbytes) {
+    state(chunk) = result;
+    if (result == READ) bytes_read += nbytes;
     const WantedBox *first = boxes(chunk);
     for (const WantedBox *box = first; box != first + wave_.chunks[chunk].boxes; ++box) {
         Job &job = *box->job;
         job.chunks.fetch_add(1, std::memory_order_relaxed);
-        if (how == FILLED) job.filled.fetch_add(1, std::memory_order_relaxed);
-        if (how == READ) job.bytes_read.fetch_add(nbytes, std::memory_order_relaxed);
+        if (result == FILLED) job.filled.fetch_add(1, std::memory_order_relaxed);
+        if (result == READ) job.bytes_read.fetch_add(nbytes, std::memory_order_relaxed);
     }
 }
 
@@ -380,10 +285,10 @@ void Execution::fail_chunk(u32 chunk, const Failure &failure, i64 offset, i64 nb
     finish(chunk, FAILED, 0);
 }
 
-// Call something once for each job that wants a chunk of the object.
+// Call `each(job, value)` once for each job that wants a chunk of the object.
 void Execution::for_jobs_of_object(void (*each)(Job &, i64), i64 value) {
     std::vector<Job *> jobs;
-    const u32 others = object_.chunks;  // the task's own are none of them where they were kept once
+    const u32 others = object_.chunks;  // does not include the task's chunks if they were kept before
     for (u32 n = 0; n < others + task_.chunks; ++n) {
         const u32 chunk = n < others ? object_.first_chunk + n : task_.first_chunk + n - others;
         for (u32 k = 0; k < wave_.chunks[chunk].boxes; ++k) {
@@ -416,7 +321,7 @@ void Reader::execute(Wave &wave, const Task &task) noexcept {
     }
     wave.objects[task.object].end_task();
     if (device_) device_->flush_old();
-    // Last: a caller that waits for a job may free its output now.
+    // Last: a caller that waits for a job may free its output as soon as the job is settled.
     for (u32 n = 0; n < task.chunks; ++n) {
         const WantedChunk &chunk = wave.chunks[task.first_chunk + n];
         for (u32 k = 0; k < chunk.boxes; ++k)

@@ -1,4 +1,5 @@
-// What a task does, on the thread that carries it out: execute.cpp into host memory, stage.cpp into slabs of a device.
+// One task, on the thread that carries it out: locate.cpp locates its stored object, execute.cpp reads into host
+// memory, stage.cpp into slabs of a device.
 #pragma once
 
 #include <algorithm>
@@ -11,31 +12,32 @@
 
 namespace lc {
 
-// Bytes between two wanted ranges of an object in an object store that are read along with them.
+// Wanted ranges of an object in an object store are read together across gaps of up to this many bytes.
 constexpr i64 REMOTE_GAP = 512 * 1024;
-// Memory that a thread keeps for its next task, and above which tasks ask the gate of the process.
-constexpr i64 KEPT_NBYTES = 16 << 20;
+// Memory that a thread keeps for its next task. Tasks that need more acquire it from the limit of the process.
+constexpr i64 SCRATCH_NBYTES = 16 << 20;
 
 struct Scratch : ThreadMemory {
     Buffer stored, decoded;
     DecodeScratch decode;
     void trim() {
-        stored.trim(KEPT_NBYTES);
-        decoded.trim(KEPT_NBYTES);
-        decode.trim(KEPT_NBYTES);
+        stored.trim(SCRATCH_NBYTES);
+        decoded.trim(SCRATCH_NBYTES);
+        decode.trim(SCRATCH_NBYTES);
     }
 };
 
-class Gate {
+// Holds memory of the limit of the process.
+class MemoryGuard {
 public:
-    explicit Gate(i64 nbytes) : nbytes_(nbytes > KEPT_NBYTES ? nbytes : 0) {
+    explicit MemoryGuard(i64 nbytes) : nbytes_(nbytes > SCRATCH_NBYTES ? nbytes : 0) {
         if (nbytes_) Limit::memory().acquire(nbytes_);
     }
-    ~Gate() {
+    ~MemoryGuard() {
         if (nbytes_) Limit::memory().release(nbytes_);
     }
-    Gate(const Gate &) = delete;
-    Gate &operator=(const Gate &) = delete;
+    MemoryGuard(const MemoryGuard &) = delete;
+    MemoryGuard &operator=(const MemoryGuard &) = delete;
 
 private:
     i64 nbytes_;
@@ -47,14 +49,14 @@ struct FailedRead { Failure failure; };
     throw FailedRead{{code, number, a, b, {}}};
 }
 
-// Throw where an open file is not what it was when its stored object was located.
+// Throw if an open file has changed since its stored object was located.
 void check_unchanged(const StoredObject &object, const File &file);
-// Read bytes of a stored object, all of them, and look at its file behind the read; or throw.
+// Read exactly `nbytes` bytes of a stored object, and check its file after the read; or throw.
 void read_checked(const StoredObject &object, const File &file, u8 *to, i64 nbytes, i64 offset);
-// The error of a chunk that failed; of one that cannot be decoded, with its bytes in the stored object.
+// The error record of a chunk that failed; if it cannot be decoded, with its byte range in the stored object.
 lc_error error_of(const Wave &wave, u32 object, u32 chunk, const Failure &failure, i64 offset = 0, i64 nbytes = 0);
 
-// Seconds since the last look at a clock.
+// Seconds since the last call of `take`.
 class Lap {
 public:
     double take() {
@@ -69,7 +71,7 @@ private:
 
 struct Seconds { double read = 0, decode = 0, copy = 0; };
 
-// Bytes of a file that are read for one chunk.
+// The byte range of a file that is read for one chunk.
 struct Span {
     u32 chunk;
     i64 offset, nbytes;
@@ -81,7 +83,7 @@ public:
     Execution(Wave &wave, const Task &task, Reader &reader)
         : wave_(wave), task_(task), object_(wave.objects[task.object]), geometry_(*object_.array->geometry),
           reader_(reader), indexes_(reader.indexes), device_(reader.device()),
-          most_read_(device_ ? std::min(MOST_READ, device_->capacity(nullptr)) : MOST_READ),
+          max_read_nbytes_(device_ ? std::min(MAX_READ_NBYTES, device_->capacity(nullptr)) : MAX_READ_NBYTES),
           state_(task.chunks, PENDING) {}
 
     ~Execution();
@@ -99,14 +101,14 @@ private:
 
     bool is_wanted(const WantedChunk &chunk) const;
     void locate();
-    void look_for_kept();
+    void use_kept_chunks();
     void open_object(const std::string &path);
     void enter_object() noexcept;
     void find_object() noexcept;
     void sort_chunks();
     std::string index_name() const;
     void fetch_index();
-    bool take_kept_index();
+    bool try_kept_index();
     StoredRange first_run() const;
     void find_remote();
     void fetch_whole();
@@ -121,22 +123,22 @@ private:
     void read_stored(u8 *to, i64 nbytes, i64 offset);
     bool find_entry(const Archive &archive);
     void read_index(const std::string &name);
-    void take_index(const u8 *stored, i64 nbytes);
+    void set_index(const u8 *stored, i64 nbytes);
     void read_found();
     void read_all();
     void read_group(const Span *spans, size_t count);
     void read_pieces(u32 chunk, i64 offset);
-    bool read_straight(const Span &span);
+    bool read_in_place(const Span &span);
     void copy_boxes(u32 chunk, const u8 *decoded, i64 first_byte);
     void fill(u32 chunk);
     void note_decoded(u32 chunk);
     void finish(u32 chunk, State state, i64 nbytes);
     void fail_chunk(u32 chunk, const Failure &failure, i64 offset = 0, i64 nbytes = 0);
     void stage_group(const Span *spans, size_t count);
-    void stage_boxes(const Span *spans, size_t count, u32 first_box, u32 most);
+    void stage_boxes(const Span *spans, size_t count, u32 first_box, u32 max_boxes);
     void stage_decoded(const Span &span, const u8 *stored);
     void read_into(Range &range, const std::shared_ptr<Wave> &wave, u32 chunk, i64 offset);
-    template <class Bring> i64 stage_pieces(const WantedBox &box, i64 offset, const Bring &bring);
+    template <class Load> i64 stage_pieces(const WantedBox &box, i64 offset, const Load &load);
     i64 stage_raw_pieces(const WantedBox &box, u32 chunk, i64 offset);
     bool decode_whole(const Span &span, const u8 *stored);
     bool fits_slab(u32 chunk) const;
@@ -149,9 +151,9 @@ private:
     WantedBox *boxes(u32 chunk) { return &wave_.boxes[wave_.chunks[chunk].first_box]; }
     State &state(u32 chunk) { return state_[chunk - task_.first_chunk]; }
 
-    // The slot that a chunk is to be kept in; null for none.
+    // The slot reserved to keep a chunk in; null for none.
     KeptSlot *slot_of(u32 chunk) const { return slots_.empty() ? nullptr : slots_[chunk - task_.first_chunk]; }
-    // It, for a slab that fills it.
+    // Move that slot to the slab that fills it.
     KeptSlot *take_slot(u32 chunk) {
         return slots_.empty() ? nullptr : std::exchange(slots_[chunk - task_.first_chunk], nullptr);
     }
@@ -169,13 +171,13 @@ private:
     Reader &reader_;
     IndexCache &indexes_;
     Device *device_;
-    i64 most_read_;
-    // The last bytes of an object in an object store.
+    i64 max_read_nbytes_;
+    // The bytes of an object in an object store that were fetched last.
     i64 fetched_offset_ = 0;
-    std::optional<Gate> gate_;  // for them
+    std::optional<MemoryGuard> fetched_memory_;
     Fetched fetched_;
     std::vector<State> state_;
-    std::vector<KeptSlot *> slots_;  // to fill, of each chunk; empty where none are kept
+    std::vector<KeptSlot *> slots_;  // slot to fill with each chunk; empty if no chunks are kept
     Lap lap_;
 };
 

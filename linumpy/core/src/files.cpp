@@ -23,21 +23,21 @@ int File::open(const std::string &path) {
     return 0;
 }
 
-static Version version_of(const struct stat &found) {
-    return {found.st_ino, found.st_size, found.st_mtim.tv_sec, found.st_mtim.tv_nsec};
+static Version version_of(const struct stat &status) {
+    return {status.st_ino, status.st_size, status.st_mtim.tv_sec, status.st_mtim.tv_nsec};
 }
 
-int File::look(Version &version, bool &is_regular) const {
+int File::stat(Version &version, bool &is_regular) const {
     if (i64 number = faults::due(faults::FSTAT)) return static_cast<int>(number);
-    struct stat found;
-    if (::fstat(descriptor_, &found)) return errno;
-    version = version_of(found);
-    is_regular = S_ISREG(found.st_mode);
+    struct stat status;
+    if (::fstat(descriptor_, &status)) return errno;
+    version = version_of(status);
+    is_regular = S_ISREG(status.st_mode);
     return 0;
 }
 
 i64 File::read(void *to, i64 nbytes, i64 offset) const {
-    constexpr i64 MOST = 1 << 30;  // Linux reads at most 2 GiB at a time
+    constexpr i64 MAX_STEP = 1 << 30;  // Linux reads at most 2 GiB at a time
     i64 shorter = 0;
     if (i64 number = faults::due(faults::PREAD)) {
         if (number > 0) return -number;
@@ -45,7 +45,7 @@ i64 File::read(void *to, i64 nbytes, i64 offset) const {
     }
     i64 done = 0;
     while (done < nbytes - shorter) {
-        const i64 step = std::min(MOST, nbytes - shorter - done);
+        const i64 step = std::min(MAX_STEP, nbytes - shorter - done);
         const ssize_t got =
             ::pread(descriptor_, static_cast<u8 *>(to) + done, static_cast<size_t>(step), offset + done);
         if (got < 0 && errno == EINTR) continue;
@@ -64,27 +64,27 @@ void File::close() {
 }
 
 Version version_at(const std::string &path) {
-    struct stat found;
-    return faults::due(faults::FSTAT) || ::stat(path.c_str(), &found) ? Version{} : version_of(found);
+    struct stat status;
+    return faults::due(faults::FSTAT) || ::stat(path.c_str(), &status) ? Version{} : version_of(status);
 }
 
 bool is_missing(const std::string &path) {
-    struct stat found;
-    return ::lstat(path.c_str(), &found) && (errno == ENOENT || errno == ENOTDIR);
+    struct stat status;
+    return ::lstat(path.c_str(), &status) && (errno == ENOENT || errno == ENOTDIR);
 }
 
 bool exists(const std::string &path) {
-    struct stat found;
-    return ::stat(path.c_str(), &found) == 0;
+    struct stat status;
+    return ::stat(path.c_str(), &status) == 0;
 }
 
-// A copy may set the modification time back and keep inode and size; the time of the change (ctime) still differs.
-bool Look::holds() const {
-    struct stat found{};
-    if (::stat(path.c_str(), &found)) return !inode && !nbytes && !changed;
+// A copy may restore the modification time and keep inode and size; the ctime still differs.
+bool FileState::is_current() const {
+    struct stat status{};
+    if (::stat(path.c_str(), &status)) return !inode && !nbytes && !changed;
     const auto nanoseconds = [](const timespec &time) { return i64{time.tv_sec} * 1'000'000'000 + time.tv_nsec; };
-    return static_cast<i64>(found.st_dev) == device && static_cast<i64>(found.st_ino) == inode &&
-           found.st_size == nbytes && nanoseconds(found.st_mtim) == written && nanoseconds(found.st_ctim) == changed;
+    return static_cast<i64>(status.st_dev) == device && static_cast<i64>(status.st_ino) == inode &&
+           status.st_size == nbytes && nanoseconds(status.st_mtim) == written && nanoseconds(status.st_ctim) == changed;
 }
 
 }  // namespace lc

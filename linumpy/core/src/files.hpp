@@ -1,4 +1,4 @@
-// One file: opened, looked at, read, closed. The only part of the core that calls the file system.
+// One file: open, stat, read, close. Files are read by no other part of the core.
 #pragma once
 
 #include <string>
@@ -7,8 +7,8 @@
 
 namespace lc {
 
-// What distinguishes a file from one that replaces it: inode, size, and time of the last write. Of an object in an object
-// store: its size, and two words of a digest in place of inode and seconds.
+// Distinguishes a file from one that replaces it: inode, size, and time of the last write. Of an object in an object
+// store: its size, and two words of a digest as inode and seconds.
 struct Version {
     u64 inode = 0;
     i64 nbytes = -1, seconds = 0, nanoseconds = 0;
@@ -22,12 +22,12 @@ public:
     File &operator=(const File &) = delete;
     ~File() { close(); }
 
-    // Open a file to read it. Returns 0 or an errno. A pipe is not waited for.
+    // Open a file for reading. Returns 0 or an errno. Does not block on a pipe.
     int open(const std::string &path);
     bool is_open() const { return descriptor_ >= 0; }
-    // Look at the open file; `is_regular` is false for folders and pipes. Returns 0 or an errno.
-    int look(Version &version, bool &is_regular) const;
-    // Read so many bytes, or up to the end of the file. Returns the bytes read, or a negative errno.
+    // Get the version of the open file; `is_regular` is false for folders and pipes. Returns 0 or an errno.
+    int stat(Version &version, bool &is_regular) const;
+    // Read `nbytes` bytes, or up to the end of the file. Returns the number of bytes read, or a negative errno.
     i64 read(void *to, i64 nbytes, i64 offset) const;
     void close();
 
@@ -35,22 +35,23 @@ private:
     int descriptor_ = -1;
 };
 
-// Where a stored object lies: all of a file, or an entry of a ZIP file.
+// Byte range of a stored object in its file: all of it, or an entry of a ZIP file.
 struct StoredRange {
     i64 offset = 0, nbytes = -1;  // less than 0: not stored
 };
 
-// The version of the file at a path now; that of no file where there is none.
+// The current version of the file at a path; `Version{}` if there is none.
 Version version_at(const std::string &path);
-// Whether nothing at all is stored at a path: a link to a missing file is something.
+// Whether nothing exists at a path, not even a link to a missing file.
 bool is_missing(const std::string &path);
 bool exists(const std::string &path);
 
-// A file by its path, as it was when somebody looked at it.
-struct Look {
+// The recorded state of a file.
+struct FileState {
     std::string path;
     i64 device, inode, nbytes, written, changed;
-    bool holds() const;
+    // Whether the file at the path is still in this state.
+    bool is_current() const;
 };
 
 }  // namespace lc

@@ -9,29 +9,29 @@
 namespace lc {
 namespace {
 
-// Chunks that are looked up while the lock of the kept chunks is held.
-constexpr size_t LOOKED_UP = 256;
-// Boxes and stored objects of a task at most: a look at an object's version takes as long as several boxes.
+// Maximum number of chunks to look up without releasing the lock of the kept chunks.
+constexpr size_t LOOKUP_BATCH = 256;
+// Maximum number of boxes and stored objects of a task: checking an object's version takes as long as several boxes.
 constexpr u32 TASK_BOXES = 512, TASK_OBJECTS = 32;
 
-// Which version of a stored object is there now; looked at once a wave.
+// The current version of a stored object, checked once per wave.
 Version version_of(StoredObject &object, const std::atomic<bool> &closing) {
     const std::lock_guard lock(object.mutex);
     const Array &array = *object.array;
-    if (!object.looked)
-        object.seen = array.store ? version_in_store(array.store, array.path(object.coordinates), closing)
-                                  : version_at(array.file(object.coordinates));
-    object.looked = true;
-    return object.seen;
+    if (!object.version_checked)
+        object.current_version = array.store ? version_in_store(array.store, array.path(object.coordinates), closing)
+                                             : version_at(array.file(object.coordinates));
+    object.version_checked = true;
+    return object.current_version;
 }
 
 }  // namespace
 
-// Look chunks up, and move those that are kept to the front; all others stay in the order of stored objects.
+// Look up chunks, and move kept chunks to the front; the others stay in the order of stored objects.
 void Wave::find_kept(KeptChunks &kept) {
-    for (size_t first = 0; first < chunks.size(); first += LOOKED_UP) {
+    for (size_t first = 0; first < chunks.size(); first += LOOKUP_BATCH) {
         const auto lock = kept.lock();
-        for (size_t n = first; n < std::min(chunks.size(), first + LOOKED_UP); ++n) {
+        for (size_t n = first; n < std::min(chunks.size(), first + LOOKUP_BATCH); ++n) {
             chunks[n].slot = kept.find(*objects[chunks[n].object].array, chunks[n].coordinates);
             kept_ += chunks[n].slot != nullptr;
         }
@@ -40,32 +40,35 @@ void Wave::find_kept(KeptChunks &kept) {
     if (missed()) {
         std::vector<WantedChunk> sorted;
         sorted.reserve(chunks.size());
-        const auto is_kept = [](const WantedChunk &one) { return one.slot != nullptr; };
+        const auto is_kept = [](const WantedChunk &chunk) { return chunk.slot != nullptr; };
         std::copy_if(chunks.begin(), chunks.end(), std::back_inserter(sorted), is_kept);
         std::copy_if(chunks.begin(), chunks.end(), std::back_inserter(sorted), std::not_fn(is_kept));
         chunks.swap(sorted);
     }
     count_chunks(static_cast<size_t>(kept_));
-    cut_kept();
+    cut_kept_tasks();
 }
 
-void Wave::cut_kept() {
-    u32 count = 0, wanted = 0;
+void Wave::cut_kept_tasks() {
+    u32 task_objects = 0, task_boxes = 0;
     for (u32 n = 0; n < kept_; ++n) {
-        const bool other = !n || chunks[n].object != chunks[n - 1].object;
-        if (!n || wanted + chunks[n].boxes > TASK_BOXES || (other && count == TASK_OBJECTS)) {
+        const bool is_new_object = !n || chunks[n].object != chunks[n - 1].object;
+        if (!n || task_boxes + chunks[n].boxes > TASK_BOXES || (is_new_object && task_objects == TASK_OBJECTS)) {
             tasks.push_back({Task::KEPT, n, 0});
-            count = wanted = 0;
+            task_objects = task_boxes = 0;
         }
-        // The file of a chunk that is not kept any more stays open until its task has read it.
-        if (other || !count) objects[chunks[n].object].tasks_left.fetch_add(1, std::memory_order_relaxed), ++count;
-        wanted += chunks[n].boxes;
+        // A stale chunk is read by this task, so the task keeps the object's file open.
+        if (is_new_object || !task_objects) {
+            objects[chunks[n].object].tasks_left.fetch_add(1, std::memory_order_relaxed);
+            ++task_objects;
+        }
+        task_boxes += chunks[n].boxes;
         ++tasks.back().chunks;
     }
     kept_left_ = static_cast<i64>(tasks.size());
 }
 
-// Chunks whose task never began are still pinned.
+// The slots of chunks whose task never began are still pinned.
 Wave::~Wave() {
     if (std::none_of(chunks.begin(), chunks.end(), [](const WantedChunk &chunk) { return chunk.slot; })) return;
     KeptChunks &kept = *reader_->device()->kept();
@@ -87,13 +90,13 @@ KeptRows::~KeptRows() {
 }
 
 void KeptRows::add(const WantedChunk &chunk, KeptSlot &slot) {
-    const auto is_wanted = [&](const WantedBox &box) { return !box.job->given_up(); };
+    const auto is_wanted = [&](const WantedBox &box) { return !box.job->is_abandoned(); };
     const auto begin = wave_.boxes.begin() + chunk.first_box;
     (std::any_of(begin, begin + chunk.boxes, is_wanted) ? use_.read : unread_).push_back(&slot);
     for (WantedBox *box = &wave_.boxes[chunk.first_box], *end = box + chunk.boxes; box != end; ++box) {
         box->job->chunks.fetch_add(1, std::memory_order_relaxed);
-        if (box->job->given_up()) continue;
-        if (static_cast<i64>(rows_.size()) == device_.most_rows()) {
+        if (box->job->is_abandoned()) continue;
+        if (static_cast<i64>(rows_.size()) == device_.max_rows()) {
             {
                 const auto lock = device_.kept()->lock();
                 device_.kept()->pin(slot);
@@ -104,21 +107,21 @@ void KeptRows::add(const WantedChunk &chunk, KeptSlot &slot) {
         Row &row = rows_.emplace_back(
             Row{box->batch, box->job, box->target, box->region, slot.offset + box->source_offset, {}});
         std::copy(box->extent, box->extent + LC_MAX_RANK, row.extent);
-        taken_.push_back(box);
+        boxes_.push_back(box);
     }
 }
 
 void KeptRows::commit() {
     if (rows_.empty()) return;
-    const Range range = device_.reserve(&KEPT, 0, static_cast<i64>(rows_.size()));
-    for (WantedBox *box : taken_) box->staged = true;
+    const Range range = device_.reserve(&KEPT_PLAN, 0, static_cast<i64>(rows_.size()));
+    for (WantedBox *box : boxes_) box->staged = true;
     device_.commit(range, std::static_pointer_cast<Wave>(wave_.shared_from_this()), rows_, {}, use_);
     rows_.clear();
-    taken_.clear();
+    boxes_.clear();
     use_.read.clear();
 }
 
-// Carry out a task of kept chunks; those whose stored object is another one now are read.
+// Carry out a task of kept chunks; chunks whose stored object has changed are read.
 void Reader::execute_kept(Wave &wave, const Task &task) noexcept {
     std::vector<u32> stale;
     lc_error error{};
@@ -174,12 +177,12 @@ void Reader::stage_kept(Wave &wave, const Task &task, std::vector<u32> &stale) {
     }
 }
 
-// What a task reads: pin chunks that were kept since they were looked up, and reserve slots for those that are read.
-void Execution::look_for_kept() {
+// Use chunks that were kept after this wave was planned, and reserve slots for the chunks to read.
+void Execution::use_kept_chunks() {
     KeptChunks *kept = device_ ? device_->kept() : nullptr;
-    if (!kept || (is_remote() && !is_told(object_.version))) return;
-    std::vector<std::pair<u32, KeptSlot *>> found;
-    found.reserve(task_.chunks);
+    if (!kept || (is_remote() && !is_known(object_.version))) return;
+    std::vector<std::pair<u32, KeptSlot *>> hits;
+    hits.reserve(task_.chunks);
     slots_.assign(task_.chunks, nullptr);
     KeptRows rows(wave_, *device_, task_.chunks);
     i64 misses = 0;
@@ -192,7 +195,7 @@ void Execution::look_for_kept() {
                 continue;
             KeptSlot *slot = kept->find(*object_.array, chunk.coordinates);
             if (slot && slot->version == object_.version) {
-                found.emplace_back(n, slot);
+                hits.emplace_back(n, slot);
                 continue;
             }
             ++misses;
@@ -204,26 +207,26 @@ void Execution::look_for_kept() {
             const Regions &regions = box.batch->regions;
             const auto &array = regions.arrays[static_cast<size_t>(regions.array[static_cast<size_t>(box.region)])];
             const lc_decode_plan *plan = geometry_.encoded() ? box.batch->decode : nullptr;
-            const bool has_slab = !plan || plan->slots > 0;  // else it lies in memory of the batch's own
+            const bool has_slab = !plan || plan->slots > 0;  // else it is decoded in memory of the batch
             if (has_slab && geometry_.chunk_nbytes <= device_->capacity(nullptr))
                 slots_[n] = kept->reserve(array, chunk.coordinates, object_.version);
         }
     }
-    kept->hits += static_cast<i64>(found.size());
+    kept->hits += static_cast<i64>(hits.size());
     kept->misses += misses;
     size_t added = 0;
     try {
-        while (added < found.size()) {
-            const auto [n, slot] = found[added++];
+        while (added < hits.size()) {
+            const auto [n, slot] = hits[added++];
             rows.add(wave_.chunks[task_.first_chunk + n], *slot);
         }
         rows.commit();
     } catch (...) {
         const auto lock = kept->lock();
-        for (; added < found.size(); ++added) kept->unpin(*found[added].second);
+        for (; added < hits.size(); ++added) kept->unpin(*hits[added].second);
         throw;
     }
-    for (const auto &[n, slot] : found) state_[n] = KEPT;
+    for (const auto &[n, slot] : hits) state_[n] = KEPT;
 }
 
 Execution::~Execution() {

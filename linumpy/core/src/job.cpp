@@ -1,4 +1,4 @@
-// Jobs: how they fail, are given up, end, and are waited for.
+// Jobs: failing, cancelling, ending, and waiting for them.
 #include "reader.hpp"
 
 namespace lc {
@@ -27,7 +27,7 @@ void Job::finish() {
         }
         end_ = now();
         over_.store(true, std::memory_order_release);
-        // Under the lock: a caller that waits may drop the job as soon as it is over.
+        // Under the lock: a waiting caller may drop the job as soon as it is over.
         ended_.notify_all();
     }
 }

@@ -7,10 +7,10 @@ namespace lc {
 namespace {
 
 constexpr i64 SEGMENT_NBYTES = 64 << 20;
-// Slots begin where every unit of the scatter kernels may.
+// Aligned for every unit of the scatter kernels.
 constexpr i64 SLOT_ALIGN = 256;
-// Slots of all segments: their records take host memory.
-constexpr size_t MOST_SLOTS = size_t(1) << 22;
+// Maximum number of slots in all segments: their records take host memory.
+constexpr size_t MAX_SLOTS = size_t(1) << 22;
 
 u64 hash_of(const Array &array, const i64 *coordinates) {
     u64 hash = reinterpret_cast<u64>(&array) >> 4;
@@ -27,8 +27,8 @@ struct KeptSegment {
     i64 offset, slot_nbytes;
     KeptChunks::Kind *kind;
     std::vector<KeptSlot> slots;
-    i64 pinned = 0;  // slots
-    u64 used = 0;    // when one of its slots was used last
+    i64 pinned = 0;  // number of pinned slots
+    u64 used = 0;    // when one of its slots was last used
 };
 
 KeptChunks::KeptChunks(i64 nbytes) {
@@ -52,7 +52,7 @@ void KeptChunks::List::remove(KeptSlot &slot) {
 KeptSlot *KeptChunks::look_up(const Array &array, const i64 *coordinates, u64 hash) const {
     if (table_.empty()) return nullptr;
     const size_t mask = table_.size() - 1;
-    for (size_t at = hash & mask; KeptSlot *slot = table_[at]; at = (at + 1) & mask)
+    for (size_t entry = hash & mask; KeptSlot *slot = table_[entry]; entry = (entry + 1) & mask)
         if (slot->hash == hash && slot->array.get() == &array &&
             std::equal(coordinates, coordinates + array.geometry->rank, slot->coordinates))
             return slot;
@@ -115,29 +115,29 @@ void KeptChunks::evict(KeptSlot &slot) {
 
 void KeptChunks::list(KeptSlot &slot) {
     const size_t mask = table_.size() - 1;
-    size_t at = slot.hash & mask;
-    while (table_[at]) at = (at + 1) & mask;
-    table_[at] = &slot;
+    size_t entry = slot.hash & mask;
+    while (table_[entry]) entry = (entry + 1) & mask;
+    table_[entry] = &slot;
     slot.is_listed = true;
     kept_nbytes_ += slot.segment->slot_nbytes;
 }
 
-// Linear probing: entries behind the gap move up where they may.
+// Linear probing: entries after the gap move into it unless that would put them before their hash.
 void KeptChunks::unlist(KeptSlot &slot) {
     const size_t mask = table_.size() - 1;
     size_t gap = slot.hash & mask;
     while (table_[gap] != &slot) gap = (gap + 1) & mask;
-    for (size_t at = (gap + 1) & mask; table_[at]; at = (at + 1) & mask)
-        if (((at - table_[at]->hash) & mask) >= ((at - gap) & mask)) {
-            table_[gap] = table_[at];
-            gap = at;
+    for (size_t entry = (gap + 1) & mask; table_[entry]; entry = (entry + 1) & mask)
+        if (((entry - table_[entry]->hash) & mask) >= ((entry - gap) & mask)) {
+            table_[gap] = table_[entry];
+            gap = entry;
         }
     table_[gap] = nullptr;
     slot.is_listed = false;
     kept_nbytes_ -= slot.segment->slot_nbytes;
 }
 
-// An empty slot, in no list any more; null where all are pinned.
+// Take an empty slot out of its list, after evicting a chunk if necessary; null if all slots are pinned.
 KeptSlot *KeptChunks::take(i64 slot_nbytes) {
     try {
         Kind &kind = kinds_[slot_nbytes];
@@ -145,7 +145,7 @@ KeptSlot *KeptChunks::take(i64 slot_nbytes) {
             KeptSlot *const slot = kind.unpinned.oldest;
             const auto segment = oldest_segment(kind);
             if (segment != segments_.end() && (!slot || segment->used < slot->used)) {
-                give_back(segment);
+                free_segment(segment);
             } else if (slot) {
                 evict(*slot);
             } else {
@@ -155,27 +155,27 @@ KeptSlot *KeptChunks::take(i64 slot_nbytes) {
         KeptSlot &slot = *kind.empty.newest;
         kind.empty.remove(slot);
         return &slot;
-    } catch (const std::bad_alloc &) {  // jobs do not need the cache
+    } catch (const std::bad_alloc &) {  // jobs can do without the cache
         return nullptr;
     }
 }
 
-// Cut slots out of memory that no segment has; false where there is too little.
+// Cut a segment of slots out of free memory; false if there is too little.
 bool KeptChunks::cut_segment(i64 slot_nbytes, Kind &kind) {
-    const auto found =
-        std::find_if(free_.begin(), free_.end(), [=](const auto &one) { return one.second >= slot_nbytes; });
-    if (found == free_.end() || slots_ >= MOST_SLOTS) return false;
-    const auto [offset, nbytes] = *found;
+    const auto range =
+        std::find_if(free_.begin(), free_.end(), [=](const auto &item) { return item.second >= slot_nbytes; });
+    if (range == free_.end() || slots_ >= MAX_SLOTS) return false;
+    const auto [offset, nbytes] = *range;
     const i64 count = std::min(nbytes, std::max(SEGMENT_NBYTES, slot_nbytes)) / slot_nbytes;
-    std::list<KeptSegment> made;
-    KeptSegment &segment = made.emplace_back(KeptSegment{offset, slot_nbytes, &kind, {}});
+    std::list<KeptSegment> created;
+    KeptSegment &segment = created.emplace_back(KeptSegment{offset, slot_nbytes, &kind, {}});
     segment.slots.resize(static_cast<size_t>(count));
     grow_table(slots_ + segment.slots.size());
     if (nbytes > count * slot_nbytes) free_[offset + count * slot_nbytes] = nbytes - count * slot_nbytes;
-    free_.erase(found);
+    free_.erase(range);
     slots_ += segment.slots.size();
-    segments_.splice(segments_.end(), made);
-    for (i64 n = count - 1; n >= 0; --n) {  // the first one is taken first
+    segments_.splice(segments_.end(), created);
+    for (i64 n = count - 1; n >= 0; --n) {  // backwards: the first slot is then taken first
         KeptSlot &slot = segment.slots[static_cast<size_t>(n)];
         slot.offset = offset + n * slot_nbytes;
         slot.segment = &segment;
@@ -184,31 +184,32 @@ bool KeptChunks::cut_segment(i64 slot_nbytes, Kind &kind) {
     return true;
 }
 
-// The segment of another kind that was not used for the longest time, and has no pinned slot.
+// The least recently used segment of another kind without pinned slots.
 std::list<KeptSegment>::iterator KeptChunks::oldest_segment(const Kind &kind) {
     auto oldest = segments_.end();
     if (kinds_.size() < 2) return oldest;
-    for (auto one = segments_.begin(); one != segments_.end(); ++one)
-        if (one->kind != &kind && !one->pinned && (oldest == segments_.end() || one->used < oldest->used)) oldest = one;
+    for (auto segment = segments_.begin(); segment != segments_.end(); ++segment)
+        if (segment->kind != &kind && !segment->pinned && (oldest == segments_.end() || segment->used < oldest->used))
+            oldest = segment;
     return oldest;
 }
 
-void KeptChunks::give_back(std::list<KeptSegment>::iterator segment) {
-    auto at = free_.emplace(segment->offset, segment->slot_nbytes * static_cast<i64>(segment->slots.size())).first;
+void KeptChunks::free_segment(std::list<KeptSegment>::iterator segment) {
+    auto range = free_.emplace(segment->offset, segment->slot_nbytes * static_cast<i64>(segment->slots.size())).first;
     for (KeptSlot &slot : segment->slots) {
         (slot.array ? segment->kind->unpinned : segment->kind->empty).remove(slot);
         forget(slot);
     }
     slots_ -= segment->slots.size();
     segments_.erase(segment);
-    if (const auto next = std::next(at); next != free_.end() && at->first + at->second == next->first) {
-        at->second += next->second;
+    if (const auto next = std::next(range); next != free_.end() && range->first + range->second == next->first) {
+        range->second += next->second;
         free_.erase(next);
     }
-    if (at == free_.begin()) return;
-    if (const auto before = std::prev(at); before->first + before->second == at->first) {
-        before->second += at->second;
-        free_.erase(at);
+    if (range == free_.begin()) return;
+    if (const auto previous = std::prev(range); previous->first + previous->second == range->first) {
+        previous->second += range->second;
+        free_.erase(range);
     }
 }
 
@@ -216,13 +217,13 @@ void KeptChunks::grow_table(size_t slots) {
     size_t size = std::max<size_t>(64, table_.size());
     while (size < 2 * slots) size *= 2;
     if (size == table_.size()) return;
-    std::vector<KeptSlot *> known(size, nullptr);
-    known.swap(table_);
-    for (KeptSlot *slot : known)
+    std::vector<KeptSlot *> old_table(size, nullptr);
+    old_table.swap(table_);
+    for (KeptSlot *slot : old_table)
         if (slot) {
-            size_t at = slot->hash & (size - 1);
-            while (table_[at]) at = (at + 1) & (size - 1);
-            table_[at] = slot;
+            size_t entry = slot->hash & (size - 1);
+            while (table_[entry]) entry = (entry + 1) & (size - 1);
+            table_[entry] = slot;
         }
 }
 

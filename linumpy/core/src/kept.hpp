@@ -1,9 +1,9 @@
-// Decoded chunks that are kept on the device. Pure bookkeeping of one address range: copies nothing, calls no driver.
+// The cache of decoded chunks on the device. Pure bookkeeping of one address range: copies nothing, calls no driver.
 //
-// The range is cut into segments, each of them into slots of one size. A slot is empty, is being filled, or holds a chunk
-// that can be found. Slabs under way that read or fill a slot pin it; a slot that is pinned is not given to another chunk.
-// The least recently used chunk is evicted. Where chunks have several sizes, a segment whose chunks were all used before
-// the oldest chunk of the size that is wanted is cut anew.
+// The range is cut into segments, and each segment into slots of one size. A slot is empty, is being filled, or holds a
+// published chunk. A slab in flight pins the slots that it reads or fills; a pinned slot is not reused for another
+// chunk. The least recently used chunk is evicted. If chunks have several sizes, a segment is cut anew when all its
+// chunks were last used before the oldest chunk of the wanted size.
 #pragma once
 
 #include <list>
@@ -22,7 +22,7 @@ struct KeptSegment;
 struct KeptSlot {
     i64 offset;  // from the beginning of the range
     i64 nbytes;  // of its chunk
-    Version version;  // of the stored object that its chunk was read from
+    Version version;  // of the stored object from which its chunk was read
 
 private:
     friend class KeptChunks;
@@ -30,7 +30,7 @@ private:
     i64 coordinates[LC_MAX_RANK];  // of the chunk
     u64 hash;
     u32 pins = 0;
-    bool is_ready = false, is_listed = false;  // can be found; is in the table of chunks
+    bool is_ready = false, is_listed = false;  // is published; is in the table of chunks
     u64 used = 0;
     KeptSegment *segment = nullptr;
     KeptSlot *newer = nullptr, *older = nullptr;  // neighbours in the list of its kind
@@ -43,32 +43,32 @@ public:
     KeptChunks(const KeptChunks &) = delete;
     KeptChunks &operator=(const KeptChunks &) = delete;
 
-    // The calls below need this lock: it is taken once for many chunks.
+    // The calls below require this lock, which is taken once for many chunks.
     [[nodiscard]] std::unique_lock<std::mutex> lock() { return std::unique_lock(mutex_); }
 
-    // The slot of a chunk that can be read, pinned; null where there is none.
+    // The slot of a published chunk, pinned; null if there is none.
     KeptSlot *find(const Array &array, const i64 *coordinates);
-    // A slot to fill with a chunk, pinned; null where the chunk is kept or being read, or no slot can be evicted.
+    // A slot to fill with a chunk, pinned; null if the chunk is kept or being read, or no slot can be evicted.
     KeptSlot *reserve(const std::shared_ptr<const Array> &array, const i64 *coordinates, const Version &version);
-    // Pin a slot that is pinned once more.
+    // Pin a pinned slot again.
     void pin(KeptSlot &slot) { ++slot.pins; }
     void unpin(KeptSlot &slot);
-    // Let a chunk be found, once its slot is filled.
+    // Make a chunk findable after its slot is filled.
     void publish(KeptSlot &slot) { slot.is_ready = true; }
-    // Let a chunk not be found any more.
+    // Make a chunk unfindable.
     void forget(KeptSlot &slot);
 
     i64 kept_nbytes() const { return kept_nbytes_.load(std::memory_order_relaxed); }
     std::atomic<i64> hits{0}, misses{0};
 
 private:
-    // Newest first; links are those of the slots.
+    // A list of slots, newest first, linked through the slots.
     struct List {
         KeptSlot *newest = nullptr, *oldest = nullptr;
         void push(KeptSlot &slot);
         void remove(KeptSlot &slot);
     };
-    // Slots of one size: those that are empty, and those that hold a chunk and are not pinned.
+    // Slots of one size: empty slots, and unpinned slots that hold a chunk.
     struct Kind { List empty, unpinned; };
     friend struct KeptSegment;
 
@@ -79,14 +79,14 @@ private:
     KeptSlot *take(i64 slot_nbytes);
     bool cut_segment(i64 slot_nbytes, Kind &kind);
     std::list<KeptSegment>::iterator oldest_segment(const Kind &kind);
-    void give_back(std::list<KeptSegment>::iterator segment);
+    void free_segment(std::list<KeptSegment>::iterator segment);
     void grow_table(size_t slots);
 
     std::mutex mutex_;
-    std::map<i64, i64> free_;  // offset → bytes of what no segment has
+    std::map<i64, i64> free_;  // offset → bytes of ranges outside of all segments
     std::list<KeptSegment> segments_;
-    std::map<i64, Kind> kinds_;  // by the bytes of a slot
-    std::vector<KeptSlot *> table_;  // of chunks by hash: linear probing, at most half full
+    std::map<i64, Kind> kinds_;  // by slot size in bytes
+    std::vector<KeptSlot *> table_;  // hash table of chunks: linear probing, at most half full
     size_t slots_ = 0;
     u64 clock_ = 0;
     std::atomic<i64> kept_nbytes_{0};

@@ -1,5 +1,5 @@
-// Files that are written, and lists of files, without Python's lock: a thread of Python that writes many small files
-// waits for the lock after each call of the system, which takes longer than the calls.
+// Writes files and lists folders without Python's lock: a Python thread that writes many small files would wait for the
+// lock after each system call, which takes longer than the calls.
 #include <dirent.h>
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -71,46 +71,48 @@ static int write_files(const lc_output &output, i64 &number) {
     return 0;
 }
 
-struct Listed {
+struct FolderEntry {
     std::string name;
     bool is_folder;
 };
 
-// Adds a line for each file below a folder, by name: what changes with its bytes.
+// Append a line for each file below a folder, sorted by name: properties that change with its bytes.
 static int list_files(const std::string &folder, const std::string &prefix, std::string &text) {
     DIR *handle = ::opendir(folder.c_str());
     if (!handle) return errno;
-    std::vector<Listed> found;
+    std::vector<FolderEntry> entries;
     errno = 0;
     while (const dirent *entry = ::readdir(handle)) {
         const std::string name = entry->d_name;
         if (name == "." || name == "..") continue;
         bool is_folder = entry->d_type == DT_DIR;
-        struct stat about;
+        struct stat status;
         if (entry->d_type == DT_LNK || entry->d_type == DT_UNKNOWN)
-            is_folder = !::stat((folder + "/" + name).c_str(), &about) && S_ISDIR(about.st_mode);
-        found.push_back({name, is_folder});
+            is_folder = !::stat((folder + "/" + name).c_str(), &status) && S_ISDIR(status.st_mode);
+        entries.push_back({name, is_folder});
         errno = 0;
     }
     const int code = errno;
     ::closedir(handle);
     if (code) return code;
-    std::sort(found.begin(), found.end(), [](const Listed &a, const Listed &b) { return a.name < b.name; });
-    for (const Listed &one : found) {
-        if (one.is_folder) {
-            if (const int deeper = list_files(folder + "/" + one.name, prefix + one.name + "/", text)) return deeper;
+    std::sort(entries.begin(), entries.end(),
+              [](const FolderEntry &a, const FolderEntry &b) { return a.name < b.name; });
+    for (const auto &[name, is_folder] : entries) {
+        if (is_folder) {
+            if (const int error = list_files(folder + "/" + name, prefix + name + "/", text)) return error;
             continue;
         }
-        struct stat about;
-        if (one.name.rfind(".nfs", 0) == 0) continue;  // a removed file that is still open
-        if (::stat((folder + "/" + one.name).c_str(), &about)) {
+        struct stat status;
+        if (name.rfind(".nfs", 0) == 0) continue;  // a removed file that is still open
+        if (::stat((folder + "/" + name).c_str(), &status)) {
             if (errno == ENOENT) continue;  // removed meanwhile
             return errno;
         }
-        const i64 nanoseconds = about.st_mtim.tv_sec * 1'000'000'000LL + about.st_mtim.tv_nsec;
-        text += prefix + one.name;
+        const i64 nanoseconds = status.st_mtim.tv_sec * 1'000'000'000LL + status.st_mtim.tv_nsec;
+        text += prefix + name;
         text += '\0';
-        text += std::to_string(about.st_size) + ' ' + std::to_string(nanoseconds) + ' ' + std::to_string(about.st_ino);
+        text +=
+            std::to_string(status.st_size) + ' ' + std::to_string(nanoseconds) + ' ' + std::to_string(status.st_ino);
         text += '\n';
     }
     return 0;
@@ -130,12 +132,12 @@ int64_t lc_write_files(const lc_output *output, int64_t *number) {
 
 int64_t lc_list_files(const char *folder, char **text, int64_t *nbytes) {
     try {
-        std::string found;
-        if (const int code = lc::list_files(folder, "", found)) return code;
-        *text = static_cast<char *>(std::malloc(found.size() + 1));
+        std::string list;
+        if (const int code = lc::list_files(folder, "", list)) return code;
+        *text = static_cast<char *>(std::malloc(list.size() + 1));
         if (!*text) return ENOMEM;
-        std::memcpy(*text, found.data(), found.size());
-        *nbytes = static_cast<int64_t>(found.size());
+        std::memcpy(*text, list.data(), list.size());
+        *nbytes = static_cast<int64_t>(list.size());
         return 0;
     } catch (const std::bad_alloc &) {
         return ENOMEM;

@@ -60,7 +60,7 @@ void ChunkWalk::enter_object() {
     }
 }
 
-// Count up as the digits of a number, last axis fastest; false where the first one overflows.
+// Advance an index in C order, last axis fastest; false at the end.
 static bool advance(i64 rank, i64 *index, const i64 *first, const i64 *last) {
     for (i64 a = rank - 1; a >= 0; --a) {
         if (index[a] < last[a]) {
@@ -81,7 +81,7 @@ void ChunkWalk::next() {
 ChunkBox ChunkWalk::box() const {
     const i64 rank = geometry_->rank, *strides = regions_->strides.data() + region_ * rank;
     ChunkBox box{};
-    i64 to = 0;
+    i64 target_offset = 0;
     for (i64 a = 0; a < rank; ++a) {
         const i64 size = geometry_->chunk_shape[a], origin = chunk_[a] * size;
         const i64 begin = std::max<i64>(start_[a] - origin, 0), end = std::min(stop_[a] - origin, size);
@@ -90,9 +90,9 @@ ChunkBox ChunkWalk::box() const {
         box.inner = box.inner * geometry_->per_object[a] + chunk_[a] % geometry_->per_object[a];
         box.extent[a] = end - begin;
         box.source_offset += begin * geometry_->chunk_strides[a];
-        to += (begin - (start_[a] - origin)) * strides[a];
+        target_offset += (begin - (start_[a] - origin)) * strides[a];
     }
-    box.target = reinterpret_cast<u8 *>(regions_->address[region_] + to);
+    box.target = reinterpret_cast<u8 *>(regions_->address[region_] + target_offset);
     return box;
 }
 
@@ -102,7 +102,7 @@ i64 span_nbytes(const Geometry &geometry, const i64 *extent) {
     return nbytes;
 }
 
-std::vector<Piece> cut_pieces(const Geometry &geometry, const i64 *extent, const i64 *target_strides, i64 most) {
+std::vector<Piece> cut_pieces(const Geometry &geometry, const i64 *extent, const i64 *target_strides, i64 max_nbytes) {
     const i64 rank = geometry.rank;
     i64 count[LC_MAX_RANK], stride[LC_MAX_RANK], span[LC_MAX_RANK + 1];  // in stored order, slowest axis first
     span[rank] = geometry.itemsize;
@@ -111,12 +111,12 @@ std::vector<Piece> cut_pieces(const Geometry &geometry, const i64 *extent, const
         stride[n] = geometry.chunk_strides[geometry.stored_axes[n]];
         span[n] = (count[n] - 1) * stride[n] + span[n + 1];
     }
-    // Axes before `split` are walked element by element, those behind it stay whole; it is itself cut into runs.
+    // Axes before `split` are iterated element by element, axes after it stay whole; `split` itself is cut into runs.
     i64 split = 0;
     for (i64 n = 0; n + 1 < rank; ++n)
         if (count[n] > 1 && stride[n] - span[n + 1] > READ_THROUGH) split = n + 1;
-    while (split + 1 < rank && span[split + 1] > most) ++split;
-    const i64 longest = std::max<i64>(1, 1 + (most - span[split + 1]) / stride[split]);
+    while (split + 1 < rank && span[split + 1] > max_nbytes) ++split;
+    const i64 longest = std::max<i64>(1, 1 + (max_nbytes - span[split + 1]) / stride[split]);
     const i64 runs = (count[split] + longest - 1) / longest, run = (count[split] + runs - 1) / runs;
     std::vector<Piece> pieces;
     i64 index[LC_MAX_RANK] = {}, first[LC_MAX_RANK] = {}, last[LC_MAX_RANK] = {};
@@ -126,10 +126,10 @@ std::vector<Piece> cut_pieces(const Geometry &geometry, const i64 *extent, const
             Piece piece{};
             const i64 length = std::min(run, count[split] - begin);
             for (i64 n = 0; n < rank; ++n) {
-                const i64 axis = geometry.stored_axes[n], at = n < split ? index[n] : n == split ? begin : 0;
+                const i64 axis = geometry.stored_axes[n], first_index = n < split ? index[n] : n == split ? begin : 0;
                 piece.extent[axis] = n < split ? 1 : n == split ? length : count[n];
-                piece.source_offset += at * stride[n];
-                piece.target_offset += at * target_strides[axis];
+                piece.source_offset += first_index * stride[n];
+                piece.target_offset += first_index * target_strides[axis];
             }
             piece.nbytes = (length - 1) * stride[split] + span[split + 1];
             pieces.push_back(piece);

@@ -12,13 +12,13 @@
 
 namespace lc {
 
-// Unwanted bytes that are read along with wanted ones rather than skipped by a read of their own: a read costs as much
-// time as about this many bytes out of the page cache.
+// Longer gaps between wanted bytes are skipped, shorter ones are read: a further read takes as long as copying about
+// this many bytes out of the page cache.
 constexpr i64 READ_THROUGH = 256 * 1024;
-// Longest read of a part of a raw chunk: it fits the processor's cache.
-constexpr i64 MOST_READ = 4 << 20;
+// Maximum length of a read of a part of a raw chunk: it fits the processor's cache.
+constexpr i64 MAX_READ_NBYTES = 4 << 20;
 
-// How arrays of one geometry are stored, with what follows from the record.
+// How arrays of one geometry are stored: the record, and values derived from it.
 struct Geometry : lc_geometry {
     explicit Geometry(const lc_geometry &record);
     bool sharded() const { return chunks_per_shard[0] > 0; }
@@ -30,24 +30,24 @@ struct Geometry : lc_geometry {
     i64 chunks_of_object = 1, index_nbytes = 0;
 };
 
-// One array; arrays with the same path and geometry are one, so that their jobs share chunks.
+// One array. Arrays with the same path and geometry share one object, so that their jobs share chunks.
 struct Array {
     std::shared_ptr<const Geometry> geometry;
     std::string prefix, separator, metadata;
     std::unique_ptr<const Archive> archive;  // null: stored objects are files, or lie in an object store
     i64 store = 0;  // number of the object store; 0: none
-    // Of an array in an object store: the number of the wave that looked for its metadata last, and what it found.
+    // Of an array in an object store: the number of the last wave that checked its metadata, and the result.
     std::mutex mutex;
-    i64 looked_in = 0;
+    i64 checked_in = 0;
     bool is_gone = false;
 
-    // Names a stored object: its file or key, or the path of a ZIP file with the name of the entry behind it.
+    // Name of a stored object: its file or key, or the path of a ZIP file followed by the name of the entry.
     std::string path(const i64 *object) const;
-    // The file that holds it.
+    // Path of the file that holds a stored object.
     std::string file(const i64 *object) const { return archive ? archive->path : path(object); }
 };
 
-// The regions of one call, and which of their chunks come next.
+// The regions of one call, and how to convert their elements.
 struct Regions {
     std::shared_ptr<const Geometry> geometry;
     Conversion conversion;
@@ -56,7 +56,7 @@ struct Regions {
     std::vector<i64> array, start, stop, strides, address;
 
     i64 count() const { return static_cast<i64>(array.size()); }
-    // Chunks that a region touches, as a floating-point number: there may be very many.
+    // Number of chunks that a region touches; floating-point, since it may exceed 2^63.
     double chunk_count(i64 region) const;
 };
 
@@ -88,7 +88,7 @@ private:
     i64 first_[LC_MAX_RANK] = {}, last_[LC_MAX_RANK] = {}, chunk_[LC_MAX_RANK] = {};
 };
 
-// A part of a box of a raw chunk that one read takes: offsets beyond the first byte of the box.
+// A part of a box of a raw chunk that one read covers. Offsets are relative to the first byte of the box.
 struct Piece {
     i64 extent[LC_MAX_RANK];
     i64 source_offset, target_offset, nbytes;
@@ -96,7 +96,7 @@ struct Piece {
 
 // Bytes from the first to the last element of a box of a chunk.
 i64 span_nbytes(const Geometry &geometry, const i64 *extent);
-// Cut a box of a raw chunk into pieces whose bytes are at most `most`, without gaps worth a read of their own.
-std::vector<Piece> cut_pieces(const Geometry &geometry, const i64 *extent, const i64 *target_strides, i64 most);
+// Cut a box of a raw chunk into pieces of at most `max_nbytes` bytes, without gaps longer than READ_THROUGH.
+std::vector<Piece> cut_pieces(const Geometry &geometry, const i64 *extent, const i64 *target_strides, i64 max_nbytes);
 
 }  // namespace lc

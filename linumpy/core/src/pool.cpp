@@ -11,13 +11,13 @@
 namespace lc {
 namespace {
 
-// Threads mostly wait for storage, so that there are some even on few cores; more than a few dozen gain nothing.
-constexpr i64 FEWEST_THREADS = 8, MOST_THREADS = 32;
+// Threads mostly wait for storage, so more than the number of cores are useful; more than a few dozen gain nothing.
+constexpr i64 MIN_THREADS = 8, MAX_THREADS = 32;
 constexpr size_t STACK_NBYTES = 1 << 20;
-// After a small job, one idle thread polls the queue: the interval, and how often until it sleeps again.
-constexpr std::chrono::microseconds LOOK_AFTER{500};
-constexpr i64 LOOKS = 20;
-constexpr i64 MEMORY_PART = 4;  // of the machine's memory
+// After a small job, one idle thread polls the queue: the interval, and the number of polls until it sleeps again.
+constexpr std::chrono::microseconds POLL_INTERVAL{500};
+constexpr i64 POLLS = 20;
+constexpr i64 MEMORY_DIVISOR = 4;  // the limit is this fraction of the machine's memory
 
 i64 cores() {
     cpu_set_t set;
@@ -26,18 +26,18 @@ i64 cores() {
 }
 
 i64 memory_nbytes() {
-    i64 most = sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGE_SIZE);
+    i64 nbytes = sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGE_SIZE);
     if (FILE *file = std::fopen("/sys/fs/cgroup/memory.max", "re")) {
         long long limit = 0;
-        if (std::fscanf(file, "%lld", &limit) == 1 && limit > 0) most = std::min<i64>(most, limit);
+        if (std::fscanf(file, "%lld", &limit) == 1 && limit > 0) nbytes = std::min<i64>(nbytes, limit);
         std::fclose(file);
     }
-    return most;
+    return nbytes;
 }
 
 std::atomic<Pool *> shared_pool{nullptr};
 std::atomic<Limit *> shared_memory{nullptr};
-// Memory of the caller that helped last: threads of callers keep none, since nothing frees it when they end.
+// Memory of the caller that helped last. Callers' threads keep none, since nothing would free it when they end.
 std::atomic<ThreadMemory *> spare_memory{nullptr};
 
 }  // namespace
@@ -48,16 +48,16 @@ ThreadMemory *&thread_memory() {
 }
 
 Pool &Pool::shared() {
-    return made_once(shared_pool, [] { return new Pool(std::clamp(cores(), FEWEST_THREADS, MOST_THREADS)); });
+    return created_once(shared_pool, [] { return new Pool(std::clamp(cores(), MIN_THREADS, MAX_THREADS)); });
 }
 
-// The old one is not deleted: threads that do not exist here may have held its lock.
+// The old pool is not deleted: threads of the parent may have held its lock.
 void Pool::forget() { shared_pool.store(nullptr); }
 
 void *Pool::enter(void *pool) {
     pthread_setname_np(pthread_self(), "linumpy-core");
-    // A thread inherits the cores of the one that starts it, which may be bound to those near a device; the pool serves
-    // all devices, and gets the cores of the process.
+    // A thread inherits the CPU affinity of the thread that starts it, which may be bound to the cores near a device.
+    // The pool serves all devices, so its threads get the affinity of the process.
     cpu_set_t cores;
     if (!sched_getaffinity(getpid(), sizeof cores, &cores)) sched_setaffinity(0, sizeof cores, &cores);
     static_cast<Pool *>(pool)->loop();
@@ -70,7 +70,7 @@ int Pool::start_thread() {
     pthread_attr_t attributes;
     pthread_attr_init(&attributes);
     pthread_attr_setstacksize(&attributes, STACK_NBYTES);
-    // Signals are for Python's main thread.
+    // Python's main thread handles all signals.
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
@@ -83,14 +83,14 @@ int Pool::start_thread() {
 }
 
 void Pool::put(std::shared_ptr<Work> work, bool first) {
-    Work *const one = work.get();
+    Work *const added = work.get();
     if (first) {
-        one->next_ = std::move(first_);
+        added->next_ = std::move(first_);
         first_ = std::move(work);
-        if (!last_) last_ = one;
+        if (!last_) last_ = added;
     } else {
         (last_ ? last_->next_ : first_) = std::move(work);
-        last_ = one;
+        last_ = added;
     }
 }
 
@@ -119,27 +119,27 @@ int Pool::add(std::shared_ptr<Work> work, bool first) noexcept {
     return 0;
 }
 
-int Pool::add_for_later(std::shared_ptr<Work> work) noexcept {
+int Pool::add_deferred(std::shared_ptr<Work> work) noexcept {
     {
         const std::lock_guard lock(mutex_);
-        looks_left_ = LOOKS;
+        polls_left_ = POLLS;
         if (const int state = queue(std::move(work), true)) return state;
-        if (looking_) return 0;
+        if (polling_) return 0;
     }
     changed_.notify_one();
     return 0;
 }
 
-// Called with the lock held, which it gives back meanwhile.
+// Called with the lock held, which is released while the thread sleeps.
 void Pool::sleep(std::unique_lock<std::mutex> &lock) {
     ++idle_;
-    if (looking_ || !looks_left_) {
+    if (polling_ || !polls_left_) {
         changed_.wait(lock);
     } else {
-        looking_ = true;
-        --looks_left_;
-        changed_.wait_for(lock, LOOK_AFTER);
-        looking_ = false;
+        polling_ = true;
+        --polls_left_;
+        changed_.wait_for(lock, POLL_INTERVAL);
+        polling_ = false;
     }
     --idle_;
 }
@@ -155,14 +155,14 @@ void Pool::loop() {
         i64 step;
         const bool claimed = work->claim(step);
         if (work->has_more()) put(work, false);
-        // Each thread wakes two more: who queues work does not wait for all of them to be woken.
+        // Each thread wakes two more, so that the thread that queues work does not have to wake all of them.
         const bool more = first_ != nullptr;
         if (more && may_start()) start_thread();
         const i64 wake = more ? std::min<i64>(idle_, 2) : 0;
         lock.unlock();
         for (i64 n = 0; n < wake; ++n) changed_.notify_one();
         if (claimed) work->run(step);
-        work.reset();  // not under the lock: the last reference to a wave frees all of it
+        work.reset();  // without the lock: the last reference to a wave frees all of it
         lock.lock();
     }
 }
@@ -209,7 +209,7 @@ void Pool::stop() noexcept {
         changed_.wait(lock, [this] { return !helping_; });
     }
     for (pthread_t thread : threads) pthread_join(thread, nullptr);
-    while (left) left = std::shared_ptr<Work>(std::move(left->next_));  // one by one: no recursion
+    while (left) left = std::shared_ptr<Work>(std::move(left->next_));  // iteratively: destructors would recurse
 }
 
 void Pool::stop_shared() noexcept {
@@ -217,14 +217,14 @@ void Pool::stop_shared() noexcept {
 }
 
 Limit &Limit::memory() {
-    return made_once(shared_memory, [] { return new Limit(memory_nbytes() / MEMORY_PART); });
+    return created_once(shared_memory, [] { return new Limit(memory_nbytes() / MEMORY_DIVISOR); });
 }
 
 void Limit::forget() { shared_memory.store(nullptr); }
 
 void Limit::acquire(i64 count) {
     std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return !held_ || held_ + count <= most_; });
+    changed_.wait(lock, [&] { return !held_ || held_ + count <= limit_; });
     held_ += count;
 }
 
@@ -233,7 +233,7 @@ void Limit::release(i64 count) {
         const std::lock_guard lock(mutex_);
         held_ -= count;
     }
-    // One lets one more in; of other counts nobody knows which of those that wait fit.
+    // A count of 1 lets one waiter proceed; with other counts it is unknown which waiters fit.
     count == 1 ? changed_.notify_one() : changed_.notify_all();
 }
 

@@ -12,11 +12,11 @@
 
 namespace lc {
 
-// Something that threads carry out a step at a time, several threads at once.
+// Work that is divided into steps, which several threads carry out at the same time.
 class Work {
 public:
     virtual ~Work() = default;
-    // Claim the next step; false where there is none left. Called with the pool's lock held: it must not wait.
+    // Claim the next step; false if there is none left. Called with the pool's lock held: it must not wait.
     virtual bool claim(i64 &step) = 0;
     // Whether further steps can be claimed. Called with the pool's lock held.
     virtual bool has_more() const = 0;
@@ -24,10 +24,11 @@ public:
 
 private:
     friend class Pool;
-    std::shared_ptr<Work> next_;  // in the pool's queue; work is queued at most once, so that queueing takes no memory
+    std::shared_ptr<Work>
+        next_;  // in the pool's queue: work is queued at most once, so that queueing allocates no memory
 };
 
-// Work of one step; `arm` lets it be queued once more.
+// Work of one step; after `arm` it can be queued again.
 class OneStep : public Work {
 public:
     bool claim(i64 &step) override {
@@ -41,35 +42,36 @@ private:
     std::atomic<bool> claimed_{false};
 };
 
-// What a thread of a pool keeps from step to step. It is no object with a destructor that belongs to the thread: to
-// register one takes memory, and where there is none the C library aborts the process.
+// Memory that a thread of a pool keeps from step to step. It is not a thread_local object with a destructor:
+// registering the destructor allocates memory, and the C library aborts the process if that fails.
 struct ThreadMemory { virtual ~ThreadMemory() = default; };
 ThreadMemory *&thread_memory();
 
 class Pool {
 public:
-    // Most threads that wait for the network at a time.
-    static constexpr i64 MOST_WAITING = 256;
-    explicit Pool(i64 threads) : most_(threads) { threads_.reserve(static_cast<size_t>(threads + MOST_WAITING)); }
+    // Maximum number of threads that wait for the network at a time.
+    static constexpr i64 MAX_WAITING = 256;
+    explicit Pool(i64 threads) : max_threads_(threads) { threads_.reserve(static_cast<size_t>(threads + MAX_WAITING)); }
 
-    // Queue work; with `first` it goes before what is queued. Returns 0, or the errno of a thread that could not be
-    // started where there is none at all: then nothing was queued.
+    // Queue work, before all other work if `first`. Returns 0; or an errno, without queueing, if no thread runs and
+    // none could be started.
     int add(std::shared_ptr<Work> work, bool first) noexcept;
-    // The same for work that the calling thread is likely to take back by `begin_help`: no thread is woken for it where one
-    // looks soon without that.
-    int add_for_later(std::shared_ptr<Work> work) noexcept;
-    // Take queued work of one step back for the calling thread, where it is the next and no thread has begun it; `stop`
-    // waits for `end_help`, and so does the memory that the thread borrowed.
+    // As `add`, for work that the calling thread is likely to take back by `begin_help`: no thread is woken for it
+    // while one polls the queue.
+    int add_deferred(std::shared_ptr<Work> work) noexcept;
+    // Take back queued work of one step for the calling thread, if it is next and no thread has begun it. The thread
+    // borrows memory until `end_help`, for which `stop` waits.
     bool begin_help(const Work &work) noexcept;
     void end_help() noexcept;
-    // Around what waits for the network, on any thread: a further thread carries out steps meanwhile. At most
-    // `MOST_WAITING` at a time.
+    // Called on any thread before and after waiting for the network: meanwhile a further thread carries out steps. At
+    // most `MAX_WAITING` threads wait at a time.
     void begin_wait() noexcept;
     void end_wait() noexcept;
-    // Finish the steps that are under way and end all threads; nothing runs afterwards.
+    // Finish the steps in progress and end all threads; nothing runs afterwards.
     void stop() noexcept;
     bool stopped() const { return stopping_.load(); }
-    // The pool of this process. In a forked child `forget` makes a new one: the child has none of its parent's threads.
+    // The pool of this process. In a forked child, which has none of its parent's threads, `forget` makes `shared`
+    // create a new one.
     static Pool &shared();
     static void forget();
     static void stop_shared() noexcept;
@@ -77,7 +79,7 @@ public:
 private:
     static void *enter(void *pool);
     void loop();
-    bool may_start() const { return !idle_ && static_cast<i64>(threads_.size()) - waiting_ < most_; }
+    bool may_start() const { return !idle_ && static_cast<i64>(threads_.size()) - waiting_ < max_threads_; }
     int start_thread();
     void put(std::shared_ptr<Work> work, bool first);
     std::shared_ptr<Work> take();
@@ -88,28 +90,28 @@ private:
     std::shared_ptr<Work> first_;
     Work *last_ = nullptr;
     std::vector<pthread_t> threads_;
-    i64 most_, idle_ = 0, waiting_ = 0, helping_ = 0;
-    // Whether a thread looks for work from time to time, and how often it does before it sleeps until it is woken.
-    bool looking_ = false;
-    i64 looks_left_ = 0;
+    i64 max_threads_, idle_ = 0, waiting_ = 0, helping_ = 0;
+    // Whether a thread polls the queue, and how many polls remain before it sleeps until it is woken.
+    bool polling_ = false;
+    i64 polls_left_ = 0;
     std::atomic<bool> stopping_{false};
 };
 
-// What a slot points to, which the first that asks for it makes.
-template <class T, class Make> T &made_once(std::atomic<T *> &slot, Make make) {
-    T *known = slot.load();
-    if (known) return *known;
-    T *made = make();
-    if (slot.compare_exchange_strong(known, made)) return *made;
-    delete made;
-    return *known;
+// The object that a slot points to, created by the first caller.
+template <class T, class Create> T &created_once(std::atomic<T *> &slot, Create create) {
+    T *existing = slot.load();
+    if (existing) return *existing;
+    T *created = create();
+    if (slot.compare_exchange_strong(existing, created)) return *created;
+    delete created;
+    return *existing;
 }
 
-// What threads of this process may hold together: bytes for large chunks, requests under way. One that asks for more than
-// all is granted it while no other holds any.
+// A quantity that threads of this process share: bytes for large chunks, requests in flight. A request for more than
+// the limit is granted while nothing else is held.
 class Limit {
 public:
-    explicit Limit(i64 most) : most_(most) {}
+    explicit Limit(i64 limit) : limit_(limit) {}
     void acquire(i64 count);
     void release(i64 count);
     static Limit &memory();
@@ -118,7 +120,7 @@ public:
 private:
     std::mutex mutex_;
     std::condition_variable changed_;
-    i64 most_, held_ = 0;
+    i64 limit_, held_ = 0;
 };
 
 }  // namespace lc

@@ -1,8 +1,8 @@
 // A reader: batches of regions → waves of stored objects → tasks of the pool's threads.
 //
-// A batch waits in the queue until a thread plans it. Planning brings what is queued together in a wave, in which each
-// chunk is read once, for all regions that touch it. A task reads some chunks of one stored object, decodes them, and copies their
-// boxes to the outputs. A job is over when its last box is settled.
+// A batch waits in the queue until a thread plans it. Planning combines all queued regions into a wave, in which each
+// chunk is read once for all regions that touch it. A task reads some chunks of one stored object, decodes them, and
+// copies their boxes to the outputs. A job is over when its last box is settled.
 #pragma once
 
 #include <condition_variable>
@@ -21,15 +21,16 @@
 
 namespace lc {
 
-// One job of a caller. Python holds a handle; the core holds it until it is over.
+// One job of a caller. Python holds a handle; the core holds the job until it is over.
 class Job {
 public:
     explicit Job(i64 parts) : left_(parts), begin_(now()) {}
 
-    bool given_up() const { return failed_.load(std::memory_order_relaxed) || state_.load() == CANCELLING; }
+    // Whether it has failed or is being cancelled: its outputs need not be written.
+    bool is_abandoned() const { return failed_.load(std::memory_order_relaxed) || state_.load() == CANCELLING; }
     void fail(const lc_error &error);
     bool cancel();
-    // Boxes to come, and parts that have ended; `end` says whether these were the last, after which the job is finished.
+    // Add boxes to wait for; end parts. `end` returns whether these were the last parts: then call `finish`.
     void expect(i64 boxes) { left_.fetch_add(boxes, std::memory_order_relaxed); }
     bool end(i64 parts);
     void finish();
@@ -52,11 +53,11 @@ private:
     double begin_, end_ = 0;
 };
 
-// Number of an output in the scatter tables of one slab, and whether its elements are neighbours along the last axis.
+// Number of an output in the scatter tables of one slab, and whether its elements are contiguous along the last axis.
 struct OutputHeader {
     u64 slab = 0;
     u32 number = 0;
-    bool neighbours = false;
+    bool is_contiguous = false;
 };
 
 // Regions of one call, in the queue.
@@ -64,24 +65,24 @@ struct Batch {
     Regions regions;
     std::vector<std::shared_ptr<Job>> jobs;
     i64 number = 0;  // in the order of submission
-    // On a device: kernels, and the event behind which outputs may be written.
+    // On a device: kernels, and the event after which outputs may be written.
     const lc_scatter *scatter = nullptr;
     const lc_decode_plan *decode = nullptr;
     i64 ready = 0;
-    // Files of the metadata of each array, until they were looked at; then which arrays were written anew.
-    std::vector<std::vector<Look>> looks;
+    // Metadata files of each array, until they are checked; then which arrays have changed.
+    std::vector<std::vector<FileState>> metadata_files;
     std::vector<bool> changed;
     bool timed = false;
-    // Of the slab whose tables are being written; one at a time is.
+    // Number of the slab whose tables are being written, one slab at a time, and its outputs.
     u64 slab = 0;
     std::vector<OutputHeader> headers;
-    // Device memory of its own for long chunks, and whether a slab uses it; the device's lock guards it.
+    // Device memory of the batch for long chunks, and whether a slab uses it; guarded by the device's lock.
     i64 memory = 0;
     bool memory_is_used = false;
     i64 next_region = 0;
     std::unique_ptr<ChunkWalk> walk;
     i64 queued_boxes = 0;
-    bool is_small = false;  // a thread that waits for it may carry it out
+    bool is_small = false;  // a thread that waits for the batch may carry it out
 
     Job &job_of(i64 region) { return *jobs[jobs.size() == 1 ? 0 : static_cast<size_t>(region)]; }
 };
@@ -94,26 +95,26 @@ struct WantedBox {
     u8 *target;
     i64 region, source_offset;
     i64 extent[LC_MAX_RANK];
-    bool staged;  // a slab settles it
+    bool staged;  // its slab settles it
 };
 
 struct WantedChunk {
     i64 inner;
     i64 coordinates[LC_MAX_RANK];
     u32 first_box, boxes, object;
-    KeptSlot *slot;  // that holds it, pinned; null where it is read
+    KeptSlot *slot;  // pinned slot that holds the chunk; null if it is read
 };
 
-// A chunk file or a shard: opened once for all tasks that read it, and closed by the last.
+// A chunk file or a shard: opened once for all tasks that read it, and closed by the last task.
 struct StoredObject {
     Array *array;
     i64 coordinates[LC_MAX_RANK];
-    u32 first_chunk, chunks;  // that are read
+    u32 first_chunk, chunks;  // chunks to read
     std::atomic<i64> tasks_left{0};
 
     std::mutex mutex;
     bool located = false, missing = false;
-    bool entered = false;  // whether a task has looked at its chunks before it was located
+    bool entered = false;  // whether a task has used its chunks before it was located
     File file;
     Version version;
     StoredRange range;
@@ -122,28 +123,28 @@ struct StoredObject {
     void end_task() {
         if (tasks_left.fetch_sub(1) != 1) return;
         file.close();
-        index.reset();  // the cache bounds the memory of those that are kept
+        index.reset();  // the index cache bounds the memory for indexes
     }
-    // For chunks that are kept: the version that is there now.
-    bool looked = false;
-    Version seen;
+    // For kept chunks: whether the stored version was checked in this wave, and the version.
+    bool version_checked = false;
+    Version current_version;
 };
 
-// Boxes of a wave as planning finds them, region by region; memory that the next wave uses again.
-struct FoundBoxes {
+// Boxes of a wave in the order of their regions; the next wave reuses the memory.
+struct PlannedBoxes {
     std::vector<WantedBox> boxes;
-    std::vector<ChunkBox> cuts;  // one for each box
-    std::vector<std::pair<u64, u32>> order;  // their numbers, sorted
+    std::vector<ChunkBox> chunk_boxes;  // one for each box
+    std::vector<std::pair<u64, u32>> order;  // sort key and index of each box, sorted
     void clear() {
         boxes.clear();
-        cuts.clear();
+        chunk_boxes.clear();
     }
 };
 
-// Tasks that wait for a thread while further ones are planned.
+// The next wave is planned when no more than this many tasks are unclaimed.
 constexpr i64 WAITING_TASKS = 16;
 
-// Chunks of one object that are read; or, without an object, chunks that are kept on the device.
+// Chunks of one object to read; or, with object KEPT, chunks that are kept on the device.
 struct Task {
     static constexpr u32 KEPT = UINT32_MAX;
     u32 object, first_chunk, chunks;
@@ -161,9 +162,9 @@ public:
     Wave(std::shared_ptr<Reader> reader, std::vector<std::shared_ptr<Batch>> batches)
         : number(++last_number), reader_(std::move(reader)), batches_(std::move(batches)) {}
     ~Wave() override;
-    // Bring boxes together: chunks, objects, tasks. Chunks that are kept come first.
-    void arrange(FoundBoxes &found, i64 threads, KeptChunks *kept);
-    // Chunks that are read.
+    // Group boxes by chunk and chunks by object, and create tasks. Kept chunks come first.
+    void arrange(PlannedBoxes &planned, i64 threads, KeptChunks *kept);
+    // Number of chunks to read.
     i64 missed() const { return static_cast<i64>(chunks.size()) - kept_; }
     bool claim(i64 &step) override;
     bool has_more() const override { return unclaimed() > 0; }
@@ -174,22 +175,22 @@ public:
     std::vector<WantedChunk> chunks;
     std::unique_ptr<StoredObject[]> objects;
     std::vector<Task> tasks;
-    const i64 number;  // from 1 on, of those of the process
+    const i64 number;  // from 1 on, unique in the process
 
 private:
-    void bring_together(FoundBoxes &found);
+    void group_boxes(PlannedBoxes &planned);
     void count_chunks(size_t first);
-    void cut_read(i64 threads);
+    void cut_tasks(i64 threads);
     template <class Number> void sort_tasks(size_t first, Number number_of);
-    void put_first_batches_first(size_t first);
-    void take_turns(size_t first);
+    void sort_by_batch(size_t first);
+    void interleave_shards(size_t first);
     void find_kept(KeptChunks &kept);
-    void cut_kept();
+    void cut_kept_tasks();
     static inline std::atomic<i64> last_number{0};
     std::shared_ptr<Reader> reader_;
     std::vector<std::shared_ptr<Batch>> batches_;  // boxes refer to them
     std::atomic<i64> next_{0}, left_{0}, kept_left_{0};
-    i64 kept_ = 0;  // chunks
+    i64 kept_ = 0;  // number of kept chunks
     size_t objects_ = 0;
 };
 
@@ -203,29 +204,40 @@ public:
     Reader(i64 threads, i64 index_nbytes, const lc_device *device);
     ~Reader();
 
-    // Queue a batch; false where too much is queued.
+    // Queue a batch; false if the queue is full.
     bool submit(const lc_batch &batch, std::vector<std::shared_ptr<Job>> &jobs);
     bool wait_capacity(double seconds);
     void close();
     bool wait_closed(double seconds);
 
     void plan(bool helping = false) noexcept;
-    // Carry out what is queued on the calling thread, which waits for it, where it is little and no thread has begun it:
-    // to wake a thread takes longer.
+    // Carry out the queue on the calling thread, which waits for it, if the queue is small and no thread has begun it:
+    // waking a thread takes longer.
     void help() noexcept;
     void execute(Wave &wave, const Task &task) noexcept;
     void execute_kept(Wave &wave, const Task &task) noexcept;
     void stage_kept(Wave &wave, const Task &task, std::vector<u32> &stale);
-    // Plan what is queued if there is little left to do; called when a task is begun.
+    // Plan the queue if few tasks are left; called when a task begins.
     void plan_ahead();
     void end_wave();
-    // Settle parts of a job.
-    void settle(Job &job, i64 parts);
-    // The device that outputs lie on; null for host memory.
+    // End parts of a job, and finish it with the last one.
+    void settle(Job &job, i64 parts) {
+        if (!job.end(parts)) return;
+        ++stats.jobs;  // before the job is over, so that its caller finds it counted
+        job.finish();
+    }
+    // The device of the outputs; null for host memory.
     Device *device() const { return device_.get(); }
     void decode_again(const StagedChunk &chunk, const std::vector<u8> &stored, std::vector<Row> &rows) noexcept;
-    void note_progress();
-    // Requests to object stores that have not begun by then do not: each takes as long as the network wants.
+    // Wake threads that wait for capacity or for the end.
+    void note_progress() {
+        // With the lock: a waiter must not miss the notification between checking its condition and sleeping.
+        {
+            const std::lock_guard lock(mutex_);
+        }
+        changed_.notify_all();
+    }
+    // Once true, no further requests to object stores begin: their duration is unbounded.
     const std::atomic<bool> &closing() const { return closing_; }
 
     IndexCache indexes;
@@ -235,19 +247,19 @@ private:
     std::shared_ptr<Array> known_array(const lc_array &array, const std::shared_ptr<const Geometry> &geometry);
     std::shared_ptr<Wave> next_wave();
     void collect(Batch &batch);
-    void look(Batch &batch);
+    void check_metadata_files(Batch &batch);
     void abandon(Batch &batch, i64 code);
-    bool is_little() const;
-    int schedule_plan(bool for_later = false) noexcept;
+    bool queue_is_small() const;
+    int schedule_plan(bool deferred = false) noexcept;
     void flush_if_idle();
 
     std::mutex mutex_;
     std::condition_variable changed_;
-    std::list<std::shared_ptr<Batch>> queue_;  // an empty one takes no memory
+    std::list<std::shared_ptr<Batch>> queue_;  // a list: constructing it allocates no memory
     std::vector<std::weak_ptr<Wave>> active_;
     std::shared_ptr<PlanWork> plan_work_;
-    std::atomic<const Pool *> pool_{nullptr};  // that plans; a forked child has another one
-    FoundBoxes found_;  // of the thread that plans
+    std::atomic<const Pool *> pool_{nullptr};  // the pool that plans; a forked child has another one
+    PlannedBoxes planned_;  // used by the planning thread
     std::unordered_map<std::string, std::weak_ptr<Array>> arrays_;
     i64 queued_boxes_ = 0, waves_ = 0, batches_ = 0, threads_;
     bool planning_ = false;

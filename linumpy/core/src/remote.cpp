@@ -1,8 +1,8 @@
-// Objects in an object store: requests, and what tasks do with them in place of opening and reading files.
+// Objects in an object store: requests, and how tasks use them instead of opening and reading files.
 //
-// Every response says which version of the object it is of; another one than before is an error. The first request of an
-// object is one that is needed anyway: the index of a shard, all of an encoded chunk, or the wanted bytes of a raw one,
-// which is found to be missing, or of a wrong size, only then.
+// Every response states the version of the object; a change between responses is an error. The first request for an
+// object is one that is needed anyway: the index of a shard, a whole encoded chunk, or the wanted bytes of a raw chunk.
+// Only its response tells whether the object is missing or has a wrong size.
 #include "remote.hpp"
 
 #include <algorithm>
@@ -15,25 +15,25 @@ namespace lc {
 namespace {
 
 std::atomic<lc_fetch_object> fetch_object{nullptr};
-std::atomic<i64> most_requests{32};
+std::atomic<i64> max_requests{32};
 
-// What all requests of the process share.
+// State that all requests of the process share.
 struct Requests {
-    explicit Requests(i64 most) : limit(most) {}
+    explicit Requests(i64 max_requests) : limit(max_requests) {}
     Limit limit;
     std::mutex mutex;
-    i64 lent = 0, count = 0;  // loans that are not given back, and those that no call has told yet
+    i64 lent = 0, count = 0;  // open loans, and entries of `returned` that no call has reported yet
     std::array<i64, 16> returned;
 };
 
 std::atomic<Requests *> shared_requests{nullptr};
 
 Requests &requests() {
-    return made_once(shared_requests, [] { return new Requests(most_requests.load()); });
+    return created_once(shared_requests, [] { return new Requests(max_requests.load()); });
 }
 
-// Call the caller's function, and tell it which loans were given back. One that is given back without a request waits for
-// the next call, unless it is the last, or one of many.
+// Call the caller's function and report returned loans. A loan that is returned without a request is reported by the
+// next call, unless it is the last open loan or the buffer of returned loans is full.
 void call(lc_fetch &record, i64 loan = 0) {
     std::array<i64, 16> returned;
     {
@@ -53,16 +53,16 @@ void call(lc_fetch &record, i64 loan = 0) {
     ++requests().lent;
 }
 
-// In place of the size of an object that its store does not tell.
+// Used as the size of an object if the store does not report it.
 constexpr i64 UNKNOWN_NBYTES = INT64_MAX / 2;
-// Bytes that an encoded chunk has at most, but for odd encoders.
-i64 most_stored(i64 chunk_nbytes) { return chunk_nbytes + chunk_nbytes / 64 + 4096; }
+// Expected maximum size of an encoded chunk; unusual encoders may exceed it.
+i64 max_stored_nbytes(i64 chunk_nbytes) { return chunk_nbytes + chunk_nbytes / 64 + 4096; }
 
 }  // namespace
 
 void set_fetch(lc_fetch_object function, i64 count) {
     fetch_object.store(function);
-    most_requests.store(std::clamp<i64>(count, 1, Pool::MOST_WAITING));
+    max_requests.store(std::clamp<i64>(count, 1, Pool::MAX_WAITING));
 }
 
 void forget_requests() { shared_requests.store(nullptr); }
@@ -73,7 +73,7 @@ Fetched::~Fetched() {
 }
 
 bool fetch(i64 store, const std::string &key, i64 offset, i64 nbytes, i64 capacity, Fetched &fetched, Failure &failure,
-           const std::function<bool()> &given_up) {
+           const std::function<bool()> &is_cancelled) {
     lc_fetch record{};
     record.store = store;
     record.key = key.c_str();
@@ -86,7 +86,7 @@ bool fetch(i64 store, const std::string &key, i64 offset, i64 nbytes, i64 capaci
         Pool &pool = Pool::shared();
         limit.acquire(1);
         pool.begin_wait();  // another thread works meanwhile
-        if (given_up()) record.code = LC_CANCELLED;
+        if (is_cancelled()) record.code = LC_CANCELLED;
         else call(record);
         pool.end_wait();
         limit.release(1);
@@ -101,11 +101,11 @@ bool fetch(i64 store, const std::string &key, i64 offset, i64 nbytes, i64 capaci
 Version version_in_store(i64 store, const std::string &key, const std::atomic<bool> &closing) {
     Fetched fetched;
     Failure failure;
-    const bool found = fetch(store, key, 0, 0, 0, fetched, failure, [&] { return closing.load(); });
-    return found && is_told(fetched.version) ? fetched.version : Version{};
+    const bool exists = fetch(store, key, 0, 0, 0, fetched, failure, [&] { return closing.load(); });
+    return exists && is_known(fetched.version) ? fetched.version : Version{};
 }
 
-// One request for the object, counted for the jobs that want it.
+// Request bytes of the object; the request is counted for the jobs that want it.
 Fetched Execution::request(i64 offset, i64 nbytes, i64 capacity) {
     Fetched fetched;
     Failure failure;
@@ -117,18 +117,18 @@ Fetched Execution::request(i64 offset, i64 nbytes, i64 capacity) {
     return fetched;
 }
 
-// Whether chunks of the object are wanted, by any task.
+// Whether any task wants chunks of the object.
 bool Execution::anyone_wants() const {
     const auto wanted = [this](const WantedChunk &chunk) { return is_wanted(chunk); };
-    const auto first = wave_.chunks.begin() + task_.first_chunk, other = wave_.chunks.begin() + object_.first_chunk;
-    return std::any_of(first, first + task_.chunks, wanted) || std::any_of(other, other + object_.chunks, wanted);
+    const auto own = wave_.chunks.begin() + task_.first_chunk, all = wave_.chunks.begin() + object_.first_chunk;
+    return std::any_of(own, own + task_.chunks, wanted) || std::any_of(all, all + object_.chunks, wanted);
 }
 
-// Where chunks are missing, whether their array is: its metadata are looked for once in each wave.
+// If chunks are missing, check whether their array still exists: its metadata are requested once in each wave.
 void Execution::check_metadata() {
     Array &array = *object_.array;
     const std::lock_guard lock(array.mutex);
-    if (std::exchange(array.looked_in, wave_.number) != wave_.number) {
+    if (std::exchange(array.checked_in, wave_.number) != wave_.number) {
         Fetched fetched;
         Failure failure;
         fetch(array.store, array.metadata, 0, 0, 0, fetched, failure, [this] { return reader_.closing().load(); });
@@ -137,8 +137,8 @@ void Execution::check_metadata() {
     if (array.is_gone) fail(LC_GONE);
 }
 
-// Before a task looks at its chunks: those of a shard are sorted by where they lie in it when its index is read, so that
-// a request brings what lies together in whatever order shards were written. No task may have looked at its chunks then.
+// Called before a task uses its chunks: when the index of a shard is read, its chunks are sorted by offset, so that one
+// request fetches contiguous chunks in whatever order they were written. No task may have used its chunks before that.
 void Execution::enter_object() noexcept {
     if (!is_remote() || !geometry_.sharded()) return;
     const std::lock_guard lock(object_.mutex);
@@ -161,12 +161,12 @@ void Execution::sort_chunks() {
               [&](const WantedChunk &a, const WantedChunk &b) { return offset(a) < offset(b); });
 }
 
-// Find the object, with the index of a shard or with all of an encoded chunk. Raw chunks need not be found, but where
-// chunks are kept their version is wanted first.
+// Locate the object by fetching the index of a shard or a whole encoded chunk. Raw chunks need no request, unless
+// chunks are kept, for which their version is needed first.
 void Execution::find_remote() {
     try {
         if (geometry_.sharded()) {
-            if (!take_kept_index()) fetch_index();
+            if (!try_kept_index()) fetch_index();
         } else if (geometry_.encoded()) {
             fetch_whole();
         } else {
@@ -185,29 +185,30 @@ std::string Execution::index_name() const {
 
 void Execution::fetch_index() {
     const i64 nbytes = geometry_.index_nbytes;
-    const Gate gate(nbytes);
+    const MemoryGuard memory(nbytes);
     const Fetched fetched = request(geometry_.index_at_end ? -1 : 0, nbytes, nbytes);
     object_.version = fetched.version;
     object_.range = {0, fetched.version.nbytes < 0 ? UNKNOWN_NBYTES : fetched.version.nbytes};
-    take_index(fetched.data, fetched.nbytes);
-    if (is_told(object_.version)) indexes_.keep(index_name(), object_.version, geometry_, object_.index);
+    set_index(fetched.data, fetched.nbytes);
+    if (is_known(object_.version)) indexes_.keep(index_name(), object_.version, geometry_, object_.index);
 }
 
-// Bytes that are fetched, and what decoding them takes besides, within the limit of the process.
+// Acquire memory for fetched bytes and for decoding them, within the limit of the process.
 void Execution::begin_fetch(i64 nbytes) {
     fetched_ = {};
-    gate_.reset();
-    gate_.emplace(nbytes + (geometry_.encoded() ? geometry_.chunk_nbytes +
-                                                      decode_scratch_nbytes(geometry_.chain, geometry_.chunk_nbytes)
-                                                : 0));
+    fetched_memory_.reset();
+    fetched_memory_.emplace(
+        nbytes + (geometry_.encoded()
+                      ? geometry_.chunk_nbytes + decode_scratch_nbytes(geometry_.chain, geometry_.chunk_nbytes)
+                      : 0));
 }
 
-// Take the index that an earlier read has kept, where a request for what this task reads first says that the object is
-// still of its version; false where it is not, or there is none.
-bool Execution::take_kept_index() {
-    const std::shared_ptr<const ShardIndex> known = indexes_.find_last(index_name(), geometry_, object_.version);
-    if (known) {
-        object_.index = known;
+// Use the index that an earlier read has kept. The request for the first run of this task checks that the object still
+// has the version of the index; false if it does not, or no index is kept.
+bool Execution::try_kept_index() {
+    const std::shared_ptr<const ShardIndex> index = indexes_.find_last(index_name(), geometry_, object_.version);
+    if (index) {
+        object_.index = index;
         object_.range = {0, object_.version.nbytes};
         sort_chunks();
         const auto [offset, nbytes] = first_run();
@@ -216,17 +217,17 @@ bool Execution::take_kept_index() {
             fetched_ = request(offset, nbytes, nbytes);
             fetched_offset_ = offset;
             if (fetched_.version == object_.version && fetched_.nbytes == nbytes) return true;
-        } catch (const FailedRead &) {  // the request for the index says why, or succeeds
+        } catch (const FailedRead &) {  // the request for the index reports the reason, or succeeds
         }
         fetched_ = {};
-        gate_.reset();
+        fetched_memory_.reset();
     }
     object_.index.reset();
     object_.version = {};
     return false;
 }
 
-// What this task reads together first of its chunks; no bytes where there are none, or where the first is read in pieces.
+// The first run of chunks that this task reads together; empty if there are none, or the first is read in pieces.
 StoredRange Execution::first_run() const {
     StoredRange run{0, 0};
     for (u32 n = 0; n < task_.chunks; ++n) {
@@ -238,16 +239,17 @@ StoredRange Execution::first_run() const {
         if (!is_whole && !is_read_at_once(nbytes)) break;
         const i64 offset = stored.offset + first, end = offset + nbytes;
         if (!run.nbytes) run = {offset, nbytes};
-        else if (offset < run.offset || offset - run.offset - run.nbytes > REMOTE_GAP || end - run.offset > most_read_)
+        else if (offset < run.offset || offset - run.offset - run.nbytes > REMOTE_GAP ||
+                 end - run.offset > max_read_nbytes_)
             break;
         else run.nbytes = std::max(run.nbytes, end - run.offset);
     }
     return run;
 }
 
-// Bring all of an object whose size is unknown.
+// Fetch a whole object of unknown size.
 void Execution::fetch_whole() {
-    i64 capacity = most_stored(geometry_.chunk_nbytes);
+    i64 capacity = max_stored_nbytes(geometry_.chunk_nbytes);
     for (;;) {
         begin_fetch(capacity);
         fetched_ = request(0, -1, capacity);
@@ -260,7 +262,7 @@ void Execution::fetch_whole() {
     if (fetched_.nbytes != object_.range.nbytes) fail(LC_SHORT, 0, fetched_.nbytes, object_.range.nbytes);
 }
 
-// Bytes of an object, all of them, until the next call; its version is compared with that of other requests.
+// Fetch exactly `nbytes` bytes of an object, valid until the next call. The version is compared with earlier responses.
 const u8 *Execution::fetch_exactly(i64 nbytes, i64 offset) {
     const i64 first = offset - fetched_offset_;
     if (first >= 0 && first + nbytes <= fetched_.nbytes) return fetched_.data + first;
@@ -270,14 +272,14 @@ const u8 *Execution::fetch_exactly(i64 nbytes, i64 offset) {
     try {
         fetched_ = request(offset, whole ? -1 : nbytes, nbytes);
     } catch (const FailedRead &error) {
-        const i64 known = object_.version.nbytes;
-        if (error.failure.code == LC_MISSING && known >= 0) fail(LC_REPLACED, 0, known, 0);
+        const i64 object_nbytes = object_.version.nbytes;
+        if (error.failure.code == LC_MISSING && object_nbytes >= 0) fail(LC_REPLACED, 0, object_nbytes, 0);
         throw;
     }
     fetched_offset_ = offset;
     if (fetched_.version.nbytes >= 0) {
         if (object_.version.nbytes < 0) {
-            object_.version = fetched_.version;  // of a raw chunk, which one task reads
+            object_.version = fetched_.version;  // a raw chunk, which only one task reads
         } else if (!(fetched_.version == object_.version)) {
             fail(LC_REPLACED, 0, object_.version.nbytes, fetched_.version.nbytes);
         }

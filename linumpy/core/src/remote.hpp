@@ -1,4 +1,4 @@
-// Requests to object stores, which a function of the caller carries out.
+// Requests to object stores, carried out by a function of the caller.
 #pragma once
 
 #include <atomic>
@@ -14,7 +14,7 @@ namespace lc {
 
 struct Failure;
 
-// What a request has brought: bytes that are lent, until this ends.
+// The response to a request: bytes that are lent until this object is destroyed.
 class Fetched {
 public:
     Fetched() = default;
@@ -40,16 +40,16 @@ private:
 };
 
 void set_fetch(lc_fetch_object function, i64 requests);
-// In a forked child: requests of the parent do not end here.
+// In a forked child: forget the requests of the parent.
 void forget_requests();
 
-// Carry out one request; see lc_fetch. Waits while as many are under way as may be. Returns false where it failed, and
-// where it is given up before it begins.
+// Carry out one request; see lc_fetch. Waits while the maximum number of requests is in flight. Returns false if the
+// request failed, or was cancelled before it began.
 bool fetch(i64 store, const std::string &key, i64 offset, i64 nbytes, i64 capacity, Fetched &fetched, Failure &failure,
-           const std::function<bool()> &given_up);
-// The version of an object now; that of no object where there is none, or where the store does not tell.
+           const std::function<bool()> &is_cancelled);
+// The current version of an object; `Version{}` if there is none, or the store reports no version.
 Version version_in_store(i64 store, const std::string &key, const std::atomic<bool> &closing);
-// Whether a store tells one content of an object from another.
-inline bool is_told(const Version &version) { return version.inode || version.seconds; }
+// Whether the store reported a version.
+inline bool is_known(const Version &version) { return version.inode || version.seconds; }
 
 }  // namespace lc

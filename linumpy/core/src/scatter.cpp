@@ -1,4 +1,4 @@
-// Tables of the scatter kernels: what one slab's rows copy, and where to.
+// Tables of the scatter kernels: the source and target of each row of a slab.
 #include <algorithm>
 #include <bit>
 
@@ -10,20 +10,20 @@ namespace {
 // As in scatter.cu.
 constexpr i64 BLOCK = 256, PER_THREAD = 8;
 
-// Rows of one conversion and rank: one launch.
+// The table of one launch: rows of one conversion and rank.
 class Table {
 public:
     Table(const Slab &slab, const lc_scatter &scatter, u64 number)
         : rows_(slab.rows), scatter_(scatter), number_(number), inner_(scatter.axes[scatter.rank - 1]) {}
 
-    // Number the outputs of the rows, and find the widest unit that divides all strides, offsets and rows of neighbours.
-    void look();
-    // Write headers and rows; returns what follows them.
+    // Number the outputs of the rows, and find the widest unit that divides all strides, offsets and contiguous runs.
+    void analyze();
+    // Write headers and rows; returns the end of the table.
     i64 *write(i64 *to);
     void launch(const Driver &driver, DevicePointer source, const i64 *table, DevicePointer words, Stream stream) const;
 
 private:
-    bool holds(const Row &row) const { return row.batch->scatter == &scatter_; }
+    bool contains(const Row &row) const { return row.batch->scatter == &scatter_; }
     void add_output(const Row &row);
 
     const std::vector<Row> &rows_;
@@ -31,7 +31,7 @@ private:
     u64 number_;
     i64 inner_, itemsize_ = 0, target_itemsize_ = 0, bits_ = 16, unit_ = 0, count_ = 0, largest_ = 0;
     bool widens_ = true;
-    std::vector<const Row *> outputs_;  // a row of each
+    std::vector<const Row *> outputs_;  // one row of each
     const i64 *headers_ = nullptr, *first_ = nullptr;
 };
 
@@ -48,12 +48,12 @@ void Table::add_output(const Row &row) {
     outputs_.push_back(&row);
 }
 
-void Table::look() {
+void Table::analyze() {
     for (const Row &row : rows_) {
-        if (!holds(row)) continue;
+        if (!contains(row)) continue;
         const OutputHeader &header = row.batch->headers[static_cast<size_t>(row.region)];
         if (header.slab != number_) add_output(row);
-        widens_ = widens_ && (header.neighbours || row.extent[inner_] == 1);
+        widens_ = widens_ && (header.is_contiguous || row.extent[inner_] == 1);
         bits_ |= reinterpret_cast<i64>(row.target) | row.extent[inner_] * itemsize_ | std::max<i64>(row.source, 0);
         ++count_;
     }
@@ -67,24 +67,24 @@ i64 *Table::write(i64 *to) {
         const Regions &regions = row->batch->regions;
         const i64 *strides = regions.strides.data() + row->region * regions.geometry->rank;
         for (i64 k = 0; k < rank; ++k) {
-            const bool neighbours = k == rank - 1 && unit_ > itemsize_;
-            to[k] = neighbours ? 1 : regions.geometry->chunk_strides[scatter_.axes[k]] / unit_;
-            to[rank + k] = neighbours ? 1 : strides[scatter_.axes[k]] / target_unit;
+            const bool is_widened = k == rank - 1 && unit_ > itemsize_;
+            to[k] = is_widened ? 1 : regions.geometry->chunk_strides[scatter_.axes[k]] / unit_;
+            to[rank + k] = is_widened ? 1 : strides[scatter_.axes[k]] / target_unit;
         }
         std::memcpy(to + 2 * rank, regions.fill, sizeof regions.fill);
         to += 2 * rank + 2;
     }
     first_ = to;
     const int shift = std::countr_zero(static_cast<u64>(unit_));  // sizes of elements and units are powers of two
-    const int widened = shift - std::countr_zero(static_cast<u64>(itemsize_));
+    const int widening = shift - std::countr_zero(static_cast<u64>(itemsize_));
     for (const Row &row : rows_) {
-        if (!holds(row)) continue;
+        if (!contains(row)) continue;
         to[0] = row.source < 0 ? -1 : row.source >> shift;
         to[1] = reinterpret_cast<i64>(row.target);
         to[2] = row.batch->headers[static_cast<size_t>(row.region)].number;
         i64 units = 1;
         for (i64 k = 0; k < rank; ++k) {
-            to[3 + k] = row.extent[scatter_.axes[k]] >> (k == rank - 1 ? widened : 0);
+            to[3 + k] = row.extent[scatter_.axes[k]] >> (k == rank - 1 ? widening : 0);
             units *= to[3 + k];
         }
         largest_ = std::max(largest_, units);
@@ -106,7 +106,7 @@ void Table::launch(const Driver &driver, DevicePointer source, const i64 *table,
 
 }  // namespace
 
-// Write the tables of the scatter kernels, copy them up and launch; kernels of the same conversion and rank together.
+// Write the tables of the scatter kernels, copy them to the device, and launch one kernel for each conversion and rank.
 void Device::write_scatter(Slab &slab, DevicePointer source, DevicePointer words) {
     std::vector<Table> tables;
     std::vector<const lc_scatter *> known;
@@ -119,13 +119,13 @@ void Device::write_scatter(Slab &slab, DevicePointer source, DevicePointer words
         tables.emplace_back(slab, *last, slabs_begun_);
     }
     i64 *const table = reinterpret_cast<i64 *>(slab.words), *to = table;
-    for (Table &one : tables) {
-        one.look();
-        to = one.write(to);
+    for (Table &launch_table : tables) {
+        launch_table.analyze();
+        to = launch_table.write(to);
         to += (to - table) % 2;  // headers hold fill values of 16 bytes
     }
     driver_.copy_up(words, table, 8 * (to - table), slab.stream);
-    for (const Table &one : tables) one.launch(driver_, source, table, words, slab.stream);
+    for (const Table &launch_table : tables) launch_table.launch(driver_, source, table, words, slab.stream);
 }
 
 }  // namespace lc

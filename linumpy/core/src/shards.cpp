@@ -42,8 +42,8 @@ void check_range(const Geometry &geometry, i64 number, u64 offset, u64 nbytes, u
     // Compared so that no sum of two words can overflow.
     if (offset >= first && offset <= end && nbytes <= end - offset) return;
     const std::string name = inner_name(geometry, number);
-    const double behind = static_cast<double>(offset) + static_cast<double>(nbytes);
-    if (behind < 1.8e19)
+    const double range_end = static_cast<double>(offset) + static_cast<double>(nbytes);
+    if (range_end < 1.8e19)
         refuse_index("inner chunk %s lies at bytes %" PRIu64 " to %" PRIu64 ", but the file has %" PRIu64 ", %" PRIu64
                      " of them for the index",
                      name.c_str(), offset, offset + nbytes, file_nbytes, index_nbytes);
@@ -52,7 +52,7 @@ void check_range(const Geometry &geometry, i64 number, u64 offset, u64 nbytes, u
                  name.c_str(), offset, nbytes, file_nbytes, index_nbytes);
 }
 
-// What an index says depends on how the metadata describe shards, too.
+// Key of the metadata that the meaning of an index depends on.
 std::string kind_of(const Geometry &geometry) {
     i64 words[LC_MAX_RANK + 4] = {};
     for (i64 a = 0; a < geometry.rank; ++a) words[a] = geometry.per_object[a];
@@ -72,11 +72,11 @@ std::shared_ptr<const ShardIndex> parse_index(const Geometry &geometry, const u8
         refuse_index("the shard index has %" PRIi64 " bytes and must have %" PRIi64, nbytes, geometry.index_nbytes);
     const i64 count = geometry.chunks_of_object;
     if (geometry.index_checksum) {
-        u32 found = 0;
-        for (int k = 3; k >= 0; --k) found = found << 8 | stored[16 * count + k];
+        u32 checksum = 0;
+        for (int k = 3; k >= 0; --k) checksum = checksum << 8 | stored[16 * count + k];
         const u32 computed = crc32c(stored, static_cast<size_t>(16 * count));
-        if (found != computed)
-            refuse_index("the checksum of the shard index is %#010x and must be %#010x", found, computed);
+        if (checksum != computed)
+            refuse_index("the checksum of the shard index is %#010x and must be %#010x", checksum, computed);
     }
     auto index = std::make_shared<ShardIndex>(static_cast<size_t>(count));
     for (i64 n = 0; n < count; ++n) {
@@ -95,21 +95,21 @@ std::shared_ptr<const ShardIndex> parse_index(const Geometry &geometry, const u8
 std::shared_ptr<const ShardIndex> IndexCache::find(const std::string &path, const Version &version,
                                                    const Geometry &geometry) {
     const std::lock_guard lock(mutex_);
-    const auto known = by_path_.find(path);
-    if (known == by_path_.end() || !(known->second->version == version) || known->second->kind != kind_of(geometry)) {
+    const auto entry = by_path_.find(path);
+    if (entry == by_path_.end() || !(entry->second->version == version) || entry->second->kind != kind_of(geometry)) {
         ++misses_;
         return nullptr;
     }
     ++hits_;
-    entries_.splice(entries_.begin(), entries_, known->second);
-    return known->second->index;
+    entries_.splice(entries_.begin(), entries_, entry->second);
+    return entry->second->index;
 }
 
 std::shared_ptr<const ShardIndex> IndexCache::find_last(const std::string &path, const Geometry &geometry,
                                                         Version &version) {
     {
         const std::lock_guard lock(mutex_);
-        if (const auto known = by_path_.find(path); known != by_path_.end()) version = known->second->version;
+        if (const auto entry = by_path_.find(path); entry != by_path_.end()) version = entry->second->version;
     }
     return find(path, version, geometry);
 }
@@ -118,12 +118,12 @@ void IndexCache::keep(const std::string &path, const Version &version, const Geo
                       std::shared_ptr<const ShardIndex> index) {
     const i64 nbytes = nbytes_of(*index);
     const std::lock_guard lock(mutex_);
-    if (const auto known = by_path_.find(path); known != by_path_.end()) {
-        held_ -= nbytes_of(*known->second->index);
-        entries_.erase(known->second);
-        by_path_.erase(known);
+    if (const auto entry = by_path_.find(path); entry != by_path_.end()) {
+        held_nbytes_ -= nbytes_of(*entry->second->index);
+        entries_.erase(entry->second);
+        by_path_.erase(entry);
     }
-    if (nbytes > most_) return;
+    if (nbytes > capacity_) return;
     entries_.push_front({path, version, kind_of(geometry), std::move(index)});
     try {
         by_path_[path] = entries_.begin();
@@ -131,9 +131,9 @@ void IndexCache::keep(const std::string &path, const Version &version, const Geo
         entries_.pop_front();
         throw;
     }
-    held_ += nbytes;
-    while (held_ > most_) {
-        held_ -= nbytes_of(*entries_.back().index);
+    held_nbytes_ += nbytes;
+    while (held_nbytes_ > capacity_) {
+        held_nbytes_ -= nbytes_of(*entries_.back().index);
         by_path_.erase(entries_.back().path);
         entries_.pop_back();
     }

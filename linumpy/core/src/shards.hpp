@@ -1,4 +1,4 @@
-// Indexes of shards: which bytes of a file hold which inner chunk; the `sharding_indexed` codec of Zarr 3.
+// Indexes of shards: the byte range of each inner chunk; the `sharding_indexed` codec of Zarr 3.
 #pragma once
 
 #include <list>
@@ -21,13 +21,13 @@ using ShardIndex = std::vector<ChunkRange>;
 // The index of a shard from its stored bytes; throws std::runtime_error with the reason.
 std::shared_ptr<const ShardIndex> parse_index(const Geometry &geometry, const u8 *stored, i64 nbytes, i64 file_nbytes);
 
-// Indexes of shards that were read before, each valid while inode, size and time of its file are the same, and for arrays
-// that describe shards alike. Evicts the least recently used.
+// Cache of shard indexes, each valid while inode, size and time of its file are the same, and for arrays that describe
+// shards alike. The least recently used index is evicted.
 class IndexCache {
 public:
-    explicit IndexCache(i64 nbytes) : most_(nbytes) {}
+    explicit IndexCache(i64 nbytes) : capacity_(nbytes) {}
     std::shared_ptr<const ShardIndex> find(const std::string &path, const Version &version, const Geometry &geometry);
-    // The one that was kept last, whatever the version is now.
+    // The index that was kept last, whatever its version, which is returned.
     std::shared_ptr<const ShardIndex> find_last(const std::string &path, const Geometry &geometry, Version &version);
     void keep(const std::string &path, const Version &version, const Geometry &geometry,
               std::shared_ptr<const ShardIndex> index);
@@ -42,9 +42,9 @@ private:
         std::shared_ptr<const ShardIndex> index;
     };
     std::mutex mutex_;
-    std::list<Entry> entries_;  // the last used first
+    std::list<Entry> entries_;  // most recently used first
     std::unordered_map<std::string, std::list<Entry>::iterator> by_path_;
-    i64 most_, held_ = 0;
+    i64 capacity_, held_nbytes_ = 0;
     std::atomic<i64> hits_{0}, misses_{0};
 };
 

@@ -1,4 +1,4 @@
-// The end of a slab: who waits for it, its times, chunks that the device gave up, chunks that are kept now, and jobs.
+// The end of a slab: waiting for it, its times, chunks that the host must decode, kept chunks, and jobs.
 #include <algorithm>
 #include <unordered_set>
 #include <utility>
@@ -7,14 +7,14 @@
 
 namespace lc {
 
-// Record one of the events that times are taken from.
+// Record one of the slab's timing events.
 void Device::mark(Slab &slab, int number) {
     if (!slab.timed) return;
     if (!slab.marks[number]) slab.marks[number] = driver_.new_event(true);
     driver_.record(slab.marks[number], slab.stream);
 }
 
-// Add what the device took for a slab that has ended to what it took so far, and to the jobs that have rows in it.
+// Add the device times of a slab that has ended to the totals, and to the jobs that have rows in it.
 void Device::add_times(Slab &slab) {
     const auto nanoseconds = [&](int begin, int end) {
         return static_cast<i64>(1e9 * driver_.seconds_between(slab.marks[begin], slab.marks[end]));
@@ -50,7 +50,7 @@ void Device::add_to(lc_stats &stats) const {
     stats.device_scatter_seconds = seconds(scatter_nanoseconds_);
 }
 
-// Decode on the host what the device gave up.
+// Decodes a chunk on the host after the device has failed to decode it.
 class Retry : public OneStep {
 public:
     Retry(Reader &reader, StagedChunk chunk, std::vector<u8> stored, std::vector<Row> rows)
@@ -60,7 +60,7 @@ public:
         reader_.decode_again(chunk_, stored_, rows_);
         chunk_.wave.reset();
         reader_.device()->flush();
-        reader_.device()->end_retry();
+        reader_.device()->end_background();
         reader_.note_progress();
     }
 
@@ -71,25 +71,14 @@ private:
     std::vector<Row> rows_;
 };
 
-// Whether a job is left that wants any of these rows.
-bool is_wanted(std::span<const Row> rows) {
-    return std::any_of(rows.begin(), rows.end(), [](const Row &row) { return !row.job->given_up(); });
-}
-
-// Whether the device gave up a chunk that somebody wants.
-bool Device::needs_host(const Slab &slab, size_t chunk) const {
-    const StagedChunk &one = slab.chunks[chunk];
-    return status_of(slab)[chunk] && is_wanted({slab.rows.data() + one.first_row, one.rows});
-}
-
-// Let chunks be found that a slab has filled slots with, and let go of those that it read.
+// Publish the chunks that a slab has copied to slots, and unpin its slots.
 void Device::end_kept(Slab &slab) {
     if (slab.read.empty() && slab.filled.empty()) return;
     const auto lock = kept_->lock();
     for (KeptSlot *slot : slab.read) kept_->unpin(*slot);
     for (const KeptFill &fill : slab.filled) {
-        const bool whole = slab.error.empty() && !fill.is_broken && (fill.chunk < 0 || !status_of(slab)[fill.chunk]);
-        if (whole) kept_->publish(*fill.slot);
+        const bool is_valid = slab.error.empty() && !fill.is_broken && (fill.chunk < 0 || !status_of(slab)[fill.chunk]);
+        if (is_valid) kept_->publish(*fill.slot);
         else kept_->forget(*fill.slot);
         kept_->unpin(*fill.slot);
     }
@@ -105,12 +94,12 @@ void Device::end(Slab &slab) {
     if (slab.timed && slab.error.empty()) {
         try {
             add_times(slab);
-        } catch (const std::exception &) {  // times are not worth a job
+        } catch (const std::exception &) {  // missing times are no reason to fail a job
         }
     }
     ++slabs_done_;
     end_kept(slab);  // before jobs are over, so that their callers find the chunks kept
-    std::vector<char> again(slab.rows.size(), 0);
+    std::vector<char> is_retried(slab.rows.size(), 0);
     for (size_t n = 0; slab.error.empty() && n < slab.chunks.size(); ++n) {
         StagedChunk &chunk = slab.chunks[n];
         if (!needs_host(slab, n)) continue;
@@ -121,12 +110,12 @@ void Device::end(Slab &slab) {
             for (Row &row : rows) row.source -= static_cast<i64>(n) * slab.plan->chunk_stride;
             auto retry =
                 std::make_shared<Retry>(reader_, chunk, std::vector<u8>(from, from + chunk.nbytes), std::move(rows));
-            begin_retry();
+            begin_background();
             if (Pool::shared().add(std::move(retry), false)) {
-                end_retry();
+                end_background();
                 throw std::bad_alloc();
             }
-            std::fill_n(again.begin() + chunk.first_row, chunk.rows, 1);
+            std::fill_n(is_retried.begin() + chunk.first_row, chunk.rows, 1);
         } catch (const std::exception &) {
             const lc_error error = error_of(*chunk.wave, chunk.object, chunk.chunk, {LC_MEMORY, 0, 0, 0, {}});
             for (u32 k = 0; k < chunk.rows; ++k) slab.rows[chunk.first_row + k].job->fail(error);
@@ -136,7 +125,7 @@ void Device::end(Slab &slab) {
     for (size_t n = 0, last; n < slab.rows.size(); n = last) {
         Job &job = *slab.rows[n].job;
         i64 parts = 0;
-        for (last = n; last < slab.rows.size() && slab.rows[last].job == &job; ++last) parts += !again[last];
+        for (last = n; last < slab.rows.size() && slab.rows[last].job == &job; ++last) parts += !is_retried[last];
         if (parts) reader_.settle(job, parts);
     }
     slab.rows.clear();
@@ -151,7 +140,7 @@ void Device::end(Slab &slab) {
     slab.used = slab.weight = slab.copied_nbytes = slab.reserved_rows = slab.reserved_chunks = 0;
 }
 
-// Wait for the end of a slab, with `briefly` for a short while; whether it has ended, by an error, too.
+// Wait for a slab to end, with `briefly` for a short time; returns whether it has ended, possibly with an error.
 bool Device::await(Slab &slab, bool briefly) noexcept {
     if (!slab.error.empty()) return true;
     try {
@@ -166,11 +155,11 @@ bool Device::await(Slab &slab, bool briefly) noexcept {
     return true;
 }
 
-// Settle the jobs of a slab that has ended, and let it be filled again.
+// Settle the jobs of a slab that has ended, and make it available again.
 void Device::complete(Slab *slab) {
     {
         const std::lock_guard lock(mutex_);
-        give_memory_back(*slab);  // before jobs are over: some of it may belong to them
+        return_memory(*slab);  // before jobs are over: the memory may belong to their batch
     }
     end(*slab);
     {
@@ -184,14 +173,14 @@ void Device::complete(Slab *slab) {
     reader_.note_progress();
 }
 
-// The thread that waits for slabs where no other does.
+// The device's thread: waits for slabs while no other thread does.
 void Device::loop() {
     std::unique_lock lock(mutex_);
     for (;;) {
-        started_.wait(lock, [this] { return ending_ || (!attended_ && !under_way_.empty()); });
-        if (under_way_.empty()) return;
-        Slab *slab = under_way_.front();
-        under_way_.pop_front();
+        started_.wait(lock, [this] { return ending_ || (!attended_ && !in_flight_.empty()); });
+        if (in_flight_.empty()) return;
+        Slab *slab = in_flight_.front();
+        in_flight_.pop_front();
         attended_ = true;
         lock.unlock();
         await(*slab, false);
@@ -202,38 +191,38 @@ void Device::loop() {
 }
 
 void Device::flush_and_attend() {
-    bool others;
+    bool is_attended;
     {
         const std::lock_guard lock(mutex_);
-        others = std::exchange(attended_, true);
+        is_attended = std::exchange(attended_, true);
     }
     flush();
-    if (others) return;
+    if (is_attended) return;
     Slab *slab = nullptr;
     {
         const std::lock_guard lock(mutex_);
-        if (!under_way_.empty()) slab = under_way_.front();
+        if (!in_flight_.empty()) slab = in_flight_.front();
     }
     if (slab && await(*slab, true)) {
         {
             const std::lock_guard lock(mutex_);
-            under_way_.pop_front();
+            in_flight_.pop_front();
         }
         complete(slab);
     }
     {
         const std::lock_guard lock(mutex_);
         attended_ = false;
-        if (under_way_.empty()) return;
+        if (in_flight_.empty()) return;
     }
     started_.notify_one();
 }
 
-Device::Current::Current(const Device *device) : device_(device) {
+Device::ContextGuard::ContextGuard(const Device *device) : device_(device) {
     if (device_) before_ = device_->driver_.context();
 }
 
-Device::Current::~Current() {
+Device::ContextGuard::~ContextGuard() {
     if (device_) device_->driver_.restore_context(before_);
 }
 

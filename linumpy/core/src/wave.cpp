@@ -1,4 +1,4 @@
-// What is read at the same time: boxes of several batches by chunk, chunks by stored object, and tasks.
+// Waves: boxes of several batches grouped by chunk, chunks grouped by stored object, and tasks.
 #include <algorithm>
 
 #include "device.hpp"
@@ -7,43 +7,45 @@
 namespace lc {
 namespace {
 
-// Decoded bytes of a task, of shards.
+// Decoded bytes of a task that reads a shard.
 constexpr i64 TASK_NBYTES = 2 << 20;
-// The same of a task that takes requests, each of which costs a round trip: so many tasks, unless they had less or more.
-constexpr i64 REQUEST_TASKS = 128, LEAST_REQUEST_NBYTES = 512 << 10, MOST_REQUEST_NBYTES = 4 << 20;
-constexpr u32 TURNS = 32;  // shards of an object store whose tasks take turns
+// Each request to an object store costs a round trip: the preferred number of tasks of a wave, and the limits of the
+// decoded bytes of a task.
+constexpr i64 REQUEST_TASKS = 128, MIN_REQUEST_NBYTES = 512 << 10, MAX_REQUEST_NBYTES = 4 << 20;
+constexpr u32 INTERLEAVED_SHARDS = 32;  // shards of an object store whose tasks are interleaved
 
 Array *array_of(const WantedBox &box) {
     const Regions &regions = box.batch->regions;
     return regions.arrays[static_cast<size_t>(regions.array[static_cast<size_t>(box.region)])].get();
 }
 
-// Sort the numbers of boxes by array, stored object and chunk. Coordinates become one number, of as many digits as there
-// are of each; where it overflows, boxes of a chunk may be apart, and the chunk is read twice.
-void sort_boxes(FoundBoxes &found) {
+// Sort the indexes of boxes by array, stored object and chunk. Coordinates are combined into one key in mixed radix. If
+// the key overflows, boxes of a chunk may not be adjacent, and the chunk is read twice.
+void sort_boxes(PlannedBoxes &planned) {
     constexpr size_t DIGITS = LC_MAX_RANK + 1;
-    const auto digit = [](const ChunkBox &cut, size_t n) { return n < LC_MAX_RANK ? cut.object[n] : cut.inner; };
-    i64 least[DIGITS], most[DIGITS];
-    for (size_t n = 0; n < DIGITS; ++n) least[n] = most[n] = digit(found.cuts.front(), n);
-    for (const ChunkBox &cut : found.cuts)
+    const auto digit = [](const ChunkBox &box, size_t n) { return n < LC_MAX_RANK ? box.object[n] : box.inner; };
+    i64 minimum[DIGITS], maximum[DIGITS];
+    for (size_t n = 0; n < DIGITS; ++n) minimum[n] = maximum[n] = digit(planned.chunk_boxes.front(), n);
+    for (const ChunkBox &box : planned.chunk_boxes)
         for (size_t n = 0; n < DIGITS; ++n) {
-            least[n] = std::min(least[n], digit(cut, n));
-            most[n] = std::max(most[n], digit(cut, n));
+            minimum[n] = std::min(minimum[n], digit(box, n));
+            maximum[n] = std::max(maximum[n], digit(box, n));
         }
     std::unordered_map<const Array *, u64> numbers;
     const Array *last = nullptr;
-    u64 array = 0;
-    found.order.resize(found.boxes.size());
-    for (size_t row = 0; row < found.boxes.size(); ++row) {
-        if (const Array *one = array_of(found.boxes[row]); one != last)
-            array = numbers.try_emplace(last = one, numbers.size()).first->second;
-        u64 key = array;
+    u64 array_number = 0;
+    planned.order.resize(planned.boxes.size());
+    for (size_t index = 0; index < planned.boxes.size(); ++index) {
+        if (const Array *array = array_of(planned.boxes[index]); array != last)
+            array_number = numbers.try_emplace(last = array, numbers.size()).first->second;
+        u64 key = array_number;
         for (size_t n = 0; n < DIGITS; ++n)
-            key =
-                key * static_cast<u64>(most[n] - least[n] + 1) + static_cast<u64>(digit(found.cuts[row], n) - least[n]);
-        found.order[row] = {key, static_cast<u32>(row)};
+            key = key * static_cast<u64>(maximum[n] - minimum[n] + 1) +
+                  static_cast<u64>(digit(planned.chunk_boxes[index], n) - minimum[n]);
+        planned.order[index] = {key, static_cast<u32>(index)};
     }
-    if (!std::is_sorted(found.order.begin(), found.order.end())) std::sort(found.order.begin(), found.order.end());
+    if (!std::is_sorted(planned.order.begin(), planned.order.end()))
+        std::sort(planned.order.begin(), planned.order.end());
 }
 
 }  // namespace
@@ -67,54 +69,55 @@ void Wave::run(i64 step) noexcept {
     if (left_.fetch_sub(1) == 1) reader_->end_wave();
 }
 
-void Wave::arrange(FoundBoxes &found, i64 threads, KeptChunks *kept) {
-    sort_boxes(found);
-    bring_together(found);
+void Wave::arrange(PlannedBoxes &planned, i64 threads, KeptChunks *kept) {
+    sort_boxes(planned);
+    group_boxes(planned);
     if (kept) find_kept(*kept);
     const size_t first = tasks.size();
-    cut_read(threads);
-    take_turns(first);
-    if (batches_.size() > 1) put_first_batches_first(first);
+    cut_tasks(threads);
+    interleave_shards(first);
+    if (batches_.size() > 1) sort_by_batch(first);
     left_ = static_cast<i64>(tasks.size());
 }
 
-void Wave::bring_together(FoundBoxes &found) {
-    boxes.reserve(found.order.size());
-    chunks.reserve(found.order.size());
-    std::vector<u32> first_of_object;  // boxes, as they were found
+void Wave::group_boxes(PlannedBoxes &planned) {
+    boxes.reserve(planned.order.size());
+    chunks.reserve(planned.order.size());
+    std::vector<u32> first_of_object;  // index of the first planned box of each object
     const ChunkBox *last = nullptr;
-    const Array *array = nullptr;
-    for (const auto &[key, row] : found.order) {
-        const WantedBox &box = found.boxes[row];
-        const ChunkBox &cut = found.cuts[row];
-        const Array *const one = array_of(box);
-        const bool same_object = last && one == array && std::equal(cut.object, cut.object + LC_MAX_RANK, last->object);
-        if (!same_object) first_of_object.push_back(row);
-        if (!same_object || cut.inner != last->inner) {
-            WantedChunk &chunk = chunks.emplace_back(WantedChunk{cut.inner,
+    const Array *last_array = nullptr;
+    for (const auto &[key, index] : planned.order) {
+        const WantedBox &box = planned.boxes[index];
+        const ChunkBox &chunk_box = planned.chunk_boxes[index];
+        const Array *const array = array_of(box);
+        const bool same_object =
+            last && array == last_array && std::equal(chunk_box.object, chunk_box.object + LC_MAX_RANK, last->object);
+        if (!same_object) first_of_object.push_back(index);
+        if (!same_object || chunk_box.inner != last->inner) {
+            WantedChunk &chunk = chunks.emplace_back(WantedChunk{chunk_box.inner,
                                                                  {},
                                                                  static_cast<u32>(boxes.size()),
                                                                  0,
                                                                  static_cast<u32>(first_of_object.size() - 1),
                                                                  nullptr});
-            std::copy(cut.chunk, cut.chunk + LC_MAX_RANK, chunk.coordinates);
+            std::copy(chunk_box.chunk, chunk_box.chunk + LC_MAX_RANK, chunk.coordinates);
         }
         ++chunks.back().boxes;
         boxes.push_back(box);
-        last = &cut;
-        array = one;
+        last = &chunk_box;
+        last_array = array;
     }
     objects_ = first_of_object.size();
     objects = std::make_unique<StoredObject[]>(objects_);
     for (size_t n = 0; n < objects_; ++n) {
-        objects[n].array = array_of(found.boxes[first_of_object[n]]);
-        const ChunkBox &cut = found.cuts[first_of_object[n]];
-        std::copy(cut.object, cut.object + LC_MAX_RANK, objects[n].coordinates);
+        objects[n].array = array_of(planned.boxes[first_of_object[n]]);
+        const ChunkBox &chunk_box = planned.chunk_boxes[first_of_object[n]];
+        std::copy(chunk_box.object, chunk_box.object + LC_MAX_RANK, objects[n].coordinates);
     }
     count_chunks(0);
 }
 
-// Which chunks of each object are read: those from `first` on.
+// Set the range of chunks to read of each object; chunks from `first` on are read.
 void Wave::count_chunks(size_t first) {
     for (size_t n = 0; n < objects_; ++n) objects[n].first_chunk = objects[n].chunks = 0;
     for (size_t n = chunks.size(); n-- > first;) {
@@ -123,7 +126,7 @@ void Wave::count_chunks(size_t first) {
     }
 }
 
-// Sort tasks from `first` on by a number of each.
+// Sort tasks from `first` on by the number that `number_of` gives each.
 template <class Number> void Wave::sort_tasks(size_t first, Number number_of) {
     std::vector<std::pair<i64, Task>> numbered;
     numbered.reserve(tasks.size() - first);
@@ -132,8 +135,8 @@ template <class Number> void Wave::sort_tasks(size_t first, Number number_of) {
     for (size_t n = first; n < tasks.size(); ++n) tasks[n] = numbered[n - first].second;
 }
 
-// By the first batch that wants one of their chunks: a wave of several batches would else end all of them at its end.
-void Wave::put_first_batches_first(size_t first) {
+// Sort tasks by the first batch that wants one of their chunks: otherwise all batches would end with the wave.
+void Wave::sort_by_batch(size_t first) {
     sort_tasks(first, [this](const Task &task) {
         i64 number = INT64_MAX;
         for (u32 n = task.first_chunk; n < task.first_chunk + task.chunks; ++n)
@@ -143,24 +146,25 @@ void Wave::put_first_batches_first(size_t first) {
     });
 }
 
-// Shards in an object store take turns: the first task of each brings its index, and all others of it wait for that.
-void Wave::take_turns(size_t first) {
+// Interleave the tasks of shards in an object store: the first task of a shard fetches its index, for which all others
+// wait.
+void Wave::interleave_shards(size_t first) {
     const auto is_remote = [this](const Task &task) { return objects[task.object].array->store != 0; };
     if (std::none_of(tasks.begin() + static_cast<i64>(first), tasks.end(), is_remote)) return;
     sort_tasks(first, [&](const Task &task) {
-        const u32 behind = is_remote(task) ? task.first_chunk - objects[task.object].first_chunk : 0;
-        return i64{task.object / TURNS} << 32 | behind;
+        const u32 chunk = is_remote(task) ? task.first_chunk - objects[task.object].first_chunk : 0;
+        return i64{task.object / INTERLEAVED_SHARDS} << 32 | chunk;
     });
 }
 
-void Wave::cut_read(i64 threads) {
-    const i64 even = missed() / (4 * threads), even_requests = missed() / REQUEST_TASKS;
+void Wave::cut_tasks(i64 threads) {
+    const i64 even_share = missed() / (4 * threads), request_share = missed() / REQUEST_TASKS;
     for (size_t n = 0; n < objects_; ++n) {
         StoredObject &object = objects[n];
         const i64 nbytes = object.array->geometry->chunk_nbytes;
         const i64 count = !object.array->store
-                              ? std::min(even, TASK_NBYTES / nbytes)
-                              : std::clamp(even_requests, LEAST_REQUEST_NBYTES / nbytes, MOST_REQUEST_NBYTES / nbytes);
+                              ? std::min(even_share, TASK_NBYTES / nbytes)
+                              : std::clamp(request_share, MIN_REQUEST_NBYTES / nbytes, MAX_REQUEST_NBYTES / nbytes);
         const u32 step = static_cast<u32>(std::max<i64>(1, count));
         for (u32 first = 0; first < object.chunks; first += step) {
             tasks.push_back({static_cast<u32>(n), object.first_chunk + first, std::min(step, object.chunks - first)});

@@ -28,11 +28,11 @@ Archive::Archive(const lc_array &array, i64 rank)
 }
 
 const lc_entry *Archive::find(const i64 *object) const {
-    i64 wanted = 0;
-    for (i64 a = 0; a < rank_; ++a) wanted = wanted * grid_[a] + object[a];
+    i64 number = 0;
+    for (i64 a = 0; a < rank_; ++a) number = number * grid_[a] + object[a];
     const auto before = [](const lc_entry &entry, i64 sought) { return entry.number < sought; };
-    const auto found = std::lower_bound(entries_.begin(), entries_.end(), wanted, before);
-    return found != entries_.end() && found->number == wanted ? &*found : nullptr;
+    const auto entry = std::lower_bound(entries_.begin(), entries_.end(), number, before);
+    return entry != entries_.end() && entry->number == number ? &*entry : nullptr;
 }
 
 i64 local_header_nbytes(const std::string &name) { return HEADER_NBYTES + static_cast<i64>(name.size()); }

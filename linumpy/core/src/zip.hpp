@@ -1,4 +1,4 @@
-// ZIP files that hold an array: which uncompressed entry each stored object is.
+// ZIP files that hold an array: the uncompressed entry of each stored object.
 #pragma once
 
 #include <span>
@@ -11,10 +11,10 @@
 
 namespace lc {
 
-// A ZIP file as it was when its directory was read, and the entries of one array.
+// The state of a ZIP file when its directory was read, and the entries of one array.
 struct Archive {
     Archive(const lc_array &array, i64 rank);
-    // The entry of an object; null where it has none.
+    // The entry of an object; null if it has none.
     const lc_entry *find(const i64 *object) const;
 
     std::string path;
@@ -25,10 +25,10 @@ private:
     std::vector<lc_entry> entries_;
 };
 
-// Bytes of the local header of an entry up to the end of its name.
+// Size of the local header of an entry up to the end of its name.
 i64 local_header_nbytes(const std::string &name);
-// Where the bytes of an entry begin. The directory is trusted about sizes; throws std::runtime_error where the local header
-// names another entry or another way of storing, or where the bytes would reach behind the end of the file.
+// Offset of the bytes of an entry. The directory is trusted about sizes; throws std::runtime_error if the local header
+// names another entry or another storage method, or if the bytes would end after the end of the file.
 i64 parse_local_header(std::span<const u8> header, const std::string &name, const lc_entry &entry, i64 file_nbytes);
 
 }  // namespace lc

@@ -1,1 +1,1 @@
-"""Decode chunks on the device."""
+"""Decode and encode chunks on the device."""

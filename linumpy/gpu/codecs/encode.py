@@ -1,7 +1,7 @@
-"""Encode chunks in device memory, by kernels of this package.
+"""Encode chunks in device memory, by the kernels of this package.
 
-In: chunks of one size, side by side on the device. Out: :class:`Encoded`, the stored bytes of each, packed. Nothing
-waits for the device: sizes stay there, too.
+In: contiguous chunks of one size on the device. Out: :class:`Encoded`, the packed stored bytes. No function waits for
+the device: sizes stay there, too.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ def kernel_spec(launch: EncodeLaunch) -> KernelSpec:
 
 @dataclass(frozen=True)
 class Encoded:
-    """Streams packed one behind another: chunk k is ``arena[offsets[k]:offsets[k + 1]]``.
+    """Packed streams: chunk k is ``arena[offsets[k]:offsets[k + 1]]``.
 
     Attributes
     ----------
     arena : cupy.ndarray
-        uint8. As long as the streams can get, whatever is in the chunks.
+        uint8, with the maximum size of the streams, whatever the chunks contain.
     offsets : cupy.ndarray
-        int64, one more than chunks.
+        int64, one more than there are chunks.
     """
 
     arena: cupy.ndarray
@@ -55,7 +55,7 @@ def encode_chunks(chunks: cupy.ndarray, encoding: Encoding) -> Encoded:
     Returns
     -------
     Encoded
-        Complete once CuPy's current stream has got there; this function does not wait for it.
+        Complete when CuPy's current stream has carried out the launches, for which this function does not wait.
     """
     import cupy
 
@@ -79,6 +79,6 @@ def encode_chunks(chunks: cupy.ndarray, encoding: Encoding) -> Encoded:
 
 
 def encoding_nbytes(count: int, nbytes: int, encoding: Encoding) -> tuple[int, int]:
-    """Return the device memory that :func:`encode_chunks` takes for `count` chunks: of the result, and of scratch."""
+    """Return the device memory of :func:`encode_chunks` for `count` chunks: of the result, and of its scratch."""
     plan = plan_encoding(count, nbytes, encoding)
     return plan.arena_nbytes + 8 * (count + 1), plan.scratch_nbytes

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from linumpy.plan.codecs import DecodeChain
 from linumpy.plan.decode.workspace import CODES, COUNTERS, MAX_ZSTD_BLOCK, STREAM, Workspace
 
-#: A ring holds the latest decoded bytes of a stream in shared memory. Minimum length, and maximum for Blosc's lz4: it
-#: has many short blocks, for which more streams at a time are faster than a longer ring.
+#: A ring holds the latest decoded bytes of a stream in shared memory. Minimum length, and maximum for LZ4 in Blosc: its
+#: blocks are many and short, for which more streams at a time are faster than a longer ring.
 _MIN_RING_NBYTES, _MAX_BLOSC_LZ4_RING_NBYTES = 2**13, 2**14
 #: Upper bound of a block's static shared memory and of what the device reserves, without the ring.
 _DECLARED_NBYTES = 18 * 2**10
-#: Warps that copy bytes: of zstd, and of the decoders whose speed is limited by one more warp, which reads sequences.
+#: Number of warps that copy bytes: of zstd, and of the decoders whose speed another warp limits, which reads sequences.
 _TEAM, _READ_TEAM = 16, 2
 #: Bytes that a block of zstd_values processes at a time, as in zstd_cells.cu.
 _VALUES_NBYTES = 2**13
@@ -128,7 +128,7 @@ def plan_launches(
     decoded, counters, orders = map(slab.address, (space.decoded, space.words, space.orders))
     records = counters + 8 * COUNTERS
     offsets = records + STREAM.itemsize * chunks
-    host_orders = offsets + 8 * chunks
+    order_records = offsets + 8 * chunks
     launches: list[DecodeLaunch] = []
     args: tuple[int, ...]
     if chain.stored_checksum:
@@ -145,9 +145,9 @@ def plan_launches(
     args = (decoded if blosc else unordered, records, chunks, 0, status)
     check = [DecodeLaunch("checksum", "check_crc32c", (chunks,), 128, args)] if chain.decoded_checksum else []
     tiles = max(1, min(256, chunk_nbytes // 4096))
-    args = (unordered, decoded, orders if blosc else host_orders, status)
-    order = [DecodeLaunch("blosc", "unshuffle", (tiles, chunks), 256, args)] if chain.is_reordered else []
-    return launches + (order + check if blosc else check + order)
+    args = (unordered, decoded, orders if blosc else order_records, status)
+    unshuffle = [DecodeLaunch("blosc", "unshuffle", (tiles, chunks), 256, args)] if chain.is_reordered else []
+    return launches + (unshuffle + check if blosc else check + unshuffle)
 
 
 def ring_nbytes(chain: DecodeChain, chunks: int, chunk_nbytes: int, device: DeviceLimits) -> int:
@@ -157,8 +157,8 @@ def ring_nbytes(chain: DecodeChain, chunks: int, chunk_nbytes: int, device: Devi
     ring longer than a chunk gains nothing.
     """
     streams = 3 * chunks * (max(1, chunk_nbytes // 2**17) if chain.compressor == "blosc" else 1)
-    each = -(-streams // device.processors)
-    ring = 2**17 if each <= 1 else 2**16 if each <= 3 else 2**15
+    streams_each = -(-streams // device.processors)
+    ring = 2**17 if streams_each <= 1 else 2**16 if streams_each <= 3 else 2**15
     if chain.streams_by == "lz4" and chain.compressor == "blosc":
         ring = min(ring, _MAX_BLOSC_LZ4_RING_NBYTES)
     while ring > _MIN_RING_NBYTES and (ring >= 2 * chunk_nbytes or ring > device.shared_nbytes - _DECLARED_NBYTES):
@@ -178,9 +178,9 @@ def _stream_launches(slab: _Slab) -> list[DecodeLaunch]:
     verify = DecodeLaunch("checksum", "check_streams", grid, 128, args)
     if chain.streams_by == "lz4":
         args = (stored, streams, slab.chunks, status)
-        heads = DecodeLaunch("lz4", "lz4_heads", (-(-slab.chunks // 128),), 128, args)
+        headers = DecodeLaunch("lz4", "lz4_heads", (-(-slab.chunks // 128),), 128, args)
         lz4 = DecodeLaunch("lz4", "lz4", grid, read_block, (*common, ring, status), ring, _READ_TEAM)
-        return [lz4] if chain.compressor == "blosc" else [heads, lz4]
+        return [lz4] if chain.compressor == "blosc" else [headers, lz4]
     if chain.streams_by == "inflate":
         args = (*common, ring, checks, status)
         return [DecodeLaunch("inflate", "inflate", grid, read_block, args, ring, _READ_TEAM), verify]
@@ -206,14 +206,14 @@ def _group_launches(slab: _Slab) -> list[DecodeLaunch]:
     space, status, processors = slab.space, slab.status, slab.device.processors
     stored, target, streams, frames = map(slab.address, (space.stored, space.unordered, space.streams, space.frames))
     blocks, counters, cells = map(slab.address, (space.blocks, space.words, space.cells))
-    listed = (slab.address(space.order), slab.address(space.groups))
+    lists = (slab.address(space.order), slab.address(space.groups))
     pool = (slab.address(space.pool), space.pool_nbytes)
-    sort = (streams, slab.chunks, frames, blocks, counters, *listed, space.group_nbytes, status)
+    sort = (streams, slab.chunks, frames, blocks, counters, *lists, space.group_nbytes, status)
     launches = [DecodeLaunch("zstd_cells", "zstd_offsets", (slab.chunks,), 32, sort, team=_TEAM)]
     execute_grid = (min(2 * processors, 2 * -(-space.group_nbytes // MAX_ZSTD_BLOCK)),)
     values_grid = (min(8 * processors, 2 * -(-space.group_nbytes // _VALUES_NBYTES)),)
     for number in range(space.group_count):
-        group = (*listed, number, space.group_nbytes, cells, status)
+        group = (*lists, number, space.group_nbytes, cells, status)
         write = (stored, target, streams, blocks, *pool, *group)
         launches.append(DecodeLaunch("zstd_cells", "zstd_cells", execute_grid, 32 * _TEAM, write, team=_TEAM))
         values = (target, streams, blocks, *group)

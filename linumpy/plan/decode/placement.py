@@ -1,8 +1,8 @@
 """Choose where chunks are decoded: on the device in batches, or on the host by threads.
 
 A GPU decodes many streams at a time, each slowly; a processor core decodes one stream several times as fast. The number
-of streams therefore decides. For extra memory (`group_nbytes` of a slot) the blocks of long zstd frames are independent
-streams. In: codec chain, sizes, memory. Out: :class:`DecodePlacement`. Pure.
+of streams therefore decides. With extra memory (`group_nbytes` of a slot) the blocks of long zstd frames are decoded as
+independent streams. In: codec chain, sizes, memory. Out: :class:`DecodePlacement`. Pure.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from linumpy.plan.decode.workspace import MAX_CHUNK_NBYTES, padded_nbytes
 _MAX_CHUNKS = 4096
 #: Slots whose slabs are decoded at the same time.
 _DEPTH = 3
-#: Up to this many chunks form one slab if they fit: splitting them gains less than the launches of three slabs cost.
+#: Up to this many chunks form one slab if they fit: decoding three slabs at a time gains less than their launches cost.
 _ONE_SLAB = 128
 #: Decoded MiB/s of one stream on the device after its start, the start in seconds, and decoded MiB/s of one core of the
 #: host. docs/performance.md describes the measurement.
@@ -33,14 +33,14 @@ GROUP_NBYTES, _MIN_GROUPED_NBYTES = 2**23, 2**21
 #: Decoded MiB/s of all frames together where their blocks are executed in parallel, after a start of so many seconds
 #: (the entropy decoding of one block).
 _GROUPS_RATE, _GROUPS_START = 30_000, 1.3e-3
-#: Chunks that are executed by blocks are shorter: offsets within a frame have 32 bits.
+#: Chunks must be shorter to be executed by blocks: offsets within a frame have 32 bits.
 _GROUPED_END = 2**31
 #: Upper bounds of the rates, in MiB/s, for any number of streams.
 _MAX_DEVICE_RATE = {"zstd": 40_000, "lz4": 25_000, "inflate": 8_000, "stored": 40_000}
 _MAX_HOST_RATE = 6_000
 #: Approximate size of the blocks that Blosc cuts a chunk into; each has one stream or more.
 _BLOSC_BLOCK_NBYTES = 128 * 1024
-#: More decoding threads than this gain nothing beside those that read.
+#: Maximum number of decoding threads; since other threads read, more gain nothing.
 _MAX_THREADS = 16
 
 
@@ -53,13 +53,13 @@ class DecodePlacement:
     chain : DecodeChain
         Codecs of a chunk.
     slot : Slot or None
-        Memory of a slot on the device; None where the host decodes.
+        Memory of a slot on the device; None if the host decodes.
     depth : int
         Number of slots.
     threads : int
-        Decoding threads, where the host decodes.
+        Decoding threads, if the host decodes.
     why : str
-        Why the host decodes; empty where the device does.
+        Why the host decodes; empty if the device does.
     """
 
     chain: DecodeChain
@@ -71,7 +71,7 @@ class DecodePlacement:
     def __str__(self) -> str:
         if self.slot is None:
             return f"{self.chain}, on the host, by {_count(self.threads, 'thread')}: {self.why}"
-        slabs = f"{_count(self.depth, 'slab')} of about {_count(_typical(self.slot), 'chunk')} at a time"
+        slabs = f"{_count(self.depth, 'slab')} of about {_count(_typical_chunks(self.slot), 'chunk')} at a time"
         if self.slot.group_nbytes:
             slabs += ", all blocks in parallel"
         return f"{self.chain}, on the device, {slabs}"
@@ -155,15 +155,15 @@ def _on_device(
     margin: int,
     group_nbytes: int,
 ) -> DecodePlacement | None:
-    """Fit slots into the memory, three if each then holds a chunk; None where not even one chunk fits."""
-    wanted = max(1, min(chunks, _MAX_CHUNKS))
-    few = wanted <= _ONE_SLAB and wanted * _max_nbytes(chunk_nbytes) <= capacity // _DEPTH
-    for depth in range(1 if few else min(_DEPTH, wanted), 0, -1):
+    """Fit slots into the memory: three, or fewer if chunks would not fit; None if not even one chunk fits."""
+    count = max(1, min(chunks, _MAX_CHUNKS))
+    one_slab = count <= _ONE_SLAB and count * _max_nbytes(chunk_nbytes) <= capacity // _DEPTH
+    for depth in range(1 if one_slab else min(_DEPTH, count), 0, -1):
         slot = fit_slot(
             host.chain,
             chunk_nbytes,
-            chunks=-(-wanted // depth),
-            max_nbytes=capacity // (_DEPTH if few else depth),
+            chunks=-(-count // depth),
+            max_nbytes=capacity // (_DEPTH if one_slab else depth),
             table_nbytes=table_nbytes,
             margin=margin,
             group_nbytes=group_nbytes,
@@ -175,8 +175,8 @@ def _on_device(
 
 def _streams_at_once(placement: DecodePlacement, chunks: int) -> int:
     assert placement.slot is not None
-    at_once = min(chunks, placement.depth * _typical(placement.slot))
-    return at_once * _streams(placement.chain, placement.slot.chunk_nbytes)
+    chunks_at_once = min(chunks, placement.depth * _typical_chunks(placement.slot))
+    return chunks_at_once * _streams(placement.chain, placement.slot.chunk_nbytes)
 
 
 def _device_rate(placement: DecodePlacement, chunks: int) -> float:
@@ -203,11 +203,11 @@ def _stream_rate(chain: DecodeChain, chunk_nbytes: int) -> float:
     return mebibytes / (_DEVICE_START[decoder] + mebibytes / _DEVICE_STREAM_RATE[decoder])
 
 
-def _count(number: int, of: str) -> str:
-    return f"{number:,} {of}{'s' * (number != 1)}"
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
-def _typical(slot: Slot) -> int:
+def _typical_chunks(slot: Slot) -> int:
     """Estimate the chunks of a slab at a compression ratio of 3."""
     stored = slot.chunk_nbytes // 3
     return max(1, min(slot.chunks, slot.capacity // (stored + int(slot.weights(np.array([stored]))[0]))))

@@ -1,7 +1,7 @@
 """Memory of one slot, and the share of each chunk.
 
-The intermediate data of zstd (literals and sequences) has a size that only the device finds out, from the frame. It
-correlates with the stored size, so slabs are packed by an estimate, and all remaining memory of the slot goes to these
+The size of zstd's intermediate data (literals and sequences) is known only after the device has read the frame. It
+correlates with the stored size, so slabs are filled by an estimate, and the remaining memory of a slot is for these
 data. In: codec chain, sizes, memory. Out: :class:`Slot`. Pure.
 """
 
@@ -16,11 +16,11 @@ from linumpy.plan.codecs import DecodeChain
 from linumpy.plan.decode.workspace import ALIGN, Workspace, padded_nbytes, plan_workspace
 
 #: Upper bounds of zstd's literals and sequences, as (fraction of the stored bytes, fraction of the decoded bytes); the
-#: least applies. Measured at level 19: 0.76, 1.14, 1.40 and 1.48 of the decoded bytes of OCT-like voxels at compression
-#: ratios of 5, 3, 2 and 1.5, less at lower levels; 1.0 of speckle that does not repeat. The host decodes a chunk that
-#: needs more than the memory that remains.
+#: minimum applies. Measured at level 19: 0.76, 1.14, 1.40 and 1.48 of the decoded bytes of OCT-like voxels at
+#: compression ratios of 5, 3, 2 and 1.5, less at lower levels; 1.0 of speckle that does not repeat. The host decodes a
+#: chunk that needs more than the remaining memory.
 _POOL = ((4.0, 0.0), (2.75, 0.22), (0.0, 1.5))
-#: Fraction of a slot that stored bytes may take, and that is pinned on the host.
+#: Fraction of a slot for stored bytes, for which the host has as much pinned memory.
 _STORED_FRACTION = 0.25
 #: Bytes lost to the alignment of the parts of a slot.
 _ALIGNMENT_NBYTES = 32 * ALIGN
@@ -59,28 +59,28 @@ class Slot:
     @property
     def capacity(self) -> int:
         """Capacity for the stored bytes and the weights of a slab, in bytes."""
-        return self.nbytes - self._plain(0).nbytes - _ALIGNMENT_NBYTES
+        return self.nbytes - self._workspace(0).nbytes - _ALIGNMENT_NBYTES
 
     def weights(self, stored: np.ndarray) -> np.ndarray:
-        """Estimate the bytes that chunks take beside their stored bytes, from the stored sizes."""
+        """Estimate from the stored sizes the bytes that chunks take in addition to their stored bytes."""
         pool = np.zeros(len(stored), np.int64)
         if self.chain.streams_by == "zstd":
-            needs = [a * stored + b * self.chunk_nbytes for a, b in _POOL]
-            pool = np.minimum.reduce(needs).astype(np.int64) + ALIGN
+            bounds = [a * stored + b * self.chunk_nbytes for a, b in _POOL]
+            pool = np.minimum.reduce(bounds).astype(np.int64) + ALIGN
         if self.chain.is_reordered:  # decoded chunks overwrite the pool
             pool = np.maximum(0, pool - padded_nbytes(self.chain, self.chunk_nbytes))
         return self.fixed_weight + pool
 
     @property
     def fixed_weight(self) -> int:
-        """Bytes that each chunk takes beside its stored bytes and zstd's intermediate data."""
-        return -(-(self._plain(64).nbytes - self._plain(0).nbytes) // 64) + 8
+        """Bytes that each chunk takes in addition to its stored bytes and zstd's intermediate data."""
+        return -(-(self._workspace(64).nbytes - self._workspace(0).nbytes) // 64) + 8
 
     def lay_out(self, chunks: int, stored_nbytes: int) -> Workspace:
         """Lay out a slab; zstd's intermediate data get the remaining memory."""
         return _lay_out(self, chunks, stored_nbytes)
 
-    def _plain(self, chunks: int, stored_nbytes: int = 0, pool_nbytes: int = 0) -> Workspace:
+    def _workspace(self, chunks: int, stored_nbytes: int = 0, pool_nbytes: int = 0) -> Workspace:
         return plan_workspace(
             self.chain,
             chunks=chunks,
@@ -94,8 +94,8 @@ class Slot:
 
 @functools.lru_cache(maxsize=256)
 def _lay_out(slot: Slot, chunks: int, stored_nbytes: int) -> Workspace:
-    pool = slot._plain(chunks, stored_nbytes).pool
-    return slot._plain(chunks, stored_nbytes, (slot.nbytes - pool) // ALIGN * ALIGN)
+    pool = slot._workspace(chunks, stored_nbytes).pool
+    return slot._workspace(chunks, stored_nbytes, (slot.nbytes - pool) // ALIGN * ALIGN)
 
 
 def longest_stored(chunk_nbytes: int) -> int:
@@ -135,7 +135,7 @@ def fit_slot(
     Returns
     -------
     Slot or None
-        None where not even one incompressible chunk fits.
+        None if not even one incompressible chunk fits.
     """
     longest = longest_stored(chunk_nbytes) + margin
 
@@ -143,9 +143,9 @@ def fit_slot(
         stored = min(max(longest, int(_STORED_FRACTION * nbytes)), chunks * longest)
         return Slot(chain, chunk_nbytes, nbytes, -(-stored // ALIGN) * ALIGN, chunks, table_nbytes, group_nbytes)
 
-    widest = slot(max_nbytes // ALIGN * ALIGN)
-    worst = longest + int(widest.weights(np.array([longest]))[0])
-    if worst > widest.capacity:
+    largest = slot(max_nbytes // ALIGN * ALIGN)
+    max_weight = longest + int(largest.weights(np.array([longest]))[0])
+    if max_weight > largest.capacity:
         return None
-    needed = widest.nbytes - widest.capacity + chunks * worst
-    return slot(min(widest.nbytes, -(-needed // ALIGN) * ALIGN))
+    needed = largest.nbytes - largest.capacity + chunks * max_weight
+    return slot(min(largest.nbytes, -(-needed // ALIGN) * ALIGN))

@@ -12,7 +12,7 @@ import numpy as np
 
 from linumpy.plan.codecs import DecodeChain
 
-#: Padding in bytes before and after the stored bytes: kernels that read whole words read beyond the ends of a stream.
+#: Padding in bytes before and after the stored bytes: kernels read whole words, beyond the ends of a stream.
 MARGIN = 256
 #: Alignment of every part of the workspace, in bytes.
 ALIGN = 256
@@ -41,12 +41,12 @@ ORDER = np.dtype(
 #: Number of counters (64 bits each) before the records.
 COUNTERS = 4
 _CHECK_NBYTES, _FRAME_NBYTES, _BLOCK_NBYTES = 8, 32, 128
-#: Numbers of codecs in a `Stream`.
+#: Numbers of codecs in a `Stream`, as in gpu/codecs/cuda/decode.cuh.
 CODES = {"": 1, "lz4": 2, "zstd": 3, "zlib": 4, "gzip": 5, "blosc": 0}
 #: Maximum decoded size of a zstd block.
 MAX_ZSTD_BLOCK = 2**17
 _CELL_NBYTES, _LISTED_NBYTES, _GROUP_NBYTES = 4, 4, 8
-#: Chunks that kernels decode frame by frame are shorter: they count in 32 bits.
+#: Kernels that decode frame by frame require shorter chunks: they count in 32 bits.
 MAX_CHUNK_NBYTES = 2**30
 
 
@@ -107,7 +107,7 @@ class Workspace:
 
 
 def padded_nbytes(chain: DecodeChain, chunk_nbytes: int) -> int:
-    """Bytes from chunk to chunk in the buffers of decoded bytes."""
+    """Stride in bytes of chunks in the buffers of decoded bytes."""
     return _up(chunk_nbytes + chain.tail_nbytes)
 
 
@@ -163,7 +163,7 @@ def plan_workspace(
         groups = take(_GROUP_NBYTES * -(-decoded_nbytes // group_nbytes))
     unordered = take(decoded_nbytes)
     pool = take(pool_nbytes)
-    # Streams are decoded before a shuffle is undone, so that its output may overwrite the pool.
+    # A shuffle is undone after all streams are decoded, so its output may overwrite the pool.
     decoded = unordered
     if chain.is_reordered:
         decoded = pool
@@ -176,7 +176,7 @@ def plan_workspace(
 
 
 def records_nbytes(chunks: int) -> int:
-    """Size of the counters and records of so many chunks."""
+    """Size in bytes of the counters and records of `chunks` chunks."""
     return 8 * COUNTERS + chunks * (STREAM.itemsize + 8 + ORDER.itemsize)
 
 

@@ -1,1 +1,1 @@
-"""Planning of the encoders on the device: memory and launches."""
+"""Plan the encoding of chunks on the device: its memory and its kernels."""

@@ -13,20 +13,20 @@ from linumpy.plan.encode import lz4
 from linumpy.plan.encode.launches import Address, EncodeLaunch, EncodePlan, Scratch, grid_of, relocated
 from linumpy.plan.encoding import Encoding
 
-#: Bytes of a frame's header, and most bytes of a chunk.
-_HEAD_NBYTES, _MOST_NBYTES = 16, 2**31 - 1 - 16
-#: What the header's flags say: how bytes are sorted, that blocks are not split, and in the upper bits the codec.
+#: Size of a frame's header, and maximum size of a chunk, in bytes.
+_HEAD_NBYTES, _MAX_NBYTES = 16, 2**31 - 1 - 16
+#: Flags of the header: the order of bytes, blocks that are not split, and in the upper bits the codec.
 _SHUFFLES = {"none": 0, "byte": 1, "bit": 4}
 _NOT_SPLIT = 16
 _FORMATS = {"lz4": 1, "zstd": 4}
-#: Readers split blocks of elements of at most 16 bytes, where each stream has 128 bytes at least.
-_MOST_SPLITS, _SMALLEST_SPLIT = 16, 128
-#: Bytes of a block with zstd inside, which is not split; of sorted bits, whose statistics differ the more, fewer.
+#: Readers split blocks if elements have at most 16 bytes and each stream has at least 128 bytes.
+_MAX_SPLITS, _MIN_SPLIT_NBYTES = 16, 128
+#: Bytes of a block with zstd inside, which is not split. Sorted bits get shorter blocks: their statistics vary more.
 _ZSTD_BLOCKS, _ZSTD_BIT_BLOCK = {"fast": 2**17, "small": 2**18}, 2**16
-#: Bytes of a tile of the kernel that shuffles; of whole elements, it may be half as long.
+#: Bytes of a tile of the shuffling kernel; rounded down to whole elements, a tile may be half as long.
 _TILE_NBYTES = 2**14
 
-#: Plans the encoding of so many streams of so many bytes.
+#: Plans the encoding of (count, nbytes): number of streams, and bytes of each.
 StreamPlanner = Callable[[int, int], EncodePlan]
 
 
@@ -39,9 +39,9 @@ class Cut:
     block : int
         Bytes of a whole block.
     splits : int
-        Streams of a whole block. The rest of a chunk, if there is one, is a shorter block of one stream.
+        Streams of a whole block. The rest of a chunk is a shorter block of one stream.
     whole, rest : int
-        Number of whole blocks, and bytes of the rest.
+        Number of whole blocks, and bytes of the rest, possibly 0.
     """
 
     block: int
@@ -51,16 +51,16 @@ class Cut:
 
 
 def cut_chunk(nbytes: int, encoding: Encoding) -> Cut:
-    """Cut a chunk into blocks of about equal size, so that little is left over: the rest is never split."""
+    """Cut a chunk into blocks of about equal size, which keeps the rest short: the rest is never split."""
     unit = 8 * encoding.itemsize  # C-Blosc sorts the bits of blocks of 8 elements
     if encoding.inner == "lz4":
-        most = lz4.stream_nbytes(encoding.preset) * (encoding.itemsize if encoding.itemsize <= _MOST_SPLITS else 1)
+        max_nbytes = lz4.stream_nbytes(encoding.preset) * (encoding.itemsize if encoding.itemsize <= _MAX_SPLITS else 1)
     else:
-        most = _ZSTD_BIT_BLOCK if encoding.shuffle == "bit" else _ZSTD_BLOCKS[encoding.preset]
-    most = most // unit * unit
-    block = nbytes // max(1, -(-nbytes // most)) // unit * unit or nbytes or 1
+        max_nbytes = _ZSTD_BIT_BLOCK if encoding.shuffle == "bit" else _ZSTD_BLOCKS[encoding.preset]
+    max_nbytes = max_nbytes // unit * unit
+    block = nbytes // max(1, -(-nbytes // max_nbytes)) // unit * unit or nbytes or 1
     is_split = (
-        encoding.inner == "lz4" and encoding.itemsize <= _MOST_SPLITS and block // encoding.itemsize >= _SMALLEST_SPLIT
+        encoding.inner == "lz4" and encoding.itemsize <= _MAX_SPLITS and block // encoding.itemsize >= _MIN_SPLIT_NBYTES
     )
     return Cut(block, encoding.itemsize if is_split else 1, nbytes // block, nbytes % block)
 
@@ -71,19 +71,19 @@ def plan_blosc(count: int, nbytes: int, encoding: Encoding, plan_zstd: StreamPla
     Parameters
     ----------
     count, nbytes : int
-        Number of the chunks, and bytes of each.
+        Number of chunks, and bytes of each.
     encoding : Encoding
-        What is inside, and how bytes are sorted.
+        Inner codec, shuffle and settings.
     plan_zstd : callable
-        Plans what encodes the streams where zstd is inside.
+        Plans the encoding of streams by zstd, if that is the inner codec.
 
     Raises
     ------
     ValueError
-        For chunks that are larger than Blosc allows, and elements of no byte or more than 255.
+        For chunks that are larger than Blosc allows, and elements of 0 or more than 255 bytes.
     """
-    if nbytes > _MOST_NBYTES:
-        raise ValueError(f"Blosc takes at most {_MOST_NBYTES} bytes a chunk, not {nbytes}")
+    if nbytes > _MAX_NBYTES:
+        raise ValueError(f"Blosc takes at most {_MAX_NBYTES} bytes a chunk, not {nbytes}")
     if not 0 < encoding.itemsize < 256:
         raise ValueError(f"Blosc takes elements of 1 to 255 bytes, not of {encoding.itemsize}")
     cut, width = cut_chunk(nbytes, encoding), encoding.itemsize
@@ -99,14 +99,15 @@ def plan_blosc(count: int, nbytes: int, encoding: Encoding, plan_zstd: StreamPla
         shuffle = (chunks, nbytes, count, cut.block, width, mode, whole, rest)
         launches.append(EncodeLaunch("blosc_encode", "shuffle", grid_of(count * tiles), 256, shuffle))
     encode = _lz4_streams if encoding.inner == "lz4" else _zstd_streams(plan_zstd)
-    streams, more = encode(whole, cut.block // cut.splits, count * cut.whole * cut.splits, encoding.preset, scratch)
-    rests, for_rest = encode(rest, cut.rest, count, encoding.preset, scratch)
+    stream_count = count * cut.whole * cut.splits
+    streams, encode_whole = encode(whole, cut.block // cut.splits, stream_count, encoding.preset, scratch)
+    rests, encode_rest = encode(rest, cut.rest, count, encoding.preset, scratch)
     starts, sizes = scratch.take(4 * count * (cut.whole + 1)), scratch.take(4 * count)
     grid, cut_args = grid_of(count * max(1, cut.whole + (cut.rest > 0))), (nbytes, count, cut.block, cut.splits)
     write = (chunks, *cut_args, width, flags, whole, rest, *streams, *rests, starts, offsets, arena)
     launches += [
-        *more,
-        *for_rest,
+        *encode_whole,
+        *encode_rest,
         EncodeLaunch("blosc_encode", "blosc_sizes", grid_of(count), 32, (*cut_args, *streams, *rests, starts, sizes)),
         EncodeLaunch("encoded", "encoded_offsets", 1, 32, (sizes, count, offsets)),
         EncodeLaunch("blosc_encode", "blosc_write", grid, 256, write),
@@ -115,9 +116,9 @@ def plan_blosc(count: int, nbytes: int, encoding: Encoding, plan_zstd: StreamPla
 
 
 def _mode_of(nbytes: int, encoding: Encoding) -> int:
-    """Return how bytes are sorted, as the flags say it.
+    """Return the flag of the shuffle to apply.
 
-    C-Blosc before 1.18, and C-Blosc2, lose bytes behind the last whole element of a block of sorted bits.
+    C-Blosc before 1.18, and C-Blosc2, lose the bytes after the last whole element of a block of sorted bits.
     """
     if encoding.shuffle == "byte" and encoding.itemsize == 1:
         return 0
@@ -126,17 +127,16 @@ def _mode_of(nbytes: int, encoding: Encoding) -> int:
     return _SHUFFLES[encoding.shuffle]
 
 
-#: Where encoded streams are, as the kernels' ``Encoded`` has it: the first, offsets or 0, bytes from one to the next or
-#: 0, sizes or 0.
-_Where = tuple[Address | int, Address | int, int, Address | int]
-_NOWHERE: _Where = (0, 0, 0, 0)
-_Planned = tuple[_Where, tuple[EncodeLaunch, ...]]
+#: The kernels' record ``Encoded``: address of the first stream, offsets or 0, stride in bytes or 0, sizes or 0.
+_Encoded = tuple[Address | int, Address | int, int, Address | int]
+_NOT_ENCODED: _Encoded = (0, 0, 0, 0)
+_Planned = tuple[_Encoded, tuple[EncodeLaunch, ...]]
 
 
 def _lz4_streams(streams: Address, nbytes: int, count: int, preset: str, scratch: Scratch) -> _Planned:
-    """Plan LZ4 blocks; a rest that is too long for one warp, of a chunk of 128 MiB or more, is stored as it is."""
+    """Plan LZ4 blocks. A rest that is too long for one warp (of a chunk of 128 MiB or more) is stored uncompressed."""
     if nbytes == 0 or count == 0 or nbytes > lz4.stream_nbytes(preset):
-        return _NOWHERE, ()
+        return _NOT_ENCODED, ()
     slots, launch = lz4.plan_streams(streams, nbytes, count, preset, scratch)
     return (slots.first, 0, slots.stride, slots.sizes), (launch,)
 
@@ -146,14 +146,14 @@ def _zstd_streams(plan: StreamPlanner) -> Callable[[Address, int, int, str, Scra
 
     def planned(streams: Address, nbytes: int, count: int, preset: str, scratch: Scratch) -> _Planned:
         if nbytes == 0 or count == 0:
-            return _NOWHERE, ()
-        inside = plan(count, nbytes)
-        places = {
+            return _NOT_ENCODED, ()
+        inner = plan(count, nbytes)
+        addresses = {
             "chunks": streams,
-            "arena": scratch.take(inside.arena_nbytes),
+            "arena": scratch.take(inner.arena_nbytes),
             "offsets": scratch.take(8 * (count + 1)),
-            "scratch": scratch.take(inside.scratch_nbytes),
+            "scratch": scratch.take(inner.scratch_nbytes),
         }
-        return (places["arena"], places["offsets"], 0, 0), relocated(inside.launches, places)
+        return (addresses["arena"], addresses["offsets"], 0, 0), relocated(inner.launches, addresses)
 
     return planned

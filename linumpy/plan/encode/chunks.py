@@ -1,4 +1,4 @@
-"""Plan how chunks are encoded on the device, by the codecs that are asked for. Pure."""
+"""Plan the encoding of chunks on the device, by the requested codec. Pure."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def plan_encoding(count: int, nbytes: int, encoding: Encoding) -> EncodePlan:
     Raises
     ------
     NotImplementedError
-        For what no kernel encodes.
+        For codecs without a kernel.
     ValueError
         For chunks that are larger than the codec allows.
     """
     if encoding.checksum:
-        raise NotImplementedError("checksums are appended by what writes the chunks")
+        raise NotImplementedError("checksums are appended when chunks are written, not by an encoder")
     if encoding.compressor == "lz4":
         return plan_lz4(count, nbytes, encoding.preset)
     if encoding.compressor == "zstd":

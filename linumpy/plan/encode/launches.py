@@ -1,6 +1,6 @@
-"""What an encoder on the device launches, and the memory that it takes. Pure: addresses are names and offsets.
+"""The launches and the memory of an encoder on the device. Pure: addresses are names and offsets.
 
-In: made by the planners of the codecs. Out: :class:`EncodePlan`, which :mod:`linumpy.gpu.codecs.encode` carries out.
+The planners of the codecs make an :class:`EncodePlan`, which :mod:`linumpy.gpu.codecs.encode` carries out.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 
 #: Alignment of every part of the scratch, in bytes.
 ALIGN = 256
-#: Most blocks of a launch; kernels loop over what is more.
-_MOST_BLOCKS = 2**31 - 1
+#: Maximum number of blocks of a launch; blocks loop over further tasks.
+_MAX_BLOCKS = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -51,16 +51,16 @@ class EncodeLaunch:
 
 @dataclass(frozen=True)
 class EncodePlan:
-    """All that is launched for a batch of chunks.
+    """The launches and memory for a batch of chunks.
 
     Attributes
     ----------
     arena_nbytes : int
-        As long as the streams can get.
+        Maximum total size of the streams.
     scratch_nbytes : int
-        Memory that is free again once the launches are over.
+        Memory that can be freed when the launches have completed.
     launches : tuple of EncodeLaunch
-        In their order, on one stream.
+        In order, for one CUDA stream.
     """
 
     arena_nbytes: int
@@ -69,29 +69,29 @@ class EncodePlan:
 
 
 def grid_of(tasks: int) -> int:
-    """Return how many blocks a launch has for so many tasks."""
-    return max(1, min(tasks, _MOST_BLOCKS))
+    """Return the number of blocks of a launch with `tasks` tasks."""
+    return max(1, min(tasks, _MAX_BLOCKS))
 
 
-def relocated(launches: tuple[EncodeLaunch, ...], places: Mapping[str, Address]) -> tuple[EncodeLaunch, ...]:
-    """Return launches whose arrays are parts of others: a codec within another one."""
+def relocated(launches: tuple[EncodeLaunch, ...], addresses: Mapping[str, Address]) -> tuple[EncodeLaunch, ...]:
+    """Return launches of a codec inside another codec: each array begins at the address under its name."""
 
     def moved(arg: Address | int) -> Address | int:
         if isinstance(arg, int):
             return arg
-        place = places[arg.array]
-        return Address(place.array, place.offset + arg.offset)
+        begin = addresses[arg.array]
+        return Address(begin.array, begin.offset + arg.offset)
 
     return tuple(replace(launch, args=tuple(map(moved, launch.args))) for launch in launches)
 
 
 class Scratch:
-    """Lays parts out one behind another."""
+    """Allocates aligned, consecutive parts of the scratch."""
 
     def __init__(self) -> None:
         self.nbytes = 0
 
     def take(self, nbytes: int) -> Address:
         """Return the address of a new part."""
-        at, self.nbytes = self.nbytes, self.nbytes + -(-nbytes // ALIGN) * ALIGN
-        return Address("scratch", at)
+        offset, self.nbytes = self.nbytes, self.nbytes + -(-nbytes // ALIGN) * ALIGN
+        return Address("scratch", offset)

@@ -1,8 +1,7 @@
 """Plan how chunks are encoded with LZ4 on the device. Pure.
 
 In: number and size of the chunks, and a preset. Out: :class:`~linumpy.plan.encode.launches.EncodePlan` for numcodecs'
-frames (the size of the chunk in four bytes, then one LZ4 block); and for streams that are encoded one by one,
-:func:`plan_streams`.
+frames (the size of the chunk in four bytes, then one LZ4 block). :func:`plan_streams` plans single LZ4 blocks.
 """
 
 from __future__ import annotations
@@ -11,32 +10,32 @@ from dataclasses import dataclass
 
 from linumpy.plan.encode.launches import Address, EncodeLaunch, EncodePlan, Scratch, grid_of
 
-#: Bits of a hash; a warp's table of 16-bit positions is in shared memory.
+#: Bits of a hash; each warp has a table of 16-bit positions in shared memory.
 _HASH_BITS = {"fast": 12, "small": 13}
-#: Most bytes of a stream that one warp encodes alone: short ones keep more warps busy, long ones have more matches.
+#: Maximum bytes of a stream that one warp encodes: short streams keep more warps busy, long ones have more matches.
 _STREAM_NBYTES = {"fast": 2**14, "small": 2**16}
-#: Bytes of a segment of a longer stream, and bytes before it that its matches may be found in; together 2**16 at most.
+#: Bytes of a segment of a longer stream, and bytes before it that its matches may refer to; together at most 2**16.
 _SEGMENT_NBYTES, _HISTORY_NBYTES = ({"fast": 2**14, "small": 2**15},) * 2
-#: Most bytes that LZ4 takes.
-_MOST_NBYTES = 0x7E000000
+#: Maximum size of a chunk that LZ4 allows, in bytes.
+_MAX_NBYTES = 0x7E000000
 _HEAD_NBYTES = 4
-#: Of the records ``Segment`` and ``Place`` of lz4_encode.cu.
+#: Sizes of the records ``Segment`` and ``Place`` of lz4_encode.cu.
 _SEGMENT_RECORD, _PLACE_RECORD = 16, 8
 
 
 def stream_nbytes(preset: str) -> int:
-    """Return how long a stream may be that one warp encodes."""
+    """Return the maximum length of a stream that one warp encodes."""
     return _STREAM_NBYTES[preset]
 
 
 def slot_nbytes(nbytes: int) -> int:
-    """Return the capacity that `nbytes` encoded bytes need at most, in words of 16 bytes."""
+    """Return the maximum size of `nbytes` encoded bytes, rounded up to words of 16 bytes."""
     return -(-(nbytes + nbytes // 255 + 16) // 16) * 16
 
 
 @dataclass(frozen=True)
 class Slots:
-    """Encoded streams, each with the capacity of the longest one.
+    """Slots of encoded streams, each with the capacity for the longest one.
 
     Attributes
     ----------
@@ -45,7 +44,7 @@ class Slots:
     stride : int
         Bytes from one stream to the next.
     sizes : Address
-        Size of each, of 32 bits.
+        Size of each stream, of 32 bits.
     """
 
     first: Address
@@ -56,9 +55,9 @@ class Slots:
 def plan_streams(
     streams: Address, nbytes: int, count: int, preset: str, scratch: Scratch
 ) -> tuple[Slots, EncodeLaunch]:
-    """Plan the encoding of streams side by side: each becomes one LZ4 block.
+    """Plan the encoding of contiguous streams: each becomes one LZ4 block.
 
-    One that would not be shorter gets the size `nbytes`, and its slot holds nothing.
+    A stream that encoding would not shorten gets the size `nbytes`, and its slot is undefined.
     """
     if nbytes > stream_nbytes(preset):
         raise ValueError(f"a stream of {nbytes} bytes is longer than {stream_nbytes(preset)}")
@@ -74,7 +73,7 @@ def plan_lz4(count: int, nbytes: int, preset: str) -> EncodePlan:
     Parameters
     ----------
     count, nbytes : int
-        Number of the chunks, and bytes of each.
+        Number of chunks, and bytes of each.
     preset : str
         ``"fast"`` or ``"small"``.
 
@@ -83,20 +82,20 @@ def plan_lz4(count: int, nbytes: int, preset: str) -> EncodePlan:
     ValueError
         For chunks that are larger than LZ4 allows.
     """
-    if nbytes > _MOST_NBYTES:
-        raise ValueError(f"LZ4 takes at most {_MOST_NBYTES} bytes a chunk, not {nbytes}")
+    if nbytes > _MAX_NBYTES:
+        raise ValueError(f"LZ4 takes at most {_MAX_NBYTES} bytes a chunk, not {nbytes}")
     step, history, bits = _SEGMENT_NBYTES[preset], _HISTORY_NBYTES[preset], _HASH_BITS[preset]
     each, stride = -(-nbytes // step), slot_nbytes(min(nbytes, step))
     scratch = Scratch()
     slots, segments = scratch.take(count * each * stride), scratch.take(count * each * _SEGMENT_RECORD)
-    places, sizes = scratch.take(count * (each + 1) * _PLACE_RECORD), scratch.take(4 * count)
+    offset_records, sizes = scratch.take(count * (each + 1) * _PLACE_RECORD), scratch.take(4 * count)
     chunks, arena, offsets = map(Address, ("chunks", "arena", "offsets"))
     search = (chunks, nbytes, count, step, each, history, bits, slots, stride, segments)
-    add = (segments, nbytes, count, step, each, places, sizes)
-    join = (chunks, nbytes, count, step, each, slots, stride, segments, places, offsets, arena)
+    sum_sizes = (segments, nbytes, count, step, each, offset_records, sizes)
+    join = (chunks, nbytes, count, step, each, slots, stride, segments, offset_records, offsets, arena)
     launches = (
         EncodeLaunch("lz4_encode", "lz4_segments", grid_of(count * each), 32, search, shared=2 << bits),
-        EncodeLaunch("lz4_encode", "lz4_sizes", grid_of(count), 32, add),
+        EncodeLaunch("lz4_encode", "lz4_sizes", grid_of(count), 32, sum_sizes),
         EncodeLaunch("encoded", "encoded_offsets", 1, 32, (sizes, count, offsets)),
         EncodeLaunch("lz4_encode", "lz4_join", grid_of(count * (each + 1)), 128, join),
     )

@@ -1,7 +1,7 @@
 """Plan how chunks are encoded as zstd frames on the device. Pure.
 
-In: number and size of the chunks, and a preset. Out: :class:`~linumpy.plan.encode.launches.EncodePlan`. How the kernels
-work stands at the head of their sources.
+In: number and size of the chunks, and a preset. Out: :class:`~linumpy.plan.encode.launches.EncodePlan`. The kernels are
+explained at the heads of their sources.
 """
 
 from __future__ import annotations
@@ -12,30 +12,30 @@ from linumpy.plan.encode.launches import Address, EncodeLaunch, EncodePlan, Scra
 
 #: Maximum size of a chunk: kernels count its bytes in 32 bits.
 MAX_CHUNK_NBYTES = 2**31
-#: Header of a frame at most, and of a block.
+#: Maximum size of the header of a frame, and size of the header of a block, in bytes.
 _FRAME_HEAD, _BLOCK_HEAD = 10, 3
 _SEGMENT_RECORD, _BLOCK_RECORD, _SEQUENCE = 16, 24, 8
 _WARP, _LITERAL_THREADS, _COPY_THREADS, _SIZE_WARPS = 32, 128, 128, 4
-#: Smallest segment; smaller chunks are one block of it all the same.
-_LEAST_SEGMENT = 1024
+#: Minimum size of a segment, also for smaller chunks.
+_MIN_SEGMENT = 1024
 
 
 @dataclass(frozen=True)
 class Search:
-    """How matches are searched for.
+    """Settings of the search for matches.
 
     Attributes
     ----------
     segment : int
-        Bytes of which one warp finds the matches; a power of two.
+        Bytes in which one warp finds matches; a power of two.
     segments : int
-        Segments of a zstd block, which has tables of its own; a power of two.
+        Segments of a zstd block, which has its own tables; a power of two.
     reached : int
-        Bytes before its segment that a match may begin in; a multiple of 32.
+        Bytes before its segment that a match may refer to; a multiple of 32.
     table_log : int
-        Logarithm of the entries of a warp's hash table, of 4 bytes each.
+        Binary logarithm of the number of entries of a warp's hash table, of 4 bytes each.
     warps : int
-        Warps of a block of threads, which share its memory.
+        Warps of a block of threads, which share its shared memory.
     """
 
     segment: int
@@ -51,25 +51,25 @@ class Search:
 
     @property
     def defines(self) -> tuple[tuple[str, str], ...]:
-        """What the records of the kernels depend on."""
+        """Definitions that the records of all kernels depend on."""
         return (("SEGMENT", str(self.segment)), ("SEGMENTS", str(self.segments)))
 
     @property
     def match_defines(self) -> tuple[tuple[str, str], ...]:
-        """What the kernel that finds matches depends on."""
+        """Definitions of the kernel that finds matches."""
         own = (("REACHED", self.reached), ("TABLE_LOG", self.table_log), ("MATCH_WARPS", self.warps))
         return (*self.defines, *((name, str(value)) for name, value in own))
 
 
-#: Settings of the presets, for chunks that are no smaller than a block.
+#: Settings of the presets, for chunks of at least one block.
 PRESETS = {"fast": Search(2**14, 4, reached=2**14), "small": Search(2**14, 4, reached=2**15, table_log=13, warps=1)}
 
 
 def search_of(nbytes: int, preset: str) -> Search:
-    """Return the settings for chunks of `nbytes` bytes: with blocks no longer than these need."""
+    """Return the settings for chunks of `nbytes` bytes: small chunks get shorter blocks."""
     full = PRESETS[preset]
     block = full.block
-    while block > full.segments * _LEAST_SEGMENT and block // 2 >= nbytes:
+    while block > full.segments * _MIN_SEGMENT and block // 2 >= nbytes:
         block //= 2
     return Search(block // full.segments, full.segments, full.reached, full.table_log, full.warps)
 
@@ -79,12 +79,10 @@ def plan_zstd(count: int, nbytes: int, preset: str = "fast", search: Search | No
 
     Parameters
     ----------
-    count, nbytes : int
-        Chunks, and bytes of each.
-    preset : str
-        ``"fast"`` or ``"small"``.
+    count, nbytes, preset
+        As for :func:`~linumpy.plan.encode.lz4.plan_lz4`.
     search : Search, optional
-        Other settings than the preset's.
+        Settings that replace those of the preset.
     """
     if not 0 <= nbytes <= MAX_CHUNK_NBYTES:
         raise ValueError(f"a chunk of {nbytes} bytes cannot be encoded on the device: at most {MAX_CHUNK_NBYTES} bytes")
@@ -100,25 +98,25 @@ def plan_zstd(count: int, nbytes: int, preset: str = "fast", search: Search | No
     sections = scratch.take(blocks * search.block)
     sequences = scratch.take(blocks * search.block // 4 * _SEQUENCE)
     chunks, arena, offsets = Address("chunks"), Address("arena"), Address("offsets")
-    warps, block = blocks * search.segments, search.defines
+    warps, defines = blocks * search.segments, search.defines
     match = (chunks, nbytes, each, warps, literals, sequences, segments)
     huffman = (chunks, nbytes, each, literals, segments, sections, records)
     code = (nbytes, each, sequences, segments, sections, records)
     pack = (chunks, nbytes, each, sections, records, offsets, arena)
-    add_up = EncodeLaunch("encoded", "encoded_offsets", 1, _WARP, (sizes, count, offsets))
+    sum_sizes = EncodeLaunch("encoded", "encoded_offsets", 1, _WARP, (sizes, count, offsets))
     if not count:
-        return EncodePlan(0, scratch.nbytes, (add_up,))
+        return EncodePlan(0, scratch.nbytes, (sum_sizes,))
     launches = (
         EncodeLaunch(
             "zstd_match", "zstd_match", -(-warps // search.warps), _WARP * search.warps, match, search.match_defines
         ),
-        EncodeLaunch("zstd_literals", "zstd_literals", blocks, _LITERAL_THREADS, huffman, block),
-        EncodeLaunch("zstd_coder", "zstd_coder", blocks, _WARP, code, block),
+        EncodeLaunch("zstd_literals", "zstd_literals", blocks, _LITERAL_THREADS, huffman, defines),
+        EncodeLaunch("zstd_coder", "zstd_coder", blocks, _WARP, code, defines),
         EncodeLaunch(
             "zstd_pack", "zstd_sizes", -(-count // _SIZE_WARPS), _WARP * _SIZE_WARPS,
-            (nbytes, each, count, records, sizes), block,
-        ),
-        add_up,
-        EncodeLaunch("zstd_pack", "zstd_pack", blocks, _COPY_THREADS, pack, block),
+            (nbytes, each, count, records, sizes), defines,
+            ),
+            sum_sizes,
+            EncodeLaunch("zstd_pack", "zstd_pack", blocks, _COPY_THREADS, pack, defines),
     )  # fmt: skip
     return EncodePlan(arena_nbytes, scratch.nbytes, launches)

@@ -8,18 +8,18 @@
 
 #include "blosc.cuh"
 
-constexpr u32 MOST_SPLITS = 16, SMALLEST_SPLIT = 128, LAST_FORMAT = 4;
+constexpr u32 MAX_SPLITS = 16, MIN_SPLIT_NBYTES = 128, LAST_FORMAT = 4;
 
 // The shuffle of one chunk.
 struct Order {
-    i64 source, target, nbytes;  // in the buffer of decoded streams, in that of chunks
+    i64 source, target, nbytes;  // offsets in the buffers of decoded streams and of chunks; size
     u32 block_nbytes, typesize;
     int mode, chunk;  // mode: 0, BYTE_SHUFFLE or BIT_SHUFFLE
 };
 
 struct BloscHead {
     u32 nbytes, block_nbytes, stored, typesize, flags;
-    u32 blocks, splits;  // a last block that is shorter is never split
+    u32 blocks, splits;  // a shorter last block is never split
     int codec;
 };
 
@@ -43,33 +43,32 @@ __device__ inline int parse_blosc(const u8 *p, i64 nbytes, i64 expected, i64 cod
     }
     const u32 format = head.flags >> 5;
     head.codec = format == 1 ? LZ4 : format == 3 ? ZLIB : format == 4 ? ZSTD : NOTHING;
-    if (head.codec != codec)
-        return UNSUPPORTED;  // frames may differ from what the metadata tells; the decoder that runs is one
+    if (head.codec != codec) return UNSUPPORTED;  // frames may differ from the metadata, but only one decoder runs
     head.blocks = (head.nbytes - 1) / head.block_nbytes + 1;
     if (BLOSC_HEAD + 4ull * head.blocks > head.stored) return TRUNCATED;
-    const bool split = !(head.flags & NOT_SPLIT) && head.typesize <= MOST_SPLITS &&
-                       head.block_nbytes / head.typesize >= SMALLEST_SPLIT;
+    const bool split = !(head.flags & NOT_SPLIT) && head.typesize <= MAX_SPLITS &&
+                       head.block_nbytes / head.typesize >= MIN_SPLIT_NBYTES;
     head.splits = split ? head.typesize : 1;
     return FINE;
 }
 
-// Note the streams of one block of a frame. By one lane.
-__device__ inline int note_block(const u8 *p, const BloscHead &head, u32 number, const Stream &chunk, Stream *to) {
+// List the streams of one block of a frame. By one lane.
+__device__ inline int list_block(const u8 *p, const BloscHead &head, u32 number, const Stream &chunk, Stream *to) {
     const bool shorter = number == head.blocks - 1 && head.nbytes % head.block_nbytes;
     const u32 size = shorter ? head.nbytes % head.block_nbytes : head.block_nbytes;
     const u32 splits = shorter ? 1 : head.splits, part = size / splits;
-    u64 at = load32(p + BLOSC_HEAD + 4 * number);
-    if (at < BLOSC_HEAD + 4ull * head.blocks) return BAD_DATA;
+    u64 offset = load32(p + BLOSC_HEAD + 4 * number);
+    if (offset < BLOSC_HEAD + 4ull * head.blocks) return BAD_DATA;
     if (part * splits != size) return BAD_HEADER;
     for (u32 k = 0; k < splits; ++k) {
-        if (at + 4 > head.stored) return TRUNCATED;
-        const u32 stored = load32(p + at);
-        at += 4;
-        if (stored == 0 || stored > head.stored - at) return TRUNCATED;
+        if (offset + 4 > head.stored) return TRUNCATED;
+        const u32 stored = load32(p + offset);
+        offset += 4;
+        if (stored == 0 || stored > head.stored - offset) return TRUNCATED;
         const i64 target = chunk.target + static_cast<i64>(number) * head.block_nbytes + static_cast<i64>(k) * part;
-        to[k] = Stream{chunk.source + static_cast<i64>(at), stored, target, part, chunk.chunk,
+        to[k] = Stream{chunk.source + static_cast<i64>(offset), stored, target, part, chunk.chunk,
                        stored == part ? STORED : head.codec};
-        at += stored;
+        offset += stored;
     }
     return FINE;
 }
@@ -84,15 +83,15 @@ extern "C" __global__ void __launch_bounds__(LANES)
         BloscHead head{};
         int state = parse_blosc(p, chunk.source_nbytes, chunk.target_nbytes, codec, head);
         const bool whole = state == FINE && head.blocks == 0;
-        u32 wanted = 0;
+        u32 stream_count = 0;
         if (state == FINE) {
             const bool shorter = !whole && head.nbytes % head.block_nbytes;
-            wanted = whole ? 1 : (head.blocks - shorter) * head.splits + shorter;
+            stream_count = whole ? 1 : (head.blocks - shorter) * head.splits + shorter;
         }
         u64 first = 0;
-        if (lane_id() == 0) first = atomicAdd(counters, static_cast<u64>(wanted));
+        if (lane_id() == 0) first = atomicAdd(counters, static_cast<u64>(stream_count));
         first = from_lane(first, 0);
-        if (first + wanted > static_cast<u64>(capacity)) {
+        if (first + stream_count > static_cast<u64>(capacity)) {
             for (u64 k = first + lane_id(); k < static_cast<u64>(capacity); k += LANES) streams[k].codec = NOTHING;
             state = NO_SPACE;
         } else if (state == FINE && whole) {
@@ -102,9 +101,9 @@ extern "C" __global__ void __launch_bounds__(LANES)
         } else if (state == FINE) {
             for (u32 b = lane_id(); b < head.blocks; b += LANES) {
                 Stream *to = streams + first + static_cast<u64>(b) * head.splits;
-                const int found = note_block(p, head, b, chunk, to);
-                if (found == FINE) continue;
-                state = found;
+                const int block_state = list_block(p, head, b, chunk, to);
+                if (block_state == FINE) continue;
+                state = block_state;
                 const bool shorter = b == head.blocks - 1 && head.nbytes % head.block_nbytes;
                 for (u32 k = 0; k < (shorter ? 1 : head.splits); ++k) to[k].codec = NOTHING;
             }
@@ -119,7 +118,7 @@ extern "C" __global__ void __launch_bounds__(LANES)
     }
 }
 
-// Streams that are stored as they are.
+// Copy streams that are stored uncompressed.
 extern "C" __global__ void stored(const u8 *__restrict__ arena, u8 *target, const Stream *__restrict__ streams,
                                   const i64 *__restrict__ count, i64 capacity, int *status) {
     const i64 n = *count < capacity ? *count : capacity;
@@ -138,8 +137,8 @@ extern "C" __global__ void stored(const u8 *__restrict__ arena, u8 *target, cons
         const i64 end = begin + ((stream.target_nbytes - begin) & ~15ll);
         for (i64 i = threadIdx.x; i < begin; i += blockDim.x) to[i] = from[i];
         for (i64 i = begin + 16 * static_cast<i64>(threadIdx.x); i < end; i += 16 * static_cast<i64>(blockDim.x)) {
-            // Words of the source, shifted to their positions; the word after the last is in the arena, if not in the
-            // stream.
+            // Words of the source, shifted to the target's alignment. The word after the last one is in the arena, but
+            // not necessarily in the stream.
             const u32 *word = reinterpret_cast<const u32 *>(from + i - ((skew + i) & 3));
             const u32 shift = 8 * ((skew + static_cast<u32>(i)) & 3);
             u32 w[5];
@@ -156,8 +155,8 @@ extern "C" __global__ void stored(const u8 *__restrict__ arena, u8 *target, cons
     }
 }
 
-// Elements that a block of threads brings into order at once, in shared memory.
-constexpr u32 ELEMENTS = 1024, MOST_BYTES = 16;
+// Elements that a block of threads reorders at a time in shared memory, and the maximum bytes of an element.
+constexpr u32 ELEMENTS = 1024, MAX_ELEMENT_NBYTES = 16;
 
 // Fill `row`, ELEMENTS × typesize bytes, with the elements from `first` on of a Blosc block of `count` elements.
 __device__ inline void gather_bytes(const u8 *block, u32 count, u32 first, u32 n, u32 typesize, u8 *row) {
@@ -180,28 +179,29 @@ __device__ inline void gather_bits(const u8 *block, u32 count, u32 first, u32 n,
         }
 }
 
-// blockIdx.x walks the tiles of a chunk, blockIdx.y the chunks.
+// blockIdx.x iterates over the tiles of a chunk, blockIdx.y over the chunks.
 extern "C" __global__ void __launch_bounds__(256)
     unshuffle(const u8 *__restrict__ source, u8 *__restrict__ target, const Order *__restrict__ orders,
               const int *__restrict__ status) {
-    __shared__ __align__(16) u8 row[ELEMENTS * MOST_BYTES];
+    __shared__ __align__(16) u8 row[ELEMENTS * MAX_ELEMENT_NBYTES];
     const Order order = orders[blockIdx.y];
     if (status[order.chunk] != FINE) return;
     const u8 *from = source + order.source;
     u8 *to = target + order.target;
     const bool sorted = order.mode != 0;
     const u32 typesize = sorted ? order.typesize : 1;
-    // Blocks that are not sorted are copied as one; elements too wide for the tile are taken fewer at a time.
+    // A chunk that is not sorted is copied as one block; for elements wider than MAX_ELEMENT_NBYTES, tiles have fewer
+    // elements.
     const i64 block_nbytes = sorted ? order.block_nbytes : order.nbytes;
-    const u32 step = typesize <= MOST_BYTES ? ELEMENTS : ELEMENTS * MOST_BYTES / typesize & ~7u;
-    const i64 tiles = (block_nbytes / typesize + step - 1) / step + 1;  // the last one: bytes beyond whole elements
+    const u32 step = typesize <= MAX_ELEMENT_NBYTES ? ELEMENTS : ELEMENTS * MAX_ELEMENT_NBYTES / typesize & ~7u;
+    const i64 tiles = (block_nbytes / typesize + step - 1) / step + 1;  // the last tile: bytes after the whole elements
     const i64 blocks = (order.nbytes + block_nbytes - 1) / block_nbytes;
     for (i64 tile = blockIdx.x; tile < tiles * blocks; tile += gridDim.x) {
         const i64 begin = tile / tiles * block_nbytes;
         const u32 size = static_cast<u32>(order.nbytes - begin < block_nbytes ? order.nbytes - begin : block_nbytes);
         const u32 count = size / typesize;
-        // Bits are sorted only where they fill whole bytes.
-        const bool as_is = !sorted || (order.mode == BIT_SHUFFLE && count % 8);
+        // Bits are sorted only if they fill whole bytes.
+        const bool unsorted = !sorted || (order.mode == BIT_SHUFFLE && count % 8);
         u32 first = static_cast<u32>(tile % tiles) * step, last = first + step;
         if (tile % tiles == tiles - 1) {
             for (u32 i = count * typesize + threadIdx.x; i < size; i += blockDim.x) to[begin + i] = from[begin + i];
@@ -209,18 +209,19 @@ extern "C" __global__ void __launch_bounds__(256)
         }
         if (first >= count) continue;
         if (last > count) last = count;
-        const u64 nbytes = static_cast<u64>(last - first) * typesize, at = begin + static_cast<u64>(first) * typesize;
-        if (as_is) {
-            for (u64 i = threadIdx.x; i < nbytes; i += blockDim.x) to[at + i] = from[at + i];
+        const u64 nbytes = static_cast<u64>(last - first) * typesize,
+                  offset = begin + static_cast<u64>(first) * typesize;
+        if (unsorted) {
+            for (u64 i = threadIdx.x; i < nbytes; i += blockDim.x) to[offset + i] = from[offset + i];
             continue;
         }
         if (order.mode == BYTE_SHUFFLE) gather_bytes(from + begin, count, first, last - first, typesize, row);
         else gather_bits(from + begin, count, first, last - first, typesize, row);
         sync_block();
-        const u64 words = (at & 15) == 0 && (reinterpret_cast<u64>(to) & 15) == 0 ? nbytes & ~15ull : 0;
+        const u64 words = (offset & 15) == 0 && (reinterpret_cast<u64>(to) & 15) == 0 ? nbytes & ~15ull : 0;
         for (u64 i = 16 * threadIdx.x; i < words; i += 16 * blockDim.x)
-            *reinterpret_cast<uint4 *>(to + at + i) = *reinterpret_cast<const uint4 *>(row + i);
-        for (u64 i = words + threadIdx.x; i < nbytes; i += blockDim.x) to[at + i] = row[i];
+            *reinterpret_cast<uint4 *>(to + offset + i) = *reinterpret_cast<const uint4 *>(row + i);
+        for (u64 i = words + threadIdx.x; i < nbytes; i += blockDim.x) to[offset + i] = row[i];
         sync_block();
     }
 }

@@ -1,4 +1,4 @@
-// What decoder and encoder of Blosc frames share: the header's flags, and bits in order.
+// Shared by the decoder and encoder of Blosc frames: flags of the header, and the transposition of bits.
 
 #include "decode.cuh"
 

@@ -1,18 +1,18 @@
 // Chunks → Blosc 1 frames around streams that another kernel encodes. Format: README_CHUNK_FORMAT.rst of the C-Blosc
 // project; blosc.cu decodes the same frames.
 //
-// `shuffle` brings each block of a chunk into the order of its bytes or bits, so that streams lie side by side: those
-// of all whole blocks, then the last blocks of all chunks, which are shorter. Those are encoded. `blosc_sizes` decides
-// what is stored as it is, and adds up; `blosc_write` writes the frames.
+// `shuffle` sorts each block of a chunk by bytes or bits, which makes streams contiguous: first the streams of all
+// whole blocks, then the shorter last blocks of all chunks. Another kernel encodes the streams. `blosc_sizes` decides
+// which streams are stored uncompressed, and sums the sizes; `blosc_write` writes the frames.
 //
-// Readers know how blocks are split from the flag NOT_SPLIT, and C-Blosc before 1.11 from the sizes alone: for LZ4, a
-// block is therefore split just where those would, and the flag is set where it is not. C-Blosc 1.x has sorted the bits
-// of blocks only that have a multiple of 8 elements; other ones stay as they are.
+// Readers know from the flag NOT_SPLIT whether blocks are split, but C-Blosc before 1.11 only from the sizes. Therefore
+// an LZ4 block is split exactly if C-Blosc before 1.11 expects it, and the flag is set otherwise. C-Blosc 1.x sorts
+// bits only in blocks with a multiple of 8 elements; other blocks are not sorted.
 
 #include "blosc.cuh"
 #include "encode.cuh"
 
-// Encoded streams: packed, with offsets; or in slots, with sizes; or none, and all is stored as it is.
+// Encoded streams: packed, with offsets; or in slots, with sizes; or none, if all streams are stored uncompressed.
 struct Encoded {
     const u8 *first;
     const i64 *offsets;
@@ -25,8 +25,8 @@ struct Encoded {
     }
 };
 
-// How chunks of `n` bytes are cut: `whole` blocks of `block` bytes, each split into `splits` streams, and one of `rest`
-// bytes, if there are any.
+// How chunks of `n` bytes are cut: `whole` blocks of `block` bytes, each split into `splits` streams, and if `rest` > 0
+// a block of `rest` bytes.
 struct Cut {
     i64 n, block, splits;
     __device__ i64 whole() const { return n / block; }
@@ -34,14 +34,14 @@ struct Cut {
     __device__ i64 blocks() const { return whole() + (rest() > 0); }
 };
 
-// Bytes that a block of threads brings into order at once, in shared memory.
+// Bytes that a block of threads sorts at a time in shared memory.
 constexpr u32 TILE = 16384;
 
-// Where a tile's elements go: the ones from `first` on, `n` of them, of a Blosc block of `count`.
+// Target of a tile's `n` elements from `first` on, in a Blosc block of `count` elements.
 struct Tile {
     u8 *block;
     u32 count, first, n, width;
-    // Whether words of the result begin at every fourth element, or byte of bits.
+    // Whether runs of `elements` elements begin at aligned words of the result.
     __device__ bool in_words(u32 elements) const { return count % elements == 0 && (address_of(block) & 3) == 0; }
 };
 
@@ -61,8 +61,8 @@ __device__ inline void scatter_bytes(const u8 *row, const Tile &tile) {
     }
 }
 
-// Byte b of the eight elements from `e` on. WIDTH: bytes of an element, up to 8, or 0.
-template <u32 WIDTH> __device__ inline u64 of_eight(const u8 *row, u32 e, u32 b, u32 width) {
+// Byte b of the eight elements from `e` on. WIDTH: bytes of an element, up to 8; 0: any `width`.
+template <u32 WIDTH> __device__ inline u64 byte_of_eight(const u8 *row, u32 e, u32 b, u32 width) {
     u64 values = 0;
 #pragma unroll
     for (u32 k = 0; k < 8; ++k) {
@@ -76,7 +76,7 @@ template <u32 WIDTH> __device__ inline u64 of_eight(const u8 *row, u32 e, u32 b,
     return values;
 }
 
-// A thread has one byte of 32 elements, and writes four bytes of each of its bits.
+// A thread takes one byte of each of 32 elements, and writes four bytes of each of its bits.
 template <u32 WIDTH> __device__ inline void scatter_bits(const u8 *row, const Tile &tile) {
     const u32 width = tile.width, groups = tile.in_words(32) ? 4 : 1;
     const u64 plane = tile.count / 8;  // bytes of one bit of all elements
@@ -85,7 +85,7 @@ template <u32 WIDTH> __device__ inline void scatter_bits(const u8 *row, const Ti
         u8 *to = tile.block + 8 * b * plane + (tile.first + e) / 8;
         u32 rows[8] = {};
         for (u32 group = 0; group < groups; ++group) {
-            const u64 bits = transposed(of_eight<WIDTH>(row, e + 8 * group, b, width));
+            const u64 bits = transposed(byte_of_eight<WIDTH>(row, e + 8 * group, b, width));
 #pragma unroll
             for (u32 i = 0; i < 8; ++i) rows[i] |= static_cast<u32>(bits >> (8 * i) & 0xff) << (8 * group);
         }
@@ -97,7 +97,7 @@ template <u32 WIDTH> __device__ inline void scatter_bits(const u8 *row, const Ti
     }
 }
 
-// All blocks of all chunks → their order of bytes or bits; blocks that are not sorted are copied. `mode`: as the flag.
+// Sort all blocks of all chunks by bytes or bits; other blocks are copied. `mode`: the header's flag.
 extern "C" __global__ void __launch_bounds__(256)
     shuffle(const u8 *__restrict__ chunks, i64 n, i64 count, i64 block, i64 typesize, i64 mode, u8 *__restrict__ whole,
             u8 *__restrict__ rests) {
@@ -121,12 +121,12 @@ extern "C" __global__ void __launch_bounds__(256)
             copy_bytes(to + begin, from + begin, nbytes, threadIdx.x, blockDim.x);
             continue;
         }
-        const u32 here = elements - first < step ? elements - first : step;
-        copy_bytes(row, from + begin, here * width, threadIdx.x, blockDim.x);
-        // Bytes behind the last whole element.
-        for (u32 i = here * width + threadIdx.x; i < nbytes; i += blockDim.x) to[begin + i] = from[begin + i];
+        const u32 in_tile = elements - first < step ? elements - first : step;
+        copy_bytes(row, from + begin, in_tile * width, threadIdx.x, blockDim.x);
+        // Bytes after the last whole element.
+        for (u32 i = in_tile * width + threadIdx.x; i < nbytes; i += blockDim.x) to[begin + i] = from[begin + i];
         sync_block();
-        const Tile of_block{to, elements, first, here, width};
+        const Tile of_block{to, elements, first, in_tile, width};
         if (mode == BYTE_SHUFFLE) scatter_bytes(row, of_block);
         else if (width == 1) scatter_bits<1>(row, of_block);
         else if (width == 2) scatter_bits<2>(row, of_block);
@@ -137,14 +137,14 @@ extern "C" __global__ void __launch_bounds__(256)
     }
 }
 
-// Bytes of a stream with its size before it; one that is not shorter is stored as it is.
+// Size of a stream with the 4 bytes of its size; a stream that encoding does not shorten is stored uncompressed.
 __device__ inline u32 stored_nbytes(const Encoded &streams, i64 number, u32 decoded) {
     const u32 size = streams.size(number);
     return 4 + (size < decoded ? size : decoded);
 }
 
-// The sizes of all frames, and where in them their blocks begin. A frame that is not shorter than its chunk has a
-// header and the chunk.
+// Compute the sizes of all frames, and the offsets of their blocks. If a frame is not shorter than its chunk, it
+// consists of a header and the chunk.
 extern "C" __global__ void __launch_bounds__(LANES)
     blosc_sizes(i64 n, i64 count, i64 block, i64 splits, const u8 *whole, const i64 *whole_offsets, i64 whole_stride,
                 const u32 *whole_sizes, const u8 *rests, const i64 *rest_offsets, i64 rest_stride,
@@ -183,7 +183,7 @@ __device__ inline void put_header(u8 *frame, u32 flags, u32 typesize, const Cut 
     store32(frame + 12, size);
 }
 
-// Write the frames: a block of threads for each of their blocks.
+// Write the frames: one block of threads for each Blosc block.
 extern "C" __global__ void __launch_bounds__(256)
     blosc_write(const u8 *__restrict__ chunks, i64 n, i64 count, i64 block, i64 splits, i64 typesize, i64 flags,
                 const u8 *__restrict__ whole_bytes, const u8 *__restrict__ rest_bytes, const u8 *whole,
@@ -193,7 +193,7 @@ extern "C" __global__ void __launch_bounds__(256)
     const Cut cut{n, block, splits};
     const Encoded streams{whole, whole_offsets, whole_stride, whole_sizes};
     const Encoded rest_streams{rests, rest_offsets, rest_stride, rest_sizes};
-    const i64 each = cut.blocks() ? cut.blocks() : 1;  // chunks without bytes have a header
+    const i64 each = cut.blocks() ? cut.blocks() : 1;  // empty chunks have a header
     for (i64 task = blockIdx.x; task < count * each; task += gridDim.x) {
         const i64 chunk = task / each, number = task % each;
         const bool is_rest = number == cut.whole();
@@ -202,8 +202,8 @@ extern "C" __global__ void __launch_bounds__(256)
         if (number == 0 && threadIdx.x == 0)
             put_header(frame, static_cast<u32>(flags), static_cast<u32>(typesize), cut, size);
         if (size == n + BLOSC_HEAD) {
-            const u64 at = number * block, nbytes = is_rest ? cut.rest() : block;
-            copy_bytes(frame + BLOSC_HEAD + at, chunks + chunk * n + at, nbytes, threadIdx.x, blockDim.x);
+            const u64 offset = number * block, nbytes = is_rest ? cut.rest() : block;
+            copy_bytes(frame + BLOSC_HEAD + offset, chunks + chunk * n + offset, nbytes, threadIdx.x, blockDim.x);
             continue;
         }
         const u32 start = starts[task];

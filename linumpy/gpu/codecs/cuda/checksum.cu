@@ -13,7 +13,7 @@ struct Scratch {
     u32 crc;
 };
 
-// Product of two polynomials modulo a third, all with the highest power in the lowest bit.
+// Product of two polynomials modulo a third. In all of them the lowest bit is the highest power.
 __device__ inline u32 times(u32 a, u32 b, u32 polynomial) {
     u32 product = 0;
     for (int k = 0; k < 32; ++k) {
@@ -24,8 +24,8 @@ __device__ inline u32 times(u32 a, u32 b, u32 polynomial) {
     return product;
 }
 
-// What `n` more bytes do to a remainder: times x to the power of 8 n.
-__device__ inline u32 moved_on(u32 crc, u64 n, u32 polynomial) {
+// Remainder after `n` further zero bytes: multiplied by x to the power of 8 n.
+__device__ inline u32 advanced(u32 crc, u64 n, u32 polynomial) {
     u32 power = 0x80000000u >> 8;
     for (; n; n >>= 1) {
         if (n & 1) crc = times(crc, power, polynomial);
@@ -34,7 +34,7 @@ __device__ inline u32 moved_on(u32 crc, u64 n, u32 polynomial) {
     return crc;
 }
 
-// CRC of a run of bytes by a block of threads, a part each.
+// CRC of contiguous bytes by a block of threads; each thread takes a part.
 __device__ inline u32 crc_of(Scratch &s, const u8 *p, u64 n, u32 polynomial) {
     for (u32 k = threadIdx.x; k < 256; k += blockDim.x) {
         u32 v = k;
@@ -57,8 +57,8 @@ __device__ inline u32 crc_of(Scratch &s, const u8 *p, u64 n, u32 polynomial) {
         crc = s.table[3][crc & 255] ^ s.table[2][crc >> 8 & 255] ^ s.table[1][crc >> 16 & 255] ^ s.table[0][crc >> 24];
     }
     for (; i < end; ++i) crc = crc >> 8 ^ s.table[0][(crc ^ p[i]) & 255];
-    // Parts that are empty say nothing; the first part, even if empty, begins the sum.
-    if (begin < end || threadIdx.x == 0) atomicXor(&s.crc, moved_on(crc, n - end, polynomial));
+    // Empty parts contribute nothing, except the first one, which holds the initial value.
+    if (begin < end || threadIdx.x == 0) atomicXor(&s.crc, advanced(crc, n - end, polynomial));
     sync_block();
     return ~s.crc;
 }
@@ -83,10 +83,10 @@ __device__ inline u32 adler_of(Scratch &s, const u8 *p, u64 n) {
 constexpr u64 PRIME_1 = 0x9e3779b185ebca87ull, PRIME_2 = 0xc2b2ae3d27d4eb4full, PRIME_3 = 0x165667b19e3779f9ull,
               PRIME_4 = 0x85ebca77c2b2ae63ull, PRIME_5 = 0x27d4eb2f165667c5ull;
 
-__device__ inline u64 turned(u64 v, int by) { return v << by | v >> (64 - by); }
-__device__ inline u64 mixed(u64 sum, u64 word) { return turned(sum + word * PRIME_2, 31) * PRIME_1; }
+__device__ inline u64 rotated(u64 v, int by) { return v << by | v >> (64 - by); }
+__device__ inline u64 mixed(u64 sum, u64 word) { return rotated(sum + word * PRIME_2, 31) * PRIME_1; }
 
-// The low half of XXH64, by four threads and then one: every step needs the one before.
+// The low half of XXH64, by four threads and then one: every step depends on the previous one.
 __device__ inline u32 xxh_of(u64 *sums, const u8 *p, u64 n) {
     const u64 stripes = n / 32;
     const bool aligned = (reinterpret_cast<u64>(p) & 7) == 0;
@@ -116,17 +116,17 @@ __device__ inline u32 xxh_of(u64 *sums, const u8 *p, u64 n) {
     sync_block();
     u64 hash = PRIME_5;
     if (stripes) {
-        hash = turned(sums[0], 1) + turned(sums[1], 7) + turned(sums[2], 12) + turned(sums[3], 18);
+        hash = rotated(sums[0], 1) + rotated(sums[1], 7) + rotated(sums[2], 12) + rotated(sums[3], 18);
         for (int k = 0; k < 4; ++k) hash = (hash ^ mixed(0, sums[k])) * PRIME_1 + PRIME_4;
     }
     hash += n;
     u64 i = 32 * stripes;
-    for (; i + 8 <= n; i += 8) hash = turned(hash ^ mixed(0, load64(p + i)), 27) * PRIME_1 + PRIME_4;
+    for (; i + 8 <= n; i += 8) hash = rotated(hash ^ mixed(0, load64(p + i)), 27) * PRIME_1 + PRIME_4;
     if (i + 4 <= n) {
-        hash = turned(hash ^ load32(p + i) * PRIME_1, 23) * PRIME_2 + PRIME_3;
+        hash = rotated(hash ^ load32(p + i) * PRIME_1, 23) * PRIME_2 + PRIME_3;
         i += 4;
     }
-    for (; i < n; ++i) hash = turned(hash ^ p[i] * PRIME_5, 11) * PRIME_1;
+    for (; i < n; ++i) hash = rotated(hash ^ p[i] * PRIME_5, 11) * PRIME_1;
     hash = (hash ^ hash >> 33) * PRIME_2;
     hash = (hash ^ hash >> 29) * PRIME_3;
     sync_block();
@@ -143,19 +143,19 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         const Stream stream = streams[number];
         if (stream.codec != ZSTD && stream.codec != ZLIB && stream.codec != GZIP) continue;
         const Check check = checks[number];
-        // Another stream of the chunk may fail meanwhile: all threads must see the same.
+        // Another stream of the chunk may fail meanwhile, but all threads must take the same branch.
         if (check.kind == NO_CHECK || block_any(status[stream.chunk] != FINE)) continue;
         const u8 *p = target + stream.target;
         const u64 size = static_cast<u64>(stream.target_nbytes);
-        const u32 found = check.kind == XXH64     ? xxh_of(sums, p, size)
-                          : check.kind == ADLER32 ? adler_of(scratch, p, size)
-                                                  : crc_of(scratch, p, size, CRC32_POLYNOMIAL);
+        const u32 computed = check.kind == XXH64     ? xxh_of(sums, p, size)
+                             : check.kind == ADLER32 ? adler_of(scratch, p, size)
+                                                     : crc_of(scratch, p, size, CRC32_POLYNOMIAL);
         sync_block();
-        if (threadIdx.x == 0 && found != check.expected) fail(status, stream.chunk, BAD_CHECKSUM);
+        if (threadIdx.x == 0 && computed != check.expected) fail(status, stream.chunk, BAD_CHECKSUM);
     }
 }
 
-// Chunks that end in the CRC-32C of what stands before it. `at_source` says whether these are stored or decoded bytes.
+// Check chunks that end in the CRC-32C of the preceding bytes, stored bytes if `at_source`, else decoded bytes.
 extern "C" __global__ void __launch_bounds__(THREADS)
     check_crc32c(const u8 *__restrict__ bytes, const Stream *__restrict__ chunks, i64 count, i64 at_source,
                  int *status) {
@@ -163,15 +163,15 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     for (i64 number = blockIdx.x; number < count; number += gridDim.x) {
         const Stream chunk = chunks[number];
         const u8 *p = bytes + (at_source ? chunk.source : chunk.target);
-        // The stored bytes of a record end before the checksum, the decoded ones behind it.
+        // `source_nbytes` of a record excludes the checksum, `target_nbytes` includes it.
         const i64 size = at_source ? chunk.source_nbytes : chunk.target_nbytes - 4;
         if (size < 0) {
             if (threadIdx.x == 0) fail(status, chunk.chunk, TRUNCATED);
             continue;
         }
         if (!at_source && status[chunk.chunk] != FINE) continue;
-        const u32 found = crc_of(scratch, p, static_cast<u64>(size), CRC32C_POLYNOMIAL);
+        const u32 computed = crc_of(scratch, p, static_cast<u64>(size), CRC32C_POLYNOMIAL);
         sync_block();
-        if (threadIdx.x == 0 && found != load32(p + size)) fail(status, chunk.chunk, BAD_CHECKSUM);
+        if (threadIdx.x == 0 && computed != load32(p + size)) fail(status, chunk.chunk, BAD_CHECKSUM);
     }
 }

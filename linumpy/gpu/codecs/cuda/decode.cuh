@@ -1,4 +1,4 @@
-// Records, errors and warp primitives of all decoders.
+// Records, errors and warp primitives that all decoders share.
 //
 // A stream is a run of stored bytes that is decoded independently. Stored bytes are never trusted: every read is
 // checked against the end of its stream and every write against the end of its output, so that broken bytes give a
@@ -24,16 +24,16 @@ __device__ inline void sync_warp() { __syncwarp(); }
 __device__ inline void sync_block() { __syncthreads(); }
 __device__ inline bool block_any(bool p) { return __syncthreads_or(p); }
 template <class T> __device__ inline T load_once(const T *p) { return __ldg(p); }
-// Four bytes of eight, from bit `shift` on.
+// Four of eight bytes, from bit `shift` on.
 __device__ inline u32 funnel(u32 low, u32 high, u32 shift) { return __funnelshift_r(low, high, shift); }
-// Of memory that the block itself has written: not by a load for what is only read, which compilers may choose else.
+// Load memory that the block itself has written. Compilers might otherwise choose a load for read-only memory.
 template <class T> __device__ inline T load_written(const T *p) { return __ldca(p); }
 // The upper half of eight bytes shifted to the left by `shift` modulo 32.
 __device__ inline u32 funnel_left(u32 low, u32 high, u32 shift) { return __funnelshift_l(low, high, shift); }
-// By up to 32, which leaves nothing.
+// Shifts by up to 32, which gives 0.
 __device__ inline u32 shifted_right(u32 v, u32 by) { return __funnelshift_rc(v, 0, by); }
 __device__ inline u32 shifted_left(u32 v, u32 by) { return __funnelshift_lc(0, v, by); }
-// The warps that copy: a barrier of their own, since another warp may be busy with something else.
+// The team, the warps that copy, has its own barrier, since another warp of the block may be doing other work.
 #ifndef TEAM_WARPS
 #define TEAM_WARPS 4
 #endif
@@ -68,10 +68,10 @@ __device__ inline u32 any_of(u32 bits) {
 __device__ inline int bits_set(u32 v) { return __popc(v); }
 __device__ inline int leading_zeros(u32 v) { return __clz(v); }
 
-// What a stream is encoded with; linumpy/gpu/decode.py knows the same numbers.
+// Encoding of a stream; the same numbers as CODES in linumpy/plan/decode/workspace.py.
 enum Codec { NOTHING = 0, STORED = 1, LZ4 = 2, ZSTD = 3, ZLIB = 4, GZIP = 5 };
 
-// What is wrong with a chunk. The host decodes each of these again, and raises the error of those that are broken.
+// Why a chunk was not decoded. The host decodes such chunks again, and raises the error if they are broken.
 enum Status {
     FINE = 0,
     TRUNCATED = 1,
@@ -87,26 +87,26 @@ struct Stream {
     i64 source;  // first byte in the arena of stored bytes
     i64 source_nbytes;
     i64 target;  // first byte in the buffer of decoded bytes
-    i64 target_nbytes;  // what it must decode to
-    int chunk;  // whose status it is
+    i64 target_nbytes;  // decoded size
+    int chunk;  // index of the status
     int codec;
 };
 
-// A checksum that came with a stream, of what it decodes to.
+// The stored checksum of a decoded stream.
 enum CheckKind { NO_CHECK = 0, XXH64 = 1, ADLER32 = 2, CRC32 = 3, CRC32C = 4 };
 struct Check {
     int kind;
     u32 expected;
 };
 
-// The first thing that was found wrong stays.
-__device__ inline void fail(int *status, int chunk, int what) { atomicCAS(status + chunk, FINE, what); }
+// Set the status of a chunk; the first error stays.
+__device__ inline void fail(int *status, int chunk, int error) { atomicCAS(status + chunk, FINE, error); }
 
 __device__ inline u32 load16(const u8 *p) { return p[0] | static_cast<u32>(p[1]) << 8; }
 __device__ inline u32 load32(const u8 *p) { return load16(p) | load16(p + 2) << 16; }
 __device__ inline u64 load64(const u8 *p) { return load32(p) | static_cast<u64>(load32(p + 4)) << 32; }
 
-// Sum of the values of this lane and all below.
+// Sum of the values of this lane and all lanes below.
 __device__ inline u32 running_sum(u32 v) {
 #pragma unroll
     for (int by = 1; by < LANES; by *= 2) {

@@ -1,8 +1,8 @@
-// Streams in slots of one length → packed one behind another.
+// Streams in slots of one length → packed streams.
 
 #include "encode.cuh"
 
-// offsets[0 … count] from the sizes. By one warp: some nanoseconds for each stream.
+// Compute offsets[0 … count] from the sizes. By one warp: a few nanoseconds per stream.
 extern "C" __global__ void __launch_bounds__(LANES)
     encoded_offsets(const u32 *__restrict__ sizes, i64 count, i64 *__restrict__ offsets) {
     i64 begin = 0;
@@ -20,16 +20,16 @@ extern "C" __global__ void __launch_bounds__(LANES)
     if (lane_id() == 0) offsets[count] = begin;
 }
 
-// Copy each stream from its slot; `pieces` blocks of threads for each.
+// Copy each stream from its slot, by `pieces` blocks of threads.
 extern "C" __global__ void __launch_bounds__(256)
     encoded_pack(const u8 *__restrict__ slots, i64 stride, const i64 *__restrict__ offsets, i64 count, i64 pieces,
                  u8 *__restrict__ arena) {
     for (i64 task = blockIdx.x; task < count * pieces; task += gridDim.x) {
         const i64 number = task / pieces, piece = task % pieces;
         const i64 begin = offsets[number], size = offsets[number + 1] - begin;
-        const i64 step = (size / pieces + 16) & ~15ll, at = piece * step;
-        if (at >= size) continue;
-        copy_bytes(arena + begin + at, slots + number * stride + at, size - at < step ? size - at : step, threadIdx.x,
-                   blockDim.x);
+        const i64 step = (size / pieces + 16) & ~15ll, offset = piece * step;
+        if (offset >= size) continue;
+        copy_bytes(arena + begin + offset, slots + number * stride + offset,
+                   size - offset < step ? size - offset : step, threadIdx.x, blockDim.x);
     }
 }

@@ -1,41 +1,41 @@
-// Execute LZ77 sequences, BATCH at a time, by a team of warps: copy literals, and bytes that are already decoded.
+// Execute LZ77 sequences, BATCH at a time, by a team of warps: copy literals and bytes that are already decoded.
 //
 // The latest decoded bytes are in a ring in shared memory, where a byte can be read as soon as it is written; older
-// bytes are read from the output. A sequence is `literals` bytes from a source and then `match` bytes from `offset`
-// bytes further back, which may overlap themselves. Every warp of the team holds the same sequences, two in each lane.
+// bytes are read from the output. A sequence is `literals` bytes from a source, then `match` bytes from `offset` bytes
+// back; a match may overlap itself. Every warp of the team holds the same sequences, two in each lane.
 //
 // A thread computes a byte, whichever sequence it belongs to, so that long and short sequences cost the same. Bytes are
 // processed in groups, and a group in two steps: `prepare` loads bytes from global memory, and the group is finished
 // after the previous one. So a group's memory accesses overlap the work on the previous group.
 
-constexpr u32 MOST_BYTES = 4096;  // of a batch; runs that are longer are copied one after another
+constexpr u32 MAX_BATCH_NBYTES = 4096;  // sequences of larger batches are executed one by one
 constexpr int BATCH = 2 * LANES;
-constexpr int VALUE = -1;  // instead of a link: the byte is known
+constexpr int VALUE = -1;  // instead of a link: the value of the byte is known
 
 typedef short Links[TEAM];
 
 struct Sequence {
     u32 literals, match, offset;
-    u32 at;  // of the first literal in the source
+    u32 at;  // index of the first literal in the source
 };
 
-// The byte of a thread in a group that is prepared.
+// The byte of a thread in the pending group.
 struct Pending {
     int group;  // bytes of the group; 0: none is pending
     u32 offset_in_ring;  // of the group in the ring
     u8 value;
     bool mine;  // whether the thread has a byte in this group
-    int link;  // the byte of the group that it is a copy of, or VALUE
-    int source;  // where in the ring it comes from; -1: `value` is it, or will be
+    int link;  // index of the byte of the group that it is a copy of, or VALUE
+    int source;  // index of its source in the ring; -1: use `value`, or follow the link
 };
 
-// Where a stream's bytes go. All threads of the team hold the same values, but for `rank`.
+// The output of a stream. All threads of the team hold the same values, except `rank`.
 struct Sink {
     u8 *ring, *out;
     u64 pos, flushed, size;
-    u32 phase;  // of `out` in a 16-byte word, so that words of the ring are words of the result
+    u32 phase;  // offset of `out` in a 16-byte word, so that words of the ring are words of the output
     u32 ring_size;  // a power of two
-    short *links;  // in shared memory: for each byte of a group, the one it is a copy of
+    short *links;  // in shared memory: for each byte of a group, the index of the byte that it is a copy of
     u32 rank;  // of the thread in the team
     Pending pending;
 };
@@ -50,12 +50,12 @@ __device__ inline u32 ring_offset(const Sink &s, u64 pos) {
 }
 __device__ inline u8 *in_ring(const Sink &s, u64 pos) { return s.ring + ring_offset(s, pos); }
 
-// A byte that is decoded already; from `low` on the ring has it.
+// A decoded byte, from the ring if its position is `low` or higher.
 __device__ inline u8 decoded(const Sink &s, u64 pos, u64 low) { return pos >= low ? *in_ring(s, pos) : s.out[pos]; }
 
 __device__ inline u64 ring_low(const Sink &s, u64 end) { return end > s.ring_size ? end - s.ring_size : 0; }
 
-// Write to the result what the ring has; all of it, or whole words only.
+// Write the ring's bytes to the output: all of them, or only whole words.
 __device__ inline void flush(Sink &s, bool all) {
     sync_team();
     u8 *base = s.out - s.phase;
@@ -78,13 +78,13 @@ __device__ inline void flush_some(Sink &s) {
     if (s.pos - s.flushed >= s.ring_size / 4) flush(s, false);
 }
 
-// Give every byte of a group that is a copy of another one in it that one's value: links are followed by doubling.
+// Copy values along the links between bytes of a group. Links are followed by pointer doubling.
 __device__ inline void follow_links(const Sink &s, u32 group_offset, int link) {
     const u32 mask = s.ring_size - 1;
     while (any_in_team(link != VALUE)) {
-        const int to = link == VALUE ? 0 : link;
-        const int next = s.links[to];
-        const u8 value = s.ring[(group_offset + to) & mask];
+        const int linked = link == VALUE ? 0 : link;
+        const int next = s.links[linked];
+        const u8 value = s.ring[(group_offset + linked) & mask];
         sync_team();
         if (link == VALUE) continue;
         if (next == VALUE) s.ring[(group_offset + s.rank) & mask] = value;
@@ -93,7 +93,7 @@ __device__ inline void follow_links(const Sink &s, u32 group_offset, int link) {
     }
 }
 
-// Write the group that is pending into the ring; all groups before it are there.
+// Write the pending group into the ring, which already holds all groups before it.
 __device__ inline void finish(Sink &s) {
     const Pending &p = s.pending;
     if (p.group == 0) return;
@@ -105,7 +105,7 @@ __device__ inline void finish(Sink &s) {
     s.pending.group = 0;
 }
 
-// Copy `n` literals in steps that the ring can hold. False if they do not fit.
+// Copy `n` literals in steps that fit the ring. False if they exceed the output.
 template <class Source> __device__ bool put_literals(Sink &s, const Source &source, u64 at, u64 n) {
     if (n > s.size - s.pos) return false;
     finish(s);
@@ -122,14 +122,14 @@ template <class Source> __device__ bool put_literals(Sink &s, const Source &sour
     return true;
 }
 
-// Copy a match in such steps; no group is pending.
+// Copy a match in steps that fit the ring. No group may be pending. False if it is out of bounds.
 __device__ inline bool put_match(Sink &s, u32 offset, u64 n) {
     if (n > s.size - s.pos || (n && (offset == 0 || offset > s.pos))) return false;
     while (n) {
         const u32 step = n < s.ring_size / 4 ? static_cast<u32>(n) : s.ring_size / 4;
         const u64 low = ring_low(s, s.pos + step);
         for (u32 k = s.rank; k < step; k += TEAM) {
-            const u32 back = offset >= step ? k : k % offset;  // one that overlaps itself repeats its first bytes
+            const u32 back = offset >= step ? k : k % offset;  // a match that overlaps itself repeats its first bytes
             *in_ring(s, s.pos + k) = decoded(s, s.pos - offset + back, low);
         }
         sync_team();
@@ -140,37 +140,37 @@ __device__ inline bool put_match(Sink &s, u32 offset, u64 n) {
     return true;
 }
 
-// One after another: for batches that hold a very long run.
+// Execute sequences one by one, for batches with very long runs.
 template <class Source> __device__ bool execute_singly(Sink &s, const Source &source, const Sequence *mine) {
     finish(s);
     for (int i = 0; i < BATCH; ++i) {
-        const Sequence &one = mine[i & 1];
-        if (!put_literals(s, source, from_lane(one.at, i / 2), from_lane(one.literals, i / 2))) return false;
-        if (!put_match(s, from_lane(one.offset, i / 2), from_lane(one.match, i / 2))) return false;
+        const Sequence &sequence = mine[i & 1];
+        if (!put_literals(s, source, from_lane(sequence.at, i / 2), from_lane(sequence.literals, i / 2))) return false;
+        if (!put_match(s, from_lane(sequence.offset, i / 2), from_lane(sequence.match, i / 2))) return false;
     }
     return true;
 }
 
-// The two values of an owner's lane, and which of them is the owner's.
+// The value of sequence `owner`: lane owner / 2 holds it in `even` or `odd`.
 __device__ inline u32 from_owner(u32 even, u32 odd, int owner) {
     const u32 a = from_lane(even, owner >> 1), b = from_lane(odd, owner >> 1);
     return owner & 1 ? b : a;
 }
 
-// Empty sequences may only be the last ones: owners are counted over the others.
+// Whether an empty sequence precedes a sequence with bytes, which the count of owners does not allow.
 __device__ inline bool has_gaps(u32 even, u32 odd) {
     const u32 a = vote(even > 0), b = vote(odd > 0);
     return (a & (a + 1)) || (b & (b + 1)) || (b & ~a) || ((a >> 1) & ~b);
 }
 
-// Carry out the sequences of all lanes in their order, `mine[0]` before `mine[1]`; the last group stays pending. False
-// where one leaves its bounds.
+// Execute the sequences of all lanes in order, `mine[0]` before `mine[1]`; the last group stays pending. False if a
+// sequence is out of bounds.
 template <class Source> __device__ bool execute(Sink &s, const Source &source, const Sequence *mine) {
     const u32 first = mine[0].literals + mine[0].match, second = mine[1].literals + mine[1].match;
     const u32 longest = mine[0].literals | mine[0].match | mine[1].literals | mine[1].match;
-    if (vote(longest >= MOST_BYTES) || has_gaps(first, second)) return execute_singly(s, source, mine);
+    if (vote(longest >= MAX_BATCH_NBYTES) || has_gaps(first, second)) return execute_singly(s, source, mine);
     const u32 sum = running_sum(first + second), batch = from_lane(sum, LANES - 1);
-    if (batch > MOST_BYTES || batch > s.ring_size / 4) return execute_singly(s, source, mine);
+    if (batch > MAX_BATCH_NBYTES || batch > s.ring_size / 4) return execute_singly(s, source, mine);
     const u32 begin[2] = {first ? sum - second - first : ~0u, second ? sum - second : ~0u};
     bool wrong = false;
     u32 packed[2];
@@ -188,14 +188,14 @@ template <class Source> __device__ bool execute(Sink &s, const Source &source, c
                                  (begin[1] - row < LANES ? 1u << (begin[1] - row) : 0));
         const u32 before = bits_set(vote(begin[0] < row)) + bits_set(vote(begin[1] < row));
         const int owner = static_cast<int>(before + bits_set(heads & ((2u << lane_id()) - 1))) - 1;
-        const u32 whose = from_owner(packed[0], packed[1], owner), at = from_owner(mine[0].at, mine[1].at, owner);
+        const u32 span = from_owner(packed[0], packed[1], owner), at = from_owner(mine[0].at, mine[1].at, owner);
         const u32 offset = from_owner(mine[0].offset, mine[1].offset, owner);
-        const u32 within = byte - (whose & 0xffff), literals = whose >> 16;
+        const u32 within = byte - (span & 0xffff), literals = span >> 16;
         Pending next{static_cast<int>(TEAM), (offset_in_ring + group) & mask, 0, byte < batch, VALUE, -1};
         if (next.mine && within < literals) {
             next.value = source[at + within];
         } else if (next.mine) {
-            // One that overlaps itself repeats its first `offset` bytes: those have shorter ways to their values.
+            // A match that overlaps itself repeats its first `offset` bytes, from which chains of links are shorter.
             const u32 k = within - literals, back = k < offset ? offset : k - remainder_of(k, offset) + offset;
             const u64 from = s.pos + byte - back;
             if (back <= byte - group) next.link = static_cast<int>(byte - back - group);
@@ -213,14 +213,14 @@ template <class Source> __device__ bool execute(Sink &s, const Source &source, c
     return true;
 }
 
-// Write the rest; whether the stream has become as long as it must be.
+// Write the remaining bytes; returns whether the stream has the required length.
 __device__ inline bool close_sink(Sink &s) {
     finish(s);
     flush(s, true);
     return s.pos == s.size;
 }
 
-// Literals that lie in global memory.
+// Literals in global memory.
 struct Bytes {
     const u8 *from;
     __device__ u8 operator[](u64 i) const { return load_once(from + i); }

@@ -9,19 +9,19 @@
 
 constexpr u32 BUFFER = 2048;  // literals of a batch
 constexpr u32 IN_STREAM = 0x80000000u;  // flag of uncompressed literals, with their offset in the stream
-constexpr int FAST_BITS = 10, MOST_BITS = 15, LENGTH_CODES = 288, DISTANCE_CODES = 32;
+constexpr int FAST_BITS = 10, MAX_BITS = 15, LENGTH_CODES = 288, DISTANCE_CODES = 32;
 
 struct Batch {
     Sequence sequence[BATCH];
     u8 literals[BUFFER];
-    int state;  // 0: go on; 1: the last batch; -1: broken
+    int state;  // 0: more follow; 1: the last batch; -1: broken
 };
 
 // A Huffman code: short codes by table, longer ones by counting.
 struct Code {
-    u16 fast[1 << FAST_BITS];  // symbol << 4 | length; 0: longer, or none
+    u16 fast[1 << FAST_BITS];  // symbol << 4 | length; 0: a longer code, or none
     u16 symbol[LENGTH_CODES];
-    u16 count[MOST_BITS + 1];
+    u16 count[MAX_BITS + 1];
 };
 
 struct Tables {
@@ -33,9 +33,9 @@ struct Tables {
 struct Bits {
     const u32 *word;
     u64 bits;
-    u32 next;  // the word behind `bits`, loaded before it is needed
+    u32 next;  // the word after `bits`, loaded before it is needed
     int have;
-    i64 left;  // bits of the stream not yet taken; below 0 once too many are
+    i64 left;  // bits of the stream not yet taken; below 0 after its end
 
     __device__ void open(const u8 *from, i64 nbytes) {
         const u32 skew = static_cast<u32>(reinterpret_cast<u64>(from) & 3);
@@ -46,7 +46,7 @@ struct Bits {
         fetch();
         refill();
     }
-    // Words behind the stream are looked at only where bits of it are left; the arena goes on behind its last stream.
+    // A word is read only while bits of the stream are left; it may end after the stream, since the arena has a margin.
     __device__ void fetch() { next = left > have ? load_once(word++) : 0; }
     __device__ void refill() {
         if (have <= 32) {
@@ -69,13 +69,13 @@ struct Bits {
     }
 };
 
-enum Where { BEFORE_BLOCK, IN_CODES, IN_STORED, AT_END };
+enum Position { BEFORE_BLOCK, IN_CODES, IN_STORED, AT_END };
 
 struct Reader {
     Bits in;
     const u8 *from;
     u32 nbytes;
-    Where where;
+    Position position;
     bool last;
     u32 stored_at, stored_left;
 };
@@ -86,22 +86,22 @@ __device__ inline u32 reversed(u32 code, int bits) {
     return r;
 }
 
-// Make a code from the widths of its symbols. `whole`: whether every bit pattern must mean something.
-__device__ inline bool make_code(Code &code, const u8 *widths, int symbols, bool whole) {
-    u16 next[MOST_BITS + 2], begin[MOST_BITS + 2];
-    for (int k = 0; k <= MOST_BITS; ++k) code.count[k] = 0;
+// Make a code from the widths of its symbols. `complete`: whether every bit pattern must be a code.
+__device__ inline bool make_code(Code &code, const u8 *widths, int symbols, bool complete) {
+    u16 next[MAX_BITS + 2], begin[MAX_BITS + 2];
+    for (int k = 0; k <= MAX_BITS; ++k) code.count[k] = 0;
     for (int s = 0; s < symbols; ++s) ++code.count[widths[s]];
     const int used = symbols - code.count[0];
     code.count[0] = 0;
     int free_codes = 1;
     begin[1] = next[1] = 0;
-    for (int k = 1; k <= MOST_BITS; ++k) {
+    for (int k = 1; k <= MAX_BITS; ++k) {
         free_codes = 2 * free_codes - code.count[k];
         if (free_codes < 0) return false;
         begin[k + 1] = begin[k] + code.count[k];
         next[k + 1] = static_cast<u16>((next[k] + code.count[k]) << 1);
     }
-    if (free_codes > 0 && (whole || used > 1)) return false;  // a single distance may have a code that is not whole
+    if (free_codes > 0 && (complete || used > 1)) return false;  // only a code with a single distance may be incomplete
     for (int k = 0; k < 1 << FAST_BITS; ++k) code.fast[k] = 0;
     for (int s = 0; s < symbols; ++s) {
         const int width = widths[s];
@@ -115,7 +115,7 @@ __device__ inline bool make_code(Code &code, const u8 *widths, int symbols, bool
     return true;
 }
 
-// The next symbol; -1 where the bits mean none.
+// The next symbol; -1 if the bits are no code.
 __device__ inline int read_symbol(Bits &in, const Code &code) {
     const u32 entry = code.fast[in.peek(FAST_BITS)];
     if (entry) {
@@ -124,7 +124,7 @@ __device__ inline int read_symbol(Bits &in, const Code &code) {
         return static_cast<int>(entry >> 4);
     }
     int value = 0, first = 0, index = 0;
-    for (int width = 1; width <= MOST_BITS; ++width) {
+    for (int width = 1; width <= MAX_BITS; ++width) {
         value |= static_cast<int>(in.bits >> (width - 1) & 1);
         const int count = code.count[width];
         if (value - count < first) {
@@ -194,10 +194,10 @@ __device__ inline bool begin_block(Reader &r, Tables &t) {
         r.stored_at = at + 4;
         r.stored_left = size;
         r.in.open(r.from + at + 4 + size, r.nbytes - at - 4 - size);
-        r.where = IN_STORED;
+        r.position = IN_STORED;
         return true;
     }
-    r.where = IN_CODES;
+    r.position = IN_CODES;
     return type == 1 ? fixed_codes(t) : described_codes(r, t);
 }
 
@@ -205,13 +205,13 @@ __device__ inline bool begin_block(Reader &r, Tables &t) {
 __device__ inline int read_sequences(Reader &r, Tables &t, Batch &batch) {
     u32 literals = 0;
     for (int i = 0; i < BATCH;) {
-        Sequence one{0, 0, 0, literals};
-        if (r.where == BEFORE_BLOCK && !begin_block(r, t)) return -1;
-        if (r.where == IN_STORED) {
-            one.literals = r.stored_left;
-            one.at = IN_STREAM | r.stored_at;
-            if (one.literals) batch.sequence[i++] = one;
-            r.where = r.last ? AT_END : BEFORE_BLOCK;
+        Sequence sequence{0, 0, 0, literals};
+        if (r.position == BEFORE_BLOCK && !begin_block(r, t)) return -1;
+        if (r.position == IN_STORED) {
+            sequence.literals = r.stored_left;
+            sequence.at = IN_STREAM | r.stored_at;
+            if (sequence.literals) batch.sequence[i++] = sequence;
+            r.position = r.last ? AT_END : BEFORE_BLOCK;
             if (r.last) return 1;
             continue;
         }
@@ -220,28 +220,28 @@ __device__ inline int read_sequences(Reader &r, Tables &t, Batch &batch) {
             if (symbol < 0 || symbol > 285 || r.in.left < 0) return -1;
             if (symbol < 256) {
                 batch.literals[literals++] = static_cast<u8>(symbol);
-                ++one.literals;
+                ++sequence.literals;
                 open = literals < BUFFER;
             } else if (symbol == 256) {
-                r.where = r.last ? AT_END : BEFORE_BLOCK;
+                r.position = r.last ? AT_END : BEFORE_BLOCK;
                 open = false;
             } else {
-                one.match = RUN_BASE[symbol - 257] + r.in.take(RUN_EXTRA[symbol - 257]);
+                sequence.match = RUN_BASE[symbol - 257] + r.in.take(RUN_EXTRA[symbol - 257]);
                 const int distance = read_symbol(r.in, t.distances);
                 if (distance < 0 || distance > 29) return -1;
-                one.offset = BACK_BASE[distance] + r.in.take(BACK_EXTRA[distance]);
+                sequence.offset = BACK_BASE[distance] + r.in.take(BACK_EXTRA[distance]);
                 if (r.in.left < 0) return -1;
                 open = false;
             }
         }
-        if (one.literals || one.match) batch.sequence[i++] = one;  // an end of a block may stand alone
-        if (r.where == AT_END) return 1;
+        if (sequence.literals || sequence.match) batch.sequence[i++] = sequence;  // both are 0 at an end of a block
+        if (r.position == AT_END) return 1;
         if (literals == BUFFER) return 0;
     }
     return 0;
 }
 
-// Where the deflate stream begins; 0 where the head is wrong. `kind` is UNSUPPORTED for a preset dictionary.
+// Offset of the deflate stream; 0 if the header is invalid or, for zlib, asks for a preset dictionary.
 __device__ inline u32 head_nbytes(const u8 *p, u32 nbytes, int codec) {
     if (codec == ZLIB) return nbytes >= 6 && (p[0] & 15) == 8 && (p[0] * 256u + p[1]) % 31 == 0 && !(p[1] & 32) ? 2 : 0;
     if (nbytes < 18 || p[0] != 31 || p[1] != 139 || p[2] != 8 || p[3] & 0xe0) return 0;
@@ -256,12 +256,13 @@ __device__ inline u32 head_nbytes(const u8 *p, u32 nbytes, int codec) {
     return at + 8 < nbytes ? at : 0;
 }
 
-// Find the checksum behind the last block. Not the end of the stream: another may follow, which is the host's.
+// Find the checksum after the last block. If more bytes follow, such as another gzip member, the host decodes the
+// stream.
 __device__ inline int read_end(Reader &r, int codec, u32 decoded, Check &check) {
     const u8 *p = r.from + (r.nbytes - static_cast<u32>(r.in.left >> 3));
-    const u32 n = static_cast<u32>(r.in.left >> 3), wanted = codec == ZLIB ? 4 : 8;
-    if (n < wanted) return TRUNCATED;
-    if (n > wanted) return UNSUPPORTED;
+    const u32 n = static_cast<u32>(r.in.left >> 3), trailer_nbytes = codec == ZLIB ? 4 : 8;
+    if (n < trailer_nbytes) return TRUNCATED;
+    if (n > trailer_nbytes) return UNSUPPORTED;
     check.kind = codec == ZLIB ? ADLER32 : CRC32;
     check.expected = codec == GZIP ? load32(p) : static_cast<u32>(p[0]) << 24 | p[1] << 16 | p[2] << 8 | p[3];
     return codec == GZIP && load32(p + 4) != decoded ? WRONG_SIZE : FINE;
@@ -294,7 +295,7 @@ extern "C" __global__ void __launch_bounds__(BEHIND_READER, 4)
         Reader r{};
         r.from = from + head;
         r.nbytes = static_cast<u32>(stream.source_nbytes) - head;
-        r.where = BEFORE_BLOCK;
+        r.position = BEFORE_BLOCK;
         r.in.open(r.from, r.nbytes);
         Sink out = open_sink(ring, ring_size, links, TEAM_RANK, target + stream.target, stream.target_nbytes);
         bool good = true;
@@ -319,7 +320,7 @@ extern "C" __global__ void __launch_bounds__(BEHIND_READER, 4)
             const bool whole = good && close_sink(out);
             if (!whole && out.rank == 0) fail(status, stream.chunk, good ? WRONG_SIZE : BAD_DATA);
         }
-        if (reads && lane_id() == 0 && r.where == AT_END) {
+        if (reads && lane_id() == 0 && r.position == AT_END) {
             Check check{NO_CHECK, 0};
             const int state = read_end(r, stream.codec, static_cast<u32>(stream.target_nbytes), check);
             checks[number] = check;

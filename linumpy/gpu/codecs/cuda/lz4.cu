@@ -1,18 +1,17 @@
 // LZ4 blocks → bytes. Format: lz4_Block_format.md of the LZ4 project.
 //
 // One block of threads for each stream: a team of warps copies the bytes of one batch of sequences while another warp
-// reads the next batch. One lane walks from token to token to find where sequences begin; then each lane reads a
-// sequence.
+// reads the next batch: one lane goes from token to token and decodes the sequences.
 
 #include "decode.cuh"
 #include "execute.cuh"
 
 constexpr u32 TILE = 4096;  // stored bytes in shared memory
-constexpr u32 LONGEST = 1u << 30;  // longer runs exceed any chunk; sums stay below 2^32
+constexpr u32 MAX_RUN = 1u << 30;  // longer runs exceed any chunk; sums stay below 2^32
 
 struct Batch {
     Sequence sequence[BATCH];
-    int state;  // 0: go on; 1: the last batch; -1: broken
+    int state;  // 0: more follow; 1: the last batch; -1: broken
 };
 
 struct Reader {
@@ -32,39 +31,39 @@ __device__ inline void load_tile(Reader &in) {
     sync_warp();
 }
 
-// Lengths of 15 and more go on in further bytes. False where they do not end.
-__device__ inline bool further(const Reader &in, u32 &p, u32 &length) {
+// Add the further bytes of a length of 15 or more. False if they do not end.
+__device__ inline bool extend_length(const Reader &in, u32 &p, u32 &length) {
     for (u32 b = 255; b == 255;) {
-        if (p >= in.end || length > LONGEST) return false;
+        if (p >= in.end || length > MAX_RUN) return false;
         length += b = in.byte(p++);
     }
     return true;
 }
 
-// Read the sequence at `p` and move on to the next; false where it leaves the stream.
-__device__ inline bool read_sequence(Reader &in, u32 &p, Sequence &one) {
+// Read the sequence at `p` and advance `p` to the next; false if it exceeds the stream.
+__device__ inline bool read_sequence(Reader &in, u32 &p, Sequence &sequence) {
     const bool first = p == 0;
     const u32 token = in.byte(p++);
-    one.literals = token >> 4;
-    if (one.literals == 15 && !further(in, p, one.literals)) return false;
-    one.at = p;
-    if (one.literals > in.end - p) return false;
-    p += one.literals;
-    one.match = one.offset = 0;
-    // The last sequence has no match. The reference decoder wants its literals to be 5 at least, and the last match to
-    // begin 12 bytes at least before the end.
-    if (p == in.end) return first || (one.literals >= 5 && one.literals + in.last_match >= 12);
+    sequence.literals = token >> 4;
+    if (sequence.literals == 15 && !extend_length(in, p, sequence.literals)) return false;
+    sequence.at = p;
+    if (sequence.literals > in.end - p) return false;
+    p += sequence.literals;
+    sequence.match = sequence.offset = 0;
+    // The last sequence has no match. The reference decoder requires at least 5 literals in it, and the last match to
+    // begin at least 12 bytes before the end.
+    if (p == in.end) return first || (sequence.literals >= 5 && sequence.literals + in.last_match >= 12);
     if (in.end - p < 8) return false;
-    one.offset = in.byte(p) | in.byte(p + 1) << 8;
+    sequence.offset = in.byte(p) | in.byte(p + 1) << 8;
     p += 2;
-    one.match = token & 15;
-    if (one.match == 15 && !further(in, p, one.match)) return false;
-    one.match += 4;
-    in.last_match = one.match;
+    sequence.match = token & 15;
+    if (sequence.match == 15 && !extend_length(in, p, sequence.match)) return false;
+    sequence.match += 4;
+    in.last_match = sequence.match;
     return p < in.end;
 }
 
-// Fill a batch; by the first warp.
+// Fill a batch. By the first warp.
 __device__ inline void read_batch(Reader &in, Batch &batch) {
     if (in.pos + TILE / 2 > in.tile_begin + TILE || in.pos < in.tile_begin) load_tile(in);
     for (int i = lane_id(); i < BATCH; i += LANES) batch.sequence[i] = Sequence{0, 0, 0, 0};
@@ -82,7 +81,7 @@ __device__ inline void read_batch(Reader &in, Batch &batch) {
     sync_warp();
 }
 
-// Take off the 4 bytes with the decoded size that numcodecs writes before a block.
+// Check and skip the 4 bytes with the decoded size that numcodecs writes before a block.
 extern "C" __global__ void lz4_heads(const u8 *__restrict__ arena, Stream *streams, i64 count, int *status) {
     const i64 step = static_cast<i64>(gridDim.x) * blockDim.x;
     for (i64 number = blockIdx.x * static_cast<i64>(blockDim.x) + threadIdx.x; number < count; number += step) {
@@ -112,7 +111,7 @@ extern "C" __global__ void __launch_bounds__(BEHIND_READER, 4)
     for (i64 number = blockIdx.x; number < n; number += gridDim.x) {
         const Stream stream = streams[number];
         if (stream.codec != LZ4) continue;
-        if (stream.source_nbytes > LONGEST || stream.target_nbytes > LONGEST) {
+        if (stream.source_nbytes > MAX_RUN || stream.target_nbytes > MAX_RUN) {
             if (threadIdx.x == 0) fail(status, stream.chunk, UNSUPPORTED);
             continue;
         }

@@ -1,33 +1,35 @@
 // Bytes → LZ4 blocks. Format: lz4_Block_format.md of the LZ4 project.
 //
-// A sequence depends on where the one before it ended, so that a stream cannot be cut among threads as it is. Here it
-// is cut into segments. A warp finds the matches of a segment in it and in some bytes before it, together at most 64 KiB,
-// by a hash table of positions in shared memory, and writes its sequences where it has room for the longest result.
+// A sequence begins where the previous one ends, so the sequences of a stream cannot be found in parallel. Therefore a
+// stream is cut into segments. A warp finds matches of a segment in the segment itself and in some bytes before it,
+// together at most 64 KiB, by a hash table of positions in shared memory. It writes its sequences to a slot with
+// capacity for the longest result.
 //
-// Search: each lane takes one of 32 positions next to each other, looks up the last position with the same hash of four
-// bytes, and compares up to MOST_COMPARED bytes. Positions of one step do not find each other in the table: lanes of the
-// same hash find each other by a vote. The first match is taken or, as in a lazy search, a longer one that begins up to
-// AHEAD positions behind it; the warp compares what lies behind MOST_COMPARED bytes together, 128 at a time. Where
-// nothing is found for a while, steps are left out.
+// Search: each lane takes one of 32 consecutive positions, looks up the last position with the same hash of four bytes,
+// and compares up to MAX_COMPARED bytes. Positions of the same step are not in the table yet: lanes with the same hash
+// find each other by a vote. The first match is used or, as in a lazy search, a longer one that begins up to AHEAD
+// positions later. The whole warp compares bytes beyond MAX_COMPARED, 128 at a time. After several steps without a
+// match, steps are skipped.
 //
-// Blosc's streams are one segment each, and complete (`lz4_streams`). Longer ones are joined: the literals behind the
-// last match of a segment belong to the first sequence of the next segment that has a match. `lz4_segments` leaves out
-// the token and the literals of that first sequence, `lz4_sizes` finds with prefix sums where everything goes, and
-// `lz4_join` writes it.
+// Blosc's streams are one complete segment each (`lz4_streams`). The segments of longer streams are joined: the
+// literals after the last match of a segment belong to the first sequence of the next segment that has a match.
+// `lz4_segments` omits the token and the literals of that first sequence, `lz4_sizes` computes all offsets by prefix
+// sums, and `lz4_join` writes the streams.
 
 #include "encode.cuh"
 
 constexpr u32 LAST_LITERALS = 5;  // a block ends with literals
-constexpr u32 LAST_MATCH = 12;  // bytes before the end at which the last match begins at the latest
-constexpr u32 LEAST = 4, MOST_COMPARED = 12, AHEAD = 3;
+constexpr u32 LAST_MATCH = 12;  // the last match begins at least this many bytes before the end
+constexpr u32 MIN_MATCH = 4, MAX_COMPARED = 12, AHEAD = 3;
 constexpr u32 FRAME_HEAD = 4;  // numcodecs' frame: the size of the chunk, then one LZ4 block
 
-// What a segment of a longer stream holds. `lead` literals come before its first match, and `trail` behind its last
-// one; `body` is what is written of its sequences, without token and literals of the first one. Without a match: zeros.
+// Description of a segment of a longer stream. `lead` literals precede its first match, `trail` literals follow its
+// last one; `body`: written bytes of its sequences, without token and literals of the first one. Without a match:
+// zeros.
 struct Segment {
-    u32 lead, trail, body, match;  // match: of the first sequence, as the token has it
+    u32 lead, trail, body, match;  // match: length of the first match as in its token
 };
-// Where a segment's sequences go in the stream, and the first of its literals in the chunk.
+// Offsets of a segment's sequences in the stream, and of its first literal in the chunk.
 struct Place { u32 target, literals; };
 
 struct Output {
@@ -35,7 +37,7 @@ struct Output {
     u32 pos;
 };
 
-// What a length exceeds the 15 of its token by.
+// Number of bytes after the token for a length of 15 or more.
 __device__ inline u32 further_nbytes(u32 length) { return length < 15 ? 0 : (length - 15) / 255 + 1; }
 __device__ inline void put_further(Output &out, u32 length) {
     const u32 n = further_nbytes(length);
@@ -61,10 +63,11 @@ __device__ inline void put_literals(Output &out, const u8 *from, u32 n) {
 __device__ inline void put_match(Output &out, u32 offset, u32 length) {
     if (lane_id() < 2) out.to[out.pos + lane_id()] = static_cast<u8>(offset >> (8 * lane_id()));
     out.pos += 2;
-    put_further(out, length - LEAST);
+    put_further(out, length - MIN_MATCH);
 }
 
-// Bytes that are read four at a time, from words. A match ends LAST_LITERALS before the end: both words have bytes of it.
+// Reads four bytes at any position, from two aligned words. Both words contain bytes of the source, since a match ends
+// LAST_LITERALS before the end.
 struct Source {
     const u32 *words;
     u32 skew;
@@ -78,30 +81,29 @@ __device__ inline Source open_source(const u8 *from) {
     return {reinterpret_cast<const u32 *>(address_of(from) & ~3ull), static_cast<u32>(address_of(from) & 3)};
 }
 
-// How many bytes from `a` and `b` on are equal, up to `most`, of which `known` are; by one lane.
-__device__ inline u32 equal_bytes(const Source &source, u32 a, u32 b, u32 known, u32 most) {
-    while (known < most) {
-        // The last four overlap those before them, so that nothing behind `most` is compared.
-        const u32 at = known < most - 4 ? known : most - 4, differ = source[a + at] ^ source[b + at];
+// Number of equal bytes from `a` and `b` on, up to `limit`; the first `known` are known to be equal. By one lane.
+__device__ inline u32 equal_bytes(const Source &source, u32 a, u32 b, u32 known, u32 limit) {
+    while (known < limit) {
+        // The last four overlap those before them, so that nothing after `limit` is compared.
+        const u32 at = known < limit - 4 ? known : limit - 4, differ = source[a + at] ^ source[b + at];
         if (differ) return at + zeros_below(differ) / 8;
         known = at + 4;
     }
-    return most;
+    return limit;
 }
 
-// The same by the warp.
-__device__ inline u32 equal_bytes_together(const Source &source, u32 a, u32 b, u32 known, u32 most) {
-    for (; known < most; known += 4 * LANES) {
-        const u32 mine = known + 4 * lane_id(), at = mine < most - 4 ? mine : most - 4;
+// As `equal_bytes`, by the whole warp.
+__device__ inline u32 equal_bytes_by_warp(const Source &source, u32 a, u32 b, u32 known, u32 limit) {
+    for (; known < limit; known += 4 * LANES) {
+        const u32 mine = known + 4 * lane_id(), at = mine < limit - 4 ? mine : limit - 4;
         const u32 differ = source[a + at] ^ source[b + at], any = vote(differ != 0);
         if (any) return from_lane(at + zeros_below(differ) / 8, static_cast<int>(zeros_below(any)));
     }
-    return most;
+    return limit;
 }
 
-// A match that begins at a lane's position: how far it reaches beyond 31 lanes less, the lane counted from the last one,
-// and where the bytes are found. The greater one of two is the longer one by more than it begins later; if they are
-// equal, the earlier one. 0: none.
+// A match at a lane's position in one word: length + number of lanes after this one, that number, and the source. The
+// greater of two words has the greater length minus start; if these are equal, the earlier start. 0: no match.
 __device__ inline u32 pack_match(u32 length, u32 from) {
     const u32 lanes_behind = LANES - 1 - lane_id();
     return (length + lanes_behind) << 21 | lanes_behind << 16 | from;
@@ -112,50 +114,51 @@ __device__ inline u32 from_of(u32 match) { return match & 0xffff; }
 
 __device__ inline u32 greater(u32 a, u32 b) { return a > b ? a : b; }
 
-// The match at this lane or up to AHEAD behind it that is worth most.
+// The best match at this lane or up to AHEAD lanes after it.
 __device__ inline u32 best_ahead(u32 match) {
     static_assert(AHEAD == 3, "two steps");
     const u32 of_two = greater(match, from_lane(match, lane_id() < LANES - 1 ? lane_id() + 1 : lane_id()));
     return greater(of_two, from_lane(of_two, lane_id() < LANES - 2 ? lane_id() + 2 : lane_id()));
 }
 
-// Enter this lane's position into the table, and return the last one before it of the same hash; 0 if there is none.
+// Enter this lane's position into the table, and return the last position before it with the same hash; 0 if there is
+// none.
 __device__ inline u32 enter(u16 *table, u32 hash_bits, u32 at, u32 value, bool mine) {
     const u32 hash = mine ? value * 2654435761u >> (32 - hash_bits) : ~static_cast<u32>(lane_id());
     const u32 same = matching(hash), below = same & ((1u << lane_id()) - 1);
     const int nearest = below ? LANES - 1 - leading_zeros(below) : lane_id();
     const u32 near_value = from_lane(value, nearest);
-    u32 found = mine ? table[hash] : 0;
-    if (below && near_value == value) found = at - lane_id() + nearest;
+    u32 previous = mine ? table[hash] : 0;
+    if (below && near_value == value) previous = at - lane_id() + nearest;
     sync_warp();
     if (mine && same >> lane_id() == 1) table[hash] = static_cast<u16>(at);
     sync_warp();
-    return found;
+    return previous;
 }
 
-// The match at this lane's position; none covers what is behind `end`.
+// The match at this lane's position; it does not reach beyond `end`.
 __device__ inline u32 find_match(const Source &source, u32 base, u32 limit, u32 end, u16 *table, u32 hash_bits) {
     const u32 at = base + lane_id();
     const bool mine = at < limit;
-    const u32 value = mine ? source[at] : 0, found = enter(table, hash_bits, at, value, mine);
-    if (!mine || found >= at || source[found] != value) return 0;
-    const u32 most = end - at < MOST_COMPARED ? end - at : MOST_COMPARED;
-    return pack_match(equal_bytes(source, at, found, LEAST, most), found);
+    const u32 value = mine ? source[at] : 0, candidate = enter(table, hash_bits, at, value, mine);
+    if (!mine || candidate >= at || source[candidate] != value) return 0;
+    const u32 max_length = end - at < MAX_COMPARED ? end - at : MAX_COMPARED;
+    return pack_match(equal_bytes(source, at, candidate, MIN_MATCH, max_length), candidate);
 }
 
-// Most sequences: their lengths are in the token, and all bytes in one store.
+// Write a short sequence, the common case: its token holds both lengths, and one store writes all bytes.
 __device__ inline void put_short(Output &out, const u8 *from, u32 literals, u32 offset, u32 length) {
     const u32 k = lane_id();
-    u32 value = literals << 4 | (length - LEAST);
+    u32 value = literals << 4 | (length - MIN_MATCH);
     if (k > literals) value = k == literals + 1 ? offset : offset >> 8;
     else if (k > 0) value = load_once(from + k - 1);
     if (k < literals + 3) out.to[out.pos + k] = static_cast<u8>(value);
     out.pos += literals + 3;
 }
 
-// Write the sequences of the bytes from `first` to `n`; those before are known to readers. WHOLE: all of a block, and
-// returns what it has become, or `n` where it is not shorter, and then it is not complete. Else: without the first
-// sequence's token and literals, and without what follows the last match.
+// Write the sequences of the bytes from `first` to `n`; matches may also refer to the bytes before. WHOLE: write a
+// complete block and return its size, or return `n` if it would not be shorter (the block is then incomplete). Else:
+// omit the first sequence's token and literals, and the literals after the last match.
 template <bool WHOLE>
 __device__ u32 encode(const u8 *from, u32 first, u32 n, u8 *to, u16 *table, u32 hash_bits, Segment &segment) {
     for (u32 i = lane_id(); i < (2u << hash_bits) / 16; i += LANES) reinterpret_cast<uint4 *>(table)[i] = uint4{};
@@ -173,20 +176,20 @@ __device__ u32 encode(const u8 *from, u32 first, u32 n, u8 *to, u16 *table, u32 
         missed = matches ? 0 : missed + 1;
         for (u32 left = matches; left;) {
             const u32 match = from_lane(best, static_cast<int>(zeros_below(left)));
-            const u32 at = base + lane_of(match), found = from_of(match), literals = at - anchor;
+            const u32 at = base + lane_of(match), source_at = from_of(match), literals = at - anchor;
             u32 length = length_of(match);
-            if (length == MOST_COMPARED) length = equal_bytes_together(source, at, found, length, end - at);
-            if ((WHOLE || any) && literals < 15 && length - LEAST < 15) {
-                put_short(out, from + anchor, literals, at - found, length);
+            if (length == MAX_COMPARED) length = equal_bytes_by_warp(source, at, source_at, length, end - at);
+            if ((WHOLE || any) && literals < 15 && length - MIN_MATCH < 15) {
+                put_short(out, from + anchor, literals, at - source_at, length);
             } else {
                 if (WHOLE || any) {
-                    put_token(out, literals, in_token(length - LEAST));
+                    put_token(out, literals, in_token(length - MIN_MATCH));
                     put_literals(out, from + anchor, literals);
                 } else {
                     segment.lead = literals;
-                    segment.match = in_token(length - LEAST);
+                    segment.match = in_token(length - MIN_MATCH);
                 }
-                put_match(out, at - found, length);
+                put_match(out, at - source_at, length);
             }
             any = true;
             anchor = at + length;
@@ -208,7 +211,7 @@ __device__ u32 encode(const u8 *from, u32 first, u32 n, u8 *to, u16 *table, u32 
     return nbytes;
 }
 
-// Streams of `n` bytes side by side → a block each, `stride` bytes apart, and its size; `n` where it is not shorter.
+// Contiguous streams of `n` bytes → one block each, `stride` bytes apart, and its size; `n` if it is not shorter.
 extern "C" __global__ void __launch_bounds__(LANES)
     lz4_streams(const u8 *__restrict__ streams, i64 n, i64 count, i64 hash_bits, u8 *__restrict__ slots, i64 stride,
                 u32 *__restrict__ sizes) {
@@ -221,16 +224,16 @@ extern "C" __global__ void __launch_bounds__(LANES)
     }
 }
 
-// Segments of `step` bytes of chunks of `n` bytes side by side; `each` of every chunk. Matches may be found in up to
-// `history` bytes before a segment, too.
+// Encode `each` segments of `step` bytes of every chunk; chunks of `n` bytes are contiguous. Matches may also refer to
+// up to `history` bytes before a segment.
 extern "C" __global__ void __launch_bounds__(LANES)
     lz4_segments(const u8 *__restrict__ chunks, i64 n, i64 count, i64 step, i64 each, i64 history, i64 hash_bits,
                  u8 *__restrict__ slots, i64 stride, Segment *__restrict__ segments) {
     extern __shared__ __align__(16) u16 table[];
     for (i64 number = blockIdx.x; number < count * each; number += gridDim.x) {
         const i64 begin = number % each * step, left = n - begin;
-        // The end of the chunk is LAST_MATCH bytes away for its last segment alone, but all keep off their ends as far,
-        // which costs little and lets the last segment be shorter than that.
+        // Only in the last segment must matches begin LAST_MATCH bytes before the end, but all segments keep this
+        // distance from their ends: it costs little, and allows the last segment to be shorter than that.
         const u32 size = static_cast<u32>(left < step ? left : step);
         Segment segment{};
         const i64 known = begin < history ? begin : history;
@@ -242,7 +245,7 @@ extern "C" __global__ void __launch_bounds__(LANES)
     }
 }
 
-// Greatest value of this lane and all below.
+// Maximum of the values of this lane and all lanes below.
 __device__ inline u32 running_max(u32 v) {
 #pragma unroll
     for (int by = 1; by < LANES; by *= 2) {
@@ -252,24 +255,25 @@ __device__ inline u32 running_max(u32 v) {
     return v;
 }
 
-// Where the segments of each chunk go, and its size. Each chunk has a place more, for the literals behind all matches.
+// Compute the offsets of the segments of each chunk, and the size of its stream. Each chunk has one more `Place`, for
+// the literals after all matches.
 extern "C" __global__ void __launch_bounds__(LANES)
     lz4_sizes(const Segment *__restrict__ segments, i64 n, i64 count, i64 step, i64 each, Place *__restrict__ places,
               u32 *__restrict__ sizes) {
     for (i64 chunk = blockIdx.x; chunk < count; chunk += gridDim.x) {
-        u32 covered = 0, target = FRAME_HEAD;  // how far the matches so far reach, and the stream so far
+        u32 covered = 0, target = FRAME_HEAD;  // end of the matches so far, and of the stream so far
         for (i64 first = 0; first < each; first += LANES) {
             const i64 number = first + lane_id();
             const bool mine = number < each;
-            const Segment one = mine ? segments[chunk * each + number] : Segment{};
+            const Segment segment = mine ? segments[chunk * each + number] : Segment{};
             const u32 begin = static_cast<u32>(mine ? number * step : 0);
             const u32 size = static_cast<u32>(!mine ? 0 : n - begin < step ? n - begin : step);
-            u32 reach = running_max(one.body ? begin + size - one.trail : 0);
+            u32 reach = running_max(segment.body ? begin + size - segment.trail : 0);
             if (reach < covered) reach = covered;
             u32 before = from_below(reach, 1);
             if (lane_id() == 0) before = covered;
-            const u32 literals = begin + one.lead - before;
-            const u32 nbytes = one.body ? 1 + further_nbytes(literals) + literals + one.body : 0;
+            const u32 literals = begin + segment.lead - before;
+            const u32 nbytes = segment.body ? 1 + further_nbytes(literals) + literals + segment.body : 0;
             const u32 sum = running_sum(nbytes);
             if (mine) places[chunk * (each + 1) + number] = Place{target + sum - nbytes, before};
             target += from_lane(sum, LANES - 1);
@@ -283,7 +287,7 @@ extern "C" __global__ void __launch_bounds__(LANES)
     }
 }
 
-// Write the frames of all chunks: a block of threads for each place.
+// Write the frames of all chunks: one block of threads for each `Place`.
 extern "C" __global__ void __launch_bounds__(128)
     lz4_join(const u8 *__restrict__ chunks, i64 n, i64 count, i64 step, i64 each, const u8 *__restrict__ slots,
              i64 stride, const Segment *__restrict__ segments, const Place *__restrict__ places,
@@ -294,13 +298,13 @@ extern "C" __global__ void __launch_bounds__(128)
         const Place place = places[task];
         u8 *frame = arena + offsets[chunk];
         if (is_last && threadIdx.x == 0) store32(frame, static_cast<u32>(n));
-        const Segment one = is_last ? Segment{} : segments[chunk * each + number];
-        if (!is_last && one.body == 0) continue;
-        const u32 literals = static_cast<u32>(is_last ? n : number * step + one.lead) - place.literals;
+        const Segment segment = is_last ? Segment{} : segments[chunk * each + number];
+        if (!is_last && segment.body == 0) continue;
+        const u32 literals = static_cast<u32>(is_last ? n : number * step + segment.lead) - place.literals;
         Output out{frame + place.target, 0};
-        if (warp_id() == 0) put_token(out, literals, one.match);
+        if (warp_id() == 0) put_token(out, literals, segment.match);
         u8 *to = frame + place.target + 1 + further_nbytes(literals);
         copy_bytes(to, chunks + chunk * n + place.literals, literals, threadIdx.x, blockDim.x);
-        copy_bytes(to + literals, slots + (chunk * each + number) * stride, one.body, threadIdx.x, blockDim.x);
+        copy_bytes(to + literals, slots + (chunk * each + number) * stride, segment.body, threadIdx.x, blockDim.x);
     }
 }

@@ -1,5 +1,5 @@
-// Zstandard frames → literals and sequences (format: RFC 8878), from which zstd_execute.cu (many short frames) or
-// zstd_cells.cu (few long ones) makes bytes.
+// Zstandard frames → literals and sequences (format: RFC 8878), which zstd_execute.cu (many short frames) or
+// zstd_cells.cu (few long ones) turns into bytes.
 //
 // As in all decoders here, finding the sequences of a stream (a run of literals, then a copy of decoded bytes) is
 // serial and takes one warp or lane; executing them is parallel: a team of warps, one thread for each byte.
@@ -32,7 +32,7 @@ __device__ inline int parse_frame(const u8 *p, i64 nbytes, i64 expected, Frame &
     const int size = sizes[flags >> 6];
     head = 5 + (single ? 0 : 1);
     if (nbytes < head + dictionary + size) return TRUNCATED;
-    if (!single && (p[5] >> 3) + 10 > MOST_WINDOW_BITS) return UNSUPPORTED;
+    if (!single && (p[5] >> 3) + 10 > MAX_WINDOW_BITS) return UNSUPPORTED;
     u32 id = 0;
     for (int k = 0; k < dictionary; ++k) id |= p[head + k];
     if (id) return UNSUPPORTED;
@@ -41,14 +41,14 @@ __device__ inline int parse_frame(const u8 *p, i64 nbytes, i64 expected, Frame &
     for (int k = 0; k < size; ++k) content |= static_cast<u64>(p[head + k]) << (8 * k);
     if (size == 2) content += 256;
     head += size;
-    if (!size && (8ull + (p[5] & 7)) << ((p[5] >> 3) + 7) > MOST_STREAM_WINDOW) return UNSUPPORTED;
+    if (!size && (8ull + (p[5] & 7)) << ((p[5] >> 3) + 7) > MAX_STREAM_WINDOW) return UNSUPPORTED;
     if (size && content != static_cast<u64>(expected)) return WRONG_SIZE;
     frame.check.kind = flags & 4 ? XXH64 : NO_CHECK;
     return FINE;
 }
 
-// Walk the blocks of a frame. The first time they are counted, the second time written down. By a whole warp, each lane
-// of which reads the same.
+// Iterate over the blocks of a frame: the first call, without `blocks`, counts them, the second call stores them. By a
+// whole warp; all lanes read the same bytes.
 __device__ inline int walk_blocks(const u8 *p, i64 nbytes, i64 at, Frame &frame, i64 origin, int chunk, Block *blocks) {
     frame.blocks = 0;
     for (bool last = false; !last;) {
@@ -80,7 +80,7 @@ __device__ inline int walk_blocks(const u8 *p, i64 nbytes, i64 at, Frame &frame,
     return at == nbytes ? FINE : UNSUPPORTED;  // another frame may follow
 }
 
-// Read the heads of the literals and sequences of a compressed block.
+// Read the headers of the literals and sequences of a compressed block.
 __device__ inline int parse_block(const u8 *p, Block &block) {
     if (block.nbytes < 2) return BAD_HEADER;
     const int type = p[0] & 3, format = p[0] >> 2 & 3;
@@ -116,22 +116,22 @@ __device__ inline int parse_block(const u8 *p, Block &block) {
     return FINE;
 }
 
-// The last block, of this lane's and those before it, for which `p` holds; `before` where it is none of the warp's.
+// The last block for which `p` holds, of the blocks of this lane and the lanes below; `before` if there is none.
 __device__ inline i64 last_with(bool p, i64 first, i64 before) {
     const u32 lanes = vote(p) & ((2u << lane_id()) - 1);
     return lanes ? first + highest_bit(lanes) : before;
 }
 
-// Allocate memory for the blocks of all lanes of this warp. Returns the beginning of this lane's part.
-__device__ inline i64 take_rooms(u64 *counter, u32 mine) {
+// Allocate memory for the blocks of all lanes of this warp. Returns the offset of this lane's part.
+__device__ inline i64 allocate_by_lane(u64 *counter, u32 mine) {
     const u32 sum = running_sum(mine);
     i64 begin = 0;
-    if (lane_id() == LANES - 1) begin = take_room(counter, sum);
+    if (lane_id() == LANES - 1) begin = allocate(counter, sum);
     return from_lane(begin, LANES - 1) + sum - mine;
 }
 
-// Find the blocks that describe the tables of each block, and allocate their output. By a whole warp, a
-// block a lane; the first status of a lane that is not FINE is that of all.
+// Find the blocks that describe the tables of each block, and allocate their output. By a whole warp, one block per
+// lane. Returns the first status that is not FINE.
 __device__ inline int plan_blocks(const u8 *arena, const Frame &frame, Block *blocks, u64 *counters, i64 pool_nbytes) {
     i64 tree = -1, table[3] = {-1, -1, -1};
     const i64 end = frame.first_block + frame.blocks;
@@ -153,16 +153,16 @@ __device__ inline int plan_blocks(const u8 *arena, const Frame &frame, Block *bl
         }
         tree = from_lane(tree, LANES - 1);
         if (const u32 wrong = vote(state != FINE)) return from_lane(state, highest_bit(wrong & (0u - wrong)));
-        block.literals_at = take_rooms(counters + LITERALS, huffman ? block.literals : 0);
-        block.sequences_at = take_rooms(counters + SEQUENCES, sequences ? block.sequences : 0);
-        if (vote(lane_id() == 0 && has_met(counters, pool_nbytes))) return NO_SPACE;
-        block.decoded = block.literals;  // and what its sequences copy
+        block.literals_at = allocate_by_lane(counters + LITERALS, huffman ? block.literals : 0);
+        block.sequences_at = allocate_by_lane(counters + SEQUENCES, sequences ? block.sequences : 0);
+        if (vote(lane_id() == 0 && is_pool_full(counters, pool_nbytes))) return NO_SPACE;
+        block.decoded = block.literals;  // `unpack_sequences` adds the bytes that its sequences copy
         if (coded) blocks[number] = block;
     }
     return FINE;
 }
 
-// A warp a frame. `groups` are those of zstd_cells.cu, if any.
+// One warp per frame. `groups`: those of zstd_cells.cu, if any.
 extern "C" __global__ void zstd_frames(const u8 *__restrict__ arena, const Stream *__restrict__ streams,
                                        i64 stream_capacity, Frame *frames, Block *blocks, i64 block_capacity,
                                        u64 *counters, i64 pool_nbytes, Check *checks, Group *groups, i64 group_count,
@@ -180,10 +180,10 @@ extern "C" __global__ void zstd_frames(const u8 *__restrict__ arena, const Strea
         int state = parse_frame(p, stream.source_nbytes, stream.target_nbytes, frame, head);
         if (state == FINE) state = walk_blocks(p, stream.source_nbytes, head, frame, 0, 0, nullptr);
         if (state == FINE) {
-            if (lane_id() == 0) frame.first_block = take_room(counters + BLOCKS, frame.blocks);
+            if (lane_id() == 0) frame.first_block = allocate(counters + BLOCKS, frame.blocks);
             frame.first_block = from_lane(frame.first_block, 0);
             if (frame.first_block + frame.blocks > block_capacity) {
-                // Other threads must not read memory before it is written.
+                // Later kernels must not read uninitialised blocks.
                 for (i64 k = frame.first_block + lane_id(); k < block_capacity; k += LANES) blocks[k].type = RAW;
                 state = NO_SPACE;
             }
@@ -219,7 +219,7 @@ extern "C" __global__ void __launch_bounds__(3 * LANES, 10)
     const int task = warp_id();
     if (task == UNPACK) set_bases(sequences);
     int turn = 0;
-    // The third warp goes on to its next block without waiting for the others: they share nothing.
+    // The third warp continues with its next block without waiting for the other two, with which it shares nothing.
     for (i64 number = blockIdx.x; number < n; number += gridDim.x) {
         Block &block = blocks[number];
         if (block.type != COMPRESSED) continue;

@@ -3,19 +3,19 @@
 // linumpy/plan/decode/placement.py estimates both and takes the faster one.
 //
 // A block copies bytes of the blocks before it, which are not decoded yet when it is executed. So each byte first gets
-// a cell of 32 bits: the value of the byte, or the index of the cell that it is a copy of, where that belongs to
-// another block. Three kernels:
+// a cell of 32 bits: the value of the byte, or, if it is copied from another block, the index of the cell that it
+// copies. Three kernels:
 //
 //   zstd_offsets a warp per frame: prefix sums over blocks of decoded sizes and of repeated offsets
 //   zstd_cells   a team of warps per block: writes the cells of the block
 //   zstd_values  a thread per four bytes: follows each cell to one that holds a value, and writes the bytes
 //
-// The last two run once per group, the blocks that begin in the same `group_nbytes` of the decoded bytes, which bounds
-// the memory for cells: a copy from an earlier group is read from the decoded bytes.
+// The last two run once per group, which bounds the memory for cells: a group is the blocks that begin in the same
+// `group_nbytes` of the decoded bytes. Copies from an earlier group are read from the decoded bytes.
 //
-// No deadlock is possible, since no thread waits for another block of its grid, whichever of them run at the same time:
-// a kernel reads only cells and bytes that an earlier kernel of the stream has written, or, in zstd_cells, the same
-// team before a barrier. Chains end, because a copy always refers to a cell of a lower index, which is checked.
+// No deadlock is possible, since no thread waits for another block of its grid: a kernel reads only cells and bytes
+// that an earlier kernel of the stream has written or, in zstd_cells, the same team before a barrier. Chains end,
+// because a copy always refers to a cell of a lower index, which is checked.
 
 #include "decode.cuh"
 #include "zstd_format.cuh"
@@ -23,20 +23,23 @@
 #include "zstd_sequences.cuh"
 #include "zstd_tiles.cuh"
 
-constexpr u32 KNOWN = 1u << 31;  // and the byte
-constexpr u32 IN_TILE = 1u << 30;  // and the byte of the tile that this one is a copy of; else the number of a cell
+// A cell: KNOWN | value; or IN_TILE | index of the byte of the tile that it copies; or the index of the cell that it
+// copies.
+constexpr u32 KNOWN = 1u << 31;
+constexpr u32 IN_TILE = 1u << 30;
 
-// The bytes and the cells of a block, counted from the first byte of its frame.
+// The bytes and cells of a block. Offsets are from the first byte of its frame.
 struct BlockSpan {
     const u8 *out;
     u32 *cells;
-    i64 first_cell;  // number of the cell of the frame's first byte: below 0 where that is of an earlier group
-    u32 begin, kept, end;  // of the block; the first byte of the frame that has a cell
+    i64 first_cell;  // index of the cell of the frame's first byte; below 0 if that byte belongs to an earlier group
+    u32 begin, kept, end;  // begin and end of the block; kept: the first byte of the frame that has a cell
 };
 
 __device__ inline u32 *cell_at(const BlockSpan &span, u32 byte) { return span.cells + (span.first_cell + byte); }
 
-// Find the last offsets before the block of each lane, from those before the first lane's and what blocks do to them.
+// Find the repeated offsets before the block of each lane, from `last`, those before the first lane, and the functions
+// `mine` of all lanes.
 __device__ inline LastOffsets before_block(LastOffsets &last, const LastOffsets &mine) {
     LastOffsets before = last;
     for (int lane = 0; lane < LANES; ++lane) {
@@ -49,7 +52,8 @@ __device__ inline LastOffsets before_block(LastOffsets &last, const LastOffsets 
     return before;
 }
 
-// Compute the offsets of the blocks of a frame, whose list begins at `listed`. By a whole warp. Returns a status.
+// Compute the offsets of the blocks of a frame, which are listed from `order[listed]` on. By a whole warp. Returns a
+// status.
 __device__ inline int locate_blocks(const Stream &stream, const Frame &frame, Block *blocks, u32 listed, u32 *order,
                                     Group *groups, i64 group_nbytes) {
     u64 end = 0;
@@ -69,17 +73,17 @@ __device__ inline int locate_blocks(const Stream &stream, const Frame &frame, Bl
             for (int j = 0; j < 3; ++j) mine.of[j] = block->last_offsets[j];
         const LastOffsets before = before_block(last, mine);
         long_block |= claimed > MAX_BLOCK;
-        const bool fits = begin + decoded <= static_cast<u64>(stream.target_nbytes), listed_here = fits && decoded;
+        const bool fits = begin + decoded <= static_cast<u64>(stream.target_nbytes), is_listed = fits && decoded;
         beyond |= !fits;
-        // Lanes whose block is not listed count as of the group before: the last ones, or blocks of no bytes.
+        // Lanes whose block is not listed, since it is empty or beyond the last block, count as of the previous group.
         const i64 group = static_cast<i64>(stream.target + begin) / group_nbytes;
         i64 below = from_below(group, 1);
         if (lane_id() == 0) below = group_before;
         const u32 heads = vote(group != below), up_to_mine = heads & ((2u << lane_id()) - 1);
         const u32 head = from_lane(static_cast<u32>(begin), up_to_mine ? highest_bit(up_to_mine) : 0);
         const u32 kept = up_to_mine ? head : kept_before;
-        if (used) order[listed + k] = listed_here ? static_cast<u32>(frame.first_block + k) : NO_BLOCK;
-        if (used && listed_here) {
+        if (used) order[listed + k] = is_listed ? static_cast<u32>(frame.first_block + k) : NO_BLOCK;
+        if (used && is_listed) {
             block->begin = static_cast<u32>(begin);
             block->kept = kept;
             for (int j = 0; j < 3; ++j) block->last_offsets[j] = before.of[j];
@@ -101,7 +105,7 @@ extern "C" __global__ void zstd_offsets(const Stream *__restrict__ streams, i64 
     const i64 known = static_cast<i64>(counters[STREAMS]);
     const i64 n = known < stream_capacity ? known : stream_capacity;
     for (i64 number = blockIdx.x; number < n; number += gridDim.x) {
-        u32 before = 0;  // blocks of the frames before, which are listed first
+        u32 before = 0;  // blocks of the previous frames, which are listed first
         for (i64 k = lane_id(); k < number; k += LANES) before += frames[k].blocks;
         before = from_lane(running_sum(before), LANES - 1);
         const Stream stream = streams[number];
@@ -115,12 +119,17 @@ extern "C" __global__ void zstd_offsets(const Stream *__restrict__ streams, i64 
     }
 }
 
-struct CellTile : Tile { u32 cells[TILE]; };
+struct CellTile : Tile {
+    u32 cells[TILE];
+    static constexpr u32 NO_COPY = KNOWN;
+    __device__ static bool is_copy(u32 cell) { return cell & IN_TILE; }
+    __device__ static u32 copied_byte(u32 cell) { return cell & (TILE - 1); }
+};
 
-// Find the cell of each byte of the tile that begins at `pos`, as far as it is no copy of another byte of the tile.
-// Returns the rows in which a thread's byte is one, one bit each. There is no branch for a byte, so that the loads of a
+// Compute the cell of each byte of the tile that begins at `pos`, except copies of other bytes of the tile. Returns a
+// bit for each row in which the thread's byte is such a copy. There is no branch per byte, so that the loads of a
 // thread's bytes overlap.
-__device__ inline u32 know_cells(CellTile &t, const BlockSpan &span, const Literals &literals, u32 pos, u32 size) {
+__device__ inline u32 compute_cells(CellTile &t, const BlockSpan &span, const Literals &literals, u32 pos, u32 size) {
     const u32 last_row = (size - 1) / LANES, up_to_mine = (2u << lane_id()) - 1;
     u32 copies = 0;
 #pragma unroll 1
@@ -133,15 +142,15 @@ __device__ inline u32 know_cells(CellTile &t, const BlockSpan &span, const Liter
             const bool literal = origin.literal, mine = byte < size;
             const u32 back = origin.back, from = pos + byte - back;
             const bool in_tile = !literal && back <= byte, far = !literal && !in_tile;
-            const bool there = far && from < span.kept, own = far && from >= span.begin;
+            const bool is_decoded = far && from < span.kept, own = far && from >= span.begin;
             const u8 *memory = literal ? literals.from + (origin.at & literals.mask) : span.out + from;
             value[k] = copied[k] = 0;
-            if (mine && (literal || there)) value[k] = load_written(memory);
+            if (mine && (literal || is_decoded)) value[k] = load_written(memory);
             if (mine && own) copied[k] = load_written(cell_at(span, from));
-            cell[k] = literal || there ? KNOWN
-                      : in_tile        ? IN_TILE | (byte - back)
-                      : own            ? 0
-                                       : static_cast<u32>(span.first_cell + from);
+            cell[k] = literal || is_decoded ? KNOWN
+                      : in_tile             ? IN_TILE | (byte - back)
+                      : own                 ? 0
+                                            : static_cast<u32>(span.first_cell + from);
         }
 #pragma unroll
         for (u32 k = 0; k < AT_ONCE; ++k) {
@@ -156,31 +165,13 @@ __device__ inline u32 know_cells(CellTile &t, const BlockSpan &span, const Liter
     return copies;
 }
 
-// Follow copies within the tile to cells that are known, or of an earlier tile. Cells of the tile are only read.
+// Follow copies within the tile to cells that are known, or are copies from outside of the tile.
 __device__ inline void follow_cells(const CellTile &t, const BlockSpan &span, u32 pos, u32 copies) {
-#pragma unroll 1
-    for (u32 first = 0; copies >> first; first += CHASED) {
-        u32 cell[CHASED];
-#pragma unroll
-        for (u32 k = 0; k < CHASED; ++k)
-            cell[k] =
-                copies >> (first + k) & 1 ? t.cells[((first + k) * TEAM_WARPS + warp_id()) * LANES + lane_id()] : KNOWN;
-        for (bool more = true; more;) {
-            more = false;
-#pragma unroll
-            for (u32 k = 0; k < CHASED; ++k) {
-                if (cell[k] & IN_TILE) cell[k] = t.cells[cell[k] & (TILE - 1)];
-                more |= (cell[k] & IN_TILE) != 0;
-            }
-        }
-#pragma unroll
-        for (u32 k = 0; k < CHASED; ++k)
-            if (copies >> (first + k) & 1)
-                *cell_at(span, pos + ((first + k) * TEAM_WARPS + warp_id()) * LANES + lane_id()) = cell[k];
-    }
+    follow_copies(t, copies, [&](u32 byte, u32 cell) { *cell_at(span, pos + byte) = cell; });
 }
 
-// Write the cells of `n` literals, from the byte `pos` of the frame on. False if they are not all that is left.
+// Write the cells of the last `n` literals of a block, from the byte `pos` of the frame on. False if they do not end at
+// the end of the block.
 __device__ inline bool put_cells(const BlockSpan &span, const Literals &literals, u32 from, u32 pos, u32 n) {
     if (n != span.end - pos) return false;
     for (u32 k = threadIdx.x; k < n; k += TEAM) *cell_at(span, pos + k) = KNOWN | literals[from + k];
@@ -202,9 +193,9 @@ __device__ inline bool write_cells(CellTile &t, const BlockSpan &span, const Blo
         const u32 size = cut_tile(t, pos, span.end - pos, cursor, word, last, block.literals);
         if (size == 0) return false;
         word = fetched(cursor);  // loaded while this tile is computed
-        const u32 copies = know_cells(t, span, literals, pos, size);
+        const u32 copies = compute_cells(t, span, literals, pos, size);
         sync_team();
-        clear_heads(t);  // two barriers of the next tile come before all that it writes there
+        clear_heads(t);  // the next tile writes heads only after two more barriers
         follow_cells(t, span, pos, copies);
         pos += size;
     }
@@ -222,7 +213,7 @@ extern "C" __global__ void __launch_bounds__(TEAM, TEAM_WARPS > 8 ? 2 : 3)
         clear_heads(tile);
         if (listed == NO_BLOCK) continue;
         const Block &block = blocks[listed];
-        // Another block of the frame may fail meanwhile: all threads must see the same.
+        // Another block of the frame may fail meanwhile, but all threads must take the same branch.
         if (any_in_team(status[block.chunk] != FINE)) continue;
         const i64 frame = streams[block.chunk].target;
         const BlockSpan span{target + frame, cells,      frame - number * group_nbytes,
@@ -242,14 +233,14 @@ extern "C" __global__ void __launch_bounds__(256)
     if (group.first >= group.end) return;
     const u64 parts = static_cast<u64>(group.end - group.first) * PARTS;
     for (u64 part = blockIdx.x; part < parts; part += gridDim.x) {
-        const u32 listed = order[group.first + part / PARTS], skipped = part % PARTS * PART;
+        const u32 listed = order[group.first + part / PARTS], offset = part % PARTS * PART;
         if (listed == NO_BLOCK) continue;
         const Block &block = blocks[listed];
-        if (skipped >= block.decoded || status[block.chunk] != FINE) continue;
-        const u32 remaining = block.decoded - skipped;
-        const u64 begin = streams[block.chunk].target + block.begin + skipped,
+        if (offset >= block.decoded || status[block.chunk] != FINE) continue;
+        const u32 remaining = block.decoded - offset;
+        const u64 begin = streams[block.chunk].target + block.begin + offset,
                   end = begin + (remaining < PART ? remaining : PART);
-        const u64 first_cell = number * group_nbytes;  // a multiple of 16, as is where cells begin
+        const u64 first_cell = number * group_nbytes;  // a multiple of 16, as the address of `cells`
         for (u64 four = (begin & ~3ull) + 4 * threadIdx.x; four < end; four += 4 * blockDim.x) {
             const bool whole = four >= begin && four + 4 <= end;
             u32 cell[4];
@@ -266,7 +257,9 @@ extern "C" __global__ void __launch_bounds__(256)
                 for (u32 k = 0; k < 4; ++k) {
                     if (cell[k] & KNOWN) continue;
                     const u32 next = cells[cell[k]];
-                    cell[k] = next & KNOWN || next < cell[k] ? next : KNOWN;  // lower and lower, whatever is there
+                    cell[k] = next & KNOWN || next < cell[k]
+                                  ? next
+                                  : KNOWN;  // indices decrease, so that broken chains end, too
                     more |= !(cell[k] & KNOWN);
                 }
             }

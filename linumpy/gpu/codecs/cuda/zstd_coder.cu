@@ -1,12 +1,13 @@
-// Sequences of the zstd encoder (format: RFC 8878): codes of lengths and offsets → FSE tables of the block → one stream.
+// Sequences of the zstd encoder (format: RFC 8878): codes of lengths and offsets → FSE tables of the block → one
+// stream.
 //
 // One warp for each block. All lanes count the codes; three lanes then make the three tables at the same time, each of
-// the kind that takes fewest bits: one symbol, the format's own table, or one from the block's histogram, which has to
-// be described. Sequences are written from the last one to the first, 64 at a time. Three lanes follow the states of
-// the three tables, which is the only serial part: a load of shared memory and a few instructions for each sequence.
-// Where the bits of each of the 64 begin says a running sum; lanes put them together in shared memory.
+// the kind that takes the fewest bits: one symbol, the format's predefined table, or a table from the block's
+// histogram, which must be described. Sequences are written from the last to the first, 64 at a time. Three lanes
+// follow the states of the three tables, which is the only serial part: a load of shared memory and a few instructions
+// for each sequence. A running sum gives the offset of each sequence's bits; lanes combine them in shared memory.
 //
-// What is longer than the block's bytes is given up, and the block is stored as it is.
+// If the result is not shorter than the block's bytes, the block is stored uncompressed.
 
 #include "decode.cuh"
 #include "zstd_encode.cuh"
@@ -14,25 +15,25 @@
 #include "zstd_fse.cuh"
 
 constexpr u32 KINDS = 3, EACH = 2, TILE = EACH * LANES;
-constexpr u32 MOST_STATE_BITS = 9 + 9 + 8;
-constexpr u32 MOST_SEQUENCE_BITS = MOST_STATE_BITS + 16 + 16 + 30;
+constexpr u32 MAX_STATE_BITS = 9 + 9 + 8;
+constexpr u32 MAX_SEQUENCE_BITS = MAX_STATE_BITS + 16 + 16 + 30;
 constexpr u32 TABLE_NBYTES = 96;  // of a description: 53 counts of at most 10 bits, and runs of zeros
-constexpr u32 NBITS_AT = 12;  // in what a state writes: the number of bits, above the bits
+constexpr u32 NBITS_SHIFT = 12;  // in `written`: the number of bits is stored above the bits
 
 struct SequenceCoder {
     FseEncoder<512> fse[KINDS];
-    u32 histogram[KINDS][MOST_SYMBOLS];
+    u32 histogram[KINDS][MAX_SYMBOLS];
     u32 start[SEGMENTS + 1];  // first sequence of each segment
-    u32 pending[SEGMENTS];  // literals of segments before that the first sequence of a segment takes
+    u32 pending[SEGMENTS];  // literals of earlier segments that belong to the first sequence of a segment
     u8 codes[KINDS][TILE];
     u16 written[KINDS][TILE];
     u8 described[KINDS][TABLE_NBYTES];
     u32 described_nbytes[KINDS], mode[KINDS], log[KINDS];
-    u32 words[TILE * MOST_SEQUENCE_BITS / 32 + 4];
+    u32 words[TILE * MAX_SEQUENCE_BITS / 32 + 4];
     u8 length_codes[64], match_codes[128], length_extra[36], match_extra[53];
 };
 
-// Codes of short lengths from a table, of long ones from the highest bit.
+// Make tables of the codes of short lengths; codes of long lengths follow from their highest bit.
 __device__ inline void list_codes(SequenceCoder &t) {
     for (u32 n = lane_id(); n < 64; n += LANES) {
         u32 code = 0;
@@ -58,11 +59,11 @@ __device__ inline Codes codes_of(const SequenceCoder &t, const Sequence &s) {
 
 __device__ inline Sequence load_sequence(const SequenceCoder &t, const u64 *sequences, u32 i) {
     const u32 s = segment_of(t.start, i), k = i - t.start[s];
-    const u64 packed = sequences[static_cast<u64>(s) * MOST_SEQUENCES + k];
+    const u64 packed = sequences[static_cast<u64>(s) * MAX_SEQUENCES + k];
     return {run_of(packed) + (k ? 0 : t.pending[s]), match_of(packed), offset_of(packed)};
 }
 
-// The logarithm, about, in 256ths.
+// Approximate binary logarithm, in units of 1/256.
 __device__ inline u32 log2_of(u32 v) { return 256 * top_bit(v) + ((v << 8) >> top_bit(v)) - 256; }
 __device__ inline u32 bits_of(const u32 *histogram, const short *counts, u32 symbols, u32 log) {
     u32 bits = 0;
@@ -71,12 +72,12 @@ __device__ inline u32 bits_of(const u32 *histogram, const short *counts, u32 sym
     return bits;
 }
 
-// Choose and make a table. By one lane for each kind.
+// Choose and make the table of a kind. By one lane for each kind.
 __device__ inline void choose_table(SequenceCoder &t, u32 kind, u32 total) {
     const u32 *histogram = t.histogram[kind];
     FseEncoder<512> &fse = t.fse[kind];
     u32 symbols = 0, different = 0;
-    for (u32 s = 0; s < MOST_SYMBOLS; ++s)
+    for (u32 s = 0; s < MAX_SYMBOLS; ++s)
         if (histogram[s]) {
             symbols = s + 1;
             ++different;
@@ -86,23 +87,23 @@ __device__ inline void choose_table(SequenceCoder &t, u32 kind, u32 total) {
         t.mode[kind] = ONE_SYMBOL;
         t.described[kind][0] = static_cast<u8>(symbols - 1);
         t.described_nbytes[kind] = 1;
-        fse.leaving[symbols - 1] = {0, 0};
+        fse.transitions[symbols - 1] = {0, 0};
         fse.states[0] = 0;
         t.log[kind] = 0;
         return;
     }
-    const u32 most = max_log(kind), wanted = total > 4 ? top_bit(total - 1) - 2 : 0;
-    u32 log = wanted < most ? wanted : most;
-    const u32 least = top_bit(different - 1) + 1;
-    if (log < least) log = least;
+    const u32 maximum = max_log(kind), preferred = total > 4 ? top_bit(total - 1) - 2 : 0;
+    u32 log = preferred < maximum ? preferred : maximum;
+    const u32 minimum = top_bit(different - 1) + 1;
+    if (log < minimum) log = minimum;
     if (log < 5) log = 5;
-    const u32 known = kind == LITERAL_LENGTH ? 36 : kind == OFFSET ? 29 : 53, known_log = kind == OFFSET ? 5 : 6;
-    const short *of = kind == LITERAL_LENGTH ? LENGTH_COUNTS : kind == OFFSET ? OFFSET_COUNTS : MATCH_COUNTS;
+    const u32 predefined = predefined_symbols(kind), predefined_log = predefined_table_log(kind);
+    const short *counts = predefined_counts(kind);
     share_states(histogram, symbols, total, log, fse.counts);
     BitWriter out{t.described[kind]};
     describe(fse.counts, symbols, log, out);
-    if (symbols > known ||
-        8 * out.nbytes + bits_of(histogram, fse.counts, symbols, log) < bits_of(histogram, of, symbols, known_log)) {
+    if (symbols > predefined || 8 * out.nbytes + bits_of(histogram, fse.counts, symbols, log) <
+                                    bits_of(histogram, counts, symbols, predefined_log)) {
         t.mode[kind] = DESCRIBED;
         t.described_nbytes[kind] = out.nbytes;
         make_encoder(fse, symbols, log);
@@ -110,12 +111,12 @@ __device__ inline void choose_table(SequenceCoder &t, u32 kind, u32 total) {
         return;
     }
     t.mode[kind] = PREDEFINED;
-    for (u32 s = 0; s < known; ++s) fse.counts[s] = of[s];
-    make_encoder(fse, known, known_log);
-    t.log[kind] = known_log;
+    for (u32 s = 0; s < predefined; ++s) fse.counts[s] = counts[s];
+    make_encoder(fse, predefined, predefined_log);
+    t.log[kind] = predefined_log;
 }
 
-// Number of sequences, modes and tables; returns their size. By one lane.
+// Write the number of sequences, the modes and the tables; returns their size. By one lane.
 __device__ inline u32 write_head(const SequenceCoder &t, u32 n, u8 *to) {
     u32 size = 1;
     if (n < 128) {
@@ -134,13 +135,13 @@ __device__ inline u32 write_head(const SequenceCoder &t, u32 n, u8 *to) {
     return size;
 }
 
-// Follow the states of one table over `n` sequences, which are the last ones if `state` is not known. By one lane. Four
-// at a time: what does not depend on the state is loaded before, what is written is stored after.
+// Follow the states of one table over `n` sequences; these are the block's last ones if `state` is not known. By one
+// lane. Four at a time: loads that do not depend on the state come first, stores last.
 __device__ inline u32 follow_states(SequenceCoder &t, u32 kind, u32 n, u32 state, bool known) {
     const FseEncoder<512> &fse = t.fse[kind];
-    const auto step = [&](Leaving leaving) {
-        const u32 bits = (state + leaving.bits) >> 16, word = (state & ((1u << bits) - 1)) | bits << NBITS_AT;
-        state = fse.states[static_cast<int>(state >> bits) + leaving.state];
+    const auto step = [&](Transition transition) {
+        const u32 bits = (state + transition.bits) >> 16, word = (state & ((1u << bits) - 1)) | bits << NBITS_SHIFT;
+        state = fse.states[static_cast<int>(state >> bits) + transition.state];
         return static_cast<u16>(word);
     };
     u32 k = 0;
@@ -150,16 +151,16 @@ __device__ inline u32 follow_states(SequenceCoder &t, u32 kind, u32 n, u32 state
     }
     while (k < n) {
         if (k % 4 || k + 4 > n) {
-            t.written[kind][k] = step(fse.leaving[t.codes[kind][k]]);
+            t.written[kind][k] = step(fse.transitions[t.codes[kind][k]]);
             ++k;
             continue;
         }
-        Leaving leaving[4];
+        Transition transitions[4];
         u16 words[4];
 #pragma unroll
-        for (u32 e = 0; e < 4; ++e) leaving[e] = fse.leaving[t.codes[kind][k + e]];
+        for (u32 e = 0; e < 4; ++e) transitions[e] = fse.transitions[t.codes[kind][k + e]];
 #pragma unroll
-        for (u32 e = 0; e < 4; ++e) words[e] = step(leaving[e]);
+        for (u32 e = 0; e < 4; ++e) words[e] = step(transitions[e]);
 #pragma unroll
         for (u32 e = 0; e < 4; ++e) t.written[kind][k + e] = words[e];
         k += 4;
@@ -167,7 +168,7 @@ __device__ inline u32 follow_states(SequenceCoder &t, u32 kind, u32 n, u32 state
     return state;
 }
 
-// Bits of a sequence: what the states write, and what the codes leave out.
+// Bits of a sequence: those of the states, and the extra bits of its codes.
 struct SequenceBits {
     u32 states, states_n, lengths, lengths_n, offset, offset_n;
     __device__ u32 n() const { return states_n + lengths_n + offset_n; }
@@ -179,8 +180,8 @@ __device__ inline SequenceBits bits_of(const SequenceCoder &t, const Sequence &s
     for (u32 i = 0; i < KINDS; ++i) {
         const Kind kind = ORDER[i];
         const u32 word = t.written[kind][k];
-        b.states |= (word & ((1u << NBITS_AT) - 1)) << b.states_n;
-        b.states_n += word >> NBITS_AT;
+        b.states |= (word & ((1u << NBITS_SHIFT) - 1)) << b.states_n;
+        b.states_n += word >> NBITS_SHIFT;
     }
     const u32 run = t.length_extra[codes.of[LITERAL_LENGTH]], match = t.match_extra[codes.of[MATCH_LENGTH]];
     b.lengths = (s.run & ((1u << run) - 1)) | ((s.match - 3) & ((1u << match) - 1)) << run;
@@ -190,8 +191,8 @@ __device__ inline SequenceBits bits_of(const SequenceCoder &t, const Sequence &s
     return b;
 }
 
-// Write all sequences; returns the bytes that it takes, 0 where these are more than `room`. By the whole warp.
-__device__ inline u32 write_sequences(SequenceCoder &t, const u64 *sequences, u32 n, u8 *to, u32 room) {
+// Write all sequences; returns their size, 0 if it exceeds `capacity`. By the whole warp.
+__device__ inline u32 write_sequences(SequenceCoder &t, const u64 *sequences, u32 n, u8 *to, u32 capacity) {
     const u32 lane = lane_id();
     u32 state = 0, done = 0, carried = 0, left_over = 0;
     for (u32 last = n; last > 0;) {
@@ -219,7 +220,7 @@ __device__ inline u32 write_sequences(SequenceCoder &t, const u64 *sequences, u3
         }
         const u32 until = running_sum(sum), total = carried + from_lane(until, LANES - 1);
         u32 at = carried + until - sum;
-        if (done + total / 8 + 8 > room) return 0;
+        if (done + total / 8 + 8 > capacity) return 0;
         for (u32 k = lane; k < total / 32 + 2; k += LANES) t.words[k] = k ? 0 : left_over;
         sync_warp();
 #pragma unroll
@@ -233,7 +234,7 @@ __device__ inline u32 write_sequences(SequenceCoder &t, const u64 *sequences, u3
         store_bytes(to + done, t.words, total / 8);
         done += total / 8;
         carried = total & 7;
-        left_over = t.words[total / 32] >> (total & 24) & 0xff;  // the next two barriers come before other words
+        left_over = t.words[total / 32] >> (total & 24) & 0xff;  // words are overwritten only after two more barriers
         last -= count;
     }
     const u32 log = t.log[lane < KINDS ? lane : 0], final = state & ((1u << log) - 1);
@@ -256,9 +257,9 @@ extern "C" __global__ void zstd_coder(i64 nbytes, i64 blocks_each, const u64 *se
     EncodedBlock &block = blocks[number];
     if (block.type != COMPRESSED) return;
     const Extent extent = block_extent(nbytes, number % blocks_each);
-    const u32 lane = lane_id(), literals_nbytes = block.literals_nbytes, room = extent.nbytes - literals_nbytes;
+    const u32 lane = lane_id(), literals_nbytes = block.literals_nbytes, capacity = extent.nbytes - literals_nbytes;
     u8 *to = sections + number * BLOCK_NBYTES + literals_nbytes;
-    sequences += number * SEGMENTS * MOST_SEQUENCES;
+    sequences += number * SEGMENTS * MAX_SEQUENCES;
     segments += number * SEGMENTS;
     if (lane == 0) {
         u32 pending = 0;
@@ -269,7 +270,7 @@ extern "C" __global__ void zstd_coder(i64 nbytes, i64 blocks_each, const u64 *se
             pending = segments[s].sequences ? segments[s].tail : pending + segments[s].tail;
         }
     }
-    for (u32 k = lane; k < KINDS * MOST_SYMBOLS; k += LANES) t.histogram[k / MOST_SYMBOLS][k % MOST_SYMBOLS] = 0;
+    for (u32 k = lane; k < KINDS * MAX_SYMBOLS; k += LANES) t.histogram[k / MAX_SYMBOLS][k % MAX_SYMBOLS] = 0;
     list_codes(t);
     sync_warp();
     const u32 n = t.start[SEGMENTS];
@@ -290,9 +291,9 @@ extern "C" __global__ void zstd_coder(i64 nbytes, i64 blocks_each, const u64 *se
     const u32 tables = t.described_nbytes[0] + t.described_nbytes[1] + t.described_nbytes[2];
     const u32 head = (n < 128 ? 2 : n < 0x7f00 ? 3 : 4) + tables;
     u32 written = 0;
-    if (head < room) {
+    if (head < capacity) {
         if (lane == 0) write_head(t, n, to);
-        written = write_sequences(t, sequences, n, to + head, room - head);
+        written = write_sequences(t, sequences, n, to + head, capacity - head);
     }
     if (lane == 0) {
         if (written) block.nbytes = literals_nbytes + head + written;

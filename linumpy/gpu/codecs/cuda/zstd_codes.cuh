@@ -1,4 +1,4 @@
-// Codes of lengths of the Zstandard format (RFC 8878), and the tables of states that it defines itself.
+// Codes of lengths of the Zstandard format (RFC 8878), and its predefined tables.
 
 __constant__ u32 LENGTH_BASE[36] = {0,  1,  2,   3,   4,   5,    6,    7,    8,    9,     10,    11,
                                     12, 13, 14,  15,  16,  18,   20,   22,   24,   28,    32,    40,
@@ -21,3 +21,9 @@ __constant__ short MATCH_COUNTS[53] = {1, 4, 3, 2, 2, 2, 2, 2, 2, 1, 1,  1,  1, 
                                        1, 1, 1, 1, 1, 1, 1, 1, 1, 1, -1, -1, -1, -1, -1, -1, -1};
 
 __device__ inline int max_log(int kind) { return kind == OFFSET ? 8 : 9; }
+
+__device__ inline int predefined_symbols(int kind) { return kind == LITERAL_LENGTH ? 36 : kind == OFFSET ? 29 : 53; }
+__device__ inline int predefined_table_log(int kind) { return kind == OFFSET ? 5 : 6; }
+__device__ inline const short *predefined_counts(int kind) {
+    return kind == LITERAL_LENGTH ? LENGTH_COUNTS : kind == OFFSET ? OFFSET_COUNTS : MATCH_COUNTS;
+}

@@ -1,7 +1,7 @@
-// Records that the encoder's kernels hand on, and what they share.
+// Records and functions that the kernels of the zstd encoder share.
 //
-// A chunk becomes a frame. It is cut into zstd blocks of SEGMENTS segments of SEGMENT bytes each (powers of two): a
-// segment is what one warp finds the matches of, a block is what has tables of its own.
+// A chunk becomes a frame. It is cut into zstd blocks of SEGMENTS segments of SEGMENT bytes each (powers of two). One
+// warp finds the matches of a segment; a block has its own tables.
 
 #include "zstd_records.cuh"
 
@@ -12,13 +12,13 @@
 #define SEGMENTS 4
 #endif
 constexpr u32 BLOCK_NBYTES = SEGMENT * SEGMENTS;
-constexpr u32 MOST_SEQUENCES = SEGMENT / 4;  // of a segment
+constexpr u32 MAX_SEQUENCES = SEGMENT / 4;  // of a segment
 
-// Literals and sequences of a segment, and how many literals follow its last sequence.
+// Numbers of sequences and literals of a segment, and of the literals after its last sequence (`tail`).
 struct Segment { u32 sequences, literals, tail, unused; };
 
-// A sequence: run of literals (17 bits), length of the match (17), and the offset as it is stored: 1 to 3 for one of
-// the last three, or the distance and 3 (30).
+// A sequence: run of literals (17 bits), length of the match (17 bits), and the offset as it is stored (30 bits): 1 to
+// 3 for a repeated offset, else the distance plus 3.
 __device__ inline u64 pack_sequence(u32 run, u32 match, u32 offset) {
     return run | static_cast<u64>(match) << 17 | static_cast<u64>(offset) << 34;
 }
@@ -26,22 +26,22 @@ __device__ inline u32 run_of(u64 s) { return static_cast<u32>(s) & 0x1ffff; }
 __device__ inline u32 match_of(u64 s) { return static_cast<u32>(s >> 17) & 0x1ffff; }
 __device__ inline u32 offset_of(u64 s) { return static_cast<u32>(s >> 34); }
 
-// What a block is stored as (`type`: BlockType). `nbytes`: of a compressed one, without its header of three bytes.
+// How a block is stored (`type`: BlockType). `nbytes`: size without the header of three bytes.
 struct EncodedBlock {
     u32 type, nbytes;
-    u32 literals_nbytes;  // of the section of literals, where it is compressed
+    u32 literals_nbytes;  // size of the literals section of a compressed block
     u32 unused;
-    i64 at;  // in its frame
+    i64 at;  // offset in its frame
 };
 
-// Which bytes of a chunk a block is made from.
+// The byte range of a chunk that a block encodes.
 struct Extent { u32 begin, nbytes; };
 __device__ inline Extent block_extent(i64 nbytes, i64 number_in_chunk) {
     const i64 begin = number_in_chunk * BLOCK_NBYTES, left = nbytes - begin;
     return {static_cast<u32>(begin), static_cast<u32>(left < BLOCK_NBYTES ? left : BLOCK_NBYTES)};
 }
 
-// The segment that holds item `i`, of which segment s begins with start[s].
+// The segment that holds item `i`; segment s begins with item start[s].
 __device__ inline u32 segment_of(const u32 *start, u32 i) {
     u32 s = 0;
 #pragma unroll
@@ -50,7 +50,7 @@ __device__ inline u32 segment_of(const u32 *start, u32 i) {
     return s;
 }
 
-// Bits of words in shared memory that are zero so far. By any lanes at once.
+// Set bits of words in shared memory that were zero. Any number of lanes may do this at the same time.
 __device__ inline void put_bits(u32 *words, u32 at, u32 value, u32 n) {
     if (!n) return;
     const u64 bits = static_cast<u64>(value) << (at & 31);
@@ -63,7 +63,7 @@ __device__ inline void store_bytes(u8 *to, const u32 *words, u32 nbytes) {
     for (u32 k = lane_id(); k < nbytes; k += LANES) to[k] = static_cast<u8>(words[k / 4] >> (8 * (k & 3)));
 }
 
-// Bits one behind another, by one lane.
+// Appends bits to bytes, by one lane.
 struct BitWriter {
     u8 *to;
     u32 bits = 0, have = 0, nbytes = 0;

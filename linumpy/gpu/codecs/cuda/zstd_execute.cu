@@ -1,21 +1,26 @@
-// Sequences and literals of zstd.cu → bytes. One team of warps decodes a frame, from its first byte to its last.
+// Sequences and literals of zstd.cu → bytes. One team of warps decodes a frame from its first byte to its last.
 //
-// The bytes of a frame are written in tiles of up to 4096 (zstd_tiles.cuh). Each thread computes bytes, whichever
-// sequences they belong to: a byte is known (a literal, or a copy of a byte before the tile), or it is a copy of
-// another byte of the tile. Such copies are followed in shared memory, without a barrier, to a known byte.
+// The bytes of a frame are written in tiles of up to 4096 bytes (zstd_tiles.cuh). Each thread computes bytes, whichever
+// sequence they belong to: a byte is known (a literal, or a copy of a byte before the tile), or it is a copy of another
+// byte of the tile. Such copies are followed to a known byte in shared memory, without a barrier.
 
 #include "decode.cuh"
 #include "execute.cuh"
 #include "zstd_records.cuh"
 #include "zstd_tiles.cuh"
 
-constexpr u16 KNOWN = 0x8000;  // and the byte; else the byte of the tile that this one is a copy of
+constexpr u16 KNOWN = 0x8000;  // a cell: KNOWN | value; or the index of the byte of the tile that it copies
 
-struct ByteTile : Tile { u16 cells[TILE]; };
+struct ByteTile : Tile {
+    u16 cells[TILE];
+    static constexpr u16 NO_COPY = KNOWN;
+    __device__ static bool is_copy(u32 cell) { return !(cell & KNOWN); }
+    __device__ static u32 copied_byte(u32 cell) { return cell; }
+};
 
-// Find out whether each byte of the tile is known or a copy. Returns a bit for each row in which a thread's byte is a
-// copy. No byte has a branch, so that the loads of a thread's bytes overlap.
-__device__ inline u32 know_bytes(ByteTile &t, const Sink &out, const Literals &literals, u32 size) {
+// Compute the cell of each byte of the tile. Returns a bit for each row in which the thread's byte is a copy of another
+// byte of the tile. There is no branch per byte, so that the loads of a thread's bytes overlap.
+__device__ inline u32 compute_cells(ByteTile &t, const Sink &out, const Literals &literals, u32 size) {
     const u32 pos = static_cast<u32>(out.pos), low = static_cast<u32>(ring_low(out, out.pos + size));
     const u32 last_row = (size - 1) / LANES, up_to_mine = (2u << lane_id()) - 1, in_ring_at = ring_offset(out, out.pos);
     const u32 mask = out.ring_size - 1;
@@ -40,38 +45,13 @@ __device__ inline u32 know_bytes(ByteTile &t, const Sink &out, const Literals &l
         for (u32 k = 0; k < AT_ONCE; ++k) {
             const u32 byte = ((first + k) * TEAM_WARPS + warp_id()) * LANES + lane_id();
             if (byte >= size) continue;
-            const u32 value = in_memory[k] | in_ring[k];  // one of them, or none
+            const u32 value = in_memory[k] | in_ring[k];  // at most one of them is set
             t.cells[byte] = static_cast<u16>(cell[k] | value);
             if (cell[k] & KNOWN) out.ring[(in_ring_at + byte) & mask] = static_cast<u8>(value);
             else copies |= 1u << (first + k);
         }
     }
     return copies;
-}
-
-// Follow the copies to known bytes. Cells are only read; values go to the ring, which no thread reads meanwhile.
-__device__ inline void follow_copies(const ByteTile &t, const Sink &out, u32 copies) {
-#pragma unroll 1
-    for (u32 first = 0; copies >> first; first += CHASED) {
-        u32 cell[CHASED];
-#pragma unroll
-        for (u32 k = 0; k < CHASED; ++k)
-            cell[k] =
-                copies >> (first + k) & 1 ? t.cells[((first + k) * TEAM_WARPS + warp_id()) * LANES + lane_id()] : KNOWN;
-        for (bool more = true; more;) {
-            more = false;
-#pragma unroll
-            for (u32 k = 0; k < CHASED; ++k) {
-                if (!(cell[k] & KNOWN)) cell[k] = t.cells[cell[k]];
-                more |= !(cell[k] & KNOWN);
-            }
-        }
-#pragma unroll
-        for (u32 k = 0; k < CHASED; ++k)
-            if (copies >> (first + k) & 1)
-                *in_ring(out, out.pos + ((first + k) * TEAM_WARPS + warp_id()) * LANES + lane_id()) =
-                    static_cast<u8>(cell[k]);
-    }
 }
 
 __device__ inline bool execute_sequences(ByteTile &t, Sink &out, Cursor &c, const Literals &literals, const u32 *last,
@@ -81,10 +61,11 @@ __device__ inline bool execute_sequences(ByteTile &t, Sink &out, Cursor &c, cons
         const u32 size = cut_tile(t, out.pos, out.size - out.pos, c, word, last, block_literals);
         if (size == 0) return false;
         word = fetched(c);  // loaded while this tile is computed
-        const u32 copies = know_bytes(t, out, literals, size);
+        const u32 copies = compute_cells(t, out, literals, size);
         sync_team();
-        clear_heads(t);  // two barriers of the next tile come before all that it writes there
-        follow_copies(t, out, copies);
+        clear_heads(t);  // the next tile writes heads only after two more barriers
+        // Values are written to the ring, which no thread reads meanwhile.
+        follow_copies(t, copies, [&](u32 byte, u32 cell) { *in_ring(out, out.pos + byte) = static_cast<u8>(cell); });
         out.pos += size;
         flush_some(out);
     }
@@ -101,8 +82,8 @@ __device__ inline bool execute_block(ByteTile &t, Sink &out, const Block &block,
     Cursor cursor{block_sequences(block, pool, pool_nbytes), block.sequences, 0, 0, 0, 0};
     if (!execute_sequences(t, out, cursor, literals, last, block.literals)) return false;
     if (block.sequences) {
-        const u32 a = looked_up(block.last_offsets[0], last), b = looked_up(block.last_offsets[1], last),
-                  c = looked_up(block.last_offsets[2], last);
+        const u32 a = resolved(block.last_offsets[0], last), b = resolved(block.last_offsets[1], last),
+                  c = resolved(block.last_offsets[2], last);
         last[0] = a;
         last[1] = b;
         last[2] = c;
@@ -121,7 +102,7 @@ extern "C" __global__ void __launch_bounds__(TEAM, TEAM_WARPS > 8 ? 2 : 3)
     for (i64 number = blockIdx.x; number < n; number += gridDim.x) {
         const Stream stream = streams[number];
         clear_heads(tile);
-        // Another stream of the chunk may fail meanwhile: all threads must see the same.
+        // Another stream of the chunk may fail meanwhile, but all threads must take the same branch.
         if (stream.codec != ZSTD || any_in_team(status[stream.chunk] != FINE)) continue;
         const Frame frame = frames[number];
         Sink out = open_sink(ring, ring_size, nullptr, threadIdx.x, target + stream.target, stream.target_nbytes);

@@ -1,14 +1,14 @@
-// FSE tables of the Zstandard format (RFC 8878): their descriptions, and the states they consist of. By a whole warp.
+// FSE tables of the Zstandard format (RFC 8878): their descriptions and states. By a whole warp.
 
 constexpr u32 MAX_BLOCK = 128 * 1024;
 
 __device__ inline int highest_bit(u32 v) { return 31 - leading_zeros(v); }
 
-// The next bytes of a description in shared memory, zeros behind their end.
+// The next bytes of a description in shared memory, followed by zeros.
 constexpr u32 STAGED = 256;
 struct Staged { u32 words[STAGED / 4 + 2]; };
 
-// Copy bytes of the stream. By the whole warp.
+// Copy bytes of the stream to shared memory. By the whole warp.
 __device__ inline void stage(Staged &to, const u8 *from, u32 nbytes) {
     for (u32 word = lane_id(); word < STAGED / 4 + 2; word += LANES) {
         u32 value = 0;
@@ -20,21 +20,22 @@ __device__ inline void stage(Staged &to, const u8 *from, u32 nbytes) {
     sync_warp();
 }
 
-// `n` < 32 bits from the lowest of the first byte on.
+// `n` < 32 bits from bit `pos` on; bit 0 is the lowest bit of the first byte.
 __device__ inline u32 peek(const Staged &from, u32 pos, u32 n) {
     const u32 word = pos / 32 < STAGED / 4 ? pos / 32 : STAGED / 4;
     return funnel(from.words[word], from.words[word + 1], pos & 31) & ((1u << n) - 1);
 }
 
-// Of a table's description: how often each symbol occurs among its states; -1: once, with all bits read anew.
+// The description of a table.
 struct Counts {
-    short of[64];
-    u16 begin[64];  // where the states of a symbol begin, counted over symbols
+    short of[64];   // number of states of each symbol; -1: one state, at the end of the table
+    u16 begin[64];  // number of states of all lower symbols
     u16 next[64];   // number of the symbol's next state
 };
 
-// Read the counts of a table, described from bit `pos` on of the staged bytes, of which `nbytes` are the stream's. All
-// lanes read the same, the first one writes. False where they cannot be. `pos` is moved to the byte behind.
+// Read the counts of a table, described from bit `pos` on of the staged bytes, of which `nbytes` belong to the stream.
+// All lanes read the same bits, the first lane writes. False if the description is invalid. `pos` advances to the next
+// whole byte.
 __device__ inline bool read_counts(const Staged &in, u32 nbytes, u32 &pos, int max_log, int max_symbol, Counts &counts,
                                    int &symbols, int &log) {
     const u32 nbits = 8 * nbytes;
@@ -42,7 +43,7 @@ __device__ inline bool read_counts(const Staged &in, u32 nbytes, u32 &pos, int m
     log = static_cast<int>(peek(in, pos, 4)) + 5;
     pos += 4;
     if (log > max_log) return false;
-    int left = (1 << log) + 1;  // and one, as the format counts
+    int left = (1 << log) + 1;  // one more, as defined by the format
     symbols = 0;
     while (left > 1) {
         if (symbols > max_symbol) return false;
@@ -80,15 +81,15 @@ __device__ inline bool read_counts(const Staged &in, u32 nbytes, u32 &pos, int m
     return pos <= nbits;
 }
 
-// A state of an FSE table in a word: extra bits of its symbol (6 bits), bits of the next state (5), symbol (6), and
-// from bit NEXT on the base of the next state. Fields of three cells may be added: the first two do not overflow.
+// A state of an FSE table in a word, a cell: extra bits of its symbol (6 bits), bits of the next state (5), symbol (6),
+// and from bit NEXT on the base of the next state. Three cells may be added: their first two fields do not overflow.
 constexpr u32 BITS = 6, SYMBOL = 11, NEXT = 23;
 __device__ inline u32 cell_extra(u32 cell) { return cell & 63; }
 __device__ inline u32 cell_bits(u32 cell) { return cell >> BITS & 31; }
 __device__ inline u32 cell_symbol(u32 cell) { return cell >> SYMBOL & 63; }
 __device__ inline u32 cell_next(u32 cell) { return cell >> NEXT; }
 
-// Spread symbols over the 2^log states, 32 of them at least. By the whole warp.
+// Spread symbols over the 2^log states, at least 32. By the whole warp.
 __device__ inline void build_cells(Counts &counts, int symbols, int log, u32 *cells) {
     const u32 size = 1u << log, lane = lane_id(), below = (1u << lane) - 1;
     u32 placed[2], last = 0;
@@ -102,7 +103,7 @@ __device__ inline void build_cells(Counts &counts, int symbols, int log, u32 *ce
     const u32 sum = running_sum(placed[0] + placed[1]);
     counts.begin[2 * lane] = static_cast<u16>(sum - placed[0] - placed[1]);
     counts.begin[2 * lane + 1] = static_cast<u16>(sum - placed[1]);
-    // Symbols that occur once have the last states, the first of them the very last.
+    // Symbols with count -1 get the last states of the table, the lowest symbol the very last one.
     const u32 first = vote(last & 1), second = vote(last & 2),
               rare = bits_set(first & below) + bits_set(second & below);
     if (last & 1) cells[size - 1 - rare] = 2 * lane << SYMBOL;
@@ -114,7 +115,7 @@ __device__ inline void build_cells(Counts &counts, int symbols, int log, u32 *ce
         const u32 state = k * step & (size - 1), used = vote(state < high), number = before + bits_set(used & below);
         before += bits_set(used);
         if (state >= high) continue;
-        u32 symbol = 0;  // the last one that begins at `number` or before
+        u32 symbol = 0;  // the last symbol that begins at `number` or before
 #pragma unroll
         for (u32 half = 32; half; half /= 2)
             if (counts.begin[symbol + half] <= number) symbol += half;

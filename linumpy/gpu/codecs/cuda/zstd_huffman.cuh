@@ -1,14 +1,14 @@
-// Literals of the Zstandard format (RFC 8878): Huffman trees and the streams that they decode. By a whole warp.
+// Literals of the Zstandard format (RFC 8878): Huffman trees and streams. By a whole warp.
 
 constexpr int MAX_HUFFMAN_BITS = 11;
 
-// Words of a stream, from its last one on back.
+// Words of a stream, from the last one backwards.
 struct StoredWords {
     const u32 *word;
     __device__ u32 next() { return load_once(word--); }
 };
 
-// The same, from a window in shared memory that others fill.
+// As StoredWords, from a window in shared memory that other lanes fill.
 constexpr u32 LITERAL_WINDOW = 64;
 struct WindowWords {
     const u32 *window;
@@ -16,15 +16,15 @@ struct WindowWords {
     __device__ u32 next() { return window[taken++ & (LITERAL_WINDOW - 1)]; }
 };
 
-// Bits from the last byte back, highest first. The last byte's highest 1 marks the end.
+// Bits from the last byte backwards, highest first. The highest 1 of the last byte marks the end.
 template <class Words> struct BackwardBits {
     Words words;
-    u64 bits;  // at the top `have` bits, and whatever follows
-    u32 next;  // the word behind what `bits` holds, loaded in advance
+    u64 bits;  // the highest `have` bits are valid
+    u32 next;  // the word after `bits`, loaded in advance
     int have;
-    int left;  // bits of the stream not yet taken; below 0 once too many are
+    int left;  // bits of the stream not yet taken; below 0 after its end
 
-    __device__ void refill() {  // 32 bits at least are then there
+    __device__ void refill() {  // to at least 32 bits
         if (have <= 32) {
             bits |= static_cast<u64>(next) << (32 - have);
             have += 32;
@@ -49,8 +49,8 @@ __device__ inline const u32 *last_word(const u8 *from, u32 nbytes) {
     return reinterpret_cast<const u32 *>(reinterpret_cast<u64>(from + nbytes - 1) & ~3ull);
 }
 
-// Words are read whole and aligned, so up to 19 bytes before `from` are looked at, though never used. The arena has
-// as many before its first stream.
+// Words are read whole and aligned, so up to 19 bytes before `from` are read, though never used. The arena has such a
+// margin before its first stream.
 template <class Words>
 __device__ inline bool open_backward(BackwardBits<Words> &b, Words words, const u8 *from, u32 nbytes) {
     if (nbytes == 0 || load_once(from + nbytes - 1) == 0) return false;
@@ -65,9 +65,9 @@ __device__ inline bool open_backward(BackwardBits<Words> &b, Words words, const 
     return true;
 }
 
-// What the next bits of a stream begin with, by as many of them as the longest code has. One symbol and its length in
-// the high byte; then the symbol behind it, and what both take, with TWO, or what the first takes if the second does
-// not fit.
+// Two entries of the code table for each value of the next bits, as many as the longest code has. First: a symbol, and
+// its length in the high byte. Second: the next symbol, the length of both, and the flag TWO; or the length of the
+// first symbol, if the second does not fit.
 constexpr u16 TWO = 0x1000;
 
 struct LiteralTables {
@@ -76,10 +76,10 @@ struct LiteralTables {
     Counts counts;
     Staged staged;
     u8 weights[256];
-    u32 window[4][LITERAL_WINDOW];  // of each stream
+    u32 window[4][LITERAL_WINDOW];  // one for each stream
 };
 
-// Turn the bits of two FSE states in turn into weights. By one lane; returns their number, 0 where they cannot be.
+// Decode weights by two alternating FSE states. By one lane; returns their number, 0 if the stream is invalid.
 __device__ inline int decode_weights(const u8 *from, u32 nbytes, const u32 *cells, int log, u8 *weights) {
     BackwardBits<StoredWords> in;
     if (nbytes == 0 || !open_backward(in, StoredWords{last_word(from, nbytes)}, from, nbytes)) return 0;
@@ -90,7 +90,7 @@ __device__ inline int decode_weights(const u8 *from, u32 nbytes, const u32 *cell
         in.refill();
     }
     if (in.left < 0) return 0;
-    // Ends where a next state would need bits that are not there: the other state's symbol is then the last.
+    // The stream ends when a next state would need more bits than are left: the other state's symbol is then the last.
     for (int symbols = 0; symbols < 255;) {
         const u32 cell = cells[state[0]], bits = cell_bits(cell);
         weights[symbols++] = static_cast<u8>(cell_symbol(cell));
@@ -107,7 +107,7 @@ __device__ inline int decode_weights(const u8 *from, u32 nbytes, const u32 *cell
     return 0;
 }
 
-// Read the weights of a Huffman tree: 4 bits each, or through FSE. By the whole warp; `used` are the bytes they take.
+// Read the weights of a Huffman tree: 4 bits each, or by FSE. By the whole warp; `used`: bytes of the description.
 __device__ inline bool read_weights(LiteralTables &t, const u8 *from, u32 nbytes, int &symbols, u32 &used) {
     if (nbytes == 0) return false;
     const u32 head = load_once(from);
@@ -134,7 +134,7 @@ __device__ inline bool read_weights(LiteralTables &t, const u8 *from, u32 nbytes
     return symbols > 0;
 }
 
-// Turn weights into a table of 2^bits entries. By the whole warp; the caller waits before the table is read.
+// Make a table of 2^bits entries from weights. By the whole warp; the caller synchronises before reading the table.
 __device__ inline bool build_huffman(u8 *weights, int symbols, u16 *table, int &bits) {
     u32 sum = 0, ones = 0;
     for (int s = lane_id(); s < symbols; s += LANES) {
@@ -145,14 +145,14 @@ __device__ inline bool build_huffman(u8 *weights, int symbols, u16 *table, int &
     sum = from_lane(running_sum(sum), LANES - 1);
     if (sum == 0 || sum >= 1u << MAX_HUFFMAN_BITS) return false;
     bits = highest_bit(sum) + 1;
-    // The last weight is what is missing to a power of two.
+    // The last weight completes the sum to a power of two.
     const u32 missing = (1u << bits) - sum;
     if (missing & (missing - 1)) return false;
     ones = from_lane(running_sum(ones), LANES - 1) + (missing == 1);
     if (ones < 2 || ones & 1) return false;  // the two longest codes differ in their last bit
     if (lane_id() == 0) weights[symbols] = static_cast<u8>(highest_bit(missing) + 1);
     sync_warp();
-    // Lane w finds where codes of weight w begin: behind those of smaller weights.
+    // Lane w finds the first code of weight w, after those of smaller weights.
     const u32 mine = lane_id();
     u32 taken = 0;
     for (int s = 0; s <= symbols; ++s) {
@@ -178,19 +178,19 @@ __device__ inline bool build_huffman(u8 *weights, int symbols, u16 *table, int &
     return true;
 }
 
-// One Huffman stream, whose words eight lanes put into its window while one of them decodes it.
+// One Huffman stream: eight lanes load its words into a window, and one of them decodes it.
 struct LiteralStream {
     const u8 *from;
     u32 nbytes;
     u8 *to;
     u32 literals;
 };
-constexpr u32 HELPERS = 8, WORDS_EACH = 2;  // lanes of a stream, and words that each fetches at a time
-constexpr int STEPS = 8;  // of three lookups, which may take two words, from one fill to the next
+constexpr u32 HELPERS = 8, WORDS_EACH = 2;  // lanes of a stream, and words that each lane fetches at a time
+constexpr int STEPS = 8;  // between fills; a step is three lookups, which may take two words
 
 struct Fetched {
-    u32 filled;  // words that the window has had
-    u32 word[WORDS_EACH];  // the ones behind those, loaded in advance
+    u32 filled;  // words written to the window so far
+    u32 word[WORDS_EACH];  // the next words, loaded in advance
 };
 
 __device__ inline void fetch(Fetched &f, const LiteralStream &s) {
@@ -211,17 +211,18 @@ __device__ inline void fill(Fetched &f, const LiteralStream &s, u32 *window) {
     fetch(f, s);
 }
 
-// Decode up to 6 * STEPS literals, all but the last five. By one lane.
+// Decode up to 6 * STEPS literals, but not the last five of the stream. By one lane.
 __device__ inline void decode_some(BackwardBits<WindowWords> &in, const u16 *codes, int bits, const LiteralStream &s,
                                    u32 &i) {
 #pragma unroll 1
     for (int step = 0; step < STEPS && i + 6 <= s.literals && in.left >= 0; ++step) {
 #pragma unroll
         for (int k = 0; k < 3; ++k) {
-            if (k == 2 && in.have < MAX_HUFFMAN_BITS) in.refill();  // 32 bits are there at least, and three may take 33
+            if (k == 2 && in.have < MAX_HUFFMAN_BITS)
+                in.refill();  // three lookups may take 33 bits, one more than a refill ensures
             const u32 at = in.peek(bits), code = *reinterpret_cast<const u32 *>(codes + 2 * at);
             s.to[i] = static_cast<u8>(code);
-            s.to[i + 1] = static_cast<u8>(code >> 16);  // written again where it is not there
+            s.to[i + 1] = static_cast<u8>(code >> 16);  // overwritten later if there is no second symbol
             i += 1 + (code >> 28);
             in.skip(code >> 24 & 15);
         }
@@ -239,7 +240,7 @@ __device__ inline void decode_last(BackwardBits<WindowWords> &in, const u16 *cod
     }
 }
 
-// Decode all streams of a block. By the whole warp; each lane has its stream, or one of no bytes.
+// Decode all streams of a block. By the whole warp; each lane passes its stream, or an empty one.
 __device__ inline bool decode_streams(LiteralTables &t, int bits, const LiteralStream &s) {
     u32 *window = t.window[lane_id() / HELPERS];
     const bool decodes = s.nbytes && lane_id() % HELPERS == 0;
@@ -254,7 +255,7 @@ __device__ inline bool decode_streams(LiteralTables &t, int bits, const LiteralS
         if (open) decode_some(in, t.codes, bits, s, i);
         const u32 taken = from_lane(in.words.taken, lane_id() & ~(HELPERS - 1));
         sync_warp();
-        // Of these words the next round reads none: so many were left before it.
+        // The next round does not read the words that are overwritten: the window held enough words before.
         if (s.nbytes && fetched.filled - taken <= LITERAL_WINDOW - WORDS_EACH * HELPERS) fill(fetched, s, window);
     }
     if (open) decode_last(in, t.codes, bits, s, i);

@@ -1,39 +1,40 @@
-// Literals of the zstd encoder (format: RFC 8878): a block's histogram → Huffman codes of at most 11 bits → four streams.
+// Literals of the zstd encoder (format: RFC 8878): a block's histogram → Huffman codes of at most 11 bits → four
+// streams.
 //
 // Four warps for each block. All threads count the literals and rank the symbols; one lane builds the tree from the
-// ranks by two queues, cuts codes that are too long, and describes the lengths (as nibbles, or by FSE). Then each warp
-// writes a stream: its length is summed first, so that it is known where each begins and whether it is worth it. A
-// stream is written from its last literal to its first: four literals a lane, whose bits begin where a running sum
-// says, are put together in shared memory and stored bytewise.
+// ranks by two queues, shortens codes that are too long, and describes the lengths (as nibbles, or by FSE). Then each
+// warp writes a stream. Its length is summed first, which gives the offset of each stream and whether compression pays
+// off. A stream is written from its last literal to its first: each lane takes four literals, a running sum gives the
+// offset of their bits, which are combined in shared memory and stored bytewise.
 //
-// Literals that do not shrink are stored as they are, equal ones as one. A block of equal bytes is found here, too.
+// Literals that do not shrink are stored uncompressed, equal ones as one. A block of equal bytes is detected here, too.
 
 #include "decode.cuh"
 #include "zstd_encode.cuh"
 #include "zstd_fse.cuh"
 
-constexpr u32 LITERAL_WARPS = 4, LITERAL_THREADS = LITERAL_WARPS * LANES, SYMBOLS = 256, MOST_BITS = 11;
+constexpr u32 LITERAL_WARPS = 4, LITERAL_THREADS = LITERAL_WARPS * LANES, SYMBOLS = 256, MAX_BITS = 11;
 constexpr u32 EACH = 4;  // literals of a lane at a time
-constexpr u32 FEWEST = 32;  // literals below which a tree is not worth its description
-constexpr u32 LENGTH_AT = 12;  // where in a code's word its length is; the code lies below
+constexpr u32 MIN_LITERALS = 32;  // with fewer literals, the description of a tree does not pay off
+constexpr u32 LENGTH_SHIFT = 12;  // in a code's word, the length is stored above the code
 constexpr u32 TREE_NBYTES = 256;
 
 struct LiteralCoder {
     u32 histogram[LITERAL_WARPS][SYMBOLS];
     u32 start[SEGMENTS + 1];  // first literal of each segment
-    u32 leaf[SYMBOLS], node[SYMBOLS];  // how often
+    u32 leaf[SYMBOLS], node[SYMBOLS];  // frequencies
     u16 order[SYMBOLS], leaf_parent[SYMBOLS], node_parent[SYMBOLS], codes[SYMBOLS];
     u8 depth[SYMBOLS], length[SYMBOLS], weights[SYMBOLS], tree[TREE_NBYTES];
-    u32 words[LITERAL_WARPS][(EACH * LANES * MOST_BITS + 63) / 32 + 2];
+    u32 words[LITERAL_WARPS][(EACH * LANES * MAX_BITS + 63) / 32 + 2];
     u32 stream_bits[LITERAL_WARPS];
     FseEncoder<64> fse;
-    u32 weight_histogram[MOST_BITS + 2];
+    u32 weight_histogram[MAX_BITS + 2];
     u32 different, last, tree_nbytes, longest;
 };
 
 __device__ inline u32 warp_sum(u32 v) { return from_lane(running_sum(v), LANES - 1); }
 
-// Literals of a block from the last one on back.
+// Literals of a block, read from the last one backwards.
 struct LiteralsBackward {
     const u8 *literals;
     const u32 *start;
@@ -57,7 +58,7 @@ __device__ inline void count_literals(LiteralCoder &t, const u8 *literals) {
     sync_block();
 }
 
-// Order the symbols that occur by how often they do.
+// Sort the symbols that occur by frequency.
 __device__ inline void rank_symbols(LiteralCoder &t) {
     for (u32 s = threadIdx.x; s < SYMBOLS; s += LITERAL_THREADS) {
         const u32 mine = t.histogram[0][s];
@@ -82,7 +83,7 @@ __device__ inline void rank_symbols(LiteralCoder &t) {
     sync_block();
 }
 
-// Lengths of codes from the ranks, two symbols at least. By one lane.
+// Compute code lengths from the ranks of at least two symbols. By one lane.
 __device__ inline void build_tree(LiteralCoder &t) {
     const u32 n = t.different;
     u32 leaf = 0, node = 0;
@@ -101,54 +102,55 @@ __device__ inline void build_tree(LiteralCoder &t) {
     }
     t.depth[n - 2] = 0;
     for (u32 k = n - 2; k-- > 0;) t.depth[k] = static_cast<u8>(t.depth[t.node_parent[k]] + 1);
-    // Rarer symbols are longer. Codes that are too long are cut, which takes more than there is: others get longer,
-    // the rarest of the longest first, until it is enough, and what is then left makes codes shorter again.
+    // Rarer symbols have longer codes. Codes that are too long are cut to MAX_BITS, which takes more code space than
+    // there is: other codes are lengthened, the rarest of the longest first, until all fit; the remaining space then
+    // shortens codes again.
     u32 used = 0;
     for (u32 k = 0; k < n; ++k) {
-        const u32 length = t.depth[t.leaf_parent[k]] + 1u, cut = length < MOST_BITS ? length : MOST_BITS;
+        const u32 length = t.depth[t.leaf_parent[k]] + 1u, cut = length < MAX_BITS ? length : MAX_BITS;
         t.length[t.order[k]] = static_cast<u8>(cut);
-        used += 1u << (MOST_BITS - cut);
+        used += 1u << (MAX_BITS - cut);
     }
-    constexpr u32 ALL = 1u << MOST_BITS;
+    constexpr u32 ALL = 1u << MAX_BITS;
     for (u32 k = 0; used > ALL;) {
         u8 &length = t.length[t.order[k]];
-        if (length == MOST_BITS) ++k;
-        else used -= 1u << (MOST_BITS - ++length);
+        if (length == MAX_BITS) ++k;
+        else used -= 1u << (MAX_BITS - ++length);
     }
     while (used < ALL)
         for (u32 k = n; k-- > 0;) {
             u8 &length = t.length[t.order[k]];
-            if (used + (1u << (MOST_BITS - length)) <= ALL) used += 1u << (MOST_BITS - length--);
+            if (used + (1u << (MAX_BITS - length)) <= ALL) used += 1u << (MAX_BITS - length--);
         }
     t.longest = 0;
     for (u32 s = 0; s <= t.last; ++s)
         if (t.length[s] > t.longest) t.longest = t.length[s];
 }
 
-// Numbers of the codes of each length follow one another, in the order of symbols; longer codes come first.
+// Assign codes: those of each length are consecutive in the order of symbols; longer codes come first.
 __device__ inline void number_codes(LiteralCoder &t) {
     for (u32 s = threadIdx.x; s < SYMBOLS; s += LITERAL_THREADS) {
         const u32 mine = t.length[s];
-        u32 number = 0, longer = 0;  // codes before it, of its length; room of longer ones
+        u32 number = 0, longer = 0;  // earlier codes of the same length; code space of longer codes
         for (u32 other = 0; other <= t.last; ++other) {
             const u32 length = t.length[other];
             number += length == mine && other < s;
-            if (length > mine) longer += 1u << (MOST_BITS - length);
+            if (length > mine) longer += 1u << (MAX_BITS - length);
         }
-        const u32 code = mine ? (longer >> (MOST_BITS - mine)) + number : 0;
-        t.codes[s] = static_cast<u16>(mine << LENGTH_AT | code);
+        const u32 code = mine ? (longer >> (MAX_BITS - mine)) + number : 0;
+        t.codes[s] = static_cast<u16>(mine << LENGTH_SHIFT | code);
         t.weights[s] = static_cast<u8>(mine ? t.longest + 1 - mine : 0);
     }
     sync_block();
 }
 
-// Two states take the weights in turn. Returns the size of the description, 0 where there is none. By one lane.
+// Encode the weights by two alternating states. Returns the size of the description, 0 if there is none. By one lane.
 __device__ inline u32 describe_by_fse(LiteralCoder &t, u8 *to) {
     const u32 n = t.last;
     u32 symbols = 0, different = 0;
-    for (u32 w = 0; w < MOST_BITS + 2; ++w) t.weight_histogram[w] = 0;
+    for (u32 w = 0; w < MAX_BITS + 2; ++w) t.weight_histogram[w] = 0;
     for (u32 s = 0; s < n; ++s) ++t.weight_histogram[t.weights[s]];
-    for (u32 w = 0; w < MOST_BITS + 2; ++w)
+    for (u32 w = 0; w < MAX_BITS + 2; ++w)
         if (t.weight_histogram[w]) {
             symbols = w + 1;
             ++different;
@@ -177,7 +179,7 @@ __device__ inline u32 describe_by_fse(LiteralCoder &t, u8 *to) {
     return out.nbytes;
 }
 
-// By one lane; 0 bytes where a tree cannot be described.
+// Describe the tree; 0 bytes if that is impossible. By one lane.
 __device__ inline void describe_tree(LiteralCoder &t) {
     const u32 n = t.last, nibbles = n <= 128 ? 1 + (n + 1) / 2 : TREE_NBYTES;
     const u32 packed = describe_by_fse(t, t.tree + 1);
@@ -205,8 +207,8 @@ __device__ inline void write_stream(LiteralCoder &t, LiteralsBackward from, u32 
             const u32 back = EACH * lane_id() + k;
             if (back >= last - begin) break;
             const u32 word = t.codes[from.at(last - 1 - back)];
-            bits |= static_cast<u64>(word & ((1u << LENGTH_AT) - 1)) << n;
-            n += word >> LENGTH_AT;
+            bits |= static_cast<u64>(word & ((1u << LENGTH_SHIFT) - 1)) << n;
+            n += word >> LENGTH_SHIFT;
         }
         const u32 sum = running_sum(n), total = carried + from_lane(sum, LANES - 1), at = carried + sum - n;
         for (u32 k = lane_id(); k < total / 32 + 2; k += LANES) words[k] = k ? 0 : left_over;
@@ -223,7 +225,7 @@ __device__ inline void write_stream(LiteralCoder &t, LiteralsBackward from, u32 
     if (lane_id() == 0) *to = static_cast<u8>(left_over | 1u << carried);
 }
 
-// Header of a section of `nbytes` bytes for `n` literals; returns its size.
+// Headers of sections with `n` literals: raw or repeated literals; literals compressed to `nbytes` bytes.
 __device__ inline u32 raw_header_nbytes(u32 n) { return n < 32 ? 1 : n < 4096 ? 2 : 3; }
 __device__ inline void write_raw_header(u8 *to, u32 type, u32 n) {
     const u32 size = raw_header_nbytes(n), head = type |
@@ -249,10 +251,10 @@ __device__ inline bool all_equal(const u8 *bytes, u32 nbytes) {
     return !block_any(other);
 }
 
-// Sum the bits of the streams, one for each warp; returns the bytes of the section without its header.
+// Sum the bits of the streams, one for each warp; returns the size of the section without its header.
 __device__ inline u32 measure_streams(LiteralCoder &t, LiteralsBackward from, u32 begin, u32 end, u32 streams) {
     u32 bits = 0;
-    for (u32 k = lane_id(); k < end - begin; k += LANES) bits += t.codes[from.at(end - 1 - k)] >> LENGTH_AT;
+    for (u32 k = lane_id(); k < end - begin; k += LANES) bits += t.codes[from.at(end - 1 - k)] >> LENGTH_SHIFT;
     bits = warp_sum(bits);
     if (lane_id() == 0) t.stream_bits[warp_id()] = bits;
     sync_block();
@@ -286,8 +288,8 @@ extern "C" __global__ void zstd_literals(const u8 *chunks, i64 nbytes, i64 block
     u32 begin = warp_id() * part, end = begin + part < n && streams > 1 ? begin + part : n;
     if (warp_id() >= streams) begin = end = 0;
     const LiteralsBackward from{literals, t.start, segment_of(t.start, end ? end - 1 : 0)};
-    u32 section = 0;  // bytes of a compressed section without its header
-    if (t.different > 1 && n >= FEWEST) {
+    u32 section = 0;  // size of a compressed section without its header
+    if (t.different > 1 && n >= MIN_LITERALS) {
         if (writes) build_tree(t);
         sync_block();
         number_codes(t);
@@ -298,7 +300,7 @@ extern "C" __global__ void zstd_literals(const u8 *chunks, i64 nbytes, i64 block
     const bool shrinks = section && header_nbytes(n) + section + n / 64 < n;
     const bool repeated = n > 1 && t.different == 1;
     const u32 head = shrinks ? header_nbytes(n) : raw_header_nbytes(n), stored = shrinks ? section : repeated ? 1 : n;
-    if (head + stored + 1 >= extent.nbytes) {  // nothing is left for sequences
+    if (head + stored + 1 >= extent.nbytes) {  // no bytes are left for sequences
         if (writes) block = {RAW, extent.nbytes, 0, 0, 0};
         return;
     }

@@ -1,15 +1,15 @@
-// The zstd encoder's last step (format: RFC 8878): blocks → frames, packed one behind another.
+// The zstd encoder's last step (format: RFC 8878): blocks → packed frames.
 //
-// A warp for each frame sums the sizes of its blocks; `encoded_offsets` sums those of the frames; a block of threads for
-// each zstd block copies it to where it belongs, with its header, and the frame's before the first one.
+// One warp per frame sums the sizes of its blocks; `encoded_offsets` sums the sizes of the frames; one block of threads
+// per zstd block writes its header and copies it to its offset, the first one also writes the frame's header.
 //
-// A frame says how long its content is. Short ones are a single segment; longer ones have a window, no longer than
-// matches reach, which readers that decode piece by piece limit.
+// A frame states the size of its content. Short frames are a single segment; longer ones have a window, no longer than
+// the reach of matches, since streaming readers limit it.
 
 #include "encode.cuh"
 #include "zstd_encode.cuh"
 
-constexpr i64 SINGLE = 8 << 20;  // the window that every decoder is to support, at least
+constexpr i64 SINGLE = 8 << 20;  // the window that every decoder should support
 constexpr u32 WINDOW_CODE = 7 << 3;  // 128 KiB, the longest block
 constexpr u32 MAGIC = 0xfd2fb528u, SINGLE_SEGMENT = 32;
 

@@ -1,4 +1,4 @@
-// Records that the kernels of Zstandard (RFC 8878) share: frames, blocks and sequences.
+// Records that the Zstandard (RFC 8878) kernels share: frames, blocks and sequences.
 
 enum BlockType { RAW = 0, REPEATED = 1, COMPRESSED = 2 };
 enum LiteralsType { RAW_LITERALS = 0, ONE_LITERAL = 1, NEW_TREE = 2, OLD_TREE = 3 };
@@ -14,53 +14,55 @@ struct Frame {
 
 struct Block {
     i64 source;            // first byte of the content, in the arena
-    i64 literals_at;       // byte of the pool, where they are Huffman coded
-    i64 sequences_at;      // sequences of other blocks behind these in the pool
+    i64 literals_at;       // offset in the pool of Huffman coded literals, when decoded
+    i64 sequences_at;      // number of sequences after those of the block in the pool
     int chunk, type;
-    u32 nbytes;            // of the content; of a repeated byte, how often
+    u32 nbytes;            // size of the content; of a repeated byte, the number of repetitions
     int literals_type;
-    u32 literals, literals_stored, literals_head;  // literals, their stored bytes, and the header before those
+    u32 literals, literals_stored, literals_head;  // number of literals, their stored bytes, bytes of their header
     int literals_streams;
-    u32 sequences, tables_head;  // sequences, and where in the content the descriptions of tables begin
+    u32 sequences, tables_head;  // number of sequences, and offset of the descriptions of tables in the content
     int modes;
     i64 tree, table[3];    // blocks that describe the tables in use; -1: none
-    u32 last_offsets[3];   // behind the block, as a function of those before it; zstd_offsets: those before it
-    u32 decoded;           // bytes that it decodes to
-    u32 begin, kept;       // by zstd_offsets: its first byte in the frame, and that of the first block of its group
+    u32 last_offsets[3];   // after the block, as a function of those before it; after zstd_offsets: before the block
+    u32 decoded;           // decoded size
+    u32 begin, kept;  // set by zstd_offsets: offset in the frame of the block, and of the first block of its group
 };
 static_assert(sizeof(Block) == 128, "as in plan/decode/workspace.py");
 
-// Blocks that begin in the same part of the decoded bytes, as a range of the list `order`.
+// The blocks that begin in the same part of the decoded bytes, as a range of the list `order`.
 struct Group { u32 first, end; };
-constexpr u32 NO_BLOCK = ~0u;  // in that list: a block of no bytes, or of a frame that is broken
+constexpr u32 NO_BLOCK = ~0u;  // in that list: an empty block, or a block of a broken frame
 
 __device__ inline int mode_of(const Block &block, int kind) { return block.modes >> (6 - 2 * kind) & 3; }
 
 // Counters by which kernels allocate from the workspace.
 enum Counter { STREAMS = 0, BLOCKS = 1, LITERALS = 2, SEQUENCES = 3 };
-__device__ inline i64 take_room(u64 *counter, u64 n) { return static_cast<i64>(atomicAdd(counter, n)); }
+__device__ inline i64 allocate(u64 *counter, u64 n) { return static_cast<i64>(atomicAdd(counter, n)); }
 
-// Literals are taken from the beginning of the pool and sequences from its end, until they meet.
-__device__ inline bool has_met(u64 *counters, i64 pool_nbytes) {
+// Literals are allocated from the beginning of the pool and sequences from its end, until they meet.
+__device__ inline bool is_pool_full(u64 *counters, i64 pool_nbytes) {
     const u64 literals = atomicAdd(counters + LITERALS, 0ull), sequences = atomicAdd(counters + SEQUENCES, 0ull);
     return literals + 8 * sequences > static_cast<u64>(pool_nbytes);
 }
 
-constexpr int MOST_WINDOW_BITS = 31;  // as of the reference decoder
-// Of a frame of unknown size: numcodecs decodes it as a stream, for which the reference decoder has this limit.
-constexpr u64 MOST_STREAM_WINDOW = (1ull << 27) + 1;
+constexpr int MAX_WINDOW_BITS = 31;  // as in the reference decoder
+// For frames of unknown size, which numcodecs decodes as streams: the limit of the reference decoder for streams.
+constexpr u64 MAX_STREAM_WINDOW = (1ull << 27) + 1;
 
-// A sequence in 64 bits: 18 of literals, 18 of match, 28 of offset.
-constexpr u32 NOT_YET = 0x0f000000;  // from here on: NOT_YET + (k << 20) + n, the k-th last offset minus n
+// A sequence in 64 bits: literals (18 bits), match (18), offset (28). An unresolved offset is UNRESOLVED + (k << 20) +
+// n: the k-th last offset before the block, minus n.
+constexpr u32 UNRESOLVED = 0x0f000000;
 __device__ inline u64 packed(u32 literals, u32 match, u32 offset) {
     return literals | static_cast<u64>(match) << 18 | static_cast<u64>(offset) << 36;
 }
 
-__device__ inline u32 looked_up(u32 offset, const u32 *last) {
-    if (offset < NOT_YET) return offset;
+// Resolve an offset by the last offsets before the block, which may be unresolved, too.
+__device__ inline u32 resolved(u32 offset, const u32 *last) {
+    if (offset < UNRESOLVED) return offset;
     const u32 back = offset & 0xfffff, k = offset >> 20 & 3, base = k == 0 ? last[0] : k == 1 ? last[1] : last[2];
-    if (base >= NOT_YET) return base + back;
-    return base > back ? base - back : 0;  // 0 is no offset, and is found out
+    if (base >= UNRESOLVED) return base + back;
+    return base > back ? base - back : 0;  // 0 is invalid, which the copy detects
 }
 
 __device__ inline u64 *block_sequences(const Block &block, const u8 *pool, i64 pool_nbytes) {

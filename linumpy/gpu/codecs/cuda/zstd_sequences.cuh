@@ -1,26 +1,25 @@
-// Sequences of the Zstandard format (RFC 8878): their three FSE tables, and the bits that they are read from. By two
-// warps.
+// Sequences of the Zstandard format (RFC 8878): their three FSE tables and their bits. By two warps.
 //
-// The first bit of a sequence, and its states, depend on the sequence before: this chain is what limits the speed of a
-// block. One lane of the first warp follows it, with as few dependent instructions as possible, and writes down the
-// first bit and the states of the next 32 sequences. Meanwhile each lane of the second warp reads the values of one of
-// the 32 sequences before, and a scan over its lanes gives their offsets.
+// The first bit of a sequence and its states depend on the previous sequence: this chain limits the speed of a block.
+// One lane of the first warp follows it, with as few dependent instructions as possible, and stores the first bit and
+// the states of the next 32 sequences. Meanwhile each lane of the second warp reads the values of one of the previous
+// 32 sequences, and a scan over its lanes gives their offsets.
 
 #include "zstd_codes.cuh"
 
 constexpr int MAX_STATES = 512;
 constexpr u32 WINDOW = 512;      // words of the stream in shared memory; a power of two
-constexpr u32 REACH = 96;        // words that 32 sequences of at most 89 bits, and what is read beyond, may take
-constexpr u32 KEPT = 4;          // words that stand at the window's end once more
+constexpr u32 REACH = 96;        // words that reading 32 sequences of at most 89 bits may touch
+constexpr u32 REPEATED_WORDS = 4;  // first words of the window that are repeated after its end
 
-// The first bit of a sequence, and the cells of its states.
-struct __align__(16) Found { u32 at, cells[3]; };
+// The position of a sequence: its first bit, and the cells of its states.
+struct __align__(16) SequenceState { u32 at, cells[3]; };
 
 struct SequenceTables {
-    Found found[2][LANES];  // one is written while the other is read
-    int good[2];            // whether a block's tables are valid; used in turn
+    SequenceState states[2][LANES];  // one half is written while the other is read
+    int good[2];                     // whether a block's tables are valid; used alternately
     u32 cells[3][MAX_STATES];
-    u32 window[WINDOW + KEPT];
+    u32 window[WINDOW + REPEATED_WORDS];
     u32 lengths[36], matches[53];  // bases of both kinds of lengths
     Counts counts;
     Staged staged;
@@ -36,14 +35,14 @@ __device__ inline void set_bases(SequenceTables &t) {
 
 __device__ inline int max_symbol(int kind) { return kind == LITERAL_LENGTH ? 35 : kind == OFFSET ? 31 : 52; }
 
-// Read the next description of the staged ones, of which `nbytes` are the block's, and move `pos` behind it.
+// Read the description at bit `pos` of the staged bytes, of which `nbytes` belong to the block, and advance `pos`.
 __device__ inline bool read_description(SequenceTables &t, u32 nbytes, u32 &pos, int mode, int kind, int &symbols,
                                         int &log) {
     if (mode == PREDEFINED) {
-        symbols = kind == LITERAL_LENGTH ? 36 : kind == OFFSET ? 29 : 53;
-        log = kind == OFFSET ? 5 : 6;
-        const short *of = kind == LITERAL_LENGTH ? LENGTH_COUNTS : kind == OFFSET ? OFFSET_COUNTS : MATCH_COUNTS;
-        for (int s = lane_id(); s < symbols; s += LANES) t.counts.of[s] = of[s];
+        symbols = predefined_symbols(kind);
+        log = predefined_table_log(kind);
+        const short *counts = predefined_counts(kind);
+        for (int s = lane_id(); s < symbols; s += LANES) t.counts.of[s] = counts[s];
         return true;
     }
     if (mode == ONE_SYMBOL) {
@@ -56,7 +55,7 @@ __device__ inline bool read_description(SequenceTables &t, u32 nbytes, u32 &pos,
     return read_counts(t.staged, nbytes, pos, max_log(kind), max_symbol(kind), t.counts, symbols, log);
 }
 
-// Put into each cell the extra bits of its symbol. The caller waits before tables are read.
+// Make a table of cells with the extra bits of their symbols. The caller synchronises before reading tables.
 __device__ inline void make_table(SequenceTables &t, int kind, int symbols, int log) {
     if (lane_id() == 0) t.log[kind] = log;
     if (log > 0) build_cells(t.counts, symbols, log, t.cells[kind]);
@@ -69,15 +68,15 @@ __device__ inline void make_table(SequenceTables &t, int kind, int symbols, int 
     }
 }
 
-// Make the tables of a block, described by itself or by blocks before it. Returns the byte of its content behind its
-// own descriptions; 0 where they cannot be.
+// Make the tables of a block, described by itself or by earlier blocks. Returns the offset in its content after its own
+// descriptions; 0 if a description is invalid.
 __device__ inline u32 make_tables(SequenceTables &t, const u8 *arena, const Block *blocks, i64 number) {
     const Block &mine = blocks[number];
 #pragma unroll 1
     for (int kind = 0; kind < 3; ++kind) {
         const Block &other = blocks[mine.table[kind]];
         if (&other == &mine) continue;
-        // All descriptions before it must be read to find it.
+        // The preceding descriptions must be read to find this one.
         const u32 nbytes = other.nbytes - other.tables_head;
         u32 pos = 0;
         int symbols = 0, log = 0;
@@ -106,12 +105,12 @@ __device__ inline u32 make_tables(SequenceTables &t, const u8 *arena, const Bloc
     return begin < mine.nbytes ? begin : 0;
 }
 
-// The last offsets, of which later sequences take one again, as a function of those before: an offset, or "the k-th of
-// those before, minus n".
+// The last three offsets, which later sequences may repeat, as a function of earlier ones: each is an offset, or "the
+// k-th earlier one, minus n".
 struct LastOffsets { u32 of[3]; };
-__device__ inline LastOffsets unchanged() { return {{NOT_YET, NOT_YET + (1u << 20), NOT_YET + (2u << 20)}}; }
+__device__ inline LastOffsets unchanged() { return {{UNRESOLVED, UNRESOLVED + (1u << 20), UNRESOLVED + (2u << 20)}}; }
 
-// What they are after one sequence, by RFC 8878 section 3.1.1.5. The first is the sequence's own.
+// The last offsets after one sequence, by RFC 8878 section 3.1.1.5. The first one is the sequence's own offset.
 __device__ inline LastOffsets after_one(u32 value, bool no_literals) {
     const LastOffsets o = unchanged();
     if (value > 3) return {{value - 3, o.of[0], o.of[1]}};
@@ -121,10 +120,10 @@ __device__ inline LastOffsets after_one(u32 value, bool no_literals) {
 }
 
 __device__ inline LastOffsets composed(const LastOffsets &before, const LastOffsets &then) {
-    return {{looked_up(then.of[0], before.of), looked_up(then.of[1], before.of), looked_up(then.of[2], before.of)}};
+    return {{resolved(then.of[0], before.of), resolved(then.of[1], before.of), resolved(then.of[2], before.of)}};
 }
 
-// Of all sequences of this lane and below.
+// Composition over the sequences of this lane and all lanes below.
 __device__ inline LastOffsets scanned(LastOffsets mine) {
 #pragma unroll
     for (int by = 1; by < LANES; by *= 2) {
@@ -136,13 +135,13 @@ __device__ inline LastOffsets scanned(LastOffsets mine) {
     return mine;
 }
 
-// A stream of bits, read from the last byte back, highest first, through a window in shared memory. Bits are counted
-// from the top of the stream's last word on.
+// A stream of bits, read from the last byte backwards, highest first, through a window in shared memory. Bits are
+// counted from the top of the stream's last word.
 struct BitStream {
-    const u32 *last;  // word 0; word k lies k before
-    u32 words, end;   // of the stream: words, and the bit behind its last one
-    u32 filled;       // words that the window has had
-    u32 next[3];      // the words behind those, three a lane, loaded in advance
+    const u32 *last;  // word 0; word k is last[-k]
+    u32 words, end;   // number of words; the bit after the last one
+    u32 filled;       // words written to the window so far
+    u32 next[3];      // the next words, three per lane, loaded in advance
 };
 
 __device__ inline void fetch(BitStream &s) {
@@ -153,20 +152,20 @@ __device__ inline void fetch(BitStream &s) {
     }
 }
 
-// Put the fetched words into the window, over words that both warps have read.
+// Write the fetched words into the window, over words that both warps have read.
 __device__ inline void fill(BitStream &s, u32 *window) {
 #pragma unroll
     for (u32 k = 0; k < 3; ++k) {
         const u32 word = (s.filled + k * LANES + lane_id()) & (WINDOW - 1);
         window[word] = s.next[k];
-        if (word < KEPT) window[WINDOW + word] = s.next[k];
+        if (word < REPEATED_WORDS) window[WINDOW + word] = s.next[k];
     }
     s.filled += 3 * LANES;
     fetch(s);
     sync_warp();
 }
 
-// The last byte's highest 1, which is there, marks where bits begin. Returns the first one.
+// The highest 1 of the last byte, which is not 0, marks where bits begin. Returns the first bit.
 __device__ inline u32 open_stream(BitStream &s, u32 *window, const u8 *from, u32 nbytes) {
     const u32 mark = load_once(from + nbytes - 1);
     const u64 begin = reinterpret_cast<u64>(from), last = begin + nbytes - 1;
@@ -187,12 +186,12 @@ __device__ inline u32 bits_at(const u32 *window, u32 at) {
 }
 __device__ inline u32 bits_at(const u32 *window, u32 at, u32 n) { return shifted_right(bits_at(window, at), 32 - n); }
 
-// States as offsets of their cells, in bytes.
+// States, as byte offsets of their cells.
 struct States { u32 of[3]; };
 __device__ inline u32 cell_of(const u32 *cells, u32 state) {
     return *reinterpret_cast<const u32 *>(reinterpret_cast<const u8 *>(cells) + state);
 }
-// The next state: its lower bits are those of `word` from bit `shift` on, its base has zeros there.
+// The next state: its lower bits are those of `word` from bit `shift` on; its base has zeros there.
 __device__ inline u32 next_state(u32 cell, u32 word, u32 shift) {
     const u32 mask = (4u << cell_bits(cell)) - 4;
     return (word >> shift & mask) | cell >> (NEXT - 2);
@@ -206,19 +205,19 @@ __device__ inline Ahead ahead(const u32 *window, u32 at) {
     return {funnel_left(b, a, at), funnel_left(c, b, at), funnel_left(d, c, at)};
 }
 
-// Find the next `count` sequences, from bit `at` on. By one lane. Whatever does not lead from the cells of three states
-// to those of the next three overlaps with the loads of those cells; there is no branch.
-__device__ inline u32 walk(SequenceTables &t, Found *found, States &state, u32 at, u32 count) {
+// Find the next `count` sequences, from bit `at` on. By one lane. All instructions that the loads of the next three
+// cells do not depend on overlap with those loads; there is no branch.
+__device__ inline u32 walk(SequenceTables &t, SequenceState *found, States &state, u32 at, u32 count) {
     Ahead bits = ahead(t.window, at);
     for (u32 k = 0; k < count; ++k) {
         const u32 l = cell_of(t.cells[LITERAL_LENGTH], state.of[LITERAL_LENGTH]);
         const u32 o = cell_of(t.cells[OFFSET], state.of[OFFSET]);
         const u32 m = cell_of(t.cells[MATCH_LENGTH], state.of[MATCH_LENGTH]);
-        found[k] = Found{at, {l, o, m}};
+        found[k] = SequenceState{at, {l, o, m}};
         const u32 sum = l + o + m, extra = cell_extra(sum);
         const u32 word =
             extra < 32 ? funnel_left(bits.second, bits.first, extra) : funnel_left(bits.third, bits.second, extra);
-        // The states' bits come in this order, highest first; they become offsets in bytes by two bits less of a shift.
+        // The states' bits come in this order, highest first; shifting by two bits less gives byte offsets.
         const u32 first = 30 - cell_bits(l), second = first - cell_bits(m);
         state.of[LITERAL_LENGTH] = next_state(l, word, first);
         state.of[MATCH_LENGTH] = next_state(m, word, second);
@@ -243,13 +242,13 @@ __device__ inline int walk_sequences(SequenceTables &t, const u8 *from, u32 nbyt
     }
     for (u32 done = 0; done < all; done += LANES) {
         const u32 count = all - done < LANES ? all - done : LANES;
-        Found *found = t.found[done / LANES & 1];
+        SequenceState *found = t.states[done / LANES & 1];
         if (lane_id() == 0) at = walk(t, found, state, at, count);
         at = from_lane(at, 0);
         sync_pair();
         if (done + LANES >= all) {  // no state follows the last sequence
-            const Found one = found[count - 1];
-            at -= cell_bits(one.cells[0] + one.cells[1] + one.cells[2]);
+            const SequenceState last = found[count - 1];
+            at -= cell_bits(last.cells[0] + last.cells[1] + last.cells[2]);
         }
         if (stream.filled - at / 32 < REACH) fill(stream, t.window);
     }
@@ -268,13 +267,13 @@ __device__ inline int unpack_sequences(SequenceTables &t, Block &block, u64 *to)
         u32 literals = 0, match = 0;
         sync_pair();
         if (sequence < all) {
-            const Found one = t.found[done / LANES & 1][lane_id()];
-            const u32 l = one.cells[LITERAL_LENGTH], o = one.cells[OFFSET], m = one.cells[MATCH_LENGTH];
-            const u32 behind_offset = one.at + cell_extra(o), behind_match = behind_offset + cell_extra(m);
-            const u32 value = (1u << cell_symbol(o)) + bits_at(t.window, one.at, cell_extra(o));
-            match = t.matches[cell_symbol(m)] + bits_at(t.window, behind_offset, cell_extra(m));
-            literals = t.lengths[cell_symbol(l)] + bits_at(t.window, behind_match, cell_extra(l));
-            far |= value > NOT_YET;
+            const SequenceState found = t.states[done / LANES & 1][lane_id()];
+            const u32 l = found.cells[LITERAL_LENGTH], o = found.cells[OFFSET], m = found.cells[MATCH_LENGTH];
+            const u32 match_at = found.at + cell_extra(o), literals_at = match_at + cell_extra(m);
+            const u32 value = (1u << cell_symbol(o)) + bits_at(t.window, found.at, cell_extra(o));
+            match = t.matches[cell_symbol(m)] + bits_at(t.window, match_at, cell_extra(m));
+            literals = t.lengths[cell_symbol(l)] + bits_at(t.window, literals_at, cell_extra(l));
+            far |= value > UNRESOLVED;
             copied += match;
             mine = after_one(value, literals == 0);
         }
