@@ -1,8 +1,8 @@
 """Make the blocks of a resampled volume: read the box of the source, transform it, write the block.
 
-In: :class:`BlockJob`, which refers to everything by path and number, so that it can be sent to another process. Out:
-blocks in the arrays of the target, each of whole chunks (``linumpy.write.raw_chunks``). Reading, transforming and
-writing overlap (``linumpy.resample.blocks.overlap``); on a device there are two buffers for boxes and two for blocks.
+In: :class:`BlockJob`, which can be sent to another process if its source is a path or a URL. Out: blocks in the arrays
+of the target, each of whole chunks (``linumpy.write.raw_chunks``). Reading, transforming and writing overlap
+(``linumpy.resample.blocks.overlap``); on a device there are two buffers for boxes and two for blocks.
 :func:`make_block` makes a single block, for ``linumpy.resample.workers``.
 """
 
@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import zarr
@@ -39,6 +39,9 @@ from linumpy.resample.blocks.warp import make_warped
 from linumpy.write.encoded_chunks import Batch
 from linumpy.write.raw_chunks import Chunks, chunks_of, writing_threads
 from linumpy.write.tasks import Finish
+
+if TYPE_CHECKING:
+    from cupy.cuda import Event
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,7 @@ class BlockJob:
     entries : tuple of int
         The volume in the target: the entry of each of its axes of time and channel.
     batch : Batch or None
-        What a device encodes at a time; None as with no limit of memory.
+        The batches that a device encodes; None for the default.
     """
 
     source: Source
@@ -79,11 +82,14 @@ class BlockJob:
 
     def open(self) -> tuple[Volume, zarr.Array]:
         """Open source and target."""
-        # Without it a block of zeros would not be written, and a resumed run would leave older voxels.
-        target = zarr.open_array(local_store(self.target, read_only=False), mode="r+")
-        target = target.with_config({"write_empty_chunks": True})
         source = open_source(self.source)
-        return as_volume(source) if self.index is None else Volume(source, self.index), target
+        return as_volume(source) if self.index is None else Volume(source, self.index), _open_target(self.target)
+
+
+def _open_target(path: str | Path) -> zarr.Array:
+    array = zarr.open_array(local_store(path, read_only=False), mode="r+")
+    # Otherwise a block of zeros would not be written, and a resumed run would leave older voxels.
+    return array.with_config({"write_empty_chunks": True})
 
 
 def make_block(job: BlockJob, number: int) -> int:
@@ -109,15 +115,15 @@ def make_blocks(job: BlockJob, blocks: Iterable[Block], done: Callable[[Block], 
     done : callable
         Called with each written block, in this thread.
     """
-    wanted = list(blocks)
-    if wanted:
-        _make_all(job, wanted, done)
+    blocks = list(blocks)
+    if blocks:
+        _make_all(job, blocks, done)
 
 
 def make_blocks_on_each(
     job: BlockJob, blocks: Iterable[Block], done: Callable[[Block], object], devices: Sequence[int]
 ) -> None:
-    """Make blocks on several devices of this machine, each of which takes the next one when it has read its last.
+    """Make blocks on several devices of this machine; each device takes the next block when it has read its last.
 
     Parameters
     ----------
@@ -130,8 +136,8 @@ def make_blocks_on_each(
     """
     queue, lock = deque(blocks), threading.Lock()
 
-    def dealt() -> Iterator[Block]:
-        with suppress(IndexError):  # also where another device took the last one
+    def next_blocks() -> Iterator[Block]:
+        with suppress(IndexError):  # the queue is empty
             while True:
                 yield queue.popleft()
 
@@ -141,9 +147,9 @@ def make_blocks_on_each(
 
     def work(_: int) -> None:
         try:
-            _make_all(job, dealt(), settle)
+            _make_all(job, next_blocks(), settle)
         except BaseException:
-            queue.clear()  # the others end with the blocks that they have begun
+            queue.clear()  # the other devices complete the blocks that they have begun, and end
             raise
 
     on_each(devices[: len(queue)], work)
@@ -177,12 +183,11 @@ def open_stage(job: BlockJob, *, slots: int) -> Stage:
 
 def level_chunks(folder: Path, pool: ThreadPoolExecutor, threads: int, batch: Batch | None = None) -> Chunks:
     """Open an array of a work folder, such as a resolution of an image, for writing whole chunks."""
-    array = zarr.open_array(local_store(folder, read_only=False), mode="r+")
-    return chunks_of(array.with_config({"write_empty_chunks": True}), pool, threads, batch=batch)
+    return chunks_of(_open_target(folder), pool, threads, batch=batch)
 
 
 def read_to_device(array: zarr.Array, region: tuple[int | slice, ...], reader: OwnReader) -> Array:
-    """Read a region into new device memory, by a reader with a limit of its own."""
+    """Read a region into new device memory, by a reader with its own memory limit."""
     shape = tuple(side.stop - side.start for side in region if isinstance(side, slice))
     out = require_cuda().empty(shape, array.dtype.newbyteorder("="))
     read_region_into(array, region, out, reader)
@@ -228,7 +233,7 @@ class HostStage:
 
 
 class CudaStage:
-    """Makes blocks on a device. Buffers are allocated once, for the largest block, and used in turn."""
+    """Makes blocks on a device. Buffers are allocated once, for the largest block, and used in rotation."""
 
     def __init__(self, job: BlockJob, *, slots: int) -> None:
         cupy = require_cuda()
@@ -239,19 +244,19 @@ class CudaStage:
         itemsize = self._dtype.itemsize
         self._boxes = [cupy.empty(source * itemsize, np.uint8) for _ in range(slots)]
         self._blocks = [cupy.empty(output * itemsize, np.uint8) for _ in range(slots)]
-        cupy.cuda.get_current_stream().synchronize()  # until the last use of this memory of the pool has ended
-        self._made: list[Any] = [None] * slots
+        cupy.cuda.get_current_stream().synchronize()  # earlier work may still use this memory of the pool
+        self._made: list[Event | None] = [None] * slots
         self._reads, self._transforms = itertools.count(), itertools.count()
         self._scope = ExitStack()
-        # One reader for all reads, which keeps its threads, streams and pinned memory.
+        # One reader for all reads: it keeps its threads, streams and pinned memory.
         self._reader = self._scope.enter_context(closing(OwnReader(job.scratch_bytes)))
         self._chunks = _open_chunks(job, target, self._scope, alone=slots > 1)
         if kvikio_mode()[0] != "none":
-            # Once for all reads and writes: each change restarts kvikio's threads.
+            # Set once for all reads and writes, since each change restarts kvikio's threads.
             self._scope.enter_context(transfer_settings())
 
     def read(self, block: Block) -> Array:
-        """Read into the next buffer, once the last block made from it is done."""
+        """Read into the next buffer, after the last block made from it is complete."""
         slot = next(self._reads) % self._slots
         if self._made[slot] is not None:
             require_cuda().cuda.get_current_stream().wait_event(self._made[slot])
@@ -289,11 +294,11 @@ class CudaStage:
 
 
 def _open_chunks(job: BlockJob, target: zarr.Array, scope: ExitStack, *, alone: bool) -> Chunks:
-    """Open the chunks of the target for writing, by threads that live as long as the scope."""
+    """Open the chunks of the target for writing, by threads that end with the scope."""
     threads = writing_threads()
     pool = ThreadPoolExecutor(threads, "linumpy-chunks")
     scope.callback(pool.shutdown, cancel_futures=True)
-    # A worker that dask considers lost may still write a block that another worker makes again.
+    # A worker that dask considers lost may still write a block while another worker repeats it.
     return chunks_of(target, pool, threads, renamed=not alone, batch=job.batch)
 
 
