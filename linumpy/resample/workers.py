@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from distributed import Client, Worker
 
 
-class Job(Protocol):
+class WorkerJob(Protocol):
     """The parameters of all blocks of a volume, which can be pickled."""
 
     @property
@@ -41,7 +41,7 @@ class Job(Protocol):
         """``"cuda"`` or ``"cpu"``."""
 
 
-JobOf = TypeVar("JobOf", bound=Job)
+JobOf = TypeVar("JobOf", bound=WorkerJob)
 Name = TypeVar("Name")
 
 log = logging.getLogger(__name__)
@@ -173,14 +173,14 @@ def survey(client: Client, needs: Needs) -> Capacity:
     return _capacity({answer["address"]: answer for answer in answers})
 
 
-def _sent(name: str) -> Callable[..., object]:
+def _sent(name: str) -> Callable[..., Any]:
     """Return a function for workers that calls the named function of this module with bytes.
 
     dask sends a function that is defined inside a function as code, so it runs, and reports the lack, where linumpy is
     not installed.
     """
 
-    def run(payload: bytes, number: int = 0, dask_worker: Worker | None = None) -> object:
+    def run(payload: bytes, number: int = 0, dask_worker: Worker | None = None) -> Any:
         import importlib
 
         from distributed import get_worker
@@ -271,7 +271,7 @@ def make_on(
         Client of a cluster whose workers see the paths of source and target.
     make : callable
         Function of a module that makes the block of a number; making a block twice must be harmless.
-    job : Job
+    job : WorkerJob
         The parameters of the blocks.
     needs : Needs
         Requirements of each worker.
@@ -317,7 +317,7 @@ def make_sent_block(payload: bytes, number: int, worker: Worker) -> str:
     return ""
 
 
-def _lacking_for_blocks(needs: Needs, job: Job, worker: Worker) -> str:
+def _lacking_for_blocks(needs: Needs, job: WorkerJob, worker: Worker) -> str:
     """Return what a worker lacks for the planned blocks; a worker that joined later was not part of the survey."""
     if job.device == "cuda":
         missing = why_no_cuda()

@@ -32,7 +32,7 @@ def write_rows(paths: list[str], rows: Array) -> None:
     with PROCESS.take(Share(_DESCRIPTORS), Share(_DESCRIPTORS * max_open)) as share, transfer_settings():
         step = share.descriptors // _DESCRIPTORS
         for begin in range(0, len(paths), step):
-            batch = _Batch(rows.shape[1])
+            batch = _RowWrites(rows.shape[1])
             try:
                 batch.start(paths[begin : begin + step], rows[begin : begin + step])
             finally:
@@ -44,7 +44,7 @@ def write_rows(paths: list[str], rows: Array) -> None:
                 write_file(paths[begin + index], [[to_host(rows[begin + index])]])
 
 
-class _Batch:
+class _RowWrites:
     """Files of equal size that kvikio writes at the same time."""
 
     def __init__(self, nbytes: int) -> None:

@@ -160,7 +160,7 @@ def _make_all(job: BlockJob, blocks: Iterable[Block], done: Callable[[Block], ob
         work_through(blocks, stage.read, stage.transform, stage.write, use_gpu=job.device == "cuda", done=done)
 
 
-class Stage(Protocol):
+class BlockStage(Protocol):
     """Reads, transforms and writes blocks in the same order, on a device on CuPy's current stream."""
 
     def read(self, block: Block) -> Array:
@@ -176,7 +176,7 @@ class Stage(Protocol):
         """Wait for the writing threads."""
 
 
-def open_stage(job: BlockJob, *, slots: int) -> Stage:
+def open_stage(job: BlockJob, *, slots: int) -> BlockStage:
     """Return the stage of the job's device."""
     return CudaStage(job, slots=slots) if job.device == "cuda" else HostStage(job, alone=slots > 1)
 
