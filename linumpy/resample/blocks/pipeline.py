@@ -11,13 +11,14 @@ from __future__ import annotations
 import itertools
 import math
 import threading
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 import zarr
@@ -160,20 +161,45 @@ def _make_all(job: BlockJob, blocks: Iterable[Block], done: Callable[[Block], ob
         work_through(blocks, stage.read, stage.transform, stage.write, use_gpu=job.device == "cuda", done=done)
 
 
-class BlockStage(Protocol):
-    """Reads, transforms and writes blocks in the same order, on a device on CuPy's current stream."""
+class BlockStage(ABC):
+    """Reads, transforms and writes blocks in the same order; on a device, on CuPy's current stream."""
 
+    _chunks: Chunks
+
+    def __init__(self, job: BlockJob) -> None:
+        self._job = job
+        self._source, self._target = job.open()
+        self._dtype = self._target.dtype
+        self._scope = ExitStack()
+
+    @abstractmethod
     def read(self, block: Block) -> Array:
         """Read the box of the source that a block needs."""
 
+    @abstractmethod
     def transform(self, block: Block, source: Array) -> Array:
-        """Transform the box into the block; on a device, start to."""
+        """Transform the box into the block; on a device, start to. With a warp, read what its parts need."""
+
+    @abstractmethod
+    def _read_array(self, array: zarr.Array, region: tuple[int | slice, ...]) -> Array:
+        """Read a region of an array into the memory of blocks, in this machine's byte order."""
+
+    def _read_box(self, box: tuple[slice, ...]) -> Array:
+        return self._read_array(self._source.array, self._source.region(box))
+
+    def _make(self, block: Block, source: Array, out: Array) -> Array:
+        grid, cval = self._job.plan.grid, self._job.cval
+        if grid.warp:
+            return make_warped(grid, block, cval, out, self._read_box, self._read_array, self._job.plan.part_bytes)
+        return make_box(source, grid, block, cval, out)
 
     def write(self, block: Block, result: Array) -> Finish:
         """Start to write the block; `result` may change when this returns."""
+        return write_block(self._chunks, block, result, self._job.entries)
 
     def close(self) -> None:
         """Wait for the writing threads."""
+        self._scope.close()
 
 
 def open_stage(job: BlockJob, *, slots: int) -> BlockStage:
@@ -194,52 +220,34 @@ def read_to_device(array: zarr.Array, region: tuple[int | slice, ...], reader: O
     return out
 
 
-class HostStage:
+class HostStage(BlockStage):
     """Makes blocks in host memory."""
 
     def __init__(self, job: BlockJob, *, alone: bool) -> None:
-        self._job = job
-        self._source, target = job.open()
-        self._dtype = target.dtype
-        self._scope = ExitStack()
-        self._chunks = _open_chunks(job, target, self._scope, alone=alone)
+        super().__init__(job)
+        self._chunks = _open_chunks(job, self._target, self._scope, alone=alone)
 
-    def read(self, block: Block) -> np.ndarray:
+    def read(self, block: Block) -> Array:
         """Read by zarr, into this machine's byte order."""
         if not math.prod(block.source_shape):
             return np.empty(block.source_shape, self._source.dtype.newbyteorder("="))
         return self._read_box(block.source_box)
 
-    def _read_box(self, box: tuple[slice, ...]) -> np.ndarray:
-        return self._read_array(self._source.array, self._source.region(box))
-
-    def _read_array(self, array: zarr.Array, region: tuple[int | slice, ...]) -> np.ndarray:
+    def _read_array(self, array: zarr.Array, region: tuple[int | slice, ...]) -> Array:
         return np.asarray(read_chunks_on_host(array, region), array.dtype.newbyteorder("="), order="C")
 
     def transform(self, block: Block, source: Array) -> Array:
-        """Transform the box into the block; through a warp, read what its parts need."""
-        out, grid, cval = np.empty(block.shape, self._dtype), self._job.plan.grid, self._job.cval
-        if grid.warp:
-            return make_warped(grid, block, cval, out, self._read_box, self._read_array, self._job.plan.part_bytes)
-        return make_box(source, grid, block, cval, out)
-
-    def write(self, block: Block, result: Array) -> Finish:
-        """Write the block."""
-        return write_block(self._chunks, block, result, self._job.entries)
-
-    def close(self) -> None:
-        """Wait for the writing threads."""
-        self._scope.close()
+        """Transform the box into the block."""
+        return self._make(block, source, np.empty(block.shape, self._dtype))
 
 
-class CudaStage:
+class CudaStage(BlockStage):
     """Makes blocks on a device. Buffers are allocated once, for the largest block, and used in rotation."""
 
     def __init__(self, job: BlockJob, *, slots: int) -> None:
         cupy = require_cuda()
-        self._job, self._slots = job, slots
-        self._source, target = job.open()
-        self._dtype = target.dtype
+        super().__init__(job)
+        self._slots = slots
         source, output = job.plan.largest
         itemsize = self._dtype.itemsize
         self._boxes = [cupy.empty(source * itemsize, np.uint8) for _ in range(slots)]
@@ -247,10 +255,9 @@ class CudaStage:
         cupy.cuda.get_current_stream().synchronize()  # earlier work may still use this memory of the pool
         self._made: list[Event | None] = [None] * slots
         self._reads, self._transforms = itertools.count(), itertools.count()
-        self._scope = ExitStack()
         # One reader for all reads: it keeps its threads, streams and pinned memory.
         self._reader = self._scope.enter_context(closing(OwnReader(job.scratch_bytes)))
-        self._chunks = _open_chunks(job, target, self._scope, alone=slots > 1)
+        self._chunks = _open_chunks(job, self._target, self._scope, alone=slots > 1)
         if kvikio_mode()[0] != "none":
             # Set once for all reads and writes, since each change restarts kvikio's threads.
             self._scope.enter_context(transfer_settings())
@@ -270,27 +277,12 @@ class CudaStage:
         """Start to transform the box into the block."""
         slot = next(self._transforms) % self._slots
         out = _view(self._blocks[slot], block.shape, self._dtype)
-        grid, cval = self._job.plan.grid, self._job.cval
-        if grid.warp:
-            make_warped(grid, block, cval, out, self._read_box, self._read_array, self._job.plan.part_bytes)
-        else:
-            make_box(source, grid, block, cval, out)
+        self._make(block, source, out)
         self._made[slot] = require_cuda().cuda.get_current_stream().record()
         return out
 
-    def _read_box(self, box: tuple[slice, ...]) -> Array:
-        return self._read_array(self._source.array, self._source.region(box))
-
     def _read_array(self, array: zarr.Array, region: tuple[int | slice, ...]) -> Array:
         return read_to_device(array, region, self._reader)
-
-    def write(self, block: Block, result: Array) -> Finish:
-        """Start to write the block from the device."""
-        return write_block(self._chunks, block, result, self._job.entries)
-
-    def close(self) -> None:
-        """Wait for the writing threads, and free the reader's memory."""
-        self._scope.close()
 
 
 def _open_chunks(job: BlockJob, target: zarr.Array, scope: ExitStack, *, alone: bool) -> Chunks:
