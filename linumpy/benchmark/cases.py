@@ -1,4 +1,4 @@
-"""What is timed: cases, each with entries that do the same work.
+"""The cases of a benchmark; the entries of a case do the same work.
 
 In: functions, or generators that prepare them. Out: :class:`Case` records for :mod:`linumpy.benchmark.runner`.
 
@@ -8,18 +8,19 @@ A suite is a module of :mod:`linumpy.benchmark.suites` with a :class:`Suite`, li
 
 - *a function on arrays in memory beside the same function of a peer*: makers ``(xp, scale) -> Case`` that call
   :func:`kernel_case`, in a dict (name → maker) for :func:`kernel_suite`. These are timed by CUDA events, after a copy
-  on the device as a limit. :mod:`linumpy.benchmark.suites.tissue` is an example;
-- *anything else*: a context manager that gives a folder and an iterator of cases, and removes at its end what it wrote.
-  :mod:`linumpy.benchmark.suites.stream` is an example.
+  on the device as a limit. :mod:`linumpy.benchmark.suites.kernels.tissue` is an example;
+- *anything else*: a context manager that yields a folder and an iterator of cases, and removes its files at the end.
+  :mod:`linumpy.benchmark.suites.regions` is an example.
 
 The runner enters ``entry.prepare()``, calls ``Prepared.call`` once for ``Prepared.check``, warms up, and takes the
-median of the timed runs. ``Case.nbytes`` over that median is the rate by which entries are compared. The tests of a
-suite run each case small, with NumPy, and show that each check notices a wrong result.
+median of the timed runs. Entries are compared by the rate ``Case.nbytes`` / median. The tests of a suite run each case
+at a small size, with NumPy, and show that each check notices a wrong result.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -31,12 +32,37 @@ from linumpy.arrays import Array
 from linumpy.device import require_cuda
 from linumpy.errors import LinumpyError
 
-#: Why a result is wrong; empty where it is right.
+#: Returns why a result is wrong; empty if it is right.
 Check = Callable[[Any], str]
 
 
 class CannotRunError(LinumpyError, RuntimeError):
-    """An entry cannot run here; the message is the reason, in one line."""
+    """An entry cannot run on this machine; the message is the reason, in one line."""
+
+
+def peer_module(name: str, install: str = "") -> ModuleType:
+    """Import a module of a peer.
+
+    Parameters
+    ----------
+    name : str
+        Name of the module.
+    install : str
+        How to install it; by default ``pip install`` with the name of its package.
+
+    Raises
+    ------
+    CannotRunError
+        The package is not installed, or not complete.
+    """
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        package = name.partition(".")[0]
+        incomplete = "" if error.name == package else f" whole ({error})"
+        raise CannotRunError(
+            f"{package} is not installed{incomplete}: {install or f'pip install {package}'}"
+        ) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +74,13 @@ class Prepared:
     call : callable
         Takes nothing, returns a result. Results are freed before the next call.
     check : callable, optional
-        Says why a result is wrong. Without it results are not checked.
+        Returns why a result is wrong. Without it results are not checked.
     before : callable, optional
-        Called before each run, outside the time.
+        Called before each run, and not timed.
     files : tuple of Path
-        What it reads besides the case's own files.
+        Files that it reads besides the case's files.
     note : callable
-        A few words on how the work was done; called after the check.
+        Returns a few words on how the work was done; called after the check.
     """
 
     call: Callable[[], object]
@@ -79,17 +105,17 @@ class Entry:
     Attributes
     ----------
     name, title : str
-        For options and JSON, and for people.
+        Name for options and JSON; title for people.
     prepare : callable
         Returns the context in which the :class:`Prepared` call works; raises :class:`CannotRunError`.
     role : str
-        ``"ours"``, ``"peer"``, or ``"limit"``: what the hardware allows, which does not do the same work.
+        ``"ours"``, ``"peer"``, or ``"limit"``: a limit of the hardware, which does not do the same work.
     warm_ups : int
         Untimed calls after the check.
     max_seconds : float or None
-        Fewer runs are made, but at least three, where all would take longer.
+        Limit of the time of all runs: fewer runs are made, but at least three.
     share : float
-        The part of the work that it does, where all of it would take too long. Times are scaled to all the work.
+        The part of the work that it does, if all of it would take too long. Times are scaled to all the work.
     """
 
     name: str
@@ -108,13 +134,13 @@ class Mark:
     Attributes
     ----------
     least : float
-        In GiB/s, or relative to the rate of other entries.
+        The rate in GiB/s, or relative to the rate of other entries.
     of : tuple of str
         Names of these entries, or ``"CASE/ENTRY"`` for an entry of an earlier case; empty for GiB/s.
     label : str
         The unit, for people.
     slowest : bool
-        Whether the slowest of several entries counts, instead of the fastest.
+        Whether to compare with the slowest of several entries, instead of the fastest.
     """
 
     least: float
@@ -130,7 +156,7 @@ class Case:
     Attributes
     ----------
     name : str
-        For people, and to choose it by.
+        Name for people.
     nbytes : int
         Bytes that its rate counts.
     entries : tuple of Entry
@@ -140,15 +166,15 @@ class Case:
     facts : mapping
         Further fields of its JSON record.
     marks : tuple of Mark
-        What linumpy should reach.
+        Rates that linumpy should reach.
     not_judged : str
-        Why the marks do not count here; empty where they do.
+        Why the marks do not count in this run; empty if they do.
     clock : str
-        ``"wall"``, or ``"device"``: CUDA events where there is a GPU.
+        ``"wall"``, or ``"device"``: CUDA events if there is a GPU.
     in_turns : bool
-        Whether all entries are prepared at once and their runs alternate: a disk that slows down does so for all.
+        Whether all entries are prepared at once and their runs alternate, so that a slower disk affects all alike.
     files : tuple of Path
-        What all entries read; dropped from the page cache before each run that is to be cold.
+        Files that all entries read; dropped from the page cache before each cold run.
     """
 
     name: str
@@ -172,18 +198,18 @@ class Suite:
     name, description : str
         The sub-command and its help.
     runs : int
-        Timed runs of each entry by default.
+        Default number of timed runs of each entry.
     cases : callable
-        Takes its options by name; a context manager that gives the folder whose file system is described, and the
-        cases, made one after another so that one at a time holds memory.
+        Takes its options by name; returns a context manager that yields the folder whose file system is described, and
+        an iterator of cases, which makes one case at a time to save memory.
     names : tuple of str
-        What ``--only`` chooses from; empty where there is no such option.
+        Choices of ``--only``; empty without that option.
     scale, folder : str
-        The help of ``--scale`` and ``--folder``; empty where there is no such option.
+        The help of ``--scale`` and ``--folder``; empty without that option.
     add_options : callable
         Adds further options.
     closing : callable
-        Text to print after all results.
+        Takes all results; returns a text to print after them.
     """
 
     name: str
@@ -206,7 +232,7 @@ COPY = "copy on the device"
 KERNEL_WARM_UPS = 3
 #: Float32 elements that are copied at a scale of 1: 1 GiB.
 _COPY_SIZE = 2**28
-#: A slow peer makes fewer runs, so that all take about so many seconds.
+#: Limit of the time of all runs of a peer.
 _PEER_SECONDS = 10.0
 
 
@@ -220,21 +246,21 @@ def kernel_case(
     Parameters
     ----------
     name : str
-        For people, and to choose it by.
+        Name for people.
     image : array
-        Whose shape and dtype describe the case.
+        Its shape and dtype describe the case.
     ours, peer : callable
-        Take nothing, return a result. Only ours is checked.
+        Take nothing, return a result. Only the result of `ours` is checked.
     check : callable
-        Says why a result is wrong.
+        Returns why a result is wrong.
     nbytes : float
-        What must be read and written at least.
+        Minimum of the bytes that must be read and written.
     reach : float, optional
-        How many times faster than the peer it should be.
+        The rate to reach, relative to the peer.
     peer_share : float
-        The part of the work that the peer does, where all of it would take too long.
+        As for :class:`Entry`.
     copy_reach : float, optional
-        The part of a plain copy's bandwidth that it should reach.
+        The rate to reach, relative to a plain copy.
     third : (str, callable), optional
         Another package, and the ``prepare`` of its entry.
     peer_name : str
@@ -262,20 +288,20 @@ def kernel_cases(
     Parameters
     ----------
     makers : mapping
-        All cases of the suite.
+        Makers of all cases of the suite.
     scale : float
-        Every axis is shrunk by it; marks are judged at 1 only.
+        Factor of the length of every axis; marks are judged at 1 only.
     only : sequence of str
         Names of the cases; all by default.
     xp : module, optional
-        By default CuPy.
+        The array module; by default CuPy.
 
     Raises
     ------
     GpuUnavailableError
-        There is no CUDA device, and no other module is asked for.
+        CuPy is to be used without a CUDA device.
     ValueError
-        For an unknown case, or a scale that is not in 0 to 1.
+        An unknown case, or a scale that is not in 0 to 1.
     """
     check_scale(scale)
     unknown = [name for name in only if name not in makers]
@@ -285,21 +311,31 @@ def kernel_cases(
 
 
 def check_scale(scale: float) -> None:
-    """Refuse a scale that is not in 0 to 1."""
+    """Raise an error if a scale is not in 0 to 1."""
     if not 0 < scale <= 1:
         raise ValueError(f"scale={scale}: more than 0, at most 1")
 
 
+def not_judged_at(scale: float) -> str:
+    """Return why marks do not count at a scale; empty at 1."""
+    return "" if scale == 1 else "marks are for a scale of 1"
+
+
+def scaled(length: int, scale: float, minimum: int = 16) -> int:
+    """Return the length of an axis at a scale."""
+    return max(minimum, round(length * scale))
+
+
 def _make(makers: Makers, xp: ModuleType, scale: float, only: Sequence[str]) -> Iterator[Case]:
-    why = "" if scale == 1 else "marks are for a scale of 1"
     yield _copy_case(xp, scale)
     for name, make in makers.items():
         if not only or name in only:
-            yield replace(make(xp, scale), not_judged=why)  # in no variable: only the caller keeps its arrays alive
+            # The case is in no variable, so that only the caller keeps its arrays alive.
+            yield replace(make(xp, scale), not_judged=not_judged_at(scale))
 
 
 def copy_of(xp: ModuleType, nbytes: int) -> Prepare:
-    """Prepare a copy on the device that reads and writes so many bytes together."""
+    """Prepare a copy on the device that reads and writes `nbytes` in total."""
     source = xp.zeros(nbytes // 2, xp.uint8)
     target = xp.empty_like(source)
     return ready(lambda: xp.copyto(target, source))

@@ -1,8 +1,7 @@
 """``linum-benchmark SUITE``: options, the run, and its results on the screen and in files.
 
-In: words of the command line. Out: a table on standard output, a JSON document and a plot where asked for, and an exit
-code: 0 where all went well; 1 where a result was wrong, after a line on standard error; 2, after one line, where
-nothing could be run.
+In: words of the command line. Out: a table on standard output, a JSON document and a plot if requested, and an exit
+code: 0 on success; 1, after a line on standard error, if a result was wrong; 2, after one line, if nothing could run.
 """
 
 from __future__ import annotations
@@ -23,10 +22,11 @@ from linumpy.benchmark.cases import Case, Entry, Suite
 from linumpy.benchmark.runner import CaseResult, Settings, failures, run_cases
 from linumpy.benchmark.suites import SUITES, load_suite
 
-DESCRIPTION = """Time linumpy beside its peers and beside what the hardware allows, on this machine.
+DESCRIPTION = """Time linumpy beside its peers and the limits of the hardware, on this machine.
 
-Each result is checked before it is timed; a wrong one is reported as WRONG and has no time. Times are medians after
-warm-ups. A peer that is not installed is reported, with what to install. linum-benchmark SUITE --help describes one.
+Each result is checked before it is timed; a wrong result is reported as WRONG and has no time. Times are medians after
+warm-ups. A peer that is not installed is reported, with what to install. linum-benchmark SUITE --help describes a
+suite.
 
 For example:
   linum-benchmark read mosaic.ome.zarr --plot mosaic.png
@@ -41,9 +41,9 @@ class Output:
     Raises
     ------
     FileNotFoundError
-        Where the folder of a file is missing.
+        The folder of a file does not exist.
     ValueError
-        For a plot that is no .png, .pdf or .svg file.
+        The plot is not a .png, .pdf or .svg file.
     """
 
     json: Path | None = None
@@ -61,23 +61,21 @@ class Output:
 def run(
     cases: Iterable[Case], settings: Settings, output: Output | None = None, folder: Path | None = None
 ) -> tuple[CaseResult, ...]:
-    """Check and time cases, show each as soon as it is done, and write the files asked for.
+    """Check and time cases, show each as soon as it is complete, and write the files of `output`.
 
     Parameters
     ----------
-    cases : iterable of Case
-        Made one after another.
-    settings : Settings
-        How to time.
+    cases, settings
+        As for :func:`linumpy.benchmark.runner.run_cases`.
     output : Output, optional
         Files to write.
     folder : Path, optional
-        Where the data lie; its file system is named in the results.
+        Folder of the data; its file system is named in the results.
     """
     output = output or Output()
     date = datetime.now().astimezone().isoformat(timespec="seconds")
-    here = machine.look(folder or Path())
-    print(report.machine_text(here), end="\n\n")
+    this_machine = machine.describe_machine(folder or Path())
+    print(report.machine_text(this_machine), end="\n\n")
     with tqdm(unit="run", leave=False, disable=None) as bar:
 
         def on_entry(case: Case, entry: Entry) -> None:
@@ -92,10 +90,10 @@ def run(
     if any(result.marks for result in results):
         print(report.summary_text(results), end="\n\n")
     if output.json is not None:
-        report.write_json(output.json, report.document(results, here, settings, output.command, date))
+        report.write_json(output.json, report.document(results, this_machine, settings, output.command, date))
         print(f"written: {output.json}")
     if output.plot is not None:
-        report.draw(results, here, date, output.plot)
+        report.draw(results, this_machine, date, output.plot)
         print(f"written: {output.plot}")
     return results
 
@@ -129,7 +127,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             _add_options(suites.add_parser(name, help=summary, description=description, formatter_class=form), suite)
         else:
             suites.add_parser(name, help=summary)
-    return _carry_out(parser, argv)
+    return _run_command(parser, argv)
 
 
 def suite_main(program: str, name: str, argv: Sequence[str] | None = None) -> int:
@@ -139,10 +137,10 @@ def suite_main(program: str, name: str, argv: Sequence[str] | None = None) -> in
     form = argparse.RawDescriptionHelpFormatter
     parser = cli.Parser(prog=program, description=description, formatter_class=form)
     _add_options(parser, suite)
-    return _carry_out(parser, argv)
+    return _run_command(parser, argv)
 
 
-def _carry_out(parser: cli.Parser, argv: Sequence[str] | None) -> int:
+def _run_command(parser: cli.Parser, argv: Sequence[str] | None) -> int:
     options = vars(parser.parse_args(argv))
     command = shlex.join([parser.prog, *(sys.argv[1:] if argv is None else argv)])
     suite, parser, runs, json, plot = (options.pop(name) for name in ("suite", "parser", "runs", "json", "plot"))

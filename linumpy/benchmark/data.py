@@ -1,9 +1,9 @@
 """Test data: random voxels for uncompressed stores, OCT-like voxels for codecs, and images made of one tile.
 
 In: the shape of a volume and a piece of it (:func:`blocks` cuts an array into pieces of bounded size along its chunk
-grid). Out: that piece as a NumPy array, the same for the same seed. Never zeros, which a disk, file system or codec
-may treat faster than other values. :func:`write_tiles` writes an image whose every tile is known. Errors:
-``ValueError`` for a disk that is too small.
+grid). Out: that piece as a NumPy array, the same for the same seed. It is never all zeros, which a disk, file system or
+codec may process faster than other values. :func:`write_tiles` writes an image of known tiles. Errors: ``ValueError``
+for a disk that is too small.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ _THREADS = 16
 
 Block = tuple[slice, ...]
 
-#: The stored size that compressed stores aim at: decoded bytes over stored bytes.
+#: The compression ratio that compressed stores should have: decoded bytes over stored bytes.
 TARGET_RATIO = 3.0
 
 
 def generator(seed: int, block: Block) -> np.random.Generator:
-    """Return the random numbers of one piece, which do not depend on the pieces written before it."""
+    """Return the random generator of a piece, which does not depend on other pieces."""
     return np.random.Generator(np.random.SFC64([seed, *(part.start for part in block)]))
 
 
 def random_voxels(rng: np.random.Generator, shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
-    """Return random voxels: all values of an integer type, 0 to 1 of a float."""
+    """Return random voxels: all values of an integer type, 0 to 1 for floats."""
     count = math.prod(shape)
     if dtype.kind == "c":
         parts = random_voxels(rng, (count, 2), np.dtype(f"f{dtype.itemsize // 2}"))
@@ -60,21 +60,11 @@ def oct_voxels(
 ) -> np.ndarray:
     """Return a piece of an OCT-like volume: a curved surface, decay below it, speckle everywhere.
 
-    A grain of speckle is a run of equal voxels along the last axis. Even a codec that only finds repeats, such as
-    LZ4, compresses it the more, the longer the grains are.
+    A grain of speckle is a run of equal voxels along the last axis. The longer the grains, the higher is the ratio even
+    of a codec that only finds repeats, such as LZ4.
 
-    Parameters
-    ----------
-    rng : numpy.random.Generator
-        Where the speckle comes from.
-    shape : sequence of int
-        Of the whole volume; axis 0 is depth.
-    block : tuple of slice
-        The piece.
-    dtype : numpy.dtype
-        Bool, integer, float or complex.
-    change : float
-        Chance that a voxel begins a new grain, 0 to 1; 1 over it is the mean length of a grain.
+    `shape` is the shape of the whole volume, whose axis 0 is depth; `block` is the piece. `change` is the probability
+    that a voxel begins a new grain: the mean length of a grain is 1 / `change`.
     """
     axes = np.ix_(*(np.arange(part.start, part.stop, dtype=np.float32) for part in block))
     across = [np.float32(2 * np.pi / extent) * axis for axis, extent in zip(axes[1:], shape[1:], strict=True)]
@@ -86,9 +76,9 @@ def oct_voxels(
     values += np.float32(brightest) * np.exp(np.float32(-3) * np.abs(depth)) * (depth > 0)
     starts = rng.random(size, dtype=np.float32) < change
     begin = np.where(starts, np.arange(size[-1], dtype=np.int32), np.int32(0))
-    np.maximum.accumulate(begin, axis=-1, out=begin)  # where the grain of each voxel begins
-    held = np.take_along_axis(values, begin, axis=-1)
-    return held >= 1 if dtype.kind == "b" else held.astype(dtype)
+    np.maximum.accumulate(begin, axis=-1, out=begin)  # the first voxel of each voxel's grain
+    grains = np.take_along_axis(values, begin, axis=-1)
+    return grains >= 1 if dtype.kind == "b" else grains.astype(dtype)
 
 
 def change_for_ratio(
@@ -99,25 +89,10 @@ def change_for_ratio(
     seed: int = 0,
     target: float = TARGET_RATIO,
 ) -> float:
-    """Find the grain of speckle at which a codec brings OCT-like voxels to the wanted ratio.
+    """Return the ``change`` of :func:`oct_voxels` at which a codec compresses a volume by a ratio, `target`.
 
-    Parameters
-    ----------
-    encoded_bytes : callable
-        Encodes an array as the store will and returns the number of bytes.
-    shape, chunks : sequence of int
-        Of the volume.
-    dtype : numpy.dtype
-        Of the volume.
-    seed : int
-        Of the speckle.
-    target : float
-        Decoded bytes over encoded bytes. One that the type cannot reach gives the nearest end.
-
-    Returns
-    -------
-    float
-        ``change`` of :func:`oct_voxels`.
+    `encoded_bytes` encodes an array with the store's codec and returns the number of bytes. A ratio out of reach gives
+    the nearest possible one.
     """
     samples = _samples(shape, chunks, dtype)
 
@@ -126,14 +101,14 @@ def change_for_ratio(
         return sum(array.nbytes for array in arrays) / sum(encoded_bytes(array) for array in arrays)
 
     low, high = -8.0, 0.0
-    for _ in range(12):  # the ratio falls as grains get shorter: halve the interval of log2(change)
+    for _ in range(12):  # bisect log2(change): the ratio falls as grains get shorter
         middle = (low + high) / 2
         low, high = (middle, high) if ratio(2**middle) > target else (low, middle)
     return float(2 ** ((low + high) / 2))
 
 
 def _samples(shape: Sequence[int], chunks: Sequence[int], dtype: np.dtype, limit: int = 2**21) -> list[Block]:
-    """Choose a chunk, or part of one, in the water, at the surface and in the tissue."""
+    """Choose chunks, or parts of them, in the water, at the surface and in the tissue."""
     size = [min(chunk, extent) for chunk, extent in zip(chunks, shape, strict=True)]
     for axis in range(len(size)):
         excess = math.prod(size) * dtype.itemsize / limit
@@ -143,33 +118,23 @@ def _samples(shape: Sequence[int], chunks: Sequence[int], dtype: np.dtype, limit
 
 
 def _brightness(dtype: np.dtype) -> tuple[int, int]:
-    """Return the brightest signal and the range of the speckle: 12 bits, as of a digitiser, where they fit."""
+    """Return the brightest signal and the range of the speckle: 12 bits, as of a digitiser, if they fit."""
     if dtype.kind == "b":
-        return 0, 2  # 1 and more is true: half of the voxels
+        return 0, 2  # half of the voxels are 1 or more, which is true
     return (30, 90) if dtype.itemsize == 1 else (4000, 256)
 
 
 def block_shape(shape: Sequence[int], grain: Sequence[int], itemsize: int, limit: int = BLOCK_BYTES) -> tuple[int, ...]:
-    """Return the shape of the largest piece, in whole grains, that stays within the limit.
-
-    Parameters
-    ----------
-    shape, grain : sequence of int
-        Of the array, and of what cannot be read in part (a chunk).
-    itemsize : int
-        Bytes per voxel.
-    limit : int
-        Bytes that a piece may have; a grain that is larger is a piece nevertheless.
-    """
+    """Return the shape of the largest piece within a limit, in whole grains (chunks), at least one."""
     sizes = [min(length, extent) for length, extent in zip(grain, shape, strict=True)]
-    for axis in reversed(range(len(sizes))):  # the last axis first: pieces are as contiguous as can be
+    for axis in reversed(range(len(sizes))):  # the last axis first, so that pieces are as contiguous as possible
         count = max(1, limit // max(1, math.prod(sizes) * itemsize))
         sizes[axis] = min(shape[axis], sizes[axis] * count)
     return tuple(sizes)
 
 
 def blocks(shape: Sequence[int], grain: Sequence[int], itemsize: int, limit: int = BLOCK_BYTES) -> Iterator[Block]:
-    """Yield the pieces in C order; of an array without voxels there are none."""
+    """Yield the pieces in C order; none for an array without voxels."""
     if math.prod(shape) == 0:
         return
     sizes = block_shape(shape, grain, itemsize, limit)
@@ -185,33 +150,29 @@ def blocks(shape: Sequence[int], grain: Sequence[int], itemsize: int, limit: int
 
 @contextmanager
 def work_folder(folder: Path | None) -> Iterator[Path]:
-    """Make a folder for data in `folder`, by default where temporary files go; it is removed at the end."""
+    """Make a folder in `folder`, by default in the folder of temporary files; it is removed at the end."""
     with tempfile.TemporaryDirectory(prefix="linum-benchmark-", dir=folder) as path:
         yield Path(path)
 
 
-def check_size(what: str, gib: float, folder: Path | None = None) -> None:
-    """Refuse a size that is not positive, and a folder that does not exist.
+def check_size(name: str, gib: float, folder: Path | None = None) -> None:
+    """Check the size of something (`name`) and a folder.
 
     Raises
     ------
-    ValueError, FileNotFoundError
-        Naming them.
+    ValueError
+        The size is not positive, or above 2^20 GiB (1 PiB).
+    FileNotFoundError
+        The folder does not exist.
     """
     if not 0 < gib < 2**20:
-        raise ValueError(f"{what} of {gib} GiB: more than 0 is needed")
+        raise ValueError(f"{name} of {gib} GiB: more than 0 is needed")
     if folder is not None and not folder.is_dir():
         raise FileNotFoundError(f"there is no folder {str(folder)!r}")
 
 
 def check_free(folder: Path, nbytes: int) -> None:
-    """Refuse a folder with fewer bytes free.
-
-    Raises
-    ------
-    ValueError
-        Saying how much is free.
-    """
+    """Raise ``ValueError`` if the disk of a folder has fewer bytes free."""
     free = shutil.disk_usage(folder).free
     if nbytes > free:
         raise ValueError(
@@ -220,18 +181,9 @@ def check_free(folder: Path, nbytes: int) -> None:
 
 
 def write_tiles(path: Path, base: np.ndarray, numbers: np.ndarray, spacing: Sequence[float]) -> Path:
-    """Write an image of tiles, each a raw chunk: the one at ``index`` is ``base + numbers[index]``.
+    """Write an image of tiles, each a raw chunk: the tile at ``index`` is ``base + numbers[index]``.
 
-    Parameters
-    ----------
-    path : Path
-        The image to make.
-    base : numpy.ndarray
-        A tile.
-    numbers : numpy.ndarray
-        One for each tile, of the dtype and rank of `base`.
-    spacing : sequence of float
-        Voxel spacing in µm.
+    `base` is a tile; `numbers` has a number for each tile, in the dtype and rank of `base`; `spacing` is in µm.
     """
     shape = tuple(n * t for n, t in zip(numbers.shape, base.shape, strict=True))
     with (
@@ -250,17 +202,7 @@ def write_tiles(path: Path, base: np.ndarray, numbers: np.ndarray, spacing: Sequ
 def flush(folder: Path, seconds: float = 60.0) -> bool:
     """Write the dirty pages of a folder's files to the disk; the pages stay in the page cache.
 
-    Parameters
-    ----------
-    folder : Path
-        Folder of the files.
-    seconds : float
-        Time limit after which no other file is started.
-
-    Returns
-    -------
-    bool
-        Whether all files were written in time.
+    Returns whether all files were written within the time limit.
     """
     end = time.monotonic() + seconds
 

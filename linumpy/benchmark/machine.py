@@ -1,8 +1,8 @@
 """Describe the machine that a benchmark runs on; control the page cache of the files that it reads.
 
-In: the folder that was read. Out: :class:`Machine`: hardware, versions, whether GPUDirect Storage is used. :func:`drop`
-takes files out of this machine's page cache, without root and without touching another file; the disk, a file server or
-the host of a virtual machine may keep its own.
+In: the folder of the data. Out: :class:`Machine`: hardware, versions, whether GPUDirect Storage is used. :func:`drop`
+removes files from this machine's page cache, without root and without touching another file; the disk, a file server or
+the host of a virtual machine may have caches of their own.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import numpy as np
 from linumpy import __version__
 from linumpy.device import describe, kvikio_mode
 
-#: Size of kvikio's tasks wherever the benchmark sets it.
+#: Size of kvikio's tasks in entries that set it.
 TASK_BYTES = 4 * 2**20
 
 _MORE_PACKAGES = ("numcodecs", "tensorstore", "zarrs")
@@ -30,14 +30,9 @@ _MORE_PACKAGES = ("numcodecs", "tensorstore", "zarrs")
 
 @dataclass(frozen=True, slots=True)
 class Gds:
-    """Whether reads go from the disk to the device without the host in between.
+    """Whether reads go from the disk to the device without passing host memory, and how that was determined.
 
-    Attributes
-    ----------
-    mode : str
-        ``"native"``, ``"compat"``, ``"not native"`` or ``"none"`` (no kvikio).
-    how : str
-        How the mode was determined.
+    `mode` is ``"native"``, ``"compat"``, ``"not native"`` or ``"none"`` (no kvikio).
     """
 
     mode: str
@@ -45,7 +40,7 @@ class Gds:
 
     @property
     def warning(self) -> str:
-        """Warning for readers of the numbers; empty where GDS is native."""
+        """Warning for readers of the numbers; empty if GDS is native."""
         if self.mode == "native":
             return ""
         return "no number here is one of GPUDirect Storage: all bytes go through the host's memory"
@@ -55,28 +50,9 @@ class Gds:
 class Machine:
     """Hardware, versions and settings.
 
-    Attributes
-    ----------
-    gpu : str
-        Name and memory of the device; empty without one.
-    why_no_gpu : str
-        Why there is none; empty with one.
-    cpu : str
-        Name of the processor.
-    cores : int
-        Cores that this process may use.
-    memory_bytes : int
-        Of the host.
-    file_system : str
-        Type of the file system that was read.
-    versions : tuple of (str, str)
-        Packages.
-    kvikio_threads : int or None
-        Of every entry that uses kvikio.
-    task_bytes : int
-        Size of kvikio's tasks in the flat file's limit and the GDSStore.
-    gds : Gds
-        Whether GPUDirect Storage is used.
+    `gpu` is the name and memory of the device, empty without one; `cores` are those that this process may use;
+    `file_system` is the type of the data's file system; `versions` are names and versions of packages. Every entry that
+    uses kvikio has `kvikio_threads`; `task_bytes` is the size of its tasks in the flat file's limit and the GDSStore.
     """
 
     gpu: str
@@ -91,7 +67,7 @@ class Machine:
     gds: Gds
 
     def lines(self) -> list[str]:
-        """Return the lines that stand above a table."""
+        """Return the lines above a table."""
         host = f"{self.cpu}, {self.cores} cores, {self.memory_bytes / 2**30:.0f} GiB; {self.file_system} files"
         lines = [f"device    {self.gpu or 'none: on the host only (' + self.why_no_gpu + ')'}", f"host      {host}"]
         named = [f"{label} {value}" for label, value in self.versions if value != "not installed"]
@@ -102,8 +78,8 @@ class Machine:
         return lines
 
 
-def look(folder: Path) -> Machine:
-    """Look at the machine and at the file system of a folder."""
+def describe_machine(folder: Path) -> Machine:
+    """Describe the machine and the file system of a folder."""
     info = describe()
     gpu = "" if info.reason else f"{info.name}, {(info.memory_total or 0) / 2**30:.0f} GiB"
     more = [(name, _version(name)) for name in _MORE_PACKAGES]
@@ -124,7 +100,7 @@ def look(folder: Path) -> Machine:
 
 
 def kvikio_threads() -> int | None:
-    """Return the number of kvikio's threads that linumpy's reader takes; None without kvikio."""
+    """Return the number of kvikio's threads that linumpy's reader uses; None without kvikio."""
     try:
         defaults = importlib.import_module("kvikio.defaults")
     except ImportError:
@@ -135,7 +111,7 @@ def kvikio_threads() -> int | None:
 
 
 def gds(folder: Path) -> Gds:
-    """Say whether reads from a folder are native GDS: only a native read that was seen counts as such."""
+    """Return whether reads from a folder are native GDS: a native read must have been observed."""
     mode, how = kvikio_mode()
     if mode != "cufile":
         return Gds(mode, how)
@@ -146,7 +122,7 @@ def gds(folder: Path) -> Gds:
 
 
 def file_system(folder: Path) -> str:
-    """Return the type of the file system that a folder is on; ``"unknown"`` where Linux does not say."""
+    """Return the type of the file system of a folder; ``"unknown"`` if Linux does not list it."""
     try:
         mounts = [line.split()[1:3] for line in Path("/proc/self/mounts").read_text().splitlines()]
     except OSError:
@@ -157,9 +133,8 @@ def file_system(folder: Path) -> str:
         for number, (point, kind) in enumerate(mounts)
         if resolved.is_relative_to(point.replace("\\040", " "))
     ]
-    return (
-        max(mounts_above)[2] if mounts_above else "unknown"
-    )  # the longest mount point; of two, the later one hides the other
+    # The longest mount point; the later of two equal ones hides the other.
+    return max(mounts_above)[2] if mounts_above else "unknown"
 
 
 def _cpu_name() -> str:
@@ -182,9 +157,9 @@ def _version(package: str) -> str:
 
 
 def drop(files: Iterable[Path]) -> None:
-    """Write the files' dirty pages to the disk and ask the kernel to forget the rest.
+    """Write the files' dirty pages to the disk and tell the kernel to drop all their pages.
 
-    This is the system call behind ``kvikio.drop_file_page_cache`` too.
+    ``kvikio.drop_file_page_cache`` uses the same system call.
     """
     for file in files:
         with open(file, "rb") as opened:
@@ -193,12 +168,12 @@ def drop(files: Iterable[Path]) -> None:
 
 
 def cached_part(files: Iterable[Path]) -> float | None:
-    """Return which part of the files' pages is in the page cache, 0 to 1.
+    """Return the part of the files' pages that is in the page cache, 0 to 1.
 
     Returns
     -------
     float or None
-        None where the kernel does not tell: it answers only for files that the caller may write.
+        None if the caller may not write a file: the kernel then does not report its pages.
     """
     cached = pages = 0
     for file in files:
@@ -210,13 +185,13 @@ def cached_part(files: Iterable[Path]) -> float | None:
 
 
 def _resident(file: Path) -> tuple[int, int]:
-    """Count a file's pages in memory, and all of them, with mincore(2)."""
+    """Count a file's pages in memory, and all its pages, with mincore(2)."""
     size = file.stat().st_size
     if size == 0:
         return 0, 0
     total = -(-size // mmap.PAGESIZE)
     resident = (ctypes.c_ubyte * total)()
-    # A private map, so that ctypes may take its address; nothing is written and no page is touched.
+    # A private map, so that ctypes may take its address; no page is read or written.
     with open(file, "rb") as opened, mmap.mmap(opened.fileno(), size, access=mmap.ACCESS_COPY) as mapped:
         first = ctypes.c_char.from_buffer(mapped)
         try:

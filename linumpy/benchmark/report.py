@@ -2,7 +2,7 @@
 
 In: :class:`~linumpy.benchmark.runner.CaseResult` records. The table is at most :data:`WIDTH` columns wide. The JSON
 document's ``schema`` is 2: times are in seconds, sizes in bytes, rates in GiB per second of the bytes that the case
-counts; whatever was not measured is null.
+counts; values that were not measured are null.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 WIDTH, SCHEMA = 105, 2
-#: What the numbers of a document are, for readers without this source.
+#: Units of the numbers in a document.
 UNITS = "times in seconds, sizes in bytes, rates in GiB per second of the case's nbytes; null was not measured"
 _TITLE = 30
 _HEADER = f"{'':<{_TITLE}}{'check':<7}{'GiB/s':>7}{'median':>10}{'min – max':>19}{'linumpy ×':>11}"
@@ -37,7 +37,7 @@ def machine_text(machine: Machine) -> str:
 
 
 def case_text(result: CaseResult) -> str:
-    """Describe a case and show a row for each entry: how many times faster linumpy is than it stands at the end."""
+    """Describe a case and show a row for each entry, with the ratio of linumpy's rate to the entry's at its end."""
     lines = [result.case.name, *(f"  {line}" for line in (*result.case.description, _how(result)))]
     lines = [_wrapped(line, indent=2) for line in lines]
     lines += [_HEADER, "─" * WIDTH]
@@ -47,7 +47,7 @@ def case_text(result: CaseResult) -> str:
 
 
 def summary_text(results: Sequence[CaseResult]) -> str:
-    """Show what was reached in each case that has a mark."""
+    """Show the rate that was reached in each case with a mark."""
     lines = [f"{'case':<42}{'linumpy':>10}{'GiB/s':>8}{'got':>8}  to reach", "─" * WIDTH]
     for result in results:
         ours = result.ours
@@ -60,13 +60,13 @@ def summary_text(results: Sequence[CaseResult]) -> str:
 
 
 def progress_text(case: Case, title: str) -> str:
-    """Say what is timed now."""
+    """Return the text of the progress bar for an entry."""
     return _cut(f"{case.name}: {title}", 60)
 
 
 def _how(result: CaseResult) -> str:
     how = "each after the files were dropped from the page cache" if result.settings.cold else "after warm-ups"
-    clock = "CUDA events" if result.case.clock == "device" else "the clock on the wall"
+    clock = "CUDA events" if result.case.clock == "device" else "the wall clock"
     runs = f"{result.settings.runs} run{'s' * (result.settings.runs != 1)}"
     return f"medians of up to {runs} by {clock}, {how}; results were checked first"
 
@@ -97,13 +97,13 @@ def _judgement(result: CaseResult, mark: MarkResult) -> str:
 
 
 def size(nbytes: int) -> str:
-    """Write a number of bytes in the unit that fits."""
+    """Format a number of bytes in a fitting unit."""
     unit, name = (2**30, "GiB") if nbytes >= 2**30 else (2**20, "MiB") if nbytes >= 2**20 else (2**10, "KiB")
     return f"{nbytes / unit:.3g} {name}"
 
 
 def number(value: float | None) -> str:
-    """Write a rate or a ratio with about three digits; a dash where there is none."""
+    """Format a rate or a ratio with about three digits; a dash for None."""
     if value is None:
         return "–"
     return f"{value:.2f}" if value < 10 else f"{value:.1f}" if value < 1000 else f"{value:.0f}"
@@ -130,8 +130,8 @@ def _cut(text: str, width: int) -> str:
 
 def document(
     results: Sequence[CaseResult], machine: Machine, settings: Settings, command: str, date: str
-) -> dict[str, Any]:
-    """Put all that was measured, on which machine, by which command and when (ISO 8601), into dicts and lists."""
+) -> dict[str, object]:
+    """Return the JSON document: results, machine, settings, command and date (ISO 8601)."""
     hardware = ("gpu", "why_no_gpu", "cpu", "cores", "memory_bytes", "file_system")
     described = asdict(machine)
     return {
@@ -152,8 +152,8 @@ def document(
     }
 
 
-def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Write a document, readable by people too."""
+def write_json(path: Path, content: dict[str, object]) -> None:
+    """Write a document with indentation."""
     from linumpy.io.output.files import replacing  # imports zarr, which no help text needs
 
     text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
@@ -161,7 +161,7 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
         temporary.write_text(text, encoding="utf-8")
 
 
-def _case(result: CaseResult) -> dict[str, Any]:
+def _case(result: CaseResult) -> dict[str, object]:
     marks = [
         {"least": mark.mark.least, "of": list(mark.mark.of), "label": mark.mark.label, "got": mark.got, "met": mark.met}
         for mark in result.marks
@@ -177,7 +177,7 @@ def _case(result: CaseResult) -> dict[str, Any]:
     }
 
 
-def _entry(result: CaseResult, entry: EntryResult) -> dict[str, Any]:
+def _entry(result: CaseResult, entry: EntryResult) -> dict[str, object]:
     return {
         "name": entry.name,
         "title": entry.title,
@@ -221,16 +221,17 @@ def draw(results: Sequence[CaseResult], machine: Machine, date: str, path: Path)
     panels[-1].set_xlabel("GiB per second")
     first = results[0].settings
     cache = "cold" if first.cold else "warm"
-    where = f"{machine.gpu}; GDS: {_GDS[machine.gds.mode]}" if machine.gpu else f"{machine.cpu}, no GPU"
+    hardware = f"{machine.gpu}; GDS: {_GDS[machine.gds.mode]}" if machine.gpu else f"{machine.cpu}, no GPU"
     figure.suptitle(
-        f"{where} — {date[:10]}\n{cache} page cache, medians of {first.runs}, black lines from min to max", fontsize=11
+        f"{hardware} — {date[:10]}\n{cache} page cache, medians of {first.runs}, black lines from min to max",
+        fontsize=11,
     )
     with replacing(path, overwrite=True) as temporary:
         figure.savefig(temporary, dpi=120, format=Path(path).suffix[1:] or "png")
 
 
 def _bars(result: CaseResult) -> list[EntryResult]:
-    """Entries that are bars: all but the limits, unless there is nothing else."""
+    """Return the entries that are drawn as bars: all but the limits, or all if there are only limits."""
     return [entry for entry in result.entries if entry.role != "limit"] or list(result.entries)
 
 
@@ -249,7 +250,7 @@ def _panel(axes: Axes, result: CaseResult) -> None:
 
 def _bar(axes: Axes, row: int, entry: EntryResult) -> None:
     text: dict[str, Any] = {"xytext": (5, 0), "textcoords": "offset points", "va": "center", "fontsize": 9}
-    text["bbox"] = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}  # a limit's line stops at the text
+    text["bbox"] = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}  # hides the lines of limits behind the text
     if entry.verdict != OK or entry.rate is None:
         colour = "dimgray" if entry.verdict == UNAVAILABLE else _BAD
         axes.annotate(_cut(f"{entry.verdict}: {entry.note}", 72), (0, row), color=colour, **text)
@@ -261,7 +262,7 @@ def _bar(axes: Axes, row: int, entry: EntryResult) -> None:
 
 
 def _limits(axes: Axes, limits: Sequence[EntryResult]) -> None:
-    """Draw the limits' lines across the bars; a legend above the panel names them, where no bar is."""
+    """Draw the limits as lines across the bars, named in a legend above the panel."""
     for index, entry in enumerate(limits):
         colour, style = _LIMITS[index % len(_LIMITS)]
         assert entry.rate is not None

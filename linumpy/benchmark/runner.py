@@ -1,7 +1,7 @@
-"""Check a result, then time it: the one runner of every benchmark.
+"""Check a result, then time it: the runner of all suites.
 
 In: :class:`~linumpy.benchmark.cases.Case` records. Out: :class:`CaseResult` records. An entry whose result is wrong is
-never timed. What an entry raises ends that entry, not the run.
+never timed. An exception of an entry ends that entry, not the run.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from linumpy.device import synchronize, why_no_cuda
 from linumpy.errors import GpuUnavailableError, UnsupportedLayoutError
 
 OK, WRONG, FAILED, UNAVAILABLE = "ok", "WRONG", "failed", "cannot run"
-#: Part of the pages that may stay after a drop: the kernel keeps a page here and there.
+#: Part of the pages that may stay after a drop, since the kernel keeps a few pages.
 COLD_ENOUGH = 0.01
-#: Runs of an entry that are made however slow it is.
-_LEAST_RUNS = 3
+#: Minimum of the runs of an entry, however slow it is.
+_MIN_RUNS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,20 +46,11 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class EntryResult:
-    """What an entry did.
+    """The verdict and the times of an entry.
 
-    Attributes
-    ----------
-    name, title, role
-        Of the entry.
-    verdict : str
-        ``"ok"``, ``"WRONG"`` (checked and refused), ``"failed"`` (raised) or ``"cannot run"``.
-    note : str
-        One line: how the work was done, or why there are no times.
-    seconds : tuple of float
-        Of every timed run, in their order; empty unless the verdict is ``"ok"``.
-    nbytes : int
-        Of the case.
+    The verdict is ``"ok"``, ``"WRONG"`` (the check failed), ``"failed"`` (an exception) or ``"cannot run"``. `note` is
+    one line: how the work was done, or why there are no times. `seconds` has the time of every run, in order, if the
+    verdict is ``"ok"``; `nbytes` is the case's.
     """
 
     name: str
@@ -72,7 +63,7 @@ class EntryResult:
 
     @property
     def median(self) -> float | None:
-        """Median of the times, in seconds; None without any."""
+        """Median of the times, in seconds; None without times."""
         return statistics.median(self.seconds) if self.seconds else None
 
     @property
@@ -83,7 +74,7 @@ class EntryResult:
 
 @dataclass(frozen=True, slots=True)
 class MarkResult:
-    """A mark, what was reached (None where a time is missing), and whether it is enough (None where not judged)."""
+    """A mark, the rate that was reached (None if a time is missing), and whether it suffices (None if not judged)."""
 
     mark: Mark
     got: float | None
@@ -92,7 +83,7 @@ class MarkResult:
 
 @dataclass(frozen=True, slots=True)
 class CaseResult:
-    """What all entries did with a case; the case is kept without its entries, which may hold much memory."""
+    """The results of all entries of a case; `case` is without its entries, which may hold much memory."""
 
     case: Case
     settings: Settings
@@ -100,23 +91,23 @@ class CaseResult:
     marks: tuple[MarkResult, ...] = ()
 
     def entry(self, name: str) -> EntryResult | None:
-        """Return the result of an entry; None if there is none of this name."""
+        """Return the result of an entry by name; None if no entry has the name."""
         return next((entry for entry in self.entries if entry.name == name), None)
 
     @property
     def ours(self) -> EntryResult | None:
-        """The first entry of linumpy's."""
+        """The first of linumpy's entries."""
         return next((entry for entry in self.entries if entry.role == "ours"), None)
 
     def times_faster(self, than: EntryResult) -> float | None:
-        """Return the rate of ours over that of another entry; None where a time is missing."""
+        """Return the rate of `ours` over the rate of another entry; None if a time is missing."""
         if self.ours is None or self.ours.rate is None or not than.rate:
             return None
         return self.ours.rate / than.rate
 
     @property
     def verdict(self) -> str:
-        """``"WRONG"``, ``"failed"``, ``"met"``, ``"MISSED"``, or nothing where no mark is judged."""
+        """``"WRONG"``, ``"failed"``, ``"met"``, ``"MISSED"``, or empty if no mark is judged."""
         if self.ours is not None and self.ours.verdict in (WRONG, FAILED):
             return self.ours.verdict
         judged = [mark.met for mark in self.marks if mark.met is not None]
@@ -132,16 +123,9 @@ def run_cases(
     on_entry: OnEntry = lambda case, entry: None,
     on_result: Callable[[CaseResult], object] = lambda result: None,
 ) -> tuple[CaseResult, ...]:
-    """Check and time cases one after another, so that one at a time holds memory.
+    """Check and time cases one after another, so that only one case holds memory.
 
-    Parameters
-    ----------
-    cases : iterable of Case
-        Made one after another.
-    settings : Settings
-        How to time.
-    on_entry, on_result : callable
-        Called before each entry, and after each case.
+    `on_entry` is called before each entry, `on_result` after each case.
     """
     results: list[CaseResult] = []
     for case in cases:
@@ -171,11 +155,11 @@ def run_case(
 def failures(results: Sequence[CaseResult]) -> int:
     """Count entries with wrong results, and entries of linumpy's that failed."""
     entries = [entry for result in results for entry in result.entries]
-    return sum(one.verdict == WRONG or (one.verdict == FAILED and one.role == "ours") for one in entries)
+    return sum(entry.verdict == WRONG or (entry.verdict == FAILED and entry.role == "ours") for entry in entries)
 
 
-class _Run:
-    """One entry: prepared, checked, then timed."""
+class _EntryRun:
+    """The run of an entry: it is prepared, checked, then timed."""
 
     def __init__(self, case: Case, entry: Entry, settings: Settings) -> None:
         self.case, self.entry, self.settings = case, entry, settings
@@ -185,7 +169,7 @@ class _Run:
         self.prepared: Prepared
 
     def attempt(self, step: Callable[[], None]) -> None:
-        """Do a step unless an earlier one went wrong; note what it raises."""
+        """Do a step unless an earlier step failed; record its exception."""
         if self.verdict != OK:
             return
         try:
@@ -196,7 +180,7 @@ class _Run:
             self.verdict, self.note = FAILED, f"{type(error).__name__}: {one_line(error)}"
 
     def check(self) -> None:
-        """Call once, untimed, and look at the result; then warm up."""
+        """Call once, untimed, and check the result; then warm up."""
         _overwrite_free_memory(self.case.nbytes)
         if self.prepared.before is not None:
             self.prepared.before()
@@ -212,7 +196,7 @@ class _Run:
             seconds = self._time_call()
             if self.entry.max_seconds is not None:
                 affordable = int(self.entry.max_seconds / max(seconds, 1e-9))
-                self.runs = max(_LEAST_RUNS, min(self.settings.runs, affordable))
+                self.runs = max(_MIN_RUNS, min(self.settings.runs, affordable))
 
     def time(self) -> None:
         """Time a run."""
@@ -222,7 +206,7 @@ class _Run:
         if self.prepared.before is not None:
             self.prepared.before()
         by_events = self.case.clock == "device" and why_no_cuda() is None
-        if not by_events:  # it evicts the interpreter from the processor's caches, which costs a launch 0.1 ms
+        if not by_events:  # collecting evicts the interpreter from the processor's caches: 0.1 ms for a launch
             gc.collect()
         if self.settings.cold:
             self.cache_note = _drop_from_cache((*self.case.files, *self.prepared.files)) or self.cache_note
@@ -237,12 +221,12 @@ class _Run:
 
 def _run_group(case: Case, group: Sequence[Entry], settings: Settings, on_entry: OnEntry) -> list[EntryResult]:
     """Prepare and check the entries of a group, then time them in turns."""
-    runs = [_Run(case, entry, settings) for entry in group]
+    runs = [_EntryRun(case, entry, settings) for entry in group]
     with ExitStack() as stack:
         for run in runs:
             on_entry(case, run.entry)
 
-            def prepare(run: _Run = run) -> None:
+            def prepare(run: _EntryRun = run) -> None:
                 run.prepared = stack.enter_context(run.entry.prepare())
 
             run.attempt(prepare)
@@ -264,10 +248,10 @@ def _judge(mark: Mark, result: CaseResult, earlier: Sequence[CaseResult]) -> Mar
 
 
 def _rate_of(name: str, result: CaseResult, earlier: Sequence[CaseResult]) -> float | None:
-    case, _, entry = name.rpartition("/")
-    named = [one for one in earlier if one.case.name == case] if case else [result]
-    base = named[-1].entry(entry) if named else None
-    return None if base is None else base.rate
+    case_name, _, entry_name = name.rpartition("/")
+    named = [other for other in earlier if other.case.name == case_name] if case_name else [result]
+    entry = named[-1].entry(entry_name) if named else None
+    return None if entry is None else entry.rate
 
 
 def _wall_seconds(call: Callable[[], object]) -> float:
@@ -282,7 +266,7 @@ def _wall_seconds(call: Callable[[], object]) -> float:
 
 
 def _event_seconds(call: Callable[[], object]) -> float:
-    """Time a call by CUDA events on the current stream, with the host's share of it."""
+    """Time a call by CUDA events on the current stream; waits for the host are included."""
     import cupy
 
     start, stop = cupy.cuda.Event(), cupy.cuda.Event()
@@ -301,7 +285,7 @@ def _event_seconds(call: Callable[[], object]) -> float:
 
 
 def _drop_from_cache(files: Sequence[Path]) -> str:
-    """Drop the files from the page cache; say so if they stayed."""
+    """Drop the files from the page cache; returns a note if pages stayed."""
     machine.drop(files)
     part = machine.cached_part(files)
     if part is None:
@@ -310,7 +294,7 @@ def _drop_from_cache(files: Sequence[Path]) -> str:
 
 
 def _overwrite_free_memory(nbytes: int) -> None:
-    """Fill memory that the next call may be given: one that writes nothing must not return an earlier right result."""
+    """Fill free memory, so that a call that writes nothing cannot return the right result of an earlier call."""
     if why_no_cuda() is None:
         import cupy
 
@@ -319,7 +303,7 @@ def _overwrite_free_memory(nbytes: int) -> None:
 
 
 def _release_memory() -> None:
-    """Give the pools' memory back, so that one entry does not take the next one's."""
+    """Free the memory of CuPy's pools, so that the next entry can allocate it."""
     gc.collect()
     if why_no_cuda() is None:
         import cupy

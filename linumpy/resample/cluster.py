@@ -1,7 +1,7 @@
-"""Tasks on the workers of a dask cluster, whatever they do.
+"""Carry out tasks on the workers of a dask cluster.
 
-In: the caller's `distributed`. Out: its client (:func:`client_of`), and results of tasks as they come
-(:func:`carry_out_on`). dask is imported here, inside functions. Errors: :class:`~linumpy.errors.WorkerError`.
+In: the caller's `distributed`. Out: its client (:func:`client_of`), and results of tasks in the order in which they end
+(:func:`carry_out_on`). Functions import dask. Errors: :class:`~linumpy.errors.WorkerError`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from linumpy.device import install_line
 from linumpy.errors import WorkerError
@@ -19,16 +19,17 @@ if TYPE_CHECKING:
     from distributed.deploy import Cluster
 
 Name = TypeVar("Name")
+Result = TypeVar("Result")
 
 #: Submitted tasks for each thread.
-_A_THREAD = 4
+_TASKS_PER_THREAD = 4
 #: Seconds between two counts of the threads.
-_LOOK_SECONDS = 1.0
+_COUNT_SECONDS = 1.0
 
 
 @contextmanager
 def client_of(distributed: Client | Cluster | str | None) -> Iterator[Client | None]:
-    """Yield the client of the caller's `distributed`; a client that is made here is closed at the end.
+    """Yield the client of the caller's `distributed`; a client that this function makes is closed at the end.
 
     Parameters
     ----------
@@ -38,9 +39,9 @@ def client_of(distributed: Client | Cluster | str | None) -> Iterator[Client | N
     Raises
     ------
     TypeError
-        Anything else, or a client or cluster of an event loop (``asynchronous=True``).
+        Anything else, or an asynchronous client or cluster (``asynchronous=True``).
     ValueError
-        A closed client or cluster; a str that is no address.
+        A closed client or cluster; a str that is not an address.
     ConnectionError
         No scheduler answers at the address.
     ImportError
@@ -91,11 +92,11 @@ def carry_out_on(
     client: Client,
     names: Iterable[Name],
     submit: Callable[[Name], Future],
-    settle: Callable[[Name, Any], object],
+    settle: Callable[[Name, Result], object],
     *,
-    what: str,
-    smaller: str,
-    least: int = 0,
+    task_name: str,
+    memory_parameter: str,
+    min_pending: int = 0,
 ) -> None:
     """Carry out tasks on the workers of a dask cluster, only a few for each thread at a time.
 
@@ -108,11 +109,11 @@ def carry_out_on(
     submit : callable
         Name → future.
     settle : callable
-        Called with each task that is over and its result, in this thread, in any order.
-    what, smaller : str
-        What a task is, and the parameter that makes it need less memory, for errors.
-    least : int
-        Number of tasks under way at least.
+        Called with each completed task and its result, in this thread, in any order.
+    task_name, memory_parameter : str
+        For errors: a name for a task, and the parameter whose smaller values make tasks need less memory.
+    min_pending : int
+        Minimum number of submitted tasks.
 
     Raises
     ------
@@ -122,28 +123,28 @@ def carry_out_on(
     from distributed import KilledWorker, as_completed
 
     waiting, threads = iter(names), _Threads(client)
-    under_way = as_completed(loop=client.loop)
+    completed = as_completed(loop=client.loop)
     pending: dict[Future, Name] = {}
 
     def fill() -> None:
-        while len(pending) < max(least, _A_THREAD * threads.count(), 1):
+        while len(pending) < max(min_pending, _TASKS_PER_THREAD * threads.count(), 1):
             for name in waiting:
                 future = submit(name)
                 pending[future] = name
-                under_way.add(future)
+                completed.add(future)
                 break
             else:
                 return
 
     try:
         fill()
-        for future in under_way:
+        for future in completed:
             try:
                 result = future.result()
             except KilledWorker as error:
                 raise WorkerError(
-                    f"{what} was running on worker after worker when they died, the last of them "
-                    f"{error.last_worker.address}: where memory was short, pass a smaller {smaller}"
+                    f"several workers died while they ran {task_name}, the last of them "
+                    f"{error.last_worker.address}: if memory was short, pass a smaller {memory_parameter}"
                 ) from error
             settle(pending.pop(future), result)
             fill()
@@ -155,10 +156,10 @@ class _Threads:
     """Counts the threads of all workers, at most once a second."""
 
     def __init__(self, client: Client) -> None:
-        self._client, self._count, self._asked = client, 0, -_LOOK_SECONDS
+        self._client, self._count, self._counted = client, 0, -_COUNT_SECONDS
 
     def count(self) -> int:
         now = time.monotonic()
-        if now - self._asked >= _LOOK_SECONDS:
-            self._count, self._asked = sum(self._client.nthreads().values()), now
+        if now - self._counted >= _COUNT_SECONDS:
+            self._count, self._counted = sum(self._client.nthreads().values()), now
         return self._count

@@ -1,14 +1,14 @@
 """The journal of a folder that is filled over several runs: which parts are complete.
 
-In: the request, and boxes of parts that were written. Out: a file of lines, and from it the complete parts. Each line
-begins with a checksum over itself and the first line; a line that is incomplete, joined to another, made of zeros or
-outside the grid is ignored, and its parts are made again. Errors: ``OSError``, such as a full disk; the journal is then
-unchanged.
+In: the request, and boxes of parts that were written. Out: a file of lines, and the complete parts that they record.
+Each line begins with a checksum over itself and the first line; a line that is incomplete, joined to another, made of
+zeros or outside the grid is ignored, and its parts are made again. Errors: ``OSError``, such as a full disk; the
+journal is then unchanged.
 
-Lines are ``boot`` with the kernel's boot id, at the beginning of each run; ``box`` with corners (of the first grid of
-parts; ``box1``, ``box2`` and so on of others); and ``sync``, when all parts before it are on the disk. Parts without a
-later ``sync`` count only in the same boot: the writes of a killed process are in the kernel's memory, which a power cut
-empties.
+Lines are ``boot`` with the kernel's boot id, at the beginning of each run; ``box`` with corners in the first grid of
+parts (``box1``, ``box2`` and so on for further grids); and ``sync``, when all parts before it are on the disk. Parts
+without a later ``sync`` count only in the same boot: the writes of a killed process are in the kernel's memory, which a
+power cut empties.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from linumpy.io.output.syscalls import named_errors, write_fully
 
 
 def boot_id() -> str:
-    """Return the kernel's id of the current boot; empty where there is none."""
+    """Return the kernel's id of the current boot; empty if the kernel has none."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
         return ""
 
 
-def begin_journal(path: Path, head: Mapping[str, Any]) -> None:
+def begin_journal(path: Path, head: Mapping[str, object]) -> None:
     """Write the first line of a new journal."""
     line = _line(0, json.dumps(head))
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
@@ -52,7 +52,7 @@ class Journal:
         self._path, self._descriptor = path, os.open(path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
         try:
             lines = path.read_bytes()
-            # Remove an incomplete last line of a killed run: the next line must not be joined to it.
+            # Remove the incomplete last line of a killed run, so that the next line is not joined to it.
             os.ftruncate(self._descriptor, lines.rfind(b"\n") + 1)
             self._seed = _seed(lines.split(b"\n", 1)[0])
             self._add(f"boot {boot_id()}")
@@ -61,7 +61,7 @@ class Journal:
             raise
 
     def add_box(self, start: Sequence[int], stop: Sequence[int], number: int = 0) -> None:
-        """Record that a box of parts of one of the grids is written."""
+        """Record that a box of parts of a grid is written."""
         self._add(" ".join(map(str, (_box_word(number), *start, *stop))))
 
     def add_sync(self) -> None:
@@ -70,7 +70,7 @@ class Journal:
         os.fdatasync(self._descriptor)
 
     def close(self) -> None:
-        """Close it."""
+        """Close the file."""
         with named_errors(self._path):
             os.close(self._descriptor)
 
@@ -89,7 +89,7 @@ def read_head(path: Path) -> dict[str, Any] | None:
 
 
 def has_boxes(path: Path) -> bool:
-    """Return whether any part was written, whatever the grid."""
+    """Return whether any part of any grid was written."""
     head, *lines = path.read_bytes().split(b"\n")
     return any((_text(line, _seed(head)) or "").startswith("box") for line in lines[:-1])
 
@@ -97,7 +97,7 @@ def has_boxes(path: Path) -> bool:
 def read_boxes(path: Path, grids: Sequence[tuple[int, ...]]) -> list[np.ndarray]:
     """Read which parts of each grid are complete."""
     head, *lines = path.read_bytes().split(b"\n")
-    seed, boot, here = _seed(head), "", boot_id()
+    seed, boot, current_boot = _seed(head), "", boot_id()
     complete, unsynced = ([np.zeros(grid, bool) for grid in grids] for _ in range(2))
     numbers = {_box_word(number): number for number in range(len(grids))}
     for line in lines[:-1]:  # the last one has no line end and is incomplete
@@ -111,7 +111,7 @@ def read_boxes(path: Path, grids: Sequence[tuple[int, ...]]) -> list[np.ndarray]
             number = numbers[word]
             box = _box(text, grids[number])
             unsynced[number][box] = True
-            if boot and boot == here:
+            if boot and boot == current_boot:
                 complete[number][box] = True
     return complete
 
@@ -122,7 +122,7 @@ def _box_word(number: int) -> str:
 
 
 def _box(text: str, grid: tuple[int, ...]) -> tuple[slice, ...]:
-    """Parse corners into slices; an empty box if they are no numbers within the grid."""
+    """Parse corners into slices; an empty box if they are not numbers within the grid."""
     corners = [int(word) for word in text.split() if re.fullmatch(r"\d{1,18}", word)]
     start, stop = corners[: len(grid)], corners[len(grid) :]
     if len(stop) != len(grid) or not all(0 <= a < b <= n for a, b, n in zip(start, stop, grid, strict=True)):

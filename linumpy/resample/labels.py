@@ -60,9 +60,9 @@ def plan_labels(
     regrid : Regrid
         The new grid of the image.
     mode : str
-        How the image is extended beyond its edges; labels of the same extent are extended alike, others by 0.
+        How the image is extended beyond its edges; labels with the image's grid are extended alike, others by 0.
     spacing : sequence of float, or mapping of axis names to float, or None
-        Voxel spacing in µm that replaces that of the image's metadata, and that of labels of the same shape.
+        Voxel spacing in µm that replaces the one in the metadata of the image, and of labels of the same shape.
 
     Raises
     ------
@@ -87,13 +87,13 @@ def _plan(volumes: Volumes, name: str, regrid: Regrid, mode: str, spacing: Spaci
         )
     matrix, offset = _between(volumes, labels, regrid)
     same = labels.first.shape == volumes.first.shape and (matrix, offset) == (regrid.matrix, regrid.offset)
-    beyond = mode if same else "grid-constant"
-    grid = AffineGrid(labels.first.shape, regrid.shape, matrix, offset, 0, beyond, (), regrid.warp)
+    labels_mode = mode if same else "grid-constant"
+    grid = AffineGrid(labels.first.shape, regrid.shape, matrix, offset, 0, labels_mode, (), regrid.warp)
     return LabelPart(name, labels, grid)
 
 
 def _open(image: OmeZarrImage, name: str, spacing: Spacing | None) -> OmeZarrImage:
-    """Open a label image; without a position of its own, one of the image's shape gets that of the image."""
+    """Open a label image; if it has no position but the image's shape, it gets the image's position."""
     if {"", ".", ".."} & set(name.split("/")):
         raise MetadataError(f"{image.name} lists the labels {name!r}, which is no path inside it: {_ADVICE}")
     try:
@@ -104,21 +104,21 @@ def _open(image: OmeZarrImage, name: str, spacing: Spacing | None) -> OmeZarrIma
         raise MetadataError(f"{image.name} lists the labels {name!r}, which do not exist: {_ADVICE}")
     try:
         label_image = open_image(group, spacing=spacing)
-        _ = label_image.spacing  # raises an error if it is unknown
+        _ = label_image.spacing  # raises an error if the spacing is unknown
     except SourceError as error:
         raise MetadataError(f"the labels {name!r} of {image.name} cannot be read ({error}): {_ADVICE}") from error
     except (MetadataError, ValueError) as error:
         return _aligned_with_image(image, group, name, error)
     if spacing is not None and _space(label_image) != _space(image):
         raise MetadataError(
-            f"spacing={spacing!r} is that of {image.name}, and not of its labels {name!r}, which have "
+            f"spacing={spacing!r} is for {image.name}, and not for its labels {name!r}, which have "
             f"another shape: {_ADVICE}"
         )
     return label_image
 
 
 def _aligned_with_image(image: OmeZarrImage, group: zarr.Group, name: str, error: Exception) -> OmeZarrImage:
-    """Open labels without a position at the position of the image, if they have as many voxels."""
+    """Open labels without a position at the position of the image, if both have the same shape."""
     try:
         label_image = open_image(group, spacing=image.spacing[0])
     except (MetadataError, ValueError):
@@ -137,7 +137,7 @@ def _space(image: OmeZarrImage) -> tuple[int, ...]:
 
 
 def _on_image(labels: OmeZarrImage, chosen: Chosen, volumes: Volumes) -> Volumes:
-    """Select the coarsest resolution of labels that is no coarser than the image's, and its times and channels."""
+    """Select the image's times and channels of the labels' coarsest resolution that is not coarser than the image's."""
     fine = [
         number
         for number, steps in enumerate(labels.spacing)
@@ -146,7 +146,7 @@ def _on_image(labels: OmeZarrImage, chosen: Chosen, volumes: Volumes) -> Volumes
     level = max(fine, default=0)
     label_volumes, image = select_volumes(labels, level), select_volumes(chosen.image, chosen.level)
     label_counts, image_counts = (
-        dict(zip(volumes_of.leading, volumes_of.leading_shape, strict=True)) for volumes_of in (label_volumes, image)
+        dict(zip(each.leading, each.leading_shape, strict=True)) for each in (label_volumes, image)
     )
     entries = {}
     for axis, kind, entry in (("t", "time", chosen.time), ("c", "channel", chosen.channel)):
@@ -171,5 +171,5 @@ def _between(
     old, new = np.array(volumes.spacing), np.array(labels.spacing)
     matrix = (old / new)[:, None] * np.array(regrid.matrix)
     offset = (np.array(volumes.origin) - np.array(labels.origin) + old * np.array(regrid.offset)) / new
-    # Labels of twice the resolution have edges at voxel centres: rounding errors must not decide between two of them.
+    # Labels of twice the resolution have edges at voxel centres: rounding errors must not choose between two labels.
     return tuple(map(tuple, matrix.round(12).tolist())), tuple(offset.round(9).tolist())

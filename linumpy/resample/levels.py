@@ -1,6 +1,6 @@
 """Make the coarser resolution levels in a work folder.
 
-In: the work folder of an image whose finest level is written. Out: its coarser levels. Errors: those of writing.
+In: the work folder of an image whose finest level is complete. Out: its coarser levels. Errors: those of writing.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from linumpy.write.writer import STEP_BYTES
 
 
 def make_coarser_levels(folder: Path, image: NewImage, downsampling: str, kind: str, limit: int | None = None) -> None:
-    """Make the coarser resolutions of an image whose finest one is written, on the device or the host."""
+    """Make the coarser resolutions of an image, on the device or the host (`kind`), within `limit` bytes."""
     pyramid = Pyramid(image.shapes, image.stored, image.dtype.itemsize)
-    # An eighth for a finer box: the sums of its pairs and the scratch of its read take memory too.
+    # A finer box takes an eighth of the limit: the sums of its pairs and the scratch of its read take memory, too.
     nbytes = STEP_BYTES if limit is None else min(STEP_BYTES, limit // 8)
     scratch = None if limit is None else scratch_within(limit)
     threads = writing_threads()
@@ -43,6 +43,6 @@ def make_coarser_levels(folder: Path, image: NewImage, downsampling: str, kind: 
                     on_host = read_on_host(finer.array, source)
                     block = halve_by_threads(on_host, downsampling, pool, threads, factors)
                 following = coarser.start(box, block)
-                finish()  # the last box, while the device works at this one
+                finish()  # wait for the last box while the device works at this one
                 finish = following
             finish()

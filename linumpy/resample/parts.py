@@ -1,15 +1,13 @@
 """The images that one call of ``resample_zarr`` fills: the target, and labels in it.
 
-In: volumes of a source, the new grid, their metadata. Out: :class:`TargetImage`, one for each image; a
+In: volumes of a source, the new grid, their metadata. Out: a :class:`TargetImage` for each image; a
 :class:`~linumpy.resample.resumable.Request` with everything that they depend on; a function that makes them, empty.
 Errors: ``ValueError`` for sizes that do not fit, :class:`~linumpy.errors.SourceError` for data that changed meanwhile.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-import secrets
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,23 +24,23 @@ from linumpy.plan.grid.blocks import AffineGrid
 from linumpy.plan.grid.point_map import Affine, Field, PointMap
 from linumpy.plan.grid.regrid import Regrid
 from linumpy.resample.blocks.plans import BlockPlan, Writing, plan_blocks
-from linumpy.resample.identity import identify_data
+from linumpy.resample.identity import digest_of, identify_data, unknown_data
 from linumpy.resample.resumable import Request
 from linumpy.write.new_image import NewImage, list_labels, plan_image
 
 
 @dataclass(frozen=True)
 class TargetImage:
-    """An image that is filled: the target itself, or labels in it.
+    """An image to fill: the target itself, or labels in it.
 
     Attributes
     ----------
     folder : str
         Path within the target; empty for the target itself.
     volumes : Volumes
-        Its source.
+        The volumes of its source.
     grid : AffineGrid
-        The map from its voxels to those of the source.
+        The map from its voxels to the source's.
     carried : Carried
         Metadata that it takes from the source.
     image : NewImage
@@ -59,13 +57,18 @@ class TargetImage:
     downsampling: str
 
     @property
+    def voxels_nbytes(self) -> int:
+        """Bytes of the voxels of the finest resolution."""
+        return self.image.dtype.itemsize * math.prod(self.image.shapes[0])
+
+    @property
     def stored(self) -> tuple[int, ...]:
         """Shape of a shard, or else of a chunk, along the axes of space."""
         return self.image.stored[0][len(self.volumes.leading) :]
 
     @property
     def writing(self) -> Writing | None:
-        """How its chunks are encoded; None where they are not, or by objects that only zarr-python applies."""
+        """How its chunks are encoded; None if they are raw, or if only zarr-python can encode them."""
         encoding, image = self.image.encoding, self.image
         if encoding is None or not (encoding.compressor or encoding.checksum or image.shards):
             return None
@@ -93,7 +96,7 @@ def plan_part_image(
     shards: Sequence[int] | None,
     **options: Any,
 ) -> NewImage:
-    """Plan the image that is made from volumes."""
+    """Plan the image that resampling volumes makes; `options` are those of :func:`plan_image`."""
     rank, leading = volumes.first.ndim, len(volumes.leading)
     return plan_image(
         volumes.leading_shape + regrid.shape,
@@ -110,7 +113,7 @@ def plan_part_image(
 
 
 def _with_leading(label: str, sizes: Sequence[int] | None, rank: int, leading: int) -> Sequence[int] | None:
-    """Prepend ones to the sizes along the axes of space: a chunk has one time and one channel."""
+    """Prepend ones to sizes along the axes of space: a chunk has one time and one channel."""
     if sizes is None or not leading:
         return sizes
     if len(sizes) != rank:
@@ -119,27 +122,27 @@ def _with_leading(label: str, sizes: Sequence[int] | None, rank: int, leading: i
 
 
 def request_of(parts: Sequence[TargetImage], kind: str, cval: float) -> Request:
-    """Return everything that the bytes of the target depend on, which the shape of blocks is not."""
+    """Return everything that the bytes of the target depend on; the shape of blocks is no part of it."""
     first, *labels = parts
     settings = {**_settings(first), "linumpy": __version__, "cval": float(cval), "device": kind}
-    settings |= {label.folder: _digest(_settings(label)) for label in labels}
+    settings |= {label.folder: digest_of(_settings(label)) for label in labels}
     named = tuple((key, str(value)) for key, value in settings.items())
-    # Without a digest of the data, a random one: a stopped run is never continued.
-    origin = [(_data_name(part), _data(part) or f"not known {secrets.token_hex(8)}") for part in parts]
+    # A stopped run whose data cannot be identified is never continued.
+    origin = [(_data_name(part), _data(part) or unknown_data()) for part in parts]
     return Request("resample_zarr", first.counts, named, tuple(origin), tuple(label.counts for label in labels))
 
 
-def _settings(part: TargetImage) -> dict[str, Any]:
+def _settings(part: TargetImage) -> dict[str, object]:
     """Return everything that the bytes of one image depend on."""
     array, grid, image = part.volumes.first.array, part.grid, part.image
     return {
         "source": name_on_disk(array),
-        "source metadata": _digest(array.metadata.to_dict()),
+        "source metadata": digest_of(array.metadata.to_dict()),
         "source shape": grid.source_shape,
         "source volumes": [volume.index for volume in part.volumes.volumes.values()],
         "dtype": image.dtype.str,
         "transform": (grid.matrix, grid.offset),
-        "warp": _digest(_described(grid.warp)),
+        "warp": digest_of(_described(grid.warp)),
         "order": grid.order,
         "mode": grid.mode,
         "anti_aliasing": grid.sigmas if grid.smooths else None,
@@ -147,7 +150,7 @@ def _settings(part: TargetImage) -> dict[str, Any]:
         "chunks": image.chunks,
         "shards": image.shards,
         "compressors": image.compressors,
-        "metadata": _digest(image.metadata),
+        "metadata": digest_of(image.metadata),
     }
 
 
@@ -156,14 +159,14 @@ def _data_name(part: TargetImage) -> str:
 
 
 def _data(part: TargetImage) -> str | None:
-    """Identify the data of an image, and of the fields of vectors that it is sampled through."""
+    """Return a digest of the data of an image's source, and of the fields of vectors that map to it."""
     arrays = [part.volumes.first.array, *(step.array for step in part.grid.warp if isinstance(step, Field))]
-    found = [identify_data(array) for array in arrays]
-    return None if None in found else " ".join(map(str, found))
+    digests = [identify_data(array) for array in arrays]
+    return None if None in digests else " ".join(map(str, digests))
 
 
-def _described(warp: PointMap) -> list[dict[str, Any]]:
-    """Describe a map for the metadata, as JSON holds it."""
+def _described(warp: PointMap) -> list[dict[str, object]]:
+    """Describe a map, for the metadata, by values of JSON."""
     return [
         {"matrix": [list(row) for row in step.matrix]}
         if isinstance(step, Affine)
@@ -174,7 +177,7 @@ def _described(warp: PointMap) -> list[dict[str, Any]]:
 
 
 def check_unchanged(parts: Sequence[TargetImage], request: Request) -> None:
-    """Refuse a result that may mix two versions of the source."""
+    """Raise an error if a source has changed since the run began: the result may mix two versions of it."""
     earlier = dict(request.origin)
     for part in parts:
         data = _data(part)
@@ -185,17 +188,13 @@ def check_unchanged(parts: Sequence[TargetImage], request: Request) -> None:
             )
 
 
-def _digest(document: Any) -> str:
-    return hashlib.sha256(json.dumps(document, sort_keys=True, default=str).encode()).hexdigest()[:16]
-
-
 def creator_of(parts: Sequence[TargetImage]) -> Callable[[Path], object]:
     """Return a function that makes the empty target."""
 
     def create(folder: Path) -> None:
         for part in parts:
             part.image.create(folder / part.folder)
-            origin: Any = {
+            origin: dict[str, Any] = {
                 "source": name_on_disk(part.volumes.first.array),
                 "matrix": [list(row) for row in part.grid.matrix],
                 "offset": list(part.grid.offset),

@@ -1,15 +1,14 @@
-"""Resample an OME-Zarr volume that is larger than memory: block by block, from Zarr to Zarr.
+"""Resample an OME-Zarr volume that is larger than memory, block by block, from Zarr to Zarr.
 
 In: an image, and a spacing, an affine map or the grid of another image. Out: an image with its labels, which appears
 complete or not at all. A stopped run leaves its blocks in ``.NAME.unfinished``, and the same call continues from them.
-``linumpy.resample.target_grid`` chooses the grid, ``linumpy.resample.blocks.plans`` the blocks,
-``linumpy.resample.labels`` maps the labels, ``linumpy.resample.parts`` defines the images that are filled,
-``linumpy.resample.blocks.block`` and ``warp`` transform a block, ``linumpy.resample.blocks.pipeline`` runs the blocks.
+``linumpy.resample.target_grid`` chooses the grid, ``linumpy.resample.blocks.plans`` the blocks;
+``linumpy.resample.labels`` maps the labels; ``linumpy.resample.parts`` defines the images to fill;
+``linumpy.resample.blocks.block`` and ``warp`` transform a block; ``linumpy.resample.blocks.pipeline`` runs the blocks.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -25,29 +24,21 @@ from linumpy.errors import DeviceMemoryError
 from linumpy.gpu.devices import checked_devices
 from linumpy.io.carried import Carried, carried_from
 from linumpy.io.ngff.axes import Spacing
-from linumpy.io.output.checks import check_apart, check_free_space, check_parent, checked_version, refuse_url
-from linumpy.io.output.folders import drop_partial_files, unfinished_beside
-from linumpy.io.paths import absolute
+from linumpy.io.output.checks import check_apart
+from linumpy.io.output.folders import drop_partial_files
 from linumpy.io.source import Source, local_path, path_of, with_options
 from linumpy.io.volume import Volume, Volumes, open_source_volumes
 from linumpy.plan.encoding import BY_CODEC
 from linumpy.plan.grid.blocks import AffineGrid, Block, anti_aliasing_sigmas
-from linumpy.progress import bytes_progress
 from linumpy.renamed import renamed_parameter
 from linumpy.resample.blocks.pipeline import BlockJob, make_block, make_blocks, make_blocks_on_each
 from linumpy.resample.blocks.plans import BlockPlan, check_limit, memory_of_each
 from linumpy.resample.cluster import client_of
+from linumpy.resample.filling import BlockRecord, check_space, checked_target, shown
 from linumpy.resample.labels import LABELS, plan_labels
 from linumpy.resample.levels import make_coarser_levels
-from linumpy.resample.parts import (
-    TargetImage,
-    check_unchanged,
-    creator_of,
-    plan_part_image,
-    plan_target,
-    request_of,
-)
-from linumpy.resample.resumable import Resumable, resumable_folder
+from linumpy.resample.parts import TargetImage, check_unchanged, creator_of, plan_part_image, plan_target, request_of
+from linumpy.resample.resumable import resumable_folder
 from linumpy.resample.target_grid import TargetGrid, on_grid_of, plan_target_grid, turned_systems
 from linumpy.resample.workers import Needs, make_on, needs_of, survey
 from linumpy.write.writer import Progress
@@ -93,11 +84,11 @@ def resample_zarr(
 ) -> Path:
     """Resample an OME-Zarr volume of any size into another.
 
-    Each block of the output, of whole chunks or shards, reads only the box of the source that it needs, while the next
-    block is read and the last one is written. With orders 0 and 1 the result does not depend on the blocks: it equals,
-    bit for bit, that of a call on the whole array in memory. With order 1 and smoothing, for a coarser spacing, that
-    call is ``resample_volume``, rounded to the dtype of the source (integers of 4 and 8 bytes are computed in float64);
-    without smoothing it is ``affine_transform``. Higher orders differ by rounding.
+    Each block of the output consists of whole chunks or shards, and reads only the box of the source that it needs;
+    meanwhile the next block is read and the last one is written. With orders 0 and 1 the blocks do not change the
+    result: it equals, bit for bit, the result of one call on the whole array in memory. With order 1 and smoothing, for
+    a coarser spacing, that call is ``resample_volume``, rounded to the dtype of the source (integers of 4 and 8 bytes
+    are computed in float64); without smoothing it is ``affine_transform``. Higher orders differ by rounding.
 
     Parameters
     ----------
@@ -107,76 +98,76 @@ def resample_zarr(
     target : str or Path
         Folder of the OME-Zarr image to make.
     transform_or_spacing : float, sequence of float, or matrix
-        The new spacing in µm, one number or one for each axis: voxel centres keep their coordinates in µm. Or an
+        The new spacing in µm, one number or a number for each axis: voxel centres keep their coordinates in µm. Or an
         affine matrix of shape (rank, rank), (rank, rank + 1) or (rank + 1, rank + 1) that maps voxels of the output
         to coordinates in the source, both in voxels, in the order of the axes (Z, Y, X).
     like : str, Path, zarr.Group or Volumes, optional
-        Another OME-Zarr image, whose grid the output takes instead: shape, spacing, position, axes, and the number of
-        resolutions. (Of another of its levels: ``linumpy.io.volume.open_volumes(path, level)``.) Voxels meet in µm; in
-        NGFF 0.6 through the transformations of a scene around both images, or of `coordinate_system`: affine ones, and
-        fields of displacements or coordinates, which are read block by block.
+        Another OME-Zarr image, whose grid the output takes: shape, spacing, position, axes, and the number of
+        resolutions. (For another of its levels pass ``linumpy.io.volume.open_volumes(path, level)``.) The images are
+        aligned in µm; in NGFF 0.6 by the transformations of a scene that contains both, or to `coordinate_system`:
+        affine ones, and fields of displacements or coordinates, which are read block by block.
     coordinate_system : str, optional
-        Name of a coordinate system (NGFF 0.6). With `like`, both images are mapped to it. Without, the output lies in
-        it, with the spacing given, and covers the source.
+        Name of a coordinate system (NGFF 0.6). With `like`, both images are mapped to it. Without `like`, the output
+        lies in it, with the spacing given, and covers the source.
     output_shape : sequence of int, optional
         Voxels of the output. By default, for a spacing, the nearest whole number that fills the extent of the source,
         with the spacing adapted to fill it; for a matrix, the shape of the source.
     order : int
-        Order of the spline: 0 nearest, 1 linear, up to 5. Above 1 with the modes ``"constant"`` and ``"nearest"`` only.
+        Order of the spline: 0 nearest, 1 linear, up to 5. Orders above 1 need the mode ``"constant"`` or ``"nearest"``.
     anti_aliasing : bool, optional
         Whether to smooth the source along axes that get coarser, by a Gaussian of (factor - 1) / 2 voxels, as
         scikit-image's ``resize`` does; otherwise detail finer than the new spacing causes aliasing. By default
-        False for a matrix, such as a rotation, and else True; where axes turn, factor is the length of the matrix's row
+        False for a matrix, such as a rotation, and else True; if axes turn, factor is the length of the matrix's row
         for each axis of the source. The smoothing extends the source by its outermost voxels, in every `mode`. Order 0,
         whose voxels may be labels, is never smoothed.
     mode : str, optional
-        How the source is extended beyond its edges, as SciPy names it. By default ``"nearest"`` for a spacing, whose
-        grid covers the source's extent up to half a voxel beyond the outermost centres, and else ``"constant"``.
+        SciPy's name of the extension of the source beyond its edges. By default ``"nearest"`` for a spacing, whose grid
+        covers the source up to half a voxel beyond the outermost centres, and else ``"constant"``.
     cval : float
-        Value outside, for the constant modes.
+        Value outside the source, for the constant modes.
     chunks, shards, codec, compressors, levels
         Storage of the target, as for :class:`linumpy.write.writer.OmeZarrWriter`; `chunks` and `shards` along the axes
         of space, with one time and one channel each. By default as many levels as `like` has, or else one.
     downsampling : {"mean", "label", "nearest"}, optional
-        How coarser levels are made, as for :class:`linumpy.write.writer.OmeZarrWriter`. By default ``"label"`` with
-        order 0, whose voxels may be labels, and else ``"mean"``.
+        Method that makes coarser levels, as for :class:`linumpy.write.writer.OmeZarrWriter`. By default ``"label"``
+        with order 0, whose voxels may be labels, and else ``"mean"``.
     ngff_version : {"0.6", "0.5", "0.4"}, optional
-        Version of the target; by default that of the source, and of a single array 0.5.
+        Version of the target; by default the source's, and 0.5 for a single array.
     labels : {"resample", "drop"}
         Whether to resample the label images inside the source, by their nearest voxels; they keep their position
-        relative to the image. Labels with the grid of the image are extended beyond its edges as the image is; other
+        relative to the image. Labels with the image's grid are extended beyond its edges by the image's `mode`; other
         labels are 0 there.
     level : int
         Resolution level of the source; 0 is the finest.
     channel, time : int, optional
         The entry to select, counted from 0; by default all. The target has the axes with more than one entry.
     spacing : sequence of float, or mapping of axis names to float, optional
-        Voxel spacing of the source in µm (of its level 0), where its metadata lacks it or is wrong.
+        Voxel spacing of the source's level 0 in µm, if its metadata lack it or are wrong.
     device : {"auto", "cuda", "cpu"}
-        Device of the transform; with `distributed`, of the workers.
+        Device of the transform; with `distributed`, the workers' device.
     device_memory : int, optional
-        Bytes that all blocks in the pipeline may take, on the device or, without one, in host memory; with
-        `distributed` on each worker, for one of its threads, and at most what fits beside its other threads into the
-        worker's memory limit. By default 80 % of the free memory, in host memory at most 8 GiB. The host memory beyond
-        it is about 16 MiB, and some ten chunks of the source while zarr reads; with a device up to 100 MiB of pinned
-        memory. Coarser levels stay within it if eight of their chunks do.
+        Bytes that all blocks in the pipeline may take, on the device or, without one, in host memory. With
+        `distributed` it is the limit of one thread of each worker, at most the thread's part of the worker's memory
+        limit. By default 80 % of the free memory, in host memory at most 8 GiB. The host memory beyond it is about
+        16 MiB, and some ten chunks of the source while zarr reads; with a device up to 100 MiB of pinned memory.
+        Coarser levels stay within it if eight of their chunks do.
     overwrite : bool
         Whether to replace an existing Zarr folder.
     durable : bool
         Whether to flush the target to the disk before it is renamed, and blocks every 30 s, so that a run can be
-        continued after a power cut. Without it, a stopped run can be continued only on the same machine, until its next
+        continued after a power cut. Otherwise a stopped run can be continued only on the same machine, until its next
         boot.
     progress : callable, optional
         Called with the number of bytes done since the last call; by default a bar, on a terminal.
     distributed : distributed.Client, cluster or str, optional
         A dask client, a cluster, or the address of a scheduler. Its workers make the blocks. They need linumpy and must
-        see both paths: one GPU each (``dask_cuda.LocalCUDACluster``), or CPUs. Other workers repeat the blocks of a
-        lost one; workers that join later take part, so the cluster may be adaptive.
+        see both paths; each has one GPU (``dask_cuda.LocalCUDACluster``), or CPUs. Other workers repeat the blocks of a
+        lost worker; workers that join later take part, so the cluster may be adaptive.
     devices : "all" or sequence of int, optional
-        CUDA devices of this machine that make the blocks, each by a reader and threads of its own on the cores near it;
-        `device_memory` is for each of them. By default the current one. Not together with `distributed`.
+        CUDA devices of this machine that make the blocks, each with a reader and threads of its own on the cores near
+        it; `device_memory` is for each of them. By default the current device. Not together with `distributed`.
     storage_options : mapping, optional
-        Of a `source` that is a URL: what obstore's ``from_url`` takes; see docs/remote.md.
+        Options of obstore's ``from_url``, if `source` is a URL; see docs/remote.md.
 
     Returns
     -------
@@ -186,9 +177,9 @@ def resample_zarr(
     Raises
     ------
     FileNotFoundError, SourceError, MetadataError
-        The source does not exist, is no image, or changed meanwhile; the parent folder of the target does not exist;
-        the spacing is unknown; the source has axes that are neither space, time nor channel, or labels without a known
-        position.
+        The source does not exist, is no image, or changed during the run; the parent folder of the target does not
+        exist; the spacing is unknown; the source has axes that are neither space, time nor channel, or labels without a
+        known position.
     ValueError, TypeError
         A channel or time that does not exist; a transform, shape, order, mode, chunks, shards or dtype that does not
         fit.
@@ -199,7 +190,7 @@ def resample_zarr(
     DeviceMemoryError
         Not even a block of one chunk (or shard) fits `device_memory`.
     GpuUnavailableError
-        ``device="cuda"`` and there is none.
+        ``device="cuda"`` without a CUDA device.
     WorkerError
         A worker of `distributed` lacks linumpy, a disk or memory; the message names it. The same call continues from
         the complete blocks.
@@ -207,10 +198,10 @@ def resample_zarr(
     Notes
     -----
     Metadata that the new grid does not change are copied: units, scale and translation of t and c, channels (omero),
-    the name, and attributes of other programs. All others are listed in one warning.
+    the name, and attributes of other programs. One warning lists all others.
 
-    A displacement is 0 outside of its field; where a field of coordinates has none, the output is `cval`. Fields are
-    interpolated as their metadata say.
+    A displacement is 0 outside its field; outside a field of coordinates the output is `cval`. Fields are interpolated
+    as their metadata say.
 
     A scale and a translation cannot describe a rotated grid. In NGFF 0.6 the target has a transformation to the
     coordinate system of the source; the group's attribute ``"linumpy"`` holds the matrix, the offset, the sigmas of the
@@ -221,10 +212,7 @@ def resample_zarr(
     >>> from linumpy.resample.resample_zarr import resample_zarr
     >>> resample_zarr("brain.ome.zarr", "brain-25um.ome.zarr", 25.0)  # doctest: +SKIP
     """
-    refuse_url(Path(target))
-    target_path = absolute(target)
-    check_parent(target_path)
-    ngff_version = checked_version(target_path, ngff_version)
+    target_path, ngff_version = checked_target(target, ngff_version)
     if not isinstance(cval, (int, float, np.integer, np.floating)):
         raise TypeError(f"cval={cval!r}: pass a real number")
     if downsampling is None:
@@ -260,12 +248,11 @@ def resample_zarr(
         options = {"name": label.name, "ngff_version": version}
         targets.append(target_of(f"labels/{label.name}", label.volumes, label.grid, kept, "label", **options))
     # Before blocks are planned, which takes minutes for a target of 1e30 voxels.
-    if not unfinished_beside(target_path).exists():
-        nbytes = sum(image.image.nbytes for image in targets)
-        check_free_space(target_path, nbytes, encoded=any(image.image.compressors is not None for image in targets))
-    numbers = _checked(devices, device, distributed)
+    encoded = any(target.image.compressors is not None for target in targets)
+    check_space(target_path, sum(target.image.nbytes for target in targets), encoded=encoded)
+    numbers = _device_numbers(devices, device, distributed)
     arrays = [image.volumes.first.array for image in targets]
-    opened_from: list[Source] = arrays if distributed is None else [local_path(array) for array in arrays]
+    job_sources: list[Source] = arrays if distributed is None else [local_path(array) for array in arrays]
     with client_of(distributed) as client, _current(numbers):
         needs: Needs | None = None
         if client is None:
@@ -274,32 +261,34 @@ def resample_zarr(
                 device_memory = memory_of_each(numbers)
             plans = [plan_target(image, kind, device_memory) for image in targets]
         else:
-            needs = needs_of(opened_from[0], target_path, device)
+            needs = needs_of(job_sources[0], target_path, device)
             kind, plans = _plan_for_workers(client, needs, targets, device_memory)
         request = request_of(targets, kind, cval)
         with resumable_folder(target_path, request, creator_of(targets), overwrite=overwrite, durable=durable) as state:
             for image in targets:
                 image.carried.log_dropped(image.volumes.name, Path(target) / image.folder)
-            with _shown(progress, targets) as report:
+            voxels_nbytes = sum(image.voxels_nbytes for image in targets)
+            with shown(progress, "resample", voxels_nbytes) as report:
                 for number, (image, planned) in enumerate(zip(targets, plans, strict=True)):
-                    filled = str(state.folder / image.folder / "0")
+                    array_path = str(state.folder / image.folder / "0")
                     job = BlockJob(
-                        opened_from[number], filled, planned.plan, 0.0 if number else float(cval), kind,
+                        job_sources[number], array_path, planned.plan, 0.0 if number else float(cval), kind,
                         planned.scratch, batch=planned.batch,
                     )  # fmt: skip
-                    for entries, one_volume in image.volumes.volumes.items():
-                        each_job = replace(job, index=one_volume.index, entries=entries)
-                        _fill(each_job, state, number, image.stored, report, client, needs, numbers)
+                    for entries, source_volume in image.volumes.volumes.items():
+                        record = BlockRecord(state, number, image.stored, image.image.dtype.itemsize, report, entries)
+                        volume_job = replace(job, index=source_volume.index, entries=entries)
+                        _fill(volume_job, record, client, needs, numbers)
             for image in targets:
-                folder, on = state.folder / image.folder, kind if client is None else "cpu"
-                make_coarser_levels(folder, image.image, image.downsampling, on, device_memory)
+                folder, levels_kind = state.folder / image.folder, kind if client is None else "cpu"
+                make_coarser_levels(folder, image.image, image.downsampling, levels_kind, device_memory)
             drop_partial_files(state.folder)
             check_unchanged(targets, request)
     return Path(target)
 
 
-def _checked(devices: str | Sequence[int] | None, device: str, distributed: object) -> list[int]:
-    """Return the numbers of the devices that make blocks; none where `devices` is not given."""
+def _device_numbers(devices: str | Sequence[int] | None, device: str, distributed: object) -> list[int]:
+    """Return the numbers of the devices that make blocks; an empty list without `devices`."""
     if devices is None:
         return []
     if distributed is not None or device == "cpu":
@@ -309,19 +298,19 @@ def _checked(devices: str | Sequence[int] | None, device: str, distributed: obje
 
 
 def _current(devices: Sequence[int]) -> AbstractContextManager[Any]:
-    """Make the first of the devices the current one, where the coarser levels are made."""
+    """Make the first of several devices current: it makes the coarser levels."""
     return require_cuda().cuda.Device(devices[0]) if devices else nullcontext()
 
 
 def _plan_for_workers(
     client: Client, needs: Needs, targets: Sequence[TargetImage], limit: int | None
 ) -> tuple[str, list[BlockPlan]]:
-    """Choose the device of the workers, and blocks that fit each of them, with the scratch memory of a read."""
+    """Choose the device of the workers, and blocks that fit into the memory of each worker."""
     check_limit(limit)
     capacity = survey(client, needs)
-    most = capacity.nbytes if limit is None else min(limit, capacity.nbytes)
+    budget = capacity.nbytes if limit is None else min(limit, capacity.nbytes)
     try:
-        plans = [plan_target(image, capacity.kind, most) for image in targets]
+        plans = [plan_target(image, capacity.kind, budget) for image in targets]
     except DeviceMemoryError as error:
         if limit is not None and limit <= capacity.nbytes:
             raise
@@ -330,10 +319,10 @@ def _plan_for_workers(
 
 
 def _carried(volumes: Volumes, source: Volumes, grid: TargetGrid, version: str | None, *dropped: str) -> Carried:
-    """Return the metadata that the resampled image, or labels in it, keeps of `volumes`.
+    """Return the metadata of `volumes` that the resampled image, or labels in it, keeps.
 
-    Where axes turn, orientations and coordinate systems are those of another system than the image's, which NGFF 0.6
-    can tell; before 0.6 there are no systems.
+    If axes turn, the orientations and coordinate systems hold in another system than the image's. NGFF 0.6 can describe
+    that; older versions have no coordinate systems, so both are dropped.
     """
     matrix, carried = np.array(grid.regrid.matrix), on_grid_of(carried_from(volumes), grid)
     along_axes = np.array_equal(matrix, np.diag(np.diag(matrix))) and bool((np.diag(matrix) > 0).all())
@@ -351,53 +340,21 @@ def _check_dtype(array: Volume, order: int) -> None:
         raise TypeError(f"voxels of {array.dtype} cannot be resampled with order={order}: pass integers or floats")
 
 
-def _shown(progress: Progress | None, targets: Sequence[TargetImage]) -> AbstractContextManager[Progress]:
-    if progress is not None:
-        return nullcontext(progress)
-    nbytes = (image.image.dtype.itemsize * math.prod(image.image.shapes[0]) for image in targets)
-    return bytes_progress("resample", sum(nbytes))
-
-
 def _fill(
-    job: BlockJob,
-    state: Resumable,
-    number: int,
-    stored: tuple[int, ...],
-    report: Progress,
-    client: Client | None,
-    needs: Needs | None,
-    devices: Sequence[int],
+    job: BlockJob, record: BlockRecord, client: Client | None, needs: Needs | None, devices: Sequence[int]
 ) -> None:
-    """Make the missing blocks of a volume, on workers if there are `needs` of them, or on several devices.
-
-    `number` is the index of the image among those that are filled.
-    """
-
-    def corners(block: Block) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        start = tuple(a // s for a, s in zip(block.start, stored, strict=True))
-        stop = tuple(-(-b // s) for b, s in zip(block.stop, stored, strict=True))
-        return job.entries + start, (*(entry + 1 for entry in job.entries), *stop)
-
-    def nbytes(block: Block) -> int:
-        return math.prod(block.shape) * itemsize
+    """Make the missing blocks of a volume: on workers if `needs` is given, on several devices, or here."""
 
     def done(block: Block) -> None:
-        state.add(*corners(block), number)
-        report(nbytes(block))
+        record.add(block.box)
 
-    itemsize = job.open()[1].dtype.itemsize
-    wanted = []
-    for block in job.plan:
-        if state.holds(*corners(block), number):
-            report(nbytes(block))
-        else:
-            wanted.append(block)
-    if needs is None or client is None:
-        if len(devices) > 1 and wanted:
-            make_blocks_on_each(job, wanted, done, devices)
-        else:
-            make_blocks(job, wanted, done)
+    missing = [block for block in job.plan if not record.is_complete(block.box)]
+    if client is not None and needs is not None:
+        needs = replace(needs, block_nbytes=record.itemsize * sum(job.plan.largest))
+        block_name = f"a block of {job.plan.largest} voxels (read, made)"
+        blocks = {block.number: block for block in missing}
+        make_on(client, make_block, job, needs, blocks, done, block_name=block_name)
+    elif len(devices) > 1 and missing:
+        make_blocks_on_each(job, missing, done, devices)
     else:
-        needs = replace(needs, block_nbytes=itemsize * sum(job.plan.largest))
-        what = f"a block of {job.plan.largest} voxels (read, made)"
-        make_on(client, make_block, job, needs, {block.number: block for block in wanted}, done, what=what)
+        make_blocks(job, missing, done)

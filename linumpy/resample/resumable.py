@@ -1,9 +1,9 @@
-"""A folder that is filled over several runs, part by part, and appears at its path when it is complete.
+"""A folder that several runs fill, part by part, and that appears at its path when it is complete.
 
-In: the path of the folder, and a :class:`Request`. Out: a :class:`Resumable` with the complete parts. Everything is in
-``.NAME.unfinished`` beside the path: the folder itself, whose name identifies the request; a journal
-(``linumpy.resample.journal``) with the request and one line for each box of complete parts; and a lock. A line is
-written after its parts, so a killed run leaves nothing that looks finished, and the next one continues from there.
+In: the path of the folder, and a :class:`Request`. Out: a :class:`Resumable` with the complete parts. Until it is
+complete, everything is in ``.NAME.unfinished`` beside the path: the folder, whose name identifies the request; a
+journal (``linumpy.resample.journal``) with the request and one line for each box of complete parts; and a lock. A line
+is written after its parts, so a killed run leaves nothing that looks finished, and the next run continues from there.
 Errors: :class:`~linumpy.errors.ResumeError` if another run is writing the folder, or it belongs to another request;
 ``FileExistsError`` for a path that exists.
 """
@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -40,7 +39,7 @@ from linumpy.resample.journal import Journal, begin_journal, has_boxes, read_box
 log = logging.getLogger(__name__)
 
 _JOURNAL, _FOLDER = "journal", "image"
-#: Seconds between flushes to the disk: a power cut loses at most this much work.
+#: Seconds between flushes to the disk: a power cut loses the work of at most this time.
 _SYNC_SECONDS = 30.0
 
 
@@ -57,7 +56,7 @@ class Request:
     settings : tuple of (str, str)
         Names and values of the caller's parameters that the bytes of the parts depend on.
     origin : tuple of (str, str)
-        Digests of the source data. Parts of another origin cannot be completed, and are removed.
+        Digests of the source data. Parts that were made from other data cannot be completed, and are removed.
     beside : tuple of tuple of int
         Grids of parts of further images in the folder, such as labels.
     """
@@ -68,19 +67,19 @@ class Request:
     origin: tuple[tuple[str, str], ...] = ()
     beside: tuple[tuple[int, ...], ...] = ()
 
-    def differences(self, other: Mapping[str, Any]) -> list[str]:
-        """Return the names of the values that differ in a request of a journal."""
-        wanted, held = self.as_json(), {str(key): value for key, value in other.items()}
-        return sorted(key for key in wanted.keys() | held.keys() if wanted.get(key) != held.get(key))
+    def differences(self, other: Mapping[str, object]) -> list[str]:
+        """Return the names of the values that differ in the request of a journal."""
+        own, stored = self.as_json(), {str(key): value for key, value in other.items()}
+        return sorted(key for key in own.keys() | stored.keys() if own.get(key) != stored.get(key))
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         """Return the request as the journal stores it."""
         beside = {"grids beside it": [list(grid) for grid in self.beside]} if self.beside else {}
         return {"kind": self.kind, "grid": list(self.grid), **beside, **dict(self.settings), **dict(self.origin)}
 
     @property
     def digest(self) -> str:
-        """Part of the folder's name, so that a late worker of another request does not find the folder."""
+        """Part of the folder's name: a late worker of another request must not find the folder."""
         return hashlib.sha256(json.dumps(self.as_json(), sort_keys=True).encode()).hexdigest()[:8]
 
 
@@ -94,7 +93,7 @@ class Resumable:
     complete : numpy.ndarray of bool
         Which parts are complete.
     grids : list of numpy.ndarray of bool
-        The same of all grids: the first one, and those beside it.
+        The same for each grid of the request; the first is `complete`.
     """
 
     def __init__(self, folder: Path, grids: list[np.ndarray], journal: Journal, descriptor: int | None) -> None:
@@ -105,7 +104,7 @@ class Resumable:
         self._synced = time.monotonic()
 
     def add(self, start: Sequence[int], stop: Sequence[int], number: int = 0) -> None:
-        """Record that a box of parts of a grid is complete: all its bytes must have been written."""
+        """Record that a box of parts of a grid is complete; all its bytes must have been written."""
         self._journal.add_box(start, stop, number)
         self.grids[number][tuple(map(slice, start, stop))] = True
         if self._descriptor is not None and time.monotonic() - self._synced > _SYNC_SECONDS:
@@ -127,7 +126,7 @@ def resumable_folder(
     overwrite: bool = False,
     durable: bool = True,
 ) -> Iterator[Resumable]:
-    """Fill a folder, which is renamed to its path if the block ends without error and all parts are complete.
+    """Yield a folder to fill; it is renamed to its path if the block ends without error and all parts are complete.
 
     Parameters
     ----------
@@ -140,7 +139,7 @@ def resumable_folder(
     overwrite : bool
         Whether to replace an existing Zarr folder.
     durable : bool
-        Whether to flush the folder to the disk before it is renamed, and parts every 30 s. Without it, the parts of a
+        Whether to flush the folder to the disk before it is renamed, and parts every 30 s. Otherwise the parts of a
         stopped run count only on this machine, until its next boot.
 
     Raises
@@ -148,7 +147,7 @@ def resumable_folder(
     FileExistsError, FileNotFoundError
         The path exists; its parent folder does not.
     ResumeError
-        Another run is filling the folder, or a run with another request has begun to.
+        Another run is filling the folder, or a run with another request has begun to fill it.
     OSError
         The disk is full. Complete parts are kept, and the next run continues from there.
     """
@@ -156,7 +155,7 @@ def resumable_folder(
     check_target(path, overwrite=overwrite)
     work = unfinished_beside(path)
     with full_disk(path, f"complete parts are in {work}, for the next run of"), _locked(work, path):
-        check_target(path, overwrite=overwrite)  # another run may have ended meanwhile
+        check_target(path, overwrite=overwrite)  # a run that held the lock may have made it
         folder = _folder(path, work, request, create)
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -175,7 +174,7 @@ def resumable_folder(
 
 @contextmanager
 def _locked(work: Path, path: Path) -> Iterator[None]:
-    """Lock out other runs. The lock ends with its process, after a kill too."""
+    """Lock out other runs. The lock ends with this process, even if it is killed."""
     try:
         descriptor, locked = lock_work(work)
     except BlockingIOError:
@@ -189,9 +188,9 @@ def _locked(work: Path, path: Path) -> Iterator[None]:
 
 
 def _folder(path: Path, work: Path, request: Request, create: Callable[[Path], object]) -> Path:
-    """Find the folder of a request with complete parts, or make an empty one with its journal.
+    """Return the folder of a request with complete parts, or make an empty one with its journal.
 
-    The folder is renamed last: without it the journal is invalid.
+    The folder is renamed last, since a journal without its folder is invalid.
     """
     folder = work / f"{_FOLDER}-{request.digest}"
     if _can_continue(path, work, request):
@@ -210,11 +209,11 @@ def _folder(path: Path, work: Path, request: Request, create: Callable[[Path], o
 
 
 def _can_continue(path: Path, work: Path, request: Request) -> bool:
-    """Return whether this request has parts; refuse to remove those of another request that can be finished."""
+    """Return whether this request has parts; raise an error if another request has parts that can be completed."""
     head = read_head(work / _JOURNAL)
     if head is None or not isinstance(head.get("request"), dict):
         return False
-    # The finished folder may have been exchanged with the replaced one, which has none of the parts.
+    # The folder may be the replaced one, which was exchanged with the finished folder and has none of the parts.
     if head.get("inode") not in [folder.stat().st_ino for folder in work.glob(f"{_FOLDER}-????????")]:
         return False
     different = request.differences(head["request"])

@@ -3,7 +3,7 @@
 In: the volumes of a source, and what the caller passed. Out: :class:`TargetGrid`. Errors: ``ValueError`` for parameters
 that do not fit together, :class:`~linumpy.errors.MetadataError` for systems and axes that do not fit.
 
-Two images meet in µm, unless a scene connects them or the caller names a coordinate system of both (NGFF 0.6).
+Two images are aligned in µm, unless a scene contains both or the caller names a coordinate system of both (NGFF 0.6).
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ class TargetGrid:
     regrid : Regrid
         Shape, spacing, origin, and the map to voxels of the source.
     smoothed : bool
-        Whether the source is smoothed where the grid is coarser, unless the caller says.
+        Default for whether to smooth the source where the grid is coarser.
     mode : str
-        How the source is extended beyond its edges, unless the caller says.
+        Default extension of the source beyond its edges.
     levels : int
-        Resolutions, unless the caller says.
+        Default number of resolutions.
     carried : Carried or None
-        Metadata of another image, or of a coordinate system, whose axes the grid has.
+        Metadata of the image, or of the coordinate system, that the grid is taken from.
     """
 
     regrid: Regrid
@@ -56,7 +56,7 @@ class TargetGrid:
 
     @property
     def scaled(self) -> tuple[tuple[float, ...], ...]:
-        """How a step of one voxel moves in the source; displacements left out, and without a warp of coordinates."""
+        """The step in the source for a step of one voxel, without displacements; identity with a coordinate field."""
         regrid = self.regrid
         linear = np.eye(len(regrid.shape))
         for step in compose(regrid.warp, (affine(regrid.matrix, regrid.offset),)):
@@ -89,9 +89,9 @@ def plan_target_grid(
         return _like(
             volumes, like if isinstance(like, Volumes) else select_volumes(open_image(like)), system, spacing_given
         )
+    assert transform_or_spacing is not None
     if system is not None:
         return _in_system(volumes, transform_or_spacing, system, output_shape)
-    assert transform_or_spacing is not None
     regrid = plan_regrid(transform_or_spacing, volumes.first.shape, volumes.spacing, volumes.origin, output_shape)
     is_spacing = np.ndim(transform_or_spacing) < 2
     return TargetGrid(regrid, is_spacing, "nearest" if is_spacing else "constant")
@@ -106,13 +106,13 @@ def _like(volumes: Volumes, like: Volumes, system: str | None, spacing_given: bo
     between: PointMap | None = None
     if like.chosen is not None and volumes.chosen is not None:
         between = map_between(like.chosen.image, volumes.chosen.image, system)
-        if between == ():  # one image, or the same coordinates: in µm as ever
+        if between == ():  # both images have the same coordinates, which are aligned in µm
             between = None
     elif system is not None:
         raise MetadataError(f"coordinate_system={system!r}: a single array has no coordinate systems")
     if between is None:
         old = np.array(volumes.spacing)
-        linear: Any = np.diag(np.array(like.spacing) / old)
+        linear = np.diag(np.array(like.spacing) / old)
         steps: PointMap = (affine(linear, (np.array(like.origin) - np.array(volumes.origin)) / old),)
     else:
         if spacing_given:
@@ -121,8 +121,8 @@ def _like(volumes: Volumes, like: Volumes, system: str | None, spacing_given: bo
         assert volumes.chosen is not None
         steps = compose(_from_voxels(like.chosen), between, _to_voxels(volumes.chosen, between))
     regrid = _regrid(steps, like.first.shape, like.spacing, like.origin)
-    most = (max(like.first.shape) - 1).bit_length() + 1
-    levels = 1 if like.chosen is None else min(len(like.chosen.image.levels), most)
+    max_levels = (max(like.first.shape) - 1).bit_length() + 1
+    levels = 1 if like.chosen is None else min(len(like.chosen.image.levels), max_levels)
     return TargetGrid(regrid, True, "constant", levels, carried_from(like))
 
 
@@ -141,7 +141,7 @@ def _regrid(steps: PointMap, shape: tuple[int, ...], spacing: Sequence[float], o
 
 
 def _from_voxels(chosen: Chosen) -> PointMap:
-    """Map voxels, along the axes of space, to the coordinates of an image, along all its axes."""
+    """Map voxels along the axes of space to the coordinates of an image along all its axes."""
     image, level = chosen.image, chosen.level
     linear = np.zeros((len(image.axes), len(image.spatial_axes)))
     for column, axis in enumerate(image.spatial_axes):
@@ -150,7 +150,7 @@ def _from_voxels(chosen: Chosen) -> PointMap:
 
 
 def _to_voxels(chosen: Chosen, between: PointMap) -> PointMap:
-    """Map the coordinates of an image, along all its axes, to voxels along the axes of space."""
+    """Map the coordinates of an image along all its axes to voxels along the axes of space."""
     image, level = chosen.image, chosen.level
     spatial = list(image.spatial_axes)
     scale, shift = np.array(image.scale[level])[spatial], np.array(image.translation[level])[spatial]
@@ -158,14 +158,12 @@ def _to_voxels(chosen: Chosen, between: PointMap) -> PointMap:
         if isinstance(step, Affine) and step.inputs == step.outputs == len(image.axes):
             others = [axis for axis in range(len(image.axes)) if axis not in spatial]
             if np.array(step.matrix)[np.ix_(spatial, others)].any():
-                raise MetadataError(f"{image.name}: a transformation makes coordinates of space of other axes")
+                raise MetadataError(f"{image.name}: a transformation computes coordinates of space from other axes")
     return (affine(np.eye(len(image.axes))[spatial] / scale[:, None], -shift / scale),)
 
 
-def _in_system(
-    volumes: Volumes, wanted: ArrayLike | None, system: str, output_shape: Sequence[int] | None
-) -> TargetGrid:
-    """Cover the source, in a coordinate system, by a grid of a spacing in µm."""
+def _in_system(volumes: Volumes, spacing: ArrayLike, system: str, output_shape: Sequence[int] | None) -> TargetGrid:
+    """Cover the source, in a coordinate system, by a grid with a spacing in µm."""
     chosen = volumes.chosen
     if chosen is None:
         raise MetadataError(f"coordinate_system={system!r}: a single array has no coordinate systems")
@@ -192,9 +190,10 @@ def _in_system(
     edges = [(-0.5, n - 0.5) for n in volumes.first.shape]
     corners = np.linalg.solve(matrix[:, :-1], np.array(list(itertools.product(*edges))).T - matrix[:, -1:])
     low, high = corners.min(axis=1), corners.max(axis=1)
-    # Checks the spacing, too.
-    steps_um: np.ndarray = np.array(plan_regrid(wanted, (1,) * rank, (1.0,) * rank, (0.0,) * rank, (1,) * rank).spacing)  # type: ignore[arg-type]
-    if np.ndim(wanted) > 1:  # type: ignore[arg-type]
+    # plan_regrid also checks the spacing.
+    planned = plan_regrid(spacing, (1,) * rank, (1.0,) * rank, (0.0,) * rank, (1,) * rank)
+    steps_um: np.ndarray = np.array(planned.spacing)
+    if np.ndim(spacing) > 1:
         raise ValueError(f"coordinate_system={system!r} needs a spacing in µm, and no matrix")
     if output_shape is None:
         shape = tuple(max(1, math.ceil(n - 1e-6)) for n in (high - low) / steps_um)
@@ -202,12 +201,12 @@ def _in_system(
         shape = plan_regrid(1.0, (1,) * rank, (1.0,) * rank, (0.0,) * rank, output_shape).shape
     origin = low + steps_um / 2
     voxels = compose((affine(np.diag(steps_um), origin),), (affine(matrix[:, :-1], matrix[:, -1]),))
-    own = [axes[number] for number in space]
+    space_axes = [axes[number] for number in space]
     carried = Carried(
-        units={name: str(axis["unit"]) for name, axis in zip(names, own, strict=True)},
+        units={name: str(axis["unit"]) for name, axis in zip(names, space_axes, strict=True)},
         orientations={
             name: axis["orientation"]
-            for name, axis in zip(names, own, strict=True)
+            for name, axis in zip(names, space_axes, strict=True)
             if isinstance(axis.get("orientation"), Mapping)
         },
         systems=Systems(system, (), ()),
@@ -216,20 +215,20 @@ def _in_system(
 
 
 def on_grid_of(carried: Carried, grid: TargetGrid) -> Carried:
-    """Return the metadata of a source with the units, orientations and coordinate systems of the grid it is put on."""
+    """Return the metadata of a source with the units, orientations and coordinate systems of the target grid."""
     other = grid.carried
     if other is None:
         return carried
-    left = carried.without(
+    kept = carried.without(
         *(part for part in ("orientations", "systems") if getattr(carried, part) != getattr(other, part))
     )
-    return replace(left, units=other.units, orientations=other.orientations, systems=other.systems)
+    return replace(kept, units=other.units, orientations=other.orientations, systems=other.systems)
 
 
 def turned_systems(carried: Carried, volumes: Volumes, source: Volumes, regrid: Regrid) -> Carried:
-    """Describe axes that turn (NGFF 0.6): a new image gets a system of its own, with a transformation to the old one.
+    """Describe turned axes (NGFF 0.6): the new image gets its own system, with a transformation to the source's.
 
-    `volumes` are those of the image, or of labels in it; `source` those of the image, to which `regrid` leads.
+    `volumes` are of the image, or of labels in it; `source` are of the image, whose voxels `regrid` maps to.
     """
     systems = carried.systems or Systems(INTRINSIC, (), ())
     units = [carried.units.get(name, "micrometer") for name in volumes.axes]
@@ -243,7 +242,7 @@ def turned_systems(carried: Carried, volumes: Volumes, source: Volumes, regrid: 
         | ({"orientation": dict(carried.orientations[name])} if name in carried.orientations else {})
         for name, unit in zip(volumes.axes, units, strict=True)
     ]
-    # In µm; spacings and positions of the output, by the matrix, to those of the source.
+    # The map from coordinates of the output to those of the source, in µm.
     old, new = np.array(source.spacing), np.array(regrid.spacing)
     linear = old[:, None] * np.array(regrid.matrix) / new
     shift = old * np.array(regrid.offset) + source.origin - linear @ np.array(regrid.origin)
@@ -252,18 +251,18 @@ def turned_systems(carried: Carried, volumes: Volumes, source: Volumes, regrid: 
     whole[leading:, leading:-1] = linear * factors / factors[:, None]
     whole[leading:, -1] = shift / factors
     back = {"type": "affine", "affine": whole.tolist()}
-    taken = {systems.intrinsic, *(str(system["name"]) for system in systems.others)}
+    used_names = {systems.intrinsic, *(str(system["name"]) for system in systems.others)}
     names = itertools.chain(["resampled"], (f"resampled {number}" for number in itertools.count(2)))
-    name = next(name for name in names if name not in taken)
+    name = next(name for name in names if name not in used_names)
     others = [
         {
-            **{key: one[key] for key in ("output", "name") if key in one},
+            **{key: step[key] for key in ("output", "name") if key in step},
             "type": "sequence",
-            "transformations": [back, {k: v for k, v in one.items() if k not in ("input", "output", "name")}],
+            "transformations": [back, {k: v for k, v in step.items() if k not in ("input", "output", "name")}],
         }
-        for one in systems.transformations
+        for step in systems.transformations
     ]
-    ends = [{**back, "output": {"name": systems.intrinsic}}, *others]
-    own = {"name": systems.intrinsic, "axes": axes}
-    found = Systems(name, (own, *systems.others), tuple({**end, "input": {"name": name}} for end in ends))
-    return replace(carried, systems=found, orientations={})
+    outgoing = [{**back, "output": {"name": systems.intrinsic}}, *others]
+    source_system = {"name": systems.intrinsic, "axes": axes}
+    transformations = tuple({**step, "input": {"name": name}} for step in outgoing)
+    return replace(carried, systems=Systems(name, (source_system, *systems.others), transformations), orientations={})

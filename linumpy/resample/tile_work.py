@@ -1,8 +1,8 @@
 """Carry out the tiles of a volume, here or on the workers of a dask cluster.
 
-In: names of tiles, and functions that read, compute and write one. Out: the written tiles. Here the three steps of
-different tiles overlap (``linumpy.resample.blocks.overlap``). A worker reads and computes; results come back to this
-process, which writes all of them, so that workers need see only the source. Errors: those of
+In: names of tiles, and functions that read, compute and write a tile. Out: the written tiles. Here the three steps of
+different tiles overlap (``linumpy.resample.blocks.overlap``). A worker reads and computes, and sends its results to
+this process, which writes them, so that workers need access to the source only. Errors: those of
 ``linumpy.resample.workers``.
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -33,12 +33,12 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class TileWork:
-    """Where tiles are carried out.
+    """Carries out tiles in this process or on a cluster.
 
     Attributes
     ----------
     use_gpu : bool
-        Whether they are read to a GPU and computed there.
+        Whether to read tiles to a GPU and compute there.
     client : distributed.Client or None
         Client of a cluster; None for this process.
     """
@@ -48,7 +48,7 @@ class TileWork:
 
     @property
     def xp(self) -> ModuleType:
-        """The array module of results in this process: results of workers come in host memory."""
+        """The array module of results in this process; results of workers are in host memory."""
         return require_cuda() if self.use_gpu and self.client is None else np
 
     def __call__(
@@ -66,14 +66,14 @@ class TileWork:
         ----------
         names, read, compute, write, done
             As for :func:`linumpy.resample.blocks.overlap.work_through`. On a cluster `read` and `compute` are sent to
-            workers with all that they refer to, and tiles are written by this thread, in any order.
+            workers with all objects that they refer to, and this thread writes the tiles, in any order.
         """
         if self.client is None:
             work_through(names, read, compute, write, use_gpu=self.use_gpu, done=done)
             return
         client = self.client
 
-        def make(name: Name) -> Any:
+        def make(name: Name) -> object:
             result = compute(name, read(name))
             return to_host(result) if is_device_array(result) else result
 
@@ -83,20 +83,20 @@ class TileWork:
 
         carry_out_on(
             client, names, lambda name: client.submit(make, name, pure=False), settle,
-            what="a tile", smaller="tile_bytes=",
+            task_name="a tile", memory_parameter="tile_bytes=",
         )  # fmt: skip
 
 
 @contextmanager
 def tile_work(distributed: Client | Cluster | str | None, *, use_gpu: bool) -> Iterator[TileWork]:
-    """Yield where tiles are carried out: here, or on a cluster whose workers have what they need.
+    """Yield the :class:`TileWork` of this process, or of a cluster after checking its workers.
 
     Parameters
     ----------
     distributed : distributed.Client, cluster, str or None
         As for :func:`linumpy.resample.cluster.client_of`.
     use_gpu : bool
-        Whether to compute on the GPU, here or of each worker.
+        Whether to compute on the GPU of this process, or of each worker.
 
     Raises
     ------
@@ -112,7 +112,7 @@ def tile_work(distributed: Client | Cluster | str | None, *, use_gpu: bool) -> I
 
 
 def workers_have_gpus(distributed: str) -> bool:
-    """Ask the workers of a cluster whether each has a GPU; waits for the first worker."""
+    """Return whether each worker of a cluster has a GPU; waits for the first worker."""
     with client_of(distributed) as client:
         assert client is not None
         return survey(client, _needs("auto")).kind == "cuda"

@@ -1,8 +1,8 @@
 """Make the blocks of a volume on the workers of a dask cluster.
 
-In: the caller's `distributed`, and a job whose blocks have numbers. Out: the device and the memory that all workers
-have (:func:`survey`), and blocks (:func:`make_on`). Workers get bytes, and functions that need only Python, so that a
-worker without linumpy can report that. dask is imported here, inside functions. Errors:
+In: the client of a cluster, and a job whose blocks have numbers. Out: the device and the memory that all workers have
+(:func:`survey`), and blocks (:func:`make_on`). Workers get bytes, and functions that need only Python, so that a worker
+without linumpy can report that it lacks linumpy. Functions import dask. Errors:
 :class:`~linumpy.errors.WorkerError`, which names the worker and what it lacks.
 """
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from distributed import Client, Worker
 
 
-class Job(Protocol):
+class WorkerJob(Protocol):
     """The parameters of all blocks of a volume, which can be pickled."""
 
     @property
@@ -41,17 +41,18 @@ class Job(Protocol):
         """``"cuda"`` or ``"cpu"``."""
 
 
-JobOf = TypeVar("JobOf", bound=Job)
+JobOf = TypeVar("JobOf", bound=WorkerJob)
 Name = TypeVar("Name")
 
 log = logging.getLogger(__name__)
 
-#: Share of the free memory of a host or a device for blocks; in host memory at most these bytes for each thread.
-_SHARE, _MOST = 0.8, 8 * 2**30
-#: Shares of a worker's memory limit, of which dask starts no block from 0.8 on, and ends the worker at 0.95.
-_LIMIT_SHARE, _LIMIT_MOST = 0.6, 0.8
-#: Submitted blocks at least: an adaptive cluster asks for workers by its waiting tasks.
-_LEAST = 64
+#: Share of the free memory of a host or a device for blocks; limit of host memory for each thread, in bytes.
+_SHARE, _MAX_NBYTES = 0.8, 8 * 2**30
+#: Shares of a worker's memory limit: planned for blocks, and the most that blocks may take. At 0.8 dask starts no
+#: further block, at 0.95 it ends the worker.
+_LIMIT_SHARE, _MAX_LIMIT_SHARE = 0.6, 0.8
+#: Minimum of submitted blocks: an adaptive cluster starts workers according to its waiting tasks.
+_MIN_PENDING = 64
 #: Seconds without a worker before a warning.
 _WARN_SECONDS = 30.0
 
@@ -63,13 +64,13 @@ class Needs:
     Attributes
     ----------
     source : str
-        Folder of the array that is read; empty where workers get what they read by name, and write nothing.
+        Folder of the array to read; empty if workers need no folders: the task opens its source, the caller writes.
     metadata : str
         Digest of its metadata, by :func:`metadata_digest`: another machine may have other data at the same path.
     target : str
-        Folder that is written to.
+        Folder to write to.
     device : {"auto", "cuda", "cpu"}
-        Device that the caller asked for.
+        The caller's choice of a device.
     block_nbytes : int
         Bytes of a block and its box; 0 before blocks are planned.
     version : str
@@ -84,7 +85,7 @@ class Needs:
     version: str = __version__
 
     def lacking(self) -> str:
-        """Return what this process lacks; empty if nothing."""
+        """Return a text about what this process lacks; empty if it lacks nothing."""
         if self.version != __version__:
             return f"linumpy {self.version}: it has {__version__}"
         if not self.source:
@@ -101,7 +102,7 @@ class Needs:
 
 
 def needs_of(source: str, target: Path, device: str) -> Needs:
-    """Return the requirements before the target exists, with its nearest existing parent folder."""
+    """Return the requirements before the target exists: its nearest existing parent folder stands in for it."""
     above = next(parent for parent in target.parents if parent.is_dir())
     return Needs(source, metadata_digest(source), str(above), device)
 
@@ -128,7 +129,7 @@ class Capacity:
     Attributes
     ----------
     kind : {"cuda", "cpu"}
-        Their device: the GPU only if each of them has one.
+        Their device: the GPU only if each worker has a GPU.
     nbytes : int
         Bytes for the blocks of one thread of any worker.
     reason : str
@@ -148,10 +149,10 @@ def survey(client: Client, needs: Needs) -> Capacity:
     WorkerError
         A worker lacks something.
     GpuUnavailableError
-        ``"cuda"`` was asked for, and a worker has no GPU.
+        The device is ``"cuda"``, and a worker has no GPU.
     """
     ask, payload = _sent("answer"), pickle.dumps(needs)
-    # A task in the queue: without one, an adaptive cluster starts no worker.
+    # An adaptive cluster starts no worker while its queue is empty.
     first = client.submit(ask, payload, pure=False)
     try:
         answers = [first.result(_WARN_SECONDS)]
@@ -160,7 +161,7 @@ def survey(client: Client, needs: Needs) -> Capacity:
         answers = [first.result()]
     for address, reply in client.run(ask, payload, on_error="return").items():
         if isinstance(reply, OSError):
-            continue  # it left meanwhile, as the one that answered first may have
+            continue  # the worker has left; so may the worker of the first answer
         if isinstance(reply, BaseException):
             raise WorkerError(f"worker {address} does not answer: {reply!r}") from reply
         answers.append(reply)
@@ -175,11 +176,11 @@ def survey(client: Client, needs: Needs) -> Capacity:
 def _sent(name: str) -> Callable[..., Any]:
     """Return a function for workers that calls the named function of this module with bytes.
 
-    dask sends a function that is defined inside a function as code, so it also runs where linumpy is not installed,
-    and reports that.
+    dask sends a function that is defined inside a function as code, so it runs, and reports the lack, where linumpy is
+    not installed.
     """
 
-    def run(payload: bytes, number: int = 0, dask_worker: Any = None) -> Any:
+    def run(payload: bytes, number: int = 0, dask_worker: Worker | None = None) -> Any:
         import importlib
 
         from distributed import get_worker
@@ -195,7 +196,7 @@ def _sent(name: str) -> Callable[..., Any]:
 
 
 def answer(payload: bytes, _: int, worker: Worker) -> dict[str, Any] | str:
-    """Return, on a worker, its device and memory, or a text that says what it lacks."""
+    """Return, on a worker, its device and memory, or a text about what it lacks."""
     import socket
 
     import psutil
@@ -226,7 +227,7 @@ def answer(payload: bytes, _: int, worker: Worker) -> dict[str, Any] | str:
 
 
 def _capacity(answers: Mapping[str, Mapping[str, Any]]) -> Capacity:
-    """Find the least memory of a thread of any worker; threads of one host, or of one device, share its memory."""
+    """Return the smallest memory of a thread of any worker; threads of one host, or of one device, share its memory."""
     kind = "cpu" if any(answer["no_gpu"] for answer in answers.values()) else "cuda"
     shared = ("host", "device") if kind == "cuda" else ("host",)
     threads: Counter[tuple[str, ...]] = Counter()
@@ -234,17 +235,17 @@ def _capacity(answers: Mapping[str, Mapping[str, Any]]) -> Capacity:
         threads[tuple(answer[key] for key in shared)] += answer["threads"]
     candidates = []
     for address, answer in answers.items():
-        together = threads[tuple(answer[key] for key in shared)]
+        count = threads[tuple(answer[key] for key in shared)]
         free = answer["device_free"] if kind == "cuda" else answer["host_free"]
-        where = f"GPU {answer['device']}" if kind == "cuda" else f"host {answer['host']}"
-        candidates.append((int(_SHARE * free / together), f"{where} has {free} bytes free for {together} threads"))
+        owner = f"GPU {answer['device']}" if kind == "cuda" else f"host {answer['host']}"
+        candidates.append((int(_SHARE * free / count), f"{owner} has {free} bytes free for {count} threads"))
         if kind == "cpu":
-            candidates.append((_MOST, ""))
+            candidates.append((_MAX_NBYTES, ""))
             if answer["limit"]:
-                left = max(0, int(_LIMIT_SHARE * answer["limit"]) - answer["used"]) // answer["threads"]
+                remaining = max(0, int(_LIMIT_SHARE * answer["limit"]) - answer["used"]) // answer["threads"]
                 counts = f"{answer['limit']} bytes for {answer['threads']} threads"
                 text = f"a memory limit of {counts}, and uses {answer['used']}"
-                candidates.append((left, f"worker {address} has {text}"))
+                candidates.append((remaining, f"worker {address} has {text}"))
     nbytes, reason = min(candidates)
     return Capacity(kind, nbytes, reason)
 
@@ -257,9 +258,9 @@ def make_on(
     blocks: Mapping[int, Name],
     done: Callable[[Name], object],
     *,
-    what: str,
+    block_name: str,
 ) -> None:
-    """Make blocks on the workers of a dask cluster; another worker repeats the block of a lost one.
+    """Make blocks on the workers of a dask cluster; another worker repeats the block of a lost worker.
 
     Only a few blocks for each thread are submitted at a time, so that the graph stays small for any volume. Workers
     that join later take part.
@@ -269,8 +270,8 @@ def make_on(
     client : distributed.Client
         Client of a cluster whose workers see the paths of source and target.
     make : callable
-        Function of a module: makes the block of a number; twice is harmless.
-    job : Job
+        Function of a module that makes the block of a number; making a block twice must be harmless.
+    job : WorkerJob
         The parameters of the blocks.
     needs : Needs
         Requirements of each worker.
@@ -278,8 +279,8 @@ def make_on(
         The blocks to make, by their numbers.
     done : callable
         Called with each block that is made, in this thread.
-    what : str
-        What a block is, for errors.
+    block_name : str
+        A name for a block, for errors.
 
     Raises
     ------
@@ -293,15 +294,15 @@ def make_on(
             raise WorkerError(lacking)
         done(blocks[number])
 
-    # Not pure: the block must be written again, even if dask has the result of an equal task.
+    # Not pure: the block must be written again even if dask has the result of an equal task.
     carry_out_on(
         client, blocks, lambda number: client.submit(sent, payload, number, pure=False), settle,
-        what=what, smaller="device_memory=", least=_LEAST,
+        task_name=block_name, memory_parameter="device_memory=", min_pending=_MIN_PENDING,
     )  # fmt: skip
 
 
 def make_sent_block(payload: bytes, number: int, worker: Worker) -> str:
-    """Make a block, on a worker; returns what the worker lacks, empty if the block is made."""
+    """Make a block, on a worker; returns a text about what the worker lacks, empty if the block is made."""
     needs, make, job = pickle.loads(payload)
     lacking = needs.lacking() or _lacking_for_blocks(needs, job, worker)
     if lacking:
@@ -309,20 +310,20 @@ def make_sent_block(payload: bytes, number: int, worker: Worker) -> str:
     try:
         make(job, number)
     except Exception as error:
-        if lacking := needs.lacking():  # such as a disk that was unmounted meanwhile
+        if lacking := needs.lacking():  # such as a disk that was just unmounted
             return f"worker {worker.address} lacks {lacking}"
         error.add_note(f"on worker {worker.address}")
         raise
     return ""
 
 
-def _lacking_for_blocks(needs: Needs, job: Job, worker: Worker) -> str:
-    """Return what a worker lacks for the planned blocks: one that joined later was not part of the survey."""
+def _lacking_for_blocks(needs: Needs, job: WorkerJob, worker: Worker) -> str:
+    """Return what a worker lacks for the planned blocks; a worker that joined later was not part of the survey."""
     if job.device == "cuda":
         missing = why_no_cuda()
         return f"a GPU: {missing}" if missing else ""
     limit, threads = int(worker.memory_manager.memory_limit or 0), worker.state.nthreads
-    if limit and needs.block_nbytes * threads > _LIMIT_MOST * limit:
+    if limit and needs.block_nbytes * threads > _MAX_LIMIT_SHARE * limit:
         return (
             f"memory: its limit is {limit} bytes for {threads} threads, and a block takes {needs.block_nbytes}: pass a "
             "smaller device_memory="

@@ -19,12 +19,12 @@ from linumpy.plan.pyramid import Box
 
 #: Bytes in host memory.
 Bytes = bytes | np.ndarray
-#: Buffers that one call of the system takes.
-_MOST_BUFFERS = 1024
+#: Buffers that one system call takes (IOV_MAX).
+_MAX_BUFFERS = 1024
 
 
 def write_file(path: str, groups: Iterable[Sequence[Bytes]]) -> int:
-    """Write a file from buffers, one behind another; those of a group by as few calls of the system as it takes.
+    """Write buffers to a file, one after another; each group by as few system calls as possible.
 
     Returns
     -------
@@ -39,8 +39,8 @@ def write_file(path: str, groups: Iterable[Sequence[Bytes]]) -> int:
     nbytes = 0
     with _new_file(path) as descriptor:
         for group in groups:
-            for first in range(0, len(group), _MOST_BUFFERS):
-                views = [_view(buffer) for buffer in group[first : first + _MOST_BUFFERS]]
+            for first in range(0, len(group), _MAX_BUFFERS):
+                views = [_view(buffer) for buffer in group[first : first + _MAX_BUFFERS]]
                 nbytes += _write_all(descriptor, views, path)
     return nbytes
 
@@ -55,7 +55,7 @@ def _new_file(path: str) -> Iterator[int]:
             os.close(descriptor)
         raise
     try:
-        os.close(descriptor)  # where network file systems report that a write failed
+        os.close(descriptor)  # network file systems report failed writes here
     except OSError as error:
         raise OSError(error.errno, error.strerror, path) from error
 
@@ -65,15 +65,15 @@ def _view(buffer: Bytes) -> memoryview:
 
 
 def _write_all(descriptor: int, buffers: Sequence[memoryview], path: str) -> int:
-    left, nbytes = list(buffers), 0
+    remaining, nbytes = list(buffers), 0
     try:
-        while left:
-            count = os.writev(descriptor, left)
+        while remaining:
+            count = os.writev(descriptor, remaining)
             nbytes += count
-            while left and count >= len(left[0]):
-                count -= len(left.pop(0))
+            while remaining and count >= len(remaining[0]):
+                count -= len(remaining.pop(0))
             if count:
-                left[0] = left[0][count:]
+                remaining[0] = remaining[0][count:]
     except OSError as error:
         raise OSError(error.errno, error.strerror, path) from error
     return nbytes
@@ -85,17 +85,17 @@ class ChunkFiles:
     Parameters
     ----------
     layout : ArrayLayout
-        With a root and keys.
+        Layout of the array, with a root and keys.
     renamed : bool
-        Whether a file gets its name when it is complete, as zarr's do: needed where another process may write the same
-        chunk at the same time.
+        Whether to write each file under a temporary name and rename it when it is complete, as zarr does: needed where
+        another process may write the same chunk at the same time.
     """
 
     def __init__(self, layout: ArrayLayout, *, renamed: bool) -> None:
         assert layout.root is not None
         assert layout.keys is not None
         self._root, self._keys = layout.root, layout.keys
-        #: What is appended to the name of a file until it is complete.
+        #: Appended to the name of a file until it is complete.
         self.suffix = f".{os.getpid()}-{secrets.token_hex(4)}.partial" if renamed else ""
         self._folders: set[str] = set()
 
@@ -105,9 +105,9 @@ class ChunkFiles:
         Parameters
         ----------
         box : tuple of slice
-            In voxels, of whole objects.
+            Voxels of whole chunks (or shards).
         shape : sequence of int
-            Of an object.
+            Shape of a chunk (or shard).
         """
         *outer, last = (range(b.start // s, -(-b.stop // s)) for b, s in zip(box, shape, strict=True))
         paths, separator = [], self._keys.separator
@@ -127,7 +127,7 @@ class ChunkFiles:
         return nbytes
 
     def complete(self, paths: Sequence[str]) -> None:
-        """Give files that were written under another name theirs."""
+        """Rename files that were written under temporary names."""
         if self.suffix:
             for path in paths:
                 os.replace(path + self.suffix, path)
@@ -135,7 +135,7 @@ class ChunkFiles:
     def write_many(
         self, paths: Sequence[str], data: np.ndarray, bounds: np.ndarray, *, with_checksum: bool = False
     ) -> int:
-        """Write files, each from bytes that lie together, and return their size.
+        """Write each file from one contiguous range of bytes, and return the size of all files.
 
         Parameters
         ----------
@@ -147,11 +147,11 @@ class ChunkFiles:
             return int(np.diff(bounds).sum()) + len(paths) * CHECKSUM_NBYTES * with_checksum
         nbytes = 0
         for path, (begin, end) in zip(paths, bounds.tolist(), strict=True):
-            part: list[Bytes] = [data[begin:end]]
-            nbytes += self.write(path, [[*part, checksum(part[0])] if with_checksum else part])
+            part = data[begin:end]
+            nbytes += self.write(path, [[part, checksum(part)] if with_checksum else [part]])
         return nbytes
 
     def remove(self, path: str) -> None:
-        """Remove the file of a chunk that holds nothing but the fill value, if there is one."""
+        """Remove the file of a chunk that holds only the fill value, if the file exists."""
         with suppress(FileNotFoundError):
             os.unlink(path)

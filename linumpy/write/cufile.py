@@ -1,13 +1,14 @@
 """Write raw chunks from device memory by cuFile, many at the same time.
 
-In: chunks of one size, as rows of bytes on the device, which the caller has waited for. Out: their files. A chunk that
-kvikio fails to write is written again from host memory, which raises the system's own error (``OSError``).
+In: chunks of one size, as rows of bytes on the device; the caller has waited for the work that makes them. Out: their
+files. A chunk that kvikio fails to write is written again from host memory, which raises the system's own error
+(``OSError``).
 """
 
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import TYPE_CHECKING
 
 from linumpy.arrays import Array
 from linumpy.device import to_host
@@ -15,60 +16,64 @@ from linumpy.gpu.kvikio_settings import transfer_settings
 from linumpy.io.budget import PROCESS, Share
 from linumpy.write.chunk_file import write_file
 
+if TYPE_CHECKING:
+    from kvikio import CuFile
+    from kvikio.cufile import IOFuture
+
 log = logging.getLogger(__name__)
 
-#: Files open at the same time, and descriptors that kvikio opens for each.
+#: Limit of files that are open at the same time, and descriptors that kvikio opens for each.
 _OPEN_FILES, _DESCRIPTORS = 128, 2
 
 
 def write_rows(paths: list[str], rows: Array) -> None:
-    """Write each row of bytes to its file by kvikio; after an error or interrupt too, no write is still running."""
-    most = min(_OPEN_FILES, len(paths))
-    with PROCESS.take(Share(_DESCRIPTORS), Share(_DESCRIPTORS * most)) as share, transfer_settings():
+    """Write each row of bytes to its file by kvikio; no write runs any more when this ends, even by an error."""
+    max_open = min(_OPEN_FILES, len(paths))
+    with PROCESS.take(Share(_DESCRIPTORS), Share(_DESCRIPTORS * max_open)) as share, transfer_settings():
         step = share.descriptors // _DESCRIPTORS
         for begin in range(0, len(paths), step):
-            batch = _Batch(rows.shape[1])
+            batch = _RowWrites(rows.shape[1])
             try:
                 batch.start(paths[begin : begin + step], rows[begin : begin + step])
             finally:
                 batch.wait()
             if batch.failed:
                 log.warning("kvikio did not write %d chunks (%s); they are written from host memory", *batch.why())
-            for number in batch.failed:
+            for index in batch.failed:
                 # Raises the system's error instead of kvikio's, unless the error was temporary.
-                write_file(paths[begin + number], [[to_host(rows[begin + number])]])
+                write_file(paths[begin + index], [[to_host(rows[begin + index])]])
 
 
-class _Batch:
+class _RowWrites:
     """Files of equal size that kvikio writes at the same time."""
 
     def __init__(self, nbytes: int) -> None:
         self.failed: dict[int, str] = {}
         self._nbytes = nbytes
-        self._files: list[Any] = []
-        self._futures: list[tuple[int, Any]] = []
+        self._files: list[CuFile] = []
+        self._futures: list[tuple[int, IOFuture]] = []
 
     def start(self, paths: list[str], rows: Array) -> None:
         """Open all files and start their writes."""
         import kvikio
 
-        for number, path in enumerate(paths):
+        for index, path in enumerate(paths):
             try:
                 self._files.append(kvikio.CuFile(path, "w"))
-                self._futures.append((number, self._files[-1].pwrite(rows[number])))
+                self._futures.append((index, self._files[-1].pwrite(rows[index])))
             except (RuntimeError, OSError) as error:
-                self.failed[number] = str(error)
+                self.failed[index] = str(error)
 
     def wait(self) -> None:
-        """Wait for all writes, after an interrupt too, since they read from the rows; note which failed."""
+        """Wait for all writes and note which failed; after an interrupt too, since the writes read from the rows."""
         interrupt: BaseException | None = None
-        for number, future in self._futures:
+        for index, future in self._futures:
             try:
                 count = future.get()
                 if count != self._nbytes:
-                    self.failed[number] = f"{count} of {self._nbytes} bytes"
+                    self.failed[index] = f"{count} of {self._nbytes} bytes"
             except (RuntimeError, OSError) as error:
-                self.failed[number] = str(error)
+                self.failed[index] = str(error)
             except BaseException as error:
                 interrupt = error
         for file in self._files:
@@ -77,5 +82,5 @@ class _Batch:
             raise interrupt
 
     def why(self) -> tuple[int, str]:
-        """Return how many writes failed, and the reason of one."""
+        """Return how many writes failed, and the reason of the first failure."""
         return len(self.failed), next(iter(self.failed.values()))

@@ -1,6 +1,7 @@
-"""Buffer the chunks (or shards) of which a region has written only a part, until they are complete.
+"""Buffer chunks (or shards) that a region covers only in part, until other regions complete them.
 
-In: parts of stored objects. Out: whole ones. Errors: ``ValueError`` if the buffer would exceed the caller's limit.
+In: parts of stored objects (chunks or shards). Out: whole stored objects. Errors: ``ValueError`` if the buffer would
+exceed the caller's limit.
 """
 
 from __future__ import annotations
@@ -36,24 +37,31 @@ class CutChunks:
     Parameters
     ----------
     limit : int
-        Bytes of the buffer: the voxels, and a byte for each that marks it as written.
+        Bytes of the buffer: the voxels, and one byte per voxel that marks it as written.
     itemsize : int
         Bytes of a voxel.
+
+    Raises
+    ------
+    ValueError
+        The limit is not a number of bytes.
     """
 
     def __init__(self, limit: int, itemsize: int) -> None:
-        self.limit = limit
+        if not isinstance(limit, (int, float, np.integer)) or not 0 <= limit < math.inf:
+            raise ValueError(f"buffer_bytes={limit!r}: pass a number of bytes, 0 for none")
+        self.limit = int(limit)
         self._itemsize = itemsize
         self._cut: dict[tuple[int, ...], _Cut] = {}
         self._nbytes = 0
 
     def reserve(self, boxes: Iterable[Box], region: str) -> None:
-        """Check that the buffer also holds these stored objects.
+        """Check that these stored objects fit into the buffer, beside those in it.
 
         Raises
         ------
         BufferFullError
-            Naming the region and the bytes.
+            They do not fit; the message names the region and the bytes.
         """
         new = sum(self._cost(box) for box in boxes if _corner(box) not in self._cut)
         if self._nbytes + new > self.limit:
@@ -77,16 +85,17 @@ class CutChunks:
         voxels : numpy.ndarray or cupy.ndarray
             Voxels of the part.
         begin : callable
-            NumPy or CuPy, box → the object before its first part, and whether it is complete.
+            (NumPy or CuPy, box) → the voxels of the object before its first part, and whether all of them count as
+            written.
         """
         corner = _corner(box)
         cut = self._cut.get(corner)
         if cut is None:
-            held, complete = begin(array_module(voxels), box)
-            cut = self._cut[corner] = _Cut(box, held, np.full(shape_of(box), not complete))
+            initial, complete = begin(array_module(voxels), box)
+            cut = self._cut[corner] = _Cut(box, initial, np.full(shape_of(box), not complete))
             self._nbytes += self._cost(box)
         inside = within(part, box)
-        cut.voxels[inside] = _beside(voxels, cut.voxels)
+        cut.voxels[inside] = _in_memory_of(cut.voxels, voxels)
         cut.missing[inside] = False
         if cut.missing.any():
             return None
@@ -114,8 +123,8 @@ def _corner(box: Box) -> tuple[int, ...]:
     return tuple(b.start for b in box)
 
 
-def _beside(voxels: Array, held: Array) -> Array:
-    """Copy voxels to the memory (host or device) of other voxels."""
-    if is_device_array(held):
-        return array_module(held).asarray(voxels)  # type: ignore[no-any-return]
+def _in_memory_of(buffer: Array, voxels: Array) -> Array:
+    """Copy voxels to the memory, host or device, of a buffer."""
+    if is_device_array(buffer):
+        return array_module(buffer).asarray(voxels)  # type: ignore[no-any-return]
     return to_host(voxels)

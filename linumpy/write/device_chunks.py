@@ -1,6 +1,6 @@
-"""Bring chunks from device memory to the host or to files, and read them back for the next resolution.
+"""Copy chunks from device memory to pinned host memory or to files, and read them back for the next resolution.
 
-In: device arrays of whole chunks. Out: the stored bytes of the chunks in pinned memory; or, of raw ones, files. Errors:
+In: device arrays of whole chunks. Out: the stored bytes of the chunks in pinned memory, or files of raw chunks. Errors:
 ``OSError``, such as a full disk.
 
 One kernel makes the voxels of each chunk contiguous, in a second copy of the block on the device. Raw chunks are
@@ -18,7 +18,7 @@ import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import zarr
@@ -33,9 +33,12 @@ from linumpy.write.chunk_file import Bytes, ChunkFiles
 from linumpy.write.cufile import write_rows
 from linumpy.write.tasks import Finish
 
-#: Writes some of the objects of a work; takes their numbers, which follow one another.
-StartedWork = Callable[[Sequence[int]], None]
-#: Bytes of each of the two pinned buffers of a thread that writes.
+if TYPE_CHECKING:
+    from cupy.cuda import Event, Stream
+
+#: Writes the chunks with the given numbers, which are consecutive.
+WriteSome = Callable[[Sequence[int]], None]
+#: Bytes of each of the two pinned buffers of a writing thread.
 _LANDING_NBYTES = 4 * 2**20
 
 
@@ -50,14 +53,14 @@ def start_writing(
     chunk_shape: tuple[int, ...],
     fill_value: np.generic,
     files: ChunkFiles,
-    start: Callable[[StartedWork], Finish],
+    start: Callable[[WriteSome], Finish],
 ) -> Finish:
     """Start to write the raw chunks of a block to their files.
 
     Parameters
     ----------
     paths : list of str
-        One for each chunk, the last axis fastest.
+        Path of each chunk, the last axis fastest.
     block : cupy.ndarray
         On the current device, ordered on CuPy's current stream.
     chunk_shape : tuple of int
@@ -65,9 +68,9 @@ def start_writing(
     fill_value : numpy.generic
         Value beyond the edge.
     files : ChunkFiles
-        Of the array.
+        Files of the array.
     start : callable
-        Starts to call a function with parts of the numbers of the chunks, in threads.
+        Starts threads that call a function with consecutive parts of the chunks' numbers.
     """
     rows = cut_into_chunks(block, chunk_shape, fill_value).reshape((len(paths), -1)).view(np.uint8)
     nbytes = rows.shape[1]
@@ -91,37 +94,37 @@ def start_writing(
 
 
 class DeviceStreams:
-    """The stored bytes of chunks, one behind another on the device, which the current stream is still making.
+    """The stored bytes of consecutive chunks on the device; CuPy's current stream may still be writing them.
 
     Parameters
     ----------
     arena : cupy.ndarray of uint8
         The bytes.
     offsets : cupy.ndarray or numpy.ndarray of int64
-        One more than chunks: where each begins in the arena.
+        Offset of each chunk in the arena, and the end of the last one.
     cut : cupy.cuda.Event
-        When the block that they are made of may change.
+        Event after which the block that the chunks are made from may change.
     is_fill : cupy.ndarray of bool, optional
-        Which chunks hold nothing but the fill value; by default none is taken for one.
+        Which chunks hold only the fill value; by default none.
     """
 
-    def __init__(self, arena: Array, offsets: Array, cut: Any, is_fill: Array | None = None) -> None:
+    def __init__(self, arena: Array, offsets: Array, cut: Event, is_fill: Array | None = None) -> None:
         cupy = require_cuda()
         self.cut = cut
         self._arena, self._offsets = arena, offsets
         self._is_fill = np.zeros(len(offsets) - 1, bool) if is_fill is None else is_fill
         self._device = cupy.cuda.Device()
-        self._made = recorded()
+        self._complete = recorded()
         self._copies = _copy_stream(cupy, self._device.id)
         self._lock = threading.Lock()
         self._counts: tuple[np.ndarray, np.ndarray] | None = None
 
     def wait(self) -> None:
-        """Wait until all is made."""
-        self._made.synchronize()
+        """Wait until all bytes are written."""
+        self._complete.synchronize()
 
     def counts(self) -> tuple[np.ndarray, np.ndarray]:
-        """Wait until all is made, and return the offsets and which chunks hold nothing but the fill value."""
+        """Wait until all bytes are written; return the offsets, and which chunks hold only the fill value."""
         with self._lock, self._device:
             if self._counts is None:
                 self.wait()
@@ -130,7 +133,7 @@ class DeviceStreams:
 
     @contextmanager
     def land(self, pieces: Sequence[tuple[int, int]]) -> Iterator[Iterator[tuple[int, np.ndarray]]]:
-        """Copy pieces of the arena to pinned memory, one after another as they are asked for; see :func:`land`."""
+        """Yield an iterator that copies pieces of the arena to pinned memory; see :func:`land`."""
         self.wait()
         with self._device, closing(land(self._arena, pieces, self._copies)) as landed:
             yield landed
@@ -139,16 +142,16 @@ class DeviceStreams:
         return array if isinstance(array, np.ndarray) else array.get(stream=self._copies)  # type: ignore[no-any-return, attr-defined]
 
 
-def recorded(stream: Any = None) -> Any:
-    """Return an event of a stream's work so far; threads that wait for it leave the processor to others."""
+def recorded(stream: Stream | None = None) -> Event:
+    """Return an event after a stream's work so far; threads that wait for it block instead of spinning."""
     event = require_cuda().cuda.Event(block=True, disable_timing=True)
     event.record(stream)
     return event
 
 
 @functools.cache
-def _copy_stream(cupy: ModuleType, device: int) -> Any:
-    """Return the stream of copies to the host: on the caller's, they would wait for the next batch."""
+def _copy_stream(cupy: ModuleType, device: int) -> Stream:
+    """Return a stream for copies to the host: on the caller's stream they would wait for the next batch."""
     with cupy.cuda.Device(device):
         return cupy.cuda.Stream(non_blocking=True)
 
@@ -156,18 +159,18 @@ def _copy_stream(cupy: ModuleType, device: int) -> Any:
 def start_encoding(
     parts: Sequence[Array], chunk_shape: tuple[int, ...], fill_value: np.generic, encoding: Encoding
 ) -> DeviceStreams:
-    """Start to cut blocks into chunks, and to encode these, on CuPy's current stream.
+    """Start to cut blocks into chunks, and to encode the chunks, on CuPy's current stream.
 
     Parameters
     ----------
     parts : sequence of cupy.ndarray
-        Blocks, whose chunks follow one another, in each of them the last axis fastest.
+        Blocks; the chunks are ordered block by block, in each of them the last axis fastest.
     chunk_shape : tuple of int
         Voxels of a chunk; the last chunks along an axis may be ragged in a block, and are encoded whole.
     fill_value : numpy.generic
         Value beyond the edge.
     encoding : Encoding
-        One that the device has.
+        An encoding that the device supports.
     """
     from linumpy.gpu.codecs.encode import encode_chunks
 
@@ -192,10 +195,10 @@ def rows_of(parts: Sequence[Array], chunk_shape: tuple[int, ...], fill_value: np
 
 
 def holds_only(rows: Array, value: np.generic) -> Array:
-    """Return which rows hold nothing but a value, bit by bit."""
+    """Return which rows hold only a value, bit for bit."""
     bits = np.dtype(f"u{rows.dtype.itemsize}")
-    wanted, voxels = np.asarray(value, rows.dtype).view(bits)[()], rows.view(bits)
-    return (voxels.min(axis=1) == wanted) & (voxels.max(axis=1) == wanted)  # type: ignore[no-any-return]
+    expected, voxels = np.asarray(value, rows.dtype).view(bits)[()], rows.view(bits)
+    return (voxels.min(axis=1) == expected) & (voxels.max(axis=1) == expected)  # type: ignore[no-any-return]
 
 
 def write_landed(
@@ -214,15 +217,15 @@ def write_landed(
     streams : DeviceStreams
         The stored bytes.
     paths : sequence of str
-        Of the files.
+        Path of each chunk.
     offsets : numpy.ndarray of int64
-        Where each chunk begins in the arena, and where the last one ends.
+        Offset of each chunk in the arena, and the end of the last one.
     is_fill : numpy.ndarray of bool
-        Which chunks hold nothing but the fill value: their files are removed.
+        Which chunks hold only the fill value: their files are removed.
     files : ChunkFiles
-        Of the array.
+        Files of the array.
     with_checksum : bool
-        Whether a CRC-32C follows each.
+        Whether a CRC-32C follows each chunk.
     """
     nbytes, stored = 0, np.flatnonzero(~is_fill)
     for number in np.flatnonzero(is_fill).tolist():
@@ -238,53 +241,53 @@ def write_landed(
     runs = list(_runs(bounds, _LANDING_NBYTES))
     with streams.land([(int(bounds[run.start, 0]), int(bounds[run.stop - 1, 1])) for run in runs]) as landed:
         for run, (begin, piece) in zip(runs, landed, strict=True):
-            names = [paths[number] for number in stored[run.start : run.stop].tolist()]
-            own = bounds[run.start : run.stop] - begin
-            nbytes += files.write_many(names, piece, own, with_checksum=with_checksum)
+            run_paths = [paths[number] for number in stored[run.start : run.stop].tolist()]
+            run_bounds = bounds[run.start : run.stop] - begin
+            nbytes += files.write_many(run_paths, piece, run_bounds, with_checksum=with_checksum)
     return nbytes
 
 
-def _runs(bounds: np.ndarray, most: int) -> Iterator[range]:
-    """Yield runs of chunks that lie within so many bytes, or of one chunk."""
+def _runs(bounds: np.ndarray, max_nbytes: int) -> Iterator[range]:
+    """Yield runs of consecutive chunks that span at most `max_nbytes`, or are one chunk."""
     first, count = 0, len(bounds)
     while first < count:
-        last = max(first + 1, int(np.searchsorted(bounds[:, 1], bounds[first, 0] + most, "right")))
+        last = max(first + 1, int(np.searchsorted(bounds[:, 1], bounds[first, 0] + max_nbytes, "right")))
         yield range(first, last)
         first = last
 
 
 def cut_bytes(begin: int, end: int) -> list[tuple[int, int]]:
-    """Cut bytes into pieces that are copied at a time."""
-    return [(at, min(at + _LANDING_NBYTES, end)) for at in range(begin, end, _LANDING_NBYTES)]
+    """Cut a range of bytes into pieces of a pinned buffer's size."""
+    return [(offset, min(offset + _LANDING_NBYTES, end)) for offset in range(begin, end, _LANDING_NBYTES)]
 
 
-def land(arena: Array, pieces: Sequence[tuple[int, int]], stream: Any) -> Generator[tuple[int, np.ndarray]]:
-    """Copy bytes to pinned memory, piece by piece; the next is copied while the caller uses the last.
+def land(arena: Array, pieces: Sequence[tuple[int, int]], stream: Stream) -> Generator[tuple[int, np.ndarray]]:
+    """Copy bytes to pinned memory, piece by piece; the next piece is copied while the caller uses the last one.
 
     Parameters
     ----------
     arena : cupy.ndarray of uint8
-        Device memory, which nothing writes to any more.
+        Device memory, to which nothing writes any more.
     pieces : sequence of (int, int)
-        Where each begins and ends in it.
+        Begin and end of each piece in the arena.
     stream : cupy.cuda.Stream
-        Of the copies.
+        Stream of the copies.
 
     Yields
     ------
     int
-        Where a piece begins in the arena.
+        Begin of a piece in the arena.
     numpy.ndarray of uint8
         The piece, valid until the next iteration.
     """
     cupy = require_cuda()
     if not pieces:
         return
-    # CuPy's pool gives back memory of the same size only, and to pin memory takes longer than all else here.
+    # A power of two: CuPy's pool reuses memory of equal size only, and pinning memory takes longer than copy and write.
     size = 1 << (max(1, *(end - begin for begin, end in pieces)) - 1).bit_length()
     buffers = [_pinned(cupy, size) for _ in pieces[:2]]
 
-    def start(number: int) -> tuple[np.ndarray, Any]:
+    def start(number: int) -> tuple[np.ndarray, Event]:
         begin, end = pieces[number]
         landing = buffers[number % 2][: end - begin]
         if end > begin:
@@ -304,24 +307,24 @@ def land(arena: Array, pieces: Sequence[tuple[int, int]], stream: Any) -> Genera
 
 
 class Landing:
-    """Bytes of the device in the order in which they are copied to pinned memory.
+    """Spans of the arena, taken from the pieces that are copied to pinned memory.
 
     Parameters
     ----------
     pieces : iterator of (int, numpy.ndarray)
-        As of :func:`land`.
+        The pieces that :func:`land` yields.
     """
 
     def __init__(self, pieces: Iterator[tuple[int, np.ndarray]]) -> None:
         self._pieces, self._begin, self._piece = pieces, 0, np.empty(0, np.uint8)
 
     def groups(self, spans: Iterable[tuple[int, int]], *, with_checksum: bool = False) -> Iterator[list[Bytes]]:
-        """Yield the bytes of spans of the arena, in groups that are valid until the next one.
+        """Yield the bytes of spans of the arena, in groups; a group is valid until the next one.
 
         Parameters
         ----------
         spans : iterable of (int, int)
-            Where each begins and ends; none begins before the end of an earlier one.
+            Begin and end of each span, in increasing order without overlap.
         with_checksum : bool
             Whether the CRC-32C of each span follows it.
         """
@@ -352,7 +355,7 @@ def _pinned(cupy: ModuleType, nbytes: int) -> np.ndarray:
 def cut_into_chunks(
     block: Array, chunk_shape: tuple[int, ...], fill_value: np.generic, out: Array | None = None
 ) -> Array:
-    """Return a contiguous array of shape (grid, chunk), `out` if there is one, with the fill value beyond the edge."""
+    """Return a contiguous array of shape (grid, chunk), `out` if given, with the fill value beyond the edge."""
     xp, dtype = array_module(block), block.dtype.newbyteorder("=")
     grid = tuple(-(-n // c) for n, c in zip(block.shape, chunk_shape, strict=True))
     chunks = xp.empty((*grid, *chunk_shape), dtype) if out is None else out
@@ -369,7 +372,7 @@ def cut_into_chunks(
 
 
 def _whole_and_ragged(length: int, chunk: int) -> Iterator[tuple[slice, slice, int]]:
-    """Yield the whole chunks of an axis, and its ragged last one: voxels, chunks, and voxels of a chunk."""
+    """Yield the slice of voxels, the slice of chunks and the voxels per chunk: for whole chunks, then a ragged one."""
     count, ragged = divmod(length, chunk)
     if count:
         yield slice(0, count * chunk), slice(0, count), chunk

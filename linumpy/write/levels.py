@@ -1,7 +1,7 @@
 """Write whole chunks of a resolution, with the coarser chunks that are made from them.
 
 In: boxes of whole chunks or shards, on host or device. Out: files of all resolutions. Neighbours: ``raw_chunks`` writes
-the chunks of one array, ``pyramid`` halves voxels, ``state`` knows which chunks are stored.
+the chunks of one array, ``pyramid`` halves voxels, ``state`` records which chunks are stored.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ class Levels:
     Parameters
     ----------
     chunks : list of Chunks
-        Of each resolution.
+        Writer of each resolution's chunks.
     pyramid : Pyramid
-        Which chunks of a resolution are made from which.
+        Which finer chunks each chunk is made from.
     downsampling : str
         As for :class:`linumpy.write.writer.OmeZarrWriter`.
     state : WriteState
-        Learns of each stored chunk.
+        Records each stored chunk.
     pool : ThreadPoolExecutor
-        Carries out the tasks into which the host's part of the work is divided.
+        Threads that halve voxels on the host.
     threads : int
-        Threads of the pool.
+        Number of its threads.
     """
 
     def __init__(
@@ -50,9 +50,9 @@ class Levels:
         self._pool, self._threads = pool, threads
 
     def store(self, level: int, box: Box, block: Array) -> list[Finish]:
-        """Start to write whole chunks, and the coarser chunks that are made from them alone.
+        """Start to write whole chunks, and the coarser chunks that are made only from them.
 
-        Each of the functions returned waits until one resolution is stored.
+        Each returned function waits until one resolution is stored.
         """
         finish = self._chunks[level].start(box, block)
 
@@ -66,14 +66,14 @@ class Levels:
         return [stored, *self.store(level + 1, coarser, self._halved(level + 1, block[finer]))]
 
     def _halved(self, level: int, block: Array) -> Array:
-        """Make a block of a resolution from the finer one, where it is; on the host in several threads."""
+        """Halve a block, in the memory it is in; on the host by several threads."""
         factors = self._pyramid.factors(level)
         if is_device_array(block):
             return halve(block, self._downsampling, factors)
         return halve_by_threads(to_host(block), self._downsampling, self._pool, self._threads, factors)
 
     def make_shared(self, nbytes: int, *, on_device: bool) -> None:
-        """Make the coarser chunks that several regions share, from the written finer ones, in steps of `nbytes`."""
+        """Make the coarser chunks that several regions share, from stored finer chunks, in steps of `nbytes`."""
         for level in range(1, len(self._chunks)):
             for box in self._state.to_make(level, nbytes):
                 array = self._chunks[level - 1].array

@@ -1,8 +1,8 @@
-"""Plan an OME-Zarr image, and make it, empty.
+"""Plan an OME-Zarr image, and create it without voxels.
 
 In: shape, dtype, voxel spacing in µm, and the parameters of storage. Out: :class:`NewImage`, checked before anything is
-written, which makes the folder with its metadata (NGFF 0.5 or 0.6 in zarr v3, 0.4 in v2) and returns its arrays.
-Errors: ``ValueError`` for sizes that do not fit, ``TypeError`` for values that are no numbers.
+written; it creates the folder with its metadata (NGFF 0.5 or 0.6 in zarr v3, 0.4 in v2) and returns its arrays.
+Errors: ``ValueError`` for sizes that do not fit, ``TypeError`` for values that are not numbers.
 
 Formats: https://ngff.openmicroscopy.org/0.6/, https://ngff.openmicroscopy.org/0.5/ and
 https://ngff.openmicroscopy.org/0.4/, section "multiscales".
@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Real
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import zarr
@@ -32,20 +32,20 @@ from linumpy.io.source import local_store
 from linumpy.io.zarr_mode import host_zarr_context
 from linumpy.plan.encoding import BY_CODEC, DEFAULT_CODEC, Encoding, parse_codec
 
-#: Versions of NGFF that are written, and the zarr format of each.
-ZARR_FORMATS = {"0.6": 3, "0.5": 3, "0.4": 2}
-#: Axes before those of space, in their order, and their types in NGFF.
+#: Versions of NGFF that linumpy writes, and the zarr format of each.
+ZARR_FORMATS: dict[str, Literal[2, 3]] = {"0.6": 3, "0.5": 3, "0.4": 2}
+#: Axes before the axes of space, in their order, and their types in NGFF.
 LEADING_AXES = {"t": "time", "c": "channel"}
-#: How a coarser resolution is made from a finer one.
+#: Methods that make a coarser resolution from a finer one.
 DOWNSAMPLING = ("mean", "label", "nearest")
 
-#: Bytes of a chunk at most, where the caller passes no chunks.
+#: Limit of a default chunk, in bytes.
 _CHUNK_NBYTES = 8 * 2**20
 
 
 @dataclass(frozen=True)
 class NewImage:
-    """An OME-Zarr image to make, checked.
+    """A checked plan of an OME-Zarr image.
 
     Attributes
     ----------
@@ -60,11 +60,11 @@ class NewImage:
     compressors
         As for zarr; None for raw chunks.
     encoding : Encoding or None
-        What they are made from; None for codecs by object.
+        The encoding that `compressors` express; None if the caller passed codec objects.
     names : tuple of str
         Names of the axes.
     metadata : dict
-        Attributes of the group: those of NGFF (from 0.5 on below ``"ome"``), and the caller's.
+        Attributes of the group: the NGFF attributes (from 0.5 on below ``"ome"``), and the caller's.
     fill_value : numpy.generic
         Value of voxels that are never written.
     ngff_version : str
@@ -81,6 +81,11 @@ class NewImage:
     fill_value: np.generic
     ngff_version: str
     encoding: Encoding | None = None
+
+    @property
+    def object_name(self) -> str:
+        """``"shard"`` or ``"chunk"``: the unit of writing."""
+        return "chunk" if self.shards is None else "shard"
 
     @property
     def nbytes(self) -> int:
@@ -100,13 +105,36 @@ class NewImage:
         return tuple(tuple(map(min, self.chunks, shape)) for shape in self.shapes)
 
     def check_fits(self, path: Path) -> None:
-        """Refuse an image that the file system of its path cannot hold; see :func:`check_free_space`."""
+        """Raise an error if the file system of a path lacks the space for the image; see :func:`check_free_space`."""
         check_free_space(path, self.nbytes, encoded=self.compressors is not None)
 
     def create(self, folder: Path) -> list[zarr.Array]:
-        """Make the empty image in a folder; returns its arrays, finest first, for use from host memory."""
+        """Create the image in a folder, without voxels; returns its arrays, finest first, for host memory."""
+        version = ZARR_FORMATS[self.ngff_version]
+        options: dict[str, Any] = (
+            {"dimension_names": self.names, "shards": self.shards}
+            if version == 3
+            else {"chunk_key_encoding": {"name": "v2", "separator": "/"}}
+        )
         with host_zarr_context():
-            return self._create(folder)
+            group = zarr.create_group(local_store(folder, read_only=False), zarr_format=version)
+            arrays = [
+                self._create_array(
+                    group,
+                    str(level),
+                    shape=shape,
+                    chunks=self.chunks if self.shards else tuple(map(min, self.chunks, shape)),
+                    dtype=self.dtype,
+                    compressors=self.compressors,
+                    fill_value=self.fill_value,
+                    # A chunk that holds only the fill value gets a file, too.
+                    config={"write_empty_chunks": True},
+                    **options,
+                )
+                for level, shape in enumerate(self.shapes)
+            ]
+            group.update_attributes(self.metadata)
+        return arrays
 
     def _create_array(self, group: zarr.Group, name: str, **options: Any) -> zarr.Array:
         try:
@@ -115,37 +143,11 @@ class NewImage:
             if self.compressors is None:
                 raise
             kind = ValueError if isinstance(error, KeyError) else type(error)  # a KeyError would quote the message
-            taken = "codecs of zarr.codecs" if ZARR_FORMATS[self.ngff_version] == 3 else "one of numcodecs"
+            accepted = "codecs of zarr.codecs" if ZARR_FORMATS[self.ngff_version] == 3 else "one of numcodecs"
             raise kind(
-                f"compressors={self.compressors!r}: an image of NGFF {self.ngff_version} takes {taken} ({error}); "
+                f"compressors={self.compressors!r}: an image of NGFF {self.ngff_version} takes {accepted} ({error}); "
                 f"ngff_version= chooses another version"
             ) from error
-
-    def _create(self, folder: Path) -> list[zarr.Array]:
-        version: Any = ZARR_FORMATS[self.ngff_version]
-        group = zarr.create_group(local_store(folder, read_only=False), zarr_format=version)
-        options: dict[str, Any] = (
-            {"dimension_names": self.names, "shards": self.shards}
-            if version == 3
-            else {"chunk_key_encoding": {"name": "v2", "separator": "/"}}
-        )
-        arrays = [
-            self._create_array(
-                group,
-                str(level),
-                shape=shape,
-                chunks=self.chunks if self.shards else tuple(map(min, self.chunks, shape)),
-                dtype=self.dtype,
-                compressors=self.compressors,
-                fill_value=self.fill_value,
-                # So that a chunk of only the fill value has a file like the others.
-                config={"write_empty_chunks": True},
-                **options,
-            )
-            for level, shape in enumerate(self.shapes)
-        ]
-        group.update_attributes(self.metadata)
-        return arrays
 
 
 def plan_image(
@@ -164,7 +166,7 @@ def plan_image(
     downsampling: str = "mean",
     ngff_version: str | None = None,
     fill_value: complex | np.generic = 0,
-    attributes: Mapping[str, Any] | None = None,
+    attributes: Mapping[str, object] | None = None,
     carried: Carried | None = None,
 ) -> NewImage:
     """Check the parameters of an image and choose the missing ones, before anything is written.
@@ -205,8 +207,8 @@ def plan_image(
         json.dumps(dict(attributes or {}))
     except (TypeError, ValueError) as error:
         raise TypeError(f"attributes={attributes!r}: JSON cannot hold them ({error})") from error
-    if taken := sorted(metadata.keys() & (attributes or {}).keys()):
-        raise ValueError(f"attributes={attributes!r}: NGFF reserves {', '.join(taken)}")
+    if reserved := sorted(metadata.keys() & (attributes or {}).keys()):
+        raise ValueError(f"attributes={attributes!r}: NGFF reserves {', '.join(reserved)}")
     encoding = _encoding(codec, compressors, carried, dtype.itemsize, ZARR_FORMATS[ngff_version])
     return NewImage(
         shapes=tuple(tuple(-(-n // f) for n, f in zip(shape, factor, strict=True)) for factor in factors),
@@ -225,7 +227,7 @@ def plan_image(
 def _encoding(
     codec: str | None, compressors: Any, carried: Carried, itemsize: int, zarr_format: int
 ) -> Encoding | None:
-    """Return how chunks are encoded: as the caller names it, or as the source's; None for codecs by object."""
+    """Return the encoding of chunks: the caller's or else the source's; None if the caller passes codec objects."""
     if not (isinstance(compressors, str) and compressors == BY_CODEC):
         if codec is not None:
             raise ValueError(f"codec={codec!r}, compressors={compressors!r}: pass one of the two")
@@ -235,10 +237,10 @@ def _encoding(
 
 
 def list_labels(folder: Path, names: Sequence[str], ngff_version: str) -> None:
-    """Make the group of an image's labels, which lists them; the label images are groups in it."""
-    version: Any = ZARR_FORMATS[ngff_version]
-    listed: dict[str, Any] = {"labels": list(names)}
-    attributes = listed if version == 2 else {"ome": {"version": ngff_version, **listed}}
+    """Make the group of an image's labels, with their names in its metadata; the label images are groups in it."""
+    version = ZARR_FORMATS[ngff_version]
+    labels = {"labels": list(names)}
+    attributes: dict[str, Any] = {**labels} if version == 2 else {"ome": {"version": ngff_version, **labels}}
     with host_zarr_context():
         zarr.create_group(local_store(folder, read_only=False), zarr_format=version, attributes=attributes)
 
@@ -247,7 +249,7 @@ def default_chunks(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
     """Choose chunks as cubic as the shape allows, of at most 8 MiB; each side is a power of two or the whole axis."""
     chunk = [1] * len(shape)
     while growing := [axis for axis, n in enumerate(shape) if chunk[axis] < n]:
-        # The shortest side doubles; of equal ones the last, along which voxels are contiguous.
+        # Double the shortest side; of equal sides the last, along which voxels are contiguous.
         axis = min(growing, key=lambda axis: (chunk[axis], -axis))
         longer = [*chunk[:axis], min(2 * chunk[axis], shape[axis]), *chunk[axis + 1 :]]
         if math.prod(longer) * itemsize > _CHUNK_NBYTES:
@@ -259,7 +261,7 @@ def default_chunks(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
 def _chunk(
     shape: tuple[int, ...], itemsize: int, chunks: Sequence[int] | None, shards: Sequence[int] | None, leading: int
 ) -> tuple[int, ...]:
-    """Check chunks and shards, and choose chunks if the caller passes none."""
+    """Return the chunk shape: the caller's, after checking it and the shards, or a default."""
     for label, sizes in (("chunks", chunks), ("shards", shards)):
         if sizes is not None and (len(sizes) != len(shape) or min(sizes) < 1):
             raise ValueError(f"{label}={tuple(sizes)}: an array of shape {shape} needs {len(shape)} sizes from 1 on")
@@ -272,14 +274,14 @@ def _chunk(
     return tuple(chunks)
 
 
-def _integers(label: str, sizes: Any) -> tuple[int, ...]:
+def _integers(label: str, sizes: Sequence[int]) -> tuple[int, ...]:
     try:
         return tuple(operator.index(n) for n in sizes)
     except TypeError as error:
         raise TypeError(f"{label}={sizes!r}: pass whole numbers, one for each axis") from error
 
 
-def _check_numbers(label: str, values: Any) -> None:
+def _check_numbers(label: str, values: Sequence[float]) -> None:
     if not np.iterable(values) or not all(isinstance(value, (Real, np.number)) for value in values):
         raise TypeError(f"{label}={values!r}: pass numbers in µm, one for each axis of space")
 
@@ -293,7 +295,7 @@ def _fill_value(value: complex | np.generic, dtype: np.dtype) -> np.generic:
         fits = (
             number.ndim == 0 and number.dtype.kind in "biuf" and (number == fill or (number != number and fill != fill))
         )
-        if number.ndim == 0 and number.dtype.kind == dtype.kind == "f":  # may be rounded, but not to infinity
+        if number.ndim == 0 and number.dtype.kind == dtype.kind == "f":  # rounding may not make it infinite
             fits = fits or bool(np.isfinite(number) & np.isfinite(fill))
     except (TypeError, ValueError, OverflowError):
         fits = False
@@ -303,13 +305,13 @@ def _fill_value(value: complex | np.generic, dtype: np.dtype) -> np.generic:
 
 
 def _level_factors(shape: tuple[int, ...], levels: int, leading: int) -> list[tuple[int, ...]]:
-    """Return for each level and axis how many voxels of the finest level one voxel spans.
+    """Return, for each level and axis, the number of voxels of the finest level that one voxel spans.
 
-    Axes of one voxel and the leading ones, of time and channel, are not halved.
+    The leading axes (time and channel), and axes of one voxel, are not halved.
     """
-    most = (max(shape[leading:], default=1) - 1).bit_length() + 1
-    if not 1 <= levels <= most:
-        raise ValueError(f"levels={levels}: an array of shape {shape} can have 1 to {most} resolutions")
+    max_levels = (max(shape[leading:], default=1) - 1).bit_length() + 1
+    if not 1 <= levels <= max_levels:
+        raise ValueError(f"levels={levels}: an array of shape {shape} can have 1 to {max_levels} resolutions")
     ones = (1,) * leading
     return [ones + tuple(2 ** min(level, (n - 1).bit_length()) for n in shape[leading:]) for level in range(levels)]
 
@@ -334,11 +336,11 @@ def _names(
         )
     if min(shape) < 1:
         raise ValueError(f"an array of shape {shape} has no voxels to write")
-    many = f"needs {len(space)}" if not leading else f"with axes {''.join(names)!r} needs {len(space)}"
+    needs = f"needs {len(space)}" if not leading else f"with axes {''.join(names)!r} needs {len(space)}"
     if len(spacing) != len(space) or not all(np.isfinite(s) and s > 0 for s in spacing):
-        raise ValueError(f"spacing={tuple(spacing)}: an array of shape {shape} {many} positive µm")
+        raise ValueError(f"spacing={tuple(spacing)}: an array of shape {shape} {needs} positive µm")
     if origin is not None and (len(origin) != len(space) or not all(map(np.isfinite, origin))):
-        raise ValueError(f"origin={tuple(origin)}: an array of shape {shape} {many} numbers in µm")
+        raise ValueError(f"origin={tuple(origin)}: an array of shape {shape} {needs} numbers in µm")
     return names
 
 
@@ -352,15 +354,15 @@ def _metadata(
     version: str,
     carried: Carried,
 ) -> dict[str, Any]:
-    """Return the attributes of NGFF: of each level the spacing, and the position of the centre of its first voxel.
+    """Return the NGFF attributes, such as each level's spacing and the position of the centre of its first voxel.
 
-    `spacing`, `origin` and `factors` are those of the axes of space; `carried` has their units, the coordinates of the
+    `spacing`, `origin` and `factors` are along the axes of space; `carried` has their units, the coordinates along the
     other axes, and the metadata of channels and labels.
     """
-    count = len(names) - len(spacing)
+    leading_count = len(names) - len(spacing)
     start = [0.0] * len(spacing) if origin is None else [float(o) for o in origin]
-    before = [carried.leading.get(name, LeadingAxis()) for name in names[:count]]
-    units = [carried.units.get(name, "micrometer") for name in names[count:]]
+    leading = [carried.leading.get(name, LeadingAxis()) for name in names[:leading_count]]
+    units = [carried.units.get(name, "micrometer") for name in names[leading_count:]]
     datasets = []
     for level, factor in enumerate(factors):
         steps = [float(s) * f for s, f in zip(spacing, factor, strict=True)]
@@ -369,30 +371,30 @@ def _metadata(
             [value / MICROMETERS[unit] for value, unit in zip(values, units, strict=True)] for values in (steps, first)
         )
         transformations = [
-            {"type": "scale", "scale": [axis.scale for axis in before] + scale},
-            {"type": "translation", "translation": [axis.translation for axis in before] + translation},
+            {"type": "scale", "scale": [axis.scale for axis in leading] + scale},
+            {"type": "translation", "translation": [axis.translation for axis in leading] + translation},
         ]
         datasets.append({"path": str(level), "coordinateTransformations": transformations})
     axes: list[dict[str, Any]] = [
-        {"name": name, "type": LEADING_AXES[name]} | ({"unit": along.unit} if along.unit is not None else {})
-        for name, along in zip(names[:count], before, strict=True)
+        {"name": name, "type": LEADING_AXES[name]} | ({"unit": axis.unit} if axis.unit is not None else {})
+        for name, axis in zip(names[:leading_count], leading, strict=True)
     ]
     axes += [
         {"name": name, "type": "space", "unit": unit}
         | ({"orientation": dict(carried.orientations[name])} if name in carried.orientations else {})
-        for name, unit in zip(names[count:], units, strict=True)
+        for name, unit in zip(names[leading_count:], units, strict=True)
     ]
     image: dict[str, Any] = {"name": name, "axes": axes, "datasets": datasets}
     if len(factors) > 1:
         image["type"] = downsampling
     carried_fields = {"omero": carried.omero, "image-label": carried.image_label}
-    beside = {
+    others = {
         key: {**value, "version": version} if "version" in value else dict(value)
         for key, value in carried_fields.items()
         if value is not None
     }
     if version == "0.4":
-        return {"multiscales": [{"version": "0.4", **image}], **beside}
+        return {"multiscales": [{"version": "0.4", **image}], **others}
     if version == "0.6":
         image = with_systems(image, carried.systems or Systems(INTRINSIC, (), ()))
-    return {"ome": {"version": version, "multiscales": [image], **beside}}
+    return {"ome": {"version": version, "multiscales": [image], **others}}

@@ -1,11 +1,11 @@
-"""Halve an image: the mean of 2 × 2 × … voxels, the most frequent or the first of them.
+"""Halve an image: take the mean of 2 × 2 × … voxels, the most frequent value, or the first voxel.
 
 In: a NumPy or CuPy array. Out: an array of the same kind and dtype, half as long along all axes or the selected ones,
 rounded up. The same bits on the host and on a device. Errors: none of its own.
 
 Means of integers are exact and rounded half to even. Means of floats are summed pair by pair, axis after axis, in
-float64 (float16 in float32) and rounded once. An odd last voxel is averaged with itself. Of equally frequent values the
-first is taken, the last axis fastest.
+float64 (float16 in float32) and rounded once. An odd last voxel is averaged with itself. The first of equally frequent
+values is taken, the last axis fastest.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from linumpy.arrays import Array
 from linumpy.device import array_module
 from linumpy.plan.pyramid import Box, grown, split
 
-#: Bytes of a piece of coarser voxels: with its finer voxels it fits a processor's cache.
+#: Bytes of a piece of coarser voxels: together with its finer voxels it fits a processor's cache.
 _PIECE_NBYTES = 2**17
 
 
@@ -34,7 +34,7 @@ def halved(
     finer : numpy.ndarray
         The finer resolution.
     box : tuple of slice
-        In the voxels of the coarser one.
+        Box in voxels of the coarser resolution.
     downsampling : {"mean", "label", "nearest"}
     factors : tuple of int, optional
         As for :func:`halve`.
@@ -53,9 +53,9 @@ def halve(block: Array, downsampling: str = "mean", factors: tuple[int, ...] | N
     block : numpy.ndarray or cupy.ndarray
         Of bools, integers or floats.
     downsampling : {"mean", "label", "nearest"}
-        The mean of 2 × 2 × … voxels; for labels the most frequent of them; or the first.
+        The mean of 2 × 2 × … voxels; their most frequent value, for labels; or the first voxel.
     factors : tuple of int, optional
-        For each axis 2, or 1 for an axis that is not halved, such as that of channels; by default 2 for all.
+        For each axis 2, or 1 for an axis that is not halved, such as the channels; by default 2 for all axes.
 
     Returns
     -------
@@ -98,9 +98,9 @@ def halve_by_threads(
 
 
 def _most_frequent(xp: ModuleType, block: Array, factors: tuple[int, ...]) -> Array:
-    """Return the most frequent value of 2 × 2 × … voxels, of equally frequent ones the first."""
+    """Return the most frequent value of 2 × 2 × … voxels; the first of equally frequent values."""
     for axis, n in enumerate(block.shape):
-        if n % 2 and factors[axis] == 2:  # the last voxel counts twice, and so do its neighbours along other axes
+        if n % 2 and factors[axis] == 2:  # an odd last voxel counts twice
             last = block[(slice(None),) * axis + (slice(n - 1, None),)]
             block = xp.concatenate([block, last], axis=axis)
     voxels = [
@@ -108,20 +108,20 @@ def _most_frequent(xp: ModuleType, block: Array, factors: tuple[int, ...]) -> Ar
         for corner in itertools.product(*(range(f) for f in factors))
     ]
     result = xp.ascontiguousarray(voxels[0])
-    most = xp.zeros(result.shape, np.int8)
+    largest_count = xp.zeros(result.shape, np.int8)
     for number, value in enumerate(voxels):
         count = xp.ones(result.shape, np.int8)
         for other in voxels[:number] + voxels[number + 1 :]:
             count += value == other
         if number:
-            result = xp.where(count > most, value, result)
-        xp.maximum(most, count, out=most)
+            result = xp.where(count > largest_count, value, result)
+        xp.maximum(largest_count, count, out=largest_count)
     return result
 
 
 def _mean_of_floats(xp: ModuleType, block: Array, axes: list[int]) -> Array:
     wide = np.dtype(np.float32 if block.dtype.itemsize == 2 else np.float64)
-    # A power of two: the product is exact.
+    # The factor is a power of two, so the product is exact.
     return _sums(xp, block, axes, wide) * wide.type(0.5 ** len(axes))
 
 
@@ -133,7 +133,7 @@ def _mean_of_integers(xp: ModuleType, block: Array, axes: list[int]) -> Array:
     if block.dtype.itemsize <= 4:
         total = _sums(xp, block, axes, np.dtype(np.int32 if block.dtype.itemsize <= 2 else np.int64))
         return _divided(total, total >> total.dtype.type(bits), bits)
-    # The sum of eight does not fit: quotients and remainders are summed separately.
+    # The sum of eight voxels does not fit into 64 bits: quotients and remainders are summed separately.
     number = block.dtype.type
     quotients = _sums(xp, block >> number(bits), axes, block.dtype)
     remainders = _sums(xp, block & number(2**bits - 1), axes, block.dtype)
@@ -143,8 +143,8 @@ def _mean_of_integers(xp: ModuleType, block: Array, axes: list[int]) -> Array:
 def _divided(total: Array, floor: Array, bits: int) -> Array:
     """Divide by a power of two, rounding half to even; `floor` is the quotient rounded down.
 
-    Adding half of the divisor less one rounds exactly one half down; where `floor` is odd, one more is added, which
-    rounds it up.
+    Adding half of the divisor minus one rounds a fraction of exactly one half down; adding one more where `floor` is
+    odd rounds it up.
     """
     number = total.dtype.type
     return (total + number(2 ** (bits - 1) - 1) + (floor & number(1))) >> number(bits)
@@ -155,11 +155,11 @@ def _sums(xp: ModuleType, block: Array, axes: list[int], wide: np.dtype) -> Arra
     for axis in axes:
         pairs, odd = divmod(block.shape[axis], 2)
         total = xp.empty([n if k != axis else pairs + odd for k, n in enumerate(block.shape)], wide)
-        at = (slice(None),) * axis
-        first, second = block[(*at, slice(0, 2 * pairs, 2))], block[(*at, slice(1, 2 * pairs, 2))]
-        xp.add(first, second, out=total[(*at, slice(0, pairs))], dtype=wide)
+        before = (slice(None),) * axis
+        first, second = block[(*before, slice(0, 2 * pairs, 2))], block[(*before, slice(1, 2 * pairs, 2))]
+        xp.add(first, second, out=total[(*before, slice(0, pairs))], dtype=wide)
         if odd:
-            last = block[(*at, slice(2 * pairs, None))]
-            xp.add(last, last, out=total[(*at, slice(pairs, None))], dtype=wide)
+            last = block[(*before, slice(2 * pairs, None))]
+            xp.add(last, last, out=total[(*before, slice(pairs, None))], dtype=wide)
         block = total
     return block.astype(wide, copy=False)

@@ -1,10 +1,10 @@
-"""Write whole chunks of an array: raw ones here, encoded ones and shards by ``linumpy.write.encoded_chunks``.
+"""Write whole chunks of an array: raw chunks here, encoded ones and shards by ``linumpy.write.encoded_chunks``.
 
 In: boxes of whole chunks or shards, as NumPy or CuPy arrays. Out: files. A raw chunk at the edge is written whole, with
 the fill value beyond the edge, as zarr does. Several threads write from host memory. A device array is written by
 kvikio's ``CuFile.pwrite`` where that may be GPUDirect Storage, and by the same threads from pinned memory elsewhere
-(``linumpy.write.device_chunks``). zarr-python writes what has no name as a codec. Errors: ``OSError``, such as a full
-disk.
+(``linumpy.write.device_chunks``). zarr-python writes chunks whose codecs have no name here. Errors: ``OSError``, such
+as a full disk.
 
 Files are written under their final names, so an array must not be read before it is complete; its folder has a
 temporary name until then. Where two processes may write the same chunk, its file is written under another name and
@@ -36,11 +36,11 @@ from linumpy.plan.layout import ArrayLayout
 from linumpy.plan.pyramid import Box, shape_of, split, within
 from linumpy.write.chunk_file import ChunkFiles
 from linumpy.write.encoded_chunks import Batch, EncodedChunks
-from linumpy.write.tasks import Finish, Pending, done, in_tasks, start_tasks, tasks_of
+from linumpy.write.tasks import Finish, Pending, done, in_tasks, start_tasks, task_count
 
 #: Bytes of the pieces in which chunks that are not contiguous are gathered: they stay in the processor's cache.
 _PIECE_NBYTES = 2**19
-#: Blocks of a device whose copies in the order of chunks may be unfinished.
+#: Device blocks that may be unfinished at the same time; each holds a copy in the order of chunks.
 _PENDING = 2
 
 
@@ -50,7 +50,7 @@ def writing_threads() -> int:
 
 
 class Chunks(Protocol):
-    """Writes and reads back the chunks of an array.
+    """Writes the chunks of an array.
 
     Attributes
     ----------
@@ -59,7 +59,7 @@ class Chunks(Protocol):
     stored_nbytes : int
         Bytes of the files that were written.
     why_host : str
-        Why chunks of device arrays are encoded by the host; empty if they are not.
+        Why the host encodes chunks of device arrays; empty if the device does.
     """
 
     array: zarr.Array
@@ -67,10 +67,10 @@ class Chunks(Protocol):
 
     @property
     def why_host(self) -> str:
-        """Why chunks of device arrays are encoded by the host; empty if they are not."""
+        """Why the host encodes chunks of device arrays; empty if the device does."""
 
     def start(self, box: Box, block: Array) -> Finish:
-        """Start to write a box of whole chunks (or shards), and return what waits until all of it is written.
+        """Start to write a box of whole chunks (or shards), and return a function that waits until it is written.
 
         `block` may change when this returns.
         """
@@ -95,10 +95,9 @@ def chunks_of(
     threads : int
         Number of its threads.
     renamed : bool
-        Whether the file of a chunk gets its name when it is complete, as zarr's do: needed where another process may
-        write the same chunk at the same time.
+        As for :class:`linumpy.write.chunk_file.ChunkFiles`.
     batch : Batch, optional
-        What a device encodes at a time; by default what an eighth of its free memory holds.
+        The batches that a device encodes; by default batches that take up to an eighth of its free memory.
     """
     layout, encoding = read_layout(array), encoding_of(array)
     if (
@@ -115,7 +114,7 @@ def chunks_of(
 
 
 class ZarrChunks:
-    """Chunks that zarr-python writes: those of codecs, byte orders or orders of axes that have no name here."""
+    """Chunks that zarr-python writes: their codecs have no name here, or their bytes or axes have another order."""
 
     def __init__(self, array: zarr.Array, layout: ArrayLayout, pool: ThreadPoolExecutor) -> None:
         self.array, self._layout, self._pool, self.stored_nbytes = array, layout, pool, 0
@@ -124,8 +123,8 @@ class ZarrChunks:
     def start(self, box: Box, block: Array) -> Finish:
         """Copy a device array to the host, and write it by zarr.
 
-        It runs in a thread of the pool: zarr continues a write whose caller is interrupted, and shutting the pool down
-        waits for it.
+        zarr runs in a thread of the pool: it continues a write whose caller is interrupted, and shutting down the pool
+        waits for that write.
         """
         block = to_host(block)
         with host_codecs(self.array):
@@ -150,7 +149,7 @@ def read_back(array: zarr.Array, box: Box, *, on_device: bool) -> Array:
 
 
 class RawChunks:
-    """Chunks whose files hold their voxels, not encoded."""
+    """Chunks whose files hold their voxels, without encoding."""
 
     why_host = ""
 
@@ -163,7 +162,7 @@ class RawChunks:
         self._local, self._lock = threading.local(), threading.Lock()
 
     def start(self, box: Box, block: Array) -> Finish:
-        """Start to write a box of whole chunks; of a device array, by cutting it into chunks."""
+        """Start to write a box of whole chunks; see :meth:`Chunks.start`."""
         chunk = self._layout.chunk_shape
         boxes = list(split(box, chunk))
         paths = self._files.paths(box, chunk)
@@ -171,7 +170,7 @@ class RawChunks:
             from linumpy.write.device_chunks import start_writing
 
             assert self._layout.fill_value is not None  # its dtype is supported
-            self._pending.make_room()
+            self._pending.wait_for_slot()
             start = partial(self._start, len(paths))
             finish = start_writing(paths, block, chunk, self._layout.fill_value, self._files, start)
         else:
@@ -185,10 +184,9 @@ class RawChunks:
         return finish
 
     def _start(self, count: int, write_some: Callable[[Sequence[int]], None]) -> Finish:
-        """Start to write so many chunks from the device."""
-        return self._pending.add(
-            start_tasks(self._pool, tasks_of(count, self._threads, _PENDING), write_some, range(count))
-        )
+        """Start tasks that write `count` chunks from the device."""
+        tasks = task_count(count, self._threads, _PENDING)
+        return self._pending.add(start_tasks(self._pool, tasks, write_some, range(count)))
 
     def _write_some(self, paths: list[str], parts: list[np.ndarray]) -> None:
         in_tasks(self._pool, self._threads, lambda k: self._write_one(paths[k], parts[k]), range(len(paths)))
@@ -219,14 +217,14 @@ class RawChunks:
 
 
 def _pieces(shape: tuple[int, ...], itemsize: int) -> Iterator[Box]:
-    """Cut a chunk into boxes that follow one another in its file."""
-    axis = next(a for a in range(len(shape)) if a + 1 == len(shape) or _below(shape, a) * itemsize <= _PIECE_NBYTES)
-    rows = max(1, min(shape[axis], _PIECE_NBYTES // (_below(shape, axis) * itemsize)))
+    """Cut a chunk into boxes that are consecutive in its file."""
+    axis = next(a for a in range(len(shape)) if a + 1 == len(shape) or _row_size(shape, a) * itemsize <= _PIECE_NBYTES)
+    rows = max(1, min(shape[axis], _PIECE_NBYTES // (_row_size(shape, axis) * itemsize)))
     for corner in itertools.product(*map(range, shape[:axis]), range(0, shape[axis], rows)):
         leading = [slice(a, a + 1) for a in corner[:-1]]
         piece = slice(corner[-1], min(corner[-1] + rows, shape[axis]))
         yield (*leading, piece, *(slice(0, n) for n in shape[axis + 1 :]))
 
 
-def _below(shape: tuple[int, ...], axis: int) -> int:
+def _row_size(shape: tuple[int, ...], axis: int) -> int:
     return math.prod(shape[axis + 1 :])

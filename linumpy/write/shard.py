@@ -1,6 +1,6 @@
-"""The bytes of a file of a chunk or shard, in their order, from those of (inner) chunks.
+"""Order the bytes of a chunk's or shard's file, and make the index of a shard.
 
-In: the sizes and stored bytes of chunks. Out: groups of buffers. Pure; errors: none of its own.
+In: the sizes and stored bytes of (inner) chunks. Out: groups of buffers. Pure; errors: none of its own.
 
 Format: https://zarr-specs.readthedocs.io/en/latest/v3/codecs/sharding-indexed/
 """
@@ -16,27 +16,30 @@ from linumpy.plan.codecs import CHECKSUM_NBYTES
 from linumpy.plan.layout import ShardLayout
 from linumpy.write.chunk_file import Bytes
 
-#: Offset and size of an inner chunk that is missing.
+#: Offset and size, in the index, of an inner chunk that is not stored.
 _MISSING = 2**64 - 1
 
 
 def stored_sizes(offsets: np.ndarray, is_fill: np.ndarray, *, with_checksum: bool) -> np.ndarray:
-    """Return the stored bytes of chunks that lie one behind another; 0 of those that are not stored.
+    """Return the number of stored bytes of each of several consecutive chunks; 0 for a chunk that is not stored.
 
     Parameters
     ----------
     offsets : numpy.ndarray of int64
-        Where each chunk begins, and where the last one ends.
+        Offset of each chunk, and the end of the last one.
     is_fill : numpy.ndarray of bool
-        Which chunks hold nothing but the fill value.
+        Which chunks hold only the fill value, and are not stored.
     with_checksum : bool
-        Whether a CRC-32C follows each.
+        Whether a CRC-32C follows each chunk.
     """
     return np.where(is_fill, 0, np.diff(offsets) + CHECKSUM_NBYTES * with_checksum)
 
 
 def stored_spans(offsets: np.ndarray, is_fill: np.ndarray, *, with_checksum: bool) -> list[tuple[int, int]]:
-    """Return where the stored bytes begin and end; of chunks side by side as one span if no checksum follows each."""
+    """Return begin and end of the stored bytes; adjacent chunks are one span unless a checksum follows each.
+
+    Parameters are those of :func:`stored_sizes`.
+    """
     stored = ~is_fill
     if with_checksum:
         return [(int(offsets[k]), int(offsets[k + 1])) for k in np.flatnonzero(stored).tolist()]
@@ -47,14 +50,14 @@ def stored_spans(offsets: np.ndarray, is_fill: np.ndarray, *, with_checksum: boo
 def file_groups(
     groups: Iterable[Sequence[Bytes]], sizes: np.ndarray, shard: ShardLayout | None, slots: np.ndarray | None
 ) -> Iterator[Sequence[Bytes]]:
-    """Yield the bytes of a file in their order: those of a chunk, or those of inner chunks with the index of a shard.
+    """Yield the bytes of a file in order: of one chunk, or of inner chunks with the index of their shard.
 
     Parameters
     ----------
     groups : iterable of sequence of Bytes
         The stored bytes.
     sizes : numpy.ndarray of int64
-        Of each chunk; 0 of inner chunks that are missing.
+        Bytes of each chunk; 0 for inner chunks that are not stored.
     shard : ShardLayout or None
         None without shards.
     slots : numpy.ndarray of int64 or None
@@ -73,7 +76,7 @@ def file_groups(
 
 
 def shard_index(shard: ShardLayout, slots: np.ndarray, sizes: np.ndarray) -> bytes:
-    """Return the index of a shard whose inner chunks lie one behind another."""
+    """Return the index of a shard whose inner chunks are stored consecutively."""
     ends = np.cumsum(sizes) + (0 if shard.index_at_end else shard.index_nbytes)
     stored = sizes > 0
     index = np.full((shard.count, 2), _MISSING, ">u8" if shard.index_big_endian else "<u8")

@@ -1,7 +1,7 @@
-"""The state of an image that is being written: running writes, stored chunks, and coarser chunks still to make.
+"""The state of an image that is being written (running writes, stored chunks, coarser chunks to make), and its report.
 
-In: boxes whose write begins and ends, from several threads. Out: the coarser boxes to make. Errors: ``ValueError`` for
-regions that share a chunk at the same time, or come outside the ``with`` block.
+In: boxes whose write begins and ends, from several threads. Out: the coarser boxes to make; :class:`WriteReport`.
+Errors: ``ValueError`` for regions that share a chunk at the same time, or are written outside the ``with`` block.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import math
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -18,12 +19,44 @@ from linumpy.plan.pyramid import Box, Pyramid, shape_of, split
 from linumpy.write.cut_chunks import BufferFullError
 
 
+@dataclass(frozen=True)
+class WriteReport:
+    """What a writer has written.
+
+    Attributes
+    ----------
+    decoded_nbytes : int
+        Bytes of the voxels of all resolutions.
+    stored_nbytes : int
+        Bytes of the files of their chunks and shards.
+    seconds : float
+        Time since the beginning of the ``with`` block.
+    why_host : str
+        Why the host encoded chunks of device arrays; empty if the device did.
+    """
+
+    decoded_nbytes: int
+    stored_nbytes: int
+    seconds: float
+    why_host: str
+
+    @property
+    def ratio(self) -> float:
+        """Decoded bytes for each stored one; infinite where all voxels are the fill value."""
+        return self.decoded_nbytes / self.stored_nbytes if self.stored_nbytes else math.inf
+
+    @property
+    def rate(self) -> float:
+        """Decoded bytes a second."""
+        return self.decoded_nbytes / max(self.seconds, 1e-9)
+
+
 class WriteState:
-    """Running writes, stored chunks, and coarser chunks still to make; thread-safe."""
+    """Running writes, stored chunks, and coarser chunks to make; thread-safe."""
 
     def __init__(self, pyramid: Pyramid) -> None:
         self.lock = threading.RLock()
-        self.nbytes = 0  # of the voxels that were stored
+        self.nbytes = 0  # of the stored voxels
         self._pyramid = pyramid
         self._idle = threading.Condition(self.lock)
         self._writes = 0
@@ -39,7 +72,7 @@ class WriteState:
             self._open = True
 
     def close(self) -> None:
-        """Accept no more writes, and wait for those of other threads."""
+        """Refuse further writes, and wait for running writes of other threads."""
         with self._idle:
             self._open = False
             self._idle.wait_for(lambda: not self._writes)
@@ -51,7 +84,7 @@ class WriteState:
 
     @contextmanager
     def writing(self, whole: Box | None, box: Box, name: str) -> Iterator[None]:
-        """Mark a region as being written; no other thread may write `whole`, its whole chunks, meanwhile."""
+        """Mark a region as being written; no other thread may write its whole chunks, `whole`, meanwhile."""
         with self.lock:
             if not self._open:
                 raise ValueError(f"region {name} cannot be written: write inside the writer's `with` block")
@@ -67,7 +100,7 @@ class WriteState:
         try:
             yield
         except BufferFullError:
-            raise  # before anything was written
+            raise  # nothing was written: the writer may go on
         except BaseException:
             self._failed = True
             raise
@@ -79,11 +112,11 @@ class WriteState:
                 self._idle.notify_all()
 
     def begin(self, unit: Box) -> None:
-        """Mark a chunk or shard that several regions completed as being written."""
+        """Mark a chunk (or shard) that several regions completed as being written."""
         self._busy[self._pyramid.units(0, unit)] = True
 
     def end(self, unit: Box) -> None:
-        """Mark it as written."""
+        """Mark such a chunk (or shard) as written."""
         with self.lock:
             self._busy[self._pyramid.units(0, unit)] = False
 
@@ -94,16 +127,16 @@ class WriteState:
             self._stored[level][self._pyramid.units(level, box)] = True
 
     def is_stored(self, unit: Box) -> bool:
-        """Return whether a chunk or shard of the finest resolution is stored."""
+        """Return whether a chunk (or shard) of the finest resolution is stored."""
         return bool(self._stored[0][self._pyramid.units(0, unit)].all())
 
     def missing(self) -> tuple[int, int]:
-        """Return how many chunks or shards of the finest resolution were not written, and how many there are."""
+        """Return the number of chunks (or shards) of the finest resolution that were not written, and of all."""
         with self.lock:
             return int((~self._stored[0]).sum()), self._stored[0].size
 
     def to_make(self, level: int, nbytes: int) -> Iterator[Box]:
-        """Yield the touched chunks that are not stored, in boxes of at most so many bytes where they adjoin."""
+        """Yield boxes of the touched chunks that are not stored; adjacent chunks share a box of at most `nbytes`."""
         step = self._pyramid.step(level - 1, nbytes, first=1)
         everything = tuple(map(slice, (0,) * len(step), self._pyramid.shapes[level - 1]))
         for finer in split(everything, step):

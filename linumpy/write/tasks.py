@@ -1,4 +1,4 @@
-"""Divide the work of a write among the threads of a pool. Errors: that of the task that failed first."""
+"""Divide the work of a write among the threads of a pool. Errors: those of the first task that failed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Finish = Callable[[], None]
 
 
 def done() -> None:
-    """Wait for nothing: all is written."""
+    """Return at once: everything is written already."""
 
 
 def finish_all(writes: Iterable[Finish]) -> None:
@@ -24,61 +24,61 @@ def finish_all(writes: Iterable[Finish]) -> None:
 
 
 class Pending:
-    """Works of several tasks, of which only so many may have tasks that have not ended: each holds device memory.
+    """Writes that have begun and may not have ended; their number is limited, since each holds device memory.
 
     Parameters
     ----------
-    most : int
-        Number of works.
+    limit : int
+        Number of writes.
     """
 
-    def __init__(self, most: int) -> None:
-        self._most, self._works, self._lock = most, deque[list[Future[None]]](), threading.Lock()
+    def __init__(self, limit: int) -> None:
+        self._limit, self._writes, self._lock = limit, deque[list[Future[None]]](), threading.Lock()
 
-    def make_room(self) -> None:
-        """Wait until another work may begin."""
+    def wait_for_slot(self) -> None:
+        """Wait until another write may begin."""
         with self._lock:
-            oldest = self._works.popleft() if len(self._works) >= self._most else []
+            oldest = self._writes.popleft() if len(self._writes) >= self._limit else []
         wait(oldest)
 
     def add(self, futures: list[Future[None]]) -> Finish:
-        """Add a work, and return what waits for it."""
+        """Add the tasks of a write, and return a function that waits for them."""
         with self._lock:
-            self._works.append(futures)
+            self._writes.append(futures)
         return partial(wait_for, futures)
 
 
 def in_tasks(pool: ThreadPoolExecutor, threads: int, work: Callable[[int], None], numbers: Sequence[int]) -> None:
     """Call a function with each number, and return when all calls have ended."""
 
-    def some(own: Sequence[int]) -> None:
-        for number in own:
+    def call_each(part: Sequence[int]) -> None:
+        for number in part:
             work(number)
 
-    # Not one task for each number, which would be slow for small chunks.
-    wait_for(start_tasks(pool, min(len(numbers), 4 * threads), some, numbers))
+    # A task for each number would be slow for small chunks.
+    wait_for(start_tasks(pool, min(len(numbers), 4 * threads), call_each, numbers))
 
 
 def start_tasks(
     pool: ThreadPoolExecutor, tasks: int, work: Callable[[Sequence[int]], None], numbers: Sequence[int]
 ) -> list[Future[None]]:
-    """Start to call a function with parts of the numbers, which follow one another."""
+    """Start to call a function with consecutive parts of the numbers."""
     edges = [k * len(numbers) // tasks for k in range(tasks + 1)] if tasks else []
     return [pool.submit(work, numbers[a:b]) for a, b in itertools.pairwise(edges)]
 
 
-def tasks_of(count: int, threads: int, works: int) -> int:
-    """Return into how many tasks a work on so many objects is divided, where so many works share the threads.
+def task_count(count: int, threads: int, writes: int) -> int:
+    """Return the number of tasks for a write of `count` objects, where several writes share the threads.
 
     More tasks than threads would contend for Python's lock (the GIL).
     """
-    return min(count, max(1, threads // works))
+    return min(count, max(1, threads // writes))
 
 
 def wait_for(futures: Sequence[Future[None]]) -> None:
-    """Wait for tasks; after an error for those only that have begun."""
+    """Wait for tasks; after an error, cancel those that have not begun and wait for the others."""
     finished, others = wait(futures, return_when=FIRST_EXCEPTION)
-    for future in others:  # after an error
+    for future in others:
         future.cancel()
     wait(others)
     for future in finished:

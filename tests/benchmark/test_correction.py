@@ -6,7 +6,7 @@ import pytest
 from linumpy.benchmark.cases import kernel_cases
 from linumpy.benchmark.command import Output, run
 from linumpy.benchmark.runner import Settings
-from linumpy.benchmark.suites.correction import MAKERS
+from linumpy.benchmark.suites.kernels.correction import MAKERS
 
 
 @pytest.mark.parametrize("name", MAKERS)

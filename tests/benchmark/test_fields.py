@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from linumpy.benchmark.runner import Settings, run_cases
-from linumpy.benchmark.suites import fields
+from linumpy.benchmark.suites.kernels import fields
 
 
 @pytest.mark.parametrize("name", list(fields.MAKERS))

@@ -15,6 +15,8 @@ SCRIPT = FOLDER.parents[1] / "scripts/linum_benchmark_kvikio_zarr.py"
 BLOCKED = ("cupy", "cupyx", "kvikio", "nvidia", "warp", "tensorstore", "zarrs")
 MODULES = [f"linumpy.benchmark.{found.name}" for found in pkgutil.iter_modules([str(FOLDER)])]
 MODULES += [f"linumpy.benchmark.suites.{found.name}" for found in pkgutil.iter_modules([str(FOLDER / "suites")])]
+KERNELS = FOLDER / "suites/kernels"
+MODULES += [f"linumpy.benchmark.suites.kernels.{found.name}" for found in pkgutil.iter_modules([str(KERNELS)])]
 
 
 @pytest.mark.parametrize("file", [*FOLDER.rglob("*.py"), SCRIPT], ids=lambda file: file.stem)

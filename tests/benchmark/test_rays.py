@@ -8,7 +8,7 @@ import pytest
 from linumpy.benchmark.cases import kernel_cases
 from linumpy.benchmark.command import main, run
 from linumpy.benchmark.runner import UNAVAILABLE, Settings
-from linumpy.benchmark.suites.rays import MAKERS
+from linumpy.benchmark.suites.kernels.rays import MAKERS
 
 
 @pytest.mark.parametrize("name", MAKERS)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import zarr
 
-from linumpy.benchmark import machine
+from linumpy.benchmark import cases, machine
 from linumpy.benchmark.cases import CannotRunError
 from linumpy.benchmark.shared import read_paths as paths
 from linumpy.benchmark.shared.read_paths import PATHS, read_entries
@@ -95,7 +95,7 @@ def test_a_host_path_does_not_hang_on_what_the_caller_has_set(tmp_path, name):
         with prepare(name, case) as prepared:
             got = prepared.call()
         assert zarr_config() == list(mine.values())
-    assert difference(case, got) is None
+    assert difference(case, got) == ""
 
 
 def test_the_flat_file_is_not_mapped_as_no_mapped_page_leaves_the_cache(tmp_path):
@@ -203,7 +203,7 @@ def fake_gpu(monkeypatch):
     really = paths.importlib.import_module
     monkeypatch.setattr(paths, "_need_cuda", lambda: cupy)
     monkeypatch.setattr(paths, "free_memory", lambda: 10**6)
-    for module in (paths, machine):
+    for module in (paths, cases, machine):
         monkeypatch.setattr(
             module, "importlib", SimpleNamespace(import_module=lambda name: modules.get(name) or really(name))
         )
@@ -220,7 +220,7 @@ def test_a_device_path_ends_on_the_device_with_the_right_voxels(tmp_path, name, 
     with prepare(name, case, gpu=True) as prepared:
         got = prepared.call()
     assert isinstance(got, FakeArray)
-    assert difference(case, got) is None
+    assert difference(case, got) == ""
 
 
 def test_the_flat_limit_has_the_readers_threads_for_as_long_as_it_is_timed(tmp_path, fake_gpu):

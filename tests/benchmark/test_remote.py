@@ -11,6 +11,7 @@ import pytest
 
 from linumpy.benchmark.command import run
 from linumpy.benchmark.runner import Settings
+from linumpy.benchmark.shared import volumes
 from linumpy.benchmark.shared.loopback import serve
 from linumpy.benchmark.suites import remote
 
@@ -19,8 +20,8 @@ pytest.importorskip("obstore")
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
-    for name, size in (("_SHAPE", 48), ("_CHUNK", 12), ("_SHARD", 24)):
-        monkeypatch.setattr(remote, name, (size,) * 3)
+    for name, size in (("SHAPE", 48), ("CHUNK", 12), ("SHARD", 24)):
+        monkeypatch.setattr(volumes, name, (size,) * 3)
 
 
 def measure(folder, **options):

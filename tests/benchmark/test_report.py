@@ -55,7 +55,7 @@ def test_the_mark_stands_beside_each_case():
 
 def test_how_it_was_timed_is_told():
     result = made_up.gpu_results()[0]
-    assert "medians of up to 3 runs by the clock on the wall, after warm-ups" in report.case_text(result)
+    assert "medians of up to 3 runs by the wall clock, after warm-ups" in report.case_text(result)
     events = dataclasses.replace(result, case=dataclasses.replace(result.case, clock="device"))
     assert "by CUDA events" in report.case_text(events)
 

@@ -10,8 +10,8 @@ from scipy import ndimage
 from linumpy.benchmark.cases import CannotRunError, kernel_cases
 from linumpy.benchmark.command import Output, main, run
 from linumpy.benchmark.runner import Settings, failures
-from linumpy.benchmark.suites.resampling import MAKERS
-from linumpy.benchmark.suites.resampling import grid_sample as torch_grid_sample
+from linumpy.benchmark.suites.kernels.resampling import MAKERS
+from linumpy.benchmark.suites.kernels.resampling import grid_sample as torch_grid_sample
 
 
 @pytest.mark.parametrize("name", MAKERS)

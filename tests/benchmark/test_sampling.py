@@ -8,8 +8,8 @@ import pytest
 from linumpy.benchmark.cases import kernel_cases
 from linumpy.benchmark.command import Output, main, run
 from linumpy.benchmark.runner import Settings
+from linumpy.benchmark.suites.kernels.sampling import MAKERS, table
 from linumpy.benchmark.suites.paging import Larger, paging_cases, volume_cases
-from linumpy.benchmark.suites.sampling import MAKERS, table
 
 
 @pytest.mark.parametrize("name", MAKERS)

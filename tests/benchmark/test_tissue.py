@@ -9,7 +9,7 @@ import pytest
 from linumpy.benchmark.cases import kernel_cases
 from linumpy.benchmark.command import Output, main, run
 from linumpy.benchmark.runner import Settings
-from linumpy.benchmark.suites.tissue import MAKERS
+from linumpy.benchmark.suites.kernels.tissue import MAKERS
 
 SCALE = 0.06
 SIMPLE_ITK = importlib.util.find_spec("SimpleITK")

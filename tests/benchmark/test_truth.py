@@ -26,7 +26,7 @@ def make(tmp_path, data, **how):
 def test_what_is_equal_is_right(tmp_path, dtype):
     rng = np.random.default_rng(0)
     data = rng.integers(0, 100, (7, 8, 9)).astype(dtype)
-    assert difference(make(tmp_path, data), data.astype(data.dtype.newbyteorder("="))) is None
+    assert difference(make(tmp_path, data), data.astype(data.dtype.newbyteorder("="))) == ""
 
 
 @pytest.mark.parametrize("at", [(0, 0, 0), (6, 7, 8), (3, 0, 5)])
@@ -43,7 +43,7 @@ def test_nan_equals_nan_and_no_number(tmp_path, dtype):
     data = np.ones((5, 5), dtype)
     data[2, 2] = np.nan
     case = make(tmp_path, data)
-    assert difference(case, data.copy()) is None
+    assert difference(case, data.copy()) == ""
     assert "(2, 2)" in difference(case, np.ones_like(data))
     bad = data.copy()
     bad[4, 0] = np.nan
@@ -60,7 +60,7 @@ def test_shape_and_type_count(tmp_path):
 def test_missing_chunks_are_the_fill_value(tmp_path):
     zarr.create_array(tmp_path / "a", shape=(6, 6), chunks=(3, 3), dtype="f4", fill_value=7.0)
     case = open_stored(tmp_path / "a")
-    assert difference(case, np.full((6, 6), 7, "f4")) is None
+    assert difference(case, np.full((6, 6), 7, "f4")) == ""
     assert difference(case, np.zeros((6, 6), "f4")) is not None
 
 
@@ -71,5 +71,5 @@ def test_the_truth_does_not_hang_on_what_the_caller_has_set(tmp_path):
     with zarr.config.set(mine):
         with host_zarr():
             assert zarr.config.get("buffer") == "zarr.buffer.cpu.Buffer"
-        assert difference(case, data) is None
+        assert difference(case, data) == ""
         assert zarr.config.get("ndbuffer") == "not.a.Buffer"

@@ -8,8 +8,8 @@ import pytest
 from linumpy.benchmark.cases import CannotRunError, kernel_cases
 from linumpy.benchmark.command import Output, main, run
 from linumpy.benchmark.runner import Settings
-from linumpy.benchmark.suites import voxel
-from linumpy.benchmark.suites.voxel import MAKERS, sphere_mesh
+from linumpy.benchmark.suites.kernels import voxel
+from linumpy.benchmark.suites.kernels.voxel import MAKERS, sphere_mesh
 from linumpy.voxel.grid import make_grid
 from linumpy.voxel.mesh import ORIENTED, make_mesh
 

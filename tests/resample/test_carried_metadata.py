@@ -316,7 +316,7 @@ def test_a_spacing_of_the_callers_is_that_of_labels_too(tmp_path):
     assert found.spacing == ((20, 12, 10),)
     assert np.array_equal(found.levels[0][...], cells)
     label(tmp_path / "a", "half", cells[::2, ::2, ::2], (20, 12, 10))
-    with pytest.raises(MetadataError, match=r"spacing=\(20, 12, 10\) is that of .*, and not of its labels 'half'"):
+    with pytest.raises(MetadataError, match=r"spacing=\(20, 12, 10\) is for .*, and not for its labels 'half'"):
         resample_zarr(tmp_path / "a", tmp_path / "c", (20, 12, 10), spacing=(20, 12, 10), **HERE)
 
 

@@ -25,7 +25,7 @@ from linumpy.errors import MetadataError, SourceError
 from linumpy.io.carried import Carried
 from linumpy.io.codecs import encoding_of
 from linumpy.io.zarr_mode import read_on_host
-from linumpy.resample import copying
+from linumpy.resample.convert import copying
 from linumpy.write.new_image import list_labels
 from linumpy.write.pyramid import halve
 from linumpy.write.writer import write_omezarr

@@ -33,7 +33,7 @@ from linumpy.gpu.interpolation import resample_volume
 from linumpy.io.ome import open_image
 from linumpy.io.output import checks
 from linumpy.plan.boundary import MODES
-from linumpy.resample import levels, parts
+from linumpy.resample import filling, levels, parts
 from linumpy.resample import resample_zarr as room
 from linumpy.resample.blocks import pipeline as resample_blocks
 from linumpy.resample.identity import identify_data
@@ -853,7 +853,7 @@ def test_the_bar_is_there_without_progress(tmp_path, monkeypatch):
         shown.append((label, total))
         return room.nullcontext(shown.append)
 
-    monkeypatch.setattr(room, "bytes_progress", bar)
+    monkeypatch.setattr(filling, "bytes_progress", bar)
     write(tmp_path / "a", volume((9, 9, 9)))
     resample_zarr(tmp_path / "a", tmp_path / "b", 5.0, **HERE)
     size = result(tmp_path / "b").nbytes

@@ -113,8 +113,8 @@ class Made(SchedulerPlugin):
 
 
 def test_workers_that_come_later_take_part(source, tmp_path, monkeypatch):
-    monkeypatch.setattr(workers, "_LEAST", 1)
-    monkeypatch.setattr(tasks, "_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(workers, "_MIN_PENDING", 1)
+    monkeypatch.setattr(tasks, "_COUNT_SECONDS", 0.0)
     with LocalCluster(n_workers=1, **CLUSTER) as cluster, Client(cluster, set_as_default=False) as client:
         client.wait_for_workers(1)
         made, seen = Made(cluster.scheduler), itertools.count()

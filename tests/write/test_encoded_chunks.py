@@ -257,7 +257,7 @@ def pyramid_of(data):
 
 def test_what_the_device_does_not_encode_is_said(tmp_path, monkeypatch, caplog):
     cupy = cupy_on_host.install(monkeypatch)
-    encoded_chunks._say.cache_clear()
+    encoded_chunks._warn_once.cache_clear()
     data = np.arange(600, dtype="u2").reshape(20, 30)
     for number in range(2):
         with OmeZarrWriter(tmp_path / str(number), data.shape, "u2", (1, 1), codec="gzip") as target:

@@ -1,4 +1,4 @@
-"""Callers whose own Python is busy while batches are read: a training step, a logger, a plot that never sleeps."""
+"""Callers whose Python is busy while batches are read, such as by a training step, a logger or a plot."""
 
 from __future__ import annotations
 
@@ -13,20 +13,10 @@ from linumpy.benchmark.cases import Mark
 
 @dataclass(frozen=True)
 class Caller:
-    """What a caller does besides taking batches.
+    """The work of a caller besides taking batches.
 
-    Attributes
-    ----------
-    title : str
-        For people.
-    step_seconds : float
-        Plain Python between two batches, which holds the interpreter's lock.
-    threads : int
-        Other threads of plain Python that never sleep.
-    least : float
-        GiB/s that linumpy is to reach; 0 where the time of a batch counts.
-    batch_seconds : float
-        That time.
+    It computes for `step_seconds` between two batches, and has other `threads` that never sleep, in plain Python, which
+    holds the interpreter's lock. The mark is a rate (`least`, GiB/s) or the time of a batch.
     """
 
     title: str
@@ -36,21 +26,21 @@ class Caller:
     batch_seconds: float = 0.0
 
     def mark(self, nbytes: int) -> Mark:
-        """Return the mark for a batch of so many bytes."""
+        """Return the mark for a batch of `nbytes`."""
         if self.least:
             return Mark(self.least)
         label = f"GiB/s: {1e3 * self.batch_seconds:g} ms a batch"
         return Mark(round(nbytes / 2**30 / self.batch_seconds, 2), label=label)
 
     def step(self) -> None:
-        """Compute for a while, as a training step does."""
+        """Compute for `step_seconds`, as a training step does."""
         end = time.perf_counter() + self.step_seconds
         while time.perf_counter() < end:
             pass
 
     @contextlib.contextmanager
     def busy(self) -> Iterator[None]:
-        """Run the other threads meanwhile."""
+        """Run the other threads during the ``with`` block."""
         stopped = False
 
         def spin() -> None:
@@ -70,7 +60,7 @@ class Caller:
 
 
 IDLE = Caller("an idle caller", least=15.0)
-#: The marks are those of W1a on an H200; a step hides the reading, which takes less time.
+#: Marks are for W1a on an H200; a batch is read during a step, which takes longer.
 CALLERS = (
     IDLE,
     Caller("5 ms of Python a batch", 0.005, batch_seconds=0.0055),

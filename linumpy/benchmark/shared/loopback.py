@@ -1,7 +1,7 @@
-"""A server of files on this machine's loopback: byte ranges by ``sendfile``, a thread a connection, several processes.
+"""A server of files on this machine's loopback: byte ranges by ``sendfile``, a thread per connection, many processes.
 
 In: a folder. Out: the URL of a server. The processes run this file as a script, without importing linumpy, and listen
-on one port by ``SO_REUSEPORT``. It knows what readers of object stores ask for, and no more.
+on one port by ``SO_REUSEPORT``. They answer only the requests that readers of object stores send.
 """
 
 from __future__ import annotations
@@ -23,17 +23,9 @@ _REASONS = {200: "OK", 206: "Partial Content", 404: "Not Found", 416: "Range Not
 
 @contextlib.contextmanager
 def serve(folder: Path, processes: int | None = None) -> Iterator[str]:
-    """Serve a folder; yields the URL.
-
-    Parameters
-    ----------
-    folder : Path
-        What is served.
-    processes : int, optional
-        By default one for each two cores.
-    """
+    """Serve a folder by a number of processes, by default one for every two cores; yields the URL."""
     count = processes or max(1, len(os.sched_getaffinity(0)) // 2)
-    with _listening(0) as reserved:  # without listening, so that no connection comes here
+    with _bound(0) as reserved:  # does not listen, so that it gets no connection
         port = reserved.getsockname()[1]
         command = [sys.executable, __file__, str(folder), str(port), str(os.getpid())]
         servers = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(count)]
@@ -49,11 +41,11 @@ def serve(folder: Path, processes: int | None = None) -> Iterator[str]:
                 server.communicate()
 
 
-def _listening(port: int) -> socket.socket:
-    found = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-    found.bind(("127.0.0.1", port))
-    return found
+def _bound(port: int) -> socket.socket:
+    result = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    result.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    result.bind(("127.0.0.1", port))
+    return result
 
 
 class _Files:
@@ -61,32 +53,32 @@ class _Files:
 
     def __init__(self, folder: str) -> None:
         self._folder = os.path.realpath(folder)
-        self._known: dict[str, tuple[int, int, str]] = {}
+        self._open: dict[str, tuple[int, int, str]] = {}
 
     def find(self, path: str) -> tuple[int, int, str] | None:
-        """Return the descriptor of a file, its size and its ETag; None where there is none."""
-        if path not in self._known:
+        """Return the descriptor of a file, its size and its ETag; None if the folder has no such file."""
+        if path not in self._open:
             name = os.path.realpath(self._folder + unquote(path))
             if not name.startswith(self._folder + "/") or not os.path.isfile(name):
                 return None
             descriptor = os.open(name, os.O_RDONLY)
             status = os.fstat(descriptor)
-            self._known[path] = descriptor, status.st_size, f'"{status.st_mtime_ns:x}-{status.st_size:x}"'
-        return self._known[path]
+            self._open[path] = descriptor, status.st_size, f'"{status.st_mtime_ns:x}-{status.st_size:x}"'
+        return self._open[path]
 
 
 def _answer(connection: socket.socket, files: _Files, head: str) -> None:
     method, path, _ = head.split(" ", 2)
-    found = files.find(path.partition("?")[0])
-    if found is None:
+    file = files.find(path.partition("?")[0])
+    if file is None:
         _begin(connection, 404, "", 0)
         return
-    descriptor, size, tag = found
+    descriptor, size, tag = file
     first, stop, status, lines = 0, size, 200, f"ETag: {tag}\r\nAccept-Ranges: bytes\r\n"
-    if asked := re.search(r"\r\nrange: bytes=(\d*)-(\d*)", head, re.IGNORECASE):
+    if requested := re.search(r"\r\nrange: bytes=(\d*)-(\d*)", head, re.IGNORECASE):
         status = 206
-        first = int(asked[1]) if asked[1] else max(0, size - int(asked[2]))
-        stop = min(size, int(asked[2]) + 1) if asked[1] and asked[2] else size
+        first = int(requested[1]) if requested[1] else max(0, size - int(requested[2]))
+        stop = min(size, int(requested[2]) + 1) if requested[1] and requested[2] else size
         if first >= stop:
             _begin(connection, 416, "", 0)
             return
@@ -99,27 +91,27 @@ def _answer(connection: socket.socket, files: _Files, head: str) -> None:
 
 def _begin(connection: socket.socket, status: int, lines: str, nbytes: int, *, more: bool = False) -> None:
     head = f"HTTP/1.1 {status} {_REASONS[status]}\r\n{lines}Content-Length: {nbytes}\r\n\r\n"
-    # Only where a body follows: the system keeps such bytes back for 200 ms.
+    # MSG_MORE only if a body follows: the system keeps such bytes back for 200 ms.
     connection.sendall(head.encode(), socket.MSG_MORE if more else 0)
 
 
 def _attend(connection: socket.socket, files: _Files) -> None:
     """Answer the requests of a connection, until its other end closes it."""
-    waiting = b""
+    received = b""
     with connection, contextlib.suppress(OSError):
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         while True:
-            while b"\r\n\r\n" not in waiting:
-                got = connection.recv(65536)
-                if not got:
+            while b"\r\n\r\n" not in received:
+                data = connection.recv(65536)
+                if not data:
                     return
-                waiting += got
-            head, _, waiting = waiting.partition(b"\r\n\r\n")
+                received += data
+            head, _, received = received.partition(b"\r\n\r\n")
             _answer(connection, files, head.decode("latin-1"))
 
 
 def _end_with(parent: int) -> None:
-    """End this process when the benchmark has ended, however it did."""
+    """End this process when the benchmark's process has ended."""
     while os.getppid() == parent:
         time.sleep(1)
     os._exit(0)
@@ -129,7 +121,7 @@ def main(folder: str, port: str, parent: str) -> None:
     """Serve until the process is ended."""
     threading.Thread(target=_end_with, args=(int(parent),), daemon=True).start()
     files = _Files(folder)
-    with _listening(int(port)) as listener:
+    with _bound(int(port)) as listener:
         listener.listen(1024)
         print("ready", flush=True)
         while True:

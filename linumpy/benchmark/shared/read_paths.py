@@ -1,11 +1,11 @@
-"""Implementations that read a stored array into memory, each ready to be called again and again.
+"""Implementations that read a stored array into memory, as entries of a case.
 
 In: a :class:`~linumpy.benchmark.shared.stores.StoredArray`. Out: entries whose call makes a new array each time, on the
-device where there is one and else on the host. Errors: :class:`~linumpy.benchmark.cases.CannotRunError`, in one line,
-where this machine lacks what an entry needs.
+device if there is one and else on the host. Errors: :class:`~linumpy.benchmark.cases.CannotRunError`, in one line, if
+this machine lacks a requirement of an entry.
 
-Every call starts from the array's folder, so that opening it is in its time. kvikio gets the same threads and tasks in
-every entry that uses it; all else keeps the defaults that its users get.
+Every call starts from the array's folder, so that its time includes opening the array. kvikio has the same threads and
+tasks in every entry that uses it; other packages keep their defaults.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import numpy as np
 import zarr
 
 from linumpy.arrays import Array
-from linumpy.benchmark.cases import CannotRunError, Entry, Prepared
+from linumpy.benchmark.cases import CannotRunError, Entry, Prepared, peer_module
 from linumpy.benchmark.machine import TASK_BYTES, kvikio_threads
 from linumpy.benchmark.shared.stores import OWN_PIPELINE, StoredArray, host_zarr, truth
 from linumpy.device import free_memory, install_line, why_no_cuda
@@ -41,8 +41,8 @@ _SPARE_HOST_BYTES = 2**30
 
 @contextlib.contextmanager
 def _flat_to_device(stored: StoredArray) -> Iterator[Prepared]:
-    """Read one file with the same decoded bytes in one call of kvikio's."""
-    cupy, kvikio = _need_cuda(), _need("kvikio")
+    """Read one file of the same decoded bytes in one call of kvikio."""
+    cupy, kvikio = _need_cuda(), _kvikio()
     free = free_memory()
     if stored.nbytes > free:
         raise CannotRunError(f"{stored.nbytes:,} bytes to read, {free:,} bytes of device memory free")
@@ -50,34 +50,36 @@ def _flat_to_device(stored: StoredArray) -> Iterator[Prepared]:
 
         def read() -> Array:
             out = cupy.empty(stored.result_shape, stored.dtype)
-            with kvikio.CuFile(flat, "r") as opened:
-                got = opened.read(out.reshape(-1).view(np.uint8), task_size=TASK_BYTES)
-            return _complete(out, got, flat)
+            with kvikio.CuFile(flat, "r") as file:
+                nbytes = file.read(out.reshape(-1).view(np.uint8), task_size=TASK_BYTES)
+            return _complete(out, nbytes, flat)
 
         yield Prepared(read, files=(flat,))
 
 
 @contextlib.contextmanager
 def _flat_to_host(stored: StoredArray) -> Iterator[Prepared]:
-    """Read one file with the same decoded bytes, a part per thread and task."""
+    """Read one file of the same decoded bytes by several threads."""
     _need_host_memory(stored)
     with _flat_file(stored) as flat:
 
         def read() -> Array:
             out = np.empty(stored.result_shape, stored.dtype)
             octets = out.reshape(-1).view(np.uint8).data
-            with open(flat, "rb", buffering=0) as opened, ThreadPoolExecutor(os.cpu_count()) as threads:
-                fd = opened.fileno()
-                starts = range(0, len(octets), TASK_BYTES)
-                got = sum(threads.map(lambda at: os.preadv(fd, [octets[at : at + TASK_BYTES]], at), starts))
-            return _complete(out, got, flat)
+            with open(flat, "rb", buffering=0) as file, ThreadPoolExecutor(os.cpu_count()) as threads:
+                fd = file.fileno()
+                offsets = range(0, len(octets), TASK_BYTES)
+                nbytes = sum(
+                    threads.map(lambda offset: os.preadv(fd, [octets[offset : offset + TASK_BYTES]], offset), offsets)
+                )
+            return _complete(out, nbytes, flat)
 
         yield Prepared(read, files=(flat,))
 
 
-def _complete(out: Array, got: int, flat: Path) -> Array:
-    if got != out.nbytes:
-        raise OSError(f"{flat}: {got:,} of {out.nbytes:,} bytes read")
+def _complete(out: Array, nbytes: int, flat: Path) -> Array:
+    if nbytes != out.nbytes:
+        raise OSError(f"{flat}: {nbytes:,} of {out.nbytes:,} bytes read")
     return out
 
 
@@ -128,7 +130,7 @@ def _linumpy(stored: StoredArray, backend: Literal["auto", "kvikio"]) -> Iterato
     from linumpy.gpu.zarr_io import read_zarr_to_gpu
 
     def note() -> str:
-        # A read of its own: with a report kernels are timed, which costs time.
+        # An extra read: a report times kernels, which would slow the timed reads.
         _, report = read_zarr_to_gpu(stored.path, region=stored.selection, backend=backend, return_report=True)
         decoder = report.decoder.partition(", ")[2].partition(",")[0]
         how = report.fallback or (f"decoded {decoder}" if decoder else "")
@@ -151,8 +153,8 @@ def _zarr_gpu(stored: StoredArray) -> Iterator[Prepared]:
 @contextlib.contextmanager
 def _zarr_gpu_gds(stored: StoredArray) -> Iterator[Prepared]:
     _need_cuda()
-    _need("kvikio")
-    gds_store = _need("kvikio.zarr").GDSStore
+    _kvikio()
+    gds_store = _kvikio("kvikio.zarr").GDSStore
 
     def read() -> object:
         with gpu_mode(), zarr.config.set(OWN_PIPELINE):
@@ -163,8 +165,8 @@ def _zarr_gpu_gds(stored: StoredArray) -> Iterator[Prepared]:
 
 
 def _kvikio_settings() -> AbstractContextManager[None]:
-    """Set kvikio's threads and tasks around all runs: a new number of threads starts a new pool. They are restored."""
-    defaults = _need("kvikio.defaults")
+    """Set kvikio's threads and tasks once for all runs, since a new number of threads starts a new pool."""
+    defaults = _kvikio("kvikio.defaults")
     return defaults.set({"num_threads": kvikio_threads(), "task_size": TASK_BYTES})
 
 
@@ -175,7 +177,7 @@ def _kvikio_settings() -> AbstractContextManager[None]:
 def _through_host(
     stored: StoredArray, make: Callable[[StoredArray], Callable[[], np.ndarray]], gpu: bool
 ) -> Iterator[Prepared]:
-    """Read to the host, and from there, on a machine with a GPU, copy to the device."""
+    """Read to the host, and copy to the device if there is a GPU."""
     cupy = _need_cuda() if gpu else None
     _need_host_memory(stored)
     read_host = make(stored)
@@ -193,34 +195,28 @@ def _zarr_numpy(stored: StoredArray, pipeline: str | None = None) -> Callable[[]
 
 
 def _zarrs(stored: StoredArray) -> Callable[[], np.ndarray]:
-    _need("zarrs")
+    peer_module("zarrs")
     return _zarr_numpy(stored, "zarrs.ZarrsCodecPipeline")
 
 
 def _tensorstore(stored: StoredArray) -> Callable[[], np.ndarray]:
-    tensorstore = _need("tensorstore")
+    tensorstore = peer_module("tensorstore")
     driver = "zarr3" if stored.zarr_format == 3 else "zarr"
     spec = {"driver": driver, "kvstore": {"driver": "file", "path": f"{stored.path}/"}}
 
     def read() -> np.ndarray:
-        # A context of its own: no chunk that an earlier run left in tensorstore's cache.
+        # A new context, whose cache holds no chunk of an earlier run.
         opened = tensorstore.open(spec, open=True, read=True, context=tensorstore.Context()).result()
         return np.asarray(opened[stored.selection].read().result()).astype(stored.dtype, copy=False)
 
     return read
 
 
-# ---- what an entry needs
+# ---- requirements of entries
 
 
-def _need(module: str) -> ModuleType:
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        package = module.partition(".")[0]
-        reason = "" if error.name == package else f" whole ({error})"
-        how = install_line() if package == "kvikio" else f"pip install {package}"
-        raise CannotRunError(f"{package} is not installed{reason}: {how}") from error
+def _kvikio(module: str = "kvikio") -> ModuleType:
+    return peer_module(module, install_line())
 
 
 def _need_cuda() -> ModuleType:
@@ -231,14 +227,14 @@ def _need_cuda() -> ModuleType:
 
 
 def _need_host_memory(stored: StoredArray) -> None:
-    """Refuse what Linux would end this process for, without a word."""
+    """Raise an error if the host lacks memory: Linux would end this process without a message."""
     available = available_host_bytes()
     if available is not None and stored.nbytes + _SPARE_HOST_BYTES > available:
         raise CannotRunError(f"{stored.nbytes:,} bytes to hold, {available:,} bytes of host memory available")
 
 
 def available_host_bytes() -> int | None:
-    """Return how much memory is available without swapping; None where Linux does not say."""
+    """Return the bytes of memory available without swapping; None if Linux does not report them."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:
@@ -250,7 +246,7 @@ def available_host_bytes() -> int | None:
 # ---- all of them
 
 
-#: Names on the command line, with the title on a machine without a GPU and, where it differs, with one.
+#: Names on the command line, with the title without a GPU and, if different, the title with a GPU.
 PATHS: dict[str, tuple[str, ...]] = {
     "flat": ("flat file (limit)",),
     "h2d": ("pinned host → device (limit)",),
@@ -265,7 +261,7 @@ PATHS: dict[str, tuple[str, ...]] = {
 
 
 def read_entries(stored: StoredArray, gpu: bool) -> tuple[Entry, ...]:
-    """Return all entries, the limits first, without checks; without a GPU some will say that they cannot run."""
+    """Return all entries, the limits first, without checks; without a GPU some of them cannot run."""
     prepare: dict[str, Callable[[StoredArray], AbstractContextManager[Prepared]]] = {
         "flat": _flat_to_device if gpu else _flat_to_host,
         "h2d": _pinned_copy,

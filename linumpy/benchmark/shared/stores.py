@@ -1,9 +1,8 @@
-"""Zarr arrays that are read: those of the user, and stores made for the purpose.
+"""Zarr arrays to read: the user's, and stores that the benchmark makes.
 
-In: a description of a store (:class:`StoreSpec`) or the name of an array. Out: a :class:`StoredArray`, an array in a
-local folder whose properties are known. Errors: ``ValueError`` for a description that makes no array,
-``FileExistsError`` where a store would be overwritten, ``OSError`` where the disk is too small, and what opening an
-array raises.
+In: a description of a store (:class:`StoreSpec`) or the name of an array. Out: a :class:`StoredArray` in a local
+folder. Errors: ``ValueError`` for a description that makes no array, ``FileExistsError`` instead of overwriting,
+``OSError`` for a disk that is too small, and the errors of opening an array.
 """
 
 from __future__ import annotations
@@ -34,18 +33,18 @@ from linumpy.io.zarr_mode import host_zarr_context, write_from_host
 
 _METADATA = frozenset((".zarray", ".zattrs", ".zgroup", ".zmetadata", "zarr.json"))
 
-#: Codecs of the chunks, for zarr v2 and v3. Their settings are fixed, so that the name says all.
+#: Codecs of the chunks, for zarr v2 and v3, with fixed settings.
 CODECS: dict[str, tuple[Any, Any]] = {
     "none": (None, None),
     "zstd": (numcodecs.Zstd(3), ZstdCodec(level=3)),
-    # what NGFF 0.4 files have most often
+    # the most frequent codec of NGFF 0.4 files
     "blosc": (numcodecs.Blosc("lz4", 5, 1), BloscCodec(cname="lz4", clevel=5, shuffle="shuffle")),
-    # what iohub writes
+    # iohub's codec
     "blosc-zstd": (numcodecs.Blosc("zstd", 1, 2), BloscCodec(cname="zstd", clevel=1, shuffle="bitshuffle")),
     "gzip": (numcodecs.GZip(5), GzipCodec(level=5)),
 }
 
-#: What a reach may be relative to: names of entries, and the unit for people.
+#: References of a reach: names of entries, and the unit for people.
 REACH_OF: dict[str, tuple[tuple[str, ...], str]] = {
     "rate": ((), "GiB/s"),
     "flat": (("flat",), "× flat"),
@@ -55,18 +54,18 @@ REACH_OF: dict[str, tuple[tuple[str, ...], str]] = {
 
 
 def check_dtype(dtype: Any) -> np.dtype:
-    """Return the type in this machine's byte order, if a device has it."""
+    """Return a data type in this machine's byte order; ``ValueError`` if a device does not have it."""
     try:
-        known = np.dtype(dtype)
+        result = np.dtype(dtype)
     except TypeError as error:
         raise ValueError(f"dtype {dtype!r} is unknown to NumPy") from error
-    if known.kind not in "biufc" or known.itemsize > (16 if known.kind == "c" else 8):
-        raise ValueError(f"dtype {known}: bool, integers, floats and complex numbers can be read on a GPU")
-    return known.newbyteorder("=")
+    if result.kind not in "biufc" or result.itemsize > (16 if result.kind == "c" else 8):
+        raise ValueError(f"dtype {result}: bool, integers, floats and complex numbers can be read on a GPU")
+    return result.newbyteorder("=")
 
 
 def by_x(sizes: tuple[int, ...], sign: str = "x") -> str:
-    """Write sizes as ``8x16``."""
+    """Format sizes as ``8x16``."""
     return sign.join(map(str, sizes))
 
 
@@ -74,26 +73,9 @@ def by_x(sizes: tuple[int, ...], sign: str = "x") -> str:
 class StoreSpec:
     """A store to make.
 
-    Attributes
-    ----------
-    name : str
-        For people.
-    shape, chunks : tuple of int
-        Of the array and of its chunks; in shards, of the inner chunks.
-    dtype : str
-        NumPy's name of the type: bool, integer, float or complex.
-    codec : str
-        A key of :data:`CODECS`.
-    reach : float or None
-        What ``linumpy auto`` is to reach.
-    reach_of : str
-        Relative to what: a key of :data:`REACH_OF`, or the name of an earlier case.
-    shards : tuple of int or None
-        Shape of a shard, a multiple of the chunk in each axis.
-    region : tuple of (int, int), or None
-        First and last-but-one voxel along each axis of what is read; None for all.
-    zarr_format : int
-        2 or 3.
+    Shapes are of the array, its (inner) chunks and its shards. `codec` is a key of :data:`CODECS`; `reach` is the rate
+    that ``linumpy auto`` should reach, relative to `reach_of`, a key of :data:`REACH_OF` or the name of an earlier
+    case. `region` has the begin and the end of the region to read along each axis; None for the whole array.
     """
 
     name: str
@@ -128,7 +110,7 @@ class StoreSpec:
 
     @property
     def mark(self) -> Mark | None:
-        """What ``linumpy auto`` is to reach, if anything."""
+        """The rate that ``linumpy auto`` should reach, if any."""
         if self.reach is None:
             return None
         earlier = (f"{self.reach_of}/linumpy-auto",), f"× {self.reach_of}"
@@ -141,7 +123,7 @@ class StoreSpec:
 
     @property
     def file_name(self) -> str:
-        """Name of the store's folder: the same description makes the same name."""
+        """Name of the store's folder, which depends on the description only."""
         parts = [np.dtype(self.dtype).name, by_x(self.shape), "c" + by_x(self.chunks)]
         parts += ["s" + by_x(self.shards)] if self.shards else []
         parts += ["r" + by_x(tuple(b - a for a, b in self.region))] if self.region else []
@@ -151,7 +133,7 @@ class StoreSpec:
     def scaled(self, scale: float) -> StoreSpec:
         """Shrink all axes of array, chunks and shards; the numbers of chunks and shards stay about the same.
 
-        A scaled case has nothing to reach: its chunks are of another size.
+        A scaled case has no mark, since its chunks have another size.
         """
         if scale == 1:
             return self
@@ -172,11 +154,11 @@ class StoreSpec:
 
 @dataclass(frozen=True, slots=True)
 class StoredArray:
-    """An array in a local folder, ready to be read.
+    """An array in a local folder.
 
-    Sizes are in voxels, of the array, its (inner) chunks and its shards; `dtype` is in this machine's byte order;
-    `files` hold chunks and metadata, and `stored_bytes` are those of the chunks; `data` says what the voxels are;
-    `region` gives the first and last-but-one voxel along each axis of what is read, None all.
+    Sizes of the array, its (inner) chunks and its shards are in voxels; `dtype` is in this machine's byte order;
+    `files` hold chunks and metadata, and `stored_bytes` counts the chunks; `data` describes the voxels; `region` is the
+    begin and end of the region to read along each axis, None for the whole array.
     """
 
     name: str
@@ -194,17 +176,17 @@ class StoredArray:
 
     @property
     def selection(self) -> tuple[slice, ...]:
-        """What is read, as zarr takes it."""
+        """The region to read, as slices."""
         return tuple(slice(a, b) for a, b in self.region or ((0, n) for n in self.shape))
 
     @property
     def result_shape(self) -> tuple[int, ...]:
-        """Shape of what is read."""
+        """Shape of the region to read."""
         return tuple(part.stop - part.start for part in self.selection)
 
     @property
     def nbytes(self) -> int:
-        """Decoded bytes of what is read."""
+        """Decoded bytes of the region to read."""
         return math.prod(self.result_shape) * self.dtype.itemsize
 
     @property
@@ -214,12 +196,12 @@ class StoredArray:
 
     @property
     def ratio(self) -> float:
-        """Decoded bytes over stored bytes; infinite where nothing is stored."""
+        """Decoded bytes over stored bytes; infinite if nothing is stored."""
         return math.prod(self.shape) * self.dtype.itemsize / self.stored_bytes if self.stored_bytes else math.inf
 
 
 def _name(path: Path, source: Path) -> str:
-    """Name an array, with its image's folder where it is a level: ``0`` alone says nothing."""
+    """Return the name of an array; a level of an image has the image's name in front."""
     return f"{source.name}/{path.relative_to(source.absolute())}" if source.absolute() in path.parents else path.name
 
 
@@ -229,7 +211,7 @@ def open_stored(source: str | Path, *, name: str | None = None, data: str = "as 
     Raises
     ------
     SourceError
-        Where the array is not in a local folder, or has no voxels.
+        The array is not in a local folder, or has no voxels.
     """
     array = open_source(source if isinstance(source, Path) else str(source))
     if not isinstance(array.store, LocalStore):
@@ -254,7 +236,7 @@ def open_stored(source: str | Path, *, name: str | None = None, data: str = "as 
 
 
 def new_store(spec: StoreSpec, folder: Path) -> Path:
-    """Return the path of a store; ``FileExistsError`` where something is there already."""
+    """Return the path of a store; ``FileExistsError`` if the path exists."""
     path = folder / spec.file_name
     if path.exists() or path.is_symlink():
         raise FileExistsError(f"{path} exists and is not overwritten: give another folder, or time it as ARRAY")
@@ -262,23 +244,14 @@ def new_store(spec: StoreSpec, folder: Path) -> Path:
 
 
 def generate(spec: StoreSpec, folder: str | Path, seed: int = 0) -> StoredArray:
-    """Write a store and describe it.
-
-    Parameters
-    ----------
-    spec : StoreSpec
-        What to write.
-    folder : str or Path
-        Where; made if it is not there.
-    seed : int
-        Of the voxels.
+    """Write a store into a folder, which is made if needed, and describe it.
 
     Raises
     ------
     FileExistsError
-        Where something of that name exists. It is left as it is.
+        The path exists; it is not changed.
     OSError
-        Where the disk is too small.
+        The disk is too small.
     """
     folder = Path(folder)
     path = new_store(spec, folder)
@@ -290,13 +263,13 @@ def generate(spec: StoreSpec, folder: str | Path, seed: int = 0) -> StoredArray:
     try:
         data = _write(spec, path, seed)
     except BaseException:
-        shutil.rmtree(path, ignore_errors=True)  # ours: the folder was not there before
+        shutil.rmtree(path, ignore_errors=True)  # this call made the folder
         raise
     return replace(open_stored(path, name=spec.name, data=data), region=spec.region)
 
 
 def _write(spec: StoreSpec, path: Path, seed: int) -> str:
-    """Write the voxels piece by piece; return what they are."""
+    """Write the voxels piece by piece; return a description of them."""
     dtype = np.dtype(spec.dtype)
     change = 0.0 if spec.codec == "none" else change_for_ratio(_encoder(spec), spec.shape, spec.chunks, dtype, seed)
     array = _create(spec, LocalStore(path), spec.shape, spec.chunks, spec.shards)
@@ -321,7 +294,7 @@ def _create(
 
 
 def _encoder(spec: StoreSpec) -> Callable[[np.ndarray], int]:
-    """Return what encodes a sample just as the store will, as one chunk in memory."""
+    """Return a function that encodes a sample as one chunk of the store and returns the number of bytes."""
 
     def encoded_bytes(sample: np.ndarray) -> int:
         array = _create(spec, MemoryStore(), sample.shape, sample.shape, None)
@@ -333,12 +306,12 @@ def _encoder(spec: StoreSpec) -> Callable[[np.ndarray], int]:
 
 
 def _codec_names(array: zarr.Array) -> list[str]:
-    """Name the filters and compressors, not how numbers are serialised."""
+    """Name the filters and compressors, without the serializer of numbers."""
     return [_codec_name(codec) for codec in (*array.filters, *array.compressors)]
 
 
 def _codec_name(codec: Any) -> str:
-    """Name a codec: zarr v2 has numcodecs' own, whose settings stand beside the name."""
+    """Name a codec of zarr v3, or of numcodecs (zarr v2), whose settings are beside its name."""
     described = codec.get_config() if hasattr(codec, "get_config") else codec.to_dict()
     settings = described.get("configuration", described)
     name = str(described.get("id") or described.get("name"))
@@ -350,7 +323,7 @@ def _codec_name(codec: Any) -> str:
     return f"blosc({settings.get('cname')}, {shuffle})"
 
 
-# ---- what is right: what zarr-python reads on the host
+# ---- the truth: zarr-python's result on the host
 
 #: zarr-python's own codec pipeline.
 OWN_PIPELINE = {"codec_pipeline.path": "zarr.core.codec_pipeline.BatchedCodecPipeline"}
@@ -358,42 +331,39 @@ OWN_PIPELINE = {"codec_pipeline.path": "zarr.core.codec_pipeline.BatchedCodecPip
 
 @contextmanager
 def host_zarr() -> Iterator[None]:
-    """Have zarr-python read with its own pipeline into host memory, whatever the caller has set."""
+    """Make zarr-python read with its own pipeline into host memory, independently of the caller's settings."""
     with host_zarr_context(), zarr.config.set(OWN_PIPELINE):
         yield
 
 
 def truth(stored: StoredArray) -> Iterator[tuple[Block, np.ndarray]]:
-    """Yield what is read piece by piece, as zarr-python reads it."""
+    """Yield the region to read, piece by piece, as zarr-python reads it."""
     first = [part.start for part in stored.selection]
     for block in blocks(stored.result_shape, stored.shards or stored.chunks, stored.dtype.itemsize):
-        there = tuple(slice(a + part.start, a + part.stop) for a, part in zip(first, block, strict=True))
+        region = tuple(slice(a + part.start, a + part.stop) for a, part in zip(first, block, strict=True))
         with host_zarr():
-            piece = np.asarray(zarr.open_array(stored.path, mode="r")[there])
+            piece = np.asarray(zarr.open_array(stored.path, mode="r")[region])
         yield block, piece.astype(stored.dtype, copy=False)
 
 
-def difference(stored: StoredArray, got: Array) -> str | None:
-    """Say where an array differs from the truth; None where it does not.
+def difference(stored: StoredArray, result: Array) -> str:
+    """Return where an array differs from the truth; empty if it does not.
 
-    NaN equals NaN. The comparison of NumPy arrays runs on the host, of CuPy arrays on their device.
+    NaN equals NaN. NumPy arrays are compared on the host, CuPy arrays on their device.
     """
-    if tuple(got.shape) != stored.result_shape:
-        return f"shape {tuple(got.shape)}, not {stored.result_shape}"
-    if np.dtype(got.dtype).newbyteorder("=") != stored.dtype:
-        return f"dtype {got.dtype}, not {stored.dtype}"
-    xp = array_module(got)
+    if tuple(result.shape) != stored.result_shape:
+        return f"shape {tuple(result.shape)}, not {stored.result_shape}"
+    if np.dtype(result.dtype).newbyteorder("=") != stored.dtype:
+        return f"dtype {result.dtype}, not {stored.dtype}"
+    xp = array_module(result)
     for block, piece in truth(stored):
-        here, true = got[block], xp.asarray(piece)
-        wrong = here != true
+        values, expected = result[block], xp.asarray(piece)
+        wrong = values != expected
         if stored.dtype.kind in "fc":
-            wrong &= ~(xp.isnan(here) & xp.isnan(true))
+            wrong &= ~(xp.isnan(values) & xp.isnan(expected))
         if bool(wrong.any()):
-            return _first_difference(block, here, true, wrong)
-    return None
-
-
-def _first_difference(block: Block, here: Array, true: Array, wrong: Any) -> str:
-    at = np.unravel_index(int(wrong.argmax()), wrong.shape)
-    voxel = tuple(int(part.start + index) for part, index in zip(block, at, strict=True))
-    return f"voxel {voxel} is {to_host(here[at])}, not {to_host(true[at])}; {int(wrong.sum()):,} differ in its block"
+            index = np.unravel_index(int(wrong.argmax()), wrong.shape)
+            voxel = tuple(int(part.start + n) for part, n in zip(block, index, strict=True))
+            value, right, count = to_host(values[index]), to_host(expected[index]), int(wrong.sum())
+            return f"voxel {voxel} is {value}, not {right}; {count:,} differ in its block"
+    return ""

@@ -1,7 +1,7 @@
-"""Workloads of random crops, and the arrays that they are read from.
+"""Workloads of random crops, and their arrays.
 
-In: a workload's name, a folder, how much smaller its arrays are to be. Out: arrays on disk, and the list of crops that
-:mod:`linumpy.benchmark.suites.stream` reads.
+In: a workload, a folder, a scale. Out: arrays on disk, and the list of crops for
+:mod:`linumpy.benchmark.suites.stream`.
 """
 
 from __future__ import annotations
@@ -25,26 +25,12 @@ from linumpy.stream import CropSampler, Sample, Volume
 
 @dataclass(frozen=True)
 class Workload:
-    """Crops of arrays.
+    """Crops of arrays, read in `batches` of `batch` crops.
 
-    Attributes
-    ----------
-    title : str
-        For people.
-    shape, chunk, shard, crop : tuple of int
-        Of an array, its inner chunks, its shards, and a crop.
-    arrays, batch, batches : int
-        How many arrays; crops in a batch; batches.
-    ratio : float
-        Decoded bytes over stored ones; 1 for raw chunks.
-    mark : Mark or None
-        For the pipeline with the chunk cache off.
-    encoded_arrays : int
-        Arrays with voxels of their own; all others are copies of their files.
-    open_arrays : int
-        Arrays whose metadata the pipeline keeps.
-    variants : tuple of str
-        Further entries of linumpy's: keys of ``_VARIANTS`` in :mod:`linumpy.benchmark.suites.stream`.
+    Shapes are of an array, its inner chunks, its shards, and a crop. `ratio` is decoded bytes over stored bytes, 1 for
+    raw chunks. Only `encoded_arrays` of the `arrays` are encoded; the others are copies of their files. The pipeline
+    keeps the metadata of `open_arrays`; its `mark` is without a chunk cache. `variants` are further entries of linumpy,
+    keys of ``_VARIANTS`` in :mod:`linumpy.benchmark.suites.stream`.
     """
 
     title: str
@@ -85,7 +71,7 @@ WORKLOADS = {
 def make_arrays(
     load: Workload, folder: Path, scale: float, batches: int | None
 ) -> tuple[tuple[str, ...], tuple[Sample, ...]]:
-    """Write the arrays of a workload, and choose its crops."""
+    """Write the arrays of a workload, and draw its crops."""
     shape = [max(c, int(n * scale) // s * s) for n, s, c in zip(load.shape, load.shard, load.crop, strict=True)]
     count = max(1, round(load.arrays * scale))
     base, shift = _voxels(load), load.shard[2] // 4 + 1
@@ -93,8 +79,8 @@ def make_arrays(
 
     def write(number: int) -> None:
         array = _create(load, paths[number], shape)
-        for k, at in enumerate(np.ndindex(*(-(-n // s) for n, s in zip(shape, load.shard, strict=True)))):
-            box = tuple(slice(i * s, min((i + 1) * s, n)) for i, s, n in zip(at, load.shard, shape, strict=True))
+        for k, index in enumerate(np.ndindex(*(-(-n // s) for n, s in zip(shape, load.shard, strict=True)))):
+            box = tuple(slice(i * s, min((i + 1) * s, n)) for i, s, n in zip(index, load.shard, shape, strict=True))
             voxels = np.roll(base, shift * (k + 13 * number), axis=2)
             write_from_host(array, box, voxels[tuple(slice(0, b.stop - b.start) for b in box)])
 
@@ -108,7 +94,7 @@ def make_arrays(
 
 
 def _voxels(load: Workload) -> np.ndarray:
-    """Make the voxels of a shard; other shards have them shifted."""
+    """Make the voxels of a shard; other shards are shifted copies."""
     dtype = np.dtype("u2")
     change = 1.0
     if load.ratio > 1:

@@ -1,35 +1,36 @@
-"""What is timed: each module makes the cases of a suite for :mod:`linumpy.benchmark.runner`.
+"""The suites of the benchmark: each module makes cases for :mod:`linumpy.benchmark.runner`.
 
 In: the name of a suite. Out: its :class:`~linumpy.benchmark.cases.Suite`. A suite is imported when it is chosen, so
-that the list of suites needs none of their packages.
+that the list of suites needs none of their packages. Suites of functions on arrays in memory are in ``kernels``.
 """
 
 import importlib
 
 from linumpy.benchmark.cases import Suite
 
-#: Line in the list of suites, by the name of the sub-command.
-SUITES = {
-    "read": "a Zarr array into GPU memory",
-    "regions": "regions and crops of open arrays by one Reader",
-    "stream": "batches of random crops",
-    "resampling": "resampling of arrays",
-    "resample-zarr": "resample_zarr on a volume on disk",
-    "tissue": "work on tissue",
-    "correction": "corrections of intensity",
-    "scripts": "whole scripts on a mosaic",
-    "remote": "arrays in object stores, from a server on this machine",
-    "write": "encoding on the device, writing, conversion",
-    "sampling": "samples of volumes in device memory",
-    "paging": "samples of volumes on disk",
-    "rays": "samples along rays",
-    "voxel": "voxel operations by Warp",
-    "fields": "values of fields that are no arrays",
+#: Module and summary of each suite, by the name of its sub-command.
+_MODULES = {
+    "read": ("reading", "a Zarr array into GPU memory"),
+    "regions": ("regions", "regions and crops of open arrays by one Reader"),
+    "stream": ("stream", "batches of random crops"),
+    "resampling": ("kernels.resampling", "resampling of arrays"),
+    "resample-zarr": ("resample_zarr", "resample_zarr on a volume on disk"),
+    "tissue": ("kernels.tissue", "work on tissue"),
+    "correction": ("kernels.correction", "corrections of intensity"),
+    "scripts": ("scripts", "whole scripts on a mosaic"),
+    "remote": ("remote", "arrays in object stores, from a server on this machine"),
+    "write": ("write", "encoding on the device, writing, conversion"),
+    "sampling": ("kernels.sampling", "samples of volumes in device memory"),
+    "paging": ("paging", "samples of volumes on disk"),
+    "rays": ("kernels.rays", "samples along rays"),
+    "voxel": ("kernels.voxel", "voxel operations by Warp"),
+    "fields": ("kernels.fields", "values of fields that are not arrays"),
 }
+#: Summary of each suite, by the name of its sub-command.
+SUITES = {name: summary for name, (_, summary) in _MODULES.items()}
 
 
 def load_suite(name: str) -> Suite:
     """Import a suite."""
-    module = "reading" if name == "read" else name.replace("-", "_")
-    suite: Suite = importlib.import_module(f"{__name__}.{module}").SUITE
+    suite: Suite = importlib.import_module(f"{__name__}.{_MODULES[name][0]}").SUITE
     return suite

@@ -1,4 +1,4 @@
-"""Samples of volumes on disk, by a quarter of their memory: how many a second.
+"""Samples a second of volumes on disk, with a quarter of the volume in memory.
 
 Results are checked in double precision.
 """
@@ -19,35 +19,28 @@ import numpy as np
 
 from linumpy.benchmark.cases import Case, Entry, Mark, Prepared, Suite, ready
 from linumpy.benchmark.data import check_size, work_folder
-from linumpy.benchmark.suites.sampling import CHECKED, GIB, PRECISION, SAMPLE_NBYTES, Samples, table, truth_at
+from linumpy.benchmark.suites.kernels.sampling import CHECKED, GIB, PRECISION, SAMPLE_NBYTES, Samples, table, truth_at
 from linumpy.device import resolve
 from linumpy.sampling import create_sampler
 
 _DESCRIPTION = """Time samples of a volume on disk, with a quarter of its bytes in memory.
 
-A volume of --gib GiB is written to --folder, raw and, where there is a GPU, as zstd in 64³ chunks. On the host the raw
+A volume of --gib GiB is written to --folder, raw and, if there is a GPU, as zstd in 64³ chunks. On the host the raw
 file is sampled, beside four calls of pread a point. The last table has samples a second.
 
 For example:
   linum-benchmark paging --gib 8 --folder /scratch --json paging.json
 """
 
-#: Points whose voxels are read one by one, and those of a thread at a time.
+#: Points of the peer that reads each point's voxels from the file, and points of one task of a thread.
 _PREAD_SAMPLES, _PREAD_BATCH = 2**17, 2**13
 
 
 @dataclass(frozen=True)
 class Larger:
-    """A volume on disk: one layer of 64 planes again and again, as uint16.
+    """A volume on disk (uint16), which repeats one layer of 64 planes; `batch` samples are drawn by a call.
 
-    Attributes
-    ----------
-    folder : Path
-        Where it is written; the caller removes it.
-    planes, side : int
-        Voxels along z, and along y and x.
-    batch : int
-        Samples of a call.
+    The caller removes the folder. `planes` are the voxels along z, `side` those along y and x.
     """
 
     folder: Path
@@ -66,7 +59,7 @@ class Larger:
         return self.planes, self.side, self.side
 
     def wrong(self, coords: np.ndarray, values: np.ndarray) -> str:
-        """Say why values are not those of the volume, in parts of 60000; empty where they are."""
+        """Return why values, in parts of 60000, are not the volume's; empty if they are."""
         volume = _Repeated(self.layer, self.planes)
         every = max(1, len(coords) // CHECKED)
         error = float(np.abs(truth_at(np, volume, coords[::every]) / 60000 - values[:, ::every]).max())
@@ -74,13 +67,13 @@ class Larger:
 
 
 class _Repeated:
-    """The layer again and again, indexed as :func:`truth_at` does, (C, Z, Y, X)."""
+    """The repeated layer, for :func:`truth_at`, which indexes (C, Z, Y, X)."""
 
     def __init__(self, layer: np.ndarray, planes: int) -> None:
         self._layer, self.shape = layer, (1, planes, *layer.shape[1:])
 
-    def __getitem__(self, at: tuple[Any, Any, Any, Any]) -> np.ndarray:
-        _, z, y, x = at
+    def __getitem__(self, index: tuple[slice, np.ndarray, np.ndarray, np.ndarray]) -> np.ndarray:
+        _, z, y, x = index
         return self._layer[z % 64, y, x][None]
 
 
@@ -104,9 +97,10 @@ def volume_cases(volume: Larger, *, use_gpu: bool) -> Iterator[Case]:
 
 
 def _host_case(order: str, raw: Path, volume: Larger) -> Case:
-    dims = list(volume.shape[::-1])
-    options: dict[str, Any] = {"filename": raw, "dims": dims, "dtype": "uint16", "range": (0, 60000)}
-    sampler = create_sampler("structuredRegular", "out_of_core", **options, seed=1, order=order)
+    sampler = create_sampler(
+        "structuredRegular", "out_of_core", filename=raw, dims=list(volume.shape[::-1]), dtype="uint16",
+        range=(0, 60000), seed=1, order=order,
+    )  # fmt: skip
     samples = sampler.sample(volume.batch)
 
     def call() -> Samples:
@@ -115,16 +109,13 @@ def _host_case(order: str, raw: Path, volume: Larger) -> Case:
 
     entry = Entry("linumpy", "linumpy", ready(call, lambda result: volume.wrong(*result)), "ours", max_seconds=4)
     return Case(
-        f"out-of-core-host-{order}",
-        volume.batch * SAMPLE_NBYTES,
-        (entry, _pread_entry(raw, volume)),
-        (f"{volume.batch} samples a batch",),
-        {"samples": volume.batch},
-    )
+        f"out-of-core-host-{order}", volume.batch * SAMPLE_NBYTES, (entry, _pread_entry(raw, volume)),
+        (f"{volume.batch} samples a batch",), {"samples": volume.batch},
+    )  # fmt: skip
 
 
 def _pread_entry(raw: Path, volume: Larger) -> Entry:
-    """Sample the same file without slabs: each point reads its voxels by four calls of pread, of two voxels each."""
+    """Sample the same file without slabs: for each point four calls of pread read two voxels each."""
     count = min(volume.batch, _PREAD_SAMPLES)
 
     @contextmanager
@@ -149,16 +140,16 @@ def _pread_entry(raw: Path, volume: Larger) -> Entry:
 
 
 def _by_pread(file: int, shape: tuple[int, int, int], coords: np.ndarray) -> np.ndarray:
-    """Interpolate between voxels that are read two at a time; in parts of 60000."""
+    """Interpolate between voxels that are read two at a time; returns parts of 60000."""
     size = np.array(shape)
-    at = np.clip(coords[:, ::-1].astype(np.float64) * size - 0.5, 0, size - 1)
-    cell = np.minimum(at.astype(np.int64), np.maximum(size - 2, 0))
+    position = np.clip(coords[:, ::-1].astype(np.float64) * size - 0.5, 0, size - 1)
+    cell = np.minimum(position.astype(np.int64), np.maximum(size - 2, 0))
     rows = [(cell[:, 0] + k) * size[1] + cell[:, 1] + j for k in (0, 1) for j in (0, 1)]
     offsets = np.stack([(row * size[2] + cell[:, 2]) * 2 for row in rows], 1).reshape(-1).tolist()
     voxels = np.frombuffer(b"".join([os.pread(file, 4, offset) for offset in offsets]), "<u2")
     values = voxels.reshape(-1, 2, 2, 2).astype(np.float64)
     for axis in range(3):
-        part = (at - cell)[:, axis].reshape(-1, *[1] * (2 - axis))
+        part = (position - cell)[:, axis].reshape(-1, *[1] * (2 - axis))
         values = values[:, 0] * (1 - part) + values[:, 1] * part
     return (values / 60000).astype(np.float32)
 
@@ -186,18 +177,15 @@ def _pages_case(order: str, reach: float, window: int, volume: Larger) -> Case:
 
     entry = Entry("linumpy", "linumpy", prepare, "ours", warm_ups=0, max_seconds=8)
     return Case(
-        f"zarr-out-of-core-{order}",
-        window * SAMPLE_NBYTES,
-        (entry,),
+        f"zarr-out-of-core-{order}", window * SAMPLE_NBYTES, (entry,),
         (f"{window} samples in batches of {batch}; a cache of a quarter of the volume",),
-        {"samples": window, "batch": batch},
-        (Mark(reach * 1e9 * SAMPLE_NBYTES / GIB),),
-    )
+        {"samples": window, "batch": batch}, (Mark(reach * 1e9 * SAMPLE_NBYTES / GIB),),
+    )  # fmt: skip
 
 
 @contextmanager
 def paging_cases(*, gib: float, folder: Path | None) -> Iterator[tuple[Path, Iterator[Case]]]:
-    """Give a folder, and cases that write a volume of so many GiB into it and sample that."""
+    """Yield a folder, and cases that write a volume of `gib` GiB into it and sample it."""
     check_size("a volume", gib, folder)
     planes = max(1, round(gib * GIB / (2 * 1024 * 1024 * 64))) * 64
     with work_folder(folder) as work:

@@ -1,8 +1,8 @@
 """Reading a Zarr array: linumpy, peers, and the limits of the hardware.
 
-In: the options of the command. Out: a case for each array, whose entries are those of
-:mod:`linumpy.benchmark.shared.read_paths`. Stores that are made in a folder of the caller's stay; those of a temporary
-folder, and every flat file, are removed.
+In: the options of the command. Out: a case for each array, with the entries of
+:mod:`linumpy.benchmark.shared.read_paths`. Stores in a folder of the caller stay; stores in a temporary folder, and
+every flat file, are removed.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from linumpy.device import is_device_array, why_no_cuda
 _DESCRIPTION = """Time reading a Zarr array from the disk into GPU memory, by linumpy and by others.
 
 Give an array (or an OME-Zarr image, whose finest level is read), or have one made with --generate, or run the
-standard cases with --suite. Each result is compared with what zarr-python reads before it is timed: a wrong one is
-reported as WRONG and has no time. What cannot run here says why. There are two limits,
+standard cases with --suite. Each result is compared with zarr-python's before it is timed: a wrong result is reported
+as WRONG and has no time. An entry that cannot run on this machine says why. There are two limits,
 
   flat   one flat file of the same decoded size, read in one call by several threads
   h2d    page-locked host memory, copied to the device
 
 and linumpy-auto, linumpy-kvikio, zarr-gpu (zarr.config.enable_gpu()), zarr-gpu-gds (the same over
-kvikio.zarr.GDSStore), and through the host: zarr-numpy, tensorstore and zarrs, where these are installed.
-Without a GPU arrays are read into host memory, by what needs no GPU.
+kvikio.zarr.GDSStore), and through the host: zarr-numpy, tensorstore and zarrs, if these are installed.
+Without a GPU arrays are read into host memory, by the entries that need no GPU.
 
-The flat file is written beside the array, in its folder, and removed at the end. A store that exists is never
+The flat file is written beside the array, in its folder, and removed at the end. An existing store is never
 overwritten. Rates are GiB of decoded bytes per second. kvikio's compat mode is not GPUDirect Storage; the first
-lines say which of them it was.
+lines name the mode.
 
 For example:
   linum-benchmark read mosaic.ome.zarr --plot mosaic.png
@@ -53,7 +53,7 @@ _RAW, _SHARDS = (512, 1024, 1024), (256, 512, 512)
 _SHARDED = "zstd, 64³ in 256×512×512 shards"
 _EIGHTH = ((128, 384), (256, 768), (256, 768))
 
-#: The standard cases and what is to be reached in them, on an H200-class machine with a warm page cache.
+#: The standard cases and the rates to reach on an H200-class machine with a warm page cache.
 SUITES: dict[str, tuple[StoreSpec, ...]] = {
     "raw": (
         StoreSpec("raw float32, 128³ chunks", _RAW, (128,) * 3, "float32", reach=0.85),
@@ -75,30 +75,32 @@ SUITES: dict[str, tuple[StoreSpec, ...]] = {
     ),
 }
 
-_MADE = {"shape": (512, 512, 512), "chunks": (128, 128, 128), "shards": None, "dtype": "float32", "codec": "none"}
+_DEFAULTS = {"shape": (512, 512, 512), "chunks": (128, 128, 128), "shards": None, "dtype": "float32", "codec": "none"}
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("array", metavar="ARRAY", nargs="?", help="Folder of a Zarr array or OME-Zarr image.")
-    made = parser.add_argument_group("stores to make")
-    made.add_argument("--generate", metavar="DIR", type=Path, help="Make a store in this folder, and leave it there.")
-    made.add_argument("--shape", type=int, nargs="+", metavar="N", help="Voxels per axis. [512 512 512]")
-    made.add_argument("--chunks", type=int, nargs="+", metavar="N", help="Voxels of a chunk. [128 128 128]")
-    made.add_argument("--shards", type=int, nargs="+", metavar="N", help="Voxels of a shard. [no shards]")
-    made.add_argument("--dtype", help="Type of a voxel. [float32]")
-    made.add_argument(
+    stores_made = parser.add_argument_group("stores to make")
+    stores_made.add_argument(
+        "--generate", metavar="DIR", type=Path, help="Make a store in this folder, and leave it there."
+    )
+    stores_made.add_argument("--shape", type=int, nargs="+", metavar="N", help="Voxels per axis. [512 512 512]")
+    stores_made.add_argument("--chunks", type=int, nargs="+", metavar="N", help="Voxels of a chunk. [128 128 128]")
+    stores_made.add_argument("--shards", type=int, nargs="+", metavar="N", help="Voxels of a shard. [no shards]")
+    stores_made.add_argument("--dtype", help="Type of a voxel. [float32]")
+    stores_made.add_argument(
         "--codec",
         choices=tuple(CODECS),
         help="none: random voxels. zstd (level 3), gzip (5), blosc (lz4, byte shuffle), blosc-zstd (bit shuffle): "
         "OCT-like voxels of ratio 3. [none]",
     )
-    made.add_argument(
+    stores_made.add_argument(
         "--suite",
         choices=tuple(SUITES),
         dest="standard",
         help="The standard cases, in a temporary folder (TMPDIR) or in that of --generate.",
     )
-    made.add_argument("--scale", type=float, metavar="S", help="Shrink every axis of the suite's cases. [1]")
+    stores_made.add_argument("--scale", type=float, metavar="S", help="Shrink every axis of the suite's cases. [1]")
     state = parser.add_mutually_exclusive_group()
     state.add_argument(
         "--cold", action="store_true", help="Drop these files from the page cache before every run (needs no root)."
@@ -116,16 +118,16 @@ def read_cases(
     only: Sequence[str] = (),
     cold: bool = False,
     warm: bool = True,
-    **described: Any,
+    **described: object,
 ) -> Iterator[tuple[Path, Iterator[Case]]]:
-    """Give the folder that is read, and the cases; the parameters are the command's options.
+    """Yield the folder of the arrays, and the cases; the parameters are the command's options.
 
     Raises
     ------
     ValueError
-        Where options do not go together.
+        Options that exclude each other.
     Exception
-        What opening or making an array raises. What an entry raises stands in its row.
+        Errors of opening or making an array. The error of an entry is in its row.
     """
     given = {name: value for name, value in described.items() if value is not None}
     making = generate is not None or standard is not None
@@ -143,15 +145,15 @@ def read_cases(
         return
     specs = [_spec(given)] if standard is None else [spec.scaled(scale or 1.0) for spec in SUITES[standard]]
     with work_folder(None) if generate is None else nullcontext(generate) as folder:
-        for spec in specs:  # all of them, before hours are spent on the first
+        for spec in specs:  # check all paths before hours are spent on the first store
             stores.new_store(spec, folder)
         yield folder, _generated(specs, folder, only, cold=cold, keep=generate is not None)
 
 
 def _spec(given: dict[str, Any]) -> StoreSpec:
-    wanted = {**_MADE, **given}
-    sizes: dict[str, Any] = {name: wanted[name] and tuple(wanted[name]) for name in ("shape", "chunks", "shards")}
-    return StoreSpec(f"{wanted['codec']} {wanted['dtype']}", dtype=wanted["dtype"], codec=wanted["codec"], **sizes)
+    values = {**_DEFAULTS, **given}
+    sizes: dict[str, Any] = {name: values[name] and tuple(values[name]) for name in ("shape", "chunks", "shards")}
+    return StoreSpec(f"{values['codec']} {values['dtype']}", dtype=values["dtype"], codec=values["codec"], **sizes)
 
 
 def _generated(specs: list[StoreSpec], folder: Path, only: Sequence[str], *, cold: bool, keep: bool) -> Iterator[Case]:
@@ -165,7 +167,7 @@ def _generated(specs: list[StoreSpec], folder: Path, only: Sequence[str], *, col
 def read_case(
     stored: StoredArray, mark: Mark | None = None, *, gpu: bool, only: Sequence[str] = (), cold: bool = False
 ) -> Case:
-    """Describe the entries that read an array; the first of linumpy's is judged by the mark."""
+    """Describe the entries that read an array; the mark is for the first of linumpy's."""
     entries = [entry for entry in read_entries(stored, gpu) if not only or entry.name in only]
     return Case(
         name=stored.name,
@@ -184,8 +186,8 @@ def _checked(entry: Entry, stored: StoredArray, gpu: bool) -> Prepare:
 
     def check(array: Array) -> str:
         if is_device_array(array) != gpu:
-            return f"the result is on the wrong side: {type(array).__module__}.{type(array).__name__}"
-        return difference(stored, array) or ""
+            return f"the result is on the wrong device: {type(array).__module__}.{type(array).__name__}"
+        return difference(stored, array)
 
     @contextmanager
     def prepare() -> Iterator[Prepared]:
@@ -206,7 +208,7 @@ def _lines(stored: StoredArray) -> tuple[str, ...]:
     )
 
 
-def _facts(stored: StoredArray) -> dict[str, Any]:
+def _facts(stored: StoredArray) -> dict[str, object]:
     same = ("codecs", "zarr_format", "data", "stored_bytes", "chunk_files")
     return {
         "path": str(stored.path),

@@ -12,31 +12,32 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import zarr
 
-from linumpy.benchmark.cases import CannotRunError, Case, Entry, Mark, Prepared, Suite, check_scale
-from linumpy.benchmark.data import check_free, work_folder
+from linumpy.arrays import Array
+from linumpy.benchmark.cases import Case, Entry, Mark, Prepared, Suite, check_scale, not_judged_at, peer_module
+from linumpy.benchmark.data import work_folder
+from linumpy.benchmark.shared import remote_shards
 from linumpy.benchmark.shared.loopback import serve
-from linumpy.benchmark.shared.stores import StoredArray, StoreSpec, difference, generate, host_zarr
-from linumpy.benchmark.suites import remote_shards
+from linumpy.benchmark.shared.stores import StoredArray, difference, host_zarr
+from linumpy.benchmark.shared.volumes import make_volumes
 from linumpy.device import resolve, synchronize
 
 _DESCRIPTION = """Read arrays from an HTTP server on this machine's loopback, to its GPU and into host memory.
 
 Arrays of 512×1024×1024 uint16 are made below --folder, which should be in memory (/dev/shm): raw and zstd, chunks of
-64³ in shards of 256×512×512 and as objects of their own. The server has a process for each two cores. "obstore" moves
-the stored bytes and does no more; its rate counts the decoded bytes as well. The notes have the processor time of the
-reading process for a decoded GiB. Raw shards are also read whole by kvikio's RemoteFile and by obstore, and laid out
-on the device by array operations.
+64³ in shards of 256×512×512 and as objects of their own. The server has a process for every two cores. "obstore" only
+moves the stored bytes; its rate counts the decoded bytes, too. The notes have the processor time of the reading process
+for a decoded GiB. Raw shards are also read whole by kvikio's RemoteFile and by obstore, and array operations order
+their chunks on the device.
 
 For example:
   linum-benchmark remote --folder /dev/shm --json remote.json
 """
 
-_SHAPE, _CHUNK, _SHARD = (512, 1024, 1024), (64, 64, 64), (256, 512, 512)
 #: Arrays by name: codec, and whether there are shards.
 _ARRAYS = {
     "raw shards": ("none", True),
@@ -53,36 +54,30 @@ def remote_cases(
     """Make the arrays in a new folder, serve it, and make the cases."""
     check_scale(scale)
     on_gpu = resolve().is_cuda if use_gpu is None else use_gpu
-    with work_folder(folder) as where, serve(where) as url:
-        yield where, _cases(where, url, scale, tuple(only) or tuple(_ARRAYS), on_gpu)
-
-
-def _cases(where: Path, url: str, scale: float, names: tuple[str, ...], on_gpu: bool) -> Iterator[Case]:
-    for name in names:
-        codec, sharded = _ARRAYS[name]
-        spec = StoreSpec(name, _SHAPE, _CHUNK, "uint16", codec, shards=_SHARD if sharded else None).scaled(scale)
-        check_free(where, spec.nbytes)
-        yield _case(generate(spec, where), url, scale, on_gpu)
+    with work_folder(folder) as path, serve(path) as url:
+        volumes = make_volumes(_ARRAYS, only, path, scale)
+        yield path, (_case(stored, url, scale, on_gpu) for stored in volumes)
 
 
 def _case(stored: StoredArray, url: str, scale: float, on_gpu: bool) -> Case:
-    base, name = url, stored.path.name
-    read: dict[str, Any] = {
-        "zarr": ("zarr + obstore", partial(_zarr, base, name, None), "peer"),
-        "zarr-64": ("zarr + obstore, 64 at a time", partial(_zarr, base, name, 64), "peer"),
-    }
-    if stored.name == "raw shards":
-        kvikio = partial(remote_shards.by_kvikio, base, stored, on_gpu=on_gpu)
-        read["kvikio"] = ("kvikio's RemoteFile, laid out", kvikio, "peer")
-        whole = partial(_obstore_whole, base, stored, on_gpu)
-        read["obstore-whole"] = ("obstore, laid out", whole, "peer")
-    ours: dict[str, Any] = {"host": ("linumpy to the host", partial(_linumpy, f"{base}/{name}", False), "ours")}
-    if on_gpu:
-        ours = {"device": ("linumpy to the device", partial(_linumpy, f"{base}/{name}", True), "ours"), **ours}
-    alone = partial(_prepared, stored, partial(_obstore, base, stored), True)
+    name, array_url = stored.path.name, f"{url}/{stored.path.name}"
+
+    def entry(key: str, title: str, call: Callable[[], Array], role: Literal["ours", "peer"] = "peer") -> Entry:
+        return Entry(key, title, partial(_prepared, stored, call, False), role, max_seconds=20)
+
+    alone = partial(_prepared, stored, partial(_obstore, url, stored), True)
     entries = [Entry("obstore", "obstore alone (limit)", alone, "limit")]
-    for key, (title, call, role) in {**ours, **read}.items():
-        entries.append(Entry(key, title, partial(_prepared, stored, call, False), role, max_seconds=20))
+    if on_gpu:
+        entries.append(entry("device", "linumpy to the device", partial(_linumpy, array_url, True), "ours"))
+    entries += [
+        entry("host", "linumpy to the host", partial(_linumpy, array_url, False), "ours"),
+        entry("zarr", "zarr + obstore", partial(_zarr, url, name, None)),
+        entry("zarr-64", "zarr + obstore, 64 at a time", partial(_zarr, url, name, 64)),
+    ]
+    if stored.name == "raw shards":
+        kvikio = partial(remote_shards.by_kvikio, url, stored, on_gpu=on_gpu)
+        entries.append(entry("kvikio", "kvikio's RemoteFile, laid out", kvikio))
+        entries.append(entry("obstore-whole", "obstore, laid out", partial(_obstore_whole, url, stored, on_gpu)))
     raw = stored.stored_bytes == stored.nbytes
     return Case(
         stored.name,
@@ -91,16 +86,16 @@ def _case(stored: StoredArray, url: str, scale: float, on_gpu: bool) -> Case:
         (f"{stored.nbytes:,} bytes, {stored.stored_bytes:,} stored in {stored.chunk_files} objects",),
         {"objects": stored.chunk_files},
         (Mark(3, ("zarr", "zarr-64"), "× zarr"), *([Mark(0.8, ("obstore",), "× obstore")] if raw else [])),
-        "" if scale == 1 else "marks are for a scale of 1",
+        not_judged_at(scale),
     )
 
 
 @contextmanager
-def _prepared(stored: StoredArray, call: Callable[[], Any], is_limit: bool) -> Iterator[Prepared]:
+def _prepared(stored: StoredArray, call: Callable[[], object], is_limit: bool) -> Iterator[Prepared]:
     def check(result: Any) -> str:
         if is_limit:
-            return "" if result == stored.stored_bytes else f"{result:,} bytes came, not {stored.stored_bytes:,}"
-        return difference(stored, result) or ""
+            return "" if result == stored.stored_bytes else f"{result:,} bytes were read, not {stored.stored_bytes:,}"
+        return difference(stored, result)
 
     def note() -> str:
         before = resource.getrusage(resource.RUSAGE_SELF)
@@ -113,7 +108,7 @@ def _prepared(stored: StoredArray, call: Callable[[], Any], is_limit: bool) -> I
     yield Prepared(call, check, note=note)
 
 
-def _linumpy(url: str, on_gpu: bool) -> Any:
+def _linumpy(url: str, on_gpu: bool) -> Array:
     from linumpy.gpu.zarr_io import read_zarr, read_zarr_to_gpu
 
     return read_zarr_to_gpu(url, strict=True) if on_gpu else read_zarr(url, device="cpu", strict=True)
@@ -128,7 +123,7 @@ def _zarr(base: str, name: str, concurrency: int | None) -> np.ndarray:
 
 
 def _obstore(base: str, stored: StoredArray) -> int:
-    """Bring all stored bytes, in ranges, and drop them."""
+    """Read all stored bytes, in ranges, and discard them."""
     import obstore
 
     store = _store(base)
@@ -140,27 +135,17 @@ def _obstore(base: str, stored: StoredArray) -> int:
         for start in range(0, size, remote_shards.REQUEST_NBYTES)
     ]
     with ThreadPoolExecutor(remote_shards.REQUESTS) as threads:
-        return sum(threads.map(lambda one: len(obstore.get_range(store, one[0], start=one[1], end=one[2])), ranges))
+        return sum(threads.map(lambda part: len(obstore.get_range(store, part[0], start=part[1], end=part[2])), ranges))
 
 
-def _obstore_whole(base: str, stored: StoredArray, on_gpu: bool) -> Any:
+def _obstore_whole(base: str, stored: StoredArray, on_gpu: bool) -> Array:
     return remote_shards.by_obstore(_store(base), stored, on_gpu=on_gpu)
 
 
 def _store(base: str) -> Any:
-    try:
-        from obstore.store import HTTPStore
-    except ImportError as error:
-        raise CannotRunError("obstore is not installed: pip install obstore") from error
-    return HTTPStore.from_url(base, client_options={"allow_http": True})
+    return peer_module("obstore.store").HTTPStore.from_url(base, client_options={"allow_http": True})
 
 
 SUITE = Suite(
-    "remote",
-    _DESCRIPTION,
-    5,
-    remote_cases,
-    tuple(_ARRAYS),
-    "Part of all sizes.",
-    "Where the arrays are made",
+    "remote", _DESCRIPTION, 5, remote_cases, tuple(_ARRAYS), "Part of all sizes.", "Where the arrays are made"
 )

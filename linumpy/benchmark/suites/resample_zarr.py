@@ -1,7 +1,7 @@
-"""``resample_zarr`` on a raw volume: how close it comes to reading and writing the same bytes at the same time.
+"""``resample_zarr`` on a raw volume, beside reading and writing the same bytes at the same time.
 
-In: a :class:`ZarrRequest`. Out: one :class:`~linumpy.benchmark.cases.Case`. The volume is written first; boxes of
-its half are compared with SciPy's. It stays in the page cache.
+In: a :class:`ZarrRequest`. Out: a :class:`~linumpy.benchmark.cases.Case`. The volume is written first, and stays in the
+page cache. Boxes of the result are compared with SciPy's.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,33 +46,22 @@ For example:
   linum-benchmark resample-zarr --gib 32 --folder /scratch --device_memory 8 --json zarr.json
 """
 
-#: The part of the rate of reading and writing at once that `resample_zarr` should reach.
+#: The rate that `resample_zarr` should reach, relative to reading and writing at once.
 REACH = 0.7
-#: Spacing of voxels of the volume and of the result, µm.
-_SPACING_UM, _WANTED_UM = 5.0, 10.0
-#: Boxes of the result that are compared with SciPy, besides those in two corners, and their sides.
+#: Voxel spacing of the volume and of the result, in µm.
+_SPACING_UM, _NEW_SPACING_UM = 5.0, 10.0
+#: Number of random boxes of the result that are compared with SciPy, beside two corners, and their side.
 _BOXES, _SIDE = 14, 48
-#: Half of a step of integers, and what single precision adds to it.
+#: Rounding to integers, and the error of single precision.
 _TOLERANCE = 0.55
 
 
 @dataclass(frozen=True)
 class ZarrRequest:
-    """What to time.
+    """The volume (uint16) of `gib` GiB, rounded to whole chunks, and the memory (GiB) that ``resample_zarr`` may take.
 
-    Attributes
-    ----------
-    gib : float
-        Size of the volume, rounded to whole chunks.
-    folder : Path or None
-        Where volume and result are written, in a folder that is removed at the end; by default where temporary files
-        go.
-    device_memory : float
-        GiB that ``resample_zarr`` may take; on a GPU CuPy's pool refuses more.
-    chunk : (int, int, int)
-        Voxels of a chunk of the volume (uint16).
-    use_gpu : bool
-        Whether to work on the GPU.
+    On a GPU CuPy's pool is limited to that memory. Volume and result are in a new folder in `folder`, by default the
+    folder of temporary files.
     """
 
     gib: float
@@ -86,7 +76,7 @@ class ZarrRequest:
 
     @property
     def grid(self) -> tuple[int, int, int]:
-        """Chunks along each axis, about as many along all where their number can be so divided."""
+        """Chunks along each axis, about equal if their number has such divisors."""
         count = max(1, round(self.gib * 2**30 / (2 * math.prod(self.chunk))))
         depth = _divisor(count, 1 / 3)
         rows = _divisor(count // depth, 1 / 2)
@@ -99,18 +89,18 @@ class ZarrRequest:
 
 
 def _divisor(count: int, power: float) -> int:
-    """Find the largest divisor of a number up to its root."""
+    """Return the largest divisor of a number up to a power of the number."""
     return next(n for n in range(max(1, int(count**power + 1e-9)), 0, -1) if count % n == 0)
 
 
 @contextmanager
 def zarr_cases(request: ZarrRequest) -> Iterator[tuple[Path, Iterator[Case]]]:
-    """Write a volume; give its folder, which is removed at the end, and the case.
+    """Write a volume; yield its folder, which is removed at the end, and the case.
 
     Raises
     ------
     GpuUnavailableError
-        A GPU is asked for and there is none.
+        ``use_gpu`` without a GPU.
     ValueError
         The disk is too small for the volume.
     """
@@ -125,33 +115,32 @@ def zarr_cases(request: ZarrRequest) -> Iterator[tuple[Path, Iterator[Case]]]:
         numbers = rng.integers(0, 15000, request.grid).astype(np.uint16)
         source = write_tiles(folder / "volume.ome.zarr", base, numbers, (_SPACING_UM,) * 3)
         if not flush(source):
-            print("the disk is still busy with the volume: times of writes may be longer than they would be")
+            print("the disk is still busy with the volume: times of writes may be too long")
         if request.use_gpu and kvikio_mode()[0] != "none":
-            # Set once for all entries: none of them waits for kvikio's threads to be set up.
+            # Set once for all entries, so that no entry waits for kvikio's threads to start.
             stack.enter_context(transfer_settings())
         yield folder, iter([_case(request, source, folder / "half.ome.zarr")])
 
 
 def _case(request: ZarrRequest, source: Path, target: Path) -> Case:
-    """The call, the limits (reading, writing, both at once), taking turns."""
+    """Describe the call and the limits (reading, writing, both at once); their runs alternate."""
     array = open_image(source).levels[0]
+    nbytes = int(array.nbytes)
     peaks: list[int | None] = []
     steps: list[_Steps] = []
-
-    def remove() -> None:
-        shutil.rmtree(target, ignore_errors=True)
+    remove = partial(shutil.rmtree, target, ignore_errors=True)
 
     def resample() -> None:
         with _limited(request):
             resample_zarr(
-                source, target, _WANTED_UM, anti_aliasing=False, mode="nearest", durable=False,
+                source, target, _NEW_SPACING_UM, anti_aliasing=False, mode="nearest", durable=False,
                 device="cuda" if request.use_gpu else "cpu", device_memory=request.limit, progress=lambda _: None,
             )  # fmt: skip
 
     def call() -> None:
         if peaks:
             resample()
-        else:  # the call that is checked and not timed
+        else:  # the call for the check, which is not timed
             peaks.append(_peak_of(resample, use_gpu=request.use_gpu))
 
     def check(_: object) -> str:
@@ -167,14 +156,14 @@ def _case(request: ZarrRequest, source: Path, target: Path) -> Case:
     def step(name: str) -> Prepare:
         def prepare() -> AbstractContextManager[Prepared]:
             if not steps:
-                raise CannotRunError("resample_zarr made no result to compare with")
+                raise CannotRunError("resample_zarr made no result, whose shape and chunks are needed")
             return nullcontext(Prepared(getattr(steps[0], name), before=remove))
 
         return prepare
 
     return Case(
         name="resample_zarr to half",
-        nbytes=int(array.nbytes),
+        nbytes=nbytes,
         entries=(
             Entry("resample", "resample_zarr", ready(call, check, before=remove, note=note), "ours", 0),
             Entry("read", "read alone", step("read"), "limit", 0),
@@ -182,7 +171,7 @@ def _case(request: ZarrRequest, source: Path, target: Path) -> Case:
             Entry("overlapped", "read and write at once", step("both"), "limit", 0),
         ),
         description=(
-            f"{'×'.join(map(str, array.shape))} uint16, {size(int(array.nbytes))}, raw chunks of "
+            f"{'×'.join(map(str, array.shape))} uint16, {size(nbytes)}, raw chunks of "
             f"{'×'.join(map(str, request.chunk))}, to half of it, on the {'GPU' if request.use_gpu else 'CPU'} within "
             f"{request.device_memory:g} GiB; in the page cache",
         ),
@@ -193,28 +182,28 @@ def _case(request: ZarrRequest, source: Path, target: Path) -> Case:
             "gpu": request.use_gpu,
         },
         marks=(Mark(REACH, ("overlapped",), "× reading and writing at once"),),
-        not_judged=not_judged(request.use_gpu, int(array.nbytes)),
+        not_judged=not_judged(request.use_gpu, nbytes),
         in_turns=True,
     )
 
 
 def _plan(request: ZarrRequest, array: zarr.Array, written: zarr.Array) -> tuple[ResamplePlan, int | None]:
-    """Find the blocks that ``resample_zarr`` makes."""
-    regrid = plan_regrid(_WANTED_UM, array.shape, (_SPACING_UM,) * 3, (0.0,) * 3, None)
+    """Return the blocks of ``resample_zarr``, and the scratch memory of its reads."""
+    regrid = plan_regrid(_NEW_SPACING_UM, array.shape, (_SPACING_UM,) * 3, (0.0,) * 3, None)
     grid = AffineGrid(tuple(array.shape), regrid.shape, regrid.matrix, regrid.offset, 1, "nearest")
-    found = plan_blocks(grid, array, written.chunks, "cuda" if request.use_gpu else "cpu", request.limit)
-    return found.plan, found.scratch
+    planned = plan_blocks(grid, array, written.chunks, "cuda" if request.use_gpu else "cpu", request.limit)
+    return planned.plan, planned.scratch
 
 
 @contextmanager
 def _limited(request: ZarrRequest) -> Iterator[None]:
-    """Limit CuPy's pool to the memory that is allowed."""
+    """Limit CuPy's pool to ``device_memory``."""
     if not request.use_gpu:
         yield
         return
     pool = require_cuda().get_default_memory_pool()
     before = pool.get_limit()
-    # What the pool cannot give back, since parts of it are in use, is not the call's.
+    # Memory that the pool cannot free, since parts of it are in use, does not count.
     pool.free_all_blocks()
     pool.set_limit(size=pool.total_bytes() + request.limit)
     try:
@@ -224,7 +213,7 @@ def _limited(request: ZarrRequest) -> Iterator[None]:
 
 
 def _peak_of(work: Callable[[], object], *, use_gpu: bool) -> int | None:
-    """Bytes that CuPy's pool takes from the device for a call: it gives none back before it is asked to."""
+    """Return the bytes that CuPy's pool takes from the device for a call: it frees none before it is told to."""
     if not use_gpu:
         work()
         return None
@@ -236,10 +225,10 @@ def _peak_of(work: Callable[[], object], *, use_gpu: bool) -> int | None:
 
 
 def _differs(source: zarr.Array, result: zarr.Array) -> str:
-    """Compare boxes of the result with what SciPy makes of their boxes of the source; says what is wrong."""
-    wanted = tuple(n * _SPACING_UM / _WANTED_UM for n in source.shape)
-    if tuple(result.shape) != wanted:
-        return f"its shape is {result.shape}, but must be {wanted}"
+    """Compare boxes of the result with SciPy's, made from their boxes of the source; returns what is wrong."""
+    expected_shape = tuple(n * _SPACING_UM / _NEW_SPACING_UM for n in source.shape)
+    if tuple(result.shape) != expected_shape:
+        return f"its shape is {result.shape}, but must be {expected_shape}"
     rng = np.random.default_rng(1)
     side = [min(_SIDE, n) for n in result.shape]
     last = [n - s for n, s in zip(result.shape, side, strict=True)]
@@ -253,7 +242,7 @@ def _differs(source: zarr.Array, result: zarr.Array) -> str:
 
 
 def _by_scipy(source: zarr.Array, start: list[int], side: list[int]) -> np.ndarray:
-    """Resample the box of the source that a box of the result comes from, with two voxels around it, in float64."""
+    """Resample the box of the source for a box of the result, with a margin of two voxels, in float64."""
     import scipy.ndimage as ndimage
 
     low = [max(0, 2 * a - 2) for a in start]
@@ -288,21 +277,23 @@ class _Steps:
                 read_on_host(self._array, block.source_box)
             return
         buffer = require_cuda().empty(self.plan.largest[0], np.uint16)
-        with closing(OwnReader(self._scratch)) as reader:  # the same for all blocks, as resample_zarr has
+        with closing(OwnReader(self._scratch)) as reader:  # one for all blocks, as in resample_zarr
             for block in self.plan:
                 out = buffer[: math.prod(block.source_shape)].reshape(block.source_shape)
                 read_region_into(self._array, block.source_box, out, reader)
 
     def write(self) -> None:
-        """Write as many blocks as the result has, of its chunks, from the memory in which they would be computed."""
-        options: dict[str, Any] = {"chunks": self._chunks, "codec": "none", "durable": False}
-        with OmeZarrWriter(self._target, self._shape, np.uint16, (_WANTED_UM,) * 3, **options) as writer:
+        """Write the blocks of the result, in its chunks, from the memory in which they would be computed."""
+        with OmeZarrWriter(
+            self._target, self._shape, np.uint16, (_NEW_SPACING_UM,) * 3,
+            chunks=self._chunks, codec="none", durable=False,
+        ) as writer:  # fmt: skip
             for block in self.plan:
                 part = self._block[tuple(map(slice, block.shape))]
                 writer.write(block.box, array_module(part).ascontiguousarray(part))
 
     def both(self) -> None:
-        """Do both, each in a thread and on a stream of its own."""
+        """Read and write at once, each in a thread and on a stream of its own."""
         with ThreadPoolExecutor(2) as pool:
             for future in [pool.submit(self._on_stream, *work) for work in enumerate((self.read, self.write))]:
                 future.result()

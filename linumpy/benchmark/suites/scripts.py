@@ -1,7 +1,7 @@
-"""Whole scripts on a raw mosaic: how close they come to the slower of reading alone and writing alone.
+"""Whole scripts on a raw mosaic, beside the slower of reading alone and writing alone.
 
 In: an :class:`EndToEndRequest`. Out: a :class:`~linumpy.benchmark.cases.Case` for each script. The mosaic is written
-first, of tiles whose results are known; it stays in the page cache.
+first, from tiles whose results are known; it stays in the page cache.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from linumpy.arrays import Array
 from linumpy.benchmark.cases import Case, Entry, Mark, Suite, ready
 from linumpy.benchmark.data import check_free, check_size, work_folder, write_tiles
 from linumpy.benchmark.report import size
@@ -45,36 +46,23 @@ For example:
   linum-benchmark scripts --gib 16 --folder /scratch --runs 5
 """
 
-#: The part of the slower of reading and writing alone that a script should reach, on a GPU, from so many bytes on.
+#: Rate to reach relative to the slower of reading and writing alone, on a GPU, and the smallest mosaic that is judged.
 REACH, REACH_NBYTES = 0.8, 16 * 2**30
-#: That of stitching, whose tiles overlap by a fifth.
+#: The rate for stitching, and the part by which its tiles overlap.
 STITCH_REACH, _OVERLAP = 0.7, 0.2
-#: One plane of so many is compared, where each voxel is interpolated for the comparison.
+#: Step of the planes that are compared after stitching: the check interpolates each voxel.
 _EVERY = 16
-#: Wanted voxel spacing: voxels of the mosaic are half as wide.
+#: Voxel spacing of the result, twice the mosaic's.
 RESOLUTION_UM = 10.0
 _SPACING_UM = (5.0, 5.0, 5.0)
 
 
 @dataclass(frozen=True)
 class EndToEndRequest:
-    """What to time.
+    """The mosaic (uint16) of `gib` GiB, rounded to whole tiles, and the scripts: `only` some of them, by default all.
 
-    Attributes
-    ----------
-    gib : float
-        Size of the mosaic, rounded to whole tiles.
-    folder : Path or None
-        Where the mosaic and results are written, in a folder that is removed at the end; by default where temporary
-        files go.
-    only : tuple of str
-        Names of the scripts; all by default.
-    tile : (int, int, int)
-        Voxels of a tile (uint16).
-    use_gpu : bool
-        Whether to work on the GPU.
-    tile_bytes : int
-        Bytes of a batch of tiles.
+    The scripts process batches of `tile_bytes`. Mosaic and results are in a new folder in `folder`, by default the
+    folder of temporary files.
     """
 
     gib: float
@@ -100,29 +88,80 @@ class EndToEndRequest:
 
 @dataclass(frozen=True)
 class _Script:
-    """The steps of a script, and the call that it makes.
+    """A script and its steps.
 
-    ``image(path)`` opens the output; ``call(path)`` runs the script; ``check(path, base, numbers)`` says what is wrong.
-    Without `compute`, boxes that are read are not those that are written: only these two steps are timed.
+    ``image(path)`` opens the output; ``call(path)`` runs the script; ``check(path, base, numbers)`` returns why its
+    result is wrong. `boxes` of `array` are read, and `new_boxes` written. Without `compute` the two do not correspond,
+    and only reading and writing are timed.
     """
 
+    array: Volume
+    use_gpu: bool
     boxes: tuple[Box, ...]
     new_boxes: tuple[Box, ...]
     image: Callable[[Path], OmeZarrWriter]
     call: Callable[[Path], object]
     check: Callable[[Path, np.ndarray, np.ndarray], str]
-    compute: Callable[[Box, Any], Any] | None = None
+    compute: Callable[[Box, Array], Any] | None = None
     reach: float = REACH
+
+    def _read_box(self, box: Box) -> Array:
+        return read_box(self.array, box, self.use_gpu)
+
+    def read(self) -> None:
+        """Read all boxes."""
+        for box in self.boxes:
+            self._read_box(box)
+
+    def computing(self) -> Callable[[], object]:
+        """Read a box of each shape, and return a call that computes with them as often as the script."""
+        assert self.compute is not None
+        compute = self.compute
+        tiles = {_shape(box): self._read_box(box) for box in {_shape(box): box for box in self.boxes}.values()}
+
+        def compute_all() -> None:
+            for box in self.boxes:
+                compute(box, tiles[_shape(box)])
+
+        return compute_all
+
+    def writing(self, result: Path) -> Callable[[], object]:
+        """Compute a result of each shape, and return a call that writes them as often as the script."""
+        if self.compute is None:
+            # Results of the right size in the same memory: without a codec their values do not change the time.
+            voxels = self._read_box(tuple(slice(0, n) for n in self.array.chunks))
+            results = {_shape(new): array_module(voxels).full(_shape(new), 7, voxels.dtype) for new in self.new_boxes}
+        else:
+            first = {_shape(box): (box, new) for box, new in zip(self.boxes, self.new_boxes, strict=True)}
+            results = {_shape(new): self.compute(box, self._read_box(box)) for box, new in first.values()}
+
+        def write_all() -> None:
+            with self.image(result) as writer:
+                for new in self.new_boxes:
+                    writer.write(new, results[_shape(new)])
+
+        return write_all
+
+    def serial(self, result: Path) -> None:
+        """Read, compute and write one box after another, without overlap."""
+        assert self.compute is not None
+        with self.image(result) as writer:
+            for box, new in zip(self.boxes, self.new_boxes, strict=True):
+                tiles = self._read_box(box)
+                synchronize()
+                new_tiles = self.compute(box, tiles)
+                synchronize()
+                writer.write(new, new_tiles)
 
 
 @contextmanager
 def end_to_end_cases(request: EndToEndRequest) -> Iterator[tuple[Path, Iterator[Case]]]:
-    """Write a mosaic; give its folder, which is removed at the end, and a case for each script.
+    """Write a mosaic; yield its folder, which is removed at the end, and a case for each script.
 
     Raises
     ------
     GpuUnavailableError
-        A GPU is asked for and there is none.
+        ``use_gpu`` without a GPU.
     ValueError
         The disk is too small for the mosaic.
     """
@@ -134,61 +173,50 @@ def end_to_end_cases(request: EndToEndRequest) -> Iterator[tuple[Path, Iterator[
 
 
 def _case(request: EndToEndRequest, name: str, mosaic: tuple[Path, np.ndarray, np.ndarray]) -> Case:
-    """The script, the limits (each step alone), and batch after batch without overlap, taking turns."""
+    """Describe the script, the limits (each step alone), and all steps without overlap; their runs alternate."""
     source, base, numbers = mosaic
-    script, array = SCRIPTS[name](request, source), open_mosaic(source).array
-    result = source.parent / f"{name}.ome.zarr"
+    script = SCRIPTS[name](request, source)
+    result, nbytes = source.parent / f"{name}.ome.zarr", int(script.array.nbytes)
+    remove = partial(shutil.rmtree, result, ignore_errors=True)
 
-    def remove() -> None:
-        shutil.rmtree(result, ignore_errors=True)
+    def check(_: object) -> str:
+        return script.check(result, base, numbers)
 
-    def written() -> str:
+    def note() -> str:
         return f"{size(int(open_image(result).levels[0].nbytes))} written"
 
-    use_gpu = request.use_gpu
-    check = partial(_check, script, result, base, numbers)
-    read = partial(_read_all, script, array, use_gpu)
-    serial = partial(_one_after_another, script, array, use_gpu, result)
-    prepare_write = lambda: ready(_write_all(script, array, use_gpu, result), before=remove)()  # noqa: E731
-    entries: tuple[Entry, ...] = (
-        Entry("script", name, ready(partial(script.call, result), check, before=remove, note=written), "ours", 0),
-        Entry("read", "read alone", ready(read), "limit", 0),
-        Entry("write", "write alone", prepare_write, "limit", 0),
-    )
+    entries = [
+        Entry("script", name, ready(partial(script.call, result), check, before=remove, note=note), "ours", 0),
+        Entry("read", "read alone", ready(script.read), "limit", 0),
+        Entry("write", "write alone", lambda: ready(script.writing(result), before=remove)(), "limit", 0),
+    ]
     if script.compute is not None:
-        entries += (
-            Entry("compute", "compute alone", lambda: ready(_compute_all(script, array, use_gpu))(), "limit", 0),
-            Entry("serial", "one step after the other", ready(serial, before=remove), "peer", 0),
-        )
+        serial = ready(partial(script.serial, result), before=remove)
+        entries.append(Entry("compute", "compute alone", lambda: ready(script.computing())(), "limit", 0))
+        entries.append(Entry("serial", "one step after the other", serial, "peer", 0))
     rows, columns = request.tiles
     return Case(
-        name=name,
-        nbytes=int(array.nbytes),
-        entries=entries,
+        name, nbytes, tuple(entries),
         description=(
-            f"mosaic: {rows} × {columns} tiles of {'×'.join(map(str, request.tile))} uint16, "
-            f"{size(int(array.nbytes))}, raw, on the {'GPU' if request.use_gpu else 'CPU'}; in the page cache",
+            f"mosaic: {rows} × {columns} tiles of {'×'.join(map(str, request.tile))} uint16, {size(nbytes)}, raw, on "
+            f"the {'GPU' if request.use_gpu else 'CPU'}; in the page cache",
         ),
         facts={"tile": list(request.tile), "tiles": list(request.tiles), "gpu": request.use_gpu},
         marks=(Mark(script.reach, ("read", "write"), "× the slower of reading and writing alone", slowest=True),),
-        not_judged=not_judged(request.use_gpu, int(array.nbytes)),
+        not_judged=not_judged(request.use_gpu, nbytes),
         in_turns=True,
-    )
-
-
-def _check(script: _Script, result: Path, base: np.ndarray, numbers: np.ndarray, _: object) -> str:
-    return script.check(result, base, numbers)
+    )  # fmt: skip
 
 
 def not_judged(use_gpu: bool, nbytes: int) -> str:
-    """Say why a mark on whole calls does not count; empty where it does."""
+    """Return why a mark on whole calls does not count; empty if it does."""
     if not use_gpu:
         return "no GPU"
     return "" if nbytes >= REACH_NBYTES else f"less than {REACH_NBYTES >> 30} GiB"
 
 
 def _make_mosaic(request: EndToEndRequest, folder: Path) -> tuple[Path, np.ndarray, np.ndarray]:
-    """Write tiles that differ by a number from one synthetic tile; returns their path, that tile, and the numbers."""
+    """Write a mosaic of one synthetic tile plus a number for each tile; returns path, synthetic tile and numbers."""
     rows, columns = request.tiles
     depth, height, width = request.tile
     shape = depth, rows * height, columns * width
@@ -210,6 +238,8 @@ def _aip(request: EndToEndRequest, source: Path) -> _Script:
 
     columns = tuple(boxes(image.array.shape, column))
     return _Script(
+        image.array,
+        request.use_gpu,
         columns,
         tuple(box[1:] for box in columns),
         lambda path: OmeZarrWriter(path, shape, "float32", _SPACING_UM[1:], chunks=column[1:], codec="none"),
@@ -227,22 +257,24 @@ def _resample(request: EndToEndRequest, source: Path) -> _Script:
         expected = resample_tiles(base.astype(np.float32), grid.part(tuple(slice(0, n) for n in base.shape)))
         spacing = open_image(result).spacing[0]
         if not np.allclose(spacing, grid.spacing):
-            return f"a spacing of {spacing} µm, but it is {grid.spacing}"
+            return f"a spacing of {spacing} µm, not {grid.spacing}"
         return _tiles_differ(result, expected, numbers, 0.51)
 
     batches = tuple(boxes(array.shape, tile_shape(array.shape, request.tile, 2, request.tile_bytes)))
+
+    def call(path: Path) -> object:
+        return resample_mosaic_grid(
+            source, path, RESOLUTION_UM, tile_shape=request.tile[1:], use_gpu=request.use_gpu,
+            tile_bytes=request.tile_bytes,
+        )  # fmt: skip
+
     return _Script(
+        array,
+        request.use_gpu,
         batches,
         tuple(grid.new_box(box) for box in batches),
         lambda path: OmeZarrWriter(path, grid.new_shape, "uint16", grid.spacing, chunks=grid.new_tile, codec="none"),
-        lambda path: resample_mosaic_grid(
-            source,
-            path,
-            RESOLUTION_UM,
-            tile_shape=request.tile[1:],
-            use_gpu=request.use_gpu,
-            tile_bytes=request.tile_bytes,
-        ),
+        call,
         check,
         lambda box, tiles: resample_tiles(tiles, grid.part(box)),
     )
@@ -251,22 +283,24 @@ def _resample(request: EndToEndRequest, source: Path) -> _Script:
 def _stitch(request: EndToEndRequest, source: Path) -> _Script:
     array, (depth, height, width) = open_mosaic(source).array, request.tile
     rows, columns = request.tiles
-    step = np.floor(np.array([height, width]) * (1 - _OVERLAP)) + 0.25  # so that tiles lie at fractions of voxels
+    step = np.floor(np.array([height, width]) * (1 - _OVERLAP)) + 0.25  # positions are not whole voxels
     corners = np.stack(np.meshgrid(np.arange(rows), np.arange(columns), indexing="ij"), -1) * step
     model = AcquisitionModel((step[0], 0.0), (0.0, step[1]))
-    found = TilePositions(corners, np.ones((rows, columns), bool), (height, width), model)
-    shape = depth, *plan_stitching(found).size
+    positions = TilePositions(corners, np.ones((rows, columns), bool), (height, width), model)
+    shape = depth, *plan_stitching(positions).size
 
     def image(path: Path) -> OmeZarrWriter:
         return OmeZarrWriter(path, shape, "uint16", _SPACING_UM, chunks=request.tile, codec="none")
 
     def call(path: Path) -> object:
         return stitch_mosaic(
-            source, found, path, tile_shape=request.tile[1:], chunks=request.tile, use_gpu=request.use_gpu,
+            source, positions, path, tile_shape=request.tile[1:], chunks=request.tile, use_gpu=request.use_gpu,
             tile_bytes=request.tile_bytes,
         )  # fmt: skip
 
     return _Script(
+        array,
+        request.use_gpu,
         tuple(boxes(array.shape, (depth, height, array.shape[2]))),
         tuple(boxes(shape, tile_shape(shape, request.tile, 2, request.tile_bytes))),
         image,
@@ -277,7 +311,7 @@ def _stitch(request: EndToEndRequest, source: Path) -> _Script:
 
 
 def _stitched_differs(result: Path, base: np.ndarray, numbers: np.ndarray, corners: np.ndarray) -> str:
-    """Compare each voxel of some planes with the interpolated tiles that cover it: it lies between them."""
+    """Compare each voxel of some planes with the interpolated tiles that cover it: it must lie between them."""
     array, planes = open_image(result).levels[0], base[::_EVERY].astype(np.float64)
     ends = np.ceil(corners[-1, -1]).astype(int) + base.shape[1:]
     firsts = [np.append(np.ceil(corners[:, 0, 0]), ends[0]), np.append(np.ceil(corners[0, :, 1]), ends[1])]
@@ -290,28 +324,28 @@ def _stitched_differs(result: Path, base: np.ndarray, numbers: np.ndarray, corne
         for tile in [(a, b) for a in (i - 1, i) for b in (j - 1, j) if min(a, b) >= 0]:
             covered = _interpolated(planes, corners[tile], cell) + np.float64(numbers[tile])
             low, high = np.fmin(low, covered), np.fmax(high, covered)
-        got = read_on_host(array, (slice(None), *cell))[::_EVERY].astype(np.float64)
-        worst = np.maximum(low - got, got - high).max()
+        values = read_on_host(array, (slice(None), *cell))[::_EVERY].astype(np.float64)
+        worst = np.maximum(low - values, values - high).max()
         if not worst <= 0.51:
             return f"the tile at ({i}, {j}) is wrong by {worst:.3g}"
     return ""
 
 
 def _interpolated(planes: np.ndarray, corner: np.ndarray, cell: Sequence[slice]) -> np.ndarray:
-    """Return the voxels of a cell in a tile at a corner, interpolated linearly; NaN where the tile has none."""
-    outside: Any = False
+    """Return the voxels of a cell in a tile at a corner, interpolated linearly; NaN outside the tile."""
+    outside: bool | np.ndarray = False
     for axis, first, extent in zip((1, 2), corner, cell, strict=True):
-        at, last = np.arange(extent.start, extent.stop) - first, planes.shape[axis] - 1
-        below = np.clip(np.floor(at).astype(int), 0, last - 1)
-        fraction = (at - below)[:, None] if axis == 1 else at - below
+        coords, last = np.arange(extent.start, extent.stop) - first, planes.shape[axis] - 1
+        below = np.clip(np.floor(coords).astype(int), 0, last - 1)
+        fraction = (coords - below)[:, None] if axis == 1 else coords - below
         planes = np.take(planes, below, axis) * (1 - fraction) + np.take(planes, below + 1, axis) * fraction
-        beyond = (at < 0) | (at > last)
+        beyond = (coords < 0) | (coords > last)
         outside = outside | (beyond[:, None] if axis == 1 else beyond)
     return np.where(outside, np.nan, planes)
 
 
 def _tiles_differ(result: Path, base: np.ndarray, numbers: np.ndarray, tolerance: float) -> str:
-    """Compare every tile of a result with what it must be."""
+    """Compare every tile of a result with `base` plus its number."""
     array = open_image(result).levels[0]
     height, width = base.shape[-2:]
     if array.shape[-2:] != (numbers.shape[0] * height, numbers.shape[1] * width):
@@ -325,7 +359,7 @@ def _tiles_differ(result: Path, base: np.ndarray, numbers: np.ndarray, tolerance
     return ""
 
 
-#: The scripts, in their order.
+#: The scripts, in order.
 SCRIPTS: dict[str, Callable[[EndToEndRequest, Path], _Script]] = {
     "linum-aip": _aip,
     "linum-resample-mosaic-grid": _resample,
@@ -333,59 +367,8 @@ SCRIPTS: dict[str, Callable[[EndToEndRequest, Path], _Script]] = {
 }
 
 
-def _read_all(script: _Script, array: Volume, use_gpu: bool) -> None:
-    for box in script.boxes:
-        read_box(array, box, use_gpu)
-
-
-def _compute_all(script: _Script, array: Volume, use_gpu: bool) -> Callable[[], object]:
-    """Compute batches that were read before, one of each shape."""
-    assert script.compute is not None
-    compute = script.compute
-    tiles = {_shape(box): read_box(array, box, use_gpu) for box in _first_of_each_shape(script.boxes)}
-
-    def compute_all() -> None:
-        for box in script.boxes:
-            compute(box, tiles[_shape(box)])
-
-    return compute_all
-
-
-def _write_all(script: _Script, array: Volume, use_gpu: bool, result: Path) -> Callable[[], object]:
-    """Write results that were computed before, one of each shape."""
-    if script.compute is None:
-        # A result of the same size that the device holds; what it holds makes no difference without a codec.
-        voxels = read_box(array, tuple(slice(0, n) for n in array.chunks), use_gpu)
-        results = {_shape(new): array_module(voxels).full(_shape(new), 7, voxels.dtype) for new in script.new_boxes}
-    else:
-        first = {_shape(box): (box, new) for box, new in zip(script.boxes, script.new_boxes, strict=True)}
-        results = {_shape(new): script.compute(box, read_box(array, box, use_gpu)) for box, new in first.values()}
-
-    def write_all() -> None:
-        with script.image(result) as writer:
-            for new in script.new_boxes:
-                writer.write(new, results[_shape(new)])
-
-    return write_all
-
-
-def _one_after_another(script: _Script, array: Volume, use_gpu: bool, result: Path) -> None:
-    assert script.compute is not None
-    with script.image(result) as writer:
-        for box, new in zip(script.boxes, script.new_boxes, strict=True):
-            tiles = read_box(array, box, use_gpu)
-            synchronize()
-            new_tiles = script.compute(box, tiles)
-            synchronize()
-            writer.write(new, new_tiles)
-
-
 def _shape(box: Box) -> tuple[int, ...]:
     return tuple(side.stop - side.start for side in box)
-
-
-def _first_of_each_shape(boxes: tuple[Box, ...]) -> list[Box]:
-    return list({_shape(box): box for box in boxes}.values())
 
 
 @contextmanager

@@ -1,29 +1,28 @@
 """Batches of random crops: :class:`~linumpy.stream.Pipeline` and its peers on the same crops.
 
-In: names of workloads, where their arrays go, how much smaller they are to be. Out: cases whose entries read the same
-list of crops, batch after batch; their bytes are those of the crops in the stored dtype. The first batch of each is
-compared with zarr-python's before anything is timed.
+In: names of workloads, a folder for their arrays, a scale. Out: cases whose entries read the same list of crops, batch
+after batch; rates count the bytes of the crops in the stored dtype. The first batch of each entry is compared with
+zarr-python's before it is timed.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib
 import math
 import shutil
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import zarr
 
-from linumpy.benchmark.cases import CannotRunError, Case, Check, Entry, Prepared, Suite
+from linumpy.benchmark.cases import Case, Check, Entry, Prepared, Suite, peer_module
 from linumpy.benchmark.data import check_size, work_folder
 from linumpy.benchmark.shared.callers import CALLERS, IDLE, Caller
 from linumpy.benchmark.shared.workloads import WORKLOADS, Workload, make_arrays
@@ -34,14 +33,13 @@ _DESCRIPTION = """Time batches of random crops, beside tensorstore and zarr-pyth
 
 W1a and W1b are 64×256×256 crops in batches of 8 from one 512×1024×1024 uint16 array, zstd and raw, 64³ chunks in
 256×512×512 shards; W2 are 128³ crops in batches of 32 from 16 arrays of 512³ that zstd compresses 3 times, with and
-without augmentation; M are those from 1000 arrays of 256×256×512, 16 of them copied again and again, of which the
-pipeline keeps 64 open (21 GiB in --folder); T are those of W2 with a ratio of 1.48 and batches of 128; F are 32³ crops
-in batches of 64.
+without augmentation; M are such crops from 1000 arrays of 256×256×512, copies of 16 arrays (21 GiB in --folder); the
+pipeline keeps 64 of the 1000 open; T is W2 with a ratio of 1.48 and batches of 128; F are 32³ crops in batches of 64.
 
-The first batch of each is compared with zarr-python's first; a wrong one is reported as WRONG and has no time. Rates
-count the bytes of crops in the stored dtype. The peers read a tenth of the batches, and their times are those for all.
-With --busy the caller's own Python is busy meanwhile, as in a training loop: 5 or 10 ms of plain Python between two
-batches, or one or two other threads that never sleep. Times are then those of a batch.
+The first batch of each entry is compared with zarr-python's; a wrong result is reported as WRONG and has no time. Rates
+count the bytes of crops in the stored dtype. The peers read a tenth of the batches, and their times are scaled to all.
+With --busy the caller's Python is busy at the same time, as in a training loop: 5 or 10 ms of plain Python between two
+batches, or one or two other threads that never sleep. Times are then of a batch.
 --scale makes arrays smaller and fewer, --batches makes runs shorter; with --scale the marks are not judged.
 
 For example:
@@ -51,22 +49,24 @@ For example:
   linum-benchmark stream --only W2 --scale 0.5 --batches 50 --runs 3 --json stream.json
 """
 
+#: A read of a crop that a peer has begun.
+Pending = TypeVar("Pending")
+
 _PEER_THREADS = 16
-#: What is timed by default.
+#: The default workloads, and those with a busy caller.
 _DEFAULT, _DEFAULT_BUSY = ("W1a", "W1b", "W2"), ("W1a",)
 
-
 _AUGMENT = Augment(rotation=20, scale=(0.8, 1.25), flip="zyx", elastic=(32.0, 3.0))
-#: Options of the pipeline, for entries of linumpy's besides the first.
+#: Title and options of the pipeline for linumpy's entries beside the first.
 _VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
-    "cached": ("chunks cached", {}),  # as large as the arrays
+    "cached": ("chunks cached", {}),  # a cache as large as the arrays; see _case
     "augmented": ("augmented", {"augment": _AUGMENT, "pad": "reflect", "spacing": (1.0, 1.0, 1.0)}),
 }
 
 
 @dataclass(frozen=True)
-class Work:
-    """A workload with its arrays and crops, and how they are read; see :func:`stream_cases`."""
+class CropWork:
+    """A workload with its arrays and crops, and the options of reading; see :func:`stream_cases`."""
 
     load: Workload
     paths: tuple[str, ...]
@@ -89,7 +89,7 @@ class Work:
 
     @property
     def peer_batches(self) -> int:
-        """Batches that peers read: two at least."""
+        """Batches that peers read, at least two."""
         return max(2, self.batches // 10)
 
     @property
@@ -111,33 +111,11 @@ def stream_cases(
     busy: bool = False,
     use_gpu: bool | None = None,
 ) -> Iterator[tuple[Path, Iterator[Case]]]:
-    """Give a folder of arrays, and cases that write them when it is their turn; all is removed at the end.
+    """Yield a folder, and cases that write their arrays into it; the folder is removed at the end.
 
-    Parameters
-    ----------
-    only : sequence of str
-        Workloads; by default W1a, W1b and W2, or W1a where the caller is busy.
-    folder : Path, optional
-        Where arrays are written, in a folder that is removed at the end.
-    scale : float
-        Sides of arrays and numbers of arrays are this part of the workload's; crops and chunks stay.
-    batches : int, optional
-        Batches of a run.
-    dtype : str
-        Of the batches of linumpy.
-    buffers : float
-        GiB of host and of device memory of the pipeline, each.
-    lookahead : int
-        Batches that linumpy reads ahead.
-    busy : bool
-        Whether to time each of :data:`CALLERS`.
-    use_gpu : bool, optional
-        Whether batches go to the device; by default where there is one.
-
-    Raises
-    ------
-    ValueError, FileNotFoundError
-        For options that cannot be.
+    Parameters are the command's options; `buffers` is in GiB, for host and device memory each; `scale` changes the
+    number and the sides of arrays, not crops and chunks; `busy` times each of :data:`CALLERS`; batches go to the device
+    if there is one, unless `use_gpu` is given. Errors: ``ValueError``, ``FileNotFoundError`` for invalid options.
     """
     if not 0 < scale <= 1:
         raise ValueError(f"scale={scale}: a part from 0 to 1 of the sizes")
@@ -148,20 +126,20 @@ def stream_cases(
     check_size("buffers", buffers, folder)
     use_gpu = resolve().is_cuda if use_gpu is None else use_gpu
     not_judged = "" if use_gpu and scale == 1 else "smaller than the workload, or without a GPU"
-    with work_folder(folder) as work:
+    with work_folder(folder) as path:
 
         def cases() -> Iterator[Case]:
             for name in only or (_DEFAULT_BUSY if busy else _DEFAULT):
                 load = WORKLOADS[name]
-                paths, crops = make_arrays(load, work / name, scale, batches)
-                this = Work(load, paths, crops, dtype, int(buffers * 2**30), lookahead, use_gpu, not_judged)
-                yield from (_busy_case(name, this, caller) for caller in CALLERS) if busy else [_case(name, this)]
-                shutil.rmtree(work / name)
+                paths, crops = make_arrays(load, path / name, scale, batches)
+                work = CropWork(load, paths, crops, dtype, int(buffers * 2**30), lookahead, use_gpu, not_judged)
+                yield from (_busy_case(name, work, caller) for caller in CALLERS) if busy else [_case(name, work)]
+                shutil.rmtree(path / name)
 
-        yield work, cases()
+        yield path, cases()
 
 
-def _case(name: str, work: Work) -> Case:
+def _case(name: str, work: CropWork) -> Case:
     load = work.load
     entries = [Entry("stream", "linumpy.stream", lambda: _ours(work), "ours")]
     for variant in load.variants:
@@ -184,8 +162,8 @@ def _case(name: str, work: Work) -> Case:
     )
 
 
-def _busy_case(name: str, work: Work, caller: Caller) -> Case:
-    """Describe a caller whose Python is busy; the case counts one batch, so that times are those of a batch."""
+def _busy_case(name: str, work: CropWork, caller: Caller) -> Case:
+    """Describe a caller whose Python is busy; the case counts one batch, so that times are of a batch."""
     nbytes = work.nbytes // work.batches
     return Case(
         f"{name}, {caller.title}",
@@ -196,7 +174,7 @@ def _busy_case(name: str, work: Work, caller: Caller) -> Case:
         ),
         description=(
             f"{work.batches} batches of {work.load.batch} crops, to {work.dtype}; peers read {work.peer_batches} of "
-            "them, in the stored dtype. Times are those of a batch",
+            "them, in the stored dtype. Times are of a batch",
         ),
         facts={"step_seconds": caller.step_seconds, "busy_threads": caller.threads},
         marks=(caller.mark(nbytes),) if name == "W1a" else (),
@@ -205,12 +183,11 @@ def _busy_case(name: str, work: Work, caller: Caller) -> Case:
     )
 
 
-def _peers(work: Work, caller: Caller, share: float) -> tuple[Entry, Entry]:
-    options: dict[str, Any] = {"share": share, "max_seconds": 10}
-    title = f"zarr, {_PEER_THREADS} threads"
-    return (
-        Entry("tensorstore", "tensorstore", lambda: _tensorstore(work, caller), **options),
-        Entry("zarr", title, lambda: _zarr(work, caller), warm_ups=1 if caller is IDLE else 0, **options),
+def _peers(work: CropWork, caller: Caller, share: float) -> tuple[Entry, Entry]:
+    tensorstore = Entry("tensorstore", "tensorstore", lambda: _tensorstore(work, caller), share=share, max_seconds=10)
+    title, warm_ups = f"zarr, {_PEER_THREADS} threads", 1 if caller is IDLE else 0
+    return tensorstore, replace(
+        tensorstore, name="zarr", title=title, prepare=lambda: _zarr(work, caller), warm_ups=warm_ups
     )
 
 
@@ -218,7 +195,7 @@ def _peers(work: Work, caller: Caller, share: float) -> tuple[Entry, Entry]:
 
 
 @contextlib.contextmanager
-def _ours(work: Work, caller: Caller = IDLE, **options: Any) -> Iterator[Prepared]:
+def _ours(work: CropWork, caller: Caller = IDLE, **options: Any) -> Iterator[Prepared]:
     config = Config(
         batch_size=work.load.batch, host_buffer_bytes=work.buffer_nbytes, device_buffer_bytes=work.buffer_nbytes,
         dtype=work.dtype, lookahead_batches=work.lookahead, device=None if work.use_gpu else "cpu",
@@ -242,12 +219,12 @@ def _ours(work: Work, caller: Caller = IDLE, **options: Any) -> Iterator[Prepare
 
 
 def _read_batches(
-    work: Work, begin: Callable[[Sample], Any], finish: Callable[[Any], np.ndarray], caller: Caller
+    work: CropWork, begin: Callable[[Sample], Pending], finish: Callable[[Pending], np.ndarray], caller: Caller
 ) -> np.ndarray:
-    """Read a part of the batches, two ahead, and bring each to the device."""
+    """Read a part of the batches, two ahead, and copy each to the device."""
     size, first = work.load.batch, None
     starts = range(0, work.peer_batches * size, size)
-    waiting: deque[list[Any]] = deque()
+    waiting: deque[list[Pending]] = deque()
     with caller.busy():
         for batch in [*(work.crops[start : start + size] for start in starts), (), ()]:
             waiting.append([begin(crop) for crop in batch])
@@ -263,47 +240,47 @@ def _read_batches(
 
 
 @contextlib.contextmanager
-def _tensorstore(work: Work, caller: Caller) -> Iterator[Prepared]:
-    try:
-        tensorstore = importlib.import_module("tensorstore")
-    except ImportError as error:
-        raise CannotRunError(f"tensorstore is not installed ({error})") from error
-    opened = {
-        path: tensorstore.open(
-            {"driver": "zarr3", "kvstore": {"driver": "file", "path": path}}, read=True, open=True
-        ).result()
-        for path in work.paths
-    }
+def _tensorstore(work: CropWork, caller: Caller) -> Iterator[Prepared]:
+    tensorstore = peer_module("tensorstore")
+
+    def opened(path: str) -> Any:
+        spec = {"driver": "zarr3", "kvstore": {"driver": "file", "path": path}}
+        return tensorstore.open(spec, read=True, open=True).result()
+
+    arrays = {path: opened(path) for path in work.paths}
 
     def begin(crop: Sample) -> Any:
-        return opened[crop.uri][tuple(slice(a, b) for a, b in crop.aabb)].read()
+        return arrays[crop.uri][_box(crop)].read()
 
     yield Prepared(lambda: _read_batches(work, begin, lambda future: future.result(), caller), _checked(work))
 
 
 @contextlib.contextmanager
-def _zarr(work: Work, caller: Caller) -> Iterator[Prepared]:
-    opened = {path: zarr.open_array(path, mode="r") for path in work.paths}
+def _zarr(work: CropWork, caller: Caller) -> Iterator[Prepared]:
+    arrays = {path: zarr.open_array(path, mode="r") for path in work.paths}
     with ThreadPoolExecutor(_PEER_THREADS) as pool:
         finish = lambda future: np.asarray(future.result())  # noqa: E731
 
         def begin(crop: Sample) -> Future[Any]:
-            return pool.submit(opened[crop.uri].__getitem__, tuple(slice(a, b) for a, b in crop.aabb))
+            return pool.submit(arrays[crop.uri].__getitem__, _box(crop))
 
         yield Prepared(lambda: _read_batches(work, begin, finish, caller), _checked(work))
+
+
+def _box(crop: Sample) -> tuple[slice, ...]:
+    return tuple(slice(a, b) for a, b in crop.aabb)
 
 
 # ---- the checks
 
 
-def _checked(work: Work) -> Check:
+def _checked(work: CropWork) -> Check:
     def check(first: np.ndarray) -> str:
         for row, crop in enumerate(work.crops[: work.load.batch]):
-            wanted = zarr.open_array(crop.uri, mode="r")[tuple(slice(a, b) for a, b in crop.aabb)]
-            values = np.asarray(wanted).astype(np.float32)
-            # bfloat16 keeps 8 bits, float16 11; all others hold the values exactly.
-            near = {"bf16": 2.0**-8, "f16": 2.0**-11}.get(work.dtype, 0.0)
-            if not np.allclose(first[row].astype(np.float32), values, rtol=near, atol=0):
+            values = np.asarray(zarr.open_array(crop.uri, mode="r")[_box(crop)]).astype(np.float32)
+            # bfloat16 keeps 8 bits, float16 11; other types hold the values exactly.
+            tolerance = {"bf16": 2.0**-8, "f16": 2.0**-11}.get(work.dtype, 0.0)
+            if not np.allclose(first[row].astype(np.float32), values, rtol=tolerance, atol=0):
                 return f"crop {crop} differs from zarr-python's"
         return ""
 
@@ -311,9 +288,9 @@ def _checked(work: Work) -> Check:
 
 
 def _finite(first: np.ndarray) -> str:
-    """Augmented crops are compared with SciPy's in the tests; here they must be numbers that differ."""
+    """Check that augmented crops are finite and not constant; the tests compare them with SciPy's."""
     values = first.astype(np.float32)
-    return "" if np.isfinite(values).all() and values.std() > 0 else "an augmented batch holds no picture"
+    return "" if np.isfinite(values).all() and values.std() > 0 else "an augmented batch is constant or not finite"
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
@@ -321,7 +298,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", default="bf16", choices=("f32", "f16", "bf16", "stored"), help="[%(default)s]")
     parser.add_argument("--buffers", type=float, default=4.0, metavar="GIB", help="Each of two buffers. [%(default)s]")
     parser.add_argument("--lookahead", type=int, default=4, metavar="N", help="Batches read ahead. [%(default)s]")
-    parser.add_argument("--busy", action="store_true", help="Beside Python of the caller that is busy. [W1a]")
+    parser.add_argument("--busy", action="store_true", help="Time callers whose Python is busy. [W1a]")
 
 
 SUITE = Suite(

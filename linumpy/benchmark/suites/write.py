@@ -1,26 +1,38 @@
-"""Encoding on the device, writing of encoded images, and conversion: beside numcodecs, tensorstore and nvCOMP.
+"""Encoding on the device, writing of encoded images, and conversion, beside numcodecs, tensorstore and nvCOMP.
 
 Every stream and image is read back by numcodecs or zarr-python and compared before it is timed.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numcodecs
 import numpy as np
 import zarr
+from numcodecs.abc import Codec
 
 from linumpy.arrays import Array
-from linumpy.benchmark.cases import CannotRunError, Case, Entry, Mark, Prepare, Prepared, Suite, check_scale, ready
+from linumpy.benchmark.cases import (
+    CannotRunError,
+    Case,
+    Entry,
+    Mark,
+    Prepared,
+    Suite,
+    check_scale,
+    not_judged_at,
+    peer_module,
+    ready,
+)
 from linumpy.benchmark.data import change_for_ratio, check_free, generator, oct_voxels, work_folder
 from linumpy.device import array_module, require_cuda, resolve, synchronize, to_host
 from linumpy.io.codecs import host_encoder, zarr_codecs
@@ -30,24 +42,27 @@ from linumpy.plan.encoding import parse_codec
 from linumpy.resample.convert_zarr import convert_zarr
 from linumpy.resample.resample_zarr import resample_zarr
 from linumpy.write.chunk_file import write_file
-from linumpy.write.writer import OmeZarrWriter
+from linumpy.write.writer import OmeZarrWriter, write_omezarr
+
+if TYPE_CHECKING:
+    from linumpy.gpu.codecs.encode import Encoded
 
 _DESCRIPTION = """Time encoding on the device, and writing of encoded images below --folder.
 
-The voxels are 1024×1024×2048 uint16, OCT-like; level 1 of zstd makes a third of them. Rates count voxels, not stored
-bytes. "encode" cases work on chunks of 512×1024×1024 voxels in device memory, beside numcodecs in a thread for each
-core, and nvCOMP where it is installed (pip install nvidia-nvcomp-cu13). "write" cases write an image from device
+The voxels are 1024×1024×2048 uint16, OCT-like; zstd at level 1 compresses them to a third. Rates count voxels, not
+stored bytes. "encode" cases work on chunks of 512×1024×1024 voxels in device memory, beside numcodecs in a thread for
+each core, and nvCOMP if it is installed (pip install nvidia-nvcomp-cu13). "write" cases write an image from device
 memory; "flat" writes as many stored bytes to as many files from host memory. "convert" and "resample" read an image in
-zstd and write another. The notes have the ratio of voxels to stored bytes, and in brackets that of numcodecs.
+zstd and write another. The notes have the ratio of voxels to stored bytes, and in brackets numcodecs' ratio.
 
 For example:
   linum-benchmark write --folder /dev/shm --json write.json
 """
 
-#: Voxels of images, of those of the "encode" cases, and depth of a layer.
-_SHAPE, _ENCODED, _PART = (1024, 1024, 2048), (512, 1024, 1024), 64
+#: Voxels of images, voxels of the "encode" cases, and depth of a layer.
+_SHAPE, _ENCODED, _LAYER_DEPTH = (1024, 1024, 2048), (512, 1024, 1024), 64
 _SPACING_UM = (5.0, 5.0, 5.0)
-#: Half of a step of integers, and what single precision adds to it.
+#: Rounding to integers, and the error of single precision.
 _TOLERANCE = 0.55
 #: Streams that are decoded to check them, and chunks whose ratio by numcodecs is noted.
 _SAMPLES = 16
@@ -55,7 +70,7 @@ _SAMPLES = 16
 
 @dataclass(frozen=True)
 class Encode:
-    """Chunks that are encoded: name of the codec, their shape, and GiB/s to reach."""
+    """Chunks to encode: name of the codec, shape of a chunk, and GiB/s to reach."""
 
     codec: str
     chunk: tuple[int, int, int]
@@ -63,13 +78,13 @@ class Encode:
 
     @property
     def name(self) -> str:
-        """Of the case."""
+        """Name of the case."""
         return f"encode {self.codec}, {'×'.join(map(str, self.chunk))}"
 
 
 @dataclass(frozen=True)
 class Write:
-    """Images that are written: name of the codec, chunks and shards, and the "encode" case that bounds it."""
+    """An image to write: name of the codec, chunks and shards, and the "encode" case that limits its rate."""
 
     codec: str
     shards: tuple[int, int, int] | None
@@ -78,7 +93,7 @@ class Write:
 
     @property
     def name(self) -> str:
-        """Of the case."""
+        """Name of the case."""
         return f"write {self.codec}, {'shards' if self.shards else 'files'}"
 
 
@@ -102,7 +117,7 @@ _WRITE = (
 
 @dataclass(frozen=True)
 class Copy:
-    """An image, zstd in files of 64³, that is made into another: how, and GiB/s to reach."""
+    """An image, zstd in files of 64³, to make another image from: function, check, and GiB/s to reach."""
 
     name: str
     make: Callable[[Path, Path, str], object]
@@ -119,14 +134,14 @@ def _halved(source: Path, target: Path, device: str) -> None:
     resample_zarr(source, target, spacing, anti_aliasing=False, mode="nearest", durable=False, device=device)
 
 
-def _is_same(voxels: np.ndarray, found: np.ndarray) -> str:
-    return "" if np.array_equal(voxels, found) else "other voxels are read back"
+def _is_same(voxels: np.ndarray, result: np.ndarray) -> str:
+    return "" if np.array_equal(voxels, result) else "other voxels are read back"
 
 
-def _is_half(voxels: np.ndarray, found: np.ndarray) -> str:
-    """Compare with the means of 2 × 2 × 2 voxels, which linear interpolation between them is."""
-    pairs = [n for size in found.shape for n in (size, 2)]
-    worst = float(np.abs(voxels.reshape(pairs).mean(axis=(1, 3, 5), dtype=np.float32) - found).max())
+def _is_half(voxels: np.ndarray, result: np.ndarray) -> str:
+    """Compare with the means of 2 × 2 × 2 voxels: linear interpolation at their centre gives the mean."""
+    pairs = [n for size in result.shape for n in (size, 2)]
+    worst = float(np.abs(voxels.reshape(pairs).mean(axis=(1, 3, 5), dtype=np.float32) - result).max())
     return "" if worst <= _TOLERANCE else f"it is wrong by {worst:.3g}"
 
 
@@ -143,31 +158,31 @@ def write_cases(
     """Make the voxels, and the cases, which write into a new folder."""
     check_scale(scale)
     on_gpu = resolve().is_cuda if use_gpu is None else use_gpu
-    with work_folder(folder) as where:
-        yield where, _cases(where, scale, only, on_gpu)
+    with work_folder(folder) as path:
+        yield path, _cases(path, scale, only, on_gpu)
 
 
-def _cases(where: Path, scale: float, only: Sequence[str], on_gpu: bool) -> Iterator[Case]:
+def _cases(path: Path, scale: float, only: Sequence[str], on_gpu: bool) -> Iterator[Case]:
     depth, height, width = (max(64, round(n * scale) // 64 * 64) for n in _SHAPE)
     voxels = _voxels((depth, height, width))
-    check_free(where, 2 * voxels.nbytes)
+    check_free(path, 2 * voxels.nbytes)
     kinds: tuple[tuple[Sequence[Any], Callable[..., Case]], ...] = (
         (_ENCODE if on_gpu else (), _encode_case),
         (_WRITE, _write_case),
         (_COPIES, _copy_case),
     )
     device = require_cuda().asarray(voxels) if on_gpu else voxels
-    encoded = tuple(slice(0, min(n, most)) for n, most in zip(voxels.shape, _ENCODED, strict=True))
+    encoded = tuple(slice(0, min(n, limit)) for n, limit in zip(voxels.shape, _ENCODED, strict=True))
     for works, make in kinds:
         chosen = (voxels[encoded], device[encoded]) if works is _ENCODE else (voxels, device)
         for work in works:
             if not only or work.name.split(",")[0] in only:
-                yield make(work, *chosen, where, scale)
+                yield make(work, *chosen, path, scale)
 
 
 def _voxels(shape: tuple[int, int, int]) -> np.ndarray:
-    """Make the volume of layers that are rolled along X: to make each takes longer than all cases."""
-    part = (min(_PART, shape[0]), *shape[1:])
+    """Make a volume of one layer, rolled along X again and again: making all layers takes longer than all cases."""
+    part = (min(_LAYER_DEPTH, shape[0]), *shape[1:])
     level_1 = numcodecs.Zstd(level=1)
     change = change_for_ratio(lambda a: len(level_1.encode(a)), part, (64, 64, 64), np.dtype(np.uint16))
     box = tuple(slice(0, n) for n in part)
@@ -176,7 +191,7 @@ def _voxels(shape: tuple[int, int, int]) -> np.ndarray:
 
 
 def _rows(voxels: Array, chunk: tuple[int, int, int]) -> Array:
-    """Cut voxels into rows, the bytes of a chunk each."""
+    """Cut voxels into rows, each the bytes of a chunk."""
     xp = array_module(voxels)
     pairs = [n for size, part in zip(voxels.shape, chunk, strict=True) for n in (size // part, part)]
     cut = voxels.reshape(pairs).transpose(0, 2, 4, 1, 3, 5)
@@ -186,30 +201,30 @@ def _rows(voxels: Array, chunk: tuple[int, int, int]) -> Array:
 # ---- encoding
 
 
-def _encode_case(work: Encode, voxels: np.ndarray, device: Array, where: Path, scale: float) -> Case:
+def _encode_case(work: Encode, voxels: np.ndarray, device: Array, path: Path, scale: float) -> Case:
     encoding = parse_codec(work.codec, voxels.dtype.itemsize)
     rows, on_host = _rows(device, work.chunk), _rows(voxels, work.chunk)
     chosen = np.linspace(0, len(on_host) - 1, min(_SAMPLES, len(on_host))).astype(int)
     encode = host_encoder(encoding)
     ratio = on_host[chosen].nbytes / sum(len(encode(row)) for row in _typed(on_host[chosen]))
-    made: list[float] = []
+    ratios: list[float] = []
 
-    def ours() -> Any:
+    def ours() -> Encoded:
         from linumpy.gpu.codecs.encode import encode_chunks
 
         return encode_chunks(rows, encoding)
 
-    def check(encoded: Any) -> str:
+    def check(encoded: Encoded) -> str:
         arena, offsets = encoded.arena, to_host(encoded.offsets)
-        made.append(on_host.nbytes / int(offsets[-1]))
+        ratios.append(on_host.nbytes / int(offsets[-1]))
         for n in chosen:
             stream = to_host(arena[int(offsets[n]) : int(offsets[n + 1])]).tobytes()
             if bytes(_decoder(work.codec).decode(stream)) != on_host[n].tobytes():
                 return f"chunk {n} is decoded to other bytes"
-        return "" if made[-1] > 0.95 * ratio else f"its ratio is {made[-1]:.2f}, numcodecs' {ratio:.2f}"
+        return "" if ratios[-1] > 0.95 * ratio else f"its ratio is {ratios[-1]:.2f}, numcodecs' {ratio:.2f}"
 
     def note() -> str:
-        return f"ratio {made[-1]:.2f} ({ratio:.2f})"
+        return f"ratio {ratios[-1]:.2f} ({ratio:.2f})"
 
     threads = len(os.sched_getaffinity(0))
     pool = ThreadPoolExecutor(threads)
@@ -218,7 +233,7 @@ def _encode_case(work: Encode, voxels: np.ndarray, device: Array, where: Path, s
         on_host.nbytes,
         (
             Entry("encode", "linumpy", ready(ours, check, note=note), "ours", 2),
-            Entry("nvcomp", "nvCOMP", _nvcomp(work, rows), max_seconds=5),
+            Entry("nvcomp", "nvCOMP", partial(_nvcomp, work, rows), max_seconds=5),
             Entry(
                 "numcodecs", f"numcodecs, {threads} threads",
                 ready(lambda: list(pool.map(encode, _typed(on_host[: len(on_host) // 4 or 1])))),
@@ -228,61 +243,56 @@ def _encode_case(work: Encode, voxels: np.ndarray, device: Array, where: Path, s
         (f"{len(on_host)} chunks",),
         {"chunk": list(work.chunk), "codec": work.codec},
         (Mark(work.reach),) if work.reach else (),
-        "" if scale == 1 else "marks are for a scale of 1",
+        not_judged_at(scale),
         clock="device",
     )  # fmt: skip
 
 
 def _typed(rows: np.ndarray) -> np.ndarray:
-    """Return rows of voxels: Blosc takes the item size from the array."""
+    """View rows as voxels, since Blosc takes the item size from the array."""
     return rows.view(np.uint16)
 
 
-def _decoder(codec: str) -> Any:
-    """Return what decodes streams, by a codec's name."""
-    names = {"zstd": numcodecs.Zstd, "lz4": numcodecs.LZ4, "blosc": numcodecs.Blosc}
-    return names[codec.split(":")[0]]()
+def _decoder(codec: str) -> Codec:
+    """Return numcodecs' decoder for a codec's name."""
+    return {"zstd": numcodecs.Zstd, "lz4": numcodecs.LZ4, "blosc": numcodecs.Blosc}[codec.split(":")[0]]()
 
 
-def _nvcomp(work: Encode, rows: Array) -> Prepare:
-    """Prepare nvCOMP's encoder of the same name; it has none for Blosc."""
+def _nvcomp(work: Encode, rows: Array) -> AbstractContextManager[Prepared]:
+    """Prepare nvCOMP's encoder of the same name; nvCOMP has none for Blosc."""
+    names = {"zstd": "Zstd", "lz4": "LZ4"}
+    if work.codec not in names:
+        raise CannotRunError(f"nvCOMP does not encode {work.codec}")
+    try:
+        from nvidia import nvcomp
+    except ImportError:
+        raise CannotRunError("nvCOMP is not installed: pip install nvidia-nvcomp-cu13") from None
+    codec = nvcomp.Codec(algorithm=names[work.codec], bitstream_kind=nvcomp.BitstreamKind.RAW)
+    nbytes = rows.shape[1]
+    batch = nvcomp.as_arrays(rows.reshape(-1), [n * nbytes for n in range(len(rows))], [nbytes] * len(rows))
 
-    def prepare() -> AbstractContextManager[Prepared]:
-        if work.codec not in ("zstd", "lz4"):
-            raise CannotRunError(f"nvCOMP does not encode {work.codec}")
-        try:
-            from nvidia import nvcomp
-        except ImportError:
-            raise CannotRunError("nvCOMP is not installed: pip install nvidia-nvcomp-cu13") from None
-        names = {"zstd": "Zstd", "lz4": "LZ4"}
-        codec = nvcomp.Codec(algorithm=names[work.codec], bitstream_kind=nvcomp.BitstreamKind.RAW)
-        nbytes = rows.shape[1]
-        batch = nvcomp.as_arrays(rows.reshape(-1), [n * nbytes for n in range(len(rows))], [nbytes] * len(rows))
+    def call() -> object:
+        encoded = codec.encode(batch)
+        synchronize()
+        return encoded
 
-        def call() -> Any:
-            encoded = codec.encode(batch)
-            synchronize()
-            return encoded
-
-        return nullcontext(Prepared(call))
-
-    return prepare
+    return nullcontext(Prepared(call))
 
 
 # ---- writing
 
 
-def _write_case(work: Write, voxels: np.ndarray, device: Array, where: Path, scale: float) -> Case:
-    target = where / "image.ome.zarr"
+def _write_case(work: Write, voxels: np.ndarray, device: Array, path: Path, scale: float) -> Case:
+    target = path / "image.ome.zarr"
     on_gpu = device is not voxels
-    stored: list[tuple[int, int]] = []  # bytes and files of the chunks
-
-    def remove() -> None:
-        shutil.rmtree(target, ignore_errors=True)
+    stored: list[tuple[int, int]] = []  # bytes and number of the chunks' files
+    remove = partial(shutil.rmtree, target, ignore_errors=True)
 
     def ours() -> None:
-        options: dict[str, Any] = {"chunks": work.chunk, "shards": work.shards, "codec": work.codec, "durable": False}
-        with OmeZarrWriter(target, device.shape, device.dtype, _SPACING_UM, **options) as writer:
+        with OmeZarrWriter(
+            target, device.shape, device.dtype, _SPACING_UM,
+            chunks=work.chunk, shards=work.shards, codec=work.codec, durable=False,
+        ) as writer:  # fmt: skip
             writer[...] = device
 
     def check(_: object) -> str:
@@ -290,84 +300,84 @@ def _write_case(work: Write, voxels: np.ndarray, device: Array, where: Path, sca
         files = [file for file in (target / array.path).rglob("*") if file.name not in ("zarr.json", ".zarray")]
         sizes = [file.stat().st_size for file in files if file.is_file()]
         stored[:] = [(sum(sizes), len(sizes))]
-        return "" if np.array_equal(read_on_host(array, ...), voxels) else "other voxels are read back"
-
-    def flat() -> AbstractContextManager[Prepared]:
-        if not stored:
-            raise CannotRunError("no image was written")
-        nbytes, count = stored[0]
-        part = np.random.default_rng(0).integers(0, 256, -(-nbytes // count), np.uint8)
-
-        def call() -> None:
-            target.mkdir()
-            with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-                list(pool.map(lambda n: write_file(str(target / str(n)), [[part]]), range(count)))
-
-        return nullcontext(Prepared(call, before=remove))
-
-    def peer(write: Callable[[zarr.Array], object]) -> AbstractContextManager[Prepared]:
-        codecs = zarr_codecs(parse_codec(work.codec, voxels.dtype.itemsize), 3)
-
-        def call() -> None:
-            array = zarr.create_array(
-                target, shape=voxels.shape, dtype=voxels.dtype, chunks=work.chunk, shards=work.shards,
-                compressors=codecs,
-            )  # fmt: skip
-            write(array)
-
-        def differs(_: object) -> str:
-            return "" if np.array_equal(read_on_host(zarr.open_array(target), ...), voxels) else "other voxels are read"
-
-        return nullcontext(Prepared(call, differs, before=remove))
-
-    def by_zarr(array: zarr.Array) -> None:
-        array[...] = voxels
-
-    def by_tensorstore(array: zarr.Array) -> None:
-        import tensorstore
-
-        spec = {"driver": "zarr3", "kvstore": {"driver": "file", "path": str(target)}}
-        tensorstore.open(spec, context=tensorstore.Context()).result()[...] = voxels
-
-    def prepare_tensorstore() -> AbstractContextManager[Prepared]:
-        if importlib.util.find_spec("tensorstore") is None:
-            raise CannotRunError("tensorstore is not installed: pip install tensorstore")
-        return peer(by_tensorstore)
+        return _is_same(voxels, read_on_host(array, ...))
 
     def note() -> str:
         return f"ratio {voxels.nbytes / stored[0][0]:.2f}"
+
+    def by_zarr() -> AbstractContextManager[Prepared]:
+        def write(array: zarr.Array) -> None:
+            array[...] = voxels
+
+        return _peer(target, work, voxels, write)
+
+    def by_tensorstore() -> AbstractContextManager[Prepared]:
+        tensorstore = peer_module("tensorstore")
+        spec = {"driver": "zarr3", "kvstore": {"driver": "file", "path": str(target)}}
+
+        def write(array: zarr.Array) -> None:
+            tensorstore.open(spec, context=tensorstore.Context()).result()[...] = voxels
+
+        return _peer(target, work, voxels, write)
 
     return Case(
         work.name,
         voxels.nbytes,
         (
             Entry("write", "OmeZarrWriter", ready(ours, check, before=remove, note=note), "ours"),
-            Entry("flat", "the stored bytes alone", flat, "limit"),
-            Entry("zarr", "zarr-python", lambda: peer(by_zarr), max_seconds=10, warm_ups=0),
-            Entry("tensorstore", "tensorstore", prepare_tensorstore, max_seconds=10, warm_ups=0),
+            Entry("flat", "the stored bytes alone", lambda: _flat(target, stored), "limit"),
+            Entry("zarr", "zarr-python", by_zarr, max_seconds=10, warm_ups=0),
+            Entry("tensorstore", "tensorstore", by_tensorstore, max_seconds=10, warm_ups=0),
         ),
         (f"{voxels.shape} from {'the device' if on_gpu else 'the host'}",),
         {"codec": work.codec},
         (Mark(0.8, (f"{work.bound}/encode", "flat"), "× the slower of encoder and flat", slowest=True),)
         if on_gpu
         else (),
-        "" if scale == 1 else "marks are for a scale of 1",
+        not_judged_at(scale),
     )
 
 
-def _copy_case(work: Copy, voxels: np.ndarray, device: Array, where: Path, scale: float) -> Case:
-    source, target = where / "source.ome.zarr", where / "copy.ome.zarr"
-    on_gpu = device is not voxels
-    if not source.exists():
-        options: dict[str, Any] = {"chunks": (64, 64, 64), "codec": "zstd", "durable": False}
-        with OmeZarrWriter(source, device.shape, device.dtype, _SPACING_UM, **options) as writer:
-            writer[...] = device
-
-    def remove() -> None:
-        shutil.rmtree(target, ignore_errors=True)
+def _flat(target: Path, stored: list[tuple[int, int]]) -> AbstractContextManager[Prepared]:
+    """Prepare the limit: as many bytes as an image stores, in as many files, from host memory."""
+    if not stored:
+        raise CannotRunError("no image was written")
+    nbytes, count = stored[0]
+    part = np.random.default_rng(0).integers(0, 256, -(-nbytes // count), np.uint8)
 
     def call() -> None:
-        work.make(source, target, "cuda" if on_gpu else "cpu")
+        target.mkdir()
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+            list(pool.map(lambda n: write_file(str(target / str(n)), [[part]]), range(count)))
+
+    return nullcontext(Prepared(call, before=partial(shutil.rmtree, target, ignore_errors=True)))
+
+
+def _peer(
+    target: Path, work: Write, voxels: np.ndarray, write: Callable[[zarr.Array], object]
+) -> AbstractContextManager[Prepared]:
+    """Prepare a peer that writes the voxels into an array that zarr-python makes."""
+    codecs = zarr_codecs(parse_codec(work.codec, voxels.dtype.itemsize), 3)
+
+    def call() -> None:
+        array = zarr.create_array(
+            target, shape=voxels.shape, dtype=voxels.dtype, chunks=work.chunk, shards=work.shards, compressors=codecs
+        )
+        write(array)
+
+    def check(_: object) -> str:
+        return _is_same(voxels, read_on_host(zarr.open_array(target), ...))
+
+    return nullcontext(Prepared(call, check, before=partial(shutil.rmtree, target, ignore_errors=True)))
+
+
+def _copy_case(work: Copy, voxels: np.ndarray, device: Array, path: Path, scale: float) -> Case:
+    source, target = path / "source.ome.zarr", path / "copy.ome.zarr"
+    on_gpu = device is not voxels
+    if not source.exists():
+        write_omezarr(source, device, _SPACING_UM, chunks=(64, 64, 64), codec="zstd", durable=False)
+    call = partial(work.make, source, target, "cuda" if on_gpu else "cpu")
+    remove = partial(shutil.rmtree, target, ignore_errors=True)
 
     def check(_: object) -> str:
         return work.check(voxels, read_on_host(open_image(target).levels[0], ...))
@@ -379,12 +389,12 @@ def _copy_case(work: Copy, voxels: np.ndarray, device: Array, where: Path, scale
         (f"{voxels.shape} on the {'device' if on_gpu else 'CPU'}",),
         {},
         (Mark(work.reach),) if on_gpu else (),
-        "" if scale == 1 else "marks are for a scale of 1",
+        not_judged_at(scale),
     )
 
 
 SUITE = Suite(
     "write", _DESCRIPTION, 5, write_cases,
     tuple(dict.fromkeys(work.name.split(",")[0] for work in (*_ENCODE, *_WRITE, *_COPIES))),
-    scale="All axes are shrunk by it.", folder="Where images are written",
+    scale="Factor of all axes.", folder="Where images are written",
 )  # fmt: skip

@@ -1,1 +1,1 @@
-"""Blocks of a resampled image: planned, made, and written while the next is read."""
+"""Blocks of a resampled image: planned, made, and written while the next one is read."""

@@ -1,4 +1,4 @@
-"""Make one block of an affinely transformed image from the box of the source that it needs, smoothed if requested.
+"""Make a block of an affinely transformed image from the box of the source that it needs, smoothed if requested.
 
 In: the box, and the :class:`~linumpy.plan.grid.blocks.Block` with the coordinates of box and block. Out: the block. For
 orders 0 and 1 it equals that part of the whole image's transform bit for bit: coordinates are computed from indices in
@@ -29,12 +29,12 @@ from linumpy.plan.grid.blocks import CLIPPED_MODES, SPLINE_PAD, AffineGrid, Bloc
 
 #: Output voxels of a strip: the coordinates of one strip are in memory at a time.
 _STRIP = 2**18
-#: Linux: address space without memory behind it until it is written. Python has the name from 3.13 on.
+#: Linux: a mapping takes memory only where it is written. ``mmap.MAP_NORESERVE`` exists from Python 3.13 on.
 _MAP_NORESERVE = 0x4000
 
 
 def make_box(source: Array, grid: AffineGrid, block: Block, cval: float, out: Array) -> Array:
-    """Make one block of the output, from a source that is smoothed first if the grid smooths.
+    """Make a block of the output; the source is smoothed first if the grid smooths.
 
     Parameters and result are those of :func:`affine_box`.
 
@@ -72,7 +72,7 @@ def _tables(grid: AffineGrid, block: Block) -> list[AxisPlan]:
 
 
 def gaussians(grid: AffineGrid, block: Block, inner: Block) -> list[AxisPlan]:
-    """Plan the smoothing of each axis of a box, to the voxels that are sampled."""
+    """Plan the smoothing of each axis of a box (`block`) to the box of the sampled voxels (`inner`)."""
     plans = []
     for axis, (size, length) in enumerate(zip(block.source_shape, inner.source_shape, strict=True)):
         n, sigma = grid.source_shape[axis], grid.sigmas[axis]
@@ -82,7 +82,7 @@ def gaussians(grid: AffineGrid, block: Block, inner: Block) -> list[AxisPlan]:
 
 
 def affine_box(source: Array, grid: AffineGrid, block: Block, cval: float, out: Array) -> Array:
-    """Make one block of the output.
+    """Make a block of the output.
 
     Parameters
     ----------
@@ -104,8 +104,8 @@ def affine_box(source: Array, grid: AffineGrid, block: Block, cval: float, out: 
 
     Notes
     -----
-    Orders above 1 filter the box, whose margin is wide enough that the result differs from that of the whole image by
-    rounding only.
+    Orders above 1 filter the box, whose margin is so wide that the result differs from the whole image's by rounding
+    only.
     """
     if source.size == 0:
         return fill(out, cval)
@@ -117,7 +117,7 @@ def affine_box(source: Array, grid: AffineGrid, block: Block, cval: float, out: 
 def _by_kernel(source: Array, grid: AffineGrid, block: Block, cval: float, out: Array) -> Array:
     """Sample by the kernel of whole images, with the boundaries of the whole image.
 
-    It allocates memory only for orders above 1, whose coefficients are one volume of the box, and for booleans.
+    It allocates memory only for booleans, and for the coefficients of orders above 1 (a number for each voxel).
     """
     xp = array_module(source)
     lines = _lines(grid, block) if grid.order == 0 else None
@@ -137,7 +137,7 @@ def _by_kernel(source: Array, grid: AffineGrid, block: Block, cval: float, out: 
         if pad and rank > 3:
             source, ends = xp.pad(source, pad, mode="edge"), splines.Ends(grid.mode, order=grid.order)
         source = splines.filtered(source, ends, kind)
-    # The padded box begins in the padded image where the box begins in the image.
+    # The padded box has the same start in the padded image as the box in the image.
     coordinates = {
         "whole": tuple(n + 2 * pad for n in grid.source_shape),
         "box_start": block.source_start,
@@ -151,7 +151,7 @@ def _by_kernel(source: Array, grid: AffineGrid, block: Block, cval: float, out: 
 
 
 def _lines(grid: AffineGrid, block: Block) -> tuple[Line, ...] | None:
-    """Return a diagonal map axis by axis, as `affine_transform` does; None for any other."""
+    """Return a diagonal map axis by axis, as `affine_transform` does; None if the matrix is not diagonal."""
     matrix = np.array(grid.matrix)
     if np.count_nonzero(matrix - np.diag(np.diagonal(matrix))):
         return None
@@ -172,7 +172,7 @@ def _by_scipy(source: np.ndarray, grid: AffineGrid, block: Block, cval: float, o
     source, origin = _laid_out(source, grid, block)
     source, origin = _filtered(source, origin, grid)
     options = {"order": grid.order, "mode": grid.mode, "cval": cval, "prefilter": False}
-    # SciPy casts numbers beyond 64 bits to 0.
+    # SciPy casts numbers beyond 64 unsigned bits to 0 instead of the largest number.
     saturates = out.dtype.kind != "u" or out.dtype.itemsize < 8
     for strip, coordinates in _coordinates(grid, block, origin):
         if saturates:
@@ -198,7 +198,7 @@ def work_bytes(dtype: np.dtype, order: int, device: str) -> tuple[int, int]:
     if device == "cuda":
         return (0 if order <= 1 else 4 if kind in IN_FLOAT32 else 8), 8 if kind == "b1" else 0
     wide = (4, 4) if kind == "f2" else (0, 0)
-    # For a spline the coefficients in float64, and a copy of them while they are filtered.
+    # A spline needs the coefficients in float64, and a copy while they are filtered.
     return wide[0] + (0 if order <= 1 else 16), wide[1]
 
 
@@ -217,31 +217,30 @@ def box_work_bytes(dtype: np.dtype, grid: AffineGrid, device: str) -> tuple[int,
     if not grid.smooths:
         return work_bytes(dtype, grid.order, device)
     between = computed_in(dtype)
-    # Between two axes there are two volumes, each at most as large as box and block together.
+    # A pass along an axis has an input and an output, each at most as large as box and block together.
     passes = 2 * between.itemsize
     if grid.separable:
         return passes, passes
     work, output_work = work_bytes(between, grid.order, device)
-    # The block in floats, and on a device the memory of its rounding.
+    # The block in floats, and on a device temporary memory to round it.
     return passes + between.itemsize + work, output_work + between.itemsize + (24 if device == "cuda" else 0)
 
 
 def fill(out: Array, cval: float, where: Any = ...) -> Array:
-    """Fill a block outside of the image, or its voxels `where`, with `cval`, cast as SciPy does."""
-    nothing = np.zeros((1,), np.float32 if out.dtype == np.float16 else out.dtype)
+    """Fill a block outside the image, or its voxels `where`, with `cval`, cast as SciPy does."""
     import scipy.ndimage as ndimage
 
-    value = ndimage.map_coordinates(nothing, [[-2.0]], order=0, mode="constant", cval=cval)
+    zero = np.zeros((1,), np.float32 if out.dtype == np.float16 else out.dtype)
+    value = ndimage.map_coordinates(zero, [[-2.0]], order=0, mode="constant", cval=cval)
     with np.errstate(over="ignore"):  # numbers beyond float16 become infinite
         out[where] = value.astype(out.dtype)[0]
     return out
 
 
 def _laid_out(source: np.ndarray, grid: AffineGrid, block: Block) -> tuple[np.ndarray, tuple[int, ...]]:
-    """Lay the box out so that SciPy extends it at its edges as it would extend the whole image.
+    """Return an array that SciPy extends at its edges as it would extend the whole image.
 
-    In the clipped modes, or where no coordinate is near an edge, the box itself suffices. Otherwise SciPy needs the
-    whole axis.
+    In the clipped modes, or if no coordinate is near an edge, this is the box. Otherwise SciPy needs the whole axis.
 
     Returns
     -------
@@ -302,7 +301,7 @@ def _coordinates(
             voxels.append(line.reshape([-1 if a == axis else 1 for a in range(grid.rank)]))
         coordinates = np.empty((grid.rank, *(bounds.stop - bounds.start for bounds in strip)), np.float64)
         for axis, (row, shift, first) in enumerate(zip(grid.matrix, grid.offset, origin, strict=True)):
-            sum_: Any = shift
+            sum_: float | np.ndarray = shift
             for weight, line in zip(row, voxels, strict=True):
                 sum_ = sum_ + line * weight
             coordinates[axis] = sum_

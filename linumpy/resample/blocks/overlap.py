@@ -1,8 +1,8 @@
-"""Process blocks in a pipeline: read the next one, compute one and write the last one at the same time.
+"""Process blocks in a pipeline: read the next block, compute one and write the last one at the same time.
 
-In: the names of blocks, and functions that read, compute and write one. Out: the written blocks, in order. About three
-blocks are in memory at a time, and on a device the stored bytes of some before. Errors: that of the step that failed
-first, after the others have ended.
+In: the names of blocks, and functions that read, compute and write a block. Out: the written blocks, in order. About
+three blocks are in memory at a time, and on a device the stored bytes of some earlier ones. Errors: the error of the
+first step that failed, after the others have ended.
 """
 
 from __future__ import annotations
@@ -12,19 +12,24 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from linumpy.device import require_cuda
 from linumpy.io.zarr_mode import in_mode_of_caller
 from linumpy.write.tasks import Finish
 from linumpy.write.tasks import done as written
 
+if TYPE_CHECKING:
+    from cupy.cuda import Stream
+
 Name = TypeVar("Name")
 Source = TypeVar("Source")
 Result = TypeVar("Result")
 
-#: Blocks whose files may be unfinished when the next one is computed.
-_MOST_UNFINISHED = 2
+#: A mark of a thread's work so far: a CUDA event; None in host memory.
+Mark = Any
+#: Blocks whose files may be unfinished when the next block is computed.
+_MAX_UNFINISHED = 2
 
 
 def nothing(*_: object) -> None:
@@ -40,10 +45,11 @@ def work_through(
     use_gpu: bool = False,
     done: Callable[[Name], object] = nothing,
 ) -> None:
-    """Read, compute and write block after block, each step of another block at the same time.
+    """Read, compute and write block after block; the three steps of different blocks overlap.
 
     While block k is computed, block k + 1 is read, and `write` takes block k - 1. So two buffers for results suffice,
-    and two for sources if `read` waits until the older one is computed. Files of some blocks before may be unfinished.
+    and two for sources if `read` waits until the older source is computed. Files of some earlier blocks may be
+    unfinished.
 
     Parameters
     ----------
@@ -54,8 +60,8 @@ def work_through(
     compute : callable
         Name, voxels → result; in the caller's thread, on a device on its current stream. It may start work and return.
     write : callable
-        Name, result → None, or what waits for the files and is called by the caller's thread; in a thread of its own,
-        in order. It begins when the work on the device is done; when it returns, the result's memory is used again. By
+        Name, result → None, or a function that waits for the files, which the caller's thread calls; in a thread of its
+        own, in order. It begins when the work on the device is done; when it returns, the result's memory is reused. By
         default nothing is written.
     use_gpu : bool
         Whether the threads use the caller's current CUDA device, reads and writes each on their own stream.
@@ -64,18 +70,18 @@ def work_through(
     """
     side = _Device() if use_gpu else _Host()
     waiting = iter(names)
-    reads: deque[tuple[Name, Future[tuple[Source, Any]]]] = deque()
+    reads: deque[tuple[Name, Future[tuple[Source, Mark]]]] = deque()
     writes: deque[tuple[Name, Future[Finish | None]]] = deque()
     unfinished: deque[tuple[Name, Finish]] = deque()
 
-    def read_one(name: Name) -> tuple[Source, Any]:
+    def read_one(name: Name) -> tuple[Source, Mark]:
         with side.reading():
             return read(name), side.mark()
 
-    def write_one(name: Name, source: list[Source], result: Result, computed: Any) -> Finish | None:
+    def write_one(name: Name, source: list[Source], result: Result, computed: Mark) -> Finish | None:
         with side.writing():
             side.wait_for(computed)
-            # Not earlier: memory that is freed while a kernel still reads it would be reused by the next block.
+            # Not earlier: the next block would reuse memory that a kernel still reads.
             source.clear()
             return write(name, result)
 
@@ -103,7 +109,7 @@ def work_through(
             name, future = reads.popleft()
             source, read_done = future.result()
             read_next()
-            finish_writes(1, _MOST_UNFINISHED)
+            finish_writes(1, _MAX_UNFINISHED)
             side.follow(read_done)
             result = compute(name, source)
             writes.append((name, writer.submit(write_one, name, [source], result, side.mark())))
@@ -115,27 +121,27 @@ def work_through(
             finish_writes(0, 0)
         except BaseException:
             with suppress(Exception):
-                for name, finish in unfinished:  # what is complete need not be made again
+                for name, finish in unfinished:  # complete blocks need not be made again
                     finish()
                     done(name)
             raise
 
 
 class _Host:
-    """Threads in host memory: the order of their calls suffices."""
+    """Threads in host memory, where the order of calls suffices."""
 
-    def reading(self) -> AbstractContextManager[Any]:
+    def reading(self) -> AbstractContextManager[None]:
         return nullcontext()
 
     writing = reading
 
-    def mark(self) -> Any:
+    def mark(self) -> Mark:
         """Return a mark of the work so far."""
 
-    def follow(self, mark: Any) -> None:
+    def follow(self, mark: Mark) -> None:
         """Order later work after the mark."""
 
-    def wait_for(self, mark: Any) -> None:
+    def wait_for(self, mark: Mark) -> None:
         """Wait for the work before the mark."""
 
     def close(self) -> None:
@@ -160,13 +166,13 @@ class _Device(_Host):
         with self._cupy.cuda.Device(self._number), self._writes:
             yield
 
-    def mark(self) -> Any:
+    def mark(self) -> Mark:
         return self._cupy.cuda.get_current_stream().record()
 
-    def follow(self, mark: Any) -> None:
+    def follow(self, mark: Mark) -> None:
         self._cupy.cuda.get_current_stream().wait_event(mark)
 
-    def wait_for(self, mark: Any) -> None:
+    def wait_for(self, mark: Mark) -> None:
         mark.synchronize()
 
     def close(self) -> None:
@@ -175,8 +181,8 @@ class _Device(_Host):
 
 
 @functools.cache
-def _streams(device: int) -> tuple[Any, Any]:
-    """Return a device's two streams, made once: CuPy's pool keeps freed memory for the stream that used it."""
+def _streams(device: int) -> tuple[Stream, Stream]:
+    """Return a device's two streams, always the same: CuPy's pool keeps freed memory for the stream that used it."""
     cupy = require_cuda()
     with cupy.cuda.Device(device):
         return cupy.cuda.Stream(non_blocking=True), cupy.cuda.Stream(non_blocking=True)

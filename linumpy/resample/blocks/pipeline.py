@@ -1,8 +1,8 @@
 """Make the blocks of a resampled volume: read the box of the source, transform it, write the block.
 
-In: :class:`BlockJob`, which refers to everything by path and number, so that it can be sent to another process. Out:
-blocks in the arrays of the target, each of whole chunks (``linumpy.write.raw_chunks``). Reading, transforming and
-writing overlap (``linumpy.resample.blocks.overlap``); on a device there are two buffers for boxes and two for blocks.
+In: :class:`BlockJob`, which can be sent to another process if its source is a path or a URL. Out: blocks in the arrays
+of the target, each of whole chunks (``linumpy.write.raw_chunks``). Reading, transforming and writing overlap
+(``linumpy.resample.blocks.overlap``); on a device there are two buffers for boxes and two for blocks.
 :func:`make_block` makes a single block, for ``linumpy.resample.workers``.
 """
 
@@ -11,13 +11,14 @@ from __future__ import annotations
 import itertools
 import math
 import threading
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 import zarr
@@ -39,6 +40,9 @@ from linumpy.resample.blocks.warp import make_warped
 from linumpy.write.encoded_chunks import Batch
 from linumpy.write.raw_chunks import Chunks, chunks_of, writing_threads
 from linumpy.write.tasks import Finish
+
+if TYPE_CHECKING:
+    from cupy.cuda import Event
 
 
 @dataclass(frozen=True)
@@ -64,7 +68,7 @@ class BlockJob:
     entries : tuple of int
         The volume in the target: the entry of each of its axes of time and channel.
     batch : Batch or None
-        What a device encodes at a time; None as with no limit of memory.
+        The batches that a device encodes; None for the default.
     """
 
     source: Source
@@ -79,11 +83,14 @@ class BlockJob:
 
     def open(self) -> tuple[Volume, zarr.Array]:
         """Open source and target."""
-        # Without it a block of zeros would not be written, and a resumed run would leave older voxels.
-        target = zarr.open_array(local_store(self.target, read_only=False), mode="r+")
-        target = target.with_config({"write_empty_chunks": True})
         source = open_source(self.source)
-        return as_volume(source) if self.index is None else Volume(source, self.index), target
+        return as_volume(source) if self.index is None else Volume(source, self.index), _open_target(self.target)
+
+
+def _open_target(path: str | Path) -> zarr.Array:
+    array = zarr.open_array(local_store(path, read_only=False), mode="r+")
+    # Otherwise a block of zeros would not be written, and a resumed run would leave older voxels.
+    return array.with_config({"write_empty_chunks": True})
 
 
 def make_block(job: BlockJob, number: int) -> int:
@@ -109,15 +116,15 @@ def make_blocks(job: BlockJob, blocks: Iterable[Block], done: Callable[[Block], 
     done : callable
         Called with each written block, in this thread.
     """
-    wanted = list(blocks)
-    if wanted:
-        _make_all(job, wanted, done)
+    blocks = list(blocks)
+    if blocks:
+        _make_all(job, blocks, done)
 
 
 def make_blocks_on_each(
     job: BlockJob, blocks: Iterable[Block], done: Callable[[Block], object], devices: Sequence[int]
 ) -> None:
-    """Make blocks on several devices of this machine, each of which takes the next one when it has read its last.
+    """Make blocks on several devices of this machine; each device takes the next block when it has read its last.
 
     Parameters
     ----------
@@ -130,8 +137,8 @@ def make_blocks_on_each(
     """
     queue, lock = deque(blocks), threading.Lock()
 
-    def dealt() -> Iterator[Block]:
-        with suppress(IndexError):  # also where another device took the last one
+    def next_blocks() -> Iterator[Block]:
+        with suppress(IndexError):  # the queue is empty
             while True:
                 yield queue.popleft()
 
@@ -141,9 +148,9 @@ def make_blocks_on_each(
 
     def work(_: int) -> None:
         try:
-            _make_all(job, dealt(), settle)
+            _make_all(job, next_blocks(), settle)
         except BaseException:
-            queue.clear()  # the others end with the blocks that they have begun
+            queue.clear()  # the other devices complete the blocks that they have begun, and end
             raise
 
     on_each(devices[: len(queue)], work)
@@ -154,72 +161,40 @@ def _make_all(job: BlockJob, blocks: Iterable[Block], done: Callable[[Block], ob
         work_through(blocks, stage.read, stage.transform, stage.write, use_gpu=job.device == "cuda", done=done)
 
 
-class Stage(Protocol):
-    """Reads, transforms and writes blocks in the same order, on a device on CuPy's current stream."""
+class BlockStage(ABC):
+    """Reads, transforms and writes blocks in the same order; on a device, on CuPy's current stream."""
 
+    _chunks: Chunks
+
+    def __init__(self, job: BlockJob) -> None:
+        self._job = job
+        self._source, self._target = job.open()
+        self._dtype = self._target.dtype
+        self._scope = ExitStack()
+
+    @abstractmethod
     def read(self, block: Block) -> Array:
         """Read the box of the source that a block needs."""
 
+    @abstractmethod
     def transform(self, block: Block, source: Array) -> Array:
-        """Transform the box into the block; on a device, start to."""
+        """Transform the box into the block; on a device, start to. With a warp, read what its parts need."""
 
-    def write(self, block: Block, result: Array) -> Finish:
-        """Start to write the block; `result` may change when this returns."""
+    @abstractmethod
+    def _read_array(self, array: zarr.Array, region: tuple[int | slice, ...]) -> Array:
+        """Read a region of an array into the memory of blocks, in this machine's byte order."""
 
-    def close(self) -> None:
-        """Wait for the writing threads."""
-
-
-def open_stage(job: BlockJob, *, slots: int) -> Stage:
-    """Return the stage of the job's device."""
-    return CudaStage(job, slots=slots) if job.device == "cuda" else HostStage(job, alone=slots > 1)
-
-
-def level_chunks(folder: Path, pool: ThreadPoolExecutor, threads: int, batch: Batch | None = None) -> Chunks:
-    """Open an array of a work folder, such as a resolution of an image, for writing whole chunks."""
-    array = zarr.open_array(local_store(folder, read_only=False), mode="r+")
-    return chunks_of(array.with_config({"write_empty_chunks": True}), pool, threads, batch=batch)
-
-
-def read_to_device(array: zarr.Array, region: tuple[int | slice, ...], reader: OwnReader) -> Array:
-    """Read a region into new device memory, by a reader with a limit of its own."""
-    shape = tuple(side.stop - side.start for side in region if isinstance(side, slice))
-    out = require_cuda().empty(shape, array.dtype.newbyteorder("="))
-    read_region_into(array, region, out, reader)
-    return out
-
-
-class HostStage:
-    """Makes blocks in host memory."""
-
-    def __init__(self, job: BlockJob, *, alone: bool) -> None:
-        self._job = job
-        self._source, target = job.open()
-        self._dtype = target.dtype
-        self._scope = ExitStack()
-        self._chunks = _open_chunks(job, target, self._scope, alone=alone)
-
-    def read(self, block: Block) -> np.ndarray:
-        """Read by zarr, into this machine's byte order."""
-        if not math.prod(block.source_shape):
-            return np.empty(block.source_shape, self._source.dtype.newbyteorder("="))
-        return self._read_box(block.source_box)
-
-    def _read_box(self, box: tuple[slice, ...]) -> np.ndarray:
+    def _read_box(self, box: tuple[slice, ...]) -> Array:
         return self._read_array(self._source.array, self._source.region(box))
 
-    def _read_array(self, array: zarr.Array, region: tuple[int | slice, ...]) -> np.ndarray:
-        return np.asarray(read_chunks_on_host(array, region), array.dtype.newbyteorder("="), order="C")
-
-    def transform(self, block: Block, source: Array) -> Array:
-        """Transform the box into the block; through a warp, read what its parts need."""
-        out, grid, cval = np.empty(block.shape, self._dtype), self._job.plan.grid, self._job.cval
+    def _make(self, block: Block, source: Array, out: Array) -> Array:
+        grid, cval = self._job.plan.grid, self._job.cval
         if grid.warp:
             return make_warped(grid, block, cval, out, self._read_box, self._read_array, self._job.plan.part_bytes)
         return make_box(source, grid, block, cval, out)
 
     def write(self, block: Block, result: Array) -> Finish:
-        """Write the block."""
+        """Start to write the block; `result` may change when this returns."""
         return write_block(self._chunks, block, result, self._job.entries)
 
     def close(self) -> None:
@@ -227,31 +202,68 @@ class HostStage:
         self._scope.close()
 
 
-class CudaStage:
-    """Makes blocks on a device. Buffers are allocated once, for the largest block, and used in turn."""
+def open_stage(job: BlockJob, *, slots: int) -> BlockStage:
+    """Return the stage of the job's device."""
+    return CudaStage(job, slots=slots) if job.device == "cuda" else HostStage(job, alone=slots > 1)
+
+
+def level_chunks(folder: Path, pool: ThreadPoolExecutor, threads: int, batch: Batch | None = None) -> Chunks:
+    """Open an array of a work folder, such as a resolution of an image, for writing whole chunks."""
+    return chunks_of(_open_target(folder), pool, threads, batch=batch)
+
+
+def read_to_device(array: zarr.Array, region: tuple[int | slice, ...], reader: OwnReader) -> Array:
+    """Read a region into new device memory, by a reader with its own memory limit."""
+    shape = tuple(side.stop - side.start for side in region if isinstance(side, slice))
+    out = require_cuda().empty(shape, array.dtype.newbyteorder("="))
+    read_region_into(array, region, out, reader)
+    return out
+
+
+class HostStage(BlockStage):
+    """Makes blocks in host memory."""
+
+    def __init__(self, job: BlockJob, *, alone: bool) -> None:
+        super().__init__(job)
+        self._chunks = _open_chunks(job, self._target, self._scope, alone=alone)
+
+    def read(self, block: Block) -> Array:
+        """Read by zarr, into this machine's byte order."""
+        if not math.prod(block.source_shape):
+            return np.empty(block.source_shape, self._source.dtype.newbyteorder("="))
+        return self._read_box(block.source_box)
+
+    def _read_array(self, array: zarr.Array, region: tuple[int | slice, ...]) -> Array:
+        return np.asarray(read_chunks_on_host(array, region), array.dtype.newbyteorder("="), order="C")
+
+    def transform(self, block: Block, source: Array) -> Array:
+        """Transform the box into the block."""
+        return self._make(block, source, np.empty(block.shape, self._dtype))
+
+
+class CudaStage(BlockStage):
+    """Makes blocks on a device. Buffers are allocated once, for the largest block, and used in rotation."""
 
     def __init__(self, job: BlockJob, *, slots: int) -> None:
         cupy = require_cuda()
-        self._job, self._slots = job, slots
-        self._source, target = job.open()
-        self._dtype = target.dtype
+        super().__init__(job)
+        self._slots = slots
         source, output = job.plan.largest
         itemsize = self._dtype.itemsize
         self._boxes = [cupy.empty(source * itemsize, np.uint8) for _ in range(slots)]
         self._blocks = [cupy.empty(output * itemsize, np.uint8) for _ in range(slots)]
-        cupy.cuda.get_current_stream().synchronize()  # until the last use of this memory of the pool has ended
-        self._made: list[Any] = [None] * slots
+        cupy.cuda.get_current_stream().synchronize()  # earlier work may still use this memory of the pool
+        self._made: list[Event | None] = [None] * slots
         self._reads, self._transforms = itertools.count(), itertools.count()
-        self._scope = ExitStack()
-        # One reader for all reads, which keeps its threads, streams and pinned memory.
+        # One reader for all reads: it keeps its threads, streams and pinned memory.
         self._reader = self._scope.enter_context(closing(OwnReader(job.scratch_bytes)))
-        self._chunks = _open_chunks(job, target, self._scope, alone=slots > 1)
+        self._chunks = _open_chunks(job, self._target, self._scope, alone=slots > 1)
         if kvikio_mode()[0] != "none":
-            # Once for all reads and writes: each change restarts kvikio's threads.
+            # Set once for all reads and writes, since each change restarts kvikio's threads.
             self._scope.enter_context(transfer_settings())
 
     def read(self, block: Block) -> Array:
-        """Read into the next buffer, once the last block made from it is done."""
+        """Read into the next buffer, after the last block made from it is complete."""
         slot = next(self._reads) % self._slots
         if self._made[slot] is not None:
             require_cuda().cuda.get_current_stream().wait_event(self._made[slot])
@@ -265,35 +277,20 @@ class CudaStage:
         """Start to transform the box into the block."""
         slot = next(self._transforms) % self._slots
         out = _view(self._blocks[slot], block.shape, self._dtype)
-        grid, cval = self._job.plan.grid, self._job.cval
-        if grid.warp:
-            make_warped(grid, block, cval, out, self._read_box, self._read_array, self._job.plan.part_bytes)
-        else:
-            make_box(source, grid, block, cval, out)
+        self._make(block, source, out)
         self._made[slot] = require_cuda().cuda.get_current_stream().record()
         return out
-
-    def _read_box(self, box: tuple[slice, ...]) -> Array:
-        return self._read_array(self._source.array, self._source.region(box))
 
     def _read_array(self, array: zarr.Array, region: tuple[int | slice, ...]) -> Array:
         return read_to_device(array, region, self._reader)
 
-    def write(self, block: Block, result: Array) -> Finish:
-        """Start to write the block from the device."""
-        return write_block(self._chunks, block, result, self._job.entries)
-
-    def close(self) -> None:
-        """Wait for the writing threads, and free the reader's memory."""
-        self._scope.close()
-
 
 def _open_chunks(job: BlockJob, target: zarr.Array, scope: ExitStack, *, alone: bool) -> Chunks:
-    """Open the chunks of the target for writing, by threads that live as long as the scope."""
+    """Open the chunks of the target for writing, by threads that end with the scope."""
     threads = writing_threads()
     pool = ThreadPoolExecutor(threads, "linumpy-chunks")
     scope.callback(pool.shutdown, cancel_futures=True)
-    # A worker that dask considers lost may still write a block that another worker makes again.
+    # A worker that dask considers lost may still write a block while another worker repeats it.
     return chunks_of(target, pool, threads, renamed=not alone, batch=job.batch)
 
 

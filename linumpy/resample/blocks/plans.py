@@ -1,4 +1,4 @@
-"""Choose the blocks of a resampling, within the memory that they may take.
+"""Choose the blocks of a resampling within a memory limit.
 
 In: an :class:`~linumpy.plan.grid.blocks.AffineGrid`, the source, the chunks of the target, a device and a limit. Out: a
 :class:`~linumpy.plan.grid.blocks.ResamplePlan`. Errors: :class:`~linumpy.errors.DeviceMemoryError` where not even a
@@ -11,7 +11,6 @@ import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import zarr
@@ -26,10 +25,10 @@ from linumpy.plan.grid.blocks import AffineGrid, ResamplePlan
 from linumpy.resample.blocks.block import box_work_bytes
 from linumpy.write.encoded_chunks import NO_BATCH, Batch, plan_batch
 
-#: Defaults of the memory limit: this share of the free memory, and in host memory at most these bytes.
-_SHARE, _HOST_MOST = 0.8, 8 * 2**30
-#: Bytes at most of a block that is sampled through fields of vectors.
-_WARPED_MOST = 128 * 2**20
+#: Default memory limit: a share of the free memory; in host memory at most so many bytes.
+_SHARE, _MAX_HOST_NBYTES = 0.8, 8 * 2**30
+#: Limit of a block that is sampled through fields of vectors, in bytes.
+_MAX_WARPED_NBYTES = 128 * 2**20
 
 
 @dataclass(frozen=True)
@@ -39,9 +38,9 @@ class Writing:
     Attributes
     ----------
     encoding : Encoding
-        Of an (inner) chunk.
+        Encoding of an (inner) chunk.
     chunk_nbytes : int
-        Bytes of its voxels.
+        Bytes of the voxels of an (inner) chunk.
     """
 
     encoding: Encoding
@@ -50,17 +49,16 @@ class Writing:
 
 @dataclass(frozen=True)
 class BlockPlan:
-    """Blocks, and the memory that reads and writes of them take.
+    """Blocks, and the memory that their reads and writes take.
 
     Attributes
     ----------
     plan : ResamplePlan
         The blocks.
     scratch : int or None
-        Bytes of a read on a device beyond its result.
+        Device memory of a read beyond its result, in bytes.
     batch : Batch or None
-        Bytes of the voxels that a device encodes at a time, 0 where the host encodes its chunks; None where there is
-        nothing to encode.
+        The batches that a device encodes; None if there is nothing to encode.
     """
 
     plan: ResamplePlan
@@ -70,7 +68,7 @@ class BlockPlan:
 
 def plan_blocks(
     grid: AffineGrid,
-    source: zarr.Array[Any] | Volume,
+    source: zarr.Array | Volume,
     stored: tuple[int, ...],
     kind: str,
     limit: int | None = None,
@@ -82,16 +80,16 @@ def plan_blocks(
     ----------
     grid : AffineGrid
         The map.
-    source : zarr.Array[Any] or Volume
+    source : zarr.Array or Volume
         The volume.
     stored : tuple of int
         Shape of a shard, or else of a chunk, of the target, along the axes of space.
     kind : {"cuda", "cpu"}
         Device of the transform.
     limit : int, optional
-        As `device_memory`.
+        Memory limit, as `device_memory`.
     writing : Writing, optional
-        Of chunks that a device encodes; by default they are raw.
+        Encoding of the chunks; by default they are raw.
     """
     check_limit(limit)
     budget, itemsize = memory_budget(kind, limit), source.dtype.itemsize
@@ -106,19 +104,19 @@ def plan_blocks(
 
 def _planned(
     grid: AffineGrid,
-    source: zarr.Array[Any] | Volume,
+    source: zarr.Array | Volume,
     stored: tuple[int, ...],
     kind: str,
     budget: int,
     batch: Batch | None,
 ) -> BlockPlan:
-    """Choose blocks within the memory that is left beside encoding."""
+    """Choose blocks within `budget`, the memory beside that of encoding."""
     itemsize = source.dtype.itemsize
     scratch = None if kind == "cpu" else scratch_within(budget)
     if grid.warp:
         return BlockPlan(_plan_warped_blocks(grid, stored, itemsize, budget), scratch, batch)
     work, output_work = box_work_bytes(source.dtype, grid, kind)
-    # Writing copies a block into the order of its chunks: a raw one as a whole, others batch by batch.
+    # Writing copies a block into the order of its chunks: raw chunks all at once, others batch by batch.
     copied = itemsize if kind == "cuda" and not (batch and batch.nbytes) else 0
     cost = BlockBytes(itemsize, itemsize, work, output_work + copied)
     shape = choose_block_shape(grid, stored, cost, budget - (scratch or 0), source.chunks)
@@ -129,32 +127,32 @@ def memory_budget(kind: str, limit: int | None) -> int:
     """Return the bytes that blocks may take, on a device or in host memory."""
     if limit is not None:
         return int(limit)
-    return min(int(_SHARE * host_memory()), _HOST_MOST) if kind == "cpu" else int(_SHARE * free_memory())
+    return min(int(_SHARE * host_memory()), _MAX_HOST_NBYTES) if kind == "cpu" else int(_SHARE * free_memory())
 
 
 def _plan_warped_blocks(grid: AffineGrid, stored: tuple[int, ...], itemsize: int, budget: int) -> ResamplePlan:
-    """Choose blocks that are sampled through fields of vectors, of whole chunks (or shards).
+    """Choose blocks, of whole chunks (or shards), that are sampled through fields of vectors.
 
-    A fourth of the memory is for blocks, of which three are in the pipeline, and the rest for a part of one, whose
-    boxes of field and source are read when it is made (:func:`linumpy.resample.blocks.warp.make_warped`).
+    A fourth of the memory is for the three blocks in the pipeline, the rest for a part of a block, whose boxes of field
+    and source are read when it is made (:func:`linumpy.resample.blocks.warp.make_warped`).
     """
-    least = 3 * math.prod(stored) * itemsize
-    if least > budget // 2:
+    min_nbytes = 3 * math.prod(stored) * itemsize
+    if min_nbytes > budget // 2:
         raise DeviceMemoryError(
-            f"blocks of one chunk (or shard) {stored} need {2 * least} bytes, and {budget} may be used: pass a larger "
-            "device_memory or smaller chunks="
+            f"blocks of one chunk (or shard) {stored} need {2 * min_nbytes} bytes, and {budget} may be used: pass a "
+            "larger device_memory or smaller chunks="
         )
-    most, shape = min(budget // 12, _WARPED_MOST), list(stored)
+    max_nbytes, shape = min(budget // 12, _MAX_WARPED_NBYTES), list(stored)
     while growing := [axis for axis, n in enumerate(shape) if n < grid.output_shape[axis]]:
         axis = min(growing, key=lambda axis: shape[axis])
-        if 2 * math.prod(shape) * itemsize > most:
+        if 2 * math.prod(shape) * itemsize > max_nbytes:
             break
         shape[axis] *= 2
     return ResamplePlan(grid, tuple(shape), budget // 16)
 
 
 def memory_of_each(devices: Sequence[int]) -> int:
-    """Return the default of the memory limit where several devices make blocks: that of the one with the least."""
+    """Return the default memory limit if several devices make blocks: the smallest of their defaults."""
     cupy, budgets = require_cuda(), []
     for number in devices:
         with cupy.cuda.Device(number):
@@ -163,12 +161,12 @@ def memory_of_each(devices: Sequence[int]) -> int:
 
 
 def scratch_within(budget: int) -> int:
-    """Return the device memory of a reader beyond its results: a fourth of what may be used, at most the default."""
+    """Return the device memory of a reader beyond its results: a fourth of the budget, at most the default."""
     return min(DEFAULT_SCRATCH_BYTES, max(MIN_SCRATCH_BYTES, int(budget) // 4))
 
 
-def check_limit(limit: Any) -> None:
-    """Refuse a memory limit that is no number of bytes."""
+def check_limit(limit: object) -> None:
+    """Raise an error if a memory limit is not a number of bytes."""
     if limit is not None and (not isinstance(limit, (int, float, np.integer)) or not 1 <= limit < math.inf):
         raise ValueError(f"device_memory={limit!r}: pass a number of bytes")
 

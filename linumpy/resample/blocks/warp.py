@@ -1,12 +1,12 @@
-"""Make a block of an image that is sampled through fields of vectors, which need not fit into memory either.
+"""Make a block of an image that is sampled through fields of vectors; image and fields may be larger than memory.
 
 In: the grid with its :data:`~linumpy.plan.grid.point_map.PointMap`, a block, and functions that read. Out: the block.
-A block is cut into parts. For each, the coordinates of its voxels go through the map step by step: of a field only the
-box is read that the coordinates reach, and of the source the box between the least and the largest of the mapped
+A block is cut into parts. The map is applied to the coordinates of a part's voxels step by step: a field is read only
+in the box that the coordinates reach, and the source in the box between the smallest and the largest mapped
 coordinates. A part whose boxes are larger than the limit is cut in halves. CuPy in, CuPy out; NumPy in, NumPy out.
 
-Outside of a field's grid (beyond half a step from its outermost vectors) displacements are 0, as in ITK, and
-coordinates are unknown: such voxels are `cval`.
+Outside a field's grid (beyond half a step from its outermost vectors) displacements are 0, as in ITK, and coordinates
+are unknown: such voxels are `cval`.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from linumpy.plan.grid.point_map import Affine, Field, affine, compose
 from linumpy.resample.blocks.block import fill, gaussians
 
 Read = Callable[[tuple[slice, ...]], Array]
-"""Reads a box of an array, where the block is: on the host or the device."""
+"""Reads a box of an array into the memory of the block, on the host or the device."""
 ReadField = Callable[[Any, tuple[slice, ...]], Array]
 """The same for the array of a field."""
 
 #: Bytes of a part for each of its voxels and axes: coordinates, indices in a field, and their temporary sums.
-_BYTES_OF_AXIS = 48
-#: Coordinates this far outside of the source, by rounding, are at its edge.
+_AXIS_NBYTES = 48
+#: Distance by which rounding may put coordinates outside the source; they are moved to its edge.
 _ROUNDING = 1e-6
-#: Vectors beyond the box of a field that a cubic spline needs; the filter does not see further.
+#: Vectors beyond the box of a field that a cubic spline needs: vectors further away do not change its result.
 _CUBIC_MARGIN = 24
 
 
@@ -48,40 +48,40 @@ class _TooLargeError(Exception):
 def make_warped(
     grid: AffineGrid, block: Block, cval: float, out: Array, read: Read, read_field: ReadField, limit: int
 ) -> Array:
-    """Make one block of the output.
+    """Make a block of the output.
 
     Parameters
     ----------
     grid : AffineGrid
-        With a `warp`; its matrix and offset are applied after it.
+        With a `warp`; its matrix and offset are applied after the warp.
     block : Block
         The block; its box of the source is not used.
     cval : float
-        Value outside of the source, for the constant modes.
+        Value outside the source, for the constant modes.
     out : numpy.ndarray or cupy.ndarray
         The output.
     read, read_field : callable
         Read a box of the source, and of the array of a field.
     limit : int
-        Bytes of the coordinates of a part, of a box of the source, and of a box of a field.
+        Bytes of a part's coordinates, of a box of the source, and of a box of a field, each.
 
     Returns
     -------
     numpy.ndarray or cupy.ndarray
         `out`.
     """
-    most = max(1, limit // (_BYTES_OF_AXIS * grid.rank))
+    max_voxels = max(1, limit // (_AXIS_NBYTES * grid.rank))
     parts = [(block.start, block.stop)]
     while parts:
         start, stop = parts.pop()
         shape = tuple(b - a for a, b in zip(start, stop, strict=True))
         halves = _halves(start, stop)
-        if halves and math.prod(shape) > most:
+        if halves and math.prod(shape) > max_voxels:
             parts += halves
             continue
         inside = tuple(slice(a - c, b - c) for a, b, c in zip(start, stop, block.start, strict=True))
         try:
-            # A single voxel is made whatever it takes.
+            # A single voxel cannot be cut, so it is made without a limit.
             _make_part(grid, (start, stop), cval, out[inside], read, read_field, limit if halves else None)
         except _TooLargeError:
             parts += halves
@@ -138,7 +138,7 @@ def _make_part(
         points[axis] -= first
     sampled = map_coordinates(source, points, order=grid.order, mode=grid.mode, cval=cval, output=out.dtype)
     out[...] = sampled
-    fill(out, cval, ~array_module(points).isfinite(points).all(axis=0))  # whatever the mode makes of them
+    fill(out, cval, ~array_module(points).isfinite(points).all(axis=0))  # unknown coordinates, in every mode
 
 
 def _coordinates(
@@ -155,14 +155,14 @@ def _coordinates(
     shape = tuple(b - a for a, b in zip(start, stop, strict=True))
     for step in compose(grid.warp, (affine(grid.matrix, grid.offset),)):
         if isinstance(step, Affine):
-            points = _affine(step, points)
+            points = _apply_affine(step, points)
         else:
-            points = _through(step, [xp.broadcast_to(one, shape) for one in points], xp, read_field, limit)
-    return xp.stack([xp.broadcast_to(one, shape) for one in points])
+            points = _apply_field(step, [xp.broadcast_to(line, shape) for line in points], xp, read_field, limit)
+    return xp.stack([xp.broadcast_to(line, shape) for line in points])
 
 
-def _affine(step: Affine, points: list[Array]) -> list[Array]:
-    """Apply an affine map; coordinates that are the same along an axis stay as small as they are."""
+def _apply_affine(step: Affine, points: list[Array]) -> list[Array]:
+    """Apply an affine map; coordinates that do not change along an axis keep the length 1 there."""
     results = []
     for *weights, shift in step.matrix:
         total: Any = points[0] * 0.0 + shift if not any(weights) else shift
@@ -173,10 +173,12 @@ def _affine(step: Affine, points: list[Array]) -> list[Array]:
     return results
 
 
-def _through(step: Field, points: list[Array], xp: ModuleType, read_field: ReadField, limit: int | None) -> list[Array]:
+def _apply_field(
+    step: Field, points: list[Array], xp: ModuleType, read_field: ReadField, limit: int | None
+) -> list[Array]:
     """Displace points by a field of vectors, or replace them by its coordinates."""
-    taken = slice(step.first, step.first + step.inputs)
-    columns = zip(points[taken], step.scale, step.translation, strict=True)
+    inputs = slice(step.first, step.first + step.inputs)
+    columns = zip(points[inputs], step.scale, step.translation, strict=True)
     indices = xp.stack([(values - shift) / scale for values, scale, shift in columns])
     margin = _CUBIC_MARGIN if step.order > 1 else 1
     box = []
@@ -184,31 +186,31 @@ def _through(step: Field, points: list[Array], xp: ModuleType, read_field: ReadF
         known = low <= high and high >= -0.5 and low <= size - 0.5
         first = min(max(math.floor(low) - margin, 0), size - 1) if known else 0
         box.append(slice(first, min(max(math.ceil(high) + margin, 0), size - 1) + 1 if known else 0))
-    results = list(points[taken]) if step.relative else []
-    if any(one.stop <= one.start for one in box):
+    results = list(points[inputs]) if step.relative else []
+    if any(side.stop <= side.start for side in box):
         vectors: Any = [0.0 if step.relative else xp.full(indices.shape[1:], np.nan)] * step.outputs
     else:
         region = list(box)
         region.insert(step.component_axis, slice(0, step.outputs))
-        nbytes = step.outputs * math.prod(one.stop - one.start for one in box) * step.array.dtype.itemsize
+        nbytes = step.outputs * math.prod(side.stop - side.start for side in box) * step.array.dtype.itemsize
         if limit is not None and nbytes > limit:
             raise _TooLargeError
         stored = xp.moveaxis(read_field(step.array, tuple(region)), step.component_axis, 0)
         outside = xp.zeros(indices.shape[1:], bool)
-        for axis, (one, size) in enumerate(zip(box, step.shape, strict=True)):
-            outside |= ~((indices[axis] >= -0.5) & (indices[axis] <= size - 0.5))  # also where it is NaN
-            indices[axis] -= one.start
+        for axis, (side, size) in enumerate(zip(box, step.shape, strict=True)):
+            outside |= ~((indices[axis] >= -0.5) & (indices[axis] <= size - 0.5))  # NaN is outside, too
+            indices[axis] -= side.start
         empty = 0.0 if step.relative else np.nan
         vectors = []
         for component in stored:
             values = map_coordinates(component, indices, order=step.order, mode="nearest", output=np.float64)
             vectors.append(xp.where(outside, empty, values))
     results = [a + b for a, b in zip(results, vectors, strict=True)] if step.relative else list(vectors)
-    return [*points[: step.first], *results, *points[taken.stop :]]
+    return [*points[: step.first], *results, *points[inputs.stop :]]
 
 
 def _extrema(points: Array) -> list[tuple[float, float]]:
-    """Return the least and the largest of each row that is a number; the first is the larger one without any."""
+    """Return the smallest and the largest finite number of each row; (inf, -inf) for a row without any."""
     xp = array_module(points)
     flat = points.reshape((len(points), -1))
     low = xp.where(xp.isfinite(flat), flat, np.inf).min(axis=1)
@@ -218,6 +220,6 @@ def _extrema(points: Array) -> list[tuple[float, float]]:
 
 
 def _snap(values: Array, size: int) -> None:
-    """Bring coordinates that rounding put outside of an axis back to its edge."""
+    """Move coordinates that rounding put outside an axis back to its edge."""
     values[(values < 0) & (values > -_ROUNDING)] = 0
     values[(values > size - 1) & (values < size - 1 + _ROUNDING)] = size - 1

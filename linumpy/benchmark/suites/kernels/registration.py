@@ -1,4 +1,4 @@
-"""Registration of pairs of slices, and SimpleITK's of one pair on the CPU."""
+"""Registration of pairs of slices, beside SimpleITK, which registers one pair on the CPU."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from types import ModuleType
 import numpy as np
 
 from linumpy.arrays import Array
-from linumpy.benchmark.cases import CannotRunError, Case, Prepared, kernel_case
+from linumpy.benchmark.cases import Case, Prepared, kernel_case, peer_module, scaled
 from linumpy.device import to_host
 from linumpy.registration.pairs import PairSearch, register_pairs
 
@@ -42,18 +42,18 @@ def known_pairs(
         matrix[:2, :2] = [[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]]
         matrix[:2, 2] = centre - matrix[:2, :2] @ centre + shift
         back = np.linalg.inv(matrix)
-        seen = ndimage.affine_transform(whole, back[:2, :2], back[:2, 2] + margin, (side, side))
+        moved = ndimage.affine_transform(whole, back[:2, :2], back[:2, 2] + margin, (side, side))
         fixed.append(whole[margin:-margin, margin:-margin] + noise * rng.standard_normal((side, side)))
-        moving.append(2 * (seen + noise * rng.standard_normal((side, side))) + 10)
+        moving.append(2 * (moved + noise * rng.standard_normal((side, side))) + 10)
         matrices.append(matrix)
     return np.array(fixed, np.float32), np.array(moving, np.float32), np.array(matrices)
 
 
-def corner_errors(found: np.ndarray, truth: np.ndarray, side: int) -> np.ndarray:
+def corner_errors(matrices: np.ndarray, truth: np.ndarray, side: int) -> np.ndarray:
     """Return the root mean square error of each pair at the corners, in pixels."""
     corners = np.array([[y, x, 1] for y in (0, side - 1) for x in (0, side - 1)]).T
-    apart: np.ndarray = ((found - truth) @ corners)[:, :2]
-    return np.sqrt((apart**2).sum(axis=1).mean(axis=1))
+    errors: np.ndarray = ((matrices - truth) @ corners)[:, :2]
+    return np.sqrt((errors**2).sum(axis=1).mean(axis=1))
 
 
 def by_simpleitk(fixed: np.ndarray, moving: np.ndarray) -> np.ndarray:
@@ -73,29 +73,26 @@ def by_simpleitk(fixed: np.ndarray, moving: np.ndarray) -> np.ndarray:
     )
     method.SetInitialTransform(transform, inPlace=True)
     method.Execute(*images)
-    # SimpleITK has x first.
-    at = [np.array(transform.TransformPoint(point))[::-1] for point in ((0.0, 0.0), (0.0, 1.0), (1.0, 0.0))]
+    # SimpleITK's coordinates have x first.
+    points = [np.array(transform.TransformPoint(point))[::-1] for point in ((0.0, 0.0), (0.0, 1.0), (1.0, 0.0))]
     matrix = np.eye(3)
-    matrix[:2, 2], matrix[:2, 0], matrix[:2, 1] = at[0], at[1] - at[0], at[2] - at[0]
+    matrix[:2, 2], matrix[:2, 0], matrix[:2, 1] = points[0], points[1] - points[0], points[2] - points[0]
     return matrix
 
 
 def register_case(xp: ModuleType, scale: float) -> Case:
-    """Make the case: all pairs by linumpy, and one of them by SimpleITK."""
-    count, side = max(2, round(_PAIRS * scale)), max(64, round(_SIDE * scale))
+    """Describe the case: linumpy registers all pairs, and SimpleITK one of them."""
+    count, side = scaled(_PAIRS, scale, 2), scaled(_SIDE, scale, 64)
     fixed, moving, truth = known_pairs(count, side)
-    search, images = PairSearch(max_angle=6), [xp.asarray(side_) for side_ in (fixed, moving)]
+    search, images = PairSearch(max_angle=6), [xp.asarray(stack) for stack in (fixed, moving)]
 
-    def check(found: Array) -> str:
-        worst = float(corner_errors(to_host(found), truth, side).max())
+    def check(matrices: Array) -> str:
+        worst = float(corner_errors(to_host(matrices), truth, side).max())
         return "" if worst <= _PIXELS else f"a corner is {worst:.2g} pixels off"
 
     @contextmanager
     def peer() -> Iterator[Prepared]:
-        try:
-            import SimpleITK  # noqa: F401
-        except ImportError:
-            raise CannotRunError("SimpleITK is not installed") from None
+        peer_module("SimpleITK")
         yield Prepared(lambda: by_simpleitk(fixed[0], moving[0]))
 
     case = kernel_case(

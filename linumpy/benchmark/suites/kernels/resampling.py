@@ -1,4 +1,4 @@
-"""What is timed of resampling, beside ``cupyx.scipy.ndimage`` on the same arrays; SciPy in float64 is the truth."""
+"""Resampling of arrays, beside ``cupyx.scipy.ndimage`` on the same arrays; SciPy in float64 is the truth."""
 
 from __future__ import annotations
 
@@ -11,36 +11,43 @@ from typing import Any
 import numpy as np
 
 from linumpy.arrays import Array
-from linumpy.benchmark.cases import CannotRunError, Case, Check, Makers, Prepared, copy_of, kernel_case, kernel_suite
+from linumpy.benchmark.cases import (
+    CannotRunError,
+    Case,
+    Check,
+    Makers,
+    Prepared,
+    copy_of,
+    kernel_case,
+    kernel_suite,
+    peer_module,
+    scaled,
+)
 from linumpy.device import array_module, is_device_array, to_host
-from linumpy.gpu.interpolation import (
-    affine_transform,
-    apply_displacement_field,
-    map_coordinates,
-    resize,
-    spline_filter,
-)  # fmt: skip
+from linumpy.gpu.interpolation import affine_transform, apply_displacement_field, map_coordinates, resize, spline_filter
 
 _DESCRIPTION = """Time resampling, beside cupyx.scipy.ndimage on the same arrays, on this machine's GPU.
 
-Timed are map_coordinates and affine_transform on 512³ voxels: linear and cubic (of coefficients, without the filter),
-at coordinates that follow the grid and at random ones; orders 2 and 5 with their filters; stacks of small images,
-beside a loop over them; labels; and resize to half of it, smoothed first. Beside the linear maps of float32 stands
-torch's grid_sample, where PyTorch is installed. Each result is checked first, at 2000 points or in some planes, against
-SciPy in float64; a wrong one is reported as WRONG and has no time. Times are medians, by CUDA events after warm-ups; ×
-is another's time over linumpy's; "of copy" is the rate of bytes that must at least be read and written (coordinates and
-result, or image and result), as a part of a plain copy's.
+Timed are map_coordinates and affine_transform on 512³ voxels: linear and cubic (from coefficients, without the filter),
+at coordinates that follow the grid and at random coordinates; orders 2 and 5 with their filters; stacks of small
+images, beside a loop over them; labels; and resize to half the size, smoothed first. A further peer of linear maps of
+float32 is torch's grid_sample, if PyTorch is installed. Each result is checked first, at 2000 points or in some planes,
+against SciPy in float64; a wrong result is reported as WRONG and has no time. Times are medians, by CUDA events after
+warm-ups; × is the peer's time over linumpy's; "× copy" is the rate of the minimum of bytes to read and write
+(coordinates and result, or image and result), relative to a plain copy.
 
 For example:
   linum-benchmark resampling
   linum-benchmark resampling --only affine-linear --runs 50 --json resampling.json
 """
 
-#: What SciPy makes of an image in float64.
+#: Options of a call.
+Options = dict[str, Any]
+#: Takes an image in float64; returns SciPy's result.
 Truth = Callable[[np.ndarray], np.ndarray]
 
-#: A turn about all axes, with a little scale.
-# So many digits that no coordinate lies halfway between two voxels, where rounding alone would choose a label.
+#: A rotation about all axes, with a small scale.
+# So many digits that no coordinate is halfway between two voxels, where rounding would choose the label.
 TURN = np.array(
     [
         [0.98031742, 0.11873921, -0.05171937],
@@ -48,18 +55,18 @@ TURN = np.array(
         [0.06098351, -0.08071459, 0.99017273],
     ]
 )
-#: Points of a result that are compared with SciPy; for results with filters, how many times as many are drawn, of which
-#: those in the middle are compared.
+#: Points of a result that are compared with SciPy; for results with filters the points near the middle are compared,
+#: of so many times as many.
 _CHECKED, _DRAWN = 2000, 200
-#: Planes of an image that are resized by SciPy, three times.
+#: Planes of an image that SciPy resizes, at three depths.
 _PLANES = 24
-#: Boxes of coefficients that are compared with SciPy; their sides; and the voxels after which a cubic filter, and any
-#: filter, no longer depends on where its image was cut.
+#: Boxes of coefficients that are compared with SciPy; their side; and the distance in voxels from a cut of the image
+#: beyond which the cut does not change a cubic filter, and any filter.
 _BOXES, _BOX_SIDE, _CUBIC_MARGIN, _MARGIN = 8, 40, 24, 44
 
 
 def _speckled(xp: ModuleType, side: int, dtype: str = "float32") -> Array:
-    """Smooth waves with speckle, 0 to 4000."""
+    """Make smooth waves with speckle, 0 to 4000."""
     line = xp.sin(xp.linspace(0, 20, side, dtype=xp.float32))
     image = line[:, None, None] * line[None, :, None] * line[None, None, ::-1]
     noise = xp.random.RandomState(0).uniform(0, 1, (side, side)).astype(xp.float32)
@@ -85,21 +92,7 @@ def _off_by(worst: float, tolerance: float) -> str:
     return "" if worst <= tolerance else f"off by {worst:.3g} where {tolerance:.2g} is allowed"
 
 
-def _wrong_voxels(
-    got: Array,
-    chosen: np.ndarray,
-    source: np.ndarray,
-    truth: Truth,
-    relative: float = 1e-5,
-) -> str:
-    """Compare some voxels with SciPy in float64, relative to the range, and within 1 for integers that are rounded."""
-    values = to_host(got.reshape(-1)[array_module(got).asarray(chosen)]).astype(np.float64)
-    expected = truth(source.astype(np.float64))
-    tolerance = relative * float(source.max()) + (0.5 if got.dtype.kind in "iu" else 0)
-    return _off_by(float(np.abs(values - expected).max(initial=0)), tolerance)
-
-
-def _map_truth(coords: np.ndarray, options: dict[str, Any]) -> Truth:
+def _map_truth(coords: np.ndarray, options: Options) -> Truth:
     return lambda data: np.asarray(_scipy().map_coordinates(data, coords, **options))
 
 
@@ -109,16 +102,13 @@ def grid_sample(image: Array, coordinates: Array, check: Check) -> Iterator[Prep
 
     PyTorch takes coordinates from -1 to 1, x first, in another layout: they are converted here, not in the call.
     """
-    try:
-        import torch
-    except ImportError as error:
-        raise CannotRunError("torch is not installed: pip install torch") from error
+    torch = peer_module("torch")
     if is_device_array(image) and not torch.cuda.is_available():
         raise CannotRunError("torch does not see the GPU")
     xp = array_module(image)
     steps = zip((2, 1, 0), reversed(image.shape), strict=True)
     grid = xp.stack([coordinates[axis] * xp.float32(2 / (n - 1)) - xp.float32(1) for axis, n in steps], axis=-1)
-    # PyTorch wants a batch, and three axes of coordinates.
+    # PyTorch needs a batch, and three axes of coordinates.
     grid = torch.from_dlpack(grid.reshape((1,) * (4 - (coordinates.ndim - 1)) + grid.shape))
     volume = torch.from_dlpack(image[None, None])
     options = {"mode": "bilinear", "padding_mode": "zeros", "align_corners": True}
@@ -133,7 +123,7 @@ def grid_sample(image: Array, coordinates: Array, check: Check) -> Iterator[Prep
 
 
 def _smooth_coordinates(xp: ModuleType, side: int) -> Array:
-    """Coordinates of the grid, moved by up to 3 voxels by waves; (3, side, side, side) float32."""
+    """Return the grid's coordinates, moved by waves of up to 3 voxels; (3, side, side, side) float32."""
     wave = 3 * xp.sin(xp.linspace(0, 9, side, dtype=xp.float32))
     grid = xp.arange(side, dtype=xp.float32)
     coordinates = xp.empty((3, side, side, side), xp.float32)
@@ -148,40 +138,58 @@ def _random_coordinates(xp: ModuleType, side: int) -> Array:
     return xp.stack([rng.uniform(0, side - 1, side**3).astype(xp.float32) for _ in range(3)])
 
 
-def _in_the_middle(chosen: np.ndarray, at: np.ndarray, data: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Keep the voxels sampled near the middle, and the part of the image from which SciPy can filter what they need."""
-    middle = len(data) // 2
-    kept = (np.abs(at - middle) <= _BOX_SIDE / 2).all(0)
-    first = max(0, middle - _BOX_SIDE // 2 - _MARGIN)
-    part = (slice(first, middle + _BOX_SIDE // 2 + _MARGIN + 1),) * 3
-    return chosen[kept], at[:, kept] - first, data[part]
+def _sampled_differs(
+    result: Array, source: Array, coords_of: Callable[[np.ndarray], np.ndarray], options: Options,
+    relative: float = 1e-5, *, border: bool = True,
+) -> str:  # fmt: skip
+    """Compare random voxels with SciPy's samples of the source in float64; `coords_of` returns their coordinates.
+
+    The tolerance is relative to the range; integers may be rounded. Without `border`, coordinates outside are left out.
+    """
+    filters = options["prefilter"]
+    chosen = np.random.default_rng(0).integers(0, result.size, _CHECKED * (_DRAWN if filters else 1))
+    coords, data = coords_of(chosen), to_host(source)
+    if filters:  # keep voxels that are sampled near the middle: SciPy need filter only a part of the image
+        middle = len(data) // 2
+        near = (np.abs(coords - middle) <= _BOX_SIDE / 2).all(0)
+        first = max(0, middle - _BOX_SIDE // 2 - _MARGIN)
+        chosen, coords = chosen[near], coords[:, near] - first
+        data = data[(slice(first, middle + _BOX_SIDE // 2 + _MARGIN + 1),) * 3]
+    if not border:
+        inside = ((coords >= 0) & (coords <= len(data) - 1)).all(0)
+        chosen, coords = chosen[inside], coords[:, inside]
+    values = to_host(result.reshape(-1)[array_module(result).asarray(chosen)]).astype(np.float64)
+    expected = _map_truth(coords, options)(data.astype(np.float64))
+    tolerance = relative * float(data.max()) + (0.5 if result.dtype.kind in "iu" else 0)
+    return _off_by(float(np.abs(values - expected).max(initial=0)), tolerance)
+
+
+def _spline_source(image: Array, order: int, *, filters: bool) -> Array:
+    """Return the array to sample: the coefficients of a spline unless the timed call filters."""
+    return image if order < 2 or filters else _peer_module(image).spline_filter(image, order, output=np.float32)
 
 
 def _map(
     name: str, xp: ModuleType, scale: float, *,
     dtype: str = "float32", order: int = 1, smooth: bool = True, reach: float, filters: bool = False,
 ) -> Case:  # fmt: skip
-    side = max(16, round(512 * scale))
+    side = scaled(512, scale)
     image = _speckled(xp, side, dtype)
     coordinates = (_smooth_coordinates if smooth else _random_coordinates)(xp, side)
-    ndimage = _peer_module(image)
-    source = image if order < 2 or filters else ndimage.spline_filter(image, order, output=np.float32)
-    options: dict[str, Any] = {"order": order, "mode": "constant", "prefilter": filters}
+    ndimage, source = _peer_module(image), _spline_source(image, order, filters=filters)
+    options: Options = {"order": order, "mode": "constant", "prefilter": filters}
 
-    def check(got: Array, relative: float = 1e-5, border: bool = True) -> str:
-        chosen = np.random.default_rng(0).integers(0, got.size, _CHECKED * (_DRAWN if filters else 1))
-        at = to_host(coordinates.reshape((3, -1))[:, xp.asarray(chosen)]).astype(np.float64)
-        data = to_host(source)
-        if filters:
-            chosen, at, data = _in_the_middle(chosen, at, data)
-        if not border:
-            inside = ((at >= 0) & (at <= side - 1)).all(0)
-            chosen, at = chosen[inside], at[:, inside]
-        return _wrong_voxels(got, chosen, data, _map_truth(at, options), relative)
+    def coords_of(chosen: np.ndarray) -> np.ndarray:
+        return to_host(coordinates.reshape((3, -1))[:, xp.asarray(chosen)]).astype(np.float64)
 
-    # PyTorch samples floats linearly; its coordinates from -1 to 1 are a little less exact, and beyond the outermost
-    # voxels it fades out where SciPy stops.
-    by_torch = lambda: grid_sample(image, coordinates, lambda got: check(got, 1e-3, border=False))  # noqa: E731
+    def check(result: Array) -> str:
+        return _sampled_differs(result, source, coords_of, options)
+
+    def check_torch(result: Array) -> str:
+        # PyTorch's coordinates from -1 to 1 are less exact, and it fades out beyond the outermost voxels.
+        return _sampled_differs(result, source, coords_of, options, 1e-3, border=False)
+
+    by_torch = lambda: grid_sample(image, coordinates, check_torch)  # noqa: E731
     return kernel_case(
         name, image,
         lambda: map_coordinates(source, coordinates, **options),
@@ -192,58 +200,57 @@ def _map(
     )  # fmt: skip
 
 
-def _affine(name: str, xp: ModuleType, scale: float, *, order: int, reach: float, filters: bool = False) -> Case:
-    side = max(16, round(512 * scale))
-    image = _speckled(xp, side)
-    ndimage = _peer_module(image)
-    source = image if order < 2 or filters else ndimage.spline_filter(image, order, output=np.float32)
-    offset = side / 2 - TURN @ np.full(3, side / 2)
-    options: dict[str, Any] = {"order": order, "mode": "constant", "prefilter": filters}
+def _affine(
+    name: str, xp: ModuleType, scale: float, *,
+    dtype: str = "float32", order: int, reach: float | None = None, filters: bool = False,
+) -> Case:  # fmt: skip
+    side = scaled(512, scale)
+    image = _speckled(xp, side, dtype)
+    ndimage, source = _peer_module(image), _spline_source(image, order, filters=filters)
+    offset, matrix = side / 2 - TURN @ np.full(3, side / 2), xp.asarray(TURN)
+    options: Options = {"order": order, "mode": "constant", "prefilter": filters}
 
-    def check(got: Array) -> str:
-        chosen = np.random.default_rng(0).integers(0, got.size, _CHECKED * (_DRAWN if filters else 1))
-        at, data = TURN @ np.stack(np.unravel_index(chosen, got.shape)) + offset[:, None], to_host(source)
-        if filters:
-            chosen, at, data = _in_the_middle(chosen, at, data)
-        return _wrong_voxels(got, chosen, data, _map_truth(at, options))
+    def coords_of(chosen: np.ndarray) -> np.ndarray:
+        return np.asarray(TURN @ np.stack(np.unravel_index(chosen, image.shape)) + offset[:, None])
 
-    matrix = xp.asarray(TURN)
     return kernel_case(
         name, image,
         lambda: affine_transform(source, TURN, offset, **options),
         lambda: ndimage.affine_transform(source, matrix, offset.tolist(), **options),
-        check, 2 * source.nbytes, reach,
+        # Labels must be exact.
+        lambda result: _sampled_differs(result, source, coords_of, options, 1e-5 if order else 0.0),
+        2 * source.nbytes, reach, **({} if order else _of_copy(xp, 2 * source.nbytes)),
     )  # fmt: skip
 
 
 def _resize_to_half(name: str, xp: ModuleType, scale: float, *, dtype: str = "float32") -> Case:
-    half = max(8, round(256 * scale))
+    half = scaled(256, scale, 8)
     image = _speckled(xp, 2 * half, dtype)
     ndimage = _peer_module(image)
 
     def peer() -> Array:
-        # What scikit-image's resize does, by cupyx, in float32.
+        # scikit-image's resize, by cupyx, in float32.
         smooth = ndimage.gaussian_filter(image, 0.5, output=np.float32, mode="mirror")
         return ndimage.zoom(smooth, 0.5, order=1, mode="mirror", grid_mode=True)
 
-    check = lambda got: _differs_from_half(got, image)  # noqa: E731
     return kernel_case(
-        name, image, lambda: resize(image, (half, half, half)), peer, check, image.nbytes + half**3 * 4, 6.0
-    )
+        name, image, lambda: resize(image, (half, half, half)), peer, partial(_differs_from_half, image=image),
+        image.nbytes + half**3 * 4, 6.0,
+    )  # fmt: skip
 
 
-def _differs_from_half(got: Array, image: Array) -> str:
+def _differs_from_half(result: Array, image: Array) -> str:
     """Compare planes at both ends and in the middle with SciPy in float64, within 1e-5 of the range."""
     side = len(image)
     depth = min(side, _PLANES)
-    if tuple(got.shape) != (side // 2,) * 3:
-        return f"its shape is {tuple(got.shape)}"
+    if tuple(result.shape) != (side // 2,) * 3:
+        return f"its shape is {tuple(result.shape)}"
     worst = 0.0
     for start in sorted({0, (side - depth) // 4 * 2, side - depth}):
         part = to_host(image[start : start + depth]).astype(np.float64)
         smooth = _scipy().gaussian_filter(part, 0.5, mode="mirror")
         expected = _scipy().zoom(smooth, 0.5, order=1, mode="mirror", grid_mode=True)
-        planes = to_host(got[start // 2 : (start + depth) // 2])
+        planes = to_host(result[start // 2 : (start + depth) // 2])
         # Planes near a cut lack their neighbours.
         kept = slice(0 if start == 0 else 2, None if start + depth == side else -2)
         worst = max(worst, float(np.abs(planes - expected)[kept].max()))
@@ -251,16 +258,16 @@ def _differs_from_half(got: Array, image: Array) -> str:
 
 
 def _spline_filter(name: str, xp: ModuleType, scale: float) -> Case:
-    image = _speckled(xp, max(16, round(512 * scale)))
+    image = _speckled(xp, scaled(512, scale))
     ndimage = _peer_module(image)
     host = to_host(image)
 
-    def check(got: Array) -> str:
+    def check(result: Array) -> str:
         rng = np.random.default_rng(0)
-        # The image's first and last corner, and some more.
+        # The image's first and last corner, and random boxes.
         starts = [[0] * 3, [max(0, n - _BOX_SIDE) for n in host.shape]]
         starts += [[int(rng.integers(0, n)) for n in host.shape] for _ in range(_BOXES - 2)]
-        return _off_by(max(_box_error(got, host, start) for start in starts), 1e-5 * float(host.max()))
+        return _off_by(max(_box_error(result, host, start) for start in starts), 1e-5 * float(host.max()))
 
     return kernel_case(
         name, image,
@@ -270,13 +277,13 @@ def _spline_filter(name: str, xp: ModuleType, scale: float) -> Case:
     )  # fmt: skip
 
 
-def _box_error(got: Array, image: np.ndarray, start: list[int]) -> float:
-    """The largest difference between a box of coefficients and SciPy's, in float64."""
+def _box_error(result: Array, image: np.ndarray, start: list[int]) -> float:
+    """Return the largest difference between a box of coefficients and SciPy's, in float64."""
     low = [max(0, a - _CUBIC_MARGIN) for a in start]
     part = image[tuple(slice(a, b + _BOX_SIDE + _CUBIC_MARGIN) for a, b in zip(low, start, strict=True))]
     truth = _scipy().spline_filter(part, output=np.float64)
     inside = tuple(slice(b - a, b - a + _BOX_SIDE) for a, b in zip(low, start, strict=True))
-    coefficients = to_host(got[tuple(slice(b, b + _BOX_SIDE) for b in start)])
+    coefficients = to_host(result[tuple(slice(b, b + _BOX_SIDE) for b in start)])
     return float(np.abs(coefficients - truth[inside]).max())
 
 
@@ -287,98 +294,84 @@ def _stack(xp: ModuleType, shape: tuple[int, ...]) -> Array:
     return xp.asarray(np.random.default_rng(0).uniform(0, 4000, shape).astype(np.float32))
 
 
-def _wrong_images(got: Array, stack: Array, truth: Truth) -> str:
+def _wrong_images(result: Array, stack: Array, truth: Truth) -> str:
     """Compare some images of a stack with SciPy in float64."""
     for number in {0, len(stack) // 2, len(stack) - 1}:
         expected = truth(to_host(stack[number]).astype(np.float64))
-        wrong = _off_by(float(np.abs(to_host(got[number]) - expected).max()), 4000 * 1e-5)
+        wrong = _off_by(float(np.abs(to_host(result[number]) - expected).max()), 4000 * 1e-5)
         if wrong:
             return f"image {number} is {wrong}"
     return ""
 
 
 def _affine_stack(name: str, xp: ModuleType, scale: float, *, shape: tuple[int, ...], order: int = 1) -> Case:
-    """Turn every image of a stack, (images, ...), alike."""
+    """Rotate every image of a stack, (images, ...), by the same matrix."""
     rank = len(shape) - 1
-    sizes = (max(2, round(shape[0] * scale)), *shape[1:])
+    sizes = (scaled(shape[0], scale, 2), *shape[1:])
     stack = _stack(xp, sizes)
     linear = TURN[-rank:, -rank:]
     offset = np.array([n / 2 for n in sizes[1:]]) - linear @ [n / 2 for n in sizes[1:]]
     whole_matrix, whole_offset = np.eye(rank + 1), np.zeros(rank + 1)
     whole_matrix[1:, 1:], whole_offset[1:] = linear, offset
-    options: dict[str, Any] = {"order": order, "mode": "mirror"}
+    options: Options = {"order": order, "mode": "mirror"}
     ndimage, matrix = _peer_module(stack), xp.asarray(linear)
     truth = lambda image: _scipy().affine_transform(image, linear, offset, **options)  # noqa: E731
     return kernel_case(
         name, stack,
         lambda: affine_transform(stack, whole_matrix, whole_offset, **options),
         lambda: xp.stack([ndimage.affine_transform(image, matrix, offset.tolist(), **options) for image in stack]),
-        lambda got: _wrong_images(got, stack, truth), 2 * stack.nbytes, 10.0,
+        lambda result: _wrong_images(result, stack, truth), 2 * stack.nbytes, 10.0,
     )  # fmt: skip
 
 
 def _displaced_channels(name: str, xp: ModuleType, scale: float) -> Case:
-    """Deform all channels of an image alike."""
-    stack = _stack(xp, (max(2, round(64 * scale)), 48, 48, 48))
+    """Deform all channels of an image by the same field."""
+    stack = _stack(xp, (scaled(64, scale, 2), 48, 48, 48))
     field = xp.asarray(np.random.default_rng(1).uniform(-2, 2, (3, *stack.shape[1:])).astype(np.float32))
     grid = np.stack(np.meshgrid(*map(np.arange, stack.shape[1:]), indexing="ij"))
     coords = to_host(field).astype(np.float64) + grid
-    options: dict[str, Any] = {"order": 1, "mode": "mirror"}
+    options: Options = {"order": 1, "mode": "mirror"}
     ndimage, device_coords = _peer_module(stack), xp.asarray(coords)
     return kernel_case(
         name, stack,
         lambda: apply_displacement_field(stack, field, channel_axis=0, **options),
         lambda: xp.stack([ndimage.map_coordinates(image, device_coords, **options) for image in stack]),
-        lambda got: _wrong_images(got, stack, _map_truth(coords, options)), 2 * stack.nbytes + field.nbytes, 10.0,
+        lambda result: _wrong_images(result, stack, _map_truth(coords, options)), 2 * stack.nbytes + field.nbytes, 10.0,
     )  # fmt: skip
 
 
-# ---- labels; beside a copy of as many bytes, since of small images the launch takes most of the time
+# ---- labels
+
+
+def _of_copy(xp: ModuleType, nbytes: int) -> Options:
+    """Return options of :func:`kernel_case`: a copy of as many bytes, since the launch dominates small images."""
+    return {"copy_reach": 0.7, "third": ("copy-as-many", copy_of(xp, nbytes))}
 
 
 def _resized_labels(name: str, xp: ModuleType, scale: float, *, factor: float, side: int) -> Case:
-    """Take the nearest labels, to half the resolution or to twice."""
+    """Take the nearest labels, at half or twice the resolution."""
     image = _speckled(xp, max(8, round(side * scale) // 2 * 2), "uint16")
     new_shape = (round(len(image) * factor),) * 3
     ndimage = _peer_module(image)
     rows = np.floor((np.arange(new_shape[0]) + 0.5) / factor).astype(np.int64)
 
-    def check(got: Array) -> str:
+    def check(result: Array) -> str:
         chosen = np.random.default_rng(0).integers(0, new_shape[0], (3, _CHECKED))
         expected = to_host(image)[tuple(rows[axis] for axis in chosen)]
-        return "" if np.array_equal(to_host(got)[tuple(chosen)], expected) else "labels differ from the nearest ones"
+        return "" if np.array_equal(to_host(result)[tuple(chosen)], expected) else "labels differ from the nearest ones"
 
-    # To half, all sectors of half the planes and rows are read.
+    # At half the resolution, all memory sectors of half the planes and rows are read.
     nbytes = int(image.nbytes * (0.25 if factor < 1 else 1) + new_shape[0] ** 3 * 2)
     return kernel_case(
         name, image,
         lambda: resize(image, new_shape, order=0),
         lambda: ndimage.zoom(image, factor, order=0, mode="nearest", grid_mode=True),
-        check, nbytes, copy_reach=0.7, third=("copy-as-many", copy_of(xp, nbytes)),
+        check, nbytes, **_of_copy(xp, nbytes),
     )  # fmt: skip
 
 
-def _turned_labels(name: str, xp: ModuleType, scale: float) -> Case:
-    side = max(16, round(512 * scale))
-    image = _speckled(xp, side, "uint16")
-    offset = side / 2 - TURN @ np.full(3, side / 2)
-    ndimage, matrix = _peer_module(image), xp.asarray(TURN)
-
-    def check(got: Array) -> str:
-        chosen = np.random.default_rng(0).integers(0, got.size, _CHECKED)
-        at = TURN @ np.stack(np.unravel_index(chosen, image.shape)) + offset[:, None]
-        return _wrong_voxels(got, chosen, to_host(image), _map_truth(at, {"order": 0}), 0.0)
-
-    return kernel_case(
-        name, image,
-        lambda: affine_transform(image, TURN, offset, order=0),
-        lambda: ndimage.affine_transform(image, matrix, offset.tolist(), order=0),
-        check, 2 * image.nbytes, copy_reach=0.7, third=("copy-as-many", copy_of(xp, 2 * image.nbytes)),
-    )  # fmt: skip
-
-
-#: In their order; `reach` is × CuPy.
-_CASES: dict[str, tuple[Callable[..., Case], dict[str, Any]]] = {
+#: The cases, in order; `reach` is relative to CuPy.
+_CASES: dict[str, tuple[Callable[..., Case], Options]] = {
     "map-linear-smooth": (_map, {"reach": 1.8}),
     "map-linear-uint16": (_map, {"dtype": "uint16", "reach": 2.5}),
     "map-linear-random": (_map, {"smooth": False, "reach": 1.3}),
@@ -387,7 +380,7 @@ _CASES: dict[str, tuple[Callable[..., Case], dict[str, Any]]] = {
     "affine-cubic": (_affine, {"order": 3, "reach": 5.0}),
     "resize-half": (_resize_to_half, {}),
     "resize-half-uint16": (_resize_to_half, {"dtype": "uint16"}),
-    # With the filters of their splines.
+    # with the filters of their splines
     "map-order2": (_map, {"order": 2, "reach": 4.0, "filters": True}),
     "map-order5": (_map, {"order": 5, "reach": 4.0, "filters": True}),
     "affine-order2": (_affine, {"order": 2, "reach": 4.0, "filters": True}),
@@ -399,7 +392,7 @@ _CASES: dict[str, tuple[Callable[..., Case], dict[str, Any]]] = {
     "labels-half": (_resized_labels, {"factor": 0.5, "side": 512}),
     "labels-half-large": (_resized_labels, {"factor": 0.5, "side": 1024}),
     "labels-double": (_resized_labels, {"factor": 2, "side": 256}),
-    "labels-turned": (_turned_labels, {}),
+    "labels-turned": (_affine, {"dtype": "uint16", "order": 0}),
     "spline-filter": (_spline_filter, {}),
 }
 MAKERS: Makers = {name: partial(make, name, **options) for name, (make, options) in _CASES.items()}

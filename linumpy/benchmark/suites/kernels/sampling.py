@@ -1,4 +1,4 @@
-"""Samples of volumes in device memory: how many a second, beside a sampler of texture units.
+"""Samples a second of volumes in device memory, beside a sampler by texture units.
 
 Results are checked at some thousand samples, in double precision, to 1e-6 of the range of values.
 """
@@ -16,19 +16,19 @@ from typing import Any
 import numpy as np
 
 from linumpy.arrays import Array
-from linumpy.benchmark.cases import Case, Entry, Makers, Mark, Prepare, Prepared, kernel_suite
+from linumpy.benchmark.cases import Case, Entry, Makers, Mark, Prepare, Prepared, kernel_suite, scaled
 from linumpy.benchmark.runner import CaseResult
 from linumpy.device import array_module
 from linumpy.sampling import create_sampler
 from linumpy.sampling.sampler import Sampler
 from linumpy.sampling.volume import DeviceVolume, Shape
 
-_DESCRIPTION = """Time samples of volumes on this machine's GPU, beside a sampler of texture units.
+_DESCRIPTION = """Time samples of volumes on this machine's GPU, beside a sampler by texture units.
 
-Timed are 2^26 samples of 512³ voxels: independent ones, those in the order of boxes, and values at given points, random
-and along rows. Each result is checked first, in double precision to 1e-6 of the range; weights of texture units have 8
-bits, so that sampler is not checked. Rates are coordinates and values, 16 bytes a sample; the last table has samples a
-second.
+Timed are 2^26 samples of 512³ voxels: independent samples, samples in the order of boxes, and values at given points,
+random and along rows. Each result is checked first, in double precision to 1e-6 of the range; the sampler by texture
+units is not checked, since its weights have 8 bits. Rates are of coordinates and values, 16 bytes a sample; the last
+table has samples a second.
 
 For example:
   linum-benchmark sampling --json sampling.json
@@ -43,22 +43,24 @@ CHECKED = 4096
 PRECISION = 1e-6
 GIB = 2**30
 
-#: Layouts of the voxels and shapes of kernels that are compared, after the default.
-_LAYOUTS: dict[str, dict[str, Any]] = {
+#: Options of a volume: the layout of its voxels and the shape of its kernels.
+Options = dict[str, Any]
+#: Options to compare with the default, by title.
+_LAYOUTS: dict[str, Options] = {
     "cells, 2 at a time": {"layout": "cells", "shape": Shape(groups=2, blocks=4)},
     "cells, 8 at a time": {"layout": "cells", "shape": Shape(groups=8, blocks=2)},
     "quads": {"layout": "quads"},
     "bricks": {"layout": "bricks"},
     "rows": {"layout": "rows"},
 }
-_RASTER: dict[str, dict[str, Any]] = {
+_RASTER: dict[str, Options] = {
     "not ahead": {"shape": Shape(ahead=0)},
     "ahead in registers": {"shape": Shape(ahead=1)},
     "2 at a time": {"shape": Shape(groups=2, blocks=5)},
     "2 at a time, ahead in registers": {"shape": Shape(groups=2, blocks=4, ahead=1)},
     "rows": {"layout": "rows"},
 }
-_BOXES: dict[str, dict[str, Any]] = {
+_BOXES: dict[str, Options] = {
     "through registers": {"layout": "rows", "shape": Shape(box_copies=False)},
     "256 threads": {"layout": "rows", "shape": Shape(box_threads=256)},
     "boxes of 8000": {"layout": "rows", "shape": Shape(box_voxels=8000, box_threads=256, box_blocks=4)},
@@ -88,7 +90,7 @@ extern "C" __global__ void texture_sample(cudaTextureObject_t volume, float *coo
 
 
 def _volume(xp: ModuleType, scale: float, dtype: str) -> Array:
-    side = max(8, round(_SIDE * scale))
+    side = scaled(_SIDE, scale, 8)
     voxels = xp.random.RandomState(1).random_sample(side**3).astype(np.float32).reshape(1, side, side, side)
     return voxels if dtype == "float32" else (voxels * 60000).astype(dtype)
 
@@ -97,7 +99,7 @@ def _points(xp: ModuleType, scale: float, raster: bool) -> Array:
     count = max(2**12, round(_SAMPLES * scale**3))
     if not raster:
         return xp.random.RandomState(2).random_sample(3 * count).astype(np.float32).reshape(-1, 3)
-    x = max(8, round(_SIDE * scale))
+    x = scaled(_SIDE, scale, 8)
     index = xp.arange(count)
     line = index // x
     columns = [index % x, line % x, line // x % x]
@@ -105,14 +107,13 @@ def _points(xp: ModuleType, scale: float, raster: bool) -> Array:
 
 
 def wrong(voxels: Array, result: Samples) -> str:
-    """Say why (coords, values) are not samples of voxels (C, Z, Y, X); empty where they are."""
+    """Return why (coords, values) are not samples of voxels (C, Z, Y, X); empty if they are."""
     xp = array_module(voxels)
     coords, values = result
     chosen = xp.asarray(np.linspace(0, len(coords) - 1, CHECKED).astype(np.int64))
-    points, got = coords[chosen], values[:, chosen]
-    expected = truth_at(xp, voxels, points)
+    expected = truth_at(xp, voxels, coords[chosen])
     span = float(voxels.max()) - float(voxels.min())
-    error = float(xp.abs(got - expected).max()) / span
+    error = float(xp.abs(values[:, chosen] - expected).max()) / span
     return "" if error <= PRECISION else f"off by {error:.1e} of the range"
 
 
@@ -126,12 +127,12 @@ def truth_at(xp: ModuleType, voxels: Any, points: Array) -> Any:
         cell = xp.floor(coord).astype(np.int64)
         neighbours.append((cell, xp.minimum(cell + 1, size - 1), coord - cell))
     for corner in range(8):
-        at, weight = [], 1.0
+        index, weight = [], 1.0
         for axis, (cell, following, part) in enumerate(neighbours):
             far = corner >> axis & 1
-            at.append(following if far else cell)
+            index.append(following if far else cell)
             weight = weight * (part if far else 1 - part)
-        values = values + weight * voxels[:, at[0], at[1], at[2]].astype(np.float64)
+        values = values + weight * voxels[:, index[0], index[1], index[2]].astype(np.float64)
     return values
 
 
@@ -178,7 +179,7 @@ def _decoding(voxels: Array, coords: Array, **options: Any) -> Iterator[Prepared
 
 @contextmanager
 def _short_fetches(prepare: Prepare) -> Iterator[Prepared]:
-    """Ask the L2 cache to read 32 bytes at a time meanwhile, which is a setting of the process."""
+    """Set the L2 cache, for the whole process, to read 32 bytes at a time; the setting is restored."""
     from cupy.cuda import runtime
 
     limit = 5  # cudaLimitMaxL2FetchGranularity
@@ -197,7 +198,7 @@ def _note(sampler: Sampler) -> str:
 
 @contextmanager
 def _texture(voxels: Array, coords: Array | None, count: int) -> Iterator[Prepared]:
-    """Sample by texture units, whose weights have 8 bits; draw points where there are no coordinates."""
+    """Sample by texture units, whose weights have 8 bits; draws points if `coords` is None."""
     import cupy
     from cupy.cuda import runtime, texture
 
@@ -225,17 +226,16 @@ def _texture(voxels: Array, coords: Array | None, count: int) -> Iterator[Prepar
 
 def _case(
     name: str, xp: ModuleType, scale: float, *, order: str = "", raster: bool = False, dtype: str = "float32",
-    reach: float, variants: dict[str, dict[str, Any]], texture: bool = True,
+    reach: float, variants: dict[str, Options], texture: bool = True,
 ) -> Case:  # fmt: skip
-    """Draw points in an `order`, or take values at points along rows (`raster`) or at random; `reach` in 10^9/s."""
+    """Draw points in an `order`, or sample at given points along rows (`raster`) or at random; `reach` in 10^9/s."""
     voxels, count = _volume(xp, scale, dtype), max(2**12, round(_SAMPLES * scale**3))
     coords = None if order else _points(xp, scale, raster)
     prepare = partial(_decoding, voxels, coords) if coords is not None else partial(_drawing, voxels, count, order)
     entries = [Entry("linumpy", "linumpy", prepare, "ours", 3)]
     if xp is not np:
         for title, options in variants.items():
-            entry = Entry(f"linumpy {title}", f"linumpy {title}", partial(prepare, **options), "ours", 3)
-            entries.append(entry)
+            entries.append(Entry(f"linumpy {title}", f"linumpy {title}", partial(prepare, **options), "ours", 3))
         if texture:
             entries.append(Entry("texture", "texture units", partial(_texture, voxels, coords, count)))
         if order == "iid":
@@ -252,7 +252,7 @@ def _case(
 
 _SOME_LAYOUTS = {name: _LAYOUTS[name] for name in ("quads", "bricks", "rows")}
 #: Cases of volumes in device memory.
-_CASES: dict[str, dict[str, Any]] = {
+_CASES: dict[str, Options] = {
     "sample-iid": {"order": "iid", "reach": 16, "variants": _LAYOUTS},
     "sample-binned": {"order": "binned", "reach": 100, "variants": _BOXES, "texture": False},
     "decode-random": {"reach": 18, "variants": _SOME_LAYOUTS},

@@ -1,7 +1,7 @@
-"""What is timed of fields that are no arrays: values at random points, in made-up data as large as measured ones.
+"""Values of fields that are not arrays at random points, in synthetic data as large as measured data.
 
-The peer reads the same number of points of a dense volume by CuPy's ``map_coordinates``: what random points cost where
-nothing is searched.
+The peer reads the same number of points of a dense volume by CuPy's ``map_coordinates``: the cost of random points
+without a search.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from types import ModuleType
 import numpy as np
 
 from linumpy.arrays import Array
-from linumpy.benchmark.cases import Case, Makers, Mark, kernel_case, kernel_suite
+from linumpy.benchmark.cases import Case, Makers, Mark, kernel_case, kernel_suite, scaled
 from linumpy.device import to_host
 from linumpy.sampling.field import Field
 from linumpy.sampling.fields.amr import BrickField
@@ -23,21 +23,21 @@ from linumpy.sampling.files.bricks import Blocks
 from linumpy.sampling.files.tree import NODE_CHILDREN, Levels, flatten, offsets_of
 from linumpy.sampling.files.umesh import Mesh
 
-#: Points of a case; bytes that a point has: coordinates and a value.
+#: Points of a case; bytes of a point: coordinates and a value.
 _POINTS, _POINT_NBYTES = 2**26, 16
-#: Points of which values are compared with those of the host.
+#: Points whose values are compared with the host's.
 _CHECKED = 4096
 _BRICK, _DENSE = 16, 512
 
 
 def _bricks(scale: float, levels: int) -> BrickField:
-    """Make about 100,000 bricks of 16³ cells; of several levels, along x in sheets of one level each."""
+    """Make about 100,000 bricks of 16³ cells; several levels are sheets along x."""
     rng = np.random.default_rng(0)
     side = max(2, round(47 * scale))
     number = np.arange(side**3)
     index = np.stack([number // side**2, number // side % side, number % side], 1)
     level = index[:, 0] * levels // side
-    # A brick of level 1 covers eight of level 0: only every other index has one, along each axis.
+    # A brick of level 1 covers eight of level 0: along each axis only every other index has a brick.
     kept = (index % (1 << level)[:, None] == 0).all(1) & (index[:, 0] + (1 << level) <= side)
     index, level = index[kept], level[kept]
     count = len(index)
@@ -47,7 +47,7 @@ def _bricks(scale: float, levels: int) -> BrickField:
 
 
 def _sparse(scale: float) -> SparseGrid:
-    """Make a box of 1024³ voxels of which one leaf in eight has voxels, as blobs."""
+    """Make a box of 1024³ voxels; one leaf in eight has voxels, in blobs."""
     rng = np.random.default_rng(1)
     nodes = max(1, round(8 * scale))
     origins = np.stack(np.meshgrid(*[np.arange(nodes)] * 3, indexing="ij"), -1).reshape(-1, 3) * 128
@@ -69,7 +69,7 @@ def _sparse(scale: float) -> SparseGrid:
 def _mesh(scale: float) -> StitchedField:
     """Make 40³ cells of six tetrahedra each, with moved vertices."""
     rng = np.random.default_rng(2)
-    side = max(2, round(40 * scale))
+    side = scaled(40, scale, 2)
     points = np.stack(np.meshgrid(*[np.arange(side + 1.0)] * 3, indexing="ij"), -1).reshape(-1, 3)
     inner = ((points > 0) & (points < side)).all(1)
     points[inner] += rng.uniform(-0.15, 0.15, (int(inner.sum()), 3))
@@ -83,17 +83,17 @@ def _mesh(scale: float) -> StitchedField:
     return StitchedField(Mesh(points.astype(np.float32), values, np.zeros(0, np.uint64), tets, *none), values, None)
 
 
-def _case(name: str, make: Callable[[float], Field], what: str, rate: float | None = None) -> Callable[..., Case]:
+def _case(name: str, make: Callable[[float], Field], text: str, rate: float | None = None) -> Callable[..., Case]:
     def make_case(xp: ModuleType, scale: float) -> Case:
         field = make(scale)
         count = max(2**14, round(_POINTS * scale**3))
         coords = xp.asarray(np.random.default_rng(3).random((min(count, 2**22), 3), np.float32))
         coords = xp.tile(coords, (-(-count // len(coords)), 1))[:count]
-        # Copies of the same points, each moved by another part of a voxel, so that no cache helps.
+        # Each copy of the points is moved by another part of a voxel, so that no cache helps.
         coords += xp.arange(count, dtype=np.float32)[:, None] // 2**22 * np.float32(0.061803)
         coords %= 1
         out = xp.empty((1, count), np.float32)
-        side = max(8, round(_DENSE * scale))
+        side = scaled(_DENSE, scale, 8)
         volume = xp.ones((side,) * 3, np.float32)
         voxels = (coords.T * np.float32(side) - np.float32(0.5)).copy()
 
@@ -111,19 +111,19 @@ def _case(name: str, make: Callable[[float], Field], what: str, rate: float | No
         def check(result: Array) -> str:
             expected = np.empty((1, _CHECKED), np.float32)
             field.decode(to_host(coords[:_CHECKED]), expected)
-            # Where a point lies on a border of what is known, rounding may decide.
+            # Rounding may decide for points on the border of the data.
             differs = ~np.isclose(to_host(result[:, :_CHECKED]), expected, atol=1e-3, equal_nan=True)
             return f"{int(differs.sum())} of {_CHECKED} values differ" if differs.mean() > 0.001 else ""
 
         case = kernel_case(name, coords, ours, peer, check, count * _POINT_NBYTES, peer_name="dense by CuPy")
         marks = () if rate is None else (Mark(rate * _POINT_NBYTES / 2**30),)
         per_second = f"{_POINT_NBYTES * 1e9 / 2**30:.1f} GiB/s are 10^9 values a second"
-        return replace(case, description=(what, f"{count} random points; {per_second}"), marks=marks)
+        return replace(case, description=(text, f"{count} random points; {per_second}"), marks=marks)
 
     return make_case
 
 
-#: In their order.
+#: The cases, in order.
 MAKERS: Makers = {
     "exabrick": _case("exabrick", lambda scale: _bricks(scale, 1), "47³ bricks of 16³ cells", 1e9),
     "exabrick-levels": _case("exabrick-levels", lambda scale: _bricks(scale, 3), "bricks of 16³ cells, three levels"),

@@ -1,7 +1,7 @@
-"""What is timed of voxel operations by Warp, beside CuPy or the plain way to do it, and SciPy on the host.
+"""Voxel operations by Warp, beside CuPy or a simpler method, and SciPy on the host.
 
-With NumPy Warp's CPU device computes. SciPy's backend does a part of the work on one core (of a boolean operation in 16
-threads); its time is what 16 cores would take for all of it if nothing were lost by dividing the work.
+With NumPy Warp's CPU device computes. SciPy's backend does a part of the work on one core (a boolean operation in 16
+threads); its time is scaled to all of the work on 16 cores, without any loss by dividing it.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from linumpy.voxel.mesh import ORIENTED, TriangleMesh, make_mesh
 if TYPE_CHECKING:
     from linumpy.voxel.backends.by_warp import WarpBackend
 
-_DESCRIPTION = """Time voxel operations by Warp on this machine's GPU, beside other ways to do them.
+_DESCRIPTION = """Time voxel operations by Warp on this machine's GPU, beside other methods.
 
 Timed are a boolean operation on two masks of 1024³ voxels (beside CuPy's logical functions, and a plain copy), 1000
 capsules removed from 512³ voxels in one pass (beside a launch for each), a dilation by a ball of radius 10
-(beside cupyx.scipy.ndimage.binary_dilation) and a sphere of a million triangles made to 512³ voxels, from its vertices
-on the device to the mask. Beside each stands SciPy on the host: one core works on a part, and the time is what 16 cores
-would take for all of it if nothing were lost.
+(beside cupyx.scipy.ndimage.binary_dilation) and the voxelization of a sphere of a million triangles to 512³ voxels,
+from its vertices on the device to the mask. A further peer of each is SciPy on the host: one core works on a part, and
+its time is scaled to all of the work on 16 cores, without any loss.
 
-Each result is checked first; a wrong one is reported as WRONG and has no time. Times are medians, by CUDA events.
+Each result is checked first; a wrong result is reported as WRONG and has no time. Times are medians, by CUDA events.
 
 For example:
   linum-benchmark voxel
@@ -54,7 +54,7 @@ For example:
 _CORES = 16
 _PITCH = (1.0, 1.0, 1.0)
 _ORIGIN = (0.0, 0.0, 0.0)
-#: Ratio to SciPy on 16 cores that each case should reach.
+#: The rate to reach, relative to SciPy on 16 cores.
 _OF_SCIPY = 50.0
 
 
@@ -71,8 +71,14 @@ def _side(scale: float) -> int:
     return max(32, round(512 * scale) // 16 * 16)
 
 
+def _differing(wrong: Array, text: str = "voxels differ") -> str:
+    """Return a message with the number of wrong voxels; empty if none is wrong."""
+    count = int(wrong.sum())
+    return f"{count} {text}" if count else ""
+
+
 def _with_scipy(case: Case, call: Callable[[], object], share: float) -> Case:
-    """Add SciPy, which does a share of the work that 16 cores would do in the same time."""
+    """Add SciPy; `share` is the part of the work that 16 cores would do in the time of its call."""
     title = f"SciPy, {_CORES} cores"
     entry = Entry("scipy", title, ready(call), max_seconds=4.0, share=min(1.0, share))
     mark = Mark(_OF_SCIPY, ("scipy",), f"× {title}")
@@ -80,13 +86,13 @@ def _with_scipy(case: Case, call: Callable[[], object], share: float) -> Case:
 
 
 def _random(xp: ModuleType, side: int, part: float, seed: int) -> Array:
-    """Make a random mask whose planes are the first one, moved along both axes."""
+    """Make a random mask whose planes are its first plane, moved along both axes."""
     plane = xp.asarray(np.random.default_rng(seed).random((side, side)) < part)
     return xp.stack([xp.roll(plane, (37 * z, 101 * z), axis=(0, 1)) for z in range(side)])
 
 
 def _boolean(xp: ModuleType, scale: float) -> Case:
-    # As many bytes as the copy: of smaller masks Warp's launch takes a part of the time.
+    # As many bytes as the copy: the time of smaller masks is partly that of Warp's launch.
     backend, side = _backend(xp), 2 * _side(scale)
     a, b = (_random(xp, side, 0.5, seed) for seed in (0, 1))
     out = xp.empty_like(a)
@@ -99,15 +105,11 @@ def _boolean(xp: ModuleType, scale: float) -> Case:
             list(pool.map(lambda s: ScipyBackend().boolean("subtract", left[s], right[s], out=into[s]), parts))
         return into
 
-    def check(result: Array) -> str:
-        wrong = int((result != (a & ~b)).sum())
-        return f"{wrong} voxels differ" if wrong else ""
-
     case = kernel_case(
         "boolean", a,
         lambda: backend.boolean("subtract", a, b, out=out),
         lambda: xp.logical_and(a, xp.logical_not(b)),
-        check, 3 * a.nbytes, copy_reach=0.8,
+        lambda result: _differing(result != (a & ~b)), 3 * a.nbytes, copy_reach=0.8,
     )  # fmt: skip
     return _with_scipy(case, scipy, len(left) / side)
 
@@ -140,10 +142,10 @@ def _capsules(xp: ModuleType, scale: float) -> Case:
 
     def check(result: Array) -> str:
         first = side // 2
-        right = np.ones((min(planes, 8), side, side), bool)
-        ScipyBackend().subtract_swept_capsule(right, start, end, radius, pitch=_PITCH, z_offset=first)
-        wrong = int((to_host(result[first : first + len(right)]) != right).sum())
-        return f"{wrong} voxels differ from SciPy's backend" if wrong else ""
+        expected = np.ones((min(planes, 8), side, side), bool)
+        ScipyBackend().subtract_swept_capsule(expected, start, end, radius, pitch=_PITCH, z_offset=first)
+        wrong = to_host(result[first : first + len(expected)]) != expected
+        return _differing(wrong, "voxels differ from SciPy's backend")
 
     case = kernel_case(
         "1000 capsules", mask, ours, peer, check, mask.nbytes, 20.0,
@@ -181,10 +183,9 @@ def _ball(xp: ModuleType, scale: float) -> Case:
 
     def check(result: Array) -> str:
         deep = 3 * radius + 4
-        right = ScipyBackend().dilate(to_host(mask[:deep, :160, :160]), radius=radius, pitch=_PITCH)
+        expected = ScipyBackend().dilate(to_host(mask[:deep, :160, :160]), radius=radius, pitch=_PITCH)
         box = tuple(slice(0, min(n, side) - (0 if n >= side else radius)) for n in (deep, 160, 160))
-        wrong = int((to_host(result[box]) != right[box]).sum())
-        return f"{wrong} voxels differ from SciPy's backend" if wrong else ""
+        return _differing(to_host(result[box]) != expected[box], "voxels differ from SciPy's backend")
 
     case = kernel_case(
         f"dilation by a ball of {radius}", mask,
@@ -196,7 +197,7 @@ def _ball(xp: ModuleType, scale: float) -> Case:
 
 
 def sphere_mesh(xp: ModuleType, triangles: int, radius: float, centre: float) -> tuple[Array, Array]:
-    """Make a sphere of about so many triangles: vertices and faces on a grid of angles, closed at its poles."""
+    """Make a sphere of about `triangles` triangles: vertices and faces on a grid of angles, closed at its poles."""
     rings = max(3, round((triangles / 4) ** 0.5))
     around = 2 * rings
     theta, phi = xp.linspace(0, np.pi, rings + 1)[1:-1, None], xp.arange(around) * (2 * np.pi / around)
@@ -219,16 +220,15 @@ def _mesh(xp: ModuleType, scale: float) -> Case:
     points, faces = sphere_mesh(xp, max(500, round(1e6 * scale**3)), radius, centre)
     box = ((0.0, 0.0, 0.0), (float(side),) * 3)
     grid = make_grid((planes, side, side), _ORIGIN, _PITCH, side // 2)
-    flat = 10 * radius / len(faces) * 4  # how far triangles lie below the sphere, at most
+    margin = 10 * radius / len(faces) * 4  # the largest distance of the triangles from the sphere
     whole = make_mesh(np, to_host(points), to_host(faces), grid)
     small = TriangleMesh(whole.corners[::_CORES], whole.bits, ORIENTED)
 
     def check(result: Array) -> str:
         axis = xp.arange(side) + 0.5 - centre
         length = xp.sqrt(axis[:, None, None] ** 2 + axis[:, None] ** 2 + axis**2)
-        clear = xp.abs(length - radius) > flat
-        wrong = int((clear & (result != (length < radius))).sum())
-        return f"{wrong} voxels are on the wrong side of a sphere" if wrong else ""
+        clear = xp.abs(length - radius) > margin
+        return _differing(clear & (result != (length < radius)), "voxels are on the wrong side of a sphere")
 
     def scipy() -> Array:
         return ScipyBackend().voxelize(small, VoxelGrid((planes, side, side), _ORIGIN, _PITCH, side // 2))
@@ -242,12 +242,7 @@ def _mesh(xp: ModuleType, scale: float) -> Case:
     return _with_scipy(case, scipy, _CORES * planes / side)
 
 
-#: In their order.
-MAKERS: Makers = {
-    "boolean": _boolean,
-    "capsules": _capsules,
-    "ball": _ball,
-    "mesh": _mesh,
-}
+#: The cases, in order.
+MAKERS: Makers = {"boolean": _boolean, "capsules": _capsules, "ball": _ball, "mesh": _mesh}
 
 SUITE = kernel_suite("voxel", _DESCRIPTION, MAKERS, 20, "Shrink every axis.")

@@ -1,7 +1,7 @@
 """Copy the blocks of an array: read a box, write it as whole chunks (or shards), encoded on the device or the host.
 
-In: :class:`CopyJob`, which can be sent to another process where its source is a path. Out: chunks of an array that
-exists. Errors: those of reading and writing, and :class:`~linumpy.errors.DeviceMemoryError` for blocks that do not fit.
+In: :class:`CopyJob`, which can be sent to another process if its source is a path. Out: chunks of an existing array.
+Errors: those of reading and writing, and :class:`~linumpy.errors.DeviceMemoryError` for blocks that do not fit.
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ from linumpy.io.zarr_mode import read_on_host
 from linumpy.plan.pyramid import Box, grown, split
 from linumpy.resample.blocks.pipeline import level_chunks, read_to_device
 from linumpy.resample.blocks.plans import memory_budget, scratch_within
-from linumpy.resample.hierarchy import ArrayCopy
+from linumpy.resample.convert.hierarchy import ArrayCopy
 from linumpy.write.encoded_chunks import NO_BATCH, Batch, plan_batch
 from linumpy.write.raw_chunks import writing_threads
+from linumpy.write.regions import region_text
 from linumpy.write.tasks import Finish
 from linumpy.write.writer import STEP_BYTES
 
-#: Blocks in memory: one is read, one or two are waiting, two are being written.
+#: Blocks in memory at the same time: one is read, one or two wait, two are being written.
 _BLOCKS = 5
 
 
@@ -49,17 +50,17 @@ class CopyJob:
     target : str
         Path of the array to write.
     dtype : numpy.dtype
-        Of the copy, in this machine's byte order.
+        Data type of the copy, in this machine's byte order.
     shape, block : tuple of int
         Voxels of the array, and of a block.
     device : {"cuda", "cpu"}
-        Where chunks are decoded and encoded.
+        Device that decodes and encodes chunks.
     stack : TiffStack or None
-        The source, where it is one.
+        The source, if it is a TIFF stack.
     scratch_bytes : int or None
         Device memory that a read may use beyond its result.
     batch : Batch or None
-        What a device encodes at a time.
+        The batches that a device encodes.
     """
 
     source: str | zarr.Array
@@ -85,7 +86,7 @@ class CopyJob:
 
 @contextmanager
 def open_copier(job: CopyJob) -> Iterator[tuple[Callable[[Box], Array], Callable[[Box, Array], Finish]]]:
-    """Yield functions that read a box and start to write it, on a device on CuPy's current stream."""
+    """Yield a function that reads a box and one that starts to write it; on a device, on CuPy's current stream."""
     threads, on_device = writing_threads(), job.device == "cuda"
     source = open_source(job.source) if isinstance(job.source, str) else job.source
     with ExitStack() as scope:
@@ -111,12 +112,11 @@ def _read_pages(stack: TiffStack, box: Box) -> np.ndarray:
     """Read a box of a stack; the error names the file that cannot be read."""
     try:
         return np.asarray(read_on_host(stack.array, box), stack.array.dtype.newbyteorder("="))
-    except Exception as error:  # of any decoder
+    except Exception as error:  # a decoder may raise anything
         files = stack.files[box[0]] if len(stack.files) > 1 else stack.files
         for z in range(box[0].start, box[0].stop) if len(files) > 1 else ():
-            _read_pages(stack, (slice(z, z + 1), *box[1:]))  # which of them it is
-        where = ", ".join(f"{b.start}:{b.stop}" for b in box)
-        raise SourceError(f"{files[0]} cannot be read at [{where}]: {error}") from error
+            _read_pages(stack, (slice(z, z + 1), *box[1:]))  # raises the error of the broken page
+        raise SourceError(f"{files[0]} cannot be read at {region_text(box)}: {error}") from error
 
 
 def copy_box(job: CopyJob, number: int) -> None:
@@ -127,27 +127,27 @@ def copy_box(job: CopyJob, number: int) -> None:
 
 
 def plan_copy(copy: ArrayCopy, kind: str, limit: int | None, *, stack: TiffStack | None = None) -> CopyJob:
-    """Choose blocks of whole stored objects, of the source as well where memory allows it."""
+    """Choose blocks of whole stored objects of the copy and, if memory allows it, of the source."""
     budget, itemsize = memory_budget(kind, limit), copy.dtype.itemsize
-    least, scratch, batch = math.prod(copy.stored) * itemsize, None, None
+    min_nbytes, scratch, batch = math.prod(copy.stored) * itemsize, None, None
     if kind == "cuda":
         chunk_nbytes = math.prod(copy.chunks) * itemsize
-        scratch, batch = scratch_within(budget), plan_batch(copy.encoding, chunk_nbytes, least, budget)
+        scratch, batch = scratch_within(budget), plan_batch(copy.encoding, chunk_nbytes, min_nbytes, budget)
         budget -= scratch
-        if _BLOCKS * least > budget - batch.device_nbytes:
+        if _BLOCKS * min_nbytes > budget - batch.device_nbytes:
             batch = NO_BATCH
         budget -= batch.device_nbytes
-        if _BLOCKS * least > budget:
+        if _BLOCKS * min_nbytes > budget:
             raise DeviceMemoryError(
-                f"blocks of one chunk (or shard) {copy.stored} need {_BLOCKS * least} bytes, and {max(0, budget)} may "
-                "be used: pass a larger device_memory, or smaller chunks and shards"
+                f"blocks of one chunk (or shard) {copy.stored} need {_BLOCKS * min_nbytes} bytes, and {max(0, budget)} "
+                "may be used: pass a larger device_memory, or smaller chunks and shards"
             )
-    shape, most = copy.source.shape, max(1, min(STEP_BYTES, budget // _BLOCKS))
+    shape, max_nbytes = copy.source.shape, max(1, min(STEP_BYTES, budget // _BLOCKS))
     size = [min(s, n) for s, n in zip(copy.stored, shape, strict=True)]
-    theirs = copy.source.shards or copy.source.chunks
+    source_stored = copy.source.shards or copy.source.chunks
     for axis in reversed(range(len(shape))):  # the last axes first, along which voxels are contiguous
-        longer = min(math.lcm(copy.stored[axis], theirs[axis]), shape[axis])
-        if math.prod(size) // size[axis] * longer * itemsize <= most:
+        longer = min(math.lcm(copy.stored[axis], source_stored[axis]), shape[axis])
+        if math.prod(size) // size[axis] * longer * itemsize <= max_nbytes:
             size[axis] = longer
-    block = grown(tuple(size), shape, itemsize, most)
+    block = grown(tuple(size), shape, itemsize, max_nbytes)
     return CopyJob(copy.source, "", copy.dtype, shape, block, kind, stack, scratch, batch)

@@ -1,4 +1,4 @@
-"""Plan the copy of a Zarr hierarchy: the same groups and arrays, stored in another way.
+"""Plan the copy of a Zarr hierarchy: the same groups and arrays, with other chunks, shards or codecs.
 
 In: a group, and the chunks, shards, codec and NGFF version of the copy. Out: :class:`Hierarchy`, which makes the copy,
 empty, and lists the arrays to fill. Errors: ``ValueError`` for sizes that do not fit,
@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import zarr
@@ -27,7 +27,7 @@ from linumpy.io.ngff.versions import in_version, version_of
 from linumpy.io.source import describe_source, local_store
 from linumpy.io.zarr_mode import host_zarr_context
 from linumpy.plan.encoding import DEFAULT_CODEC, Encoding, parse_codec
-from linumpy.resample.members import Members, Node, copy_files, members_of
+from linumpy.resample.convert.members import Members, Node, copy_files, members_of
 from linumpy.write.new_image import ZARR_FORMATS
 
 log = logging.getLogger(__name__)
@@ -35,12 +35,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Storage:
-    """How arrays of the copy are stored; what is None is as in the source.
+    """How arrays of the copy are stored; values that are None are as in the source.
 
     Attributes
     ----------
     chunks, shards : tuple of int or None
-        Along the last axes; along others 1.
+        Sizes along the last axes; they are 1 along other axes.
     codec : str or None
         Name of a codec.
     """
@@ -65,9 +65,9 @@ class ArrayCopy:
     shards : tuple of int or None
         Shape of a shard.
     encoding : Encoding
-        Of an (inner) chunk.
+        Encoding of an (inner) chunk.
     names : tuple of str or None
-        Names of the axes, which zarr v3 stores.
+        Names of the axes, for the metadata of zarr v3.
     """
 
     path: str
@@ -106,8 +106,8 @@ class Hierarchy:
     ----------
     group : zarr.Group
         The source.
-    zarr_format : int
-        Of the copy.
+    zarr_format : {2, 3}
+        Zarr format of the copy.
     groups : mapping of str to dict
         Attributes of each group, by its path.
     arrays : tuple of ArrayCopy
@@ -115,30 +115,30 @@ class Hierarchy:
     files : tuple of str
         Paths of the files that are not of Zarr.
     dropped : tuple of str
-        Descriptions of what the version of the copy has no place for.
+        Descriptions of metadata that the copy's version of NGFF cannot hold.
     """
 
     group: zarr.Group
-    zarr_format: int
+    zarr_format: Literal[2, 3]
     groups: Mapping[str, dict[str, Any]]
     arrays: tuple[ArrayCopy, ...]
     files: tuple[str, ...]
     dropped: tuple[str, ...]
 
     def create(self, folder: Path) -> None:
-        """Make the copy, without chunks; files that are not of Zarr are copied."""
+        """Make the copy, without chunks, and copy the files that are not of Zarr."""
         with host_zarr_context(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of codecs that are not in the specification
-            made = {}
+            warnings.simplefilter("ignore")  # zarr warns of codecs that are not in the specification
+            groups = {}
             for path in sorted(self.groups, key=lambda path: path.count("/") + bool(path)):
                 attributes = self.groups[path]
-                made[path] = zarr.create_group(
+                groups[path] = zarr.create_group(
                     local_store(folder / path, read_only=False),
-                    zarr_format=self.zarr_format, attributes=attributes,  # type: ignore[arg-type]
+                    zarr_format=self.zarr_format, attributes=attributes,
                 )  # fmt: skip
             for array in self.arrays:
                 parent, _, name = array.path.rpartition("/")
-                _create_array(made[parent], name, array, self.zarr_format)
+                _create_array(groups[parent], name, array, self.zarr_format)
         copy_files(self.group, self.files, folder)
 
 
@@ -146,8 +146,8 @@ def _create_array(group: zarr.Group, name: str, array: ArrayCopy, zarr_format: i
     source = array.source
     options: dict[str, Any] = {"chunk_key_encoding": {"name": "v2", "separator": "/"}}
     if zarr_format == 3:
-        own = getattr(source.metadata, "dimension_names", None) or source.attrs.get("_ARRAY_DIMENSIONS")
-        options = {"dimension_names": own or array.names, "shards": array.shards}
+        names = getattr(source.metadata, "dimension_names", None) or source.attrs.get("_ARRAY_DIMENSIONS")
+        options = {"dimension_names": names or array.names, "shards": array.shards}
     attributes = {k: v for k, v in source.attrs.asdict().items() if zarr_format == 2 or k != "_ARRAY_DIMENSIONS"}
     group.create_array(
         name, shape=source.shape, dtype=array.dtype, chunks=array.chunks, attributes=attributes,
@@ -157,22 +157,21 @@ def _create_array(group: zarr.Group, name: str, array: ArrayCopy, zarr_format: i
 
 
 def plan_hierarchy(group: zarr.Group, storage: Storage, ngff_version: str | None) -> Hierarchy:
-    """Plan the copy of a group and of all that is in it.
+    """Plan the copy of a group with all its members.
 
     Raises
     ------
     SourceError
-        A group without arrays, or an array whose elements are no numbers of 1 to 8 bytes.
+        A group without arrays, or an array whose elements are not numbers of 1 to 8 bytes.
     ValueError
         Chunks or shards that do not fit an array.
     MetadataError
         Coordinates that the version cannot express.
     """
-    # In an order of their own: a stopped run counts arrays by their numbers.
     name, members = describe_source(group), _members(group)
-    nodes = members.nodes
-    found = {path: node for path, node in nodes.items() if isinstance(node, zarr.Array)}
-    if not found:
+    nodes = members.nodes  # sorted: a stopped run identifies arrays by their order
+    arrays = {path: node for path, node in nodes.items() if isinstance(node, zarr.Array)}
+    if not arrays:
         raise SourceError(f"{name} holds no arrays to convert")
     version = ngff_version or version_of(group.attrs.asdict())
     zarr_format = ZARR_FORMATS.get(version or "", group.metadata.zarr_format)
@@ -185,14 +184,14 @@ def plan_hierarchy(group: zarr.Group, storage: Storage, ngff_version: str | None
                 dropped += lost
             groups[path] = attributes
     names = dict(_axis_names(nodes))
-    arrays = tuple(
-        replace(plan_array(path, node, storage, zarr_format), names=names.get(path)) for path, node in found.items()
+    copies = tuple(
+        replace(plan_array(path, array, storage, zarr_format), names=names.get(path)) for path, array in arrays.items()
     )
-    return Hierarchy(group, zarr_format, groups, arrays, members.files, tuple(dict.fromkeys(dropped)))
+    return Hierarchy(group, zarr_format, groups, copies, members.files, tuple(dict.fromkeys(dropped)))
 
 
 def _members(group: zarr.Group) -> Members:
-    """List what lies in a group; of a server without listings, what the metadata name."""
+    """List the members of a group; if its store does not list keys, the nodes that its metadata name."""
     return members_of(group) if group.store.supports_listing else Members(dict(sorted(_named_nodes(group))), ())
 
 
@@ -203,10 +202,10 @@ def _named_nodes(group: zarr.Group) -> Iterator[tuple[str, Node]]:
         if node is not None:
             yield path, node
             if isinstance(node, zarr.Group):
-                yield from ((f"{path}/{below}", one) for below, one in _named_nodes(node) if below)
+                yield from ((f"{path}/{below}", inner) for below, inner in _named_nodes(node) if below)
 
 
-def _axis_names(nodes: Mapping[str, Any]) -> Iterator[tuple[str, tuple[str, ...]]]:
+def _axis_names(nodes: Mapping[str, Node]) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Yield the path of each resolution of an image, and the names of its axes."""
     for path, node in nodes.items():
         images = ome_attributes(node).get("multiscales") if isinstance(node, zarr.Group) else None
@@ -214,18 +213,19 @@ def _axis_names(nodes: Mapping[str, Any]) -> Iterator[tuple[str, tuple[str, ...]
             plain = as_axes_and_scales(image, describe_source(node))
             axes = [axis.get("name") if isinstance(axis, Mapping) else axis for axis in plain.get("axes", ())]
             if axes and all(isinstance(axis, str) for axis in axes):
-                for one in image.get("datasets", ()):
-                    yield f"{path}/{one['path']}".lstrip("/"), tuple(map(str, axes))
+                for dataset in image.get("datasets", ()):
+                    yield f"{path}/{dataset['path']}".lstrip("/"), tuple(map(str, axes))
 
 
 def _named(group: zarr.Group) -> list[str]:
+    """Return the paths that the metadata of a group name: resolutions and labels."""
     ome = ome_attributes(group)
-    levels = [str(one["path"]) for image in ome.get("multiscales", ()) for one in image.get("datasets", ())]
+    levels = [str(dataset["path"]) for image in ome.get("multiscales", ()) for dataset in image.get("datasets", ())]
     return [*levels, *map(str, ome.get("labels", ())), *(["labels"] if levels else [])]
 
 
 def plan_array(path: str, array: zarr.Array, storage: Storage, zarr_format: int) -> ArrayCopy:
-    """Choose how one array of the copy is stored."""
+    """Choose chunks, shards and encoding of one array of the copy."""
     dtype, name = np.dtype(array.dtype), describe_source(array)
     if dtype.kind not in "biuf" or dtype.itemsize > 8 or is_small(dtype):
         raise SourceError(f"{name} is of {dtype}: arrays of bool, integers and floats of up to 8 bytes are converted")
@@ -256,8 +256,8 @@ def _along_last(sizes: Sequence[int] | None, rank: int, label: str, name: str) -
 def _encoding(array: zarr.Array, codec: str | None, zarr_format: int) -> Encoding:
     if codec is not None:
         return parse_codec(codec, array.dtype.itemsize)
-    found = encoding_like(array)
-    if found is None:
+    encoding = encoding_like(array)
+    if encoding is None:
         log.warning("%s: its codecs have no name; the copy has %r", describe_source(array), DEFAULT_CODEC)
-        found = parse_codec(DEFAULT_CODEC, array.dtype.itemsize)
-    return replace(found, checksum=False) if zarr_format == 2 else found
+        encoding = parse_codec(DEFAULT_CODEC, array.dtype.itemsize)
+    return replace(encoding, checksum=False) if zarr_format == 2 else encoding

@@ -1,8 +1,8 @@
-"""What lies in a group of Zarr: its groups and arrays, and files that are not of Zarr.
+"""List the members of a Zarr group: its groups and arrays, and files that are not of Zarr.
 
 In: a group in a store that lists its keys. Out: nodes with their paths; paths of other files, and their copies. Errors:
-:class:`~linumpy.errors.SourceError` for a node that cannot be read, or that lies in a folder that is no group: nothing
-is left out silently, as zarr-python's ``members`` does, nor taken from consolidated metadata, which may be older.
+:class:`~linumpy.errors.SourceError` for a node that cannot be read, or that is in a folder that is not a group.
+zarr-python's ``members`` leaves such nodes out silently, and may read consolidated metadata, which may be outdated.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from linumpy.io.source import describe_source, open_at
 
 _NODES = ("zarr.json", ".zgroup", ".zarray")
 _METADATA = (*_NODES, ".zattrs", ".zmetadata")
-#: Members that are looked at together: a store may be far away.
+#: Members that are examined concurrently, since a remote store answers slowly.
 _THREADS = 16
 #: Bytes of a file that are copied at a time.
 _PIECE_NBYTES = 64 * 2**20
@@ -36,14 +36,14 @@ Node = zarr.Group | zarr.Array
 
 @dataclass(frozen=True)
 class Members:
-    """What lies in a group.
+    """The members of a group.
 
     Attributes
     ----------
     nodes : dict of str to zarr.Group or zarr.Array
-        All groups and arrays by their paths, with the group itself, whose path is empty; sorted.
+        All groups and arrays by their paths, sorted; the path of the group itself is empty.
     files : tuple of str
-        Paths of the files that are neither metadata nor of an array, nor in a hidden folder.
+        Paths of other files, except metadata, chunks of arrays, and files in hidden folders.
     """
 
     nodes: dict[str, Node]
@@ -51,8 +51,11 @@ class Members:
 
 
 @dataclass(frozen=True)
-class _Found:
-    """A file, if it has neither a node nor members; a node; or a folder."""
+class _Entry:
+    """An entry of a group or folder: a node; a folder, which has `members` and no node; or a file, which has neither.
+
+    `in_groups` says whether all folders above it are groups.
+    """
 
     path: str
     in_groups: bool
@@ -61,34 +64,35 @@ class _Found:
 
 
 def members_of(group: zarr.Group) -> Members:
-    """List what lies in a group whose store lists its keys.
+    """List the members of a group whose store lists its keys.
 
     Raises
     ------
     SourceError
-        A group or an array cannot be read, or is in a folder that is no group; naming it.
+        A group or an array cannot be read, or is in a folder that is not a group; the message names it.
     """
-    found: list[_Found] = [_Found("", True, group, _names(group, ""))]
+    entries = [_Entry("", True, group, _names(group, ""))]
     with ThreadPoolExecutor(_THREADS, "linumpy-members") as pool:
-        level = found
+        level = entries
         while level:
-            inside = [(f"{one.path}/{name}".lstrip("/"), one) for one in level for name in one.members or ()]
-            level = [one for one in pool.map(partial(_look, group), inside) if one is not None]
-            found += level
-    files = tuple(sorted(one.path for one in found if one.node is None and one.members is None))
-    return Members({one.path: one.node for one in sorted(found, key=lambda one: one.path) if one.node}, files)
+            below = [(f"{entry.path}/{name}".lstrip("/"), entry) for entry in level for name in entry.members or ()]
+            level = [entry for entry in pool.map(partial(_examine, group), below) if entry is not None]
+            entries += level
+    entries.sort(key=lambda entry: entry.path)
+    files = tuple(entry.path for entry in entries if entry.node is None and entry.members is None)
+    return Members({entry.path: entry.node for entry in entries if entry.node}, files)
 
 
-def _look(group: zarr.Group, member: tuple[str, _Found]) -> _Found | None:
-    """Look at what has a name in a group or folder; None for what is left out."""
+def _examine(group: zarr.Group, member: tuple[str, _Entry]) -> _Entry | None:
+    """Return the entry at a path below another entry; None for metadata and hidden folders."""
     path, above = member
     name, in_groups = path.rpartition("/")[2], above.in_groups and above.node is not None
     if name in _METADATA and above.node is not None:
         return None
     if sync(group.store.exists(_key(group, path))):
-        return _Found(path, in_groups)
-    if not any(sync(group.store.exists(_key(group, f"{path}/{one}"))) for one in _NODES):
-        return None if name.startswith(".") else _Found(path, in_groups, members=_names(group, path))
+        return _Entry(path, in_groups)
+    if not any(sync(group.store.exists(_key(group, f"{path}/{document}"))) for document in _NODES):
+        return None if name.startswith(".") else _Entry(path, in_groups, members=_names(group, path))
     node = _opened(group, path)
     if not in_groups:
         raise SourceError(
@@ -96,14 +100,14 @@ def _look(group: zarr.Group, member: tuple[str, _Found]) -> _Found | None:
             "is no group of Zarr; make it one"
         )
     if isinstance(node, zarr.Array):
-        return _Found(path, True, node)
+        return _Entry(path, True, node)
     if not _is_group(group, path, node.metadata.zarr_format):
         raise SourceError(f"the Zarr metadata of {_name(group, path)!r} say neither that it is a group nor an array")
-    return _Found(path, True, node, _names(group, path))
+    return _Entry(path, True, node, _names(group, path))
 
 
 def _is_group(group: zarr.Group, path: str, zarr_format: int) -> bool:
-    """Return whether there is the document of a group: to zarr-python a document that says nothing is one."""
+    """Return whether the metadata declare a group: zarr-python opens metadata without a node type as a group."""
     if zarr_format == 2:
         return sync(group.store.exists(_key(group, f"{path}/.zgroup")))
     document = sync(group.store.get(_key(group, f"{path}/zarr.json"), _BYTES))

@@ -1,16 +1,18 @@
-"""What is timed of the work on tissue, and the peer of each: the same chain written with CuPy's array functions."""
+"""Work on tissue; the peer of each case is the same work written with CuPy's array functions."""
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from types import ModuleType
 
 import numpy as np
 
 from linumpy.arrays import Array
-from linumpy.benchmark.cases import Case, Makers, kernel_case, kernel_suite
-from linumpy.benchmark.suites.registration import register_case
+from linumpy.benchmark.cases import Case, Makers, kernel_case, kernel_suite, scaled
+from linumpy.benchmark.suites.kernels.registration import register_case
 from linumpy.device import array_module, to_host
 from linumpy.geometry.focal import FocalCurvature, correct_focal_curvature
 from linumpy.gpu.oct.correlation import central_half, overlap_correlations
@@ -26,13 +28,13 @@ _DESCRIPTION = """Time the work on tissue, beside the same work written with CuP
 Timed are the tissue interface (200×1024×1024 float32; depth first, depth last as a view of that, depth last in
 memory), the Z overlap (41 candidates of 512×512; the peer with views, as one writes it, and with contiguous copies),
 the mean projection along Z (512³ uint16), the correction of focal curvature (the peer rolls A-line after A-line; 256
-of them are timed, and the time is that for all), the tiles of a mosaic grid at twice their voxel spacing (16 of 128³
+of them are timed, and their time is scaled to all), the tiles of a mosaic grid at twice their voxel spacing (16 of 128³
 uint16; the peer filters and interpolates one after another) and the rigid registration of 20 pairs of 1024² float32
-(the peer is SimpleITK on the CPU; one pair is timed, and the time is that for all).
+(the peer is SimpleITK on the CPU; one pair is timed, and its time is scaled to all).
 
 Each result is checked first: surfaces against SciPy on the CPU, correlations against the definition, and so on. A wrong
-one is reported as WRONG and has no time. Times are medians, by CUDA events after warm-ups; × is CuPy's time over
-linumpy's; "of copy" is the rate of bytes that must at least be read and written, as a part of a plain copy's.
+result is reported as WRONG and has no time. Times are medians, by CUDA events after warm-ups; × is CuPy's time over
+linumpy's; "× copy" is the rate of the minimum of bytes to read and write, relative to a plain copy.
 
 For example:
   linum-benchmark tissue
@@ -40,33 +42,40 @@ For example:
 """
 
 
-def _size(n: int, scale: float) -> int:
-    return max(16, round(n * scale))
-
-
 def oct_volume(xp: ModuleType, scale: float, dtype: str = "float32") -> Array:
     """Make an OCT mosaic of (200, 1024, 1024) times the scale: four by four times the same synthetic tile."""
-    depth, side = _size(200, scale), _size(256, scale)
+    depth, side = scaled(200, scale), scaled(256, scale)
     spec = MosaicSpec(tiles=(1, 1), tile_shape=(depth, side, side), dtype=dtype, water_um=depth * 5 * 0.3)
     return xp.tile(xp.asarray(block(spec, (0, 0, 0), spec.shape)), (1, 4, 4))
 
 
+def _in_layout(xp: ModuleType, scale: float, layout: str) -> tuple[Array, int]:
+    """Return a mosaic and its depth axis: depth ``"first"``, ``"last"`` in memory, or last in a ``"view"``."""
+    vol = oct_volume(xp, scale)
+    if layout == "first":
+        return vol, 0
+    view = xp.moveaxis(vol, 0, -1)
+    return (view if layout == "view" else xp.ascontiguousarray(view)), -1
+
+
+def _corner_differs(
+    vol: Array, options: SurfaceOptions, surface: Array, differ: Callable[[np.ndarray, np.ndarray], str]
+) -> str:
+    """Compare the surface of a corner of two by two tiles with the CPU's, without the rim, which depends on more."""
+    side = 2 * (vol.shape[1] // 4)
+    corner = vol[:, :side, :side] if options.depth_axis == 0 else vol[:side, :side]
+    rim = max(1, side - 8)
+    expected = interface_by_filters(to_host(corner), options)[0][:rim, :rim]
+    return differ(to_host(surface)[:rim, :rim], expected)
+
+
 def _interface(xp: ModuleType, scale: float, layout: str) -> Case:
-    vol, axis = oct_volume(xp, scale), 0
-    if layout != "first":
-        vol, axis = xp.moveaxis(vol, 0, -1), -1
-    if layout == "last":
-        vol = xp.ascontiguousarray(vol)
-    side, options = vol.shape[1] // 4, SurfaceOptions(depth_axis=axis)
+    vol, axis = _in_layout(xp, scale, layout)
+    options = SurfaceOptions(depth_axis=axis)
 
     def check(surface: Array) -> str:
-        # A corner of two by two tiles on the CPU, without the rim that the rest of the volume has a part in.
-        corner = vol[:, : 2 * side, : 2 * side] if axis == 0 else vol[: 2 * side, : 2 * side]
-        rim = max(1, 2 * side - 8)
-        expected = interface_by_filters(to_host(corner), options)[0][:rim, :rim]
-        return _surfaces_differ(to_host(surface)[:rim, :rim], expected) or _surfaces_differ(
-            to_host(surface), to_host(peer())
-        )
+        wrong = _corner_differs(vol, options, surface, _surfaces_differ)
+        return wrong or _surfaces_differ(to_host(surface), to_host(peer()))
 
     def peer() -> Array:
         return _chain_depth_first(vol) if axis == 0 else interface_by_filters(vol, options)[0]
@@ -77,29 +86,25 @@ def _interface(xp: ModuleType, scale: float, layout: str) -> Case:
 
 
 def _edge(xp: ModuleType, scale: float, layout: str) -> Case:
-    """The edge itself, beside this package's own voxel of the steepest rise: at most 1.3 times its time."""
-    vol, axis = oct_volume(xp, scale), 0
-    if layout == "last":
-        vol, axis = xp.ascontiguousarray(xp.moveaxis(vol, 0, -1)), -1
-    side, options = vol.shape[1] // 4, SurfaceOptions(depth_axis=axis, edge=True, min_contrast=0)
+    """The edge, beside this package's voxel of the steepest rise; it may take 1.3 times the time."""
+    vol, axis = _in_layout(xp, scale, layout)
+    options = SurfaceOptions(depth_axis=axis, edge=True, min_contrast=0)
 
-    def check(surface: Array) -> str:
-        corner = vol[:, : 2 * side, : 2 * side] if axis == 0 else vol[: 2 * side, : 2 * side]
-        rim = max(1, 2 * side - 8)
-        expected = interface_by_filters(to_host(corner), options)[0][:rim, :rim]
-        edges = to_host(surface)[:rim, :rim]
+    def edges_differ(edges: np.ndarray, expected: np.ndarray) -> str:
         differs = ~np.isclose(edges, expected, atol=0.01, equal_nan=True)
         return f"{int(differs.sum())} of {differs.size} edges differ" if differs.mean() > 0.001 else ""
 
     return kernel_case(
         f"interface-edge-{layout}", vol,
         lambda: find_tissue_interface(vol, depth_axis=axis, definition="edge", min_contrast=0),
-        lambda: find_tissue_interface(vol, depth_axis=axis), check, vol.nbytes, 1 / 1.3, peer_name="steepest rise",
+        lambda: find_tissue_interface(vol, depth_axis=axis),
+        lambda surface: _corner_differs(vol, options, surface, edges_differ),
+        vol.nbytes, 1 / 1.3, peer_name="steepest rise",
     )  # fmt: skip
 
 
 def _chain_depth_first(vol: Array, s_xy: int = 15, s_z: float = 2) -> Array:
-    """Find the surface by filters along the axes as they are: without moving them, memory is read in its order."""
+    """Find the surface by filters along the given axes: without moved axes, memory is read in order."""
     xp, ndimage = array_module(vol), ndimage_module(vol)
     values = xp.log(xp.where(vol > 0, vol, np.float32(1)).astype(np.float32))
     smooth = ndimage.uniform_filter(values, (1, s_xy, s_xy))
@@ -116,8 +121,8 @@ def _surfaces_differ(surface: np.ndarray, expected: np.ndarray) -> str:
 
 def _overlap(xp: ModuleType, scale: float, *, contiguous: bool) -> Case:
     rng = np.random.default_rng(0)
-    side, middle, reach = _size(1024, scale), _size(80, scale), 20 if scale == 1 else 5
-    planes = max(_size(128, scale), middle + reach)
+    side, middle, reach = scaled(1024, scale), scaled(80, scale), 20 if scale == 1 else 5
+    planes = max(scaled(128, scale), middle + reach)
     shared = xp.asarray(rng.gamma(2.0, 40.0, (middle, side, side)).astype(np.float32))
     fixed, moving = (xp.tile(shared[:1], (planes, 1, 1)) for _ in range(2))
     fixed[-middle:], moving[:middle] = shared, shared * np.float32(0.5) + np.float32(3)
@@ -131,7 +136,7 @@ def _overlap(xp: ModuleType, scale: float, *, contiguous: bool) -> Case:
         correlations = to_host(result)
         best = candidates[int(correlations.argmax())]
         if best != middle:
-            return f"an overlap of {best}, but it is {middle}"
+            return f"an overlap of {best}, not {middle}"
         worst = float(np.abs(correlations - peer()).max())
         return f"correlations differ by {worst:.2g}" if worst > 1e-4 else ""
 
@@ -143,7 +148,7 @@ def _overlap(xp: ModuleType, scale: float, *, contiguous: bool) -> Case:
 
 
 def _pearson(xp: ModuleType, fixed: Array, moving: Array, n: int, *, contiguous: bool) -> float:
-    """Correlate one overlap. CuPy sums views with gaps far more slowly than arrays without: both are of interest."""
+    """Correlate one overlap, with views or contiguous copies: CuPy sums views with gaps far more slowly."""
     a, b = fixed[-n:], moving[:n]
     if contiguous:
         a, b = xp.ascontiguousarray(a), xp.ascontiguousarray(b)
@@ -152,7 +157,7 @@ def _pearson(xp: ModuleType, fixed: Array, moving: Array, n: int, *, contiguous:
 
 
 def _projection(xp: ModuleType, scale: float) -> Case:
-    shape = (_size(512, scale),) * 3
+    shape = (scaled(512, scale),) * 3
     plane = np.random.default_rng(0).integers(0, 65536, shape[1:], np.uint16)
     vol = xp.arange(shape[0], dtype=np.uint16)[:, None, None] * np.uint16(97) + xp.asarray(plane)
 
@@ -180,11 +185,12 @@ def _focal(xp: ModuleType, scale: float, dtype: str) -> Case:
     def check(result: Array) -> str:
         depth = vol.shape[0]
         rows, columns = slice(side - 1, side + 2), slice(None)
-        lines, got = (to_host(array[:, rows, columns]) for array in (vol, result))
+        lines, corrected = (to_host(array[:, rows, columns]) for array in (vol, result))
         in_tile = np.ix_(np.arange(rows.start, rows.stop) % side, np.arange(lines.shape[2]) % side)
         index = np.arange(depth)[:, None, None] + shifts[in_tile]
-        right = np.take_along_axis(lines, np.clip(index, 0, depth - 1), axis=0)
-        return "" if np.array_equal(got, right) else f"{(got != right).mean():.2%} of the voxels differ"
+        expected = np.take_along_axis(lines, np.clip(index, 0, depth - 1), axis=0)
+        wrong = corrected != expected
+        return f"{wrong.mean():.2%} of the voxels differ" if wrong.any() else ""
 
     return kernel_case(
         f"focal-{dtype}", vol, lambda: correct_focal_curvature(vol, curvature), peer, check, 2 * vol.nbytes,
@@ -193,7 +199,7 @@ def _focal(xp: ModuleType, scale: float, dtype: str) -> Case:
 
 
 def _tiles(xp: ModuleType, scale: float) -> Case:
-    count, side = 4, _size(128, scale)
+    count, side = 4, scaled(128, scale)
     part = resampled_part((side, count * side, count * side), side)
     rng = np.random.default_rng(0)
     vol = xp.asarray(rng.integers(0, 60000, [axis.size for axis in part], np.uint16))
@@ -225,22 +231,22 @@ def _tiles(xp: ModuleType, scale: float) -> Case:
 
 
 def resampled_part(shape: tuple[int, ...], side: int) -> tuple[TileAxis, ...]:
-    """Cut a volume into cubic tiles, half as many voxels of which are left along each axis."""
+    """Cut a volume into cubic tiles, and halve their voxels along each axis."""
     return tuple(TileAxis(n, side, side // 2) for n in shape)
 
 
-#: In their order.
+#: The cases, in order.
 MAKERS: Makers = {
-    "interface-depth-first": lambda xp, scale: _interface(xp, scale, "first"),
-    "interface-depth-last-view": lambda xp, scale: _interface(xp, scale, "view"),
-    "interface-depth-last": lambda xp, scale: _interface(xp, scale, "last"),
-    "interface-edge-first": lambda xp, scale: _edge(xp, scale, "first"),
-    "interface-edge-last": lambda xp, scale: _edge(xp, scale, "last"),
-    "z-overlap": lambda xp, scale: _overlap(xp, scale, contiguous=False),
-    "z-overlap-contiguous": lambda xp, scale: _overlap(xp, scale, contiguous=True),
+    "interface-depth-first": partial(_interface, layout="first"),
+    "interface-depth-last-view": partial(_interface, layout="view"),
+    "interface-depth-last": partial(_interface, layout="last"),
+    "interface-edge-first": partial(_edge, layout="first"),
+    "interface-edge-last": partial(_edge, layout="last"),
+    "z-overlap": partial(_overlap, contiguous=False),
+    "z-overlap-contiguous": partial(_overlap, contiguous=True),
     "mean-projection": _projection,
-    "focal-float32": lambda xp, scale: _focal(xp, scale, "float32"),
-    "focal-uint16": lambda xp, scale: _focal(xp, scale, "uint16"),
+    "focal-float32": partial(_focal, dtype="float32"),
+    "focal-uint16": partial(_focal, dtype="uint16"),
     "resample-tiles": _tiles,
     "register-pairs": register_case,
 }

@@ -1,8 +1,8 @@
-"""Raw shards on an HTTP server → an array on the device, without linumpy: by kvikio's RemoteFile, and by obstore.
+"""Read raw shards from an HTTP server to the device without linumpy: by kvikio's RemoteFile, and by obstore.
 
 Both bring all bytes of all shards into memory of the result's device, kvikio through its own threads and pinned memory,
-obstore through host memory; the chunks are then laid out there by array operations, alike for both. Without a GPU the
-arrays are NumPy's. Errors: :class:`~linumpy.benchmark.cases.CannotRunError` where a package is missing.
+obstore through host memory; then the same array operations order the chunks there. Without a GPU the arrays are
+NumPy's. Errors: :class:`~linumpy.benchmark.cases.CannotRunError` if a package is missing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from linumpy.benchmark.shared.stores import StoredArray
 from linumpy.device import install_line, resolve, to_host
 from linumpy.gpu.kvikio_settings import transfer_settings
 
-#: Bytes of a request of obstore, as many as kvikio asks for at a time, and requests under way.
+#: Bytes of a request of obstore, equal to kvikio's, and concurrent requests.
 REQUEST_NBYTES, REQUESTS = 4 * 2**20, 32
 
 #: Brings objects, by URL or key, into the rows of a buffer.
@@ -54,16 +54,15 @@ def _remote_file(on_gpu: bool) -> Any:
 
 
 def by_obstore(store: object, stored: StoredArray, *, on_gpu: bool) -> Array:
-    """Read the array by obstore, each response copied to the device by the thread that waited for it."""
+    """Read the array by obstore; the thread that waited for a response copies it to the device."""
     import obstore
 
     def fetch(keys: Sequence[str], buffer: Array) -> None:
         def bring(row: int, start: int) -> None:
             stop = min(buffer.shape[1], start + REQUEST_NBYTES)
-            got = obstore.get_range(store, keys[row], start=start, end=stop)  # type: ignore[arg-type]
-            buffer[row, start:stop] = resolve("cuda" if on_gpu else "cpu").xp.asarray(
-                np.frombuffer(memoryview(got), np.uint8)
-            )
+            response = obstore.get_range(store, keys[row], start=start, end=stop)  # type: ignore[arg-type]
+            data = np.frombuffer(memoryview(response), np.uint8)
+            buffer[row, start:stop] = resolve("cuda" if on_gpu else "cpu").xp.asarray(data)
 
         with ThreadPoolExecutor(REQUESTS) as threads:
             starts = range(0, buffer.shape[1], REQUEST_NBYTES)
@@ -74,28 +73,28 @@ def by_obstore(store: object, stored: StoredArray, *, on_gpu: bool) -> Array:
 
 
 def _shards(stored: StoredArray) -> Iterator[tuple[int, ...]]:
-    """List the numbers of the shards along each axis."""
+    """Yield the index of each shard."""
     assert stored.shards is not None
     return np.ndindex(*(n // s for n, s in zip(stored.shape, stored.shards, strict=True)))
 
 
 def _read(stored: StoredArray, fetch: Fetch, *, on_gpu: bool) -> Array:
-    """Fetch all shards of an array of whole shards, without missing chunks, and lay their chunks out."""
+    """Fetch all shards of an array of whole shards, without missing chunks, and order their chunks."""
     assert stored.shards is not None
     xp = resolve("cuda" if on_gpu else "cpu").xp
-    keys = [f"{stored.path.name}/c/{'/'.join(map(str, at))}" for at in _shards(stored)]
+    keys = [f"{stored.path.name}/c/{'/'.join(map(str, index))}" for index in _shards(stored)]
     size = (stored.path.parent / keys[0]).stat().st_size
     buffer = xp.empty((len(keys), size), np.uint8)
     fetch(keys, buffer)
     inner = tuple(s // c for s, c in zip(stored.shards, stored.chunks, strict=True))
     count, chunk_nbytes = prod(inner), prod(stored.chunks) * stored.dtype.itemsize
-    index = np.ascontiguousarray(to_host(buffer[:, count * chunk_nbytes : -4])).view(np.uint64)  # without its checksum
-    order = xp.asarray(index[:, ::2] // np.uint64(chunk_nbytes)).astype(np.int64)
+    offsets = np.ascontiguousarray(to_host(buffer[:, count * chunk_nbytes : -4])).view(np.uint64)  # without checksums
+    order = xp.asarray(offsets[:, ::2] // np.uint64(chunk_nbytes)).astype(np.int64)
     rank = len(inner)
     axes = [axis for pair in zip(range(rank), range(rank, 2 * rank), strict=True) for axis in pair]
     out = xp.empty(stored.shape, stored.dtype)
-    for row, at in enumerate(_shards(stored)):
+    for row, index in enumerate(_shards(stored)):
         chunks = buffer[row, : count * chunk_nbytes].view(stored.dtype).reshape(count, *stored.chunks)[order[row]]
-        where = tuple(slice(n * s, (n + 1) * s) for n, s in zip(at, stored.shards, strict=True))
-        out[where] = chunks.reshape(*inner, *stored.chunks).transpose(axes).reshape(stored.shards)
+        box = tuple(slice(n * s, (n + 1) * s) for n, s in zip(index, stored.shards, strict=True))
+        out[box] = chunks.reshape(*inner, *stored.chunks).transpose(axes).reshape(stored.shards)
     return out

@@ -1,13 +1,14 @@
-"""What is timed of samples along rays, beside nerfacc where it is installed.
+"""Samples along rays, beside nerfacc if it is installed.
 
-Cases are 262 144 rays through a grid of 128³ of which 10 % are occupied, at random, each given or drawn from images, in
-any order and in that of the rays.
+Cases are 262 144 rays through a grid of 128³ voxels, of which a random 10 % are occupied. The rays are given or drawn
+from images; samples are in any order, or in the order of the rays.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -24,7 +25,9 @@ from linumpy.benchmark.cases import (
     Mark,
     Prepared,
     kernel_suite,
+    peer_module,
     ready,
+    scaled,
 )  # fmt: skip
 from linumpy.device import array_module, is_device_array, to_host
 from linumpy.rays import PCG32, Image, Images, OccupancyGrid, RaySamples, generate_training_samples, march
@@ -34,10 +37,10 @@ from linumpy.rays.setting import MOST_STEPS, make_setting
 
 _DESCRIPTION = """Time samples along rays, beside nerfacc on the same rays, on this machine's GPU.
 
-Timed are 262 144 rays through a grid of 128³ voxels of which 10 % are occupied: given ones (march) and drawn from 100
-images of 800 × 800 pixels (generate), in any order and in that of the rays. Beside given rays stands nerfacc's
-sampling(), where PyTorch and nerfacc are installed. The samples of the first 1000 rays are compared with those of the
-CPU first; a wrong result has no time. Times are medians, by CUDA events after warm-ups.
+Timed are 262 144 rays through a grid of 128³ voxels, of which 10 % are occupied: given rays (march) and rays drawn from
+100 images of 800 × 800 pixels (generate), with samples in any order or in the order of the rays. The peer for given
+rays is nerfacc's sampling(), if PyTorch and nerfacc are installed. The samples of the first 1000 rays are compared with
+the CPU's first; a wrong result has no time. Times are medians, by CUDA events after warm-ups.
 
 For example:
   linum-benchmark rays
@@ -49,12 +52,12 @@ _OCCUPIED = 0.1
 _STEP = 3**0.5 / 1024
 _SAMPLES_PER_RAY = 96  # the capacity of the output
 _CHECKED = 1000
-#: Rays and samples a second that are to be reached, and how much of that with rays in order.
+#: Rays and samples a second to reach, and the rate of samples in order relative to any order.
 _RAYS_PER_SECOND, _SAMPLES_PER_SECOND, _ORDERED = 200e6, 13e9, 1 / 1.2
 
 
 def _grids(xp: ModuleType) -> tuple[OccupancyGrid, OccupancyGrid]:
-    """Return the same grid on the device that is timed, and on the host."""
+    """Return the same grid on the device and on the host."""
     density = (np.random.default_rng(0).random((1, 128, 128, 128)) < _OCCUPIED).astype(np.float32)
     host = OccupancyGrid.of(density)
     return OccupancyGrid(xp.asarray(host.density), xp.asarray(host.bits), host.centre, host.edge), host
@@ -62,7 +65,7 @@ def _grids(xp: ModuleType) -> tuple[OccupancyGrid, OccupancyGrid]:
 
 def _given(xp: ModuleType, scale: float) -> Array:
     """Return rays from a sphere around the grid to points inside it."""
-    rng, count = np.random.default_rng(1), max(256, round(_RAYS * scale))
+    rng, count = np.random.default_rng(1), scaled(_RAYS, scale, 256)
     origin = rng.normal(size=(count, 3))
     origin = 0.5 + 1.5 * origin / np.linalg.norm(origin, axis=1, keepdims=True)
     direction = 0.1 + 0.8 * rng.random((count, 3)) - origin
@@ -71,8 +74,8 @@ def _given(xp: ModuleType, scale: float) -> Array:
 
 
 def _images(xp: ModuleType, scale: float) -> tuple[Images, Images]:
-    """Return 100 cameras on a sphere around the grid, on the device that is timed and on the host."""
-    rng, side = np.random.default_rng(2), max(16, round(800 * scale))
+    """Return 100 cameras on a sphere around the grid, on the device and on the host."""
+    rng, side = np.random.default_rng(2), scaled(800, scale)
     pixels = rng.integers(0, 255, (side, side, 4)).astype(np.uint8)
     on_device = xp.asarray(pixels)
     sides: tuple[list[Image], list[Image]] = ([], [])
@@ -88,16 +91,16 @@ def _images(xp: ModuleType, scale: float) -> tuple[Images, Images]:
 
 
 def _first_rays_differ(result: RaySamples, counts: np.ndarray, positions: np.ndarray) -> str:
-    """Compare the rays of the first numbers with the samples that they have on the host, in order."""
+    """Compare the first rays with their numbers of samples and positions on the host, in the order of the rays."""
     n_rays = len(result.n_steps) if result.max_level is None else int(result.n_rays)
     numbers = to_host(result.ray_indices[:n_rays])
     rows = np.flatnonzero(numbers < len(counts))
     rows = rows[np.argsort(numbers[rows])]
     steps, base = to_host(result.n_steps)[rows], to_host(result.base)[rows]
-    every = np.zeros(len(counts), np.int64)
-    every[numbers[rows]] = steps
-    if not np.array_equal(every, counts):
-        return f"{int((every != counts).sum())} of {len(counts)} rays have another number of samples"
+    all_steps = np.zeros(len(counts), np.int64)
+    all_steps[numbers[rows]] = steps
+    if not np.array_equal(all_steps, counts):
+        return f"{int((all_steps != counts).sum())} of {len(counts)} rays have another number of samples"
     index = np.repeat(base - (np.cumsum(steps) - steps), steps) + np.arange(steps.sum())
     ours = to_host(result.positions[array_module(result.positions).asarray(index)])
     worst = float(np.abs(ours - positions).max(initial=0))
@@ -111,7 +114,7 @@ def _case(
     n_rays, n_samples, all_rays = int(samples.n_rays), int(samples.n_samples), len(samples.n_steps)
     nbytes = n_samples * 28 + n_rays * (12 if samples.max_level is None else 80)
     del samples
-    # The runner compares bytes; marks are for rays and samples.
+    # Marks are for rays and samples, but the runner compares bytes.
     per_ray, per_sample = all_rays / nbytes * 2**30, n_samples / nbytes * 2**30
     marks: tuple[Mark, ...] = (
         Mark(_RAYS_PER_SECOND / per_ray, (), "GiB/s: 200 Mrays/s"),
@@ -139,17 +142,16 @@ def _march(xp: ModuleType, scale: float, *, ordered: bool) -> Case:
         expected = march(to_host(rays[:_CHECKED]), host_grid, **options)
         return _first_rays_differ(result, to_host(expected.n_steps), to_host(expected.positions))
 
-    third: Entry | None = Entry(
-        "nerfacc", "nerfacc sampling()", lambda: _nerfacc(rays, host_grid), warm_ups=KERNEL_WARM_UPS
-    )
-    third = None if ordered else third
-    name = "march-ordered" if ordered else "march"
-    return _case(name, lambda: march(rays, grid, deterministic=ordered, **options), check, ordered=ordered, third=third)
+    call = partial(march, rays, grid, deterministic=ordered, **options)
+    if ordered:
+        return _case("march-ordered", call, check, ordered=True)
+    third = Entry("nerfacc", "nerfacc sampling()", lambda: _nerfacc(rays, host_grid), warm_ups=KERNEL_WARM_UPS)
+    return _case("march", call, check, ordered=False, third=third)
 
 
 def _generate(xp: ModuleType, scale: float, *, ordered: bool) -> Case:
     (grid, host_grid), (images, host_images) = _grids(xp), _images(xp, scale)
-    n_rays = max(256, round(_RAYS * scale))
+    n_rays = scaled(_RAYS, scale, 256)
     options: dict[str, Any] = {"n_rays": n_rays, "max_samples": n_rays * _SAMPLES_PER_RAY, "min_step": _STEP}
 
     def call() -> RaySamples:
@@ -159,10 +161,10 @@ def _generate(xp: ModuleType, scale: float, *, ordered: bool) -> Case:
         drawn = draw_rays(PCG32.seeded(1), host_images, n_rays, image_cdf=None, snap=False)
         setting = make_setting(host_grid.centre, host_grid.edge, 1, None, 0, _STEP, None, MOST_STEPS, 0)
         first = (array[:_CHECKED] for array in (drawn.origin, drawn.direction, drawn.jitter, drawn.unmasked))
-        placed = to_grid(setting, *first)
-        samples = find_samples(setting, to_host(host_grid.bits), placed)
-        t = point_at(setting, placed.start[samples.ray], samples.point)
-        positions = (positions_of(placed, samples.ray, t) - setting.box[0]) * setting.per_box
+        grid_rays = to_grid(setting, *first)
+        samples = find_samples(setting, to_host(host_grid.bits), grid_rays)
+        t = point_at(setting, grid_rays.start[samples.ray], samples.point)
+        positions = (positions_of(grid_rays, samples.ray, t) - setting.box[0]) * setting.per_box
         return _first_rays_differ(result, samples.count, positions.clip(0, 1))
 
     name = "generate-ordered" if ordered else "generate"
@@ -171,18 +173,14 @@ def _generate(xp: ModuleType, scale: float, *, ordered: bool) -> Case:
 
 @contextmanager
 def _nerfacc(rays: Array, grid: OccupancyGrid) -> Iterator[Prepared]:
-    """Prepare the same by nerfacc: an interval for each sample; it needs PyTorch and a GPU."""
-    try:
-        import nerfacc
-        import torch
-    except ImportError as error:
-        raise CannotRunError(f"{error.name} is not installed: pip install torch nerfacc") from error
+    """Prepare nerfacc's sampling of the same rays, an interval for each sample; it needs PyTorch and a GPU."""
+    nerfacc, torch = (peer_module(name, "pip install torch nerfacc") for name in ("nerfacc", "torch"))
     if not is_device_array(rays) or not torch.cuda.is_available():
         raise CannotRunError("nerfacc samples on a GPU only")
     estimator = nerfacc.OccGridEstimator(roi_aabb=[0, 0, 0, 1, 1, 1], resolution=128, levels=1).cuda()
     estimator.binaries = torch.from_numpy(grid.occupied().transpose(2, 1, 0).copy())[None].cuda()  # axes (x, y, z)
-    every = torch.from_dlpack(rays)
-    origin, direction = every[:, :3].contiguous(), every[:, 3:].contiguous()
+    all_rays = torch.from_dlpack(rays)
+    origin, direction = all_rays[:, :3].contiguous(), all_rays[:, 3:].contiguous()
     expected = int(march(to_host(rays[:_CHECKED]), grid, max_samples=_CHECKED * 1024, min_step=_STEP).n_samples)
 
     def check(result: Any) -> str:
@@ -192,12 +190,12 @@ def _nerfacc(rays: Array, grid: OccupancyGrid) -> Iterator[Prepared]:
     yield Prepared(lambda: estimator.sampling(origin, direction, render_step_size=_STEP), check)
 
 
-#: In their order.
+#: The cases, in order.
 MAKERS: Makers = {
-    "march": lambda xp, scale: _march(xp, scale, ordered=False),
-    "march-ordered": lambda xp, scale: _march(xp, scale, ordered=True),
-    "generate": lambda xp, scale: _generate(xp, scale, ordered=False),
-    "generate-ordered": lambda xp, scale: _generate(xp, scale, ordered=True),
+    "march": partial(_march, ordered=False),
+    "march-ordered": partial(_march, ordered=True),
+    "generate": partial(_generate, ordered=False),
+    "generate-ordered": partial(_generate, ordered=True),
 }
 
 SUITE = kernel_suite("rays", _DESCRIPTION, MAKERS, 50, "Part of the rays.")

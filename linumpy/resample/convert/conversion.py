@@ -1,0 +1,161 @@
+"""Plan a conversion: find what a source is, and choose the arrays of its copy.
+
+In: a source (image, group, array or TIFF stack) and the storage of the copy. Out: :class:`Conversion`. Errors:
+:class:`~linumpy.errors.SourceError` and :class:`~linumpy.errors.MetadataError` for sources that cannot be converted,
+``ValueError`` for parameters that do not fit them.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import zarr
+
+from linumpy.errors import MetadataError, SourceError
+from linumpy.io.carried import Carried
+from linumpy.io.ngff.axes import Spacing
+from linumpy.io.source import Source, describe_source, local_path, name_on_disk, open_node
+from linumpy.io.stores.tiff import TiffStack, open_stack, tiff_files
+from linumpy.resample.convert.hierarchy import ArrayCopy, Storage, plan_array, plan_hierarchy
+from linumpy.resample.identity import digest_of, identify_data, unknown_data
+from linumpy.resample.resumable import Request
+from linumpy.resample.workers import Needs, needs_of
+from linumpy.write.new_image import ZARR_FORMATS, NewImage, plan_image
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """Parameters of :func:`linumpy.convert_zarr`; `name` is the target's file name."""
+
+    name: str
+    storage: Storage
+    ngff_version: str | None
+    spacing: Spacing | None
+    levels: int
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """The plan of a conversion.
+
+    Attributes
+    ----------
+    name : str
+        Name of the source.
+    arrays : tuple of ArrayCopy
+        The arrays to fill.
+    create : callable
+        Takes a path, and makes the empty target there.
+    image : NewImage or None
+        The new image of an array or TIFF stack, whose coarser resolutions are made; None for a group.
+    stack : TiffStack or None
+        The source, if it is a TIFF stack.
+    settings : dict
+        Further values that the target depends on.
+    dropped : tuple of str
+        Descriptions of metadata that are not copied.
+    """
+
+    name: str
+    arrays: tuple[ArrayCopy, ...]
+    create: Callable[[Path], object]
+    image: NewImage | None = None
+    stack: TiffStack | None = None
+    settings: Mapping[str, str | None] = field(default_factory=dict)
+    dropped: tuple[str, ...] = ()
+
+    def request(self, data: str | None) -> Request:
+        """Return everything that the bytes of the target depend on; `data` is the result of :meth:`data`."""
+        arrays = [
+            [copy.path, copy.source.shape, copy.dtype.str, copy.chunks, copy.shards, str(copy.encoding)]
+            for copy in self.arrays
+        ]
+        settings = {
+            "source": name_on_disk(self.arrays[0].source) if self.stack is None else self.stack.files[0],
+            "arrays": digest_of(arrays),
+            "metadata": digest_of([copy.source.metadata.to_dict() for copy in self.arrays]),
+            **self.settings,
+        }
+        first, *others = (copy.counts for copy in self.arrays)
+        named = tuple((key, str(value)) for key, value in settings.items())
+        return Request("convert_zarr", first, named, (("source data", data or unknown_data()),), tuple(others))
+
+    def data(self) -> str | None:
+        """Return a digest that changes with the data of the source; None if its store does not identify them."""
+        if self.stack is not None:
+            status_of = [(name, os.stat(name)) for name in self.stack.files]
+            return digest_of([(name, status.st_size, status.st_mtime_ns) for name, status in status_of])
+        digests = [identify_data(copy.source) for copy in self.arrays]
+        return None if None in digests else digest_of(digests)
+
+    def needs(self, target: Path, device: str) -> Needs:
+        """Return the requirements of workers that copy the arrays."""
+        if self.stack is not None:
+            raise ValueError(f"distributed=: {self.name} is a TIFF stack, which this process alone converts")
+        return needs_of(local_path(self.arrays[0].source), target, device)
+
+    def log_dropped(self, target: Path) -> None:
+        """Log, in one warning, the metadata that are not copied."""
+        Carried(dropped=self.dropped).log_dropped(self.name, target)
+
+
+def plan_conversion(source: Source, parameters: Parameters, scope: ExitStack) -> Conversion:
+    """Plan the conversion of a source; `scope` closes the files of a TIFF stack."""
+    files = tiff_files(source) if isinstance(source, (str, Path)) and "://" not in str(source) else []
+    if files:
+        stack = scope.enter_context(open_stack(files))
+        return _plan_image(str(source), stack.array, stack.axes, parameters, stack)
+    node = open_node(source)
+    name = describe_source(node)
+    if isinstance(node, zarr.Array):
+        if node.ndim not in (2, 3):
+            raise SourceError(f"{name} has shape {node.shape}: pass an array of two or three axes")
+        axes = "zyx"[-node.ndim :]
+        dimensions = getattr(node.metadata, "dimension_names", None) or tuple(axes)
+        if tuple(axis or "" for axis in dimensions) != tuple(axes):
+            raise MetadataError(
+                f"{name} has the dimensions {', '.join(map(str, dimensions))}, and an image of an array has "
+                f"{', '.join(axes)}: transpose or rename them first"
+            )
+        return _plan_image(name, node, axes, parameters, None)
+    if parameters.spacing is not None or parameters.levels != 1:
+        raise ValueError(
+            f"spacing={parameters.spacing!r}, levels={parameters.levels}: {name} is a group, which keeps its own; they "
+            "are for arrays and TIFF stacks"
+        )
+    copy = plan_hierarchy(node, parameters.storage, parameters.ngff_version)
+    if parameters.name.endswith(".ozx") and "ome" not in copy.groups.get("", {}):
+        raise SourceError(f"{name} is no OME-Zarr image, which .ozx files hold: name a folder")
+    settings = {"version": parameters.ngff_version, "groups": digest_of(list(copy.groups.items()))}
+    return Conversion(name, copy.arrays, copy.create, settings=settings, dropped=copy.dropped)
+
+
+def _plan_image(
+    source: str, array: zarr.Array, axes: str, parameters: Parameters, stack: TiffStack | None
+) -> Conversion:
+    """Plan the image that is made from an array without metadata."""
+    storage, spacing, name = parameters.storage, parameters.spacing, parameters.name
+    if spacing is None:
+        raise MetadataError(f"{source} has no voxel spacing that linumpy reads: pass spacing= in µm")
+    space = axes.lstrip("tc")
+    steps = [spacing.get(axis, math.nan) for axis in space] if isinstance(spacing, Mapping) else list(spacing)
+    if len(steps) not in (len(space), len(axes), 3):  # a spacing along z, y and x is right for a plane, too
+        raise ValueError(f"spacing={spacing!r}: {source} has the axes {', '.join(space)}, each of which takes a number")
+    steps = steps[-len(space) :]
+    if stack is not None and storage.codec is None:
+        storage = replace(storage, codec="zstd")
+    if stack is not None and storage.chunks is None:
+        storage = replace(storage, chunks=plan_image(array.shape, array.dtype, steps, name=name, axes=axes).chunks)
+    version = parameters.ngff_version or "0.5"
+    copy = plan_array("0", array, storage, ZARR_FORMATS[version])
+    image = plan_image(
+        array.shape, copy.dtype, steps, name=name, axes=axes, chunks=copy.chunks, shards=copy.shards,
+        codec=str(copy.encoding), levels=parameters.levels, ngff_version=version,
+        fill_value=0 if array.fill_value is None else array.fill_value, attributes=dict(array.attrs),
+    )  # fmt: skip
+    return Conversion(source, (copy,), image.create, image, stack, {"image": digest_of(image.metadata)})

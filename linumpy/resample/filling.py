@@ -1,0 +1,89 @@
+"""What ``resample_zarr`` and ``convert_zarr`` share: checks of the target, the record of its blocks, a progress bar.
+
+In: the path of a target; blocks of the arrays of a :class:`~linumpy.resample.resumable.Resumable`. Out: checked values;
+:class:`BlockRecord`. Errors: ``ValueError`` and ``OSError`` for a path that cannot be a target.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+from linumpy.io.output.checks import check_free_space, check_parent, checked_version, refuse_url
+from linumpy.io.output.folders import unfinished_beside
+from linumpy.io.paths import absolute
+from linumpy.plan.pyramid import Box, shape_of
+from linumpy.progress import bytes_progress
+from linumpy.resample.resumable import Resumable
+from linumpy.write.writer import Progress
+
+
+def checked_target(target: str | Path, ngff_version: str | None) -> tuple[Path, str | None]:
+    """Return the absolute path of a target, and the version of NGFF, which the file name may decide."""
+    refuse_url(Path(target))
+    path = absolute(target)
+    check_parent(path)
+    return path, checked_version(path, ngff_version)
+
+
+def check_space(target: Path, nbytes: int, *, encoded: bool) -> None:
+    """Raise an error if the disk lacks the space for a target, unless an earlier run has begun to fill it."""
+    if not unfinished_beside(target).exists():
+        check_free_space(target, nbytes, encoded=encoded)
+
+
+def shown(progress: Progress | None, label: str, nbytes: int) -> AbstractContextManager[Progress]:
+    """Return the caller's function of progress, or else a progress bar."""
+    return bytes_progress(label, nbytes) if progress is None else nullcontext(progress)
+
+
+@dataclass(frozen=True)
+class BlockRecord:
+    """Records the complete blocks of one array in a resumable folder, and reports their bytes as progress.
+
+    Attributes
+    ----------
+    state : Resumable
+        The folder.
+    number : int
+        Index of the array's grid in the request.
+    stored : tuple of int
+        Shape of a shard, or else of a chunk, along the axes of a block.
+    itemsize : int
+        Bytes of a voxel.
+    report : callable
+        Takes the number of bytes of a block.
+    entries : tuple of int
+        Entry of each axis of time and channel, which blocks do not have.
+    """
+
+    state: Resumable
+    number: int
+    stored: Sequence[int]
+    itemsize: int
+    report: Progress
+    entries: tuple[int, ...] = ()
+
+    def is_complete(self, box: Box) -> bool:
+        """Return whether an earlier run completed a block, and report it as progress if so."""
+        complete = self.state.holds(*self._corners(box), self.number)
+        if complete:
+            self._report(box)
+        return complete
+
+    def add(self, box: Box) -> None:
+        """Record and report a block whose bytes have been written."""
+        self.state.add(*self._corners(box), self.number)
+        self._report(box)
+
+    def _corners(self, box: Box) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return the first and the end of the stored objects of a block along each axis of the array."""
+        start = tuple(b.start // s for b, s in zip(box, self.stored, strict=True))
+        stop = tuple(-(-b.stop // s) for b, s in zip(box, self.stored, strict=True))
+        return self.entries + start, (*(entry + 1 for entry in self.entries), *stop)
+
+    def _report(self, box: Box) -> None:
+        self.report(math.prod(shape_of(box)) * self.itemsize)
