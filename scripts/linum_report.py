@@ -25,7 +25,7 @@ from linumpy import cli
 
 
 def _build_arg_parser() -> argparse.ArgumentParser:
-    parser = cli.Parser("linum-report", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = cli.Parser("linum-report", description=__doc__)
     parser.add_argument("input", type=Path, metavar="FOLDER", help="Folder of results, or a run of linum-pipeline.")
     parser.add_argument("output", type=Path, metavar="PAGE", help="HTML page to write.")
     parser.add_argument(
