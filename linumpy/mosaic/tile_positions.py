@@ -1,8 +1,8 @@
 """Positions of the tiles of a mosaic grid on disk.
 
 In: an OME-Zarr mosaic grid, whose overlapping tiles lie side by side, and the overlap. Out:
-:class:`~linumpy.registration.positions.TilePositions`, and a file of them. Every voxel is read once, for the means
-along depth; tiles are compared in these.
+:class:`~linumpy.registration.positions.TilePositions`, and a file of them. Tiles are compared by their means along
+depth, for which every voxel is read once.
 """
 
 from __future__ import annotations
@@ -54,28 +54,17 @@ def estimate_positions(
     ----------
     source : str or Path
         The mosaic grid: axes z, y and x in any order, tiles whole along z. Of several times or channels one must be
-        selected. What is left of a tile at the end of an axis is ignored.
+        selected. Incomplete tiles at the end of an axis are ignored.
     output : str or Path, optional
         A file to write: ``*.json`` with all pairs, or ``*.csv`` with the positions.
     overlap, min_confidence
         As for :func:`linumpy.registration.positions.locate_tiles`.
     tile_shape : (int, int), optional
-        Voxels of a tile along the lateral axes, in the order of the array's axes; by default as for
-        :func:`linumpy.mosaic.grid.resample_mosaic_grid`.
-    channel, time : int, optional
-        The entry to select, counted from 0; needed where there are several.
-    spacing : (float, float, float), optional
-        Voxel spacing of the mosaic's finest resolution in µm along z, y and x, where its metadata lacks it.
-    use_gpu : bool
-        Whether to read to the GPU and compute there.
-    overwrite : bool
-        Whether to replace an existing output.
+        As for :func:`linumpy.mosaic.grid.resample_mosaic_grid`.
     progress : callable, optional
         Called with the number of bytes read since the last call.
-    tile_bytes : int
-        Approximate bytes of a column; by default 256 MiB on a GPU and 32 MiB on the CPU.
-    distributed : distributed.Client, cluster or str, optional
-        A dask client, a cluster, or the address of a scheduler, whose workers read.
+    channel, time, spacing, use_gpu, overwrite, tile_bytes, distributed
+        As for :func:`linumpy.mosaic.focal.correct_mosaic`.
 
     Returns
     -------
@@ -96,16 +85,15 @@ def estimate_positions(
         check_apart([output], [source])
     tile = lateral_tile(image, tile_shape)
     with tile_work(distributed, use_gpu=use_gpu) as work:
-        first, second = image.lateral_axes
-        projection = work.xp.empty([image.array.shape[first], image.array.shape[second]], np.float32)
+        projection = work.xp.empty(image.lateral_shape, np.float32)
         size = column_shape(image.array, image.depth_axis, tile_nbytes(tile_bytes, use_gpu))
         project_columns(image, size, projection.__setitem__, work, progress)
-        found = locate_tiles(cut_tiles(projection, tile), overlap, min_confidence=min_confidence)
-    rejected = sum(bool(pair.rejected) for pair in found.pairs)
-    log.info("%s: %d pairs of tiles, %d of them rejected", image.name, len(found.pairs), rejected)
+        positions = locate_tiles(cut_tiles(projection, tile), overlap, min_confidence=min_confidence)
+    rejected = sum(bool(pair.rejected) for pair in positions.pairs)
+    log.info("%s: %d pairs of tiles, %d of them rejected", image.name, len(positions.pairs), rejected)
     if output is not None:
-        write_positions(output, found, image.name, (image.spacing[first], image.spacing[second]), overwrite=overwrite)
-    return found
+        write_positions(output, positions, image.name, image.lateral_spacing, overwrite=overwrite)
+    return positions
 
 
 def lateral_tile(image: MosaicImage, tile_shape: tuple[int, int] | None = None) -> tuple[int, int]:
@@ -124,5 +112,5 @@ def cut_tiles(image: Array, tile_shape: tuple[int, int]) -> Array:
 
 
 def whole_tiles(shape: Sequence[int], tile_shape: Sequence[int]) -> tuple[int, int]:
-    """Return how many whole tiles there are along each axis."""
+    """Return the number of whole tiles along each axis."""
     return shape[0] // tile_shape[0], shape[1] // tile_shape[1]

@@ -1,4 +1,4 @@
-"""The options of each stage of the pipeline: frozen records, of the library's own parameters and defaults."""
+"""The options of each stage of the pipeline: frozen records with the parameters and defaults of the library."""
 
 from __future__ import annotations
 
@@ -117,13 +117,13 @@ class Report:
     """``report`` has no options."""
 
 
-#: The record of each stage, in the order in which they are carried out.
+#: The record of each stage, in the order in which stages run.
 OPTIONS: dict[str, type] = {
     "galvo": Galvo,
     "resample": Resample,
     "survey": Survey,
     "focal": Focal,
-    # Tissue is found again where tiles overlap; fields that are slightly wrong would be found, too.
+    # Before illumination is corrected: errors of the fields repeat in every tile, and tiles would be aligned by them.
     "positions": Positions,
     "shading": Shading,
     "illumination": Illumination,

@@ -29,6 +29,11 @@ def boxes(shape: tuple[int, ...], size: tuple[int, ...]) -> Iterator[Box]:
         yield tuple(slice(a, min(a + s, n)) for a, s, n in zip(corner, size, shape, strict=True))
 
 
+def box_shape(box: Box) -> tuple[int, ...]:
+    """Return the voxels of a box along each axis."""
+    return tuple(extent.stop - extent.start for extent in box)
+
+
 def tile_nbytes(wanted: int | None, use_gpu: bool) -> int:
     """Return the bytes of a tile: the caller's, or the default of the device."""
     return wanted if wanted is not None else TILE_BYTES if use_gpu else HOST_TILE_BYTES
@@ -59,7 +64,7 @@ def tile_shape(shape: tuple[int, ...], step: Sequence[int], itemsize: int, tile_
 
 def box_nbytes(array: zarr.Array | Volume, box: Box) -> int:
     """Return the bytes of the voxels of a box, decoded."""
-    return math.prod(extent.stop - extent.start for extent in box) * array.dtype.itemsize
+    return math.prod(box_shape(box)) * array.dtype.itemsize
 
 
 def read_box(array: zarr.Array | Volume, box: Box, use_gpu: bool) -> Array:
