@@ -3,7 +3,7 @@
 
 Computes the attenuation of every voxel by the depth-resolved model (Vermeer et al., 2014), after the loss of the beam
 outside of its focus and the fall-off of sensitivity. The focus, the Rayleigh length and the attenuation below the
-recorded range are fitted to the mean intensity along z, unless they are given; give what is known of the instrument.
+recorded range are fitted to the mean intensity along z, unless they are passed; pass known values of the instrument.
 Reads an OME-Zarr volume of linear intensity with axes z, y and x, in any order, and writes another with the same shape
 and chunks: intensities of the same dtype, or with --coefficients float32 in 1/mm.
 

@@ -33,11 +33,11 @@ def _build_arg_parser() -> argparse.ArgumentParser:
     parser.add_argument("input", type=cli.source, metavar="INPUT", help="OME-Zarr image, array, or TIFF.")
     parser.add_argument("output", type=Path, metavar="OUTPUT", help="OME-Zarr image to write.")
     cli.add_codec_argument(parser, "as the input's; of TIFF zstd")
-    sizes = "along the last axes, those of space; along others 1."
-    parser.add_argument("--chunks", type=int, nargs="+", metavar="N", help=f"Chunks, {sizes} [as the input's]")
+    sizes = "along the axes of space; 1 along the others."
+    parser.add_argument("--chunks", type=int, nargs="+", metavar="N", help=f"Chunks {sizes} [as the input's]")
     parser.add_argument(
         "--shards", type=int, nargs="+", metavar="N",
-        help=f"Shards, {sizes} [as the input's; with --chunks none]",
+        help=f"Shards {sizes} [as the input's; with --chunks none]",
     )  # fmt: skip
     parser.add_argument(
         "--ngff", dest="ngff_version", choices=("0.6", "0.5", "0.4"), help="NGFF of the output. [as the input]"

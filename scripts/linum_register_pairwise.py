@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Register the slices of a stack against each other, and place all of them at once.
+"""Register the slices of a stack against each other, and solve for the transforms of all slices.
 
 FOLDER holds the slices as OME-Zarr with axes z, y, x, numbered from the top down: by the digits after a z in the name
 (slice_z03.ome.zarr), else by the last digits. Each slice is compared with the next ones by projections of the planes

@@ -12,7 +12,7 @@ system --coordinate-system: rotations, affine maps, and fields of displacements 
 --coordinate-system the output has the coordinates of that system.
 
 Units, times, channels, names and attributes of other programs are copied, and labels inside the image are resampled
-with it, by their nearest voxels; a warning lists what is not copied.
+with it, by their nearest voxels; a warning lists metadata that are not copied.
 
 With --cluster, workers of dask make the blocks; they must see both paths. Start `dask scheduler` on one machine, and
 `dask worker tcp://THAT:8786` on each worker.

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Stack OCT slices into one volume by their transforms, each voxel resampled once.
 
-FOLDER holds the slices as OME-Zarr with axes z, y, x, numbered from the top down, and TRANSFORMS is what
-linum-register-pairwise wrote of them. Slices begin at their cut surface. They are blended where they overlap; voxels
+FOLDER holds the slices as OME-Zarr with axes z, y, x, numbered from the top down; linum-register-pairwise wrote their
+TRANSFORMS. Slices begin at their cut surface. They are blended where they overlap; voxels
 that are 0 or that focal correction filled are excluded.
 
 For example:

@@ -43,7 +43,7 @@ def _build_arg_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--max_deviation", type=float, default=3.0, metavar="D",
-        help="Robust standard deviations from the typical overlap, beyond which one is replaced by it. [%(default)s]",
+        help="Robust standard deviations from the typical overlap, beyond which an overlap is replaced. [%(default)s]",
     )  # fmt: skip
     parser.add_argument(
         "--decisions", type=Path, metavar="CSV", help="Table to write. [beside STACK, ending in _decisions.csv]"

@@ -13,7 +13,7 @@ from typing import Any
 from linumpy.cli.options import choose_device, volume_options
 from linumpy.io.paths import is_archive
 
-#: Options that are parameters of the library by the same name, in commands that have them.
+#: Options with the name of the library's parameter; a command has some of them.
 _SAME_NAME = ("level", "levels", "codec", "overwrite", "distributed")
 
 
@@ -24,12 +24,12 @@ class TileCommand:
     Attributes
     ----------
     parsed : Namespace
-        Its options, with ``input`` and ``output`` and those of :func:`add_volume_arguments` and
+        Its options: ``input``, ``output``, and the options of :func:`add_volume_arguments` and
         :func:`add_tile_arguments`.
     use_gpu : bool
         The result of :func:`choose_device`.
     begin : float
-        When it began, by :func:`time.perf_counter`.
+        Its start, by :func:`time.perf_counter`.
     """
 
     parsed: argparse.Namespace
@@ -110,6 +110,6 @@ def _sizes(output: Path) -> tuple[int, int] | None:
 def size_text(nbytes: float) -> str:
     """Return a number of bytes with a unit."""
     for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if nbytes >= 0.9995 * 1000 / 1024 * size:  # three digits: 1000 and more of a unit are a part of the next one
+        if nbytes >= 0.9995 * 1000 / 1024 * size:  # numbers have three digits: from 1000 on the next unit is used
             return f"{nbytes / size:.3g} {unit}"
     return f"{nbytes:.0f} bytes"

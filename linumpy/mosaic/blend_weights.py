@@ -35,7 +35,7 @@ def diffusion_weights(tile_shape: Sequence[int], positions: np.ndarray) -> list[
     tile_shape : (int, int)
         Voxels of a tile.
     positions : numpy.ndarray, (tiles, 2)
-        First voxel of each; rounded to whole ones.
+        First voxel of each tile; rounded to whole voxels.
     """
     corners = np.rint(positions).astype(np.int64)
     lowest = distance_weights(tile_shape)

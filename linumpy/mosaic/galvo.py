@@ -49,7 +49,7 @@ class GalvoShift:
         Column x of a tile is at ``(x + columns) % width``; 0 for correct tiles.
     contrast : float
         Difference of the columns at the seam, relative to the greatest one between other neighbours. Below about 1.5
-        the seam cannot be told from structure.
+        a seam cannot be distinguished from structure.
     """
 
     columns: int

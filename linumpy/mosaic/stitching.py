@@ -2,8 +2,7 @@
 
 In: an OME-Zarr mosaic grid, and the positions of its tiles. Out: one OME-Zarr volume with its pyramid. Each box of the
 volume is blended in one pass from all tiles that cover it. Boxes are made row by row; a tile is kept in memory from the
-first box that needs it to the last, so that every voxel is read once if two rows of tiles fit into memory. Three boxes
-are in memory beside the tiles.
+first box that needs it to the last, so that every voxel is read once if two rows of tiles and three boxes fit.
 """
 
 from __future__ import annotations
@@ -256,14 +255,14 @@ def stitch_mosaic(
 
 def _fitting(image: MosaicImage, positions: str | Path | TilePositions, tile: tuple[int, int]) -> TilePositions:
     """Return the positions, if they are of as many tiles of this shape as the mosaic has."""
-    found = positions if isinstance(positions, TilePositions) else read_positions(positions, tile)
+    located = positions if isinstance(positions, TilePositions) else read_positions(positions, tile)
     grid = whole_tiles(image.lateral_shape, tile)
-    if found.grid != grid or tuple(found.tile_shape) != tile:
+    if located.grid != grid or tuple(located.tile_shape) != tile:
         raise SourceError(
-            f"the positions are of {found.grid[0]} × {found.grid[1]} tiles of {tuple(found.tile_shape)} voxels, and "
-            f"{image.name} has {grid[0]} × {grid[1]} of {tile}"
+            f"the positions are of {located.grid[0]} × {located.grid[1]} tiles of {tuple(located.tile_shape)} voxels, "
+            f"and {image.name} has {grid[0]} × {grid[1]} of {tile}"
         )
-    return found
+    return located
 
 
 def _weights(plan: StitchPlan, blending: str) -> list[np.ndarray]:

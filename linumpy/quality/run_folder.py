@@ -11,18 +11,15 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from linumpy.errors import SourceError
-from linumpy.registration.position_files import read_positions
+from linumpy.registration.position_files import JSON, read_positions
 from linumpy.registration.positions import TilePositions
 
 #: Levels of folders that are searched, and rows of a table that are shown.
 _DEPTH, _ROWS = 4, 200
 _STAGE = {"name", "done", "kept", "seconds", "wall_seconds"}
 _ZARR = ("zarr.json", ".zgroup", ".zattrs")
-#: A value of parsed JSON.
-JSON = Any
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -22,14 +21,13 @@ from linumpy.io.ngff.collection import ome_attributes
 from linumpy.io.ngff.coordinate_systems import systems_of
 from linumpy.io.ome import open_image
 from linumpy.io.output.files import replacing
+from linumpy.registration.position_files import JSON
 
 #: Name of the coordinate system of the stack.
 SYSTEM = "stack"
 _KIND = "transforms of slices"
 
 Matrix = tuple[tuple[float, ...], ...]
-#: A value of parsed JSON.
-JSON = Any
 
 
 @dataclass(frozen=True)

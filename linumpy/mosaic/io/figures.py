@@ -1,4 +1,4 @@
-"""Figures of what the steps of a mosaic estimate: focal curvature, illumination, positions of tiles.
+"""Figures of the estimates of mosaic steps: focal curvature, illumination, positions of tiles.
 
 In: host arrays and spacings in µm. Out: figures, which :func:`linumpy.pictures.save` writes.
 """
@@ -25,7 +25,7 @@ def draw_focal_curvature(
     *,
     source: str = "",
 ) -> Figure:
-    """Draw the surface of the mean tile, the focal curvature fitted to it, and both along the middle of the tile.
+    """Draw the surface of the mean tile, the focal curvature fitted to it, and both through the middle of the tile.
 
     Parameters
     ----------

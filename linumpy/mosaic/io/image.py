@@ -1,7 +1,7 @@
-"""A mosaic on disk, for the commands of the microscope: three axes of space, of which one is depth.
+"""A mosaic on disk: an image with three axes of space, one of them depth.
 
-In: an OME-Zarr image, and a selection of its times and channels. Out: a :class:`MosaicImage`, unread, with checked
-metadata.
+In: an OME-Zarr image, and a selection of its times and channels. Out: a :class:`MosaicImage` with checked metadata,
+whose voxels are not read.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class MosaicImage(Volumes):
     Attributes
     ----------
     finest_shape, scale : tuple of int
-        Voxels of the finest resolution along each axis, and how many of them one voxel of this resolution spans.
+        Voxels of the finest resolution along each axis, and in one voxel of this resolution along each axis.
     corrections : tuple of Correction
         Its focal corrections, from :func:`linumpy.mosaic.io.measured.recorded`.
     """
@@ -197,7 +197,7 @@ def open_mosaic(
     ------
     FileNotFoundError, SourceError, MetadataError, ValueError
         As :func:`linumpy.io.volume.open_volumes`; axes of space that are not z, y and x; voxels that are not real
-        numbers, or none at all.
+        numbers; a volume without voxels.
     """
     if spacing is not None and (len(spacing) != 3 or not all(0 < step < math.inf for step in spacing)):
         raise ValueError(f"spacing={tuple(spacing)}: pass three positive numbers in µm, along z, y and x")
