@@ -2,8 +2,8 @@
 """Stack OCT slices into one volume by their transforms, each voxel resampled once.
 
 FOLDER holds the slices as OME-Zarr with axes z, y, x, numbered from the top down; linum-register-pairwise wrote their
-TRANSFORMS. Slices begin at their cut surface. They are blended where they overlap; voxels
-that are 0 or that focal correction filled are excluded.
+TRANSFORMS. Slices begin at their cut surface and are blended where they overlap; voxels that are 0 or that focal
+correction filled are excluded.
 
 For example:
   linum-stack-slices slices transforms.json stack.ome.zarr --levels 3

@@ -93,10 +93,8 @@ def project_mosaic(
 
     Raises
     ------
-    FileExistsError, FileNotFoundError, SourceError, MetadataError, ValueError
-        An existing output, a source that is no mosaic.
-    GpuUnavailableError
-        `use_gpu` and there is no CUDA device.
+    FileExistsError, FileNotFoundError, SourceError, MetadataError, ValueError, GpuUnavailableError
+        An existing output, a source that is no mosaic; no CUDA device with `use_gpu`.
     """
     image = open_mosaic(source, level, channel=channel, time=time, spacing=spacing)
     check_target(Path(output), overwrite=overwrite)

@@ -117,10 +117,8 @@ def compensate_attenuation(
 
     Raises
     ------
-    FileExistsError, FileNotFoundError, SourceError, MetadataError, ValueError
-        An existing output, a source that is no volume, parameters out of range.
-    GpuUnavailableError
-        `use_gpu` and there is no CUDA device.
+    FileExistsError, FileNotFoundError, SourceError, MetadataError, ValueError, GpuUnavailableError
+        An existing output, a source that is no volume, parameters out of range; no CUDA device with `use_gpu`.
     """
     method = method or AttenuationMethod()
     image = open_mosaic(source, channel=channel, time=time, spacing=spacing)

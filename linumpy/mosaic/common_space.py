@@ -192,10 +192,9 @@ def stack_registered(
 
     Raises
     ------
-    FileExistsError, FileNotFoundError, SourceError, MetadataError, ValueError
-        An existing output; missing slices or transforms, or transforms that do not fit the slices.
-    GpuUnavailableError
-        `use_gpu` and there is no CUDA device.
+    FileExistsError, FileNotFoundError, SourceError, MetadataError, ValueError, GpuUnavailableError
+        An existing output; missing slices or transforms, or transforms that do not fit the slices; no CUDA device with
+        `use_gpu`.
 
     Notes
     -----

@@ -128,10 +128,9 @@ def fix_galvo_shift(
 
     Raises
     ------
-    FileExistsError, FileNotFoundError, SourceError, MetadataError, ValueError
-        An existing output; a source that is no such mosaic, or whose tile shape is unknown.
-    GpuUnavailableError
-        `use_gpu` and there is no CUDA device.
+    FileExistsError, FileNotFoundError, SourceError, MetadataError, ValueError, GpuUnavailableError
+        An existing output; a source that is no such mosaic, or whose tile shape is unknown; no CUDA device with
+        `use_gpu`.
     """
     if not min_contrast >= 0:
         raise ValueError(f"min_contrast={min_contrast}: pass a number from 0 on")

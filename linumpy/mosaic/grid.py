@@ -19,7 +19,7 @@ from linumpy.errors import SourceError
 from linumpy.gpu.oct.resample_tiles import resample_tiles
 from linumpy.io.carried import carried_from
 from linumpy.io.output.checks import check_apart, check_target
-from linumpy.mosaic.io.image import MosaicImage, known_tile, open_mosaic, tile_attributes
+from linumpy.mosaic.io.image import MosaicImage, open_mosaic, tile_attributes, tile_or_chunk
 from linumpy.mosaic.io.measured import record, resampled
 from linumpy.mosaic.io.output import OutputImage
 from linumpy.mosaic.io.tiles import box_nbytes, read_box, tile_nbytes
@@ -101,10 +101,9 @@ def resample_mosaic_grid(
 
     Raises
     ------
-    FileExistsError, FileNotFoundError, SourceError, MetadataError, ValueError, TypeError
-        An existing output, a source that is no mosaic grid, a spacing, tile or number of levels that does not fit.
-    GpuUnavailableError
-        `use_gpu` and there is no CUDA device.
+    FileExistsError, FileNotFoundError, SourceError, MetadataError, ValueError, TypeError, GpuUnavailableError
+        An existing output, a source that is no mosaic grid, a spacing, tile or number of levels that does not fit; no
+        CUDA device with `use_gpu`.
     """
     image = open_mosaic(source, channel=channel, time=time, spacing=spacing)
     check_target(Path(output), overwrite=overwrite)
@@ -150,34 +149,12 @@ def resample_mosaic_grid(
 
 
 def tile_of(image: MosaicImage, tile_shape: tuple[int, int] | None = None) -> tuple[int, ...]:
-    """Return the tile shape of a mosaic grid, in the order of its axes.
+    """Return the tile shape of a mosaic grid, in the order of its axes: the whole depth along z.
 
-    Along z it is the whole depth; laterally it is `tile_shape`, or from the metadata, or else a chunk, with a log line
-    (warning).
-
-    Raises
-    ------
-    SourceError
-        The tile shape of a mosaic with shards is unknown: a tile may be a shard or a chunk.
-    ValueError
-        A size that does not fit the mosaic.
+    Laterally it is that of :func:`linumpy.mosaic.io.image.tile_or_chunk`, which lists the errors.
     """
-    array, tile = image.array, list(image.array.shape)
-    lateral = known_tile(image, tile_shape)
-    if lateral is None:
-        first, second = image.lateral_axes
-        if array.shards is not None:
-            raise SourceError(
-                f"{image.name} has shards of {array.shards} and chunks of {array.chunks} voxels, and its metadata has "
-                "no tile shape: pass tile_shape="
-            )
-        lateral = min(array.chunks[first], tile[first]), min(array.chunks[second], tile[second])
-        log.warning(
-            "%s: its metadata has no tile shape, so a chunk is assumed to be a tile: %d × %d voxels along %s and %s. "
-            "Pass tile_shape if that is wrong",
-            image.name, *lateral, image.axes[first], image.axes[second],
-        )  # fmt: skip
-    for axis, size in zip(image.lateral_axes, lateral, strict=True):
+    tile = list(image.array.shape)
+    for axis, size in zip(image.lateral_axes, tile_or_chunk(image, tile_shape), strict=True):
         tile[axis] = size
     return tuple(tile)
 

@@ -25,7 +25,7 @@ from linumpy.io.output.files import check_picture, replacing
 from linumpy.mosaic.io.corrected import write_corrected
 from linumpy.mosaic.io.image import MosaicImage, known_tile, needed_tile, open_mosaic
 from linumpy.mosaic.io.output import OutputImage
-from linumpy.mosaic.io.tiles import Box, box_nbytes, column_shape, read_box, tile_nbytes
+from linumpy.mosaic.io.tiles import Box, box_nbytes, column_shape, read_box, tile_nbytes, whole_tiles
 from linumpy.resample.tile_work import TileWork, tile_work
 from linumpy.write.writer import Progress
 
@@ -134,10 +134,8 @@ def fix_illumination(
 
     Raises
     ------
-    FileExistsError, FileNotFoundError, SourceError, MetadataError, ValueError, TypeError
-        An existing output, a source that is no mosaic, tiles that do not fit it.
-    GpuUnavailableError
-        `use_gpu` and there is no CUDA device.
+    FileExistsError, FileNotFoundError, SourceError, MetadataError, ValueError, TypeError, GpuUnavailableError
+        An existing output, a source that is no mosaic, tiles that do not fit it; no CUDA device with `use_gpu`.
     """
     image = _opened(source, channel=channel, time=time, spacing=spacing)
     check_apart([output] if report is None else [output, report], [source])
@@ -192,7 +190,7 @@ def bytes_to_read(image: MosaicImage, tile_shape: tuple[int, int] | None, max_ti
 
 def _tiles(image: MosaicImage, tile: tuple[int, int], max_tiles: int) -> list[Box]:
     """Choose complete tiles, evenly spread in the order of the grid."""
-    rows, columns = (n // size for n, size in zip(image.lateral_shape, tile, strict=True))
+    rows, columns = whole_tiles(image.lateral_shape, tile)
     count = min(max_tiles, rows * columns)
     if count == 0:
         return []

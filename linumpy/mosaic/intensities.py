@@ -93,10 +93,8 @@ def normalize_intensities(
 
     Raises
     ------
-    FileExistsError, FileNotFoundError, SourceError, MetadataError, ValueError
-        An existing output, a source that is no volume, percentiles out of range.
-    GpuUnavailableError
-        `use_gpu` and there is no CUDA device.
+    FileExistsError, FileNotFoundError, SourceError, MetadataError, ValueError, GpuUnavailableError
+        An existing output, a source that is no volume, percentiles out of range; no CUDA device with `use_gpu`.
     """
     check_shares(low, high)
     if per not in UNITS:

@@ -140,11 +140,9 @@ def stack_mosaics(
 
     Raises
     ------
-    FileExistsError, FileNotFoundError, SourceError, MetadataError, ValueError
+    FileExistsError, FileNotFoundError, SourceError, MetadataError, ValueError, GpuUnavailableError
         An existing output; missing slices or table, or slices that do not fit each other or the table; no overlap in
-        range.
-    GpuUnavailableError
-        `use_gpu` and there is no CUDA device.
+        range; no CUDA device with `use_gpu`.
     """
     check_target(Path(output), overwrite=overwrite)
     if decisions is not None:

@@ -23,11 +23,10 @@ from linumpy.gpu.oct.blend import PlacedTile, blend_tiles
 from linumpy.io.carried import Carried, carried_from
 from linumpy.io.output.checks import check_apart, check_target
 from linumpy.mosaic.blend_weights import diffusion_weights, distance_weights
-from linumpy.mosaic.io.image import MosaicImage, open_mosaic
+from linumpy.mosaic.io.image import MosaicImage, open_mosaic, tile_or_chunk
 from linumpy.mosaic.io.output import OutputImage
-from linumpy.mosaic.io.tiles import Box, box_nbytes, box_shape, boxes, read_box, stored, tile_nbytes
+from linumpy.mosaic.io.tiles import Box, box_nbytes, box_shape, boxes, read_box, stored, tile_nbytes, whole_tiles
 from linumpy.mosaic.io.tiles import tile_shape as box_size
-from linumpy.mosaic.tile_positions import lateral_tile, whole_tiles
 from linumpy.registration.position_files import read_positions
 from linumpy.registration.positions import TilePositions
 from linumpy.resample.tile_work import tile_work
@@ -202,16 +201,15 @@ def stitch_mosaic(
 
     Raises
     ------
-    FileExistsError, FileNotFoundError, SourceError, MetadataError, ValueError, TypeError
-        An existing output, a source that is no mosaic grid, positions that do not fit it.
-    GpuUnavailableError
-        `use_gpu` and there is no CUDA device.
+    FileExistsError, FileNotFoundError, SourceError, MetadataError, ValueError, TypeError, GpuUnavailableError
+        An existing output, a source that is no mosaic grid, positions that do not fit it; no CUDA device with
+        `use_gpu`.
     """
     image = open_mosaic(source, channel=channel, time=time, spacing=spacing)
     image.only("the tiles of one volume are stitched")
     check_target(Path(output), overwrite=overwrite)
     check_apart([output], [source] if isinstance(positions, TilePositions) else [source, positions])
-    tile = lateral_tile(image, tile_shape)
+    tile = tile_or_chunk(image, tile_shape)
     plan = plan_stitching(_fitting(image, positions, tile), interpolate=interpolate)
     weights = _weights(plan, blending)
     if image.corrections:

@@ -129,10 +129,8 @@ def find_mosaic_surface(
 
     Raises
     ------
-    FileExistsError, FileNotFoundError, SourceError, MetadataError, ValueError
-        An existing output, a source that is no mosaic, an invalid method.
-    GpuUnavailableError
-        `use_gpu` and there is no CUDA device.
+    FileExistsError, FileNotFoundError, SourceError, MetadataError, ValueError, GpuUnavailableError
+        An existing output, a source that is no mosaic, an invalid method; no CUDA device with `use_gpu`.
     """
     method = method or SurfaceMethod()
     image = open_mosaic(source, level, channel=channel, time=time, spacing=spacing)

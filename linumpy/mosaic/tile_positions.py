@@ -17,9 +17,8 @@ import numpy as np
 from linumpy.arrays import Array
 from linumpy.io.output.checks import check_apart
 from linumpy.mosaic.aip import project_columns
-from linumpy.mosaic.grid import tile_of
-from linumpy.mosaic.io.image import MosaicImage, open_mosaic
-from linumpy.mosaic.io.tiles import column_shape, tile_nbytes
+from linumpy.mosaic.io.image import open_mosaic, tile_or_chunk
+from linumpy.mosaic.io.tiles import column_shape, tile_nbytes, whole_tiles
 from linumpy.registration.position_files import check_positions_file, write_positions
 from linumpy.registration.positions import MIN_CONFIDENCE, TilePositions, locate_tiles
 from linumpy.resample.tile_work import tile_work
@@ -73,17 +72,15 @@ def estimate_positions(
 
     Raises
     ------
-    FileExistsError, FileNotFoundError, SourceError, MetadataError, ValueError
-        An existing output, a source that is no mosaic, an overlap out of range.
-    GpuUnavailableError
-        `use_gpu` and there is no CUDA device.
+    FileExistsError, FileNotFoundError, SourceError, MetadataError, ValueError, GpuUnavailableError
+        An existing output, a source that is no mosaic, an overlap out of range; no CUDA device with `use_gpu`.
     """
     image = open_mosaic(source, channel=channel, time=time, spacing=spacing)
     image.only("positions are those of the tiles of one volume")
     if output is not None:
         check_positions_file(output, overwrite=overwrite)
         check_apart([output], [source])
-    tile = lateral_tile(image, tile_shape)
+    tile = tile_or_chunk(image, tile_shape)
     with tile_work(distributed, use_gpu=use_gpu) as work:
         projection = work.xp.empty(image.lateral_shape, np.float32)
         size = column_shape(image.array, image.depth_axis, tile_nbytes(tile_bytes, use_gpu))
@@ -96,21 +93,9 @@ def estimate_positions(
     return positions
 
 
-def lateral_tile(image: MosaicImage, tile_shape: tuple[int, int] | None = None) -> tuple[int, int]:
-    """Return the voxels of a tile along the lateral axes, as :func:`linumpy.mosaic.grid.tile_of` finds them."""
-    tile = tile_of(image, tile_shape)
-    first, second = image.lateral_axes
-    return tile[first], tile[second]
-
-
 def cut_tiles(image: Array, tile_shape: tuple[int, int]) -> Array:
     """Return a view (rows, columns, Y, X) of the whole tiles of an image that lie side by side."""
     (rows, columns), (height, width) = (whole_tiles(image.shape, tile_shape), tile_shape)
     whole = image[: rows * height, : columns * width]
     tiles: Array = whole.reshape(rows, height, columns, width).transpose(0, 2, 1, 3)
     return tiles
-
-
-def whole_tiles(shape: Sequence[int], tile_shape: Sequence[int]) -> tuple[int, int]:
-    """Return the number of whole tiles along each axis."""
-    return shape[0] // tile_shape[0], shape[1] // tile_shape[1]

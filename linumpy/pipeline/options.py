@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from linumpy.mosaic.attenuation import AttenuationMethod
+
 
 @dataclass(frozen=True)
 class Galvo:
@@ -80,15 +82,8 @@ class Stitch:
 
 
 @dataclass(frozen=True)
-class Attenuation:
+class Attenuation(AttenuationMethod):
     """Options of ``attenuation``: :class:`linumpy.mosaic.attenuation.AttenuationMethod`."""
-
-    focus_um: float | None = None
-    rayleigh_um: float | None = None
-    falloff_per_mm: float = 0.0
-    end_per_mm: float | None = None
-    background: float | None = None
-    max_gain: float = 100.0
 
 
 @dataclass(frozen=True)

@@ -277,10 +277,10 @@ def _stitch(task: Task, where: Where) -> None:
 
 
 def _attenuation(task: Task, where: Where) -> None:
-    from linumpy.mosaic.attenuation import AttenuationMethod, compensate_attenuation
+    from linumpy.mosaic.attenuation import compensate_attenuation
 
-    method = AttenuationMethod(**asdict(task.options))
-    compensate_attenuation(task.one("image"), task.outputs["image"], method, **_volume_parameters(task, where))
+    settings: options.Attenuation = task.options
+    compensate_attenuation(task.one("image"), task.outputs["image"], settings, **_volume_parameters(task, where))
 
 
 def _register(task: Task, where: Where) -> None:

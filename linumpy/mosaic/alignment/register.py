@@ -137,10 +137,9 @@ def register_slices(
 
     Raises
     ------
-    FileExistsError, FileNotFoundError, SourceError, MetadataError, ValueError
-        An existing output; missing slices or table, or slices that do not fit each other or the table.
-    GpuUnavailableError
-        `use_gpu` and there is no CUDA device.
+    FileExistsError, FileNotFoundError, SourceError, MetadataError, ValueError, GpuUnavailableError
+        An existing output; missing slices or table, or slices that do not fit each other or the table; no CUDA device
+        with `use_gpu`.
     """
     paths = find_slices(folder)
     if output is not None:

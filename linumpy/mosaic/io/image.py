@@ -172,6 +172,32 @@ def needed_tile(image: MosaicImage, tile_given: Sequence[int] | None) -> tuple[i
     return tile
 
 
+def tile_or_chunk(image: MosaicImage, tile_given: Sequence[int] | None) -> tuple[int, int]:
+    """Return the voxels of a tile, as :func:`known_tile`, or else of a chunk, with a log line (warning).
+
+    Raises
+    ------
+    SourceError
+        The tile shape of a mosaic with shards is unknown: a tile may be a shard or a chunk.
+    """
+    tile = known_tile(image, tile_given)
+    if tile is not None:
+        return tile
+    array, (first, second) = image.array, image.lateral_axes
+    if array.shards is not None:
+        raise SourceError(
+            f"{image.name} has shards of {array.shards} and chunks of {array.chunks} voxels, and its metadata has "
+            "no tile shape: pass tile_shape="
+        )
+    chunk = min(array.chunks[first], array.shape[first]), min(array.chunks[second], array.shape[second])
+    log.warning(
+        "%s: its metadata has no tile shape, so a chunk is assumed to be a tile: %d × %d voxels along %s and %s. "
+        "Pass tile_shape if that is wrong",
+        image.name, *chunk, *image.lateral_names,
+    )  # fmt: skip
+    return chunk
+
+
 def open_mosaic(
     path: str | Path,
     level: int = 0,

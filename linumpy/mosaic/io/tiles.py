@@ -62,6 +62,11 @@ def tile_shape(shape: tuple[int, ...], step: Sequence[int], itemsize: int, tile_
     return size
 
 
+def whole_tiles(shape: Sequence[int], tile_shape: Sequence[int]) -> tuple[int, int]:
+    """Return the number of whole tiles along each lateral axis."""
+    return shape[0] // tile_shape[0], shape[1] // tile_shape[1]
+
+
 def box_nbytes(array: zarr.Array | Volume, box: Box) -> int:
     """Return the bytes of the voxels of a box, decoded."""
     return math.prod(box_shape(box)) * array.dtype.itemsize
