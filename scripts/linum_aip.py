@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -23,34 +22,27 @@ from linumpy import cli
 
 
 def _build_arg_parser() -> argparse.ArgumentParser:
-    parser = cli.Parser("linum-aip", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = cli.Parser("linum-aip", description=__doc__)
     parser.add_argument("input", type=cli.source, metavar="MOSAIC", help="OME-Zarr volume.")
     parser.add_argument("output", type=Path, metavar="AIP", help="OME-Zarr image to write.")
     parser.add_argument("--level", type=int, default=0, help="Resolution level to read; 0 is the finest. [0]")
     cli.add_volume_arguments(parser, all_of_them=True)
     cli.add_codec_argument(parser)
-    cli.add_cluster_argument(parser)
-    cli.add_gpu_arguments(parser)
-    cli.add_common_arguments(parser)
+    cli.add_tile_arguments(parser)
     return parser
 
 
 def _project(parsed: argparse.Namespace) -> None:
     from linumpy.mosaic.aip import project_mosaic
-    from linumpy.mosaic.io.image import open_mosaic
-    from linumpy.progress import bytes_progress
 
     if parsed.output.suffix.lower() in (".png", ".jpg", ".jpeg", ".tif", ".tiff"):
         raise ValueError(
             f"{parsed.output} names a picture: linum-aip-png draws one, linum-aip writes an OME-Zarr image"
         )
-    use_gpu, begin, chosen = cli.choose_device(parsed), time.perf_counter(), cli.volume_options(parsed)
-    with bytes_progress("projection", open_mosaic(parsed.input, parsed.level, **chosen).nbytes) as progress:
-        projection = project_mosaic(
-            parsed.input, parsed.output, level=parsed.level, use_gpu=use_gpu, overwrite=parsed.overwrite,
-            codec=parsed.codec, progress=progress, distributed=parsed.distributed, **chosen,
-        )  # fmt: skip
-    print(cli.closing_line(parsed.input, parsed.output, use_gpu, time.perf_counter() - begin, projection.nbytes))
+    command = cli.TileCommand.start(parsed)
+    with command.progress("projection", command.input_nbytes()) as shared:
+        projection = project_mosaic(parsed.input, parsed.output, **shared)
+    command.close(projection.nbytes)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

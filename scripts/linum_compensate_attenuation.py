@@ -3,7 +3,7 @@
 
 Computes the attenuation of every voxel by the depth-resolved model (Vermeer et al., 2014), after the loss of the beam
 outside of its focus and the fall-off of sensitivity. The focus, the Rayleigh length and the attenuation below the
-recorded range are fitted to the mean intensity along z, unless they are given; give what is known of the instrument.
+recorded range are fitted to the mean intensity along z, unless they are passed; pass known values of the instrument.
 Reads an OME-Zarr volume of linear intensity with axes z, y and x, in any order, and writes another with the same shape
 and chunks: intensities of the same dtype, or with --coefficients float32 in 1/mm.
 
@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -24,9 +23,7 @@ from linumpy import cli
 
 
 def _build_arg_parser() -> argparse.ArgumentParser:
-    parser = cli.Parser(
-        "linum-compensate-attenuation", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = cli.Parser("linum-compensate-attenuation", description=__doc__)
     parser.add_argument("input", type=cli.source, metavar="VOLUME", help="OME-Zarr volume.")
     parser.add_argument("output", type=Path, metavar="OUTPUT", help="OME-Zarr volume to write.")
     parser.add_argument("--coefficients", action="store_true", help="Write attenuation coefficients in 1/mm.")
@@ -47,36 +44,25 @@ def _build_arg_parser() -> argparse.ArgumentParser:
     group.add_argument(
         "--max_gain", type=float, default=100.0, metavar="G", help="Compensate by this factor at most. [%(default)s]"
     )
-    cli.add_levels_argument(parser)
-    cli.add_codec_argument(parser)
-    cli.add_volume_arguments(parser, all_of_them=False)
-    cli.add_cluster_argument(parser)
-    cli.add_gpu_arguments(parser)
-    cli.add_common_arguments(parser)
+    cli.add_image_arguments(parser)
     return parser
 
 
 def _compensate(parsed: argparse.Namespace) -> None:
     from linumpy.mosaic.attenuation import AttenuationMethod, compensate_attenuation
-    from linumpy.mosaic.io.image import open_mosaic
-    from linumpy.progress import bytes_progress
 
-    use_gpu, begin, chosen = cli.choose_device(parsed), time.perf_counter(), cli.volume_options(parsed)
-    nbytes = open_mosaic(parsed.input, **chosen).nbytes
+    command = cli.TileCommand.start(parsed)
+    nbytes = command.input_nbytes()
     method = AttenuationMethod(
         parsed.focus, parsed.rayleigh, parsed.falloff, parsed.end, parsed.background, parsed.max_gain
     )
-    with bytes_progress("attenuation", nbytes) as progress:
-        used = compensate_attenuation(
-            parsed.input, parsed.output, method, coefficients=parsed.coefficients, levels=parsed.levels,
-            codec=parsed.codec, use_gpu=use_gpu, overwrite=parsed.overwrite, progress=progress,
-            distributed=parsed.distributed, **chosen,
-        )  # fmt: skip
+    with command.progress("attenuation", nbytes) as shared:
+        used = compensate_attenuation(parsed.input, parsed.output, method, coefficients=parsed.coefficients, **shared)
     print(
         f"background {used.background:.4g}, focus at {used.beam.focus_um:.4g} µm, Rayleigh length "
         f"{used.beam.rayleigh_um:.4g} µm, attenuation below the range {used.end_per_mm:.3g} per mm"
     )
-    print(cli.closing_line(parsed.input, parsed.output, use_gpu, time.perf_counter() - begin, nbytes))
+    command.close(nbytes)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -29,15 +29,15 @@ from linumpy import cli
 
 
 def _build_arg_parser() -> argparse.ArgumentParser:
-    parser = cli.Parser("linum-convert", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = cli.Parser("linum-convert", description=__doc__)
     parser.add_argument("input", type=cli.source, metavar="INPUT", help="OME-Zarr image, array, or TIFF.")
     parser.add_argument("output", type=Path, metavar="OUTPUT", help="OME-Zarr image to write.")
     cli.add_codec_argument(parser, "as the input's; of TIFF zstd")
-    sizes = "along the last axes, those of space; along others 1."
-    parser.add_argument("--chunks", type=int, nargs="+", metavar="N", help=f"Chunks, {sizes} [as the input's]")
+    sizes = "along the axes of space; 1 along the others."
+    parser.add_argument("--chunks", type=int, nargs="+", metavar="N", help=f"Chunks {sizes} [as the input's]")
     parser.add_argument(
         "--shards", type=int, nargs="+", metavar="N",
-        help=f"Shards, {sizes} [as the input's; with --chunks none]",
+        help=f"Shards {sizes} [as the input's; with --chunks none]",
     )  # fmt: skip
     parser.add_argument(
         "--ngff", dest="ngff_version", choices=("0.6", "0.5", "0.4"), help="NGFF of the output. [as the input]"
@@ -47,13 +47,8 @@ def _build_arg_parser() -> argparse.ArgumentParser:
         help="Voxel spacing in µm along z, y, x (or y, x), of a TIFF stack or an array.",
     )  # fmt: skip
     cli.add_levels_argument(parser)
-    parser.add_argument(
-        "--device_memory", type=float, metavar="GIB",
-        help="Memory of the blocks in the pipeline, on the GPU or the host. [80 %% of the free; on the CPU at most 8]",
-    )  # fmt: skip
-    cli.add_cluster_argument(parser)
-    cli.add_gpu_arguments(parser)
-    cli.add_common_arguments(parser)
+    cli.add_device_memory_argument(parser)
+    cli.add_tile_arguments(parser)
     return parser
 
 
@@ -62,15 +57,15 @@ def _convert(parsed: argparse.Namespace) -> None:
     from linumpy.resample.convert_zarr import convert_zarr
 
     begin = time.perf_counter()
-    device, where = cli.device_and_name(parsed)
-    memory = None if parsed.device_memory is None else cli.gib(parsed.device_memory)
+    device, device_name = cli.device_and_name(parsed)
     convert_zarr(
         parsed.input, parsed.output, codec=parsed.codec, chunks=parsed.chunks, shards=parsed.shards,
         ngff_version=parsed.ngff_version, spacing=parsed.spacing, levels=parsed.levels,
-        device=device, device_memory=memory, overwrite=parsed.overwrite, distributed=parsed.distributed,
+        device=device, device_memory=cli.device_nbytes(parsed), overwrite=parsed.overwrite,
+        distributed=parsed.distributed,
     )  # fmt: skip
     seconds = time.perf_counter() - begin
-    print(cli.closing_line(parsed.input, parsed.output, where, seconds, sizes_of(parsed.output)[0]))
+    print(cli.closing_line(parsed.input, parsed.output, device_name, seconds, sizes_of(parsed.output)[0]))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -24,7 +24,7 @@ from linumpy.testing.synthetic import SIZES
 
 
 def _build_arg_parser() -> argparse.ArgumentParser:
-    parser = cli.Parser("linum-demo", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = cli.Parser("linum-demo", description=__doc__)
     parser.add_argument("--out", metavar="DIR", default="linum-demo", help="Folder for the results. [%(default)s]")
     sizes = ", ".join(f"{name}: {spec.nbytes / 2**20:,.0f} MiB" for name, spec in SIZES.items())
     parser.add_argument(

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -30,22 +29,14 @@ from linumpy import cli
 
 
 def _build_arg_parser() -> argparse.ArgumentParser:
-    parser = cli.Parser(
-        "linum-detect-focal-curvature", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = cli.Parser("linum-detect-focal-curvature", description=__doc__)
     parser.add_argument("input", type=cli.source, metavar="MOSAIC", help="OME-Zarr volume.")
     parser.add_argument("output", type=Path, metavar="OUTPUT", help="OME-Zarr volume to write.")
+    cli.add_tile_shape_argument(parser)
     parser.add_argument(
-        "--tile_shape", type=int, nargs=2, metavar=("A", "B"),
-        help="Voxels of a tile along the lateral axes, in their order in the array (usually y, then x). [from the "
-        "metadata that linumpy writes]",
-    )  # fmt: skip
-    parser.add_argument(
-        "--report",
-        type=Path,
-        metavar="PICTURE",
+        "--report", type=Path, metavar="PICTURE",
         help="Picture of the fit (.png, .pdf, .svg); its numbers are written beside it (.json).",
-    )
+    )  # fmt: skip
     parser.add_argument("--interpolate", action="store_true", help="Shift by fractions of voxels. [by whole voxels]")
     parser.add_argument("--wrap", action="store_true", help="Let voxels that leave at one end enter at the other.")
     parser.add_argument(
@@ -56,33 +47,27 @@ def _build_arg_parser() -> argparse.ArgumentParser:
     cli.add_codec_argument(parser)
     cli.add_volume_arguments(parser, all_of_them=False)
     cli.add_surface_arguments(parser)
-    cli.add_cluster_argument(parser)
-    cli.add_gpu_arguments(parser)
-    cli.add_common_arguments(parser)
+    cli.add_tile_arguments(parser)
     return parser
 
 
 def _detect(parsed: argparse.Namespace) -> None:
     from linumpy.mosaic.focal import FocalCorrection, correct_mosaic
-    from linumpy.mosaic.io.image import open_mosaic
     from linumpy.mosaic.surface import SurfaceMethod
-    from linumpy.progress import bytes_progress
 
-    use_gpu, begin, chosen = cli.choose_device(parsed), time.perf_counter(), cli.volume_options(parsed)
-    nbytes = open_mosaic(parsed.input, **chosen).nbytes
+    command = cli.TileCommand.start(parsed)
+    nbytes = command.input_nbytes()
     method = SurfaceMethod(**cli.surface_options(parsed))
     correction = FocalCorrection(parsed.interpolate, parsed.wrap, parsed.fill_value)
-    with bytes_progress("surface, correction", 2 * nbytes) as progress:
+    with command.progress("surface, correction", 2 * nbytes) as shared:
         curvature = correct_mosaic(
-            parsed.input, parsed.output, parsed.tile_shape and tuple(parsed.tile_shape), method, correction,
-            levels=parsed.levels, report=parsed.report, use_gpu=use_gpu, overwrite=parsed.overwrite, codec=parsed.codec,
-            progress=progress, distributed=parsed.distributed, **chosen,
-        )  # fmt: skip
+            parsed.input, parsed.output, method=method, correction=correction, report=parsed.report, **shared
+        )
     print(
         f"focal curvature in voxels: {curvature.vv:.3f} v² + {curvature.vu:.3f} v u + {curvature.uu:.3f} u², from "
         f"{curvature.tiles} tiles, residual {curvature.rms:.3f} RMS"
     )
-    print(cli.closing_line(parsed.input, parsed.output, use_gpu, time.perf_counter() - begin, nbytes))
+    command.close(nbytes)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

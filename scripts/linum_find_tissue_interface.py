@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -31,9 +30,7 @@ from linumpy import cli
 
 
 def _build_arg_parser() -> argparse.ArgumentParser:
-    parser = cli.Parser(
-        "linum-find-tissue-interface", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = cli.Parser("linum-find-tissue-interface", description=__doc__)
     parser.add_argument("input", type=cli.source, metavar="MOSAIC", help="OME-Zarr volume.")
     parser.add_argument("output", type=Path, metavar="MAP", help="OME-Zarr image to write: depth in µm.")
     parser.add_argument("--overlay", type=Path, metavar="PICTURE", help="Picture to write (.png, .pdf, .svg).")
@@ -41,26 +38,18 @@ def _build_arg_parser() -> argparse.ArgumentParser:
     cli.add_volume_arguments(parser, all_of_them=True)
     cli.add_surface_arguments(parser)
     cli.add_codec_argument(parser)
-    cli.add_cluster_argument(parser)
-    cli.add_gpu_arguments(parser)
-    cli.add_common_arguments(parser)
+    cli.add_tile_arguments(parser)
     return parser
 
 
 def _find(parsed: argparse.Namespace) -> None:
-    from linumpy.mosaic.io.image import open_mosaic
     from linumpy.mosaic.surface import SurfaceMethod, find_mosaic_surface
-    from linumpy.progress import bytes_progress
 
-    use_gpu, begin, chosen = cli.choose_device(parsed), time.perf_counter(), cli.volume_options(parsed)
+    command = cli.TileCommand.start(parsed)
     method = SurfaceMethod(**cli.surface_options(parsed))
-    with bytes_progress("surface", open_mosaic(parsed.input, parsed.level, **chosen).nbytes) as progress:
-        surface = find_mosaic_surface(
-            parsed.input, parsed.output, method, level=parsed.level, overlay=parsed.overlay, use_gpu=use_gpu,
-            overwrite=parsed.overwrite, codec=parsed.codec, progress=progress,
-            distributed=parsed.distributed, **chosen,
-        )  # fmt: skip
-    print(cli.closing_line(parsed.input, parsed.output, use_gpu, time.perf_counter() - begin, surface.nbytes))
+    with command.progress("surface", command.input_nbytes()) as shared:
+        surface = find_mosaic_surface(parsed.input, parsed.output, method, overlay=parsed.overlay, **shared)
+    command.close(surface.nbytes)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

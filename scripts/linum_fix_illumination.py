@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -23,16 +22,10 @@ from linumpy import cli
 
 
 def _build_arg_parser() -> argparse.ArgumentParser:
-    parser = cli.Parser(
-        "linum-fix-illumination", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = cli.Parser("linum-fix-illumination", description=__doc__)
     parser.add_argument("input", type=cli.source, metavar="MOSAIC", help="OME-Zarr volume.")
     parser.add_argument("output", type=Path, metavar="OUTPUT", help="OME-Zarr volume to write.")
-    parser.add_argument(
-        "--tile_shape", type=int, nargs=2, metavar=("A", "B"),
-        help="Voxels of a tile along the lateral axes, in their order in the array (usually y, then x). [from the "
-        "metadata that linumpy writes]",
-    )  # fmt: skip
+    cli.add_tile_shape_argument(parser)
     parser.add_argument("--report", type=Path, metavar="PICTURE", help="Picture of the fields (.png, .pdf, .svg).")
     parser.add_argument("--dark", action="store_true", help="Estimate an offset, too; tiles must differ in brightness.")
     parser.add_argument(
@@ -42,12 +35,7 @@ def _build_arg_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--max_tiles", type=int, default=256, metavar="N", help="Tiles to estimate from at most. [%(default)s]"
     )
-    cli.add_levels_argument(parser)
-    cli.add_codec_argument(parser)
-    cli.add_volume_arguments(parser, all_of_them=False)
-    cli.add_cluster_argument(parser)
-    cli.add_gpu_arguments(parser)
-    cli.add_common_arguments(parser)
+    cli.add_image_arguments(parser)
     return parser
 
 
@@ -55,22 +43,20 @@ def _fix(parsed: argparse.Namespace) -> None:
     from linumpy.correction.shading import ShadingOptions
     from linumpy.mosaic.illumination import bytes_to_read, fix_illumination
     from linumpy.mosaic.io.image import open_mosaic
-    from linumpy.progress import bytes_progress
 
-    use_gpu, begin, chosen = cli.choose_device(parsed), time.perf_counter(), cli.volume_options(parsed)
-    tile = parsed.tile_shape and tuple(parsed.tile_shape)
-    nbytes = bytes_to_read(open_mosaic(parsed.input, **chosen), tile, max(1, parsed.max_tiles))
-    with bytes_progress("illumination, correction", nbytes) as progress:
+    command = cli.TileCommand.start(parsed)
+    image = open_mosaic(parsed.input, **cli.volume_options(parsed))
+    nbytes = bytes_to_read(image, parsed.tile_shape, max(1, parsed.max_tiles))
+    with command.progress("illumination, correction", nbytes) as shared:
         fields = fix_illumination(
-            parsed.input, parsed.output, tile, ShadingOptions(dark=parsed.dark, smoothness=parsed.smoothness),
-            max_tiles=parsed.max_tiles, levels=parsed.levels, report=parsed.report, codec=parsed.codec,
-            use_gpu=use_gpu, overwrite=parsed.overwrite, progress=progress, distributed=parsed.distributed, **chosen,
+            parsed.input, parsed.output, options=ShadingOptions(dark=parsed.dark, smoothness=parsed.smoothness),
+            max_tiles=parsed.max_tiles, report=parsed.report, **shared,
         )  # fmt: skip
     print(
         f"flat field from {fields.flat.min():.3f} to {fields.flat.max():.3f}, dark field {fields.dark.mean():.4g} in "
         f"the mean, from {len(fields.baseline)} tiles"
     )
-    print(cli.closing_line(parsed.input, parsed.output, use_gpu, time.perf_counter() - begin, nbytes))
+    command.close(nbytes)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

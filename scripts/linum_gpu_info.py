@@ -17,7 +17,7 @@ from linumpy.core.native import why_no_core
 
 
 def _build_arg_parser() -> argparse.ArgumentParser:
-    parser = cli.Parser("linum-gpu-info", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = cli.Parser("linum-gpu-info", description=__doc__)
     parser.add_argument(
         "--path", metavar="DIR", help="Print the path of bytes from this folder to the GPU, and the reasons."
     )

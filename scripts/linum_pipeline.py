@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Take the mosaic grids of a brain to one volume, all stages, here or on a dask cluster.
 
-RUN is a file of TOML, YAML or JSON that says where the mosaic grids are, one for each slice, and where the results go,
-with a table for each stage whose options are not the default ones:
+RUN is a TOML, YAML or JSON file. It names the folder of the mosaic grids, one for each slice, and the folder of the
+results, and has a table of options for each stage that does not use the defaults:
 
   mosaics = "mosaics"          # slice_z00.ome.zarr, slice_z01.ome.zarr and so on, from the top down
   output = "results"           # one folder for each stage
@@ -12,8 +12,8 @@ with a table for each stage whose options are not the default ones:
   [resample]
   new_spacing = 10
 
-Relative paths begin at the folder of RUN. A run that was stopped goes on when it is started again; after a change of an
-option or of an input only what depends on it is made anew. Slices of which nothing was recorded are left out.
+Relative paths begin at the folder of RUN. The same command continues a stopped run; after a change of an option or an
+input it repeats only the tasks that depend on it. Slices without a recorded tile are left out.
 
 For example:
   linum-pipeline run.toml
@@ -32,11 +32,9 @@ from linumpy import cli
 
 
 def _build_arg_parser() -> argparse.ArgumentParser:
-    parser = cli.Parser("linum-pipeline", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run", type=Path, metavar="RUN", help="What to do: TOML, YAML or JSON.")
-    cli.add_cluster_argument(parser)
-    cli.add_gpu_arguments(parser)
-    cli.add_common_arguments(parser)
+    parser = cli.Parser("linum-pipeline", description=__doc__)
+    parser.add_argument("run", type=Path, metavar="RUN", help="The run: a TOML, YAML or JSON file.")
+    cli.add_tile_arguments(parser)
     return parser
 
 

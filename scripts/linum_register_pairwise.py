@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Register the slices of a stack against each other, and place all of them at once.
+"""Register the slices of a stack against each other, and solve for the transforms of all slices.
 
 FOLDER holds the slices as OME-Zarr with axes z, y, x, numbered from the top down: by the digits after a z in the name
-(slice_z03.ome.zarr), else by the last digits. Each slice is compared with the next ones: by projections of the planes
-that both show, counted from their cut surfaces. Translation and rotation are searched by masked correlation, then
-refined to fractions of a voxel, all pairs at once. One least squares over all pairs gives the transforms, which
-TRANSFORMS (JSON) has; pairs that do not fit the others are rejected, and a slice without a pair comes to lie between
-its neighbours. linum-stack-slices makes the stack.
+(slice_z03.ome.zarr), else by the last digits. Each slice is compared with the next ones by projections of the planes
+that show the same tissue, counted from the cut surfaces. Translation and rotation are searched by masked correlation,
+then refined to fractions of a voxel, all pairs at once. A least-squares solution over all pairs gives the transforms,
+which are written to TRANSFORMS (JSON). Pairs that do not fit the others are rejected, and a slice without a pair is
+placed between its neighbours. linum-stack-slices makes the stack.
 
 For example:
   linum-register-pairwise slices transforms.json --slicing_interval_mm 0.2
@@ -25,9 +25,7 @@ from linumpy import cli
 
 
 def _build_arg_parser() -> argparse.ArgumentParser:
-    parser = cli.Parser(
-        "linum-register-pairwise", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = cli.Parser("linum-register-pairwise", description=__doc__)
     parser.add_argument("input", type=Path, metavar="FOLDER", help="Folder of the slices.")
     parser.add_argument("output", type=Path, metavar="TRANSFORMS", help="JSON file to write.")
     parser.add_argument(
@@ -69,9 +67,7 @@ def _build_arg_parser() -> argparse.ArgumentParser:
         help="Write the transforms into FOLDER/zarr.json, too: a scene of NGFF 0.6, with the system 'stack'.",
     )  # fmt: skip
     cli.add_volume_arguments(parser, all_of_them=False)
-    cli.add_cluster_argument(parser)
-    cli.add_gpu_arguments(parser)
-    cli.add_common_arguments(parser)
+    cli.add_tile_arguments(parser)
     return parser
 
 
@@ -79,27 +75,24 @@ def _register(parsed: argparse.Namespace) -> None:
     from linumpy.mosaic.alignment.register import Alignment, register_slices
     from linumpy.mosaic.alignment.transforms import check_scene, write_scene
 
-    use_gpu, begin = cli.choose_device(parsed), time.perf_counter()
+    command = cli.TileCommand.start(parsed)
     alignment = Alignment(
         parsed.slicing_interval_mm, parsed.model, parsed.reach, parsed.max_angle, parsed.max_shift,
         parsed.min_correlation, parsed.max_deviation, not parsed.no_crop, parsed.depth_mm,
     )  # fmt: skip
     if parsed.scene:
         check_scene(parsed.input, overwrite=parsed.overwrite)
-    found = register_slices(
-        parsed.input, parsed.output, alignment, shifts=parsed.shifts, use_gpu=use_gpu, overwrite=parsed.overwrite,
-        distributed=parsed.distributed, **cli.volume_options(parsed),
-    )  # fmt: skip
+    transforms = register_slices(parsed.input, parsed.output, alignment, shifts=parsed.shifts, **command.parameters())
     if parsed.scene:
-        print(f"scene in {write_scene(parsed.input, found, overwrite=parsed.overwrite)}")
+        print(f"scene in {write_scene(parsed.input, transforms, overwrite=parsed.overwrite)}")
     print("fixed moving  correlation  error µm  residual µm")
-    for pair in found.pairs:
+    for pair in transforms.pairs:
         print(
             f"{pair.fixed_id:5d} {pair.moving_id:6d} {pair.correlation:12.3f} {pair.error_um:9.2f} "
             f"{pair.residual_um:12.2f}{'  rejected' if pair.rejected else ''}"
         )
-    where, seconds = "GPU" if use_gpu else "CPU", time.perf_counter() - begin
-    print(f"{parsed.input} -> {parsed.output} on {where}: {len(found.slices)} slices, {seconds:.2f} s")
+    device, seconds = "GPU" if command.use_gpu else "CPU", time.perf_counter() - command.begin
+    print(f"{parsed.input} -> {parsed.output} on {device}: {len(transforms.slices)} slices, {seconds:.2f} s")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 """Write a report of a folder of results as one HTML page.
 
-The page has pictures of all OME-Zarr images with scale bars, how much of each slice is tissue, its sharpness and its
-similarity to the next one, the positions of tiles, the times of linum-pipeline, tables and pictures of other commands,
-and warnings first: missing tiles, rejected pairs, images without contrast, slices that differ from the others. It needs
-no other files, and no network.
+The page begins with warnings: missing tiles, rejected pairs, images without contrast, slices that differ from the
+others. It has pictures of all OME-Zarr images with scale bars, the share of tissue, the sharpness and the similarity to
+the next slice of each slice, the positions of tiles, the times of linum-pipeline, and tables and pictures of other
+commands. It needs no other files, and no network.
 
-FOLDER holds the results of linum-pipeline or of single commands, also in folders below it; or it is the file that
-linum-pipeline was run with.
+FOLDER holds the results of linum-pipeline or of single commands, also in folders below it; or it is the RUN file of
+linum-pipeline.
 
 For example:
   linum-report results/ report.html
@@ -25,11 +25,11 @@ from linumpy import cli
 
 
 def _build_arg_parser() -> argparse.ArgumentParser:
-    parser = cli.Parser("linum-report", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = cli.Parser("linum-report", description=__doc__)
     parser.add_argument("input", type=Path, metavar="FOLDER", help="Folder of results, or a run of linum-pipeline.")
     parser.add_argument("output", type=Path, metavar="PAGE", help="HTML page to write.")
     parser.add_argument(
-        "--follow_links", action="store_true", help="Report also images and files that symbolic links lead to."
+        "--follow_links", action="store_true", help="Also report images and files behind symbolic links."
     )
     cli.add_gpu_arguments(parser)
     cli.add_common_arguments(parser)

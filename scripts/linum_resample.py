@@ -6,16 +6,16 @@ another of the same dtype. Its extent is divided into the nearest whole number o
 metadata is adapted. Axes that get coarser are smoothed first, unless --no-anti_aliasing is given; --order 0 takes the
 nearest voxel, for labels, and never smooths.
 
-With --like the output has the grid of another image: shape, spacing, position, resolutions. The images meet in µm, or,
-in NGFF 0.6, through the transformations of a scene that both are in, or of the system --coordinate-system: rotations,
-affine maps, and fields of displacements or coordinates. With --resolution and --coordinate-system the output lies in
-that system.
+With --like the output has the grid of another image: shape, spacing, position, resolutions. The images are aligned by
+their coordinates in µm or, in NGFF 0.6, by the transformations of a scene that contains both, or of the coordinate
+system --coordinate-system: rotations, affine maps, and fields of displacements or coordinates. With --resolution and
+--coordinate-system the output has the coordinates of that system.
 
 Units, times, channels, names and attributes of other programs are copied, and labels inside the image are resampled
-with it, by their nearest voxels; a warning lists what is not copied.
+with it, by their nearest voxels; a warning lists metadata that are not copied.
 
 With --cluster, workers of dask make the blocks; they must see both paths. Start `dask scheduler` on one machine, and
-`dask worker tcp://THAT:8786` on each that works.
+`dask worker tcp://THAT:8786` on each worker.
 
 A stopped run leaves its complete blocks in .OUTPUT.unfinished beside the output; the same command continues from them.
 
@@ -39,7 +39,7 @@ from linumpy import cli
 
 
 def _build_arg_parser() -> argparse.ArgumentParser:
-    parser = cli.Parser("linum-resample", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = cli.Parser("linum-resample", description=__doc__)
     parser.add_argument("input", type=cli.source, metavar="INPUT", help="OME-Zarr image.")
     parser.add_argument("output", type=Path, metavar="OUTPUT", help="OME-Zarr image to write.")
     parser.add_argument(
@@ -47,14 +47,14 @@ def _build_arg_parser() -> argparse.ArgumentParser:
         help="New voxel spacing in µm: one number, or one for each axis in their order (z, y, x).",
     )  # fmt: skip
     parser.add_argument(
-        "--like", type=cli.source, metavar="OTHER", help="Another OME-Zarr image, whose grid the output takes."
+        "--like", type=cli.source, metavar="OTHER", help="Another OME-Zarr image, whose grid the output has."
     )
     parser.add_argument(
         "--coordinate-system", "--coordinate_system", metavar="NAME",
-        help="The coordinate system in which the images meet, or in which the output lies.",
+        help="Coordinate system by which the images are aligned, or of the output.",
     )  # fmt: skip
     parser.add_argument("--level", type=int, default=0, help="Resolution level to read; 0 is the finest. [0]")
-    cli.add_levels_argument(parser, "1; with --like, as it has")
+    cli.add_levels_argument(parser, "1; with --like, as many as OTHER has")
     cli.add_codec_argument(parser)
     parser.add_argument(
         "--order", type=int, default=1, metavar="N",
@@ -64,10 +64,7 @@ def _build_arg_parser() -> argparse.ArgumentParser:
         "--anti_aliasing", action=argparse.BooleanOptionalAction, default=True,
         help="Smooth axes that get coarser, against aliasing. [on]",
     )  # fmt: skip
-    parser.add_argument(
-        "--device_memory", type=float, metavar="GIB",
-        help="Memory of the blocks in the pipeline, on the GPU or the host. [80 %% of the free; on the CPU at most 8]",
-    )  # fmt: skip
+    cli.add_device_memory_argument(parser)
     parser.add_argument(
         "--labels", choices=("resample", "drop"), default="resample",
         help="Resample the labels inside the image too, or drop them. [%(default)s]",
@@ -98,31 +95,25 @@ def _resample(parsed: argparse.Namespace) -> None:
     from linumpy.io.volume import open_volumes
     from linumpy.resample.resample_zarr import resample_zarr
 
-    wanted = parsed.resolution
-    if (wanted is None) == (parsed.like is None):
+    if (parsed.resolution is None) == (parsed.like is None):
         raise ValueError("pass one of --resolution and --like")
-    if wanted is not None and len(wanted) == 1:
-        wanted = wanted[0]
     begin = time.perf_counter()
     if parsed.devices is None:
-        device, where = cli.device_and_name(parsed)
+        device, device_name = cli.device_and_name(parsed)
     elif parsed.use_gpu is False:
         raise ValueError("--devices are GPUs: not together with --no-use_gpu")
     else:
-        device, where = "cuda", "several GPUs"
-    memory = None if parsed.device_memory is None else cli.gib(parsed.device_memory)
-    chosen = cli.volume_options(parsed)
-    # By the names of axes, so that an image of y and x takes two of them.
-    chosen["spacing"] = parsed.spacing and dict(zip("zyx", parsed.spacing, strict=True))
+        device, device_name = "cuda", "several GPUs"
+    volume = cli.volume_options(parsed) | {"spacing": cli.spacing_of_axes(parsed)}
     resample_zarr(
-        parsed.input, parsed.output, wanted, order=parsed.order, anti_aliasing=parsed.anti_aliasing,
-        level=parsed.level, levels=parsed.levels, device=device, device_memory=memory,
-        overwrite=parsed.overwrite, codec=parsed.codec, channel=parsed.channel, time=parsed.time,
-        spacing=chosen["spacing"], labels=parsed.labels, like=parsed.like, coordinate_system=parsed.coordinate_system,
-        distributed=parsed.distributed, devices=parsed.devices, ngff_version=parsed.ngff_version,
+        parsed.input, parsed.output, cli.new_spacing(parsed), order=parsed.order, anti_aliasing=parsed.anti_aliasing,
+        level=parsed.level, levels=parsed.levels, device=device, device_memory=cli.device_nbytes(parsed),
+        overwrite=parsed.overwrite, codec=parsed.codec, labels=parsed.labels, like=parsed.like,
+        coordinate_system=parsed.coordinate_system, distributed=parsed.distributed, devices=parsed.devices,
+        ngff_version=parsed.ngff_version, **volume,
     )  # fmt: skip
-    nbytes = open_volumes(parsed.input, parsed.level, **chosen).nbytes
-    print(cli.closing_line(parsed.input, parsed.output, where, time.perf_counter() - begin, nbytes))
+    nbytes = open_volumes(parsed.input, parsed.level, **volume).nbytes
+    print(cli.closing_line(parsed.input, parsed.output, device_name, time.perf_counter() - begin, nbytes))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

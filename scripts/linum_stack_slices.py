@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Stack OCT slices into one volume by their transforms, each voxel resampled once.
 
-FOLDER holds the slices as OME-Zarr with axes z, y, x, numbered from the top down, and TRANSFORMS is what
-linum-register-pairwise wrote of them. Slices begin at their cut surface. They are blended where they overlap; voxels
-that are 0 or that focal correction filled have no part in it.
+FOLDER holds the slices as OME-Zarr with axes z, y, x, numbered from the top down; linum-register-pairwise wrote their
+TRANSFORMS. Slices begin at their cut surface and are blended where they overlap; voxels that are 0 or that focal
+correction filled are excluded.
 
 For example:
   linum-stack-slices slices transforms.json stack.ome.zarr --levels 3
@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -22,7 +21,7 @@ from linumpy import cli
 
 
 def _build_arg_parser() -> argparse.ArgumentParser:
-    parser = cli.Parser("linum-stack-slices", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = cli.Parser("linum-stack-slices", description=__doc__)
     parser.add_argument("input", type=Path, metavar="FOLDER", help="Folder of the slices.")
     parser.add_argument("transforms", type=Path, metavar="TRANSFORMS", help="JSON file of their transforms.")
     parser.add_argument("output", type=Path, metavar="STACK", help="OME-Zarr volume to write.")
@@ -30,33 +29,21 @@ def _build_arg_parser() -> argparse.ArgumentParser:
         "--resolution", type=float, nargs="+", metavar="UM",
         help="Voxel spacing of the stack in µm, one number or three (z, y, x). [that of the slices]",
     )  # fmt: skip
-    cli.add_levels_argument(parser)
-    cli.add_codec_argument(parser)
-    cli.add_volume_arguments(parser, all_of_them=False)
-    cli.add_cluster_argument(parser)
-    cli.add_gpu_arguments(parser)
-    cli.add_common_arguments(parser)
+    cli.add_image_arguments(parser)
     return parser
 
 
 def _stack(parsed: argparse.Namespace) -> None:
     from linumpy.mosaic.common_space import open_stack, stack_registered
-    from linumpy.progress import bytes_progress
 
-    use_gpu, begin, chosen = cli.choose_device(parsed), time.perf_counter(), cli.volume_options(parsed)
-    wanted = parsed.resolution
-    if wanted is not None and len(wanted) not in (1, 3):
-        raise ValueError(f"--resolution {' '.join(f'{step:g}' for step in wanted)}: pass one number, or three")
-    resolution = wanted[0] if wanted is not None and len(wanted) == 1 else wanted
-    images, space = open_stack(parsed.input, parsed.transforms, resolution, **chosen)
-    with bytes_progress("stack", space.nbytes) as progress:
-        stack_registered(
-            parsed.input, parsed.transforms, parsed.output, new_spacing=resolution, levels=parsed.levels,
-            codec=parsed.codec, use_gpu=use_gpu, overwrite=parsed.overwrite, progress=progress,
-            distributed=parsed.distributed, **chosen,
-        )  # fmt: skip
-    nbytes = sum(image.nbytes for image in images)
-    print(cli.closing_line(parsed.input, parsed.output, use_gpu, time.perf_counter() - begin, nbytes))
+    command = cli.TileCommand.start(parsed)
+    steps, new_spacing = parsed.resolution, cli.new_spacing(parsed)
+    if steps is not None and len(steps) not in (1, 3):
+        raise ValueError(f"--resolution {' '.join(f'{step:g}' for step in steps)}: pass one number, or three")
+    images, space = open_stack(parsed.input, parsed.transforms, new_spacing, **cli.volume_options(parsed))
+    with command.progress("stack", space.nbytes) as shared:
+        stack_registered(parsed.input, parsed.transforms, parsed.output, new_spacing=new_spacing, **shared)
+    command.close(sum(image.nbytes for image in images))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

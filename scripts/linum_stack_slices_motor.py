@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -28,9 +27,7 @@ from linumpy import cli
 
 
 def _build_arg_parser() -> argparse.ArgumentParser:
-    parser = cli.Parser(
-        "linum-stack-slices-motor", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = cli.Parser("linum-stack-slices-motor", description=__doc__)
     parser.add_argument("input", type=Path, metavar="FOLDER", help="Folder of the slices.")
     parser.add_argument("shifts", type=Path, metavar="SHIFTS", help="CSV table of shifts.")
     parser.add_argument("output", type=Path, metavar="STACK", help="OME-Zarr volume to write.")
@@ -42,48 +39,33 @@ def _build_arg_parser() -> argparse.ArgumentParser:
         help="Largest distance of an overlap from the expected one, to each side. [%(default)s]",
     )  # fmt: skip
     parser.add_argument(
-        "--min_correlation",
-        type=float,
-        default=0.2,
-        metavar="R",
-        help="Less is not trusted. [%(default)s]",
+        "--min_correlation", type=float, default=0.2, metavar="R", help="Less is not trusted. [%(default)s]"
     )
     parser.add_argument(
         "--max_deviation", type=float, default=3.0, metavar="D",
-        help="Robust standard deviations from the typical overlap, beyond which one is replaced by it. [%(default)s]",
+        help="Robust standard deviations from the typical overlap, beyond which an overlap is replaced. [%(default)s]",
     )  # fmt: skip
     parser.add_argument(
         "--decisions", type=Path, metavar="CSV", help="Table to write. [beside STACK, ending in _decisions.csv]"
     )
-    cli.add_levels_argument(parser)
-    cli.add_codec_argument(parser)
-    cli.add_volume_arguments(parser, all_of_them=False)
-    cli.add_cluster_argument(parser)
-    cli.add_gpu_arguments(parser)
-    cli.add_common_arguments(parser)
+    cli.add_image_arguments(parser)
     return parser
 
 
 def _stack(parsed: argparse.Namespace) -> None:
     from linumpy.mosaic.io.slice_table import open_slices
     from linumpy.mosaic.slices import ZSearch, stack_mosaics
-    from linumpy.progress import bytes_progress
 
-    use_gpu, begin, chosen = cli.choose_device(parsed), time.perf_counter(), cli.volume_options(parsed)
+    command = cli.TileCommand.start(parsed)
     search = ZSearch(parsed.slicing_interval_mm, parsed.search_range_mm, parsed.min_correlation, parsed.max_deviation)
     stem = parsed.output.name.removesuffix(".zarr").removesuffix(".ome")
     decisions = parsed.decisions or parsed.output.with_name(f"{stem}_decisions.csv")
-    with bytes_progress(
-        "stack", sum(image.nbytes for image in open_slices(parsed.input, **chosen).values())
-    ) as progress:
-        stack = stack_mosaics(
-            parsed.input, parsed.shifts, parsed.output, search, decisions=decisions, levels=parsed.levels,
-            use_gpu=use_gpu, overwrite=parsed.overwrite, codec=parsed.codec, progress=progress,
-            distributed=parsed.distributed, **chosen,
-        )  # fmt: skip
+    slices = open_slices(parsed.input, **cli.volume_options(parsed))
+    with command.progress("stack", sum(image.nbytes for image in slices.values())) as shared:
+        stack = stack_mosaics(parsed.input, parsed.shifts, parsed.output, search, decisions=decisions, **shared)
     mended = sum(row.mended for row in stack.decisions)
     print(f"{len(stack.decisions)} overlaps, {mended} of them replaced by the typical one; decisions in {decisions}")
-    print(cli.closing_line(parsed.input, parsed.output, use_gpu, time.perf_counter() - begin, stack.nbytes))
+    command.close(stack.nbytes)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

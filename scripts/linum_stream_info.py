@@ -24,7 +24,7 @@ from linumpy import cli
 
 
 def _build_arg_parser() -> argparse.ArgumentParser:
-    parser = cli.Parser("linum-stream-info", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = cli.Parser("linum-stream-info", description=__doc__)
     parser.add_argument("arrays", nargs="+", type=cli.source, metavar="ARRAY", help="Zarr arrays or OME-Zarr images.")
     parser.add_argument("--crop", nargs="+", type=int, action="append", required=True, metavar="N",
                         help="Voxels of a crop along each axis; may be given several times.")  # fmt: skip

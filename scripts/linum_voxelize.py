@@ -25,7 +25,7 @@ from linumpy import cli
 
 
 def _build_arg_parser() -> argparse.ArgumentParser:
-    parser = cli.Parser("linum-voxelize", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = cli.Parser("linum-voxelize", description=__doc__)
     parser.add_argument("mesh", type=Path, metavar="MESH", help="File with triangles.")
     parser.add_argument("image", type=cli.source, metavar="IMAGE", help="OME-Zarr image with the grid.")
     parser.add_argument("output", type=Path, metavar="OUT", help="OME-Zarr label image to write.")
@@ -44,13 +44,8 @@ def _build_arg_parser() -> argparse.ArgumentParser:
     parser.add_argument("--level", type=int, default=0, help="Resolution level of IMAGE; 0 is the finest. [0]")
     cli.add_levels_argument(parser)
     cli.add_codec_argument(parser, "zstd")
-    parser.add_argument(
-        "--spacing", type=float, nargs=3, metavar=("Z", "Y", "X"),
-        help="Voxel spacing of the finest resolution in µm. [that of the metadata]",
-    )  # fmt: skip
-    cli.add_cluster_argument(parser)
-    cli.add_gpu_arguments(parser)
-    cli.add_common_arguments(parser)
+    cli.add_spacing_argument(parser)
+    cli.add_tile_arguments(parser)
     return parser
 
 
@@ -67,8 +62,7 @@ def _voxelize(parsed: argparse.Namespace) -> None:
     here = parsed.distributed is None
     use_gpu = False if here else cli.choose_device(parsed)
     backend = get_backend(cli.wished_device(parsed) if here else "cpu")
-    spacing = parsed.spacing and dict(zip("zyx", parsed.spacing, strict=True))
-    image = open_volumes(parsed.image, parsed.level, spacing=spacing)
+    image = open_volumes(parsed.image, parsed.level, spacing=cli.spacing_of_axes(parsed))
     vertices, triangles = load_mesh(parsed.mesh, parsed.unit)
     result = voxelize_onto_image(
         vertices + np.asarray(parsed.shift), triangles, image, parsed.output, label=parsed.label,
@@ -77,12 +71,8 @@ def _voxelize(parsed: argparse.Namespace) -> None:
     )  # fmt: skip
     kind = "watertight" if result.watertight else "not watertight"
     print(f"{len(triangles)} triangles, {kind}: {result.voxels} voxels, {result.volume_um3 / 1e9:.4g} mm³")
-    seconds = time.perf_counter() - begin
-    print(
-        cli.closing_line(
-            parsed.mesh, parsed.output, backend.xp is not np if here else "the workers", seconds, result.nbytes
-        )
-    )
+    device = backend.xp is not np if here else "the workers"
+    print(cli.closing_line(parsed.mesh, parsed.output, device, time.perf_counter() - begin, result.nbytes))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,7 +1,7 @@
 #!/usr/bin/env nextflow
-// Serial OCT slices to a volume: the tiles of each mosaic grid are rotated back if the galvanometer began late, the grid
-// is resampled, its focal curvature and its illumination are taken out, its tiles are located and stitched, and
-// attenuation is compensated; then all slices are registered and stacked, and a page reports on them.
+// Serial OCT slices to a volume. For each mosaic grid: correct the galvo shift, resample, correct focal curvature and
+// illumination, find the positions of the tiles, stitch them, compensate attenuation. Then register and stack all slices,
+// and write a report.
 //
 //   nextflow run workflows/soct_3d_reconst.nf --input mosaics --shifts shifts.csv --slicing_interval_mm 0.2 \
 //       --resolution 10 --tile_shape '512 512' --output results

@@ -1,18 +1,20 @@
 """A smooth factor of the intensity of a whole image, by the method of N4.
 
-In: an image of two or three axes, on the host or a device. Out: its bias field, there too. The method is that of
-Tustison et al., N4ITK: improved N3 bias correction, IEEE Transactions on Medical Imaging 29:1310 (2010): the histogram
-of the logarithm of the intensity is sharpened by Wiener deconvolution; what that moves an intensity by is fitted by a
-cubic B-spline, which is added to the field; and so on, on a mesh that gets finer from level to level.
+In: an image of two or three axes, on the host or a device. Out: its bias field, in the same memory. The method is that
+of Tustison et al., N4ITK: improved N3 bias correction, IEEE Transactions on Medical Imaging 29:1310 (2010). Each
+iteration sharpens the histogram of the logarithm of the intensity by Wiener deconvolution, fits the change of the
+intensities by a cubic B-spline, and adds the spline to the field. The mesh of the spline gets finer from level to
+level.
 
 The spline is the approximation of Lee, Wolberg and Shin (IEEE Transactions on Visualization and Computer Graphics
 3:228, 1997), a weighted mean for each control point. On a grid of voxels its weights are products of one factor for
-each axis, so that a fit is two products of the image with a small matrix for each axis, and a mask costs nothing.
+each axis, so that a fit is two products of the image with a small matrix for each axis, with a mask or without.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -22,7 +24,7 @@ import numpy as np
 from linumpy.arrays import Array
 from linumpy.device import array_module, to_host
 
-#: Voxels to which an image is reduced at most, unless the caller chooses a factor.
+#: Maximum voxels of the reduced image, unless the caller chooses the factor.
 _WORKING_VOXELS = 2**21
 
 
@@ -35,7 +37,7 @@ class BiasOptions:
     spans : int
         Spans of the spline along each axis at the first level, doubled from level to level.
     levels, iterations : int
-        Levels, and iterations of each at most.
+        Number of levels, and maximum number of iterations of each.
     tolerance : float
         Coefficient of variation of the change of the field, below which a level has converged.
     fwhm : float
@@ -45,7 +47,7 @@ class BiasOptions:
     bins : int
         Bins of the histogram.
     shrink : int, optional
-        Factor by which the image is reduced first, by means over blocks. By default so that 2 million voxels are left.
+        Factor by which the image is reduced first, by means over blocks. By default at most 2 million voxels are left.
     """
 
     spans: int = 1
@@ -61,26 +63,26 @@ class BiasOptions:
         if min(self.spans, self.levels, self.iterations, 1 if self.shrink is None else self.shrink) < 1:
             raise ValueError(f"{self}: spans, levels, iterations and shrink are 1 or more")
         if self.bins < 2 or not min(self.fwhm, self.noise) > 0:
-            raise ValueError(f"{self}: two bins are needed, and a width and a noise above 0")
+            raise ValueError(f"{self}: pass two bins or more, and a width and a noise above 0")
 
 
-def estimate_bias_field(image: Array, mask: Array | None = None, options: BiasOptions | None = None) -> Any:
+def estimate_bias_field(image: Array, mask: Array | None = None, options: BiasOptions | None = None) -> Array:
     """Estimate the bias field of an image.
 
     Parameters
     ----------
     image : numpy.ndarray or cupy.ndarray, (Y, X) or (Z, Y, X)
-        Intensities. Only voxels that are finite and above 0 count, which have a logarithm.
+        Intensities. Only voxels that are finite and above 0 are used, because they have a logarithm.
     mask : array of bool, same shape, optional
-        Voxels that count, besides.
+        Voxels to use.
     options : BiasOptions, optional
         How to estimate it.
 
     Returns
     -------
     array of float32, same shape
-        Positive, with a geometric mean of 1 over the voxels that count; divide the image by it. It is 1 where nothing
-        counts or where all intensities are equal.
+        Positive, with a geometric mean of 1 over the voxels that are used; divide the image by it. It is 1 if no voxel
+        is used or all intensities are equal.
 
     Raises
     ------
@@ -123,7 +125,7 @@ def estimate_bias_field(image: Array, mask: Array | None = None, options: BiasOp
 
 
 def _reduced(xp: ModuleType, image: Array, mask: Array | None, shrink: int) -> tuple[Any, Any]:
-    """Return means over blocks of the voxels that count, and which blocks have any; the last block may be smaller."""
+    """Return means over blocks of the used voxels, and which blocks have used voxels; the last block may be smaller."""
     values = image.astype(np.float32, copy=False)
     valid = xp.isfinite(values) & (values > 0)
     if mask is not None:
@@ -141,7 +143,7 @@ def _reduced(xp: ModuleType, image: Array, mask: Array | None, shrink: int) -> t
     return values / xp.maximum(number, 1), number > 0
 
 
-def _basis(xp: ModuleType, size: int, shrink: int, count: int, spans: int) -> Any:
+def _basis(xp: ModuleType, size: int, shrink: int, count: int, spans: int) -> Array:
     """Return the values of cubic B-splines at `count` blocks along an axis of `size` voxels: (control points, count).
 
     The spans cover the centres of the first and the last voxel.
@@ -159,9 +161,9 @@ def _basis(xp: ModuleType, size: int, shrink: int, count: int, spans: int) -> An
 
 
 class _Fit:
-    """Approximates values on a grid by a spline; the part that does not depend on the values is computed once."""
+    """Approximates values on a grid by a spline; weights, which do not depend on the values, are computed once."""
 
-    def __init__(self, xp: ModuleType, splines: list[Any], counts: Any) -> None:
+    def __init__(self, xp: ModuleType, splines: list[Any], counts: Array) -> None:
         self._xp = xp
         self._cubes = [spline**3 for spline in splines]
         self._scale = counts.astype(np.float32)
@@ -171,21 +173,21 @@ class _Fit:
             squares = (spline**2).sum(axis=0)
             self._scale = self._scale / squares.reshape([-1 if k == axis else 1 for k in range(len(splines))])
 
-    def __call__(self, values: Any) -> Any:
+    def __call__(self, values: Array) -> Array:
         """Return the control points."""
         return _product(values * self._scale, self._cubes) / self._weights
 
 
-def _product(values: Any, matrices: list[Any]) -> Any:
+def _product(values: Array, matrices: Sequence[Array]) -> Array:
     """Multiply an array by a matrix along each axis."""
     xp = array_module(values)
-    for matrix in matrices:  # each product moves its axis to the end, so that after the last they are in order again
+    for matrix in matrices:  # each product moves its axis to the end, so that the axes are in order after the last
         values = xp.tensordot(values, matrix, axes=(0, 1))
     return values
 
 
-def _sharpened(xp: ModuleType, log: Any, counts: Any, options: BiasOptions) -> Any:
-    """Return the expected true logarithm of each voxel; None where all are equal."""
+def _sharpened(xp: ModuleType, log: Array, counts: Array, options: BiasOptions) -> Array | None:
+    """Return the expected true logarithm of each voxel; None if all are equal."""
     if not bool(counts.any()):
         return None
     low, high = (float(bound) for bound in (xp.where(counts, log, np.inf).min(), xp.where(counts, log, -np.inf).max()))
@@ -223,7 +225,7 @@ def _expected(histogram: np.ndarray, low: float, slope: float, options: BiasOpti
     return np.where(usable, above / np.where(usable, below, 1), centres)[offset : offset + bins]
 
 
-def _variation(xp: ModuleType, change: Any, counts: Any) -> float:
+def _variation(xp: ModuleType, change: Array, counts: Array) -> float:
     """Return the coefficient of variation of the factor by which the field changed."""
     factor = xp.exp(change)
     number = counts.sum()

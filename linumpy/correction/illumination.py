@@ -1,8 +1,8 @@
-"""Illumination of tiles by the method of BaSiC: how bright each position of the field of view is, for every depth.
+"""Illumination of tiles by the method of BaSiC: the brightness of each position of the field of view, for every depth.
 
-In: tiles of one microscope, on the host or a device. Out: :class:`Illumination`, there too. The fields are estimated
-from tiles that are reduced to at most 128 × 128 pixels by means over areas, and are evaluated for every voxel as the
-sum of cosines that :mod:`linumpy.correction.shading` finds.
+In: tiles of one microscope, on the host or a device. Out: :class:`Illumination`, in the same memory. The fields are
+estimated from tiles that are reduced to at most 128 × 128 pixels by means over areas, and are evaluated for every voxel
+as the sum of cosines that :mod:`linumpy.correction.shading` fits.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from linumpy.arrays import Array
 from linumpy.correction.shading import ShadingOptions, dct_matrix, estimate_shading
 from linumpy.device import array_module
 
-#: Pixels of a reduced tile along an axis, at most.
+#: Maximum pixels of a reduced tile along an axis.
 WORKING_SIZE = 128
-#: Pixels of all reduced tiles that are solved together: the solver needs about eight times their 4 bytes.
+#: Maximum pixels of the reduced tiles that are solved together: the solver needs about eight times their 4 bytes.
 _BATCH_PIXELS = {"numpy": 2**22, "cupy": 2**27}
 
 
@@ -39,11 +39,11 @@ class Illumination:
         Brightness of each tile in units of intensity.
     """
 
-    flat: Any
-    dark: Any
-    baseline: Any
+    flat: Array
+    dark: Array
+    baseline: Array
 
-    def correct(self, tiles: Array) -> Any:
+    def correct(self, tiles: Array) -> Array:
         """Return ``(tiles - dark) / flat`` as float32; `tiles` has the axes (..., Y, X), or more in front."""
         return (tiles.astype(np.float32, copy=False) - self.dark) / self.flat
 
@@ -54,15 +54,15 @@ def estimate_illumination(tiles: Array, options: ShadingOptions | None = None) -
     Parameters
     ----------
     tiles : numpy.ndarray or cupy.ndarray, (N, ..., Y, X)
-        Tiles of real numbers; the axes between the first and the last two, such as depth, have a field each. Voxels
-        that are not finite do not count.
+        Tiles of real numbers. Each position along the axes between the first and the last two, such as each depth, has
+        a field. Voxels that are not finite are not used.
     options : ShadingOptions, optional
         How to estimate the fields.
 
     Returns
     -------
     Illumination
-        In the memory of `tiles`. Where there is no light at all the flat field is 1.
+        In the memory of `tiles`. The flat field is 1 at depths without light.
 
     Raises
     ------
@@ -84,7 +84,7 @@ def reduce_tile(tile: Array) -> tuple[Array, Array | None]:
     Returns
     -------
     pixels : array of float32, (depths, h, w)
-        Means of the finite voxels; 0 where there are none.
+        Means of the finite voxels; 0 where no voxel is finite.
     valid : array of bool, (depths, h, w), or None
         Pixels with a finite voxel; None if all voxels are finite.
     """
@@ -132,8 +132,8 @@ def illumination_of(
     return Illumination(xp.maximum(flat, np.float32(0.01)), xp.maximum(dark, 0), baseline)
 
 
-def _batch(xp: ModuleType, tiles: list[tuple[Array, Array | None]], part: slice) -> tuple[Any, Any]:
-    """Stack some depths of all tiles; a pixel that is not valid has the mean of the others at its position."""
+def _batch(xp: ModuleType, tiles: list[tuple[Array, Array | None]], part: slice) -> tuple[Array, Array | None]:
+    """Stack some depths of all tiles; a pixel that is not valid has the mean of the valid ones at its position."""
     images = xp.stack([pixels[part] for pixels, _ in tiles])
     if all(valid is None for _, valid in tiles):
         return images, None
@@ -154,7 +154,7 @@ def _area_means(xp: ModuleType, size: int) -> Any:
     return xp.asarray(np.maximum(overlap, 0) * count / size, np.float32)
 
 
-def _expand(xp: ModuleType, fields: Any, shape: tuple[int, ...]) -> Any:
+def _expand(xp: ModuleType, fields: Any, shape: tuple[int, ...]) -> Array:
     """Evaluate the cosines of reduced fields (z, h, w) at every voxel of a tile."""
     height, width = fields.shape[-2:]
     if (height, width) == tuple(shape):

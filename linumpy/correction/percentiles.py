@@ -1,13 +1,14 @@
 """Percentiles of each plane, and intensities between two of them mapped to 0 and 1.
 
-In: volumes with depth first, on the host or a device. Out: percentiles; normalised volumes, there too. What does not
-fit into memory is counted in histograms, box by box: a bin has the upper 16 bits of a float32 that is mapped to an
-integer of the same order, which is a step of less than 0.8 % of the intensity, and exact for integers up to 256.
+In: volumes with depth first, on the host or a device. Out: percentiles; normalised volumes, in the same memory.
+Volumes that do not fit into memory are counted in histograms, box by box. The bin of a voxel is the upper 16 bits of
+its float32, mapped to an integer of the same order: bins are less than 0.8 % of the intensity wide, and exact for
+integers up to 256.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from types import ModuleType
 
 import numpy as np
 
@@ -19,30 +20,30 @@ BINS = 2**16
 
 
 def check_shares(low: float, high: float) -> None:
-    """Check two percentiles: 0 to 100, in their order."""
+    """Check two percentiles: from 0 to 100, the lower one first."""
     if not 0 <= low < high <= 100:
         raise ValueError(f"low={low:g}, high={high:g}: pass two percentiles from 0 to 100, the lower one first")
 
 
-def plane_percentiles(volume: Array, shares: tuple[float, float]) -> Any:
+def plane_percentiles(volume: Array, shares: tuple[float, float]) -> Array:
     """Return two percentiles of the finite voxels of each plane: float32, (2, Z); NaN where a plane has none."""
     xp = array_module(volume)
-    rows = xp.sort(_finite_or_nan(xp, volume).reshape(len(volume), -1), axis=1)  # NaN comes last
+    rows = xp.sort(_finite_or_nan(xp, volume).reshape((len(volume), -1)), axis=1)  # NaN comes last
     count = xp.isfinite(rows).sum(axis=1)
     results = []
     for share in shares:
         position = xp.maximum(count - 1, 0) * (share / 100)
         below = xp.floor(position).astype(np.int64)
         above = xp.minimum(below + 1, xp.maximum(count - 1, 0))
-        first, second = (xp.take_along_axis(rows, at[:, None], 1)[:, 0] for at in (below, above))
+        first, second = (xp.take_along_axis(rows, index[:, None], 1)[:, 0] for index in (below, above))
         results.append(first + (second - first) * (position - below))
     return xp.stack(results).astype(np.float32)
 
 
-def histograms(volume: Array) -> Any:
+def histograms(volume: Array) -> Array:
     """Count the finite voxels of each plane in bins: int64, (Z, BINS)."""
     xp = array_module(volume)
-    rows = _finite_or_nan(xp, volume).reshape(len(volume), -1)
+    rows = _finite_or_nan(xp, volume).reshape((len(volume), -1))
     bits = xp.ascontiguousarray(rows).view(np.uint32)
     ordered = xp.where(bits >> 31, ~bits, bits | np.uint32(1 << 31)) >> 16
     plane = xp.arange(len(volume))[:, None] * BINS
@@ -67,7 +68,7 @@ def histogram_percentiles(counts: np.ndarray, shares: tuple[float, float]) -> np
     return results
 
 
-def normalise(volume: Array, bounds: Any, *, clip: bool = True) -> Any:
+def normalise(volume: Array, bounds: Array, *, clip: bool = True) -> Array:
     """Map two intensities of each plane to 0 and 1.
 
     Parameters
@@ -77,7 +78,7 @@ def normalise(volume: Array, bounds: Any, *, clip: bool = True) -> Any:
     bounds : array of float32, (2, Z)
         The intensities that become 0 and 1.
     clip : bool
-        Whether others are clipped.
+        Whether results are clipped to 0 and 1.
 
     Returns
     -------
@@ -87,14 +88,14 @@ def normalise(volume: Array, bounds: Any, *, clip: bool = True) -> Any:
     xp = array_module(volume)
     low, high = (xp.asarray(bound).reshape(-1, *(1,) * (volume.ndim - 1)) for bound in bounds)
     known = high > low
-    # Divided by infinity, all finite voxels of a plane without bounds become 0.
+    # In a plane without bounds all finite voxels are divided by infinity, which gives 0.
     result = (volume.astype(np.float32, copy=False) - xp.where(known, low, 0)) / xp.where(known, high - low, np.inf)
     if clip:
         result = xp.clip(result, 0, 1)
     return result.astype(np.float32, copy=False)
 
 
-def _finite_or_nan(xp: Any, volume: Array) -> Any:
+def _finite_or_nan(xp: ModuleType, volume: Array) -> Array:
     voxels = volume.astype(np.float32, copy=False)
     return voxels if volume.dtype.kind != "f" else xp.where(xp.isfinite(voxels), voxels, np.float32(np.nan))
 

@@ -6,9 +6,9 @@ the fields are sparse in the discrete cosine transform (DCT), residuals have a r
 
     Σ_n |W_n (I_n - b_n S - D)|₁ + λ_S |DCT S|₁ + λ_D |DCT D|₁.
 
-Every depth has an S, a D and b_n of its own; all depths are minimised in one batch. The DCT is orthonormal, so both
-updates of the fields are exact: a soft threshold of coefficients. The means of S and D have no penalty. The transform
-of a field of at most 128 × 128 pixels is two products with a matrix, which BLAS carries out for all depths at once.
+Every depth has its own S, D and b_n; all depths are minimised in one batch. The DCT is orthonormal, so both updates of
+the fields are exact: a soft threshold of coefficients. The means of S and D have no penalty. The transform of a field
+of at most 128 × 128 pixels is two products with a matrix, which BLAS computes for all depths at once.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from linumpy.device import array_module
 
 #: Penalty of ADMM, in units of the mean intensity: a residual up to the weight over this becomes zero.
 _PENALTY = 10.0
-#: Flat fields are at least this share of their mean.
-_DIMMEST = 0.01
-#: Variance of the baselines, as a share of their mean square, below which dark and flat field cannot be told apart.
-_LEAST_SPREAD = 1e-3
+#: Minimum of a flat field, as a share of its mean.
+_MIN_FLAT = 0.01
+#: Minimum variance of the baselines, as a share of their mean square, with which dark and flat field can be separated.
+_MIN_VARIANCE = 1e-3
 #: Reweighted fits of the lines whose offsets are the dark field.
 _LINE_FITS = 3
 
@@ -40,15 +40,15 @@ class ShadingOptions:
     Attributes
     ----------
     dark : bool
-        Whether there is a dark field; otherwise it is zero.
+        Whether to estimate a dark field; otherwise it is zero.
     smoothness : float
-        Weight of the penalties, in multiples of what suppresses the coefficients of white noise.
+        Weight of the penalties, relative to the weight that suppresses the coefficients of white noise.
     epsilon : float
-        Residual, in units of the local intensity, from which on the weight of a pixel decreases.
+        Residual, in units of the local intensity, above which the weight of a pixel decreases.
     reweights, iterations : int
-        Reweighted problems at most, and iterations of ADMM for each of them.
+        Maximum number of reweighted problems, and iterations of ADMM for each problem.
     tolerance : float
-        Mean relative change of the flat field from one problem to the next, below which all has converged.
+        Mean relative change of the flat field from one problem to the next, below which the fit has converged.
     """
 
     dark: bool = False
@@ -59,11 +59,11 @@ class ShadingOptions:
     tolerance: float = 1e-3
 
     def __post_init__(self) -> None:
-        # Compared so that NaN is refused: with it the fields would be flat, as if there was nothing to correct.
+        # These comparisons refuse NaN, which would make the fields flat.
         if not 0 <= self.smoothness < math.inf or not 0 < self.epsilon < math.inf or not self.tolerance >= 0:
             raise ValueError(f"{self}: pass a smoothness and a tolerance from 0 on, and an epsilon above 0")
         if min(self.reweights, self.iterations) < 1:
-            raise ValueError(f"{self}: one reweighted problem and one iteration are needed")
+            raise ValueError(f"{self}: pass one reweighted problem and one iteration or more")
 
 
 @dataclass(frozen=True)
@@ -80,13 +80,13 @@ class Shading:
         Brightness of each image, in units of intensity.
     """
 
-    flat: Any
-    dark: Any
-    baseline: Any
+    flat: Array
+    dark: Array
+    baseline: Array
 
 
 def dct_matrix(xp: ModuleType, size: int, count: int | None = None) -> Any:
-    """Return the rows of the orthonormal DCT-II of `size` samples, the first `count` of them, as float32."""
+    """Return the first `count` rows of the matrix of the orthonormal DCT-II of `size` samples, as float32."""
     frequency, sample = np.arange(size if count is None else count)[:, None], np.arange(size)
     rows = np.cos(np.pi * frequency * (sample + 0.5) / size) * math.sqrt(2 / size)
     rows[0] /= math.sqrt(2)
@@ -99,9 +99,9 @@ def estimate_shading(images: Array, valid: Array | None, options: ShadingOptions
     Parameters
     ----------
     images : array of float32, (images, depths, height, width)
-        Intensities, all finite. Only read.
+        Intensities, all finite. They are not changed.
     valid : array of bool, same shape, optional
-        Pixels that count.
+        Pixels to use.
     options : ShadingOptions
         How to estimate them.
     """
@@ -119,8 +119,8 @@ class _Problem:
     """The state of ADMM for all depths: images (z, n, p) of p pixels, fields (z, p), baselines (z, n).
 
     With a residual R, a scaled multiplier u and thresholds t, one iteration takes R = shrink(m, t) of the misfit
-    m = I - b S - D + u, and the new u = m - R is m clipped to ±t. So R is never stored: what the updates of S and b
-    need is the target I - D - R + u = I - D - m + 2 u.
+    m = I - b S - D + u, and the new u = m - R is m clipped to ±t. So R is not stored: the updates of S and b need only
+    the target I - D - R + u = I - D - m + 2 u.
     """
 
     def __init__(self, xp: ModuleType, images: Any, valid: Any, scale: Any, options: ShadingOptions) -> None:
@@ -133,7 +133,7 @@ class _Problem:
         self.dark = xp.zeros_like(self.flat)
         self.baseline = self._baselines(self.images)
         self.multiplier = xp.zeros_like(self.images)
-        # A coefficient of white noise gets a gradient of about sqrt(n) from n images, the largest of all
+        # White noise in n images gives a coefficient a gradient of about sqrt(n); the largest of all coefficients gets
         # sqrt(2 log(pixels)) times that.
         noise = math.sqrt(2 * count * math.log(max(2, math.prod(size))))
         self.threshold = options.smoothness * noise / _PENALTY
@@ -174,19 +174,19 @@ class _Problem:
         field = (self.baseline[:, None] @ target)[:, 0] / energy[:, None]
         flat = self._smooth(field, self.threshold / energy)
         mean = flat.mean(axis=1)[:, None]
-        usable = mean > _DIMMEST
+        usable = mean > _MIN_FLAT
         flat = xp.where(usable, flat / xp.where(usable, mean, 1), 1)
-        self.flat = xp.maximum(flat, np.float32(_DIMMEST)).astype(np.float32)
+        self.flat = xp.maximum(flat, np.float32(_MIN_FLAT)).astype(np.float32)
 
     def _set_dark(self) -> None:
-        """Fit lines over the baselines to the pixels: where no light is, a line has the value of the dark field.
+        """Fit a line of intensity over baseline to each pixel, whose value without light is the dark field.
 
-        Baselines are known up to a constant, so that the offsets are known up to a multiple of the flat field: their
-        constant part and what does not look like the flat field are the dark field.
+        Baselines are known up to a constant, so that the offsets of the lines are known up to a multiple of the flat
+        field: the dark field is their constant part, and the part that is orthogonal to the flat field.
         """
         xp, light, flat = self.xp, self.baseline[:, :, None], self.flat
         variance = self.baseline.var(axis=1)[:, None]
-        known = variance > _LEAST_SPREAD * (self.baseline**2).mean(axis=1)[:, None]
+        known = variance > _MIN_VARIANCE * (self.baseline**2).mean(axis=1)[:, None]
         slope, offset = flat, self.dark
         for _ in range(_LINE_FITS):
             weights = self._weights(self.images - light * slope[:, None] - offset[:, None])
@@ -204,19 +204,19 @@ class _Problem:
         self.dark = xp.where(known, xp.maximum(dark, 0), 0).astype(np.float32)
 
     def _baselines(self, images: Any) -> Any:
-        """Fit the brightness of each image to the flat field by least squares; negative ones are zero."""
+        """Fit the brightness of each image to the flat field by least squares; negative results become zero."""
         brightness = (images @ self.flat[:, :, None])[:, :, 0] / (self.flat**2).sum(axis=1)[:, None]
         return self.xp.maximum(brightness, 0)
 
     def _smooth(self, field: Any, threshold: Any) -> Any:
-        """Shrink the coefficients of fields (z, p) by a threshold for each of them, except for their means."""
+        """Shrink the coefficients of fields (z, p), except for their means, by a threshold for each field."""
         coefficients = self.rows @ field.reshape(-1, *self.size) @ self.columns.T
         smooth = _shrink(self.xp, coefficients, threshold.astype(np.float32)[:, None, None])
         smooth[:, 0, 0] = coefficients[:, 0, 0]
         return (self.rows.T @ smooth @ self.columns).reshape(field.shape)
 
     def _weights(self, residual: Any) -> Any:
-        """Return weights that decrease with the residual, of mean 1 for each depth; 0 where a pixel does not count."""
+        """Return weights that decrease with the residual, of mean 1 for each depth; 0 for pixels that are not used."""
         xp = self.xp
         model = (self.baseline.mean(axis=1)[:, None] * self.flat)[:, None]
         weights = 1 / (xp.abs(residual) / xp.maximum(model, 1e-6) + np.float32(self.options.epsilon))
@@ -227,6 +227,6 @@ class _Problem:
         return (weights / xp.where(mean > 0, mean, 1)).astype(np.float32)
 
 
-def _shrink(xp: ModuleType, values: Any, threshold: Any) -> Any:
-    """Soft threshold: move values towards zero."""
+def _shrink(xp: ModuleType, values: Array, threshold: Array) -> Array:
+    """Move values towards zero by a threshold (soft threshold)."""
     return xp.sign(values) * xp.maximum(xp.abs(values) - threshold, 0)

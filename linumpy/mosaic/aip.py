@@ -17,20 +17,20 @@ import numpy as np
 from linumpy.arrays import Array
 from linumpy.device import array_module, to_host
 from linumpy.gpu.oct.projection import project
-from linumpy.io.carried import carried_from
 from linumpy.io.output.checks import check_apart, check_target
 from linumpy.io.output.files import check_picture, replacing
-from linumpy.mosaic.io.image import MosaicImage, open_mosaic, tile_attributes
+from linumpy.mosaic.io.image import MosaicImage, open_mosaic
 from linumpy.mosaic.io.measured import MeasuredVoxels
+from linumpy.mosaic.io.output import OutputImage
 from linumpy.mosaic.io.tiles import box_nbytes, column_shape, read_box, tile_nbytes
 from linumpy.resample.tile_work import TileWork, tile_work
-from linumpy.write.writer import OmeZarrWriter, Progress
+from linumpy.write.writer import Progress
 
 if TYPE_CHECKING:
     from distributed import Client
     from distributed.deploy import Cluster
 
-#: Percentiles of the intensities that are drawn black and white in a picture.
+#: Percentiles of the intensities that are black and white in a picture.
 WINDOW = (0.1, 99.9)
 _WHITE = 65535
 
@@ -46,7 +46,7 @@ class MosaicProjection:
     nbytes : int
         Bytes of the mosaic.
     window : (float, float) or None
-        Intensities that are drawn black and white in the picture.
+        Intensities that are black and white in the picture.
     """
 
     shape: tuple[int, int]
@@ -83,48 +83,30 @@ def project_mosaic(
     level : int
         Resolution level of the mosaic.
     channel, time : int, optional
-        The one to take, counted from 0; by default all of them.
-    spacing : (float, float, float), optional
-        Voxel spacing of the mosaic's finest resolution in µm along z, y and x, where its metadata lacks it.
-    codec : str, optional
-        How chunks are compressed, as for :class:`linumpy.write.writer.OmeZarrWriter`. By default that of the source.
-    use_gpu : bool
-        Whether to read to the GPU and compute there.
-    overwrite : bool
-        Whether to replace an existing output.
+        The entry to select, counted from 0; by default all.
+    spacing, codec, use_gpu, overwrite, distributed
+        As for :func:`linumpy.mosaic.focal.correct_mosaic`.
     progress : callable, optional
         Called with the number of bytes done since the last call.
     tile_bytes : int
         Approximate bytes of a column, of which three are in memory; by default 256 MiB on a GPU and 32 MiB on the CPU.
-    distributed : distributed.Client, cluster or str, optional
-        A dask client, a cluster, or the address of a scheduler. Its workers, which must see the source, read and
-        compute; with `use_gpu` each needs a GPU. This process writes.
 
     Raises
     ------
-    FileExistsError, FileNotFoundError, SourceError, MetadataError, ValueError
-        An existing output, a source that is no mosaic.
-    GpuUnavailableError
-        `use_gpu` and there is no CUDA device.
+    FileExistsError, FileNotFoundError, SourceError, MetadataError, ValueError, GpuUnavailableError
+        An existing output, a source that is no mosaic; no CUDA device with `use_gpu`.
     """
     image = open_mosaic(source, level, channel=channel, time=time, spacing=spacing)
     check_target(Path(output), overwrite=overwrite)
     check_apart([output], [source])
-    first, second = image.lateral_axes
     size = column_shape(image.array, image.depth_axis, tile_nbytes(tile_bytes, use_gpu))
-    tile = image.tile_shape if level == 0 else None
-    dropped = ("labels", "image_label", "systems", *(() if tile else ("own",)))
-    carried = carried_from(image).without(*dropped).on_another_grid()
-    carried.log_dropped(image.name, output)
-    with tile_work(distributed, use_gpu=use_gpu) as work, OmeZarrWriter(
-        output, image.leading_shape + _shape(image), "float32", [image.spacing[a] for a in (first, second)],
-        origin=[image.origin[a] for a in (first, second)], axes=image.leading + image.axes.replace("z", ""),
-        chunks=(*(1 for _ in image.leading), size[first], size[second]), codec=codec, overwrite=overwrite,
-        carried=carried,
-        attributes=tile_attributes(image, tile) if tile else None,
-    ) as writer:  # fmt: skip
+    target = OutputImage(output, codec=codec, overwrite=overwrite)
+    with (
+        tile_work(distributed, use_gpu=use_gpu) as work,
+        target.map_writer(image, size, finest=level == 0) as writer,
+    ):
         project_columns(image, size, writer.write, work, progress)
-    return MosaicProjection(_shape(image), image.nbytes)
+    return MosaicProjection(image.lateral_shape, image.nbytes)
 
 
 def project_mosaic_to_png(
@@ -154,7 +136,7 @@ def project_mosaic_to_png(
     check_apart([output], [source])
     image.only("a picture shows one volume")
     with tile_work(distributed, use_gpu=use_gpu) as work:
-        pixels = work.xp.empty(_shape(image), np.float32)
+        pixels = work.xp.empty(image.lateral_shape, np.float32)
 
         def keep(index: tuple[int | slice, ...], part: Array) -> None:
             pixels[index] = part
@@ -164,7 +146,7 @@ def project_mosaic_to_png(
     picture, window = stretch(work.xp, pixels)
     with replacing(output, overwrite=overwrite) as temporary:
         Image.fromarray(to_host(picture)).save(temporary, format="PNG")
-    return MosaicProjection(_shape(image), image.nbytes, window)
+    return MosaicProjection(image.lateral_shape, image.nbytes, window)
 
 
 def stretch(xp: ModuleType, pixels: Array) -> tuple[Array, tuple[float, float]]:
@@ -186,12 +168,7 @@ def _mean(column: Array, measured: MeasuredVoxels | None, depth_axis: int) -> Ar
     xp.copyto(column, 0, where=~measured.mask(xp))
     count = measured.count(xp)
     ratio = xp.where(count > 0, measured.planes / xp.maximum(count, 1), np.nan)
-    return project(column, depth_axis) * ratio.astype(np.float32)  # type: ignore[no-any-return]
-
-
-def _shape(image: MosaicImage) -> tuple[int, int]:
-    first, second = image.lateral_axes
-    return image.array.shape[first], image.array.shape[second]
+    return project(column, depth_axis) * ratio.astype(np.float32)
 
 
 def project_columns(

@@ -1,8 +1,8 @@
 """Attenuation and loss of the beam of a mosaic, from disk to disk.
 
 In: an OME-Zarr volume. Out: its attenuation coefficients, or its intensities without attenuation, as OME-Zarr with the
-same axes, chunks, spacing and origin. The volume is read once, in columns of whole depth; where the beam is estimated,
-a few columns are read before.
+same axes, chunks, spacing and origin. The volume is read once, in columns of whole depth; a few columns are read before
+to estimate the parameters that the caller does not pass.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from linumpy.device import array_module
 from linumpy.io.output.checks import check_apart, check_target
 from linumpy.mosaic.io.corrected import write_corrected
 from linumpy.mosaic.io.image import MosaicImage, open_mosaic
+from linumpy.mosaic.io.output import OutputImage
 from linumpy.mosaic.io.tiles import Box, boxes, column_shape, read_box, tile_nbytes
 from linumpy.resample.tile_work import tile_work
 from linumpy.write.writer import Progress
@@ -41,13 +42,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Columns, evenly spread, from which what is not given is estimated; A-lines of each at most.
+#: Number of evenly spread columns from which parameters are estimated, and maximum of A-lines of each.
 _SAMPLED, _LINES = 16, 4096
 
 
 @dataclass(frozen=True)
 class AttenuationMethod:
-    """How attenuation is computed; None is estimated from the data.
+    """How attenuation is computed; parameters that are None are estimated from the data.
 
     Attributes
     ----------
@@ -60,7 +61,7 @@ class AttenuationMethod:
     background : float, optional
         Intensity without light.
     max_gain : float
-        Factor at most by which attenuation is compensated.
+        Maximum factor by which attenuation is compensated.
     """
 
     focus_um: float | None = None
@@ -116,10 +117,8 @@ def compensate_attenuation(
 
     Raises
     ------
-    FileExistsError, FileNotFoundError, SourceError, MetadataError, ValueError
-        An existing output, a source that is no volume, parameters out of range.
-    GpuUnavailableError
-        `use_gpu` and there is no CUDA device.
+    FileExistsError, FileNotFoundError, SourceError, MetadataError, ValueError, GpuUnavailableError
+        An existing output, a source that is no volume, parameters out of range; no CUDA device with `use_gpu`.
     """
     method = method or AttenuationMethod()
     image = open_mosaic(source, channel=channel, time=time, spacing=spacing)
@@ -129,39 +128,35 @@ def compensate_attenuation(
     used = _choose(image, method, use_gpu)
     log.info("%s: %s", image.name, used)
     step = image.spacing[image.depth_axis]
-    # The least value above 0 that the output holds; boxes themselves come as float32.
-    least = np.float32(1 if image.array.dtype.kind in "iu" else np.finfo(np.float32).tiny)
+    # The smallest positive value of the output; the boxes are float32.
+    smallest = np.float32(1 if image.array.dtype.kind in "iu" else np.finfo(np.float32).tiny)
 
     def correct(_: Box, voxels: Array) -> Array:
         if coefficients:
-            return attenuation(  # type: ignore[no-any-return]
-                voxels, step, used.beam, deep=used.deep, background=used.background
-            )
+            return attenuation(voxels, step, used.beam, deep=used.deep, background=used.background)
         clear = compensate(
             voxels, step, used.beam, deep=used.deep, background=used.background, max_gain=method.max_gain
         )
-        # 0 means not measured to the steps that follow: a voxel as dark as the background is not that.
+        # Later steps take 0 for a voxel that was not measured, so a measured one as dark as the background is not 0.
         xp = array_module(voxels)
-        return xp.where(voxels > 0, xp.maximum(clear, least), clear)  # type: ignore[no-any-return]
+        return xp.where(voxels > 0, xp.maximum(clear, smallest), clear)
 
+    size = column_shape(image.array, image.depth_axis, tile_nbytes(tile_bytes, use_gpu))
+    target = OutputImage(output, levels, codec, overwrite, progress)
     with tile_work(distributed, use_gpu=use_gpu) as work:
-        write_corrected(
-            image, output, column_shape(image.array, image.depth_axis, tile_nbytes(tile_bytes, use_gpu)), correct, work,
-            dtype=np.float32 if coefficients else None, levels=levels, codec=codec, overwrite=overwrite,
-            progress=progress,
-        )  # fmt: skip
+        write_corrected(image, target, size, correct, work, dtype=np.float32 if coefficients else None)
     return used
 
 
 def _choose(image: MosaicImage, method: AttenuationMethod, use_gpu: bool) -> AttenuationUsed:
-    """Take the parameters of the method, and estimate those that are missing."""
+    """Take the parameters of the method, and estimate those that are None."""
     step, sampled = image.spacing[image.depth_axis], _sampled_rows(image, use_gpu)
     dark = estimate_background(sampled) if method.background is None else method.background
     focus, rayleigh, end = method.focus_um, method.rayleigh_um, method.end_per_mm
     if focus is None or rayleigh is None:
-        found = estimate_beam(depth_profiles(sampled, dark), step, falloff_per_mm=method.falloff_per_mm).beam
-        focus = found.focus_um if focus is None else focus
-        rayleigh = found.rayleigh_um if rayleigh is None else rayleigh
+        estimate = estimate_beam(depth_profiles(sampled, dark), step, falloff_per_mm=method.falloff_per_mm).beam
+        focus = estimate.focus_um if focus is None else focus
+        rayleigh = estimate.rayleigh_um if rayleigh is None else rayleigh
     beam = Beam(focus, rayleigh, method.falloff_per_mm)
     end = estimate_end(sampled, step, beam, background=dark) if end is None else end
     deep = estimate_deep_light(sampled, step, beam, end_per_mm=end, background=dark)
@@ -169,7 +164,7 @@ def _choose(image: MosaicImage, method: AttenuationMethod, use_gpu: bool) -> Att
 
 
 def _sampled_rows(image: MosaicImage, use_gpu: bool) -> Array:
-    """Return rows of A-lines of a few columns, next to each other: float32, (Z, N)."""
+    """Return rows of A-lines of a few columns side by side: float32, (Z, N)."""
     z, array = image.depth_axis, image.array
     columns = list(boxes(array.shape, column_shape(array, z, 1)))
     count, parts = min(_SAMPLED, len(columns)), []

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-#: Smallest weight beside those of diffusion, where no tile lies by itself.
-_LEAST = 1e-3
+#: Maximum of the distance weights that are the lower limit of diffusion weights: where no voxel of a tile lies alone,
+#: all diffusion weights are 0.
+_DISTANCE_SHARE = 1e-3
 
 
 def distance_weights(tile_shape: Sequence[int]) -> np.ndarray:
@@ -25,21 +26,21 @@ def distance_weights(tile_shape: Sequence[int]) -> np.ndarray:
 def diffusion_weights(tile_shape: Sequence[int], positions: np.ndarray) -> list[np.ndarray]:
     """Return for each tile the solution of Laplace's equation in the voxels that it shares with others.
 
-    It is 1 where the tile lies alone, 0 beyond its borders where others go on, and has no flux through the border of
-    the mosaic: the weight that diffuses from the tile's own part into its overlaps. It has no kinks, also where tiles
-    are displaced.
+    Boundary values are 1 where the tile lies alone and 0 beyond its borders where others continue, with no flux through
+    the border of the mosaic: weight diffuses from the tile's own part into its overlaps. Weights have no kinks, even
+    where tiles are displaced.
 
     Parameters
     ----------
     tile_shape : (int, int)
         Voxels of a tile.
     positions : numpy.ndarray, (tiles, 2)
-        First voxel of each; rounded to whole ones.
+        First voxel of each tile; rounded to whole voxels.
     """
     corners = np.rint(positions).astype(np.int64)
-    near = distance_weights(tile_shape)
-    near *= _LEAST / near.max()
-    return [np.maximum(_diffused(tile_shape, corner, corners), near).astype(np.float32) for corner in corners]
+    lowest = distance_weights(tile_shape)
+    lowest *= _DISTANCE_SHARE / lowest.max()
+    return [np.maximum(_diffused(tile_shape, corner, corners), lowest).astype(np.float32) for corner in corners]
 
 
 def _diffused(tile_shape: Sequence[int], corner: np.ndarray, corners: np.ndarray) -> np.ndarray:
@@ -47,7 +48,7 @@ def _diffused(tile_shape: Sequence[int], corner: np.ndarray, corners: np.ndarray
     from scipy.sparse.linalg import spsolve
 
     height, width = tile_shape
-    # One voxel around the tile: whether others lie there.
+    # Number of other tiles at each voxel of the tile and of a rim of one voxel around it.
     count = np.zeros((height + 2, width + 2), np.int64)
     for other in corners - corner + 1:
         if np.any(other != 1):

@@ -1,9 +1,8 @@
 """Bring registered slices to one grid, each voxel resampled once, from disk to disk.
 
 In: a folder of OME-Zarr slices, and their transforms (:mod:`linumpy.mosaic.alignment.transforms`). Out: one OME-Zarr
-volume, made box by box. A slice begins at its cut surface and ends where it is imaged no deeper; where slices overlap
-along Z they are blended as by :func:`linumpy.mosaic.stacking.compose`. Samples are linear, of the voxels that were
-measured.
+volume, written box by box. A slice begins at its cut surface and ends at its last plane; where slices overlap along Z,
+:func:`linumpy.mosaic.stacking.compose` blends them. Measured voxels are interpolated linearly.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -22,13 +21,12 @@ from linumpy.arrays import Array
 from linumpy.device import require_cuda
 from linumpy.errors import SourceError
 from linumpy.gpu.rounding import rounded
-from linumpy.io.carried import carried_from
 from linumpy.io.output.checks import check_apart, check_target
-from linumpy.mosaic.alignment.faces import valid_voxels
 from linumpy.mosaic.alignment.transforms import SliceTransforms, read_transforms
 from linumpy.mosaic.io.image import MosaicImage
+from linumpy.mosaic.io.output import OutputImage, carried_from_slices
 from linumpy.mosaic.io.slice_table import find_slices, open_slices
-from linumpy.mosaic.io.tiles import Box, boxes, read_box, tile_nbytes, tile_shape
+from linumpy.mosaic.io.tiles import Box, box_shape, boxes, read_box, tile_nbytes, tile_shape
 from linumpy.mosaic.stacking import StackPlan, compose, parts
 from linumpy.plan.grid.blocks import AffineGrid, Block, anti_aliasing_sigmas, source_box
 from linumpy.resample.blocks.block import make_box
@@ -42,7 +40,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CommonSpace:
-    """The grid of a stack of registered slices, and where each slice lies in it; pure.
+    """The grid of a stack of registered slices, and the box of each slice in it; pure.
 
     Attributes
     ----------
@@ -84,25 +82,24 @@ def plan_common_space(
     ValueError
         A spacing that is not positive.
     """
-    wanted = np.atleast_1d(np.array(images[0].spacing if new_spacing is None else new_spacing, np.float64))
-    if wanted.shape not in ((1,), (3,)) or not (wanted > 0).all() or not np.isfinite(wanted).all():
+    steps = np.atleast_1d(np.array(images[0].spacing if new_spacing is None else new_spacing, np.float64))
+    if steps.shape not in ((1,), (3,)) or not (steps > 0).all() or not np.isfinite(steps).all():
         raise ValueError(f"new_spacing={new_spacing}: pass one positive number in µm, or three")
-    spacing = np.broadcast_to(wanted, (3,))
-    maps = [_to_stack(np.array(one.matrix), image) for one, image in zip(transforms.slices, images, strict=True)]
-    ends = [
+    spacing = np.broadcast_to(steps, (3,))
+    maps = [_to_stack(np.array(part.matrix), image) for part, image in zip(transforms.slices, images, strict=True)]
+    corners = [
         (matrix @ corner)[1:3]
         for matrix, image in zip(maps, images, strict=True)
         for corner in itertools.product(*((0.0, n - 1.0) for n in image.array.shape), (1.0,))
     ]
-    low, high = np.min(ends, axis=0), np.max(ends, axis=0)
+    low, high = np.min(corners, axis=0), np.max(corners, axis=0)
     lateral = [math.floor(length + 1e-6) + 1 for length in (high - low) / spacing[1:]]
-    tops = [one.top_um for one in transforms.slices]
-    origin = np.array([min(tops), *low])
+    origin = np.array([min(part.top_um for part in transforms.slices), *low])
     offsets, shapes = [], []
-    for one in transforms.slices:
-        # Planes whose centres lie in the slice: from its surface on, down to its last plane.
-        first = math.ceil((one.top_um - origin[0]) / spacing[0] - 1e-6)
-        stop = math.floor((one.top_um + one.depth_um - images[0].spacing[0] - origin[0]) / spacing[0] + 1e-6) + 1
+    for part in transforms.slices:
+        # Planes whose centres lie between the surface and the last plane of the slice.
+        first = math.ceil((part.top_um - origin[0]) / spacing[0] - 1e-6)
+        stop = math.floor((part.top_um + part.depth_um - images[0].spacing[0] - origin[0]) / spacing[0] + 1e-6) + 1
         offsets.append((first, 0, 0))
         shapes.append((max(1, stop - first), *lateral))
     planes = max(offset[0] + shape[0] for offset, shape in zip(offsets, shapes, strict=True))
@@ -126,11 +123,12 @@ def _grid(
     to_stack: np.ndarray, image: MosaicImage, spacing: np.ndarray, origin: np.ndarray,
     offset: Sequence[int], shape: Sequence[int],
 ) -> AffineGrid:  # fmt: skip
-    placed = np.diag([*spacing, 1.0])
-    placed[:3, 3] = origin + np.array(offset) * spacing
-    # Rounding errors must not put the outermost voxels of an equal grid outside of the slice.
-    back = np.linalg.inv(to_stack) @ placed
-    linear, shift = back[:3, :3].round(12), back[:3, 3].round(9)
+    """Return the map from the voxels of a slice's box in the stack to the voxels of the slice."""
+    box_to_um = np.diag([*spacing, 1.0])
+    box_to_um[:3, 3] = origin + np.array(offset) * spacing
+    # Rounded, so that rounding errors do not put the outermost voxels of an equal grid outside of the slice.
+    box_to_slice = np.linalg.inv(to_stack) @ box_to_um
+    linear, shift = box_to_slice[:3, :3].round(12), box_to_slice[:3, 3].round(9)
     rows = tuple(map(tuple, linear.tolist()))
     sigmas = anti_aliasing_sigmas(rows) if (spacing > 1.01 * np.array(image.spacing)).any() else ()
     return AffineGrid(tuple(image.array.shape), tuple(shape), rows, tuple(shift.tolist()), 1, "constant", sigmas)
@@ -146,15 +144,15 @@ def open_stack(
     spacing: Sequence[float] | None = None,
 ) -> tuple[tuple[MosaicImage, ...], CommonSpace]:
     """Open slices and plan their stack; parameters and errors are those of :func:`stack_registered`."""
-    chosen = transforms if isinstance(transforms, SliceTransforms) else read_transforms(transforms)
+    transforms = transforms if isinstance(transforms, SliceTransforms) else read_transforms(transforms)
     slices = open_slices(folder, least=1, channel=channel, time=time, spacing=spacing)
-    images = tuple(slices.values())
-    if [one.number for one in chosen.slices] != list(slices):
+    images, numbers = tuple(slices.values()), [part.number for part in transforms.slices]
+    if numbers != list(slices):
         raise SourceError(
-            f"the transforms are those of slices {', '.join(str(one.number) for one in chosen.slices)}, and {folder} "
-            f"has {', '.join(map(str, slices))}"
+            f"the transforms are those of slices {', '.join(map(str, numbers))}, and {folder} has "
+            f"{', '.join(map(str, slices))}"
         )
-    return images, plan_common_space(chosen, images, new_spacing)
+    return images, plan_common_space(transforms, images, new_spacing)
 
 
 def stack_registered(
@@ -181,90 +179,72 @@ def stack_registered(
     folder : str or Path
         Folder of the slices, as for :func:`linumpy.mosaic.alignment.register.register_slices`.
     transforms : str, Path or SliceTransforms
-        Their transforms, or the file that has them.
+        Their transforms, or a file of them.
     output : str or Path
         The OME-Zarr image to write; its origin is in the space of the transforms. It has the metadata that are equal in
         all slices.
     new_spacing : float or (float, float, float), optional
         Voxel spacing of the stack in µm; by default that of the slices.
-    channel, time, spacing, levels, codec, use_gpu, overwrite, distributed
+    channel, time, spacing, levels, codec, use_gpu, overwrite, tile_bytes, distributed
         As for :func:`linumpy.mosaic.slices.stack_mosaics`.
     progress : callable, optional
         Called with the number of bytes of the stack written since the last call.
-    tile_bytes : int
-        Approximate bytes of a box of the stack; by default 256 MiB on a GPU and 32 MiB on the CPU.
 
     Raises
     ------
-    FileExistsError, FileNotFoundError, SourceError, MetadataError, ValueError
-        An existing output; missing slices or transforms, or ones that do not fit each other.
-    GpuUnavailableError
-        `use_gpu` and there is no CUDA device.
+    FileExistsError, FileNotFoundError, SourceError, MetadataError, ValueError, GpuUnavailableError
+        An existing output; missing slices or transforms, or transforms that do not fit the slices; no CUDA device with
+        `use_gpu`.
 
     Notes
     -----
-    A voxel that is 0, not finite or filled by focal correction was not measured, and has no part in a sample; a sample
-    of which less than half was measured is 0, or is taken from the other slice.
+    Voxels that are 0, not finite or filled by focal correction are not interpolated. Where they have more than half of
+    the interpolation weights, the sample is 0 or is taken from the other slice.
     """
     check_target(Path(output), overwrite=overwrite)
-    check_apart(
-        [output],
-        [*find_slices(folder).values(), *([] if isinstance(transforms, SliceTransforms) else [transforms])],
-    )
+    transform_files = [] if isinstance(transforms, SliceTransforms) else [transforms]
+    check_apart([output], [*find_slices(folder).values(), *transform_files])
     images, space = open_stack(folder, transforms, new_spacing, channel=channel, time=time, spacing=spacing)
-    own, *others = map(carried_from, images)
-    carried = own.shared_with(others).without("labels", "image_label", "own", "systems").on_another_grid()
-    carried.log_dropped("the slices", output)
-    with (
-        tile_work(distributed, use_gpu=use_gpu) as work,
-        OmeZarrWriter(
-            output, space.plan.shape, images[0].array.dtype.newbyteorder("="), space.spacing, axes="zyx",
-            origin=space.origin, levels=levels, chunks=_chunks(images[0].array.chunks, space.plan.shape),
-            codec=codec, overwrite=overwrite, carried=carried,
-        ) as writer,
-    ):  # fmt: skip
-        _write(space, images, writer, work, tile_nbytes(tile_bytes, use_gpu), progress)
+    array, target = images[0].array, OutputImage(output, levels, codec, overwrite, progress)
+    with tile_work(distributed, use_gpu=use_gpu) as work, target.writer(
+        "the slices", carried_from_slices(images), space.plan.shape, array.dtype.newbyteorder("="), space.spacing,
+        axes="zyx", origin=space.origin,
+        chunks=tuple(min(chunk, n) for chunk, n in zip(array.chunks, space.plan.shape, strict=True)),
+    ) as writer:  # fmt: skip
+        size = tile_shape(space.plan.shape, writer.stored, array.dtype.itemsize, tile_nbytes(tile_bytes, use_gpu))
+        _make_stack(space, images, target, writer, work, size)
     return space
 
 
-def _chunks(chunks: Sequence[int], shape: Sequence[int]) -> tuple[int, ...]:
-    return tuple(min(c, n) for c, n in zip(chunks, shape, strict=True))
-
-
-def _write(
-    space: CommonSpace,
-    images: Sequence[MosaicImage],
-    writer: OmeZarrWriter,
-    work: TileWork,
-    tile_bytes: int,
-    progress: Progress | None,
-) -> None:
+def _make_stack(
+    space: CommonSpace, images: Sequence[MosaicImage], target: OutputImage, writer: OmeZarrWriter, work: TileWork,
+    size: tuple[int, ...],
+) -> None:  # fmt: skip
+    """Resample, blend and write the stack in boxes of a size."""
     use_gpu, dtype = work.use_gpu, images[0].array.dtype.newbyteorder("=")
 
     def read(box: Box) -> dict[int, tuple[Block, Array]]:
-        found = {}
+        sources = {}
         for number, part in parts(space.plan, box):
             block = _block(space.grids[number], part)
             if math.prod(block.source_shape):
-                found[number] = block, read_box(images[number].array, block.source_box, use_gpu)
-        return found
+                sources[number] = block, read_box(images[number].array, block.source_box, use_gpu)
+        return sources
 
     def blend(box: Box, sources: Mapping[int, tuple[Block, Array]]) -> Array:
         xp = require_cuda() if use_gpu else np
 
         def sample(number: int, part: Box) -> Array:
             if number not in sources:
-                return xp.zeros([extent.stop - extent.start for extent in part], dtype)
+                return xp.zeros(box_shape(part), dtype)
             return resampled(space.grids[number], *sources[number], images[number], xp, dtype)
 
         return compose(space.plan, box, sample, xp, dtype)
 
-    def done(box: Box) -> None:
-        if progress is not None:
-            progress(math.prod(extent.stop - extent.start for extent in box) * dtype.itemsize)
-
-    size = tile_shape(space.plan.shape, writer.stored, dtype.itemsize, tile_bytes)
-    work(boxes(space.plan.shape, size), read, blend, writer.write, done=done)
+    work(
+        boxes(space.plan.shape, size), read, blend, writer.write,
+        done=lambda box: target.advance(math.prod(box_shape(box)) * dtype.itemsize),
+    )  # fmt: skip
 
 
 def _block(grid: AffineGrid, part: Box) -> Block:
@@ -274,9 +254,9 @@ def _block(grid: AffineGrid, part: Box) -> Block:
 
 def resampled(
     grid: AffineGrid, block: Block, voxels: Array, image: MosaicImage, xp: ModuleType, dtype: np.dtype
-) -> Any:
-    """Sample a slice in a box of the stack: the mean of the measured voxels around a point, by their linear weights."""
-    valid = valid_voxels(image, block.source_box, voxels)
+) -> Array:
+    """Sample a slice in a box of the stack: the mean of the valid voxels around a point, by their linear weights."""
+    valid = image.valid_voxels(block.source_box, voxels)
     if bool(valid.all()):
         return make_box(voxels.astype(dtype, copy=False), grid, block, 0, xp.empty(block.shape, dtype))
     known = xp.where(valid, voxels, 0).astype(np.float32)

@@ -20,18 +20,18 @@ import numpy as np
 from linumpy import __version__
 from linumpy.arrays import Array
 from linumpy.device import array_module, to_host
-from linumpy.errors import MetadataError
 from linumpy.geometry.focal import FocalCurvature, correct_focal_curvature, detect_focal_curvature, mean_tile
 from linumpy.io.carried import carried_from
 from linumpy.io.output.checks import check_apart, check_target
 from linumpy.io.output.files import check_file, check_picture, replacing
-from linumpy.mosaic.io.image import MosaicImage, known_tile, open_mosaic, tile_attributes
+from linumpy.mosaic.io.image import MosaicImage, needed_tile, open_mosaic, tile_attributes
 from linumpy.mosaic.io.measured import Correction, record
+from linumpy.mosaic.io.output import OutputImage
 from linumpy.mosaic.io.tiles import Box, box_nbytes, boxes, column_shape, read_box, tile_nbytes
 from linumpy.mosaic.surface import SurfaceMethod, read_column, surface_of, zero_log_of
 from linumpy.renamed import renamed_parameter
 from linumpy.resample.tile_work import TileWork, tile_work
-from linumpy.write.writer import OmeZarrWriter, Progress
+from linumpy.write.writer import Progress
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Voxels of the surface that is fitted at most, 512 MiB: of a larger mosaic only the tiles in the middle are used.
+#: Maximum voxels of the fitted surface (512 MiB): of a larger mosaic only the tiles in the middle are used.
 MAP_VOXELS = 2**27
 
 
@@ -54,7 +54,7 @@ class FocalCorrection:
     wrap : bool
         Whether voxels that leave at one end enter at the other.
     fill_value : float, optional
-        Value of voxels from outside, without `wrap`; by default the nearest measured voxel of their A-line is repeated.
+        Value of voxels from outside, without `wrap`; by default that of the nearest measured voxel of their A-line.
     """
 
     interpolate: bool = False
@@ -145,23 +145,18 @@ def correct_mosaic(
         check_picture(reports[0], overwrite=overwrite)
         check_file(reports[1], overwrite=overwrite)
     tile_shape = _tile(image, tile_shape)
-    tile_bytes = tile_nbytes(tile_bytes, use_gpu)
+    target, nbytes = OutputImage(output, levels, codec, overwrite, progress), tile_nbytes(tile_bytes, use_gpu)
     with tile_work(distributed, use_gpu=use_gpu) as work:
-        surface = _surface_of_tiles(image, tile_shape, method, work, progress, tile_bytes)
+        surface = _surface_of_tiles(image, tile_shape, method, work, target, nbytes)
         curvature = detect_focal_curvature(surface, tile_shape)
         log.info("%s: %s", image.name, curvature)
         depth_axis, array = image.depth_axis, image.array
-        kept = tile_attributes(image, tile_shape)
+        attributes = tile_attributes(image, tile_shape)
         if not correction.wrap:
             new_correction = Correction(curvature, correction.interpolate)
-            kept["linumpy"] |= record((*image.corrections, new_correction), _lateral(image))
+            attributes["linumpy"] |= record((*image.corrections, new_correction), image.lateral_names)
         carried = carried_from(image).without("labels", "image_label")
-        carried.log_dropped(image.name, output)
-        with OmeZarrWriter(
-            output, array.shape, array.dtype, image.spacing, axes=image.axes, origin=image.origin, levels=levels,
-            chunks=array.chunks, shards=array.shards, codec=codec, overwrite=overwrite, attributes=kept,
-            carried=carried,
-        ) as writer:  # fmt: skip
+        with target.writer_like(image, carried, array.dtype, attributes) as writer:
 
             def flatten(box: Box, voxels: Array) -> Array:
                 first, second = (box[axis].start for axis in image.lateral_axes)
@@ -171,34 +166,27 @@ def correct_mosaic(
                 )  # fmt: skip
 
             work(
-                boxes(array.shape, column_shape(array, depth_axis, tile_bytes)),
+                boxes(array.shape, column_shape(array, depth_axis, nbytes)),
                 lambda box: read_box(array, box, use_gpu),
                 flatten,
                 writer.write,
-                done=lambda box: None if progress is None else progress(box_nbytes(array, box)),
+                done=lambda box: target.advance(box_nbytes(array, box)),
             )
             if reports:
-                _report(
-                    reports, image, curvature, to_host(mean_tile(surface, tile_shape)), method, correction, overwrite
-                )
+                mean = to_host(mean_tile(surface, tile_shape))
+                _report(reports, image, curvature, mean, method, correction, overwrite)
     return curvature
 
 
 def report_paths(report: str | Path) -> tuple[Path, Path]:
-    """Where the picture and the JSON of a report go."""
+    """Return the paths of the picture and of the JSON of a report."""
     picture = Path(report)
     return picture, picture.with_suffix(".json")
 
 
-def _lateral(image: MosaicImage) -> str:
-    return image.axes.replace("z", "")
-
-
 def _tile(image: MosaicImage, tile_given: tuple[int, int] | None) -> tuple[int, int]:
-    """Return the voxels of a tile, as given or as the metadata has them; a chunk would be a guess."""
-    tile_shape = known_tile(image, tile_given)
-    if tile_shape is None:
-        raise MetadataError(f"{image.name}: its metadata has no tile shape; pass tile_shape=")
+    """Return the voxels of a tile, which must suffice for a fit."""
+    tile_shape = needed_tile(image, tile_given)
     for axis, size in zip(image.lateral_axes, tile_shape, strict=True):
         if not 3 <= size <= image.array.shape[axis]:
             raise ValueError(
@@ -208,11 +196,11 @@ def _tile(image: MosaicImage, tile_given: tuple[int, int] | None) -> tuple[int, 
     return tile_shape
 
 
-def surface_bounds(shape: tuple[int, int], tile_shape: tuple[int, int], most: int) -> tuple[slice, slice]:
-    """Choose the tiles whose surface is used: all complete ones, or those in the middle with at most `most` voxels."""
+def surface_bounds(shape: tuple[int, int], tile_shape: tuple[int, int], max_voxels: int) -> tuple[slice, slice]:
+    """Choose the tiles whose surface is used: all complete ones, or those in the middle that fit `max_voxels`."""
     grid = [n // size for n, size in zip(shape, tile_shape, strict=True)]
     count = list(grid)
-    while max(count) > 1 and count[0] * count[1] * tile_shape[0] * tile_shape[1] > most:
+    while max(count) > 1 and count[0] * count[1] * tile_shape[0] * tile_shape[1] > max_voxels:
         count[count.index(max(count))] -= 1
     first, second = (
         slice((n - c) // 2 * size, ((n - c) // 2 + c) * size)
@@ -226,17 +214,16 @@ def _surface_of_tiles(
     tile_shape: tuple[int, int],
     method: SurfaceMethod,
     work: TileWork,
-    progress: Progress | None,
+    target: OutputImage,
     tile_bytes: int,
 ) -> Array:
     """Find the surface of whole tiles in voxels, in the memory of the computation; -1 where unknown.
 
-    An A-line whose steepest rise is at its first voxel, such as one of a missing tile, has no surface: in the fit it
-    would count as a flat one.
+    An A-line whose steepest rise is at its first voxel, as in a missing tile, has no surface: the fit would take it for
+    a flat one.
     """
     top = math.ceil(method.s_z / 2) if method.definition == "linumpy" else 0
-    first, second = image.lateral_axes
-    bounds = surface_bounds((image.array.shape[first], image.array.shape[second]), tile_shape, MAP_VOXELS)
+    bounds = surface_bounds(image.lateral_shape, tile_shape, MAP_VOXELS)
     use_gpu, depth_axis = work.use_gpu, image.depth_axis
     dtype = np.int32 if method.definition == "linumpy" else np.float32
     surface = work.xp.empty([bound.stop - bound.start for bound in bounds], dtype)
@@ -250,22 +237,22 @@ def _surface_of_tiles(
     def keep(part: Box, depths: Array) -> None:
         box = tuple(
             slice(part[axis].start - bound.start, part[axis].stop - bound.start)
-            for axis, bound in zip((first, second), bounds, strict=True)
+            for axis, bound in zip(image.lateral_axes, bounds, strict=True)
         )
         surface[box] = depths
 
-    parts = (_meet(image, box, bounds) for box in boxes(image.array.shape, size))
+    parts = (_within(image, box, bounds) for box in boxes(image.array.shape, size))
     work(
         (part for part in parts if part is not None),
         lambda part: read_column(image, part, method.s_xy // 2, use_gpu),
         find,
         keep,
-        done=lambda part: None if progress is None else progress(box_nbytes(image.array, part)),
+        done=lambda part: target.advance(box_nbytes(image.array, part)),
     )
     return surface
 
 
-def _meet(image: MosaicImage, box: Box, bounds: tuple[slice, slice]) -> Box | None:
+def _within(image: MosaicImage, box: Box, bounds: tuple[slice, slice]) -> Box | None:
     """Return the part of a box within lateral bounds; None if it is empty."""
     part = list(box)
     for axis, bound in zip(image.lateral_axes, bounds, strict=True):
@@ -287,9 +274,7 @@ def _report(
     from linumpy.mosaic.io.figures import draw_focal_curvature
     from linumpy.pictures import save
 
-    unit = image.spacing[image.depth_axis]
-    first, second = image.lateral_axes
-    names, spacing = (image.axes[first], image.axes[second]), (image.spacing[first], image.spacing[second])
+    unit, names = image.spacing[image.depth_axis], image.lateral_names
     content = {
         "source": image.name,
         "linumpy": __version__,
@@ -309,7 +294,7 @@ def _report(
         title = f"mean of {curvature.tiles} tiles, fit leaves {curvature.rms * unit:.2g} µm RMS"
         upper = names[0].upper(), names[1].upper()
         source = PurePosixPath(image.name).name
-        figure = draw_focal_curvature(mean * unit, focal, tissue, spacing, title, upper, source=source)
+        figure = draw_focal_curvature(mean * unit, focal, tissue, image.lateral_spacing, title, upper, source=source)
         save(figure, picture, paths[0].suffix)
         text.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 

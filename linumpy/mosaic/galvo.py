@@ -1,8 +1,8 @@
-"""Detect and mend tiles whose columns are rotated: the camera began a line when the galvanometer was not at its start.
+"""Detect and correct the galvo shift: the camera began its lines when the galvanometer was not at its start.
 
-In: a mosaic grid on disk, its tiles side by side. Out: by how many columns its tiles are rotated cyclically along X;
-the mosaic with them rotated back. In a tile as it should be, neighbouring A-lines are alike, except for the first and
-the last column. In a rotated one these two are neighbours: there a seam runs through all lines of all tiles.
+In: a mosaic grid on disk, its tiles side by side. Out: the number of columns by which its tiles are rotated cyclically
+along X; the mosaic with the columns rotated back. In a correct tile neighbouring A-lines are alike, but the first and
+the last column differ. In a rotated tile these two are neighbours, and a seam runs between them through all lines.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -20,10 +20,12 @@ from linumpy.device import array_module, to_host
 from linumpy.errors import MetadataError
 from linumpy.io.carried import carried_from
 from linumpy.io.output.checks import check_apart, check_target
-from linumpy.mosaic.io.image import MosaicImage, known_tile, open_mosaic, tile_attributes
-from linumpy.mosaic.io.tiles import Box, boxes, read_box, tile_nbytes, tile_shape
+from linumpy.mosaic.io.image import MosaicImage, needed_tile, open_mosaic, tile_attributes
+from linumpy.mosaic.io.output import OutputImage
+from linumpy.mosaic.io.tiles import Box, box_nbytes, boxes, read_box, tile_nbytes
+from linumpy.mosaic.io.tiles import tile_shape as box_size
 from linumpy.resample.tile_work import TileWork, tile_work
-from linumpy.write.writer import OmeZarrWriter, Progress
+from linumpy.write.writer import Progress
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -31,23 +33,23 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Tiles that are looked at, spread over the mosaic.
+#: Approximate number of tiles, spread over the mosaic, in which the seam is searched.
 _TILES = 25
-#: Neighbouring lines along X that are averaged: it lowers speckle, and structure that spans several lines stays.
+#: Number of neighbouring lines along X that are averaged, which reduces speckle and keeps larger structure.
 _ROWS = 8
 
 
 @dataclass(frozen=True)
 class GalvoShift:
-    """By how many columns tiles are rotated.
+    """The number of columns by which tiles are rotated.
 
     Attributes
     ----------
     columns : int
-        Column x of a tile is found at ``(x + columns) % width``; 0 for tiles as they should be.
+        Column x of a tile is at ``(x + columns) % width``; 0 for correct tiles.
     contrast : float
         Difference of the columns at the seam, relative to the greatest one between other neighbours. Below about 1.5
-        the seam is not known from structure.
+        a seam cannot be distinguished from structure.
     """
 
     columns: int
@@ -60,20 +62,20 @@ def detect_galvo_shift(tiles: Array) -> GalvoShift:
     Parameters
     ----------
     tiles : numpy.ndarray or cupy.ndarray, (N, Y, X)
-        Projections of tiles along depth; lines along X that are constant or not finite are left out, with the up to
-        seven neighbours with which they are averaged.
+        Projections of tiles along depth. Groups of eight lines along X are averaged; a group is left out if its mean is
+        constant or not finite.
 
     Returns
     -------
     GalvoShift
-        Without contrast if no line has any.
+        With a contrast of 0 if no line has contrast.
     """
     xp, (count, height, width) = array_module(tiles), tiles.shape
     rows = max(1, min(_ROWS, height))
     whole = tiles[:, : height // rows * rows].astype(np.float64)
     lines = whole.reshape((count * (height // rows), rows, width)).mean(axis=1)
     lines = lines[xp.isfinite(lines).all(axis=1)]
-    # Dark and bright tiles count alike.
+    # Normalised, so that dark and bright tiles have the same weight.
     spread = lines.std(axis=1, keepdims=True)
     lines = lines[spread[:, 0] > 0] / spread[spread[:, 0] > 0]
     if lines.shape[0] == 0 or lines.shape[1] < 4:
@@ -102,32 +104,33 @@ def fix_galvo_shift(
     tile_bytes: int | None = None,
     distributed: Client | Cluster | str | None = None,
 ) -> GalvoShift:
-    """Rotate the tiles of a mosaic back.
+    """Rotate the columns of the tiles of a mosaic back.
 
     Parameters
     ----------
-    source, output : str or Path
-        A mosaic grid of one volume with axes z, y, x; and the one to make.
+    source : str or Path
+        A mosaic grid of one volume with axes z, y, x.
+    output : str or Path
+        The OME-Zarr mosaic grid to write.
     columns : int, optional
-        By how many columns tiles are rotated; by default as :func:`detect_galvo_shift` finds it.
+        Number of columns by which tiles are rotated; by default that of :func:`detect_galvo_shift`.
     min_contrast : float
-        A shift that is found with less is not applied.
+        Minimum contrast of a detected shift that is corrected.
     tile_shape : (int, int), optional
         Voxels of a tile along Y and X, where the metadata lacks them.
     channel, time, spacing, levels, codec, use_gpu, overwrite, progress, tile_bytes, distributed
-        As for :func:`linumpy.mosaic.slices.stack_mosaics`.
+        As for :func:`linumpy.mosaic.focal.correct_mosaic`.
 
     Returns
     -------
     GalvoShift
-        The one that was mended; 0 columns if it was not known.
+        The corrected shift; 0 columns if the contrast was too low.
 
     Raises
     ------
-    FileExistsError, FileNotFoundError, SourceError, MetadataError, ValueError
-        An existing output; a source that is no such mosaic, or whose tiles are unknown.
-    GpuUnavailableError
-        `use_gpu` and there is no CUDA device.
+    FileExistsError, FileNotFoundError, SourceError, MetadataError, ValueError, GpuUnavailableError
+        An existing output; a source that is no such mosaic, or whose tile shape is unknown; no CUDA device with
+        `use_gpu`.
     """
     if not min_contrast >= 0:
         raise ValueError(f"min_contrast={min_contrast}: pass a number from 0 on")
@@ -135,13 +138,13 @@ def fix_galvo_shift(
     check_apart([output], [source])
     image, tile = _open(source, tile_shape, channel=channel, time=time, spacing=spacing)
     with tile_work(distributed, use_gpu=use_gpu) as work:
-        found = GalvoShift(columns % tile[1], 0.0) if columns is not None else _detect(image, tile, work)
-        if columns is None and found.contrast < min_contrast:
-            log.warning("%s: no seam in its tiles is clear (contrast %.2f): nothing is mended", source, found.contrast)
-            found = GalvoShift(0, found.contrast)
-        limit = tile_nbytes(tile_bytes, use_gpu)
-        _write(image, output, tile, found.columns, levels, codec, overwrite, work, limit, progress)
-    return found
+        shift = GalvoShift(columns % tile[1], 0.0) if columns is not None else _detect(image, tile, work)
+        if columns is None and shift.contrast < min_contrast:
+            log.warning("%s: no clear seam (contrast %.2f), so columns are not rotated", source, shift.contrast)
+            shift = GalvoShift(0, shift.contrast)
+        target = OutputImage(output, levels, codec, overwrite, progress)
+        _write(image, target, tile, shift.columns, work, tile_nbytes(tile_bytes, use_gpu))
+    return shift
 
 
 def find_galvo_shift(
@@ -151,7 +154,7 @@ def find_galvo_shift(
     use_gpu: bool = False,
     distributed: Client | Cluster | str | None = None,
 ) -> GalvoShift:
-    """Find the seam in the tiles of a mosaic on disk, as :func:`fix_galvo_shift` does, and write nothing.
+    """Detect the shift of a mosaic on disk as :func:`fix_galvo_shift` does, without writing.
 
     Raises
     ------
@@ -163,67 +166,60 @@ def find_galvo_shift(
         return _detect(image, tile, work)
 
 
-def _open(source: str | Path, given: Sequence[int] | None, **chosen: Any) -> tuple[MosaicImage, tuple[int, int]]:
-    """Open a mosaic of one volume whose tiles are known."""
-    image = open_mosaic(source, **chosen)
-    image.only("a mosaic of one volume is mended")
+def _open(
+    source: str | Path, tile_given: Sequence[int] | None, *, channel: int | None = None, time: int | None = None,
+    spacing: Sequence[float] | None = None,
+) -> tuple[MosaicImage, tuple[int, int]]:  # fmt: skip
+    """Open a mosaic of one volume; return it and the voxels of a tile."""
+    image = open_mosaic(source, channel=channel, time=time, spacing=spacing)
+    image.only("a mosaic of one volume is corrected")
     if image.axes != "zyx":
-        raise MetadataError(f"{image.name}: axes {', '.join(image.axes)}; mosaics are mended with axes z, y, x")
-    tile = known_tile(image, given)
-    if tile is None:
-        raise MetadataError(f"{image.name}: the metadata has no tile_shape: pass tile_shape=")
-    return image, tile
+        raise MetadataError(f"{image.name}: axes {', '.join(image.axes)}; the galvo shift needs axes z, y, x")
+    return image, needed_tile(image, tile_given)
 
 
 def _detect(image: MosaicImage, tile: tuple[int, int], work: TileWork) -> GalvoShift:
     depth, height, width = image.array.shape
-    every = list(boxes((depth, height // tile[0] * tile[0], width // tile[1] * tile[1]), (depth, *tile)))
-    chosen = every[:: max(1, len(every) // _TILES)]
+    tiles = list(boxes((depth, height // tile[0] * tile[0], width // tile[1] * tile[1]), (depth, *tile)))
+    chosen = tiles[:: max(1, len(tiles) // _TILES)]
     means: dict[int, np.ndarray] = {}
-
-    def read(number: int) -> Array:
-        return read_box(image.array, chosen[number], work.use_gpu)
-
+    use_gpu = work.use_gpu  # The functions below are sent to workers, which `work` cannot be.
     work(
-        range(len(chosen)), read, lambda number, voxels: to_host(voxels.astype(np.float32).mean(axis=0)),
+        range(len(chosen)),
+        lambda number: read_box(image.array, chosen[number], use_gpu),
+        lambda _, voxels: to_host(voxels.astype(np.float32).mean(axis=0)),
         means.__setitem__,
-    )  # fmt: skip
+    )
     return detect_galvo_shift(np.stack([means[number] for number in range(len(chosen))]))
 
 
 def _write(
-    image: MosaicImage, output: str | Path, tile: tuple[int, int], columns: int, levels: int, codec: str | None,
-    overwrite: bool, work: TileWork, tile_bytes: int, progress: Progress | None,
-) -> None:  # fmt: skip
-    carried = carried_from(image).without("labels", "image_label")
-    width, dtype = image.array.shape[2], image.array.dtype.newbyteorder("=")
+    image: MosaicImage, output: OutputImage, tile: tuple[int, int], columns: int, work: TileWork, tile_bytes: int
+) -> None:
+    array, dtype = image.array, image.array.dtype.newbyteorder("=")
+    width, use_gpu = array.shape[2], work.use_gpu
 
     def whole_tiles(box: Box) -> Box:
-        """Widen a box to the tiles that it has columns of."""
+        """Widen a box to whole tiles along X."""
         begin, end = box[2].start // tile[1] * tile[1], -(-box[2].stop // tile[1]) * tile[1]
         return (*box[:2], slice(begin, min(end, width)))
 
     def read(box: Box) -> Array:
-        return read_box(image.array, whole_tiles(box), work.use_gpu)
+        return read_box(array, whole_tiles(box), use_gpu)
 
-    def turn(box: Box, voxels: Array) -> Array:
+    def rotate_back(box: Box, voxels: Array) -> Array:
         xp, first = array_module(voxels), whole_tiles(box)[2].start
         x = np.arange(box[2].start, box[2].stop)
         start = x // tile[1] * tile[1]
-        # A last tile that is cut off is rotated within what is there of it.
+        # An incomplete last tile is rotated by itself.
         size = np.minimum(tile[1], width - start)
-        return xp.take(voxels, xp.asarray(start + (x - start + columns) % size - first), axis=2).astype(
-            dtype, copy=False
-        )
+        source = xp.asarray(start + (x - start + columns) % size - first)
+        return xp.take(voxels, source, axis=2).astype(dtype, copy=False)
 
-    def done(box: Box) -> None:
-        if progress is not None:
-            progress(int(np.prod([extent.stop - extent.start for extent in box])) * dtype.itemsize)
-
-    with OmeZarrWriter(
-        output, image.array.shape, dtype, image.spacing, axes="zyx", origin=image.origin, levels=levels,
-        chunks=image.array.chunks, shards=image.array.shards, codec=codec, overwrite=overwrite, carried=carried,
-        attributes=tile_attributes(image, tile),
-    ) as writer:  # fmt: skip
-        size = tile_shape(image.array.shape, writer.stored, dtype.itemsize, tile_bytes)
-        work(boxes(image.array.shape, size), read, turn, writer.write, done=done)
+    carried = carried_from(image).without("labels", "image_label")
+    with output.writer_like(image, carried, dtype, tile_attributes(image, tile)) as writer:
+        size = box_size(array.shape, writer.stored, dtype.itemsize, tile_bytes)
+        work(
+            boxes(array.shape, size), read, rotate_back, writer.write,
+            done=lambda box: output.advance(box_nbytes(array, box)),
+        )  # fmt: skip

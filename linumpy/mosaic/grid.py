@@ -2,8 +2,8 @@
 
 In: an OME-Zarr mosaic grid: tiles side by side, not yet stitched. Out: the mosaic grid of the same tiles at the new
 spacing, as OME-Zarr with the same dtype and axes, one chunk for each tile. Each tile is resampled separately, so that
-none bleeds into its neighbour. Tiles are processed in batches: the next is read while one is resampled and the last is
-written.
+it does not bleed into its neighbour. Tiles are processed in batches: the next batch is read while one is resampled and
+the last is written.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ from linumpy.errors import SourceError
 from linumpy.gpu.oct.resample_tiles import resample_tiles
 from linumpy.io.carried import carried_from
 from linumpy.io.output.checks import check_apart, check_target
-from linumpy.mosaic.io.image import MosaicImage, known_tile, open_mosaic, tile_attributes
+from linumpy.mosaic.io.image import MosaicImage, open_mosaic, tile_attributes, tile_or_chunk
 from linumpy.mosaic.io.measured import record, resampled
+from linumpy.mosaic.io.output import OutputImage
 from linumpy.mosaic.io.tiles import box_nbytes, read_box, tile_nbytes
 from linumpy.mosaic.io.tiles import tile_shape as batch_shape
 from linumpy.plan.grid.tile_grid import TileGrid, plan_tile_grid
 from linumpy.renamed import renamed_parameter
 from linumpy.resample.tile_work import tile_work
-from linumpy.write.writer import OmeZarrWriter, Progress
+from linumpy.write.writer import Progress
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -75,8 +76,8 @@ def resample_mosaic_grid(
     Parameters
     ----------
     source : str or Path
-        The mosaic grid: axes z, y and x in any order, and t and c. A tile is whole along z; the first one begins at the
-        first voxel. Its finest resolution is read, whose tiles are whole numbers of voxels.
+        The mosaic grid: axes z, y and x in any order, and t and c. A tile is whole along z; the first tile begins at
+        the first voxel. The finest resolution is read, whose tiles are whole numbers of voxels.
     output : str or Path
         The OME-Zarr image to write: a mosaic grid of the same dtype. Its tiles have the nearest whole number of voxels,
         to which its spacing is adapted; each chunk is a tile; its metadata has the tile shape and the voxels that focal
@@ -88,31 +89,21 @@ def resample_mosaic_grid(
         linumpy writes; without it a chunk is assumed to be a tile, with a log line (warning).
     channel, time : int, optional
         The entry to select, counted from 0; by default all.
-    spacing : (float, float, float), optional
-        Voxel spacing of the mosaic's finest resolution in µm along z, y and x, where its metadata lacks it.
+    spacing, codec, use_gpu, overwrite, distributed
+        As for :func:`linumpy.mosaic.focal.correct_mosaic`.
     levels : int
         Number of resolutions to write. Coarser ones are means of 2 × 2 × 2 voxels, across the borders of odd tiles.
-    codec : str, optional
-        How chunks are compressed, as for :class:`linumpy.write.writer.OmeZarrWriter`. By default that of the source.
-    use_gpu : bool
-        Whether to read to the GPU and compute there.
-    overwrite : bool
-        Whether to replace an existing output.
     progress : callable, optional
         Called with the number of bytes resampled since the last call.
     tile_bytes : int
         Approximate bytes of a batch of tiles, before or after resampling, whichever is more, but at least one tile;
         about three batches are in memory. By default 256 MiB on a GPU and 32 MiB on the CPU.
-    distributed : distributed.Client, cluster or str, optional
-        A dask client, a cluster, or the address of a scheduler. Its workers, which must see the source, read and
-        compute; with `use_gpu` each needs a GPU. This process writes.
 
     Raises
     ------
-    FileExistsError, FileNotFoundError, SourceError, MetadataError, ValueError, TypeError
-        An existing output, a source that is no mosaic grid, a spacing, tile or number of levels that does not fit.
-    GpuUnavailableError
-        `use_gpu` and there is no CUDA device.
+    FileExistsError, FileNotFoundError, SourceError, MetadataError, ValueError, TypeError, GpuUnavailableError
+        An existing output, a source that is no mosaic grid, a spacing, tile or number of levels that does not fit; no
+        CUDA device with `use_gpu`.
     """
     image = open_mosaic(source, channel=channel, time=time, spacing=spacing)
     check_target(Path(output), overwrite=overwrite)
@@ -126,7 +117,7 @@ def resample_mosaic_grid(
     log.info("%s: tiles of %s voxels become %s, %s µm", image.name, grid.tile, grid.new_tile, grid.spacing)
     (first, second), z = image.lateral_axes, image.depth_axis
     lateral = grid.new_tile[first], grid.new_tile[second]
-    kept = tile_attributes(image, lateral)
+    attributes = tile_attributes(image, lateral)
     filled = resampled(
         image.corrections, grid.new_shape[z] / array.shape[z], (grid.tile[first], grid.tile[second]), lateral
     )
@@ -136,13 +127,13 @@ def resample_mosaic_grid(
             "as measured from here on",
             image.name,
         )
-    kept["linumpy"] |= record(filled or (), image.axes.replace("z", ""))
+    attributes["linumpy"] |= record(filled or (), image.lateral_names)
     carried = carried_from(image).without("labels", "image_label").on_another_grid()
-    carried.log_dropped(image.name, output)
-    with tile_work(distributed, use_gpu=use_gpu) as work, OmeZarrWriter(
-        output, image.leading_shape + grid.new_shape, array.dtype.newbyteorder("="), grid.spacing,
-        axes=image.leading + image.axes, origin=grid.origin, levels=levels, codec=codec, overwrite=overwrite,
-        chunks=(*(1 for _ in image.leading), *grid.new_tile), attributes=kept, carried=carried,
+    target = OutputImage(output, levels, codec, overwrite, progress)
+    with tile_work(distributed, use_gpu=use_gpu) as work, target.writer(
+        image.name, carried, image.leading_shape + grid.new_shape, array.dtype.newbyteorder("="), grid.spacing,
+        axes=image.leading + image.axes, origin=grid.origin, chunks=(*(1 for _ in image.leading), *grid.new_tile),
+        attributes=attributes,
     ) as writer:  # fmt: skip
         # Where tiles get finer, the result is larger than the source.
         growth = max(1.0, math.prod(grid.new_tile) / math.prod(grid.tile))
@@ -152,40 +143,18 @@ def resample_mosaic_grid(
             lambda part: read_box(image.volumes[part[0]], part[1], use_gpu),
             lambda part, tiles: resample_tiles(tiles, grid.part(part[1])),
             lambda part, tiles: writer.write((*part[0], *grid.new_box(part[1])), tiles),
-            done=lambda part: None if progress is None else progress(box_nbytes(array, part[1])),
+            done=lambda part: target.advance(box_nbytes(array, part[1])),
         )
     return ResampledGrid(grid, image.nbytes)
 
 
 def tile_of(image: MosaicImage, tile_shape: tuple[int, int] | None = None) -> tuple[int, ...]:
-    """Return the tile shape of a mosaic grid, in the order of its axes.
+    """Return the tile shape of a mosaic grid, in the order of its axes: the whole depth along z.
 
-    It is whole along z; laterally it is `tile_shape`, or that of the metadata, or else a chunk, with a log line
-    (warning).
-
-    Raises
-    ------
-    SourceError
-        The tile shape of a mosaic with shards is unknown: a tile may be a shard or a chunk.
-    ValueError
-        A size that does not fit the mosaic.
+    Laterally it is that of :func:`linumpy.mosaic.io.image.tile_or_chunk`, which lists the errors.
     """
-    array, tile = image.array, list(image.array.shape)
-    lateral = known_tile(image, tile_shape)
-    if lateral is None:
-        first, second = image.lateral_axes
-        if array.shards is not None:
-            raise SourceError(
-                f"{image.name} has shards of {array.shards} and chunks of {array.chunks} voxels, and its metadata has "
-                "no tile shape: pass tile_shape="
-            )
-        lateral = min(array.chunks[first], tile[first]), min(array.chunks[second], tile[second])
-        log.warning(
-            "%s: its metadata has no tile shape, so a chunk is assumed to be a tile: %d × %d voxels along %s and %s. "
-            "Pass tile_shape if that is wrong",
-            image.name, *lateral, image.axes[first], image.axes[second],
-        )  # fmt: skip
-    for axis, size in zip(image.lateral_axes, lateral, strict=True):
+    tile = list(image.array.shape)
+    for axis, size in zip(image.lateral_axes, tile_or_chunk(image, tile_shape), strict=True):
         tile[axis] = size
     return tuple(tile)
 

@@ -2,8 +2,8 @@
 
 In: OME-Zarr mosaic grids, tiles side by side. Out: the fields, estimated from the tiles of one mosaic or of several of
 the same microscope; a mosaic with even illumination, as OME-Zarr with the same dtype, axes, chunks, spacing and origin;
-a picture of the fields. Tiles are read once each to estimate the fields, which keeps 128 × 128 pixels of each, and once
-more to be corrected.
+a picture of the fields. A tile is read once to estimate the fields, reduced to at most 128 × 128 pixels, and once more
+to be corrected.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -23,8 +23,9 @@ from linumpy.errors import MetadataError
 from linumpy.io.output.checks import check_apart, check_target
 from linumpy.io.output.files import check_picture, replacing
 from linumpy.mosaic.io.corrected import write_corrected
-from linumpy.mosaic.io.image import MosaicImage, known_tile, open_mosaic
-from linumpy.mosaic.io.tiles import Box, box_nbytes, column_shape, read_box, tile_nbytes
+from linumpy.mosaic.io.image import MosaicImage, known_tile, needed_tile, open_mosaic
+from linumpy.mosaic.io.output import OutputImage
+from linumpy.mosaic.io.tiles import Box, box_nbytes, column_shape, read_box, tile_nbytes, whole_tiles
 from linumpy.resample.tile_work import TileWork, tile_work
 from linumpy.write.writer import Progress
 
@@ -34,8 +35,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Tiles from which the fields are estimated at most: tissue's structure averages out with their number, which memory
-#: limits.
+#: Maximum number of tiles from which the fields are estimated: more tiles average out more of the tissue's structure,
+#: and take more memory.
 MAX_TILES = 256
 
 
@@ -50,14 +51,14 @@ def estimate_illumination(
     overwrite: bool = False,
     distributed: Client | Cluster | str | None = None,
 ) -> Illumination:
-    """Estimate the illumination that the tiles of several mosaics share: slices that one microscope recorded alike.
+    """Estimate the illumination that the tiles of several mosaics share, such as slices from one microscope.
 
     Parameters
     ----------
     sources : sequence of str or Path
         The mosaics, as for :func:`fix_illumination`, with tiles of one shape (Z, A, B).
     tile_shape, options, max_tiles, report, use_gpu, overwrite, distributed
-        As for :func:`fix_illumination`; `max_tiles` of all mosaics together.
+        As for :func:`fix_illumination`; `max_tiles` is the total of all mosaics.
 
     Returns
     -------
@@ -72,7 +73,7 @@ def estimate_illumination(
     if not sources:
         raise ValueError("sources: pass one mosaic or more")
     images = [_opened(source) for source in sources]
-    tiles = [_tile(image, tile_shape) for image in images]
+    tiles = [needed_tile(image, tile_shape) for image in images]
     if report is not None:
         check_picture(report, overwrite=overwrite)
     with tile_work(distributed, use_gpu=use_gpu) as work:
@@ -113,16 +114,13 @@ def fix_illumination(
         Of several times or channels one must be selected.
     output : str or Path
         The OME-Zarr image to write.
-    tile_shape : (int, int), optional
-        Voxels of a tile along the lateral axes, in the order of the array's axes; by default from the metadata that
-        linumpy writes.
     options : ShadingOptions, optional
         How to estimate the fields.
     fields : Illumination, optional
         Fields of :func:`estimate_illumination` to correct with; by default they are estimated from this mosaic alone.
     max_tiles : int
-        Complete tiles to estimate from at most, evenly spread over the mosaic.
-    channel, time, spacing, levels, codec, use_gpu, overwrite, tile_bytes, distributed
+        Maximum number of complete tiles, evenly spread over the mosaic, to estimate the fields from.
+    tile_shape, channel, time, spacing, levels, codec, use_gpu, overwrite, tile_bytes, distributed
         As for :func:`linumpy.mosaic.focal.correct_mosaic`.
     report : str or Path, optional
         A PNG, PDF or SVG to write: the flat field at three depths, and along depth.
@@ -136,24 +134,22 @@ def fix_illumination(
 
     Raises
     ------
-    FileExistsError, FileNotFoundError, SourceError, MetadataError, ValueError, TypeError
-        An existing output, a source that is no mosaic, tiles that do not fit it.
-    GpuUnavailableError
-        `use_gpu` and there is no CUDA device.
+    FileExistsError, FileNotFoundError, SourceError, MetadataError, ValueError, TypeError, GpuUnavailableError
+        An existing output, a source that is no mosaic, tiles that do not fit it; no CUDA device with `use_gpu`.
     """
     image = _opened(source, channel=channel, time=time, spacing=spacing)
     check_apart([output] if report is None else [output, report], [source])
     check_target(Path(output), overwrite=overwrite)
     if report is not None:
         check_picture(report, overwrite=overwrite)
-    tile = _tile(image, tile_shape)
+    tile = needed_tile(image, tile_shape)
     shape = (image.array.shape[image.depth_axis], *tile)
     if fields is not None and fields.flat.shape != shape:
         raise ValueError(f"fields of shape {fields.flat.shape} do not fit the tiles of {image.name}, {shape}")
     with tile_work(distributed, use_gpu=use_gpu) as work:
         used = fields or _estimate([image], [tile], options, work, progress, max_tiles)
         on_host, xp = _on_host(used), work.xp
-        near = Illumination(*(xp.asarray(field) for field in (used.flat, used.dark, used.baseline)))
+        flat, dark = xp.asarray(used.flat), xp.asarray(used.dark)
 
         def correct(box: Box, voxels: Array) -> Array:
             xp = array_module(voxels)
@@ -162,28 +158,22 @@ def fix_illumination(
                 for axis, size in zip(image.lateral_axes, tile, strict=True)
             )
             index = (box[image.depth_axis], first[:, None], second)
-            return (voxels - xp.asarray(near.dark)[index]) / xp.asarray(near.flat)[index]  # type: ignore[no-any-return]
+            corrected: Array = (voxels - xp.asarray(dark)[index]) / xp.asarray(flat)[index]
+            return corrected
 
-        write_corrected(
-            image, output, column_shape(image.array, image.depth_axis, tile_nbytes(tile_bytes, use_gpu)), correct, work,
-            levels=levels, codec=codec, overwrite=overwrite, progress=progress,
-        )  # fmt: skip
+        size = column_shape(image.array, image.depth_axis, tile_nbytes(tile_bytes, use_gpu))
+        write_corrected(image, OutputImage(output, levels, codec, overwrite, progress), size, correct, work)
     if report is not None:
         _report(Path(report), image, tile, on_host, overwrite)
     return on_host
 
 
-def _opened(source: str | Path, **chosen: Any) -> MosaicImage:
-    image = open_mosaic(source, **chosen)
+def _opened(
+    source: str | Path, *, channel: int | None = None, time: int | None = None, spacing: Sequence[float] | None = None
+) -> MosaicImage:
+    image = open_mosaic(source, channel=channel, time=time, spacing=spacing)
     image.only("illumination is estimated in one volume")
     return image
-
-
-def _tile(image: MosaicImage, tile_shape: tuple[int, int] | None) -> tuple[int, int]:
-    tile = known_tile(image, tile_shape)
-    if tile is None:
-        raise MetadataError(f"{image.name}: its metadata has no tile shape; pass tile_shape=")
-    return tile
 
 
 def _on_host(fields: Illumination) -> Illumination:
@@ -198,17 +188,16 @@ def bytes_to_read(image: MosaicImage, tile_shape: tuple[int, int] | None, max_ti
     return image.nbytes + sum(box_nbytes(image.array, box) for box in _tiles(image, tile, max_tiles))
 
 
-def _tiles(image: MosaicImage, tile: tuple[int, int], most: int) -> list[Box]:
+def _tiles(image: MosaicImage, tile: tuple[int, int], max_tiles: int) -> list[Box]:
     """Choose complete tiles, evenly spread in the order of the grid."""
-    (first, second), shape = image.lateral_axes, image.array.shape
-    rows, columns = shape[first] // tile[0], shape[second] // tile[1]
-    count = min(most, rows * columns)
+    rows, columns = whole_tiles(image.lateral_shape, tile)
+    count = min(max_tiles, rows * columns)
     if count == 0:
         return []
     chosen = []
     for number in sorted({(2 * k + 1) * rows * columns // (2 * count) for k in range(count)}):
-        box = [slice(0, n) for n in shape]
-        for axis, index, size in zip((first, second), divmod(number, columns), tile, strict=True):
+        box = [slice(0, n) for n in image.array.shape]
+        for axis, index, size in zip(image.lateral_axes, divmod(number, columns), tile, strict=True):
             box[axis] = slice(index * size, (index + 1) * size)
         chosen.append(tuple(box))
     return chosen
@@ -238,10 +227,10 @@ def _estimate(
         for number, (image, tile) in enumerate(zip(images, tiles, strict=True))
         for box in _tiles(image, tile, share + (number < more))
     ]
-    reduced: dict[tuple[int, ...], Any] = {}
-    use_gpu = work.use_gpu  # sent to workers, which `work` cannot be
+    reduced: dict[tuple[int, ...], tuple[Array, Array | None]] = {}
+    use_gpu = work.use_gpu  # The functions below are sent to workers, which `work` cannot be.
 
-    def reduce(name: tuple[int, Box], voxels: Array) -> Any:
+    def reduce(name: tuple[int, Box], voxels: Array) -> Array:
         number, box = name
         xp, image = array_module(voxels), images[number]
         measured = image.measured(box)
@@ -271,11 +260,9 @@ def _report(path: Path, image: MosaicImage, tile: tuple[int, int], fields: Illum
     from linumpy.mosaic.io.figures import draw_illumination
     from linumpy.pictures import save
 
-    first, second = image.lateral_axes
-    spacing = (image.spacing[image.depth_axis], image.spacing[first], image.spacing[second])
-    names = image.axes[first].upper(), image.axes[second].upper()
-    figure = draw_illumination(
-        fields.flat, fields.dark, fields.baseline, spacing, names, source=PurePosixPath(image.name).name
-    )
+    spacing = (image.spacing[image.depth_axis], *image.lateral_spacing)
+    names, source = image.lateral_names.upper(), PurePosixPath(image.name).name
+    flat, dark, baseline = (to_host(field) for field in (fields.flat, fields.dark, fields.baseline))
+    figure = draw_illumination(flat, dark, baseline, spacing, (names[0], names[1]), source=source)
     with replacing(path, overwrite=overwrite) as picture:
         save(figure, picture, path.suffix)

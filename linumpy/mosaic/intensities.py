@@ -1,8 +1,8 @@
 """Intensities of a mosaic between two percentiles, from disk to disk.
 
 In: an OME-Zarr volume. Out: the volume as float32 from 0 to 1, as OME-Zarr with the same axes, chunks, spacing and
-origin. Planes that fit into memory are read once, and their percentiles are exact. Of larger ones, and of a whole slice
-that is larger, histograms are counted first, and the volume is read twice.
+origin. Planes, or a slice, that fit into memory are read once, and their percentiles are exact. Larger ones are read
+twice: histograms are counted first.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import logging
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -28,6 +28,7 @@ from linumpy.device import array_module, to_host
 from linumpy.io.output.checks import check_apart, check_target
 from linumpy.mosaic.io.corrected import write_corrected
 from linumpy.mosaic.io.image import MosaicImage, open_mosaic
+from linumpy.mosaic.io.output import OutputImage
 from linumpy.mosaic.io.tiles import Box, read_box, stored, tile_nbytes, tile_shape
 from linumpy.mosaic.io.tiles import boxes as all_boxes
 from linumpy.resample.tile_work import TileWork, tile_work
@@ -39,9 +40,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Bytes of planes that are read at once, in multiples of those of a tile.
+#: Maximum bytes of planes that are read at once, relative to those of a tile.
 _PLANES = 8
-#: What percentiles are taken of.
+#: Sets of voxels of which percentiles are taken.
 UNITS = ("plane", "slice")
 
 
@@ -69,15 +70,15 @@ def normalize_intensities(
     Parameters
     ----------
     source : str or Path
-        The volume, one slice: axes z, y and x in any order.
+        The volume of a slice: axes z, y and x in any order.
     output : str or Path
         The OME-Zarr image to write, float32.
     low, high : float
         Percentiles of the finite voxels.
     per : {"plane", "slice"}
-        What percentiles are taken of: each plane along z, or all of them.
+        Whether percentiles are taken of each plane along z, or of the whole slice.
     clip : bool
-        Whether intensities beyond become 0 and 1.
+        Whether intensities outside become 0 and 1.
     channel, time, spacing, levels, codec, use_gpu, overwrite, distributed
         As for :func:`linumpy.mosaic.focal.correct_mosaic`.
     progress : callable, optional
@@ -92,10 +93,8 @@ def normalize_intensities(
 
     Raises
     ------
-    FileExistsError, FileNotFoundError, SourceError, MetadataError, ValueError
-        An existing output, a source that is no volume, percentiles that are none.
-    GpuUnavailableError
-        `use_gpu` and there is no CUDA device.
+    FileExistsError, FileNotFoundError, SourceError, MetadataError, ValueError, GpuUnavailableError
+        An existing output, a source that is no volume, percentiles out of range; no CUDA device with `use_gpu`.
     """
     check_shares(low, high)
     if per not in UNITS:
@@ -108,40 +107,39 @@ def normalize_intensities(
     nbytes = tile_nbytes(tile_bytes, use_gpu)
     planes = tuple(n if axis != z else min(stored(image.array)[z], n) for axis, n in enumerate(shape))
     size = planes if per == "plane" else shape
-    once = math.prod(size) * image.array.dtype.itemsize <= _PLANES * nbytes
+    read_once = distributed is None and math.prod(size) * image.array.dtype.itemsize <= _PLANES * nbytes
     bounds = np.full((2, shape[z]), np.nan, np.float32)
     with tile_work(distributed, use_gpu=use_gpu) as work:
-        if not once or distributed is not None:
-            once = False
+        if not read_once:
             size = tile_shape(shape, stored(image.array), image.array.dtype.itemsize, nbytes)
-            log.info("%s: %s is larger than the memory to use, so it is read twice", image.name, f"a {per}")
+            log.info("%s: histograms are counted first, so the volume is read twice", image.name)
             bounds = _by_histograms(image, size, shares, per, work)
 
         def correct(box: Box, voxels: Array) -> Array:
-            if once:
-                unit = voxels if per == "plane" else voxels.reshape((1, -1))
-                found = plane_percentiles(unit, shares)
-                bounds[:, box[z]] = to_host(found)
-                return normalise(voxels, found if per == "plane" else found.repeat(len(voxels), 1), clip=clip)  # type: ignore[no-any-return]
-            return normalise(voxels, array_module(voxels).asarray(bounds[:, box[z]]), clip=clip)  # type: ignore[no-any-return]
+            if not read_once:
+                return normalise(voxels, array_module(voxels).asarray(bounds[:, box[z]]), clip=clip)
+            unit = voxels if per == "plane" else voxels.reshape((1, -1))
+            percentiles = plane_percentiles(unit, shares)
+            bounds[:, box[z]] = to_host(percentiles)
+            if per == "slice":
+                percentiles = array_module(voxels).repeat(percentiles, len(voxels), 1)
+            return normalise(voxels, percentiles, clip=clip)
 
-        write_corrected(
-            image, output, size, correct, work, dtype=np.float32, levels=levels, codec=codec, overwrite=overwrite,
-            progress=progress,
-        )  # fmt: skip
+        target = OutputImage(output, levels, codec, overwrite, progress)
+        write_corrected(image, target, size, correct, work, dtype=np.float32)
     return bounds
 
 
 def _by_histograms(
     image: MosaicImage, size: tuple[int, ...], shares: tuple[float, float], per: str, work: TileWork
 ) -> np.ndarray:
-    """Read the volume once, and return the percentiles of its planes, or for each plane those of all."""
+    """Read the volume once, and return for each plane its percentiles, or those of the slice."""
     z, array, use_gpu = image.depth_axis, image.array, work.use_gpu
-    counts: Any = work.xp.zeros((array.shape[z] if per == "plane" else 1, BINS), np.int64)
+    counts: Array = work.xp.zeros((array.shape[z] if per == "plane" else 1, BINS), np.int64)
 
     def count(_: Box, voxels: Array) -> Array:
         lines = array_module(voxels).moveaxis(voxels, z, 0)
-        return histograms(lines if per == "plane" else lines.reshape((1, -1)))  # type: ignore[no-any-return]
+        return histograms(lines if per == "plane" else lines.reshape((1, -1)))
 
     def add(box: Box, part: Array) -> None:
         counts[box[z] if per == "plane" else slice(None)] += part

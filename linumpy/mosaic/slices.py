@@ -2,7 +2,7 @@
 
 In: a folder of OME-Zarr slices (Z, Y, X), numbered from the top down, and a table of lateral shifts. Out: one OME-Zarr
 volume, and a table with the decision for each pair. Overlaps are searched in a central window of the area that two
-neighbouring slices share (:mod:`linumpy.mosaic.alignment.z_overlaps`); the stack is made box by box.
+neighbouring slices share (:mod:`linumpy.mosaic.alignment.z_overlaps`); the stack is written box by box.
 """
 
 from __future__ import annotations
@@ -19,20 +19,14 @@ import numpy as np
 
 from linumpy.arrays import Array
 from linumpy.device import require_cuda
-from linumpy.io.carried import carried_from
 from linumpy.io.output.checks import check_apart, check_target
 from linumpy.io.output.files import check_file, replacing
 from linumpy.mosaic.alignment.z_overlaps import ZSearch, search_overlaps, shift_in_voxels
 from linumpy.mosaic.io.image import MosaicImage
-from linumpy.mosaic.io.slice_table import chain_shifts, find_slices, open_slices, read_shifts
+from linumpy.mosaic.io.output import OutputImage, carried_from_slices
+from linumpy.mosaic.io.slice_table import Shift, chain_shifts, find_slices, open_slices, read_shifts
 from linumpy.mosaic.io.tiles import Box, box_nbytes, boxes, read_box, tile_nbytes, tile_shape
-from linumpy.mosaic.stacking import (
-    StackPlan,
-    compose,
-    enforce_z_consistency,
-    parts,
-    plan_stack,
-)
+from linumpy.mosaic.stacking import StackPlan, compose, enforce_z_consistency, parts, plan_stack
 from linumpy.renamed import renamed_parameter
 from linumpy.resample.tile_work import TileWork, tile_work
 from linumpy.write.writer import OmeZarrWriter, Progress
@@ -125,10 +119,10 @@ def stack_mosaics(
     Parameters
     ----------
     folder : str or Path
-        Folder of the slices, for :func:`linumpy.mosaic.io.slice_table.find_slices`: axes z, y, x, one dtype, one
-        spacing.
+        Folder of the slices, as for :func:`linumpy.mosaic.io.slice_table.find_slices`. All have the axes z, y, x, and
+        the same dtype and spacing.
     shifts : str or Path
-        Table of lateral shifts, for :func:`linumpy.mosaic.io.slice_table.read_shifts`: a row for each pair of
+        Table of lateral shifts, as for :func:`linumpy.mosaic.io.slice_table.read_shifts`: a row for each pair of
         neighbouring slices.
     output : str or Path
         The OME-Zarr image to write. Its origin is that of the first slice. It has the metadata that are equal in all
@@ -137,33 +131,18 @@ def stack_mosaics(
         Parameters of the search for overlaps along Z.
     decisions : str or Path, optional
         A table (CSV) to write: one row for each :class:`PairDecision`.
-    channel, time : int, optional
-        The entry to select of each slice, counted from 0, if it has several.
-    spacing : (float, float, float), optional
-        Voxel spacing of the slices' finest resolution in µm along z, y and x, where their metadata lacks it.
-    levels : int
-        Number of resolutions to write.
-    codec : str, optional
-        How chunks are compressed, as for :class:`linumpy.write.writer.OmeZarrWriter`. By default that of the
-        first slice.
-    use_gpu : bool
-        Whether to read to the GPU and compute there.
-    overwrite : bool
-        Whether to replace existing outputs.
+    channel, time, spacing, levels, codec, use_gpu, overwrite, distributed
+        As for :func:`linumpy.mosaic.focal.correct_mosaic`, of each slice; by default the codec of the first slice.
     progress : callable, optional
         Called with the number of bytes of the slices read since the last call.
     tile_bytes : int
         Approximate bytes of a box of the stack; by default 256 MiB on a GPU and 32 MiB on the CPU.
-    distributed : distributed.Client, cluster or str, optional
-        A dask client, a cluster, or the address of a scheduler. Its workers, which must see the slices, read and
-        compute; with `use_gpu` each needs a GPU. This process writes.
 
     Raises
     ------
-    FileExistsError, FileNotFoundError, SourceError, MetadataError, ValueError
-        An existing output; missing slices or table, or ones that do not fit each other; no overlap in range.
-    GpuUnavailableError
-        `use_gpu` and there is no CUDA device.
+    FileExistsError, FileNotFoundError, SourceError, MetadataError, ValueError, GpuUnavailableError
+        An existing output; missing slices or table, or slices that do not fit each other or the table; no overlap in
+        range; no CUDA device with `use_gpu`.
     """
     check_target(Path(output), overwrite=overwrite)
     if decisions is not None:
@@ -175,7 +154,24 @@ def stack_mosaics(
     images = tuple(slices.values())
     with tile_work(distributed, use_gpu=use_gpu) as work:
         candidates = search_overlaps(images, moves, search, work)
-    overlaps, correlations = [candidate[0] for candidate in candidates], [candidate[1] for candidate in candidates]
+    plan, rows = _decide(images, moves, candidates, search)
+    target = OutputImage(output, levels, codec, overwrite, progress)
+    with tile_work(distributed, use_gpu=use_gpu) as work, _stack_writer(target, images, plan) as writer:
+        size = tile_shape(plan.shape, writer.stored, images[0].array.dtype.itemsize, tile_nbytes(tile_bytes, use_gpu))
+        _make_stack(target, writer, images, plan, work, size)
+        if decisions is not None:
+            _write_decisions(decisions, rows, overwrite)
+    return Stack(plan, rows, sum(image.nbytes for image in images))
+
+
+def _decide(
+    images: tuple[MosaicImage, ...],
+    moves: Sequence[Shift],
+    candidates: Sequence[tuple[int, float, float]],
+    search: ZSearch,
+) -> tuple[StackPlan, tuple[PairDecision, ...]]:
+    """Replace outliers among the overlaps that :func:`search_overlaps` found, and place the slices."""
+    overlaps, correlations, _ = zip(*candidates, strict=True)
     mended = enforce_z_consistency(
         overlaps, correlations, min_correlation=search.min_correlation, max_deviation=search.max_deviation
     )
@@ -200,32 +196,24 @@ def stack_mosaics(
             row.fixed_id, row.moving_id, row.overlap, row.expected_overlap, row.found_overlap, row.correlation,
             ", mended" if row.mended else "",
         )  # fmt: skip
-    batch = tile_nbytes(tile_bytes, use_gpu)
-    with tile_work(distributed, use_gpu=use_gpu) as work:
-        _write_stack(output, images, plan, levels, codec, work, overwrite, progress, batch, rows, decisions)
-    return Stack(plan, rows, sum(image.nbytes for image in images))
+    return plan, rows
 
 
-def _write_stack(
-    output: str | Path,
-    images: tuple[MosaicImage, ...],
-    plan: StackPlan,
-    levels: int,
-    codec: str | None,
-    work: TileWork,
-    overwrite: bool,
-    progress: Progress | None,
-    tile_bytes: int,
-    rows: tuple[PairDecision, ...],
-    decisions: str | Path | None,
-) -> None:
-    first, use_gpu = images[0], work.use_gpu
-    dtype = first.array.dtype.newbyteorder("=")
+def _stack_writer(target: OutputImage, images: tuple[MosaicImage, ...], plan: StackPlan) -> OmeZarrWriter:
+    first, array = images[0], images[0].array
     origin = [o - p * s for o, p, s in zip(first.origin, plan.offsets[0], first.spacing, strict=True)]
+    return target.writer(
+        "the slices", carried_from_slices(images), plan.shape, array.dtype.newbyteorder("="), first.spacing, axes="zyx",
+        origin=origin, chunks=array.chunks, shards=array.shards,
+    )  # fmt: skip
 
-    own, *others = map(carried_from, images)
-    carried = own.shared_with(others).without("labels", "image_label", "own").on_another_grid()
-    carried.log_dropped("the slices", output)
+
+def _make_stack(
+    target: OutputImage, writer: OmeZarrWriter, images: tuple[MosaicImage, ...], plan: StackPlan, work: TileWork,
+    size: tuple[int, ...],
+) -> None:  # fmt: skip
+    """Blend and write the stack in boxes of a size."""
+    use_gpu, dtype = work.use_gpu, images[0].array.dtype.newbyteorder("=")
 
     def read(box: Box) -> dict[int, Array]:
         return {number: read_box(images[number].array, part, use_gpu) for number, part in parts(plan, box)}
@@ -241,17 +229,9 @@ def _write_stack(
         return compose(plan, box, lambda number, part: voxels[number], xp, dtype, measured_of)
 
     def done(box: Box) -> None:
-        if progress is not None:
-            progress(sum(box_nbytes(images[number].array, part) for number, part in parts(plan, box)))
+        target.advance(sum(box_nbytes(images[number].array, part) for number, part in parts(plan, box)))
 
-    with OmeZarrWriter(
-        output, plan.shape, dtype, first.spacing, axes="zyx", origin=origin, levels=levels,
-        chunks=first.array.chunks, shards=first.array.shards, codec=codec, overwrite=overwrite, carried=carried,
-    ) as writer:  # fmt: skip
-        size = tile_shape(plan.shape, writer.stored, dtype.itemsize, tile_bytes)
-        work(boxes(plan.shape, size), read, blend, writer.write, done=done)
-        if decisions is not None:
-            _write_decisions(decisions, rows, overwrite)
+    work(boxes(plan.shape, size), read, blend, writer.write, done=done)
 
 
 def _write_decisions(path: str | Path, rows: tuple[PairDecision, ...], overwrite: bool) -> None:

@@ -19,6 +19,8 @@ from linumpy.arrays import Array
 from linumpy.device import array_module, to_host, transfers
 from linumpy.gpu.oct.correlation import central_half, overlap_correlations
 from linumpy.gpu.rounding import saturated
+from linumpy.mosaic.io.tiles import Box, box_shape
+from linumpy.registration.robust import robust_deviation
 from linumpy.renamed import renamed_parameter
 
 
@@ -33,9 +35,9 @@ def find_z_overlap(
 ) -> tuple[int, float]:
     """Find how many planes at the end of a slice show the same tissue as those at the beginning of the next.
 
-    Without error of the motor, slices of Z planes overlap in ``Z - slicing_interval / resolution`` of them. All whole
-    overlaps within the search range around that are tried, those that fit both slices, and the one of the greatest
-    correlation is taken: Pearson's, over the central half of Y and X.
+    Without error of the motor, slices of Z planes overlap in ``Z - slicing_interval / resolution`` planes. All whole
+    overlaps within the search range around that number are tried, if they fit both slices. The result is the overlap of
+    the greatest Pearson correlation over the central half of Y and X.
 
     Parameters
     ----------
@@ -53,10 +55,10 @@ def find_z_overlap(
     Returns
     -------
     overlap : int
-        In voxels along Z. Of equals, that nearest to the expected one: the expected one itself (rounded) where no
-        overlap has variance on both sides.
+        In voxels along Z; of equal correlations, the overlap nearest to the expected one. If no overlap has variance in
+        both slices, it is the expected one, rounded.
     correlation : float
-        From -1 to 1; 0 where nothing could be correlated.
+        From -1 to 1; 0 if no overlap has variance in both slices.
 
     Raises
     ------
@@ -84,12 +86,12 @@ def best_overlap(
     expected: float,
     measured: tuple[Array | None, Array | None] = (None, None),
 ) -> tuple[int, float]:
-    """Return the overlap of the greatest correlation, of equals that nearest to the expected one.
+    """Return the overlap of the greatest correlation, and the correlation; see :func:`find_z_overlap`.
 
     Parameters
     ----------
     fixed, moving : numpy.ndarray or cupy.ndarray, (Z, Y, X)
-        The last planes of a slice and the first of the next, both in one memory.
+        The last planes of a slice and the first of the next, both on the host or both on a device.
     overlaps, expected
         As :func:`candidate_overlaps` returns them.
     measured
@@ -103,7 +105,7 @@ def best_overlap(
 def candidate_overlaps(
     fixed_planes: int, moving_planes: int, slicing_interval_mm: float, search_range_mm: float, z_spacing: float
 ) -> tuple[list[int], float]:
-    """List the overlaps within the search range, and the expected one; see :func:`find_z_overlap`."""
+    """Return the overlaps within the search range, and the expected overlap; see :func:`find_z_overlap`."""
     for name, value in (("slicing_interval_mm", slicing_interval_mm), ("z_spacing", z_spacing)):
         if not 0 < value < math.inf:
             raise ValueError(f"{name}={value}: pass a positive length")
@@ -154,19 +156,19 @@ def enforce_z_consistency(
 ) -> ConsistentOverlaps:
     """Replace outliers among overlaps by the typical one.
 
-    The microtome cuts at a constant interval, so overlaps of one brain vary little. Trusted are those with enough
-    correlation; the typical overlap is their median. An overlap is replaced if it is not trusted, or farther from the
-    typical one than `max_deviation` robust standard deviations (1.4826 times the median absolute deviation) and
-    than `tolerance`.
+    The microtome cuts at a constant interval, so overlaps of one brain vary little. An overlap with enough correlation
+    is trusted; the typical overlap is the median of the trusted ones. An overlap is replaced if it is not trusted, or
+    farther from the typical one than `max_deviation` robust standard deviations (1.4826 times the median absolute
+    deviation) and than `tolerance`.
 
     Parameters
     ----------
     overlaps : sequence of int
         In voxels along Z, one for each pair of neighbouring slices.
     correlations : sequence of float, optional
-        The correlation of each, from :func:`find_z_overlap`; without them all are trusted.
+        The correlation of each, from :func:`find_z_overlap`; without correlations all overlaps are trusted.
     min_correlation : float
-        An overlap with less, or NaN, is not trusted. If none reaches it, all are trusted.
+        An overlap whose correlation is less, or NaN, is not trusted. If none reaches it, all are trusted.
     max_deviation : float
         In robust standard deviations.
     tolerance : float
@@ -188,7 +190,7 @@ def enforce_z_consistency(
         if not trusted.any():
             trusted[:] = True
     middle = float(np.median(planes[trusted]))
-    spread = 1.4826 * float(np.median(np.abs(planes[trusted] - middle)))
+    spread = robust_deviation(planes[trusted] - middle)
     mended = ~trusted | (np.abs(planes - middle) > max(tolerance, max_deviation * spread))
     typical = math.floor(middle + 0.5)
     result = np.where(mended, typical, planes).astype(np.int64)
@@ -205,9 +207,9 @@ def blend_overlap(
 ) -> Array:
     """Blend planes that two slices share.
 
-    Weights follow a Hann ramp: plane k of n has the weight ``w = sin²(π (k + 1/2) / (2 n))`` of the moving slice and
-    ``1 - w`` of the fixed one. A voxel that is 0 or not finite is invalid: where one slice is invalid, the other is
-    taken; where both are, the result is 0.
+    Weights follow a Hann ramp: in plane k of n the moving slice has the weight ``w = sin²(π (k + 1/2) / (2 n))`` and
+    the fixed slice ``1 - w``. A voxel that is 0 or not finite is invalid: if one slice is invalid there, the other is
+    taken; if both are, the result is 0.
 
     Parameters
     ----------
@@ -216,7 +218,7 @@ def blend_overlap(
     first, planes : int
         These planes begin at plane `first` of an overlap of `planes` planes; by default they are the whole overlap.
     measured : (array of bool, array of bool), optional
-        Measured voxels of each; the others are used only where neither slice has a measured one.
+        Measured voxels of each; other voxels are used only where neither slice has a measured one.
 
     Returns
     -------
@@ -293,7 +295,7 @@ def plan_stack(
     overlaps: Sequence[int],
     shifts: Sequence[tuple[float, float]] | None = None,
 ) -> StackPlan:
-    """Arrange slices in a stack that holds all of them; pure.
+    """Arrange slices in the smallest stack that holds all of them; pure.
 
     Parameters
     ----------
@@ -307,7 +309,8 @@ def plan_stack(
     Raises
     ------
     ValueError
-        No slices; not one overlap and shift for each pair; an overlap that is negative or exceeds one of its slices.
+        No slices; another number of overlaps or shifts than of pairs; an overlap that is negative or exceeds one of its
+        slices.
     """
     pairs = len(shapes) - 1
     if pairs < 0:
@@ -333,13 +336,13 @@ def plan_stack(
 
 def compose(
     plan: StackPlan,
-    box: tuple[slice, ...],
-    read: Callable[[int, tuple[slice, ...]], Array],
+    box: Box,
+    read: Callable[[int, Box], Array],
     xp: ModuleType,
     dtype: np.dtype,
-    measured: Callable[[int, tuple[slice, ...]], Array | bool] | None = None,
+    measured: Callable[[int, Box], Array | bool] | None = None,
 ) -> Array:
-    """Make a box of a stack; its voxels do not depend on how the stack is cut into boxes.
+    """Make a box of a stack. Its voxels do not depend on how the stack is cut into boxes.
 
     Parameters
     ----------
@@ -348,28 +351,28 @@ def compose(
     box : tuple of slice
         Box of the stack, with start and stop.
     read : callable
-        Takes the number of a slice and a box of it, and returns its voxels as an array of `xp`.
+        Takes the number of a slice and a box of the slice; returns its voxels as an array of `xp`.
     xp : module
         CuPy or NumPy.
     dtype : dtype
         Data type of all slices and the stack.
     measured : callable, optional
-        Takes the arguments of `read`, and returns which of the voxels were measured: an array of bool, or True.
+        Takes the arguments of `read`; returns which of the voxels were measured, as an array of bool or True.
     """
-    measured_voxels = None if measured is None else xp.zeros([extent.stop - extent.start for extent in box], bool)
-    out = xp.zeros([extent.stop - extent.start for extent in box], dtype)
+    measured_voxels = None if measured is None else xp.zeros(box_shape(box), bool)
+    out = xp.zeros(box_shape(box), dtype)
     for number, part in parts(plan, box):
         voxels, offset = read(number, part), plan.offsets[number]
-        where = tuple(
+        inside = tuple(
             slice(s.start + p - b.start, s.stop + p - b.start) for s, p, b in zip(part, offset, box, strict=True)
         )
-        target, first, planes = out[where], part[0].start, plan.shared(number)
+        target, first, planes = out[inside], part[0].start, plan.shared(number)
         blended = min(max(0, planes - first), voxels.shape[0])
         both = None
         if measured_voxels is not None and measured is not None:
             measured_part = xp.broadcast_to(xp.asarray(measured(number, part)), voxels.shape)
-            both = measured_voxels[where][:blended].copy(), measured_part[:blended]
-            measured_voxels[where] |= measured_part
+            both = measured_voxels[inside][:blended].copy(), measured_part[:blended]
+            measured_voxels[inside] |= measured_part
         target[blended:] = voxels[blended:]
         if blended:
             target[:blended] = blend_overlap(
@@ -378,8 +381,8 @@ def compose(
     return out
 
 
-def parts(plan: StackPlan, box: tuple[slice, ...]) -> Iterator[tuple[int, tuple[slice, ...]]]:
-    """Yield the slices that a box of a stack intersects, from the top down: number, and box of the slice."""
+def parts(plan: StackPlan, box: Box) -> Iterator[tuple[int, Box]]:
+    """Yield number and box of each slice that a box of a stack intersects, from the top down."""
     for number, offset in enumerate(plan.offsets):
         shared = [slice(max(b.start, s.start), min(b.stop, s.stop)) for b, s in zip(box, plan.box(number), strict=True)]
         if all(extent.start < extent.stop for extent in shared):

@@ -1,9 +1,8 @@
 """Stitch the tiles of a mosaic grid of any size, from disk to disk.
 
 In: an OME-Zarr mosaic grid, and the positions of its tiles. Out: one OME-Zarr volume with its pyramid. Each box of the
-volume is blended in one pass from all tiles that cover it. Boxes are made row by row; a tile is read when the first of
-them needs it and kept until the last one has, so that every voxel is read once, as far as two rows of tiles fit into
-memory. Three boxes are in memory beside them.
+volume is blended in one pass from all tiles that cover it. Boxes are made row by row; a tile is kept in memory from the
+first box that needs it to the last, so that every voxel is read once if two rows of tiles and three boxes fit.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -24,13 +23,14 @@ from linumpy.gpu.oct.blend import PlacedTile, blend_tiles
 from linumpy.io.carried import Carried, carried_from
 from linumpy.io.output.checks import check_apart, check_target
 from linumpy.mosaic.blend_weights import diffusion_weights, distance_weights
-from linumpy.mosaic.io.image import MosaicImage, open_mosaic
-from linumpy.mosaic.io.tiles import Box, box_nbytes, boxes, read_box, stored, tile_nbytes, tile_shape
-from linumpy.mosaic.tile_positions import lateral_tile, whole_tiles
+from linumpy.mosaic.io.image import MosaicImage, open_mosaic, tile_or_chunk
+from linumpy.mosaic.io.output import OutputImage
+from linumpy.mosaic.io.tiles import Box, box_nbytes, box_shape, boxes, read_box, stored, tile_nbytes, whole_tiles
+from linumpy.mosaic.io.tiles import tile_shape as box_size
 from linumpy.registration.position_files import read_positions
 from linumpy.registration.positions import TilePositions
 from linumpy.resample.tile_work import tile_work
-from linumpy.write.writer import OmeZarrWriter, Progress
+from linumpy.write.writer import Progress
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -38,19 +38,19 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Memory for kept tiles: on the host so many bytes, on a device this share of what is free.
+#: Memory for kept tiles: bytes on the host, and share of the free memory on a device.
 HOST_KEPT_BYTES, _KEPT_SHARE = 4 * 2**30, 0.4
-#: Extent of all tiles along an axis at most, relative to a row and a column of them laid end to end.
-_WIDEST = 2
-#: A fraction of a voxel below this is none.
-_WHOLE = 1e-4
+#: Maximum extent of all tiles along an axis, relative to a row and a column of tiles end to end.
+_MAX_EXTENT = 2
+#: Smaller fractions of a voxel count as 0.
+_MIN_FRACTION = 1e-4
 
 Tile = tuple[int, int]
 
 
 @dataclass(frozen=True)
 class StitchPlan:
-    """Where the tiles lie in a stitched volume.
+    """The offsets of the tiles in a stitched volume.
 
     Attributes
     ----------
@@ -61,7 +61,7 @@ class StitchPlan:
     origin : (float, float)
         Position of the volume's first voxel, in voxels from the first tile's.
     offsets : mapping of (int, int) to numpy.ndarray
-        For each tile that is there, by row and column: its first voxel in the volume, to fractions of a voxel.
+        First voxel in the volume, to fractions of a voxel, of each tile that is not missing, by row and column.
     """
 
     size: tuple[int, int]
@@ -70,21 +70,21 @@ class StitchPlan:
     offsets: Mapping[Tile, np.ndarray]
 
     def corner(self, tile: Tile, axis: int) -> tuple[int, float]:
-        """Return the volume's first voxel in a tile along a lateral axis: whole voxels, and the fraction on top."""
-        at = -float(self.offsets[tile][axis])
-        whole = math.floor(at + _WHOLE)
-        return whole, at - whole if at - whole >= _WHOLE else 0.0
+        """Return the coordinate in a tile of the volume's first voxel, along a lateral axis: integer and fraction."""
+        coordinate = -float(self.offsets[tile][axis])
+        whole = math.floor(coordinate + _MIN_FRACTION)
+        return whole, coordinate - whole if coordinate - whole >= _MIN_FRACTION else 0.0
 
     def part(self, tile: Tile, lateral: Sequence[slice]) -> tuple[slice, slice] | None:
-        """Return the lateral voxels of a tile that a box of the volume needs; None if it needs none."""
+        """Return the lateral voxels of a tile that a box of the volume needs, or None."""
         needed = []
         for axis, extent in enumerate(lateral):
             (whole, fraction), length = self.corner(tile, axis), self.tile_shape[axis]
-            beyond = fraction > 0
-            start, stop = max(0, extent.start + whole), min(length - beyond, extent.stop + whole)
+            rim = fraction > 0
+            start, stop = max(0, extent.start + whole), min(length - rim, extent.stop + whole)
             if start >= stop:
                 return None
-            needed.append(slice(start, stop + beyond))
+            needed.append(slice(start, stop + rim))
         return needed[0], needed[1]
 
     def tiles(self, lateral: Sequence[slice]) -> list[Tile]:
@@ -105,26 +105,26 @@ def plan_stitching(found: TilePositions, *, interpolate: bool = True) -> StitchP
     Raises
     ------
     ValueError
-        No tile is there, or tiles lie further apart than they could side by side, as after a wrong unit.
+        All tiles are missing, or they lie further apart than side by side, as with a wrong unit.
     """
-    places = [(int(i), int(j)) for i, j in np.argwhere(found.present)]
-    if not places:
-        raise ValueError("no tile is there: all of them are missing")
-    positions = np.array([found.positions[place] for place in places])
+    tiles = [(int(i), int(j)) for i, j in np.argwhere(found.present)]
+    if not tiles:
+        raise ValueError("all tiles are missing, so there is nothing to stitch")
+    positions = np.array([found.positions[tile] for tile in tiles])
     if not interpolate:
         positions = np.rint(positions)
     origin = positions.min(axis=0)
     offsets = positions - origin
-    most = _WIDEST * sum(found.grid) * max(found.tile_shape)
-    if not (offsets <= most).all():
+    limit = _MAX_EXTENT * sum(found.grid) * max(found.tile_shape)
+    if not (offsets <= limit).all():
         raise ValueError(
             f"the positions span {offsets.max():.4g} voxels, and {found.grid[0]} × {found.grid[1]} tiles of "
-            f"{tuple(found.tile_shape)} voxels at most {most}: positions are in voxels of the mosaic"
+            f"{tuple(found.tile_shape)} voxels at most {limit}: positions are in voxels of the mosaic"
         )
-    size = np.floor(offsets.max(axis=0) + _WHOLE).astype(int) + found.tile_shape
+    size = np.floor(offsets.max(axis=0) + _MIN_FRACTION).astype(int) + found.tile_shape
     return StitchPlan(
         (int(size[0]), int(size[1])), found.tile_shape, (float(origin[0]), float(origin[1])),
-        dict(zip(places, offsets, strict=True)),
+        dict(zip(tiles, offsets, strict=True)),
     )  # fmt: skip
 
 
@@ -135,7 +135,7 @@ class Stitched:
     Attributes
     ----------
     plan : StitchPlan
-        Where the tiles lie.
+        Offsets of the tiles.
     nbytes : int
         Bytes of the tiles.
     read_nbytes : int
@@ -181,109 +181,90 @@ def stitch_mosaic(
         The OME-Zarr image to write, of the mosaic's dtype and axes; 0 where no tile lies. Its origin is that of the
         tile with the smallest coordinates; it has the metadata that still apply.
     blending : {"distance", "diffusion"}
-        Weights of tiles where they overlap: :mod:`linumpy.mosaic.blend_weights`. Diffusion takes about a second a tile
-        more.
+        Weights of tiles where they overlap: :mod:`linumpy.mosaic.blend_weights`. Diffusion takes about a second more
+        for each tile.
     interpolate : bool
         Whether tiles are placed to fractions of voxels, interpolated linearly; else at the nearest whole voxel.
     tile_shape : (int, int), optional
-        Voxels of a tile along the lateral axes, in the order of the array's axes; by default as for
-        :func:`linumpy.mosaic.grid.resample_mosaic_grid`.
-    channel, time : int, optional
-        The entry to select, counted from 0; needed where there are several.
-    spacing : (float, float, float), optional
-        Voxel spacing of the mosaic's finest resolution in µm along z, y and x, where its metadata lacks it.
+        As for :func:`linumpy.mosaic.grid.resample_mosaic_grid`.
+    channel, time, spacing, levels, codec, use_gpu, overwrite, distributed
+        As for :func:`linumpy.mosaic.focal.correct_mosaic`; workers of a cluster do not keep tiles.
     chunks : (int, int, int), optional
         Of the output; by default chosen by the writer.
-    levels : int
-        Number of resolutions to write.
-    codec : str, optional
-        How chunks are compressed, as for :class:`linumpy.write.writer.OmeZarrWriter`. By default that of the source.
-    use_gpu : bool
-        Whether to read to the GPU and compute there.
-    overwrite : bool
-        Whether to replace an existing output.
     progress : callable, optional
         Called with the number of the mosaic's bytes done since the last call.
     tile_bytes : int
         Approximate bytes of a box of the output; by default 256 MiB on a GPU and 32 MiB on the CPU.
     kept_bytes : int, optional
-        Bytes of the tiles that may be kept in memory; by default 4 GiB on the CPU and 40 % of what is free on a GPU.
-        With less than two rows of tiles, voxels at the borders of boxes are read again.
-    distributed : distributed.Client, cluster or str, optional
-        A dask client, a cluster, or the address of a scheduler. Its workers, which must see the source, read and
-        blend, without keeping tiles; with `use_gpu` each needs a GPU. This process writes.
+        Maximum bytes of the tiles that are kept in memory; by default 4 GiB on the CPU and 40 % of the free memory of a
+        GPU. With less than two rows of tiles, voxels at the borders of boxes are read again.
 
     Raises
     ------
-    FileExistsError, FileNotFoundError, SourceError, MetadataError, ValueError, TypeError
-        An existing output, a source that is no mosaic grid, positions that do not fit it.
-    GpuUnavailableError
-        `use_gpu` and there is no CUDA device.
+    FileExistsError, FileNotFoundError, SourceError, MetadataError, ValueError, TypeError, GpuUnavailableError
+        An existing output, a source that is no mosaic grid, positions that do not fit it; no CUDA device with
+        `use_gpu`.
     """
     image = open_mosaic(source, channel=channel, time=time, spacing=spacing)
     image.only("the tiles of one volume are stitched")
     check_target(Path(output), overwrite=overwrite)
     check_apart([output], [source] if isinstance(positions, TilePositions) else [source, positions])
-    tile = lateral_tile(image, tile_shape)
+    tile = tile_or_chunk(image, tile_shape)
     plan = plan_stitching(_fitting(image, positions, tile), interpolate=interpolate)
     weights = _weights(plan, blending)
     if image.corrections:
         log.info("%s: voxels that focal correction filled count as measured in the stitched volume", image.name)
-    # Without a warning that sizes of tiles and their corrections end here: there are no tiles any more.
+    # Tile shape and corrections are dropped without a warning: the volume has no tiles.
     carried = replace(carried_from(image).without("labels", "image_label"), own=Carried().own).on_another_grid()
-    carried.log_dropped(image.name, output)
+    target = OutputImage(output, levels, codec, overwrite, progress)
     z, lateral, dtype = image.depth_axis, image.lateral_axes, image.array.dtype.newbyteorder("=")
     shape, origin = list(image.array.shape), list(image.origin)
     for k, axis in enumerate(lateral):
         shape[axis] = plan.size[k]
         origin[axis] += plan.origin[k] * image.spacing[axis]
-    with tile_work(distributed, use_gpu=use_gpu) as work, OmeZarrWriter(
-        output, shape, dtype, image.spacing, axes=image.axes, origin=origin, levels=levels, chunks=chunks, codec=codec,
-        overwrite=overwrite, carried=carried,
+    with tile_work(distributed, use_gpu=use_gpu) as work, target.writer(
+        image.name, carried, shape, dtype, image.spacing, axes=image.axes, origin=origin, chunks=chunks
     ) as writer:  # fmt: skip
-        here = work.client is None
-        limit = 0 if not here else kept_bytes if kept_bytes is not None else _kept_bytes(use_gpu)
+        limit = 0 if work.client is not None else kept_bytes if kept_bytes is not None else _kept_bytes(use_gpu)
         todo, keep = _boxes(image, plan, shape, writer.stored, tile_nbytes(tile_bytes, use_gpu), limit)
         tiles = _Tiles(image, plan, use_gpu, todo if keep else [])
-        maps = [work.xp.asarray(one) for one in weights]
-        of_tile = {one: maps[k % len(maps)] for k, one in enumerate(plan.offsets)}
+        maps = [work.xp.asarray(weight) for weight in weights]
+        weight_of = {tile: maps[k % len(maps)] for k, tile in enumerate(plan.offsets)}
 
         def blend(box: Box, parts: list[tuple[Tile, Array, tuple[int, int]]]) -> Array:
-            xp: Any = array_module(parts[0][1]) if parts else np
+            xp = array_module(parts[0][1]) if parts else np
             placed = []
-            for one, voxels, begin in parts:
-                (y, fy), (x, fx) = plan.corner(one, 0), plan.corner(one, 1)
+            for tile, voxels, begin in parts:
+                (y, fy), (x, fx) = plan.corner(tile, 0), plan.corner(tile, 1)
                 corner = y + box[lateral[0]].start, x + box[lateral[1]].start
-                placed.append(PlacedTile(voxels, begin, corner, (fy, fx), xp.asarray(of_tile[one])))
-            return blend_tiles(placed, [extent.stop - extent.start for extent in box], z, dtype, xp)
+                placed.append(PlacedTile(voxels, begin, corner, (fy, fx), xp.asarray(weight_of[tile])))
+            return blend_tiles(placed, box_shape(box), z, dtype, xp)
 
-        told, whole = 0, math.prod(shape) * dtype.itemsize
+        voxels_done, whole = 0, math.prod(shape)
 
         def done(box: Box) -> None:
-            nonlocal told
-            before, told = told, told + math.prod(extent.stop - extent.start for extent in box) * dtype.itemsize
-            if progress is not None:
-                progress(told * image.nbytes // whole - before * image.nbytes // whole)
+            nonlocal voxels_done
+            before, voxels_done = voxels_done, voxels_done + math.prod(box_shape(box))
+            target.advance(voxels_done * image.nbytes // whole - before * image.nbytes // whole)
 
         work(todo, tiles.read, blend, writer.write, done=done)
     return Stitched(plan, len(plan.offsets) * math.prod(tile) * image.array.shape[z] * dtype.itemsize, tiles.nbytes)
 
 
 def _fitting(image: MosaicImage, positions: str | Path | TilePositions, tile: tuple[int, int]) -> TilePositions:
-    """Return the positions, which must be of as many tiles of this shape as the mosaic has."""
-    found = positions if isinstance(positions, TilePositions) else read_positions(positions, tile)
-    first, second = image.lateral_axes
-    grid = whole_tiles((image.array.shape[first], image.array.shape[second]), tile)
-    if found.grid != grid or tuple(found.tile_shape) != tile:
+    """Return the positions, if they are of as many tiles of this shape as the mosaic has."""
+    located = positions if isinstance(positions, TilePositions) else read_positions(positions, tile)
+    grid = whole_tiles(image.lateral_shape, tile)
+    if located.grid != grid or tuple(located.tile_shape) != tile:
         raise SourceError(
-            f"the positions are of {found.grid[0]} × {found.grid[1]} tiles of {tuple(found.tile_shape)} voxels, and "
-            f"{image.name} has {grid[0]} × {grid[1]} of {tile}"
+            f"the positions are of {located.grid[0]} × {located.grid[1]} tiles of {tuple(located.tile_shape)} voxels, "
+            f"and {image.name} has {grid[0]} × {grid[1]} of {tile}"
         )
-    return found
+    return located
 
 
 def _weights(plan: StitchPlan, blending: str) -> list[np.ndarray]:
-    """Return one map for all tiles, or one for each."""
+    """Return one map of weights for all tiles, or one for each tile."""
     if blending == "distance":
         return [distance_weights(plan.tile_shape)]
     if blending == "diffusion":
@@ -298,7 +279,7 @@ def _kept_bytes(use_gpu: bool) -> int:
 def _boxes(
     image: MosaicImage, plan: StitchPlan, shape: Sequence[int], stored_out: Sequence[int], tile_bytes: int, limit: int
 ) -> tuple[list[Box], bool]:
-    """Cut the volume into boxes, in the order in which they are made; and say whether rows of tiles are kept.
+    """Cut the volume into boxes, in the order in which they are made; also return whether rows of tiles are kept.
 
     Boxes are as deep as kept rows of tiles allow, in steps that cut no chunk of either image; else a chunk deep.
     """
@@ -306,7 +287,7 @@ def _boxes(
     step = min(depth, math.lcm(stored_out[z], min(depth, stored(image.array)[z])))
     for planes in [depth, *range(depth // step * step, 0, -step)]:
         cut = _row_by_row(image, shape, stored_out, tile_bytes, planes)
-        if _most_kept(image, plan, cut) <= limit:
+        if _max_kept_nbytes(image, plan, cut) <= limit:
             return cut, True
     return _row_by_row(image, shape, stored_out, tile_bytes, min(depth, stored_out[z])), False
 
@@ -317,12 +298,12 @@ def _row_by_row(
     z, (first, second) = image.depth_axis, image.lateral_axes
     slab, step = list(shape), list(stored_out)
     slab[z] = step[z] = planes
-    size = tile_shape(tuple(slab), step, image.array.dtype.itemsize, tile_bytes)
+    size = box_size(tuple(slab), step, image.array.dtype.itemsize, tile_bytes)
     return sorted(boxes(tuple(shape), size), key=lambda box: (box[z].start, box[first].start, box[second].start))
 
 
 def _rows_of(image: MosaicImage, plan: StitchPlan, todo: Sequence[Box]) -> list[set[tuple[int, int]]]:
-    """Return the rows of tiles that each box needs, each with its first plane."""
+    """Return the rows of tiles that each box needs, each with the first plane of the box."""
     lateral = image.lateral_axes
     return [
         {(tile[0], box[image.depth_axis].start) for tile in plan.tiles([box[axis] for axis in lateral])} for box in todo
@@ -330,35 +311,36 @@ def _rows_of(image: MosaicImage, plan: StitchPlan, todo: Sequence[Box]) -> list[
 
 
 def _last_uses(rows: list[set[tuple[int, int]]]) -> dict[tuple[int, int], int]:
-    """Return the number of the last box that needs each row of tiles."""
+    """Return for each row of tiles the number of the last box that needs it."""
     return {row: number for number, needed in enumerate(rows) for row in needed}
 
 
-def _most_kept(image: MosaicImage, plan: StitchPlan, todo: Sequence[Box]) -> int:
-    """Return the most bytes of rows of tiles in memory at the same time: kept ones, and those of the last two boxes."""
+def _max_kept_nbytes(image: MosaicImage, plan: StitchPlan, todo: Sequence[Box]) -> int:
+    """Return the maximum bytes of rows of tiles in memory: kept rows, and those of the last two boxes."""
     rows = _rows_of(image, plan, todo)
-    last, begun, most = _last_uses(rows), set(), 0
+    last, begun, max_rows = _last_uses(rows), set(), 0
     for number, needed in enumerate(rows):
         begun |= needed
-        most = max(most, sum(last[row] >= number - 2 for row in begun))
+        max_rows = max(max_rows, sum(last[row] >= number - 2 for row in begun))
     planes = max(box[image.depth_axis].stop - box[image.depth_axis].start for box in todo)
     width = image.array.shape[image.lateral_axes[1]]
-    return most * plan.tile_shape[0] * width * planes * image.array.dtype.itemsize
+    return max_rows * plan.tile_shape[0] * width * planes * image.array.dtype.itemsize
 
 
 class _Tiles:
-    """Reads the tiles that boxes need; with `kept`, whole rows of tiles, once.
+    """Reads the tiles that boxes need.
 
     Parameters
     ----------
     image : MosaicImage
         The mosaic grid.
     plan : StitchPlan
-        Where tiles lie.
+        Offsets of the tiles.
     use_gpu : bool
         Whether to read to the GPU.
     kept : sequence of Box
-        All boxes in the order in which they will be read; empty to read each box by itself.
+        All boxes in the order in which they will be read, to read whole rows of tiles once and keep them until their
+        last box; empty to read the tiles of each box separately.
     """
 
     def __init__(self, image: MosaicImage, plan: StitchPlan, use_gpu: bool, kept: Sequence[Box]) -> None:
@@ -368,21 +350,21 @@ class _Tiles:
         self._rows: dict[tuple[int, int], Array] = {}
 
     def read(self, box: Box) -> list[tuple[Tile, Array, tuple[int, int]]]:
-        """Return the tiles of a box: row and column, the voxels that are needed at least, and the first lateral one."""
+        """Return for each tile of a box its row and column, voxels, and the lateral offset of these in the tile."""
         depth, lateral = box[self._image.depth_axis], [box[axis] for axis in self._image.lateral_axes]
-        found = []
+        parts = []
         for tile in self._plan.tiles(lateral):
             if self._keep:
                 height, width = self._plan.tile_shape
                 row = self._row(tile[0], depth)
                 inside = slice(0, height), slice(tile[1] * width, (tile[1] + 1) * width)
-                found.append((tile, row[self._box(slice(None), *inside)], (0, 0)))
+                parts.append((tile, row[self._box(slice(None), *inside)], (0, 0)))
             else:
-                found.append(self._part(tile, depth, lateral))
+                parts.append(self._part(tile, depth, lateral))
         for key in [key for key in self._rows if self._last[key] <= self._number]:
             del self._rows[key]
         self._number += 1
-        return found
+        return parts
 
     def _box(self, depth: slice, first: slice, second: slice) -> Box:
         box = [depth] * 3

@@ -4,9 +4,9 @@ In: an OME-Zarr mosaic. Out: a map of depths as OME-Zarr, and a picture of it. T
 whole depth, with a margin as wide as the lateral mean, so that the map has no seams; the next column is read while one
 is processed and the map of the last is written.
 
-The map is an OME-Zarr image with the axes, spacing and origin of the mosaic in µm, so a viewer aligns both. Its values
-are depths in µm as float32, the same at every resolution of the mosaic. Divided by the spacing along depth they are
-voxels, whole ones unless ``definition="edge"``.
+The map has the lateral axes, spacing and origin of the mosaic, so a viewer aligns both. Its values are depths in µm as
+float32, the same at every resolution of the mosaic. Divided by the spacing along depth they are whole voxels, unless
+``definition="edge"``.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from linumpy.arrays import Array
 from linumpy.device import require_cuda, to_host
 from linumpy.geometry.interface import find_tissue_interface
 from linumpy.gpu.oct.surface_filters import log_of_zero, log_statistics
-from linumpy.io.carried import carried_from
 from linumpy.io.output.checks import check_apart, check_target
 from linumpy.io.output.files import check_picture, replacing
-from linumpy.mosaic.io.image import MosaicImage, open_mosaic, tile_attributes
+from linumpy.mosaic.io.image import MosaicImage, open_mosaic
+from linumpy.mosaic.io.output import OutputImage
 from linumpy.mosaic.io.tiles import Box, box_nbytes, column_shape, read_box, tile_nbytes
 from linumpy.resample.tile_work import tile_work
-from linumpy.write.writer import OmeZarrWriter, Progress
+from linumpy.write.writer import Progress
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Voxels of a picture along an axis at most.
+#: Maximum voxels of a picture along an axis.
 _PICTURE_VOXELS = 2048
 
 
@@ -119,32 +119,18 @@ def find_mosaic_surface(
         Resolution level of the mosaic.
     channel, time : int, optional
         The entry to select, counted from 0; by default all.
-    spacing : (float, float, float), optional
-        Voxel spacing of the mosaic's finest resolution in µm along z, y and x, where its metadata lacks it.
     overlay : str or Path, optional
         A PNG, PDF or SVG to write: a section with the surface, and the map. Of several times or channels one must be
-        selected.
-    codec : str, optional
-        How chunks are compressed, as for :class:`linumpy.write.writer.OmeZarrWriter`. By default that of the source.
-    use_gpu : bool
-        Whether to read to the GPU and compute there.
-    overwrite : bool
-        Whether to replace existing outputs.
+        selected. Not together with `distributed`, since this process draws the voxels that it reads.
     progress : callable, optional
         Called with the number of bytes done since the last call.
-    tile_bytes : int
-        Approximate bytes of a column; by default 256 MiB on a GPU and 32 MiB on the CPU.
-    distributed : distributed.Client, cluster or str, optional
-        A dask client, a cluster, or the address of a scheduler. Its workers, which must see the source, read and
-        compute; with `use_gpu` each needs a GPU. This process writes. Not together
-        with `overlay`, which is drawn of voxels.
+    spacing, codec, use_gpu, overwrite, tile_bytes, distributed
+        As for :func:`linumpy.mosaic.focal.correct_mosaic`.
 
     Raises
     ------
-    FileExistsError, FileNotFoundError, SourceError, MetadataError, ValueError
-        An existing output, a source that is no mosaic, an invalid method.
-    GpuUnavailableError
-        `use_gpu` and there is no CUDA device.
+    FileExistsError, FileNotFoundError, SourceError, MetadataError, ValueError, GpuUnavailableError
+        An existing output, a source that is no mosaic, an invalid method; no CUDA device with `use_gpu`.
     """
     method = method or SurfaceMethod()
     image = open_mosaic(source, level, channel=channel, time=time, spacing=spacing)
@@ -156,29 +142,22 @@ def find_mosaic_surface(
         check_picture(overlay, overwrite=overwrite)
         image.only("a picture shows one volume")
     first, second = image.lateral_axes
-    shape = image.array.shape[first], image.array.shape[second]
-    sketch = _Sketch(require_cuda() if use_gpu else np, image, shape, method) if overlay is not None else None
+    sketch = _Sketch(require_cuda() if use_gpu else np, image, method) if overlay is not None else None
     size = column_shape(image.array, image.depth_axis, tile_nbytes(tile_bytes, use_gpu))
     log.info("%s: %s voxels in columns of %s", image.name, image.array.shape, size)
     unit = np.float32(image.spacing[image.depth_axis])
-    lateral = [(image.spacing[axis], image.origin[axis]) for axis in (first, second)]
-    zero = {entries: zero_log_of(image, method, entries) for entries in image.volumes}
-    tile = image.tile_shape if level == 0 else None
-    # omero has the display settings of intensities, and the map has depths.
-    dropped = ("labels", "image_label", "omero", "systems", *(() if tile else ("own",)))
-    carried = carried_from(image).without(*dropped).on_another_grid()
-    carried.log_dropped(image.name, output)
-    with tile_work(distributed, use_gpu=use_gpu) as work, OmeZarrWriter(
-        output, image.leading_shape + shape, "float32", [s for s, _ in lateral], origin=[o for _, o in lateral],
-        axes=image.leading + image.axes.replace("z", ""), codec=codec, overwrite=overwrite,
-        chunks=(*(1 for _ in image.leading), size[first], size[second]), carried=carried,
-        attributes=tile_attributes(image, tile) if tile else None,
-    ) as writer:  # fmt: skip
+    zero_logs = {entries: zero_log_of(image, method, entries) for entries in image.volumes}
+    target = OutputImage(output, codec=codec, overwrite=overwrite, progress=progress)
+    with (
+        tile_work(distributed, use_gpu=use_gpu) as work,
+        # omero has the display settings of intensities, and the map has depths.
+        target.map_writer(image, size, finest=level == 0, dropped=("omero",)) as writer,
+    ):
 
         def find(part: tuple[tuple[int, ...], Box], read: tuple[Array, tuple[slice, slice]]) -> Array:
-            _, box = part
+            entries, box = part
             column, inside = read
-            surface = surface_of(column, method, image.depth_axis, zero[part[0]])[inside]
+            surface = surface_of(column, method, image.depth_axis, zero_logs[entries])[inside]
             if sketch is not None:
                 sketch.add((box[first], box[second]), column, inside, surface)
             return surface.astype(np.float32) * unit
@@ -188,36 +167,39 @@ def find_mosaic_surface(
             lambda part: read_column(image, part[1], method.s_xy // 2, use_gpu, part[0]),
             find,
             lambda part, depth: writer.write((*part[0], part[1][first], part[1][second]), depth),
-            done=lambda part: None if progress is None else progress(box_nbytes(image.array, part[1])),
+            done=lambda part: target.advance(box_nbytes(image.array, part[1])),
         )
         if sketch is not None and overlay is not None:
             sketch.draw(overlay, overwrite)
-    return MosaicSurface(shape, image.nbytes)
+    return MosaicSurface(image.lateral_shape, image.nbytes)
 
 
 def read_column(
     image: MosaicImage, box: Box, rim: int, use_gpu: bool, entries: tuple[int, ...] = ()
 ) -> tuple[Array, tuple[slice, slice]]:
-    """Read a box of a mosaic with a margin `rim` along the lateral axes; returns it and the lateral slices of the box.
+    """Read a box of a mosaic as :meth:`MosaicImage.read_filled`, with a margin `rim` along the lateral axes.
 
-    `entries` selects the volume by time and channel if the mosaic has several. Voxels that focal correction filled are
-    replaced by the nearest measured ones.
+    Returns
+    -------
+    column : numpy.ndarray or cupy.ndarray
+        The box with its margin.
+    inside : (slice, slice)
+        The lateral voxels of the box in it.
     """
     wide, inside = list(box), []
     for axis in image.lateral_axes:
         begin, end = max(0, box[axis].start - rim), min(image.array.shape[axis], box[axis].stop + rim)
         wide[axis] = slice(begin, end)
         inside.append(slice(box[axis].start - begin, box[axis].stop - begin))
-    column, measured = read_box(image.volumes[entries], tuple(wide), use_gpu), image.measured(tuple(wide))
-    return column if measured is None else measured.repeat(column), (inside[0], inside[1])
+    return image.read_filled(tuple(wide), use_gpu, entries), (inside[0], inside[1])
 
 
 def zero_log_of(image: MosaicImage, method: SurfaceMethod, entries: tuple[int, ...] = ()) -> float | None:
     """Choose the value that replaces the logarithm of non-positive voxels, the same for all columns of a volume.
 
-    For an edge it follows from the intensity of five columns of chunks. So it does for ``"linumpy"`` if most positive
-    voxels are below 1, with a log line (warning): 0 for the logarithm of 0 would make zero brighter than tissue. None
-    otherwise, and if these columns have no positive voxel.
+    For an edge it is computed from the intensity of five columns of chunks. The same applies to ``"linumpy"`` if most
+    positive voxels are below 1, with a log line (warning): 0 for the logarithm of 0 would make zero brighter than
+    tissue. None otherwise, and if these columns have no positive voxel.
     """
     if not method.use_log or (method.definition == "linumpy" and image.array.dtype.kind != "f"):
         return None
@@ -254,8 +236,8 @@ def surface_of(column: Array, method: SurfaceMethod, depth_axis: int, zero_log: 
 class _Sketch:
     """The data of the picture, subsampled to its pixels, in the memory of the computation."""
 
-    def __init__(self, xp: ModuleType, image: MosaicImage, shape: tuple[int, int], method: SurfaceMethod) -> None:
-        self.image = image
+    def __init__(self, xp: ModuleType, image: MosaicImage, method: SurfaceMethod) -> None:
+        self.image, shape = image, image.lateral_shape
         self.steps = [-(-n // _PICTURE_VOXELS) for n in shape]
         self.row = shape[0] // 2
         rows, columns = (-(-n // step) for n, step in zip(shape, self.steps, strict=True))
@@ -266,8 +248,8 @@ class _Sketch:
         self.section = xp.zeros((image.array.shape[image.depth_axis], columns), image.array.dtype.newbyteorder("="))
 
     def add(self, lateral: tuple[slice, slice], column: Array, inside: tuple[slice, slice], surface: Array) -> None:
-        """Copy the shown voxels of a column."""
-        # The first shown voxel of the column, and the pixels of the column.
+        """Copy the voxels of a column that the picture shows."""
+        # The first voxel of the column that is shown, and the pixels of the column.
         begin = [-extent.start % step for extent, step in zip(lateral, self.steps, strict=True)]
         shown = [
             slice(-(-extent.start // step), -(-extent.stop // step))
@@ -296,16 +278,16 @@ class _Sketch:
         """Draw the picture."""
         from linumpy.pictures import draw_surface, save
 
-        (first, second), depth = self.image.lateral_axes, self.image.depth_axis
-        spacing = self.image.spacing
+        unit, lateral = self.image.spacing[self.image.depth_axis], self.image.lateral_spacing
+        names = self.image.lateral_names.upper()
         figure = draw_surface(
             to_host(self.section),
             to_host(self.line),
             to_host(self.edge),
-            to_host(self.surface) * spacing[depth],
-            (spacing[depth], spacing[first] * self.steps[0], spacing[second] * self.steps[1]),
-            self.row * spacing[first],
-            (self.image.axes[first].upper(), self.image.axes[second].upper()),
+            to_host(self.surface) * unit,
+            (unit, lateral[0] * self.steps[0], lateral[1] * self.steps[1]),
+            self.row * lateral[0],
+            (names[0], names[1]),
             source=PurePosixPath(self.image.name).name,
         )
         with replacing(path, overwrite=overwrite) as temporary:

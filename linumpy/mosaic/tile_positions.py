@@ -1,8 +1,8 @@
 """Positions of the tiles of a mosaic grid on disk.
 
 In: an OME-Zarr mosaic grid, whose overlapping tiles lie side by side, and the overlap. Out:
-:class:`~linumpy.registration.positions.TilePositions`, and a file of them. Every voxel is read once, for the means
-along depth; tiles are compared in these.
+:class:`~linumpy.registration.positions.TilePositions`, and a file of them. Tiles are compared by their means along
+depth, for which every voxel is read once.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ import numpy as np
 from linumpy.arrays import Array
 from linumpy.io.output.checks import check_apart
 from linumpy.mosaic.aip import project_columns
-from linumpy.mosaic.grid import tile_of
-from linumpy.mosaic.io.image import MosaicImage, open_mosaic
-from linumpy.mosaic.io.tiles import column_shape, tile_nbytes
+from linumpy.mosaic.io.image import open_mosaic, tile_or_chunk
+from linumpy.mosaic.io.tiles import column_shape, tile_nbytes, whole_tiles
 from linumpy.registration.position_files import check_positions_file, write_positions
 from linumpy.registration.positions import MIN_CONFIDENCE, TilePositions, locate_tiles
 from linumpy.resample.tile_work import tile_work
@@ -54,28 +53,17 @@ def estimate_positions(
     ----------
     source : str or Path
         The mosaic grid: axes z, y and x in any order, tiles whole along z. Of several times or channels one must be
-        selected. What is left of a tile at the end of an axis is ignored.
+        selected. Incomplete tiles at the end of an axis are ignored.
     output : str or Path, optional
         A file to write: ``*.json`` with all pairs, or ``*.csv`` with the positions.
     overlap, min_confidence
         As for :func:`linumpy.registration.positions.locate_tiles`.
     tile_shape : (int, int), optional
-        Voxels of a tile along the lateral axes, in the order of the array's axes; by default as for
-        :func:`linumpy.mosaic.grid.resample_mosaic_grid`.
-    channel, time : int, optional
-        The entry to select, counted from 0; needed where there are several.
-    spacing : (float, float, float), optional
-        Voxel spacing of the mosaic's finest resolution in µm along z, y and x, where its metadata lacks it.
-    use_gpu : bool
-        Whether to read to the GPU and compute there.
-    overwrite : bool
-        Whether to replace an existing output.
+        As for :func:`linumpy.mosaic.grid.resample_mosaic_grid`.
     progress : callable, optional
         Called with the number of bytes read since the last call.
-    tile_bytes : int
-        Approximate bytes of a column; by default 256 MiB on a GPU and 32 MiB on the CPU.
-    distributed : distributed.Client, cluster or str, optional
-        A dask client, a cluster, or the address of a scheduler, whose workers read.
+    channel, time, spacing, use_gpu, overwrite, tile_bytes, distributed
+        As for :func:`linumpy.mosaic.focal.correct_mosaic`.
 
     Returns
     -------
@@ -84,35 +72,25 @@ def estimate_positions(
 
     Raises
     ------
-    FileExistsError, FileNotFoundError, SourceError, MetadataError, ValueError
-        An existing output, a source that is no mosaic, an overlap out of range.
-    GpuUnavailableError
-        `use_gpu` and there is no CUDA device.
+    FileExistsError, FileNotFoundError, SourceError, MetadataError, ValueError, GpuUnavailableError
+        An existing output, a source that is no mosaic, an overlap out of range; no CUDA device with `use_gpu`.
     """
     image = open_mosaic(source, channel=channel, time=time, spacing=spacing)
     image.only("positions are those of the tiles of one volume")
     if output is not None:
         check_positions_file(output, overwrite=overwrite)
         check_apart([output], [source])
-    tile = lateral_tile(image, tile_shape)
+    tile = tile_or_chunk(image, tile_shape)
     with tile_work(distributed, use_gpu=use_gpu) as work:
-        first, second = image.lateral_axes
-        projection = work.xp.empty([image.array.shape[first], image.array.shape[second]], np.float32)
+        projection = work.xp.empty(image.lateral_shape, np.float32)
         size = column_shape(image.array, image.depth_axis, tile_nbytes(tile_bytes, use_gpu))
         project_columns(image, size, projection.__setitem__, work, progress)
-        found = locate_tiles(cut_tiles(projection, tile), overlap, min_confidence=min_confidence)
-    rejected = sum(bool(pair.rejected) for pair in found.pairs)
-    log.info("%s: %d pairs of tiles, %d of them rejected", image.name, len(found.pairs), rejected)
+        positions = locate_tiles(cut_tiles(projection, tile), overlap, min_confidence=min_confidence)
+    rejected = sum(bool(pair.rejected) for pair in positions.pairs)
+    log.info("%s: %d pairs of tiles, %d of them rejected", image.name, len(positions.pairs), rejected)
     if output is not None:
-        write_positions(output, found, image.name, (image.spacing[first], image.spacing[second]), overwrite=overwrite)
-    return found
-
-
-def lateral_tile(image: MosaicImage, tile_shape: tuple[int, int] | None = None) -> tuple[int, int]:
-    """Return the voxels of a tile along the lateral axes, as :func:`linumpy.mosaic.grid.tile_of` finds them."""
-    tile = tile_of(image, tile_shape)
-    first, second = image.lateral_axes
-    return tile[first], tile[second]
+        write_positions(output, positions, image.name, image.lateral_spacing, overwrite=overwrite)
+    return positions
 
 
 def cut_tiles(image: Array, tile_shape: tuple[int, int]) -> Array:
@@ -121,8 +99,3 @@ def cut_tiles(image: Array, tile_shape: tuple[int, int]) -> Array:
     whole = image[: rows * height, : columns * width]
     tiles: Array = whole.reshape(rows, height, columns, width).transpose(0, 2, 1, 3)
     return tiles
-
-
-def whole_tiles(shape: Sequence[int], tile_shape: Sequence[int]) -> tuple[int, int]:
-    """Return how many whole tiles there are along each axis."""
-    return shape[0] // tile_shape[0], shape[1] // tile_shape[1]

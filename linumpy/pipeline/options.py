@@ -1,8 +1,10 @@
-"""The options of each stage of the pipeline: frozen records, of the library's own parameters and defaults."""
+"""The options of each stage of the pipeline: frozen records with the parameters and defaults of the library."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+from linumpy.mosaic.attenuation import AttenuationMethod
 
 
 @dataclass(frozen=True)
@@ -80,15 +82,8 @@ class Stitch:
 
 
 @dataclass(frozen=True)
-class Attenuation:
+class Attenuation(AttenuationMethod):
     """Options of ``attenuation``: :class:`linumpy.mosaic.attenuation.AttenuationMethod`."""
-
-    focus_um: float | None = None
-    rayleigh_um: float | None = None
-    falloff_per_mm: float = 0.0
-    end_per_mm: float | None = None
-    background: float | None = None
-    max_gain: float = 100.0
 
 
 @dataclass(frozen=True)
@@ -117,13 +112,13 @@ class Report:
     """``report`` has no options."""
 
 
-#: The record of each stage, in the order in which they are carried out.
+#: The record of each stage, in the order in which stages run.
 OPTIONS: dict[str, type] = {
     "galvo": Galvo,
     "resample": Resample,
     "survey": Survey,
     "focal": Focal,
-    # Tissue is found again where tiles overlap; fields that are slightly wrong would be found, too.
+    # Before illumination is corrected: errors of the fields repeat in every tile, and tiles would be aligned by them.
     "positions": Positions,
     "shading": Shading,
     "illumination": Illumination,

@@ -1,7 +1,7 @@
-"""What is kept of each task that is over, so that a stopped run goes on from there.
+"""Records of finished tasks, so that a stopped run can be continued.
 
-In: a task, and a digest of all that its outputs depend on. Out: a file for each task, complete or not at all, with that
-digest and the identities of inputs and outputs: a task need not be done again if nothing of these has changed.
+In: a task, and a digest of everything that its outputs depend on. Out: a file for each task, complete or not at all,
+with the digest and the identities of the outputs: a task is not repeated if none of these has changed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from linumpy import __version__
 from linumpy.errors import ResumeError
@@ -28,7 +27,7 @@ FOLDER = ".pipeline"
 
 @dataclass(frozen=True)
 class Record:
-    """A task that is over.
+    """A finished task.
 
     Attributes
     ----------
@@ -62,14 +61,14 @@ class Records:
         return record
 
     def add(self, task: Task, request: str, seconds: float) -> Record:
-        """Record that a task is over: all its outputs are complete.
+        """Record that a task is finished: all its outputs are complete.
 
         Parameters
         ----------
         task : Task
             The task.
         request : str
-            :func:`request_of` from before it began: inputs that change meanwhile are then found.
+            :func:`request_of` from before the task began, which shows whether inputs changed while it ran.
         seconds : float
             Duration.
         """
@@ -79,7 +78,7 @@ class Records:
         return record
 
     def clear(self) -> None:
-        """Remove all records, so that every task is done anew."""
+        """Remove all records, so that every task is repeated."""
         for path in (self._output / FOLDER).glob("*.json"):
             path.unlink()
 
@@ -91,11 +90,15 @@ class Records:
 
 
 def request_of(task: Task) -> str:
-    """Return a digest of all that the outputs of a task depend on."""
-    asked: dict[str, Any] = {"stage": task.stage, "version": __version__, "options": repr(task.options)}
-    asked |= {"common": repr(task.common)}
-    asked |= {"inputs": {role: [identify_path(path) for path in paths] for role, paths in task.inputs.items()}}
-    return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:32]
+    """Return a digest of everything that the outputs of a task depend on."""
+    request = {
+        "stage": task.stage,
+        "version": __version__,
+        "options": repr(task.options),
+        "common": repr(task.common),
+        "inputs": {role: [identify_path(path) for path in paths] for role, paths in task.inputs.items()},
+    }
+    return hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()[:32]
 
 
 @contextmanager
@@ -105,13 +108,13 @@ def open_records(output: Path, *, overwrite: bool = False) -> Iterator[Records]:
     Raises
     ------
     FileExistsError
-        The folder has other files, and no records; with `overwrite`, results may replace these.
+        The folder has files but no records; with `overwrite`, results may replace the files.
     ResumeError
         Another run fills the folder.
     """
     folder = output / FOLDER
     if output.is_dir() and not folder.is_dir() and any(output.iterdir()) and not overwrite:
-        raise FileExistsError(f"{output} is not empty, and no folder of this pipeline: choose another one")
+        raise FileExistsError(f"{output} is not empty, and no folder of this pipeline: choose another folder")
     with suppress(FileExistsError):
         output.mkdir()
     try:

@@ -1,9 +1,8 @@
-"""Carry out a run of the pipeline: stage by stage, all slices of a stage at a time, here or on a dask cluster.
+"""Run the pipeline stage by stage, all slices of a stage at a time, here or on a dask cluster.
 
 In: a :class:`~linumpy.pipeline.settings.Run`. Out: its results, one folder for each stage, and a :class:`Summary`. A
-task whose record says that nothing has changed since is not done again: a stopped run goes on where it was, and after a
-change of an option only what depends on it is made anew. Slices of which nothing was recorded are left out, with a
-log line (warning).
+task is skipped if its record shows that nothing has changed: a stopped run continues, and after a change of an option
+only the tasks that depend on it are repeated. Slices without a recorded tile are left out, with a log line (warning).
 """
 
 from __future__ import annotations
@@ -31,24 +30,24 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: The inputs that a slice, or the brain, has for the next stage, by role.
-_Held = dict[str, tuple[Path, ...]]
+#: The files of a slice, or of the brain, that the next stage may take as inputs, by role.
+_Files = dict[str, tuple[Path, ...]]
 
 
 @dataclass(frozen=True)
 class StageSummary:
-    """What was done in a stage.
+    """The tasks of a stage, and their times.
 
     Attributes
     ----------
     name : str
         The stage.
     done, kept : int
-        Tasks that were carried out, and tasks of an earlier run.
+        Number of tasks that this run carried out, and of tasks of an earlier run.
     seconds : float
-        Time of all its tasks, those of earlier runs, too.
+        Time of all its tasks, including those of earlier runs.
     wall_seconds : float
-        How long this run took for it.
+        Duration of the stage in this run.
     """
 
     name: str
@@ -60,18 +59,18 @@ class StageSummary:
 
 @dataclass(frozen=True)
 class Summary:
-    """What a run did.
+    """The stages and results of a run.
 
     Attributes
     ----------
     slices : tuple of str
         Names of the slices.
     empty : tuple of str
-        Those that were left out.
+        Slices that were left out.
     stages : tuple of StageSummary
         In order.
     results : dict of str to tuple of Path
-        What the brain has at the end, by role: ``stack``, and of the slices ``image``, ``projection`` and others.
+        Final files of the brain by role: ``stack``, and ``image``, ``projection`` and others of the slices.
     """
 
     slices: tuple[str, ...]
@@ -97,32 +96,32 @@ def run_pipeline(
     distributed: Client | Cluster | str | None = None,
     progress: Callable[[str], object] | None = None,
 ) -> Summary:
-    """Carry out a run, or the rest of it.
+    """Carry out a run, without the tasks that an earlier run finished.
 
     Parameters
     ----------
     run : Run
-        What is asked for.
+        Inputs, options and the folder of the results.
     use_gpu : bool
         Whether to read to the GPU and compute there.
     overwrite : bool
-        Whether to do everything anew, and use a folder that holds other files.
+        Whether to repeat everything, and use a folder that has other files.
     distributed : distributed.Client, cluster or str, optional
         A dask client, a cluster, or the address of a scheduler. Its workers, which must see all files, carry out the
         slices' tasks; with `use_gpu` each needs a GPU.
     progress : callable, optional
-        Called with a line for each task that is over.
+        Called with a line for each finished task.
 
     Raises
     ------
     FileNotFoundError, FileExistsError, ResumeError
-        No mosaics; a folder of results that holds other files, or that another run fills.
+        No mosaics; a folder of results that has other files, or that another run fills.
     SourceError, MetadataError, ValueError, OSError, GpuUnavailableError, WorkerError
-        As the functions of the stages. What is complete is kept for the next run.
+        As the functions of the stages. Complete results are kept for the next run.
     """
-    found = find_slices(run.mosaics)
-    slices: dict[str, _Held] = {_name(path): {"image": (path,)} for path in found.values()}
-    shared: _Held = {"shifts": (run.shifts,)} if run.shifts is not None else {}
+    mosaics = find_slices(run.mosaics)
+    slices: dict[str, _Files] = {_name(path): {"image": (path,)} for path in mosaics.values()}
+    shared: _Files = {"shifts": (run.shifts,)} if run.shifts is not None else {}
     empty: list[str] = []
     stages: list[StageSummary] = []
     with open_records(run.output, overwrite=overwrite) as records, tile_work(distributed, use_gpu=use_gpu) as work:
@@ -132,77 +131,84 @@ def run_pipeline(
             if name in run.skip:
                 continue
             if name == "report":  # it shows the times
-                _write_summary(run.output / "pipeline.json", _summary(found, empty, stages, slices, shared))
-            held = {one: shared | own for one, own in slices.items()}
+                _write_summary(run.output / "pipeline.json", _summary(mosaics, empty, stages, slices, shared))
+            available = {slice_name: shared | files for slice_name, files in slices.items()}
             if STAGES[name].of_brain:
-                held = {"brain": _gathered(slices, shared)}
-            tasks = [_task(run, name, one, inputs) for one, inputs in held.items()]
+                available = {"brain": _gathered(slices, shared)}
+            tasks = [_task(run, name, task_name, files) for task_name, files in available.items()]
             stages.append(_carry_out_all(name, tasks, records, work, progress))
             for task in tasks:
-                place = shared if STAGES[name].of_brain else slices[task.name]
-                place.update({role: (path,) for role, path in task.outputs.items()})
+                files = shared if STAGES[name].of_brain else slices[task.name]
+                files.update({role: (path,) for role, path in task.outputs.items()})
             if name == "survey":
-                for one in [one for one, inputs in slices.items() if is_empty(inputs["survey"][0])]:
-                    log.warning("%s: nothing was recorded, so it is left out", one)
-                    del slices[one]
-                    empty.append(one)
+                for slice_name in [key for key, files in slices.items() if is_empty(files["survey"][0])]:
+                    log.warning("%s: nothing was recorded, so it is left out", slice_name)
+                    del slices[slice_name]
+                    empty.append(slice_name)
                 if not slices:
                     raise SourceError(f"{run.mosaics}: nothing was recorded in any slice")
-        summary = _summary(found, empty, stages, slices, shared)
+        summary = _summary(mosaics, empty, stages, slices, shared)
         _write_summary(run.output / "pipeline.json", summary)
     return summary
 
 
 def _summary(
-    found: Mapping[int, Path], empty: list[str], stages: list[StageSummary], slices: dict[str, _Held], shared: _Held
+    mosaics: Mapping[int, Path],
+    empty: list[str],
+    stages: list[StageSummary],
+    slices: Mapping[str, _Files],
+    shared: _Files,
 ) -> Summary:
-    return Summary(tuple(map(_name, found.values())), tuple(empty), tuple(stages), _gathered(slices, shared))
+    return Summary(tuple(map(_name, mosaics.values())), tuple(empty), tuple(stages), _gathered(slices, shared))
 
 
 def _name(path: Path) -> str:
     return path.name.removesuffix(".zarr").removesuffix(".ome")
 
 
-def _gathered(slices: dict[str, _Held], shared: _Held) -> _Held:
-    """Return what the brain has: of each role the paths of all slices, and its own."""
-    roles = {role for held in slices.values() for role in held}
-    return {role: tuple(path for held in slices.values() for path in held.get(role, ())) for role in roles} | shared
+def _gathered(slices: Mapping[str, _Files], shared: _Files) -> _Files:
+    """Return the files of the brain: those of all slices by role, and its own."""
+    roles = {role for files in slices.values() for role in files}
+    return {role: tuple(path for files in slices.values() for path in files.get(role, ())) for role in roles} | shared
 
 
-def _task(run: Run, name: str, one: str, held: _Held) -> Task:
+def _task(run: Run, name: str, task_name: str, files: _Files) -> Task:
+    """Make the task of a stage for a slice, or for the brain."""
     stage = STAGES[name]
-    inputs = {role: held[role] for role in (*stage.needs, *stage.optional) if role in held}
+    inputs = {role: files[role] for role in (*stage.needs, *stage.optional) if role in files}
     lacking = [role for role in stage.needs if role not in inputs]
     if lacking:
         raise ValueError(f"skip: without {', '.join(run.skip)} there is no {' and no '.join(lacking)} for {name}")
     common = Common(run.levels, run.codec, run.slicing_interval_mm if stage.of_brain else None)
     folder = run.output / name
-    outputs = {role: folder / f"{role if stage.of_brain else one}{suffix}" for role, suffix in stage.makes.items()}
-    return Task(name, one, run.options_of(name), common, inputs, outputs)
+    outputs = {
+        role: folder / f"{role if stage.of_brain else task_name}{suffix}" for role, suffix in stage.makes.items()
+    }
+    return Task(name, task_name, run.options_of(name), common, inputs, outputs)
 
 
 def _carry_out_all(
     name: str, tasks: list[Task], records: Records, work: TileWork, progress: Callable[[str], object] | None
 ) -> StageSummary:
-    """Carry out the tasks of a stage that are not done, and record each when it is."""
+    """Carry out the unfinished tasks of a stage, and record each of them."""
     begin, seconds = time.perf_counter(), 0.0
     kept = {task.name: record for task in tasks if (record := records.find(task)) is not None}
     waiting = [task for task in tasks if task.name not in kept]
 
-    def add(task: Task, request: str, took: float) -> None:
+    def add(task: Task, request: str, task_seconds: float) -> None:
         nonlocal seconds
-        seconds += took
-        records.add(task, request, took)
-        log.info("%s of %s: %.2f s", name, task.name, took)
+        seconds += task_seconds
+        records.add(task, request, task_seconds)
+        log.info("%s of %s: %.2f s", name, task.name, task_seconds)
         if progress is not None:
-            progress(f"{name} of {task.name}: {took:.2f} s")
+            progress(f"{name} of {task.name}: {task_seconds:.2f} s")
 
     if STAGES[name].of_brain:
         for task in waiting:
             add(task, *_timed(task, Where(work.use_gpu, work.client)))
     else:
         where = Where(work.use_gpu)
-        # Nothing is read ahead: a task reads, computes and writes by itself.
+        # The steps to read and to write are empty: a task reads, computes and writes.
         TileWork(False, work.client)(
             waiting, lambda task: task, lambda _, task: _timed(task, where), lambda task, result: add(task, *result)
         )
@@ -211,7 +217,7 @@ def _carry_out_all(
 
 
 def _timed(task: Task, where: Where) -> tuple[str, float]:
-    """Carry out a task; return the digest of its inputs before that, and the seconds."""
+    """Carry out a task; return the digest of its inputs from before it began, and the seconds."""
     request, begin = request_of(task), time.perf_counter()
     try:
         carry_out(task, where)

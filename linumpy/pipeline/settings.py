@@ -1,7 +1,7 @@
-"""What a run of the pipeline is asked for: a file of TOML, YAML or JSON.
+"""Settings of a run of the pipeline, from a TOML, YAML or JSON file.
 
-In: the path of the file. Out: a :class:`Run`, whose options are frozen records, one for each stage. Errors: one
-sentence that names the key and what it may be.
+In: the path of the file. Out: a :class:`Run`, whose options are frozen records, one for each stage. Errors name the
+key and its valid values.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Run:
         Thickness that is cut off between slices.
     shifts : Path, optional
         The motor's table of shifts between neighbouring slices, as ``linum-stack-slices-motor`` reads it. Without it
-        slices are taken as lying above each other.
+        all shifts are 0.
     levels : int
         Resolutions of every volume.
     codec : str, optional
@@ -71,7 +71,7 @@ def read_run(path: str | Path) -> Run:
     Parameters
     ----------
     path : str or Path
-        ``.toml``; ``.json``; or ``.yaml`` and ``.yml``, where PyYAML is installed. Its keys are the attributes of
+        ``.toml``; ``.json``; or ``.yaml`` and ``.yml``, if PyYAML is installed. Its keys are the attributes of
         :class:`Run`, and the names of stages, each with a table of options. Relative paths begin at its folder.
 
     Raises
@@ -79,7 +79,7 @@ def read_run(path: str | Path) -> Run:
     FileNotFoundError
         The file does not exist.
     ValueError
-        It cannot be parsed; a key that is not known or not given, an option that its stage does not have.
+        It cannot be parsed; an unknown or missing key, an unknown option of a stage.
     ImportError
         A YAML file without PyYAML.
     """
@@ -87,7 +87,7 @@ def read_run(path: str | Path) -> Run:
     given = _parsed(path)
     if not isinstance(given, Mapping):
         raise ValueError(f"{path} is no table of keys and values")
-    known = [one.name for one in dataclasses.fields(Run) if one.name != "options"]
+    known = [member.name for member in dataclasses.fields(Run) if member.name != "options"]
     settings: dict[str, Any] = {"options": {}}
     for key, value in given.items():
         if key in OPTIONS:
@@ -102,7 +102,7 @@ def read_run(path: str | Path) -> Run:
     return Run(**settings)
 
 
-def _parsed(path: Path) -> Any:
+def _parsed(path: Path) -> object:
     text = path.read_text(encoding="utf-8")
     try:
         if path.suffix == ".toml":
@@ -125,15 +125,16 @@ def _parsed(path: Path) -> Any:
         raise ValueError(f"{path}: {error}") from error
 
 
-def _record(kind: type, value: Any, where: str) -> Any:
-    names = [one.name for one in dataclasses.fields(kind)]
+def _record(kind: type, value: object, where: str) -> object:
+    """Make the record of a stage's options from a table; `where` begins the error."""
+    names = [member.name for member in dataclasses.fields(kind)]
     if not isinstance(value, Mapping):
         raise ValueError(f"{where}: a table of {', '.join(names)} is needed, not {value!r}")
     for name in value:
         if name not in names:
             raise ValueError(f"{where}: {name!r} is no option of this stage: there are {', '.join(names) or 'none'}")
-    return kind(**{name: _fixed(one) for name, one in value.items()})
+    return kind(**{name: _fixed(entry) for name, entry in value.items()})
 
 
-def _fixed(value: Any) -> Any:
+def _fixed(value: object) -> object:
     return tuple(value) if isinstance(value, list) else value

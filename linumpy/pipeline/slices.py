@@ -1,7 +1,7 @@
-"""The slices of a run that hold tissue, as the functions of the whole brain take them: a folder, and a table of shifts.
+"""A folder and a table of shifts for the functions of the whole brain, of the slices that were recorded.
 
-In: paths of slices, and the motor's table. Out: a folder of links, and a table for these slices alone: over slices
-that are left out, shifts are summed.
+In: paths of slices, and the motor's table. Out: a folder of links, and a table of these slices, in which shifts are
+summed over slices that are left out.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from linumpy.mosaic.io.slice_table import SHIFT_COLUMNS, find_slices, read_shift
 def link_slices(folder: Path, slices: Sequence[Path]) -> tuple[int, ...]:
     """Make a folder anew with a link to each slice; return the slices' numbers."""
     if folder.exists():
-        shutil.rmtree(folder)  # links are removed, and not what they name
+        shutil.rmtree(folder)  # removes the links, not their targets
     folder.mkdir()
     for path in slices:
         (folder / path.name).symlink_to(os.path.relpath(path, folder))
@@ -29,15 +29,15 @@ def link_slices(folder: Path, slices: Sequence[Path]) -> tuple[int, ...]:
 
 
 def write_shifts(path: Path, numbers: Sequence[int], inputs: Mapping[str, Sequence[Path]]) -> Path:
-    """Write the table of shifts of some slices, from the motor's (role ``shifts``); without one they are 0.
+    """Write the table of shifts of some slices from the motor's table (role ``shifts``); without it shifts are 0.
 
     Raises
     ------
     SourceError
         The motor's table lacks a pair of neighbours.
     """
-    tables = inputs.get("shifts", ()) if len(numbers) > 1 else ()  # of one slice it has no rows
-    known = {(one.fixed_id, one.moving_id): one for table in tables for one in read_shifts(table)}
+    tables = inputs.get("shifts", ()) if len(numbers) > 1 else ()  # for one slice the table has no rows
+    known = {(shift.fixed_id, shift.moving_id): shift for table in tables for shift in read_shifts(table)}
     with replacing(path, overwrite=True) as temporary, temporary.open("w", newline="") as file:
         table = csv.writer(file)
         table.writerow(SHIFT_COLUMNS)
@@ -47,5 +47,5 @@ def write_shifts(path: Path, numbers: Sequence[int], inputs: Mapping[str, Sequen
                 if pair not in known:
                     raise SourceError(f"{inputs['shifts'][0]} has no row for slices {pair[0]} and {pair[1]}")
                 y, x = y + known[pair].y_mm, x + known[pair].x_mm
-            table.writerow([fixed, moving, 0, 0, x, y])  # those in voxels are not used
+            table.writerow([fixed, moving, 0, 0, x, y])  # shifts in voxels are not used
     return path

@@ -1,8 +1,8 @@
 """The stages of the pipeline, each a call of the library, from files to files.
 
 In: a :class:`Task`: a stage, its options, the paths of its inputs and outputs by role. Out: the outputs, each complete
-or not at all. Roles name what a path holds: ``image`` is the volume of a slice, which a stage takes and replaces;
-``projection``, ``surface``, ``shifts`` and others are what further stages read.
+or not at all. A role names the content of a path: ``image`` is the volume of a slice, of which a stage makes the next
+``image``; ``projection``, ``surface``, ``shifts`` and others are further inputs and outputs.
 """
 
 from __future__ import annotations
@@ -13,19 +13,22 @@ import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from linumpy.errors import MetadataError
 from linumpy.pipeline import options
 
+if TYPE_CHECKING:
+    from distributed import Client
+
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Common:
-    """What all tasks share that their outputs depend on.
+    """Settings of the run that outputs depend on.
 
     Attributes
     ----------
@@ -34,7 +37,7 @@ class Common:
     codec : str or None
         How chunks are compressed.
     slicing_interval_mm : float or None
-        Thickness that is cut off between slices; of tasks of the whole brain only.
+        Thickness that is cut off between slices; None for tasks of a slice.
     """
 
     levels: int
@@ -55,9 +58,10 @@ class Task:
     options : record
         One of :mod:`linumpy.pipeline.options`.
     common : Common
-        What all tasks share.
+        Settings that all tasks share.
     inputs : mapping of str to tuple of Path
-        By role; of a slice one each, of the brain one for each slice; what the brain has, one.
+        By role: one path in a task of a slice. In a task of the brain, one path for each slice, or one path of the
+        brain.
     outputs : mapping of str to Path
         By role.
     """
@@ -77,18 +81,18 @@ class Task:
 
 @dataclass(frozen=True)
 class Where:
-    """Where a task is carried out.
+    """The device and the cluster of a task.
 
     Attributes
     ----------
     use_gpu : bool
         Whether to read to the GPU and compute there.
-    distributed : object
-        The caller's cluster, for tasks of the brain; None elsewhere.
+    distributed : distributed.Client or None
+        The caller's cluster, for tasks of the brain; None for tasks of a slice.
     """
 
     use_gpu: bool
-    distributed: Any = None
+    distributed: Client | None = None
 
 
 @dataclass(frozen=True)
@@ -104,9 +108,9 @@ class Stage:
     makes : mapping of str to str
         Role of each output, and the suffix of its name.
     of_brain : bool
-        Whether it takes all slices at a time.
+        Whether it takes all slices together.
     optional : tuple of str
-        Roles that it takes where there are any.
+        Roles of inputs that may be missing.
     """
 
     call: Callable[[Task, Where], object]
@@ -117,63 +121,65 @@ class Stage:
 
 
 def carry_out(task: Task, where: Where) -> None:
-    """Carry out a task; outputs that exist are replaced."""
+    """Carry out a task; existing outputs are replaced."""
     for path in task.outputs.values():
         path.parent.mkdir(parents=True, exist_ok=True)
     STAGES[task.stage].call(task, where)
 
 
-def _written(task: Task, where: Where) -> dict[str, Any]:
+def _map_parameters(task: Task, where: Where) -> dict[str, Any]:
+    """Return the parameters of all functions that write an image of one resolution."""
+    parameters = {"codec": task.common.codec, "use_gpu": where.use_gpu, "overwrite": True}
+    return parameters | {"distributed": where.distributed}
+
+
+def _volume_parameters(task: Task, where: Where) -> dict[str, Any]:
     """Return the parameters of all functions that write a volume."""
-    written = {"levels": task.common.levels, "codec": task.common.codec}
-    return written | {"use_gpu": where.use_gpu, "overwrite": True, "distributed": where.distributed}
+    return _map_parameters(task, where) | {"levels": task.common.levels}
 
 
 def _galvo(task: Task, where: Where) -> None:
-    """Rotate the tiles of a mosaic back; one without a clear seam is linked to, not copied."""
+    """Rotate the columns of a mosaic's tiles back; a mosaic without a clear seam is linked to, not copied."""
     from linumpy.io.output.files import replacing
     from linumpy.mosaic.galvo import GalvoShift, find_galvo_shift, fix_galvo_shift
 
-    asked, source, output = task.options, task.one("image"), task.outputs["image"]
+    settings: options.Galvo = task.options
+    source, output = task.one("image"), task.outputs["image"]
     if output.is_symlink():
         output.unlink()  # of an earlier run: the writer would follow it to the source
     try:
-        found = find_galvo_shift(source, tile_shape=asked.tile_shape, use_gpu=where.use_gpu)
+        shift = find_galvo_shift(source, tile_shape=settings.tile_shape, use_gpu=where.use_gpu)
     except MetadataError as error:
-        if asked.columns is not None:
+        if settings.columns is not None:
             raise
-        log.warning("the galvo's shift is not looked for: %s", error)
-        found = GalvoShift(0, 0.0)
-    if asked.columns is not None or found.contrast < asked.min_contrast:
-        found = GalvoShift(asked.columns or 0, found.contrast)
-    if found.columns:
+        log.warning("the galvo shift is not detected: %s", error)
+        shift = GalvoShift(0, 0.0)
+    if settings.columns is not None or shift.contrast < settings.min_contrast:
+        shift = GalvoShift(settings.columns or 0, shift.contrast)
+    if shift.columns:
         fix_galvo_shift(
-            source, output, columns=found.columns, tile_shape=asked.tile_shape,
-            **(_written(task, where) | {"levels": 1}),
-        )  # fmt: skip
+            source, output, columns=shift.columns, tile_shape=settings.tile_shape, **_map_parameters(task, where)
+        )
     else:
         if output.exists():
             shutil.rmtree(output)
         output.symlink_to(source.resolve())
     with replacing(task.outputs["galvo"], overwrite=True) as path:
-        path.write_text(json.dumps(asdict(found)))
+        path.write_text(json.dumps(asdict(shift)))
 
 
 def _resample(task: Task, where: Where) -> None:
     from linumpy.mosaic.grid import resample_mosaic_grid
 
-    asked: options.Resample = task.options
+    settings: options.Resample = task.options
     resample_mosaic_grid(
-        task.one("image"),
-        task.outputs["image"],
-        asked.new_spacing,
-        tile_shape=asked.tile_shape,
-        **_written(task, where),
-    )
+        task.one("image"), task.outputs["image"], settings.new_spacing, tile_shape=settings.tile_shape,
+        **_volume_parameters(task, where),
+    )  # fmt: skip
 
 
 def _survey(task: Task, where: Where) -> None:
-    """Write which tiles of a mosaic grid hold more than one value: of the others nothing was recorded."""
+    """Write which tiles of a mosaic grid have more than one value: the others were not recorded."""
     from linumpy.device import to_host
     from linumpy.io.output.files import replacing
     from linumpy.mosaic.grid import tile_of
@@ -201,22 +207,23 @@ def _focal(task: Task, where: Where) -> None:
     from linumpy.mosaic.focal import FocalCorrection, correct_mosaic
     from linumpy.mosaic.surface import SurfaceMethod
 
-    asked: options.Focal = task.options
+    settings: options.Focal = task.options
     correct_mosaic(
-        task.one("image"), task.outputs["image"], None, SurfaceMethod(asked.s_xy, asked.s_z),
-        FocalCorrection(interpolate=asked.interpolate), report=task.outputs["focal_picture"], **_written(task, where),
+        task.one("image"), task.outputs["image"], method=SurfaceMethod(settings.s_xy, settings.s_z),
+        correction=FocalCorrection(interpolate=settings.interpolate), report=task.outputs["focal_picture"],
+        **_volume_parameters(task, where),
     )  # fmt: skip
 
 
 def _shading(task: Task, where: Where) -> None:
-    """Estimate the illumination from the tiles of all slices, which share it."""
+    """Estimate the illumination that the tiles of all slices share."""
     from linumpy.correction.shading import ShadingOptions
     from linumpy.io.output.files import replacing
     from linumpy.mosaic.illumination import estimate_illumination
 
-    asked: options.Shading = task.options
+    settings: options.Shading = task.options
     fields = estimate_illumination(
-        task.inputs["image"], None, ShadingOptions(dark=asked.dark, smoothness=asked.smoothness),
+        task.inputs["image"], None, ShadingOptions(dark=settings.dark, smoothness=settings.smoothness),
         report=task.outputs["shading_picture"], use_gpu=where.use_gpu, overwrite=True, distributed=where.distributed,
     )  # fmt: skip
     with replacing(task.outputs["fields"], overwrite=True) as path, path.open("wb") as file:
@@ -229,54 +236,51 @@ def _illumination(task: Task, where: Where) -> None:
 
     with np.load(task.one("fields")) as saved:
         fields = Illumination(**saved)
-    fix_illumination(task.one("image"), task.outputs["image"], fields=fields, **_written(task, where))
+    fix_illumination(task.one("image"), task.outputs["image"], fields=fields, **_volume_parameters(task, where))
 
 
 def _aip(task: Task, where: Where) -> None:
     from linumpy.mosaic.aip import project_mosaic
 
-    written = _written(task, where)
-    del written["levels"]
-    project_mosaic(task.one("image"), task.outputs["projection"], **written)
+    project_mosaic(task.one("image"), task.outputs["projection"], **_map_parameters(task, where))
 
 
 def _surface(task: Task, where: Where) -> None:
     from linumpy.mosaic.surface import SurfaceMethod, find_mosaic_surface
 
-    asked: options.Surface = task.options
-    written = _written(task, where)
-    del written["levels"]
-    method = SurfaceMethod(asked.s_xy, asked.s_z, definition=asked.definition)
+    settings: options.Surface = task.options
+    method = SurfaceMethod(settings.s_xy, settings.s_z, definition=settings.definition)
     find_mosaic_surface(
-        task.one("image"), task.outputs["surface"], method, overlay=task.outputs["surface_picture"], **written
-    )
+        task.one("image"), task.outputs["surface"], method, overlay=task.outputs["surface_picture"],
+        **_map_parameters(task, where),
+    )  # fmt: skip
 
 
 def _positions(task: Task, where: Where) -> None:
     from linumpy.mosaic.tile_positions import estimate_positions
 
-    asked: options.Positions = task.options
+    settings: options.Positions = task.options
     estimate_positions(
-        task.one("image"), task.outputs["positions"], overlap=asked.overlap, min_confidence=asked.min_confidence,
-        use_gpu=where.use_gpu, overwrite=True, distributed=where.distributed,
+        task.one("image"), task.outputs["positions"], overlap=settings.overlap,
+        min_confidence=settings.min_confidence, use_gpu=where.use_gpu, overwrite=True, distributed=where.distributed,
     )  # fmt: skip
 
 
 def _stitch(task: Task, where: Where) -> None:
     from linumpy.mosaic.stitching import stitch_mosaic
 
-    asked: options.Stitch = task.options
+    settings: options.Stitch = task.options
     stitch_mosaic(
-        task.one("image"), task.one("positions"), task.outputs["image"], blending=asked.blending,
-        interpolate=asked.interpolate, **_written(task, where),
+        task.one("image"), task.one("positions"), task.outputs["image"], blending=settings.blending,
+        interpolate=settings.interpolate, **_volume_parameters(task, where),
     )  # fmt: skip
 
 
 def _attenuation(task: Task, where: Where) -> None:
-    from linumpy.mosaic.attenuation import AttenuationMethod, compensate_attenuation
+    from linumpy.mosaic.attenuation import compensate_attenuation
 
-    method = AttenuationMethod(**asdict(task.options))
-    compensate_attenuation(task.one("image"), task.outputs["image"], method, **_written(task, where))
+    settings: options.Attenuation = task.options
+    compensate_attenuation(task.one("image"), task.outputs["image"], settings, **_volume_parameters(task, where))
 
 
 def _register(task: Task, where: Where) -> None:
@@ -297,12 +301,13 @@ def _stack(task: Task, where: Where) -> None:
     from linumpy.mosaic.common_space import stack_registered
     from linumpy.pipeline.slices import link_slices
 
-    asked: options.Stack = task.options
+    settings: options.Stack = task.options
     folder = task.outputs["stack"].parent / "slices"
     link_slices(folder, task.inputs["image"])
     stack_registered(
-        folder, task.one("transforms"), task.outputs["stack"], new_spacing=asked.new_spacing, **_written(task, where)
-    )
+        folder, task.one("transforms"), task.outputs["stack"], new_spacing=settings.new_spacing,
+        **_volume_parameters(task, where),
+    )  # fmt: skip
 
 
 def _report(task: Task, where: Where) -> None:
@@ -313,7 +318,7 @@ def _report(task: Task, where: Where) -> None:
 
 
 _IMAGE = ".ome.zarr"
-#: By name, in the order in which they are carried out: those of :data:`linumpy.pipeline.options.OPTIONS`.
+#: By name, in the order in which they run, as in :data:`linumpy.pipeline.options.OPTIONS`.
 STAGES: dict[str, Stage] = {
     "galvo": Stage(_galvo, ("image",), {"image": _IMAGE, "galvo": ".json"}),
     "resample": Stage(_resample, ("image",), {"image": _IMAGE}),

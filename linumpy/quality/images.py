@@ -21,13 +21,13 @@ from linumpy.quality.measures import sharpness, structural_similarity
 from linumpy.quality.tissue import tissue_mask
 from linumpy.voxel.backends.choose import why_no_warp
 
-#: Voxels that are read of an image at most: the finest resolution with no more, or middle planes of the coarsest.
+#: Maximum voxels that are read of an image: the finest resolution within it, or middle planes of the coarsest.
 VOXELS = 2**26
 
 
 @dataclass(frozen=True)
 class ImageSummary:
-    """What a report says of an image.
+    """Figures of merit and pictures of an image.
 
     Attributes
     ----------
@@ -42,11 +42,11 @@ class ImageSummary:
     level : int
         The resolution that was read.
     projection : numpy.ndarray, (Y, X)
-        Mean along depth; of an image of two axes itself.
+        Mean along depth; an image of two axes itself.
     section : numpy.ndarray or None
         The middle section, depth first; None for an image of two axes.
     pixel : tuple of float
-        Spacing of what was read in µm: depth first, if there is one.
+        Spacing of the resolution that was read, in µm; depth first, if there is one.
     tissue, sharpness : float
         Share of tissue in the projection, and the projection's sharpness; NaN for an image of two axes.
     similarity : float
@@ -74,12 +74,12 @@ class ImageSummary:
 
 
 def summarize(path: Path, *, use_gpu: bool = False) -> ImageSummary:
-    """Read an image, and compute what a report says of it.
+    """Read an image, and compute its figures of merit.
 
     Parameters
     ----------
     path : Path
-        An OME-Zarr image of two or three axes of space; of several times and channels the first one.
+        An OME-Zarr image of two or three axes of space; of several times and channels the first is read.
     use_gpu : bool
         Whether to read to the GPU and compute there.
 
@@ -120,7 +120,7 @@ def summarize(path: Path, *, use_gpu: bool = False) -> ImageSummary:
 
 
 def _level(path: Path, finest: Volumes) -> tuple[Volumes, int]:
-    """Return the finest resolution of few enough voxels, else the coarsest."""
+    """Return the finest resolution of at most :data:`VOXELS`, else the coarsest, and its number."""
     chosen, level = finest, 0
     while math.prod(chosen.first.shape) > VOXELS:
         try:
@@ -132,22 +132,25 @@ def _level(path: Path, finest: Volumes) -> tuple[Volumes, int]:
 
 
 def _mask(projection: Array) -> Array:
-    """Return the mask of tissue of a projection; on the host where the device lacks what morphology needs."""
+    """Return the mask of tissue of a projection; computed on the host if the device lacks Warp for the morphology."""
     if not is_device_array(projection) or why_no_warp() is None:
-        return tissue_mask(projection[None])[0]  # type: ignore[index, no-any-return]
-    mask: Array = array_module(projection).asarray(tissue_mask(to_host(projection)[None])[0])  # type: ignore[index]
+        return tissue_mask(projection[None])[0]
+    mask: Array = array_module(projection).asarray(tissue_mask(to_host(projection)[None])[0])
     return mask
 
 
 def with_similarities(summaries: Sequence[ImageSummary]) -> list[ImageSummary]:
     """Add to each image its similarity to the next one of the same folder, by the shared part of their projections."""
     result = list(summaries)
-    for number, (one, other) in enumerate(itertools.pairwise(summaries)):
-        shape = [min(sizes) for sizes in zip(one.projection.shape, other.projection.shape, strict=True)]
-        if one.path.parent != other.path.parent or one.section is None or other.section is None or min(shape) < 7:
+    for number, (image, following) in enumerate(itertools.pairwise(summaries)):
+        shape = [min(sizes) for sizes in zip(image.projection.shape, following.projection.shape, strict=True)]
+        if image.path.parent != following.path.parent or min(shape) < 7:
             continue
-        values = np.stack([image.projection[: shape[0], : shape[1]] for image in (one, other)])
-        extent = float(np.ptp(np.percentile(values, (0.5, 99.5))))
-        if extent > 0:
-            result[number] = replace(one, similarity=float(structural_similarity(values[:1], values[1:], extent)[0]))
+        if image.section is None or following.section is None:
+            continue
+        values = np.stack([side.projection[: shape[0], : shape[1]] for side in (image, following)])
+        data_range = float(np.ptp(np.percentile(values, (0.5, 99.5))))
+        if data_range > 0:
+            similarity = float(structural_similarity(values[:1], values[1:], data_range)[0])
+            result[number] = replace(image, similarity=similarity)
     return result

@@ -1,4 +1,4 @@
-"""Figures of merit of images, all of a batch in one call, on the host or the device: SSIM and sharpness.
+"""Figures of merit of images, a batch in one call, on the host or the device: SSIM and sharpness; outliers among them.
 
 In: batches of images (n, Y, X). Out: a number for each, in the memory of the images.
 """
@@ -6,13 +6,13 @@ In: batches of images (n, Y, X). Out: a number for each, in the memory of the im
 from __future__ import annotations
 
 from types import ModuleType
-from typing import Any
 
 import numpy as np
 
 from linumpy.arrays import Array
 from linumpy.device import array_module
 from linumpy.gpu.oct.surface_filters import ndimage_module
+from linumpy.registration.robust import robust_deviation
 
 #: Constants of SSIM, relative to the range of values (Wang et al., 2004).
 _K1, _K2 = 0.01, 0.03
@@ -33,7 +33,7 @@ def structural_similarity(a: Array, b: Array, data_range: float, window: int = 7
     Returns
     -------
     numpy.ndarray or cupy.ndarray of float64, (n,)
-        From -1 to 1; that of scikit-image with its defaults. NaN for images with pixels that are not finite.
+        From -1 to 1, as scikit-image computes it by default. NaN for images with pixels that are not finite.
 
     Raises
     ------
@@ -59,7 +59,7 @@ def structural_similarity(a: Array, b: Array, data_range: float, window: int = 7
 
 
 def sharpness(images: Array, mask: Array | None = None) -> Array:
-    """Return the normalised gradient energy of each image: that of Sobel's filter over the squared mean (Tenengrad).
+    """Return the normalised gradient energy of each image: energy of Sobel's filter over the squared mean (Tenengrad).
 
     Parameters
     ----------
@@ -71,11 +71,11 @@ def sharpness(images: Array, mask: Array | None = None) -> Array:
     Returns
     -------
     numpy.ndarray or cupy.ndarray of float64, (n,)
-        It does not change with gain, and falls with blur; NaN where the mean is 0 or nothing counts.
+        It does not change with gain, and decreases with blur; NaN where the mean is 0 or no pixel counts.
     """
     xp, filters = array_module(images), ndimage_module(images)
     pixels = images.astype(np.float64)
-    # Sobel's filter along two axes: of three, it would smooth from image to image.
+    # Sobel's filter along two axes: along three it would smooth from image to image.
     slope, smooth = xp.asarray([-0.5, 0.0, 0.5]), xp.asarray([0.25, 0.5, 0.25])
     slopes = [
         filters.correlate1d(filters.correlate1d(pixels, slope, axis, mode="nearest"), smooth, other, mode="nearest")
@@ -87,8 +87,19 @@ def sharpness(images: Array, mask: Array | None = None) -> Array:
     return result
 
 
-def _mean(xp: ModuleType, values: Any, mask: Array | None) -> Any:
+def _mean(xp: ModuleType, values: Array, mask: Array | None) -> Array:
     if mask is None:
-        return values.mean(axis=(1, 2))
+        return xp.mean(values, axis=(1, 2))
     count = mask.sum(axis=(1, 2))
     return xp.where(count > 0, xp.where(mask, values, 0).sum(axis=(1, 2)) / xp.maximum(count, 1), np.nan)
+
+
+def robust_outliers(values: np.ndarray, deviations: float = 4.0) -> np.ndarray:
+    """Return which values are far from the median, by robust standard deviations; none of fewer than five, no NaN."""
+    known = np.isfinite(values)
+    if known.sum() < 5:
+        return np.zeros(values.shape, bool)
+    middle = float(np.median(values[known]))
+    spread = robust_deviation(values[known] - middle)
+    with np.errstate(invalid="ignore"):
+        return known & (np.abs(values - middle) > deviations * max(spread, 1e-3 * abs(middle)))

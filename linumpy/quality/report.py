@@ -1,4 +1,4 @@
-"""A report of a run: one HTML page with pictures, figures of merit, positions, times and warnings, and nothing outside.
+"""A report of a run: one self-contained HTML page with pictures, figures of merit, positions, times and warnings.
 
 In: a folder of results, of ``linum-pipeline`` or of single commands. Out: the page.
 """
@@ -25,7 +25,8 @@ from linumpy.io.output.files import check_file, replacing
 from linumpy.mosaic.io.figures import draw_positions
 from linumpy.pictures import extent_um, percentiles, scale_bar_um
 from linumpy.quality.images import ImageSummary, summarize, with_similarities
-from linumpy.quality.run_folder import RunFolder, look_into, robust_outliers
+from linumpy.quality.measures import robust_outliers
+from linumpy.quality.run_folder import RunFolder, look_into
 from linumpy.registration.positions import TilePositions
 
 if TYPE_CHECKING:
@@ -33,14 +34,14 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Pictures of files that are put into the page, at most.
+#: Maximum number of picture files in the page.
 _PICTURES = 60
-#: Pixels along an axis of an image's picture, and of a file's, whose text has to be read; quality of JPEG.
+#: Maximum pixels along an axis of an image's picture, and of a picture file, which may have text; quality of JPEG.
 _PIXELS, _FILE_PIXELS, _QUALITY = 320, 800, 80
 #: Degrees from the median angle of the camera against the stage, above which positions get a warning.
-_TURNED = 0.2
+_MAX_TURN = 0.2
 #: Share of rejected pairs, and RMS in voxels, above which positions get a warning.
-_REJECTED, _RMS = 0.25, 0.5
+_MAX_REJECTED, _MAX_RMS = 0.25, 0.5
 
 _STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; margin: 2em auto; max-width: 1080px; padding: 0 1em; color: #1a1a1a; }
@@ -59,14 +60,14 @@ figcaption { font-size: 12px; color: #555; overflow-wrap: anywhere; }
 
 @dataclass(frozen=True)
 class Report:
-    """What a page says.
+    """The content of a page.
 
     Attributes
     ----------
     images : tuple of ImageSummary
         In order.
     warnings : tuple of str
-        What a user should look at.
+        Results that a user should check.
     """
 
     images: tuple[ImageSummary, ...]
@@ -95,13 +96,13 @@ def write_report(
     overwrite : bool
         Whether to replace an existing page.
     follow_links : bool
-        Whether files and images that symbolic links lead to are reported too. ``linum-pipeline`` links to mosaics that
-        it need not change, which are left out by default.
+        Whether files and images behind symbolic links are reported too. ``linum-pipeline`` links to mosaics that it
+        does not change, which are left out by default.
 
     Returns
     -------
     Report
-        What the page says. An image that cannot be read is a warning.
+        The content of the page. An image that cannot be read gives a warning.
 
     Raises
     ------
@@ -111,34 +112,34 @@ def write_report(
         `use_gpu` and there is no CUDA device.
     """
     check_file(output, overwrite=overwrite)
-    found = look_into(folder, follow_links=follow_links)
-    check_apart([output], found.images)
-    warnings = [*found.unread, *(f"{name}: nothing was recorded in this slice" for name in found.empty)]
+    run = look_into(folder, follow_links=follow_links)
+    check_apart([output], run.images)
+    warnings = [*run.unread, *(f"{name}: nothing was recorded in this slice" for name in run.empty)]
     images = []
-    for path in found.images:
+    for path in run.images:
         try:
             images.append(summarize(path, use_gpu=use_gpu))
         except (LinumpyError, ValueError, OSError) as error:
-            warnings.append(f"{_name(found, path)} cannot be read: {error}")
+            warnings.append(f"{_name(run, path)} cannot be read: {error}")
     images = with_similarities(images)
-    warnings += [*_of_images(found, images), *_of_positions(found)]
+    warnings += [*_warnings_of_images(run, images), *_warnings_of_positions(run)]
     for line in warnings:
         log.warning("%s", line)
     with replacing(output, overwrite=overwrite) as temporary:
-        temporary.write_text(_page(found, images, warnings), encoding="utf-8")
+        temporary.write_text(_page(run, images, warnings), encoding="utf-8")
     return Report(tuple(images), tuple(warnings))
 
 
-def _name(found: RunFolder, path: Path) -> str:
-    return str(path.relative_to(found.folder))
+def _name(run: RunFolder, path: Path) -> str:
+    return str(path.relative_to(run.folder))
 
 
-def _of_images(found: RunFolder, images: Sequence[ImageSummary]) -> Iterable[str]:
+def _warnings_of_images(run: RunFolder, images: Sequence[ImageSummary]) -> Iterable[str]:
     for image in images:
         if image.constant:
-            yield f"{_name(found, image.path)}: all voxels are equal"
+            yield f"{_name(run, image.path)}: all voxels are equal"
         elif image.not_finite > 0 and image.section is not None:
-            yield f"{_name(found, image.path)}: {100 * image.not_finite:.2g} % of the voxels are NaN or infinite"
+            yield f"{_name(run, image.path)}: {100 * image.not_finite:.2g} % of the voxels are NaN or infinite"
     for parent in sorted({image.path.parent for image in images}):
         group = [image for image in images if image.path.parent == parent and image.section is not None]
         for label, values in (
@@ -148,36 +149,36 @@ def _of_images(found: RunFolder, images: Sequence[ImageSummary]) -> Iterable[str
         ):
             for image, odd in zip(group, robust_outliers(np.array(values, float)), strict=True):
                 if odd:
-                    yield f"{_name(found, image.path)}: its {label} is far from that of the others"
+                    yield f"{_name(run, image.path)}: its {label} is far from that of the others"
 
 
-def _of_positions(found: RunFolder) -> Iterable[str]:
-    for path, one in found.positions:
-        missing, rejected = int((~one.present).sum()), sum(bool(pair.rejected) for pair in one.pairs)
+def _warnings_of_positions(run: RunFolder) -> Iterable[str]:
+    for path, positions in run.positions:
+        missing, rejected = int((~positions.present).sum()), sum(bool(pair.rejected) for pair in positions.pairs)
         if missing:
-            yield f"{_name(found, path)}: {missing} of {one.present.size} tiles are missing"
-        if one.pairs and rejected > _REJECTED * len(one.pairs):
-            yield f"{_name(found, path)}: {rejected} of {len(one.pairs)} pairs of tiles were rejected"
-        if one.rms_residual > _RMS:
-            yield f"{_name(found, path)}: tiles fit to {one.rms_residual:.2f} voxels RMS only"
-    yield from _of_cameras(found)
+            yield f"{_name(run, path)}: {missing} of {positions.present.size} tiles are missing"
+        if positions.pairs and rejected > _MAX_REJECTED * len(positions.pairs):
+            yield f"{_name(run, path)}: {rejected} of {len(positions.pairs)} pairs of tiles were rejected"
+        if positions.rms_residual > _MAX_RMS:
+            yield f"{_name(run, path)}: tiles fit to {positions.rms_residual:.2f} voxels RMS only"
+    yield from _warnings_of_cameras(run)
 
 
-def _of_cameras(found: RunFolder) -> Iterable[str]:
+def _warnings_of_cameras(run: RunFolder) -> Iterable[str]:
     """Warn of slices in which the camera is turned differently: it moved, or their positions are wrong."""
-    located = [(path, one.model.degrees) for path, one in found.positions if one.pairs]
+    located = [(path, positions.model.degrees) for path, positions in run.positions if positions.pairs]
     for axis, name in enumerate(("rows", "columns")):
         degrees = np.array([both[axis] for _, both in located])
         for (path, _), angle, odd in zip(located, degrees, robust_outliers(degrees), strict=True):
-            if odd and abs(angle - np.median(degrees)) > _TURNED:
+            if odd and abs(angle - np.median(degrees)) > _MAX_TURN:
                 yield (
-                    f"{_name(found, path)}: the camera is turned by {angle:.2f}° against the stage along {name}, "
+                    f"{_name(run, path)}: the camera is turned by {angle:.2f}° against the stage along {name}, "
                     f"{np.median(degrees):.2f}° is the median of all slices"
                 )
 
 
-def _page(found: RunFolder, images: Sequence[ImageSummary], warnings: Sequence[str]) -> str:
-    title = html.escape(f"Report of {found.folder.resolve().name}")
+def _page(run: RunFolder, images: Sequence[ImageSummary], warnings: Sequence[str]) -> str:
+    title = html.escape(f"Report of {run.folder.resolve().name}")
     date = datetime.datetime.now().astimezone().isoformat(" ", "minutes")
     listed = "".join(f"<li>{html.escape(line)}</li>" for line in warnings)
     parts = [
@@ -185,34 +186,34 @@ def _page(found: RunFolder, images: Sequence[ImageSummary], warnings: Sequence[s
         f"</head><body><h1>{title}</h1><p>{date}, linumpy {__version__}, {len(images)} images</p><h2>Warnings</h2>",
         f"<ul class='warnings'>{listed}</ul>" if warnings else "<p class='none'>None.</p>",
     ]
-    if found.stages:
+    if run.stages:
         rows = [
             (str(s["name"]), str(s["done"]), str(s["kept"]), _number(s["seconds"]), _number(s["wall_seconds"]))
-            for s in found.stages
+            for s in run.stages
         ]
         parts += ["<h2>Times</h2>", _html_table(("stage", "done", "kept", "task s", "last run s"), rows)]
     if images:
-        parts += ["<h2>Images</h2>", _of_all_images(found, images)]
-    if found.positions:
+        parts += ["<h2>Images</h2>", _table_of_images(run, images)]
+    if run.positions:
         parts.append("<h2>Positions of tiles</h2>")
-        parts += [_of_tiles(_name(found, path), one) for path, one in found.positions]
+        parts += [_picture_of_tiles(_name(run, path), positions) for path, positions in run.positions]
     if images:
         parts.append("<h2>Pictures</h2>")
-        parts += [_of_image(found, image) for image in images]
-    parts += [_of_file(found, path) for path in found.pictures[:_PICTURES]]
-    if len(found.pictures) > _PICTURES:
-        parts.append(f"<p>{len(found.pictures) - _PICTURES} more pictures are in the folder.</p>")
-    for path, table in found.tables:
+        parts += [_pictures_of_image(run, image) for image in images]
+    parts += [_picture_file(run, path) for path in run.pictures[:_PICTURES]]
+    if len(run.pictures) > _PICTURES:
+        parts.append(f"<p>{len(run.pictures) - _PICTURES} more pictures are in the folder.</p>")
+    for path, table in run.tables:
         if table:
-            parts += [f"<h2>{html.escape(_name(found, path))}</h2>", _html_table(table[0], table[1:])]
+            parts += [f"<h2>{html.escape(_name(run, path))}</h2>", _html_table(table[0], table[1:])]
     return "\n".join([*parts, "</body></html>\n"])
 
 
-def _of_all_images(found: RunFolder, images: Sequence[ImageSummary]) -> str:
+def _table_of_images(run: RunFolder, images: Sequence[ImageSummary]) -> str:
     head = ("image", "voxels", "µm", "type", "tissue %", "sharpness", "SSIM to next", "not finite %")
     rows = [
         (
-            _name(found, image.path), f"{image.axes} {' × '.join(map(str, image.shape))}",
+            _name(run, image.path), f"{image.axes} {' × '.join(map(str, image.shape))}",
             " × ".join(f"{step:.4g}" for step in image.spacing), image.dtype, _number(100 * image.tissue),
             _number(image.sharpness), _number(image.similarity), _number(100 * image.not_finite),
         )
@@ -221,17 +222,17 @@ def _of_all_images(found: RunFolder, images: Sequence[ImageSummary]) -> str:
     return _html_table(head, rows)
 
 
-def _of_tiles(name: str, one: TilePositions) -> str:
-    pairs = [(pair.fixed, pair.moving, pair.confidence, bool(pair.rejected)) for pair in one.pairs]
-    figure = draw_positions(one.positions, one.present, one.tile_shape, pairs, source=name)
-    rejected = sum(bool(pair.rejected) for pair in one.pairs)
-    fit = f", the others fit to {one.rms_residual:.3f} voxels RMS" if math.isfinite(one.rms_residual) else ""
-    text = f"{one.grid[0]} × {one.grid[1]} tiles, {len(one.pairs)} pairs, {rejected} rejected{fit}"
+def _picture_of_tiles(name: str, tiles: TilePositions) -> str:
+    pairs = [(pair.fixed, pair.moving, pair.confidence, bool(pair.rejected)) for pair in tiles.pairs]
+    figure = draw_positions(tiles.positions, tiles.present, tiles.tile_shape, pairs, source=name)
+    rejected = sum(bool(pair.rejected) for pair in tiles.pairs)
+    fit = f", the others fit to {tiles.rms_residual:.3f} voxels RMS" if math.isfinite(tiles.rms_residual) else ""
+    text = f"{tiles.grid[0]} × {tiles.grid[1]} tiles, {len(tiles.pairs)} pairs, {rejected} rejected{fit}"
     return _figure(figure, text)
 
 
-def _of_image(found: RunFolder, image: ImageSummary) -> str:
-    name = _name(found, image.path)
+def _pictures_of_image(run: RunFolder, image: ImageSummary) -> str:
+    name = _name(run, image.path)
     lateral = [axis.upper() for axis in image.axes if image.section is None or axis != "z"]
     names = lateral[0], lateral[1]
     text = f"{name}, resolution {image.level}"
@@ -243,7 +244,7 @@ def _of_image(found: RunFolder, image: ImageSummary) -> str:
 
 
 def _small(values: np.ndarray, pixel: tuple[float, float], names: tuple[str, str], text: str) -> str:
-    """Return the picture of an image, with a scale bar below: a hundred times as fast as a figure of its own."""
+    """Return a picture with a scale bar below, without Matplotlib's figures, which take a hundred times as long."""
     height, width = extent_um(values.shape, pixel)
     low, high = percentiles(values, (0.5, 99.5))
     bar = scale_bar_um(width)
@@ -255,10 +256,10 @@ def _small(values: np.ndarray, pixel: tuple[float, float], names: tuple[str, str
     )
 
 
-def _reduced(values: np.ndarray, pixels: int) -> np.ndarray:
-    """Return the means of blocks, such that at most so many are left along the first two axes."""
-    step = [-(-count // pixels) for count in values.shape[:2]]
-    rows, columns = (count // one for count, one in zip(values.shape, step, strict=False))
+def _reduced(values: np.ndarray, max_pixels: int) -> np.ndarray:
+    """Return means over blocks, at most `max_pixels` along each of the first two axes."""
+    step = [-(-count // max_pixels) for count in values.shape[:2]]
+    rows, columns = (count // size for count, size in zip(values.shape, step, strict=False))
     whole = values[: rows * step[0], : columns * step[1]]
     blocks: np.ndarray = whole.reshape(rows, step[0], columns, step[1], *values.shape[2:]).mean(axis=(1, 3))
     return blocks
@@ -272,13 +273,13 @@ def _jpeg(values: np.ndarray, low: float, high: float) -> bytes:
     return file.getvalue()
 
 
-def _of_file(found: RunFolder, path: Path) -> str:
+def _picture_file(run: RunFolder, path: Path) -> str:
     from matplotlib.image import imread
 
-    name = html.escape(_name(found, path))
+    name = html.escape(_name(run, path))
     try:
         pixels = imread(path)
-    except (OSError, SyntaxError, ValueError) as error:  # SyntaxError: what Pillow raises for a damaged PNG
+    except (OSError, SyntaxError, ValueError) as error:  # Pillow raises SyntaxError for a damaged PNG
         return f"<p>{name} cannot be read: {html.escape(str(error))}</p>"
     return _embedded(_jpeg(_reduced(pixels.astype(np.float32), _FILE_PIXELS), 0, 1), name, name)
 

@@ -1,6 +1,6 @@
-"""What a folder of results holds: images, positions of tiles, tables, pictures and times.
+"""The contents of a folder of results: images, positions of tiles, tables, pictures and times.
 
-In: a folder. Out: a :class:`RunFolder` of paths and records, unread images among them. Nothing has to be there.
+In: a folder. Out: a :class:`RunFolder` of paths and records. Voxels of images are not read.
 """
 
 from __future__ import annotations
@@ -11,15 +11,12 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 from linumpy.errors import SourceError
-from linumpy.registration.position_files import read_positions
+from linumpy.registration.position_files import JSON, read_positions
 from linumpy.registration.positions import TilePositions
 
-#: Folders below the given one that are looked at, and rows of a table that are shown.
+#: Levels of folders that are searched, and rows of a table that are shown.
 _DEPTH, _ROWS = 4, 200
 _STAGE = {"name", "done", "kept", "seconds", "wall_seconds"}
 _ZARR = ("zarr.json", ".zgroup", ".zattrs")
@@ -27,7 +24,7 @@ _ZARR = ("zarr.json", ".zgroup", ".zattrs")
 
 @dataclass(frozen=True)
 class RunFolder:
-    """What a folder holds; all paths in order of their names.
+    """The contents of a folder; all paths in order of their names.
 
     Attributes
     ----------
@@ -46,7 +43,7 @@ class RunFolder:
     empty : tuple of str
         Slices that the pipeline left out.
     unread : tuple of str
-        What is wrong with positions and tables that cannot be read.
+        Errors of positions and tables that cannot be read.
     """
 
     folder: Path
@@ -54,20 +51,20 @@ class RunFolder:
     positions: tuple[tuple[Path, TilePositions], ...]
     tables: tuple[tuple[Path, tuple[tuple[str, ...], ...]], ...]
     pictures: tuple[Path, ...]
-    stages: tuple[dict[str, Any], ...] = ()
+    stages: tuple[dict[str, JSON], ...] = ()
     empty: tuple[str, ...] = ()
     unread: tuple[str, ...] = ()
 
 
 def look_into(folder: str | Path, *, follow_links: bool = False) -> RunFolder:
-    """List what a folder holds; with `follow_links` also what symbolic links in it lead to.
+    """List the contents of a folder, with `follow_links` also those behind symbolic links.
 
     Raises
     ------
     FileNotFoundError
         The folder does not exist.
     SourceError
-        There is nothing in it that a report shows.
+        It has no contents that a report shows.
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -76,7 +73,7 @@ def look_into(folder: str | Path, *, follow_links: bool = False) -> RunFolder:
     files: list[Path] = []
     for path in _walk(folder, _DEPTH, follow_links):
         (images if path.is_dir() else files).append(path)
-    summary: dict[str, Any] = {}
+    summary: dict[str, JSON] = {}
     positions, tables, unread = [], [], []
     for path in files:
         if path.suffix == ".json":
@@ -97,22 +94,22 @@ def look_into(folder: str | Path, *, follow_links: bool = False) -> RunFolder:
             except (OSError, csv.Error) as error:
                 unread.append(f"{path} cannot be read: {error}")
     pictures = tuple(path for path in files if path.suffix == ".png")
-    found = RunFolder(
+    contents = RunFolder(
         folder, tuple(images), tuple(positions), tuple(tables), pictures, tuple(summary.get("stages", ())),
         tuple(summary.get("empty", ())), tuple(unread),
     )  # fmt: skip
-    if not any((images, positions, tables, pictures, found.stages, unread)):
+    if not any((images, positions, tables, pictures, contents.stages, unread)):
         raise SourceError(f"{folder} holds no OME-Zarr images, positions, tables or pictures to report")
-    return found
+    return contents
 
 
 def _walk(folder: Path, depth: int, follow_links: bool) -> Iterator[Path]:
-    """Yield Zarr folders, which are not looked into, and files, without hidden ones."""
+    """Yield Zarr folders, which are not searched, and files; hidden ones are left out."""
     for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
         if entry.name.startswith(".") or (entry.is_symlink() and not follow_links):
             continue
         path = Path(entry.path)
-        if not entry.is_dir() and not entry.is_file():  # a pipe would be waited for
+        if not entry.is_dir() and not entry.is_file():  # reading a pipe would block
             continue
         if not entry.is_dir() or any((path / name).is_file() for name in _ZARR):
             yield path
@@ -120,7 +117,8 @@ def _walk(folder: Path, depth: int, follow_links: bool) -> Iterator[Path]:
             yield from _walk(path, depth - 1, follow_links)
 
 
-def _json(path: Path) -> dict[str, Any]:
+def _json(path: Path) -> dict[str, JSON]:
+    """Return the object in a JSON file; empty if it cannot be read or is another value."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -128,27 +126,16 @@ def _json(path: Path) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def _is_summary(content: dict[str, Any]) -> bool:
+def _is_summary(content: dict[str, JSON]) -> bool:
     stages = content["stages"]
-    return isinstance(stages, list) and all(isinstance(one, dict) and one.keys() >= _STAGE for one in stages)
+    return isinstance(stages, list) and all(isinstance(stage, dict) and stage.keys() >= _STAGE for stage in stages)
 
 
-def _tile_shape(value: Any) -> tuple[int, int]:
-    """Return the tile shape of positions; of another form, one that they cannot be of, so that reading them says so."""
+def _tile_shape(value: JSON) -> tuple[int, int]:
+    """Return the tile shape of positions; (0, 0) if it is no pair, with which reading them raises an error."""
     return (value[0], value[1]) if isinstance(value, list) and len(value) == 2 else (0, 0)
 
 
 def _table(path: Path) -> tuple[tuple[str, ...], ...]:
     with path.open(newline="", encoding="utf-8-sig", errors="replace") as file:
         return tuple(tuple(row) for row, _ in zip(csv.reader(file), range(_ROWS + 1), strict=False))
-
-
-def robust_outliers(values: np.ndarray, deviations: float = 4.0) -> np.ndarray:
-    """Return which values are far from the median, by robust standard deviations; NaN is none."""
-    known = np.isfinite(values)
-    if known.sum() < 5:
-        return np.zeros(values.shape, bool)
-    middle = np.median(values[known])
-    spread = 1.4826 * np.median(np.abs(values[known] - middle))
-    with np.errstate(invalid="ignore"):
-        return known & (np.abs(values - middle) > deviations * max(float(spread), 1e-3 * abs(float(middle))))

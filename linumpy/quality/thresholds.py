@@ -1,21 +1,20 @@
 """Thresholds between two classes of intensities: Otsu's and Li's. On the host or the device.
 
-In: an array. Out: a number: voxels above it are foreground. Results are those of scikit-image.
+In: an array. Out: a number; voxels above it are foreground. Results are those of scikit-image.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
 from linumpy.arrays import Array
 from linumpy.device import array_module
 
-#: Integers of at most so many values have a bin of the histogram each.
-_VALUES = 2**20
-_MOST_ROUNDS = 1000
+#: Maximum range of integers for a histogram with a bin for each value.
+_MAX_BINS = 2**20
+_MAX_ROUNDS = 1000
 
 
 def otsu_threshold(values: Array, bins: int = 256) -> float:
@@ -24,9 +23,9 @@ def otsu_threshold(values: Array, bins: int = 256) -> float:
     Parameters
     ----------
     values : numpy.ndarray or cupy.ndarray
-        Integers or floats of any shape; those that are not finite are left out.
+        Integers or floats of any shape; values that are not finite are left out.
     bins : int
-        Of the histogram of floats; each integer has its own.
+        Bins of the histogram of floats; each integer has a bin.
 
     Raises
     ------
@@ -37,7 +36,7 @@ def otsu_threshold(values: Array, bins: int = 256) -> float:
     low, high = float(finite.min()), float(finite.max())
     if low == high:
         return low
-    if finite.dtype.kind in "iu" and high - low < _VALUES:
+    if finite.dtype.kind in "iu" and high - low < _MAX_BINS:
         counts = xp.bincount((finite - finite.min()).astype(np.int64))
         centres = xp.arange(counts.size) + low
     else:
@@ -52,12 +51,12 @@ def otsu_threshold(values: Array, bins: int = 256) -> float:
 
 
 def li_threshold(values: Array, tolerance: float | None = None) -> float:
-    """Return the threshold of least cross entropy, by iteration from the mean (Li and Tam, 1998).
+    """Return the threshold of minimum cross entropy, by iteration from the mean (Li and Tam, 1998).
 
     Parameters
     ----------
     values : numpy.ndarray or cupy.ndarray
-        Integers or floats of any shape; those that are not finite are left out.
+        Integers or floats of any shape; values that are not finite are left out.
     tolerance : float, optional
         A smaller step ends the iteration; by default 0.5 for integers, and 1e-6 of the range for floats.
 
@@ -79,7 +78,7 @@ def li_threshold(values: Array, tolerance: float | None = None) -> float:
         tolerance = 0.5 if finite.dtype.kind in "iu" else 1e-6 * (high - low)
     total, count = float(shifted.sum()), shifted.size
     threshold = total / count
-    for _ in range(_MOST_ROUNDS):
+    for _ in range(_MAX_ROUNDS):
         above = shifted > threshold
         inside, number = float(xp.where(above, shifted, 0).sum()), int(above.sum())
         fore, back = inside / max(number, 1), (total - inside) / max(count - number, 1)
@@ -91,16 +90,19 @@ def li_threshold(values: Array, tolerance: float | None = None) -> float:
     return float(threshold + low)
 
 
+#: By name.
 METHODS: dict[str, Callable[[Array], float]] = {"otsu": otsu_threshold, "li": li_threshold}
 
 
-def _finite(values: Array) -> Any:
+def _finite(values: Array) -> Array:
+    """Return the finite values, of one axis."""
+    finite: Array
     if values.dtype.kind in "iu":
         finite = values.ravel()
     elif values.dtype.kind == "f":
         finite = values[array_module(values).isfinite(values)]
     else:
-        raise TypeError(f"values of {values.dtype} have no threshold: integers and floats have")
+        raise TypeError(f"values of {values.dtype} have no threshold: pass integers or floats")
     if not finite.size:
-        raise ValueError("there is no finite value to find a threshold of")
+        raise ValueError("there is no finite value: a threshold needs at least one")
     return finite

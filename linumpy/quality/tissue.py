@@ -27,15 +27,15 @@ def tissue_mask(
     Parameters
     ----------
     volume : numpy.ndarray or cupy.ndarray, (Z, Y, X)
-        Intensity; voxels that are not finite are no tissue. A projection is a volume of one plane.
+        Intensity; voxels that are not finite are not tissue. A projection is a volume of one plane.
     method : {"otsu", "li"}
         :func:`~linumpy.quality.thresholds.otsu_threshold` or :func:`~linumpy.quality.thresholds.li_threshold`.
     sigma : float
         Standard deviation of the Gaussian before the threshold, in voxels.
     radius : float
-        Radius in voxels of the ball with which the mask is opened; 0 leaves that out.
+        Radius in voxels of the ball by which the mask is opened; 0 for no opening.
     use_log : bool
-        Whether the threshold is found in logarithms, which OCT's range of intensities needs.
+        Whether the threshold is found in logarithms, for the wide range of OCT intensities.
 
     Returns
     -------

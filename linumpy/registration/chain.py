@@ -1,11 +1,11 @@
-"""Positions of many images from the transforms between pairs of them, all at once, so that errors do not add up.
+"""Positions of many images from transforms between pairs, solved together, so that errors do not accumulate.
 
-In: transforms between pairs, of neighbours and of images further apart, with weights. Out: a transform for each image
-to a common space, and which pairs were rejected. Residuals ``A_moving @ T - A_fixed`` are linear in the transforms A
-to the common space: they are solved by least squares, the linear parts first (those of rigid transforms are then
-brought to the nearest rotation), then the translations. Pairs whose residual is large against that of the others lose
-their weight. Neighbours are also held together by a prior, the motor's shifts or the identity, of a weight that counts
-only where no pair is left: an image without pairs comes to lie between its neighbours.
+In: transforms between pairs of neighbours and of images further apart, with weights. Out: a transform for each image to
+a common space, and which pairs were rejected. Residuals ``A_moving @ T - A_fixed`` are linear in the transforms A to
+the common space. They are solved by least squares, first the linear parts (of rigid transforms, replaced by the nearest
+rotation), then the translations. Pairs with a large residual relative to the others lose their weight. A prior of
+negligible weight, the motor's shifts or the identity, connects neighbours: it places an image without pairs between its
+neighbours.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-#: Weight of the prior, relative to the median of the pairs'.
+from linumpy.registration.robust import robust_deviation
+
+#: Weight of the prior, relative to the median weight of the pairs.
 _PRIOR = 1e-6
-#: Reweighted solutions at most.
+#: Maximum number of reweighted solutions.
 _ROUNDS = 30
 
 
@@ -52,12 +54,12 @@ class ChainSolution:
     matrices : numpy.ndarray, (N, rank + 1, rank + 1)
         Homogeneous, in µm: a point p of an image is at ``matrix @ (p, 1)`` in the common space.
     residuals_um : numpy.ndarray, (number of links,)
-        Root mean square distance, over the corners of the image, between where a pair and where the solution says that
-        the moving image lies.
+        Root mean square distance, over the corners of the moving image, between its position by the link and by the
+        solution.
     rejected : numpy.ndarray of bool, (number of links,)
-        Links that had no part in the solution.
+        Links that the solution leaves out.
     interpolated : numpy.ndarray of bool, (N,)
-        Images of which no link was left: the prior placed them.
+        Images without a link, which the prior placed.
     """
 
     matrices: np.ndarray
@@ -90,8 +92,8 @@ def solve_chain(
     rigid : bool
         Whether the transforms are rotations and translations; otherwise they are affine.
     prior : numpy.ndarray, (count - 1, rank + 1, rank + 1), optional
-        Transform between each image and the next where nothing was measured, as :class:`PairLink` has them; by default
-        the identity.
+        Transform between each image and the next without a measurement, as in :class:`PairLink`; by default the
+        identity.
     reference : int, optional
         The image whose transform is the identity; by default the middle one.
     max_deviation : float
@@ -117,7 +119,7 @@ def solve_chain(
     between = np.tile(np.eye(rank + 1), (max(0, count - 1), 1, 1)) if prior is None else np.asarray(prior, np.float64)
     if between.shape != (max(0, count - 1), rank + 1, rank + 1):
         raise ValueError(f"a prior of shape {between.shape}: one for each of {count - 1} neighbours is needed")
-    # About the centre of the images: there rotation and translation are independent.
+    # About the centre of the images, where rotation and translation are independent.
     centre = np.eye(rank + 1)
     centre[:-1, -1] = extent / 2
     shifted = np.linalg.inv(centre)
@@ -128,19 +130,19 @@ def solve_chain(
     )
     ends = [(link.fixed, link.moving) for link in links]
     tolerance = 2e-3 * float(extent.max()) if tolerance_um is None else tolerance_um
-    # No link outweighs the others by an error that is small against the tolerance.
+    # Limited, so that a link whose error is far below the tolerance does not outweigh the others.
     weights[usable] = np.minimum(weights[usable], 1 / (tolerance / 40) ** 2)
     base = float(np.median(weights[usable])) if usable.any() else 1.0
     ends_all = ends + list(itertools.pairwise(range(count)))
     all_links = np.array([*measured, *(shifted @ between @ centre)]).reshape(-1, rank + 1, rank + 1)
     robust = usable.astype(np.float64)
     solved, residuals = np.tile(np.eye(rank + 1), (count, 1, 1)), np.zeros(len(links))
-    for turn in range(_ROUNDS):
-        now = np.concatenate([weights * robust, np.full(len(between), _PRIOR * base)])
-        solved = _solve(count, ends_all, all_links, now, middle, rigid)
+    for number in range(_ROUNDS):
+        all_weights = np.concatenate([weights * robust, np.full(len(between), _PRIOR * base)])
+        solved = _solve(count, ends_all, all_links, all_weights, middle, rigid)
         residuals = _residuals(solved, ends, measured, extent)
-        if turn < _ROUNDS // 2:
-            # Towards least absolute distances first: least squares would share a wrong link's error with all others.
+        if number < _ROUNDS // 2:
+            # First towards least absolute distances: least squares would spread the error of a wrong link to others.
             new = usable / np.sqrt(1 + (residuals / (0.1 * tolerance)) ** 2)
         else:
             new = usable * _biweights(residuals, usable, tolerance, max_deviation)
@@ -148,14 +150,14 @@ def solve_chain(
                 break
         robust = new
     rejected = robust < 1e-3
-    linked = {n for pair, gone in zip(ends, rejected, strict=True) if not gone for n in pair}
+    linked = {n for pair, is_rejected in zip(ends, rejected, strict=True) if not is_rejected for n in pair}
     interpolated = np.array([n not in linked for n in range(count)])
     return ChainSolution(centre @ solved @ shifted, residuals, rejected, interpolated)
 
 
 def _biweights(residuals: np.ndarray, usable: np.ndarray, tolerance: float, max_deviation: float) -> np.ndarray:
     """Return Tukey's biweights of residuals: 0 beyond `max_deviation` robust standard deviations."""
-    spread = 1.4826 * float(np.median(residuals[usable])) if usable.any() else 0.0
+    spread = robust_deviation(residuals[usable]) if usable.any() else 0.0
     weights: np.ndarray = np.clip(1 - (residuals / max(max_deviation * spread, tolerance)) ** 2, 0, 1) ** 2
     return weights
 
@@ -163,7 +165,7 @@ def _biweights(residuals: np.ndarray, usable: np.ndarray, tolerance: float, max_
 def _solve(
     count: int, ends: Sequence[tuple[int, int]], links: np.ndarray, weights: np.ndarray, reference: int, rigid: bool
 ) -> np.ndarray:
-    """Solve weighted least squares of ``A[moving] @ link = A[fixed]``; all about the centre."""
+    """Solve ``A[moving] @ link = A[fixed]`` by weighted least squares; all about the centre."""
     rank = links.shape[-1] - 1
     free = [n for n in range(count) if n != reference]
     column = {n: k for k, n in enumerate(free)}
@@ -206,11 +208,11 @@ def _nearest_rotation(matrix: np.ndarray) -> np.ndarray:
 def _residuals(
     solved: np.ndarray, ends: Sequence[tuple[int, int]], links: Sequence[np.ndarray], extent: np.ndarray
 ) -> np.ndarray:
-    """Return how far, at the corners, links and solution are apart, in µm."""
+    """Return the root mean square distance between links and solution at the corners, in µm."""
     corners = np.array(list(itertools.product(*((-e / 2, e / 2) for e in extent))))
     points = np.c_[corners, np.ones(len(corners))].T
     out = np.zeros(len(links))
     for n, ((fixed, moving), link) in enumerate(zip(ends, links, strict=True)):
-        apart = (solved[moving] @ link - solved[fixed])[:-1] @ points
-        out[n] = math.sqrt(float((apart**2).sum(axis=0).mean()))
+        difference = (solved[moving] @ link - solved[fixed])[:-1] @ points
+        out[n] = math.sqrt(float((difference**2).sum(axis=0).mean()))
     return out

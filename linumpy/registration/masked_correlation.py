@@ -1,10 +1,10 @@
 """Search the translation and rotation between images by masked normalised cross-correlation.
 
 In: pairs of images with masks, and angles. Out: for each pair the angle and the whole-voxel shift of the greatest
-correlation: the start of :mod:`linumpy.registration.refine`. The correlation at all shifts is computed by FFT as in
-Padfield, Masked object registration in the Fourier domain, IEEE Transactions on Image Processing 21(5), 2012; at each
-shift it is Pearson's, over the voxels that are valid in both images. All pairs and as many angles as fit
-:data:`SCRATCH_BYTES` are transformed at a time.
+correlation, from which :mod:`linumpy.registration.refine` starts. The correlation at all shifts is computed by FFT as
+in Padfield, Masked object registration in the Fourier domain, IEEE Transactions on Image Processing 21(5), 2012; at
+each shift it is Pearson's, over the voxels that are valid in both images. All pairs, and as many angles as
+:data:`SCRATCH_BYTES` allows, are transformed together.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from linumpy.arrays import Array
 from linumpy.device import array_module, is_device_array, to_host
 from linumpy.registration.stacked import StackedImages
 
-#: Bytes of the spectra and correlations that are in memory at a time.
+#: Maximum bytes of the spectra and correlations in memory.
 SCRATCH_BYTES = 2**30
-#: A variance below this fraction of the greatest one is a rounding error of the transforms.
+#: A variance below this fraction of the greatest variance is a rounding error of the transforms.
 _NO_VARIANCE = 1e-9
 
 
 @dataclass(frozen=True)
 class CoarseMatches:
-    """The best shift and angle of each pair: voxel p of the fixed image shows what the moving one has at ``map @ p``.
+    """The best shift and angle of each pair: voxel p of the fixed image is at ``map @ p`` in the moving image.
 
     Attributes
     ----------
@@ -59,7 +59,7 @@ def match_pairs(
     min_overlap: float = 0.3,
     spacing: Sequence[float] | None = None,
 ) -> CoarseMatches:
-    """Find the shift and the angle of the greatest correlation, of many pairs at once.
+    """Find the shift and the angle of the greatest correlation of many pairs.
 
     Parameters
     ----------
@@ -70,11 +70,11 @@ def match_pairs(
     angles : sequence of float
         Angles to try, in degrees, about the centre, in the plane of the last two axes.
     max_shift : float or sequence of float
-        Greatest shift along each axis, as a fraction of its size.
+        Maximum shift along each axis, as a fraction of its size.
     min_overlap : float
         Fraction of the smaller mask that must overlap.
     spacing : sequence of float, optional
-        Voxel spacing, of which the rotation needs the ratio; by default the same along all axes.
+        Voxel spacing in any unit, for the rotation; by default the same along all axes.
 
     Raises
     ------
@@ -88,23 +88,23 @@ def match_pairs(
         raise ValueError(f"angles={list(angles)}: pass one angle or more, in degrees")
     if not (reach >= 0).all() or not (reach <= 1).all() or not 0 <= min_overlap <= 1:
         raise ValueError(f"max_shift={max_shift}, min_overlap={min_overlap}: pass fractions from 0 to 1")
-    most = tuple(min(math.ceil(n * r), n - 1) for n, r in zip(shape, reach, strict=True))
+    limits = tuple(min(math.ceil(n * r), n - 1) for n, r in zip(shape, reach, strict=True))
     steps = np.ones(len(shape)) if spacing is None else np.asarray(spacing, np.float64)
     turns = [rotation_about_centre(angle, shape, steps) for angle in angles]
-    search = _Search(fixed, moving, masks, most, min_overlap)
-    best = np.zeros((len(fixed), 3))  # correlation, overlap, number of the angle and shift
+    search = _Search(fixed, moving, masks, limits, min_overlap)
+    best = np.zeros((len(fixed), 3))  # correlation, overlap, index of angle and shift
     best[:, 2] = -1
     group = max(1, int(SCRATCH_BYTES // search.nbytes))
     for first in range(0, len(turns), group):
-        found = to_host(search.correlate(np.array(turns[first : first + group])))
-        better = found[:, 0] > best[:, 0]
-        found[:, 2] += first * search.shifts
-        best[better] = found[better]
+        matches = to_host(search.correlate(np.array(turns[first : first + group])))
+        better = matches[:, 0] > best[:, 0]
+        matches[:, 2] += first * search.shifts
+        best[better] = matches[better]
     matrices = np.tile(np.eye(len(shape) + 1), (len(fixed), 1, 1))
     chosen = np.zeros(len(fixed))
     for pair in np.flatnonzero(best[:, 2] >= 0):
-        number, place = divmod(int(best[pair, 2]), search.shifts)
-        shift = np.array(np.unravel_index(place, search.window)) - most
+        number, shift_index = divmod(int(best[pair, 2]), search.shifts)
+        shift = np.array(np.unravel_index(shift_index, search.window)) - limits
         matrices[pair, :-1] = turns[number]
         matrices[pair, :-1, -1] += turns[number][:, :-1] @ shift
         chosen[pair] = angles[number]
@@ -115,19 +115,19 @@ def check_pairs(fixed: Array, moving: Array, masks: tuple[Array | None, Array | 
     """Check that images and masks form pairs."""
     if fixed.shape != moving.shape or fixed.ndim not in (3, 4) or min(fixed.shape) < 1 or min(fixed.shape[1:]) < 4:
         raise ValueError(
-            f"images of {fixed.shape} and {moving.shape} are no pairs: (N, Y, X) or (N, Z, Y, X) of one shape, with "
-            "four voxels or more along each axis, are needed"
+            f"images of {fixed.shape} and {moving.shape} are no pairs: pass (N, Y, X) or (N, Z, Y, X) of one shape, "
+            "with four voxels or more along each axis"
         )
     for mask in masks:
         if mask is not None and mask.shape != fixed.shape:
             raise ValueError(f"a mask of {mask.shape} does not fit images of {fixed.shape}")
     arrays = [fixed, moving, *(mask for mask in masks if mask is not None)]
     if len({is_device_array(array) for array in arrays}) > 1:
-        raise ValueError("some images or masks are on the device and others are not: copy them to one side")
+        raise ValueError("some images or masks are on the device and others are on the host: copy them to one side")
 
 
 def rotation_about_centre(angle: float, shape: Sequence[int], spacing: np.ndarray) -> np.ndarray:
-    """Return the map of voxels (rank, rank + 1) that turns the last two axes by an angle in degrees."""
+    """Return the map of voxels (rank, rank + 1) that rotates the last two axes by an angle in degrees."""
     rank = len(shape)
     turn = np.eye(rank)
     c, s = math.cos(math.radians(angle)), math.sin(math.radians(angle))
@@ -142,43 +142,43 @@ class _Search:
 
     def __init__(
         self, fixed: Array, moving: Array, masks: tuple[Array | None, Array | None],
-        most: tuple[int, ...], min_overlap: float,
+        limits: tuple[int, ...], min_overlap: float,
     ) -> None:  # fmt: skip
         self.xp = array_module(fixed)
-        self.most, self.min_overlap = most, min_overlap
-        self.window = tuple(2 * n + 1 for n in most)
+        self.limits, self.min_overlap = limits, min_overlap
+        self.window = tuple(2 * n + 1 for n in limits)
         self.shifts = math.prod(self.window)
-        self.axes = tuple(range(-len(most), 0))
-        self.size = tuple(_fast_length(n + m) for n, m in zip(fixed.shape[1:], most, strict=True))
+        self.axes = tuple(range(-len(limits), 0))
+        self.size = tuple(_fast_length(n + limit) for n, limit in zip(fixed.shape[1:], limits, strict=True))
         whole, mask = standardized(fixed, masks[0])
         self.fixed = [self._spectrum(part).conj() for part in (mask, whole, whole * whole)]
         self.voxels = mask.sum(axis=self.axes)
         whole, mask = standardized(moving, masks[1])
-        # The mask beside the image: a sample counts where all voxels around it are valid.
+        # The mask is sampled like the image: a sample is valid if all voxels around it are.
         self.moving, self.moving_mask = StackedImages(whole, 1, "zero"), StackedImages(mask, 1, "zero")
         self.voxels = self.xp.minimum(self.voxels, mask.sum(axis=self.axes))
         # Three spectra and six correlations of double precision, and their temporaries, for each pair and angle.
         self.nbytes = len(fixed) * math.prod(self.size) * 8 * 14
 
-    def _spectrum(self, images: Any) -> Any:
+    def _spectrum(self, images: Array) -> Any:
         return _fft(self.xp).rfftn(images.astype(np.float64), self.size, axes=self.axes)
 
-    def _correlations(self, fixed: Any, moving: Any) -> Any:
-        """Sum the products at all shifts in the window: fixed at p, moving at p + shift."""
+    def _correlations(self, fixed: Array, moving: Array) -> Array:
+        """Sum the products of the fixed images at p and the moving ones at p + shift, at all shifts in the window."""
         xp = self.xp
         sums = _fft(xp).irfftn(fixed[:, None] * moving, self.size, axes=self.axes)
-        for axis, most in zip(self.axes, self.most, strict=True):
-            sums = xp.take(sums, xp.arange(-most, most + 1) % sums.shape[axis], axis=axis)
+        for axis, limit in zip(self.axes, self.limits, strict=True):
+            sums = xp.take(sums, xp.arange(-limit, limit + 1) % sums.shape[axis], axis=axis)
         return sums
 
-    def correlate(self, maps: np.ndarray) -> Any:
-        """Return, for each pair, the greatest correlation, its overlap, and the number of its map and shift."""
+    def correlate(self, maps: np.ndarray) -> Array:
+        """Return for each pair the greatest correlation, its overlap, and the index of its map and shift."""
         xp, pairs = self.xp, len(self.voxels)
         rows = slice(0, self.moving.shape[0])
-        every = np.tile(maps, (pairs, 1, 1)), np.repeat(np.arange(pairs), len(maps))
+        all_maps = np.tile(maps, (pairs, 1, 1)), np.repeat(np.arange(pairs), len(maps))
         shape = (pairs, len(maps), *self.moving.shape)
-        mask = (self.moving_mask.sample(*every, rows) > 0.999).astype(np.float64).reshape(shape)
-        image = self.moving.sample(*every, rows).reshape(shape) * mask
+        mask = (self.moving_mask.sample(*all_maps, rows) > 0.999).astype(np.float64).reshape(shape)
+        image = self.moving.sample(*all_maps, rows).reshape(shape) * mask
         spectra = [self._spectrum(part) for part in (mask, image, image * image)]
         counts = xp.rint(self._correlations(self.fixed[0], spectra[0]))
         safe = xp.maximum(counts, 1)
@@ -192,9 +192,9 @@ class _Search:
             valid &= spread > _NO_VARIANCE * square.max()
         spread = xp.sqrt(xp.where(valid, spreads[0] * spreads[1], 1))
         scores = xp.where(valid, xp.clip(shared / spread, -1, 1), -2).reshape(pairs, -1)
-        place = scores.argmax(axis=1)[:, None]
-        share = xp.take_along_axis(counts.reshape(pairs, -1), place, 1)[:, 0] / xp.maximum(self.voxels, 1)
-        return xp.stack([xp.take_along_axis(scores, place, 1)[:, 0], share, place[:, 0].astype(np.float64)], axis=1)
+        index = scores.argmax(axis=1)[:, None]
+        share = xp.take_along_axis(counts.reshape((pairs, -1)), index, 1)[:, 0] / xp.maximum(self.voxels, 1)
+        return xp.stack([xp.take_along_axis(scores, index, 1)[:, 0], share, index[:, 0].astype(np.float64)], axis=1)
 
 
 def standardized(images: Array, mask: Array | None) -> tuple[Any, Any]:

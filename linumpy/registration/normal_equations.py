@@ -1,7 +1,7 @@
 """Normal equations of pairs of images, for :mod:`linumpy.registration.refine`.
 
-In: a level of the pyramid, and what is known of each pair. Out: the equations, and what else is summed on the way, on
-the host. All pairs are sampled in the same launches, in strips that fit the memory.
+In: a level of the pyramid, and the state of each pair. Out: the equations and further sums, on the host. All pairs are
+sampled in the same launches, in strips that fit the memory.
 """
 
 from __future__ import annotations
@@ -15,28 +15,29 @@ from typing import Any
 
 import numpy as np
 
+from linumpy.arrays import Array
 from linumpy.device import array_module, to_host
 from linumpy.registration.pyramid import Level
 
-#: Bytes of coordinates, samples and columns that are in memory at a time, on a device and on the host.
+#: Maximum bytes of coordinates, samples and columns in memory, on a device and on the host.
 SCRATCH_BYTES, HOST_SCRATCH_BYTES = 2**30, 2**25
 #: Cauchy's constant for 95 % efficiency.
 _CAUCHY = 2.385
-#: Residuals of a pair from which their spread is estimated.
+#: Approximate number of residuals of a pair from which their spread is estimated.
 _SAMPLES = 4096
 
 
 class PairState:
-    """What is known of each pair, on the host.
+    """The transform and the model of each pair, on the host.
 
     Attributes
     ----------
     matrices : numpy.ndarray, (N, rank + 1, rank + 1)
         Transforms in µm.
     weights : numpy.ndarray, (N, 2 or 3)
-        The fixed image is the sum of the moving one, of 1 and of its shadows, if there are any, by these weights.
+        Weights of the moving image, of 1 and of the shadows, if any, whose sum is the fixed image.
     scales : numpy.ndarray, (N,)
-        Robust standard deviation of the residuals; infinite if not known.
+        Robust standard deviation of the residuals; infinite if unknown.
     converged : numpy.ndarray of bool, (N,)
         Whether the last step was below the tolerance.
     """
@@ -56,7 +57,19 @@ class PairState:
 
 @dataclass
 class NormalEquations:
-    """The normal equations of pairs at some transforms, and what else is summed on the way; on the host."""
+    """The normal equations of pairs at their transforms, and further sums; on the host.
+
+    Attributes
+    ----------
+    hessian, slope : numpy.ndarray, (N, P, P) and (N, P)
+        Of the P directions of an update and the weights.
+    cost, weight, variance : numpy.ndarray, (N,)
+        Mean loss, voxels that both images share, and weighted mean square of the residuals.
+    moments : numpy.ndarray, (N, 3, 3)
+        Products of the fixed image, the moving image and 1.
+    residuals : numpy.ndarray, (N, samples)
+        Every n-th residual; NaN outside of the masks.
+    """
 
     hessian: np.ndarray
     slope: np.ndarray
@@ -70,7 +83,7 @@ class NormalEquations:
 def generators(model: str, rank: int, radius: np.ndarray) -> np.ndarray:
     """Return the directions of an update, (P, rank + 1, rank + 1).
 
-    Each moves the points of a box of half-lengths `radius`, in µm, by about 1 µm.
+    Each direction moves the points of a box of half-lengths `radius`, in µm, by about 1 µm.
     """
     out = []
     for axis in range(rank):
@@ -99,7 +112,7 @@ class System:
         self.voxels = to_host(level.fixed_mask.sum(axis=axes, dtype=np.float64))
 
     def normal(self, pairs: PairState, chosen: np.ndarray) -> NormalEquations:
-        """Compare the images of some pairs: at the transforms, weights and scales of `pairs`."""
+        """Compare the images of the chosen pairs at the transforms, weights and scales of `pairs`."""
         xp, level, count = self.xp, self.level, len(self.directions)
         maps = level.voxel_maps(pairs.matrices[chosen])
         columns = count + (2 if level.shadows is None else 3)
@@ -125,7 +138,7 @@ class System:
             shown = fixed - weights[2] * parts[2] if len(parts) > 2 else fixed
             moments += _products([shown, moving, xp.ones_like(fixed)], mask)
             axes = tuple(range(1, mask.ndim))
-            # Cauchy's, which is half the square for small residuals; with an infinite scale the square itself.
+            # Cauchy's loss, which is half the square for small residuals; the square itself for an infinite scale.
             infinite = sharpness == 0
             loss = xp.where(infinite, residual * residual, xp.log1p(scaled * scaled))
             costs[0] += (loss * mask).sum(axis=axes, dtype=np.float64)
@@ -140,15 +153,15 @@ class System:
         )  # fmt: skip
 
     def _strips(self, pairs: int, columns: int) -> Iterator[slice]:
-        """Cut the first axis, so that what is computed of a strip fits its memory."""
+        """Cut the first axis into strips that fit the memory."""
         first, *others = self.level.shape
         nbytes = pairs * math.prod(others) * (8 * len(self.level.shape) + 8 * columns + 40)
         limit = HOST_SCRATCH_BYTES if self.xp is np else SCRATCH_BYTES
         step = max(1, limit // nbytes)
         return (slice(begin, min(begin + step, first)) for begin in range(0, first, step))
 
-    def _columns(self, picked: Any, rows: slice) -> Iterator[Any]:
-        """Yield the change of the fixed images by each direction: their gradients times how far it moves."""
+    def _columns(self, picked: Array, rows: slice) -> Iterator[Any]:
+        """Yield the change of the fixed images by each direction: their gradients times the displacement."""
         xp, level = self.xp, self.level
         gradients = [gradient[picked, rows] for gradient in level.gradients]
         lines = []
@@ -170,12 +183,12 @@ class System:
             yield total
 
 
-def _products(columns: Sequence[Any], weight: Any) -> Any:
+def _products(columns: Sequence[Array], weight: Array) -> Array:
     """Sum the weighted products of each two columns, (N, rows, ...): (N, columns, columns).
 
-    Sums of one row are float32, so that rounding errors do not grow with the image, and rows are a batch.
+    Rows are a batch: only sums within a row are float32, so that rounding errors do not grow with the image.
     """
     xp = array_module(weight)
-    flat = xp.stack([column.reshape(*column.shape[:2], -1) for column in columns], axis=2)
-    weighted = flat * weight.reshape(*weight.shape[:2], 1, -1)
+    flat = xp.stack([column.reshape((*column.shape[:2], -1)) for column in columns], axis=2)
+    weighted = flat * weight.reshape((*weight.shape[:2], 1, -1))
     return xp.matmul(weighted, flat.transpose(0, 1, 3, 2)).sum(axis=1, dtype=np.float64)

@@ -1,8 +1,8 @@
 """Register pairs of images: search translation and rotation on a coarse grid, then refine.
 
 In: pairs of images (N, [Z,] Y, X) with masks. Out: :class:`~linumpy.registration.refine.PairTransforms`. All pairs are
-registered at once. What changes slowly over an image, such as attenuation that is left where a cut is tilted, is taken
-out first: it differs between slices, and outweighs the tissue's structure.
+registered in one batch. Slow changes over an image are removed first, such as attenuation that remains where a cut is
+tilted: they differ between slices, and outweigh the tissue's structure.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from linumpy.device import array_module
 from linumpy.registration.masked_correlation import check_pairs, match_pairs, standardized
 from linumpy.registration.refine import PairTransforms, Refinement, refine_pairs
 
-#: Standard deviation of the Gaussian that tells what changes slowly: a fraction of the image, and voxels at least.
-#: Images are averaged before over this many blocks along an axis.
+#: Standard deviation of the Gaussian of slow changes as a fraction of the image, its minimum in voxels, and the maximum
+#: number of blocks along an axis whose means are smoothed by it.
 _SLOW, _SLOW_VOXELS, _BLOCKS = 1 / 16, 16, 48
 
 
 @dataclass(frozen=True)
 class PairSearch:
-    """Where the first transforms are searched.
+    """The range in which the first transforms are searched.
 
     Attributes
     ----------
     max_angle, angle_step : float
-        Angles in degrees, in the plane of the last two axes, to each side and from one to the next.
+        Maximum angle to each side, and step between angles, in degrees, in the plane of the last two axes.
     max_shift : float
-        Greatest shift, as a fraction of the image along each axis.
+        Maximum shift, as a fraction of the image along each axis.
     min_overlap : float
         Fraction of the smaller mask that must overlap.
     voxels : int
-        Voxels along an axis of the coarse grid at most.
+        Approximate maximum of voxels along an axis of the coarse grid.
     """
 
     max_angle: float = 10.0
@@ -76,17 +76,17 @@ def register_pairs(
     Parameters
     ----------
     fixed, moving : numpy.ndarray or cupy.ndarray, (N, [Z,] Y, X)
-        The images, all of one shape; larger with NaN around those that are smaller. They may differ by a gain and an
-        offset that change slowly along Y and X, by noise, and in what parts of them show.
+        The images, all of one shape; smaller images are padded by NaN. The images of a pair may differ by a gain and an
+        offset that change slowly along Y and X, by noise, and in parts of their contents.
     masks : (array of bool or None, array of bool or None)
         Valid voxels, in the shape of the images; None for all that are finite.
     shadows : array, optional
-        What shows in the fixed images besides, by a factor that is not known, such as shadows of the tissue above: in
-        their shape, 0 for nothing.
+        Images that the fixed images also contain, by an unknown factor, such as shadows of the tissue above: in the
+        shape of the fixed images, 0 for no shadow.
     spacing : sequence of float, optional
         Voxel spacing in µm; by default 1.
     search : PairSearch, optional
-        Where to search.
+        The range to search.
     method : Refinement, optional
         How to refine.
 
@@ -111,19 +111,19 @@ def register_pairs(
     fixed, moving = (flattened(images, mask) for images, mask in zip((fixed, moving), masks, strict=True))
     shadows = None if shadows is None else flattened(shadows)
     coarse = [block_means(images, None, factors) for images in (fixed, moving)]
-    found = match_pairs(
+    matches = match_pairs(
         coarse[0][0], coarse[1][0], (coarse[0][1], coarse[1][1]), angles=search.angles,
         max_shift=search.max_shift, min_overlap=search.min_overlap, spacing=(steps * factors).tolist(),
     )  # fmt: skip
-    # From voxels of the coarse grid to µm, and from its first voxel to that of the images.
+    # From voxels of the coarse grid to µm from the first voxel of the images.
     to_um = np.diag([*(steps * factors), 1.0])
     to_um[:-1, -1] = (np.array(factors) - 1) / 2 * steps
-    initial = to_um @ found.matrices @ np.linalg.inv(to_um)
+    initial = to_um @ matches.matrices @ np.linalg.inv(to_um)
     return refine_pairs(fixed, moving, initial, shadows=shadows, spacing=steps.tolist(), method=method)
 
 
-def flattened(images: Array, mask: Array | None = None) -> Any:
-    """Return images without what changes slowly along their last two axes: less the local mean, with alike contrast.
+def flattened(images: Array, mask: Array | None = None) -> Array:
+    """Return images without slow changes along their last two axes: without the local mean, with even contrast.
 
     Parameters
     ----------
@@ -135,13 +135,14 @@ def flattened(images: Array, mask: Array | None = None) -> Any:
     Returns
     -------
     array of float32, in the shape of the images
-        NaN where a voxel is not valid. Contrast below half of an image's own is not raised to it: that is noise.
+        NaN where a voxel is not valid. Local contrast below half of the image's contrast is not amplified to it, since
+        it is mostly noise.
     """
     xp = array_module(images)
     image, valid = standardized(images, mask)
     (down_y, up_y), (down_x, up_x) = (_slow_along(n) for n in images.shape[-2:])
     down, up = (xp.asarray(down_y), xp.asarray(down_x.T)), (xp.asarray(up_y), xp.asarray(up_x.T))
-    bounded = xp.clip(image, -2, 2)  # a bright hair is no part of what changes slowly
+    bounded = xp.clip(image, -2, 2)  # so that a bright hair does not affect the local mean
     sums = [up[0] @ (down[0] @ part @ down[1]) @ up[1] for part in (valid, bounded, bounded * bounded)]
     count = xp.maximum(sums[0], np.float32(1e-6))
     mean = sums[1] / count

@@ -4,12 +4,12 @@ In: two batches of images (n, Y, X). Out: the shift of each pair to fractions of
 
 1. Images are band-pass filtered (difference of Gaussians), which removes illumination and some of the noise.
 2. The phase correlation of the windowed images (Kuglin and Hines, 1975) has its highest peaks at candidate shifts. A
-   discrete Fourier transform is periodic, so each peak stands for up to four shifts. Of all of them that shift is taken
-   whose overlap has the greatest normalised cross-correlation: the confidence.
-3. Fractions of a pixel come from Gauss-Newton steps on the weighted squared difference of the two images over their
-   overlap, with the mean of both gradients (Benhimane and Malis, 2004) and cubic convolution (Keys, 1981). A peak
-   fitted to a windowed correlation would be drawn to whole pixels in strips as narrow as overlaps of tiles: windows
-   select other tissue in each of the two images; here the same tissue has the same weight in both.
+   discrete Fourier transform is periodic, so each peak has up to four possible shifts. The result is the shift whose
+   overlap has the greatest normalised cross-correlation, the confidence.
+3. Fractions of a pixel are found by Gauss-Newton steps on the weighted squared difference of the two images over their
+   overlap, with the mean of both gradients (Benhimane and Malis, 2004) and cubic convolution (Keys, 1981). In strips as
+   narrow as overlaps of tiles, a peak fitted to a windowed correlation would be biased to whole pixels, because windows
+   select different tissue in the two images. Here the same tissue has the same weight in both.
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ from typing import Any
 import numpy as np
 
 from linumpy.arrays import Array
-from linumpy.device import array_module, is_device_array
+from linumpy.device import array_module
+from linumpy.gpu.oct.surface_filters import ndimage_module
 
 #: Standard deviations in pixels of the Gaussians whose difference is correlated.
 BAND = (1.0, 8.0)
-#: Peaks of a phase correlation that are tried, and the pixels around a peak that belong to it, to each side.
+#: Number of peaks of a phase correlation that are tried, and pixels to each side that belong to a peak.
 _PEAKS, _RADIUS = 4, 2
-#: Share of each side of the window that falls to 0.
+#: Share of each side of the window in which it decreases to 0.
 _TAPER = 0.25
-#: Gauss-Newton steps, and how far they may lead from the whole pixel.
+#: Number of Gauss-Newton steps, and their maximum distance from the whole pixel.
 _STEPS, _REACH = 10, 3.0
 
 
@@ -41,7 +42,7 @@ class FoundShifts:
     Attributes
     ----------
     shifts : numpy.ndarray or cupy.ndarray of float64, (n, 2)
-        Along Y and X, in pixels: pixel p of the moving image shows what the fixed one shows at p + shift.
+        Along Y and X, in pixels: pixel p of the moving image is at p + shift in the fixed image.
     confidence : numpy.ndarray or cupy.ndarray of float64, (n,)
         Normalised cross-correlation of the overlap at the shift, from -1 to 1; 0 without contrast.
     """
@@ -65,11 +66,11 @@ def find_shifts(
     fixed, moving : numpy.ndarray or cupy.ndarray, (n, Y, X)
         Real numbers, both on the host or both on the device. Pixels that are not finite count as the image's mean.
     max_shift : (float, float), optional
-        Largest shift along Y and X in pixels, to each side. By default what `min_overlap` allows.
+        Maximum shift along Y and X in pixels, to each side. By default the maximum that `min_overlap` allows.
     min_overlap : float
-        Smallest share of the pixels along each axis in which shifted images overlap.
+        Minimum share of the pixels along each axis in which shifted images overlap.
     band : (float, float)
-        Standard deviations in pixels of the Gaussians whose difference is correlated; 0 for the first smooths nothing.
+        Standard deviations in pixels of the Gaussians whose difference is correlated; 0 for the first does not smooth.
 
     Returns
     -------
@@ -79,18 +80,18 @@ def find_shifts(
     Raises
     ------
     ValueError
-        Images of different shapes, on different sides, or of fewer than 4 pixels along an axis; limits out of range.
+        Images of different shapes or in different memory, or of fewer than 4 pixels along an axis; limits out of range.
     """
     if fixed.ndim != 3 or fixed.shape != moving.shape or min(fixed.shape[1:]) < 4:
         raise ValueError(f"images of {fixed.shape} and {moving.shape}: pass (n, Y, X) of one shape, 4 pixels at least")
     if array_module(fixed) is not array_module(moving):
-        raise ValueError("one batch is on the device and the other is not: copy one of them to the other side")
+        raise ValueError("one batch is on the device and the other on the host: copy one of them to the other side")
     if not 0 < min_overlap <= 1 or not 0 <= band[0] < band[1]:
         raise ValueError(f"min_overlap={min_overlap}, band={band}: pass a share up to 1, and two rising numbers")
     xp, size = array_module(fixed), (fixed.shape[1], fixed.shape[2])
     allowed = [int((1 - min_overlap) * n) for n in size]
     if max_shift is not None:
-        allowed = [min(int(np.ceil(most)), limit) for most, limit in zip(max_shift, allowed, strict=True)]
+        allowed = [min(int(np.ceil(shift)), limit) for shift, limit in zip(max_shift, allowed, strict=True)]
     if not fixed.shape[0]:
         return FoundShifts(xp.zeros((0, 2)), xp.zeros(0))
     (smooth_fixed, passed_fixed), (smooth_moving, passed_moving) = (
@@ -102,12 +103,9 @@ def find_shifts(
     return FoundShifts(xp.where((confidence != 0)[:, None], shifts, 0.0), confidence)
 
 
-def _filtered(xp: ModuleType, images: Array, band: tuple[float, float]) -> tuple[Any, Any]:
+def _filtered(xp: ModuleType, images: Array, band: tuple[float, float]) -> tuple[Array, Array]:
     """Return smoothed images and the difference of Gaussians, float32; an image without contrast becomes exactly 0."""
-    if is_device_array(images):
-        from cupyx.scipy import ndimage
-    else:
-        from scipy import ndimage
+    ndimage = ndimage_module(images)
     pixels = images.astype(np.float32)
     finite = xp.isfinite(pixels)
     pixels = xp.where(finite, pixels, 0)
@@ -117,7 +115,7 @@ def _filtered(xp: ModuleType, images: Array, band: tuple[float, float]) -> tuple
     largest = abs(pixels).max(axis=(1, 2), keepdims=True)
     pixels = xp.where(finite, pixels - mean, 0).astype(np.float32)
     scale = abs(pixels).max(axis=(1, 2), keepdims=True)
-    # The mean of equal pixels is rounded, so that their difference to it may not be exactly 0.
+    # The mean of equal pixels is rounded, so their difference from it may not be exactly 0.
     pixels = xp.where(scale > 1e-6 * largest, pixels / xp.where(scale > 0, scale, 1), 0)
     fine, coarse = (
         ndimage.gaussian_filter(pixels, (0, sigma, sigma), mode="nearest", truncate=3.0) if sigma else pixels
@@ -126,25 +124,25 @@ def _filtered(xp: ModuleType, images: Array, band: tuple[float, float]) -> tuple
     return fine, fine - coarse
 
 
-def _taper(xp: ModuleType, position: Array) -> Any:
+def _taper(xp: ModuleType, position: Array) -> Array:
     """Return a Tukey window at positions from 0 to 1; 0 outside."""
     edge = xp.clip(xp.minimum(position, 1 - position) / _TAPER, 0, 1)
     return xp.where(edge > 0, 0.5 - 0.5 * xp.cos(np.pi * edge), 0)
 
 
-def _candidates(xp: ModuleType, fixed: Any, moving: Any, allowed: Sequence[int]) -> Any:
+def _candidates(xp: ModuleType, fixed: Array, moving: Array, allowed: Sequence[int]) -> Array:
     """Return the whole shifts of the highest peaks of the phase correlation, (peaks, n, 2), from 0 to the size - 1."""
     n, height, width = fixed.shape
     window = [_taper(xp, (xp.arange(size) + 0.5) / size).astype(np.float32) for size in (height, width)]
     weight = window[0][:, None] * window[1]
     cross = xp.fft.rfft2(fixed * weight) * xp.conj(xp.fft.rfft2(moving * weight))
     strength = abs(cross)
-    # Frequencies that the band-pass filter has removed hold rounding errors: they keep their small amplitude.
+    # Frequencies that the band-pass filter removed have rounding errors, whose small amplitude must not be normalised.
     floor = 1e-3 * strength.max(axis=(1, 2), keepdims=True)
     surface = xp.fft.irfft2(cross / xp.maximum(strength, xp.where(floor > 0, floor, 1)), s=(height, width))
-    for axis, (size, most) in enumerate(zip((height, width), allowed, strict=True)):
+    for axis, (size, limit) in enumerate(zip((height, width), allowed, strict=True)):
         shift = xp.arange(size)
-        unreachable = (shift > most) & (size - shift > most)
+        unreachable = (shift > limit) & (size - shift > limit)
         surface = xp.where(unreachable[:, None] if axis == 0 else unreachable, -np.inf, surface)
     pairs, around = xp.arange(n)[:, None, None], xp.arange(-_RADIUS, _RADIUS + 1)
     peaks = []
@@ -155,7 +153,7 @@ def _candidates(xp: ModuleType, fixed: Any, moving: Any, allowed: Sequence[int])
     return xp.stack(peaks)
 
 
-def _best(xp: ModuleType, fixed: Any, moving: Any, candidates: Any, allowed: Sequence[int]) -> Any:
+def _best(xp: ModuleType, fixed: Array, moving: Array, candidates: Array, allowed: Sequence[int]) -> Array:
     """Return the whole shift of each pair with the greatest correlation of the overlap, (n, 2)."""
     n, height, width = fixed.shape
     best, shift = xp.full(n, -np.inf), xp.zeros((n, 2), np.int64)
@@ -169,22 +167,22 @@ def _best(xp: ModuleType, fixed: Any, moving: Any, candidates: Any, allowed: Seq
     return shift
 
 
-def _pixels(xp: ModuleType, shape: tuple[int, ...], shift: Any) -> tuple[Any, Any, Any]:
-    """Return the pixels of moving images at those of the fixed ones, and a weight that is 0 where there are none.
+def _pixels(xp: ModuleType, shape: tuple[int, ...], shift: Array) -> tuple[Array, Array, Array]:
+    """Return the coordinates in the moving images of the pixels of the fixed ones, and the weight of each pixel.
 
-    Rows (n, Y) and columns (n, X) are fractions of pixels if shifts are; weights are (n, Y, X), and fall to 0 towards
-    the borders of the overlap.
+    Rows (n, Y) and columns (n, X) are fractions of pixels if shifts are; weights are (n, Y, X), decrease towards the
+    borders of the overlap, and are 0 outside.
     """
-    at, weights = [], []
+    coordinates, weights = [], []
     for axis, size in enumerate(shape[1:]):
         step, pixel = shift[:, axis, None], xp.arange(size)
-        at.append(pixel - step)
+        coordinates.append(pixel - step)
         position = (pixel + 0.5 - xp.maximum(step, 0)) / xp.maximum(size - abs(step), 1)
         weights.append(_taper(xp, position).astype(np.float32))
-    return at[0], at[1], weights[0][:, :, None] * weights[1][:, None]
+    return *coordinates, weights[0][:, :, None] * weights[1][:, None]
 
 
-def _overlap_correlation(xp: ModuleType, fixed: Any, moving: Any, shift: Any) -> Any:
+def _overlap_correlation(xp: ModuleType, fixed: Array, moving: Array, shift: Array) -> Array:
     """Return Pearson's correlation of the overlap of each pair at whole shifts."""
     n, height, width = fixed.shape
     rows, columns, weight = _pixels(xp, fixed.shape, shift)
@@ -193,18 +191,18 @@ def _overlap_correlation(xp: ModuleType, fixed: Any, moving: Any, shift: Any) ->
     return _correlation(xp, fixed, shifted, (weight > 0).astype(np.float32))
 
 
-def _correlation(xp: ModuleType, a: Any, b: Any, weight: Any) -> Any:
-    """Return the weighted Pearson correlation of each pair; 0 where one side has no variance."""
+def _correlation(xp: ModuleType, a: Array, b: Array, weight: Any) -> Array:
+    """Return the weighted Pearson correlation of each pair; 0 if one image has no variance."""
     total = xp.maximum(weight.sum(axis=(1, 2), dtype=np.float64), 1e-6)
     sums = [(side * weight).sum(axis=(1, 2), dtype=np.float64) / total for side in (a, b, a * a, b * b, a * b)]
     variance = [xp.maximum(sums[2 + k] - sums[k] ** 2, 0) for k in (0, 1)]
-    # A difference of rounding errors is no variance.
+    # Smaller variances are rounding errors.
     varied = (variance[0] > 1e-6 * sums[2]) & (variance[1] > 1e-6 * sums[3])
     spread = xp.where(varied, xp.sqrt(variance[0] * variance[1]), 1)
     return xp.where(varied, (sums[4] - sums[0] * sums[1]) / spread, 0.0)
 
 
-def _refined(xp: ModuleType, fixed: Any, moving: Any, whole: Any) -> tuple[Any, Any]:
+def _refined(xp: ModuleType, fixed: Array, moving: Array, whole: Array) -> tuple[Array, Array]:
     """Return shifts to fractions of a pixel, by Gauss-Newton steps from whole ones, and the correlation there."""
     shift = whole.astype(np.float64)
     slope = _gradient(xp, fixed)
@@ -232,7 +230,8 @@ def _refined(xp: ModuleType, fixed: Any, moving: Any, whole: Any) -> tuple[Any, 
 def _without_plane(xp: ModuleType, images: Any, weight: Any) -> Any:
     """Subtract the weighted mean and the slope of illumination along both axes.
 
-    Weights are products of one of the row and one of the column, so the three parts of a plane are orthogonal.
+    A weight is the product of a weight of its row and a weight of its column, so the three terms of a plane are
+    orthogonal.
     """
     total = xp.maximum(weight.sum(axis=(1, 2), keepdims=True), 1e-6)
     images = images - (images * weight).sum(axis=(1, 2), keepdims=True) / total
@@ -245,7 +244,7 @@ def _without_plane(xp: ModuleType, images: Any, weight: Any) -> Any:
     return images
 
 
-def _gradient(xp: ModuleType, images: Any) -> tuple[Any, Any]:
+def _gradient(xp: ModuleType, images: Array) -> tuple[Array, Array]:
     """Return central differences along Y and X, 0 at the borders."""
     y, x = xp.zeros_like(images), xp.zeros_like(images)
     y[:, 1:-1] = 0.5 * (images[:, 2:] - images[:, :-2])
@@ -253,7 +252,7 @@ def _gradient(xp: ModuleType, images: Any) -> tuple[Any, Any]:
     return y, x
 
 
-def _shifted(xp: ModuleType, moving: Any, shift: Any) -> tuple[Any, Any]:
+def _shifted(xp: ModuleType, moving: Array, shift: Array) -> tuple[Any, Any]:
     """Return the moving images at the pixels of the fixed ones by cubic convolution, and the weight of each pixel."""
     n, height, width = moving.shape
     rows, columns, weight = _pixels(xp, moving.shape, shift)
@@ -261,18 +260,18 @@ def _shifted(xp: ModuleType, moving: Any, shift: Any) -> tuple[Any, Any]:
     below = xp.floor(rows).astype(np.int64)
     along = sum(
         factor[:, None, None] * moving[pairs, xp.clip(below + k, 0, height - 1)[:, :, None], xp.arange(width)]
-        for k, factor in _cubic(xp, rows[:, 0] - below[:, 0])
+        for k, factor in _cubic(rows[:, 0] - below[:, 0])
     )
     below = xp.floor(columns).astype(np.int64)
     both = sum(
         factor[:, None, None] * along[pairs, xp.arange(height)[:, None], xp.clip(below + k, 0, width - 1)[:, None]]
-        for k, factor in _cubic(xp, columns[:, 0] - below[:, 0])
+        for k, factor in _cubic(columns[:, 0] - below[:, 0])
     )
     return both, weight
 
 
-def _cubic(xp: ModuleType, t: Any) -> list[tuple[int, Any]]:
-    """Return the four neighbours of a pixel with a fraction t, and their weights in cubic convolution."""
+def _cubic(t: Array) -> list[tuple[int, Array]]:
+    """Return the offsets of the four pixels around a fraction t, and their weights in cubic convolution."""
     weights = (
         ((-0.5 * t + 1) * t - 0.5) * t,
         (1.5 * t - 2.5) * t * t + 1,

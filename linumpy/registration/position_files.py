@@ -1,7 +1,8 @@
-"""Positions of tiles as a file: JSON with all that was found, or a CSV table of the positions alone.
+"""Positions of tiles as a file: JSON with positions and pairs, or a CSV table of positions.
 
-In: :class:`~linumpy.registration.positions.TilePositions`, or a file. Out: the other one. Errors:
-:class:`~linumpy.errors.SourceError`, naming the file and what is wrong in it.
+In: :class:`~linumpy.registration.positions.TilePositions`, or a file. Out: a file, or
+:class:`~linumpy.registration.positions.TilePositions`. Errors: :class:`~linumpy.errors.SourceError`, naming the file
+and the fault.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import csv
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,8 @@ from linumpy.registration.positions import AcquisitionModel, TilePair, TilePosit
 
 #: Columns of a CSV table; `present` is 1 or 0.
 COLUMNS = ("row", "column", "y", "x", "present")
-_OF_PAIR = ("confidence", "residual", "rejected")
+#: A value of parsed JSON.
+JSON = Any
 
 
 def check_positions_file(path: str | Path, *, overwrite: bool) -> None:
@@ -93,7 +95,7 @@ def read_positions(path: str | Path, tile_shape: tuple[int, int]) -> TilePositio
     FileNotFoundError
         The file does not exist.
     SourceError
-        A file of another form, a tile that is missing or there twice, or tiles of another shape.
+        A file of another form, a missing or repeated tile, or tiles of another shape.
     """
     stored = Path(path).read_bytes()
     try:
@@ -106,9 +108,11 @@ def read_positions(path: str | Path, tile_shape: tuple[int, int]) -> TilePositio
         raise SourceError(f"{path}: these are no positions of tiles: {reason}") from error
 
 
-def _from_json(content: dict[str, Any], tile_shape: tuple[int, int]) -> TilePositions:
+def _from_json(content: Mapping[str, JSON], tile_shape: tuple[int, int]) -> TilePositions:
     if tuple(content["tile_shape"]) != tuple(tile_shape):
-        raise ValueError(f"they are for tiles of {content['tile_shape']} voxels, those of the mosaic are {tile_shape}")
+        raise ValueError(
+            f"they are for tiles of {content['tile_shape']} voxels, and the mosaic's tiles have {tile_shape}"
+        )
     pairs = [
         TilePair(
             tuple(p["fixed"]), tuple(p["moving"]), tuple(p["shift"]), p["confidence"], p["residual"], p["rejected"]
@@ -120,34 +124,36 @@ def _from_json(content: dict[str, Any], tile_shape: tuple[int, int]) -> TilePosi
 
 
 def _placed(
-    rows: Sequence[dict[str, Any]],
+    rows: Sequence[Mapping[str, JSON]],
     tile_shape: tuple[int, int],
     model: AcquisitionModel | None = None,
     pairs: tuple[TilePair, ...] = (),
 ) -> TilePositions:
+    """Arrange the rows of a file in the grid of tiles."""
     if not rows:
-        raise ValueError("there are no tiles")
-    places = [(int(row["row"]), int(row["column"])) for row in rows]
-    grid = max(place[0] for place in places) + 1, max(place[1] for place in places) + 1
-    if len(places) != grid[0] * grid[1] or sorted(places) != list(np.ndindex(*grid)):
-        raise ValueError(f"a tile of the {grid[0]} × {grid[1]} is missing, or is there twice")
+        raise ValueError("it has no tiles")
+    tiles = [(int(row["row"]), int(row["column"])) for row in rows]
+    grid = max(tile[0] for tile in tiles) + 1, max(tile[1] for tile in tiles) + 1
+    if len(tiles) != grid[0] * grid[1] or sorted(tiles) != list(np.ndindex(*grid)):
+        raise ValueError(f"a tile of the {grid[0]} × {grid[1]} is missing or repeated")
     positions, present = np.empty((*grid, 2)), np.empty(grid, bool)
-    for place, row in zip(places, rows, strict=True):
-        positions[place] = float(row["y"]), float(row["x"])
-        present[place] = bool(int(row["present"]))
+    for tile, row in zip(tiles, rows, strict=True):
+        positions[tile] = float(row["y"]), float(row["x"])
+        present[tile] = bool(int(row["present"]))
     if not np.isfinite(positions).all():
-        raise ValueError("a position is no finite number")
+        raise ValueError("a position is not finite")
     return TilePositions(positions, present, tile_shape, model or _mean_steps(positions), pairs)
 
 
 def _mean_steps(positions: np.ndarray) -> AcquisitionModel:
+    """Return the regular grid with the mean steps between neighbours."""
     steps = [np.diff(positions, axis=axis).reshape(-1, 2) for axis in (0, 1)]
     row, column = (step.mean(axis=0) if len(step) else np.zeros(2) for step in steps)
     return AcquisitionModel((float(row[0]), float(row[1])), (float(column[0]), float(column[1])))
 
 
 def table_of(found: TilePositions) -> str:
-    """Return what was found as lines to print: the regular grid, the residuals, and each rejected pair."""
+    """Return lines to print: the regular grid, the residuals, and each rejected pair."""
     rejected = [pair for pair in found.pairs if pair.rejected]
     (a, b), (c, d) = found.model.row, found.model.column
     lines = [

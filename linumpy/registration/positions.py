@@ -1,10 +1,10 @@
 """Positions of the tiles of a slice, from the shifts between neighbouring tiles.
 
-In: the tiles' projections in their grid, and the overlap that the stage was told. Out: :class:`TilePositions`.
+In: the tiles' projections in their grid, and the nominal overlap of the stage. Out: :class:`TilePositions`.
 
 Shifts come from :func:`~linumpy.registration.phase_correlation.find_shifts`: all pairs along an axis are one batch.
-The acquisition model, a regular affine grid of two steps (Y, X), is the weighted median of the shifts of all pairs. A
-shift of little confidence, or far from the model, is rejected. The positions are a weighted least-squares solution over
+The acquisition model is a regular affine grid; its two steps (Y, X) are weighted medians of the shifts of all pairs. A
+shift of low confidence, or far from the model, is rejected. The positions are a weighted least-squares solution over
 all other pairs, reweighted by Cauchy's function of their residuals until shifts that contradict the others have no
 influence. Every pair also has the model's shift with a very small weight, which places tiles without a trusted pair.
 """
@@ -19,18 +19,19 @@ import numpy as np
 from linumpy.arrays import Array
 from linumpy.device import array_module, to_host
 from linumpy.registration.phase_correlation import find_shifts
+from linumpy.registration.robust import robust_deviation
 
-#: Least confidence of a trusted pair.
+#: Minimum confidence of a trusted pair.
 MIN_CONFIDENCE = 0.3
-#: Width of the compared strips, relative to the overlap that is expected.
+#: Width of the compared strips, relative to the expected overlap.
 _STRIP = 1.25
 #: Deviations from the model and from the other pairs, in pixels, up to which no shift is rejected.
 _NEAR_MODEL, _NEAR_OTHERS = 2.0, 0.75
 #: Robust standard deviations beyond which a shift is rejected.
 _SPREADS = 4.0
-#: Weight of the model's shift of each pair; that of a measured one is about its confidence.
+#: Weight of the model's shift of each pair; the weight of a measured shift is about its confidence.
 _MODEL_WEIGHT = 1e-4
-#: Smallest scale of Cauchy's function in pixels: the error of a good shift.
+#: Minimum scale of Cauchy's function in pixels: the error of a good shift.
 _MIN_SCALE = 0.1
 _ROUNDS = 10
 
@@ -44,13 +45,13 @@ class TilePair:
     fixed, moving : (int, int)
         Row and column of each.
     shift : (float, float)
-        Found position of the moving tile relative to the fixed one, in pixels along Y and X.
+        Measured position of the moving tile relative to the fixed one, in pixels along Y and X.
     confidence : float
         Correlation of their overlap, from -1 to 1.
     residual : float
-        Distance of the shift from that of the solved positions, in pixels.
+        Distance of the shift from the solved positions, in pixels.
     rejected : str
-        Why the shift was not used; empty if it was.
+        The reason why the shift was not used; empty if it was used.
     """
 
     fixed: tuple[int, int]
@@ -81,10 +82,10 @@ class AcquisitionModel:
 
     @property
     def degrees(self) -> tuple[float, float]:
-        """Angles of the grid's rows and columns against the pixels' axes Y and X: of the camera against the stage.
+        """Angles of the grid's rows and columns to the pixels' axes Y and X: between stage and camera.
 
-        A positive angle turns Y to X for `row` and X to -Y for `column`, so that both are equal where the camera is
-        rotated, and differ where the axes of the stage are not at right angles. 0 for a step of 0.
+        A positive angle turns Y to X for `row` and X to -Y for `column`, so that both are equal if the camera is
+        rotated, and differ if the axes of the stage are not perpendicular. 0 for a step of 0.
         """
         (a, b), (c, d) = self.row, self.column
         return float(np.degrees(np.arctan2(b, a))), float(np.degrees(np.arctan2(-c, d)))
@@ -99,7 +100,7 @@ class TilePositions:
     positions : numpy.ndarray of float64, (rows, columns, 2)
         First pixel of each tile, along Y and X, relative to that of the first tile.
     present : numpy.ndarray of bool, (rows, columns)
-        False for missing tiles: those without any contrast.
+        False for missing tiles, which have no contrast.
     tile_shape : (int, int)
         Pixels of a tile.
     model : AcquisitionModel
@@ -134,10 +135,10 @@ def locate_tiles(tiles: Array, overlap: float, *, min_confidence: float = MIN_CO
     tiles : numpy.ndarray or cupy.ndarray, (rows, columns, Y, X)
         Projections of the tiles. A tile without contrast, or without a finite pixel, is missing.
     overlap : float
-        Share of a tile along each axis in which the stage had neighbours overlap, above 0 and at most 0.5. The true one
-        may differ by three quarters of it, and tiles may be displaced across by as much.
+        Nominal overlap of neighbours along each axis, as a share of a tile: above 0 and at most 0.5. The true overlap
+        may differ by three quarters of it, and tiles may be displaced by the same distance in the other direction.
     min_confidence : float
-        A shift with less is rejected.
+        Minimum confidence of a shift that is not rejected.
 
     Raises
     ------
@@ -156,14 +157,15 @@ def locate_tiles(tiles: Array, overlap: float, *, min_confidence: float = MIN_CO
         raise ValueError(f"overlap={overlap}: tiles of {height} × {width} pixels share too few pixels (4 at least)")
     present = _present(tiles)
     nominal = AcquisitionModel((float(height - widths[0]), 0.0), (0.0, float(width - widths[1])))
-    found = [_along(tiles, present, axis, widths[axis]) for axis in (0, 1)]
-    fixed, moving, shifts, confidence = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    along = [_along(tiles, present, axis, widths[axis]) for axis in (0, 1)]
+    fixed, moving, shifts, confidence = (np.concatenate(parts) for parts in zip(*along, strict=True))
     return solve_positions(
         present, (height, width), nominal, fixed, moving, shifts, confidence, min_confidence=min_confidence
     )
 
 
 def _present(tiles: Array) -> np.ndarray:
+    """Return which tiles have contrast."""
     xp = array_module(tiles)
     finite = xp.isfinite(tiles)
     high = xp.where(finite, tiles, -np.inf).max(axis=(2, 3))
@@ -173,8 +175,8 @@ def _present(tiles: Array) -> np.ndarray:
 
 def _along(tiles: Array, present: np.ndarray, axis: int, overlap: int) -> tuple[np.ndarray, ...]:
     """Find the shifts of all neighbours along an axis of the grid: tiles, shifts and confidence of each pair."""
-    first = np.argwhere(present)
-    fixed = np.array([p for p in first if p[axis] + 1 < present.shape[axis]], np.int64).reshape(-1, 2)
+    fixed = np.array([tile for tile in np.argwhere(present) if tile[axis] + 1 < present.shape[axis]], np.int64)
+    fixed = fixed.reshape(-1, 2)
     moving = fixed + np.eye(2, dtype=np.int64)[axis]
     both = present[moving[:, 0], moving[:, 1]]
     fixed, moving = fixed[both], moving[both]
@@ -184,13 +186,13 @@ def _along(tiles: Array, present: np.ndarray, axis: int, overlap: int) -> tuple[
     strip = min(size, round(_STRIP * overlap))
     before = (slice(None), slice(None)) if axis else (slice(None),)
     sides = [
-        tiles[places[:, 0], places[:, 1]][(*before, cut)]
-        for places, cut in ((fixed, slice(size - strip, None)), (moving, slice(strip)))
+        tiles[side[:, 0], side[:, 1]][(*before, cut)]
+        for side, cut in ((fixed, slice(size - strip, None)), (moving, slice(strip)))
     ]
-    found = find_shifts(sides[0], sides[1], max_shift=(overlap, overlap), min_overlap=1 - 1 / _STRIP)
-    shifts = to_host(found.shifts)
+    measured = find_shifts(sides[0], sides[1], max_shift=(overlap, overlap), min_overlap=1 - 1 / _STRIP)
+    shifts = to_host(measured.shifts)
     shifts[:, axis] += size - strip
-    return fixed, moving, shifts, to_host(found.confidence)
+    return fixed, moving, shifts, to_host(measured.confidence)
 
 
 def solve_positions(
@@ -209,19 +211,19 @@ def solve_positions(
     Parameters
     ----------
     present : numpy.ndarray of bool, (rows, columns)
-        Which tiles there are.
+        False for missing tiles.
     tile_shape : (int, int)
         Pixels of a tile.
     nominal : AcquisitionModel
-        Steps that count along an axis of the grid without a trusted pair.
+        Steps along an axis of the grid without a trusted pair.
     fixed, moving : numpy.ndarray of int, (n, 2)
         Row and column of the tiles of each pair, neighbours along one axis.
     shifts : numpy.ndarray, (n, 2)
-        Found position of each moving tile relative to the fixed one.
+        Measured position of each moving tile relative to the fixed one.
     confidence : numpy.ndarray, (n,)
         Of each shift.
     min_confidence : float
-        A shift with less is rejected.
+        Minimum confidence of a shift that is not rejected.
     """
     axis = np.argmax(moving - fixed, axis=1) if len(fixed) else np.zeros(0, np.int64)
     rejected = np.where(confidence < min_confidence, "low correlation", "").astype(object)
@@ -231,28 +233,28 @@ def solve_positions(
         trusted = (axis == k) & (rejected == "")
         if trusted.any():
             steps[k] = _weighted_median(shifts[trusted], weights[trusted])
-            away = np.linalg.norm(shifts - steps[k], axis=1)
-            far = trusted & (away > max(_NEAR_MODEL, _SPREADS * 1.4826 * float(np.median(away[trusted]))))
+            distance = np.linalg.norm(shifts - steps[k], axis=1)
+            far = trusted & (distance > max(_NEAR_MODEL, _SPREADS * robust_deviation(distance[trusted])))
             rejected[far] = "far from the regular grid"
     model = AcquisitionModel(_pair(steps[0]), _pair(steps[1]))
     used = rejected == ""
     solve = _Solver(present.shape, model, fixed, moving)
     positions = solve(shifts, np.where(used, weights, 0))
-    # The scale stays that of the first solution: a shrinking one would end in a few pairs without any residual.
-    away = solve.residuals(positions, shifts)
-    scale = max(_MIN_SCALE, 1.4826 * float(np.median(away[used]))) if used.any() else 1.0
+    # The scale of the first solution is kept: a shrinking scale would leave only a few pairs with residuals near 0.
+    distance = solve.residuals(positions, shifts)
+    scale = max(_MIN_SCALE, robust_deviation(distance[used])) if used.any() else 1.0
     for _ in range(_ROUNDS if used.any() else 0):
-        away = solve.residuals(positions, shifts)
-        positions = solve(shifts, np.where(used, weights / (1 + (away / scale) ** 2), 0))
+        distance = solve.residuals(positions, shifts)
+        positions = solve(shifts, np.where(used, weights / (1 + (distance / scale) ** 2), 0))
     if used.any():
-        away = solve.residuals(positions, shifts)
-        limit = max(_NEAR_OTHERS, _SPREADS * 1.4826 * float(np.median(away[used])))
-        rejected[used & (away > limit)] = "contradicts the other pairs"
+        distance = solve.residuals(positions, shifts)
+        limit = max(_NEAR_OTHERS, _SPREADS * robust_deviation(distance[used]))
+        rejected[used & (distance > limit)] = "contradicts the other pairs"
         positions = solve(shifts, np.where(rejected == "", weights, 0))
-    away = solve.residuals(positions, shifts)
+    distance = solve.residuals(positions, shifts)
     pairs = tuple(
         TilePair((int(a[0]), int(a[1])), (int(b[0]), int(b[1])), _pair(shift), float(c), float(residual), str(why))
-        for a, b, shift, c, residual, why in zip(fixed, moving, shifts, confidence, away, rejected, strict=True)
+        for a, b, shift, c, residual, why in zip(fixed, moving, shifts, confidence, distance, rejected, strict=True)
     )
     return TilePositions(positions, present, tile_shape, model, pairs)
 
@@ -262,7 +264,7 @@ def _pair(values: Sequence[float]) -> tuple[float, float]:
 
 
 def _weighted_median(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Return the weighted median along the first axis, the middle of the lower and the upper one."""
+    """Return the weighted median along the first axis, the mean of the lower and the upper median."""
     result = np.empty(values.shape[1])
     for k, column in enumerate(values.T):
         order = np.argsort(column)
@@ -305,21 +307,21 @@ class _Solver:
         count = self._grid[0] * self._grid[1]
         if count < 2:
             return np.zeros((*self._grid, 2))
-        wanted = np.concatenate([shifts, self._steps])
+        targets = np.concatenate([shifts, self._steps])
         weight = np.concatenate([weights, np.full(len(self._steps), _MODEL_WEIGHT)])
         # The normal matrix is the weighted Laplacian of the grid; the first tile is fixed at 0.
         ends = np.concatenate([self._from, self._to, self._from, self._to])
         others = np.concatenate([self._from, self._to, self._to, self._from])
         laplacian = csc_matrix((np.concatenate([weight, weight, -weight, -weight]), (ends, others)), (count, count))
         pull = np.zeros((count, 2))
-        np.add.at(pull, self._to, weight[:, None] * wanted)
-        np.add.at(pull, self._from, -weight[:, None] * wanted)
+        np.add.at(pull, self._to, weight[:, None] * targets)
+        np.add.at(pull, self._from, -weight[:, None] * targets)
         positions = np.zeros((count, 2))
         positions[1:] = splu(laplacian[1:, 1:]).solve(pull[1:])
         return positions.reshape((*self._grid, 2))
 
     def residuals(self, positions: np.ndarray, shifts: np.ndarray) -> np.ndarray:
-        """Return the distance of each shift from that of the positions, (n,)."""
+        """Return the distance of each shift from the shift between its positions, (n,)."""
         flat, n = positions.reshape(-1, 2), self._pairs
         distance: np.ndarray = np.linalg.norm(flat[self._to[:n]] - flat[self._from[:n]] - shifts, axis=1)
         return distance

@@ -1,7 +1,7 @@
 """Pairs of images at several resolutions, for :mod:`linumpy.registration.refine`.
 
-In: images (N, [Z,] Y, X) with masks. Out: levels, the finest first: smoothed images, gradients of the fixed ones (those
-of the cubic spline through them), and moving ones to sample.
+In: images (N, [Z,] Y, X) with masks. Out: levels, the finest first: smoothed images, gradients of the cubic spline
+through the fixed images, and moving images to sample.
 """
 
 from __future__ import annotations
@@ -13,17 +13,19 @@ from typing import Any
 
 import numpy as np
 
-from linumpy.device import array_module, is_device_array
+from linumpy.arrays import Array
+from linumpy.device import array_module
 from linumpy.gpu.ndimage.transform import spline_filter1d
+from linumpy.gpu.oct.surface_filters import ndimage_module
 from linumpy.registration.stacked import StackedImages
 
-#: Size of the coarsest level, at least.
+#: Minimum size of the coarsest level.
 _COARSEST = 24
 
 
 @dataclass(frozen=True)
 class PyramidSettings:
-    """How levels are made: their number at most, the smoothing in voxels, and the spline on the finest one."""
+    """How levels are made: their maximum number, the smoothing in voxels, and the spline order of the finest level."""
 
     levels: int | None
     smoothing: float
@@ -39,10 +41,10 @@ class Level:
     fixed, fixed_mask : array of float32, (N, [Z,] Y, X)
         The fixed images, and 1 where they are valid.
     shadows : array of float32, optional
-        What shows in the fixed images besides, in their shape; of the finest level only: far from the match they would
-        explain what a shift has to.
+        Images that the fixed images also contain, in their shape; only on the finest level, since far from the match
+        they would compensate a wrong shift.
     gradients : tuple of array
-        Of the fixed images, along each axis, for each µm.
+        Of the fixed images, along each axis, per µm.
     moving, moving_mask : StackedImages
         The moving images, and 1 where they are valid.
     spacing : numpy.ndarray
@@ -51,10 +53,10 @@ class Level:
         Standard deviation of the Gaussian, in voxels.
     """
 
-    fixed: Any
+    fixed: Array
     fixed_mask: Any
-    shadows: Any
-    gradients: tuple[Any, ...]
+    shadows: Array | None
+    gradients: tuple[Array, ...]
     moving: StackedImages
     moving_mask: StackedImages
     spacing: np.ndarray
@@ -67,7 +69,7 @@ class Level:
 
     @property
     def centre(self) -> np.ndarray:
-        """Centre in µm: rotations are about it, so that they are independent of translations."""
+        """Centre in µm, about which rotations are independent of translations."""
         return (np.array(self.shape) - 1) / 2 * self.spacing
 
     def voxel_maps(self, matrices: np.ndarray) -> np.ndarray:
@@ -78,7 +80,11 @@ class Level:
 
 
 def pyramid(
-    fixed: tuple[Any, Any], moving: tuple[Any, Any], shadows: Any, spacing: np.ndarray, settings: PyramidSettings
+    fixed: tuple[Array, Array],
+    moving: tuple[Array, Array],
+    shadows: Array | None,
+    spacing: np.ndarray,
+    settings: PyramidSettings,
 ) -> Iterator[Level]:
     """Yield the levels, the finest first.
 
@@ -87,11 +93,11 @@ def pyramid(
     fixed, moving : (array, array)
         Images and their masks, as float32.
     shadows : array, optional
-        What shows in the fixed images besides, valid where they are.
+        Images that the fixed images also contain, valid where these are.
     spacing : numpy.ndarray
         Of the images, in µm.
     settings : PyramidSettings
-        How many levels, and of what.
+        How levels are made.
     """
     sides = [
         (image * mask, mask) for image, mask in (fixed, moving, *([] if shadows is None else [(shadows, fixed[1])]))
@@ -120,27 +126,24 @@ def pyramid(
         steps = steps * np.where(halved, 2, 1)
 
 
-def _normalized(weighted: Any, mask: Any, sigma: float) -> tuple[Any, Any]:
-    """Smooth an image that is 0 outside of its mask by the voxels in it; the new mask leaves out the fringe."""
+def _normalized(weighted: Array, mask: Array, sigma: float) -> tuple[Array, Array]:
+    """Smooth an image by the voxels in its mask, outside of which it is 0; the new mask is without the fringe."""
     xp = array_module(weighted)
     sigmas = [sigma] * (weighted.ndim - 1)
     image, weight = _gaussian(weighted, sigmas), _gaussian(mask, sigmas)
     return image / xp.maximum(weight, np.float32(1e-3)), (weight > 0.7 * mask.max()).astype(np.float32)
 
 
-def _gaussian(images: Any, sigmas: Sequence[float]) -> Any:
-    """Smooth images along their axes of space; they go on as they end."""
-    if is_device_array(images):
-        from cupyx.scipy import ndimage
-    else:
-        from scipy import ndimage
-    return ndimage.gaussian_filter(images, [0.0, *sigmas], mode="nearest")
+def _gaussian(images: Array, sigmas: Sequence[float]) -> Array:
+    """Smooth images along their axes of space, with the nearest voxel outside."""
+    smoothed: Array = ndimage_module(images).gaussian_filter(images, [0.0, *sigmas], mode="nearest")
+    return smoothed
 
 
-def _derivative(images: Any, axis: int) -> Any:
-    """Return the derivative of the cubic spline through images, at their voxels, a voxel as unit.
+def _derivative(images: Array, axis: int) -> Array:
+    """Return the derivative along an axis, per voxel, of the cubic spline through images, at their voxels.
 
-    Along one axis it is half the difference of the neighbouring coefficients; across it the spline interpolates.
+    It is half the difference of the neighbouring coefficients along the axis.
     """
     xp = array_module(images)
     coefficients = spline_filter1d(images, 3, axis + 1, images.dtype, "mirror")

@@ -4,8 +4,8 @@ In: pairs of images (N, [Z,] Y, X) with masks and first transforms. Out: a trans
 µm. The squared difference of the images, up to a gain, an offset and shadows in the fixed ones, is minimised by the
 inverse compositional Gauss-Newton method (Baker and Matthews, Lucas-Kanade 20 years on, International Journal of
 Computer Vision 56, 2004) with Levenberg-Marquardt damping, from coarse to fine
-(:mod:`linumpy.registration.pyramid`). Voxels that differ much count less (Cauchy weights). Each iteration samples all
-pairs in the same launches; only the normal equations, some ten numbers squared a pair, are solved on the host.
+(:mod:`linumpy.registration.pyramid`). Voxels with large residuals get small weights (Cauchy). Each iteration samples
+all pairs in the same launches; only the normal equations, about 10 × 10 numbers a pair, are solved on the host.
 """
 
 from __future__ import annotations
@@ -22,11 +22,9 @@ from linumpy.device import array_module
 from linumpy.registration.masked_correlation import check_pairs, standardized
 from linumpy.registration.normal_equations import PairState, System, generators
 from linumpy.registration.pyramid import Level, PyramidSettings, pyramid
+from linumpy.registration.robust import SIGMA_PER_MAD
 
 MODELS = ("translation", "rigid", "affine")
-
-#: Factor from a median absolute deviation to a standard deviation.
-_MAD = 1.4826
 
 
 @dataclass(frozen=True)
@@ -36,19 +34,19 @@ class Refinement:
     Attributes
     ----------
     model : {"rigid", "affine", "translation"}
-        What an update may change. The first transforms may be of any kind.
+        Transforms of updates. The first transforms may be of any kind.
     levels : int, optional
-        Resolutions, each half of the one before; by default down to about 24 voxels.
+        Number of resolutions, each half of the one before; by default down to about 24 voxels.
     iterations : int
-        Steps on each level at most.
+        Maximum number of steps on each level.
     smoothing : float
         Standard deviation, in voxels of each level, of the Gaussian that smooths both images.
     tolerance : float
-        A pair is finished on a level when a step moves no corner by more, in voxels.
+        A pair is finished on a level when a step moves no corner by more than this, in voxels.
     order : {1, 3}
-        Spline that samples the moving image on the finest level; coarser ones are sampled linearly.
+        Order of the spline that samples the moving image on the finest level; coarser levels are sampled linearly.
     robust : bool
-        Whether voxels that differ much count less.
+        Whether voxels with large residuals get small weights.
     min_overlap : float
         Fraction of the fixed mask that must stay inside the moving one.
     """
@@ -78,14 +76,14 @@ class Refinement:
 
 @dataclass(frozen=True)
 class PairTransforms:
-    """Transforms of pairs: a point p of the fixed image is at ``matrix @ (p, 1)`` in the moving one.
+    """Transforms of pairs: a point p of the fixed image is at ``matrix @ (p, 1)`` in the moving image.
 
     Attributes
     ----------
     matrices : numpy.ndarray, (N, rank + 1, rank + 1)
         Homogeneous, in µm, axes in the order of the images; the centre of the first voxel is at 0.
     errors_um : numpy.ndarray, (N,)
-        Standard error of the position of a corner, from the residuals; infinite where nothing could be compared.
+        Standard error of the position of a corner, from the residuals; infinite if the images could not be compared.
     correlations : numpy.ndarray, (N,)
         Pearson's, of the voxels that both images share, smoothed as on the finest level.
     overlaps : numpy.ndarray, (N,)
@@ -121,13 +119,13 @@ def refine_pairs(
     fixed, moving : numpy.ndarray or cupy.ndarray, (N, [Z,] Y, X)
         The images, all of one shape. Voxels that are not finite are not valid.
     initial : numpy.ndarray, (N, rank + 1, rank + 1), optional
-        First transforms, in µm, as :class:`PairTransforms` has them; by default the identity. They should be right to
+        First transforms, in µm, as in :class:`PairTransforms`; by default the identity. Their error should be at most
         about a voxel of the coarsest level.
     masks : (array of bool or None, array of bool or None)
         Valid voxels of the fixed and the moving images, in their shape; None for all.
     shadows : array, optional
-        What shows in the fixed images besides, such as shadows of the tissue above, in their shape; 0 for nothing. By
-        which factor is fitted with the transform. Valid where it is finite.
+        Images that the fixed images also contain, such as shadows of the tissue above, in their shape; 0 for no shadow.
+        Valid where they are finite. Their factor is fitted with the transform.
     spacing : sequence of float, optional
         Voxel spacing in µm along the axes of space; by default 1.
     method : Refinement, optional
@@ -160,7 +158,7 @@ def refine_pairs(
     for level in reversed(levels):
         _refine_on(level, pairs, method)
     result = _result(levels[0], pairs, method)
-    # Steps of a pair without anything to compare follow rounding errors.
+    # Pairs that could not be compared keep their first transform: their steps follow rounding errors.
     result.matrices[np.isinf(result.errors_um)] = start[np.isinf(result.errors_um)]
     return result
 
@@ -175,35 +173,35 @@ def _refine_on(level: Level, pairs: PairState, method: Refinement) -> None:
     unit = float(level.spacing.min())
     basis = generators(method.model, rank, radius) * unit
     system = System(level, centre @ basis @ back)
-    every = np.arange(len(pairs.matrices))
+    all_pairs = np.arange(len(pairs.matrices))
     valid = np.maximum(system.voxels, 1)
     if method.robust:
         pairs.scales[:] = np.inf
-        pairs.scales[:] = _spread(system.normal(pairs, every).residuals)
-    state = system.normal(pairs, every)
-    damping = np.full(len(every), 1e-3)
-    # Pairs that share too little or have no contrast stay as they are.
+        pairs.scales[:] = _spread(system.normal(pairs, all_pairs).residuals)
+    state = system.normal(pairs, all_pairs)
+    damping = np.full(len(all_pairs), 1e-3)
+    # Pairs with too little overlap or without contrast keep their transform.
     active = (state.weight > method.min_overlap * valid) & (np.abs(state.hessian).max(axis=(1, 2)) > 0)
     pairs.converged[:] = False
     for _ in range(method.iterations):
-        now = every[active]
+        now = all_pairs[active]
         if not now.size:
             break
         steps = _solve(state.hessian[now], state.slope[now], damping[now])
         trial = pairs.stepped()
         count = len(basis)
-        # Cayley's transform: the inverse of the step, which stays a rotation where the basis has rotations.
+        # Cayley's transform gives the inverse of the step, which is a rotation if the basis has only rotations.
         half = np.einsum("np,pij->nij", steps[:, :count], basis) / 2
         moved = np.linalg.solve(np.eye(rank + 1) + half, np.eye(rank + 1) - half)
         trial.matrices[now] = pairs.matrices[now] @ centre @ moved @ back
         trial.weights[now, : steps.shape[1] - count] += steps[:, count:]
-        found = system.normal(trial, now)
-        better = (found.cost <= state.cost[now]) & (found.weight > method.min_overlap * valid[now])
-        taken = now[better]
+        trial_state = system.normal(trial, now)
+        better = (trial_state.cost <= state.cost[now]) & (trial_state.weight > method.min_overlap * valid[now])
+        accepted = now[better]
         for name in ("matrices", "weights"):
-            getattr(pairs, name)[taken] = getattr(trial, name)[taken]
+            getattr(pairs, name)[accepted] = getattr(trial, name)[accepted]
         for name in ("hessian", "slope", "cost", "weight"):
-            getattr(state, name)[taken] = getattr(found, name)[better]
+            getattr(state, name)[accepted] = getattr(trial_state, name)[better]
         small = np.abs(steps[:, :count]).sum(axis=1) < method.tolerance
         damping[now] = np.clip(np.where(better, damping[now] / 5, damping[now] * 8), 1e-9, None)
         pairs.converged[now[small]] = True
@@ -221,17 +219,17 @@ def _solve(hessian: np.ndarray, slope: np.ndarray, damping: np.ndarray) -> np.nd
 
 
 def _spread(residuals: np.ndarray) -> np.ndarray:
-    """Return the robust standard deviation of each pair's residuals; infinite for one without."""
+    """Return the robust standard deviation of each pair's residuals; infinite for a pair without residuals."""
     known = np.isfinite(residuals).any(axis=1)
     spread = np.full(len(residuals), np.inf)
     middle = np.nanmedian(np.abs(residuals[known]), axis=1)
-    # Noise-free images: residuals below this are no outliers.
-    spread[known] = np.maximum(_MAD * middle, 1e-3)
+    # A lower limit, so that small residuals of noise-free images are no outliers.
+    spread[known] = np.maximum(SIGMA_PER_MAD * middle, 1e-3)
     return spread
 
 
 def _result(level: Level, pairs: PairState, method: Refinement) -> PairTransforms:
-    """Summarize pairs, by a last look at the finest level."""
+    """Compute errors, correlations and overlaps of pairs on the finest level."""
     rank = len(level.shape)
     corners = np.array(
         list(itertools.product(*((0.0, (n - 1) * s) for n, s in zip(level.shape, level.spacing, strict=True))))
@@ -245,7 +243,7 @@ def _result(level: Level, pairs: PairState, method: Refinement) -> PairTransform
     normal = system.normal(pairs, np.arange(len(pairs.matrices)))
     moved = np.einsum("pij,cj->pci", basis[:, :-1], np.c_[corners, np.ones(len(corners))])
     form = np.einsum("pci,qci->pq", moved, moved) / len(corners)
-    # Smoothing correlates the noise of neighbours: so many voxels are one sample.
+    # Smoothing correlates the noise of neighbours, so this number of voxels is one independent sample.
     per_sample = max(1.0, (4 * math.pi * level.smoothing**2) ** (rank / 2))
     errors, correlations = np.full(len(pairs.matrices), np.inf), np.zeros(len(pairs.matrices))
     overlaps = normal.weight / np.maximum(system.voxels, 1)

@@ -2,7 +2,7 @@
 
 In: images (N, ...) of two or three axes of space, and maps from voxels to coordinates. Out: samples, in the memory
 (host or device) of the images. The images are joined along their first axis of space, with mirrored margins between
-them: a coordinate in image n is one in the long image, so that one launch samples all of them.
+them: each coordinate in an image has a coordinate in the joined image, so that one launch samples all images.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from linumpy.arrays import Array
 from linumpy.device import array_module
 from linumpy.gpu.ndimage.transform import map_coordinates, spline_filter1d
 
-#: Voxels between images: a cubic spline at a coordinate up to one voxel outside needs three.
+#: Voxels of the margin of an image: a cubic spline at a coordinate up to one voxel outside needs three.
 _MARGIN = 3
 
 
@@ -27,8 +27,8 @@ class StackedImages:
     order : {1, 3}
         Order of the spline.
     outside : {"mirror", "zero"}
-        How images go on outside: mirrored for up to a voxel, beyond which samples have no meaning; or as 0, which
-        needs order 1.
+        Voxels outside of images: mirrored for up to a voxel, beyond which samples have no meaning; or 0, which needs
+        order 1.
     """
 
     def __init__(self, images: Array, order: int, outside: str = "mirror") -> None:
@@ -54,7 +54,7 @@ class StackedImages:
         images : numpy.ndarray of int, (M,)
             The image that each map samples.
         rows : slice
-            Voxels of the grid along the first axis of space; along the others it has the size of the images.
+            Voxels of the grid along the first axis of space; along the others the grid has the size of the images.
 
         Returns
         -------
@@ -67,7 +67,7 @@ class StackedImages:
         )  # fmt: skip
 
     def _coordinates(self, maps: np.ndarray, images: np.ndarray, rows: slice) -> Array:
-        """Compute coordinates in the long image, in float64: float32 has no fractions of voxels left there."""
+        """Compute coordinates in the joined image, in float64: float32 is too coarse for large coordinates."""
         xp, rank = array_module(self._joined), len(self.shape)
         grid = (rows.stop - rows.start, *self.shape[1:])
         lines = [xp.arange(n, dtype=np.float64) for n in grid]

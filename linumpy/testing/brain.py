@@ -1,7 +1,7 @@
 """A synthetic brain: slices of tiles cut from one known volume, with the faults of a microscope.
 
-In: a :class:`BrainSpec`. Out: the known volume, tiles as the microscope gives them, the truth of each fault, and a
-folder of mosaic grids. A tile depends only on the spec and its numbers; without faults it is a box of the volume.
+In: a :class:`BrainSpec`. Out: the known volume, tiles as a microscope records them, and the true value of each fault. A
+tile depends only on the spec and its numbers; without faults it is a box of the volume.
 
 Frames, all in voxels (Z, Y, X) of the spec's spacing: a *tile*, from its first voxel; a *slice*, from the nominal first
 voxel of tile (0, 0); the *brain*, whose frame is that of slice 0. :func:`truth_positions` takes a tile to its slice,
@@ -35,7 +35,7 @@ __all__ = [
 
 #: Plane waves of the structure and of the border between tissues, and standard deviation of the structure's logarithm.
 _WAVES, _BORDER_WAVES, _STRUCTURE = 16, 4, 0.5
-#: Edge of the brain and of tissues in it: how steep, in units of their fields.
+#: Steepness of the outline of the brain and of the borders between tissues, in units of their fields.
 _OUTLINE_SLOPE, _BORDER_SLOPE = 20.0, 4.0
 
 
@@ -60,17 +60,17 @@ def reference(spec: BrainSpec, start: tuple[int, int, int], stop: tuple[int, int
     return _stored(spec, reflectivity_at(spec, np.arange(start[0], stop[0], dtype=np.float64), np.zeros_like(y), y, x))
 
 
-def tile(spec: BrainSpec, number: int, row: int, column: int, *, use_gpu: bool = False) -> Any:
-    """Make a tile as the microscope gives it.
+def tile(spec: BrainSpec, number: int, row: int, column: int, *, use_gpu: bool = False) -> Array:
+    """Make a tile as a microscope records it.
 
     Parameters
     ----------
     spec : BrainSpec
         The brain.
     number, row, column : int
-        Slice, and place of the tile in its grid.
+        Slice, and row and column of the tile in its grid.
     use_gpu : bool
-        Whether to make it on the device. Its speckle is then that of another generator.
+        Whether to make it on the device, whose random generator makes another speckle.
 
     Returns
     -------
@@ -105,7 +105,7 @@ def tile(spec: BrainSpec, number: int, row: int, column: int, *, use_gpu: bool =
 
 
 def mosaic(spec: BrainSpec, number: int) -> np.ndarray:
-    """Make a slice as a mosaic grid: its tiles side by side, with what they share in each of them.
+    """Make a slice as a mosaic grid: its tiles side by side, with their overlaps.
 
     Returns
     -------
@@ -124,7 +124,7 @@ def truth_flat_field(spec: BrainSpec, *, use_gpu: bool = False) -> Any:
     xp, (depth, height, width) = require_cuda() if use_gpu else np, spec.tile_shape
     middle = np.linspace(0.1, 0.25, depth, dtype=np.float32)[:, None, None]
     v, u = _from_centre(height)[:, None], _from_centre(width)[None, :]
-    # A sum of squares: the field is a product of a column and a row of each plane.
+    # The exponent is a sum of squares, so the field is a product of a column and a row of each plane.
     column, row = (
         np.exp(np.float32(-spec.faults.vignette / 2) * square) for square in ((v - middle) ** 2, (u + middle) ** 2)
     )
@@ -147,7 +147,7 @@ def truth_axial(spec: BrainSpec) -> np.ndarray:
 
 
 def truth_positions(spec: BrainSpec, number: int) -> np.ndarray:
-    """Return where tiles are in their slice: float64, (rows, columns, 2), first voxel along Y and X."""
+    """Return the positions of tiles in their slice: float64, (rows, columns, 2), first voxel along Y and X."""
     rows, columns = spec.tiles
     regular = np.stack(
         np.meshgrid(np.arange(rows) * spec.step[0], np.arange(columns) * spec.step[1], indexing="ij"), -1
@@ -171,9 +171,9 @@ def truth_transform(spec: BrainSpec, number: int) -> np.ndarray:
 
 
 def truth_surface(spec: BrainSpec, number: int, row: int, column: int) -> np.ndarray:
-    """Return the depth of the cut surface in a tile: float64, (Y, X), in voxels along Z, before the galvo's shift.
+    """Return the depth of the cut surface in a tile: float64, (Y, X), in voxels along Z, before the galvo shift.
 
-    A voxel whose index is at least this is tissue.
+    A voxel whose index is at least this depth is tissue.
     """
     faults, (height, width) = spec.faults, spec.tile_shape[1:]
     v, u = (np.linspace(-1, 1, n) if n > 1 else np.zeros(1) for n in (height, width))
@@ -186,18 +186,18 @@ def truth_surface(spec: BrainSpec, number: int, row: int, column: int) -> np.nda
 
 
 def truth_attenuation(spec: BrainSpec, number: int, row: int, column: int) -> np.ndarray:
-    """Return the attenuation coefficient in 1/mm at each voxel, before the galvo's shift: float32, (Z, Y, X)."""
+    """Return the attenuation coefficient in 1/mm at each voxel, before the galvo shift: float32, (Z, Y, X)."""
     _check(spec, number, row, column)
     return _tissue(spec, number, row, column) * np.float32(spec.faults.attenuation_per_mm / spec.peak)
 
 
 def truth_galvo(spec: BrainSpec, number: int) -> int:
-    """Return by how many columns the tiles of a slice are rotated: voxel x is found at ``(x + shift) % columns``."""
+    """Return the number of columns by which tiles are rotated: voxel x of a tile is at ``(x + shift) % columns``."""
     return round(float(_uniform(spec, 5, number, (1,))[0]) * spec.faults.galvo)
 
 
 def truth_shift(spec: BrainSpec, number: int) -> tuple[float, float]:
-    """Return the shift of a slice to the one above as the motor tells it, along Y and X in voxels."""
+    """Return the motor's shift of a slice to the slice above, along Y and X in voxels."""
     middle = np.array([*((n - 1) / 2 for n in spec.slice_shape[1:]), 1.0])
     below, above = (truth_transform(spec, k) @ middle for k in (number, number - 1))
     y, x = (below - above)[:2] + _uniform(spec, 6, number, (2,)) * spec.faults.motor_error
@@ -210,16 +210,16 @@ def _check(spec: BrainSpec, number: int, row: int, column: int) -> None:
         raise RegionError(f"there is no tile ({row}, {column}) of slice {number} among {grid} (slices, rows, columns)")
 
 
-def _speckle(spec: BrainSpec, place: tuple[int, int, int], xp: ModuleType) -> Any:
-    """Return the speckle of a tile, of mean 1."""
+def _speckle(spec: BrainSpec, tile_index: tuple[int, int, int], xp: ModuleType) -> Array:
+    """Return the speckle of a tile, given by slice, row and column: of mean 1."""
     looks = spec.faults.looks
     if xp is np:
-        return speckle((spec.seed, 2, *place), looks, (0, 0, 0), spec.tile_shape)
-    seed = np.random.SeedSequence([spec.seed, 2, *place]).generate_state(1)[0]
+        return speckle((spec.seed, 2, *tile_index), looks, (0, 0, 0), spec.tile_shape)
+    seed = np.random.SeedSequence([spec.seed, 2, *tile_index]).generate_state(1)[0]
     return xp.random.default_rng(int(seed)).standard_gamma(looks, spec.tile_shape, dtype=np.float32) / np.float32(looks)
 
 
-def _tissue(spec: BrainSpec, number: int, row: int, column: int, xp: ModuleType = np) -> Any:
+def _tissue(spec: BrainSpec, number: int, row: int, column: int, xp: ModuleType = np) -> Array:
     """Return the reflectivity at each voxel of a tile: float32."""
     position = np.stack([*np.broadcast_arrays(*_slice_coordinates(spec, number, row, column))])
     matrix = truth_transform(spec, number)
@@ -238,7 +238,7 @@ def _slice_coordinates(spec: BrainSpec, number: int, row: int, column: int) -> t
     return (first[0] + np.arange(height))[:, None], (first[1] + np.arange(width))[None, :]
 
 
-def reflectivity_at(spec: BrainSpec, z: Array, above: Array, y: Array, x: Array) -> Any:
+def reflectivity_at(spec: BrainSpec, z: Array, above: Array, y: Array, x: Array) -> Array:
     """Return the known volume at ``(z[k] - above[i, j], y[i, j], x[i, j])`` in voxels of the brain.
 
     Parameters
@@ -248,7 +248,7 @@ def reflectivity_at(spec: BrainSpec, z: Array, above: Array, y: Array, x: Array)
     z : array of float64, (Z,)
         Planes.
     above, y, x : array of float64, (Y, X)
-        How much deeper than the plane an A-line begins, and its place.
+        Depth at which each A-line begins, and its coordinates.
 
     Returns
     -------
@@ -259,8 +259,8 @@ def reflectivity_at(spec: BrainSpec, z: Array, above: Array, y: Array, x: Array)
     if spec.volume is not None:
         from linumpy.gpu.ndimage.transform import map_coordinates
 
-        places = xp.stack(xp.broadcast_arrays(z[:, None, None] - above, y, x))
-        return map_coordinates(xp.asarray(spec.volume.astype(np.float32)), places, order=1, mode="constant")
+        coordinates = xp.stack(xp.broadcast_arrays(z[:, None, None] - above, y, x))
+        return map_coordinates(xp.asarray(spec.volume.astype(np.float32)), coordinates, order=1, mode="constant")
     structure = xp.exp(
         np.float32(_STRUCTURE * (2 / _WAVES) ** 0.5) * _sum_of_waves(spec, 1, _WAVES, spec.texture_um, z, above, y, x)
         - np.float32(_STRUCTURE**2 / 2)
@@ -283,7 +283,7 @@ def _sum_of_waves(
     above: Array,
     y: Array,
     x: Array,
-) -> Any:
+) -> Array:
     """Sum plane waves at the coordinates of :func:`reflectivity_at`, each a product of a line along Z and a plane."""
     xp = array_module(y)
     total = xp.zeros((len(z), *y.shape), np.float32)
@@ -296,13 +296,13 @@ def _sum_of_waves(
     return total
 
 
-def _edge(field: Any, slope: float) -> Any:
-    """Return 1 where a field is well above 0, and 0 well below, with a smooth step between."""
+def _edge(field: Array, slope: float) -> Array:
+    """Return 1 where a field is well above 0, and 0 where it is well below, with a smooth step between."""
     return 1 / (1 + array_module(field).exp(-np.float32(slope) * field))
 
 
-def _transmission(spec: BrainSpec, reflectivity: Any) -> Any:
-    """Return the mean over each voxel's depth of the light that comes back from it."""
+def _transmission(spec: BrainSpec, reflectivity: Array) -> Array:
+    """Return the share of light that is not attenuated, there and back: the mean over the depth of each voxel."""
     xp = array_module(reflectivity)
     scale = spec.faults.attenuation_per_mm / spec.peak * spec.spacing_um[0] / 1e3
     within = np.float32(2 * scale) * reflectivity  # there and back
@@ -311,7 +311,8 @@ def _transmission(spec: BrainSpec, reflectivity: Any) -> Any:
     return left * xp.where(within > 0, -xp.expm1(-within) / xp.maximum(within, np.float32(1e-30)), 1)
 
 
-def _stored(spec: BrainSpec, voxels: Any) -> Any:
+def _stored(spec: BrainSpec, voxels: Array) -> Any:
+    """Return voxels in the dtype of the spec."""
     if spec.dtype == "uint16":
         xp = array_module(voxels)
         return xp.clip(xp.rint(voxels), 0, 65535).astype(np.uint16)

@@ -1,4 +1,4 @@
-"""A synthetic brain on disk, in the form that the commands of the microscope read.
+"""A synthetic brain on disk, as input of the commands for mosaics.
 
 In: a :class:`~linumpy.testing.brain.BrainSpec` and a folder. Out: one OME-Zarr mosaic grid for each slice, and the
 table of shifts of the motor.
@@ -38,7 +38,7 @@ def write_brain(
     use_gpu : bool
         Whether to make tiles on the device.
     overwrite : bool
-        Whether to replace what is there.
+        Whether to replace existing files.
     progress : callable, optional
         Called with the number of bytes written since the last call.
 
@@ -88,8 +88,8 @@ def _write_slice(
         path, shape, spec.dtype, spec.spacing_um, chunks=spec.tile_shape, attributes=attributes, overwrite=overwrite
     ) as writer:
 
-        def write(place: tuple[int, ...]) -> int:
-            row, column = place
+        def write(tile_index: tuple[int, ...]) -> int:
+            row, column = tile_index
             voxels = tile(spec, number, row, column, use_gpu=use_gpu)
             box = slice(row * height, (row + 1) * height), slice(column * width, (column + 1) * width)
             writer[(slice(0, depth), *box)] = voxels

@@ -18,39 +18,40 @@ class Faults:
     Attributes
     ----------
     vignette : float
-        Illumination at the corners is less by this fraction of its mean; its centre is not the tile's, and moves with
-        depth.
+        Decrease of illumination at the corners of a tile, as a fraction of its mean. The centre of illumination differs
+        from the tile's centre, and moves with depth.
     dark : float
         Mean of the dark field, in fractions of `peak`; it varies by half of it over a tile.
     water_um : float
-        Depth of the cut surface at the middle of a slice: what lies above is water.
+        Depth of the cut surface at the middle of a slice, below water.
     tilt : (float, float)
         Slope of the surface along Y and X (µm of depth per µm).
     focal_um : float
         Depth that focal curvature adds at the corner of a tile, relative to its centre.
     attenuation_per_mm : float
-        Attenuation coefficient of tissue of the reflectivity `peak`; that of each class is in proportion.
+        Attenuation coefficient of tissue of the reflectivity `peak`; other tissue attenuates in proportion.
     focus_um, rayleigh_um : float
-        Depth of the focus in a tile, and Rayleigh length: ``1 / (1 + ((z - focus) / rayleigh)²)``; 0 for no such loss.
+        Depth of the focus in a tile, and Rayleigh length: ``1 / (1 + ((z - focus) / rayleigh)²)``; a Rayleigh length of
+        0 for no loss.
     falloff_per_mm : float
         Fall-off of sensitivity: ``exp(-(falloff_per_mm * z)²)``.
     jitter : float
-        Largest error of a tile's position along Y and X, in voxels; uniform.
+        Maximum error of a tile's position along Y and X, in voxels; uniform.
     stage_degrees : float
         Angle between the axes of the stage and of the camera.
     rotation_degrees, translation : float
-        Largest rotation of a slice about its middle, and translation along Y and X in voxels; uniform. Slice 0 has
-        none.
+        Maximum rotation of a slice about its middle, and translation along Y and X in voxels; uniform. Slice 0 is not
+        moved.
     motor_error : float
-        Largest error of the table of shifts along Y and X, in voxels; uniform.
+        Maximum error of the table of shifts along Y and X, in voxels; uniform.
     galvo : int
-        Largest number of columns by which the tiles of a slice are rotated cyclically along X.
+        Maximum number of columns by which the tiles of a slice are rotated cyclically along X.
     looks : int
-        Number of averaged intensities of speckle: fewer make it stronger; 0 for none.
+        Number of averaged intensities of speckle: fewer make stronger speckle; 0 for no speckle.
     missing : tuple of (int, int, int)
         Slice, row and column of tiles that were not recorded: zeros.
     empty : tuple of int
-        Slices of which nothing was recorded: zeros.
+        Slices that were not recorded: zeros.
     """
 
     vignette: float = 0.0
@@ -100,14 +101,14 @@ class BrainSpec:
     white : float
         Mean reflectivity of white matter, relative to grey matter.
     water : float
-        Reflectivity of water and of what surrounds the brain, relative to grey matter.
+        Reflectivity of water and of the surroundings of the brain, relative to grey matter.
     radius : float
         Size of the brain, relative to that of the mosaic: above 1 only the corners are water, infinite for no outline.
     texture_um : (float, float)
         Shortest and longest period of the structure along an axis.
     volume : numpy.ndarray, (Z, Y, X), optional
-        Reflectivity of the brain, in voxels of `spacing_um`, in place of the synthetic one, such as a template. Outside
-        of it there is nothing. Between its voxels it is interpolated linearly.
+        Reflectivity of the brain in voxels of `spacing_um`, such as a template, in place of the synthetic one. It is
+        interpolated linearly, and 0 outside.
     faults : Faults
         Strengths of the faults.
     """
@@ -144,7 +145,7 @@ class BrainSpec:
 
     @property
     def step(self) -> tuple[int, int]:
-        """Voxels along Y and X from a tile to the next, as the stage is told."""
+        """Nominal step of the stage from a tile to the next, in voxels along Y and X."""
         y, x = (max(1, round(n * (1 - self.overlap))) for n in self.tile_shape[1:])
         return y, x
 

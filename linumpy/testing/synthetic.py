@@ -3,7 +3,7 @@
 A mosaic is a volume (Z, Y, X) of several tiles, depth first: water above, then tissue whose surface is tilted and
 curved. Intensity falls with depth by Beer and Lambert, there and back, and speckle multiplies it: the mean of `looks`
 exponentially distributed intensities (Goodman, Speckle Phenomena in Optics, 2007, ch. 3). Focal curvature of the
-objective is added to each tile. A voxel depends only on the seed and its coordinates, so any box can be made alone.
+objective is added to each tile. A voxel depends only on the seed and its coordinates, so any box can be made by itself.
 
 In: a :class:`MosaicSpec`. Out: boxes of voxels, the true surface, an OME-Zarr image written chunk by chunk.
 """
@@ -200,7 +200,7 @@ def block(spec: MosaicSpec, start: tuple[int, int, int], stop: tuple[int, int, i
 
 
 def _structure(spec: MosaicSpec, start: tuple[int, int, int], stop: tuple[int, int, int]) -> np.ndarray:
-    """Return the reflectivity of the tissue, log-normal with mean 1: a few plane waves, equal in all slices of it."""
+    """Return the reflectivity of the tissue, log-normal with mean 1: a few plane waves, equal in all slices."""
     total = np.zeros([b - a for a, b in zip(start, stop, strict=True)], np.float32)
     offset = (spec.first_plane, 0, 0)
     for wave in plane_waves((spec.seed, 1), _WAVES, 40, 300):
@@ -256,15 +256,11 @@ def write_mosaic(
     from linumpy.io.zarr_mode import in_mode_of_caller
     from linumpy.write.writer import OmeZarrWriter
 
-    options: dict[str, Any] = {
-        "chunks": chunks,
-        "shards": shards,
-        "codec": codec,
-        "compressors": compressors,
-        "overwrite": overwrite,
-    }
-    options["attributes"] = {"linumpy": {"tile_shape": dict(zip("yx", spec.tile_shape[1:], strict=True))}}
-    with OmeZarrWriter(path, spec.shape, spec.dtype, spec.spacing_um, **options) as writer:
+    attributes = {"linumpy": {"tile_shape": dict(zip("yx", spec.tile_shape[1:], strict=True))}}
+    with OmeZarrWriter(
+        path, spec.shape, spec.dtype, spec.spacing_um, chunks=chunks, shards=shards, codec=codec,
+        compressors=compressors, overwrite=overwrite, attributes=attributes,
+    ) as writer:  # fmt: skip
 
         def write(box: tuple[slice, ...]) -> int:
             depth, rows, columns = ((b.start, b.stop) for b in box)

@@ -1,7 +1,7 @@
 """Random fields of synthetic tissue: plane waves for its structure, and speckle.
 
-In: seeds, and coordinates or boxes. Out: waves whose values follow from the position alone, and speckle drawn cell by
-cell: any box can be made alone, and has the voxels of the whole.
+In: seeds, and coordinates or boxes. Out: plane waves, and speckle that is drawn cell by cell. Values depend only on the
+seed and the position, so that a box made by itself has the voxels of the whole.
 """
 
 from __future__ import annotations

@@ -173,7 +173,7 @@ def test_what_is_refused(tmp_path, capsys):
     check_refused(capsys, load(NAME).main, words, PROGRAM, "3 × 2 tiles")
     check_refused(capsys, load(NAME).main, [*words, "--tile_shape", 10, 24], PROGRAM, "p.json")
     none = TilePositions(np.zeros((3, 3, 2)), np.zeros((3, 3), bool), TILE, found.model)
-    with pytest.raises(ValueError, match="all of them are missing"):
+    with pytest.raises(ValueError, match="all tiles are missing"):
         stitch_mosaic(source, none, tmp_path / "out.ome.zarr")
     with pytest.raises(SourceError, match="3 × 2"):
         stitch_mosaic(source, found, tmp_path / "out.ome.zarr")

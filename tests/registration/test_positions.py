@@ -189,7 +189,7 @@ def test_what_is_refused(mosaic, tmp_path, capsys):
         check_refused(capsys, main, [*words, "--no-use_gpu"], PROGRAM, message)
     found = locate_tiles(np.random.default_rng(0).normal(size=(1, 2, 40, 40)), 0.2)
     write_positions(tmp_path / "q.json", found, "m", (1, 1))
-    with pytest.raises(SourceError, match="those of the mosaic are"):
+    with pytest.raises(SourceError, match="the mosaic's tiles have"):
         read_positions(tmp_path / "q.json", (40, 41))
     for text in ("", "row,column,y,x,present\n0,0,1,nan,1\n", "row,column,y,x\n0,0,1,1\n", "[1]"):
         (tmp_path / "bad.csv").write_text(text)

@@ -1,1 +1,1 @@
-"""Alignment of slices: what they show where they meet, transforms to a common space, and files of these."""
+"""Alignment of slices: cut surfaces, registration, transforms to a common space and their files, overlaps along Z."""

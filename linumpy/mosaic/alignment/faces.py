@@ -1,7 +1,7 @@
-"""What slices show where they meet: their cut surfaces, and projections of the planes that two of them share.
+"""Cut surfaces of slices, and projections of the planes that two slices share.
 
 In: opened slices. Out: a plane through the cut surface of each; images of planes counted from it, averaged along Z and
-over blocks of A-lines, with what is valid in them. A voxel that is 0, not finite or filled by focal correction is not.
+over blocks of A-lines. Voxels that are 0, not finite or filled by focal correction are not valid.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 
@@ -20,17 +20,21 @@ from linumpy.mosaic.io.image import MosaicImage
 from linumpy.mosaic.io.tiles import Box, read_box
 from linumpy.mosaic.surface import SurfaceMethod, surface_of, zero_log_of
 from linumpy.registration.pairs import block_means
+from linumpy.registration.robust import robust_deviation
 from linumpy.resample.tile_work import TileWork
 
-#: Columns in which the surface is looked for, along Y and X, and their width in voxels.
+#: Number of columns along Y and X in which the surface is searched, and their width in voxels.
 _COLUMNS, _WIDTH = 5, 48
 #: Bytes of the voxels of a tile of a face.
 _TILE_BYTES = 2**26
 
+#: Coordinates: numbers, or arrays of NumPy or CuPy.
+_Coordinate = TypeVar("_Coordinate", float, np.ndarray, Array)
+
 
 @dataclass(frozen=True)
 class CutSurface:
-    """The plane at which a slice begins: voxel (y, x) at ``first + slopes[0] * y + slopes[1] * x`` along Z.
+    """The plane at which a slice begins: A-line (y, x) begins at ``first + slopes[0] * y + slopes[1] * x`` along Z.
 
     Attributes
     ----------
@@ -43,7 +47,7 @@ class CutSurface:
     first: float = 0.0
     slopes: tuple[float, float] = (0.0, 0.0)
 
-    def at(self, y: Any, x: Any) -> Any:
+    def at(self, y: _Coordinate, x: _Coordinate) -> _Coordinate:
         """Return its depth in voxels at voxels `y` and `x`."""
         return self.first + self.slopes[0] * y + self.slopes[1] * x
 
@@ -68,17 +72,17 @@ class Face:
 def find_surfaces(
     images: Sequence[MosaicImage], method: SurfaceMethod, work: TileWork, *, tilted: bool = True
 ) -> list[CutSurface]:
-    """Fit a plane through the cut surface of each slice, at columns spread over it.
+    """Fit a plane through the cut surface of each slice, from columns spread over the slice.
 
     A slice without a surface, such as one that begins inside the tissue, begins at its first plane.
     """
-    use_gpu, points = work.use_gpu, {number: [] for number in range(len(images))}  # type: ignore[var-annotated]
+    use_gpu = work.use_gpu  # The functions below are sent to workers, which `work` cannot be.
+    points: dict[int, list[tuple[np.ndarray, np.ndarray]]] = {number: [] for number in range(len(images))}
     zero_logs = [zero_log_of(image, method) for image in images]
 
     def read(name: tuple[int, Box]) -> Array:
         number, box = name
-        column, measured = read_box(images[number].array, box, use_gpu), images[number].measured(box)
-        return column if measured is None else measured.repeat(column)
+        return images[number].read_filled(box, use_gpu)
 
     def find(name: tuple[int, Box], column: Array) -> tuple[np.ndarray, np.ndarray]:
         number, box = name
@@ -87,17 +91,18 @@ def find_surfaces(
         known = np.isfinite(depths)
         return np.array([y[known], x[known]]), depths[known]
 
-    def keep(name: tuple[int, Box], found: tuple[np.ndarray, np.ndarray]) -> None:
-        points[name[0]].append(found)
+    def keep(name: tuple[int, Box], samples: tuple[np.ndarray, np.ndarray]) -> None:
+        points[name[0]].append(samples)
 
     work([(n, box) for n, image in enumerate(images) for box in _columns(image)], read, find, keep)
     return [
-        _plane(np.concatenate([p for p, _ in found], axis=1), np.concatenate([d for _, d in found]), tilted)
-        for found in points.values()
+        _plane(np.concatenate([p for p, _ in samples], axis=1), np.concatenate([d for _, d in samples]), tilted)
+        for samples in points.values()
     ]
 
 
 def _columns(image: MosaicImage) -> list[Box]:
+    """Choose columns of whole depth, spread over a slice."""
     depth, *sizes = image.array.shape
     out = []
     counts = [min(_COLUMNS, -(-n // _WIDTH)) for n in sizes]
@@ -111,26 +116,26 @@ def _columns(image: MosaicImage) -> list[Box]:
 
 
 def _plane(points: np.ndarray, depths: np.ndarray, tilted: bool) -> CutSurface:
-    """Fit a plane; A-lines that lie far from it, such as agarose or bubbles, have no weight."""
+    """Fit a plane; A-lines whose surface is far from it, such as agarose or bubbles, get little weight."""
     if not len(depths):
         return CutSurface()
     terms = np.stack([np.ones(len(depths)), *(points if tilted else points[:0])], axis=1)
-    weights, found = np.ones(len(depths)), np.zeros(terms.shape[1])
+    weights, fit = np.ones(len(depths)), np.zeros(terms.shape[1])
     for _ in range(20):
         roots = np.sqrt(weights)
-        found = np.linalg.lstsq(terms * roots[:, None], depths * roots, rcond=None)[0]
-        apart = np.abs(depths - terms @ found)
-        spread = max(1.4826 * float(np.median(apart)), 0.25)
-        weights = 1 / (1 + (apart / (2 * spread)) ** 2) ** 2
+        fit = np.linalg.lstsq(terms * roots[:, None], depths * roots, rcond=None)[0]
+        distances = np.abs(depths - terms @ fit)
+        spread = max(robust_deviation(distances), 0.25)
+        weights = 1 / (1 + (distances / (2 * spread)) ** 2) ** 2
     if not tilted:
-        return CutSurface(max(0.0, float(found[0])))
-    return CutSurface(float(found[0]), (float(found[1]), float(found[2])))
+        return CutSurface(max(0.0, float(fit[0])))
+    return CutSurface(float(fit[0]), (float(fit[1]), float(fit[2])))
 
 
 def read_faces(
     images: Sequence[MosaicImage], surfaces: Sequence[CutSurface], faces: Sequence[Face], factor: int, work: TileWork
 ) -> dict[Face, np.ndarray]:
-    """Average planes of slices: each block of `factor` × `factor` A-lines is a pixel, NaN where it is not valid.
+    """Average planes of slices: each block of `factor` × `factor` A-lines is a pixel, NaN if it is not valid.
 
     Returns
     -------
@@ -140,8 +145,7 @@ def read_faces(
         face: np.full([n // factor for n in images[face.number].array.shape[1:]], np.nan, np.float32) for face in faces
     }
     names = [(face, box) for face in faces for box in _tiles(images[face.number], surfaces[face.number], face, factor)]
-
-    use_gpu = work.use_gpu  # sent to workers, which `work` cannot be
+    use_gpu = work.use_gpu
 
     def read(name: tuple[Face, Box]) -> Array:
         return read_box(images[name[0].number].array, name[1], use_gpu)
@@ -151,10 +155,10 @@ def read_faces(
         xp = array_module(voxels)
         z, y, x = (_line(xp, extent, axis) for axis, extent in enumerate(box))
         below = z - surfaces[face.number].at(y, x)
-        # How much of each voxel lies between the planes: where they begin changes from A-line to A-line.
+        # The share of each voxel between the planes, which begin at another depth in each A-line.
         half = np.float32(0.5)
         share = xp.minimum(below + half, face.stop - half) - xp.maximum(below - half, face.start - half)
-        valid = valid_voxels(images[face.number], box, voxels)
+        valid = images[face.number].valid_voxels(box, voxels)
         share = xp.where(valid, xp.clip(share, 0, 1), 0).astype(np.float32)
         total = share.sum(axis=0)
         kept = total * 2 >= face.stop - face.start
@@ -164,29 +168,22 @@ def read_faces(
 
     def keep(name: tuple[Face, Box], means: np.ndarray) -> None:
         face, box = name
-        place = tuple(
+        pixels = tuple(
             slice(e.start // factor, e.start // factor + n) for e, n in zip(box[1:], means.shape, strict=True)
         )
-        out[face][place] = means
+        out[face][pixels] = means
 
     work(names, read, average, keep)
     return out
 
 
-def valid_voxels(image: MosaicImage, box: Box, voxels: Array) -> Any:
-    """Tell which voxels of a box were measured."""
-    xp = array_module(voxels)
-    valid = xp.isfinite(voxels) & (voxels != 0)
-    measured = image.measured(box)
-    return valid if measured is None else valid & measured.mask(xp)
-
-
-def _line(xp: ModuleType, extent: slice, axis: int) -> Any:
+def _line(xp: ModuleType, extent: slice, axis: int) -> Array:
+    """Return the coordinates of voxels along an axis, for broadcasting."""
     return xp.arange(extent.start, extent.stop, dtype=np.float32).reshape([-1 if k == axis else 1 for k in range(3)])
 
 
 def _tiles(image: MosaicImage, surface: CutSurface, face: Face, factor: int) -> list[Box]:
-    """Cut a face into boxes of whole pixels, each with the planes that the face has there."""
+    """Cut a face into boxes of whole pixels, each with the planes of the face in these A-lines."""
     depth, *sizes = image.array.shape
     planes = face.stop - face.start + 2
     side = max(1, math.isqrt(_TILE_BYTES // (planes * image.array.dtype.itemsize)))
@@ -204,7 +201,9 @@ def _tiles(image: MosaicImage, surface: CutSurface, face: Face, factor: int) -> 
     return out
 
 
-def stacked(faces: Sequence[np.ndarray], offsets: Sequence[Sequence[int]], shape: Sequence[int], xp: ModuleType) -> Any:
+def stacked(
+    faces: Sequence[np.ndarray], offsets: Sequence[Sequence[int]], shape: Sequence[int], xp: ModuleType
+) -> Array:
     """Put faces into images of one shape, at their offsets; NaN around them."""
     out = np.full((len(faces), *shape), np.nan, np.float32)
     for image, face, (y, x) in zip(out, faces, offsets, strict=True):
@@ -213,40 +212,38 @@ def stacked(faces: Sequence[np.ndarray], offsets: Sequence[Sequence[int]], shape
 
 
 def planes_of(
-    pairs: Sequence[tuple[int, int]], numbers: Sequence[int], depths: Sequence[int], interval: float, least: int,
-    rim: int, most: int,
+    pairs: Sequence[tuple[int, int]], numbers: Sequence[int], depths: Sequence[int], interval: float, rim: int,
+    min_planes: int, max_planes: int,
 ) -> list[tuple[Face, Face]]:  # fmt: skip
     """Choose the planes of each pair: those that show the same tissue, or else those that are nearest to each other.
 
     Parameters
     ----------
     pairs : sequence of (int, int)
-        Positions of the slices among all.
+        Positions of the slices among all slices.
     numbers, depths : sequence of int
-        Number of each slice, and planes that it has below its cut surface.
+        Number of each slice, and its planes below the cut surface.
     interval : float
         Planes that are cut off between slices of consecutive numbers.
-    least : int
-        Planes of a face.
     rim : int
         Planes that are left out below a cut surface.
-    most : int
-        Planes of a face at most. Of shared ones the uppermost are taken: the deeper tissue lies, the more of it is
-        shadow of the tissue above, which moves the match.
+    min_planes, max_planes : int
+        Minimum and maximum of planes of a face. Of shared planes the uppermost are taken: deeper planes show more
+        shadows of the tissue above, which move the match.
     """
     out = []
     for fixed, moving in pairs:
         first = round(interval * (numbers[moving] - numbers[fixed]))
         shared = min(depths[fixed] - first, depths[moving])
-        if shared - rim >= least:
-            shared = min(shared, rim + most)
+        if shared - rim >= min_planes:
+            shared = min(shared, rim + max_planes)
             out.append((Face(fixed, first + rim, first + shared), Face(moving, rim, shared)))
         else:
-            few = min(least, depths[fixed] - rim, depths[moving] - rim)
-            out.append((Face(fixed, depths[fixed] - few, depths[fixed]), Face(moving, rim, rim + few)))
+            count = min(min_planes, depths[fixed] - rim, depths[moving] - rim)
+            out.append((Face(fixed, depths[fixed] - count, depths[fixed]), Face(moving, rim, rim + count)))
     return out
 
 
 def shading_of(face: Face, rim: int) -> Face | None:
-    """Return the planes from the cut surface, but for its rim, to a face: the tissue whose shadows lie on it."""
+    """Return the planes between the rim below the cut surface and a face: this tissue casts shadows on the face."""
     return Face(face.number, rim, face.start) if face.start > rim else None

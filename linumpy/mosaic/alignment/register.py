@@ -1,10 +1,10 @@
-"""Register the slices of a stack against each other, and solve for the transforms of all of them.
+"""Register the slices of a stack against each other, and solve for the transforms of all slices.
 
 In: a folder of OME-Zarr slices (Z, Y, X), numbered from the top down. Out: :class:`SliceTransforms`. Each slice is
-compared with the next ones by projections of the planes that both show, less the shadows of the tissue above them; all
-pairs are registered in one batch; and one least squares over all pairs places the slices
-(:mod:`linumpy.registration.chain`). Along Z slices lie where the slicing interval says, counted from their cut
-surfaces, which may be tilted.
+compared with the next ones by projections of the planes that show the same tissue, less the shadows of the tissue above
+them. All pairs are registered in one batch, and a least-squares solution over all pairs places the slices
+(:mod:`linumpy.registration.chain`). Along Z the slicing interval places them, counted from their cut surfaces, which
+may be tilted.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Bytes of all faces at most, as float32: registration holds about fourteen copies of them.
+#: Maximum bytes of all faces as float32: registration holds about fourteen copies of them.
 FACE_BYTES = 2**28
-#: Depth of the planes that are averaged where slices share more, in µm: speckle averages out, shadows do not.
+#: Maximum depth of the planes that are averaged, in µm: more planes average out more speckle, but show more shadows.
 _FACE_UM = 50.0
 #: Planes below a cut surface that are not used: the first is half water.
 _RIM = 1
-#: How far structures move laterally, for each µm that lies between the planes of two slices: they run obliquely.
+#: Lateral displacement of oblique structures, for each µm between the planes of two slices.
 _DRIFT = 0.1
-#: Correlation of a pair that shares no planes, relative to the median of those that do, from which it is used.
-_ALIKE = 0.7
+#: Minimum correlation of a pair that shares no planes, relative to the median of the pairs that do.
+_MIN_RELATIVE_CORRELATION = 0.7
 
 
 @dataclass(frozen=True)
@@ -61,17 +61,17 @@ class Alignment:
     model : {"rigid", "affine", "translation"}
         Transforms in the plane of the slices.
     reach : int
-        Each slice is compared with this many next ones.
+        Number of next slices with which each slice is compared.
     max_angle, max_shift : float
-        Rotations in degrees, and shifts as a fraction of the slice, that are searched.
+        Maximum rotation in degrees, and maximum shift as a fraction of the slice, that are searched.
     min_correlation : float
-        A pair with less is not used.
+        Minimum correlation of a pair that is used.
     max_deviation : float
-        Robust standard deviations from the solution of all pairs, beyond which one is rejected.
+        Robust standard deviations from the solution of all pairs, beyond which a pair is rejected.
     crop : bool
-        Whether to look for the cut surface of each slice; otherwise slices begin at their first plane.
+        Whether to find the cut surface of each slice; otherwise slices begin at their first plane.
     depth_mm : float, optional
-        How deep below its surface a slice is used; by default as deep as it is.
+        Depth below its surface to which a slice is used; by default all of it.
     """
 
     interval_mm: float
@@ -119,35 +119,27 @@ def register_slices(
     Parameters
     ----------
     folder : str or Path
-        Folder of the slices, for :func:`linumpy.mosaic.io.slice_table.find_slices`: axes z, y, x, one dtype, one
-        spacing.
+        Folder of the slices, as for :func:`linumpy.mosaic.slices.stack_mosaics`.
     output : str or Path, optional
         The file (JSON) to write.
     alignment : Alignment
         How to align.
     shifts : str or Path, optional
-        Table of the motor's lateral shifts, for :func:`linumpy.mosaic.io.slice_table.read_shifts`: where the search
-        begins, and where slices lie that no pair places. By default slices lie on top of each other.
+        Table of the motor's lateral shifts, as for :func:`linumpy.mosaic.io.slice_table.read_shifts`: the start of the
+        search, and the positions of slices without a pair. By default slices lie on top of each other.
     method : SurfaceMethod, optional
         How the cut surface is found; by default as an edge.
-    channel, time : int, optional
-        The entry to select of each slice, counted from 0, if it has several.
-    spacing : (float, float, float), optional
-        Voxel spacing of the slices' finest resolution in µm along z, y and x, where their metadata lacks it.
-    use_gpu : bool
-        Whether to read to the GPU and compute there.
-    overwrite : bool
-        Whether to replace an existing output.
+    channel, time, spacing, use_gpu, overwrite
+        As for :func:`linumpy.mosaic.focal.correct_mosaic`, of each slice.
     distributed : distributed.Client, cluster or str, optional
         A dask client, a cluster, or the address of a scheduler. Its workers, which must see the slices, read them;
         pairs are registered here.
 
     Raises
     ------
-    FileExistsError, FileNotFoundError, SourceError, MetadataError, ValueError
-        An existing output; missing slices or table, or ones that do not fit each other.
-    GpuUnavailableError
-        `use_gpu` and there is no CUDA device.
+    FileExistsError, FileNotFoundError, SourceError, MetadataError, ValueError, GpuUnavailableError
+        An existing output; missing slices or table, or slices that do not fit each other or the table; no CUDA device
+        with `use_gpu`.
     """
     paths = find_slices(folder)
     if output is not None:
@@ -158,63 +150,56 @@ def register_slices(
     check_interval("interval_mm", alignment.interval_mm, images)
     moves = _motor(numbers, images[0], shifts)
     with tile_work(distributed, use_gpu=use_gpu) as work:
-        found = method or SurfaceMethod(definition="edge")
-        surfaces = find_surfaces(images, found, work) if alignment.crop else [CutSurface()] * len(images)
+        method = method or SurfaceMethod(definition="edge")
+        surfaces = find_surfaces(images, method, work) if alignment.crop else [CutSurface()] * len(images)
         depths = [_depth(*pair, alignment) for pair in zip(images, surfaces, strict=True)]
         if len(images) == 1:
-            return _finish(_alone(paths, slices, surfaces, depths, alignment), output, overwrite)
+            unmoved = ChainSolution(np.eye(3)[np.newaxis], np.zeros(0), np.zeros(0, bool), np.zeros(1, bool))
+            levelled = _transforms(paths, slices, surfaces, depths, unmoved, alignment)
+            return _finish(levelled, output, overwrite)
         pairs = [(n, n + step) for step in range(1, alignment.reach + 1) for n in range(len(images) - step)]
         interval = alignment.interval_mm * 1e3 / images[0].spacing[0]
         rim = _RIM if alignment.crop and min(depths) > _RIM else 0
-        least = max(1, min(4, *(d - rim for d in depths)))
-        planes = planes_of(
-            pairs, numbers, depths, interval, least, rim, max(least, round(_FACE_UM / images[0].spacing[0]))
-        )
+        min_planes = max(1, min(4, *(depth - rim for depth in depths)))
+        max_planes = max(min_planes, round(_FACE_UM / images[0].spacing[0]))
+        planes = planes_of(pairs, numbers, depths, interval, rim, min_planes, max_planes)
         offsets, shape, factor = _canvas(images, moves, len(pairs))
         shading = [shading_of(fixed, rim) for fixed, _ in planes]
         needed = [face for face in itertools.chain(*planes, shading) if face is not None]
         faces = read_faces(images, surfaces, list(dict.fromkeys(needed)), factor, work)
         xp = work.xp
-    # µm between the planes of a pair; a fraction of a plane is none.
-    apart = [a.start - b.start - interval * (numbers[b.number] - numbers[a.number]) for a, b in planes]
-    gaps = [abs(gap) * images[0].spacing[0] if abs(gap) > 0.5 else 0.0 for gap in apart]
-    step = tuple(s * factor for s in images[0].spacing[1:])
+    # Distance between the planes of a pair in µm; fractions of a plane count as 0.
+    distances = [a.start - b.start - interval * (numbers[b.number] - numbers[a.number]) for a, b in planes]
+    gaps = [abs(distance) * images[0].spacing[0] if abs(distance) > 0.5 else 0.0 for distance in distances]
+    pixel = tuple(s * factor for s in images[0].spacing[1:])
     sides = [stacked([faces[p[k]] for p in planes], [offsets[p[k].number] for p in planes], shape, xp) for k in (0, 1)]
-    nothing = np.zeros(shape, np.float32)
+    no_shadow = np.zeros(shape, np.float32)
     shadows = stacked(
-        [nothing if face is None else faces[face] for face in shading],
+        [no_shadow if face is None else faces[face] for face in shading],
         [(0, 0) if face is None else offsets[face.number] for face in shading], shape, xp,
     )  # fmt: skip
     registered = register_pairs(
-        *sides, shadows=shadows, spacing=step, method=Refinement(model=alignment.model),
+        *sides, shadows=shadows, spacing=pixel, method=Refinement(model=alignment.model),
         search=PairSearch(max_angle=alignment.max_angle, max_shift=alignment.max_shift),
     )  # fmt: skip
-    links = _links(pairs, registered, offsets, step, factor, gaps, alignment)
-    solution = _solve(numbers, images, links, moves, step, alignment)
+    links = _links(pairs, registered, offsets, pixel, factor, gaps, alignment)
+    solution = _solve(numbers, images, links, moves, pixel, alignment)
     result = _transforms(paths, slices, surfaces, depths, solution, alignment)
     return _finish(
         replace(result, pairs=_results(tuple(slices), pairs, links, registered, solution)), output, overwrite
     )
 
 
-def _alone(
-    paths: dict[int, Path], slices: dict[int, MosaicImage], surfaces: Sequence[CutSurface], depths: Sequence[int],
-    alignment: Alignment,
-) -> SliceTransforms:  # fmt: skip
-    """Return the transform of an only slice: levelled, and where it lies."""
-    stays = ChainSolution(np.eye(3)[np.newaxis], np.zeros(0), np.zeros(0, bool), np.zeros(1, bool))
-    return _transforms(paths, slices, surfaces, depths, stays, alignment)
-
-
 def _finish(result: SliceTransforms, output: str | Path | None, overwrite: bool) -> SliceTransforms:
-    _tell(result)
+    """Log and write the result, and return it."""
+    _log(result)
     if output is not None:
         result.write(output, overwrite=overwrite)
     return result
 
 
 def _motor(numbers: Sequence[int], image: MosaicImage, shifts: str | Path | None) -> np.ndarray:
-    """Return the shift of each slice to the first one in µm along Y and X, as the motor tells it."""
+    """Return the motor's shift of each slice to the first one in µm along Y and X."""
     if shifts is None or len(numbers) == 1:
         return np.zeros((len(numbers), 2))
     steps = chain_shifts(tuple(numbers), read_shifts(shifts), str(shifts))
@@ -222,7 +207,7 @@ def _motor(numbers: Sequence[int], image: MosaicImage, shifts: str | Path | None
 
 
 def _depth(image: MosaicImage, surface: CutSurface, alignment: Alignment) -> int:
-    """Return the planes below the cut surface that are used of a slice."""
+    """Return the number of planes of a slice below its cut surface that are used."""
     planes, height, width = image.array.shape
     lowest = max(surface.at(y, x) for y in (0, height - 1) for x in (0, width - 1))
     depth = math.floor(planes - max(0.0, lowest))
@@ -236,55 +221,66 @@ def _depth(image: MosaicImage, surface: CutSurface, alignment: Alignment) -> int
 def _canvas(
     images: Sequence[MosaicImage], moves: np.ndarray, pairs: int
 ) -> tuple[list[tuple[int, int]], tuple[int, int], int]:
-    """Choose images that hold all faces: the offset of each in them, their shape, and voxels along a pixel."""
+    """Choose images that hold all faces.
+
+    Returns
+    -------
+    offsets : list of (int, int)
+        First pixel of each slice in the images.
+    shape : (int, int)
+        Pixels of the images.
+    factor : int
+        Voxels along a pixel.
+    """
     spacing = np.array(images[0].spacing[1:])
     shapes = np.array([image.array.shape[1:] for image in images])
-    places = moves / spacing
-    size = (places + shapes).max(axis=0) - places.min(axis=0)
+    corners = moves / spacing
+    size = (corners + shapes).max(axis=0) - corners.min(axis=0)
     factor = max(1, math.ceil(math.sqrt(2 * pairs * float(size.prod()) * 4 / FACE_BYTES)))
     factor = min(factor, max(1, int(shapes.min()) // 16))
-    pixels = np.rint((places - places.min(axis=0)) / factor).astype(int)
+    pixels = np.rint((corners - corners.min(axis=0)) / factor).astype(int)
     height, width = (pixels + shapes // factor).max(axis=0)
     return [(int(y), int(x)) for y, x in pixels], (int(height), int(width)), factor
 
 
 def _links(
     pairs: Sequence[tuple[int, int]], registered: PairTransforms, offsets: Sequence[tuple[int, int]],
-    step: Sequence[float], factor: int, gaps: Sequence[float], alignment: Alignment,
+    pixel: Sequence[float], factor: int, gaps: Sequence[float], alignment: Alignment,
 ) -> list[PairLink]:  # fmt: skip
-    """Return the pairs between slices, in µm from their first voxels; untrusted ones with infinite error."""
+    """Return the pairs as links between slices, in µm from their first voxels; rejected pairs with infinite error."""
     out = []
     shared = [c for c, gap in zip(registered.correlations, gaps, strict=True) if gap == 0]
-    # Other tissue may match at a wrong place: it has to look as if it were the same.
-    alike = max(alignment.min_correlation, _ALIKE * float(np.median(shared or [1.0])))
+    # Planes of different tissue may match at a wrong shift, unless they correlate almost as planes of the same tissue.
+    gap_correlation = max(alignment.min_correlation, _MIN_RELATIVE_CORRELATION * float(np.median(shared or [1.0])))
     for n, (fixed, moving) in enumerate(pairs):
-        # The centre of the first pixel of a face, from that of its first voxel.
-        ends = []
+        # From the centre of the first voxel of a slice to that of the first pixel of the images.
+        to_image = []
         for number in (fixed, moving):
             matrix = np.eye(3)
-            matrix[:2, 2] = (np.array(offsets[number]) - (factor - 1) / 2 / factor) * step
-            ends.append(matrix)
-        trusted = registered.correlations[n] >= (alike if gaps[n] > 0 else alignment.min_correlation)
+            matrix[:2, 2] = (np.array(offsets[number]) - (factor - 1) / 2 / factor) * pixel
+            to_image.append(matrix)
+        trusted = registered.correlations[n] >= (gap_correlation if gaps[n] > 0 else alignment.min_correlation)
         error = math.hypot(float(registered.errors_um[n]), _DRIFT * gaps[n]) if trusted else math.inf
-        out.append(PairLink(fixed, moving, np.linalg.inv(ends[1]) @ registered.matrices[n] @ ends[0], error))
+        link = np.linalg.inv(to_image[1]) @ registered.matrices[n] @ to_image[0]
+        out.append(PairLink(fixed, moving, link, error))
     return out
 
 
 def _solve(
     numbers: Sequence[int], images: Sequence[MosaicImage], links: Sequence[PairLink], moves: np.ndarray,
-    step: Sequence[float], alignment: Alignment,
+    pixel: Sequence[float], alignment: Alignment,
 ) -> ChainSolution:  # fmt: skip
-    """Place all slices, and those that are missing between them."""
+    """Place all slices, and the missing slices between them."""
     position = [number - numbers[0] for number in numbers]
     prior = np.tile(np.eye(3), (position[-1], 1, 1))
     for n, (above, below) in enumerate(itertools.pairwise(position)):
         prior[above:below, :2, 2] = -(moves[n + 1] - moves[n]) / (below - above)
-    every = [PairLink(position[p.fixed], position[p.moving], p.matrix, p.error_um) for p in links]
+    moved = [PairLink(position[p.fixed], position[p.moving], p.matrix, p.error_um) for p in links]
     extent = np.max([np.multiply(image.array.shape[1:], image.spacing[1:]) for image in images], axis=0)
     solution = solve_chain(
-        position[-1] + 1, every, extent.tolist(), rigid=alignment.model != "affine", prior=prior,
+        position[-1] + 1, moved, extent.tolist(), rigid=alignment.model != "affine", prior=prior,
         reference=position[(len(position) - 1) // 2], max_deviation=alignment.max_deviation,
-        tolerance_um=2 * max(step),
+        tolerance_um=2 * max(pixel),
     )  # fmt: skip
     return ChainSolution(
         solution.matrices[position], solution.residuals_um, solution.rejected, solution.interpolated[position]
@@ -297,16 +293,16 @@ def _transforms(
 ) -> SliceTransforms:  # fmt: skip
     """Return the transforms of the slices, without pairs."""
     first, interval = next(iter(slices)), alignment.interval_mm * 1e3
-    found = []
+    transforms = []
     for n, (number, image) in enumerate(slices.items()):
         top = (number - first) * interval
         matrix = _in_space(image, surfaces[n], solution.matrices[n], top)
         rim = image.spacing[0] * _RIM if surfaces[n] != CutSurface() and depths[n] > _RIM else 0.0
         depth = depths[n] * image.spacing[0] - rim
-        found.append(
+        transforms.append(
             SliceTransform(number, paths[number].name, matrix, top + rim, depth, bool(solution.interpolated[n]))
         )
-    return SliceTransforms(interval, tuple(found))
+    return SliceTransforms(interval, tuple(transforms))
 
 
 def _results(
@@ -325,10 +321,10 @@ def _results(
 
 
 def _in_space(image: MosaicImage, surface: CutSurface, lateral: np.ndarray, top: float) -> Matrix:
-    """Return the transform of a slice: from its coordinates, by its levelled voxels, to the stack."""
+    """Return the transform of a slice from its coordinates to the stack, with its cut surface levelled."""
     spacing = np.array(image.spacing)
     matrix = np.eye(4)
-    # z is counted from the cut surface, whose slopes are in voxels.
+    # z is counted from the cut surface; its slopes are in voxels.
     matrix[0, 1:3] = -np.array(surface.slopes) * spacing[0] / spacing[1:]
     matrix[0, 3] = top - surface.first * spacing[0]
     matrix[1:3, 1:3], matrix[1:3, 3] = lateral[:2, :2], lateral[:2, 2]
@@ -341,17 +337,19 @@ def _rows(matrix: np.ndarray) -> Matrix:
     return tuple(map(tuple, matrix.tolist()))
 
 
-def _tell(result: SliceTransforms) -> None:
+def _log(result: SliceTransforms) -> None:
+    """Log all pairs, and warn of slices without a pair."""
     for pair in result.pairs:
         log.info(
             "slices %d and %d: correlation %.3f, error %.2f µm, %.2f µm from the solution%s", pair.fixed_id,
             pair.moving_id, pair.correlation, pair.error_um, pair.residual_um, ", rejected" if pair.rejected else "",
         )  # fmt: skip
-    for above, below in itertools.pairwise(one.number for one in result.slices):
+    for above, below in itertools.pairwise(part.number for part in result.slices):
         if not any(p.fixed_id <= above and below <= p.moving_id for p in result.pairs if not p.rejected):
             log.warning(
-                "no pair connects slice %d with %d: they lie as the motor tells, or on top of each other", above, below
-            )
-    lost = [str(one.number) for one in result.slices if one.interpolated]
-    if lost:
-        log.warning("no pair places slice %s: it lies between its neighbours", ", ".join(lost))
+                "no pair connects slice %d with %d: they are placed by the motor's shifts, or on top of each other",
+                above, below,
+            )  # fmt: skip
+    interpolated = [str(part.number) for part in result.slices if part.interpolated]
+    if interpolated:
+        log.warning("no pair places slice %s: it is placed between its neighbours", ", ".join(interpolated))

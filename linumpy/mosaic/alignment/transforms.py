@@ -1,17 +1,18 @@
 """Transforms of slices to the common space of their stack, as JSON and as a scene of NGFF 0.6.
 
-In: matrices. Out: a file that ``linum-stack-slices`` reads; and the group above the slices made a scene (RFC-5), so
-that any reader of NGFF 0.6 finds them: ``resample_zarr(slice, out, 10.0, coordinate_system="stack")``. Lengths are in
-µm, axes z, y and x. Errors: :class:`~linumpy.errors.SourceError` for a file that is none.
+In: matrices. Out: a file that ``linum-stack-slices`` reads; metadata that make the folder of the slices a scene
+(RFC-5), so that any reader of NGFF 0.6 finds the transforms: ``resample_zarr(slice, out, 10.0,
+coordinate_system="stack")``. Lengths are in µm, axes z, y and x. Errors: :class:`~linumpy.errors.SourceError` for a
+file without transforms.
 """
 
 from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from linumpy.io.ngff.collection import ome_attributes
 from linumpy.io.ngff.coordinate_systems import systems_of
 from linumpy.io.ome import open_image
 from linumpy.io.output.files import replacing
+from linumpy.registration.position_files import JSON
 
 #: Name of the coordinate system of the stack.
 SYSTEM = "stack"
@@ -39,11 +41,11 @@ class SliceTransform:
     name : str
         Name of its folder.
     matrix : tuple of tuple of float, (4, 4)
-        Homogeneous, from coordinates in the slice, as its metadata have them, to the stack: (z, y, x, 1) in µm.
+        Homogeneous, from the coordinates in the slice's metadata to the stack: (z, y, x, 1) in µm.
     top_um, depth_um : float
-        Where the slice begins in the stack along z, below its cut surface, and how deep it is from there.
+        First coordinate of the slice in the stack along z, below its cut surface, and its depth from there.
     interpolated : bool
-        Whether no pair placed it: it lies between its neighbours.
+        Whether it is placed between its neighbours, since no pair places it.
     """
 
     number: int
@@ -56,7 +58,7 @@ class SliceTransform:
 
 @dataclass(frozen=True)
 class PairResult:
-    """What was found of two slices.
+    """The registration of two slices.
 
     Attributes
     ----------
@@ -71,9 +73,9 @@ class PairResult:
     error_um : float
         Standard error of a corner's position; infinite where nothing could be compared.
     residual_um : float
-        Distance from where all pairs together place the slices.
+        Distance from the solution of all pairs.
     rejected : bool
-        Whether the pair had no part in that.
+        Whether the solution leaves this pair out.
     """
 
     fixed_id: int
@@ -88,7 +90,7 @@ class PairResult:
 
 @dataclass(frozen=True)
 class SliceTransforms:
-    """The transforms of all slices of a stack, and the pairs that they come from.
+    """The transforms of all slices of a stack, and the registered pairs.
 
     Attributes
     ----------
@@ -117,12 +119,12 @@ class SliceTransforms:
             temporary.write_text(text + "\n", encoding="utf-8")
 
 
-def _finite(value: Any) -> Any:
-    """Replace numbers that JSON does not have by null."""
+def _finite(value: JSON) -> JSON:
+    """Replace NaN and infinities, which JSON does not have, by null."""
     if isinstance(value, dict):
-        return {key: _finite(one) for key, one in value.items()}
+        return {key: _finite(member) for key, member in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_finite(one) for one in value]
+        return [_finite(member) for member in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -137,33 +139,33 @@ def read_transforms(path: str | Path) -> SliceTransforms:
         The file has no transforms of slices.
     """
     try:
-        found = json.loads(Path(path).read_text(encoding="utf-8"))
-        if found.get("linumpy") != _KIND:
+        content = json.loads(Path(path).read_text(encoding="utf-8"))
+        if content.get("linumpy") != _KIND:
             raise SourceError(f"{path} has no {_KIND}: linum-register-pairwise writes them")
-        slices = tuple(map(_slice, found["slices"]))
-        pairs = tuple(map(_pair, found["pairs"]))
-        return SliceTransforms(float(found["interval_um"]), slices, pairs)
+        slices = tuple(map(_slice, content["slices"]))
+        pairs = tuple(map(_pair, content["pairs"]))
+        return SliceTransforms(float(content["interval_um"]), slices, pairs)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise SourceError(f"{path} is no file of {_KIND}, or is damaged ({error})") from None
 
 
-def _slice(one: dict[str, Any]) -> SliceTransform:
-    matrix = _matrix(one["matrix"], 4)
+def _slice(entry: Mapping[str, JSON]) -> SliceTransform:
+    matrix, number = _matrix(entry["matrix"], 4), entry["number"]
     linear, last = np.array(matrix)[:3, :3], matrix[3]
     if last != (0, 0, 0, 1) or np.linalg.matrix_rank(linear) < 3:
-        raise ValueError(f"the matrix of slice {one['number']} is no invertible affine transform")
-    top, depth = float(one["top_um"]), float(one["depth_um"])
+        raise ValueError(f"the matrix of slice {number} is no invertible affine transform")
+    top, depth = float(entry["top_um"]), float(entry["depth_um"])
     if not math.isfinite(top) or not 0 < depth < math.inf:
-        raise ValueError(f"slice {one['number']} begins at {top} µm and is {depth} µm deep")
-    return SliceTransform(**{**one, "number": int(one["number"]), "matrix": matrix, "top_um": top, "depth_um": depth})
+        raise ValueError(f"slice {number} begins at {top} µm and is {depth} µm deep")
+    return SliceTransform(**{**entry, "number": int(number), "matrix": matrix, "top_um": top, "depth_um": depth})
 
 
-def _pair(one: dict[str, Any]) -> PairResult:
-    known: dict[str, Any] = {key: math.inf if value is None else value for key, value in one.items()}
-    return PairResult(**(known | {"matrix": _matrix(one["matrix"], 3)}))
+def _pair(entry: Mapping[str, JSON]) -> PairResult:
+    values: dict[str, JSON] = {key: math.inf if value is None else value for key, value in entry.items()}
+    return PairResult(**(values | {"matrix": _matrix(entry["matrix"], 3)}))
 
 
-def _matrix(rows: Any, size: int) -> Matrix:
+def _matrix(rows: JSON, size: int) -> Matrix:
     matrix = np.array(rows, np.float64)
     if matrix.shape != (size, size) or not np.isfinite(matrix).all():
         raise ValueError(f"a matrix of {matrix.shape}; {size} × {size} numbers are needed")
@@ -171,7 +173,7 @@ def _matrix(rows: Any, size: int) -> Matrix:
 
 
 def check_scene(folder: str | Path, *, overwrite: bool = False) -> Path:
-    """Refuse a folder that has a ``zarr.json``; see :func:`write_scene`."""
+    """Return the path of the scene; refuse a folder that has one."""
     path = Path(folder) / "zarr.json"
     if path.exists() and not overwrite:
         raise FileExistsError(f"{path} exists: pass overwrite=True to replace it by the scene")
@@ -184,11 +186,11 @@ def write_scene(folder: str | Path, transforms: SliceTransforms, *, overwrite: b
     Parameters
     ----------
     folder : str or Path
-        Folder of the slices. It gets a file ``zarr.json``.
+        Folder of the slices, in which ``zarr.json`` is written.
     transforms : SliceTransforms
         The transforms.
     overwrite : bool
-        Whether to replace such a file.
+        Whether to replace an existing ``zarr.json``.
 
     Raises
     ------
@@ -196,12 +198,12 @@ def write_scene(folder: str | Path, transforms: SliceTransforms, *, overwrite: b
         The folder has a ``zarr.json``.
     """
     axes = [{"name": name, "type": "space", "unit": "micrometer"} for name in "zyx"]
-    found = []
-    for one in transforms.slices:
-        start = {"path": one.name} | _system_of(Path(folder) / one.name)
-        matrix = [list(row) for row in one.matrix[:3]]
-        found.append({"type": "affine", "affine": matrix, "input": start, "output": {"name": SYSTEM}})
-    scene = {"coordinateSystems": [{"name": SYSTEM, "axes": axes}], "coordinateTransformations": found}
+    entries = []
+    for part in transforms.slices:
+        source = {"path": part.name} | _system_of(Path(folder) / part.name)
+        matrix = [list(row) for row in part.matrix[:3]]
+        entries.append({"type": "affine", "affine": matrix, "input": source, "output": {"name": SYSTEM}})
+    scene = {"coordinateSystems": [{"name": SYSTEM, "axes": axes}], "coordinateTransformations": entries}
     attributes = {"ome": {"version": "0.6", "scene": scene}}
     path = check_scene(folder, overwrite=overwrite)
     with replacing(path, overwrite=overwrite) as temporary:
@@ -211,7 +213,7 @@ def write_scene(folder: str | Path, transforms: SliceTransforms, *, overwrite: b
 
 
 def _system_of(path: Path) -> dict[str, str]:
-    """Name the coordinate system of an image; before NGFF 0.6 it has no name."""
+    """Return the name of an image's coordinate system as metadata; empty before NGFF 0.6, which has no names."""
     image = open_image(path)
     multiscale = ome_attributes(image.group)["multiscales"][image.multiscale]
     systems = systems_of(multiscale, str(path))

@@ -1,7 +1,7 @@
-"""Search how many planes neighbouring slices share along Z, in a central window of the area that both cover.
+"""Search the number of planes that neighbouring slices share along Z, in a central window of their shared area.
 
-In: slices and the motor's shifts. Out: for each pair an overlap in planes and its correlation, which
-:mod:`linumpy.mosaic.slices` holds against those of the other pairs. Lateral registration is in ``register``.
+In: slices and the motor's shifts. Out: for each pair an overlap in planes and its correlation;
+:mod:`linumpy.mosaic.slices` replaces outliers among them. Lateral registration is in ``register``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from linumpy.mosaic.io.tiles import Box, read_box
 from linumpy.mosaic.stacking import best_overlap, candidate_overlaps
 from linumpy.resample.tile_work import TileWork
 
-#: Bytes of the correlated voxels of each slice at most.
+#: Maximum bytes of the correlated voxels of each slice.
 SEARCH_BYTES = 128 * 2**20
 
 
@@ -58,7 +58,7 @@ class ZSearch:
 def search_overlaps(
     images: tuple[MosaicImage, ...], moves: Sequence[Shift], search: ZSearch, work: TileWork
 ) -> list[tuple[int, float, float]]:
-    """Search the overlap of each pair of neighbours, where `work` says.
+    """Search the overlap of each pair of neighbours.
 
     Parameters
     ----------
@@ -74,7 +74,8 @@ def search_overlaps(
     Returns
     -------
     list of (int, float, float)
-        For each pair the planes shared where the correlation is greatest, this correlation, and the planes expected.
+        For each pair the number of shared planes with the greatest correlation, this correlation, and the expected
+        number of shared planes.
 
     Raises
     ------
@@ -104,7 +105,7 @@ def search_overlaps(
 
 @dataclass(frozen=True)
 class _Pair:
-    """Two neighbouring slices, and the correlated box of each."""
+    """Two neighbouring slices, the correlated box of each, and the overlaps to try."""
 
     fixed: MosaicImage
     moving: MosaicImage
@@ -121,8 +122,8 @@ def _pair(fixed: MosaicImage, moving: MosaicImage, move: Shift, search: ZSearch)
         above, below, search.slicing_interval_mm, search.search_range_mm, fixed.spacing[0]
     )
     dy, dx = (math.floor(v + 0.5) for v in shift_in_voxels(fixed, move))
-    most = max(1, SEARCH_BYTES // (overlaps[-1] * fixed.array.dtype.itemsize))
-    fixed_window, moving_window = search_window(fixed.array.shape[1:], moving.array.shape[1:], (dy, dx), most)  # type: ignore[arg-type]
+    max_voxels = max(1, SEARCH_BYTES // (overlaps[-1] * fixed.array.dtype.itemsize))
+    fixed_window, moving_window = search_window(fixed.lateral_shape, moving.lateral_shape, (dy, dx), max_voxels)
     if any(extent.start >= extent.stop for extent in fixed_window):
         raise SourceError(
             f"slices {move.fixed_id} and {move.moving_id} share no area: shifted by {move.y_mm} and {move.x_mm} mm"
@@ -132,9 +133,9 @@ def _pair(fixed: MosaicImage, moving: MosaicImage, move: Shift, search: ZSearch)
 
 
 def search_window(
-    fixed: tuple[int, int], moving: tuple[int, int], step: tuple[int, int], most: int
+    fixed: tuple[int, int], moving: tuple[int, int], step: tuple[int, int], max_voxels: int
 ) -> tuple[tuple[slice, slice], tuple[slice, slice]]:
-    """Choose the window that is correlated: the central half of the shared area, or less, of at most `most` voxels.
+    """Choose the window that is correlated: the central half of the shared area, or less, of at most `max_voxels`.
 
     Parameters
     ----------
@@ -142,8 +143,8 @@ def search_window(
         Voxels of the slices along Y and X.
     step : (int, int)
         Voxel p of the moving slice is at p + step of the fixed one.
-    most : int
-        Voxels of a plane.
+    max_voxels : int
+        Maximum voxels of a plane of the window.
 
     Returns
     -------
@@ -153,10 +154,10 @@ def search_window(
     begin = [max(0, s) for s in step]
     size = [max(0, min(f, m + s) - b) for f, m, s, b in zip(fixed, moving, step, begin, strict=True)]
     half = [(n + 1) // 2 for n in size]
-    if half[0] * half[1] > most:
-        short = min(*half, math.isqrt(most))
-        half = [min(n, most // short if n == max(half) else short) for n in half]
-        half = half if half[0] * half[1] <= most else [short, short]
+    if half[0] * half[1] > max_voxels:
+        short = min(*half, math.isqrt(max_voxels))
+        half = [min(n, max_voxels // short if n == max(half) else short) for n in half]
+        half = half if half[0] * half[1] <= max_voxels else [short, short]
     windows = []
     for shift in ((0, 0), step):
         low = [b + (n - h) // 2 - s for b, n, h, s in zip(begin, size, half, shift, strict=True)]

@@ -1,1 +1,1 @@
-"""What all steps of a mosaic share: opened, cut into boxes, read, written, with what was measured of it."""
+"""Functions that all steps of a mosaic share: open, cut into boxes, read, write, and record corrections."""

@@ -1,4 +1,4 @@
-"""Figures of what the steps of a mosaic estimate: focal curvature, illumination, positions of tiles.
+"""Figures of the estimates of mosaic steps: focal curvature, illumination, positions of tiles.
 
 In: host arrays and spacings in µm. Out: figures, which :func:`linumpy.pictures.save` writes.
 """
@@ -12,7 +12,20 @@ import numpy as np
 from linumpy.pictures import add_image, add_scale_bar, extent_um, new_figure, percentiles, titled
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+
+def _draw_map(
+    axes: Axes, values: np.ndarray, size: tuple[float, float], limits: tuple[float, float], label: str,
+    names: tuple[str, str], title: str,
+) -> None:  # fmt: skip
+    """Draw a map of a tile with a scale bar; `size` is its height and width in µm."""
+    height, width = size
+    add_image(axes, values, (0, width, height, 0), limits, label)
+    axes.set(xlabel=f"{names[1]} (µm)", ylabel=f"{names[0]} (µm)")
+    axes.set_title(title, fontsize=9)
+    add_scale_bar(axes, width)
 
 
 def draw_focal_curvature(
@@ -25,7 +38,7 @@ def draw_focal_curvature(
     *,
     source: str = "",
 ) -> Figure:
-    """Draw the surface of the mean tile, the focal curvature fitted to it, and both along the middle of the tile.
+    """Draw the surface of the mean tile, the focal curvature fitted to it, and both through the middle of the tile.
 
     Parameters
     ----------
@@ -49,10 +62,7 @@ def draw_focal_curvature(
     of_tile = percentiles(shown, (0.5, 99.5))
     limits = float(min(of_tile[0], focal_um.min())), float(max(of_tile[1], focal_um.max()))
     for axes, values, label in zip(panels, (shown, focal_um), (title, "focal curvature, removed"), strict=False):
-        add_image(axes, values, (0, width, height, 0), limits, "depth (µm)")
-        axes.set(xlabel=f"{names[1]} (µm)", ylabel=f"{names[0]} (µm)")
-        axes.set_title(label, fontsize=9)
-        add_scale_bar(axes, width)
+        _draw_map(axes, values, (height, width), limits, "depth (µm)", names, label)
     middle = mean_um.shape[0] // 2, mean_um.shape[1] // 2
     for axis, (name, step, color) in enumerate(zip(names, spacing, ("#d62728", "#1f77b4"), strict=True)):
         coordinates = (np.arange(mean_um.shape[axis]) + 0.5) * step
@@ -97,10 +107,8 @@ def draw_illumination(
     shown = flat[planes]
     limits = float(shown.min()), float(max(shown.max(), shown.min() + 1e-3))
     for axes, plane, field in zip(panels, planes, shown, strict=False):
-        add_image(axes, field, (0, width, height, 0), limits, "flat field")
-        axes.set(xlabel=f"{names[1]} (µm)", ylabel=f"{names[0]} (µm)")
-        axes.set_title(f"depth {plane * spacing[0]:.4g} µm", fontsize=9)
-        add_scale_bar(axes, width)
+        title = f"depth {plane * spacing[0]:.4g} µm"
+        _draw_map(axes, field, (height, width), limits, "flat field", names, title)
     depth = np.arange(len(flat)) * spacing[0]
     rows = flat.reshape(len(flat), -1)
     panels[3].fill_between(depth, *np.percentile(rows, (0, 100), axis=1), alpha=0.25, label="darkest to brightest")

@@ -1,7 +1,7 @@
-"""A mosaic on disk, for the commands of the microscope: three axes of space, of which one is depth.
+"""A mosaic on disk: an image with three axes of space, one of them depth.
 
-In: an OME-Zarr image, and a selection of its times and channels. Out: a :class:`MosaicImage`, unread, with checked
-metadata.
+In: an OME-Zarr image, and a selection of its times and channels. Out: a :class:`MosaicImage` with checked metadata,
+whose voxels are not read.
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from linumpy.arrays import Array
+from linumpy.device import array_module
 from linumpy.errors import MetadataError, SourceError
 from linumpy.io.ome import open_image
 from linumpy.io.volume import Volume, Volumes, select_volumes
 from linumpy.mosaic.io.measured import Correction, MeasuredVoxels, measured_of_box, recorded
-from linumpy.mosaic.io.tiles import Box, boxes
+from linumpy.mosaic.io.tiles import Box, boxes, read_box
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +32,7 @@ class MosaicImage(Volumes):
     Attributes
     ----------
     finest_shape, scale : tuple of int
-        Voxels of the finest resolution along each axis, and how many of them one voxel of this resolution spans.
+        Voxels of the finest resolution along each axis, and in one voxel of this resolution along each axis.
     corrections : tuple of Correction
         Its focal corrections, from :func:`linumpy.mosaic.io.measured.recorded`.
     """
@@ -51,26 +53,45 @@ class MosaicImage(Volumes):
 
     @property
     def lateral_axes(self) -> tuple[int, int]:
-        """The other two, in their order."""
+        """The other two axes, in their order."""
         first, second = (axis for axis in range(3) if axis != self.depth_axis)
         return first, second
 
     @property
+    def lateral_names(self) -> str:
+        """Names of the lateral axes, such as ``"yx"``."""
+        return self.axes.replace("z", "")
+
+    @property
+    def lateral_shape(self) -> tuple[int, int]:
+        """Voxels along the lateral axes."""
+        first, second = self.lateral_axes
+        return self.array.shape[first], self.array.shape[second]
+
+    @property
+    def lateral_spacing(self) -> tuple[float, float]:
+        """Voxel spacing along the lateral axes, in µm."""
+        first, second = self.lateral_axes
+        return self.spacing[first], self.spacing[second]
+
+    @property
     def tile_shape(self) -> tuple[int, int] | None:
-        """Voxels of a tile of the finest resolution along the lateral axes; None without it in the metadata.
+        """Voxels of a tile of the finest resolution along the lateral axes; None if the metadata has no tile shape.
 
         Raises
         ------
         MetadataError
-            The attribute is no size.
+            The tile shape in the metadata is not two positive integers.
         """
         kept = self.linumpy.get("tile_shape")
         if kept is None:
             return None
-        names = [self.axes[axis] for axis in self.lateral_axes]
+        names = list(self.lateral_names)
         sizes = [kept.get(name) if isinstance(kept, Mapping) else None for name in names]
         if not all(isinstance(size, int) and size > 0 for size in sizes):
-            raise MetadataError(f"{self.name}: the attribute 'linumpy' has the tile_shape {kept!r}, no size of {names}")
+            raise MetadataError(
+                f"{self.name}: the attribute 'linumpy' has the tile_shape {kept!r}, no positive integers for {names}"
+            )
         return sizes[0], sizes[1]  # type: ignore[return-value]
 
     def measured(self, box: Box) -> MeasuredVoxels | None:
@@ -80,6 +101,21 @@ class MosaicImage(Volumes):
         voxels = measured_of_box(self.corrections, self.axes, self.finest_shape, self.scale, self.array.shape, box)
         return None if voxels.complete else voxels
 
+    def valid_voxels(self, box: Box, voxels: Array) -> Array:
+        """Return which voxels of a box are valid, as an array of bool: measured, finite and not 0."""
+        xp = array_module(voxels)
+        valid: Array = xp.isfinite(voxels) & (voxels != 0)
+        measured = self.measured(box)
+        return valid if measured is None else valid & measured.mask(xp)
+
+    def read_filled(self, box: Box, use_gpu: bool, entries: tuple[int, ...] = ()) -> Array:
+        """Read a box; voxels that focal correction filled are replaced by the nearest measured ones.
+
+        `entries` selects the volume by time and channel if the mosaic has several.
+        """
+        voxels, measured = read_box(self.volumes[entries], box, use_gpu), self.measured(box)
+        return voxels if measured is None else measured.repeat(voxels)
+
     def boxes(self, size: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], Box]]:
         """Yield all volumes in boxes of a size: the entries along the leading axes, and the box."""
         return itertools.product(self.volumes, list(boxes(self.array.shape, size)))
@@ -87,8 +123,7 @@ class MosaicImage(Volumes):
 
 def tile_attributes(image: MosaicImage, tile_shape: Sequence[int]) -> dict[str, Any]:
     """Return the attributes that record the tile shape of a mosaic; see ``tile_shape``."""
-    names = (image.axes[axis] for axis in image.lateral_axes)
-    return {"linumpy": {"tile_shape": dict(zip(names, map(int, tile_shape), strict=True))}}
+    return {"linumpy": {"tile_shape": dict(zip(image.lateral_names, map(int, tile_shape), strict=True))}}
 
 
 def known_tile(image: MosaicImage, tile_given: Sequence[int] | None) -> tuple[int, int] | None:
@@ -104,12 +139,13 @@ def known_tile(image: MosaicImage, tile_given: Sequence[int] | None) -> tuple[in
     ValueError
         A size that does not fit the mosaic.
     """
-    kept = image.tile_shape
-    if tile_given is not None and kept not in (None, tuple(tile_given)):
+    recorded_tile = image.tile_shape
+    if tile_given is not None and recorded_tile not in (None, tuple(tile_given)):
         log.warning(
-            "%s: tiles of %s voxels are taken as given; its metadata has %s", image.name, tuple(tile_given), kept
-        )
-    tile = kept if tile_given is None else tile_given
+            "%s: tiles of %s voxels are taken as given; its metadata has %s",
+            image.name, tuple(tile_given), recorded_tile,
+        )  # fmt: skip
+    tile = recorded_tile if tile_given is None else tile_given
     if tile is None:
         return None
     if len(tile) != 2:
@@ -120,6 +156,46 @@ def known_tile(image: MosaicImage, tile_given: Sequence[int] | None) -> tuple[in
                 f"tile_shape={tuple(tile)}: {image.name} has {image.array.shape[axis]} voxels along {image.axes[axis]}"
             )
     return tile[0], tile[1]
+
+
+def needed_tile(image: MosaicImage, tile_given: Sequence[int] | None) -> tuple[int, int]:
+    """Return the voxels of a tile, as :func:`known_tile`; a chunk would be a guess.
+
+    Raises
+    ------
+    MetadataError
+        Neither the caller nor the metadata has them.
+    """
+    tile = known_tile(image, tile_given)
+    if tile is None:
+        raise MetadataError(f"{image.name}: its metadata has no tile shape; pass tile_shape=")
+    return tile
+
+
+def tile_or_chunk(image: MosaicImage, tile_given: Sequence[int] | None) -> tuple[int, int]:
+    """Return the voxels of a tile, as :func:`known_tile`, or else of a chunk, with a log line (warning).
+
+    Raises
+    ------
+    SourceError
+        The tile shape of a mosaic with shards is unknown: a tile may be a shard or a chunk.
+    """
+    tile = known_tile(image, tile_given)
+    if tile is not None:
+        return tile
+    array, (first, second) = image.array, image.lateral_axes
+    if array.shards is not None:
+        raise SourceError(
+            f"{image.name} has shards of {array.shards} and chunks of {array.chunks} voxels, and its metadata has "
+            "no tile shape: pass tile_shape="
+        )
+    chunk = min(array.chunks[first], array.shape[first]), min(array.chunks[second], array.shape[second])
+    log.warning(
+        "%s: its metadata has no tile shape, so a chunk is assumed to be a tile: %d × %d voxels along %s and %s. "
+        "Pass tile_shape if that is wrong",
+        image.name, *chunk, *image.lateral_names,
+    )  # fmt: skip
+    return chunk
 
 
 def open_mosaic(
@@ -147,7 +223,7 @@ def open_mosaic(
     ------
     FileNotFoundError, SourceError, MetadataError, ValueError
         As :func:`linumpy.io.volume.open_volumes`; axes of space that are not z, y and x; voxels that are not real
-        numbers, or none at all.
+        numbers; a volume without voxels.
     """
     if spacing is not None and (len(spacing) != 3 or not all(0 < step < math.inf for step in spacing)):
         raise ValueError(f"spacing={tuple(spacing)}: pass three positive numbers in µm, along z, y and x")

@@ -1,7 +1,7 @@
 """The voxels of a mosaic that were measured; focal correction filled the others.
 
 In: the attribute in which a corrected mosaic records its corrections. Out: for each A-line the bounds of its measured
-voxels; volumes whose other voxels are overwritten. Results are in the memory of the input.
+voxels; volumes whose other voxels are overwritten, in the memory of the input.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ ATTRIBUTE = "focal_corrections"
 
 @dataclass(frozen=True)
 class MeasuredVoxels:
-    """The measured voxels of a box: for each A-line those from `first` to before `stop`.
+    """The measured voxels of a box: in each A-line from `first` to before `stop`.
 
     Attributes
     ----------
     depth_axis : int
         Axis of depth of the box.
     planes : int
-        Its voxels along depth.
+        Voxels of the box along depth.
     first, stop : numpy.ndarray of int
-        For each A-line, along the lateral axes of the box; counted from the first voxel of the box.
+        Bounds of each A-line, counted from the first voxel of the box.
     """
 
     depth_axis: int
@@ -82,7 +82,7 @@ class Correction:
     interpolate : bool
         Whether A-lines were shifted by fractions of voxels.
     margin : int
-        Measured voxels next to filled ones that count as filled too, because resampling mixed both.
+        Number of measured voxels next to filled ones that count as filled, because resampling mixed them.
     """
 
     curvature: FocalCurvature
@@ -105,7 +105,7 @@ def recorded(kept: Mapping[str, Any], lateral_names: str, name: str) -> tuple[Co
     Raises
     ------
     MetadataError
-        The attribute is not of the form of :func:`record`.
+        The attribute does not have the form of :func:`record`.
     """
     v, u = tuple(lateral_names)
     corrections = []
@@ -160,7 +160,7 @@ def resampled(
     """
     if any(tuple(correction.curvature.tile_shape) != tuple(tile) for correction in corrections):
         return None
-    # Smoothing reaches two voxels of the coarser grid, interpolation one of the finer.
+    # Smoothing reaches two voxels of the coarser grid, and interpolation one voxel of the finer grid.
     reach = 2 + math.ceil(max(1.0, depth_ratio))
     return tuple(
         Correction(
@@ -185,7 +185,7 @@ def measured_of_box(
     shape: Sequence[int],
     box: Sequence[slice],
 ) -> MeasuredVoxels:
-    """Return the measured voxels of a box of one resolution; a coarser one is measured if all its finer ones are.
+    """Return the measured voxels of a box of one resolution: coarser voxels whose finer voxels are all measured.
 
     Parameters
     ----------
@@ -194,9 +194,9 @@ def measured_of_box(
     axes : str
         Names of the three axes, z among them.
     finest_shape, shape : sequence of int
-        Shapes of the finest resolution, which was corrected, and of this one.
+        Shapes of the finest resolution, which was corrected, and of this resolution.
     scale : sequence of int
-        Voxels of the finest resolution in one of this, along each axis.
+        Voxels of the finest resolution in one voxel of this resolution, along each axis.
     box : sequence of slice
         Box of this resolution.
     """

@@ -1,7 +1,7 @@
 """The slices in a folder, and their lateral shifts as measured by the motor.
 
-In: a folder of slices numbered from the top down, and a CSV table of shifts. Out: their paths or opened images by
-number; a :class:`Shift` for each pair of neighbours. Errors name the file and the line.
+In: a folder of slices numbered from the top down, and a CSV table of shifts. Out: paths or opened images of the slices
+by number; a :class:`Shift` for each pair of neighbours. Errors name the file and the line.
 """
 
 from __future__ import annotations
@@ -10,17 +10,16 @@ import csv
 import itertools
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from linumpy.errors import MetadataError, SourceError
 from linumpy.mosaic.io.image import MosaicImage, open_mosaic
 
-#: Columns of a table of shifts. Those in mm are used: a shift in voxels holds for one resolution only.
+#: Columns of a table of shifts. The columns in mm are used: a shift in voxels holds for one resolution only.
 SHIFT_COLUMNS = ("fixed_id", "moving_id", "x_shift", "y_shift", "x_shift_mm", "y_shift_mm")
 
 
@@ -48,7 +47,7 @@ def read_shifts(path: str | Path) -> tuple[Shift, ...]:
     Parameters
     ----------
     path : str or Path
-        CSV with a head line that names at least :data:`SHIFT_COLUMNS`.
+        CSV whose first line names at least :data:`SHIFT_COLUMNS`.
 
     Raises
     ------
@@ -77,7 +76,8 @@ def read_shifts(path: str | Path) -> tuple[Shift, ...]:
     return tuple(shifts)
 
 
-def _shift(row: dict[str, Any], where: str) -> Shift:
+def _shift(row: Mapping[str, str], where: str) -> Shift:
+    """Parse a row of the table; `where` names the file and the line in errors."""
     try:
         ids = [int(row[name]) for name in ("fixed_id", "moving_id")]
         moves = [float(row[name]) for name in ("y_shift_mm", "x_shift_mm")]
@@ -151,13 +151,14 @@ def open_slices(
 ) -> dict[int, MosaicImage]:
     """Open the slices of a folder, which must have one dtype and spacing.
 
-    Parameters are those of :func:`linumpy.mosaic.slices.stack_mosaics`, and `least`, how many slices are needed.
+    `least` is the number of slices that are needed; other parameters are those of
+    :func:`linumpy.mosaic.slices.stack_mosaics`.
 
     Raises
     ------
     FileNotFoundError, SourceError, MetadataError
-        As :func:`find_slices` and :func:`linumpy.mosaic.io.image.open_mosaic`; fewer slices than `least`, axes that are
-        not z, y, x, slices of different dtype or spacing.
+        As :func:`find_slices` and :func:`linumpy.mosaic.io.image.open_mosaic`; fewer slices than `least`, axes that
+        are not z, y, x, slices of different dtype or spacing.
     ValueError
         Slices of several times or channels, of which none is selected.
     """
@@ -174,7 +175,7 @@ def open_slices(
             raise MetadataError(f"{image.name}: axes {', '.join(image.axes)}; slices are stacked with axes z, y, x")
         if image.array.dtype != first.array.dtype:
             raise SourceError(
-                f"{image.name} is {image.array.dtype}, {first.name} is {first.array.dtype}: one is needed"
+                f"{image.name} is {image.array.dtype}, {first.name} is {first.array.dtype}: slices need one dtype"
             )
         if not np.allclose(image.spacing, first.spacing, rtol=1e-4, atol=0):
             raise SourceError(
@@ -184,12 +185,12 @@ def open_slices(
 
 
 def check_interval(name: str, interval_mm: float, images: Sequence[MosaicImage]) -> None:
-    """Refuse an interval between slices that is far deeper than they are: it was given in micrometres.
+    """Refuse an interval between slices that is far deeper than they are, so that its unit is probably µm.
 
     Raises
     ------
     ValueError
-        It is more than ten times as deep as the deepest slice; names `name`.
+        Naming `name`: the interval is more than ten times as deep as the deepest slice.
     """
     depth_mm = max(image.array.shape[0] * image.spacing[0] for image in images) / 1e3
     if interval_mm > 10 * depth_mm:

@@ -17,21 +17,26 @@ from linumpy.io.zarr_mode import read_chunks_on_host
 
 #: Approximate bytes of a column on a GPU, unless one column of chunks is larger.
 TILE_BYTES = 256 * 2**20
-#: The same on the CPU, where SciPy's filters hold several float copies, and small columns have no cost of launches.
+#: The same on the CPU, where SciPy's filters hold several float copies, and small columns cost no kernel launches.
 HOST_TILE_BYTES = 32 * 2**20
 
 Box = tuple[slice, ...]
 
 
 def boxes(shape: tuple[int, ...], size: tuple[int, ...]) -> Iterator[Box]:
-    """Yield a shape in boxes of a size, the last ones ragged."""
+    """Yield the boxes of a size that cover a shape; the last boxes along an axis may be smaller."""
     for corner in itertools.product(*(range(0, n, s) for n, s in zip(shape, size, strict=True))):
         yield tuple(slice(a, min(a + s, n)) for a, s, n in zip(corner, size, shape, strict=True))
 
 
-def tile_nbytes(wanted: int | None, use_gpu: bool) -> int:
+def box_shape(box: Box) -> tuple[int, ...]:
+    """Return the voxels of a box along each axis."""
+    return tuple(extent.stop - extent.start for extent in box)
+
+
+def tile_nbytes(tile_bytes: int | None, use_gpu: bool) -> int:
     """Return the bytes of a tile: the caller's, or the default of the device."""
-    return wanted if wanted is not None else TILE_BYTES if use_gpu else HOST_TILE_BYTES
+    return tile_bytes if tile_bytes is not None else TILE_BYTES if use_gpu else HOST_TILE_BYTES
 
 
 def column_shape(array: zarr.Array | Volume, depth_axis: int, tile_bytes: int) -> tuple[int, ...]:
@@ -41,7 +46,7 @@ def column_shape(array: zarr.Array | Volume, depth_axis: int, tile_bytes: int) -
 
 
 def stored(array: zarr.Array | Volume) -> tuple[int, ...]:
-    """Return the shape of a shard, or else of a chunk."""
+    """Return the shape of a shard, or of a chunk without shards."""
     return array.shards or array.chunks
 
 
@@ -57,9 +62,14 @@ def tile_shape(shape: tuple[int, ...], step: Sequence[int], itemsize: int, tile_
     return size
 
 
+def whole_tiles(shape: Sequence[int], tile_shape: Sequence[int]) -> tuple[int, int]:
+    """Return the number of whole tiles along each lateral axis."""
+    return shape[0] // tile_shape[0], shape[1] // tile_shape[1]
+
+
 def box_nbytes(array: zarr.Array | Volume, box: Box) -> int:
     """Return the bytes of the voxels of a box, decoded."""
-    return math.prod(extent.stop - extent.start for extent in box) * array.dtype.itemsize
+    return math.prod(box_shape(box)) * array.dtype.itemsize
 
 
 def read_box(array: zarr.Array | Volume, box: Box, use_gpu: bool) -> Array:

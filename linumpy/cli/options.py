@@ -1,0 +1,223 @@
+"""Options that several commands share, and their values as parameters of the library."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from linumpy import device as devices
+
+log = logging.getLogger(__name__)
+
+
+def source(text: str) -> str | Path:
+    """Parse a source: a path, or a URL, which ``Path`` would change."""
+    return text if "://" in text else Path(text)
+
+
+def add_common_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add ``--verbose`` and ``--overwrite``."""
+    parser.add_argument("-v", "--verbose", action="count", default=0, help="Log more; twice, with tracebacks.")
+    parser.add_argument("--overwrite", action="store_true", help="Replace an existing output.")
+
+
+class _Levels(argparse.Action):
+    """Stores the number of resolutions; the old name of the option gives a warning."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: object, option: str | None = None
+    ) -> None:
+        if option == "--n_levels":
+            log.warning("--n_levels is called --levels now")
+        setattr(namespace, self.dest, values)
+
+
+def add_levels_argument(parser: argparse.ArgumentParser, shown: str = "") -> None:
+    """Add ``--levels``, the number of resolutions to write: 1 by default, or None with its description `shown`."""
+    parser.add_argument(
+        "--levels", "--n_levels", action=_Levels, type=int, default=None if shown else 1, metavar="N",
+        help=f"Number of resolutions to write. [{shown or 1}]",
+    )  # fmt: skip
+
+
+def add_codec_argument(parser: argparse.ArgumentParser, shown: str = "as the input's") -> None:
+    """Add ``--codec``, how chunks are compressed."""
+    parser.add_argument(
+        "--codec", metavar="NAME",
+        help="How chunks are compressed: zstd, lz4, gzip, none, blosc:lz4 or blosc:zstd with :byte, :bit or :none for "
+        f"the shuffle; :small behind it for less bytes and more time, +crc32c for a checksum. [{shown}]",
+    )  # fmt: skip
+
+
+def add_gpu_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add ``--use_gpu`` and ``--no-use_gpu``; with neither, the GPU is used if there is one."""
+    parser.add_argument(
+        "--use_gpu", action=argparse.BooleanOptionalAction, default=None,
+        help="Work on the GPU, or on the CPU. [the GPU if there is one; LINUMPY_DEVICE=cpu or cuda chooses too]",
+    )  # fmt: skip
+
+
+def add_cluster_argument(parser: argparse.ArgumentParser) -> None:
+    """Add ``--cluster``; with it :func:`choose_device` asks the workers for their GPUs."""
+    parser.add_argument(
+        "--cluster", dest="distributed", metavar="ADDRESS",
+        help="Work on the workers of a dask cluster, whose scheduler has this address. [here]",
+    )  # fmt: skip
+
+
+def add_tile_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the last options of every command that works in tiles: cluster, GPU, and those of all commands."""
+    add_cluster_argument(parser)
+    add_gpu_arguments(parser)
+    add_common_arguments(parser)
+
+
+def add_image_arguments(parser: argparse.ArgumentParser, *, all_of_them: bool = False) -> None:
+    """Add the last options of a command that makes an image of a volume in tiles, from ``--levels`` on.
+
+    `all_of_them` is as for :func:`add_volume_arguments`.
+    """
+    add_levels_argument(parser)
+    add_codec_argument(parser)
+    add_volume_arguments(parser, all_of_them=all_of_them)
+    add_tile_arguments(parser)
+
+
+def add_tile_shape_argument(parser: argparse.ArgumentParser, *, or_chunk: bool = False) -> None:
+    """Add ``--tile_shape``; its default is the tile shape in the metadata or, with `or_chunk`, else a chunk."""
+    default = "from the metadata that linumpy writes" + ("; else a chunk" if or_chunk else "")
+    parser.add_argument(
+        "--tile_shape", type=int, nargs=2, metavar=("A", "B"),
+        help="Voxels of a tile along the lateral axes, in their order in the array (usually y, then x). "
+        f"[{default}]",
+    )  # fmt: skip
+
+
+def add_device_memory_argument(parser: argparse.ArgumentParser) -> None:
+    """Add ``--device_memory``, which :func:`device_nbytes` returns in bytes."""
+    parser.add_argument(
+        "--device_memory", type=float, metavar="GIB",
+        help="Memory of the blocks in the pipeline, on the GPU or the host. [80 %% of the free; on the CPU at most 8]",
+    )  # fmt: skip
+
+
+def add_volume_arguments(parser: argparse.ArgumentParser, *, all_of_them: bool) -> None:
+    """Add the options that select a channel and a time of an image and replace its voxel spacing.
+
+    Parameters
+    ----------
+    parser : ArgumentParser
+        Of a command that reads OME-Zarr.
+    all_of_them : bool
+        Whether the output holds all times and channels, if none is selected.
+    """
+    default = "all" if all_of_them else "the only one"
+    group = parser.add_argument_group("input")
+    group.add_argument("--channel", type=int, metavar="C", help=f"Channel to read, counted from 0. [{default}]")
+    group.add_argument("--time", type=int, metavar="T", help=f"Time to read, counted from 0. [{default}]")
+    add_spacing_argument(group)
+
+
+def add_spacing_argument(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
+    """Add ``--spacing``, which replaces the spacing in the metadata."""
+    parser.add_argument(
+        "--spacing", type=float, nargs=3, metavar=("Z", "Y", "X"),
+        help="Voxel spacing of the finest resolution in µm. [that of the metadata]",
+    )  # fmt: skip
+
+
+def volume_options(parsed: argparse.Namespace) -> dict[str, Any]:
+    """Return the options of :func:`add_volume_arguments` as parameters of the library."""
+    return {"channel": parsed.channel, "time": parsed.time, "spacing": parsed.spacing and tuple(parsed.spacing)}
+
+
+def spacing_of_axes(parsed: argparse.Namespace) -> Mapping[str, float] | None:
+    """Return ``--spacing`` by the names of the axes, so that an image of y and x takes two of them."""
+    return parsed.spacing and dict(zip("zyx", parsed.spacing, strict=True))
+
+
+def new_spacing(parsed: argparse.Namespace) -> float | Sequence[float] | None:
+    """Return ``--resolution`` as a parameter of the library: one number for all axes, or one for each."""
+    wanted: list[float] | None = parsed.resolution
+    return wanted[0] if wanted is not None and len(wanted) == 1 else wanted
+
+
+def add_surface_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of surface detection."""
+    group = parser.add_argument_group("surface detection")
+    group.add_argument(
+        "--s_xy", type=int, default=15, metavar="N", help="Lateral mean over N × N voxels. [%(default)s]"
+    )
+    group.add_argument(
+        "--s_z", type=float, default=2.0, metavar="S", help="Standard deviation of the Gaussian along z, voxels. [2]"
+    )
+    group.add_argument("--no_log", action="store_true", help="Use the intensity, not its logarithm.")
+    group.add_argument(
+        "--detect_cutting_errors", action="store_true",
+        help="Where the smoothed intensity has its maximum above the surface, take the maximum as the surface.",
+    )  # fmt: skip
+    group.add_argument(
+        "--definition", choices=("linumpy", "edge"), default="linumpy",
+        help="linumpy: s_z / 2 below the voxel of the steepest rise, that is about s_z / 2 + 1 voxels below the edge. "
+        "edge: the edge itself, to fractions of a voxel, where its contrast suffices. [%(default)s]",
+    )  # fmt: skip
+    group.add_argument(
+        "--min_contrast", type=float, default=5.0, metavar="C",
+        help="Minimum contrast of an edge: its rise over the noise along its A-line. [%(default)s]",
+    )  # fmt: skip
+
+
+def surface_options(parsed: argparse.Namespace) -> dict[str, Any]:
+    """Return the options of :func:`add_surface_arguments` as parameters of the library."""
+    names = ("s_xy", "s_z", "detect_cutting_errors", "definition", "min_contrast")
+    return {name: getattr(parsed, name) for name in names} | {"use_log": not parsed.no_log}
+
+
+def choose_device(parsed: argparse.Namespace) -> bool:
+    """Choose the device by the options of :func:`add_gpu_arguments`.
+
+    Returns
+    -------
+    bool
+        Whether to use the GPU; with ``--cluster``, that of each worker: by default if all workers have one.
+
+    Raises
+    ------
+    GpuUnavailableError
+        ``--use_gpu`` without a CUDA device; the message gives the reason.
+    ValueError
+        ``LINUMPY_DEVICE`` names no device.
+    """
+    wish, cluster = wished_device(parsed), getattr(parsed, "distributed", None)
+    if cluster is None:
+        return devices.resolve(wish).is_cuda
+    if wish is not None:
+        return wish == "cuda"
+    from linumpy.resample.tile_work import workers_have_gpus
+
+    return workers_have_gpus(cluster)
+
+
+def device_and_name(parsed: argparse.Namespace) -> tuple[str, str]:
+    """Return the `device` of a function that also takes `distributed`, and its name for the closing line."""
+    if parsed.distributed is None:
+        return ("cuda", "GPU") if choose_device(parsed) else ("cpu", "CPU")
+    return wished_device(parsed) or "auto", "the workers"
+
+
+def wished_device(parsed: argparse.Namespace) -> str | None:
+    """Return the device that the options of :func:`add_gpu_arguments` name; None where they name none."""
+    return {None: None, True: "cuda", False: "cpu"}[parsed.use_gpu]
+
+
+def device_nbytes(parsed: argparse.Namespace) -> int | None:
+    """Return the bytes of ``--device_memory``, if it was passed."""
+    gib: float | None = parsed.device_memory
+    if gib is None:
+        return None
+    if not 1 <= gib * 2**30 < 2**60:
+        raise ValueError(f"--device_memory {gib:g}: pass a number of GiB above 0")
+    return int(gib * 2**30)

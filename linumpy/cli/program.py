@@ -1,0 +1,134 @@
+"""The frame of every command: its parser, its log, errors as one line, and exit codes.
+
+A command parses its arguments and calls one function of the library. Bad input ends it with exit code 2 and one line
+that says what to do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import logging
+import os
+import re
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+from linumpy import __version__
+from linumpy.errors import LinumpyError
+
+#: Errors of the input or the machine, not of the program.
+EXPECTED = (LinumpyError, ValueError, TypeError, OSError, MemoryError)
+
+#: A parameter in an error of the library: ``channel=5``, or ``overwrite=True``; ``channel=`` without a value.
+_PARAMETER = re.compile(r"(?<![^\s(])([a-z_]+)=(?:True\b)?(?=(\S?))")
+#: Parameters of the library whose option has another name.
+_OPTION_OF = {"new_spacing": "resolution"}
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line, with ``--version``; its help keeps the line breaks of the description."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **({"formatter_class": argparse.RawDescriptionHelpFormatter} | options))
+        version = f"%(prog)s {__version__}"
+        self.add_argument("--version", action="version", version=version, help="Print the version, and exit.")
+
+    def in_options(self, message: object) -> str:
+        """Replace parameters by options in an error of the library: ``channel=5`` becomes ``--channel 5``."""
+        options = {action.dest: action for action in self._actions if action.option_strings}
+
+        def spelled(match: re.Match[str]) -> str:
+            action = options.get(_OPTION_OF.get(match[1], match[1]))
+            if action is None:
+                return match[0]
+            if match[2] and match[2] not in ",;.)":
+                return f"{action.option_strings[0]} "
+            hint = action.metavar or ""
+            return " ".join([action.option_strings[0], *([hint] if isinstance(hint, str) else hint)]).rstrip()
+
+        return _PARAMETER.sub(spelled, str(message))
+
+    def error(self, message: str) -> NoReturn:
+        """Print the error in one line, and exit with 2."""
+        self.exit(2, one_line(self.prog, message) + "\n")
+
+
+def one_line(program: str, message: object) -> str:
+    """Return an error as one line."""
+    text = " ".join(str(message).split())
+    if not text:  # some errors of the system have no message
+        text = "not enough memory" if isinstance(message, MemoryError) else type(message).__name__
+    return f"{program}: error: {text}"
+
+
+def run(
+    parser: argparse.ArgumentParser, body: Callable[[argparse.Namespace], None], arguments: Sequence[str] | None
+) -> int:
+    """Parse the arguments and run the body of a command.
+
+    Returns
+    -------
+    int
+        Exit code: 0, 2 for bad input, 130 after an interrupt, 143 after SIGTERM.
+    """
+    _make_printable()
+    parsed = parser.parse_args(arguments)
+    verbose = getattr(parsed, "verbose", 0)
+    level = logging.INFO if verbose else logging.WARNING
+    logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    try:
+        with _terminable():
+            body(parsed)
+    except EXPECTED as error:
+        if verbose > 1:
+            raise
+        # Of an error without a message one_line prints the type.
+        message = parser.in_options(error) if isinstance(parser, Parser) and str(error) else error
+        print(one_line(parser.prog, message), file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f"{parser.prog}: interrupted", file=sys.stderr)
+        return 130
+    except _TerminatedError:
+        print(f"{parser.prog}: terminated", file=sys.stderr)
+        return 143
+    return 0
+
+
+def _make_printable() -> None:
+    """Escape characters that stdout or stderr cannot encode, and replace a closed stream.
+
+    Otherwise printing the result, such as a file name, could fail after the work is done.
+    """
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+        elif isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")
+
+
+class _TerminatedError(BaseException):
+    """SIGTERM: a batch system or a user ends this process."""
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """Turn SIGTERM into an exception, so that half-written outputs are removed before the process ends."""
+
+    def end(number: int, frame: object) -> NoReturn:
+        raise _TerminatedError
+
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread can handle signals
+        return
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
