@@ -7,24 +7,21 @@ imported on first use.
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import functools
 import importlib.metadata
 import importlib.util
 import logging
 import math
 import os
 import platform
-import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, TypeGuard
 
 import numpy as np
 
+from linumpy import packages
 from linumpy.errors import GpuUnavailableError
 
 log = logging.getLogger(__name__)
@@ -32,8 +29,6 @@ log = logging.getLogger(__name__)
 #: Environment variable that ``resolve()`` uses if the caller names no device.
 DEVICE_VARIABLE = "LINUMPY_DEVICE"
 _KINDS = ("auto", "cuda", "cpu")
-#: The name of this package for pip; ``linumpy`` on the package index is another one.
-DISTRIBUTION = "linumpy-gpu"
 
 _cuda_started = _cuda_lost = False
 
@@ -153,17 +148,17 @@ def why_no_cuda(device_id: int | None = None) -> str | None:
         )
     if importlib.util.find_spec("cupy") is None:
         # Without a driver, packages alone do not help.
-        if driver_cuda_version() is None:
+        if packages.driver_cuda_version() is None:
             return "this machine has no NVIDIA driver (libcuda.so.1): a GPU needs one before any package"
-        return f"CuPy is not installed: {install_line()}"
+        return f"CuPy is not installed: {packages.install_line()}"
     try:
         cupy = _import_cupy()
     except Exception as error:
-        return f"CuPy cannot be imported ({error}): {install_line()}"
+        return f"CuPy cannot be imported ({error}): {packages.install_line()}"
     try:
         count = cupy.cuda.runtime.getDeviceCount()
     except Exception as error:
-        cause = "no NVIDIA driver is loaded" if driver_cuda_version() is None else str(error)
+        cause = "no NVIDIA driver is loaded" if packages.driver_cuda_version() is None else str(error)
         return f"CUDA finds no device ({cause}): check that `nvidia-smi` lists one"
     _cuda_started = True
     if count == 0:
@@ -171,53 +166,6 @@ def why_no_cuda(device_id: int | None = None) -> str | None:
     if device_id is not None and device_id >= count:
         return f"there is no CUDA device {device_id}: this machine has {count}, numbered from 0"
     return None
-
-
-def install_line(extra: str | None = None) -> str:
-    """Return the command that installs an extra; by default the GPU packages for the driver of this machine."""
-    if extra is None:
-        extra = "cuda12" if (driver_cuda_version() or (13, 0))[0] == 12 else "cuda13"
-    return "pip install " + " ".join(f'"{need}"' for need in extra_requirements(extra))
-
-
-def extra_requirements(extra: str) -> list[str]:
-    """Return the requirements of an extra of this distribution, from its metadata.
-
-    A command with these names works from a checkout and from a wheel; the name of the distribution would have to be in
-    the user's package index, where ``linumpy`` is another package.
-    """
-    marker = re.compile(r"""\s*;\s*extra\s*==\s*['"]""" + extra + r"""['"]\s*$""")
-    try:
-        needs = importlib.metadata.requires(DISTRIBUTION) or []
-    except importlib.metadata.PackageNotFoundError:
-        needs = []  # imported from a source tree that is not installed
-    return [marker.sub("", need) for need in needs if marker.search(need)] or [f".[{extra}]"]
-
-
-@functools.cache
-def _providers() -> Mapping[str, list[str]]:
-    """Map packages to the distributions that provide them; takes 0.3 s, since it reads all installed distributions."""
-    return importlib.metadata.packages_distributions()
-
-
-def other_distributions() -> list[str]:
-    """Name the installed distributions other than this one that provide the package ``linumpy``."""
-    distributions = set(_providers().get("linumpy", ()))
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        distributions.add(importlib.metadata.metadata("linumpy")["Name"])
-    return sorted(name for name in distributions if re.sub(r"[-_.]+", "-", name).lower() != DISTRIBUTION)
-
-
-def driver_cuda_version() -> tuple[int, int] | None:
-    """Ask the NVIDIA driver for the newest CUDA version that it can run; None without a driver."""
-    try:
-        driver = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return None
-    version = ctypes.c_int(0)
-    if driver.cuDriverGetVersion(ctypes.byref(version)) != 0 or version.value == 0:
-        return None
-    return version.value // 1000, version.value % 1000 // 10
 
 
 def _import_cupy() -> ModuleType:
@@ -330,7 +278,10 @@ class DeviceInfo:
         if self.others:
             both = f"{', '.join(self.others)} is installed too and also provides the package linumpy"
             rows.append(
-                ("conflict", f"{both}: pip uninstall {' '.join(self.others)}, then install {DISTRIBUTION} again")
+                (
+                    "conflict",
+                    f"{both}: pip uninstall {' '.join(self.others)}, then install {packages.DISTRIBUTION} again",
+                )
             )
         rows.append(("driver", f"up to CUDA {self.driver}" if self.driver else "no NVIDIA driver"))
         rows += [*self.versions, ("GDS", self.gds)]
@@ -347,7 +298,7 @@ def describe(device_id: int | None = None) -> DeviceInfo:
             properties = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.Device().id)
             free, total = cupy.cuda.runtime.memGetInfo()
         name = properties["name"].decode()
-    version = driver_cuda_version()
+    version = packages.driver_cuda_version()
     return DeviceInfo(
         name=name,
         memory_total=total,
@@ -355,11 +306,11 @@ def describe(device_id: int | None = None) -> DeviceInfo:
         driver=None if version is None else f"{version[0]}.{version[1]}",
         versions=(
             ("Python", platform.python_version()),
-            *((label, _version_of(*names)) for label, names in _PACKAGES.items()),
+            *((label, packages.version_of(*names)) for label, names in _PACKAGES.items()),
         ),
         gds=kvikio_mode()[1],
         reason=missing or "",
-        others=tuple(other_distributions()),
+        others=tuple(packages.other_distributions()),
     )
 
 
@@ -369,16 +320,6 @@ _PACKAGES = {
     "zarr": ("zarr",),
     "numpy": ("numpy",),
 }
-
-
-def _version_of(*names: str) -> str:
-    """Return the version of the first of these distributions that is installed."""
-    for name in names:
-        try:
-            return importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return "not installed"
 
 
 def kvikio_mode() -> tuple[str, str]:

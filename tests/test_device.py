@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from packaging.requirements import Requirement
 
-from linumpy import device
+from linumpy import device, packages
 from linumpy.errors import GpuUnavailableError
 
 ROOT = Path(__file__).parents[1]
@@ -48,7 +48,7 @@ def no_cupy(monkeypatch):
     """A machine with a driver for CUDA 13, and without CuPy."""
     monkeypatch.delenv(device.DEVICE_VARIABLE, raising=False)
     monkeypatch.setattr(device.importlib.util, "find_spec", lambda name: None)
-    monkeypatch.setattr(device, "driver_cuda_version", lambda: (13, 0))
+    monkeypatch.setattr(packages, "driver_cuda_version", lambda: (13, 0))
 
 
 def test_auto_takes_the_gpu_if_there_is_one(cupy_with, caplog):
@@ -166,11 +166,11 @@ def test_array_modules(cupy_with):
     ("driver", "extra"), [((12, 4), "cuda12"), ((13, 0), "cuda13"), ((14, 1), "cuda13"), (None, "cuda13")]
 )
 def test_the_install_line_fits_the_driver(monkeypatch, driver, extra):
-    monkeypatch.setattr(device, "driver_cuda_version", lambda: driver)
+    monkeypatch.setattr(packages, "driver_cuda_version", lambda: driver)
     # The oracle is the project's own table: the line must install what the extra would.
     table = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     wanted = [Requirement(one) for one in table["optional-dependencies"][extra]]
-    words = shlex.split(device.install_line())
+    words = shlex.split(packages.install_line())
     assert words[:2] == ["pip", "install"]
     assert sorted(map(Requirement, words[2:]), key=str) == sorted(wanted, key=str)
 
@@ -178,20 +178,20 @@ def test_the_install_line_fits_the_driver(monkeypatch, driver, extra):
 def test_no_line_names_the_package_index_s_linumpy(monkeypatch):
     """What pip finds there under the name ``linumpy`` is another package."""
     for extra in (None, "cuda12", "dask"):
-        assert "linumpy" not in device.install_line(extra)
+        assert "linumpy" not in packages.install_line(extra)
 
     def none(name):
         raise importlib.metadata.PackageNotFoundError
 
-    monkeypatch.setattr(device.importlib.metadata, "requires", none)
-    assert device.install_line("cuda12") == 'pip install ".[cuda12]"'  # a source tree that was never installed
+    monkeypatch.setattr(packages.importlib.metadata, "requires", none)
+    assert packages.install_line("cuda12") == 'pip install ".[cuda12]"'  # a source tree that was never installed
     files = [ROOT / "README.md", *(ROOT / "linumpy").rglob("*.py"), *(ROOT / "scripts").glob("*.py")]
     for file in files:
         assert not re.search(r"pip install \S*linumpy(?!-gpu)\b", file.read_text(encoding="utf-8")), file
 
 
 def test_packages_are_no_advice_without_a_driver(no_cupy, monkeypatch):
-    monkeypatch.setattr(device, "driver_cuda_version", lambda: None)
+    monkeypatch.setattr(packages, "driver_cuda_version", lambda: None)
     reason = device.why_no_cuda()
     assert "no NVIDIA driver" in reason
     assert "pip install" not in reason
@@ -202,14 +202,14 @@ def test_packages_are_no_advice_without_a_driver(no_cupy, monkeypatch):
     [(["linumpy-gpu"], ()), (["linumpy_gpu", "linumpy"], ("linumpy",)), (["linumpy"], ("linumpy",)), ([], ())],
 )
 def test_another_distribution_of_that_name_is_told(no_cupy, monkeypatch, names, others):
-    monkeypatch.setattr(device, "_providers", lambda: {"linumpy": names})
+    monkeypatch.setattr(packages, "_providers", lambda: {"linumpy": names})
 
     def metadata(name):
         if name not in names:
             raise importlib.metadata.PackageNotFoundError
         return {"Name": name}
 
-    monkeypatch.setattr(device.importlib.metadata, "metadata", metadata)
+    monkeypatch.setattr(packages.importlib.metadata, "metadata", metadata)
     info = device.describe()
     assert info.others == others
     assert ("pip uninstall linumpy" in str(info)) == bool(others)

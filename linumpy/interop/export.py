@@ -17,13 +17,13 @@ from typing import Any
 
 import numpy as np
 
-from linumpy.device import install_line
 from linumpy.gpu.zarr_io import read_zarr
 from linumpy.interop.channels import channel_names
 from linumpy.io.carried import carried_from
 from linumpy.io.ngff.axes import Spacing
 from linumpy.io.output.files import replacing
 from linumpy.io.volume import Volumes, open_volumes
+from linumpy.packages import needs
 
 #: Bytes of a slab of planes that is read at once, approximately.
 _SLAB_NBYTES = 64 * 2**20
@@ -76,10 +76,8 @@ def to_tiff(
     -----
     Bool is written as uint8.
     """
-    try:
+    with needs("tifffile", "export"):
         import tifffile
-    except ImportError as error:
-        raise ImportError(f"tifffile is not installed ({error}): {install_line('export')}") from error
     volumes = open_volumes(source, level, channel=channel, time=time, spacing=spacing)
     first = volumes.first
     dtype = _written_dtype(volumes, "OME-TIFF", _TIFF_DTYPES)
@@ -134,10 +132,8 @@ def to_nifti(
     maps them to right, anterior and superior; otherwise it assumes that x, y and z are these directions. Bool is
     written as uint8.
     """
-    try:
+    with needs("nibabel", "export"):
         import nibabel
-    except ImportError as error:
-        raise ImportError(f"nibabel is not installed ({error}): {install_line('export')}") from error
     suffixes = Path(path).name.lower()
     if not suffixes.endswith((".nii", ".nii.gz")):
         raise ValueError(f"{path}: the name of a NIfTI file ends in .nii or .nii.gz")

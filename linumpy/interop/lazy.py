@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import zarr
 
-from linumpy.device import install_line
 from linumpy.gpu.read.layouts import LAYOUTS
 from linumpy.interop.outer import AxisIndex, read_outer
 from linumpy.io.layout import read_layout
 from linumpy.io.source import Source, path_of, written
+from linumpy.packages import needs
 
 if TYPE_CHECKING:
     from dask.array import Array as DaskArray
@@ -56,11 +56,9 @@ def lazy_dask_array(array: zarr.Array) -> DaskArray:
     ImportError
         dask is not installed.
     """
-    try:
+    with needs("dask", "dask"):
         import dask
         import dask.array as da
-    except ImportError as error:
-        raise ImportError(f"dask is not installed ({error}): {install_line('dask')}") from error
     lazy = LazyArray(array)
     token = dask.base.tokenize(str(array.store_path), repr(array.metadata.to_dict()), written(array))
     with dask.config.set({"array.chunk-size": _BLOCK_NBYTES}):

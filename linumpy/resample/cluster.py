@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
-from linumpy.device import install_line
 from linumpy.errors import WorkerError
+from linumpy.packages import needs
 
 if TYPE_CHECKING:
     from distributed import Client, Future
@@ -50,11 +50,9 @@ def client_of(distributed: Client | Cluster | str | None) -> Iterator[Client | N
     if distributed is None:
         yield None
         return
-    try:
+    with needs("dask", "dask"):
         from distributed import Client
         from distributed.deploy import Cluster
-    except ImportError as error:
-        raise ImportError(f"dask is not installed ({error}): {install_line('dask')}") from error
     if not isinstance(distributed, (Client, Cluster, str)):
         raise TypeError(
             f"distributed={distributed!r}: pass a distributed.Client, a cluster such as LocalCluster, or the address "

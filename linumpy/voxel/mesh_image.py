@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from linumpy.arrays import Array
-from linumpy.device import install_line, is_device_array, to_host
+from linumpy.device import is_device_array, to_host
 from linumpy.errors import MetadataError, SourceError
 from linumpy.io.carried import Carried, carried_from
 from linumpy.io.output.checks import check_apart
 from linumpy.io.volume import Volumes
+from linumpy.packages import install_line
 from linumpy.renamed import renamed_parameter
 from linumpy.resample.blocks.overlap import nothing
 from linumpy.resample.tile_work import tile_work

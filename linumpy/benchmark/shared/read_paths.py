@@ -30,8 +30,9 @@ from linumpy.arrays import Array
 from linumpy.benchmark.cases import CannotRunError, Entry, Prepared, peer_module
 from linumpy.benchmark.machine import TASK_BYTES, kvikio_threads
 from linumpy.benchmark.shared.stores import OWN_PIPELINE, StoredArray, host_zarr, truth
-from linumpy.device import free_memory, install_line, why_no_cuda
+from linumpy.device import free_memory, why_no_cuda
 from linumpy.io.zarr_mode import gpu_mode
+from linumpy.packages import install_line
 
 _PINNED_LIMIT = 8 * 2**30
 _SPARE_HOST_BYTES = 2**30

@@ -18,8 +18,9 @@ import numpy as np
 from linumpy.arrays import Array
 from linumpy.benchmark.cases import CannotRunError
 from linumpy.benchmark.shared.stores import StoredArray
-from linumpy.device import install_line, resolve, to_host
+from linumpy.device import resolve, to_host
 from linumpy.gpu.kvikio_settings import transfer_settings
+from linumpy.packages import install_line
 
 #: Bytes of a request of obstore, equal to kvikio's, and concurrent requests.
 REQUEST_NBYTES, REQUESTS = 4 * 2**20, 32

@@ -17,11 +17,12 @@ import numpy as np
 import zarr
 
 from linumpy.arrays import Array
-from linumpy.device import install_line, resolve
+from linumpy.device import resolve
 from linumpy.io.layout import read_layout
 from linumpy.io.open import open_source
 from linumpy.io.source import Source, local_path, written
 from linumpy.io.zarr_mode import read_chunks_on_host
+from linumpy.packages import needs
 from linumpy.plan.layout import ArrayLayout
 
 #: Maximum size of blocks by default, as in dask.
@@ -101,10 +102,8 @@ def make_dask_array(
 
 
 def _dask_array() -> ModuleType:
-    try:
+    with needs("dask", "dask"):
         import dask.array as da
-    except ImportError as error:
-        raise ImportError(f"dask is not installed ({error}): {install_line('dask')}") from error
     return da
 
 

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any
 
 import zarr
 
-from linumpy.device import install_line
 from linumpy.errors import MetadataError, SourceError
 from linumpy.io.paths import is_zarr_folder
+from linumpy.packages import needs
 
 if TYPE_CHECKING:
     from tifffile import TiffFile, TiffPageSeries
@@ -70,10 +70,8 @@ def _numbers(name: str) -> list[tuple[int, str]]:
 @contextmanager
 def open_stack(files: list[str]) -> Iterator[TiffStack]:
     """Open a stack; its array can be read within the block."""
-    try:
+    with needs("tifffile", "export"):
         import tifffile
-    except ImportError as error:
-        raise ImportError(f"tifffile is not installed ({error}): {install_line('export')}") from error
     name = files[0] if len(files) == 1 else os.path.dirname(files[0])
     for file in files:
         if not os.path.exists(file):

@@ -15,8 +15,8 @@ from urllib.parse import unquote
 
 import numpy as np
 
-from linumpy.device import install_line
 from linumpy.errors import SourceError, UnsupportedLayoutError
+from linumpy.packages import install_line
 from linumpy.sampling.files.binary import no_such
 from linumpy.sampling.files.vtk_header import Header, read_header, shape_of
 

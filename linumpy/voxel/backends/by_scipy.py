@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 import scipy
 
-from linumpy.device import install_line
+from linumpy.packages import install_line
 from linumpy.voxel import capsules, mesh
 from linumpy.voxel.backends.labels import distances, fill_enclosed
 from linumpy.voxel.backends.operations import Backend

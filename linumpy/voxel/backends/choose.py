@@ -10,8 +10,9 @@ from __future__ import annotations
 import importlib.util
 import logging
 
-from linumpy.device import install_line, is_device_array, requested_kind, why_no_cuda
+from linumpy.device import is_device_array, requested_kind, why_no_cuda
 from linumpy.errors import GpuUnavailableError
+from linumpy.packages import install_line
 from linumpy.voxel.backends.by_scipy import ScipyBackend
 from linumpy.voxel.backends.operations import Backend
 

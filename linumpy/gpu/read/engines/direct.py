@@ -21,9 +21,10 @@ import numpy as np
 
 from linumpy.arrays import Array
 from linumpy.core import native
-from linumpy.device import install_line, kvikio_mode
+from linumpy.device import kvikio_mode
 from linumpy.errors import GpuUnavailableError
 from linumpy.gpu.kvikio_settings import transfer_settings
+from linumpy.packages import install_line
 
 _log = logging.getLogger(__name__)
 
