@@ -1,8 +1,8 @@
 """Describe the machine that a benchmark runs on; control the page cache of the files that it reads.
 
-In: the folder of the data. Out: :class:`Machine`: hardware, versions, whether GPUDirect Storage is used. :func:`drop`
-removes files from this machine's page cache, without root and without touching another file; the disk, a file server or
-the host of a virtual machine may have caches of their own.
+In: the folder of the data. Out: :class:`Machine`: hardware, versions, whether GPUDirect Storage is used, which
+``gds_doctor.sh`` may have to find out. In: files. :func:`drop_from_page_cache` evicts them without root and touches no
+other file. Caches of the disk, of a file server and of a virtual machine's host keep their data.
 """
 
 from __future__ import annotations
@@ -22,37 +22,39 @@ import numpy as np
 from linumpy import __version__
 from linumpy.device import describe, kvikio_mode
 
-#: Size of kvikio's tasks in entries that set it.
+#: Bytes of one read task: kvikio's, in the entries that set the size, and one ``preadv`` of the limit of host memory.
 TASK_BYTES = 4 * 2**20
 
-_MORE_PACKAGES = ("numcodecs", "tensorstore", "zarrs")
+_PEER_PACKAGES = ("numcodecs", "tensorstore", "zarrs")
 
 
 @dataclass(frozen=True, slots=True)
-class Gds:
-    """Whether reads go from the disk to the device without passing host memory, and how that was determined.
+class GdsStatus:
+    """Whether reads bypass host memory, and the evidence.
 
-    `mode` is ``"native"``, ``"compat"``, ``"not native"`` or ``"none"`` (no kvikio).
+    `mode` is ``"native"``, ``"compat"`` (kvikio reads by POSIX calls), ``"not native"`` (kvikio reads by cuFile, and
+    GDS is not confirmed) or ``"none"`` (kvikio is missing or cannot be used).
     """
 
     mode: str
-    how: str
+    evidence: str
 
     @property
     def warning(self) -> str:
-        """Warning for readers of the numbers; empty if GDS is native."""
+        """Warning to print beside the results; empty if GDS is native."""
         if self.mode == "native":
             return ""
-        return "no number here is one of GPUDirect Storage: all bytes go through the host's memory"
+        return "GPUDirect Storage is not confirmed: no number here is a measurement of it"
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
     """Hardware, versions and settings.
 
-    `gpu` is the name and memory of the device, empty without one; `cores` are those that this process may use;
-    `file_system` is the type of the data's file system; `versions` are names and versions of packages. Every entry that
-    uses kvikio has `kvikio_threads`; `task_bytes` is the size of its tasks in the flat file's limit and the GDSStore.
+    `gpu` is the name and memory of the device, empty without a device; `cores` is the number of cores that this process
+    may use; `file_system` is the type of the data's file system; `versions` are names and versions of packages;
+    `kvikio_threads` is the number of kvikio's threads in each entry that uses kvikio; `task_bytes` is
+    :data:`TASK_BYTES`.
     """
 
     gpu: str
@@ -64,15 +66,15 @@ class Machine:
     versions: tuple[tuple[str, str], ...]
     kvikio_threads: int | None
     task_bytes: int
-    gds: Gds
+    gds: GdsStatus
 
-    def lines(self) -> list[str]:
-        """Return the lines above a table."""
+    def header_lines(self) -> list[str]:
+        """Return the lines to print above a table."""
         host = f"{self.cpu}, {self.cores} cores, {self.memory_bytes / 2**30:.0f} GiB; {self.file_system} files"
         lines = [f"device    {self.gpu or 'none: on the host only (' + self.why_no_gpu + ')'}", f"host      {host}"]
         named = [f"{label} {value}" for label, value in self.versions if value != "not installed"]
         lines.append(f"versions  {', '.join(named)}")
-        lines.append(f"GDS       {self.gds.mode}: {self.gds.how}")
+        lines.append(f"GDS       {self.gds.mode}: {self.gds.evidence}")
         if self.gds.warning and self.gpu:
             lines.append(f"          {self.gds.warning}")
         return lines
@@ -82,9 +84,9 @@ def describe_machine(folder: Path) -> Machine:
     """Describe the machine and the file system of a folder."""
     info = describe()
     gpu = "" if info.reason else f"{info.name}, {(info.memory_total or 0) / 2**30:.0f} GiB"
-    more = [(name, _version(name)) for name in _MORE_PACKAGES]
-    driver = [("driver for CUDA", info.driver)] if info.driver else []
-    versions = [("linumpy", __version__), *info.versions, *more, *driver, ("Linux", platform.release())]
+    peer_versions = [(name, _version(name)) for name in _PEER_PACKAGES]
+    driver = [("CUDA driver", info.driver)] if info.driver else []
+    versions = [("linumpy", __version__), *info.versions, *peer_versions, *driver, ("Linux", platform.release())]
     return Machine(
         gpu=gpu,
         why_no_gpu=info.reason,
@@ -95,12 +97,12 @@ def describe_machine(folder: Path) -> Machine:
         versions=tuple(versions),
         kvikio_threads=kvikio_threads(),
         task_bytes=TASK_BYTES,
-        gds=gds(folder),
+        gds=gds_status(folder),
     )
 
 
 def kvikio_threads() -> int | None:
-    """Return the number of kvikio's threads that linumpy's reader uses; None without kvikio."""
+    """Return the number of kvikio's threads during a read by linumpy; None without kvikio."""
     try:
         defaults = importlib.import_module("kvikio.defaults")
     except ImportError:
@@ -110,15 +112,15 @@ def kvikio_threads() -> int | None:
     return read_threads(defaults.get("num_threads"))
 
 
-def gds(folder: Path) -> Gds:
-    """Return whether reads from a folder are native GDS: a native read must have been observed."""
-    mode, how = kvikio_mode()
+def gds_status(folder: Path) -> GdsStatus:
+    """Return whether reads from a folder are native GDS, which ``gds_doctor.sh`` must have observed."""
+    mode, evidence = kvikio_mode()
     if mode != "cufile":
-        return Gds(mode, how)
+        return GdsStatus(mode, evidence)
     from linumpy.gpu.kvikio_zarr import gds_mode
 
-    native, how = gds_mode(str(folder))
-    return Gds("native" if native else "not native", how)
+    is_native, evidence = gds_mode(str(folder))
+    return GdsStatus("native" if is_native else "not native", evidence)
 
 
 def file_system(folder: Path) -> str:
@@ -133,7 +135,7 @@ def file_system(folder: Path) -> str:
         for number, (point, kind) in enumerate(mounts)
         if resolved.is_relative_to(point.replace("\\040", " "))
     ]
-    # The longest mount point; the later of two equal ones hides the other.
+    # The longest mount point that contains the folder; of equal ones the last, which hides the others.
     return max(mounts_above)[2] if mounts_above else "unknown"
 
 
@@ -156,10 +158,10 @@ def _version(package: str) -> str:
 # ---- the page cache
 
 
-def drop(files: Iterable[Path]) -> None:
+def drop_from_page_cache(files: Iterable[Path]) -> None:
     """Write the files' dirty pages to the disk and tell the kernel to drop all their pages.
 
-    ``kvikio.drop_file_page_cache`` uses the same system call.
+    By the system call of ``kvikio.drop_file_page_cache``, without kvikio.
     """
     for file in files:
         with open(file, "rb") as opened:
@@ -167,31 +169,31 @@ def drop(files: Iterable[Path]) -> None:
             os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def cached_part(files: Iterable[Path]) -> float | None:
-    """Return the part of the files' pages that is in the page cache, 0 to 1.
+def cached_fraction(files: Iterable[Path]) -> float | None:
+    """Return the fraction of the files' pages in the page cache, 0 to 1.
 
     Returns
     -------
     float or None
-        None if the caller may not write a file: the kernel then does not report its pages.
+        None if the process may not write a file: mincore(2) then reports every page as resident.
     """
     cached = pages = 0
     for file in files:
         if not os.access(file, os.W_OK):
             return None
-        file_cached, file_pages = _resident(file)
+        file_cached, file_pages = _count_resident_pages(file)
         cached, pages = cached + file_cached, pages + file_pages
     return cached / pages if pages else 0.0
 
 
-def _resident(file: Path) -> tuple[int, int]:
+def _count_resident_pages(file: Path) -> tuple[int, int]:
     """Count a file's pages in memory, and all its pages, with mincore(2)."""
     size = file.stat().st_size
     if size == 0:
         return 0, 0
     total = -(-size // mmap.PAGESIZE)
     resident = (ctypes.c_ubyte * total)()
-    # A private map, so that ctypes may take its address; no page is read or written.
+    # ACCESS_COPY makes a writable private mapping, whose address ctypes can take; no page is read or written.
     with open(file, "rb") as opened, mmap.mmap(opened.fileno(), size, access=mmap.ACCESS_COPY) as mapped:
         first = ctypes.c_char.from_buffer(mapped)
         try:

@@ -33,7 +33,7 @@ _HEADER = f"{'':<{_TITLE}}{'check':<7}{'GiB/s':>7}{'median':>10}{'min – max':>
 
 def machine_text(machine: Machine) -> str:
     """Describe the machine, the versions, and whether GPUDirect Storage is used."""
-    return "\n".join(_wrapped(line, indent=10) for line in machine.lines())
+    return "\n".join(_wrapped(line, indent=10) for line in machine.header_lines())
 
 
 def case_text(result: CaseResult) -> str:
@@ -141,7 +141,7 @@ def document(
         "command": command,
         "hardware": {key: described[key] for key in hardware},
         "versions": dict(machine.versions),
-        "gds": {"mode": machine.gds.mode, "how": machine.gds.how, "warning": machine.gds.warning},
+        "gds": {"mode": machine.gds.mode, "how": machine.gds.evidence, "warning": machine.gds.warning},
         "settings": {
             "runs": settings.runs,
             "cache": "cold" if settings.cold else "warm",

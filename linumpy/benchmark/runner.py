@@ -286,8 +286,8 @@ def _event_seconds(call: Callable[[], object]) -> float:
 
 def _drop_from_cache(files: Sequence[Path]) -> str:
     """Drop the files from the page cache; returns a note if pages stayed."""
-    machine.drop(files)
-    part = machine.cached_part(files)
+    machine.drop_from_page_cache(files)
+    part = machine.cached_fraction(files)
     if part is None:
         return "not known to be cold: the kernel tells only the files' owner"
     return f"NOT COLD: {part:.0%} stayed in the page cache" if part > COLD_ENOUGH else ""

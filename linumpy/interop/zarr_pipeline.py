@@ -1,10 +1,13 @@
-"""zarr-python's own arrays, read by the native core: :func:`accelerate`.
+"""A codec pipeline with which zarr-python reads arrays by the native core; :func:`accelerate` switches it on.
 
-In: arrays that are opened while it is on. Out: the values that zarr-python reads. A codec pipeline of zarr gets all
-chunks of a selection in one call, which becomes one job of the process's shared reader. Reads that the core does not
-support (other stores, codecs and dtypes, GPU buffers, lists of indices into shards), all writes, and all failed reads
-go to the pipeline that was configured before, so errors are zarr's. If that pipeline reads a chunk in which the core
-finds a fault twice, the core's error is raised.
+In: arrays that are opened while it is on. Out: the values that zarr-python reads. zarr passes all chunks of a selection
+to its pipeline in one call, and the pipeline submits them to the process's shared reader, which lies in
+:mod:`linumpy.gpu.read` and reads into host memory too. The former pipeline does everything else: reads that the core
+does not support (other stores, codecs and dtypes, GPU buffers, selections of sharded arrays that are no boxes), all
+writes, and all reads that fail, so that errors are zarr's. If the former pipeline accepts a chunk that the core
+refused, the core reads it again, and raises its own error if it finds the fault again.
+
+Importing this module registers the pipeline and a fork handler; it does not change zarr's configuration.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 import zarr
@@ -47,31 +50,39 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_KEY = "codec_pipeline.path"
-#: Classes of stores that the core reads from; not their subclasses, which may read their bytes from elsewhere.
+_CONFIG_KEY = "codec_pipeline.path"
+#: Classes of stores that the core reads from. Not their subclasses: these may read from another place.
 _STORES = (LocalStore, ObjectStore, RemoteStore)
-#: Maximum bytes of whole chunks that are read together, for selections other than boxes.
+#: Maximum bytes of the chunks of one batch, when a selection that is no box is read as whole chunks.
 _CHUNKS_NBYTES = 64 * 2**20
 
 Selection = tuple[Any, ...]
 """An index for each axis, as zarr has it: an int, a slice or an array."""
-ChunkItem = tuple[Any, "ArraySpec", Selection, Selection, bool]
-"""StorePath and ArraySpec of a chunk, selection in the chunk and in the output, whether the whole chunk is selected."""
+
+
+class ChunkItem(NamedTuple):
+    """A chunk of a selection, as zarr passes it to its pipeline."""
+
+    path: StorePath
+    spec: ArraySpec
+    selection: Selection  # in the chunk
+    target: Selection  # in the output
+    is_whole: bool
 
 
 @dataclass(frozen=True)
 class LinumpyCodecPipeline(CodecPipeline):
-    """Reads selections of arrays in local and object stores by the core, and does all else by another pipeline.
+    """Reads selections of arrays in local and object stores by the core, and delegates all other calls.
 
     Attributes
     ----------
-    own : CodecPipeline
-        Pipeline of the class that was configured before.
+    fallback : CodecPipeline
+        The former pipeline: of the class that was configured before.
     metadata : zarr.core.metadata.ArrayMetadata
         Metadata of the array.
     """
 
-    own: CodecPipeline
+    fallback: CodecPipeline
     metadata: ArrayMetadata
     _layouts: dict[str, ArrayLayout] = field(default_factory=dict, compare=False, repr=False)
 
@@ -79,107 +90,110 @@ class LinumpyCodecPipeline(CodecPipeline):
     def from_array_metadata_and_store(cls, array_metadata: ArrayMetadata, store: Store) -> Self:
         """Make the pipeline of an array."""
         try:
-            own = _switch.own_class.from_array_metadata_and_store(array_metadata=array_metadata, store=store)
+            fallback = _switch.fallback_class.from_array_metadata_and_store(array_metadata=array_metadata, store=store)
         except NotImplementedError:
-            own = create_codec_pipeline(array_metadata)
-        return cls(own, array_metadata)
+            fallback = create_codec_pipeline(array_metadata)
+        return cls(fallback, array_metadata)
 
     @classmethod
     def from_codecs(cls, codecs: Iterable[Codec]) -> Any:
-        """Make the other pipeline: without metadata, as inside of shards, the core cannot read."""
-        return _switch.own_class.from_codecs(codecs)
+        """Make a pipeline of the former class: zarr passes no metadata here, for codecs inside shards."""
+        return _switch.fallback_class.from_codecs(codecs)
 
     def evolve_from_array_spec(self, array_spec: ArraySpec) -> Self:
-        """Fit the codecs to a dtype."""
-        return replace(self, own=self.own.evolve_from_array_spec(array_spec))
+        """Return the pipeline with codecs that fit a dtype."""
+        return replace(self, fallback=self.fallback.evolve_from_array_spec(array_spec))
 
     @property
     def supports_partial_decode(self) -> bool:
         """Whether parts of a chunk can be decoded."""
-        return self.own.supports_partial_decode
+        return self.fallback.supports_partial_decode
 
     @property
     def supports_partial_encode(self) -> bool:
         """Whether parts of a chunk can be encoded."""
-        return self.own.supports_partial_encode
+        return self.fallback.supports_partial_encode
 
     def validate(self, **properties: Any) -> None:
         """Check that codecs fit an array."""
-        self.own.validate(**properties)
+        self.fallback.validate(**properties)
 
     def compute_encoded_size(self, byte_length: int, array_spec: ArraySpec) -> int:
         """Return the size of an encoded chunk."""
-        return self.own.compute_encoded_size(byte_length, array_spec)
+        return self.fallback.compute_encoded_size(byte_length, array_spec)
 
     async def decode(
         self, chunk_bytes_and_specs: Iterable[tuple[Buffer | None, ArraySpec]]
     ) -> Iterable[NDBuffer | None]:
         """Decode chunks."""
-        return await self.own.decode(chunk_bytes_and_specs)
+        return await self.fallback.decode(chunk_bytes_and_specs)
 
     async def encode(
         self, chunk_arrays_and_specs: Iterable[tuple[NDBuffer | None, ArraySpec]]
     ) -> Iterable[Buffer | None]:
         """Encode chunks."""
-        return await self.own.encode(chunk_arrays_and_specs)
+        return await self.fallback.encode(chunk_arrays_and_specs)
 
     async def write(self, batch_info: Iterable[Any], value: NDBuffer, drop_axes: tuple[int, ...] = ()) -> None:
         """Write chunks."""
-        await self.own.write(batch_info, value, drop_axes)
+        await self.fallback.write(batch_info, value, drop_axes)
 
     async def read(self, batch_info: Iterable[Any], out: NDBuffer, drop_axes: tuple[int, ...] = ()) -> Any:
-        """Read a selection into an array: all of its chunks as one job."""
-        items: list[ChunkItem] = list(batch_info)
+        """Read the chunks of a selection into `out`."""
+        items = [ChunkItem(*item) for item in batch_info]
         error: Exception | None = None
         layout: ArrayLayout | None = None
         try:
             layout = self._layout_for(items, out)
-            # In another thread: this one runs the event loop of all calls of zarr.
-            if layout is not None and await asyncio.to_thread(self._read, layout, items, out, drop_axes):
-                # zarr checks these only if missing chunks are errors, and such arrays are not read here.
+            # In another thread: this thread runs zarr's event loop.
+            if layout is not None and await asyncio.to_thread(self._read_by_core, layout, items, out, drop_axes):
+                # zarr inspects the states only with read_missing_chunks=False, which `_layout_for` refuses.
                 return ({"status": "present"},) * len(items)
         except Exception as raised:
             error = raised
         try:
-            result = await self.own.read(items, out, drop_axes)  # type: ignore[func-returns-value]
+            result = await self.fallback.read(items, out, drop_axes)  # type: ignore[func-returns-value]
         except Exception as raised:
             if error is not None:
                 raised.add_note(f"linumpy: {error}")
             raise
         if isinstance(error, ChunkError) and layout is not None:
-            # zarr-python does not notice every fault. If the core finds it again, it is in the data, not a writer's.
-            await asyncio.to_thread(self._read, layout, items, out, drop_axes)
+            # zarr-python misses some faults. A fault that the core finds twice is in the data; found once, it may come
+            # from a concurrent writer.
+            await asyncio.to_thread(self._read_by_core, layout, items, out, drop_axes)
         elif error is not None:
-            log.warning("zarr-python read %s, after linumpy failed: %s", items[0][0], error)
+            log.warning(
+                "zarr-python read the selection that begins in %s, after linumpy failed: %s", items[0].path, error
+            )
         return result
 
     def _layout_for(self, items: list[ChunkItem], out: NDBuffer) -> ArrayLayout | None:
-        """Return the layout of the array of the chunks; None if the core does not read them."""
+        """Return the layout of the array of the chunks; None if the core cannot read the array."""
         if not items or not _is_on() or native.why_no_core() is not None:
             return None
-        path, spec = items[0][:2]
+        path, spec = items[0].path, items[0].spec
         if type(path) is not StorePath or type(path.store) not in _STORES:
             return None
         if getattr(spec.config, "read_missing_chunks", True) is False:
             return None
-        key = self._key.fullmatch(path.path)
+        key = self._chunk_path.fullmatch(path.path)
         if key is None:
             return None
         root = key[1] or ""
-        # zarr resolves the path of a relative store by the working directory at each read.
+        # zarr resolves a relative store at each read, so the working directory is part of the cache key.
         folder = getattr(path.store, "root", None)
-        location = root if folder is None or folder.is_absolute() else f"{os.getcwd()}\0{root}"
-        layout = self._layouts.get(location)
+        cache_key = root if folder is None or folder.is_absolute() else f"{os.getcwd()}\0{root}"
+        layout = self._layouts.get(cache_key)
         if layout is None:
-            layout = self._layouts[location] = self._read_layout(StorePath(path.store, root))
+            layout = self._layouts[cache_key] = self._read_layout(StorePath(path.store, root))
         values = out.as_ndarray_like()
         if layout.unsupported is not None or not isinstance(values, np.ndarray):
             return None
         return layout if values.dtype.newbyteorder("=") == layout.dtype else None
 
     @cached_property
-    def _key(self) -> re.Pattern[str]:
-        """Match the path of a chunk in its store: the path of the array, and the chunk's number along each axis."""
+    def _chunk_path(self) -> re.Pattern[str]:
+        """Pattern of the path of a chunk: the path of the array, and the chunk's number along each axis."""
         key = re.escape(self.metadata.encode_chunk_key((0,) * len(self.metadata.shape)))
         return re.compile(r"(?:(.*)/)?" + key.replace("0", r"(\d+)"))
 
@@ -187,28 +201,30 @@ class LinumpyCodecPipeline(CodecPipeline):
         layout = read_layout(zarr.Array(zarr.AsyncArray(metadata=self.metadata, store_path=path)))
         if layout.unsupported is not None:
             return layout
-        # Up to whole chunks, since the shape may change while the array is open; zarr cuts selections to it.
-        return _up_to(layout, layout.shape)
+        # Up to whole stored objects: the array may grow while it is open, and zarr clips selections to its shape.
+        return _extended_to(layout, layout.shape)
 
-    def _coordinates(self, path: StorePath) -> list[int]:
-        key = self._key.fullmatch(path.path)
+    def _object_index(self, path: StorePath) -> list[int]:
+        key = self._chunk_path.fullmatch(path.path)
         assert key is not None
         return [int(number) for number in key.groups()[1:]]
 
-    def _read(self, layout: ArrayLayout, items: list[ChunkItem], out: NDBuffer, drop_axes: tuple[int, ...]) -> bool:
-        """Read a selection; False if the core does not support the array, or would read more of it than zarr."""
+    def _read_by_core(
+        self, layout: ArrayLayout, items: list[ChunkItem], out: NDBuffer, drop_axes: tuple[int, ...]
+    ) -> bool:
+        """Read a selection; False if the core does not support the array, or would read more than zarr does."""
         with shared_reader("cpu") as reader:
             if not reader.reads_natively(layout):
                 return False
             first, last = items[0], items[-1]
             region = None
-            if not drop_axes and _is_box(first[2]) and _is_box(last[2]):
-                begin, end = self._coordinates(first[0]), self._coordinates(last[0])
-                region = _box(layout.object_shape, (begin, first[2]), (end, last[2]), len(items))
+            if not drop_axes and _is_box(first.selection) and _is_box(last.selection):
+                begin, end = self._object_index(first.path), self._object_index(last.path)
+                region = _box(layout.object_shape, (begin, first.selection), (end, last.selection), len(items))
             values: Any = out.as_ndarray_like()
             if region is not None and region.shape == values.shape:
                 native_values = values.view(layout.dtype)
-                reader.submit_layout(_up_to(layout, region.stop), region, out=native_values).result()
+                reader.submit_layout(_extended_to(layout, region.stop), region, out=native_values).result()
                 if not values.dtype.isnative:
                     native_values.byteswap(inplace=True)
                 return True
@@ -226,12 +242,12 @@ class LinumpyCodecPipeline(CodecPipeline):
         output: Any = out.as_ndarray_like()
         for begin in range(0, len(items), count):
             part = items[begin : begin + count]
-            start = np.array([self._coordinates(item[0]) for item in part]) * chunk
+            start = np.array([self._object_index(item.path) for item in part]) * chunk
             stop = start + chunk
-            tickets = reader.submit_many(_up_to(layout, stop.max(axis=0)), np.stack([start, stop], axis=2))
-            for (_, _, selection, target, _), ticket in zip(part, tickets, strict=True):
-                values = ticket.result()[selection]
-                output[target] = values.squeeze(axis=drop_axes) if drop_axes else values
+            tickets = reader.submit_many(_extended_to(layout, stop.max(axis=0)), np.stack([start, stop], axis=2))
+            for item, ticket in zip(part, tickets, strict=True):
+                values = ticket.result()[item.selection]
+                output[item.target] = values.squeeze(axis=drop_axes) if drop_axes else values
 
 
 def _is_box(selection: Selection) -> bool:
@@ -242,16 +258,16 @@ def _is_box(selection: Selection) -> bool:
 
 
 def _box(
-    chunk: tuple[int, ...], first: tuple[list[int], Selection], last: tuple[list[int], Selection], count: int
+    object_shape: tuple[int, ...], first: tuple[list[int], Selection], last: tuple[list[int], Selection], count: int
 ) -> Region | None:
-    """Return the region of a selection, given coordinates and selections of its first and last chunk in C order.
+    """Return the region of a selection; None if its `count` stored objects are not the whole box from first to last.
 
-    None if its `count` chunks do not fill the box from the first to the last chunk.
+    `first` and `last` are the index of a stored object, and the selection in it.
     """
     if math.prod(b - a + 1 for a, b in zip(first[0], last[0], strict=True)) != count:
         return None
     start, stop, kept = [], [], []
-    for size, a, b, begin, end in zip(chunk, first[0], last[0], first[1], last[1], strict=True):
+    for size, a, b, begin, end in zip(object_shape, first[0], last[0], first[1], last[1], strict=True):
         if isinstance(begin, slice):
             start.append(a * size + begin.indices(size)[0])
             stop.append(b * size + end.indices(size)[1])
@@ -262,44 +278,44 @@ def _box(
     return Region(tuple(start), tuple(stop), tuple(kept))
 
 
-def _up_to(layout: ArrayLayout, stop: Sequence[int]) -> ArrayLayout:
-    """Return a layout of whole chunks whose shape contains a selection that ends at `stop`."""
+def _extended_to(layout: ArrayLayout, stop: Sequence[int]) -> ArrayLayout:
+    """Return the layout with a shape of whole stored objects that covers a selection ending at `stop`."""
     if all(b <= n and not n % size for b, n, size in zip(stop, layout.shape, layout.object_shape, strict=True)):
         return layout
     ends = (max(int(b), n) for b, n in zip(stop, layout.shape, strict=True))
     return replace(layout, shape=tuple(-(-n // size) * size for n, size in zip(ends, layout.object_shape, strict=True)))
 
 
-_NAME = f"{LinumpyCodecPipeline.__module__}.{LinumpyCodecPipeline.__qualname__}"
+_PIPELINE_NAME = f"{LinumpyCodecPipeline.__module__}.{LinumpyCodecPipeline.__qualname__}"
 
 
 def _is_on() -> bool:
-    return bool(zarr.config.get(_KEY) == _NAME)
+    return bool(zarr.config.get(_CONFIG_KEY) == _PIPELINE_NAME)
 
 
 class _Switch:
-    """The number of callers that use the pipeline, and the pipeline that was configured before; thread-safe."""
+    """Counts the active accelerations, and keeps the class of the former pipeline."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._users = 0
-        self.own_class: type[CodecPipeline] = BatchedCodecPipeline
-        self._path: str | None = None
+        self.fallback_class: type[CodecPipeline] = BatchedCodecPipeline
+        self._fallback_name: str | None = None
 
     def add(self) -> None:
         """Configure the pipeline."""
         with self._lock:
             if not _is_on():
-                self.own_class, self._path = get_pipeline_class(), zarr.config.get(_KEY)
-                zarr.config.set({_KEY: _NAME})
+                self.fallback_class, self._fallback_name = get_pipeline_class(), zarr.config.get(_CONFIG_KEY)
+                zarr.config.set({_CONFIG_KEY: _PIPELINE_NAME})
             self._users += 1
 
     def remove(self) -> None:
-        """Configure the former pipeline, unless others use this one or somebody has configured another one."""
+        """Configure the former pipeline, unless other accelerations are active or another pipeline is configured."""
         with self._lock:
             self._users -= 1
-            if not self._users and self._path is not None and _is_on():
-                zarr.config.set({_KEY: self._path})
+            if not self._users and self._fallback_name is not None and _is_on():
+                zarr.config.set({_CONFIG_KEY: self._fallback_name})
 
     def after_fork(self) -> None:
         """Replace the lock in a child process, whose parent may have held it."""
@@ -312,15 +328,15 @@ register_pipeline(LinumpyCodecPipeline)
 
 
 class Acceleration:
-    """Result of :func:`accelerate`, which lasts until :meth:`undo` or the end of its ``with`` block."""
+    """An active acceleration; :meth:`undo` or the end of its ``with`` block ends it."""
 
     def __init__(self) -> None:
-        self._undo = threading.Lock()  # taken by the first call of undo, and kept
+        self._undone = threading.Lock()  # acquired once and never released, so that only the first undo counts
         _switch.add()
 
     def undo(self) -> None:
-        """Switch it off; further calls do nothing."""
-        if self._undo.acquire(blocking=False):
+        """End this acceleration; further calls have no effect."""
+        if self._undone.acquire(blocking=False):
             _switch.remove()
 
     def __enter__(self) -> Acceleration:
@@ -340,14 +356,14 @@ def accelerate() -> Acceleration:
     Returns
     -------
     Acceleration
-        A context manager; when it ends, arrays that were opened within it are read as before. Outside of a ``with``
-        statement its method ``undo`` ends it; otherwise it lasts as long as the process. If several callers have
-        switched it on, it lasts until the last of them switches it off.
+        A context manager. The end of the ``with`` block, or the method ``undo``, ends this acceleration; without either
+        it lasts until the process ends. The last of several accelerations restores the former pipeline, and arrays that
+        were opened before then are read as before.
 
     Raises
     ------
     ImportError
-        zarr-python is older than 3.1.4, and does not give a pipeline the metadata of its array.
+        zarr-python is older than 3.1.4, the first version that passes a pipeline the metadata of its array.
 
     Examples
     --------
@@ -356,7 +372,9 @@ def accelerate() -> Acceleration:
     ...     volume = zarr.open_array("brain.ome.zarr/0", mode="r")[...]
     """
     if not hasattr(CodecPipeline, "from_array_metadata_and_store"):
-        raise ImportError(f"accelerate() needs a newer zarr-python than {zarr.__version__}: pip install -U zarr")
+        raise ImportError(
+            f"accelerate() needs zarr-python 3.1.4, and {zarr.__version__} is installed: pip install -U zarr"
+        )
     if (reason := native.why_no_core()) is not None:
         log.warning("accelerate() changes nothing, since there is no native core: %s", reason)
     return Acceleration()

@@ -1,7 +1,8 @@
-"""How chunks are encoded. Pure: names and settings, no bytes.
+"""Names and settings of chunk encodings. Pure: encodes nothing.
 
 In: the name of a codec, or the codecs of an array as its metadata list them. Out: :class:`Encoding`, from which the
-encoders on the device and the codecs of zarr-python are made. Errors: ``ValueError`` for names that do not exist.
+encoders on the device and the codecs of zarr-python are made. Errors: ``ValueError`` for an unknown
+name, ``TypeError`` for a name that is no text.
 """
 
 from __future__ import annotations
@@ -11,14 +12,14 @@ from dataclasses import dataclass, replace
 
 from linumpy.plan.codecs import BLOSC_INNER, CodecSettings
 
-#: Compression level of the encoders on the host, by compressor and preset.
+#: Compression level of the host's encoders, by compressor and preset; the device's encoders use the preset itself.
 LEVELS: Mapping[tuple[str, str], int] = {
     ("zstd", "fast"): 1,
     ("zstd", "small"): 9,
     ("gzip", "fast"): 1,
     ("gzip", "small"): 6,
-    ("lz4", "fast"): 1,  # its acceleration
-    # Blosc's own levels: its level 5 is level 9 of zstd.
+    ("lz4", "fast"): 1,  # LZ4's parameter `acceleration`
+    # Levels of Blosc, which passes level 9 to zstd at its own level 5.
     ("blosc:lz4", "fast"): 5,
     ("blosc:lz4", "small"): 9,
     ("blosc:zstd", "fast"): 1,
@@ -28,16 +29,16 @@ COMPRESSORS = ("zstd", "lz4", "gzip", "blosc")
 INNER = ("lz4", "zstd")
 PRESETS = ("fast", "small")
 SHUFFLES = ("none", "byte", "bit")
-#: Codec of images whose source has none, or none that linumpy can write.
+#: Codec of an image whose source has no codec, or one that linumpy cannot write.
 DEFAULT_CODEC = "zstd"
-#: Default of parameters `compressors`, which take codecs as objects: the parameter `codec` decides.
+#: Default of the parameter `compressors`, which takes codecs as objects: the parameter `codec` is used instead.
 BY_CODEC = "by codec"
 _CHECKSUM = "+crc32c"
 
 
 @dataclass(frozen=True)
 class Encoding:
-    """The codecs of a chunk, from its bytes to the stored ones.
+    """The bytes-to-bytes codecs of a chunk.
 
     Attributes
     ----------
@@ -50,7 +51,7 @@ class Encoding:
     shuffle : str
         With Blosc: ``"none"``, ``"byte"`` or ``"bit"``.
     itemsize : int
-        Bytes of a voxel, for the shuffle.
+        Bytes of a voxel; the element size of the shuffle.
     checksum : bool
         Whether a CRC-32C of the stored bytes follows them.
     """
@@ -64,7 +65,7 @@ class Encoding:
 
     @property
     def level(self) -> int:
-        """Compression level of the host's encoder."""
+        """Compression level of the host's encoder; ``KeyError`` without a compressor."""
         return LEVELS[(f"blosc:{self.inner}" if self.inner else self.compressor, self.preset)]
 
     @property
@@ -73,7 +74,7 @@ class Encoding:
         return "gzip is encoded by the host" if self.compressor == "gzip" else ""
 
     def __str__(self) -> str:
-        """Return the name that :func:`parse_codec` reads."""
+        """Return the name that :func:`parse_codec` turns into an equal encoding, apart from `itemsize`."""
         words = [self.compressor or "none"]
         if self.compressor == "blosc":
             words += [self.inner, self.shuffle]
@@ -88,9 +89,9 @@ def parse_codec(codec: str, itemsize: int = 1) -> Encoding:
     Parameters
     ----------
     codec : str
-        ``"zstd"``, ``"lz4"``, ``"gzip"``, ``"none"``, or ``"blosc:lz4"`` and ``"blosc:zstd"`` with ``":byte"`` (the
-        default), ``":bit"`` or ``":none"`` for the shuffle; all but ``"lz4"`` and ``"none"`` with ``":small"`` for
-        fewer bytes and more time; all with ``"+crc32c"`` for a checksum.
+        ``"zstd"``, ``"lz4"``, ``"gzip"``, ``"none"``, ``"blosc:lz4"`` or ``"blosc:zstd"``, followed by any of:
+        ``":byte"`` (the default), ``":bit"`` or ``":none"``, the shuffle of Blosc; ``":small"`` for fewer bytes and
+        more time, not for ``"lz4"`` and ``"none"``; ``"+crc32c"`` at the end for a checksum.
     itemsize : int
         Bytes of a voxel.
 
@@ -99,37 +100,39 @@ def parse_codec(codec: str, itemsize: int = 1) -> Encoding:
     TypeError
         `codec` is not a str.
     ValueError
-        `codec` is another name.
+        `codec` is not such a name.
     """
     if not isinstance(codec, str):
         raise TypeError(f"codec={codec!r}: pass the name of a codec, such as 'zstd'")
     name, *words = codec.removesuffix(_CHECKSUM).split(":")
     encoding = Encoding("" if name == "none" else name, itemsize=itemsize, checksum=codec.endswith(_CHECKSUM))
-    fields = ["preset"]
+    allowed = ["preset"]
     if name == "blosc":
         inner, *words = words or [""]
-        encoding, fields = replace(encoding, inner=inner, shuffle="byte"), ["preset", "shuffle"]
+        encoding, allowed = replace(encoding, inner=inner, shuffle="byte"), ["preset", "shuffle"]
     for word in words:
-        field = "shuffle" if word in SHUFFLES else "preset"
-        if field not in fields:
-            raise _unknown(codec)
-        fields.remove(field)
-        encoding = replace(encoding, shuffle=word) if field == "shuffle" else replace(encoding, preset=word)
+        setting = "shuffle" if word in SHUFFLES else "preset"
+        if setting not in allowed:
+            raise _unknown_codec_error(codec)
+        allowed.remove(setting)
+        encoding = replace(encoding, shuffle=word) if setting == "shuffle" else replace(encoding, preset=word)
     compressor = f"blosc:{encoding.inner}" if name == "blosc" else name
     if (compressor, encoding.preset) not in LEVELS and (compressor, words) != ("none", []):
-        raise _unknown(codec)
+        raise _unknown_codec_error(codec)
     return encoding
 
 
-def _unknown(codec: str) -> ValueError:
+def _unknown_codec_error(codec: str) -> ValueError:
     return ValueError(
-        f"codec={codec!r}: choose one of zstd, zstd:small, lz4, gzip, gzip:small, none, blosc:lz4, or blosc:zstd with "
-        ":bit, :byte or :none, and :small; each with +crc32c for a checksum"
+        f"codec={codec!r}: choose one of zstd, zstd:small, lz4, gzip, gzip:small, none; or blosc:lz4 or blosc:zstd, "
+        "which take :bit, :byte or :none, and :small; each may end in +crc32c, for a checksum"
     )
 
 
 def nearest_encoding(codecs: Sequence[CodecSettings], itemsize: int) -> Encoding | None:
-    """Return the encoding most similar to the codecs of an array; None if no encoding has their compressor.
+    """Return the encoding most similar to the codecs of an array.
+
+    None if a codec has no counterpart here, or if there are several compressors.
 
     Parameters
     ----------
@@ -155,7 +158,7 @@ def nearest_encoding(codecs: Sequence[CodecSettings], itemsize: int) -> Encoding
 
 
 def _shuffle(codec: CodecSettings) -> str:
-    """Return the shuffle of Blosc, which is a number in zarr v2 (-1 depends on the dtype) and a word in v3."""
+    """Return the shuffle of Blosc, which is a number in zarr v2 (-1, automatic, is taken for byte) and a word in v3."""
     shuffle = codec.get("shuffle", 1)
     words = {0: "none", 1: "byte", 2: "bit", "noshuffle": "none", "shuffle": "byte", "bitshuffle": "bit"}
     return words.get(shuffle, "byte")  # type: ignore[call-overload, no-any-return]

@@ -1,6 +1,7 @@
-"""Identify the stored data of an array, to detect a source that has changed since a run began.
+"""Identify stored data by a digest, to detect a source that has changed since a run began.
 
-In: an array. Out: a digest of its files' or objects' names, sizes and times. Errors: ``OSError``.
+In: an array, or a local path. Out: a digest of the names, sizes and times of its files or objects, or None where a
+store does not report them. Errors: ``OSError``, and those of fsspec.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ from linumpy.io.stores.zips import ArchiveStore
 
 
 def identify_data(array: zarr.Array) -> str | None:
-    """Return a digest that changes with the stored data of an array.
+    """Return a digest of the stored objects of an array: another digest means that objects were written again.
 
-    It covers names, sizes, modification times and inodes of all files of a local array, without reading them: some
-    seconds for a million chunks. For an array in a ZIP file it covers the ZIP file; for a remote array, the server's
-    entity tags or modification times. None for other stores.
+    For a local array it covers names, sizes, modification times and inodes of all files, which are not read; a million
+    chunks take some seconds. For an array in a ZIP file it covers the ZIP file. For a remote array it covers names,
+    sizes and the server's entity tags or times; it is None if the server does not list them. None for other stores.
     """
     folder, store = folder_of(array), array.store
     if folder is not None:
@@ -38,16 +39,16 @@ def identify_data(array: zarr.Array) -> str | None:
     elif isinstance(store, (ArchiveStore, ZipStore)):
         lines = [_file_line(str(store.path), os.stat(store.path))]
     elif is_object_store(store):
-        lines = _objects(array)
+        lines = _object_lines(array)
     elif isinstance(store, FsspecStore):
-        lines = _remote_files(store.fs, f"{store.path}/{array.path}".rstrip("/"))
+        lines = _fsspec_lines(store.fs, f"{store.path}/{array.path}".rstrip("/"))
     else:
         lines = None
     return None if lines is None else _digest(lines)
 
 
 def identify_path(path: str | Path) -> str:
-    """Return a digest that changes with a local file or folder, by names, sizes, times and inodes, without reading.
+    """Return a digest of the names, sizes, times and inodes of a local file or of the files in a folder.
 
     Raises
     ------
@@ -58,12 +59,12 @@ def identify_path(path: str | Path) -> str:
 
 
 def unknown_data() -> str:
-    """Return a text in place of the digest of data that cannot be identified; no other run has the same text."""
+    """Return a placeholder for the digest of data that cannot be identified; it differs from run to run."""
     return f"not known {secrets.token_hex(8)}"
 
 
 def digest_of(document: object) -> str:
-    """Return a digest of a document of JSON; other values in it count by their text."""
+    """Return a digest of a JSON document; values of other types are converted by ``str``."""
     return hashlib.sha256(json.dumps(document, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
@@ -75,7 +76,7 @@ def _digest(lines: Iterable[str]) -> str:
 
 
 def _local_files(folder: str, prefix: str = "") -> Iterator[str]:
-    """Yield a line for each file of an array, by name, except ``.nfs`` files, which are removed files still open."""
+    """Yield sorted lines of all files in a folder, except ``.nfs`` files: deleted files that are still open."""
     if why_no_core() is None:
         yield list_files(folder).decode("utf-8", "surrogateescape")
         return
@@ -85,7 +86,7 @@ def _local_files(folder: str, prefix: str = "") -> Iterator[str]:
         if entry.is_dir():
             yield from _local_files(entry.path, f"{prefix}{entry.name}/")
         elif not entry.name.startswith(".nfs"):
-            with suppress(FileNotFoundError):  # the file was just removed: the next digest differs
+            with suppress(FileNotFoundError):  # a file deleted during the scan
                 yield _file_line(prefix + entry.name, entry.stat())
 
 
@@ -93,32 +94,33 @@ def _file_line(name: str, status: os.stat_result) -> str:
     return f"{name}\0{status.st_size} {status.st_mtime_ns} {status.st_ino}\n"
 
 
-def _remote_files(files: Any, path: str) -> list[str] | None:
-    """List the files of an fsspec file system; None where it has neither entity tags nor modification times."""
-    found = files.find(path, detail=True) if not files.async_impl else sync(files._find(path, detail=True))
+def _fsspec_lines(file_system: Any, path: str) -> list[str] | None:
+    """List the files of an fsspec file system; None if a file has no tag and no time, or if there is no file."""
+    is_async = file_system.async_impl
+    files = sync(file_system._find(path, detail=True)) if is_async else file_system.find(path, detail=True)
     lines = []
-    for name, info in sorted(found.items()):
-        marks = [
+    for name, info in sorted(files.items()):
+        versions = [
             info[key] for key in ("ETag", "etag", "LastModified", "last_modified", "mtime", "created") if key in info
         ]
-        if not marks:
+        if not versions:
             return None
-        lines.append(f"{name}\0{info.get('size')} {marks[0]}\n")
+        lines.append(f"{name}\0{info.get('size')} {versions[0]}\n")
     return lines or None
 
 
-def _objects(array: zarr.Array) -> list[str] | None:
-    """List the objects of an array in an object store; None if the store does not list objects, ETags or times."""
+def _object_lines(array: zarr.Array) -> list[str] | None:
+    """List the objects of an array in an object store; None if the listing fails, or is empty."""
     import obstore.store
 
     if isinstance(array.store.store, obstore.store.HTTPStore):  # type: ignore[attr-defined]
-        return None  # an HTTP store lists nothing, and asking it takes retries
+        return None  # an HTTP store cannot list, and the attempt costs retries
     lines = []
     try:
         for batch in obstore.list(array.store.store, f"{array.path}/" if array.path else None):  # type: ignore[attr-defined]
             for meta in batch:
-                mark = meta["e_tag"] or meta["last_modified"]
-                lines.append(f"{meta['path']}\0{meta['size']} {mark}\n")
-    except Exception:  # a server that cannot list
+                version = meta["e_tag"] or meta["last_modified"]
+                lines.append(f"{meta['path']}\0{meta['size']} {version}\n")
+    except Exception:  # whatever the reason, the data cannot be identified
         return None
     return sorted(lines) or None

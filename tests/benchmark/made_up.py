@@ -25,7 +25,7 @@ RATES = {
 
 def gpu_machine():
     here = machine.describe_machine(Path())
-    compat = machine.Gds("compat", "compat mode, not GDS (kvikio's own word)")
+    compat = machine.GdsStatus("compat", "compat mode, not GDS (kvikio's own word)")
     return dataclasses.replace(here, gpu="NVIDIA H200, 140 GiB", why_no_gpu="", gds=compat)
 
 

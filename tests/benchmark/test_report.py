@@ -69,7 +69,7 @@ def test_the_machine_says_that_compat_mode_is_not_gds():
     text = " ".join(report.machine_text(made_up.gpu_machine()).split())
     assert "NVIDIA H200" in text
     assert "GDS compat: compat mode, not GDS" in text
-    assert "no number here is one of GPUDirect Storage" in text
+    assert "GPUDirect Storage is not confirmed" in text
 
 
 @pytest.mark.parametrize(
@@ -81,10 +81,10 @@ def test_only_a_verdict_on_the_folder_makes_gds_native(tmp_path, monkeypatch, mo
 
     monkeypatch.setattr(machine, "kvikio_mode", lambda: (mode, "said kvikio"))
     monkeypatch.setattr(kvikio_zarr, "gds_mode", lambda folder: (native, f"of {folder}"))
-    found = machine.gds(tmp_path)
-    assert found.mode == expected
-    assert found.how == ("said kvikio" if native is None else f"of {tmp_path}")
-    assert (found.warning == "") == (expected == "native")
+    status = machine.gds_status(tmp_path)
+    assert status.mode == expected
+    assert status.evidence == ("said kvikio" if native is None else f"of {tmp_path}")
+    assert (status.warning == "") == (expected == "native")
 
 
 def test_the_file_system_is_that_of_the_longest_mount(monkeypatch, tmp_path):

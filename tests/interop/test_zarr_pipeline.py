@@ -305,7 +305,7 @@ def test_arrays_can_be_pickled(image):
             np.testing.assert_array_equal(copy[...], values)
         assert counts["core"] == 1
     np.testing.assert_array_equal(pickle.loads(pickle.dumps(array))[...], values)
-    assert isinstance(array.async_array.codec_pipeline.own, BatchedCodecPipeline)
+    assert isinstance(array.async_array.codec_pipeline.fallback, BatchedCodecPipeline)
 
 
 def test_without_the_core_it_says_that_nothing_changes(image, monkeypatch, caplog):

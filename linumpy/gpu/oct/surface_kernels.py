@@ -246,9 +246,9 @@ class _SurfaceRun:
 
     def _tiles(self, first: int, count: int, mean: Array) -> None:
         size_a, size_b, depth = self.shape
-        if MARCH and surface_march.fits(self.s, self.radius):
-            self._start(surface_march.strips(self._mean_pass(first, count, mean)))
-            self._start(surface_march.columns(self._profile_pass(first, count, mean)))
+        if MARCH and surface_march.supports_window(self.s, self.radius):
+            self._start(surface_march.plan_strip_mean(self._mean_pass(first, count, mean)))
+            self._start(surface_march.plan_column_search(self._profile_pass(first, count, mean)))
             return
         tiles_a, tiles_b = -(-count // _TILE_A), -(-size_b // _TILE_B)
         self._mean_kernel("mean_tile", self.vol.dtype, self.log)(
@@ -264,9 +264,13 @@ class _SurfaceRun:
 
     def _lines(self, first: int, count: int, mean: Array) -> None:
         _, size_b, depth = self.shape
-        if MARCH and surface_march.fits(self.s, self.radius) and surface_march.line_fits(depth, self.radius):
-            self._start(surface_march.rows_of_lines(self._mean_pass(first, count, mean)))
-            self._start(surface_march.lines(self._profile_pass(first, count, mean), self.s))
+        if (
+            MARCH
+            and surface_march.supports_window(self.s, self.radius)
+            and surface_march.supports_depth(depth, self.radius)
+        ):
+            self._start(surface_march.plan_row_mean(self._mean_pass(first, count, mean)))
+            self._start(surface_march.plan_line_search(self._profile_pass(first, count, mean), self.s))
             return
         self._along_a(first, count, mean, lanes_axis=2, to=(size_b * depth, 1, depth))
         groups = -(-size_b // _GROUP)

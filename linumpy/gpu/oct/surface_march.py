@@ -1,6 +1,10 @@
-"""Plan the launches of the marching kernels of the tissue surface.
+"""Plan launches of the kernels of interface_march.cu, which find the tissue surface.
 
-In: sizes and strides of a volume, arrays. Out: :class:`MarchLaunch` records, which ``surface_kernels.py`` starts. Pure:
+A thread of these kernels marches along one axis and keeps a window of voxels in registers. Axes of a volume: a, the
+outer lateral axis; b, the inner lateral axis; z, depth. A strip is 256 neighbours along b. A march produces one segment
+of rows along a (or of lines along b), in groups of 8.
+
+In: arrays with their sizes and strides. Out: :class:`MarchLaunch` records, which ``surface_kernels.py`` starts. Pure:
 does not touch a device.
 """
 
@@ -13,15 +17,15 @@ import numpy as np
 from linumpy.arrays import Array
 from linumpy.gpu.kernels import CUDA_TYPES, KernelSpec, int32, int64, uint32
 
-#: Sizes that the kernels of interface_march.cu keep in registers.
+#: Maximum width of a mean and radius of a derivative that fit into registers.
 _MAX_MEAN, _MAX_RADIUS = 32, 16
 _GROUP, _STRIP = 8, 256  # as in interface_march.cu
 _THREADS, _COLUMN_THREADS = 256, 128
-#: Possible threads of a block of :func:`lines`, one for each voxel of depth.
+#: Block sizes of the kernel march_lines, which has a thread for each voxel of depth.
 _LINE_THREADS = 256, 512
-_LINES = 32  # maximum number of lines of a block at a time
-#: Minimum number of rows of a march, without those that it reads before them.
-_ROWS = 128
+_LINES = 32  # maximum number of lines in shared memory at a time
+#: Minimum number of rows (or lines) that a march produces; it reads s - 1 more ahead of them.
+_MIN_ROWS = 128
 
 _Numbers = tuple[np.generic, ...]
 
@@ -48,22 +52,24 @@ class MarchLaunch:
 
 @dataclass(frozen=True)
 class MeanPass:
-    """The mean of rows of a volume.
+    """Arguments of a launch that computes a lateral mean.
 
     Attributes
     ----------
     vol, mean : array
-        Volume, and float32 output: (depth, rows, b) for :func:`strips`, (rows, b, depth) for :func:`rows_of_lines`.
+        Volume, and float32 output: (depth, rows, b) for :func:`plan_strip_mean`,
+        (rows, b, depth) for :func:`plan_row_mean`.
     sizes, strides : tuple of int
-        Of the volume, along a, b and z; strides in voxels.
+        Shape and strides of the volume along a, b and z; strides in voxels.
     rows : (int, int)
         The first row along a, and the number of rows.
     s : int
-        Voxels of the mean.
+        Width of the mean in voxels.
     log : str
-        ``"1"`` to take the logarithm first, ``"2"`` with `zero` for voxels without a logarithm.
+        ``"0"`` for no logarithm, ``"1"`` to take the logarithm first, with 0 for voxels that are not positive, ``"2"``
+        with `zero` for them.
     zero : array
-        A float32 on the device.
+        One float32 on the device, read only for ``log="2"``.
     """
 
     vol: Array
@@ -78,7 +84,7 @@ class MeanPass:
 
 @dataclass(frozen=True)
 class ProfilePass:
-    """The search for the maximum of each A-line's profile.
+    """Arguments of a launch that finds the maximum of each A-line's profile.
 
     Attributes
     ----------
@@ -87,15 +93,17 @@ class ProfilePass:
     maps : (array, array)
         Outputs: the surface, and its contrast, which is written only for ``definition="edge"``.
     profile : tuple
-        Weights of the derivative and of the Gaussian on the device, whether the order is odd, and the rule.
+        Weights of the derivative and of the Gaussian on the device, whether the order is odd, and the number of the
+        rule (see ``surface_kernels.py``).
     sizes : (int, int, int)
         Rows, b, depth.
     strides : tuple of int
         Strides of the maps along a and b.
     radius : int
-        Reach of the weights, in voxels.
+        Radius of the weights, in voxels.
     kind : (str, str)
-        ``"1"`` for the rule for cutting errors; ``"1"`` for the depth of the edge.
+        The macros CUTTING and EDGE: ``"1"`` for the rule for cutting errors, ``"1"`` for the depth of the edge, else
+        ``"0"``.
     """
 
     mean: Array
@@ -107,33 +115,33 @@ class ProfilePass:
     kind: tuple[str, str]
 
 
-def fits(s: int, radius: int) -> bool:
-    """Return whether there are kernels for a mean of `s` voxels and weights that reach `radius` voxels."""
+def supports_window(s: int, radius: int) -> bool:
+    """Return whether the kernels support means of width `s` and weights of this radius."""
     return s <= _MAX_MEAN and 1 <= radius <= _MAX_RADIUS
 
 
-def line_fits(depth: int, radius: int) -> bool:
-    """Return whether a block holds lines of `depth` voxels."""
+def supports_depth(depth: int, radius: int) -> bool:
+    """Return whether march_lines supports lines of `depth` voxels: long enough for a group, one thread a voxel."""
     return radius + _GROUP <= depth <= _LINE_THREADS[-1]
 
 
-def strips(p: MeanPass) -> MarchLaunch:
-    """Take the mean over s x s voxels where b is contiguous."""
+def plan_strip_mean(p: MeanPass) -> MarchLaunch:
+    """Plan march_strip: the mean over s x s voxels, for volumes in which b is contiguous."""
     size_a, size_b, depth = p.sizes
-    wide, segment = -(-size_b // _STRIP), _segment(p.s)
+    strips_per_row, segment = -(-size_b // _STRIP), _segment(p.s)
     segments = -(-p.rows[1] // segment)
     sizes: _Numbers = (
         *int64(*p.strides),
         *int32(size_a, size_b, *p.rows),
-        *uint32(wide, segments),
+        *uint32(strips_per_row, segments),
         *int32(segment),
     )
     spec = kernel_spec("march_strip", p.vol.dtype, log=p.log, s=p.s)
-    return MarchLaunch(spec, wide * segments * depth, _STRIP, (p.vol, p.mean, *sizes, p.zero))
+    return MarchLaunch(spec, strips_per_row * segments * depth, _STRIP, (p.vol, p.mean, *sizes, p.zero))
 
 
-def rows_of_lines(p: MeanPass) -> MarchLaunch:
-    """Take the mean over s voxels along a where depth is contiguous."""
+def plan_row_mean(p: MeanPass) -> MarchLaunch:
+    """Plan march_rows: the mean over s voxels along a, for volumes in which depth is contiguous."""
     size_a, size_b, depth = p.sizes
     plane, segment = size_b * depth, _segment(p.s)
     blocks = -(-plane // _THREADS)
@@ -148,8 +156,8 @@ def rows_of_lines(p: MeanPass) -> MarchLaunch:
     return MarchLaunch(spec, blocks * -(-p.rows[1] // segment), _THREADS, (p.vol, p.mean, *sizes, p.zero))
 
 
-def columns(p: ProfilePass) -> MarchLaunch:
-    """Find the maximum of each profile in the output of :func:`strips`."""
+def plan_column_search(p: ProfilePass) -> MarchLaunch:
+    """Plan march_columns: the maximum of each profile, in the output of :func:`plan_strip_mean`."""
     count, size_b, depth = p.sizes
     sizes: _Numbers = (*int64(count * size_b), *int32(count, size_b, depth), *int64(*p.strides))
     spec = kernel_spec("march_columns", np.dtype(np.float32), kind=p.kind, radius=p.radius)
@@ -157,10 +165,10 @@ def columns(p: ProfilePass) -> MarchLaunch:
     return MarchLaunch(spec, blocks, _COLUMN_THREADS, (p.mean, *p.maps, *p.profile, *sizes))
 
 
-def lines(p: ProfilePass, s: int) -> MarchLaunch:
-    """Take the mean over s voxels along b and find the maxima, in the output of :func:`rows_of_lines`."""
+def plan_line_search(p: ProfilePass, s: int) -> MarchLaunch:
+    """Plan march_lines: the mean over s voxels along b, and the maxima, in the output of :func:`plan_row_mean`."""
     count, size_b, depth = p.sizes
-    segment = -(-_ROWS // _LINES) * _LINES
+    segment = -(-_MIN_ROWS // _LINES) * _LINES
     segments = -(-size_b // segment)
     threads = next(n for n in _LINE_THREADS if depth <= n)
     sizes: _Numbers = (*int32(size_b, depth), *uint32(segments), *int32(segment), *int64(*p.strides))
@@ -169,8 +177,8 @@ def lines(p: ProfilePass, s: int) -> MarchLaunch:
 
 
 def _segment(s: int) -> int:
-    """Return the rows of a march: with the s - 1 rows before them they form whole groups."""
-    return -(-(_ROWS + s - 1) // _GROUP) * _GROUP - (s - 1)
+    """Return the rows that a march produces, so that these and the s - 1 rows ahead of them are whole groups."""
+    return -(-(_MIN_ROWS + s - 1) // _GROUP) * _GROUP - (s - 1)
 
 
 def kernel_spec(
@@ -183,7 +191,7 @@ def kernel_spec(
     radius: int = 1,
     threads: int = _LINE_THREADS[0],
 ) -> KernelSpec:
-    """Choose a kernel of interface_march.cu; definitions that it does not use keep their defaults."""
+    """Choose a kernel of interface_march.cu; macros that the kernel ignores keep their defaults."""
     defines = {
         "SOURCE": CUDA_TYPES[source.str[1:]],
         "LOG": log,

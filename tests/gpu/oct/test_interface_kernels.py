@@ -48,7 +48,7 @@ def test_same_as_the_filters(monkeypatch, seed, march):
     rng = np.random.default_rng(seed)
     monkeypatch.setattr(surface_kernels, "load", emulated)
     monkeypatch.setattr(surface_kernels, "MARCH", march)
-    monkeypatch.setattr(surface_march, "_ROWS", int(rng.choice([1, 20, 128])))
+    monkeypatch.setattr(surface_march, "_MIN_ROWS", int(rng.choice([1, 20, 128])))
     monkeypatch.setattr(surface_kernels, "SCRATCH_BYTES", int(rng.choice([2**29, 200_000, 4_000])))
     monkeypatch.setattr(surface_kernels, "_SHARED_BYTES", int(rng.choice([48 * 1024, 48 * 1024, 100])))
     vol = volume(rng.integers(1, [70, 80, 60] if seed % 3 else 8, 3), DTYPES[seed % len(DTYPES)], rng)
