@@ -73,6 +73,6 @@ def result_of(case: Case, seconds: dict[str, float], settings: Settings, earlier
     case = dataclasses.replace(case, entries=tuple(entries), files=(), clock="wall")
     with (
         patch.object(runner, "_wall_seconds", lambda call: queue[call()].pop(0)),
-        patch.object(runner.machine, "cached_part", lambda files: 0.0),
+        patch.object(runner.machine, "cached_fraction", lambda files: 0.0),
     ):
         return run_case(case, settings, earlier=earlier)

@@ -193,8 +193,8 @@ def test_slow_entries_are_run_less_often_and_parts_count_as_all(take):
 def test_cold_drops_the_cases_files_and_the_entrys_own_before_every_run(tmp_path, monkeypatch):
     files = tmp_path / "case", tmp_path / "mine"
     events = []
-    monkeypatch.setattr(runner.machine, "drop", lambda files: events.append(set(files)))
-    monkeypatch.setattr(runner.machine, "cached_part", lambda files: 0.0)
+    monkeypatch.setattr(runner.machine, "drop_from_page_cache", lambda files: events.append(set(files)))
+    monkeypatch.setattr(runner.machine, "cached_fraction", lambda files: 0.0)
     entry = Entry("a", "A", ready(lambda: events.append("read"), files=files[1:]))
     (result,) = run_case(Case("x", 1, (entry,), files=files[:1]), Settings(2, cold=True)).entries
     assert events == ["read", set(files), "read", set(files), "read"]
@@ -202,13 +202,13 @@ def test_cold_drops_the_cases_files_and_the_entrys_own_before_every_run(tmp_path
 
 
 def test_warm_drops_nothing(monkeypatch):
-    monkeypatch.setattr(runner.machine, "drop", lambda files: pytest.fail("dropped"))
+    monkeypatch.setattr(runner.machine, "drop_from_page_cache", lambda files: pytest.fail("dropped"))
     assert measure(right, Settings(1)).verdict == "ok"
 
 
 @pytest.mark.parametrize(("part", "words"), [(0.4, "NOT COLD: 40%"), (None, "not known to be cold"), (0.001, "")])
 def test_files_that_stay_in_the_cache_are_told(monkeypatch, part, words):
-    monkeypatch.setattr(runner.machine, "cached_part", lambda files: part)
+    monkeypatch.setattr(runner.machine, "cached_fraction", lambda files: part)
     result = measure(right, Settings(1, cold=True))
     assert result.verdict == "ok"
     assert result.note.startswith(words)
