@@ -1,4 +1,4 @@
-"""Broken: commands with ``--cluster`` make another image than without, or do not work on the workers."""
+"""If this fails, commands with ``--cluster`` make another image than without, or do not run on the workers."""
 
 import os
 

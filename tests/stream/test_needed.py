@@ -1,4 +1,4 @@
-"""If these fail, an augmented crop holds values of memory into which nothing was read, or reads more than it needs."""
+"""If this fails, an augmented crop holds values of uninitialised memory, or reads more than it needs."""
 
 import numpy as np
 import pytest
