@@ -1,4 +1,4 @@
-"""Fixtures for every room, and the rule for tests that need a GPU."""
+"""Fixtures that tests of several packages use, and which tests run where there is no GPU."""
 
 import asyncio
 import gc
@@ -9,8 +9,11 @@ import threading
 # Before anything imports NumPy. BLAS and OpenMP take a thread for each core and spin while they wait: beside another
 # worker, small products take ten times as long. Processes that tests start inherit it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Before anything imports dask. Workers are forked from one process that has imported dask: each need not import it.
+os.environ.setdefault("DASK_DISTRIBUTED__WORKER__MULTIPROCESSING_METHOD", "forkserver")
 
 import hypothesis
+import numpy as np
 import pytest
 
 from linumpy.device import why_no_cuda
@@ -96,3 +99,28 @@ def cupy():
     import cupy
 
     return cupy
+
+
+@pytest.fixture(params=["numpy", "stand-in", pytest.param("cupy", marks=pytest.mark.gpu)])
+def xp(request):
+    """NumPy; CuPy in host memory, which refuses NumPy's arrays as CuPy does; and CuPy on a device."""
+    if request.param == "stand-in":
+        from tests.support.gpu.cupy_on_host import install
+
+        return install(request.getfixturevalue("monkeypatch"))
+    return np if request.param == "numpy" else request.getfixturevalue("cupy")
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request):
+    """What a function takes as ``device=``."""
+    return request.param
+
+
+@pytest.fixture(scope="session")
+def dask_cluster():
+    """A cluster of two workers, each a process with one thread, for all modules: a test leaves it as it was."""
+    distributed = pytest.importorskip("distributed")
+    options = {"n_workers": 2, "threads_per_worker": 1, "processes": True, "dashboard_address": None}
+    with distributed.LocalCluster(**options) as cluster:
+        yield cluster

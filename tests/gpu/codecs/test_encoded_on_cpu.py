@@ -21,7 +21,8 @@ from linumpy.plan.codecs import DecodeChain, read_array_filter
 from linumpy.plan.decode.launches import DeviceLimits, ring_nbytes
 from tests.support.budget import matrix, some
 from tests.support.gpu import reference
-from tests.support.gpu.decoders import BIG, Decoder, kernel, needs_compiler
+from tests.support.gpu.decoders import BIG, Decoder, kernel
+from tests.support.gpu.emulator import needs_compiler
 from tests.support.gpu.mutants import CHAINS, corpus, disagreements
 from tests.support.other_writers import HOST_ONLY, LEFT_TO_ZARR, TENSORSTORE, old_stores, tensorstore_store
 from tests.support.stores import encoded_cases, plain_values, random_values, same, write

@@ -12,10 +12,8 @@ import pytest
 
 from tests.support.budget import some
 from tests.support.gpu import on_cpu
-from tests.support.gpu.emulator import COMPILER
+from tests.support.gpu.emulator import needs_compiler
 from tests.support.gpu.random_calls import call_of, kind_of
-
-needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler: the kernels run on a GPU only")
 
 #: Kinds that have every function, order and mode, and ranks from 1 to 5 among them.
 FEW = (0, 2, 4, 6, 9, 11, 13, 57)

@@ -18,7 +18,7 @@ from linumpy.gpu.read.engines import direct
 from linumpy.gpu.read.reader import Reader
 from tests.support import budget
 from tests.support.gpu import reference
-from tests.support.gpu.decoders import needs_compiler
+from tests.support.gpu.emulator import needs_compiler
 from tests.support.stores import plain_values, random_values, same
 
 KINDS = {

@@ -12,6 +12,7 @@ import subprocess
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from linumpy.gpu.kernels import source_text
 from tests.support.gpu.compiled import linked_object, shared_library
@@ -28,6 +29,8 @@ def _find_compiler():
 
 
 COMPILER = _find_compiler()
+#: For tests that compile kernels for the CPU.
+needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler with half precision")
 _HERE = Path(__file__).parent
 _SIGNATURE = r'extern "C" __global__ void\s+(?:__launch_bounds__\([^)]*\)\s*)?{name}\s*\(([^)]*)\)'
 
