@@ -13,7 +13,7 @@ from linumpy.io.ome import open_image, read_omezarr
 from linumpy.mosaic import grid
 from linumpy.mosaic.grid import resample_mosaic_grid
 from linumpy.write.writer import write_omezarr
-from tests.support.script_runs import check_refused, kill_half_way, load, run_script
+from tests.support.script_runs import check_refused, help_of, kill_half_way, load, run_script
 
 NAME, PROGRAM = "linum_resample_mosaic_grid", "linum-resample-mosaic-grid"
 TILE = (20, 16, 15)
@@ -49,12 +49,11 @@ def mosaic(tmp_path):
     return write_omezarr(tmp_path / "m.ome.zarr", tiles().astype("u2"), (5, 10, 12), chunks=TILE, origin=(0, 100, 200))
 
 
-def test_the_help_is_the_docstring():
-    done = run_script(NAME, "--help")
-    assert done.returncode == 0
-    assert load(NAME).__doc__.splitlines()[0] in done.stdout
+def test_the_help_is_the_docstring(capsys):
+    shown = help_of(NAME, capsys)
+    assert load(NAME).__doc__.splitlines()[0] in shown
     for word in ("--resolution", "--levels", "--tile_shape", "--use_gpu", "--no-use_gpu", "--overwrite", "--verbose"):
-        assert word in done.stdout
+        assert word in shown
 
 
 def test_a_run(mosaic, tmp_path):

@@ -6,6 +6,9 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
+
+import pytest
 
 ROOT = Path(__file__).parents[2]
 
@@ -55,6 +58,14 @@ def run_script(name, *words, **more):
         [sys.executable, ROOT / f"scripts/{name}.py", *map(str, words)],
         capture_output=True, text=True, timeout=200, check=False, env=environment(**more),
     )  # fmt: skip
+
+
+def help_of(name, capsys):
+    """Return the help of a script, as it is shown where there is no terminal."""
+    with mock.patch.dict(os.environ, COLUMNS="80"), pytest.raises(SystemExit) as stop:
+        load(name).main(["--help"])
+    assert stop.value.code == 0
+    return capsys.readouterr().out
 
 
 def kill_half_way(name, words, *, after, sent=signal.SIGKILL, chunk_nbytes=None):
