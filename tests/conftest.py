@@ -82,6 +82,13 @@ def pytest_collection_modifyitems(config, items):
         items[:] = [item for item in items if not item.get_closest_marker("slow")]
 
 
+def pytest_ignore_collect(collection_path, config):
+    """Import only files with the mark for ``-m gpu_alone``: to import all takes longer than these few tests."""
+    if config.getoption("-m") == "gpu_alone" and collection_path.suffix == ".py":
+        return True if "gpu_alone" not in collection_path.read_text(encoding="utf-8") else None
+    return None
+
+
 def pytest_runtest_setup(item):
     if item.get_closest_marker("gpu") is None:
         return
