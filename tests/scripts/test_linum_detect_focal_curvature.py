@@ -154,7 +154,7 @@ def test_no_gpu_where_one_is_asked_for(mosaic, tmp_path):
     assert not (tmp_path / "o").exists()
 
 
-@pytest.mark.parametrize(("after", "sent"), matrix([22, 3], [signal.SIGKILL, signal.SIGTERM]))  # of 18 columns, twice
+@pytest.mark.parametrize(("after", "sent"), matrix([22, 3], [signal.SIGTERM, signal.SIGKILL]))  # of 18 columns, twice
 def test_a_kill_in_the_middle_leaves_nothing_that_looks_finished(main, mosaic, tmp_path, capsys, after, sent):
     out, picture = tmp_path / "flat.zarr", tmp_path / "report.png"
     words = [mosaic, out, *TILE, "--report", picture, "--no-use_gpu"]
