@@ -19,7 +19,7 @@ import pytest
 from linumpy.device import why_no_cuda
 from tests.support import budget
 
-# A test that takes long asks budget.examples how many it may try. No profile minds how long a busy machine takes.
+# Slow tests take their number of examples from budget.examples. There are no deadlines: a busy machine may be slow.
 ANY_SPEED = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}
 hypothesis.settings.register_profile("ci", **ANY_SPEED, derandomize=True, max_examples=40, print_blob=True)
 hypothesis.settings.register_profile("dev", **ANY_SPEED, max_examples=60)
@@ -46,7 +46,7 @@ def pytest_configure(config):
 
 
 def freeze_objects():
-    """Spare collections of garbage a look at what is there by now: modules, results, what libraries keep."""
+    """Exclude all current objects (modules, results, caches of libraries) from later garbage collections."""
     gc.collect()
     gc.freeze()
 
@@ -55,7 +55,7 @@ pytest_collection_finish = freeze_objects
 
 
 @pytest.fixture(autouse=True, scope="module")
-def less_to_look_at():
+def frozen_objects():
     yield
     freeze_objects()
 
@@ -64,7 +64,7 @@ _to_thread = asyncio.to_thread
 
 
 async def _without_a_thread(function, /, *args, **options):
-    """Run what zarr-python hands to a thread for each key and chunk in its own thread: handing over takes longer."""
+    """Run functions of zarr-python's event loop in its own thread: a thread for each key and chunk takes longer."""
     if threading.current_thread().name == "zarr_io":
         return function(*args, **options)
     return await _to_thread(function, *args, **options)
@@ -74,8 +74,8 @@ asyncio.to_thread = _without_a_thread
 
 
 def pytest_collection_modifyitems(config, items):
-    """Leave the slow tests out, unless they are asked for: by an option, an expression, or by name."""
-    asked = config.getoption("--slow") or "slow" in config.getoption("-m") or any("::" in one for one in config.args)
+    """Deselect slow tests, unless ``--slow``, an expression of ``-m`` or the name of a test selects them."""
+    asked = config.getoption("--slow") or "slow" in config.getoption("-m") or any("::" in arg for arg in config.args)
     slow = [] if asked else [item for item in items if item.get_closest_marker("slow")]
     if slow:
         config.hook.pytest_deselected(items=slow)

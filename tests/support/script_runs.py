@@ -69,9 +69,9 @@ def help_of(name, capsys):
 
 
 def kill_half_way(name, words, *, after, sent=signal.SIGKILL, chunk_nbytes=None):
-    """Run a script until it has told of its progress `after` times, and kill it there; returns its exit status.
+    """Kill a script when it has reported progress `after` times; returns its exit status.
 
-    Chunks that nobody chooses have at most `chunk_nbytes`, so that a small output has many.
+    Default chunks have at most `chunk_nbytes`, so that a small output has many.
     """
     with subprocess.Popen(
         [sys.executable, "-c", _HALF_WAY.format(name=name, after=after, chunk_nbytes=chunk_nbytes), *map(str, words)],
