@@ -28,11 +28,12 @@ demo: $(VENV)/.has-base
 	$(BIN)/linum-demo --out demo-out --overwrite
 
 # On a machine with a GPU its tests run several at a time, so that the device is busy with something else: an order that
-# no event gives shows only then. Those that measure the device itself run alone, after them.
+# no event gives shows only then. Those that measure the device itself run alone, after them. Worksteal leaves the tests of
+# a file to one process where it can: each process compiles the kernels and makes the data of the files that it runs.
 test: $(VENV)/.has-test
 	@if shell_scripts/gpu_extra.sh >/dev/null; then \
-		$(BIN)/python -m pytest -n auto -m "not gpu" && \
-		$(BIN)/python -m pytest -n 4 -m "gpu and not gpu_alone" --require-gpu && \
+		$(BIN)/python -m pytest -n auto --dist worksteal -m "not gpu" && \
+		$(BIN)/python -m pytest -n 4 --dist worksteal -m "gpu and not gpu_alone" --require-gpu && \
 		$(BIN)/python -m pytest -m gpu_alone --require-gpu; \
 	else \
 		$(BIN)/python -m pytest -n auto --dist worksteal; \
@@ -43,7 +44,7 @@ test-slow: $(VENV)/.has-test
 	@if shell_scripts/gpu_extra.sh >/dev/null; then $(BIN)/python -m pytest --slow -m gpu --require-gpu; fi
 
 gpu-test: $(VENV)/.has-test
-	$(BIN)/python -m pytest -n 4 -m "gpu and not gpu_alone" --require-gpu
+	$(BIN)/python -m pytest -n 4 --dist worksteal -m "gpu and not gpu_alone" --require-gpu
 	$(BIN)/python -m pytest -m gpu_alone --require-gpu
 
 # Both tools slow kernels down a hundredfold, so small tests stand for each kernel: those marked `sanitize`, and for the

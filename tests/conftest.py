@@ -1,4 +1,4 @@
-"""Fixtures for every room, and the rule for tests that need a GPU."""
+"""Fixtures that tests of several packages use, and which tests run where there is no GPU."""
 
 import asyncio
 import gc
@@ -9,14 +9,17 @@ import threading
 # Before anything imports NumPy. BLAS and OpenMP take a thread for each core and spin while they wait: beside another
 # worker, small products take ten times as long. Processes that tests start inherit it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Before anything imports dask. Workers are forked from one process that has imported dask: each need not import it.
+os.environ.setdefault("DASK_DISTRIBUTED__WORKER__MULTIPROCESSING_METHOD", "forkserver")
 
 import hypothesis
+import numpy as np
 import pytest
 
 from linumpy.device import why_no_cuda
 from tests.support import budget
 
-# A test that takes long asks budget.examples how many it may try. No profile minds how long a busy machine takes.
+# Slow tests take their number of examples from budget.examples. There are no deadlines: a busy machine may be slow.
 ANY_SPEED = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}
 hypothesis.settings.register_profile("ci", **ANY_SPEED, derandomize=True, max_examples=40, print_blob=True)
 hypothesis.settings.register_profile("dev", **ANY_SPEED, max_examples=60)
@@ -43,7 +46,7 @@ def pytest_configure(config):
 
 
 def freeze_objects():
-    """Spare collections of garbage a look at what is there by now: modules, results, what libraries keep."""
+    """Exclude all current objects (modules, results, caches of libraries) from later garbage collections."""
     gc.collect()
     gc.freeze()
 
@@ -52,7 +55,7 @@ pytest_collection_finish = freeze_objects
 
 
 @pytest.fixture(autouse=True, scope="module")
-def less_to_look_at():
+def frozen_objects():
     yield
     freeze_objects()
 
@@ -61,7 +64,7 @@ _to_thread = asyncio.to_thread
 
 
 async def _without_a_thread(function, /, *args, **options):
-    """Run what zarr-python hands to a thread for each key and chunk in its own thread: handing over takes longer."""
+    """Run functions of zarr-python's event loop in its own thread: a thread for each key and chunk takes longer."""
     if threading.current_thread().name == "zarr_io":
         return function(*args, **options)
     return await _to_thread(function, *args, **options)
@@ -71,12 +74,19 @@ asyncio.to_thread = _without_a_thread
 
 
 def pytest_collection_modifyitems(config, items):
-    """Leave the slow tests out, unless they are asked for: by an option, an expression, or by name."""
-    asked = config.getoption("--slow") or "slow" in config.getoption("-m") or any("::" in one for one in config.args)
+    """Deselect slow tests, unless ``--slow``, an expression of ``-m`` or the name of a test selects them."""
+    asked = config.getoption("--slow") or "slow" in config.getoption("-m") or any("::" in arg for arg in config.args)
     slow = [] if asked else [item for item in items if item.get_closest_marker("slow")]
     if slow:
         config.hook.pytest_deselected(items=slow)
         items[:] = [item for item in items if not item.get_closest_marker("slow")]
+
+
+def pytest_ignore_collect(collection_path, config):
+    """Import only files with the mark for ``-m gpu_alone``: to import all takes longer than these few tests."""
+    if config.getoption("-m") == "gpu_alone" and collection_path.suffix == ".py":
+        return True if "gpu_alone" not in collection_path.read_text(encoding="utf-8") else None
+    return None
 
 
 def pytest_runtest_setup(item):
@@ -96,3 +106,28 @@ def cupy():
     import cupy
 
     return cupy
+
+
+@pytest.fixture(params=["numpy", "stand-in", pytest.param("cupy", marks=pytest.mark.gpu)])
+def xp(request):
+    """NumPy; CuPy in host memory, which refuses NumPy's arrays as CuPy does; and CuPy on a device."""
+    if request.param == "stand-in":
+        from tests.support.gpu.cupy_on_host import install
+
+        return install(request.getfixturevalue("monkeypatch"))
+    return np if request.param == "numpy" else request.getfixturevalue("cupy")
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request):
+    """What a function takes as ``device=``."""
+    return request.param
+
+
+@pytest.fixture(scope="session")
+def dask_cluster():
+    """A cluster of two workers, each a process with one thread, for all modules: a test leaves it as it was."""
+    distributed = pytest.importorskip("distributed")
+    options = {"n_workers": 2, "threads_per_worker": 1, "processes": True, "dashboard_address": None}
+    with distributed.LocalCluster(**options) as cluster:
+        yield cluster

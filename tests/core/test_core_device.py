@@ -18,9 +18,10 @@ from linumpy.io.open import open_source
 from tests.support.budget import some
 from tests.support.gpu import core_devices
 from tests.support.gpu.core_devices import KINDS, Memory, core_reader, submit
+from tests.support.gpu.stand_in import needs_stand_in
 from tests.support.stores import random_values
 
-pytestmark, device, driver = core_devices.needs_core, core_devices.device, core_devices.driver
+pytestmark, device, driver = needs_stand_in, core_devices.device, core_devices.driver
 
 
 @pytest.mark.parametrize(

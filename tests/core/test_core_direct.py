@@ -23,9 +23,10 @@ from linumpy.gpu.read.engines import core_device, direct
 from linumpy.gpu.read.engines.by_core import CoreEngine
 from tests.support.budget import matrix, some
 from tests.support.gpu import core_devices
+from tests.support.gpu.stand_in import needs_stand_in
 from tests.support.stores import random_values
 
-pytestmark, device, driver = core_devices.needs_core, core_devices.device, core_devices.driver
+pytestmark, device, driver = needs_stand_in, core_devices.device, core_devices.driver
 KINDS, submit = core_devices.KINDS, core_devices.submit
 
 

@@ -13,9 +13,10 @@ from linumpy.errors import ChunkError
 from linumpy.gpu.read.engines.by_core import CoreEngine
 from tests.support import budget
 from tests.support.gpu import core_devices as base
+from tests.support.gpu.stand_in import needs_stand_in
 from tests.support.stores import random_values
 
-pytestmark, device, driver = base.needs_core, base.device, base.driver
+pytestmark, device, driver = needs_stand_in, base.device, base.driver
 SHAPE = (30, 40, 50)
 
 
@@ -276,7 +277,7 @@ def test_each_call_of_the_driver_fails_once(tmp_path, device, driver, kind):
     array[...] = values = random_values("u2", array.shape, 1) % 50
     number, failed = 0, 0
     while True:
-        number += 1 if budget.SLOW else 3  # the slow run takes each call
+        number += 1 if budget.SLOW else 2  # the slow run takes each call
         with keeping(device, 2**16, "device") as reader:
             driver.fake_fail(number)
             for _ in range(2):

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from linumpy.device import to_host
 from linumpy.errors import GpuUnavailableError
 from linumpy.geometry.surfaces import fit_interface
 
@@ -108,14 +109,28 @@ def test_use_gpu_without_one(monkeypatch):
         fit_interface(np.ones((9, 9)), use_gpu=True)
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("model", ["plane", "quadratic", "gaussian", "spherical"])
-def test_same_on_the_gpu(cupy, model):
-    surface = {"gaussian": gaussian(-9), "spherical": sphere(-1)}.get(model, 20 + 0.1 * Y) + noise(0.2)
+def surface_of(model):
+    return {"gaussian": gaussian(-9), "spherical": sphere(-1)}.get(model, 20 + 0.1 * Y) + noise(0.2)
+
+
+def check_as_on_the_host(surface, model, given, **options):
     spacing = (5.0, 10.0, 10.0)
     expected = fit_interface(surface, model, spacing=spacing)
-    for one, use_gpu in [(cupy.asarray(surface), None), (surface, True), (cupy.asarray(surface), False)]:
-        got = fit_interface(one, model, spacing=spacing, use_gpu=use_gpu)
-        assert isinstance(got.surface, type(one))
-        assert got.parameters == pytest.approx(expected.parameters, rel=1e-4, abs=1e-4)
-        assert np.allclose(cupy.asnumpy(got.surface), expected.surface, atol=1e-3)
+    got = fit_interface(given, model, spacing=spacing, **options)
+    assert isinstance(got.surface, type(given))
+    assert got.parameters == pytest.approx(expected.parameters, rel=1e-4, abs=1e-4)
+    assert np.allclose(to_host(got.surface), expected.surface, atol=1e-3)
+
+
+@pytest.mark.parametrize("model", ["plane", "quadratic", "gaussian", "spherical"])
+def test_the_same_where_the_array_is(xp, model):
+    surface = surface_of(model)
+    check_as_on_the_host(surface, model, xp.asarray(surface))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("model", ["plane", "quadratic", "gaussian", "spherical"])
+def test_the_same_where_it_is_asked_for(cupy, model):
+    surface = surface_of(model)
+    check_as_on_the_host(surface, model, surface, use_gpu=True)
+    check_as_on_the_host(surface, model, cupy.asarray(surface), use_gpu=False)

@@ -1,4 +1,4 @@
-"""Broken: several GPUs of one machine read or make other voxels than one, the same ones twice, or in wrong threads."""
+"""If this fails, several GPUs make other voxels than one GPU, make some twice, or run them in the wrong threads."""
 
 import os
 import threading

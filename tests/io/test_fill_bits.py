@@ -19,7 +19,6 @@ BITS = {
     "c8": [["0x7f800001", "0xffc12345"], [1.5, "0x7fc00007"], ["0x7fc00009", "Infinity"]],
 }
 EVERY = [(dtype, fill) for dtype, fills in BITS.items() for fill in fills]
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
 def expected(dtype, fill):
@@ -47,7 +46,6 @@ def with_fill(folder, dtype, fill, **options):
 
 @pytest.mark.parametrize("options", [{}, {"serializer": BytesCodec(endian="big")}, {"shards": (8,)}])
 @pytest.mark.parametrize(("dtype", "fill"), EVERY)
-@pytest.mark.parametrize("device", DEVICES)
 def test_nan_keeps_its_bits(tmp_path, dtype, fill, options, device):
     folder = with_fill(tmp_path / "a", dtype, fill, **options)
     wanted = expected(dtype, fill)

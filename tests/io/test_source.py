@@ -25,7 +25,7 @@ from linumpy.resample.resample_zarr import resample_zarr
 from linumpy.write.writer import OmeZarrWriter, write_omezarr
 from tests.support.budget import matrix
 from tests.support.gpu import reference
-from tests.support.gpu.decoders import needs_compiler
+from tests.support.gpu.emulator import needs_compiler
 from tests.support.script_runs import load
 from tests.support.stores import same
 

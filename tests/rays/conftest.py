@@ -4,7 +4,7 @@ import pytest
 
 from linumpy.rays import compositing, launch, occupancy
 from tests.support.gpu.cupy_on_host import Array, install
-from tests.support.gpu.emulator import COMPILER, emulated
+from tests.support.gpu.emulator import emulated, needs_compiler
 
 
 def forget_uploads():
@@ -20,9 +20,6 @@ def load(spec):
         kernel(grid, block, [one.host if isinstance(one, Array) else one for one in arguments])
 
     return run
-
-
-needs_compiler = pytest.mark.skipif(COMPILER is None, reason="needs g++")
 
 
 @pytest.fixture(params=[pytest.param("host", marks=needs_compiler), pytest.param("gpu", marks=pytest.mark.gpu)])

@@ -8,9 +8,7 @@ import numpy as np
 import pytest
 
 from linumpy.rays import composite, composite_backward, compositing
-from tests.support.gpu.emulator import COMPILER, emulated
-
-needs_compiler = pytest.mark.skipif(COMPILER is None, reason="needs g++")
+from tests.support.gpu.emulator import emulated, needs_compiler
 
 
 def case(seed=0, counts=(0, 1, 31, 32, 33, 100, 0, 7), gap=3):

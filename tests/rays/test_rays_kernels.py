@@ -10,11 +10,10 @@ import pytest
 from linumpy.gpu.kernels import source_text
 from linumpy.rays import PCG32, compositing, generate_training_samples, launch, march, samples
 from linumpy.rays.setting import GRID_SIZE
-from tests.support.gpu.emulator import COMPILER, Kernel, emulated, library
+from tests.support.gpu.emulator import Kernel, emulated, library, needs_compiler
 from tests.support.gpu.nvrtc import compilations, compile_kernel, compile_with_ptx, declared_shared
 from tests.support.oracles.ray_scenes import BOX, grid, images, to_device, without_distributions
 
-needs_compiler = pytest.mark.skipif(COMPILER is None, reason="needs g++")
 SPECS = [
     launch.kernel_spec(images=from_images, grows=grows, ordered=ordered)
     for from_images in (False, True)

@@ -18,13 +18,6 @@ def volume():
     return np.random.default_rng(0).integers(0, 60000, SHAPE).astype("u2")
 
 
-@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def device(request):
-    if request.param == "cuda":
-        request.getfixturevalue("cupy")
-    return request.param
-
-
 @pytest.fixture
 def image(tmp_path):
     write_omezarr(tmp_path / "a", volume(), (10, 6, 5), chunks=(8, 12, 12), levels=2)

@@ -85,7 +85,6 @@ def times_and_channels(folder, **options):
 @pytest.mark.parametrize(
     "options", [{}, {"chunks": (4, 4, 4)}, {"chunks": (2, 2, 2), "shards": (4, 4, 4), "compressors": ZstdCodec()}]
 )
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_each_time_and_channel_by_itself(tmp_path, options, device):
     image = times_and_channels(tmp_path / "a", chunks=(2, 2, 5, 6, 7))
     resample_zarr(tmp_path / "a", tmp_path / "b", 8.0, levels=2, device=device, **options)
@@ -713,7 +712,6 @@ def test_another_version_of_linumpy_does_not_go_on(tmp_path, monkeypatch):
         resample_zarr(tmp_path / "a", tmp_path / "b", 4.0, **options)
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_coarser_levels_of_labels_are_labels(tmp_path, device):
     """A mean of two labels would be a third one; the most frequent of eight voxels counts, and the metadata says so."""
     labels = np.random.default_rng(3).choice(np.array([1, 5, 9], "u2"), (21, 22, 23))

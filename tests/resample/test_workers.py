@@ -32,15 +32,8 @@ CLUSTER = {"threads_per_worker": 1, "processes": True, "dashboard_address": None
 
 
 @pytest.fixture(scope="module")
-def cluster():
-    """Two workers, each a process with one thread."""
-    with LocalCluster(n_workers=2, **CLUSTER) as cluster:
-        yield cluster
-
-
-@pytest.fixture(scope="module")
-def client(cluster):
-    with Client(cluster, set_as_default=False) as client:
+def client(dask_cluster):
+    with Client(dask_cluster, set_as_default=False) as client:
         client.wait_for_workers(2)
         yield client
 
@@ -60,9 +53,9 @@ def check(source, made):
     assert np.array_equal(one, two)
 
 
-def test_the_command_on_a_cluster(cluster, source, tmp_path, capsys):
+def test_the_command_on_a_cluster(dask_cluster, source, tmp_path, capsys):
     main = load("linum_resample").main
-    for name, more in (("alone", ["--no-use_gpu"]), ("workers", ["--cluster", cluster.scheduler_address])):
+    for name, more in (("alone", ["--no-use_gpu"]), ("workers", ["--cluster", dask_cluster.scheduler_address])):
         assert main([str(source), str(tmp_path / name), "--resolution", "4", *more]) == 0
     one, two = (open_image(tmp_path / name).levels[0][...] for name in ("alone", "workers"))
     assert np.array_equal(one, two)
@@ -207,13 +200,13 @@ def test_workers_with_a_gpu_are_bound_by_its_memory():
 # What may be passed as distributed=
 
 
-def test_a_cluster_and_an_address_are_taken(source, tmp_path, cluster, client):
-    for number, given in enumerate((cluster, cluster.scheduler_address)):
+def test_a_cluster_and_an_address_are_taken(source, tmp_path, dask_cluster, client):
+    for number, given in enumerate((dask_cluster, dask_cluster.scheduler_address)):
         resample_zarr(source, tmp_path / str(number), 4.0, distributed=given, progress=int, **OPTIONS)
         check(source, tmp_path / str(number))
     assert client.status == "running"
-    assert cluster.status.name == "running"
-    assert len(cluster.scheduler.clients) <= 2  # those that were made here are closed
+    assert dask_cluster.status.name == "running"
+    assert len(dask_cluster.scheduler.clients) <= 2  # those that were made here are closed
 
 
 def closed_client(cluster):
@@ -242,16 +235,16 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_no_cluster_is_one_clear_error(source, tmp_path, cluster, client, name):
+def test_what_is_no_cluster_is_one_clear_error(source, tmp_path, dask_cluster, client, name):
     make, kind, message = REFUSED[name]
     with dask.config.set({"distributed.comm.timeouts.connect": "1s"}), pytest.raises(kind, match=message):
-        resample_zarr(source, tmp_path / "b", 4.0, distributed=make(cluster), progress=int, **OPTIONS)
+        resample_zarr(source, tmp_path / "b", 4.0, distributed=make(dask_cluster), progress=int, **OPTIONS)
     assert not any(tmp_path.iterdir())
 
 
-def test_a_client_of_an_event_loop_is_one_clear_error(source, tmp_path, cluster):
+def test_a_client_of_an_event_loop_is_one_clear_error(source, tmp_path, dask_cluster):
     async def run():
-        async with Client(cluster.scheduler_address, asynchronous=True, set_as_default=False) as client:
+        async with Client(dask_cluster.scheduler_address, asynchronous=True, set_as_default=False) as client:
             resample_zarr(source, tmp_path / "b", 4.0, distributed=client, progress=int, **OPTIONS)
 
     with pytest.raises(TypeError, match="this client is asynchronous; make one without"):
@@ -370,6 +363,7 @@ def test_a_gpu_that_a_worker_lacks(source, tmp_path, client):
         client.run(os.environ.__setitem__, "CUDA_VISIBLE_DEVICES", "", workers=[address])
         with pytest.raises(GpuUnavailableError, match=r"worker tcp://\S+ on \S+: "):
             resample_zarr(source, tmp_path / "b", 4.0, distributed=client, **OPTIONS | {"device": "cuda"})
+        client.restart_workers([address])  # a process that has found no GPU finds none later
 
 
 def test_a_block_too_large_for_a_worker_that_comes_later(source, tmp_path, client):
@@ -406,8 +400,7 @@ def test_an_error_of_a_block_names_the_worker(source, tmp_path, client):
 
 
 @pytest.mark.slow  # on a busy machine dask at times starts the workers again before their deaths count
-def test_a_block_that_its_workers_die_of(source, tmp_path, cluster, client):
-    """The last test of this module, since it ends a process that all of them share."""
+def test_a_block_that_its_workers_die_of(source, tmp_path, monkeypatch, dask_cluster, client):
 
     def die(dask_worker):
         import os
@@ -416,8 +409,11 @@ def test_a_block_that_its_workers_die_of(source, tmp_path, cluster, client):
 
         pipeline.make_block = lambda *_: os.kill(os.getpid(), 9)
 
-    cluster.scheduler.allowed_failures = 0
+    monkeypatch.setattr(dask_cluster.scheduler, "allowed_failures", 0)
     addresses = "|".join(map(re.escape, client.run(os.getpid)))
     client.run(die)  # each of them: which one is given a block is dask's choice
-    with pytest.raises(WorkerError, match=rf"the last of them ({addresses}): .* smaller device_memory="):
-        resample_zarr(source, tmp_path / "b", 4.0, distributed=client, progress=int, **OPTIONS)
+    try:
+        with pytest.raises(WorkerError, match=rf"the last of them ({addresses}): .* smaller device_memory="):
+            resample_zarr(source, tmp_path / "b", 4.0, distributed=client, progress=int, **OPTIONS)
+    finally:
+        client.restart()  # by new processes

@@ -14,7 +14,7 @@ from linumpy.io.ome import open_image, read_omezarr
 from linumpy.testing.synthetic import MosaicSpec, block, surface_depth, tissue_depth, write_mosaic
 from linumpy.write.writer import write_omezarr
 from tests.support.budget import matrix
-from tests.support.script_runs import check_refused, kill_half_way, load, run_script
+from tests.support.script_runs import check_refused, help_of, kill_half_way, load, run_script
 
 NAME, PROGRAM = "linum_detect_focal_curvature", "linum-detect-focal-curvature"
 SPEC = MosaicSpec(tiles=(3, 3), tile_shape=(72, 56, 64), focal_um=30.0, water_um=100.0, curvature_um=20.0, looks=8)
@@ -41,10 +41,9 @@ def values(path):
     return zarr.open_group(path, mode="r")["0"][...]
 
 
-def test_the_help_is_the_docstring():
-    done = run_script(NAME, "--help")
-    assert done.returncode == 0
-    assert "Find and correct the focal curvature of an OCT mosaic." in done.stdout
+def test_the_help_is_the_docstring(capsys):
+    shown = help_of(NAME, capsys)
+    assert "Find and correct the focal curvature of an OCT mosaic." in shown
     for word in [
         "--tile_shape",
         "--report",
@@ -55,8 +54,8 @@ def test_the_help_is_the_docstring():
         "--use_gpu",
         "--overwrite",
     ]:
-        assert word in done.stdout
-    assert max(map(len, done.stdout.splitlines())) <= 120
+        assert word in shown
+    assert max(map(len, shown.splitlines())) <= 120
 
 
 def test_a_run(mosaic, tmp_path):
@@ -155,7 +154,7 @@ def test_no_gpu_where_one_is_asked_for(mosaic, tmp_path):
     assert not (tmp_path / "o").exists()
 
 
-@pytest.mark.parametrize(("after", "sent"), matrix([22, 3], [signal.SIGKILL, signal.SIGTERM]))  # of 18 columns, twice
+@pytest.mark.parametrize(("after", "sent"), matrix([22, 3], [signal.SIGTERM, signal.SIGKILL]))  # of 18 columns, twice
 def test_a_kill_in_the_middle_leaves_nothing_that_looks_finished(main, mosaic, tmp_path, capsys, after, sent):
     out, picture = tmp_path / "flat.zarr", tmp_path / "report.png"
     words = [mosaic, out, *TILE, "--report", picture, "--no-use_gpu"]

@@ -12,7 +12,7 @@ from linumpy.io.ome import open_image, read_omezarr
 from linumpy.io.output import checks
 from linumpy.write import new_image
 from linumpy.write.writer import write_omezarr
-from tests.support.script_runs import check_refused, kill_half_way, load, run_script
+from tests.support.script_runs import check_refused, help_of, kill_half_way, load, run_script
 
 NAME, PROGRAM = "linum_resample", "linum-resample"
 SPACING = (10.0, 6.0, 5.0)
@@ -43,10 +43,9 @@ def test_several_gpus_by_their_numbers(image, main, tmp_path, capsys):
         np.testing.assert_array_equal(values(tmp_path / name), values(tmp_path / "one"))
 
 
-def test_the_help_is_the_docstring():
-    done = run_script(NAME, "--help")
-    assert done.returncode == 0
-    assert load(NAME).__doc__.splitlines()[0] in done.stdout
+def test_the_help_is_the_docstring(capsys):
+    shown = help_of(NAME, capsys)
+    assert load(NAME).__doc__.splitlines()[0] in shown
     for word in (
         "--resolution",
         "--levels",
@@ -57,8 +56,8 @@ def test_the_help_is_the_docstring():
         "--overwrite",
         "--verbose",
     ):
-        assert word in done.stdout
-    assert "--anti_aliasing, --no-anti_aliasing" in done.stdout
+        assert word in shown
+    assert "--anti_aliasing, --no-anti_aliasing" in shown
 
 
 def test_a_run(image, tmp_path):

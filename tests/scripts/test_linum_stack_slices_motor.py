@@ -10,7 +10,7 @@ import zarr
 from linumpy.io.ome import open_image, read_omezarr
 from linumpy.testing.synthetic import MosaicSpec, block
 from linumpy.write.writer import write_omezarr
-from tests.support.script_runs import check_refused, kill_half_way, load, run_script
+from tests.support.script_runs import check_refused, help_of, kill_half_way, load, run_script
 from tests.support.stacks import consecutive_slices
 
 NAME, PROGRAM = "linum_stack_slices_motor", "linum-stack-slices-motor"
@@ -54,10 +54,9 @@ def table(path):
         return list(csv.DictReader(file))
 
 
-def test_the_help_is_the_docstring():
-    done = run_script(NAME, "--help")
-    assert done.returncode == 0
-    assert "Stack OCT slices into one volume" in done.stdout
+def test_the_help_is_the_docstring(capsys):
+    shown = help_of(NAME, capsys)
+    assert "Stack OCT slices into one volume" in shown
     for word in [
         "--slicing_interval_mm",
         "--search_range_mm",
@@ -66,8 +65,8 @@ def test_the_help_is_the_docstring():
         "--levels",
         "--use_gpu",
     ]:
-        assert word in done.stdout
-    assert max(map(len, done.stdout.splitlines())) <= 120
+        assert word in shown
+    assert max(map(len, shown.splitlines())) <= 120
 
 
 @pytest.mark.parametrize("dtype", ["float32", "uint16"])

@@ -1,4 +1,4 @@
-"""Broken: commands with ``--cluster`` make another image than without, or do not work on the workers."""
+"""If this fails, commands with ``--cluster`` make another image than without, or do not run on the workers."""
 
 import os
 
@@ -9,7 +9,7 @@ from PIL import Image
 pytest.importorskip("distributed")
 
 import dask
-from distributed import Client, LocalCluster
+from distributed import Client
 
 import linumpy.mosaic.io.tiles
 import linumpy.resample.convert.copying
@@ -31,11 +31,9 @@ TISSUE = MosaicSpec((1, 1), (70, 66, 70), (5.0, 10.0, 10.0), water_um=-99, tilt=
 TETRAHEDRON = "v 0 0 0\nv 18 1 2\nv 2 25 4\nv 3 5 44\nf 1 3 2\nf 1 2 4\nf 1 4 3\nf 2 3 4\n"
 
 
-@pytest.fixture(scope="module")
-def address():
-    options = {"threads_per_worker": 1, "processes": True, "dashboard_address": None}
-    with LocalCluster(n_workers=2, **options) as cluster:
-        yield cluster.scheduler_address
+@pytest.fixture
+def address(dask_cluster):
+    return dask_cluster.scheduler_address
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from linumpy.io.ome import open_image
 from linumpy.mosaic.grid import resample_mosaic_grid
 from linumpy.testing.synthetic import MosaicSpec, write_mosaic
 from linumpy.write.writer import write_omezarr
-from tests.support.script_runs import check_refused, load, run_script
+from tests.support.script_runs import check_refused, help_of, load, run_script
 
 SPACING, TILE = (5.0, 10.0, 10.0), (8, 9)
 SHAPE = (16, 24, 27)
@@ -102,11 +102,11 @@ def drop_units(path):
 
 
 @EVERY
-def test_the_help_names_the_options(name):
-    told = run_script(name, "--help").stdout
+def test_the_help_names_the_options(capsys, name):
+    shown = help_of(name, capsys)
     for option in ("--channel C", "--time T", "--spacing Z Y X"):
-        assert option in told
-    assert ("to read, counted from 0. [all]" in " ".join(told.split())) == (name in HOLD_ALL)
+        assert option in shown
+    assert ("to read, counted from 0. [all]" in " ".join(shown.split())) == (name in HOLD_ALL)
 
 
 @EVERY

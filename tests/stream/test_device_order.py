@@ -19,11 +19,11 @@ from linumpy.stream import pipeline as pipeline_module
 from linumpy.stream.resampling import resample as resample_module
 from tests.support.budget import examples
 from tests.support.gpu import reference
-from tests.support.gpu.emulator import COMPILER, emulated
+from tests.support.gpu.emulator import emulated, needs_compiler
 from tests.support.gpu.fake_cupy import Array
 from tests.support.stream_arrays import make_array
 
-pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++")
+pytestmark = needs_compiler
 SHAPE, SIZE = (20, 24, 28), (5, 6, 7)
 
 

@@ -1,4 +1,4 @@
-"""What the short run shows of a long matrix: every value of every axis once; the rest is marked slow."""
+"""The part of a long matrix that the short run takes: every value of every axis once. The others are marked slow."""
 
 import itertools
 
@@ -14,7 +14,7 @@ def examples(count):
 
 
 def shown(**axes):
-    """Have hypothesis try every value of every argument once, whatever it draws besides: few examples miss some."""
+    """Make hypothesis try every value of every argument once, besides what it draws: few draws miss some values."""
 
     def decorate(test):
         for k in range(max(map(len, axes.values()))):

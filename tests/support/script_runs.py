@@ -6,6 +6,9 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
+
+import pytest
 
 ROOT = Path(__file__).parents[2]
 
@@ -57,10 +60,18 @@ def run_script(name, *words, **more):
     )  # fmt: skip
 
 
-def kill_half_way(name, words, *, after, sent=signal.SIGKILL, chunk_nbytes=None):
-    """Run a script until it has told of its progress `after` times, and kill it there; returns its exit status.
+def help_of(name, capsys):
+    """Return the help of a script, as it is shown where there is no terminal."""
+    with mock.patch.dict(os.environ, COLUMNS="80"), pytest.raises(SystemExit) as stop:
+        load(name).main(["--help"])
+    assert stop.value.code == 0
+    return capsys.readouterr().out
 
-    Chunks that nobody chooses have at most `chunk_nbytes`, so that a small output has many.
+
+def kill_half_way(name, words, *, after, sent=signal.SIGKILL, chunk_nbytes=None):
+    """Kill a script when it has reported progress `after` times; returns its exit status.
+
+    Default chunks have at most `chunk_nbytes`, so that a small output has many.
     """
     with subprocess.Popen(
         [sys.executable, "-c", _HALF_WAY.format(name=name, after=after, chunk_nbytes=chunk_nbytes), *map(str, words)],

@@ -185,6 +185,13 @@ def random_values(dtype, shape, seed):
     return np.frombuffer(rng.bytes(nbytes), dtype).reshape(shape).copy()
 
 
+def stored(folder, values, chunks=None, **options):
+    """Write an array; returns it, open for writing. `options` are those of ``zarr.create_array``."""
+    array = zarr.create_array(folder, shape=values.shape, dtype=values.dtype, chunks=chunks or values.shape, **options)
+    array[...] = values
+    return array
+
+
 def write(case, folder: Path, values=None) -> zarr.Array:
     """Write a case with random values.
 

@@ -36,8 +36,11 @@ for name in (
     "tqdm",
     "linumpy.mosaic.grid",
     "linumpy.gpu.oct.resample_tiles",
+    "multiprocessing.synchronize",
+    "zarrs.pipeline",
 ):
-    importlib.import_module(name)
+    with contextlib.suppress(ImportError):  # zarrs need not be installed
+        importlib.import_module(name)
 MODES = {"off": 0, "kill": 1, "full": 2, "interrupt": 3, "terminate": 4, "short": 5, "broken": 6, "few": 0}
 SECONDS = 60
 

@@ -22,7 +22,7 @@ from linumpy.plan.encoding import parse_codec
 from linumpy.write.encoded_chunks import EncodedChunks
 from linumpy.write.raw_chunks import chunks_of
 from tests.support.gpu import cupy_on_host, encode_on_host
-from tests.support.gpu.decoders import needs_compiler
+from tests.support.gpu.emulator import needs_compiler
 
 CODECS = [
     "zstd", "zstd:small", "lz4", "gzip", "none",

@@ -12,7 +12,8 @@ from linumpy.plan.encode.blosc import cut_chunk
 from linumpy.plan.encode.chunks import plan_encoding
 from linumpy.plan.encoding import Encoding
 from tests.support.budget import examples
-from tests.support.gpu.decoders import Decoder, needs_compiler
+from tests.support.gpu.decoders import Decoder
+from tests.support.gpu.emulator import needs_compiler
 from tests.support.gpu.encoders import encoded
 
 inside_a_test = settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)

@@ -21,7 +21,8 @@ from linumpy.plan.codecs import DecodeChain, read_array_filter
 from linumpy.plan.decode.launches import DeviceLimits, ring_nbytes
 from tests.support.budget import matrix, some
 from tests.support.gpu import reference
-from tests.support.gpu.decoders import BIG, Decoder, kernel, needs_compiler
+from tests.support.gpu.decoders import BIG, Decoder, kernel
+from tests.support.gpu.emulator import needs_compiler
 from tests.support.gpu.mutants import CHAINS, corpus, disagreements
 from tests.support.other_writers import HOST_ONLY, LEFT_TO_ZARR, TENSORSTORE, old_stores, tensorstore_store
 from tests.support.stores import encoded_cases, plain_values, random_values, same, write
@@ -109,13 +110,13 @@ def test_devices_with_less_shared_memory(name, kib, ring):
 def test_frames_of_several_blocks(level):
     """Later blocks take tables, trees and offsets of those before; runs are longer than a tile, and than a ring."""
     rng = np.random.default_rng(level)
-    nbytes = 2**18 + 2**17 + 1001
+    nbytes = 2**18 + 1001  # three blocks of at most 2**17 bytes
     words = [rng.bytes(int(n)) for n in rng.integers(3, 40, 300)]
     chunks = [
         plain_values("u2", (nbytes // 2 + 1,), 5).tobytes(),
         b"".join(words[k] for k in rng.integers(0, 300, nbytes // 10)),
         b"".join(bytes([k]) * n for k, n in rng.integers((0, 1), (256, 9000), (200, 2)).tolist()),
-        rng.bytes(2**17) + bytes(2**18) + rng.bytes(2**17),
+        rng.bytes(2**16) + bytes(2**17) + rng.bytes(2**17),
         rng.binomial(20, 0.3, nbytes).astype("u1").tobytes(),
     ]
     chunks = [(one * (nbytes // len(one) + 1))[:nbytes] for one in chunks]

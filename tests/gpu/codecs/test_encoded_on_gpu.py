@@ -28,7 +28,7 @@ from tests.support.gpu.decoders import DeviceDecoder
 from tests.support.gpu.mutants import CHAINS, FRAMES, by_numcodecs, corpus, disagreements, plain
 from tests.support.gpu.reference import peak_memory, use_own_readers
 from tests.support.other_writers import LEFT_TO_ZARR, TENSORSTORE, old_stores, tensorstore_store
-from tests.support.stores import encoded_cases, plain_values, random_values, same, write
+from tests.support.stores import encoded_cases, plain_values, random_values, same, stored, write
 
 pytestmark = pytest.mark.gpu
 
@@ -36,8 +36,7 @@ inside_a_test = settings(suppress_health_check=[HealthCheck.function_scoped_fixt
 
 
 def make(folder, shape=(70, 90, 110), chunks=(16, 32, 48), dtype="u2", **options):
-    array = zarr.create_array(folder, shape=shape, chunks=chunks, dtype=dtype, **options)
-    array[...] = plain_values(dtype, shape, 5)
+    stored(folder, plain_values(dtype, shape, 5), chunks, **options)
     return zarr.open_array(folder, mode="r")
 
 

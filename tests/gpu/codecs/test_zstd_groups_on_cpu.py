@@ -15,7 +15,8 @@ from linumpy.plan.codecs import DecodeChain
 from linumpy.plan.decode.launches import DeviceLimits
 from tests.support.budget import matrix
 from tests.support.gpu import fake_cupy, reference
-from tests.support.gpu.decoders import BIG, Decoder, kernel, needs_compiler
+from tests.support.gpu.decoders import BIG, Decoder, kernel
+from tests.support.gpu.emulator import needs_compiler
 from tests.support.gpu.mutants import FRAMES, by_numcodecs, disagreements, frame
 from tests.support.stores import plain_values, same
 

@@ -11,10 +11,8 @@ from linumpy.gpu.interpolation import affine_transform, geometric_transform, map
 from linumpy.gpu.ndimage import general
 from linumpy.gpu.ndimage.sampling import SplineSampling
 from tests.support.gpu import on_cpu
-from tests.support.gpu.emulator import COMPILER
+from tests.support.gpu.emulator import needs_compiler
 from tests.support.gpu.nvrtc import compile_kernel
-
-needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler: the kernels run on a GPU only")
 
 
 @pytest.fixture(params=["host", pytest.param("emulator", marks=needs_compiler)])

@@ -9,10 +9,9 @@ from linumpy.gpu.interpolation import affine_transform, resample_volume, resize,
 from linumpy.gpu.ndimage import nearest
 from linumpy.gpu.ndimage.nearest import Line
 from tests.support.gpu import on_cpu
-from tests.support.gpu.emulator import COMPILER
+from tests.support.gpu.emulator import needs_compiler
 from tests.support.gpu.nvrtc import compile_kernel
 
-needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler: the kernels run on a GPU only")
 MODES = ("constant", "grid-constant", "nearest", "reflect", "mirror", "wrap", "grid-wrap", "grid-mirror")
 DTYPES = ["u1", "i2", "f4", "i8", "c16", "?", "f2"]
 SHAPES = [(70,), (9, 70), (5, 66, 7), (3, 2, 4, 5), (2, 1, 3, 2, 5), (1, 1, 1)]

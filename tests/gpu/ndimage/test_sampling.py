@@ -14,10 +14,9 @@ from linumpy.gpu.ndimage import sampling_launch as launch
 from linumpy.gpu.ndimage.sampling import AffineMap, SplineSampling
 from linumpy.gpu.ndimage.sampling_launch import MODES
 from tests.support.budget import examples, matrix
-from tests.support.gpu.emulator import COMPILER, emulated
+from tests.support.gpu.emulator import emulated, needs_compiler
 from tests.support.gpu.nvrtc import compilations, compile_kernel, declared_shared
 
-needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler: the kernels run on a GPU only")
 DTYPES = ["u1", "u2", "i2", "f4", "f8", "i4", "u4"]
 
 

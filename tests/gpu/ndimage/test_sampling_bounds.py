@@ -16,7 +16,7 @@ import pytest
 from linumpy.gpu.ndimage import cells, general, nearest, sampling
 from linumpy.gpu.ndimage.sampling import AffineMap, SplineSampling
 from tests.support.budget import examples
-from tests.support.gpu.emulator import COMPILER, emulated
+from tests.support.gpu.emulator import emulated, needs_compiler
 
 #: Dtype, order and mode; every pair of them is compiled.
 HOW = [
@@ -114,7 +114,7 @@ def _environment():
     return os.environ | {"PYTHONPATH": os.pathsep.join(map(str, folders))}
 
 
-@pytest.mark.skipif(COMPILER is None, reason="no C++ compiler: the kernels run on a GPU only")
+@needs_compiler
 @pytest.mark.parametrize(("kind", "count"), [("points", 50), ("affine", 50), ("stacks", 15), ("others", 12)])
 def test_nothing_beyond_the_arrays_is_touched(kind, count):
     command = [sys.executable, str(Path(__file__)), kind, "0", str(examples(count))]

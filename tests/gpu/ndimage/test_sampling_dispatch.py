@@ -15,9 +15,8 @@ from linumpy.gpu.ndimage.sampling_launch import MODES
 from tests.gpu.ndimage.test_sampling import KINDS, close, image_of
 from tests.support.budget import examples, matrix
 from tests.support.gpu import on_cpu
-from tests.support.gpu.emulator import COMPILER
+from tests.support.gpu.emulator import COMPILER, needs_compiler
 
-needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler: the kernels run on a GPU only")
 ORDERS = [0, 1, 3]
 
 

@@ -23,7 +23,7 @@ from linumpy.gpu.interpolation import (
 )
 from linumpy.gpu.ndimage import cells
 from tests.support.gpu import on_cpu
-from tests.support.gpu.emulator import COMPILER
+from tests.support.gpu.emulator import needs_compiler
 
 RNG = np.random.default_rng(0)
 # So many digits that no coordinate lies halfway between two voxels.
@@ -124,7 +124,7 @@ def check(name, xp):
     assert np.isclose(got, expected, atol=2e-3).mean() > 0.999, name  # rounding decides at the ends of an image
 
 
-@pytest.mark.skipif(COMPILER is None, reason="no C++ compiler: the kernels run on a GPU only")
+@needs_compiler
 def test_no_kernel_is_left_out(monkeypatch):
     launched = set()
     on_cpu.patch(monkeypatch)

@@ -14,10 +14,9 @@ from linumpy.gpu.ndimage.splines import Ends, SplineTuning
 from tests.gpu.ndimage.test_sampling import image_of
 from tests.support.budget import examples, matrix
 from tests.support.gpu import on_cpu
-from tests.support.gpu.emulator import COMPILER, emulated
+from tests.support.gpu.emulator import emulated, needs_compiler
 from tests.support.gpu.nvrtc import compilations, compile_kernel
 
-needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler: the kernels run on a GPU only")
 DTYPES = ["u1", "i1", "u2", "i2", "f2", "f4", "f8", "i4", "u4", "i8", "u8"]
 #: Combinations of types take a compilation each.
 KINDS = [("u1", "f4", 2), ("u2", "f4", 3), ("f4", "f4", 5), ("f8", "f8", 4), ("i4", "f8", 5), ("f4", "f8", 3)]

@@ -6,11 +6,10 @@ import pytest
 from linumpy.gpu.oct import blend as blend_module
 from linumpy.gpu.oct.blend import PlacedTile, blend_tiles, kernel_spec
 from tests.support.budget import some
-from tests.support.gpu.emulator import COMPILER, emulated
+from tests.support.gpu.emulator import emulated, needs_compiler
 from tests.support.gpu.nvrtc import compile_kernel
 
 DTYPES = ["u2", "f4", "u1", "f8", "i2", "f2", "i4", "i8"]
-needs_compiler = pytest.mark.skipif(COMPILER is None, reason="needs g++")
 
 
 def case(seed, most):

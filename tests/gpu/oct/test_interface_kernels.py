@@ -12,12 +12,10 @@ from linumpy.gpu.kernels import CUDA_TYPES, source_text
 from linumpy.gpu.oct import surface, surface_kernels, surface_march
 from linumpy.gpu.oct.surface_filters import SurfaceOptions, interface_by_filters, log_of_zero
 from tests.support.budget import matrix, some
-from tests.support.gpu.emulator import COMPILER, emulated
+from tests.support.gpu.emulator import emulated, needs_compiler
 from tests.support.gpu.nvrtc import ARCHITECTURES, compile_kernel
 
 DTYPES = ["f4", "f8", "f2", "u1", "u2", "i2", "i8", "b1"]
-
-needs_compiler = pytest.mark.skipif(COMPILER is None, reason="needs g++")
 
 
 def volume(shape, dtype, rng):

@@ -7,7 +7,7 @@ from linumpy.gpu.kernels import CUDA_TYPES
 from linumpy.gpu.oct import projection
 from linumpy.gpu.oct.projection import STATISTICS, launch_config, project
 from tests.support.budget import matrix, some
-from tests.support.gpu.emulator import COMPILER, emulated
+from tests.support.gpu.emulator import emulated, needs_compiler
 from tests.support.gpu.nvrtc import compile_kernel
 
 DTYPES = ["u2", "f4", "u1", "f8", "i2", "f2", "i4", "b1", "u8"]
@@ -15,8 +15,6 @@ SHAPES = [
     *((7, 5, 64), (64, 33, 16), (300, 4, 4), (5000, 2, 8), (3, 200, 48), (1, 1, 1), (129,), (70000,), (6, 1, 40)),
     *((9, 31), (2, 3, 4, 5), (2, 40000), (257, 1, 3), (5, 0, 4)),
 ]
-
-needs_compiler = pytest.mark.skipif(COMPILER is None, reason="needs g++")
 
 
 def array(shape, dtype, rng, *, order=True):

@@ -18,12 +18,10 @@ from linumpy.gpu.resize.plan import ResizeTuning
 from linumpy.gpu.resize.tables import windows_of
 from linumpy.plan.grid.tile_axis import TileAxis
 from tests.support.budget import examples, shown, some
-from tests.support.gpu.emulator import COMPILER, emulated
+from tests.support.gpu.emulator import emulated, needs_compiler
 from tests.support.gpu.nvrtc import compile_kernel
 
 DTYPES = ["u1", "i1", "u2", "i2", "u4", "i4", "i8", "f2", "f4", "f8"]
-
-needs_compiler = pytest.mark.skipif(COMPILER is None, reason="needs g++")
 
 
 def volume_of(dtype, shape, seed):

@@ -7,12 +7,10 @@ from linumpy.gpu.kernels import CUDA_TYPES
 from linumpy.gpu.oct import shift as shift_module
 from linumpy.gpu.oct.shift import shift_along_depth
 from tests.support.budget import matrix, some
-from tests.support.gpu.emulator import COMPILER, emulated
+from tests.support.gpu.emulator import emulated, needs_compiler
 from tests.support.gpu.nvrtc import compile_kernel
 
 DTYPES = ["f4", "u2", "u1", "f8", "i2", "f2", "i4", "b1"]
-
-needs_compiler = pytest.mark.skipif(COMPILER is None, reason="needs g++")
 
 
 def slow(vol, shifts, depth_axis, origin, wrap, fill):

@@ -13,9 +13,8 @@ from linumpy.gpu.read.reader import Reader
 from linumpy.gpu.read.scatter import Conversion, kernel_spec
 from linumpy.gpu.rounding import cast_elements
 from linumpy.gpu.zarr_io import read_zarr
-from tests.support.gpu.emulator import COMPILER, Kernel, emulated, library
+from tests.support.gpu.emulator import Kernel, emulated, library, needs_compiler
 
-needs_compiler = pytest.mark.skipif(COMPILER is None, reason="needs g++ with _Float16")
 TYPES = CUDA_TYPES | {"b1": "bool_bits"}
 REAL = sorted(TYPES)
 INTEGERS = [one for one in REAL if one[0] in "iu"]

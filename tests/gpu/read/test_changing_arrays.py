@@ -23,7 +23,7 @@ from linumpy.gpu.read.reader import Reader
 from tests.support import budget
 from tests.support.gpu import reference
 from tests.support.gpu.stand_in import needs_stand_in
-from tests.support.stores import random_values
+from tests.support.stores import random_values, stored
 
 pytestmark = needs_stand_in
 inside_a_test = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
@@ -216,9 +216,7 @@ KINDS = {
 
 
 def make(folder, kind, seed=1, shape=(160, 48)):
-    array = zarr.create_array(folder, shape=shape, chunks=(8, 16), dtype="u2", **KINDS[kind])
-    array[...] = random_values("u2", shape, seed)
-    return array
+    return stored(folder, random_values("u2", shape, seed), (8, 16), **KINDS[kind])
 
 
 class Asker:

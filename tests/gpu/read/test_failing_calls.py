@@ -9,13 +9,12 @@ import time
 
 import numpy as np
 import pytest
-import zarr
 
 from linumpy.errors import ChunkError
 from linumpy.gpu.read.reader import Reader
 from tests.support.gpu import reference
 from tests.support.gpu.stand_in import needs_stand_in
-from tests.support.stores import random_values, same
+from tests.support.stores import random_values, same, stored
 
 pytestmark = needs_stand_in
 
@@ -29,9 +28,7 @@ SHAPE = (40, 48)
 
 
 def make(folder, kind="raw", shape=SHAPE, chunks=(8, 16), **options):
-    array = zarr.create_array(folder, shape=shape, chunks=chunks, dtype="u2", **(KINDS[kind] | options))
-    array[...] = random_values("u2", shape, 1)
-    return array
+    return stored(folder, random_values("u2", shape, 1), chunks, **(KINDS[kind] | options))
 
 
 def over(ticket):

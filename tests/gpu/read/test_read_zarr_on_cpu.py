@@ -18,7 +18,17 @@ import linumpy
 from linumpy.errors import ChunkError, UnsupportedLayoutError
 from linumpy.gpu import Reader
 from tests.support.gpu import reference
-from tests.support.stores import cases, encoded_cases, plain_values, random_values, regions, same, same_but_nan, write
+from tests.support.stores import (
+    cases,
+    encoded_cases,
+    plain_values,
+    random_values,
+    regions,
+    same,
+    same_but_nan,
+    stored,
+    write,
+)
 
 KINDS = {
     "raw": {"compressors": None},
@@ -29,9 +39,7 @@ KINDS = {
 
 
 def make(folder, kind, shape=(18, 26), chunks=(4, 6)):
-    array = zarr.create_array(folder, shape=shape, chunks=chunks, dtype="u2", fill_value=3, **KINDS[kind])
-    array[...] = plain_values("u2", shape, 1)
-    return array
+    return stored(folder, plain_values("u2", shape, 1), chunks, fill_value=3, **KINDS[kind])
 
 
 @settings(deadline=None)

@@ -20,7 +20,7 @@ from linumpy.gpu import gpu_zarr_context, kvikio_zarr, read_zarr_to_gpu, release
 from linumpy.gpu.kvikio_zarr import read_zarr_via_kvikio
 from linumpy.gpu.zarr_io import read_zarr_via_zarr_gpu
 from tests.support.gpu.reference import open_files, peak_memory, use_own_readers
-from tests.support.stores import DTYPES, cases, random_values, same, same_but_nan, write
+from tests.support.stores import DTYPES, cases, random_values, same, same_but_nan, stored, write
 
 pytestmark = pytest.mark.gpu
 
@@ -28,9 +28,7 @@ inside_a_test = settings(suppress_health_check=[HealthCheck.function_scoped_fixt
 
 
 def make(folder, shape=(70, 90, 110), chunks=(16, 32, 48), dtype="f4", **options):
-    options = {"compressors": None} | options
-    array = zarr.create_array(folder, shape=shape, chunks=chunks, dtype=dtype, **options)
-    array[...] = random_values(dtype, shape, 5)
+    stored(folder, random_values(dtype, shape, 5), chunks, **({"compressors": None} | options))
     return zarr.open_array(folder, mode="r")
 
 

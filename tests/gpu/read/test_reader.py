@@ -28,7 +28,7 @@ from linumpy.gpu.read.reader import Reader
 from linumpy.plan.region import normalize_region
 from tests.support import budget
 from tests.support.gpu import reference
-from tests.support.stores import cases, encoded_cases, plain_values, random_values, regions, same, write
+from tests.support.stores import cases, encoded_cases, plain_values, random_values, regions, same, stored, write
 
 inside_a_test = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 
@@ -277,9 +277,7 @@ def test_sets_of_arrays_and_regions_on_the_fake_device(groups, seed, broken, thr
 
 
 def make(folder, shape=(40, 48), chunks=(8, 16), dtype="u2", **options):
-    array = zarr.create_array(folder, shape=shape, chunks=chunks, dtype=dtype, **({"compressors": None} | options))
-    array[...] = random_values(dtype, shape, 1)
-    return array
+    return stored(folder, random_values(dtype, shape, 1), chunks, **({"compressors": None} | options))
 
 
 @pytest.fixture

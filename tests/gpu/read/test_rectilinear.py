@@ -1,4 +1,4 @@
-"""Broken: reads of arrays whose chunks have several shapes (rectilinear chunk grids) give other voxels than zarr's."""
+"""If this fails, reads of arrays with chunks of several shapes (rectilinear grids) differ from zarr-python's."""
 
 from __future__ import annotations
 

@@ -8,14 +8,12 @@ from linumpy.gpu import Reader
 from linumpy.gpu.read.stats import Times
 from tests.support.gpu import reference
 from tests.support.gpu.stand_in import needs_stand_in
-from tests.support.stores import random_values, same
+from tests.support.stores import random_values, same, stored
 
 
 def make(folder, codec):
     compressors = None if codec is None else zarr.codecs.ZstdCodec(level=1)
-    array = zarr.create_array(folder, shape=(40, 40), chunks=(8, 8), dtype="u2", compressors=compressors)
-    array[...] = random_values("u2", (40, 40), 1)
-    return array
+    return stored(folder, random_values("u2", (40, 40), 1), (8, 8), compressors=compressors)
 
 
 @needs_stand_in[0]

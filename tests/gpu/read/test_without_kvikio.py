@@ -18,8 +18,8 @@ from linumpy.gpu.read.engines import direct
 from linumpy.gpu.read.reader import Reader
 from tests.support import budget
 from tests.support.gpu import reference
-from tests.support.gpu.decoders import needs_compiler
-from tests.support.stores import plain_values, random_values, same
+from tests.support.gpu.emulator import needs_compiler
+from tests.support.stores import plain_values, random_values, same, stored
 
 KINDS = {
     "raw": {"compressors": None},
@@ -42,9 +42,7 @@ def made_up_kvikio(request, monkeypatch):
 
 
 def make(folder, kind="raw", shape=(40, 48), values=random_values):
-    array = zarr.create_array(folder, shape=shape, chunks=(8, 16), dtype="u2", **KINDS[kind])
-    array[...] = values("u2", shape, 1)
-    return array
+    return stored(folder, values("u2", shape, 1), (8, 16), **KINDS[kind])
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -175,16 +175,9 @@ def test_local_functions_work_block_by_block(image):
     assert np.allclose(mean.compute(scheduler="sync"), data.mean(axis=0), rtol=1e-5)
 
 
-# Two workers, each a process with one thread.
-
-
 @pytest.fixture(scope="module")
-def client():
-    with (
-        dask.config.set({"distributed.comm.timeouts.connect": "10s"}),
-        LocalCluster(n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None) as cluster,
-        Client(cluster) as client,
-    ):
+def client(dask_cluster):
+    with dask.config.set({"distributed.comm.timeouts.connect": "10s"}), Client(dask_cluster) as client:
         client.wait_for_workers(2)
         yield client
 

@@ -18,10 +18,9 @@ from linumpy.plan.grid.regrid import plan_regrid
 from linumpy.plan.grid.tile_axis import TileAxis
 from linumpy.resample.blocks import block as block_module
 from tests.support.budget import examples
-from tests.support.gpu.emulator import COMPILER, emulated
+from tests.support.gpu.emulator import emulated, needs_compiler
 from tests.support.gpu.nvrtc import compile_kernel
 
-needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler: the kernels run on a GPU only")
 DTYPES = ["u1", "u2", "i2", "f2", "f4", "f8"]
 #: The last two have no room for tiles, or hardly any.
 TUNINGS = [

@@ -15,9 +15,7 @@ from linumpy.resample.blocks import block as block_module
 from linumpy.resample.blocks.block import affine_box
 from tests.support.budget import examples, matrix
 from tests.support.gpu import on_cpu
-from tests.support.gpu.emulator import COMPILER
-
-needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler: the kernels run on a GPU only")
+from tests.support.gpu.emulator import needs_compiler
 
 DTYPES = ["u1", "u2", "i2", "i8", "f4", "f8"]
 SIZES = [1, 2, 3, 5, 9, 17, 23]

@@ -20,7 +20,7 @@ from linumpy.sampling.fields.vdb import SparseGrid
 from linumpy.sampling.files.bricks import Blocks
 from linumpy.sampling.files.tree import Levels, flatten
 from linumpy.sampling.files.umesh import Mesh
-from tests.support.gpu.emulator import COMPILER
+from tests.support.gpu.emulator import COMPILER, needs_compiler
 from tests.support.gpu.field_runs import SIDES, by_kernel, decode
 
 _PAGE = mmap.PAGESIZE
@@ -112,7 +112,7 @@ def run(name, seed):
         field.decode(guarded(coords, rng.random() < 0.5), out)
 
 
-@pytest.mark.skipif(COMPILER is None, reason="no C++ compiler with half precision")
+@needs_compiler
 @pytest.mark.parametrize("name", list(MAKERS))
 def test_nothing_beyond_the_arrays(name):
     code = f"""

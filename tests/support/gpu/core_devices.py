@@ -1,20 +1,15 @@
 """A device for the native core whose memory is the host's: the stand-in driver, and kernels of the emulator."""
 
-import atexit
 import contextlib
 import ctypes
 import functools
 import shutil
-import subprocess
-import tempfile
 import types
-from pathlib import Path
 
 import numpy as np
 import pytest
 import zarr
 
-from linumpy.core import native
 from linumpy.gpu.codecs import decode
 from linumpy.gpu.read.engines import core_device
 from linumpy.gpu.read.engines.by_core import CoreEngine
@@ -25,28 +20,21 @@ from linumpy.gpu.read.ticket import Ticket
 from linumpy.io.layout import read_layout
 from linumpy.io.open import open_source
 from linumpy.plan.region import normalize_region
-from tests.support.gpu import decoders, emulator, fake_cupy
-
-needs_core = [
-    pytest.mark.skipif(emulator.COMPILER is None, reason="no C++ compiler"),
-    pytest.mark.skipif(native.why_no_core() is not None, reason=str(native.why_no_core())),
-]
+from tests.support.gpu import decoders, fake_cupy
+from tests.support.gpu.compiled import kept
+from tests.support.gpu.stand_in import library
 
 
 @functools.cache
 def fake_driver():
-    """Build it once a process: the core loads one driver for good."""
-    folder = tempfile.mkdtemp()
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    made = Path(folder) / "fake_cuda.so"
-    source = Path(__file__).parents[2] / "core/fake_cuda.cpp"
-    subprocess.run(["g++", "-std=c++20", "-O1", "-shared", "-fPIC", "-pthread", source, "-o", made], check=True)
-    loaded = ctypes.CDLL(str(made))
+    """Load the stand-in driver, as a copy of its own: the core loads a driver of each path for good."""
+    copy = kept(["copy", library().name], ".so", lambda path: shutil.copy(library(), path))
+    loaded = ctypes.CDLL(str(copy))
     loaded.fake_register.argtypes = [ctypes.c_void_p, ctypes.c_int]
     loaded.fake_failure.restype = ctypes.c_char_p
     loaded.fake_calls.restype = ctypes.c_long
     loaded.fake_fail.argtypes = [ctypes.c_long]
-    return loaded, str(made)
+    return loaded, str(copy)
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,8 @@ from linumpy import device
 from linumpy.write import device_chunks
 
 _UPLOADS = ("array", "asarray", "ascontiguousarray")
-_OPERATORS = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift")
+_ARITHMETIC = ("add", "sub", "mul", "matmul", "truediv", "floordiv", "mod", "pow")
+_OPERATORS = (*_ARITHMETIC, "and", "or", "xor", "lshift", "rshift")
 _COMPARISONS = ["lt", "le", "eq", "ne", "gt", "ge", "neg", "pos", "abs", "invert"]
 _GARBAGE = 0xA5
 _FREE_NBYTES = 2**34

@@ -4,16 +4,13 @@ import dataclasses
 import functools
 
 import numpy as np
-import pytest
 
 from linumpy.gpu import kernels as gpu_kernels
 from linumpy.gpu.codecs import decode
 from linumpy.gpu.kernels import prepare, source_text
 from linumpy.plan.codecs import CHECKSUM_NBYTES, DecodeChain
 from linumpy.plan.decode import launches, workspace
-from tests.support.gpu.emulator import COMPILER, Kernel, library
-
-needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler: the decoders run on a GPU only")
+from tests.support.gpu.emulator import Kernel, library
 
 #: A device of few processors and much shared memory.
 BIG = launches.DeviceLimits(processors=4, shared_nbytes=227 * 1024)

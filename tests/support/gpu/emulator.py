@@ -12,13 +12,14 @@ import subprocess
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from linumpy.gpu.kernels import source_text
 from tests.support.gpu.compiled import linked_object, shared_library
 
 
 def _find_compiler():
-    """Find a compiler that knows half precision; None where there is none."""
+    """Find a C++ compiler with half precision; None where there is none."""
     found = shutil.which("g++")
     if found is None:
         return None
@@ -28,11 +29,13 @@ def _find_compiler():
 
 
 COMPILER = _find_compiler()
+#: For tests that compile kernels for the CPU.
+needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler with half precision")
 _HERE = Path(__file__).parent
 _SIGNATURE = r'extern "C" __global__ void\s+(?:__launch_bounds__\([^)]*\)\s*)?{name}\s*\(([^)]*)\)'
 
 
-#: Barriers of some warps of a block, for which CUDA has no function: PTX, and what stands for it here.
+#: Barriers of some warps of a block, for which CUDA has no function: PTX, and the emulator's call for it.
 _ASM = (
     (r'"barrier\.cta\.sync (\d+), %0;"\s*::"n"\(([^"]*)\)', r"emulated::wait(\1, \2, false);"),
     (
@@ -43,7 +46,7 @@ _ASM = (
 
 
 def _translated(text):
-    """Put the emulator's functions in the place of what a C++ compiler does not read."""
+    """Replace what a C++ compiler does not read by functions of the emulator."""
     shared = r"extern __shared__ (?:__align__\(\d+\) )?(\w+) (\w+)\[\];"
     text = re.sub(shared, r"\1 *\2 = reinterpret_cast<\1 *>(dynamic_shared);", text)
     for ptx, function in _ASM:

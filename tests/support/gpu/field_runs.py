@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from linumpy.sampling.fields import device_tables
-from tests.support.gpu.emulator import COMPILER, emulated
+from tests.support.gpu.emulator import emulated, needs_compiler
 
 #: Where the same points are decoded: by NumPy, and by the kernel.
 SIDES = [
     "host",
-    pytest.param("kernel", marks=pytest.mark.skipif(COMPILER is None, reason="no C++ compiler with half precision")),
+    pytest.param("kernel", marks=needs_compiler),
 ]
 
 

@@ -25,7 +25,7 @@ _SOURCE = Path(__file__).parents[2] / "core" / "fake_cuda.cpp"
 _BLOCKS = 3
 
 needs_stand_in = [
-    pytest.mark.skipif(emulator.COMPILER is None, reason="no C++ compiler"),
+    emulator.needs_compiler,
     pytest.mark.skipif(native.why_no_core() is not None, reason=str(native.why_no_core())),
 ]
 
@@ -85,14 +85,19 @@ class Driver:
         return np.ctypeslib.as_array((ctypes.c_ubyte * room).from_address(address))
 
 
-@functools.cache
-def driver():
-    """Compile and load the stand-in."""
+def library():
+    """Compile the stand-in once for all processes; returns its path."""
 
     def make(path):
         subprocess.run(["g++", "-std=c++20", "-O1", "-shared", "-fPIC", "-pthread", _SOURCE, "-o", path], check=True)
 
-    return Driver(str(kept(["driver", _SOURCE.read_text()], ".so", make)))
+    return kept(["driver", _SOURCE.read_text()], ".so", make)
+
+
+@functools.cache
+def driver():
+    """Load the stand-in."""
+    return Driver(str(library()))
 
 
 class _Loaded:

@@ -1,4 +1,4 @@
-"""If these fail, an augmented crop holds values of memory into which nothing was read, or reads more than it needs."""
+"""If this fails, an augmented crop holds values of uninitialised memory, or reads more than it needs."""
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ from linumpy.stream.resampling import resample as resample_module
 from linumpy.stream.resampling.on_host import Staged, fill_row
 from linumpy.write.writer import write_omezarr
 from tests.support.budget import examples, matrix
-from tests.support.gpu.emulator import COMPILER, emulated
+from tests.support.gpu.emulator import emulated, needs_compiler
 from tests.support.stream_arrays import make_array
 
 PADS = ["constant", "edge", "reflect"]
@@ -117,7 +117,7 @@ def test_no_voxel_depends_on_what_is_not_read(seed, pad):
         assert got.tobytes() == expected.tobytes()
 
 
-@pytest.mark.skipif(COMPILER is None, reason="needs g++")
+@needs_compiler
 @pytest.mark.parametrize("seed", range(9))
 def test_no_voxel_of_the_kernel_depends_on_what_is_not_read(monkeypatch, seed):
     monkeypatch.setattr(resample_module, "load", emulated)

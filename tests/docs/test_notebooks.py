@@ -10,7 +10,7 @@ import pytest
 
 from linumpy.device import DEVICE_VARIABLE, is_device_array
 
-NOTEBOOK = Path(__file__).parents[1] / "docs/notebooks/quickstart.ipynb"
+NOTEBOOK = Path(__file__).parents[2] / "docs/notebooks/quickstart.ipynb"
 FIELD = NOTEBOOK.with_name("radiance_field.ipynb")
 pytestmark = pytest.mark.skipif(not NOTEBOOK.exists(), reason="the notebooks are not installed with the package")
 

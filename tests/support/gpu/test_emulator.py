@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from tests.support.gpu.emulator import COMPILER, Kernel, library
+from tests.support.gpu.emulator import Kernel, library, needs_compiler
 
-pytestmark = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
+pytestmark = needs_compiler
 
 SOURCE = """
 extern "C" __global__ void exchanges(unsigned *out) {

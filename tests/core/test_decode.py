@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 from linumpy.core import native
 from linumpy.plan.codecs import DecodeChain, read_chain
-from tests.support.gpu.decoders import Decoder, needs_compiler
+from tests.support.gpu.decoders import Decoder
+from tests.support.gpu.emulator import needs_compiler
 from tests.support.gpu.mutants import FRAMES, HELLO, frame
 from tests.support.oracles.decode_by_core import decode_chunk
 from tests.support.oracles.decode_by_numcodecs import DecodeError

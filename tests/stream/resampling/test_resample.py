@@ -24,11 +24,10 @@ from linumpy.stream.resampling import resample as resample_module
 from linumpy.stream.resampling.on_host import Staged, coordinates, fill_row, normals, philox
 from linumpy.stream.resampling.resample import PACKAGE, ROW, kernel_spec
 from tests.support.budget import examples
-from tests.support.gpu.emulator import COMPILER, emulated
+from tests.support.gpu.emulator import emulated, needs_compiler
 from tests.support.gpu.nvrtc import compilations, compile_kernel
 from tests.support.stream_arrays import make_array
 
-needs_compiler = pytest.mark.skipif(COMPILER is None, reason="needs g++")
 SCIPY = {"constant": "constant", "edge": "nearest", "reflect": "mirror"}
 FULL = stream.Augment(
     rotation=180, scale=(0.7, 1.4), shear=0.2, flip="zyx", elastic=(9.0, 2.0), translation=6.0,
