@@ -84,7 +84,7 @@ class _Slab:
     def stream_capacity(self) -> int:
         """Maximum number of streams: one for each chunk, or the capacity of the slot for Blosc.
 
-        The device counts the streams of Blosc, which only the headers of chunks tell.
+        Only the headers of Blosc frames say how many streams a chunk has, so the device counts the streams.
         """
         return self.space.stream_capacity if self.chain.compressor == "blosc" else self.chunks
 

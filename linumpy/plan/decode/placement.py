@@ -200,7 +200,7 @@ def _device_rate(placement: DecodePlacement, chunks: int) -> float:
 
 
 def _max_device_nbytes(chunk_nbytes: int) -> int:
-    """Bound the device memory of a chunk: stored, decoded and intermediate bytes."""
+    """Return an upper bound of the device memory of a chunk: stored, decoded and intermediate bytes."""
     return 4 * chunk_nbytes + 2**14
 
 
@@ -212,6 +212,7 @@ def _stream_rate(chain: DecodeChain, chunk_nbytes: int) -> float:
 
 
 def _counted(number: int, noun: str) -> str:
+    """Return a number and a noun in singular or plural."""
     return f"{number:,} {noun}{'s' * (number != 1)}"
 
 

@@ -1,9 +1,9 @@
 """Plan the device memory of one slot, and estimate the share of each chunk.
 
 The size of zstd's intermediate data (literals and sequences) is known only after the device has read the frame. The
-size correlates with the stored size, so slabs are filled by an estimate, the weight of each chunk: the bytes that it
-takes in addition to its stored bytes. The memory of a slot that no other part takes is the pool, for these data. In:
-codec chain, sizes, memory. Out: :class:`Slot`. Pure.
+size correlates with the stored size, so slabs are filled by an estimate, the weight of each chunk: the bytes that
+the chunk takes in addition to its stored bytes. The pool, for the intermediate data, is the memory of a slot that no
+other part takes. In: codec chain, sizes, memory. Out: :class:`Slot`. Pure.
 """
 
 from __future__ import annotations
