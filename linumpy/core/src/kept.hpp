@@ -50,7 +50,7 @@ public:
 
     // The slot of a published chunk, pinned; null if there is none.
     KeptSlot *find(const Array &array, const i64 *coordinates);
-    // A slot to fill with a chunk, pinned; null if the chunk is kept or being read, or all slots are pinned.
+    // A slot to fill with a chunk, pinned; null if the chunk is kept or being read, or no slot is free.
     KeptSlot *reserve(const std::shared_ptr<const Array> &array, const i64 *coordinates, const Version &version);
     // Pin a pinned slot again.
     void pin(KeptSlot &slot) { ++slot.pins; }

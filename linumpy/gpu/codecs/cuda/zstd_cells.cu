@@ -76,7 +76,7 @@ __device__ inline int locate_blocks(const Stream &stream, const Frame &frame, Bl
         long_block |= claimed > MAX_BLOCK;
         const bool fits = begin + decoded <= static_cast<u64>(stream.target_nbytes), is_listed = fits && decoded;
         beyond |= !fits;
-        // A block that is not listed (an empty one, or a lane without a block) counts to the group of the byte at which
+        // A block that is not listed (an empty one, or a lane without a block) belongs to the group of the byte at which
         // the next block would begin.
         const i64 group = static_cast<i64>(stream.target + begin) / group_nbytes;
         i64 below = from_below(group, 1);
