@@ -39,14 +39,14 @@ def fold(index: np.ndarray, size: np.ndarray | int, mode: str) -> np.ndarray:
     -------
     numpy.ndarray of int
         From 0 to ``size - 1``, or -1 for an index outside the image with ``"constant"`` and ``"grid-constant"``. With
-        ``"wrap"`` the last voxel of a period coincides with the first voxel of the next; 0 is returned for it.
+        ``"wrap"`` the last voxel, ``size - 1``, coincides with the first voxel of the next period and maps to 0.
     """
     if mode == "nearest":
         return np.clip(index, 0, np.asarray(size) - 1)
     if mode in ("constant", "grid-constant"):
         return np.where((index >= 0) & (index < size), index, -1)
-    turn = period(size, mode)
-    inside = index % turn
+    length = period(size, mode)
+    inside = index % length
     if mode == "reflect":
-        return np.minimum(inside, turn - 1 - inside)
-    return np.minimum(inside, turn - inside) if mode == "mirror" else inside
+        return np.minimum(inside, length - 1 - inside)
+    return np.minimum(inside, length - inside) if mode == "mirror" else inside

@@ -1,7 +1,7 @@
-"""The codecs of a chunk, and how the device decodes them.
+"""Parse the codecs of a chunk into the steps that decode it.
 
-In: the codecs of a chunk as the metadata list them. Out: :class:`DecodeChain`, or the reason why the device cannot
-decode them. Pure: it reads names and settings, no bytes.
+In: the codecs of a chunk as the metadata list them. Out: :class:`DecodeChain`, or the reason why linumpy cannot decode
+them. Pure: reads names and settings, no bytes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ CodecSettings: TypeAlias = Mapping[str, object]
 COMPRESSORS = ("zstd", "blosc", "lz4", "gzip", "zlib")
 #: Compressors inside Blosc that the device decodes, and the decoder of each.
 BLOSC_INNER = {"lz4": "lz4", "lz4hc": "lz4", "zstd": "zstd", "zlib": "zlib"}
-#: Filters of numcodecs before a compressor that the host decodes: they are too rare for kernels.
+#: Filters of numcodecs before a compressor that only zarr-python decodes: they are too rare for kernels.
 HOST_FILTERS = ("delta", "fixedscaleoffset")
 #: Largest element whose bytes the device unshuffles: blosc.cu holds at least eight elements in shared memory.
 MAX_SHUFFLE_NBYTES = 2048
@@ -39,13 +39,14 @@ class DecodeChain:
     inner : str
         With Blosc, the decoder of its streams: ``"lz4"``, ``"zstd"`` or ``"zlib"``.
     stored_checksum : bool
-        Whether a CRC-32C of the stored bytes follows them.
+        Whether a CRC-32C of the compressed bytes (or of a chunk without compressor) follows them.
     decoded_checksum : bool
-        Whether a CRC-32C of the chunk follows it inside the compressed bytes.
+        Whether a CRC-32C of the chunk follows the chunk inside the compressed bytes.
     shuffle : int
         Element size in bytes of numcodecs' shuffle filter before the compressor; 0 without the filter.
     host_filter : str
-        Settings, as JSON, of a filter before the compressor that only zarr-python decodes; empty without one.
+        Filters before the compressor that only zarr-python decodes, as JSON: ``"id"`` is the name of the filter (or
+        the names of several), the other items are settings. Empty without such a filter.
     """
 
     compressor: str
@@ -68,7 +69,7 @@ class DecodeChain:
 
     @property
     def tail_nbytes(self) -> int:
-        """Bytes that follow the chunk in the decoded stream: its checksum."""
+        """Size of the checksum that follows the chunk in the decoded stream, in bytes; 0 without one."""
         return CHECKSUM_NBYTES if self.decoded_checksum else 0
 
     def __str__(self) -> str:
@@ -89,45 +90,49 @@ def read_chain(codecs: Sequence[CodecSettings], chunk_nbytes: int) -> tuple[Deco
         In the order of encoding; each with ``"name"`` and its settings. Names are names of zarr v3 or of numcodecs, the
         latter with or without ``"numcodecs."`` before them.
     chunk_nbytes : int
-        Bytes that the codecs encode.
+        Size of the bytes that the codecs encode.
 
     Returns
     -------
     chain : DecodeChain or None
-        None for raw chunks and for codecs that the device does not decode.
+        None for raw chunks, and where there is a `reason`. A chain with a `host_filter` is for zarr-python.
     reason : str or None
-        Why the device does not decode them; None if it does.
+        Why linumpy cannot decode the codecs; None for raw chunks, and where there is a `chain`.
     """
     compressor, inner, shuffle, host_filter = "", "", 0, ""
-    before = after = 0  # checksums inside and outside of the compressed bytes
+    decoded_checksums = stored_checksums = 0  # inside and outside of the compressed bytes
     for codec in codecs:
         name = str(codec["name"]).removeprefix("numcodecs.")
         if name == "crc32c":
             if codec["name"] == "numcodecs.crc32c":
                 return None, "codec 'numcodecs.crc32c': its checksum comes first"
-            before, after = before + (not compressor), after + bool(compressor)
-        elif name in HOST_FILTERS and not (compressor or before or shuffle or host_filter):
+            if compressor:
+                stored_checksums += 1
+            else:
+                decoded_checksums += 1
+        elif name in HOST_FILTERS and not (compressor or decoded_checksums or shuffle or host_filter):
             host_filter = json.dumps({**codec, "id": name}, sort_keys=True)
-        elif name == "shuffle" and not (compressor or before or shuffle or host_filter):
-            shuffle, reason = _shuffle_element(codec.get("elementsize", 4), chunk_nbytes)
+        elif name == "shuffle" and not (compressor or decoded_checksums or shuffle or host_filter):
+            shuffle, reason = _parse_element_size(codec.get("elementsize", 4), chunk_nbytes)
             if reason:
                 return None, reason
         elif name in COMPRESSORS and not compressor:
             compressor = name
-            inner, reason = _blosc_inner(codec) if name == "blosc" else ("", None)
+            inner, reason = _parse_blosc_inner(codec) if name == "blosc" else ("", None)
             if reason:
                 return None, reason
         else:
             return None, f"codec {codec['name']!r} is not decoded on the device"
     if not compressor:
-        before, after = 0, before
+        stored_checksums, decoded_checksums = decoded_checksums, 0
     if shuffle > 1 and compressor == "blosc":
         return None, "filter 'shuffle' before codec 'blosc', which shuffles too"
     if host_filter and not compressor:
         return None, f"filter {json.loads(host_filter)['id']!r} without a compressor"
-    if before > 1 or after > 1:
+    if decoded_checksums > 1 or stored_checksums > 1:
         return None, "several checksums, one after another"
-    chain = DecodeChain(compressor, inner, bool(after), bool(before), shuffle if shuffle > 1 else 0, host_filter)
+    shuffle = shuffle if shuffle > 1 else 0
+    chain = DecodeChain(compressor, inner, bool(stored_checksums), bool(decoded_checksums), shuffle, host_filter)
     return (None if chain == DecodeChain("") else chain), None
 
 
@@ -150,38 +155,41 @@ def read_array_filter(
     settings : dict or None
         Name and settings, as :func:`read_chain` takes them.
     reason : str or None
-        Why numcodecs cannot decode the stored bytes as they are; None if it can.
+        Why numcodecs cannot decode the bytes that zarr v3 stores; None if numcodecs can.
     """
     name = str(codec["name"]).removeprefix("numcodecs.")
     configuration = codec.get("configuration")
     settings = dict(configuration) if isinstance(configuration, Mapping) else {}
     settings.pop("id", None)
-    decoded = settings.get("dtype")
-    if decoded is None and name == "fixedscaleoffset":  # zarr inserts the dtype of the array
-        decoded = dtype.str
-    encoded = decoded if settings.get("astype") is None else settings["astype"]
+    decoded_name = settings.get("dtype")
+    if decoded_name is None and name == "fixedscaleoffset":  # zarr inserts the dtype of the array
+        decoded_name = dtype.str
+    stored_name = decoded_name if settings.get("astype") is None else settings["astype"]
     try:
-        to, stored = np.dtype(_dtype_name(decoded)), np.dtype(_dtype_name(encoded))
+        decoded, stored = np.dtype(_dtype_name(decoded_name)), np.dtype(_dtype_name(stored_name))
     except (TypeError, ValueError):
-        return None, f"filter {name!r} from {encoded!r} to {decoded!r}"
-    if to != dtype or stored.kind not in "biufc":
-        return None, f"filter {name!r} from {stored} to {to}, in an array of {dtype}"
+        return None, f"filter {name!r} from {stored_name!r} to {decoded_name!r}"
+    if decoded != dtype or stored.kind not in "biufc":
+        return None, f"filter {name!r} from {stored} to {decoded}, in an array of {dtype}"
     if stored.itemsize > 1 and endian is None:
         return None, f"filter {name!r} to {stored}: codec 'bytes' does not name its byte order"
     if stored.itemsize > 1 and (endian != "little" or stored != stored.newbyteorder("<")):
         return None, f"filter {name!r} to big-endian numbers"
-    return {**settings, "name": name, "dtype": to.str, "astype": stored.str}, None
+    return {**settings, "name": name, "dtype": decoded.str, "astype": stored.str}, None
 
 
 def _dtype_name(dtype: object) -> str:
-    """Return the name of a dtype; refuse anything but text, since ``numpy.dtype(None)`` is float64."""
+    """Return the name of a dtype; raise TypeError for anything but text, since ``numpy.dtype(None)`` is float64."""
     if not isinstance(dtype, str):
         raise TypeError(dtype)
     return dtype
 
 
-def _shuffle_element(size: object, chunk_nbytes: int) -> tuple[int, str | None]:
-    """Check an element size: zarr raises if it does not divide the chunk, and does not shuffle up to 1 byte."""
+def _parse_element_size(size: object, chunk_nbytes: int) -> tuple[int, str | None]:
+    """Return the element size of the filter 'shuffle'; or why the device cannot undo the shuffle.
+
+    Elements of up to 1 byte are not shuffled. zarr raises if the element size does not divide the chunk.
+    """
     if not isinstance(size, int):
         return 0, f"filter 'shuffle' with elements of {size!r} bytes"
     if size > 1 and chunk_nbytes % size:
@@ -191,7 +199,8 @@ def _shuffle_element(size: object, chunk_nbytes: int) -> tuple[int, str | None]:
     return max(size, 0), None
 
 
-def _blosc_inner(codec: CodecSettings) -> tuple[str, str | None]:
+def _parse_blosc_inner(codec: CodecSettings) -> tuple[str, str | None]:
+    """Return the decoder of the streams of Blosc; or why the device has none."""
     name = codec.get("cname", "lz4")  # the default of numcodecs; zarr v3 always names it
     name = str(getattr(name, "value", name))
     if name not in BLOSC_INNER:

@@ -1,4 +1,4 @@
-"""How an array is stored: the record that ``linumpy.io.layout`` fills in and every plan starts from."""
+"""Records of how an array is stored. ``linumpy.io.layout`` makes them, and every plan of a read starts from them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_RANK = 6
 
 @dataclass(frozen=True)
 class ChunkKeys:
-    """The encoding of chunk keys.
+    """How the key of a stored object is made from the coordinates of the chunk (or shard).
 
     Attributes
     ----------
@@ -43,9 +43,9 @@ class ShardLayout:
     chunks_per_shard : tuple of int
         Inner chunks along each axis of a shard.
     index_at_end : bool
-        Whether the index ends the file; else it begins it.
+        Whether the index is at the end of the shard; else it is at the start.
     index_big_endian : bool
-        Byte order of the index.
+        Whether the numbers of the index are big-endian.
     index_checksum : bool
         Whether a CRC-32C follows the index.
     """
@@ -73,15 +73,16 @@ class StoredEntries:
     Attributes
     ----------
     path : str
-        Absolute path of the file.
+        Absolute path of the ZIP file.
     stamp : tuple of int
-        Device, inode, bytes, and times in nanoseconds of the file when its directory was read.
+        State of the ZIP file when its directory was read: device, inode, bytes, and times in nanoseconds.
     grid : tuple of int
         Chunks (or shards) along each axis.
     table : numpy.ndarray of int64, (n, 3)
-        Number of the chunk (or shard) in C order, ascending; offset of the entry's header; bytes of the entry.
+        A row for each entry: number of the chunk (or shard) in C order, ascending; offset of the entry's header in the
+        ZIP file; bytes of the entry.
     is_compressed : bool
-        Whether zarr-python must read, because an entry is compressed or the table cannot be used.
+        Whether zarr-python must read the array: an entry is compressed, or the core cannot use the table.
     """
 
     path: str
@@ -93,14 +94,14 @@ class StoredEntries:
 
 @dataclass(frozen=True, eq=False)
 class RemoteArray:
-    """The location of an array whose chunks are not in files.
+    """The location of an array that is read by requests to a store instead of from files.
 
     Attributes
     ----------
     store : zarr.abc.store.Store
         The store, for zarr-python.
     objects : object
-        The store that the core requests bytes from: obstore's store, or `store`.
+        The store that answers the core's requests: obstore's store, or `store`.
     client : str
         Name of the client that sends the requests, for reports.
     path : str
@@ -152,13 +153,13 @@ class ArrayLayout:
         Axes of the array in the order in which a chunk stores them, slowest first: ``(0, 1, 2)`` for order C,
         ``(2, 1, 0)`` for order F.
     keys : ChunkKeys or None
-        None if the encoding is neither "default" nor "v2".
+        None if the encoding of chunk keys is neither "default" nor "v2".
     fill_value : numpy.generic or None
         Value of a missing chunk; None for a dtype that is not supported.
     shard : ShardLayout or None
         None without shards.
     codecs : tuple of str
-        Names of the codecs of one (inner) chunk in the order of encoding.
+        Names of the codecs of an (inner) chunk, in the order of encoding.
     unsupported : str or None
         Why linumpy's reader cannot read this array; None if it can.
     chain : DecodeChain or None
@@ -170,9 +171,9 @@ class ArrayLayout:
         For a rectilinear grid: voxels of each stored object (chunk, or shard) along each axis. `chunk_shape` and the
         shape of a shard are then the largest shapes.
     entries : StoredEntries or None
-        For an array in a ZIP file: the entries of its chunks. `root` then leads into the ZIP file.
+        For an array in a ZIP file: the entries of its chunks (or shards). `root` then leads into the ZIP file.
     remote : RemoteArray or None
-        For an array that is neither in files nor in a ZIP file that the core reads.
+        For an array that is neither in local files nor in a ZIP file that the core reads.
     """
 
     name: str
@@ -201,12 +202,12 @@ class ArrayLayout:
 
     @cached_property
     def chunk_nbytes(self) -> int:
-        """Decoded bytes of one (inner) chunk; chunks at the edge of the array are stored whole."""
+        """Decoded bytes of an (inner) chunk, also at the edge of the array, where chunks are stored whole."""
         return math.prod(self.chunk_shape) * self.dtype.itemsize
 
     @cached_property
     def chunk_path(self) -> tuple[str, str]:
-        """Beginning of the path (or key) of a stored object, and the separator of the coordinates that follow."""
+        """Path (or key) of a stored object up to the object's coordinates, and the separator of the coordinates."""
         assert self.keys is not None
         if self.remote is not None:
             return f"{self.remote.path}/{self.keys.prefix}".lstrip("/"), self.keys.separator
@@ -214,7 +215,7 @@ class ArrayLayout:
 
     @cached_property
     def geometry(self) -> ChunkGeometry:
-        """All properties that decide how regions are read; arrays of equal geometry are read in one batch."""
+        """All properties that determine how regions are read; regions of arrays of equal geometry form one batch."""
         fill = None if self.fill_value is None else np.asarray(self.fill_value).tobytes()
         return ChunkGeometry((
             self.chunk_shape, self.dtype.str, self.swapped, self.stored_axes, fill, self.shard, self.chain, self.grid

@@ -1,4 +1,8 @@
-"""A region of an array: a basic index as zarr takes it → explicit bounds."""
+"""Regions of an array: basic indices, as zarr takes them → explicit bounds.
+
+In: an index and the shape of the array. Out: :class:`Region`. Errors: :class:`~linumpy.errors.RegionError`,
+``TypeError``. Pure.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +29,7 @@ class Region:
     start, stop : tuple of int
         Bounds along each axis of the array, ``0 <= start <= stop <= length``.
     kept : tuple of bool
-        Whether the result has the axis; an axis indexed by an int is dropped.
+        Whether the result has the axis; an axis that an int indexes is dropped.
     """
 
     start: tuple[int, ...]
@@ -34,7 +38,7 @@ class Region:
 
     @property
     def box_shape(self) -> tuple[int, ...]:
-        """Shape with every axis; dropped axes have length 1."""
+        """Shape with all axes of the array; dropped axes have length 1."""
         return tuple(b - a for a, b in zip(self.start, self.stop, strict=True))
 
     @property
@@ -65,8 +69,8 @@ def normalize_region(region: RegionLike, shape: tuple[int, ...]) -> Region:
     ----------
     region : None, slice, int, Ellipsis, or a tuple of these
         As zarr's basic indexing takes it, with steps of 1. Negative bounds count from the end, missing bounds and
-        axes reach to the ends. A bound outside the axis is an error and is not clipped: a region that is partly
-        outside is more often a mistake than intended.
+        axes reach to the ends; a slice whose stop lies before its start is empty. A bound outside the axis is an error
+        and is not clipped: a region that is partly outside is more often a mistake than intended.
     shape : tuple of int
         Shape of the array.
 
@@ -88,14 +92,14 @@ def normalize_region(region: RegionLike, shape: tuple[int, ...]) -> Region:
         missing: list[AxisIndex] = [slice(None)] * (len(shape) - given)
         position = next((i for i, item in enumerate(items) if item is ...), None)
         items = items + missing if position is None else items[:position] + missing + items[position + 1 :]
-    axes = [_axis(item, length, axis) for axis, (item, length) in enumerate(zip(items, shape, strict=True))]
+    axes = [_axis_bounds(item, length, axis) for axis, (item, length) in enumerate(zip(items, shape, strict=True))]
     start, stop, kept = zip(*axes, strict=True) if axes else ((), (), ())
     return Region(start, stop, kept)
 
 
-def _axis(item: AxisIndex, length: int, axis: int) -> tuple[int, int, bool]:
+def _axis_bounds(item: AxisIndex, length: int, axis: int) -> tuple[int, int, bool]:
     if isinstance(item, slice):
-        return (*_slice(item, length, axis), True)
+        return (*_slice_bounds(item, length, axis), True)
     index = _integer(item, axis)
     if not -length <= index < length:
         raise RegionError(f"index {index} is out of bounds for axis {axis}, which has length {length}")
@@ -103,21 +107,21 @@ def _axis(item: AxisIndex, length: int, axis: int) -> tuple[int, int, bool]:
     return index, index + 1, False
 
 
-def _slice(item: slice, length: int, axis: int) -> tuple[int, int]:
+def _slice_bounds(item: slice, length: int, axis: int) -> tuple[int, int]:
     if item.step is not None and _integer(item.step, axis) != 1:
         raise RegionError(f"{item!r} on axis {axis}: only steps of 1 are read; slice the result for every n-th voxel")
     first, end = item.start, item.stop
     if type(first) is int and type(end) is int and 0 <= first <= end <= length:
         return first, end
-    bounds = []
+    absolute = []
     for bound, default in ((item.start, 0), (item.stop, length)):
         value = default if bound is None else _integer(bound, axis)
         if not -length <= value <= length:
             raise RegionError(
                 f"{item!r} is out of bounds for axis {axis}, which has length {length}: omit a bound to reach the end"
             )
-        bounds.append(value + length if value < 0 else value)
-    return bounds[0], max(bounds)
+        absolute.append(value + length if value < 0 else value)
+    return absolute[0], max(absolute)
 
 
 def _integer(value: SupportsIndex | EllipsisType, axis: int) -> int:

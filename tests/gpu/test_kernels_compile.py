@@ -70,7 +70,7 @@ def test_decoders_compile(decoder, architecture):
         assert name.encode() in code
         # What is planned beside a ring; else what a kernel has without asking for it.
         has_ring = team and source != "zstd_cells"
-        assert declared_shared(code, name) <= (launches._DECLARED_NBYTES if has_ring else 48 * 1024)
+        assert declared_shared(code, name) <= (launches._STATIC_NBYTES if has_ring else 48 * 1024)
         # The compiler may load for all lanes what the source reads in one: zstd_entropy's state was such a word.
         assert not raced_words(ptx, name)
 
@@ -139,10 +139,10 @@ def test_blocks_fit_devices_with_less_shared_memory(kib):
     for name, planned in all_launches(limits):
         for one in planned:
             kernels.add((one.source, one.kernel, one.team))
-            assert one.shared + launches._DECLARED_NBYTES * (one.shared > 0) <= kib * 1024, (name, one)
+            assert one.shared + launches._STATIC_NBYTES * (one.shared > 0) <= kib * 1024, (name, one)
             assert one.shared == 0 or one.shared >= 8192
             rings.add(one.shared)
-    longest = max(2**k for k in range(18) if 2**k + launches._DECLARED_NBYTES <= kib * 1024)
+    longest = max(2**k for k in range(18) if 2**k + launches._STATIC_NBYTES <= kib * 1024)
     assert max(rings) == longest
     assert kernels == set(KERNELS)
     if kib >= 163:  # as on an H200, for which they were chosen

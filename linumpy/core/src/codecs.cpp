@@ -53,13 +53,13 @@ u32 crc32c_by_table(u32 value, const u8 *data, size_t nbytes) {
 
 #if defined(__x86_64__)
 __attribute__((target("sse4.2"))) u32 crc32c_by_sse(u32 value, const u8 *data, size_t nbytes) {
-    u64 wide = value;
+    u64 crc = value;
     for (; nbytes >= 8; nbytes -= 8, data += 8) {
         u64 word;
         std::memcpy(&word, data, 8);
-        wide = _mm_crc32_u64(wide, word);
+        crc = _mm_crc32_u64(crc, word);
     }
-    value = static_cast<u32>(wide);
+    value = static_cast<u32>(crc);
     for (; nbytes; --nbytes, ++data) value = _mm_crc32_u8(value, *data);
     return value;
 }
@@ -81,10 +81,10 @@ ZSTD_DCtx *zstd_of(DecodeScratch &scratch) {
     return scratch.zstd.get();
 }
 
-// numcodecs decodes frames of unknown size as streams, whose window zstd limits to this.
+// Maximum window of a frame of unknown size: numcodecs decodes such frames as streams, whose window zstd limits.
 constexpr u64 ZSTD_WINDOW = (u64(1) << 27) + 1;
 
-// Refuse frames whose sizes cannot add up to a chunk, before decoding any.
+// Check before decoding that the sizes of all frames add up to a chunk, as far as the frames state them.
 void check_zstd_frames(Bytes stored, size_t expected) {
     u64 total = 0;
     bool all_known = true, too_wide = false;
@@ -110,9 +110,9 @@ void check_zstd_frames(Bytes stored, size_t expected) {
 
 void decode_zstd(Bytes stored, Target out, DecodeScratch &scratch) {
     if (ZSTD_getFrameContentSize(stored.data(), stored.size()) != out.size()) check_zstd_frames(stored, out.size());
-    const size_t got = ZSTD_decompressDCtx(zstd_of(scratch), out.data(), out.size(), stored.data(), stored.size());
-    if (ZSTD_isError(got)) refuse("Zstd decompression error: %s", ZSTD_getErrorName(got));
-    check_size(got, out.size());
+    const size_t decoded = ZSTD_decompressDCtx(zstd_of(scratch), out.data(), out.size(), stored.data(), stored.size());
+    if (ZSTD_isError(decoded)) refuse("Zstd decompression error: %s", ZSTD_getErrorName(decoded));
+    check_size(decoded, out.size());
 }
 
 // LZ4
@@ -144,13 +144,14 @@ struct Inflater {
     Inflater &operator=(const Inflater &) = delete;
 };
 
-// Inflate one stream into `out` from `done` on, and advance `done`. Returns the number of input bytes consumed.
+// Inflate one stream into `out` from byte `done` on, and advance `done`. Returns the number of input bytes consumed.
+// `ended`: whether the end of the stream was reached; else the input is cut off.
 size_t inflate_stream(Inflater &inflater, Bytes stored, Target out, size_t &done, bool &ended) {
     constexpr size_t MAX_STEP = 1u << 30;
     z_stream &stream = inflater.stream;
     size_t consumed = 0;
     ended = false;
-    u8 beyond;
+    u8 beyond;  // zlib needs space to find the end of a stream; a byte written here exceeds the chunk
     while (!ended) {
         const size_t input = std::min(MAX_STEP, stored.size() - consumed),
                      space = std::min(MAX_STEP, out.size() - done);
@@ -179,7 +180,7 @@ void decode_zlib(Bytes stored, Target out) {
     if (!ended) refuse("the stored bytes are cut off");
 }
 
-// Decode all members. As in Python's gzip module, zeros may follow each.
+// Decode all gzip members. As in Python's gzip module, zero bytes may follow each member.
 void decode_gzip(Bytes stored, Target out) {
     size_t done = 0;
     while (!stored.empty()) {
@@ -210,7 +211,7 @@ void unshuffle_bytes(const u8 *from, u8 *to, size_t nbytes, size_t size) {
         for (size_t n = 0; n < count; ++n)
             for (size_t k = 0; k < 4; ++k) to[4 * n + k] = from[k * count + n];
     } else {
-        constexpr size_t TILE = 256;  // elements at a time, so that the written bytes stay in the cache
+        constexpr size_t TILE = 256;  // elements; a tile at a time, so that the written bytes stay in the cache
         for (size_t first = 0; first < count; first += TILE)
             for (size_t k = 0; k < size; ++k)
                 for (size_t n = first; n < std::min(count, first + TILE); ++n) to[n * size + k] = from[k * count + n];
@@ -242,7 +243,7 @@ void transpose_bytes(u64 *rows) {
     }
 }
 
-// Join eight bit planes of `plane` bytes each to one byte of each element.
+// Join eight bit planes of `plane` bytes each: the elements' bits 0 to 7 of one byte → that byte of each element.
 void join_planes(const u8 *from, u8 *to, size_t plane) {
     size_t group = 0;  // of eight elements
     for (; group + 8 <= plane; group += 8) {
@@ -260,8 +261,8 @@ void join_planes(const u8 *from, u8 *to, size_t plane) {
     }
 }
 
-// Undo the bit shuffle, in which bit k of all elements is contiguous. Blosc does not shuffle a number of elements that
-// is not a multiple of eight.
+// Undo the bit shuffle, in which bit k of all elements is contiguous. If the number of elements is not a multiple of
+// eight, Blosc does not shuffle.
 void unshuffle_bits(const u8 *from, u8 *to, size_t nbytes, size_t size, Buffer &sorted) {
     const size_t count = nbytes / size;
     if (count % 8) {
@@ -278,9 +279,10 @@ void decode_blosc_stream(i64 codec, Bytes stored, Target out, DecodeScratch &scr
     if (stored.size() == out.size()) std::memcpy(out.data(), stored.data(), out.size());
     else if (codec == LC_LZ4) decode_lz4_block(stored, out);
     else if (codec == LC_ZSTD) {
-        const size_t got = ZSTD_decompressDCtx(zstd_of(scratch), out.data(), out.size(), stored.data(), stored.size());
-        if (ZSTD_isError(got)) refuse("Zstd decompression error: %s", ZSTD_getErrorName(got));
-        check_size(got, out.size());
+        const size_t decoded =
+            ZSTD_decompressDCtx(zstd_of(scratch), out.data(), out.size(), stored.data(), stored.size());
+        if (ZSTD_isError(decoded)) refuse("Zstd decompression error: %s", ZSTD_getErrorName(decoded));
+        check_size(decoded, out.size());
     } else {
         uLongf got = out.size();
         const int state = uncompress(out.data(), &got, stored.data(), stored.size());

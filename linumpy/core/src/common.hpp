@@ -25,7 +25,8 @@ inline double now() {
     return std::chrono::duration<double>(clock::now().time_since_epoch()).count();
 }
 
-// Poll a condition that is expected soon, before the thread sleeps: waking a thread takes about as long.
+// Poll a condition that is expected to hold soon, for about as long as waking a sleeping thread would take. Returns
+// whether the condition holds.
 template <class Condition> bool spin(const Condition &holds) {
     constexpr double SECONDS = 1e-4;
     if (holds()) return true;
@@ -42,13 +43,13 @@ struct Failure {
     std::string text;
 };
 
-// System calls that tests make fail: the nth next call of a kind.
+// Tests make the nth next call of a kind fail; see lc_fail_next.
 namespace faults {
 enum Kind { OPEN, FSTAT, PREAD, CLOSE, THREAD, ALLOCATE, KINDS };
 struct Fault { std::atomic<i64> left{0}, number{0}; };
 extern Fault armed[KINDS];
 
-// The errno with which this call must fail; 0 for none.
+// The errno with which this call must fail; 0 if it must not fail. Counts the call.
 inline i64 due(Kind kind) {
     Fault &fault = armed[kind];
     if (fault.left.load(std::memory_order_relaxed) <= 0) return 0;
@@ -56,7 +57,7 @@ inline i64 due(Kind kind) {
 }
 }  // namespace faults
 
-// Memory for stored and decoded bytes, aligned for vector instructions. Growing it discards its content.
+// Memory for stored or decoded bytes, aligned for vector instructions. If `reserve` allocates, the content is lost.
 class Buffer {
 public:
     Buffer() = default;

@@ -15,7 +15,7 @@ struct Half { uint16_t bits; };
 struct BFloat16 { uint16_t bits; };
 template <class R> struct Complex { R re, im; };
 
-// The order of lc_dtype.
+// The C++ type of each code of lc_dtype.
 template <i64 CODE> struct TypeOf;
 template <> struct TypeOf<LC_BOOL> { using type = Bool; };
 template <> struct TypeOf<LC_U8> { using type = u8; };
@@ -36,8 +36,8 @@ template <> struct TypeOf<LC_BFLOAT16> { using type = BFloat16; };
 constexpr i64 SOURCES = LC_BFLOAT16, TARGETS = LC_BFLOAT16 + 1;
 constexpr std::array<i64, TARGETS> NBYTES = {1, 1, 2, 4, 8, 1, 2, 4, 8, 2, 4, 8, 8, 16, 2};
 
-// Bitwise conversion of float16: the same on every compiler, NaN payloads kept.
-float widen(Half h) {
+// Convert float16 bit by bit: every compiler gives the same result, and NaN payloads are kept.
+float from_half(Half h) {
     const u32 sign = static_cast<u32>(h.bits & 0x8000u) << 16, exponent = (h.bits >> 10) & 31,
               mantissa = h.bits & 1023u;
     if (exponent == 31) return std::bit_cast<float>(sign | 0x7f800000u | mantissa << 13);
@@ -46,8 +46,8 @@ float widen(Half h) {
     return std::bit_cast<float>(sign | std::bit_cast<u32>(small));
 }
 
-// Rounded once from double, to nearest, ties to even.
-Half narrow(double d) {
+// Convert to float16 with a single rounding: to nearest, ties to even.
+Half to_half(double d) {
     const u64 bits = std::bit_cast<u64>(d);
     const uint16_t sign = static_cast<uint16_t>(bits >> 48 & 0x8000u);
     const u64 magnitude = bits & ~(u64(1) << 63);
@@ -66,7 +66,7 @@ Half narrow(double d) {
     return {static_cast<uint16_t>(sign | value)};
 }
 
-BFloat16 as_bfloat16(float f) {
+BFloat16 to_bfloat16(float f) {
     const u32 bits = std::bit_cast<u32>(f);
     const bool is_nan = (bits & 0x7fffffffu) > 0x7f800000u;
     const u32 rounded = is_nan ? (bits >> 16) | 0x40u : (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
@@ -76,15 +76,15 @@ BFloat16 as_bfloat16(float f) {
 template <class S> constexpr bool is_complex = false;
 template <class R> constexpr bool is_complex<Complex<R>> = true;
 
-// A stored number as a C++ type: float16 as float, a bool as 0 or 1.
-template <class S> auto plain(S v) {
-    if constexpr (std::is_same_v<S, Half>) return widen(v);
+// A stored number as an arithmetic type of C++: float16 as float, a bool as 0 or 1.
+template <class S> auto arithmetic(S v) {
+    if constexpr (std::is_same_v<S, Half>) return from_half(v);
     else if constexpr (std::is_same_v<S, Bool>) return static_cast<u8>(v.bits != 0);
     else return v;
 }
 
-// Floats out of the range of an integer type are clamped, and NaN becomes 0, as in the scatter kernel.
-template <class T, class F> T whole(F v) {
+// Convert a float to an integer as the scatter kernel does: values out of range are clamped, and NaN becomes 0.
+template <class T, class F> T to_integer(F v) {
     // The first number beyond the range is a power of two, which every float type represents.
     constexpr F END = static_cast<F>(std::numeric_limits<T>::max() / 2 + 1) * 2;
     constexpr F BEGIN = static_cast<F>(std::numeric_limits<T>::min());
@@ -101,15 +101,15 @@ template <class T, class S> T cast(S value) {
         else if constexpr (std::is_same_v<T, Bool>) return {static_cast<u8>(value.re != 0 || value.im != 0)};
         else return cast<T>(value.re);
     } else {
-        const auto v = plain(value);
+        const auto v = arithmetic(value);
         if constexpr (is_complex<T>) return {static_cast<decltype(T::re)>(v), 0};
         else if constexpr (std::is_same_v<T, Bool>) return {static_cast<u8>(v != 0)};
-        else if constexpr (std::is_same_v<T, BFloat16>) return as_bfloat16(static_cast<float>(v));
+        else if constexpr (std::is_same_v<T, BFloat16>) return to_bfloat16(static_cast<float>(v));
         else if constexpr (std::is_same_v<T, Half>) {
-            // As in the scatter kernel: all types but double are converted to float first.
-            if constexpr (std::is_same_v<decltype(v), const double>) return narrow(v);
-            else return narrow(static_cast<double>(static_cast<float>(v)));
-        } else if constexpr (std::is_floating_point_v<decltype(+v)> && std::is_integral_v<T>) return whole<T>(v);
+            // As in the scatter kernel, all types but double are first converted to float.
+            if constexpr (std::is_same_v<decltype(v), const double>) return to_half(v);
+            else return to_half(static_cast<double>(static_cast<float>(v)));
+        } else if constexpr (std::is_floating_point_v<decltype(+v)> && std::is_integral_v<T>) return to_integer<T>(v);
         else return static_cast<T>(v);
     }
 }
@@ -162,7 +162,7 @@ template <i64 SIZE> void copy_row(const u8 *from, i64 from_step, u8 *to, i64 to_
     for (i64 n = 0; n < count; ++n) std::memcpy(to + n * to_step, from + n * from_step, SIZE);
 }
 
-Row copying(i64 itemsize) {
+Row copy_row_of(i64 itemsize) {
     switch (itemsize) {
         case 1:
             return copy_row<1>;
@@ -177,8 +177,8 @@ Row copying(i64 itemsize) {
     }
 }
 
-// The box with axes sorted by descending stride of the output, without axes of one element; neighbouring axes are
-// merged if they are contiguous in both memories.
+// The same box with fewer axes: axes of one element are left out, axes are sorted by descending stride of the output,
+// and neighbouring axes that are contiguous in both memories are merged.
 Box simplified(const Box &box) {
     int order[LC_MAX_RANK], axes = 0;
     for (int a = 0; a < box.rank; ++a)
@@ -232,27 +232,27 @@ i64 dtype_nbytes(i64 dtype) { return NBYTES[static_cast<size_t>(dtype)]; }
 void copy_box(const Conversion &conversion, const Box &box, const u8 *source, u8 *target) {
     if (is_empty(box)) return;
     const i64 pair = conversion.source * TARGETS + conversion.target;
-    const Row row = conversion.is_copy() ? copying(dtype_nbytes(conversion.source))
+    const Row row = conversion.is_copy() ? copy_row_of(dtype_nbytes(conversion.source))
                     : conversion.swapped ? SWAPPED_ROWS[static_cast<size_t>(pair)]
                                          : ROWS[static_cast<size_t>(pair)];
-    const Box plain = simplified(box);
-    if (!plain.rank) return row(source, 0, target, 0, 1);
-    const i64 last = plain.rank - 1, step = plain.source_strides[last], to_step = plain.target_strides[last];
-    for_rows(plain, [&](i64 from, i64 to) { row(source + from, step, target + to, to_step, plain.extent[last]); });
+    const Box simple = simplified(box);
+    if (!simple.rank) return row(source, 0, target, 0, 1);
+    const i64 last = simple.rank - 1, step = simple.source_strides[last], to_step = simple.target_strides[last];
+    for_rows(simple, [&](i64 from, i64 to) { row(source + from, step, target + to, to_step, simple.extent[last]); });
 }
 
 void fill_box(i64 itemsize, const u8 *value, const Box &box, u8 *target) {
     if (is_empty(box)) return;
     Box same_strides = box;
     std::copy(box.target_strides, box.target_strides + LC_MAX_RANK, same_strides.source_strides);
-    const Box plain = simplified(same_strides);
-    if (!plain.rank) {
+    const Box simple = simplified(same_strides);
+    if (!simple.rank) {
         std::memcpy(target, value, static_cast<size_t>(itemsize));
         return;
     }
-    const Row row = copying(itemsize);
-    const i64 last = plain.rank - 1, to_step = plain.target_strides[last];
-    for_rows(plain, [&](i64, i64 to) { row(value, 0, target + to, to_step, plain.extent[last]); });
+    const Row row = copy_row_of(itemsize);
+    const i64 last = simple.rank - 1, to_step = simple.target_strides[last];
+    for_rows(simple, [&](i64, i64 to) { row(value, 0, target + to, to_step, simple.extent[last]); });
 }
 
 }  // namespace lc

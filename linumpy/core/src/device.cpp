@@ -74,7 +74,8 @@ void Device::set_memory(DevicePointer slots, DevicePointer kept, i64 kept_nbytes
         free_memory_.push_back(slots + static_cast<DevicePointer>(n * record_.device_nbytes));
 }
 
-// Take device memory for a slab: one slot, all of them, or memory of its batch. Called with the lock held.
+// Take device memory for a slab: one slot, all slots, or the memory of its batch. Returns whether the memory was free.
+// Called with the lock held.
 bool Device::take_memory(Slab &slab) {
     if (!slots_of(slab)) {
         if (slab.rows.empty()) return true;
@@ -116,7 +117,7 @@ void Device::allocate(Slab &slab, i64 nbytes) {
     slab.pinned_nbytes = nbytes;
 }
 
-// The open slab of a kind, if the range fits; else null. Called with the lock held.
+// The open slab of a kind, if it has capacity for the range; else null. Called with the lock held.
 Slab *Device::take_open(const lc_decode_plan *plan, i64 nbytes, i64 rows, i64 chunks, i64 weight) {
     const auto open = open_.find(plan);
     if (open == open_.end()) return nullptr;
@@ -129,7 +130,7 @@ Slab *Device::take_open(const lc_decode_plan *plan, i64 nbytes, i64 rows, i64 ch
     return nullptr;
 }
 
-// Open a free slab for a kind. Called with the lock held.
+// Take a free slab, and open it for a kind. Called with the lock held.
 Slab *Device::open_free(const lc_decode_plan *plan) {
     Slab *slab = free_.back();
     free_.pop_back();
@@ -152,8 +153,8 @@ Slab *Device::open_free(const lc_decode_plan *plan) {
     return slab;
 }
 
-// Whether the offsets of a range in the slab and in the file must differ by whole pages: cuFile copies other ranges
-// through its own memory. Only for long reads, since up to a page of the slab is lost.
+// Whether a range begins in the slab at the same offset within a page as in the file. cuFile copies other ranges
+// through memory of its own. Only for long reads by cuFile, since up to a page of the slab is lost.
 bool Device::is_page_aligned(const lc_decode_plan *plan, i64 nbytes, i64 weight, i64 offset) const {
     if (!reads_directly() || nbytes < 16 * PAGE || nbytes + 2 * PAGE > capacity(plan)) return false;
     if (plan) return nbytes + 2 * PAGE + weight <= plan->capacity;
@@ -170,7 +171,7 @@ Range Device::reserve(const lc_decode_plan *plan, i64 nbytes, i64 rows, i64 chun
     for (;;) {
         Slab *slab = take_open(plan, nbytes, rows, chunks, weight);
         if (!slab) {
-            // Seal the open slab of this kind, which is full; if no slab is free, also those of other kinds.
+            // Seal the open slab of this kind, which is full; if no slab is free, also the open slabs of other kinds.
             std::vector<Slab *> sealed;
             if (const auto open = open_.find(plan); open != open_.end()) {
                 sealed.push_back(open->second);
@@ -180,7 +181,7 @@ Range Device::reserve(const lc_decode_plan *plan, i64 nbytes, i64 rows, i64 chun
                 for (auto &[kind, other] : open_) sealed.push_back(other);
             if (free_.empty()) open_.clear();
             std::erase_if(sealed, [](Slab *full) {
-                --full->writers;  // an open slab counts itself, so that it does not start before it is sealed
+                --full->writers;  // an open slab counts as a writer, so that it does not start before it is sealed
                 return full->writers > 0;
             });
             if (!sealed.empty()) {
@@ -192,9 +193,9 @@ Range Device::reserve(const lc_decode_plan *plan, i64 nbytes, i64 rows, i64 chun
             if (free_.empty() && reads_directly()) {
                 // All threads of the pool may wait here, so this thread starts sealed slabs, too.
                 lock.unlock();
-                const bool any = start_sealed();
+                const bool any_started = start_sealed();
                 lock.lock();
-                if (any || !free_.empty()) continue;
+                if (any_started || !free_.empty()) continue;
             }
             if (free_.empty()) {
                 freed_.wait(lock);
@@ -225,7 +226,7 @@ void Device::commit(Range range, std::shared_ptr<Wave> wave, const std::vector<R
         slab.rows.insert(slab.rows.end(), rows.begin(), rows.end());
         for (StagedChunk &chunk : chunks) {
             chunk.first_row += first;
-            // Chunks are decoded in the order of their commits, so their offsets are known only now.
+            // Chunks are decoded in the order of the commits, so the offset of a decoded chunk is known only now.
             const i64 decoded_offset = static_cast<i64>(slab.chunks.size()) * slab.plan->chunk_stride;
             for (u32 n = 0; n < chunk.rows; ++n) slab.rows[chunk.first_row + n].source += decoded_offset;
             if (chunk.slot) slab.filled.push_back({chunk.slot, decoded_offset, static_cast<i64>(slab.chunks.size())});
@@ -300,8 +301,8 @@ void Device::start(Slab *slab) {
     start_some();
 }
 
-// Direct reads take long, so they run in the pool: the task that seals a slab and the thread that waits for slabs
-// continue.
+// Start sealed slabs: with direct reads, which take long, in a thread of the pool, so that neither the task that seals
+// a slab nor the thread that waits for slabs is delayed.
 void Device::start_some() {
     if (reads_directly()) start_in_pool();
     else start_sealed();
@@ -310,11 +311,11 @@ void Device::start_some() {
 // Start sealed slabs while there is device memory for them; returns whether any was started. Several threads may read
 // slabs at the same time; one thread at a time queues copies and kernels, so that slabs end approximately in order.
 bool Device::start_sealed() {
-    for (bool any = false;; any = true) {
+    for (bool any_started = false;; any_started = true) {
         Slab *slab;
         {
             const std::lock_guard lock(mutex_);
-            if (sealed_.empty() || !take_memory(*sealed_.front())) return any;
+            if (sealed_.empty() || !take_memory(*sealed_.front())) return any_started;
             slab = sealed_.front();
             sealed_.pop_front();
         }
@@ -329,7 +330,7 @@ bool Device::start_sealed() {
             slab->error = error.what();
             finish_stream(*slab);
         }
-        slab->rows.resize(rows);  // without the rows that fill slots, which belong to no job
+        slab->rows.resize(rows);  // `queue` has appended rows that fill slots, which belong to no job
         {
             const std::lock_guard also(mutex_);
             in_flight_.push_back(slab);
@@ -339,14 +340,15 @@ bool Device::start_sealed() {
     }
 }
 
-// After an error: queued kernels may still write to outputs and read the slab.
+// Wait for the stream of a slab after an error: queued kernels may still write to outputs and read the slab.
 void Device::finish_stream(Slab &slab) noexcept {
     try {
         driver_.await_stream(slab.stream);
-    } catch (const std::exception &) {  // a device that has failed permanently runs nothing
+    } catch (const std::exception &) {  // the device has failed permanently, so no kernel runs any more
     }
 }
 
+// Queue the copies and kernels of a slab on its stream.
 void Device::queue(Slab &slab) {
     if (!slab.rows.empty() || !slab.filled.empty()) {
         ++slabs_begun_;

@@ -1,8 +1,8 @@
 // Reads of a slab by GPUDirect Storage. The caller's function carries them out; system calls repeat reads that fail.
 //
-// Both open files again by path. So versions are compared by path after the reads, not by the descriptor of the stored
-// object: it may refer to another file than the one that was read, and it is closed by then, since a slab may read from
-// more files than a process may have open.
+// Both open files again by path, because a slab may read from more files than a process may have open: the descriptor
+// of a stored object is closed by then. Therefore the version of a file is compared by path after the reads. A
+// descriptor might refer to another file than the one that was read.
 #include <algorithm>
 #include <unordered_set>
 
@@ -13,7 +13,7 @@ namespace {
 
 StoredObject &object_of(const DirectRead &read) { return read.wave->objects[read.object]; }
 
-// Compare the file at a path with the version that was located.
+// Throw if the file at a path differs from the version that was located.
 void check_path(const StoredObject &object, const std::string &path) {
     if (version_at(path) == object.version) return;
     File file;

@@ -20,7 +20,7 @@ public:
     // driver.
     static const Driver &loaded();
 
-    // Get the context of the calling thread; restore it later; make a context current.
+    // Return the current context of the calling thread; restore it; make another context current.
     void *context() const noexcept;
     void restore_context(void *context) const noexcept { set_context_(context); }
     void use_context(void *context) const;

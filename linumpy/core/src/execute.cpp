@@ -18,13 +18,13 @@ bool Execution::is_wanted(const WantedChunk &chunk) const {
 
 void Execution::run() {
     enter_object();
-    bool any = false;
+    bool any_wanted = false;
     for (u32 n = 0; n < task_.chunks; ++n) {
         const u32 chunk = task_.first_chunk + n;
-        if (is_wanted(wave_.chunks[chunk])) any = true;
+        if (is_wanted(wave_.chunks[chunk])) any_wanted = true;
         else finish(chunk, SKIPPED, 0);
     }
-    if (!any) return;
+    if (!any_wanted) return;
     Failure failure;
     try {
         locate();
@@ -50,7 +50,7 @@ void Execution::run() {
     seconds.copy += lap_.take();
 }
 
-// Read chunks of an object. A raw chunk in an object store is found to be missing only now.
+// Read chunks of an object that was located. Only this read shows whether a raw chunk in an object store is missing.
 void Execution::read_found() {
     try {
         use_kept_chunks();
@@ -87,7 +87,7 @@ void Execution::read_stored(u8 *to, i64 nbytes, i64 offset) {
     if (nbytes) std::memcpy(to, fetch_exactly(nbytes, offset), static_cast<size_t>(nbytes));
 }
 
-// The range from the first to the last wanted byte of a raw chunk.
+// The range from the first to the last wanted byte of a raw chunk; empty if all jobs that want it were abandoned.
 StoredRange Execution::wanted_bytes(const WantedChunk &chunk) const {
     const WantedBox *first = &wave_.boxes[chunk.first_box];
     i64 begin = INT64_MAX, end = 0;
@@ -99,13 +99,13 @@ StoredRange Execution::wanted_bytes(const WantedChunk &chunk) const {
     return {std::min(begin, end), std::max<i64>(0, end - begin)};
 }
 
-// Whether `nbytes` bytes of a raw chunk are read at once. The gap between neighbours along the slowest axis is less
-// than its stride.
+// Whether one read covers `nbytes` bytes of a raw chunk: they are few enough, and no gap in them exceeds READ_THROUGH.
+// Gaps are shorter than the stride of the slowest axis.
 bool Execution::is_read_at_once(i64 nbytes) const {
     return nbytes <= max_read_nbytes_ && geometry_.chunk_strides[geometry_.stored_axes[0]] <= READ_THROUGH;
 }
 
-// Read all stored chunks; chunks that are close to each other are read together.
+// Read all stored chunks of the task. One read covers chunks that are close to each other in the file.
 void Execution::read_all() {
     std::vector<Span> spans;
     spans.reserve(task_.chunks);
@@ -132,18 +132,19 @@ void Execution::read_all() {
         size_t last = first + 1;
         i64 end = spans[first].offset + spans[first].nbytes;
         for (; last < spans.size() && spans[last].offset - end <= (is_remote() ? REMOTE_GAP : GAP); ++last) {
-            const i64 further = std::max(end, spans[last].offset + spans[last].nbytes);
-            if (further - spans[first].offset > max_read_nbytes_) break;
-            // Kernels read elements in the slab, where they must be aligned.
+            const i64 new_end = std::max(end, spans[last].offset + spans[last].nbytes);
+            if (new_end - spans[first].offset > max_read_nbytes_) break;
+            // Kernels read raw elements in the slab, where elements must be aligned.
             const bool misplaced = (spans[last].offset - spans[first].offset) % geometry_.itemsize != 0;
             if (device_ && !geometry_.encoded() && misplaced) break;
-            end = further;
+            end = new_end;
         }
         read_group(&spans[first], last - first);
         first = last;
     }
 }
 
+// Read spans of neighbouring chunks by one read; decode the chunks, and copy their boxes to the outputs.
 void Execution::read_group(const Span *spans, size_t count) {
     if (device_) return stage_group(spans, count);
     if (count == 1 && !geometry_.encoded() && read_in_place(*spans)) return;
@@ -185,7 +186,7 @@ void Execution::read_group(const Span *spans, size_t count) {
     seconds.copy += lap_.take();
 }
 
-// Read a raw chunk directly into its output, if its layout there is the stored one; false if it is not.
+// Read a raw chunk directly into its output; false, without a read, if its layout in the output is not the stored one.
 bool Execution::read_in_place(const Span &span) {
     const WantedBox &box = *boxes(span.chunk);
     if (wave_.chunks[span.chunk].boxes > 1 || !box.batch->regions.conversion.is_copy()) return false;
@@ -235,7 +236,7 @@ Box Execution::layout_of(const WantedBox &box) const {
     return layout;
 }
 
-// Copy the boxes of a chunk; `decoded` holds its bytes from `first_byte` on.
+// Copy the boxes of a chunk to the outputs. `decoded` holds the bytes of the decoded chunk from `first_byte` on.
 void Execution::copy_boxes(u32 chunk, const u8 *decoded, i64 first_byte) {
     const WantedBox *first = boxes(chunk);
     for (const WantedBox *box = first; box != first + wave_.chunks[chunk].boxes; ++box)
@@ -244,6 +245,7 @@ void Execution::copy_boxes(u32 chunk, const u8 *decoded, i64 first_byte) {
                      box->target);
 }
 
+// Set the boxes of a missing chunk to the fill value.
 void Execution::fill(u32 chunk) {
     if (device_) return stage_fill(chunk);
     const WantedBox *first = boxes(chunk);
@@ -254,7 +256,7 @@ void Execution::fill(u32 chunk) {
     finish(chunk, FILLED, 0);
 }
 
-// Count a chunk that the host decoded, and the time since the last lap.
+// Count a chunk that the host decoded, with the time since the last lap.
 void Execution::note_decoded(u32 chunk) {
     const double took = lap_.take();
     seconds.decode += took;
@@ -288,7 +290,7 @@ void Execution::fail_chunk(u32 chunk, const Failure &failure, i64 offset, i64 nb
 // Call `each(job, value)` once for each job that wants a chunk of the object.
 void Execution::for_jobs_of_object(void (*each)(Job &, i64), i64 value) {
     std::vector<Job *> jobs;
-    const u32 others = object_.chunks;  // does not include the task's chunks if they were kept before
+    const u32 others = object_.chunks;  // without the task's chunks if these were kept on the device and are stale
     for (u32 n = 0; n < others + task_.chunks; ++n) {
         const u32 chunk = n < others ? object_.first_chunk + n : task_.first_chunk + n - others;
         for (u32 k = 0; k < wave_.chunks[chunk].boxes; ++k) {

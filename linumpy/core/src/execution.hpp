@@ -14,7 +14,8 @@ namespace lc {
 
 // Wanted ranges of an object in an object store are read together across gaps of up to this many bytes.
 constexpr i64 REMOTE_GAP = 512 * 1024;
-// Memory that a thread keeps for its next task. Tasks that need more acquire it from the limit of the process.
+// Bytes of each buffer that a thread keeps for its next task. A task that needs more memory acquires all of it from the
+// limit of the process.
 constexpr i64 SCRATCH_NBYTES = 16 << 20;
 
 struct Scratch : ThreadMemory {
@@ -27,7 +28,7 @@ struct Scratch : ThreadMemory {
     }
 };
 
-// Holds memory of the limit of the process.
+// Holds a part of the process's limit of memory for large chunks; nothing if `nbytes` is at most SCRATCH_NBYTES.
 class MemoryGuard {
 public:
     explicit MemoryGuard(i64 nbytes) : nbytes_(nbytes > SCRATCH_NBYTES ? nbytes : 0) {
@@ -43,6 +44,7 @@ private:
     i64 nbytes_;
 };
 
+// Thrown if a chunk or stored object cannot be read.
 struct FailedRead { Failure failure; };
 
 [[noreturn]] inline void fail(i64 code, i64 number = 0, i64 a = 0, i64 b = 0) {
@@ -51,9 +53,10 @@ struct FailedRead { Failure failure; };
 
 // Throw if an open file has changed since its stored object was located.
 void check_unchanged(const StoredObject &object, const File &file);
-// Read exactly `nbytes` bytes of a stored object, and check its file after the read; or throw.
+// Read exactly `nbytes` bytes of a stored object, and check after the read that its file is unchanged; throws
+// FailedRead.
 void read_checked(const StoredObject &object, const File &file, u8 *to, i64 nbytes, i64 offset);
-// The error record of a chunk that failed; if it cannot be decoded, with its byte range in the stored object.
+// The error record of a chunk that failed. `offset`, `nbytes`: byte range in the stored object, if decoding failed.
 lc_error error_of(const Wave &wave, u32 object, u32 chunk, const Failure &failure, i64 offset = 0, i64 nbytes = 0);
 
 // Seconds since the last call of `take`.
@@ -71,7 +74,7 @@ private:
 
 struct Seconds { double read = 0, decode = 0, copy = 0; };
 
-// The byte range of a file that is read for one chunk.
+// The byte range of a stored object that is read for one chunk.
 struct Span {
     u32 chunk;
     i64 offset, nbytes;
@@ -151,9 +154,9 @@ private:
     WantedBox *boxes(u32 chunk) { return &wave_.boxes[wave_.chunks[chunk].first_box]; }
     State &state(u32 chunk) { return state_[chunk - task_.first_chunk]; }
 
-    // The slot reserved to keep a chunk in; null for none.
+    // The slot of the cache that was reserved for a chunk; null for none.
     KeptSlot *slot_of(u32 chunk) const { return slots_.empty() ? nullptr : slots_[chunk - task_.first_chunk]; }
-    // Move that slot to the slab that fills it.
+    // Hand over the slot of a chunk to the slab that fills it.
     KeptSlot *take_slot(u32 chunk) {
         return slots_.empty() ? nullptr : std::exchange(slots_[chunk - task_.first_chunk], nullptr);
     }
@@ -172,12 +175,12 @@ private:
     IndexCache &indexes_;
     Device *device_;
     i64 max_read_nbytes_;
-    // The bytes of an object in an object store that were fetched last.
+    // The bytes that were fetched last from an object store, and their offset in the object.
     i64 fetched_offset_ = 0;
     std::optional<MemoryGuard> fetched_memory_;
     Fetched fetched_;
     std::vector<State> state_;
-    std::vector<KeptSlot *> slots_;  // slot to fill with each chunk; empty if no chunks are kept
+    std::vector<KeptSlot *> slots_;  // slot of the cache to fill with each chunk; empty if no chunks are kept
     Lap lap_;
 };
 

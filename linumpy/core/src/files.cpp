@@ -78,7 +78,7 @@ bool exists(const std::string &path) {
     return ::stat(path.c_str(), &status) == 0;
 }
 
-// A copy may restore the modification time and keep inode and size; the ctime still differs.
+// Compares the ctime, too: a program that rewrites a file may keep inode and size, and restore the modification time.
 bool FileState::is_current() const {
     struct stat status{};
     if (::stat(path.c_str(), &status)) return !inode && !nbytes && !changed;

@@ -1,4 +1,4 @@
-// One file: open, stat, read, close. Files are read by no other part of the core.
+// One file: open, stat, read, close. All reads of files by the core go through this class.
 #pragma once
 
 #include <string>
@@ -7,8 +7,8 @@
 
 namespace lc {
 
-// Distinguishes a file from one that replaces it: inode, size, and time of the last write. Of an object in an object
-// store: its size, and two words of a digest as inode and seconds.
+// Version of a file: inode, size, and time of the last modification. For an object in an object store: the size, and
+// two words of a digest in place of inode and seconds.
 struct Version {
     u64 inode = 0;
     i64 nbytes = -1, seconds = 0, nanoseconds = 0;
@@ -37,7 +37,7 @@ private:
 
 // Byte range of a stored object in its file: all of it, or an entry of a ZIP file.
 struct StoredRange {
-    i64 offset = 0, nbytes = -1;  // less than 0: not stored
+    i64 offset = 0, nbytes = -1;  // nbytes below 0: not stored, or not located yet
 };
 
 // The current version of the file at a path; `Version{}` if there is none.
@@ -46,7 +46,7 @@ Version version_at(const std::string &path);
 bool is_missing(const std::string &path);
 bool exists(const std::string &path);
 
-// The recorded state of a file.
+// The recorded state of a file: a copy of lc_look.
 struct FileState {
     std::string path;
     i64 device, inode, nbytes, written, changed;

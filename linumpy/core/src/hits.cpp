@@ -27,7 +27,7 @@ Version version_of(StoredObject &object, const std::atomic<bool> &closing) {
 
 }  // namespace
 
-// Look up chunks, and move kept chunks to the front; the others stay in the order of stored objects.
+// Look up all chunks in the cache, and move kept chunks to the front. The others stay in the order of stored objects.
 void Wave::find_kept(KeptChunks &kept) {
     for (size_t first = 0; first < chunks.size(); first += LOOKUP_BATCH) {
         const auto lock = kept.lock();
@@ -57,7 +57,7 @@ void Wave::cut_kept_tasks() {
             tasks.push_back({Task::KEPT, n, 0});
             task_objects = task_boxes = 0;
         }
-        // A stale chunk is read by this task, so the task keeps the object's file open.
+        // If a kept chunk is stale, this task reads it, so the task counts as a user of the object's open file.
         if (is_new_object || !task_objects) {
             objects[chunks[n].object].tasks_left.fetch_add(1, std::memory_order_relaxed);
             ++task_objects;
@@ -68,7 +68,7 @@ void Wave::cut_kept_tasks() {
     kept_left_ = static_cast<i64>(tasks.size());
 }
 
-// The slots of chunks whose task never began are still pinned.
+// Unpin the slots of chunks whose task never began.
 Wave::~Wave() {
     if (std::none_of(chunks.begin(), chunks.end(), [](const WantedChunk &chunk) { return chunk.slot; })) return;
     KeptChunks &kept = *reader_->device()->kept();
@@ -121,7 +121,7 @@ void KeptRows::commit() {
     use_.read.clear();
 }
 
-// Carry out a task of kept chunks; chunks whose stored object has changed are read.
+// Carry out a task of kept chunks. Chunks whose stored object has changed (stale) are read.
 void Reader::execute_kept(Wave &wave, const Task &task) noexcept {
     std::vector<u32> stale;
     lc_error error{};
@@ -177,7 +177,7 @@ void Reader::stage_kept(Wave &wave, const Task &task, std::vector<u32> &stale) {
     }
 }
 
-// Use chunks that were kept after this wave was planned, and reserve slots for the chunks to read.
+// Use chunks that have been kept since this wave was planned, and reserve slots of the cache for the chunks to read.
 void Execution::use_kept_chunks() {
     KeptChunks *kept = device_ ? device_->kept() : nullptr;
     if (!kept || (is_remote() && !is_known(object_.version))) return;
@@ -229,6 +229,7 @@ void Execution::use_kept_chunks() {
     for (const auto &[n, slot] : hits) state_[n] = KEPT;
 }
 
+// Give back the slots that no slab has taken over.
 Execution::~Execution() {
     if (std::all_of(slots_.begin(), slots_.end(), [](KeptSlot *slot) { return !slot; })) return;
     const auto lock = device_->kept()->lock();

@@ -1,4 +1,4 @@
-// Rows of slabs for chunks that are kept on the device: no file is read.
+// Rows of slabs that copy from chunks kept on the device, without a read of their files.
 #pragma once
 
 #include "device.hpp"
@@ -15,6 +15,7 @@ public:
 
     // Add the boxes of a chunk, and take over the pin of its slot. Throws DriverError.
     void add(const WantedChunk &chunk, KeptSlot &slot);
+    // Commit the rows that were added to a slab. Throws DriverError.
     void commit();
 
 private:
@@ -23,7 +24,7 @@ private:
     std::vector<WantedBox *> boxes_;
     std::vector<Row> rows_;
     KeptUse use_;
-    std::vector<KeptSlot *> unread_;
+    std::vector<KeptSlot *> unread_;  // slots of chunks that no job wants any more; unpinned at the end
 };
 
 }  // namespace lc

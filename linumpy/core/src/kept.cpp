@@ -7,7 +7,7 @@ namespace lc {
 namespace {
 
 constexpr i64 SEGMENT_NBYTES = 64 << 20;
-// Aligned for every unit of the scatter kernels.
+// Alignment of slots, sufficient for every unit of the scatter kernels.
 constexpr i64 SLOT_ALIGN = 256;
 // Maximum number of slots in all segments: their records take host memory.
 constexpr size_t MAX_SLOTS = size_t(1) << 22;
@@ -28,7 +28,7 @@ struct KeptSegment {
     KeptChunks::Kind *kind;
     std::vector<KeptSlot> slots;
     i64 pinned = 0;  // number of pinned slots
-    u64 used = 0;    // when one of its slots was last used
+    u64 used = 0;    // when one of its slots was last used, in ticks of the clock
 };
 
 KeptChunks::KeptChunks(i64 nbytes) {
@@ -72,10 +72,10 @@ KeptSlot *KeptChunks::find(const Array &array, const i64 *coordinates) {
 KeptSlot *KeptChunks::reserve(const std::shared_ptr<const Array> &array, const i64 *coordinates,
                               const Version &version) {
     const u64 hash = hash_of(*array, coordinates);
-    if (KeptSlot *known = look_up(*array, coordinates, hash)) {
-        if (!known->is_ready || known->version == version) return nullptr;
-        if (known->pins) forget(*known);
-        else evict(*known);
+    if (KeptSlot *existing = look_up(*array, coordinates, hash)) {
+        if (!existing->is_ready || existing->version == version) return nullptr;
+        if (existing->pins) forget(*existing);
+        else evict(*existing);
     }
     KeptSlot *slot = take((array->geometry->chunk_nbytes + SLOT_ALIGN - 1) / SLOT_ALIGN * SLOT_ALIGN);
     if (!slot) return nullptr;
@@ -122,7 +122,8 @@ void KeptChunks::list(KeptSlot &slot) {
     kept_nbytes_ += slot.segment->slot_nbytes;
 }
 
-// Linear probing: entries after the gap move into it unless that would put them before their hash.
+// Remove a slot from the table by linear probing: entries after the gap move into the gap, unless that would put them
+// before the position that their hash gives.
 void KeptChunks::unlist(KeptSlot &slot) {
     const size_t mask = table_.size() - 1;
     size_t gap = slot.hash & mask;
@@ -155,12 +156,12 @@ KeptSlot *KeptChunks::take(i64 slot_nbytes) {
         KeptSlot &slot = *kind.empty.newest;
         kind.empty.remove(slot);
         return &slot;
-    } catch (const std::bad_alloc &) {  // jobs can do without the cache
+    } catch (const std::bad_alloc &) {  // the chunk is then not kept
         return nullptr;
     }
 }
 
-// Cut a segment of slots out of free memory; false if there is too little.
+// Cut a segment of slots out of free memory; false if there is too little memory, or there are too many slots.
 bool KeptChunks::cut_segment(i64 slot_nbytes, Kind &kind) {
     const auto range =
         std::find_if(free_.begin(), free_.end(), [=](const auto &item) { return item.second >= slot_nbytes; });

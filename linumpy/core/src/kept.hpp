@@ -1,9 +1,10 @@
 // The cache of decoded chunks on the device. Pure bookkeeping of one address range: copies nothing, calls no driver.
 //
 // The range is cut into segments, and each segment into slots of one size. A slot is empty, is being filled, or holds a
-// published chunk. A slab in flight pins the slots that it reads or fills; a pinned slot is not reused for another
-// chunk. The least recently used chunk is evicted. If chunks have several sizes, a segment is cut anew when all its
-// chunks were last used before the oldest chunk of the wanted size.
+// published chunk, which can be found. A slab in flight pins the slots that it reads or fills; a pinned slot is not
+// reused for another chunk. The least recently used chunk is evicted. If chunks have several sizes, a segment of
+// another size is freed and cut anew if all its chunks were last used before the least recently used chunk of the
+// wanted size.
 #pragma once
 
 #include <list>
@@ -20,9 +21,9 @@ namespace lc {
 struct KeptSegment;
 
 struct KeptSlot {
-    i64 offset;  // from the beginning of the range
-    i64 nbytes;  // of its chunk
-    Version version;  // of the stored object from which its chunk was read
+    i64 offset;  // from the beginning of the address range
+    i64 nbytes;  // size of the chunk
+    Version version;  // of the stored object that the chunk was read from
 
 private:
     friend class KeptChunks;
@@ -30,8 +31,9 @@ private:
     i64 coordinates[LC_MAX_RANK];  // of the chunk
     u64 hash;
     u32 pins = 0;
-    bool is_ready = false, is_listed = false;  // is published; is in the table of chunks
-    u64 used = 0;
+    bool is_ready = false;  // whether the chunk is published
+    bool is_listed = false;  // whether the slot is in the table of chunks
+    u64 used = 0;  // when the slot was last used, in ticks of the clock
     KeptSegment *segment = nullptr;
     KeptSlot *newer = nullptr, *older = nullptr;  // neighbours in the list of its kind
 };
@@ -48,14 +50,14 @@ public:
 
     // The slot of a published chunk, pinned; null if there is none.
     KeptSlot *find(const Array &array, const i64 *coordinates);
-    // A slot to fill with a chunk, pinned; null if the chunk is kept or being read, or no slot can be evicted.
+    // A slot to fill with a chunk, pinned; null if the chunk is kept or being read, or no slot is free.
     KeptSlot *reserve(const std::shared_ptr<const Array> &array, const i64 *coordinates, const Version &version);
     // Pin a pinned slot again.
     void pin(KeptSlot &slot) { ++slot.pins; }
     void unpin(KeptSlot &slot);
-    // Make a chunk findable after its slot is filled.
+    // Publish the chunk of a slot that has been filled: `find` returns it from now on.
     void publish(KeptSlot &slot) { slot.is_ready = true; }
-    // Make a chunk unfindable.
+    // Remove the chunk of a slot from the cache: `find` no longer returns it.
     void forget(KeptSlot &slot);
 
     i64 kept_nbytes() const { return kept_nbytes_.load(std::memory_order_relaxed); }
@@ -88,7 +90,7 @@ private:
     std::map<i64, Kind> kinds_;  // by slot size in bytes
     std::vector<KeptSlot *> table_;  // hash table of chunks: linear probing, at most half full
     size_t slots_ = 0;
-    u64 clock_ = 0;
+    u64 clock_ = 0;  // advances by one at each use of a slot
     std::atomic<i64> kept_nbytes_{0};
 };
 

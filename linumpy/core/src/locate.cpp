@@ -1,12 +1,11 @@
-// Locating a stored object in files: whether it exists, its version, the byte ranges of its chunks; and checked reads.
+// Locates a stored object in files: whether it exists, its version, and the byte ranges of its chunks; checked reads.
 #include <algorithm>
 
 #include "execution.hpp"
 
 namespace lc {
 
-// Find out whether the stored object exists, its version, and the byte ranges of its chunks. The first task of the
-// object does this; the others use its result.
+// Locate the stored object. The first task of the object does this; the other tasks use the result, also an error.
 void Execution::locate() {
     const std::lock_guard lock(object_.mutex);
     if (!object_.located) find_object();
@@ -96,7 +95,7 @@ void check_unchanged(const StoredObject &object, const File &file) {
 void read_checked(const StoredObject &object, const File &file, u8 *to, i64 nbytes, i64 offset) {
     const i64 got = file.read(to, nbytes, object.range.offset + offset);
     if (got < 0) fail(LC_READ, -got);
-    check_unchanged(object, file);  // before the length: that a file was replaced explains missing bytes
+    check_unchanged(object, file);  // before the length is checked: bytes may be missing because the file was replaced
     if (got != nbytes) fail(LC_SHORT, 0, got, nbytes);
 }
 

@@ -1,5 +1,5 @@
-// Writes files and lists folders without Python's lock: a Python thread that writes many small files would wait for the
-// lock after each system call, which takes longer than the calls.
+// Writes files and lists folders without Python's lock. A Python thread that writes many small files would wait for the
+// lock after each system call; the waits would take longer than the calls.
 #include <dirent.h>
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -76,7 +76,8 @@ struct FolderEntry {
     bool is_folder;
 };
 
-// Append a line for each file below a folder, sorted by name: properties that change with its bytes.
+// Append a line for each file below a folder, sorted by name: properties that change when the file is rewritten.
+// Returns 0 or an errno.
 static int list_files(const std::string &folder, const std::string &prefix, std::string &text) {
     DIR *handle = ::opendir(folder.c_str());
     if (!handle) return errno;
@@ -103,7 +104,7 @@ static int list_files(const std::string &folder, const std::string &prefix, std:
             continue;
         }
         struct stat status;
-        if (name.rfind(".nfs", 0) == 0) continue;  // a removed file that is still open
+        if (name.rfind(".nfs", 0) == 0) continue;  // on NFS: a removed file that is still open
         if (::stat((folder + "/" + name).c_str(), &status)) {
             if (errno == ENOENT) continue;  // removed meanwhile
             return errno;

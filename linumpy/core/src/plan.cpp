@@ -54,9 +54,9 @@ ChunkWalk::ChunkWalk(const Regions &regions, i64 region)
 
 void ChunkWalk::enter_object() {
     for (i64 a = 0; a < geometry_->rank; ++a) {
-        const i64 size = geometry_->chunk_shape[a], per = geometry_->per_object[a];
-        first_[a] = chunk_[a] = std::max(start_[a] / size, object_[a] * per);
-        last_[a] = std::min((stop_[a] - 1) / size, object_[a] * per + (per - 1));
+        const i64 size = geometry_->chunk_shape[a], per_object = geometry_->per_object[a];
+        first_[a] = chunk_[a] = std::max(start_[a] / size, object_[a] * per_object);
+        last_[a] = std::min((stop_[a] - 1) / size, object_[a] * per_object + (per_object - 1));
     }
 }
 
@@ -111,13 +111,14 @@ std::vector<Piece> cut_pieces(const Geometry &geometry, const i64 *extent, const
         stride[n] = geometry.chunk_strides[geometry.stored_axes[n]];
         span[n] = (count[n] - 1) * stride[n] + span[n + 1];
     }
-    // Axes before `split` are iterated element by element, axes after it stay whole; `split` itself is cut into runs.
+    // A piece has one element along each axis before `split`, a run of elements along `split`, and all elements after
+    // it.
     i64 split = 0;
     for (i64 n = 0; n + 1 < rank; ++n)
         if (count[n] > 1 && stride[n] - span[n + 1] > READ_THROUGH) split = n + 1;
     while (split + 1 < rank && span[split + 1] > max_nbytes) ++split;
-    const i64 longest = std::max<i64>(1, 1 + (max_nbytes - span[split + 1]) / stride[split]);
-    const i64 runs = (count[split] + longest - 1) / longest, run = (count[split] + runs - 1) / runs;
+    const i64 max_run = std::max<i64>(1, 1 + (max_nbytes - span[split + 1]) / stride[split]);
+    const i64 runs = (count[split] + max_run - 1) / max_run, run = (count[split] + runs - 1) / runs;
     std::vector<Piece> pieces;
     i64 index[LC_MAX_RANK] = {}, first[LC_MAX_RANK] = {}, last[LC_MAX_RANK] = {};
     for (i64 n = 0; n < split; ++n) last[n] = count[n] - 1;

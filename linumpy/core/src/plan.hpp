@@ -1,4 +1,4 @@
-// Pure planning: regions → boxes of chunks. Opens no file and starts no thread.
+// Pure planning: regions → boxes of chunks, and boxes of raw chunks → pieces. Opens no file and starts no thread.
 #pragma once
 
 #include <memory>
@@ -12,10 +12,10 @@
 
 namespace lc {
 
-// Longer gaps between wanted bytes are skipped, shorter ones are read: a further read takes as long as copying about
-// this many bytes out of the page cache.
+// A read of a raw chunk includes gaps between wanted bytes of up to this length; longer gaps are skipped. A further
+// read takes about as long as copying this many bytes out of the page cache.
 constexpr i64 READ_THROUGH = 256 * 1024;
-// Maximum length of a read of a part of a raw chunk: it fits the processor's cache.
+// Maximum length in bytes of one read of raw chunks: the bytes stay in the processor's cache until they are copied.
 constexpr i64 MAX_READ_NBYTES = 4 << 20;
 
 // How arrays of one geometry are stored: the record, and values derived from it.
@@ -30,18 +30,20 @@ struct Geometry : lc_geometry {
     i64 chunks_of_object = 1, index_nbytes = 0;
 };
 
-// One array. Arrays with the same path and geometry share one object, so that their jobs share chunks.
+// One array. Batches that read an array of the same path, geometry, object store and ZIP file share this record, so
+// that their jobs share chunks.
 struct Array {
     std::shared_ptr<const Geometry> geometry;
     std::string prefix, separator, metadata;
-    std::unique_ptr<const Archive> archive;  // null: stored objects are files, or lie in an object store
+    std::unique_ptr<const Archive> archive;  // ZIP file that holds the stored objects; null: none
     i64 store = 0;  // number of the object store; 0: none
-    // Of an array in an object store: the number of the last wave that checked its metadata, and the result.
+    // For an array in an object store: the number of the last wave that requested its metadata, and whether these were
+    // missing. Guarded by the mutex.
     std::mutex mutex;
     i64 checked_in = 0;
     bool is_gone = false;
 
-    // Name of a stored object: its file or key, or the path of a ZIP file followed by the name of the entry.
+    // Path of a stored object: a file, a key, or the path of a ZIP file followed by '/' and the name of the entry.
     std::string path(const i64 *object) const;
     // Path of the file that holds a stored object.
     std::string file(const i64 *object) const { return archive ? archive->path : path(object); }
@@ -63,7 +65,7 @@ struct Regions {
 // The part of one chunk that one region wants.
 struct ChunkBox {
     i64 object[LC_MAX_RANK], chunk[LC_MAX_RANK];  // coordinates of the stored object and of the (inner) chunk
-    i64 inner;                                    // number of the chunk in its shard, in C order
+    i64 inner;  // number of the chunk in its shard, in C order
     i64 extent[LC_MAX_RANK];
     i64 source_offset;  // first byte in the decoded chunk
     u8 *target;
@@ -94,7 +96,7 @@ struct Piece {
     i64 source_offset, target_offset, nbytes;
 };
 
-// Bytes from the first to the last element of a box of a chunk.
+// Number of bytes from the first to the last element of a box of a chunk.
 i64 span_nbytes(const Geometry &geometry, const i64 *extent);
 // Cut a box of a raw chunk into pieces of at most `max_nbytes` bytes, without gaps longer than READ_THROUGH.
 std::vector<Piece> cut_pieces(const Geometry &geometry, const i64 *extent, const i64 *target_strides, i64 max_nbytes);

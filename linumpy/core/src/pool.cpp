@@ -11,14 +11,15 @@
 namespace lc {
 namespace {
 
-// Threads mostly wait for storage, so more than the number of cores are useful; more than a few dozen gain nothing.
+// Threads mostly wait for storage: on few cores more threads than cores are useful; more than a few dozen gain nothing.
 constexpr i64 MIN_THREADS = 8, MAX_THREADS = 32;
 constexpr size_t STACK_NBYTES = 1 << 20;
 // After a small job, one idle thread polls the queue: the interval, and the number of polls until it sleeps again.
 constexpr std::chrono::microseconds POLL_INTERVAL{500};
 constexpr i64 POLLS = 20;
-constexpr i64 MEMORY_DIVISOR = 4;  // the limit is this fraction of the machine's memory
+constexpr i64 MEMORY_DIVISOR = 4;  // the limit for large chunks is the machine's or container's memory divided by this
 
+// Number of CPUs that the process may use.
 i64 cores() {
     cpu_set_t set;
     CPU_ZERO(&set);
@@ -37,7 +38,8 @@ i64 memory_nbytes() {
 
 std::atomic<Pool *> shared_pool{nullptr};
 std::atomic<Limit *> shared_memory{nullptr};
-// Memory of the caller that helped last. Callers' threads keep none, since nothing would free it when they end.
+// Memory of the caller's thread that helped last. Callers' threads keep no memory of their own, since nothing would
+// free it when such a thread ends.
 std::atomic<ThreadMemory *> spare_memory{nullptr};
 
 }  // namespace

@@ -24,8 +24,8 @@ public:
 
 private:
     friend class Pool;
-    std::shared_ptr<Work>
-        next_;  // in the pool's queue: work is queued at most once, so that queueing allocates no memory
+    // The next work in the pool's queue. Work is queued at most once, so queueing allocates no memory.
+    std::shared_ptr<Work> next_;
 };
 
 // Work of one step; after `arm` it can be queued again.
@@ -53,25 +53,25 @@ public:
     static constexpr i64 MAX_WAITING = 256;
     explicit Pool(i64 threads) : max_threads_(threads) { threads_.reserve(static_cast<size_t>(threads + MAX_WAITING)); }
 
-    // Queue work, before all other work if `first`. Returns 0; or an errno, without queueing, if no thread runs and
-    // none could be started.
+    // Queue work, before all other work if `first`. Returns 0, or an errno if the work was not queued: the pool has
+    // been stopped, or no thread runs and none could be started.
     int add(std::shared_ptr<Work> work, bool first) noexcept;
-    // As `add`, for work that the calling thread is likely to take back by `begin_help`: no thread is woken for it
-    // while one polls the queue.
+    // As `add` with `first`, for work that the calling thread is likely to take back by `begin_help`: no thread is
+    // woken while a thread polls the queue.
     int add_deferred(std::shared_ptr<Work> work) noexcept;
-    // Take back queued work of one step for the calling thread, if it is next and no thread has begun it. The thread
-    // borrows memory until `end_help`, for which `stop` waits.
+    // Take back queued work of one step for the calling thread, if the work is next in the queue; returns whether it
+    // was. The thread borrows memory until `end_help`; `stop` waits for `end_help`.
     bool begin_help(const Work &work) noexcept;
     void end_help() noexcept;
-    // Called on any thread before and after waiting for the network: meanwhile a further thread carries out steps. At
+    // Called on any thread before and after it waits for the network: meanwhile one more thread may carry out steps. At
     // most `MAX_WAITING` threads wait at a time.
     void begin_wait() noexcept;
     void end_wait() noexcept;
     // Finish the steps in progress and end all threads; nothing runs afterwards.
     void stop() noexcept;
     bool stopped() const { return stopping_.load(); }
-    // The pool of this process. In a forked child, which has none of its parent's threads, `forget` makes `shared`
-    // create a new one.
+    // The pool of this process. A forked child has none of the parent's threads: there `forget` makes `shared` create a
+    // new pool.
     static Pool &shared();
     static void forget();
     static void stop_shared() noexcept;
@@ -107,8 +107,8 @@ template <class T, class Create> T &created_once(std::atomic<T *> &slot, Create 
     return *existing;
 }
 
-// A quantity that threads of this process share: bytes for large chunks, requests in flight. A request for more than
-// the limit is granted while nothing else is held.
+// Limits a quantity that the threads of this process share: bytes for large chunks, or requests in flight. `acquire`
+// waits; it grants more than the limit if nothing else is held.
 class Limit {
 public:
     explicit Limit(i64 limit) : limit_(limit) {}

@@ -9,15 +9,15 @@ namespace {
 
 // Maximum number of boxes in a wave, and in the queue.
 constexpr i64 WAVE_BOXES = 1 << 15, QUEUED_BOXES = 1 << 19;
-// With more known arrays than this, those that no job reads are forgotten.
+// If the reader knows more arrays than this, it forgets those that no job reads.
 constexpr size_t KNOWN_ARRAYS = 4096;
-// Limits for work that a waiting thread carries out itself, and during which it handles no interrupt: boxes of a batch,
-// decoded bytes of a chunk, boxes of all batches.
+// Limits for work that a waiting thread carries out itself: boxes of a batch, decoded bytes of a chunk, and boxes of
+// all batches. Meanwhile the thread does not handle interrupts.
 constexpr i64 SMALL_BOXES = 16, SMALL_CHUNK_NBYTES = 2 << 20, HELPED_BOXES = 64;
 
 std::chrono::duration<double> seconds_of(double seconds) { return std::chrono::duration<double>(seconds); }
 
-// The regions and jobs of a batch, but not its arrays, which need the reader's lock.
+// Make a batch with all but its arrays, for which the reader's lock is needed.
 std::shared_ptr<Batch> batch_of(const lc_batch &record) {
     const auto geometry = std::make_shared<const Geometry>(*record.geometry);
     auto batch = std::make_shared<Batch>();
@@ -61,7 +61,7 @@ std::shared_ptr<Batch> batch_of(const lc_batch &record) {
 
 }  // namespace
 
-// Created once per reader, so that scheduling queued work needs no memory later.
+// Plans the queue of a reader. Created once per reader, so that scheduling needs no memory later.
 class PlanWork : public OneStep {
 public:
     explicit PlanWork(std::weak_ptr<Reader> reader) : reader_(std::move(reader)) {}
@@ -80,7 +80,7 @@ Reader::Reader(i64 threads, i64 index_nbytes, const lc_device *device) : indexes
     if (device) device_ = std::make_unique<Device>(*device, *this);
 }
 
-// A handle may be deleted while batches are queued: their jobs must end, too.
+// The reader's handle may be deleted while batches are queued. The jobs of these batches must end, too.
 Reader::~Reader() {
     for (const auto &batch : queue_) abandon(*batch, LC_CANCELLED);
 }
@@ -95,14 +95,14 @@ std::shared_ptr<Array> Reader::known_array(const lc_array &array, const std::sha
         key.append(1, '\0').append(reinterpret_cast<const char *>(version), sizeof version);
     }
     std::weak_ptr<Array> &slot = arrays_[key];
-    std::shared_ptr<Array> known = slot.lock();
-    if (known) return known;
-    known = std::make_shared<Array>(geometry, array.prefix, array.separator, array.metadata,
-                                    array.archive ? std::make_unique<const Archive>(array, geometry->rank) : nullptr,
-                                    array.store);
-    slot = known;
+    std::shared_ptr<Array> result = slot.lock();
+    if (result) return result;
+    result = std::make_shared<Array>(geometry, array.prefix, array.separator, array.metadata,
+                                     array.archive ? std::make_unique<const Archive>(array, geometry->rank) : nullptr,
+                                     array.store);
+    slot = result;
     if (arrays_.size() > KNOWN_ARRAYS) std::erase_if(arrays_, [](const auto &item) { return item.second.expired(); });
-    return known;
+    return result;
 }
 
 bool Reader::submit(const lc_batch &record, std::vector<std::shared_ptr<Job>> &jobs) {
@@ -189,14 +189,17 @@ void Reader::abandon(Batch &batch, i64 code) {
     }
 }
 
-// Planning. `planning_` is true from `schedule_plan` until a thread has planned, so that one thread plans at a time.
+// Planning. `planning_` is true from `schedule_plan` until a thread has planned, so that only one thread plans at a
+// time.
 
-// Whether a waiting thread may carry out the whole queue.
+// Whether the queue is so small that a waiting thread may carry out all of it. Called with the lock held.
 bool Reader::queue_is_small() const {
     return queued_boxes_ <= HELPED_BOXES &&
            std::all_of(queue_.begin(), queue_.end(), [](const auto &batch) { return batch->is_small; });
 }
 
+// Have a thread plan the queue if few tasks are unclaimed. `deferred`: the caller is likely to plan it itself. Returns
+// 0 or an errno. Called with the lock held.
 int Reader::schedule_plan(bool deferred) noexcept {
     if (planning_ || queue_.empty()) return 0;
     i64 waiting = 0;
@@ -239,7 +242,7 @@ void Reader::flush_if_idle() {
 }
 
 void Reader::help() noexcept {
-    if (&Pool::shared() != pool_.load()) return;  // the parent process's pool, whose locks no thread releases here
+    if (&Pool::shared() != pool_.load()) return;  // a forked child: the parent's pool, whose locks no thread releases
     std::shared_ptr<PlanWork> work;
     {
         const std::lock_guard lock(mutex_);
@@ -254,6 +257,8 @@ void Reader::help() noexcept {
     Pool::shared().end_help();
 }
 
+// Plan a wave, and have the pool's threads carry it out. With `helping`, or if the wave has one task, this thread
+// carries out its tasks.
 void Reader::plan(bool helping) noexcept {
     const double begin = now();
     std::shared_ptr<Wave> wave = next_wave();
@@ -311,7 +316,7 @@ std::shared_ptr<Wave> Reader::next_wave() {
         wave->arrange(planned_, threads_, device_ ? device_->kept() : nullptr);
         stats.tasks += static_cast<i64>(wave->tasks.size());
         return wave;
-    } catch (const std::exception &) {  // no memory: the jobs to be planned fail
+    } catch (const std::exception &) {  // no memory: all jobs of the batches that were to be planned fail
         lc_error error{};
         error.code = LC_MEMORY;
         std::shared_ptr<Batch> next;
@@ -333,7 +338,7 @@ std::shared_ptr<Wave> Reader::next_wave() {
     }
 }
 
-// Check the metadata files of the arrays of a batch once: regions of an array that has changed are not read.
+// Check the metadata files of the arrays of a batch, once. Regions of an array that has changed are not read.
 void Reader::check_metadata_files(Batch &batch) {
     if (batch.metadata_files.empty()) return;
     const auto are_current = [](const std::vector<FileState> &files) {
@@ -345,6 +350,7 @@ void Reader::check_metadata_files(Batch &batch) {
     batch.metadata_files.clear();
 }
 
+// Take boxes from a batch until the wave is full or all regions of the batch are cut.
 void Reader::collect(Batch &batch) {
     check_metadata_files(batch);
     lc_error changed{};

@@ -1,8 +1,10 @@
 // A reader: batches of regions → waves of stored objects → tasks of the pool's threads.
 //
-// A batch waits in the queue until a thread plans it. Planning combines all queued regions into a wave, in which each
-// chunk is read once for all regions that touch it. A task reads some chunks of one stored object, decodes them, and
-// copies their boxes to the outputs. A job is over when its last box is settled.
+// A batch, the regions of one call, waits in the queue until a thread plans it. Planning cuts regions into boxes, one
+// for each chunk that a region touches, and combines the boxes of the queue into a wave, in which each chunk is read
+// once for all regions. A task reads some chunks of one stored object, decodes them, and copies their boxes to the
+// outputs. To settle a box is to count it as done, whether it was written or failed. A job is over when its last box is
+// settled.
 #pragma once
 
 #include <condition_variable>
@@ -26,11 +28,12 @@ class Job {
 public:
     explicit Job(i64 parts) : left_(parts), begin_(now()) {}
 
-    // Whether it has failed or is being cancelled: its outputs need not be written.
+    // Whether the job has failed or is being cancelled: its outputs need not be written.
     bool is_abandoned() const { return failed_.load(std::memory_order_relaxed) || state_.load() == CANCELLING; }
     void fail(const lc_error &error);
     bool cancel();
-    // Add boxes to wait for; end parts. `end` returns whether these were the last parts: then call `finish`.
+    // `left_` counts the parts that the job waits for: boxes, and regions that are not planned yet. `expect` adds
+    // boxes. `end` ends parts and returns whether they were the last ones: the caller must then call `finish`.
     void expect(i64 boxes) { left_.fetch_add(boxes, std::memory_order_relaxed); }
     bool end(i64 parts);
     void finish();
@@ -53,35 +56,35 @@ private:
     double begin_, end_ = 0;
 };
 
-// Number of an output in the scatter tables of one slab, and whether its elements are contiguous along the last axis.
+// Number of an output (of one region) in the scatter tables of a slab, and whether the output's elements are contiguous
+// along the last axis.
 struct OutputHeader {
-    u64 slab = 0;
+    u64 slab = 0;  // number of the slab
     u32 number = 0;
     bool is_contiguous = false;
 };
 
-// Regions of one call, in the queue.
+// Regions of one call, until all their boxes are settled.
 struct Batch {
     Regions regions;
     std::vector<std::shared_ptr<Job>> jobs;
     i64 number = 0;  // in the order of submission
-    // On a device: kernels, and the event after which outputs may be written.
+    // For outputs on a device: scatter kernels, decode plan, and the event after which outputs may be written.
     const lc_scatter *scatter = nullptr;
     const lc_decode_plan *decode = nullptr;
     i64 ready = 0;
-    // Metadata files of each array, until they are checked; then which arrays have changed.
+    // Metadata files of each array, until they are checked; `changed` then says which arrays have changed.
     std::vector<std::vector<FileState>> metadata_files;
     std::vector<bool> changed;
     bool timed = false;
-    // Number of the slab whose tables are being written, one slab at a time, and its outputs.
-    u64 slab = 0;
-    std::vector<OutputHeader> headers;
-    // Device memory of the batch for long chunks, and whether a slab uses it; guarded by the device's lock.
+    u64 slab = 0;  // number of the last slab that was queued with rows of this batch
+    std::vector<OutputHeader> headers;  // of each region, in the last slab that was queued with rows of the region
+    // Device memory of the batch for long chunks, and whether a slab uses the memory; guarded by the device's lock.
     i64 memory = 0;
     bool memory_is_used = false;
-    i64 next_region = 0;
-    std::unique_ptr<ChunkWalk> walk;
-    i64 queued_boxes = 0;
+    i64 next_region = 0;  // the first region that is not planned completely
+    std::unique_ptr<ChunkWalk> walk;  // position in that region; null: at the start
+    i64 queued_boxes = 0;  // what the batch counts in the queue: its boxes, at most WAVE_BOXES
     bool is_small = false;  // a thread that waits for the batch may carry it out
 
     Job &job_of(i64 region) { return *jobs[jobs.size() == 1 ? 0 : static_cast<size_t>(region)]; }
@@ -89,19 +92,21 @@ struct Batch {
 
 struct KeptSlot;
 
+// The part of one chunk that one region wants, in a wave.
 struct WantedBox {
     Batch *batch;
     Job *job;
     u8 *target;
     i64 region, source_offset;
     i64 extent[LC_MAX_RANK];
-    bool staged;  // its slab settles it
+    bool staged;  // whether a slab has a row for the box, and settles it when the slab ends
 };
 
+// A chunk of a wave, and the boxes that regions want of it.
 struct WantedChunk {
-    i64 inner;
+    i64 inner;  // number of the chunk in its shard, in C order
     i64 coordinates[LC_MAX_RANK];
-    u32 first_box, boxes, object;
+    u32 first_box, boxes, object;  // index of the first box, number of boxes, index of the stored object
     KeptSlot *slot;  // pinned slot that holds the chunk; null if it is read
 };
 
@@ -114,7 +119,7 @@ struct StoredObject {
 
     std::mutex mutex;
     bool located = false, missing = false;
-    bool entered = false;  // whether a task has used its chunks before it was located
+    bool entered = false;  // whether a task has used the order of the chunks before the object was located
     File file;
     Version version;
     StoredRange range;
@@ -130,7 +135,7 @@ struct StoredObject {
     Version current_version;
 };
 
-// Boxes of a wave in the order of their regions; the next wave reuses the memory.
+// Boxes of the wave that is being planned, in the order of their regions; the next wave reuses the memory.
 struct PlannedBoxes {
     std::vector<WantedBox> boxes;
     std::vector<ChunkBox> chunk_boxes;  // one for each box
@@ -141,10 +146,10 @@ struct PlannedBoxes {
     }
 };
 
-// The next wave is planned when no more than this many tasks are unclaimed.
+// The next wave is planned when at most this many tasks are unclaimed.
 constexpr i64 WAITING_TASKS = 16;
 
-// Chunks of one object to read; or, with object KEPT, chunks that are kept on the device.
+// Chunks of one stored object to read; or, with object KEPT, chunks of any objects that are kept on the device.
 struct Task {
     static constexpr u32 KEPT = UINT32_MAX;
     u32 object, first_chunk, chunks;
@@ -157,6 +162,7 @@ class Reader;
 struct Row;
 struct StagedChunk;
 
+// Boxes that were planned together, and the tasks that read them.
 class Wave : public Work, public std::enable_shared_from_this<Wave> {
 public:
     Wave(std::shared_ptr<Reader> reader, std::vector<std::shared_ptr<Batch>> batches)
@@ -188,10 +194,10 @@ private:
     void cut_kept_tasks();
     static inline std::atomic<i64> last_number{0};
     std::shared_ptr<Reader> reader_;
-    std::vector<std::shared_ptr<Batch>> batches_;  // boxes refer to them
+    std::vector<std::shared_ptr<Batch>> batches_;  // keeps alive what boxes point to
     std::atomic<i64> next_{0}, left_{0}, kept_left_{0};
     i64 kept_ = 0;  // number of kept chunks
-    size_t objects_ = 0;
+    size_t objects_ = 0;  // number of stored objects
 };
 
 struct Stats {
@@ -211,8 +217,8 @@ public:
     bool wait_closed(double seconds);
 
     void plan(bool helping = false) noexcept;
-    // Carry out the queue on the calling thread, which waits for it, if the queue is small and no thread has begun it:
-    // waking a thread takes longer.
+    // If the queue is small and no thread has begun it, carry it out on the calling thread, which waits for a job
+    // anyway: waking another thread takes longer.
     void help() noexcept;
     void execute(Wave &wave, const Task &task) noexcept;
     void execute_kept(Wave &wave, const Task &task) noexcept;
@@ -220,7 +226,7 @@ public:
     // Plan the queue if few tasks are left; called when a task begins.
     void plan_ahead();
     void end_wave();
-    // End parts of a job, and finish it with the last one.
+    // End parts of a job, and finish the job if they were the last ones.
     void settle(Job &job, i64 parts) {
         if (!job.end(parts)) return;
         ++stats.jobs;  // before the job is over, so that its caller finds it counted
@@ -229,7 +235,7 @@ public:
     // The device of the outputs; null for host memory.
     Device *device() const { return device_.get(); }
     void decode_again(const StagedChunk &chunk, const std::vector<u8> &stored, std::vector<Row> &rows) noexcept;
-    // Wake threads that wait for capacity or for the end.
+    // Wake threads that wait for capacity, or until nothing is in flight.
     void note_progress() {
         // With the lock: a waiter must not miss the notification between checking its condition and sleeping.
         {
@@ -237,7 +243,8 @@ public:
         }
         changed_.notify_all();
     }
-    // Once true, no further requests to object stores begin: their duration is unbounded.
+    // Whether the reader is being closed. Then no further requests to object stores begin: they may take arbitrarily
+    // long.
     const std::atomic<bool> &closing() const { return closing_; }
 
     IndexCache indexes;
@@ -255,7 +262,7 @@ private:
 
     std::mutex mutex_;
     std::condition_variable changed_;
-    std::list<std::shared_ptr<Batch>> queue_;  // a list: constructing it allocates no memory
+    std::list<std::shared_ptr<Batch>> queue_;  // a list, because constructing an empty list allocates no memory
     std::vector<std::weak_ptr<Wave>> active_;
     std::shared_ptr<PlanWork> plan_work_;
     std::atomic<const Pool *> pool_{nullptr};  // the pool that plans; a forked child has another one

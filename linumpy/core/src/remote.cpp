@@ -1,8 +1,10 @@
 // Objects in an object store: requests, and how tasks use them instead of opening and reading files.
 //
-// Every response states the version of the object; a change between responses is an error. The first request for an
-// object is one that is needed anyway: the index of a shard, a whole encoded chunk, or the wanted bytes of a raw chunk.
-// Only its response tells whether the object is missing or has a wrong size.
+// A response states the size and version of the object, if the store reports them; a change between responses is an
+// error. The first request for an object is one that is needed anyway: the index of a shard, or the bytes of its first
+// chunks if the index is cached; a whole encoded chunk; the wanted bytes of a raw chunk. Only the response shows
+// whether the object is missing or has a wrong size. If chunks are kept on a device, the version of a raw chunk is
+// requested first.
 #include "remote.hpp"
 
 #include <algorithm>
@@ -22,8 +24,9 @@ struct Requests {
     explicit Requests(i64 max_requests) : limit(max_requests) {}
     Limit limit;
     std::mutex mutex;
-    i64 lent = 0, count = 0;  // open loans, and entries of `returned` that no call has reported yet
-    std::array<i64, 16> returned;
+    i64 lent = 0;  // number of open loans
+    i64 count = 0;  // number of loans in `returned`
+    std::array<i64, 16> returned;  // loans that have ended, and that no call has reported yet
 };
 
 std::atomic<Requests *> shared_requests{nullptr};
@@ -32,8 +35,8 @@ Requests &requests() {
     return created_once(shared_requests, [] { return new Requests(max_requests.load()); });
 }
 
-// Call the caller's function and report returned loans. A loan that is returned without a request is reported by the
-// next call, unless it is the last open loan or the buffer of returned loans is full.
+// Call the caller's function with a request, and report returned loans. With `loan`, there is no request: the next call
+// reports the loan, unless the loan is the last open one or the buffer of returned loans is full.
 void call(lc_fetch &record, i64 loan = 0) {
     std::array<i64, 16> returned;
     {
@@ -55,7 +58,7 @@ void call(lc_fetch &record, i64 loan = 0) {
 
 // Used as the size of an object if the store does not report it.
 constexpr i64 UNKNOWN_NBYTES = INT64_MAX / 2;
-// Expected maximum size of an encoded chunk; unusual encoders may exceed it.
+// Expected maximum size of an encoded chunk. If an object is larger, it is requested again.
 i64 max_stored_nbytes(i64 chunk_nbytes) { return chunk_nbytes + chunk_nbytes / 64 + 4096; }
 
 }  // namespace
@@ -105,7 +108,7 @@ Version version_in_store(i64 store, const std::string &key, const std::atomic<bo
     return exists && is_known(fetched.version) ? fetched.version : Version{};
 }
 
-// Request bytes of the object; the request is counted for the jobs that want it.
+// Request bytes of the object, and count the request for all jobs that want chunks of the object.
 Fetched Execution::request(i64 offset, i64 nbytes, i64 capacity) {
     Fetched fetched;
     Failure failure;
@@ -117,14 +120,16 @@ Fetched Execution::request(i64 offset, i64 nbytes, i64 capacity) {
     return fetched;
 }
 
-// Whether any task wants chunks of the object.
+// Whether any job still wants a chunk of the object.
 bool Execution::anyone_wants() const {
     const auto wanted = [this](const WantedChunk &chunk) { return is_wanted(chunk); };
-    const auto own = wave_.chunks.begin() + task_.first_chunk, all = wave_.chunks.begin() + object_.first_chunk;
-    return std::any_of(own, own + task_.chunks, wanted) || std::any_of(all, all + object_.chunks, wanted);
+    const auto of_task = wave_.chunks.begin() + task_.first_chunk,
+               of_object = wave_.chunks.begin() + object_.first_chunk;
+    return std::any_of(of_task, of_task + task_.chunks, wanted) ||
+           std::any_of(of_object, of_object + object_.chunks, wanted);
 }
 
-// If chunks are missing, check whether their array still exists: its metadata are requested once in each wave.
+// Check whether the array of a missing chunk still exists: its metadata are requested once in each wave.
 void Execution::check_metadata() {
     Array &array = *object_.array;
     const std::lock_guard lock(array.mutex);
@@ -137,8 +142,9 @@ void Execution::check_metadata() {
     if (array.is_gone) fail(LC_GONE);
 }
 
-// Called before a task uses its chunks: when the index of a shard is read, its chunks are sorted by offset, so that one
-// request fetches contiguous chunks in whatever order they were written. No task may have used its chunks before that.
+// Called before a task uses its chunks. The first task of a shard reads the index, and sorts the chunks of the shard by
+// offset, so that one request fetches chunks that are contiguous, in whatever order they were written. The chunks are
+// not sorted if a task has used them before.
 void Execution::enter_object() noexcept {
     if (!is_remote() || !geometry_.sharded()) return;
     const std::lock_guard lock(object_.mutex);
@@ -161,8 +167,8 @@ void Execution::sort_chunks() {
               [&](const WantedChunk &a, const WantedChunk &b) { return offset(a) < offset(b); });
 }
 
-// Locate the object by fetching the index of a shard or a whole encoded chunk. Raw chunks need no request, unless
-// chunks are kept, for which their version is needed first.
+// Locate the object by fetching the index of a shard or a whole encoded chunk. For a raw chunk no request is made,
+// unless chunks are kept on a device: then the version is requested first.
 void Execution::find_remote() {
     try {
         if (geometry_.sharded()) {
@@ -203,8 +209,8 @@ void Execution::begin_fetch(i64 nbytes) {
                       : 0));
 }
 
-// Use the index that an earlier read has kept. The request for the first run of this task checks that the object still
-// has the version of the index; false if it does not, or no index is kept.
+// Use the index that an earlier read has cached. The request for the first run of this task shows whether the object
+// still has the version of the index. Returns false if it does not, or no index is cached.
 bool Execution::try_kept_index() {
     const std::shared_ptr<const ShardIndex> index = indexes_.find_last(index_name(), geometry_, object_.version);
     if (index) {
@@ -227,7 +233,8 @@ bool Execution::try_kept_index() {
     return false;
 }
 
-// The first run of chunks that this task reads together; empty if there are none, or the first is read in pieces.
+// The first range that this task reads at once, of one or more chunks; empty if the task wants no stored chunk, or the
+// first one is read in pieces.
 StoredRange Execution::first_run() const {
     StoredRange run{0, 0};
     for (u32 n = 0; n < task_.chunks; ++n) {
@@ -247,7 +254,7 @@ StoredRange Execution::first_run() const {
     return run;
 }
 
-// Fetch a whole object of unknown size.
+// Fetch a whole encoded chunk, whose size is unknown before the first response.
 void Execution::fetch_whole() {
     i64 capacity = max_stored_nbytes(geometry_.chunk_nbytes);
     for (;;) {
@@ -262,7 +269,8 @@ void Execution::fetch_whole() {
     if (fetched_.nbytes != object_.range.nbytes) fail(LC_SHORT, 0, fetched_.nbytes, object_.range.nbytes);
 }
 
-// Fetch exactly `nbytes` bytes of an object, valid until the next call. The version is compared with earlier responses.
+// Fetch exactly `nbytes` bytes of an object, which are valid until the next call. Throws FailedRead, also if the
+// version differs from the version of earlier responses.
 const u8 *Execution::fetch_exactly(i64 nbytes, i64 offset) {
     const i64 first = offset - fetched_offset_;
     if (first >= 0 && first + nbytes <= fetched_.nbytes) return fetched_.data + first;

@@ -14,7 +14,7 @@ namespace lc {
 
 struct Failure;
 
-// The response to a request: bytes that are lent until this object is destroyed.
+// The response to a request: bytes that are lent until this object is destroyed, and the version of the stored object.
 class Fetched {
 public:
     Fetched() = default;
@@ -43,8 +43,8 @@ void set_fetch(lc_fetch_object function, i64 requests);
 // In a forked child: forget the requests of the parent.
 void forget_requests();
 
-// Carry out one request; see lc_fetch. Waits while the maximum number of requests is in flight. Returns false if the
-// request failed, or was cancelled before it began.
+// Carry out one request; see lc_fetch. Waits while the maximum number of requests is in flight. Returns false, with the
+// reason in `failure`, if the request failed or `is_cancelled` returned true before it began.
 bool fetch(i64 store, const std::string &key, i64 offset, i64 nbytes, i64 capacity, Fetched &fetched, Failure &failure,
            const std::function<bool()> &is_cancelled);
 // The current version of an object; `Version{}` if there is none, or the store reports no version.

@@ -10,13 +10,15 @@ namespace {
 // As in scatter.cu.
 constexpr i64 BLOCK = 256, PER_THREAD = 8;
 
-// The table of one launch: rows of one conversion and rank.
+// The table of one launch: the rows of a slab with one conversion and rank. The table has a header for each output,
+// with strides and fill value, and then an entry for each row. A kernel that copies without conversion may copy units
+// of several elements.
 class Table {
 public:
     Table(const Slab &slab, const lc_scatter &scatter, u64 number)
         : rows_(slab.rows), scatter_(scatter), number_(number), inner_(scatter.axes[scatter.rank - 1]) {}
 
-    // Number the outputs of the rows, and find the widest unit that divides all strides, offsets and contiguous runs.
+    // Number the outputs of the rows, and find the largest unit that divides all strides, offsets and contiguous runs.
     void analyze();
     // Write headers and rows; returns the end of the table.
     i64 *write(i64 *to);
@@ -29,10 +31,14 @@ private:
     const std::vector<Row> &rows_;
     const lc_scatter &scatter_;
     u64 number_;
-    i64 inner_, itemsize_ = 0, target_itemsize_ = 0, bits_ = 16, unit_ = 0, count_ = 0, largest_ = 0;
-    bool widens_ = true;
-    std::vector<const Row *> outputs_;  // one row of each
-    const i64 *headers_ = nullptr, *first_ = nullptr;
+    i64 inner_;  // the axis along which threads are adjacent
+    i64 itemsize_ = 0, target_itemsize_ = 0;
+    i64 bits_ = 16;  // all addresses, strides and lengths combined by OR: the lowest set bit is the largest unit
+    i64 unit_ = 0;  // bytes that a thread copies at a time
+    i64 count_ = 0, largest_ = 0;  // number of rows; units of the largest row
+    bool widens_ = true;  // whether all rows are contiguous along the inner axis, so that units may exceed elements
+    std::vector<const Row *> outputs_;  // one row of each output
+    const i64 *headers_ = nullptr, *first_ = nullptr;  // the first header and the first row
 };
 
 void Table::add_output(const Row &row) {
@@ -109,20 +115,20 @@ void Table::launch(const Driver &driver, DevicePointer source, const i64 *table,
 // Write the tables of the scatter kernels, copy them to the device, and launch one kernel for each conversion and rank.
 void Device::write_scatter(Slab &slab, DevicePointer source, DevicePointer words) {
     std::vector<Table> tables;
-    std::vector<const lc_scatter *> known;
+    std::vector<const lc_scatter *> seen;
     const lc_scatter *last = nullptr;
     for (const Row &row : slab.rows) {
         if (row.batch->scatter == last) continue;
         last = row.batch->scatter;
-        if (std::find(known.begin(), known.end(), last) != known.end()) continue;
-        known.push_back(last);
+        if (std::find(seen.begin(), seen.end(), last) != seen.end()) continue;
+        seen.push_back(last);
         tables.emplace_back(slab, *last, slabs_begun_);
     }
     i64 *const table = reinterpret_cast<i64 *>(slab.words), *to = table;
     for (Table &launch_table : tables) {
         launch_table.analyze();
         to = launch_table.write(to);
-        to += (to - table) % 2;  // headers hold fill values of 16 bytes
+        to += (to - table) % 2;  // headers begin at multiples of 16 bytes, since they hold fill values of 16 bytes
     }
     driver_.copy_up(words, table, 8 * (to - table), slab.stream);
     for (const Table &launch_table : tables) launch_table.launch(driver_, source, table, words, slab.stream);

@@ -23,7 +23,7 @@ u64 word(const u8 *p, bool big_endian) {
     return swap ? __builtin_bswap64(value) : value;
 }
 
-// Coordinates of an inner chunk in its shard, as Python writes a tuple.
+// Coordinates of an inner chunk in its shard, as Python writes a tuple, for messages.
 std::string inner_name(const Geometry &geometry, i64 number) {
     i64 index[LC_MAX_RANK];
     for (i64 a = geometry.rank - 1; a >= 0; --a) {
@@ -39,7 +39,7 @@ void check_range(const Geometry &geometry, i64 number, u64 offset, u64 nbytes, u
     const u64 index_nbytes = static_cast<u64>(geometry.index_nbytes);
     const u64 first = geometry.index_at_end ? 0 : index_nbytes;
     const u64 end = !geometry.index_at_end ? file_nbytes : file_nbytes < index_nbytes ? 0 : file_nbytes - index_nbytes;
-    // Compared so that no sum of two words can overflow.
+    // The comparisons avoid the sum of offset and length, which may overflow.
     if (offset >= first && offset <= end && nbytes <= end - offset) return;
     const std::string name = inner_name(geometry, number);
     const double range_end = static_cast<double>(offset) + static_cast<double>(nbytes);
@@ -52,7 +52,7 @@ void check_range(const Geometry &geometry, i64 number, u64 offset, u64 nbytes, u
                  name.c_str(), offset, nbytes, file_nbytes, index_nbytes);
 }
 
-// Key of the metadata that the meaning of an index depends on.
+// The metadata on which the meaning of an index depends, as a key.
 std::string kind_of(const Geometry &geometry) {
     i64 words[LC_MAX_RANK + 4] = {};
     for (i64 a = 0; a < geometry.rank; ++a) words[a] = geometry.per_object[a];

@@ -18,16 +18,16 @@ struct ChunkRange {
 };
 using ShardIndex = std::vector<ChunkRange>;
 
-// The index of a shard from its stored bytes; throws std::runtime_error with the reason.
+// Parse and check the stored bytes of a shard's index; throws std::runtime_error with the reason if it is invalid.
 std::shared_ptr<const ShardIndex> parse_index(const Geometry &geometry, const u8 *stored, i64 nbytes, i64 file_nbytes);
 
-// Cache of shard indexes, each valid while inode, size and time of its file are the same, and for arrays that describe
-// shards alike. The least recently used index is evicted.
+// Cache of shard indexes. An index is valid while the version of its file or object is the same, for arrays whose
+// metadata describe shards in the same way. The least recently used index is evicted.
 class IndexCache {
 public:
     explicit IndexCache(i64 nbytes) : capacity_(nbytes) {}
     std::shared_ptr<const ShardIndex> find(const std::string &path, const Version &version, const Geometry &geometry);
-    // The index that was kept last, whatever its version, which is returned.
+    // The index that was kept last for a path, of any version; `version` is set to the version of the index.
     std::shared_ptr<const ShardIndex> find_last(const std::string &path, const Geometry &geometry, Version &version);
     void keep(const std::string &path, const Version &version, const Geometry &geometry,
               std::shared_ptr<const ShardIndex> index);
@@ -38,7 +38,7 @@ private:
     struct Entry {
         std::string path;
         Version version;
-        std::string kind;
+        std::string kind;  // key of the metadata that describe the shard
         std::shared_ptr<const ShardIndex> index;
     };
     std::mutex mutex_;

@@ -1,4 +1,5 @@
-// The end of a slab: waiting for it, its times, chunks that the host must decode, kept chunks, and jobs.
+// The end of a slab: wait for it, add its times, have the host decode chunks that the device could not, publish kept
+// chunks, and settle jobs.
 #include <algorithm>
 #include <unordered_set>
 #include <utility>
@@ -7,7 +8,7 @@
 
 namespace lc {
 
-// Record one of the slab's timing events.
+// Record one of the timing events of a slab, if the slab is timed.
 void Device::mark(Slab &slab, int number) {
     if (!slab.timed) return;
     if (!slab.marks[number]) slab.marks[number] = driver_.new_event(true);
@@ -84,6 +85,7 @@ void Device::end_kept(Slab &slab) {
     }
 }
 
+// Settle the jobs of a slab that has ended, and reset the slab.
 void Device::end(Slab &slab) {
     if (!slab.error.empty()) {
         lc_error error{};
@@ -94,7 +96,7 @@ void Device::end(Slab &slab) {
     if (slab.timed && slab.error.empty()) {
         try {
             add_times(slab);
-        } catch (const std::exception &) {  // missing times are no reason to fail a job
+        } catch (const std::exception &) {  // a job does not fail because its times are missing
         }
     }
     ++slabs_done_;
@@ -140,7 +142,7 @@ void Device::end(Slab &slab) {
     slab.used = slab.weight = slab.copied_nbytes = slab.reserved_rows = slab.reserved_chunks = 0;
 }
 
-// Wait for a slab to end, with `briefly` for a short time; returns whether it has ended, possibly with an error.
+// Wait for a slab to end, with `briefly` only for a short time; returns whether the slab has ended, also with an error.
 bool Device::await(Slab &slab, bool briefly) noexcept {
     if (!slab.error.empty()) return true;
     try {
@@ -155,7 +157,7 @@ bool Device::await(Slab &slab, bool briefly) noexcept {
     return true;
 }
 
-// Settle the jobs of a slab that has ended, and make it available again.
+// End a slab, and make the slab and its device memory available again.
 void Device::complete(Slab *slab) {
     {
         const std::lock_guard lock(mutex_);
@@ -173,7 +175,7 @@ void Device::complete(Slab *slab) {
     reader_.note_progress();
 }
 
-// The device's thread: waits for slabs while no other thread does.
+// The device's thread: waits for slabs to end while no other thread does.
 void Device::loop() {
     std::unique_lock lock(mutex_);
     for (;;) {

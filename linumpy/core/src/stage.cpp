@@ -1,4 +1,4 @@
-// Tasks whose outputs are on a device: stored bytes are read into ranges of slabs, not into scratch memory.
+// Tasks whose outputs are on a device: stored or decoded bytes are written into ranges of slabs.
 #include <algorithm>
 
 #include "execution.hpp"
@@ -27,6 +27,7 @@ bool Execution::decodes_on_device(const Span *spans, size_t count) const {
     return wave_.missed() + device_->chunks_in_flight() >= plan->device_from;
 }
 
+// Stage the spans of neighbouring chunks: by one read into a slab, or one by one if the host decodes them.
 void Execution::stage_group(const Span *spans, size_t count) {
     i64 rows = 0;
     for (size_t n = 0; n < count; ++n)
@@ -50,7 +51,7 @@ void Execution::stage_group(const Span *spans, size_t count) {
     for (size_t n = 0; n < count; ++n) finish(spans[n].chunk, READ, spans[n].nbytes);
 }
 
-// Read spans into a slab. For a single span, stage up to `max_boxes` boxes from `first_box` on.
+// Read spans into a slab, and stage their boxes. For a single span: up to `max_boxes` boxes, from `first_box` on.
 void Execution::stage_boxes(const Span *spans, size_t count, u32 first_box, u32 max_boxes) {
     i64 end = 0, row_count = 0, slots = 0;
     for (size_t n = 0; n < count; ++n) {
@@ -106,7 +107,8 @@ void Execution::stage_boxes(const Span *spans, size_t count, u32 first_box, u32 
     seconds.read += lap_.take();
 }
 
-// Read stored bytes into a range of a slab; with GPUDirect Storage, only record the read for when the slab starts.
+// Read stored bytes into a range of a slab. With GPUDirect Storage, only record the read, which is made when the slab
+// starts.
 void Execution::read_into(Range &range, const std::shared_ptr<Wave> &wave, u32 chunk, i64 offset) {
     if (device_->reads_directly() && !is_remote()) {
         range.read = {wave, task_.object, chunk, offset, range.nbytes, range.offset};
@@ -120,7 +122,8 @@ bool Execution::fits_slab(u32 chunk) const {
     return geometry_.chunk_nbytes <= device_->capacity(nullptr) && wave_.chunks[chunk].boxes < device_->max_rows();
 }
 
-// Decode a chunk into a slab. A chunk that does not fit is decoded into scratch memory, from which boxes are copied.
+// Decode a chunk into a slab, on the host. A chunk that does not fit a slab is decoded into scratch memory, from which
+// its boxes are copied into slabs.
 void Execution::stage_decoded(const Span &span, const u8 *stored) {
     if (!fits_slab(span.chunk)) {
         if (!decode_whole(span, stored)) return;
@@ -157,7 +160,8 @@ void Execution::stage_decoded(const Span &span, const u8 *stored) {
     finish(span.chunk, READ, span.nbytes);
 }
 
-// Decode a chunk into scratch memory, and copy its boxes into slabs piece by piece; false if the chunk is broken.
+// Decode a chunk into scratch memory, and copy its boxes into slabs piece by piece. If the chunk is broken, fail its
+// jobs and return false.
 bool Execution::decode_whole(const Span &span, const u8 *stored) {
     u8 *const decoded = scratch().decoded.reserve(geometry_.chunk_nbytes);
     try {
@@ -184,7 +188,8 @@ i64 Execution::stage_raw_pieces(const WantedBox &box, u32 chunk, i64 offset) {
     });
 }
 
-// Load a box, which begins at an offset of a file, into slabs piece by piece; returns the bytes of the pieces.
+// Load a box into slabs piece by piece. `offset`: offset of the box in the stored object. Returns the bytes of all
+// pieces.
 template <class Load> i64 Execution::stage_pieces(const WantedBox &box, i64 offset, const Load &load) {
     const std::vector<Piece> pieces =
         cut_pieces(geometry_, box.extent, layout_of(box).target_strides, max_read_nbytes_);
@@ -234,8 +239,8 @@ void Execution::stage_fill(u32 chunk) {
     finish(chunk, FILLED, 0);
 }
 
-// Decode on the host a chunk that the device could not decode, and copy its boxes; or fail its jobs with the host's
-// error.
+// Decode on the host a chunk that the device could not decode, and stage its boxes. If the host cannot decode the
+// chunk, either, its jobs fail with the host's error.
 void Reader::decode_again(const StagedChunk &chunk, const std::vector<u8> &stored, std::vector<Row> &rows) noexcept {
     Failure failure;
     try {

@@ -7,10 +7,10 @@
 namespace lc {
 namespace {
 
-// Decoded bytes of a task that reads a shard.
+// Maximum decoded bytes of a task on files, unless a single chunk has more.
 constexpr i64 TASK_NBYTES = 2 << 20;
-// Each request to an object store costs a round trip: the preferred number of tasks of a wave, and the limits of the
-// decoded bytes of a task.
+// For object stores, where each request costs a round trip: the preferred number of tasks of a wave, and the minimum
+// and maximum of the decoded bytes of a task, if it has several chunks.
 constexpr i64 REQUEST_TASKS = 128, MIN_REQUEST_NBYTES = 512 << 10, MAX_REQUEST_NBYTES = 4 << 20;
 constexpr u32 INTERLEAVED_SHARDS = 32;  // shards of an object store whose tasks are interleaved
 
@@ -20,7 +20,7 @@ Array *array_of(const WantedBox &box) {
 }
 
 // Sort the indexes of boxes by array, stored object and chunk. Coordinates are combined into one key in mixed radix. If
-// the key overflows, boxes of a chunk may not be adjacent, and the chunk is read twice.
+// the key overflows, the boxes of a chunk may not be adjacent; the chunk is then read more than once.
 void sort_boxes(PlannedBoxes &planned) {
     constexpr size_t DIGITS = LC_MAX_RANK + 1;
     const auto digit = [](const ChunkBox &box, size_t n) { return n < LC_MAX_RANK ? box.object[n] : box.inner; };
@@ -117,7 +117,7 @@ void Wave::group_boxes(PlannedBoxes &planned) {
     count_chunks(0);
 }
 
-// Set the range of chunks to read of each object; chunks from `first` on are read.
+// Set, for each object, the range of its chunks that are read: those from index `first` on. The chunks before are kept.
 void Wave::count_chunks(size_t first) {
     for (size_t n = 0; n < objects_; ++n) objects[n].first_chunk = objects[n].chunks = 0;
     for (size_t n = chunks.size(); n-- > first;) {
@@ -146,8 +146,8 @@ void Wave::sort_by_batch(size_t first) {
     });
 }
 
-// Interleave the tasks of shards in an object store: the first task of a shard fetches its index, for which all others
-// wait.
+// Interleave the tasks of shards in an object store: the first task of a shard fetches the index, and the other tasks
+// of the shard wait for it.
 void Wave::interleave_shards(size_t first) {
     const auto is_remote = [this](const Task &task) { return objects[task.object].array->store != 0; };
     if (std::none_of(tasks.begin() + static_cast<i64>(first), tasks.end(), is_remote)) return;
@@ -157,6 +157,7 @@ void Wave::interleave_shards(size_t first) {
     });
 }
 
+// Cut the chunks of each object into tasks.
 void Wave::cut_tasks(i64 threads) {
     const i64 even_share = missed() / (4 * threads), request_share = missed() / REQUEST_TASKS;
     for (size_t n = 0; n < objects_; ++n) {

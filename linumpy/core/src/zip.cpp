@@ -8,7 +8,8 @@ namespace lc {
 namespace {
 
 constexpr i64 HEADER_NBYTES = 30;
-constexpr u64 SIGNATURE = 0x04034b50, UNKNOWN = 0xffffffff;
+constexpr u64 SIGNATURE = 0x04034b50;
+constexpr u64 UNKNOWN = 0xffffffff;  // instead of a size that a ZIP64 field states
 constexpr u64 ENCRYPTED = 1, SIZES_FOLLOW = 8;  // bits of the flags
 
 u64 number(std::span<const u8> bytes, size_t offset, size_t nbytes) {

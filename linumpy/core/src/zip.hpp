@@ -27,8 +27,9 @@ private:
 
 // Size of the local header of an entry up to the end of its name.
 i64 local_header_nbytes(const std::string &name);
-// Offset of the bytes of an entry. The directory is trusted about sizes; throws std::runtime_error if the local header
-// names another entry or another storage method, or if the bytes would end after the end of the file.
+// Offset in the file of the bytes of an entry, whose size the directory states. Throws std::runtime_error if the local
+// header is missing, names another entry, says that the entry is compressed or encrypted, or states another size; or if
+// the bytes would end after the end of the file.
 i64 parse_local_header(std::span<const u8> header, const std::string &name, const lc_entry &entry, i64 file_nbytes);
 
 }  // namespace lc

@@ -1,6 +1,7 @@
 """The kernels that decode chunks on the device.
 
-In: the launches of :mod:`linumpy.plan.decode.launches`. Out: compiled kernels, with the shared memory that they need.
+In: the launches of :mod:`linumpy.plan.decode.launches`. Out: the specification of each kernel, which
+:mod:`linumpy.gpu.kernels` compiles, and the kernels' shared memory. The core launches the kernels.
 docs/architecture.md says why linumpy does not use nvCOMP's decoders.
 """
 
@@ -14,12 +15,12 @@ from linumpy.plan.decode.launches import DecodeLaunch, DeviceLimits
 if TYPE_CHECKING:
     import cupy
 
-#: More dynamic shared memory than this must be requested, since kernels also declare static shared memory.
+#: Bytes of dynamic shared memory that need no request: with the kernels' static shared memory they stay below 48 KiB.
 _DEFAULT_SHARED_NBYTES = 2**13
 
 
 def kernel_spec(launch: DecodeLaunch) -> KernelSpec:
-    """Return the kernel of a launch. Decoders are specialised only by the size of their team."""
+    """Return the specification of the kernel of a launch. Decoders are specialised only by the number of team warps."""
     return KernelSpec(
         launch.source,
         launch.kernel,
@@ -34,12 +35,15 @@ def limits_of(device: cupy.cuda.Device) -> DeviceLimits:
     return DeviceLimits(attributes["MultiProcessorCount"], attributes["MaxSharedMemoryPerBlockOptin"])
 
 
-#: Dynamic shared memory requested so far for each kernel, in bytes.
+#: Largest dynamic shared memory that was requested for each kernel so far, in bytes.
 _requested: dict[cupy.RawKernel, int] = {}
 
 
 def allow(kernel: cupy.RawKernel, shared_nbytes: int) -> None:
-    """Request dynamic shared memory for a kernel. Requested once, since the driver's call takes as long as a launch."""
+    """Allow a kernel to use `shared_nbytes` bytes of dynamic shared memory.
+
+    The driver is called only for more than before, since its call takes as long as a launch.
+    """
     if _requested.get(kernel, -1) >= shared_nbytes:
         return
     kernel.preferred_shared_memory_carveout = 100  # these kernels need little L1 cache

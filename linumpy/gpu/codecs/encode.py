@@ -1,7 +1,7 @@
 """Encode chunks in device memory, by the kernels of this package.
 
-In: contiguous chunks of one size on the device. Out: :class:`Encoded`, the packed stored bytes. No function waits for
-the device: sizes stay there, too.
+In: contiguous chunks of one size on the device. Out: :class:`Encoded`, the encoded chunks without gaps. No function
+waits for the device: the sizes of the encoded chunks also stay in device memory.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ if TYPE_CHECKING:
 
 
 def kernel_spec(launch: EncodeLaunch) -> KernelSpec:
-    """Return the kernel of a launch."""
+    """Return the specification of the kernel of a launch, which :mod:`linumpy.gpu.kernels` compiles."""
     return KernelSpec(launch.source, launch.kernel, launch.defines, "linumpy.gpu.codecs.cuda")
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """Packed streams: chunk k is ``arena[offsets[k]:offsets[k + 1]]``.
+    """Encoded chunks without gaps: chunk k is ``arena[offsets[k]:offsets[k + 1]]``.
 
     Attributes
     ----------
     arena : cupy.ndarray
-        uint8, with the maximum size of the streams, whatever the chunks contain.
+        uint8, of the maximum size that the encoded chunks can have; bytes from ``offsets[-1]`` on are undefined.
     offsets : cupy.ndarray
-        int64, one more than there are chunks.
+        int64, (count + 1,).
     """
 
     arena: cupy.ndarray
@@ -43,7 +43,7 @@ class Encoded:
 
 
 def encode_chunks(chunks: cupy.ndarray, encoding: Encoding) -> Encoded:
-    """Encode each chunk as a stream of its own.
+    """Encode chunks, each into one stream.
 
     Parameters
     ----------
@@ -55,7 +55,12 @@ def encode_chunks(chunks: cupy.ndarray, encoding: Encoding) -> Encoded:
     Returns
     -------
     Encoded
-        Complete when CuPy's current stream has carried out the launches, for which this function does not wait.
+        Valid after the launches, which this function queues on CuPy's current stream and does not wait for.
+
+    Raises
+    ------
+    NotImplementedError, ValueError
+        See :func:`~linumpy.plan.encode.chunks.plan_encoding`.
     """
     import cupy
 
@@ -79,6 +84,6 @@ def encode_chunks(chunks: cupy.ndarray, encoding: Encoding) -> Encoded:
 
 
 def encoding_nbytes(count: int, nbytes: int, encoding: Encoding) -> tuple[int, int]:
-    """Return the device memory of :func:`encode_chunks` for `count` chunks: of the result, and of its scratch."""
+    """Return the bytes of device memory that :func:`encode_chunks` allocates: for the result, and for scratch."""
     plan = plan_encoding(count, nbytes, encoding)
     return plan.arena_nbytes + 8 * (count + 1), plan.scratch_nbytes

@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from linumpy.plan.codecs import DecodeChain
 from linumpy.plan.decode.workspace import CODES, COUNTERS, MAX_ZSTD_BLOCK, STREAM, Workspace
 
-#: A ring holds the latest decoded bytes of a stream in shared memory. Minimum length, and maximum for LZ4 in Blosc: its
-#: blocks are many and short, for which more streams at a time are faster than a longer ring.
+#: A ring holds the latest decoded bytes of a stream in shared memory. Minimum length, and maximum length for LZ4 in
+#: Blosc, whose streams are many and short: decoding more of them at a time is faster than a longer ring.
 _MIN_RING_NBYTES, _MAX_BLOSC_LZ4_RING_NBYTES = 2**13, 2**14
-#: Upper bound of a block's static shared memory and of what the device reserves, without the ring.
-_DECLARED_NBYTES = 18 * 2**10
-#: Number of warps that copy bytes: of zstd, and of the decoders whose speed another warp limits, which reads sequences.
-_TEAM, _READ_TEAM = 16, 2
+#: Upper bound of the shared memory of a block besides the ring: static, and reserved by the device.
+_STATIC_NBYTES = 18 * 2**10
+#: Warps of a block that copy decoded bytes: for zstd, and for LZ4 and inflate, whose speed is limited by one more warp,
+#: which reads the sequences.
+_ZSTD_TEAM, _SERIAL_TEAM = 16, 2
 #: Bytes that a block of zstd_values processes at a time, as in zstd_cells.cu.
 _VALUES_NBYTES = 2**13
 
@@ -31,7 +32,7 @@ class DeviceLimits:
     processors : int
         Number of multiprocessors.
     shared_nbytes : int
-        Shared memory that a block may request: 64 KiB on Turing, 99 KiB on consumer cards, 227 KiB on Hopper.
+        Shared memory that a block may request, in bytes: 64 KiB on Turing, 99 KiB on consumer cards, 227 KiB on Hopper.
     """
 
     processors: int
@@ -81,7 +82,10 @@ class _Slab:
 
     @property
     def stream_capacity(self) -> int:
-        """Maximum number of streams: one for each chunk; for Blosc, whose streams the device counts, by slot."""
+        """Maximum number of streams: one for each chunk, or the capacity of the slot for Blosc.
+
+        Only the headers of Blosc frames say how many streams a chunk has, so the device counts the streams.
+        """
         return self.space.stream_capacity if self.chain.compressor == "blosc" else self.chunks
 
     @property
@@ -90,7 +94,7 @@ class _Slab:
         return min(self.stream_capacity, 64 * self.device.processors)
 
     def address(self, offset: int) -> int:
-        """Address of an offset in the slot."""
+        """Return the address of an offset in the slot."""
         return self.base + offset
 
 
@@ -103,7 +107,7 @@ def plan_launches(
     chunk_nbytes: int,
     device: DeviceLimits,
 ) -> list[DecodeLaunch]:
-    """List the kernels that decode a slab, in the order in which they run.
+    """Plan the launches that decode a slab, in the order in which they run.
 
     Parameters
     ----------
@@ -114,7 +118,7 @@ def plan_launches(
     base : int
         Address of the slot.
     status : int
-        Address of the int32 status of each chunk of this slab; kernels write it only for chunks that fail.
+        Address of the int32 status of each chunk of this slab, which kernels write only for chunks that fail.
     chunks : int
         Chunks of this slab.
     chunk_nbytes : int
@@ -125,7 +129,7 @@ def plan_launches(
     slab = _Slab(chain, space, base, status, chunks, chunk_nbytes, device)
     blosc = chain.compressor == "blosc"
     stored, streams, unordered = map(slab.address, (space.stored, space.streams, space.unordered))
-    decoded, counters, orders = map(slab.address, (space.decoded, space.words, space.orders))
+    decoded, counters, orders = map(slab.address, (space.decoded, space.words, space.shuffle_orders))
     records = counters + 8 * COUNTERS
     offsets = records + STREAM.itemsize * chunks
     order_records = offsets + 8 * chunks
@@ -151,39 +155,40 @@ def plan_launches(
 
 
 def ring_nbytes(chain: DecodeChain, chunks: int, chunk_nbytes: int, device: DeviceLimits) -> int:
-    """Choose the length of a ring: the longest with which the streams of three slabs are decoded at the same time.
+    """Choose the length of a ring, in bytes, so that the streams of three slabs are decoded at the same time.
 
-    Chosen for multiprocessors with about 224 KiB of shared memory, and halved until it fits a block of the device. A
-    ring longer than a chunk gains nothing.
+    128 KiB for at most one stream per multiprocessor, 64 KiB for up to three, else 32 KiB, for multiprocessors with
+    about 224 KiB of shared memory. The length is halved, down to 8 KiB, until the ring fits a block of the device and
+    is shorter than two chunks: a longer ring gains nothing.
     """
     streams = 3 * chunks * (max(1, chunk_nbytes // 2**17) if chain.compressor == "blosc" else 1)
     streams_each = -(-streams // device.processors)
     ring = 2**17 if streams_each <= 1 else 2**16 if streams_each <= 3 else 2**15
     if chain.streams_by == "lz4" and chain.compressor == "blosc":
         ring = min(ring, _MAX_BLOSC_LZ4_RING_NBYTES)
-    while ring > _MIN_RING_NBYTES and (ring >= 2 * chunk_nbytes or ring > device.shared_nbytes - _DECLARED_NBYTES):
+    while ring > _MIN_RING_NBYTES and (ring >= 2 * chunk_nbytes or ring > device.shared_nbytes - _STATIC_NBYTES):
         ring //= 2
     return ring
 
 
 def _stream_launches(slab: _Slab) -> list[DecodeLaunch]:
-    """List the kernels that decode streams."""
+    """Plan the launches that decode streams."""
     chain, space, status, capacity = slab.chain, slab.space, slab.status, slab.stream_capacity
     stored, counters, streams = map(slab.address, (space.stored, space.words, space.streams))
     unordered, checks = map(slab.address, (space.unordered, space.checks))
     common = (stored, unordered, streams, counters, capacity)
     ring = ring_nbytes(chain, slab.chunks, slab.chunk_nbytes, slab.device)
-    grid, read_block = (slab.stream_blocks,), 32 * (1 + _READ_TEAM)
+    grid, read_block = (slab.stream_blocks,), 32 * (1 + _SERIAL_TEAM)
     args: tuple[int, ...] = (unordered, streams, counters, capacity, checks, status)
     verify = DecodeLaunch("checksum", "check_streams", grid, 128, args)
     if chain.streams_by == "lz4":
         args = (stored, streams, slab.chunks, status)
         headers = DecodeLaunch("lz4", "lz4_heads", (-(-slab.chunks // 128),), 128, args)
-        lz4 = DecodeLaunch("lz4", "lz4", grid, read_block, (*common, ring, status), ring, _READ_TEAM)
+        lz4 = DecodeLaunch("lz4", "lz4", grid, read_block, (*common, ring, status), ring, _SERIAL_TEAM)
         return [lz4] if chain.compressor == "blosc" else [headers, lz4]
     if chain.streams_by == "inflate":
         args = (*common, ring, checks, status)
-        return [DecodeLaunch("inflate", "inflate", grid, read_block, args, ring, _READ_TEAM), verify]
+        return [DecodeLaunch("inflate", "inflate", grid, read_block, args, ring, _SERIAL_TEAM), verify]
     if chain.streams_by == "zstd":
         frames, blocks, groups = map(slab.address, (space.frames, space.blocks, space.groups))
         pool = (slab.address(space.pool), space.pool_nbytes)
@@ -191,7 +196,9 @@ def _stream_launches(slab: _Slab) -> list[DecodeLaunch]:
         split = (*descriptions, counters, space.pool_nbytes, checks, groups, space.group_count, status)
         entropy = (stored, blocks, space.block_capacity, counters, *pool, status)
         execute = (stored, unordered, streams, capacity, frames, blocks, counters, *pool, ring, status)
-        frame_by_frame = [DecodeLaunch("zstd_execute", "zstd_execute", grid, 32 * _TEAM, execute, ring, _TEAM)]
+        frame_by_frame = [
+            DecodeLaunch("zstd_execute", "zstd_execute", grid, 32 * _ZSTD_TEAM, execute, ring, _ZSTD_TEAM)
+        ]
         return [
             DecodeLaunch("zstd", "zstd_frames", grid, 32, split),
             DecodeLaunch("zstd", "zstd_entropy", (min(space.block_capacity, 2 * grid[0] + 4096),), 96, entropy),
@@ -202,20 +209,20 @@ def _stream_launches(slab: _Slab) -> list[DecodeLaunch]:
 
 
 def _group_launches(slab: _Slab) -> list[DecodeLaunch]:
-    """List the kernels that decode the blocks of zstd frames, one group of blocks after another."""
+    """Plan the launches that execute the blocks of zstd frames in parallel, one group of blocks after another."""
     space, status, processors = slab.space, slab.status, slab.device.processors
     stored, target, streams, frames = map(slab.address, (space.stored, space.unordered, space.streams, space.frames))
     blocks, counters, cells = map(slab.address, (space.blocks, space.words, space.cells))
-    lists = (slab.address(space.order), slab.address(space.groups))
+    lists = (slab.address(space.block_list), slab.address(space.groups))
     pool = (slab.address(space.pool), space.pool_nbytes)
     sort = (streams, slab.chunks, frames, blocks, counters, *lists, space.group_nbytes, status)
-    launches = [DecodeLaunch("zstd_cells", "zstd_offsets", (slab.chunks,), 32, sort, team=_TEAM)]
+    launches = [DecodeLaunch("zstd_cells", "zstd_offsets", (slab.chunks,), 32, sort, team=_ZSTD_TEAM)]
     execute_grid = (min(2 * processors, 2 * -(-space.group_nbytes // MAX_ZSTD_BLOCK)),)
     values_grid = (min(8 * processors, 2 * -(-space.group_nbytes // _VALUES_NBYTES)),)
     for number in range(space.group_count):
         group = (*lists, number, space.group_nbytes, cells, status)
         write = (stored, target, streams, blocks, *pool, *group)
-        launches.append(DecodeLaunch("zstd_cells", "zstd_cells", execute_grid, 32 * _TEAM, write, team=_TEAM))
+        launches.append(DecodeLaunch("zstd_cells", "zstd_cells", execute_grid, 32 * _ZSTD_TEAM, write, team=_ZSTD_TEAM))
         values = (target, streams, blocks, *group)
-        launches.append(DecodeLaunch("zstd_cells", "zstd_values", values_grid, 256, values, team=_TEAM))
+        launches.append(DecodeLaunch("zstd_cells", "zstd_values", values_grid, 256, values, team=_ZSTD_TEAM))
     return launches

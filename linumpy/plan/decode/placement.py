@@ -1,8 +1,11 @@
 """Choose where chunks are decoded: on the device in batches, or on the host by threads.
 
 A GPU decodes many streams at a time, each slowly; a processor core decodes one stream several times as fast. The number
-of streams therefore decides. With extra memory (`group_nbytes` of a slot) the blocks of long zstd frames are decoded as
-independent streams. In: codec chain, sizes, memory. Out: :class:`DecodePlacement`. Pure.
+of streams therefore decides. With extra memory (`group_nbytes` of a slot) the blocks of long zstd frames are decoded in
+parallel. In: codec chain, sizes, memory. Out: :class:`DecodePlacement`. Pure.
+
+A slot is device memory in which slabs, batches of chunks, are decoded. "Depth" is the number of slots. To execute a
+zstd block is to turn its literals and sequences into bytes; a group is the blocks that are executed at the same time.
 """
 
 from __future__ import annotations
@@ -20,21 +23,21 @@ from linumpy.plan.decode.workspace import MAX_CHUNK_NBYTES, padded_nbytes
 _MAX_CHUNKS = 4096
 #: Slots whose slabs are decoded at the same time.
 _DEPTH = 3
-#: Up to this many chunks form one slab if they fit: decoding three slabs at a time gains less than their launches cost.
-_ONE_SLAB = 128
-#: Decoded MiB/s of one stream on the device after its start, the start in seconds, and decoded MiB/s of one core of the
-#: host. docs/performance.md describes the measurement.
+#: Up to this many chunks form one slab if they fit a slot: three slabs at a time gain less than their launches cost.
+_MAX_SINGLE_SLAB_CHUNKS = 128
+#: By decoder: decoded MiB/s of one stream on the device, seconds before the first byte, and decoded MiB/s of one core
+#: of the host. docs/performance.md describes the measurement.
 _DEVICE_STREAM_RATE = {"zstd": 900, "lz4": 48, "inflate": 14, "stored": 4000}
 _DEVICE_START = {"zstd": 1.1e-3, "lz4": 0.0, "inflate": 0.0, "stored": 0.0}
 _HOST_CORE_RATE = {"zstd": 500, "lz4": 1000, "inflate": 220, "stored": 4000}
-#: Decoded bytes of the zstd blocks that are executed at the same time: 64 blocks; three such slabs keep a device busy.
-#: Shorter chunks than _MIN_GROUPED_NBYTES are executed frame by frame, whatever their number.
+#: Decoded bytes of a group: 64 zstd blocks; three slabs with such a group each keep a device busy. Chunks shorter than
+#: _MIN_GROUPED_NBYTES are executed frame by frame, whatever their number.
 GROUP_NBYTES, _MIN_GROUPED_NBYTES = 2**23, 2**21
-#: Decoded MiB/s of all frames together where their blocks are executed in parallel, after a start of so many seconds
-#: (the entropy decoding of one block).
+#: Decoded MiB/s of all frames together whose blocks are executed in parallel; and seconds before the first block is
+#: executed, for the entropy decoding of one block.
 _GROUPS_RATE, _GROUPS_START = 30_000, 1.3e-3
-#: Chunks must be shorter to be executed by blocks: offsets within a frame have 32 bits.
-_GROUPED_END = 2**31
+#: Only chunks shorter than this are executed by groups: offsets within a frame are stored in 32 bits.
+_GROUPED_END_NBYTES = 2**31
 #: Upper bounds of the rates, in MiB/s, for any number of streams.
 _MAX_DEVICE_RATE = {"zstd": 40_000, "lz4": 25_000, "inflate": 8_000, "stored": 40_000}
 _MAX_HOST_RATE = 6_000
@@ -55,7 +58,7 @@ class DecodePlacement:
     slot : Slot or None
         Memory of a slot on the device; None if the host decodes.
     depth : int
-        Number of slots.
+        Number of slots, if the device decodes.
     threads : int
         Decoding threads, if the host decodes.
     why : str
@@ -70,8 +73,8 @@ class DecodePlacement:
 
     def __str__(self) -> str:
         if self.slot is None:
-            return f"{self.chain}, on the host, by {_count(self.threads, 'thread')}: {self.why}"
-        slabs = f"{_count(self.depth, 'slab')} of about {_count(_typical_chunks(self.slot), 'chunk')} at a time"
+            return f"{self.chain}, on the host, by {_counted(self.threads, 'thread')}: {self.why}"
+        slabs = f"{_counted(self.depth, 'slab')} of about {_counted(_typical_chunks(self.slot), 'chunk')} at a time"
         if self.slot.group_nbytes:
             slabs += ", all blocks in parallel"
         return f"{self.chain}, on the device, {slabs}"
@@ -89,7 +92,7 @@ def choose_placement(
     margin: int,
     decode_on: str | None = None,
 ) -> DecodePlacement:
-    """Choose the placement that takes less time.
+    """Choose where chunks are decoded: by the device or the host, whichever is estimated to be faster.
 
     Parameters
     ----------
@@ -106,20 +109,21 @@ def choose_placement(
     table_nbytes, margin : int
         As for :func:`~linumpy.plan.decode.staging.fit_slot`.
     decode_on : {"device", "host"}, optional
-        Decode there, if the chunks fit.
+        Decode there, without an estimate. The host decodes nevertheless if the chunks do not fit into the device memory
+        or only the host decodes their filter.
     """
     threads = max(1, min(_MAX_THREADS, cores, chunks))
     host = DecodePlacement(chain, None, _DEPTH, threads, "")
     if chain.host_filter:
         return replace(host, why="only the host decodes its filter")
-    groups = _groups(chain, chunk_nbytes, chunks)
+    possible_group_nbytes = _possible_group_nbytes(chain, chunk_nbytes, chunks)
     candidates = [
         placement
-        for group_nbytes in groups
-        if (placement := _on_device(host, chunk_nbytes, chunks, capacity, table_nbytes, margin, group_nbytes))
+        for group_nbytes in possible_group_nbytes
+        if (placement := _fit_on_device(host, chunk_nbytes, chunks, capacity, table_nbytes, margin, group_nbytes))
     ]
     if not candidates:
-        if not groups:
+        if not possible_group_nbytes:
             return replace(host, why=f"a chunk of {chunk_nbytes} bytes is too large for the device's decoders")
         return replace(host, why=f"chunks of {chunk_nbytes} bytes do not fit into {capacity} bytes of scratch")
     device = max(candidates, key=lambda placement: _device_rate(placement, chunks))
@@ -134,19 +138,19 @@ def choose_placement(
 
 def may_be_grouped(chain: DecodeChain, chunk_nbytes: int) -> bool:
     """Return whether the blocks of a chunk can be executed in parallel: it is one long zstd frame."""
-    long = _MIN_GROUPED_NBYTES <= chunk_nbytes < _GROUPED_END
-    return chain.compressor == "zstd" and not chain.host_filter and long
+    is_long = _MIN_GROUPED_NBYTES <= chunk_nbytes < _GROUPED_END_NBYTES
+    return chain.compressor == "zstd" and not chain.host_filter and is_long
 
 
-def _groups(chain: DecodeChain, chunk_nbytes: int, chunks: int) -> list[int]:
-    """List the possible `group_nbytes`: 0 for frame by frame, else the decoded bytes of a group of blocks."""
-    groups = [0] if chunk_nbytes < MAX_CHUNK_NBYTES else []
+def _possible_group_nbytes(chain: DecodeChain, chunk_nbytes: int, chunks: int) -> list[int]:
+    """Return the values of `group_nbytes` that the chunks allow: 0 for frame by frame, else the bytes of a group."""
+    possible = [0] if chunk_nbytes < MAX_CHUNK_NBYTES else []
     if may_be_grouped(chain, chunk_nbytes):
-        groups.append(min(GROUP_NBYTES, chunks * padded_nbytes(chain, chunk_nbytes)))
-    return groups
+        possible.append(min(GROUP_NBYTES, chunks * padded_nbytes(chain, chunk_nbytes)))
+    return possible
 
 
-def _on_device(
+def _fit_on_device(
     host: DecodePlacement,
     chunk_nbytes: int,
     chunks: int,
@@ -155,15 +159,18 @@ def _on_device(
     margin: int,
     group_nbytes: int,
 ) -> DecodePlacement | None:
-    """Fit slots into the memory: three, or fewer if chunks would not fit; None if not even one chunk fits."""
+    """Fit slots into the memory; None if not even one chunk fits.
+
+    One slot for few chunks that fit into a third of the memory, else three slots, or fewer if a chunk would not fit.
+    """
     count = max(1, min(chunks, _MAX_CHUNKS))
-    one_slab = count <= _ONE_SLAB and count * _max_nbytes(chunk_nbytes) <= capacity // _DEPTH
-    for depth in range(1 if one_slab else min(_DEPTH, count), 0, -1):
+    is_one_slab = count <= _MAX_SINGLE_SLAB_CHUNKS and count * _max_device_nbytes(chunk_nbytes) <= capacity // _DEPTH
+    for depth in range(1 if is_one_slab else min(_DEPTH, count), 0, -1):
         slot = fit_slot(
             host.chain,
             chunk_nbytes,
             chunks=-(-count // depth),
-            max_nbytes=capacity // (_DEPTH if one_slab else depth),
+            max_nbytes=capacity // (_DEPTH if is_one_slab else depth),
             table_nbytes=table_nbytes,
             margin=margin,
             group_nbytes=group_nbytes,
@@ -174,9 +181,10 @@ def _on_device(
 
 
 def _streams_at_once(placement: DecodePlacement, chunks: int) -> int:
+    """Estimate the number of streams that the device decodes at the same time."""
     assert placement.slot is not None
     chunks_at_once = min(chunks, placement.depth * _typical_chunks(placement.slot))
-    return chunks_at_once * _streams(placement.chain, placement.slot.chunk_nbytes)
+    return chunks_at_once * _stream_count(placement.chain, placement.slot.chunk_nbytes)
 
 
 def _device_rate(placement: DecodePlacement, chunks: int) -> float:
@@ -191,27 +199,30 @@ def _device_rate(placement: DecodePlacement, chunks: int) -> float:
     return min(rate, _MAX_DEVICE_RATE[placement.chain.streams_by])
 
 
-def _max_nbytes(chunk_nbytes: int) -> int:
-    """Bound the device memory of a chunk: stored, decoded and intermediate bytes."""
+def _max_device_nbytes(chunk_nbytes: int) -> int:
+    """Return an upper bound of the device memory of a chunk: stored, decoded and intermediate bytes."""
     return 4 * chunk_nbytes + 2**14
 
 
 def _stream_rate(chain: DecodeChain, chunk_nbytes: int) -> float:
-    """Estimate the decoded MiB/s of one stream on the device, its start included."""
-    mebibytes = chunk_nbytes / _streams(chain, chunk_nbytes) / 2**20
+    """Estimate the decoded MiB/s of one stream on the device, including the time before the first byte."""
+    mebibytes = chunk_nbytes / _stream_count(chain, chunk_nbytes) / 2**20
     decoder = chain.streams_by
     return mebibytes / (_DEVICE_START[decoder] + mebibytes / _DEVICE_STREAM_RATE[decoder])
 
 
-def _count(number: int, noun: str) -> str:
+def _counted(number: int, noun: str) -> str:
+    """Return a number and a noun in singular or plural."""
     return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
 def _typical_chunks(slot: Slot) -> int:
-    """Estimate the chunks of a slab at a compression ratio of 3."""
-    stored = slot.chunk_nbytes // 3
-    return max(1, min(slot.chunks, slot.capacity // (stored + int(slot.weights(np.array([stored]))[0]))))
+    """Estimate the number of chunks in a slab at a compression ratio of 3."""
+    stored_nbytes = slot.chunk_nbytes // 3
+    chunk_capacity = slot.capacity // (stored_nbytes + int(slot.weights(np.array([stored_nbytes]))[0]))
+    return max(1, min(slot.chunks, chunk_capacity))
 
 
-def _streams(chain: DecodeChain, chunk_nbytes: int) -> int:
+def _stream_count(chain: DecodeChain, chunk_nbytes: int) -> int:
+    """Estimate the number of streams of a chunk."""
     return max(1, chunk_nbytes // _BLOSC_BLOCK_NBYTES) if chain.compressor == "blosc" else 1

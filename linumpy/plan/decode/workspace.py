@@ -16,7 +16,7 @@ from linumpy.plan.codecs import DecodeChain
 MARGIN = 256
 #: Alignment of every part of the workspace, in bytes.
 ALIGN = 256
-#: The records `Stream` and `Order` of gpu/codecs/cuda/decode.cuh and blosc.cu.
+#: The records `Stream` of gpu/codecs/cuda/decode.cuh and `Order` (the shuffle of a chunk) of blosc.cu.
 STREAM = np.dtype(
     [
         ("source", "i8"),
@@ -40,11 +40,13 @@ ORDER = np.dtype(
 )
 #: Number of counters (64 bits each) before the records.
 COUNTERS = 4
+#: Sizes of the records `Check` of decode.cuh, and `Frame` and `Block` of zstd_records.cuh.
 _CHECK_NBYTES, _FRAME_NBYTES, _BLOCK_NBYTES = 8, 32, 128
 #: Numbers of codecs in a `Stream`, as in gpu/codecs/cuda/decode.cuh.
 CODES = {"": 1, "lz4": 2, "zstd": 3, "zlib": 4, "gzip": 5, "blosc": 0}
 #: Maximum decoded size of a zstd block.
 MAX_ZSTD_BLOCK = 2**17
+#: Sizes of a cell of zstd_cells.cu, of an entry of the list of blocks, and of the record `Group` of zstd_records.cuh.
 _CELL_NBYTES, _LISTED_NBYTES, _GROUP_NBYTES = 4, 4, 8
 #: Kernels that decode frame by frame require shorter chunks: they count in 32 bits.
 MAX_CHUNK_NBYTES = 2**30
@@ -60,19 +62,21 @@ class Workspace:
         Maximum number of chunks in a slab.
     stored_nbytes, decoded_nbytes : int
         Capacity for stored and for decoded bytes.
-    stored, words, decoded, unordered, pool, streams, checks, frames, blocks, orders : int
-        Offset of each part. `decoded` holds chunks as the scatter reads them; `unordered` holds the output of the
-        streams, in the same memory unless a shuffle is undone in between.
+    stored, words, decoded, unordered, pool, streams, checks, frames, blocks, shuffle_orders : int
+        Offset of each part. `words` holds the counters, the records of chunks and the table of the scatter. `decoded`
+        holds chunks as the scatter reads them; `unordered` holds the output of the streams, in the same memory unless a
+        shuffle is undone in between. `pool` holds the intermediate data of zstd.
     stream_capacity, block_capacity : int
         Maximum number of streams and of blocks.
     pool_nbytes : int
         Capacity for the intermediate data of zstd.
     words_nbytes : int
-        Capacity for the records of chunks and the table of the scatter.
+        Size of the part `words`.
     group_nbytes : int
         Decoded bytes of the zstd blocks that are executed at the same time; 0 to execute frame by frame.
-    cells, order, groups : int
-        Offsets of the cells of a group, of the sorted list of blocks, and of the groups in it.
+    cells, block_list, groups : int
+        Offsets of the cells of a group, of the list of blocks in the order of their bytes, and of the records that say
+        which part of the list each group is.
     nbytes : int
         Size of the slot.
     """
@@ -89,14 +93,14 @@ class Workspace:
     checks: int
     frames: int
     blocks: int
-    orders: int
+    shuffle_orders: int
     stream_capacity: int
     block_capacity: int
     pool_nbytes: int
     words_nbytes: int
     group_nbytes: int
     cells: int
-    order: int
+    block_list: int
     groups: int
     nbytes: int
 
@@ -107,8 +111,8 @@ class Workspace:
 
 
 def padded_nbytes(chain: DecodeChain, chunk_nbytes: int) -> int:
-    """Stride in bytes of chunks in the buffers of decoded bytes."""
-    return _up(chunk_nbytes + chain.tail_nbytes)
+    """Return the distance in bytes between chunks in the buffers of decoded bytes."""
+    return _aligned(chunk_nbytes + chain.tail_nbytes)
 
 
 def plan_workspace(
@@ -144,41 +148,44 @@ def plan_workspace(
     block_capacity = decoded_nbytes // 16384 + 4 * chunks + (stream_capacity if blosc else 0) if zstd else 0
     end = 0
 
-    def take(nbytes: int) -> int:
+    def allocate(nbytes: int) -> int:
         nonlocal end
-        begin, end = end, _up(end + nbytes)
+        begin, end = end, _aligned(end + nbytes)
         return begin
 
-    stored = take(MARGIN + stored_nbytes + MARGIN) + MARGIN
-    words = take(records_nbytes(chunks) + words_nbytes)
-    streams = take(STREAM.itemsize * stream_capacity) if blosc else words + 8 * COUNTERS
-    checks = take(_CHECK_NBYTES * stream_capacity)
-    frames = take(_FRAME_NBYTES * stream_capacity) if zstd else end
-    blocks = take(_BLOCK_NBYTES * block_capacity)
-    orders = take(ORDER.itemsize * chunks) if chain.is_reordered else end
-    cells = order = groups = end
+    stored = allocate(MARGIN + stored_nbytes + MARGIN) + MARGIN
+    words = allocate(records_nbytes(chunks) + words_nbytes)
+    streams = allocate(STREAM.itemsize * stream_capacity) if blosc else words + 8 * COUNTERS
+    checks = allocate(_CHECK_NBYTES * stream_capacity)
+    frames = allocate(_FRAME_NBYTES * stream_capacity) if zstd else end
+    blocks = allocate(_BLOCK_NBYTES * block_capacity)
+    shuffle_orders = allocate(ORDER.itemsize * chunks) if chain.is_reordered else end
+    cells = block_list = groups = end
     if group_nbytes:
-        cells = take(_CELL_NBYTES * (group_nbytes + MAX_ZSTD_BLOCK))  # the last block may end after the group
-        order = take(_LISTED_NBYTES * block_capacity)
-        groups = take(_GROUP_NBYTES * -(-decoded_nbytes // group_nbytes))
-    unordered = take(decoded_nbytes)
-    pool = take(pool_nbytes)
+        cells = allocate(_CELL_NBYTES * (group_nbytes + MAX_ZSTD_BLOCK))  # the last block may end after the group
+        block_list = allocate(_LISTED_NBYTES * block_capacity)
+        groups = allocate(_GROUP_NBYTES * -(-decoded_nbytes // group_nbytes))
+    unordered = allocate(decoded_nbytes)
+    pool = allocate(pool_nbytes)
     # A shuffle is undone after all streams are decoded, so its output may overwrite the pool.
     decoded = unordered
     if chain.is_reordered:
         decoded = pool
-        end = max(end, _up(decoded + decoded_nbytes))
+        end = max(end, _aligned(decoded + decoded_nbytes))
     return Workspace(
         chunks, stored_nbytes, decoded_nbytes, stored, words, decoded, unordered, pool, streams, checks,
-        frames, blocks, orders, stream_capacity, block_capacity, pool_nbytes,
-        _up(records_nbytes(chunks) + words_nbytes), group_nbytes, cells, order, groups, _up(end),
+        frames, blocks, shuffle_orders, stream_capacity, block_capacity, pool_nbytes,
+        _aligned(records_nbytes(chunks) + words_nbytes), group_nbytes, cells, block_list, groups, _aligned(end),
     )  # fmt: skip
 
 
 def records_nbytes(chunks: int) -> int:
-    """Size in bytes of the counters and records of `chunks` chunks."""
+    """Return the size in bytes of the counters, and of the records of `chunks` chunks.
+
+    A chunk has a `Stream`, the offset of its decoded bytes (8 bytes), and an `Order`.
+    """
     return 8 * COUNTERS + chunks * (STREAM.itemsize + 8 + ORDER.itemsize)
 
 
-def _up(nbytes: int) -> int:
+def _aligned(nbytes: int) -> int:
     return -(-nbytes // ALIGN) * ALIGN

@@ -18,9 +18,9 @@ def plan_encoding(count: int, nbytes: int, encoding: Encoding) -> EncodePlan:
     Raises
     ------
     NotImplementedError
-        For codecs without a kernel.
+        The codec has no kernel (gzip, or none), or the encoding has a checksum, which the writer appends.
     ValueError
-        For chunks that are larger than the codec allows.
+        A chunk is larger than the codec allows, or its elements have a size that Blosc does not allow.
     """
     if encoding.checksum:
         raise NotImplementedError("checksums are appended when chunks are written, not by an encoder")

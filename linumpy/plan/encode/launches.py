@@ -1,6 +1,8 @@
-"""The launches and the memory of an encoder on the device. Pure: addresses are names and offsets.
+"""Records of a planned encoding on the device: launches, and memory. Pure: addresses are names and offsets.
 
-The planners of the codecs make an :class:`EncodePlan`, which :mod:`linumpy.gpu.codecs.encode` carries out.
+The planners of the codecs make an :class:`EncodePlan`; :mod:`linumpy.gpu.codecs.encode` allocates the memory and
+launches the kernels. The memory is four arrays: ``"chunks"`` (the input), ``"arena"`` (the packed encoded streams),
+``"offsets"`` (of each stream in the arena, and the end of the last one, int64) and ``"scratch"``.
 """
 
 from __future__ import annotations
@@ -10,13 +12,13 @@ from dataclasses import dataclass, replace
 
 #: Alignment of every part of the scratch, in bytes.
 ALIGN = 256
-#: Maximum number of blocks of a launch; blocks loop over further tasks.
+#: Maximum number of blocks of a launch; with more tasks each block loops over several.
 _MAX_BLOCKS = 2**31 - 1
 
 
 @dataclass(frozen=True)
 class Address:
-    """An address within one of the arrays of a run: ``"chunks"``, ``"arena"``, ``"offsets"`` or ``"scratch"``."""
+    """An address: an offset in bytes within ``"chunks"``, ``"arena"``, ``"offsets"`` or ``"scratch"``."""
 
     array: str
     offset: int = 0
@@ -56,9 +58,9 @@ class EncodePlan:
     Attributes
     ----------
     arena_nbytes : int
-        Maximum total size of the streams.
+        Size of the arena: the maximum total size of the streams.
     scratch_nbytes : int
-        Memory that can be freed when the launches have completed.
+        Size of the scratch, which can be freed when the launches have completed.
     launches : tuple of EncodeLaunch
         In order, for one CUDA stream.
     """
@@ -74,15 +76,15 @@ def grid_of(tasks: int) -> int:
 
 
 def relocated(launches: tuple[EncodeLaunch, ...], addresses: Mapping[str, Address]) -> tuple[EncodeLaunch, ...]:
-    """Return launches of a codec inside another codec: each array begins at the address under its name."""
+    """Return the launches of an inner codec with other addresses: each array begins at ``addresses[name of array]``."""
 
-    def moved(arg: Address | int) -> Address | int:
+    def relocated_arg(arg: Address | int) -> Address | int:
         if isinstance(arg, int):
             return arg
         begin = addresses[arg.array]
         return Address(begin.array, begin.offset + arg.offset)
 
-    return tuple(replace(launch, args=tuple(map(moved, launch.args))) for launch in launches)
+    return tuple(replace(launch, args=tuple(map(relocated_arg, launch.args))) for launch in launches)
 
 
 class Scratch:

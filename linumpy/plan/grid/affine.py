@@ -1,6 +1,6 @@
-"""Plan which brick of an image an affine transform holds in shared memory for a tile of the output.
+"""Plan the brick of an image, the box of voxels in shared memory from which an affine transform computes a tile.
 
-In: a matrix, the spline's order, a tile. Out: a :class:`Brick`, or None. Pure.
+In: a matrix, the spline's order, the shape of a tile of the output. Out: a :class:`Brick`, or None. Pure.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import functools
 import math
 from dataclasses import dataclass
 
-#: Voxels from row to row of a brick: 8 more or less than a multiple of 32 (see ``affine_brick`` of affine.cu).
+#: Possible distances in voxels between rows of a brick: 8 more or less than a multiple of 32 (see affine.cu).
 _PITCHES = (24, 40, 72)
 #: Upper bound of the elements of the inverse matrix: single precision then gives voxel indices to within 0.01.
 _MAX_INVERSE = 100.0
@@ -26,9 +26,9 @@ class Brick:
     shape : tuple of int
         Voxels along each axis.
     pitch : int
-        Voxels from row to row.
+        Distance between rows, in voxels.
     nbytes : int
-        Size in shared memory.
+        Size in shared memory, in bytes.
     numbers : tuple of float
         Kernel parameters `inverse`, `per` and `slack` of affine.cu.
     """
@@ -43,7 +43,7 @@ class Brick:
 def plan_brick(
     matrix: Matrix, order: int, tile: tuple[int, int, int], itemsize: int, nbytes_limit: int
 ) -> Brick | None:
-    """Size the brick of the image that a tile of the output needs.
+    """Plan the brick of the image that a tile of the output needs.
 
     Parameters
     ----------
@@ -56,7 +56,7 @@ def plan_brick(
     itemsize : int
         Bytes of a voxel in shared memory.
     nbytes_limit : int
-        Shared memory of a block of threads.
+        Shared memory of a block of threads, in bytes.
 
     Returns
     -------
@@ -66,7 +66,7 @@ def plan_brick(
     reach = [sum(abs(m) * (n - 1) for m, n in zip(row, tile, strict=True)) for row in matrix]
     if not max(reach) < 2**20:
         return None
-    # The neighbours of a point and one more voxel for rounding; along X also the voxels down to a multiple of four.
+    # The neighbours of a point, and one more voxel for rounding. Along X rows begin at a multiple of four voxels.
     z, y, x = (math.floor(length + 3e-6) + 2 + order for length in reach)
     x += 3
     for pitch in _PITCHES:
@@ -78,9 +78,11 @@ def plan_brick(
 
 
 def _inverse_numbers(matrix: Matrix, order: int) -> tuple[float, ...] | None:
-    """Return the inverse map as the kernel takes it; None if single precision is not sufficient for it.
+    """Return the parameters `inverse`, `per` and `slack` of the kernel; None if single precision is not sufficient.
 
-    A point that needs any of eight adjacent columns of a row is less than (order + 1) / 2 away from one of them.
+    The kernel fetches eight adjacent columns of a row where any point of the tile needs one of them. Such a point is
+    less than (order + 1) / 2 voxels away from the nearest of these columns, along each axis of the image. `slack` is
+    the corresponding distance along each axis of the output from the centre of the eight columns.
     """
     (a, b, c), (d, e, f), (g, h, i) = matrix
     minors = (
@@ -92,7 +94,7 @@ def _inverse_numbers(matrix: Matrix, order: int) -> tuple[float, ...] | None:
     if abs(determinant) * _MAX_INVERSE <= max(abs(minor) for row in minors for minor in row):
         return None
     rows = [[minor / determinant for minor in row] for row in minors]
-    near = (order + 1) / 2
-    slack = [near * (abs(z) + abs(y)) + (near + 3.5) * abs(x) + 0.01 for z, y, x in rows]
+    support = (order + 1) / 2
+    slack = [support * (abs(z) + abs(y)) + (support + 3.5) * abs(x) + 0.01 for z, y, x in rows]
     per = [1 / row[0] if abs(row[0]) > 1e-6 else 0.0 for row in rows]
     return (*rows[0], *rows[1], *rows[2], *per, *slack)

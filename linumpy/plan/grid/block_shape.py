@@ -3,9 +3,10 @@
 In: an :class:`~linumpy.plan.grid.blocks.AffineGrid`, the stored shapes of source and output, the bytes of a voxel, a
 limit. Out: a shape. Errors: :class:`~linumpy.errors.DeviceMemoryError` if not even the smallest block fits.
 
-A block grows along the axis for which the plan reads least (touched chunks counted whole), and among equal axes along
-the shortest, until a box and its block reach 1 GiB or 1/24 of all voxels' bytes. It grows further if that saves many
-reads. It always leaves room in memory for two boxes, two blocks and the working memory.
+A block grows along the axis that makes all blocks together read the fewest voxels (touched chunks are read whole), and
+among equal axes along the shortest. A block and its box of the source grow up to 1/24 of the bytes of all voxels, at
+least 32 MiB and at most 1 GiB. They grow further, up to 1/8 of all bytes, if that saves 8 % of the reads. Two blocks,
+their boxes and the working memory always fit into the limit.
 """
 
 from __future__ import annotations
@@ -17,17 +18,17 @@ from dataclasses import dataclass
 from linumpy.errors import DeviceMemoryError
 from linumpy.plan.grid.blocks import CLIPPED_MODES, AffineGrid, axis_box
 
-#: A block and its box gain nothing beyond this size: the read takes far longer than its start.
+#: A block and its box gain nothing beyond this size: starting a read then takes a small part of the time of the read.
 _LARGE_NBYTES = 2**30
-#: Minimum number of blocks, since the first read and the last write overlap no other work. Blocks below _SMALL_NBYTES
-#: may be fewer; _FEW_BLOCKS is the minimum for larger blocks that save the fraction _MIN_SAVING of all reads.
+#: Minimum number of blocks, since the first read and the last write overlap no other work: _ENOUGH_BLOCKS, or
+#: _FEW_BLOCKS if larger blocks save the fraction _MIN_SAVING of all reads. Blocks up to _SMALL_NBYTES may be fewer.
 _ENOUGH_BLOCKS, _FEW_BLOCKS = 24, 8
 _SMALL_NBYTES, _MIN_SAVING = 32 * 2**20, 0.08
 
 
 @dataclass(frozen=True)
 class BlockBytes:
-    """Memory that a block takes.
+    """Memory that a block takes, in bytes per voxel.
 
     Attributes
     ----------
@@ -45,7 +46,7 @@ class BlockBytes:
     output_work: int = 0
 
     def pair(self, source_voxels: int, output_voxels: int) -> int:
-        """Bytes of one box and its block."""
+        """Return the bytes of one block and its box of the source."""
         return source_voxels * self.source + output_voxels * self.output
 
     def peak(
@@ -55,7 +56,7 @@ class BlockBytes:
         work_voxels: int | None = None,
         stored_voxels: int | None = None,
     ) -> int:
-        """Bytes at the peak: two blocks are in memory, one is read or written while the other is computed.
+        """Return the bytes of the peak: two blocks are in memory, one is read or written while the other is computed.
 
         `work_voxels` counts the box and its padding (by default `source_voxels`), `stored_voxels` the whole chunks that
         hold the block (by default `output_voxels`).
@@ -66,27 +67,28 @@ class BlockBytes:
 
 
 def source_bound(grid: AffineGrid, block_shape: Sequence[int], pad: int = 0) -> int:
-    """Return an upper bound of the voxels of the box, with `pad` voxels around it, for any block of a shape."""
+    """Return an upper bound of the voxels in the box of any block of a shape, with `pad` voxels around the box."""
     return math.prod(n + 2 * pad for n in _box_bound(grid, block_shape))
 
 
 def _box_bound(grid: AffineGrid, block_shape: Sequence[int]) -> list[int]:
+    """Return an upper bound of the shape of the box of any block of a shape."""
     before, after = grid.support
     lengths = []
-    whole = grid.coordinates((0,) * grid.rank, grid.output_shape)
+    coordinates = grid.coordinates((0,) * grid.rank, grid.output_shape)
     for axis, n in enumerate(grid.source_shape):
         span = sum(abs(m) * (b - 1) for m, b in zip(grid.matrix[axis], block_shape, strict=True))
-        # A block across the seam of a wrapped image needs both of its ends.
-        wraps = grid.mode in ("wrap", "grid-wrap") and not grid.stays_inside(axis, *whole[axis])
+        # A block across the seam of a wrapped image needs both ends of the image.
+        wraps = grid.mode in ("wrap", "grid-wrap") and not grid.stays_inside(axis, *coordinates[axis])
         lengths.append(n if wraps else min(n, math.ceil(span) + before + after + 6 + 2 * grid.reach[axis]))
     return lengths
 
 
 def voxels_read(grid: AffineGrid, block_shape: Sequence[int], chunk_shape: Sequence[int]) -> int:
-    """Estimate the voxels of the source that all blocks together read, as whole chunks.
+    """Estimate the voxels of the source that all blocks together read; each touched chunk is read whole.
 
-    Exact if each axis of the source depends on one axis of the output and the mode is clipped; otherwise the average
-    over all positions of the blocks.
+    The estimate is exact if each axis of the source depends on one axis of the output and the mode is one of
+    `CLIPPED_MODES`. Otherwise n voxels of a box count as n + chunk - 1 along each axis, the average over all positions.
 
     Parameters
     ----------
@@ -106,7 +108,7 @@ def voxels_read(grid: AffineGrid, block_shape: Sequence[int], chunk_shape: Seque
 
 
 def _axis_read(grid: AffineGrid, axis: int, along: int, block_shape: Sequence[int], chunk_shape: Sequence[int]) -> int:
-    """Sum the voxels that blocks along an axis of the output read along the axis of the source that depends on it."""
+    """Sum the voxels that all blocks along axis `along` of the output read along axis `axis` of the source."""
     length, step, chunk, n = grid.output_shape[along], block_shape[along], chunk_shape[axis], grid.source_shape[axis]
     total = 0
     for begin in range(0, length, step):
@@ -125,7 +127,7 @@ def choose_block_shape(
     budget: int,
     chunk_shape: Sequence[int] | None = None,
 ) -> tuple[int, ...]:
-    """Choose blocks of whole stored objects, as the module's docstring describes.
+    """Choose the shape of the blocks, which consist of whole stored objects, as the module's docstring describes.
 
     Parameters
     ----------
@@ -136,7 +138,7 @@ def choose_block_shape(
     cost : BlockBytes
         Memory of a block.
     budget : int
-        Bytes that all blocks in memory may take together.
+        Limit in bytes of all blocks, boxes and working memory together.
     chunk_shape : sequence of int, optional
         Shape of a chunk of the source, which is read whole if a box touches it; by default single voxels.
 
@@ -148,25 +150,26 @@ def choose_block_shape(
     block = [min(s, n) for s, n in zip(stored_shape, grid.output_shape, strict=True)]
     chunks = (1,) * grid.rank if chunk_shape is None else chunk_shape
 
-    def needs(shape: Sequence[int]) -> int:
-        whole = math.prod(-(-b // s) * s for b, s in zip(shape, stored_shape, strict=True))
-        return cost.peak(source_bound(grid, shape), math.prod(shape), source_bound(grid, shape, grid.pad), whole)
+    def peak_nbytes(shape: Sequence[int]) -> int:
+        stored_voxels = math.prod(-(-b // s) * s for b, s in zip(shape, stored_shape, strict=True))
+        work_voxels = source_bound(grid, shape, grid.pad)
+        return cost.peak(source_bound(grid, shape), math.prod(shape), work_voxels, stored_voxels)
 
-    if needs(block) > budget:
+    if peak_nbytes(block) > budget:
         raise DeviceMemoryError(
-            f"blocks of one stored object, {tuple(block)} voxels, need {needs(block)} bytes, but {budget} may be used: "
-            f"choose smaller chunks= (or shards=), or more device_memory="
+            f"blocks of one stored object, {tuple(block)} voxels, need {peak_nbytes(block)} bytes, but {budget} may be "
+            f"used: choose smaller chunks= (or shards=), or more device_memory="
         )
     all_bytes = cost.pair(source_bound(grid, grid.output_shape), math.prod(grid.output_shape))
-    large = min(_LARGE_NBYTES, max(_SMALL_NBYTES, all_bytes // _ENOUGH_BLOCKS))
+    large_nbytes = min(_LARGE_NBYTES, max(_SMALL_NBYTES, all_bytes // _ENOUGH_BLOCKS))
 
-    def pays(shape: Sequence[int]) -> bool:
-        """Return whether a block is small enough to gain by its size, or saves enough reads."""
-        size = cost.pair(source_bound(grid, shape), math.prod(shape))
-        if size <= large:
+    def is_worthwhile(shape: Sequence[int]) -> bool:
+        """Return whether a larger block is faster: it is still small, or it saves enough reads."""
+        nbytes = cost.pair(source_bound(grid, shape), math.prod(shape))
+        if nbytes <= large_nbytes:
             return True
         saved = _reads_per_voxel(grid, block, chunks) - _reads_per_voxel(grid, shape, chunks)
-        return size <= all_bytes // _FEW_BLOCKS and saved >= _MIN_SAVING * _reads_per_voxel(grid, block, chunks)
+        return nbytes <= all_bytes // _FEW_BLOCKS and saved >= _MIN_SAVING * _reads_per_voxel(grid, block, chunks)
 
     while True:
         longer: list[tuple[int, ...]] = [
@@ -174,11 +177,11 @@ def choose_block_shape(
             for axis, (stored, length) in enumerate(zip(stored_shape, grid.output_shape, strict=True))
             if block[axis] < length
         ]
-        fitting = [shape for shape in longer if needs(shape) <= budget and pays(shape)]
+        fitting = [shape for shape in longer if peak_nbytes(shape) <= budget and is_worthwhile(shape)]
         if not fitting:
             # Blocks consist of whole stored objects, even if the output's end cuts them.
             return tuple(-(-b // s) * s for b, s in zip(block, stored_shape, strict=True))
-        best = min(fitting, key=lambda shape: (_reads_per_voxel(grid, shape, chunks), *_by_compactness(shape)))
+        best = min(fitting, key=lambda shape: (_reads_per_voxel(grid, shape, chunks), *_compactness_key(shape)))
         block = list(best)
 
 
@@ -187,6 +190,6 @@ def _reads_per_voxel(grid: AffineGrid, shape: Sequence[int], chunk_shape: Sequen
     return round(100 * voxels_read(grid, shape, chunk_shape) / math.prod(grid.source_shape))
 
 
-def _by_compactness(shape: Sequence[int]) -> tuple[int, ...]:
-    """Sort key of shapes: the most cubic first, and among equals the longest along the last axes."""
+def _compactness_key(shape: Sequence[int]) -> tuple[int, ...]:
+    """Return the sort key of a shape: cubes come first; of equally compact shapes, the longest along the last axes."""
     return (max(shape), -min(shape), *shape)

@@ -20,14 +20,15 @@ from linumpy.plan.grid.point_map import PointMap
 
 #: Modes that extend a box clipped at the edges of the image exactly as they extend the image.
 CLIPPED_MODES = ("constant", "nearest")
-#: Margin of a box, by spline order, so that cutting the box does not affect the prefilter inside: the largest pole of
-#: the filter, to this power, is below 1e-12.
+#: Margin in voxels around a box, by spline order, in which the effect of cutting the box on the prefilter decays: the
+#: largest pole of the filter, to this power, is below 1e-12.
 _FILTER_MARGIN = {0: 0, 1: 0, 2: 16, 3: 21, 4: 28, 5: 33}
 #: Voxels by which SciPy pads an image before it filters for mode "nearest".
 SPLINE_PAD = 12
-#: Upper bound of the rounding error of a coordinate. Voxels within it are read, or treated as outside if that is safer.
+#: Upper bound of the rounding error of a coordinate, in voxels. Boxes include the voxels that an error may add.
 _ROUNDING = 1e-6
-_TRUNCATE = 4.0  # standard deviations at which a Gaussian is cut, as SciPy's gaussian_filter
+#: Standard deviations at which a Gaussian is cut, as in SciPy's gaussian_filter.
+_TRUNCATE = 4.0
 
 
 def gaussian_radius(sigma: float) -> int:
@@ -36,10 +37,11 @@ def gaussian_radius(sigma: float) -> int:
 
 
 def anti_aliasing_sigmas(matrix: Sequence[Sequence[float]]) -> tuple[float, ...]:
-    """Choose the Gaussian that smooths a source before it is sampled through a matrix, in voxels for each axis.
+    """Compute the standard deviations of the Gaussian that smooths a source before it is sampled through a matrix.
 
-    (scale - 1) / 2, as in scikit-image's ``resize``; scale is the length of the matrix's row, the distance along that
-    axis of the source for a step of one voxel of the output. 0 if the output is not coarser.
+    In voxels, for each axis of the source: (scale - 1) / 2, as in scikit-image's ``resize``, or 0 if the output is not
+    coarser. The scale is the length of the axis's row of the matrix: how far one voxel of the output reaches along that
+    axis of the source.
     """
     lengths = []
     for row in matrix:
@@ -66,10 +68,15 @@ class AffineGrid:
         One of :data:`MODES`.
     sigmas : tuple of float
         Standard deviations of the Gaussian that smooths the source before it is sampled, in voxels for each axis of the
-        source, whose outermost voxels are repeated beyond its edges. Empty, or all 0: no smoothing.
+        source. The Gaussian repeats the outermost voxels beyond the edges. Empty, or all 0: no smoothing.
     warp : PointMap
         Fields of vectors, applied to voxels of the output before matrix and offset. The box of the source for a block
         depends on vectors that the plan does not read, so blocks have no box.
+
+    Raises
+    ------
+    ValueError
+        A shape, matrix, order, mode or sigma is invalid, or they cannot be computed block by block together.
     """
 
     source_shape: tuple[int, ...]
@@ -126,14 +133,15 @@ class AffineGrid:
     def separable(self) -> bool:
         """Whether one table of weights for each axis both smooths and interpolates.
 
-        True if the output has a coarser spacing, with linear interpolation, and both volumes begin at the same edge.
+        True if the source is smoothed, the order is 1 and the mode "nearest", the map scales each axis without a warp,
+        and both volumes begin at the same edge.
         """
         if not self.smooths or self.order != 1 or self.mode != "nearest" or self.warp:
             return False
         matrix = np.array(self.matrix, np.float64)
         scales = matrix.diagonal()
-        begins = np.abs(np.array(self.offset) - (scales - 1) / 2) <= 1e-9 * np.maximum(1, scales)
-        return bool((matrix == np.diag(scales)).all() and (scales > 0).all() and begins.all())
+        same_edge = np.abs(np.array(self.offset) - (scales - 1) / 2) <= 1e-9 * np.maximum(1, scales)
+        return bool((matrix == np.diag(scales)).all() and (scales > 0).all() and same_edge.all())
 
     @property
     def reach(self) -> tuple[int, ...]:
@@ -141,7 +149,7 @@ class AffineGrid:
         return tuple(map(gaussian_radius, self.sigmas)) or (0,) * self.rank
 
     def coordinates(self, start: Sequence[int], stop: Sequence[int]) -> tuple[tuple[float, float], ...]:
-        """Return the range of coordinates, for each axis of the source, of a box of the output."""
+        """Return the lowest and highest coordinate along each axis of the source for a box of the output."""
         if self.separable:  # bit for bit as gpu/resize/tables.py computes them
             scales = (self.matrix[axis][axis] for axis in range(self.rank))
             voxels = zip(scales, start, stop, strict=True)
@@ -153,18 +161,18 @@ class AffineGrid:
         return tuple(bounds)
 
     def stays_inside(self, axis: int, low: float, high: float) -> bool:
-        """Say whether linear interpolation between two coordinates needs only voxels within the source."""
+        """Return whether linear interpolation at coordinates from `low` to `high` needs only voxels of the source."""
         return low >= _ROUNDING and high < self.source_shape[axis] - 1 - _ROUNDING
 
     @property
     def support(self) -> tuple[int, int]:
-        """Voxels to read below and above the voxel at or below a coordinate, rounding errors included."""
-        reach = 0 if self.order < 2 else 1 + self.order // 2 + _FILTER_MARGIN[self.order]
-        return reach, 1 + reach
+        """Voxels to read before and after voxel ``floor(coordinate)``, including the prefilter's margin."""
+        margin = 0 if self.order < 2 else 1 + self.order // 2 + _FILTER_MARGIN[self.order]
+        return margin, 1 + margin
 
     @property
     def pad(self) -> int:
-        """Voxels by which a box is padded at either end of each axis before it is filtered."""
+        """Voxels by which a box is padded at either end of each axis before the spline's prefilter."""
         return SPLINE_PAD if self.order > 1 and self.mode == "nearest" else 0
 
 
@@ -179,7 +187,8 @@ class Block:
     start, stop : tuple of int
         Corners in the output.
     source_start, source_stop : tuple of int
-        Corners in the source, within its shape; equal if the block lies wholly outside, so that nothing is read.
+        Corners in the source, within its shape. All 0 if the whole block lies outside, so that nothing is read, or if
+        the grid has a warp.
     """
 
     number: int
@@ -218,9 +227,9 @@ class ResamplePlan:
     grid : AffineGrid
         Output grid over the source.
     block_shape : tuple of int
-        Whole stored objects (chunks or shards) of the output; blocks at its end are cut.
+        Shape of a block, a multiple of the shape of a stored object (chunk or shard); the output's end cuts blocks.
     part_bytes : int
-        Maximum bytes of the boxes of a part of a block, if the grid has a warp
+        If the grid has a warp: maximum bytes of the boxes that a part of a block is computed from
         (:func:`linumpy.resample.blocks.warp.make_warped`).
     counts : tuple of int
         Number of blocks along each axis.
@@ -242,7 +251,7 @@ class ResamplePlan:
         return map(self.block, range(len(self)))
 
     def block(self, number: int) -> Block:
-        """Return one block."""
+        """Return the block of an index; IndexError if the plan has no such block."""
         if not 0 <= number < len(self):
             raise IndexError(f"block {number} does not exist: the plan has {len(self)}")
         corner = np.unravel_index(number, self.counts)
@@ -253,7 +262,7 @@ class ResamplePlan:
 
     @cached_property
     def largest(self) -> tuple[int, int]:
-        """Voxels of the largest box of the source, and of the largest block."""
+        """Number of voxels of the largest box of the source, and of the largest block."""
         largest_block = math.prod(map(min, self.block_shape, self.grid.output_shape))
         return max(math.prod(block.source_shape) for block in self), largest_block
 
@@ -261,8 +270,8 @@ class ResamplePlan:
 def source_box(grid: AffineGrid, start: Sequence[int], stop: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Find the box of the source that a box of the output is computed from.
 
-    The box contains every voxel that contributes to the result, rounding of coordinates included, and no other margin:
-    a single voxel in another stored chunk may cause a read of that whole chunk.
+    The box contains every voxel that contributes to the result, whatever the rounding of coordinates. It has no further
+    margin, since a single voxel in another stored chunk causes a read of that whole chunk.
 
     Parameters
     ----------
@@ -274,7 +283,7 @@ def source_box(grid: AffineGrid, start: Sequence[int], stop: Sequence[int]) -> t
     Returns
     -------
     start, stop : tuple of int
-        Corners in the source; all zeros if the box lies outside of it, or the grid has a warp.
+        Corners in the source; all 0 if the box lies outside of the source, or the grid has a warp.
     """
     if grid.warp:
         return (0,) * grid.rank, (0,) * grid.rank
@@ -288,7 +297,7 @@ def source_box(grid: AffineGrid, start: Sequence[int], stop: Sequence[int]) -> t
 
 
 def axis_box(grid: AffineGrid, axis: int, low: float, high: float) -> tuple[int, int] | None:
-    """Find the voxels needed along one axis; None if no voxel is needed."""
+    """Find the voxels needed along one axis for coordinates from `low` to `high`; None if no voxel is needed."""
     box = _linear_box(grid, axis, low, high) if grid.separable else _sampled_box(grid, axis, low, high)
     if box is None:
         return None
@@ -297,14 +306,14 @@ def axis_box(grid: AffineGrid, axis: int, low: float, high: float) -> tuple[int,
 
 
 def _linear_box(grid: AffineGrid, axis: int, low: float, high: float) -> tuple[int, int]:
-    """Find the voxels with a weight other than 0 in tables of weights between two coordinates."""
+    """Find the voxels that linear interpolation weights at coordinates from `low` to `high`, clamped to the source."""
     end = grid.source_shape[axis] - 1.0
     low, high = min(max(low, 0.0), end), min(max(high, 0.0), end)
     return math.floor(low), math.ceil(high) + 1
 
 
 def _sampled_box(grid: AffineGrid, axis: int, low: float, high: float) -> tuple[int, int] | None:
-    """Find the voxels that are sampled between two coordinates along one axis."""
+    """Find the voxels that are sampled at coordinates from `low` to `high`; None if mode "constant" samples none."""
     n, (before, after) = grid.source_shape[axis], grid.support
     if grid.mode == "constant" and (high < -_ROUNDING or low > n - 1 + _ROUNDING):
         return None
@@ -315,8 +324,8 @@ def _sampled_box(grid: AffineGrid, axis: int, low: float, high: float) -> tuple[
     if n == 1 or high - low >= 2 * n:
         return 0, n
     # Subtract whole periods, to keep the numbers small.
-    turn = 2 * int(period(n, grid.mode))
-    shift = math.floor(low / turn) * turn
+    two_periods = 2 * int(period(n, grid.mode))
+    shift = math.floor(low / two_periods) * two_periods
     voxels = np.arange(math.floor(low - shift) - before - 1, math.floor(high - shift) + after + 2)
     folded = fold(voxels, n, grid.mode)
     return max(int(folded.min()) - 1, 0), min(int(folded.max()) + 2, n)

@@ -1,7 +1,8 @@
 """Maps of points as a sequence of steps: affine maps, and vector fields on regular grids.
 
-In: matrices and fields. Out: a :data:`PointMap`, in which consecutive affine maps are merged. Nothing is opened; a
-field refers to its array. ``linumpy.resample.blocks.warp`` applies such maps to the voxels of a block.
+In: matrices and fields. Out: a :data:`PointMap`; :func:`compose` merges consecutive affine maps. Errors: ``ValueError``
+for points with a wrong number of coordinates. Nothing is opened or read: a field refers to an array.
+``linumpy.resample.blocks.warp`` applies such maps to the voxels of a block.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ class Affine:
 
     @property
     def inputs(self) -> int:
-        """Coordinates of a point."""
+        """Number of coordinates of a point."""
         return len(self.matrix[0]) - 1
 
     @property
     def outputs(self) -> int:
-        """Coordinates of the result."""
+        """Number of coordinates of the result."""
         return len(self.matrix)
 
 
@@ -45,17 +46,19 @@ class Field:
     Attributes
     ----------
     array : zarr.Array
-        Unread: an axis for each input coordinate, in their order, and an axis for the components of a vector.
+        The vectors, not read yet: one axis for each input coordinate, in the order of the coordinates, and one axis for
+        the components of a vector.
     component_axis : int
         The axis of the components.
     scale, translation : tuple of float
-        Step, and position of the first vector, along each other axis, in the coordinates of points.
+        Distance between vectors, and position of the first vector, along each axis but `component_axis`, in the
+        coordinate system of the points.
     relative : bool
         Whether vectors are displacements; otherwise they are coordinates.
     order : int
         Spline order of the interpolation between vectors: 0, 1 or 3.
     first : int
-        Index of the first input coordinate; coordinates that are no input remain unchanged.
+        Index of the first coordinate of a point that the field takes. Coordinates that it does not take are unchanged.
     """
 
     array: Any
@@ -73,12 +76,12 @@ class Field:
 
     @property
     def outputs(self) -> int:
-        """Components of a vector."""
+        """Number of components of a vector."""
         return int(self.array.shape[self.component_axis])
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Vectors along each axis."""
+        """Number of vectors along each axis."""
         return tuple(n for axis, n in enumerate(self.array.shape) if axis != self.component_axis)
 
 
@@ -109,7 +112,7 @@ def compose(*maps: Iterable[Affine | Field]) -> PointMap:
 
 
 def as_matrix(steps: PointMap, rank: int) -> np.ndarray | None:
-    """Return a map without fields as a matrix of outputs × (inputs + 1); None for a map with fields."""
+    """Return a composed map without fields as a matrix, (outputs, inputs + 1); None for a map with fields."""
     if not steps:
         return np.eye(rank, rank + 1)
     return np.array(steps[0].matrix) if len(steps) == 1 and isinstance(steps[0], Affine) else None
@@ -124,28 +127,28 @@ def inverted(step: Affine) -> Affine | None:
 
 
 def within_point(steps: PointMap, before: int, after: int) -> PointMap:
-    """Extend a map to points with `before` more coordinates at the start and `after` at the end, kept unchanged."""
-    moved: list[Affine | Field] = []
+    """Extend a map to points with further coordinates, `before` first and `after` last, which the map keeps."""
+    extended: list[Affine | Field] = []
     for step in steps:
         if isinstance(step, Field):
-            moved.append(replace(step, first=step.first + before))
+            extended.append(replace(step, first=step.first + before))
             continue
         matrix = np.zeros((before + step.outputs + after, before + step.inputs + after + 1))
         matrix[:before, :before] = np.eye(before)
-        inner = np.array(step.matrix)
-        matrix[before : before + step.outputs, before : before + step.inputs] = inner[:, :-1]
-        matrix[before : before + step.outputs, -1] = inner[:, -1]
+        step_matrix = np.array(step.matrix)
+        matrix[before : before + step.outputs, before : before + step.inputs] = step_matrix[:, :-1]
+        matrix[before : before + step.outputs, -1] = step_matrix[:, -1]
         matrix[before + step.outputs :, before + step.inputs : -1] = np.eye(after)
-        moved.append(Affine(tuple(map(tuple, matrix.tolist()))))
-    return tuple(moved)
+        extended.append(Affine(tuple(map(tuple, matrix.tolist()))))
+    return tuple(extended)
 
 
 def outputs_of(steps: PointMap, rank: int) -> int:
-    """Count the output coordinates of a map for points of `rank` coordinates; ``ValueError`` if `rank` does not fit."""
+    """Count the coordinates of the result for points of `rank` coordinates; ``ValueError`` if a step takes others."""
     for step in steps:
         first = step.first if isinstance(step, Field) else 0
-        fits = first + step.inputs <= rank if isinstance(step, Field) else step.inputs == rank
-        if not fits:
+        is_accepted = first + step.inputs <= rank if isinstance(step, Field) else step.inputs == rank
+        if not is_accepted:
             raise ValueError(f"it takes points of {first + step.inputs} coordinates, and gets {rank}")
         rank = rank - step.inputs + step.outputs
     return rank

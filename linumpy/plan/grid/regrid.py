@@ -1,7 +1,7 @@
-"""Plan a new grid from a spacing or an affine matrix: its map, shape, spacing and origin.
+"""Plan a new grid for a volume, from a wanted spacing or an affine matrix.
 
-In: numbers. Out: :class:`Regrid`. Spacing and origin are in µm, everything else in voxels. Errors: ``ValueError``
-naming the value.
+In: the grid of the source, and the spacing or matrix. Out: :class:`Regrid`. Spacing and origin are in µm, everything
+else in voxels. Errors: ``ValueError`` naming the value.
 """
 
 from __future__ import annotations
@@ -51,30 +51,36 @@ def plan_regrid(
     origin: Sequence[float],
     output_shape: Sequence[int] | None = None,
 ) -> Regrid:
-    """Determine the grid of an output.
+    """Plan the grid of an output.
 
     Parameters
     ----------
     transform_or_spacing : float, sequence of float, or matrix
-        One number, or one for each axis: the wanted spacing in µm. A matrix of (rank, rank), (rank, rank + 1) or
+        One number, or one for each axis: the wanted spacing in µm. A matrix of shape (rank, rank), (rank, rank + 1) or
         (rank + 1, rank + 1) maps voxels of the output to coordinates in the source, both in voxels.
     shape, spacing, origin : sequence
         Grid of the source: voxels, spacing in µm, centre of the first voxel in µm.
     output_shape : sequence of int, optional
         Default for a spacing: the whole number of voxels nearest to the extent of the source; the spacing is then
-        adapted to fill the extent exactly. Default for a matrix: the shape of the source. With an `output_shape` the
-        spacing is used unchanged, and output and source begin at the same edge.
+        adapted to fill the extent exactly. Default for a matrix: the shape of the source. With an `output_shape` a
+        wanted spacing is used unchanged, and output and source begin at the same edge.
+
+    Raises
+    ------
+    ValueError
+        A spacing, matrix or `output_shape` of the wrong shape; a spacing that is not positive or too small; a matrix
+        that is singular or not finite.
 
     Notes
     -----
-    The centre of voxel i lies at (i + 1/2) spacing from the edge where the volume begins, so for a new spacing f times
-    as wide voxel i lies at (i + 1/2) f - 1/2 in the source. The spacing under a matrix is the length in µm of a step
-    of one voxel along each axis of the output. A scale and a translation cannot describe rotated axes; the origin is
-    correct nonetheless.
+    The centre of voxel i lies at (i + 1/2) spacing from the edge where the volume begins. With a new spacing f times
+    as wide, voxel i therefore lies at (i + 1/2) f - 1/2 in the source. Under a matrix, the new spacing is the length in
+    µm of a step of one voxel along each axis of the output. Spacing and origin cannot describe rotated axes, but the
+    origin is correct.
     """
     rank = len(shape)
     if output_shape is not None:
-        output_shape = _shape(output_shape, rank)
+        output_shape = _checked_shape(output_shape, rank)
     try:
         values = np.asarray(transform_or_spacing, np.float64)
     except (TypeError, ValueError) as error:
@@ -84,20 +90,20 @@ def plan_regrid(
         ) from error
     if values.ndim < 2:
         return _by_spacing(values, transform_or_spacing, tuple(shape), spacing, origin, output_shape)
-    matrix, offset = _affine(values, rank)
-    steps = np.linalg.norm(np.diag(spacing) @ matrix, axis=0)
+    matrix, offset = _split_affine(values, rank)
+    new_spacing = np.linalg.norm(np.diag(spacing) @ matrix, axis=0)
     new_origin = [o + s * shift for o, s, shift in zip(origin, spacing, offset.tolist(), strict=True)]
     return Regrid(
         shape=tuple(shape) if output_shape is None else output_shape,
         matrix=tuple(map(tuple, matrix.tolist())),
         offset=tuple(offset.tolist()),
-        spacing=tuple(steps.tolist()),
+        spacing=tuple(new_spacing.tolist()),
         origin=tuple(new_origin),
     )
 
 
 def centred(old: float, new: float) -> tuple[float, float]:
-    """Map voxels along one axis without changing its extent: the centre of voxel i is at factor × i + offset.
+    """Map voxels along one axis without changing the extent: the centre of new voxel i is at old factor × i + offset.
 
     Parameters
     ----------
@@ -107,7 +113,7 @@ def centred(old: float, new: float) -> tuple[float, float]:
     Returns
     -------
     factor, offset : float
-        The offset takes one division, so that a coordinate of exactly 0 is not rounded below 0.
+        The offset is computed by one division, so that a coordinate of exactly 0 is not rounded below 0.
     """
     return old / new, (old - new) / (2 * new)
 
@@ -129,10 +135,10 @@ def _by_spacing(
         if not all(map(math.isfinite, sizes)):
             raise ValueError(f"wanted spacing {given!r} is too small: the number of voxels overflows")
         output_shape = tuple(max(1, round(size)) for size in sizes)
-        steps: list[tuple[float, float]] = list(zip(shape, output_shape, strict=True))
+        pairs: list[tuple[float, float]] = list(zip(shape, output_shape, strict=True))
     else:
-        steps = list(zip(wanted, spacing, strict=True))
-    factors, offset = map(list, zip(*(centred(a, b) for a, b in steps), strict=True))
+        pairs = list(zip(wanted, spacing, strict=True))
+    factors, offset = map(list, zip(*(centred(a, b) for a, b in pairs), strict=True))
     return Regrid(
         shape=output_shape,
         matrix=tuple(tuple(map(float, row)) for row in np.diag(factors)),
@@ -142,7 +148,7 @@ def _by_spacing(
     )
 
 
-def _affine(values: np.ndarray, rank: int) -> tuple[np.ndarray, np.ndarray]:
+def _split_affine(values: np.ndarray, rank: int) -> tuple[np.ndarray, np.ndarray]:
     """Split a matrix into its linear part and the offset."""
     forms = ((rank, rank), (rank, rank + 1), (rank + 1, rank + 1))
     if values.shape not in forms:
@@ -159,7 +165,7 @@ def _affine(values: np.ndarray, rank: int) -> tuple[np.ndarray, np.ndarray]:
     return linear, values[:rank, rank] if values.shape[1] > rank else np.zeros(rank)
 
 
-def _shape(output_shape: Sequence[int], rank: int) -> tuple[int, ...]:
+def _checked_shape(output_shape: Sequence[int], rank: int) -> tuple[int, ...]:
     sizes = tuple(output_shape) if np.iterable(output_shape) else ()
     if len(sizes) != rank or not all(isinstance(n, (int, np.integer)) and n > 0 for n in sizes):
         raise ValueError(f"output_shape={output_shape!r}: {rank} sizes >= 1 are needed")

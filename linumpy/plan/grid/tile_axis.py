@@ -1,8 +1,8 @@
-"""One axis of a volume of tiles that is resampled tile by tile.
+"""Plan the resampling of a volume of tiles along one axis, tile by tile.
 
-In: voxels. Out: the extents of tiles before and after resampling. Each tile is resampled by itself: it is smoothed by a
-Gaussian of (factor - 1) / 2 voxels if it gets coarser, and interpolated linearly; both steps repeat its outermost
-voxels beyond its edges. A new voxel has the value at its centre.
+In: sizes in voxels. Out: the voxels of each tile before ("old") and after resampling ("new"). Each tile is resampled
+independently: a Gaussian of (factor - 1) / 2 voxels smooths it if it gets coarser, and linear interpolation gives the
+value at the centre of each new voxel. Both steps repeat the outermost voxels of the tile beyond its edges.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class TileAxis:
     Attributes
     ----------
     size : int
-        Voxels of the axis, which begins with the first voxel of a tile; the last tile may be shorter.
+        Old voxels of the axis. The first tile begins at the first voxel; the last tile may be shorter.
     tile, new_tile : int
         Voxels of a whole tile, before and after resampling.
     """
@@ -29,28 +29,28 @@ class TileAxis:
 
     @property
     def factor(self) -> float:
-        """Old voxels per new voxel."""
+        """Width of a new voxel in old voxels."""
         return self.tile / self.new_tile
 
     @property
     def sigma(self) -> float:
-        """Standard deviation of the Gaussian, in voxels; 0 without smoothing."""
+        """Standard deviation of the Gaussian, in old voxels; 0 without smoothing."""
         return max(0.0, (self.factor - 1) / 2)
 
     @property
     def offset(self) -> float:
-        """Centre of a new tile's first voxel, in old voxels."""
+        """Coordinate of the centre of a tile's first new voxel, in old voxels of the tile."""
         return (self.factor - 1) / 2
 
     @property
     def new_size(self) -> int:
-        """New voxels of the axis."""
+        """Number of new voxels of the axis."""
         return self.new_offset(self.size)
 
     def new_offset(self, offset: int) -> int:
         """Convert the offset of a tile's first voxel, or the size of the axis, to new voxels.
 
-        A shorter last tile keeps the factor of whole tiles, so that the spacing is uniform; its number of new voxels is
+        A shorter last tile keeps the factor of whole tiles, so that the spacing is uniform. Its number of new voxels is
         rounded, and at least 1.
         """
         tiles, remainder = divmod(offset, self.tile)

@@ -1,6 +1,6 @@
-"""Plan a mosaic grid (tiles side by side) at another voxel spacing.
+"""Plan the resampling of a mosaic grid (tiles side by side) to another voxel spacing.
 
-In: voxels, spacing and origin of a mosaic, the size of its tiles, and a wanted spacing. Out: :class:`TileGrid`. Spacing
+In: shape, spacing and origin of a mosaic, the shape of a tile, and a wanted spacing. Out: :class:`TileGrid`. Spacings
 and origins are in µm, everything else in voxels. Errors: ``ValueError`` naming the value.
 """
 
@@ -20,11 +20,11 @@ class TileGrid:
     Attributes
     ----------
     axes : tuple of TileAxis
-        Axes of the mosaic.
+        Axes of the mosaic, with the sizes of tiles before and after resampling.
     spacing : tuple of float
-        New spacing, µm: the extent of a tile divided into a whole number of voxels.
+        New spacing, µm: the extent of a tile divided by its whole number of new voxels.
     origin : tuple of float
-        New centre of the first voxel, µm.
+        Centre of the first new voxel, µm.
     """
 
     axes: tuple[TileAxis, ...]
@@ -47,12 +47,12 @@ class TileGrid:
         return tuple(axis.new_size for axis in self.axes)
 
     def part(self, box: tuple[slice, ...]) -> tuple[TileAxis, ...]:
-        """Return the axes of a box of tiles; the mosaic's end may cut the last tile."""
+        """Return the axes of a box of tiles of the mosaic, given in old voxels; the last tile may be shorter."""
         pairs = zip(box, self.axes, strict=True)
         return tuple(TileAxis(bounds.stop - bounds.start, axis.tile, axis.new_tile) for bounds, axis in pairs)
 
     def new_box(self, box: tuple[slice, ...]) -> tuple[slice, ...]:
-        """Convert a box of tiles to new voxels."""
+        """Convert a box of tiles from old to new voxels."""
         pairs = zip(box, self.axes, strict=True)
         return tuple(slice(axis.new_offset(bounds.start), axis.new_offset(bounds.stop)) for bounds, axis in pairs)
 
@@ -64,7 +64,7 @@ def plan_tile_grid(
     origin: Sequence[float],
     target: Sequence[float] | float,
 ) -> TileGrid:
-    """Determine the mosaic grid at another spacing.
+    """Plan the mosaic grid at another spacing.
 
     Parameters
     ----------
@@ -78,7 +78,8 @@ def plan_tile_grid(
     Raises
     ------
     ValueError
-        A spacing that is not a positive number, or so coarse that a tile has no voxel; a tile that does not fit.
+        A spacing that is not a positive number, too small, or so coarse that a tile has no voxel; a tile that does not
+        fit into the mosaic.
     """
     rank = len(shape)
     wanted = (float(target),) * rank if isinstance(target, int | float) else tuple(map(float, target))
@@ -92,10 +93,10 @@ def plan_tile_grid(
     for n, t, current, width in zip(shape, tile, spacing, wanted, strict=True):
         if not math.isfinite(t * current / width):
             raise ValueError(f"wanted spacing {width:g} µm is too small: the number of voxels overflows")
-        new = round(t * current / width)
-        if new < 1:
+        new_tile = round(t * current / width)
+        if new_tile < 1:
             raise ValueError(f"wanted spacing {width:g} µm: a tile is {t * current:g} µm wide and would have no voxel")
-        axes.append(TileAxis(int(n), int(t), new))
+        axes.append(TileAxis(int(n), int(t), new_tile))
     return TileGrid(
         tuple(axes),
         tuple(s * axis.factor for s, axis in zip(spacing, axes, strict=True)),

@@ -1,9 +1,9 @@
 """Decide whether zarr-python's GPU mode may read an array that linumpy's reader cannot.
 
-In: a layout and a region. Out: the reason not to use it, or None; ``linumpy.gpu.read.fallback`` reads accordingly.
-Pure. The GPU mode is used only for kinds of reads that ``tests/gpu/read/test_fallback.py`` compares with zarr-python on
-the host, bit for bit. All others are read into host memory and copied to the device once, which is as fast for encoded
-or small chunks.
+In: a layout and a region. Out: the reason not to use the GPU mode, or None; ``linumpy.gpu.read.fallback`` reads
+accordingly. Pure. The GPU mode is used only for kinds of reads that ``tests/gpu/read/test_fallback.py`` compares with
+zarr-python on the host, bit for bit. For all others zarr-python reads into host memory, with one copy to the device;
+this is as fast for encoded or small chunks.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from linumpy.plan.region import Region
 
 
 def why_not_gpu_mode(layout: ArrayLayout, region: Region, dtype: np.dtype | None = None, device: int = 0) -> str | None:
-    """Return why zarr's GPU mode cannot be used for a read; None where it can.
+    """Return why zarr's GPU mode is not used for a read; None if it is.
 
     Parameters
     ----------
@@ -24,7 +24,7 @@ def why_not_gpu_mode(layout: ArrayLayout, region: Region, dtype: np.dtype | None
     region : Region
         Region to read.
     dtype : numpy.dtype, optional
-        Data type of the result; by default that of the array.
+        Data type of the result; by default the data type of the array.
     device : int
         Index of the CUDA device of the result.
     """

@@ -1,7 +1,7 @@
-"""The plan of a read: a region of an array, and the chunks that the region touches.
+"""Plan a read: a region of an array, and the chunks that the region touches.
 
-In: :class:`~linumpy.plan.layout.ArrayLayout` and a region. Out: :class:`ReadPlan`, which explains itself
-(``str(plan)``).
+In: :class:`~linumpy.plan.layout.ArrayLayout` and a region. Out: :class:`ReadPlan`; ``str(plan)`` describes the read,
+one property a line.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class ReadPlan:
     region : Region
         Region to read.
     decoding : str
-        How chunks are decoded; empty where unknown.
+        How chunks are decoded; empty if unknown.
     scratch_bytes : int or None
-        Device memory beyond the result; None where unknown.
+        Device memory in addition to the result; None if unknown.
     """
 
     layout: ArrayLayout
@@ -50,9 +50,9 @@ class ReadPlan:
 
     @property
     def backend(self) -> str:
-        """The choice of ``backend="auto"``: ``"linumpy"``, ``"zarr-gpu"`` or ``"zarr-host"``.
+        """The backend that ``backend="auto"`` chooses: ``"linumpy"``, ``"zarr-gpu"`` or ``"zarr-host"``.
 
-        Holds for a read without a cast, to device 0.
+        Valid for a read to device 0, without a cast.
         """
         if self.layout.unsupported is None:
             return "linumpy"
@@ -60,12 +60,12 @@ class ReadPlan:
 
     @property
     def chunk_count(self) -> int:
-        """(Inner) chunks that the region touches."""
+        """Number of (inner) chunks that the region touches."""
         return math.prod(last - first for first, last in self._chunk_box)
 
     @property
     def object_count(self) -> int:
-        """Stored objects, files of a local store, that the region touches; some may be missing."""
+        """Number of stored objects (files of a local store) that the region touches; some may not exist."""
         shard = self.layout.shard
         if self.layout.lengths is not None:
             return math.prod(last - first for first, last in self._object_box(self.layout.lengths))
@@ -82,15 +82,15 @@ class ReadPlan:
         return [(start // size, -(-stop // size) if stop > start else start // size) for start, stop, size in bounds]
 
     def _object_box(self, lengths: tuple[np.ndarray, ...]) -> list[tuple[int, int]]:
-        """First stored object of a rectilinear grid that the region touches, and one past the last, along each axis."""
+        """Return the first stored object (rectilinear grid) that the region touches, and one past the last, by axis."""
         return [chunk_range(*axis) for axis in zip(lengths, self.region.start, self.region.stop, strict=True)]
 
     def __str__(self) -> str:
-        return "\n".join(f"{label:<11}{text}" for label, text in _explain(self))
+        return "\n".join(f"{label:<11}{text}" for label, text in _description(self))
 
 
 def plan_read(layout: ArrayLayout, region: RegionLike = None) -> ReadPlan:
-    """Plan the read of a region.
+    """Plan the read of a region, by default of the whole array.
 
     Raises
     ------
@@ -100,34 +100,38 @@ def plan_read(layout: ArrayLayout, region: RegionLike = None) -> ReadPlan:
     return ReadPlan(layout, normalize_region(region, layout.shape))
 
 
-def _explain(plan: ReadPlan) -> list[tuple[str, str]]:
+def _description(plan: ReadPlan) -> list[tuple[str, str]]:
+    """Return the label and the text of each line that describes a plan."""
     layout = plan.layout
     order = "" if layout.stored_axes == tuple(range(layout.rank)) else f", axes stored as {layout.stored_axes}"
     swapped = ", bytes swapped on the device" if layout.swapped else ""
     rows = [
         ("array", f"{layout.name} (zarr v{layout.zarr_format})"),
-        ("stored as", f"{layout.dtype} {_times(layout.shape)}, {_binary(layout.nbytes)}{swapped}{order}"),
-        ("chunks", f"{_times(layout.chunk_shape)}, {_binary(layout.chunk_nbytes)} {_each(layout)}"),
+        ("stored as", f"{layout.dtype} {_format_shape(layout.shape)}, {_format_nbytes(layout.nbytes)}{swapped}{order}"),
+        (
+            "chunks",
+            f"{_format_shape(layout.chunk_shape)}, {_format_nbytes(layout.chunk_nbytes)} {_each_or_less(layout)}",
+        ),
     ]
     if layout.shard is not None:
         where = "end" if layout.shard.index_at_end else "start"
         rows.append(
             (
                 "shards",
-                f"{_times(layout.object_shape)}, {layout.shard.count} chunks each, index at the {where}",
+                f"{_format_shape(layout.object_shape)}, {layout.shard.count} chunks each, index at the {where}",
             )
         )
     rows += [
         ("codecs", " → ".join(layout.codecs) or "none"),
         ("fill value", str(layout.fill_value)),
-        ("region", f"{plan.region} → {_times(plan.shape) or 'one element'}, {_binary(plan.nbytes)}"),
-        ("touches", _touches(plan)),
+        ("region", f"{plan.region} → {_format_shape(plan.shape) or 'one element'}, {_format_nbytes(plan.nbytes)}"),
+        ("touches", _format_touched(plan)),
     ]
     if layout.unsupported is None:
         if plan.decoding:
             rows.append(("decoding", plan.decoding))
         if plan.scratch_bytes is not None:
-            rows.append(("scratch", f"{_binary(plan.scratch_bytes)} of device memory"))
+            rows.append(("scratch", f"{_format_nbytes(plan.scratch_bytes)} of device memory"))
         remote = layout.remote
         rows.append(("backend", "linumpy, from a local store" if remote is None else f"linumpy, by {remote.client}"))
     else:
@@ -137,25 +141,25 @@ def _explain(plan: ReadPlan) -> list[tuple[str, str]]:
     return rows
 
 
-def _each(layout: ArrayLayout) -> str:
+def _each_or_less(layout: ArrayLayout) -> str:
     return "each" if layout.lengths is None or layout.shard is not None else "or less (rectilinear)"
 
 
-def _touches(plan: ReadPlan) -> str:
+def _format_touched(plan: ReadPlan) -> str:
     chunks = f"{plan.chunk_count:,} chunk{'s' * (plan.chunk_count != 1)}"
     if plan.layout.unsupported is not None:
         return chunks
     if plan.layout.shard is not None:
         chunks += f" in {plan.object_count:,} shard{'s' * (plan.object_count != 1)}"
-    most = "up to " if _each(plan.layout) != "each" else ""
-    return f"{chunks}, {most}{_binary(plan.chunk_count * plan.layout.chunk_nbytes)} decoded"
+    up_to = "up to " if _each_or_less(plan.layout) != "each" else ""
+    return f"{chunks}, {up_to}{_format_nbytes(plan.chunk_count * plan.layout.chunk_nbytes)} decoded"
 
 
-def _times(shape: tuple[int, ...]) -> str:
+def _format_shape(shape: tuple[int, ...]) -> str:
     return " × ".join(map(str, shape))
 
 
-def _binary(nbytes: int) -> str:
+def _format_nbytes(nbytes: int) -> str:
     """Format a number of bytes with a binary prefix."""
     value, prefixes = float(nbytes), iter(("", "Ki", "Mi", "Gi", "Ti"))
     prefix = next(prefixes)

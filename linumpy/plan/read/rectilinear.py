@@ -1,8 +1,8 @@
-"""Regions of arrays of a rectilinear chunk grid → boxes of regular ones.
+"""Regions of arrays with a rectilinear chunk grid → boxes of regular arrays.
 
-Along an axis, a run of chunks of one length `n` is part of a shifted regular grid, in which chunk `i` begins at
-``i · n`` and has the same key. Neighbouring chunks of one shape are therefore a box of a regular array whose chunks all
-have that shape, and are read like it. Pure.
+Along an axis, a run of stored objects (chunks, or shards) of one length `n` is part of a shifted regular grid, in which
+object `i` begins at ``i · n`` and has the same key. Neighbouring objects of one shape therefore are a box of a regular
+array all of whose objects have that shape, and are read as such. Pure.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from linumpy.plan.layout import ArrayLayout
 
 @dataclass(frozen=True)
 class RegularBox:
-    """A box of chunks of one shape.
+    """A box of stored objects of one shape.
 
     Attributes
     ----------
     layout : ArrayLayout
-        The regular array; all boxes of one chunk shape share the record.
+        The regular array; all boxes of objects of one shape share the record.
     start, stop : tuple of int
-        Bounds of the box in that array.
+        Bounds of the box in the regular array, in voxels.
     offset : tuple of int
-        Where the box begins in the region.
+        Offset of the box from the start of the region, in voxels.
     """
 
     layout: ArrayLayout
@@ -37,51 +37,54 @@ class RegularBox:
 
 
 def cut_by_shape(layout: ArrayLayout, start: Sequence[int], stop: Sequence[int]) -> Iterator[RegularBox]:
-    """Cut a region of a rectilinear array into boxes of chunks of one shape.
+    """Cut a region of a rectilinear array into boxes of stored objects of one shape.
 
     Parameters
     ----------
     layout : ArrayLayout
-        Of a rectilinear grid, with the lengths of its chunks.
+        An array with a rectilinear grid and the lengths of its stored objects.
     start, stop : sequence of int, (rank,)
-        The region, within the array.
+        Bounds of the region, within the array.
     """
     assert layout.lengths is not None
     axes = [list(_runs(*axis)) for axis in zip(layout.lengths, start, stop, strict=True)]
     for box in itertools.product(*axes):
         lengths, begin, end, offset = zip(*box, strict=True)
-        yield RegularBox(_regular(layout, lengths), begin, end, offset)
+        yield RegularBox(_regular_layout(layout, lengths), begin, end, offset)
 
 
 def chunk_range(lengths: np.ndarray, start: int, stop: int) -> tuple[int, int]:
-    """Return the first chunk along an axis that a range of voxels touches, and one past the last."""
+    """Return the first stored object along an axis that a range of voxels touches, and one past the last.
+
+    Equal numbers for an empty range. `lengths` holds the voxels of each object along the axis.
+    """
     ends = np.cumsum(lengths)
     first = int(np.searchsorted(ends, start, "right"))
     return first, first if stop <= start else int(np.searchsorted(ends, stop, "left")) + 1
 
 
 def _runs(lengths: np.ndarray, start: int, stop: int) -> Iterator[tuple[int, int, int, int]]:
-    """Yield, for each run of chunks of one length: length, range in the regular grid, offset in the region."""
-    chunk, end = chunk_range(lengths, start, stop)
-    at = int(lengths[:chunk].sum())
-    while chunk < end:
-        length = int(lengths[chunk])
-        others = np.flatnonzero(lengths[chunk:end] != length)
-        count = int(others[0]) if len(others) else end - chunk
-        first, last = max(start, at), min(stop, at + count * length)
-        shift = chunk * length - at
+    """Yield for each run of objects of one length: length, start and stop in the regular grid, offset in the region."""
+    index, end = chunk_range(lengths, start, stop)
+    run_start = int(lengths[:index].sum())
+    while index < end:
+        length = int(lengths[index])
+        others = np.flatnonzero(lengths[index:end] != length)
+        count = int(others[0]) if len(others) else end - index
+        first, last = max(start, run_start), min(stop, run_start + count * length)
+        shift = index * length - run_start
         yield length, first + shift, last + shift, first - start
-        chunk, at = chunk + count, at + count * length
+        index, run_start = index + count, run_start + count * length
 
 
-def _regular(layout: ArrayLayout, lengths: tuple[int, ...]) -> ArrayLayout:
-    """Describe the array whose stored objects all have one shape. The description is cached on the layout."""
-    known: dict[tuple[int, ...], ArrayLayout] = layout.__dict__.setdefault("_of_shapes", {})
-    if lengths not in known:
+def _regular_layout(layout: ArrayLayout, lengths: tuple[int, ...]) -> ArrayLayout:
+    """Return the layout of the regular array whose stored objects have the shape `lengths`; cached in `layout`."""
+    cached: dict[tuple[int, ...], ArrayLayout] = layout.__dict__.setdefault("_of_shapes", {})
+    if lengths not in cached:
         chunk, shard = lengths, layout.shard
         if shard is not None:
             chunk = layout.chunk_shape
             per_shard = tuple(n // c for n, c in zip(lengths, chunk, strict=True))
             shard = replace(shard, chunks_per_shard=per_shard)
-        known[lengths] = replace(layout, grid="regular", lengths=None, chunk_shape=chunk, shard=shard)
-    return known[lengths]
+        cached[lengths] = replace(layout, grid="regular", lengths=None, chunk_shape=chunk, shard=shard)
+    return cached[lengths]

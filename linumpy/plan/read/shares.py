@@ -13,7 +13,7 @@ from linumpy.plan.region import Region
 
 
 def cut_for_devices(layout: ArrayLayout, region: Region, count: int) -> list[Region]:
-    """Cut the leading axis of a region between stored objects, so that no two devices read one chunk or shard.
+    """Cut a region along the first axis of the result, between stored objects: no two devices read one chunk or shard.
 
     Parameters
     ----------
@@ -27,8 +27,8 @@ def cut_for_devices(layout: ArrayLayout, region: Region, count: int) -> list[Reg
     Returns
     -------
     list of Region
-        One for each device, in order, as equal as the chunks (or shards) allow; some are empty if there are fewer
-        chunks than devices.
+        One for each device, in order. Sizes are as equal as the chunks (or shards) allow; some regions are empty if
+        there are fewer chunks than devices.
 
     Raises
     ------
@@ -45,8 +45,8 @@ def cut_for_devices(layout: ArrayLayout, region: Region, count: int) -> list[Reg
         size = layout.object_shape[axis]
         borders = np.arange(start // size + 1, -(-stop // size), dtype=np.int64) * size
     borders = np.array([start, *borders[(start < borders) & (borders < stop)].tolist(), stop])
-    wanted = [start + (stop - start) * number / count for number in range(1, count)]
-    cuts = [start, *(int(borders[np.abs(borders - ideal).argmin()]) for ideal in wanted), stop]
+    equal_cuts = [start + (stop - start) * number / count for number in range(1, count)]
+    cuts = [start, *(int(borders[np.abs(borders - cut).argmin()]) for cut in equal_cuts), stop]
 
     def with_bounds(first: int, last: int) -> Region:
         def changed(bounds: tuple[int, ...], bound: int) -> tuple[int, ...]:

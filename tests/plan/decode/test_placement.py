@@ -57,7 +57,7 @@ def test_what_a_slot_holds_fits_its_memory(chunk):
         space = slot.lay_out(count, count * stored)
         assert space.nbytes <= slot.nbytes
         if slot.group_nbytes:
-            assert space.order - space.cells >= 4 * (slot.group_nbytes + MAX_ZSTD_BLOCK)
-            assert space.groups - space.order >= 4 * space.block_capacity
+            assert space.block_list - space.cells >= 4 * (slot.group_nbytes + MAX_ZSTD_BLOCK)
+            assert space.groups - space.block_list >= 4 * space.block_capacity
             assert space.unordered - space.groups >= 8 * space.group_count
             assert space.group_count * slot.group_nbytes >= space.decoded_nbytes

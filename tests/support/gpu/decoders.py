@@ -23,15 +23,15 @@ KERNELS = (
     ("blosc", "unshuffle", 0),
     ("checksum", "check_crc32c", 0),
     ("checksum", "check_streams", 0),
-    ("inflate", "inflate", launches._READ_TEAM),
-    ("lz4", "lz4", launches._READ_TEAM),
+    ("inflate", "inflate", launches._SERIAL_TEAM),
+    ("lz4", "lz4", launches._SERIAL_TEAM),
     ("lz4", "lz4_heads", 0),
     ("zstd", "zstd_entropy", 0),
-    ("zstd_execute", "zstd_execute", launches._TEAM),
+    ("zstd_execute", "zstd_execute", launches._ZSTD_TEAM),
     ("zstd", "zstd_frames", 0),
-    ("zstd_cells", "zstd_offsets", launches._TEAM),
-    ("zstd_cells", "zstd_cells", launches._TEAM),
-    ("zstd_cells", "zstd_values", launches._TEAM),
+    ("zstd_cells", "zstd_offsets", launches._ZSTD_TEAM),
+    ("zstd_cells", "zstd_cells", launches._ZSTD_TEAM),
+    ("zstd_cells", "zstd_values", launches._ZSTD_TEAM),
 )
 
 

@@ -2,24 +2,25 @@
 // project.
 //
 // A frame has a header of 16 bytes, the offset of each block in 4 bytes, and the blocks. A block is one stream or, if
-// split, one stream for each byte of an element; 4 bytes before a stream give its size. `blosc_frames`, one warp for
-// each chunk, lists all streams; `stored` copies uncompressed ones; `unshuffle` undoes the shuffle of bytes or bits,
-// block by block.
+// split, one stream for each byte of an element; 4 bytes before a stream give the size of the stream. `blosc_frames`,
+// one warp for each chunk, lists all streams; `stored` copies streams that are stored uncompressed; `unshuffle` undoes
+// the shuffle of bytes or bits, block by block. numcodecs' shuffle filter, too, is undone by `unshuffle`.
 
 #include "blosc.cuh"
 
 constexpr u32 MAX_SPLITS = 16, MIN_SPLIT_NBYTES = 128, LAST_FORMAT = 4;
 
-// The shuffle of one chunk.
+// How the bytes of one chunk are brought into their final order.
 struct Order {
-    i64 source, target, nbytes;  // offsets in the buffers of decoded streams and of chunks; size
+    i64 source, target;  // offsets in the buffers of decoded streams and of chunks
+    i64 nbytes;  // size of the chunk
     u32 block_nbytes, typesize;
     int mode, chunk;  // mode: 0, BYTE_SHUFFLE or BIT_SHUFFLE
 };
 
 struct BloscHead {
-    u32 nbytes, block_nbytes, stored, typesize, flags;
-    u32 blocks, splits;  // a shorter last block is never split
+    u32 nbytes, block_nbytes, stored, typesize, flags;  // stored: size of the frame
+    u32 blocks, splits;  // blocks 0: the frame holds the chunk uncompressed. A shorter last block is never split
     int codec;
 };
 
@@ -52,7 +53,7 @@ __device__ inline int parse_blosc(const u8 *p, i64 nbytes, i64 expected, i64 cod
     return FINE;
 }
 
-// List the streams of one block of a frame. By one lane.
+// List the streams of one block of a frame, from `to` on. By one lane.
 __device__ inline int list_block(const u8 *p, const BloscHead &head, u32 number, const Stream &chunk, Stream *to) {
     const bool shorter = number == head.blocks - 1 && head.nbytes % head.block_nbytes;
     const u32 size = shorter ? head.nbytes % head.block_nbytes : head.block_nbytes;
@@ -137,8 +138,8 @@ extern "C" __global__ void stored(const u8 *__restrict__ arena, u8 *target, cons
         const i64 end = begin + ((stream.target_nbytes - begin) & ~15ll);
         for (i64 i = threadIdx.x; i < begin; i += blockDim.x) to[i] = from[i];
         for (i64 i = begin + 16 * static_cast<i64>(threadIdx.x); i < end; i += 16 * static_cast<i64>(blockDim.x)) {
-            // Words of the source, shifted to the target's alignment. The word after the last one is in the arena, but
-            // not necessarily in the stream.
+            // Words of the source, shifted to the alignment of the target. The last word that is read may lie after the
+            // stream, but not after the arena.
             const u32 *word = reinterpret_cast<const u32 *>(from + i - ((skew + i) & 3));
             const u32 shift = 8 * ((skew + static_cast<u32>(i)) & 3);
             u32 w[5];
@@ -155,16 +156,18 @@ extern "C" __global__ void stored(const u8 *__restrict__ arena, u8 *target, cons
     }
 }
 
-// Elements that a block of threads reorders at a time in shared memory, and the maximum bytes of an element.
+// Elements of a tile, which a block of threads reorders in shared memory. Tiles of elements of more than
+// MAX_ELEMENT_NBYTES have fewer elements.
 constexpr u32 ELEMENTS = 1024, MAX_ELEMENT_NBYTES = 16;
 
-// Fill `row`, ELEMENTS × typesize bytes, with the elements from `first` on of a Blosc block of `count` elements.
+// Fill `row` with `n` elements, from element `first` on, of a block of `count` elements with shuffled bytes.
 __device__ inline void gather_bytes(const u8 *block, u32 count, u32 first, u32 n, u32 typesize, u8 *row) {
     for (u32 b = 0; b < typesize; ++b)
         for (u32 e = threadIdx.x; e < n; e += blockDim.x)
             row[e * typesize + b] = block[static_cast<u64>(b) * count + first + e];
 }
 
+// As `gather_bytes`, for a block with shuffled bits.
 __device__ inline void gather_bits(const u8 *block, u32 count, u32 first, u32 n, u32 typesize, u8 *row) {
     const u32 plane = count / 8;  // bytes of one bit of all elements
     for (u32 b = 0; b < typesize; ++b)
@@ -190,8 +193,7 @@ extern "C" __global__ void __launch_bounds__(256)
     u8 *to = target + order.target;
     const bool sorted = order.mode != 0;
     const u32 typesize = sorted ? order.typesize : 1;
-    // A chunk that is not sorted is copied as one block; for elements wider than MAX_ELEMENT_NBYTES, tiles have fewer
-    // elements.
+    // A chunk that is not shuffled is copied as one block.
     const i64 block_nbytes = sorted ? order.block_nbytes : order.nbytes;
     const u32 step = typesize <= MAX_ELEMENT_NBYTES ? ELEMENTS : ELEMENTS * MAX_ELEMENT_NBYTES / typesize & ~7u;
     const i64 tiles = (block_nbytes / typesize + step - 1) / step + 1;  // the last tile: bytes after the whole elements
@@ -200,7 +202,7 @@ extern "C" __global__ void __launch_bounds__(256)
         const i64 begin = tile / tiles * block_nbytes;
         const u32 size = static_cast<u32>(order.nbytes - begin < block_nbytes ? order.nbytes - begin : block_nbytes);
         const u32 count = size / typesize;
-        // Bits are sorted only if they fill whole bytes.
+        // Bits are shuffled only if the number of elements is a multiple of eight.
         const bool unsorted = !sorted || (order.mode == BIT_SHUFFLE && count % 8);
         u32 first = static_cast<u32>(tile % tiles) * step, last = first + step;
         if (tile % tiles == tiles - 1) {

@@ -1,4 +1,4 @@
-// Shared by the decoder and encoder of Blosc frames: flags of the header, and the transposition of bits.
+// Shared by the decoder and the encoder of Blosc frames: flags of the header, and the transposition of bits.
 
 #include "decode.cuh"
 

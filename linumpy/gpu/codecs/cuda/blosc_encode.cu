@@ -1,18 +1,20 @@
 // Chunks → Blosc 1 frames around streams that another kernel encodes. Format: README_CHUNK_FORMAT.rst of the C-Blosc
 // project; blosc.cu decodes the same frames.
 //
-// `shuffle` sorts each block of a chunk by bytes or bits, which makes streams contiguous: first the streams of all
-// whole blocks, then the shorter last blocks of all chunks. Another kernel encodes the streams. `blosc_sizes` decides
-// which streams are stored uncompressed, and sums the sizes; `blosc_write` writes the frames.
+// `shuffle` shuffles the bytes or bits of each block of a chunk. It writes the whole blocks of all chunks without gaps
+// to one buffer, and the rests, the shorter last blocks of all chunks, to another. Other kernels encode the streams in
+// both. `blosc_sizes` decides which streams are stored uncompressed, and sums the sizes; `blosc_write` writes the
+// frames.
 //
-// Readers know from the flag NOT_SPLIT whether blocks are split, but C-Blosc before 1.11 only from the sizes. Therefore
-// an LZ4 block is split exactly if C-Blosc before 1.11 expects it, and the flag is set otherwise. C-Blosc 1.x sorts
-// bits only in blocks with a multiple of 8 elements; other blocks are not sorted.
+// The flag NOT_SPLIT tells readers whether blocks are split; C-Blosc before 1.11 infers it from the sizes. Therefore an
+// LZ4 block is split exactly if C-Blosc before 1.11 expects it, and the flag is set otherwise. C-Blosc 1.x shuffles
+// bits only in blocks with a multiple of 8 elements; other blocks are not shuffled.
 
 #include "blosc.cuh"
 #include "encode.cuh"
 
-// Encoded streams: packed, with offsets; or in slots, with sizes; or none, if all streams are stored uncompressed.
+// Encoded streams: packed, with `offsets`; or in slots, with `stride` and `sizes`; or none, if all are stored
+// uncompressed.
 struct Encoded {
     const u8 *first;
     const i64 *offsets;
@@ -34,10 +36,10 @@ struct Cut {
     __device__ i64 blocks() const { return whole() + (rest() > 0); }
 };
 
-// Bytes that a block of threads sorts at a time in shared memory.
+// Maximum bytes of a tile, which a block of threads shuffles in shared memory.
 constexpr u32 TILE = 16384;
 
-// Target of a tile's `n` elements from `first` on, in a Blosc block of `count` elements.
+// Where a tile goes: `n` elements of `width` bytes, from element `first` on, of a block of `count` elements.
 struct Tile {
     u8 *block;
     u32 count, first, n, width;
@@ -45,6 +47,7 @@ struct Tile {
     __device__ bool in_words(u32 elements) const { return count % elements == 0 && (address_of(block) & 3) == 0; }
 };
 
+// Write the shuffled bytes of a tile, whose elements are in `row`.
 __device__ inline void scatter_bytes(const u8 *row, const Tile &tile) {
     const u32 width = tile.width, each = tile.in_words(4) ? 4 : 1;
     for (u32 item = threadIdx.x; item < width * (tile.n / each); item += blockDim.x) {
@@ -76,7 +79,8 @@ template <u32 WIDTH> __device__ inline u64 byte_of_eight(const u8 *row, u32 e, u
     return values;
 }
 
-// A thread takes one byte of each of 32 elements, and writes four bytes of each of its bits.
+// Write the shuffled bits of a tile, whose elements are in `row`. A thread takes byte b of 32 elements, and writes four
+// bytes of each of the eight bits.
 template <u32 WIDTH> __device__ inline void scatter_bits(const u8 *row, const Tile &tile) {
     const u32 width = tile.width, groups = tile.in_words(32) ? 4 : 1;
     const u64 plane = tile.count / 8;  // bytes of one bit of all elements
@@ -97,7 +101,7 @@ template <u32 WIDTH> __device__ inline void scatter_bits(const u8 *row, const Ti
     }
 }
 
-// Sort all blocks of all chunks by bytes or bits; other blocks are copied. `mode`: the header's flag.
+// Shuffle all blocks of all chunks. `mode`: the header's flag of the shuffle; blocks are copied if it is 0.
 extern "C" __global__ void __launch_bounds__(256)
     shuffle(const u8 *__restrict__ chunks, i64 n, i64 count, i64 block, i64 typesize, i64 mode, u8 *__restrict__ whole,
             u8 *__restrict__ rests) {
@@ -137,7 +141,8 @@ extern "C" __global__ void __launch_bounds__(256)
     }
 }
 
-// Size of a stream with the 4 bytes of its size; a stream that encoding does not shorten is stored uncompressed.
+// Bytes of a stream in a frame: 4 bytes that give the size, then the encoded bytes or, if these are not fewer, the
+// uncompressed bytes.
 __device__ inline u32 stored_nbytes(const Encoded &streams, i64 number, u32 decoded) {
     const u32 size = streams.size(number);
     return 4 + (size < decoded ? size : decoded);
@@ -172,7 +177,7 @@ extern "C" __global__ void __launch_bounds__(LANES)
     }
 }
 
-// By one thread. `flags` without MEMCPYED.
+// Write the header of a frame of `size` bytes. By one thread. `flags`: without MEMCPYED.
 __device__ inline void put_header(u8 *frame, u32 flags, u32 typesize, const Cut &cut, u32 size) {
     frame[0] = 2;  // versions of the frame and of the streams
     frame[1] = 1;

@@ -13,7 +13,7 @@ struct Scratch {
     u32 crc;
 };
 
-// Product of two polynomials modulo a third. In all of them the lowest bit is the highest power.
+// Product of two polynomials modulo a third. The lowest bit of each is the coefficient of the highest power.
 __device__ inline u32 times(u32 a, u32 b, u32 polynomial) {
     u32 product = 0;
     for (int k = 0; k < 32; ++k) {
@@ -24,7 +24,7 @@ __device__ inline u32 times(u32 a, u32 b, u32 polynomial) {
     return product;
 }
 
-// Remainder after `n` further zero bytes: multiplied by x to the power of 8 n.
+// The CRC after `n` further zero bytes: the product with x to the power of 8 n.
 __device__ inline u32 advanced(u32 crc, u64 n, u32 polynomial) {
     u32 power = 0x80000000u >> 8;
     for (; n; n >>= 1) {
@@ -34,7 +34,7 @@ __device__ inline u32 advanced(u32 crc, u64 n, u32 polynomial) {
     return crc;
 }
 
-// CRC of contiguous bytes by a block of threads; each thread takes a part.
+// CRC of contiguous bytes. By a block of threads; each thread takes one part.
 __device__ inline u32 crc_of(Scratch &s, const u8 *p, u64 n, u32 polynomial) {
     for (u32 k = threadIdx.x; k < 256; k += blockDim.x) {
         u32 v = k;
@@ -57,12 +57,13 @@ __device__ inline u32 crc_of(Scratch &s, const u8 *p, u64 n, u32 polynomial) {
         crc = s.table[3][crc & 255] ^ s.table[2][crc >> 8 & 255] ^ s.table[1][crc >> 16 & 255] ^ s.table[0][crc >> 24];
     }
     for (; i < end; ++i) crc = crc >> 8 ^ s.table[0][(crc ^ p[i]) & 255];
-    // Empty parts contribute nothing, except the first one, which holds the initial value.
+    // Empty parts contribute nothing, except the first part, which holds the initial value.
     if (begin < end || threadIdx.x == 0) atomicXor(&s.crc, advanced(crc, n - end, polynomial));
     sync_block();
     return ~s.crc;
 }
 
+// Adler-32 of contiguous bytes. By a block of threads.
 __device__ inline u32 adler_of(Scratch &s, const u8 *p, u64 n) {
     constexpr u32 MODULUS = 65521;
     if (threadIdx.x < 2) s.sum[threadIdx.x] = 0;
@@ -86,7 +87,8 @@ constexpr u64 PRIME_1 = 0x9e3779b185ebca87ull, PRIME_2 = 0xc2b2ae3d27d4eb4full, 
 __device__ inline u64 rotated(u64 v, int by) { return v << by | v >> (64 - by); }
 __device__ inline u64 mixed(u64 sum, u64 word) { return rotated(sum + word * PRIME_2, 31) * PRIME_1; }
 
-// The low half of XXH64, by four threads and then one: every step depends on the previous one.
+// The low half of XXH64 of contiguous bytes. Four threads follow one sum each, then every thread combines the sums:
+// each step depends on the previous step.
 __device__ inline u32 xxh_of(u64 *sums, const u8 *p, u64 n) {
     const u64 stripes = n / 32;
     const bool aligned = (reinterpret_cast<u64>(p) & 7) == 0;
@@ -133,6 +135,7 @@ __device__ inline u32 xxh_of(u64 *sums, const u8 *p, u64 n) {
     return static_cast<u32>(hash ^ hash >> 32);
 }
 
+// Compare the checksums that streams state with those of the decoded bytes.
 extern "C" __global__ void __launch_bounds__(THREADS)
     check_streams(const u8 *__restrict__ target, const Stream *__restrict__ streams, const i64 *__restrict__ count,
                   i64 capacity, const Check *__restrict__ checks, int *status) {
@@ -143,7 +146,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         const Stream stream = streams[number];
         if (stream.codec != ZSTD && stream.codec != ZLIB && stream.codec != GZIP) continue;
         const Check check = checks[number];
-        // Another stream of the chunk may fail meanwhile, but all threads must take the same branch.
+        // Another block may set the status of the chunk meanwhile, but all threads must take the same branch.
         if (check.kind == NO_CHECK || block_any(status[stream.chunk] != FINE)) continue;
         const u8 *p = target + stream.target;
         const u64 size = static_cast<u64>(stream.target_nbytes);
@@ -155,7 +158,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
 }
 
-// Check chunks that end in the CRC-32C of the preceding bytes, stored bytes if `at_source`, else decoded bytes.
+// Check chunks that end in the CRC-32C of the preceding bytes: the stored chunk if `at_source`, else the decoded chunk.
 extern "C" __global__ void __launch_bounds__(THREADS)
     check_crc32c(const u8 *__restrict__ bytes, const Stream *__restrict__ chunks, i64 count, i64 at_source,
                  int *status) {

@@ -1,9 +1,12 @@
 // Records, errors and warp primitives that all decoders share.
 //
 // A stream is a run of stored bytes that is decoded independently. Stored bytes are never trusted: every read is
-// checked against the end of its stream and every write against the end of its output, so that broken bytes give a
-// status and never a fault, after which the process could not use the GPU any more. The decoders are as strict as the
+// checked against the end of the stream and every write against the end of the output. Broken bytes thus give a status
+// and never a memory fault, after which the process could not use the GPU any more. The decoders are as strict as the
 // reference decoders.
+//
+// Terms: the arena holds the stored bytes of a slab. A team is the warps of a block that copy decoded bytes; where a
+// "reader" is mentioned, one more warp, the first of the block, reads the sequences of a stream for the team.
 
 typedef unsigned char u8;
 typedef unsigned short u16;
@@ -23,22 +26,23 @@ template <class T> __device__ inline T from_below(T v, int by) { return __shfl_u
 __device__ inline void sync_warp() { __syncwarp(); }
 __device__ inline void sync_block() { __syncthreads(); }
 __device__ inline bool block_any(bool p) { return __syncthreads_or(p); }
+// Load memory that no thread writes during the launch.
 template <class T> __device__ inline T load_once(const T *p) { return __ldg(p); }
-// Four of eight bytes, from bit `shift` on.
+// The lower half of eight bytes shifted to the right by `shift` modulo 32.
 __device__ inline u32 funnel(u32 low, u32 high, u32 shift) { return __funnelshift_r(low, high, shift); }
-// Load memory that the block itself has written. Compilers might otherwise choose a load for read-only memory.
+// Load memory that the block itself has written. Compilers might otherwise use a load for read-only memory.
 template <class T> __device__ inline T load_written(const T *p) { return __ldca(p); }
 // The upper half of eight bytes shifted to the left by `shift` modulo 32.
 __device__ inline u32 funnel_left(u32 low, u32 high, u32 shift) { return __funnelshift_l(low, high, shift); }
-// Shifts by up to 32, which gives 0.
+// Shifts by 0 to 32; a shift by 32 gives 0.
 __device__ inline u32 shifted_right(u32 v, u32 by) { return __funnelshift_rc(v, 0, by); }
 __device__ inline u32 shifted_left(u32 v, u32 by) { return __funnelshift_lc(0, v, by); }
-// The team, the warps that copy, has its own barrier, since another warp of the block may be doing other work.
+// The team has its own barrier, since another warp of the block may be doing other work.
 #ifndef TEAM_WARPS
 #define TEAM_WARPS 4
 #endif
 constexpr unsigned TEAM = TEAM_WARPS * LANES;
-// For numbers below 2^12, for which float arithmetic is exact.
+// a modulo b, for numbers below 2^12, for which float arithmetic is exact enough.
 __device__ inline u32 remainder_of(u32 a, u32 b) { return a - __float2uint_rz(__fdividef(a + 0.5f, b)) * b; }
 __device__ inline void sync_team() { asm volatile("barrier.cta.sync 1, %0;" ::"n"(TEAM_WARPS * LANES) : "memory"); }
 __device__ inline bool any_in_team(bool p) {
@@ -57,6 +61,7 @@ __device__ inline bool any_in_team(bool p) {
 #define BEHIND_READER (LANES * (1 + TEAM_WARPS))
 // The first two warps of a block.
 __device__ inline void sync_pair() { asm volatile("barrier.cta.sync 2, %0;" ::"n"(2 * LANES) : "memory"); }
+// The OR of the values of all lanes.
 __device__ inline u32 any_of(u32 bits) {
 #if __CUDA_ARCH__ >= 800
     return __reduce_or_sync(FULL, bits);
@@ -68,7 +73,7 @@ __device__ inline u32 any_of(u32 bits) {
 __device__ inline int bits_set(u32 v) { return __popc(v); }
 __device__ inline int leading_zeros(u32 v) { return __clz(v); }
 
-// Encoding of a stream; the same numbers as CODES in linumpy/plan/decode/workspace.py.
+// Encoding of a stream; the same numbers as CODES in linumpy/plan/decode/workspace.py. NOTHING: not decoded.
 enum Codec { NOTHING = 0, STORED = 1, LZ4 = 2, ZSTD = 3, ZLIB = 4, GZIP = 5 };
 
 // Why a chunk was not decoded. The host decodes such chunks again, and raises the error if they are broken.
@@ -88,11 +93,11 @@ struct Stream {
     i64 source_nbytes;
     i64 target;  // first byte in the buffer of decoded bytes
     i64 target_nbytes;  // decoded size
-    int chunk;  // index of the status
+    int chunk;  // index of the chunk, and of its status
     int codec;
 };
 
-// The stored checksum of a decoded stream.
+// The checksum of a decoded stream that the stream states.
 enum CheckKind { NO_CHECK = 0, XXH64 = 1, ADLER32 = 2, CRC32 = 3, CRC32C = 4 };
 struct Check {
     int kind;

@@ -1,8 +1,8 @@
 // Shared by the encoders: copies between addresses of any alignment.
 //
-// An encoder writes each stream to a slot with capacity for the longest one, stores the sizes, and packs the streams:
-// `encoded_offsets` sums the sizes, then all streams are copied. The output depends only on the input, not on the order
-// in which blocks of threads run.
+// An encoder first writes encoded parts of chunks to slots, each with the capacity for the longest possible part, and
+// stores the sizes of the encoded chunks. `encoded_offsets` sums the sizes; then the parts are copied to the packed
+// streams. The output depends only on the input, not on the order in which blocks of threads run.
 
 #include "decode.cuh"
 
@@ -11,15 +11,15 @@ __device__ inline u64 address_of(const void *p) { return reinterpret_cast<u64>(p
 // Number of zeros below the lowest set bit.
 __device__ inline u32 zeros_below(u32 v) { return static_cast<u32>(bits_set((v & (0u - v)) - 1)); }
 
-// Four bytes at any address. Reads only words that contain at least one of them.
+// Four bytes at any address. Reads only words that contain at least one of the four bytes.
 __device__ inline u32 bytes_at(const u8 *p) {
     const u32 *word = reinterpret_cast<const u32 *>(address_of(p) & ~3ull);
     const u32 shift = 8 * static_cast<u32>(address_of(p) & 3);
     return funnel(load_once(word), shift ? load_once(word + 1) : 0, shift);
 }
 
-// Copy `n` bytes by `threads` threads with ranks from 0 on. Writes no other bytes. May read bytes before the source, in
-// its first word, but none after it.
+// Copy `n` bytes. By `threads` threads, whose ranks begin with 0. Writes no other bytes. May read bytes before the
+// source, in its first word, but none after the source.
 __device__ inline void copy_bytes(u8 *to, const u8 *from, u64 n, u32 rank, u32 threads) {
     const u64 to_word = (16 - (address_of(to) & 15)) & 15, head = to_word < n ? to_word : n;
     const u32 skew = static_cast<u32>(address_of(from + head) & 3), shift = 8 * skew;

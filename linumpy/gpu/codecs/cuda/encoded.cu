@@ -1,8 +1,8 @@
-// Streams in slots of one length → packed streams.
+// Packing of encoded streams: offsets from sizes, and copies from slots of equal length.
 
 #include "encode.cuh"
 
-// Compute offsets[0 … count] from the sizes. By one warp: a few nanoseconds per stream.
+// Compute offsets[0 … count] from the sizes. By one warp, which takes a few nanoseconds per stream.
 extern "C" __global__ void __launch_bounds__(LANES)
     encoded_offsets(const u32 *__restrict__ sizes, i64 count, i64 *__restrict__ offsets) {
     i64 begin = 0;
@@ -20,7 +20,7 @@ extern "C" __global__ void __launch_bounds__(LANES)
     if (lane_id() == 0) offsets[count] = begin;
 }
 
-// Copy each stream from its slot, by `pieces` blocks of threads.
+// Copy each stream from its slot to its offset. By `pieces` blocks of threads for each stream.
 extern "C" __global__ void __launch_bounds__(256)
     encoded_pack(const u8 *__restrict__ slots, i64 stride, const i64 *__restrict__ offsets, i64 count, i64 pieces,
                  u8 *__restrict__ arena) {

@@ -1,16 +1,16 @@
 // Execute LZ77 sequences, BATCH at a time, by a team of warps: copy literals and bytes that are already decoded.
 //
 // The latest decoded bytes are in a ring in shared memory, where a byte can be read as soon as it is written; older
-// bytes are read from the output. A sequence is `literals` bytes from a source, then `match` bytes from `offset` bytes
-// back; a match may overlap itself. Every warp of the team holds the same sequences, two in each lane.
+// bytes are read from the output. A sequence is `literals` bytes from a source, then `match` bytes that are copied from
+// `offset` bytes before; a match may overlap itself. Every warp of the team holds the same sequences, two in each lane.
 //
-// A thread computes a byte, whichever sequence it belongs to, so that long and short sequences cost the same. Bytes are
-// processed in groups, and a group in two steps: `prepare` loads bytes from global memory, and the group is finished
-// after the previous one. So a group's memory accesses overlap the work on the previous group.
+// A thread computes a byte, whichever sequence the byte belongs to, so that long and short sequences cost the same.
+// Bytes are processed in groups, one byte for each thread of the team. `execute` loads the bytes of a group from global
+// memory before it finishes the previous group, which is called pending, so that memory accesses overlap work.
 
 constexpr u32 MAX_BATCH_NBYTES = 4096;  // sequences of larger batches are executed one by one
 constexpr int BATCH = 2 * LANES;
-constexpr int VALUE = -1;  // instead of a link: the value of the byte is known
+constexpr int VALUE = -1;  // in place of a link: the value of the byte is known
 
 typedef short Links[TEAM];
 
@@ -24,15 +24,15 @@ struct Pending {
     int group;  // bytes of the group; 0: none is pending
     u32 offset_in_ring;  // of the group in the ring
     u8 value;
-    bool mine;  // whether the thread has a byte in this group
-    int link;  // index of the byte of the group that it is a copy of, or VALUE
-    int source;  // index of its source in the ring; -1: use `value`, or follow the link
+    bool mine;  // whether the thread has a byte in the group
+    int link;  // index in the group of the byte that is copied, or VALUE
+    int source;  // index in the ring of the byte that is copied; -1: use `value`, or follow the link
 };
 
 // The output of a stream. All threads of the team hold the same values, except `rank`.
 struct Sink {
     u8 *ring, *out;
-    u64 pos, flushed, size;
+    u64 pos, flushed, size;  // bytes that are decoded, bytes that are written to the output, and all bytes
     u32 phase;  // offset of `out` in a 16-byte word, so that words of the ring are words of the output
     u32 ring_size;  // a power of two
     short *links;  // in shared memory: for each byte of a group, the index of the byte that it is a copy of
@@ -50,12 +50,13 @@ __device__ inline u32 ring_offset(const Sink &s, u64 pos) {
 }
 __device__ inline u8 *in_ring(const Sink &s, u64 pos) { return s.ring + ring_offset(s, pos); }
 
-// A decoded byte, from the ring if its position is `low` or higher.
+// The decoded byte at a position: from the ring if the position is `low` or higher, else from the output.
 __device__ inline u8 decoded(const Sink &s, u64 pos, u64 low) { return pos >= low ? *in_ring(s, pos) : s.out[pos]; }
 
+// The lowest position that the ring still holds when bytes up to `end` are written.
 __device__ inline u64 ring_low(const Sink &s, u64 end) { return end > s.ring_size ? end - s.ring_size : 0; }
 
-// Write the ring's bytes to the output: all of them, or only whole words.
+// Write bytes of the ring to the output: all bytes, or only whole words of 16 bytes.
 __device__ inline void flush(Sink &s, bool all) {
     sync_team();
     u8 *base = s.out - s.phase;
@@ -78,7 +79,7 @@ __device__ inline void flush_some(Sink &s) {
     if (s.pos - s.flushed >= s.ring_size / 4) flush(s, false);
 }
 
-// Copy values along the links between bytes of a group. Links are followed by pointer doubling.
+// Copy values along the links between bytes of a group, by pointer doubling.
 __device__ inline void follow_links(const Sink &s, u32 group_offset, int link) {
     const u32 mask = s.ring_size - 1;
     while (any_in_team(link != VALUE)) {
@@ -105,7 +106,7 @@ __device__ inline void finish(Sink &s) {
     s.pending.group = 0;
 }
 
-// Copy `n` literals in steps that fit the ring. False if they exceed the output.
+// Copy `n` literals, in steps that fit the ring. Returns false if they exceed the output.
 template <class Source> __device__ bool put_literals(Sink &s, const Source &source, u64 at, u64 n) {
     if (n > s.size - s.pos) return false;
     finish(s);
@@ -122,7 +123,7 @@ template <class Source> __device__ bool put_literals(Sink &s, const Source &sour
     return true;
 }
 
-// Copy a match in steps that fit the ring. No group may be pending. False if it is out of bounds.
+// Copy a match, in steps that fit the ring. No group may be pending. Returns false if the match is out of bounds.
 __device__ inline bool put_match(Sink &s, u32 offset, u64 n) {
     if (n > s.size - s.pos || (n && (offset == 0 || offset > s.pos))) return false;
     while (n) {
@@ -140,7 +141,8 @@ __device__ inline bool put_match(Sink &s, u32 offset, u64 n) {
     return true;
 }
 
-// Execute sequences one by one, for batches with very long runs.
+// Execute sequences one by one: for batches that are longer than a fourth of the ring or than MAX_BATCH_NBYTES, or in
+// which an empty sequence precedes others.
 template <class Source> __device__ bool execute_singly(Sink &s, const Source &source, const Sequence *mine) {
     finish(s);
     for (int i = 0; i < BATCH; ++i) {
@@ -157,14 +159,15 @@ __device__ inline u32 from_owner(u32 even, u32 odd, int owner) {
     return owner & 1 ? b : a;
 }
 
-// Whether an empty sequence precedes a sequence with bytes, which the count of owners does not allow.
+// Whether an empty sequence precedes a sequence with bytes. `execute` finds the sequence of a byte by counting
+// sequences, and does not allow that.
 __device__ inline bool has_gaps(u32 even, u32 odd) {
     const u32 a = vote(even > 0), b = vote(odd > 0);
     return (a & (a + 1)) || (b & (b + 1)) || (b & ~a) || ((a >> 1) & ~b);
 }
 
-// Execute the sequences of all lanes in order, `mine[0]` before `mine[1]`; the last group stays pending. False if a
-// sequence is out of bounds.
+// Execute the sequences of all lanes in order, `mine[0]` before `mine[1]`; the last group stays pending. Returns false
+// if a sequence is out of bounds.
 template <class Source> __device__ bool execute(Sink &s, const Source &source, const Sequence *mine) {
     const u32 first = mine[0].literals + mine[0].match, second = mine[1].literals + mine[1].match;
     const u32 longest = mine[0].literals | mine[0].match | mine[1].literals | mine[1].match;

@@ -1,14 +1,15 @@
 // zlib and gzip streams → bytes. Formats: RFC 1950, 1951 and 1952.
 //
-// As in lz4.cu, one block of threads for each stream: one lane of the first warp decodes Huffman codes to sequences,
-// one batch ahead of the team that copies the bytes. Literals pass through a buffer in shared memory; stored blocks are
-// copied directly from the stream.
+// As in lz4.cu, one block of threads decodes a stream: one lane of the first warp decodes Huffman codes to sequences,
+// one batch ahead of the team, which copies the bytes. Literals pass through a buffer in shared memory; the bytes of
+// stored blocks are copied directly from the stream.
 
 #include "decode.cuh"
 #include "execute.cuh"
 
 constexpr u32 BUFFER = 2048;  // literals of a batch
-constexpr u32 IN_STREAM = 0x80000000u;  // flag of uncompressed literals, with their offset in the stream
+// Flag of literals of stored blocks. The other bits of their index are the offset in the stream.
+constexpr u32 IN_STREAM = 0x80000000u;
 constexpr int FAST_BITS = 10, MAX_BITS = 15, LENGTH_CODES = 288, DISTANCE_CODES = 32;
 
 struct Batch {
@@ -29,10 +30,10 @@ struct Tables {
     u8 widths[LENGTH_CODES + DISTANCE_CODES];
 };
 
-// Bits from the first byte on, lowest first.
+// The bits of a stream from the first byte on, lowest bit first.
 struct Bits {
     const u32 *word;
-    u64 bits;
+    u64 bits;  // the lowest `have` bits are valid
     u32 next;  // the word after `bits`, loaded before it is needed
     int have;
     i64 left;  // bits of the stream not yet taken; below 0 after its end
@@ -46,7 +47,8 @@ struct Bits {
         fetch();
         refill();
     }
-    // A word is read only while bits of the stream are left; it may end after the stream, since the arena has a margin.
+    // A word is read only while bits of the stream are left. A word may end after the stream, since the arena has a
+    // margin.
     __device__ void fetch() { next = left > have ? load_once(word++) : 0; }
     __device__ void refill() {
         if (have <= 32) {
@@ -73,11 +75,11 @@ enum Position { BEFORE_BLOCK, IN_CODES, IN_STORED, AT_END };
 
 struct Reader {
     Bits in;
-    const u8 *from;
+    const u8 *from;  // the deflate stream
     u32 nbytes;
     Position position;
-    bool last;
-    u32 stored_at, stored_left;
+    bool last;  // whether the current block is the last one
+    u32 stored_at, stored_left;  // offset and number of the bytes of a stored block
 };
 
 __device__ inline u32 reversed(u32 code, int bits) {
@@ -86,7 +88,8 @@ __device__ inline u32 reversed(u32 code, int bits) {
     return r;
 }
 
-// Make a code from the widths of its symbols. `complete`: whether every bit pattern must be a code.
+// Make a code from the widths of its symbols; false if the widths are invalid. `complete`: whether every bit pattern
+// must be a code.
 __device__ inline bool make_code(Code &code, const u8 *widths, int symbols, bool complete) {
     u16 next[MAX_BITS + 2], begin[MAX_BITS + 2];
     for (int k = 0; k <= MAX_BITS; ++k) code.count[k] = 0;
@@ -101,7 +104,7 @@ __device__ inline bool make_code(Code &code, const u8 *widths, int symbols, bool
         begin[k + 1] = begin[k] + code.count[k];
         next[k + 1] = static_cast<u16>((next[k] + code.count[k]) << 1);
     }
-    if (free_codes > 0 && (complete || used > 1)) return false;  // only a code with a single distance may be incomplete
+    if (free_codes > 0 && (complete || used > 1)) return false;  // only a code of one symbol may be incomplete
     for (int k = 0; k < 1 << FAST_BITS; ++k) code.fast[k] = 0;
     for (int s = 0; s < symbols; ++s) {
         const int width = widths[s];
@@ -115,7 +118,7 @@ __device__ inline bool make_code(Code &code, const u8 *widths, int symbols, bool
     return true;
 }
 
-// The next symbol; -1 if the bits are no code.
+// Read the next symbol; -1 if the bits are no code.
 __device__ inline int read_symbol(Bits &in, const Code &code) {
     const u32 entry = code.fast[in.peek(FAST_BITS)];
     if (entry) {
@@ -149,6 +152,7 @@ __constant__ u8 BACK_EXTRA[30] = {0, 0, 0, 0, 1, 1, 2, 2,  3,  3,  4,  4,  5,  5
                                   6, 7, 7, 8, 8, 9, 9, 10, 10, 11, 11, 12, 12, 13, 13};
 __constant__ u8 WIDTH_ORDER[19] = {16, 17, 18, 0, 8, 7, 9, 6, 10, 5, 11, 4, 12, 3, 13, 2, 14, 1, 15};
 
+// Make the codes that the format predefines.
 __device__ inline bool fixed_codes(Tables &t) {
     for (int s = 0; s < LENGTH_CODES; ++s) t.widths[s] = s < 144 ? 8 : s < 256 ? 9 : s < 280 ? 7 : 8;
     if (!make_code(t.lengths, t.widths, LENGTH_CODES, true)) return false;
@@ -156,6 +160,7 @@ __device__ inline bool fixed_codes(Tables &t) {
     return make_code(t.distances, t.widths, DISTANCE_CODES, true);
 }
 
+// Read the codes that the block describes.
 __device__ inline bool described_codes(Reader &r, Tables &t) {
     const int lengths = static_cast<int>(r.in.take(5)) + 257, distances = static_cast<int>(r.in.take(5)) + 1,
               widths = static_cast<int>(r.in.take(4)) + 4;
@@ -201,7 +206,7 @@ __device__ inline bool begin_block(Reader &r, Tables &t) {
     return type == 1 ? fixed_codes(t) : described_codes(r, t);
 }
 
-// Fill a batch. By one lane.
+// Fill a batch with sequences, and return its state. By one lane.
 __device__ inline int read_sequences(Reader &r, Tables &t, Batch &batch) {
     u32 literals = 0;
     for (int i = 0; i < BATCH;) {
@@ -241,7 +246,8 @@ __device__ inline int read_sequences(Reader &r, Tables &t, Batch &batch) {
     return 0;
 }
 
-// Offset of the deflate stream; 0 if the header is invalid or, for zlib, asks for a preset dictionary.
+// Size of the header, after which the deflate stream begins; 0 if the header is invalid or, for zlib, requires a preset
+// dictionary.
 __device__ inline u32 head_nbytes(const u8 *p, u32 nbytes, int codec) {
     if (codec == ZLIB) return nbytes >= 6 && (p[0] & 15) == 8 && (p[0] * 256u + p[1]) % 31 == 0 && !(p[1] & 32) ? 2 : 0;
     if (nbytes < 18 || p[0] != 31 || p[1] != 139 || p[2] != 8 || p[3] & 0xe0) return 0;
@@ -256,8 +262,8 @@ __device__ inline u32 head_nbytes(const u8 *p, u32 nbytes, int codec) {
     return at + 8 < nbytes ? at : 0;
 }
 
-// Find the checksum after the last block. If more bytes follow, such as another gzip member, the host decodes the
-// stream.
+// Read the checksum after the last block; returns a status. UNSUPPORTED if more bytes follow, such as another gzip
+// member: the host decodes such streams.
 __device__ inline int read_end(Reader &r, int codec, u32 decoded, Check &check) {
     const u8 *p = r.from + (r.nbytes - static_cast<u32>(r.in.left >> 3));
     const u32 n = static_cast<u32>(r.in.left >> 3), trailer_nbytes = codec == ZLIB ? 4 : 8;

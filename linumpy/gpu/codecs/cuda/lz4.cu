@@ -1,12 +1,12 @@
 // LZ4 blocks → bytes. Format: lz4_Block_format.md of the LZ4 project.
 //
-// One block of threads for each stream: a team of warps copies the bytes of one batch of sequences while another warp
-// reads the next batch: one lane goes from token to token and decodes the sequences.
+// One block of threads decodes a stream: a team of warps copies the bytes of a batch of sequences while the first warp
+// reads the next batch. One lane of that warp goes from token to token and decodes the sequences.
 
 #include "decode.cuh"
 #include "execute.cuh"
 
-constexpr u32 TILE = 4096;  // stored bytes in shared memory
+constexpr u32 TILE = 4096;  // stored bytes of the stream in shared memory
 constexpr u32 MAX_RUN = 1u << 30;  // longer runs exceed any chunk; sums stay below 2^32
 
 struct Batch {
@@ -16,9 +16,9 @@ struct Batch {
 
 struct Reader {
     const u8 *from;
-    u32 end, pos;
+    u32 end, pos;  // size of the stream, and position of the next sequence
     u8 *tile;
-    u32 tile_begin, last_match;
+    u32 tile_begin, last_match;  // position of the first byte in `tile`, and length of the last match
     __device__ u32 byte(u32 p) const { return p - tile_begin < TILE ? tile[p - tile_begin] : from[p]; }
 };
 
@@ -31,7 +31,8 @@ __device__ inline void load_tile(Reader &in) {
     sync_warp();
 }
 
-// Add the further bytes of a length of 15 or more. False if they do not end.
+// Add the further bytes of a length of 15 or more. Returns false if the stream ends within them, or the length is too
+// long.
 __device__ inline bool extend_length(const Reader &in, u32 &p, u32 &length) {
     for (u32 b = 255; b == 255;) {
         if (p >= in.end || length > MAX_RUN) return false;
@@ -40,7 +41,7 @@ __device__ inline bool extend_length(const Reader &in, u32 &p, u32 &length) {
     return true;
 }
 
-// Read the sequence at `p` and advance `p` to the next; false if it exceeds the stream.
+// Read the sequence at `p`, and advance `p` to the next sequence; false if the sequence is invalid.
 __device__ inline bool read_sequence(Reader &in, u32 &p, Sequence &sequence) {
     const bool first = p == 0;
     const u32 token = in.byte(p++);
@@ -63,7 +64,7 @@ __device__ inline bool read_sequence(Reader &in, u32 &p, Sequence &sequence) {
     return p < in.end;
 }
 
-// Fill a batch. By the first warp.
+// Fill a batch with sequences. By the first warp.
 __device__ inline void read_batch(Reader &in, Batch &batch) {
     if (in.pos + TILE / 2 > in.tile_begin + TILE || in.pos < in.tile_begin) load_tile(in);
     for (int i = lane_id(); i < BATCH; i += LANES) batch.sequence[i] = Sequence{0, 0, 0, 0};

@@ -1,18 +1,18 @@
 // Bytes → LZ4 blocks. Format: lz4_Block_format.md of the LZ4 project.
 //
-// A sequence begins where the previous one ends, so the sequences of a stream cannot be found in parallel. Therefore a
-// stream is cut into segments. A warp finds matches of a segment in the segment itself and in some bytes before it,
-// together at most 64 KiB, by a hash table of positions in shared memory. It writes its sequences to a slot with
-// capacity for the longest result.
+// A sequence begins where the previous sequence ends, so the sequences of a stream cannot be found in parallel.
+// Therefore a stream is cut into segments. A warp finds the matches of a segment in the segment itself and in some
+// bytes before the segment, together at most 64 KiB, by a hash table of positions in shared memory. The warp writes its
+// sequences to a slot with the capacity for the longest possible result.
 //
 // Search: each lane takes one of 32 consecutive positions, looks up the last position with the same hash of four bytes,
-// and compares up to MAX_COMPARED bytes. Positions of the same step are not in the table yet: lanes with the same hash
-// find each other by a vote. The first match is used or, as in a lazy search, a longer one that begins up to AHEAD
-// positions later. The whole warp compares bytes beyond MAX_COMPARED, 128 at a time. After several steps without a
-// match, steps are skipped.
+// and compares up to MAX_COMPARED bytes. The 32 positions are not in the table yet: lanes with the same hash find each
+// other by a vote. The first match is used or, as in a lazy search, a longer match that begins up to AHEAD positions
+// later. The whole warp compares bytes beyond MAX_COMPARED, 128 at a time. After several steps without a match,
+// positions are skipped.
 //
-// Blosc's streams are one complete segment each (`lz4_streams`). The segments of longer streams are joined: the
-// literals after the last match of a segment belong to the first sequence of the next segment that has a match.
+// `lz4_streams` encodes each of Blosc's streams as one complete segment. The segments of a longer stream are joined:
+// the literals after the last match of a segment belong to the first sequence of the next segment that has a match.
 // `lz4_segments` omits the token and the literals of that first sequence, `lz4_sizes` computes all offsets by prefix
 // sums, and `lz4_join` writes the streams.
 
@@ -23,13 +23,13 @@ constexpr u32 LAST_MATCH = 12;  // the last match begins at least this many byte
 constexpr u32 MIN_MATCH = 4, MAX_COMPARED = 12, AHEAD = 3;
 constexpr u32 FRAME_HEAD = 4;  // numcodecs' frame: the size of the chunk, then one LZ4 block
 
-// Description of a segment of a longer stream. `lead` literals precede its first match, `trail` literals follow its
-// last one; `body`: written bytes of its sequences, without token and literals of the first one. Without a match:
-// zeros.
+// A segment of a longer stream. `lead` literals precede the first match, `trail` literals follow the last match.
+// `body`: bytes in the slot, the sequences without token and literals of the first sequence. All 0 if the segment has
+// no match.
 struct Segment {
-    u32 lead, trail, body, match;  // match: length of the first match as in its token
+    u32 lead, trail, body, match;  // match: length of the first match, as a token holds it
 };
-// Offsets of a segment's sequences in the stream, and of its first literal in the chunk.
+// Where the sequences of a segment go: offset in the stream, and offset in the chunk of the first literal.
 struct Place { u32 target, literals; };
 
 struct Output {
@@ -84,7 +84,7 @@ __device__ inline Source open_source(const u8 *from) {
 // Number of equal bytes from `a` and `b` on, up to `limit`; the first `known` are known to be equal. By one lane.
 __device__ inline u32 equal_bytes(const Source &source, u32 a, u32 b, u32 known, u32 limit) {
     while (known < limit) {
-        // The last four overlap those before them, so that nothing after `limit` is compared.
+        // The last four bytes overlap the bytes before, so that no byte after `limit` is compared.
         const u32 at = known < limit - 4 ? known : limit - 4, differ = source[a + at] ^ source[b + at];
         if (differ) return at + zeros_below(differ) / 8;
         known = at + 4;
@@ -102,8 +102,9 @@ __device__ inline u32 equal_bytes_by_warp(const Source &source, u32 a, u32 b, u3
     return limit;
 }
 
-// A match at a lane's position in one word: length + number of lanes after this one, that number, and the source. The
-// greater of two words has the greater length minus start; if these are equal, the earlier start. 0: no match.
+// A match at a lane's position, in one word: length + number of later lanes, number of later lanes, and position of the
+// source. The greater of two words has the greater length minus start or, if these are equal, the earlier start. 0: no
+// match.
 __device__ inline u32 pack_match(u32 length, u32 from) {
     const u32 lanes_behind = LANES - 1 - lane_id();
     return (length + lanes_behind) << 21 | lanes_behind << 16 | from;
@@ -121,8 +122,8 @@ __device__ inline u32 best_ahead(u32 match) {
     return greater(of_two, from_lane(of_two, lane_id() < LANES - 2 ? lane_id() + 2 : lane_id()));
 }
 
-// Enter this lane's position into the table, and return the last position before it with the same hash; 0 if there is
-// none.
+// Enter this lane's position into the table, and return the last position before it with the same hash. 0 if there is
+// none, which may also be a position: the caller compares bytes.
 __device__ inline u32 enter(u16 *table, u32 hash_bits, u32 at, u32 value, bool mine) {
     const u32 hash = mine ? value * 2654435761u >> (32 - hash_bits) : ~static_cast<u32>(lane_id());
     const u32 same = matching(hash), below = same & ((1u << lane_id()) - 1);
@@ -136,7 +137,7 @@ __device__ inline u32 enter(u16 *table, u32 hash_bits, u32 at, u32 value, bool m
     return previous;
 }
 
-// The match at this lane's position; it does not reach beyond `end`.
+// Find the match at this lane's position, which must end before `end`; 0 if there is none.
 __device__ inline u32 find_match(const Source &source, u32 base, u32 limit, u32 end, u16 *table, u32 hash_bits) {
     const u32 at = base + lane_id();
     const bool mine = at < limit;
@@ -146,7 +147,7 @@ __device__ inline u32 find_match(const Source &source, u32 base, u32 limit, u32 
     return pack_match(equal_bytes(source, at, candidate, MIN_MATCH, max_length), candidate);
 }
 
-// Write a short sequence, the common case: its token holds both lengths, and one store writes all bytes.
+// Write a short sequence, the common case: the token holds both lengths, and one store by each lane writes all bytes.
 __device__ inline void put_short(Output &out, const u8 *from, u32 literals, u32 offset, u32 length) {
     const u32 k = lane_id();
     u32 value = literals << 4 | (length - MIN_MATCH);
@@ -156,9 +157,9 @@ __device__ inline void put_short(Output &out, const u8 *from, u32 literals, u32 
     out.pos += literals + 3;
 }
 
-// Write the sequences of the bytes from `first` to `n`; matches may also refer to the bytes before. WHOLE: write a
-// complete block and return its size, or return `n` if it would not be shorter (the block is then incomplete). Else:
-// omit the first sequence's token and literals, and the literals after the last match.
+// Write the sequences of the bytes from `first` to `n`; matches may also refer to the bytes before `first`. WHOLE:
+// write a complete block and return its size, or return `n` if the block would not be shorter; it is then incomplete.
+// Else: omit the first sequence's token and literals, and the literals after the last match, and describe the segment.
 template <bool WHOLE>
 __device__ u32 encode(const u8 *from, u32 first, u32 n, u8 *to, u16 *table, u32 hash_bits, Segment &segment) {
     for (u32 i = lane_id(); i < (2u << hash_bits) / 16; i += LANES) reinterpret_cast<uint4 *>(table)[i] = uint4{};
@@ -211,7 +212,8 @@ __device__ u32 encode(const u8 *from, u32 first, u32 n, u8 *to, u16 *table, u32 
     return nbytes;
 }
 
-// Contiguous streams of `n` bytes → one block each, `stride` bytes apart, and its size; `n` if it is not shorter.
+// Encode contiguous streams of `n` bytes as one block each. Blocks begin `stride` bytes apart. A size of `n` says that
+// encoding does not shorten the stream; its block is then incomplete.
 extern "C" __global__ void __launch_bounds__(LANES)
     lz4_streams(const u8 *__restrict__ streams, i64 n, i64 count, i64 hash_bits, u8 *__restrict__ slots, i64 stride,
                 u32 *__restrict__ sizes) {
@@ -232,8 +234,9 @@ extern "C" __global__ void __launch_bounds__(LANES)
     extern __shared__ __align__(16) u16 table[];
     for (i64 number = blockIdx.x; number < count * each; number += gridDim.x) {
         const i64 begin = number % each * step, left = n - begin;
-        // Only in the last segment must matches begin LAST_MATCH bytes before the end, but all segments keep this
-        // distance from their ends: it costs little, and allows the last segment to be shorter than that.
+        // The format requires only the last match of a chunk to begin LAST_MATCH bytes before the end. All segments
+        // keep this distance from their ends: it costs little, and allows the last segment to be shorter than
+        // LAST_MATCH.
         const u32 size = static_cast<u32>(left < step ? left : step);
         Segment segment{};
         const i64 known = begin < history ? begin : history;

@@ -1,17 +1,20 @@
-// Zstandard frames → literals and sequences (format: RFC 8878), which zstd_execute.cu (many short frames) or
-// zstd_cells.cu (few long ones) turns into bytes.
+// Zstandard frames → literals and sequences (format: RFC 8878). zstd_execute.cu (many short frames) or zstd_cells.cu
+// (few long frames) then executes the sequences, which gives the decoded bytes.
 //
-// As in all decoders here, finding the sequences of a stream (a run of literals, then a copy of decoded bytes) is
-// serial and takes one warp or lane; executing them is parallel: a team of warps, one thread for each byte.
+// A sequence is a run of literals, then a copy of decoded bytes (a match). As in all decoders here, finding the
+// sequences of a stream is serial and takes one warp or lane; executing them is parallel: a team of warps, one thread
+// for each byte.
 //
 // `zstd_frames`, one warp for each frame, walks the headers and stores the positions of blocks and tables.
 // `zstd_entropy`, three warps for each zstd block, decodes the entropy of all blocks of all frames in parallel. One
-// lane follows the states of the FSE tables from sequence to sequence; a warp reads the values of 32 sequences at a
-// time and resolves repeated offsets by a scan; the third warp decodes the four Huffman streams of literals, one lane
-// each.
+// lane of the first warp follows the states of the FSE tables from sequence to sequence; the second warp reads the
+// values of 32 sequences at a time and resolves repeated offsets by a scan; the third warp decodes the four Huffman
+// streams of literals, one lane each.
 //
-// A repeated offset may refer to the previous block, which is unknown while blocks are decoded in parallel. It is
-// stored as "the k-th of the previous block, minus n" and resolved when the block is executed.
+// A repeated offset may refer to an offset of the previous block, which is unknown while blocks are decoded in
+// parallel. Such an offset is stored as "the k-th last offset before the block, minus n", and resolved when the block
+// is executed. Positions and sizes of intermediate data come from a pool; counters say how much of the pool is
+// allocated.
 
 #include "decode.cuh"
 #include "zstd_records.cuh"
@@ -19,6 +22,7 @@
 #include "zstd_sequences.cuh"
 #include "zstd_huffman.cuh"
 
+// Read the header of a frame, of `head` bytes; returns a status.
 __device__ inline int parse_frame(const u8 *p, i64 nbytes, i64 expected, Frame &frame, i64 &head) {
     if (nbytes < 6) return TRUNCATED;
     const u32 magic = load32(p);
@@ -47,8 +51,8 @@ __device__ inline int parse_frame(const u8 *p, i64 nbytes, i64 expected, Frame &
     return FINE;
 }
 
-// Iterate over the blocks of a frame: the first call, without `blocks`, counts them, the second call stores them. By a
-// whole warp; all lanes read the same bytes.
+// Iterate over the blocks of a frame: the first call, without `blocks`, counts the blocks, the second call stores their
+// records. Returns a status. By a whole warp; all lanes read the same bytes.
 __device__ inline int walk_blocks(const u8 *p, i64 nbytes, i64 at, Frame &frame, i64 origin, int chunk, Block *blocks) {
     frame.blocks = 0;
     for (bool last = false; !last;) {
@@ -80,7 +84,7 @@ __device__ inline int walk_blocks(const u8 *p, i64 nbytes, i64 at, Frame &frame,
     return at == nbytes ? FINE : UNSUPPORTED;  // another frame may follow
 }
 
-// Read the headers of the literals and sequences of a compressed block.
+// Read the headers of the literals and sequences of a compressed block; returns a status.
 __device__ inline int parse_block(const u8 *p, Block &block) {
     if (block.nbytes < 2) return BAD_HEADER;
     const int type = p[0] & 3, format = p[0] >> 2 & 3;
@@ -116,13 +120,14 @@ __device__ inline int parse_block(const u8 *p, Block &block) {
     return FINE;
 }
 
-// The last block for which `p` holds, of the blocks of this lane and the lanes below; `before` if there is none.
+// The index of the last block for which `p` holds, of the blocks of this lane and of all lanes below; `before` if there
+// is none. `first`: the block of lane 0.
 __device__ inline i64 last_with(bool p, i64 first, i64 before) {
     const u32 lanes = vote(p) & ((2u << lane_id()) - 1);
     return lanes ? first + highest_bit(lanes) : before;
 }
 
-// Allocate memory for the blocks of all lanes of this warp. Returns the offset of this lane's part.
+// Allocate `mine` units for the block of each lane of this warp. Returns the offset of this lane's part.
 __device__ inline i64 allocate_by_lane(u64 *counter, u32 mine) {
     const u32 sum = running_sum(mine);
     i64 begin = 0;
@@ -130,8 +135,8 @@ __device__ inline i64 allocate_by_lane(u64 *counter, u32 mine) {
     return from_lane(begin, LANES - 1) + sum - mine;
 }
 
-// Find the blocks that describe the tables of each block, and allocate their output. By a whole warp, one block per
-// lane. Returns the first status that is not FINE.
+// Find the blocks that describe the tables that each block uses, and allocate memory for the block's literals and
+// sequences. By a whole warp, one block per lane. Returns the status of the first block that is not FINE.
 __device__ inline int plan_blocks(const u8 *arena, const Frame &frame, Block *blocks, u64 *counters, i64 pool_nbytes) {
     i64 tree = -1, table[3] = {-1, -1, -1};
     const i64 end = frame.first_block + frame.blocks;
@@ -156,13 +161,14 @@ __device__ inline int plan_blocks(const u8 *arena, const Frame &frame, Block *bl
         block.literals_at = allocate_by_lane(counters + LITERALS, huffman ? block.literals : 0);
         block.sequences_at = allocate_by_lane(counters + SEQUENCES, sequences ? block.sequences : 0);
         if (vote(lane_id() == 0 && is_pool_full(counters, pool_nbytes))) return NO_SPACE;
-        block.decoded = block.literals;  // `unpack_sequences` adds the bytes that its sequences copy
+        block.decoded = block.literals;  // `unpack_sequences` adds the bytes that the sequences copy
         if (coded) blocks[number] = block;
     }
     return FINE;
 }
 
-// One warp per frame. `groups`: those of zstd_cells.cu, if any.
+// Walk the headers of all frames. One warp per frame. `groups`: the groups of zstd_cells.cu, which are initialised
+// here.
 extern "C" __global__ void zstd_frames(const u8 *__restrict__ arena, const Stream *__restrict__ streams,
                                        i64 stream_capacity, Frame *frames, Block *blocks, i64 block_capacity,
                                        u64 *counters, i64 pool_nbytes, Check *checks, Group *groups, i64 group_count,
@@ -183,7 +189,7 @@ extern "C" __global__ void zstd_frames(const u8 *__restrict__ arena, const Strea
             if (lane_id() == 0) frame.first_block = allocate(counters + BLOCKS, frame.blocks);
             frame.first_block = from_lane(frame.first_block, 0);
             if (frame.first_block + frame.blocks > block_capacity) {
-                // Later kernels must not read uninitialised blocks.
+                // Later kernels must not read uninitialised records of blocks.
                 for (i64 k = frame.first_block + lane_id(); k < block_capacity; k += LANES) blocks[k].type = RAW;
                 state = NO_SPACE;
             }
@@ -209,6 +215,7 @@ extern "C" __global__ void zstd_frames(const u8 *__restrict__ arena, const Strea
 // The tasks of a block's warps.
 enum Task { WALK = 0, UNPACK = 1, LITERALS_TASK = 2 };
 
+// Decode the literals and sequences of all compressed blocks into the pool.
 extern "C" __global__ void __launch_bounds__(3 * LANES, 10)
     zstd_entropy(const u8 *__restrict__ arena, Block *blocks, i64 block_capacity, const u64 *__restrict__ counters,
                  u8 *pool, i64 pool_nbytes, int *status) {
@@ -219,7 +226,8 @@ extern "C" __global__ void __launch_bounds__(3 * LANES, 10)
     const int task = warp_id();
     if (task == UNPACK) set_bases(sequences);
     int turn = 0;
-    // The third warp continues with its next block without waiting for the other two, with which it shares nothing.
+    // The third warp continues with the next block without waiting for the other two warps, with which it shares no
+    // data.
     for (i64 number = blockIdx.x; number < n; number += gridDim.x) {
         Block &block = blocks[number];
         if (block.type != COMPRESSED) continue;

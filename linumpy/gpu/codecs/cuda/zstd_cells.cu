@@ -1,21 +1,21 @@
 // Literals and sequences of zstd.cu → bytes, for few long Zstandard frames: the blocks of a frame are executed in
-// parallel. zstd_execute.cu, which executes a frame by one team of warps (about 900 MiB/s), is for many short frames;
-// linumpy/plan/decode/placement.py estimates both and takes the faster one.
+// parallel. zstd_execute.cu, which executes a frame by one team of warps (about 900 MiB/s), is for many short frames.
+// linumpy/plan/decode/placement.py estimates the speed of both and chooses the faster one.
 //
-// A block copies bytes of the blocks before it, which are not decoded yet when it is executed. So each byte first gets
-// a cell of 32 bits: the value of the byte, or, if it is copied from another block, the index of the cell that it
-// copies. Three kernels:
+// A block copies bytes of earlier blocks, which may not be decoded yet when the block is executed. Therefore each byte
+// first gets a cell of 32 bits: the value of the byte or, if the byte is copied from another block, the index of the
+// cell of the copied byte. Three kernels:
 //
 //   zstd_offsets a warp per frame: prefix sums over blocks of decoded sizes and of repeated offsets
 //   zstd_cells   a team of warps per block: writes the cells of the block
-//   zstd_values  a thread per four bytes: follows each cell to one that holds a value, and writes the bytes
+//   zstd_values  a thread per four bytes: follows each cell to a cell that holds a value, and writes the bytes
 //
-// The last two run once per group, which bounds the memory for cells: a group is the blocks that begin in the same
-// `group_nbytes` of the decoded bytes. Copies from an earlier group are read from the decoded bytes.
+// The last two kernels run once per group, which bounds the memory for cells: a group is the blocks that begin in the
+// same `group_nbytes` of the decoded bytes. Bytes that are copied from an earlier group are already decoded.
 //
 // No deadlock is possible, since no thread waits for another block of its grid: a kernel reads only cells and bytes
-// that an earlier kernel of the stream has written or, in zstd_cells, the same team before a barrier. Chains end,
-// because a copy always refers to a cell of a lower index, which is checked.
+// that an earlier kernel on the same CUDA stream has written or, in zstd_cells, the same team before a barrier. Chains
+// of copies end, because a copy always refers to a cell of a lower index, which is checked.
 
 #include "decode.cuh"
 #include "zstd_format.cuh"
@@ -23,8 +23,8 @@
 #include "zstd_sequences.cuh"
 #include "zstd_tiles.cuh"
 
-// A cell: KNOWN | value; or IN_TILE | index of the byte of the tile that it copies; or the index of the cell that it
-// copies.
+// A cell is KNOWN | value of the byte; or IN_TILE | index in the tile of the copied byte; or the index of the copied
+// byte's cell.
 constexpr u32 KNOWN = 1u << 31;
 constexpr u32 IN_TILE = 1u << 30;
 
@@ -32,14 +32,15 @@ constexpr u32 IN_TILE = 1u << 30;
 struct BlockSpan {
     const u8 *out;
     u32 *cells;
-    i64 first_cell;  // index of the cell of the frame's first byte; below 0 if that byte belongs to an earlier group
-    u32 begin, kept, end;  // begin and end of the block; kept: the first byte of the frame that has a cell
+    i64 first_cell;  // index that the cell of the frame's first byte has or, if below 0, would have in this group
+    // Begin and end of the block; kept: the first byte of the frame that has a cell in this group.
+    u32 begin, kept, end;
 };
 
 __device__ inline u32 *cell_at(const BlockSpan &span, u32 byte) { return span.cells + (span.first_cell + byte); }
 
-// Find the repeated offsets before the block of each lane, from `last`, those before the first lane, and the functions
-// `mine` of all lanes.
+// Find the last offsets before the block of each lane. `last`: the last offsets before the first lane's block, advanced
+// to those after the last lane's; `mine`: the last offsets after this lane's block, as a function of those before it.
 __device__ inline LastOffsets before_block(LastOffsets &last, const LastOffsets &mine) {
     LastOffsets before = last;
     for (int lane = 0; lane < LANES; ++lane) {
@@ -52,7 +53,7 @@ __device__ inline LastOffsets before_block(LastOffsets &last, const LastOffsets 
     return before;
 }
 
-// Compute the offsets of the blocks of a frame, which are listed from `order[listed]` on. By a whole warp. Returns a
+// Compute the offsets of the blocks of a frame, and list the blocks from `order[listed]` on. By a whole warp. Returns a
 // status.
 __device__ inline int locate_blocks(const Stream &stream, const Frame &frame, Block *blocks, u32 listed, u32 *order,
                                     Group *groups, i64 group_nbytes) {
@@ -75,7 +76,8 @@ __device__ inline int locate_blocks(const Stream &stream, const Frame &frame, Bl
         long_block |= claimed > MAX_BLOCK;
         const bool fits = begin + decoded <= static_cast<u64>(stream.target_nbytes), is_listed = fits && decoded;
         beyond |= !fits;
-        // Lanes whose block is not listed, since it is empty or beyond the last block, count as of the previous group.
+        // A block that is not listed (an empty one, or a lane without a block) belongs to the group of the byte at which
+        // the next block would begin.
         const i64 group = static_cast<i64>(stream.target + begin) / group_nbytes;
         i64 below = from_below(group, 1);
         if (lane_id() == 0) below = group_before;
@@ -105,7 +107,7 @@ extern "C" __global__ void zstd_offsets(const Stream *__restrict__ streams, i64 
     const i64 known = static_cast<i64>(counters[STREAMS]);
     const i64 n = known < stream_capacity ? known : stream_capacity;
     for (i64 number = blockIdx.x; number < n; number += gridDim.x) {
-        u32 before = 0;  // blocks of the previous frames, which are listed first
+        u32 before = 0;  // number of blocks of all previous frames, which come first in the list
         for (i64 k = lane_id(); k < number; k += LANES) before += frames[k].blocks;
         before = from_lane(running_sum(before), LANES - 1);
         const Stream stream = streams[number];
@@ -126,9 +128,9 @@ struct CellTile : Tile {
     __device__ static u32 copied_byte(u32 cell) { return cell & (TILE - 1); }
 };
 
-// Compute the cell of each byte of the tile that begins at `pos`, except copies of other bytes of the tile. Returns a
-// bit for each row in which the thread's byte is such a copy. There is no branch per byte, so that the loads of a
-// thread's bytes overlap.
+// Compute the cell of each byte of the tile that begins at `pos`. Cells of copies of other bytes of the tile are stored
+// only in the tile; `follow_cells` completes them. Returns a bit for each row in which the thread's byte is such a
+// copy. The address of each byte is computed without branches, so that the loads of a thread's bytes overlap.
 __device__ inline u32 compute_cells(CellTile &t, const BlockSpan &span, const Literals &literals, u32 pos, u32 size) {
     const u32 last_row = (size - 1) / LANES, up_to_mine = (2u << lane_id()) - 1;
     u32 copies = 0;
@@ -165,19 +167,21 @@ __device__ inline u32 compute_cells(CellTile &t, const BlockSpan &span, const Li
     return copies;
 }
 
-// Follow copies within the tile to cells that are known, or are copies from outside of the tile.
+// Replace the cells of copies within the tile by the cells that the copies lead to: values, or copies from outside the
+// tile.
 __device__ inline void follow_cells(const CellTile &t, const BlockSpan &span, u32 pos, u32 copies) {
     follow_copies(t, copies, [&](u32 byte, u32 cell) { *cell_at(span, pos + byte) = cell; });
 }
 
-// Write the cells of the last `n` literals of a block, from the byte `pos` of the frame on. False if they do not end at
-// the end of the block.
+// Write the cells of the last `n` literals of a block, from byte `pos` of the frame on. Returns false if they do not
+// end at the end of the block.
 __device__ inline bool put_cells(const BlockSpan &span, const Literals &literals, u32 from, u32 pos, u32 n) {
     if (n != span.end - pos) return false;
     for (u32 k = threadIdx.x; k < n; k += TEAM) *cell_at(span, pos + k) = KNOWN | literals[from + k];
     return true;
 }
 
+// Write the cells of a block. Returns false if the block is broken. By the team.
 __device__ inline bool write_cells(CellTile &t, const BlockSpan &span, const Block &block, const u8 *arena,
                                    const u8 *pool, i64 pool_nbytes) {
     const u8 *content = arena + block.source;
@@ -213,7 +217,7 @@ extern "C" __global__ void __launch_bounds__(TEAM, TEAM_WARPS > 8 ? 2 : 3)
         clear_heads(tile);
         if (listed == NO_BLOCK) continue;
         const Block &block = blocks[listed];
-        // Another block of the frame may fail meanwhile, but all threads must take the same branch.
+        // Another team may set the status of the chunk meanwhile, but all threads must take the same branch.
         if (any_in_team(status[block.chunk] != FINE)) continue;
         const i64 frame = streams[block.chunk].target;
         const BlockSpan span{target + frame, cells,      frame - number * group_nbytes,

@@ -1,11 +1,12 @@
 // Sequences of the zstd encoder (format: RFC 8878): codes of lengths and offsets → FSE tables of the block → one
 // stream.
 //
-// One warp for each block. All lanes count the codes; three lanes then make the three tables at the same time, each of
-// the kind that takes the fewest bits: one symbol, the format's predefined table, or a table from the block's
-// histogram, which must be described. Sequences are written from the last to the first, 64 at a time. Three lanes
-// follow the states of the three tables, which is the only serial part: a load of shared memory and a few instructions
-// for each sequence. A running sum gives the offset of each sequence's bits; lanes combine them in shared memory.
+// One warp for each block. All lanes count the codes. Three lanes then make the three tables at the same time: a table
+// of one symbol if only one occurs, else the format's predefined table or a table from the block's histogram, which
+// must be described, whichever takes fewer bits. Sequences are written from the last to the first, 64 at a time. Three
+// lanes follow the states of the three tables, which is the only serial part: a load of shared memory and a few
+// instructions for each sequence. A running sum gives the offset of each sequence's bits; lanes combine the bits in
+// shared memory.
 //
 // If the result is not shorter than the block's bytes, the block is stored uncompressed.
 
@@ -14,17 +15,18 @@
 #include "zstd_codes.cuh"
 #include "zstd_fse.cuh"
 
-constexpr u32 KINDS = 3, EACH = 2, TILE = EACH * LANES;
+constexpr u32 KINDS = 3;  // of codes, each with a table: see Kind
+constexpr u32 EACH = 2, TILE = EACH * LANES;  // sequences of a lane, and of the warp, at a time
 constexpr u32 MAX_STATE_BITS = 9 + 9 + 8;
 constexpr u32 MAX_SEQUENCE_BITS = MAX_STATE_BITS + 16 + 16 + 30;
-constexpr u32 TABLE_NBYTES = 96;  // of a description: 53 counts of at most 10 bits, and runs of zeros
-constexpr u32 NBITS_SHIFT = 12;  // in `written`: the number of bits is stored above the bits
+constexpr u32 TABLE_NBYTES = 96;  // maximum of a described table: 53 counts of at most 10 bits, and runs of zeros
+constexpr u32 NBITS_SHIFT = 12;  // in `written`, the number of bits is stored above the bits, from this bit on
 
 struct SequenceCoder {
     FseEncoder<512> fse[KINDS];
     u32 histogram[KINDS][MAX_SYMBOLS];
     u32 start[SEGMENTS + 1];  // first sequence of each segment
-    u32 pending[SEGMENTS];  // literals of earlier segments that belong to the first sequence of a segment
+    u32 pending[SEGMENTS];  // number of literals of earlier segments that belong to the first sequence of a segment
     u8 codes[KINDS][TILE];
     u16 written[KINDS][TILE];
     u8 described[KINDS][TABLE_NBYTES];
@@ -33,7 +35,7 @@ struct SequenceCoder {
     u8 length_codes[64], match_codes[128], length_extra[36], match_extra[53];
 };
 
-// Make tables of the codes of short lengths; codes of long lengths follow from their highest bit.
+// Make tables of the codes of short lengths. The code of a long length follows from the length's highest bit.
 __device__ inline void list_codes(SequenceCoder &t) {
     for (u32 n = lane_id(); n < 64; n += LANES) {
         u32 code = 0;
@@ -65,6 +67,7 @@ __device__ inline Sequence load_sequence(const SequenceCoder &t, const u64 *sequ
 
 // Approximate binary logarithm, in units of 1/256.
 __device__ inline u32 log2_of(u32 v) { return 256 * top_bit(v) + ((v << 8) >> top_bit(v)) - 256; }
+// Approximate number of bits that the symbols of a histogram take with a table of `counts`.
 __device__ inline u32 bits_of(const u32 *histogram, const short *counts, u32 symbols, u32 log) {
     u32 bits = 0;
     for (u32 s = 0; s < symbols; ++s)
@@ -72,7 +75,7 @@ __device__ inline u32 bits_of(const u32 *histogram, const short *counts, u32 sym
     return bits;
 }
 
-// Choose and make the table of a kind. By one lane for each kind.
+// Choose and make the table of a kind of codes. By one lane for each kind.
 __device__ inline void choose_table(SequenceCoder &t, u32 kind, u32 total) {
     const u32 *histogram = t.histogram[kind];
     FseEncoder<512> &fse = t.fse[kind];
@@ -116,7 +119,7 @@ __device__ inline void choose_table(SequenceCoder &t, u32 kind, u32 total) {
     t.log[kind] = predefined_log;
 }
 
-// Write the number of sequences, the modes and the tables; returns their size. By one lane.
+// Write the number of sequences, the modes and the tables; returns the number of bytes. By one lane.
 __device__ inline u32 write_head(const SequenceCoder &t, u32 n, u8 *to) {
     u32 size = 1;
     if (n < 128) {
@@ -135,8 +138,9 @@ __device__ inline u32 write_head(const SequenceCoder &t, u32 n, u8 *to) {
     return size;
 }
 
-// Follow the states of one table over `n` sequences; these are the block's last ones if `state` is not known. By one
-// lane. Four at a time: loads that do not depend on the state come first, stores last.
+// Follow the states of one table over the next `n` sequences, and return the last state. Without a `known` state the
+// sequences are the first to be written, the last of the block. By one lane. Four sequences at a time: loads that do
+// not depend on the state come first, stores last.
 __device__ inline u32 follow_states(SequenceCoder &t, u32 kind, u32 n, u32 state, bool known) {
     const FseEncoder<512> &fse = t.fse[kind];
     const auto step = [&](Transition transition) {
@@ -168,7 +172,7 @@ __device__ inline u32 follow_states(SequenceCoder &t, u32 kind, u32 n, u32 state
     return state;
 }
 
-// Bits of a sequence: those of the states, and the extra bits of its codes.
+// The bits of a sequence: the bits of the states, and the extra bits of the codes. `_n`: number of bits.
 struct SequenceBits {
     u32 states, states_n, lengths, lengths_n, offset, offset_n;
     __device__ u32 n() const { return states_n + lengths_n + offset_n; }
@@ -191,7 +195,7 @@ __device__ inline SequenceBits bits_of(const SequenceCoder &t, const Sequence &s
     return b;
 }
 
-// Write all sequences; returns their size, 0 if it exceeds `capacity`. By the whole warp.
+// Write all sequences; returns the number of bytes, or 0 if it might exceed `capacity`. By the whole warp.
 __device__ inline u32 write_sequences(SequenceCoder &t, const u64 *sequences, u32 n, u8 *to, u32 capacity) {
     const u32 lane = lane_id();
     u32 state = 0, done = 0, carried = 0, left_over = 0;

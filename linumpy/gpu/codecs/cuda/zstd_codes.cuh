@@ -1,4 +1,5 @@
-// Codes of lengths of the Zstandard format (RFC 8878), and its predefined tables.
+// Codes of the lengths of literal runs (LENGTH) and matches (MATCH) of the Zstandard format (RFC 8878): base and number
+// of extra bits of each code. The format's predefined tables of these codes and of the codes of offsets (COUNTS).
 
 __constant__ u32 LENGTH_BASE[36] = {0,  1,  2,   3,   4,   5,    6,    7,    8,    9,     10,    11,
                                     12, 13, 14,  15,  16,  18,   20,   22,   24,   28,    32,    40,

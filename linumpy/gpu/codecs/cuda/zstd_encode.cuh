@@ -1,7 +1,7 @@
 // Records and functions that the kernels of the zstd encoder share.
 //
-// A chunk becomes a frame. It is cut into zstd blocks of SEGMENTS segments of SEGMENT bytes each (powers of two). One
-// warp finds the matches of a segment; a block has its own tables.
+// A chunk becomes a frame. The chunk is cut into zstd blocks of SEGMENTS segments of SEGMENT bytes each (powers of
+// two). One warp finds the matches of a segment; each block has its own tables.
 
 #include "zstd_records.cuh"
 
@@ -14,11 +14,11 @@
 constexpr u32 BLOCK_NBYTES = SEGMENT * SEGMENTS;
 constexpr u32 MAX_SEQUENCES = SEGMENT / 4;  // of a segment
 
-// Numbers of sequences and literals of a segment, and of the literals after its last sequence (`tail`).
+// Number of sequences of a segment, of all its literals, and of the literals after its last sequence (`tail`).
 struct Segment { u32 sequences, literals, tail, unused; };
 
-// A sequence: run of literals (17 bits), length of the match (17 bits), and the offset as it is stored (30 bits): 1 to
-// 3 for a repeated offset, else the distance plus 3.
+// A sequence in 64 bits: run of literals (17 bits), length of the match (17 bits), and the offset as the format stores
+// it (30 bits): 1 to 3 for a repeated offset, else the distance plus 3.
 __device__ inline u64 pack_sequence(u32 run, u32 match, u32 offset) {
     return run | static_cast<u64>(match) << 17 | static_cast<u64>(offset) << 34;
 }
@@ -50,7 +50,8 @@ __device__ inline u32 segment_of(const u32 *start, u32 i) {
     return s;
 }
 
-// Set bits of words in shared memory that were zero. Any number of lanes may do this at the same time.
+// Put `n` bits at bit `at` of words in shared memory, where the bits must be zero. Several lanes may do so at the same
+// time.
 __device__ inline void put_bits(u32 *words, u32 at, u32 value, u32 n) {
     if (!n) return;
     const u64 bits = static_cast<u64>(value) << (at & 31);

@@ -1,15 +1,15 @@
 // Sequences and literals of zstd.cu → bytes. One team of warps decodes a frame from its first byte to its last.
 //
 // The bytes of a frame are written in tiles of up to 4096 bytes (zstd_tiles.cuh). Each thread computes bytes, whichever
-// sequence they belong to: a byte is known (a literal, or a copy of a byte before the tile), or it is a copy of another
-// byte of the tile. Such copies are followed to a known byte in shared memory, without a barrier.
+// sequence they belong to. A byte is known (a literal, or a copy of a byte before the tile), or it is a copy of another
+// byte of the tile. A thread follows such copies to a known byte in shared memory, without a barrier.
 
 #include "decode.cuh"
 #include "execute.cuh"
 #include "zstd_records.cuh"
 #include "zstd_tiles.cuh"
 
-constexpr u16 KNOWN = 0x8000;  // a cell: KNOWN | value; or the index of the byte of the tile that it copies
+constexpr u16 KNOWN = 0x8000;  // a cell: KNOWN | value of the byte; or the index in the tile of the copied byte
 
 struct ByteTile : Tile {
     u16 cells[TILE];
@@ -19,7 +19,8 @@ struct ByteTile : Tile {
 };
 
 // Compute the cell of each byte of the tile. Returns a bit for each row in which the thread's byte is a copy of another
-// byte of the tile. There is no branch per byte, so that the loads of a thread's bytes overlap.
+// byte of the tile. The address of each byte is computed without branches, so that the loads of a thread's bytes
+// overlap.
 __device__ inline u32 compute_cells(ByteTile &t, const Sink &out, const Literals &literals, u32 size) {
     const u32 pos = static_cast<u32>(out.pos), low = static_cast<u32>(ring_low(out, out.pos + size));
     const u32 last_row = (size - 1) / LANES, up_to_mine = (2u << lane_id()) - 1, in_ring_at = ring_offset(out, out.pos);
@@ -54,6 +55,7 @@ __device__ inline u32 compute_cells(ByteTile &t, const Sink &out, const Literals
     return copies;
 }
 
+// Execute the sequences of a block; false if one is out of bounds.
 __device__ inline bool execute_sequences(ByteTile &t, Sink &out, Cursor &c, const Literals &literals, const u32 *last,
                                          u32 block_literals) {
     u64 word = fetched(c);
@@ -72,6 +74,7 @@ __device__ inline bool execute_sequences(ByteTile &t, Sink &out, Cursor &c, cons
     return true;
 }
 
+// Execute a block, and advance the three last offsets; false if the block is broken.
 __device__ inline bool execute_block(ByteTile &t, Sink &out, const Block &block, const u8 *arena, const u8 *pool,
                                      i64 pool_nbytes, u32 *last) {
     const u8 *content = arena + block.source;
@@ -102,7 +105,7 @@ extern "C" __global__ void __launch_bounds__(TEAM, TEAM_WARPS > 8 ? 2 : 3)
     for (i64 number = blockIdx.x; number < n; number += gridDim.x) {
         const Stream stream = streams[number];
         clear_heads(tile);
-        // Another stream of the chunk may fail meanwhile, but all threads must take the same branch.
+        // Another block may set the status of the chunk meanwhile, but all threads must take the same branch.
         if (stream.codec != ZSTD || any_in_team(status[stream.chunk] != FINE)) continue;
         const Frame frame = frames[number];
         Sink out = open_sink(ring, ring_size, nullptr, threadIdx.x, target + stream.target, stream.target_nbytes);

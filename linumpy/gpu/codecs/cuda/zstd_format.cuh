@@ -4,11 +4,11 @@ constexpr u32 MAX_BLOCK = 128 * 1024;
 
 __device__ inline int highest_bit(u32 v) { return 31 - leading_zeros(v); }
 
-// The next bytes of a description in shared memory, followed by zeros.
+// A copy in shared memory of the next bytes of a stream, which describe a table, followed by zeros.
 constexpr u32 STAGED = 256;
 struct Staged { u32 words[STAGED / 4 + 2]; };
 
-// Copy bytes of the stream to shared memory. By the whole warp.
+// Copy the first `nbytes` bytes of a description to shared memory, or as many as fit. By the whole warp.
 __device__ inline void stage(Staged &to, const u8 *from, u32 nbytes) {
     for (u32 word = lane_id(); word < STAGED / 4 + 2; word += LANES) {
         u32 value = 0;
@@ -33,9 +33,9 @@ struct Counts {
     u16 next[64];   // number of the symbol's next state
 };
 
-// Read the counts of a table, described from bit `pos` on of the staged bytes, of which `nbytes` belong to the stream.
-// All lanes read the same bits, the first lane writes. False if the description is invalid. `pos` advances to the next
-// whole byte.
+// Read the counts of a table, which the staged bytes describe from bit `pos` on; `nbytes` of the bytes belong to the
+// stream. All lanes read the same bits, the first lane writes. Returns false if the description is invalid. `pos`
+// advances to the next whole byte.
 __device__ inline bool read_counts(const Staged &in, u32 nbytes, u32 &pos, int max_log, int max_symbol, Counts &counts,
                                    int &symbols, int &log) {
     const u32 nbits = 8 * nbytes;
@@ -81,15 +81,16 @@ __device__ inline bool read_counts(const Staged &in, u32 nbytes, u32 &pos, int m
     return pos <= nbits;
 }
 
-// A state of an FSE table in a word, a cell: extra bits of its symbol (6 bits), bits of the next state (5), symbol (6),
-// and from bit NEXT on the base of the next state. Three cells may be added: their first two fields do not overflow.
+// A cell, a state of an FSE table in a word: number of extra bits of the symbol (6 bits), number of bits to read for
+// the next state (5), symbol (6), and from bit NEXT on the base of the next state. In the sum of three cells the first
+// two fields do not overflow.
 constexpr u32 BITS = 6, SYMBOL = 11, NEXT = 23;
 __device__ inline u32 cell_extra(u32 cell) { return cell & 63; }
 __device__ inline u32 cell_bits(u32 cell) { return cell >> BITS & 31; }
 __device__ inline u32 cell_symbol(u32 cell) { return cell >> SYMBOL & 63; }
 __device__ inline u32 cell_next(u32 cell) { return cell >> NEXT; }
 
-// Spread symbols over the 2^log states, at least 32. By the whole warp.
+// Make the cells of a table of 2^log states, at least 32, from its counts. By the whole warp.
 __device__ inline void build_cells(Counts &counts, int symbols, int log, u32 *cells) {
     const u32 size = 1u << log, lane = lane_id(), below = (1u << lane) - 1;
     u32 placed[2], last = 0;
@@ -103,7 +104,7 @@ __device__ inline void build_cells(Counts &counts, int symbols, int log, u32 *ce
     const u32 sum = running_sum(placed[0] + placed[1]);
     counts.begin[2 * lane] = static_cast<u16>(sum - placed[0] - placed[1]);
     counts.begin[2 * lane + 1] = static_cast<u16>(sum - placed[1]);
-    // Symbols with count -1 get the last states of the table, the lowest symbol the very last one.
+    // Symbols with count -1 get the last states of the table: the lowest symbol gets the very last state.
     const u32 first = vote(last & 1), second = vote(last & 2),
               rare = bits_set(first & below) + bits_set(second & below);
     if (last & 1) cells[size - 1 - rare] = 2 * lane << SYMBOL;

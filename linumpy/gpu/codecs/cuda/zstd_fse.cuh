@@ -2,7 +2,8 @@
 
 constexpr u32 MAX_SYMBOLS = 64;  // of a table of sequences, which has up to 53 symbols
 
-// The transition of a symbol: `bits` determines the number of bits to write, `state` is the offset of its next states.
+// The transition of a symbol: (state + bits) >> 16 is the number of bits to write; `state` is the offset in `states` of
+// the symbol's next states.
 struct Transition {
     u32 bits;
     int state;
@@ -18,8 +19,8 @@ template <u32 STATES> struct FseEncoder {
 
 __device__ inline u32 top_bit(u32 v) { return 31 - leading_zeros(v); }
 
-// Distribute 2^log states among the symbols of a histogram, at least one to each symbol that occurs. At most 2^log may
-// occur.
+// Distribute 2^log states among the symbols of a histogram, at least one to each symbol that occurs. At most 2^log
+// symbols may occur.
 __device__ inline void share_states(const u32 *histogram, u32 symbols, u32 total, u32 log, short *counts) {
     int left = 1 << log;
     u32 largest = 0;
@@ -38,7 +39,7 @@ __device__ inline void share_states(const u32 *histogram, u32 symbols, u32 total
     }
 }
 
-// Describe a table; the last symbol must occur.
+// Write the description of a table. The last symbol must occur.
 __device__ inline void describe(const short *counts, u32 symbols, u32 log, BitWriter &out) {
     out.put(log - 5, 4);
     u32 left = (1u << log) + 1, threshold = 1u << log, width = log + 1;
@@ -62,7 +63,7 @@ __device__ inline void describe(const short *counts, u32 symbols, u32 log, BitWr
     out.finish();
 }
 
-// Make the table from `counts`.
+// Make the table from `fse.counts`.
 template <u32 STATES> __device__ inline void make_encoder(FseEncoder<STATES> &fse, u32 symbols, u32 log) {
     const u32 size = 1u << log, step = (size >> 1) + (size >> 3) + 3;
     u32 high = size, total = 0;
@@ -84,7 +85,7 @@ template <u32 STATES> __device__ inline void make_encoder(FseEncoder<STATES> &fs
     for (u32 k = 0; k < size; ++k) fse.states[fse.next[fse.spread[k]]++] = static_cast<u16>(size + k);
 }
 
-// The first state of the encoder, from the stream's last symbol; it writes no bits.
+// The first state of the encoder, from the stream's last symbol, for which no bits are written.
 template <u32 STATES> __device__ inline u32 first_state(const FseEncoder<STATES> &fse, u32 symbol) {
     const Transition transition = fse.transitions[symbol];
     const u32 bits = (transition.bits + (1 << 15)) >> 16;

@@ -8,7 +8,7 @@ struct StoredWords {
     __device__ u32 next() { return load_once(word--); }
 };
 
-// As StoredWords, from a window in shared memory that other lanes fill.
+// As StoredWords, but from a window in shared memory, which other lanes fill.
 constexpr u32 LITERAL_WINDOW = 64;
 struct WindowWords {
     const u32 *window;
@@ -16,7 +16,8 @@ struct WindowWords {
     __device__ u32 next() { return window[taken++ & (LITERAL_WINDOW - 1)]; }
 };
 
-// Bits from the last byte backwards, highest first. The highest 1 of the last byte marks the end.
+// The bits of a stream from the last byte backwards, highest bit first. The highest 1 of the last byte marks where they
+// begin.
 template <class Words> struct BackwardBits {
     Words words;
     u64 bits;  // the highest `have` bits are valid
@@ -49,8 +50,8 @@ __device__ inline const u32 *last_word(const u8 *from, u32 nbytes) {
     return reinterpret_cast<const u32 *>(reinterpret_cast<u64>(from + nbytes - 1) & ~3ull);
 }
 
-// Words are read whole and aligned, so up to 19 bytes before `from` are read, though never used. The arena has such a
-// margin before its first stream.
+// Begin to read a stream of bits; false if the stream is empty or has no mark. Words are read whole and aligned, so up
+// to 19 bytes before `from` are read, but never used. The arena has a margin before the first stream.
 template <class Words>
 __device__ inline bool open_backward(BackwardBits<Words> &b, Words words, const u8 *from, u32 nbytes) {
     if (nbytes == 0 || load_once(from + nbytes - 1) == 0) return false;
@@ -65,9 +66,9 @@ __device__ inline bool open_backward(BackwardBits<Words> &b, Words words, const 
     return true;
 }
 
-// Two entries of the code table for each value of the next bits, as many as the longest code has. First: a symbol, and
-// its length in the high byte. Second: the next symbol, the length of both, and the flag TWO; or the length of the
-// first symbol, if the second does not fit.
+// The code table has two entries for each value of the next bits, as many bits as the longest code has. First entry: a
+// symbol, and the length of its code in the high byte. Second entry: the next symbol, the length of both codes, and the
+// flag TWO; or only the length of the first code, if the second code does not fit into the bits.
 constexpr u16 TWO = 0x1000;
 
 struct LiteralTables {
@@ -79,7 +80,7 @@ struct LiteralTables {
     u32 window[4][LITERAL_WINDOW];  // one for each stream
 };
 
-// Decode weights by two alternating FSE states. By one lane; returns their number, 0 if the stream is invalid.
+// Decode weights by two alternating FSE states. By one lane; returns the number of weights, 0 if the stream is invalid.
 __device__ inline int decode_weights(const u8 *from, u32 nbytes, const u32 *cells, int log, u8 *weights) {
     BackwardBits<StoredWords> in;
     if (nbytes == 0 || !open_backward(in, StoredWords{last_word(from, nbytes)}, from, nbytes)) return 0;
@@ -107,7 +108,8 @@ __device__ inline int decode_weights(const u8 *from, u32 nbytes, const u32 *cell
     return 0;
 }
 
-// Read the weights of a Huffman tree: 4 bits each, or by FSE. By the whole warp; `used`: bytes of the description.
+// Read the weights of a Huffman tree, stored in 4 bits each or encoded by FSE; false if they are invalid. By the whole
+// warp. `symbols`: number of weights; `used`: bytes of the description.
 __device__ inline bool read_weights(LiteralTables &t, const u8 *from, u32 nbytes, int &symbols, u32 &used) {
     if (nbytes == 0) return false;
     const u32 head = load_once(from);
@@ -134,7 +136,8 @@ __device__ inline bool read_weights(LiteralTables &t, const u8 *from, u32 nbytes
     return symbols > 0;
 }
 
-// Make a table of 2^bits entries from weights. By the whole warp; the caller synchronises before reading the table.
+// Make a code table for `bits` bits from weights; false if they are invalid. By the whole warp; the caller synchronises
+// before reading the table.
 __device__ inline bool build_huffman(u8 *weights, int symbols, u16 *table, int &bits) {
     u32 sum = 0, ones = 0;
     for (int s = lane_id(); s < symbols; s += LANES) {
@@ -178,7 +181,7 @@ __device__ inline bool build_huffman(u8 *weights, int symbols, u16 *table, int &
     return true;
 }
 
-// One Huffman stream: eight lanes load its words into a window, and one of them decodes it.
+// One Huffman stream: eight lanes load the words of the stream into a window, and one of these lanes decodes it.
 struct LiteralStream {
     const u8 *from;
     u32 nbytes;
@@ -211,7 +214,7 @@ __device__ inline void fill(Fetched &f, const LiteralStream &s, u32 *window) {
     fetch(f, s);
 }
 
-// Decode up to 6 * STEPS literals, but not the last five of the stream. By one lane.
+// Decode up to 6 * STEPS literals, as long as at least 6 are left. By one lane.
 __device__ inline void decode_some(BackwardBits<WindowWords> &in, const u16 *codes, int bits, const LiteralStream &s,
                                    u32 &i) {
 #pragma unroll 1
@@ -230,6 +233,7 @@ __device__ inline void decode_some(BackwardBits<WindowWords> &in, const u16 *cod
     }
 }
 
+// Decode the remaining literals one by one. By one lane.
 __device__ inline void decode_last(BackwardBits<WindowWords> &in, const u16 *codes, int bits, const LiteralStream &s,
                                    u32 &i) {
     for (; i < s.literals && in.left >= 0; ++i) {
@@ -240,7 +244,8 @@ __device__ inline void decode_last(BackwardBits<WindowWords> &in, const u16 *cod
     }
 }
 
-// Decode all streams of a block. By the whole warp; each lane passes its stream, or an empty one.
+// Decode all streams of a block; false in a lane whose stream is invalid. By the whole warp; each lane passes the
+// stream of its eight lanes, or an empty one.
 __device__ inline bool decode_streams(LiteralTables &t, int bits, const LiteralStream &s) {
     u32 *window = t.window[lane_id() / HELPERS];
     const bool decodes = s.nbytes && lane_id() % HELPERS == 0;
@@ -262,7 +267,7 @@ __device__ inline bool decode_streams(LiteralTables &t, int bits, const LiteralS
     return !decodes || (open && in.left == 0);
 }
 
-// Decode the literals of a block. By one warp.
+// Decode the Huffman coded literals of a block into the pool; returns a status. By one warp.
 __device__ inline int entropy_literals(LiteralTables &t, const u8 *arena, const Block *blocks, const Block &block,
                                        u8 *pool) {
     const Block &other = blocks[block.tree];

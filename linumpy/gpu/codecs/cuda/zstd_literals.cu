@@ -1,13 +1,14 @@
 // Literals of the zstd encoder (format: RFC 8878): a block's histogram → Huffman codes of at most 11 bits → four
 // streams.
 //
-// Four warps for each block. All threads count the literals and rank the symbols; one lane builds the tree from the
-// ranks by two queues, shortens codes that are too long, and describes the lengths (as nibbles, or by FSE). Then each
-// warp writes a stream. Its length is summed first, which gives the offset of each stream and whether compression pays
-// off. A stream is written from its last literal to its first: each lane takes four literals, a running sum gives the
-// offset of their bits, which are combined in shared memory and stored bytewise.
+// Four warps for each block. All threads count the literals and rank the symbols by frequency. One lane builds the tree
+// from the ranks by two queues, shortens codes that are too long, and describes the lengths (as nibbles, or by FSE).
+// Then each warp writes a stream. The lengths of the streams are summed first, which gives their offsets, and shows
+// whether compression pays off. A stream is written from the last literal to the first: each lane takes four literals,
+// a running sum gives the offset of their bits, which are combined in shared memory and stored bytewise.
 //
-// Literals that do not shrink are stored uncompressed, equal ones as one. A block of equal bytes is detected here, too.
+// Literals that do not shrink are stored uncompressed; equal literals are stored once. This kernel also detects blocks
+// of equal bytes.
 
 #include "decode.cuh"
 #include "zstd_encode.cuh"
@@ -16,20 +17,20 @@
 constexpr u32 LITERAL_WARPS = 4, LITERAL_THREADS = LITERAL_WARPS * LANES, SYMBOLS = 256, MAX_BITS = 11;
 constexpr u32 EACH = 4;  // literals of a lane at a time
 constexpr u32 MIN_LITERALS = 32;  // with fewer literals, the description of a tree does not pay off
-constexpr u32 LENGTH_SHIFT = 12;  // in a code's word, the length is stored above the code
-constexpr u32 TREE_NBYTES = 256;
+constexpr u32 LENGTH_SHIFT = 12;  // in the word of a code, the length is stored above the code, from this bit on
+constexpr u32 TREE_NBYTES = 256;  // maximum of the description of a tree
 
 struct LiteralCoder {
     u32 histogram[LITERAL_WARPS][SYMBOLS];
     u32 start[SEGMENTS + 1];  // first literal of each segment
-    u32 leaf[SYMBOLS], node[SYMBOLS];  // frequencies
+    u32 leaf[SYMBOLS], node[SYMBOLS];  // frequencies of ranked symbols, and of inner nodes
     u16 order[SYMBOLS], leaf_parent[SYMBOLS], node_parent[SYMBOLS], codes[SYMBOLS];
     u8 depth[SYMBOLS], length[SYMBOLS], weights[SYMBOLS], tree[TREE_NBYTES];
     u32 words[LITERAL_WARPS][(EACH * LANES * MAX_BITS + 63) / 32 + 2];
     u32 stream_bits[LITERAL_WARPS];
     FseEncoder<64> fse;
     u32 weight_histogram[MAX_BITS + 2];
-    u32 different, last, tree_nbytes, longest;
+    u32 different, last, tree_nbytes, longest;  // number of symbols that occur, last of them; longest code
 };
 
 __device__ inline u32 warp_sum(u32 v) { return from_lane(running_sum(v), LANES - 1); }
@@ -102,9 +103,9 @@ __device__ inline void build_tree(LiteralCoder &t) {
     }
     t.depth[n - 2] = 0;
     for (u32 k = n - 2; k-- > 0;) t.depth[k] = static_cast<u8>(t.depth[t.node_parent[k]] + 1);
-    // Rarer symbols have longer codes. Codes that are too long are cut to MAX_BITS, which takes more code space than
-    // there is: other codes are lengthened, the rarest of the longest first, until all fit; the remaining space then
-    // shortens codes again.
+    // Rarer symbols have longer codes. If codes that are too long are cut to MAX_BITS, all codes together take more
+    // code space than there is. Then other codes are lengthened, those of the rarest symbols first, until all fit; if
+    // space remains, codes are shortened again, those of the most frequent symbols first.
     u32 used = 0;
     for (u32 k = 0; k < n; ++k) {
         const u32 length = t.depth[t.leaf_parent[k]] + 1u, cut = length < MAX_BITS ? length : MAX_BITS;
@@ -127,7 +128,7 @@ __device__ inline void build_tree(LiteralCoder &t) {
         if (t.length[s] > t.longest) t.longest = t.length[s];
 }
 
-// Assign codes: those of each length are consecutive in the order of symbols; longer codes come first.
+// Assign codes and weights. Codes of one length are consecutive in the order of symbols; longer codes come first.
 __device__ inline void number_codes(LiteralCoder &t) {
     for (u32 s = threadIdx.x; s < SYMBOLS; s += LITERAL_THREADS) {
         const u32 mine = t.length[s];
@@ -144,7 +145,8 @@ __device__ inline void number_codes(LiteralCoder &t) {
     sync_block();
 }
 
-// Encode the weights by two alternating states. Returns the size of the description, 0 if there is none. By one lane.
+// Encode the weights by two alternating FSE states. Returns the size of the description, 0 if there is none. By one
+// lane.
 __device__ inline u32 describe_by_fse(LiteralCoder &t, u8 *to) {
     const u32 n = t.last;
     u32 symbols = 0, different = 0;
@@ -179,7 +181,7 @@ __device__ inline u32 describe_by_fse(LiteralCoder &t, u8 *to) {
     return out.nbytes;
 }
 
-// Describe the tree; 0 bytes if that is impossible. By one lane.
+// Write the shorter description of the tree to `t.tree`; `t.tree_nbytes` is 0 if there is none. By one lane.
 __device__ inline void describe_tree(LiteralCoder &t) {
     const u32 n = t.last, nibbles = n <= 128 ? 1 + (n + 1) / 2 : TREE_NBYTES;
     const u32 packed = describe_by_fse(t, t.tree + 1);
@@ -225,7 +227,7 @@ __device__ inline void write_stream(LiteralCoder &t, LiteralsBackward from, u32 
     if (lane_id() == 0) *to = static_cast<u8>(left_over | 1u << carried);
 }
 
-// Headers of sections with `n` literals: raw or repeated literals; literals compressed to `nbytes` bytes.
+// Headers of literals sections: with `n` raw or repeated literals, and with `n` literals in `nbytes` compressed bytes.
 __device__ inline u32 raw_header_nbytes(u32 n) { return n < 32 ? 1 : n < 4096 ? 2 : 3; }
 __device__ inline void write_raw_header(u8 *to, u32 type, u32 n) {
     const u32 size = raw_header_nbytes(n), head = type |

@@ -3,21 +3,22 @@
 // One warp for each segment, processed in windows of 32 positions, one lane each. Every lane selects the best match at
 // its position among
 //   - the distance of the previous match, which costs least to store (speckle: the previous voxel, again and again);
-//   - the distances 1, 2, 4 and 8, which a table filled window by window does not find;
-//   - the last position before the window whose next 6 bytes have the same hash.
-// A lane holds the 8 bytes from its position on, and from 32 positions before and after it. Shuffles and two votes
-// compare all bytes with those at a short distance before, without reading memory, and give 64 bits; every lane counts
-// the ones from its position on. A candidate of the table is compared over 8 bytes. All lanes together find the rest of
-// a longer match once it is selected. A score weighs bytes against the bits that a distance costs; a new distance costs
-// more, the rarer new distances have been in the segment. A lane defers to the next lanes if they score higher. The
-// matches of a window are then selected from left to right, each by a few votes: this is the only serial part.
+//   - the distances 1, 2, 4 and 8, which the table does not find, since it is filled window by window;
+//   - the last position before the window whose next 6 bytes have the same hash, which a table gives.
+// A lane holds the 8 bytes from its position on, and the 8 bytes from 32 positions before and after it. For a short
+// distance, shuffles and two votes compare the bytes of this window and the next with the bytes at that distance
+// before, without reading memory. They give 64 bits; every lane counts the ones from its position on. A candidate from
+// the table is compared over 8 bytes. When a longer match is selected, all lanes together find its end. A score weighs
+// the bytes of a match against the bits that its distance costs; a new distance costs more, the rarer new distances
+// have been in the segment. A lane defers to the next lanes if they score higher. The matches of a window are then
+// selected from left to right, each by a few votes: this is the only serial part.
 //
 // The table holds, for each hash, the highest position (by atomicMax, so that the result does not depend on the order
-// of lanes) and further bits of its hash, which reject most wrong candidates without reading their bytes.
+// of lanes) and further bits of the hash, which reject most wrong candidates without reading their bytes.
 //
-// Segments are independent. A repeated offset is used only if the segment itself has set it, so it is valid whatever
-// precedes the segment, also a block that is stored uncompressed. Matches end at the end of a segment; their source may
-// begin up to REACHED bytes before the segment, in the same chunk.
+// Segments are independent. A repeated offset is used only if the segment itself has set the offset, so that it is
+// valid whatever precedes the segment, also a block that is stored uncompressed. Matches end at the end of a segment;
+// the bytes that they copy may begin up to REACHED bytes before the segment, in the same chunk.
 
 #include "decode.cuh"
 #include "zstd_encode.cuh"
@@ -31,13 +32,16 @@
 #ifndef MATCH_WARPS
 #define MATCH_WARPS 4
 #endif
-constexpr u32 TAG_BITS = 14, TAG = (1u << TAG_BITS) - 1;  // the other bits hold SEGMENT + REACHED positions
+// An entry of the table: a tag, TAG_BITS further bits of the hash; above it the position + 1, counted from the first
+// byte that matches may reach.
+constexpr u32 TAG_BITS = 14, TAG = (1u << TAG_BITS) - 1;
 static_assert(SEGMENT + REACHED < (1 << (32 - TAG_BITS)) && SEGMENT <= 65536, "positions fit a table");
 
 struct Bytes8 { u32 low, high; };
 struct Words { u32 at[3]; };
 
-// The bytes of a chunk. Reads aligned words that contain at least one of its bytes; bytes after its end are never used.
+// The bytes of a chunk. Reads aligned words that contain at least one byte of the chunk; bytes after its end are not
+// used.
 struct Source {
     const u8 *bytes, *end;
     __device__ u32 shift(u32 at) const { return 8 * static_cast<u32>(reinterpret_cast<u64>(bytes + at) & 3); }
@@ -62,7 +66,7 @@ __device__ inline u32 equal_bytes(Bytes8 a, Bytes8 b) {
     return a.low == b.low ? 4 + equal_bytes(a.high, b.high) : equal_bytes(a.low, b.low);
 }
 
-// Number of bytes from `at` on that equal those `distance` before, up to `limit`. By the whole warp.
+// Number of bytes from `at` on that equal the bytes `distance` before, up to `limit`. By the whole warp.
 __device__ inline u32 equal_run(const Source &from, u32 at, u32 distance, u32 limit) {
     for (u32 done = 0; done < limit; done += 8 * LANES) {
         const u32 mine = done + 8 * lane_id();
@@ -76,10 +80,10 @@ __device__ inline u32 equal_run(const Source &from, u32 at, u32 distance, u32 li
     return limit;
 }
 
-// The last three offsets, as in the decoder; 0: not known.
+// The last three offsets, as the decoder keeps them; 0: not known.
 struct Repeats {
     u32 first = 0, second = 0, third = 0;
-    // Update with the distance of a match; returns its offset as it is stored.
+    // Update with the distance of a match after a run of literals; returns the offset as the format stores it.
     __device__ u32 update(u32 distance, u32 run) {
         const u32 a = run ? first : second, b = run ? second : third, c = run ? third : first - 1;
         const u32 stored = distance == a ? 1 : distance == b ? 2 : distance == c ? 3 : distance + 3;
@@ -91,19 +95,20 @@ struct Repeats {
     }
 };
 
-// The score of a match: the bits that it saves, approximately.
+// The score of a match: approximately the bits that the match saves.
 constexpr u32 AHEAD = 3;  // following lanes to which a lane defers if they score higher
 constexpr int BYTE_BITS = 5, SEQUENCE_BITS = 8, DISTANCE_BITS = 2, RARE_BITS = 4;
 constexpr u32 PRIOR_COUNT = 16;  // added to both counts of sequences, whose ratio gives `rare`
 __device__ inline int score_of(u32 nbytes, int distance_bits) {
     return BYTE_BITS * static_cast<int>(nbytes) - SEQUENCE_BITS - distance_bits;
 }
-// `rare`: binary logarithm of the ratio of all distances so far to new ones. The code of a rare kind takes more bits.
+// Approximate bits of a new distance. `rare`: binary logarithm of the number of all distances so far divided by the
+// number of new ones; the rarer a code, the more bits it takes.
 __device__ inline int bits_of(u32 distance, int rare) {
     return DISTANCE_BITS + RARE_BITS * rare + 31 - leading_zeros(distance + 3);
 }
 
-constexpr u32 MAX_SCORED = 8;  // bytes: the length of a match of the table is not known beyond that
+constexpr u32 MAX_SCORED = 8;  // bytes that count for the score: a candidate from the table is compared no further
 constexpr u32 MAY_BE_LONGER = 1u << 16;
 
 struct Match {
@@ -120,13 +125,12 @@ struct Match {
     }
 };
 
-// Bytes of a window, the previous and the next one. Each lane holds the 8 bytes from its position on.
+// The bytes of a window, and of the windows before and after it. Each lane holds the 8 bytes from its position on.
 struct Windows {
     Source from;
     u32 base, end;  // first position of the window, end of the segment
     Bytes8 before, mine, next;
     Words later;  // words of the window after the next, read ahead
-    // Lanes of all windows have the same shift.
     __device__ Bytes8 load(u32 at) const { return from.eight(at + lane_id()); }
     __device__ void read_ahead() { later = from.words(base + 2 * LANES + lane_id()); }
     __device__ void advance() {
@@ -141,7 +145,7 @@ struct Windows {
         mine = load(at);
         next = load(at + LANES);
     }
-    // Bits of the bytes of this window and the next that equal those `distance` before.
+    // A bit for each byte of this window and the next: whether it equals the byte `distance` before.
     __device__ u64 equal(u32 distance) const {
         const u32 p = base + lane_id();
         u32 here, there;  // bytes to compare with this window's byte and the next window's
@@ -178,7 +182,8 @@ __device__ inline Hash hash_of(Bytes8 bytes) {  // of the first 6 bytes
     return {mixed >> (32 - TABLE_LOG), (mixed >> 3) & TAG};
 }
 
-constexpr u32 FAR = 4 * LANES;  // if a match ends this far after a window's begin, windows are skipped
+// If a match ends this far after the begin of a window, the windows within the match are skipped.
+constexpr u32 FAR = 4 * LANES;
 
 extern "C" __global__ void zstd_match(const u8 *chunks, i64 nbytes, i64 blocks_each, i64 segments, u8 *literals,
                                       u64 *sequences, Segment *out) {

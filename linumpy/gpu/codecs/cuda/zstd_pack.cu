@@ -1,15 +1,16 @@
 // The zstd encoder's last step (format: RFC 8878): blocks → packed frames.
 //
-// One warp per frame sums the sizes of its blocks; `encoded_offsets` sums the sizes of the frames; one block of threads
-// per zstd block writes its header and copies it to its offset, the first one also writes the frame's header.
+// `zstd_sizes`, one warp per frame, sums the sizes of the frame's blocks; `encoded_offsets` sums the sizes of the
+// frames; `zstd_pack`, one block of threads per zstd block, writes the block's header and copies the block to its
+// offset. The first block of a frame also writes the frame's header.
 //
-// A frame states the size of its content. Short frames are a single segment; longer ones have a window, no longer than
-// the reach of matches, since streaming readers limit it.
+// A frame states the size of its content. A short frame is a "single segment": its window is the whole content. Longer
+// frames state a window of 128 KiB, which exceeds the reach of matches: streaming readers limit the window.
 
 #include "encode.cuh"
 #include "zstd_encode.cuh"
 
-constexpr i64 SINGLE = 8 << 20;  // the window that every decoder should support
+constexpr i64 SINGLE = 8 << 20;  // maximum content of a single segment: the window that every decoder should support
 constexpr u32 WINDOW_CODE = 7 << 3;  // 128 KiB, the longest block
 constexpr u32 MAGIC = 0xfd2fb528u, SINGLE_SEGMENT = 32;
 
@@ -25,6 +26,7 @@ __device__ inline void write_frame_head(u8 *to, i64 nbytes) {
     for (u32 k = 0; k < 1u << code; ++k) to[k] = static_cast<u8>(size >> (8 * k));
 }
 
+// Bytes of a block in the frame, including the block's header.
 __device__ inline u32 stored_nbytes(const EncodedBlock &block) {
     return 3 + (block.type == REPEATED ? 1 : block.nbytes);
 }

@@ -6,16 +6,16 @@ enum Mode { PREDEFINED = 0, ONE_SYMBOL = 1, DESCRIBED = 2, REPEAT = 3 };
 enum Kind { LITERAL_LENGTH = 0, OFFSET = 1, MATCH_LENGTH = 2 };
 
 struct Frame {
-    i64 first_block;
-    int blocks;
+    i64 first_block;  // index of the first block's record
+    int blocks;  // 0 if the frame is broken
     Check check;
     int reserved;
 };
 
 struct Block {
     i64 source;            // first byte of the content, in the arena
-    i64 literals_at;       // offset in the pool of Huffman coded literals, when decoded
-    i64 sequences_at;      // number of sequences after those of the block in the pool
+    i64 literals_at;       // offset in the pool of the decoded literals, if they are Huffman coded
+    i64 sequences_at;      // number of sequences in the pool after the block's sequences
     int chunk, type;
     u32 nbytes;            // size of the content; of a repeated byte, the number of repetitions
     int literals_type;
@@ -24,19 +24,20 @@ struct Block {
     u32 sequences, tables_head;  // number of sequences, and offset of the descriptions of tables in the content
     int modes;
     i64 tree, table[3];    // blocks that describe the tables in use; -1: none
-    u32 last_offsets[3];   // after the block, as a function of those before it; after zstd_offsets: before the block
-    u32 decoded;           // decoded size
-    u32 begin, kept;  // set by zstd_offsets: offset in the frame of the block, and of the first block of its group
+    u32 last_offsets[3];  // after the block, as a function of those before it; zstd_offsets sets those before the block
+    u32 decoded;  // decoded size
+    // Set by zstd_offsets: offset in the frame of the block, and of the frame's first block in the same group.
+    u32 begin, kept;
 };
 static_assert(sizeof(Block) == 128, "as in plan/decode/workspace.py");
 
-// The blocks that begin in the same part of the decoded bytes, as a range of the list `order`.
+// The blocks that begin in the same part of the decoded bytes, as a range of the list of blocks (`order`).
 struct Group { u32 first, end; };
-constexpr u32 NO_BLOCK = ~0u;  // in that list: an empty block, or a block of a broken frame
+constexpr u32 NO_BLOCK = ~0u;  // an entry of the list without a block: an empty one, or one of a broken frame
 
 __device__ inline int mode_of(const Block &block, int kind) { return block.modes >> (6 - 2 * kind) & 3; }
 
-// Counters by which kernels allocate from the workspace.
+// Counters by which kernels allocate records and parts of the pool.
 enum Counter { STREAMS = 0, BLOCKS = 1, LITERALS = 2, SEQUENCES = 3 };
 __device__ inline i64 allocate(u64 *counter, u64 n) { return static_cast<i64>(atomicAdd(counter, n)); }
 
@@ -51,13 +52,13 @@ constexpr int MAX_WINDOW_BITS = 31;  // as in the reference decoder
 constexpr u64 MAX_STREAM_WINDOW = (1ull << 27) + 1;
 
 // A sequence in 64 bits: literals (18 bits), match (18), offset (28). An unresolved offset is UNRESOLVED + (k << 20) +
-// n: the k-th last offset before the block, minus n.
+// n: the k-th last offset before the block (k from 0), minus n.
 constexpr u32 UNRESOLVED = 0x0f000000;
 __device__ inline u64 packed(u32 literals, u32 match, u32 offset) {
     return literals | static_cast<u64>(match) << 18 | static_cast<u64>(offset) << 36;
 }
 
-// Resolve an offset by the last offsets before the block, which may be unresolved, too.
+// Resolve an offset by the three last offsets before the block, which may be unresolved themselves.
 __device__ inline u32 resolved(u32 offset, const u32 *last) {
     if (offset < UNRESOLVED) return offset;
     const u32 back = offset & 0xfffff, k = offset >> 20 & 3, base = k == 0 ? last[0] : k == 1 ? last[1] : last[2];

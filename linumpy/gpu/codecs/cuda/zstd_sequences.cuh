@@ -1,23 +1,23 @@
 // Sequences of the Zstandard format (RFC 8878): their three FSE tables and their bits. By two warps.
 //
 // The first bit of a sequence and its states depend on the previous sequence: this chain limits the speed of a block.
-// One lane of the first warp follows it, with as few dependent instructions as possible, and stores the first bit and
-// the states of the next 32 sequences. Meanwhile each lane of the second warp reads the values of one of the previous
-// 32 sequences, and a scan over its lanes gives their offsets.
+// One lane of the first warp follows the chain, with as few dependent instructions as possible, and stores the first
+// bit and the states of the next 32 sequences. Meanwhile each lane of the second warp reads the values of one of the
+// previous 32 sequences, and a scan over the lanes resolves repeated offsets.
 
 #include "zstd_codes.cuh"
 
 constexpr int MAX_STATES = 512;
 constexpr u32 WINDOW = 512;      // words of the stream in shared memory; a power of two
-constexpr u32 REACH = 96;        // words that reading 32 sequences of at most 89 bits may touch
-constexpr u32 REPEATED_WORDS = 4;  // first words of the window that are repeated after its end
+constexpr u32 REACH = 96;        // maximum number of words that 32 sequences of at most 89 bits touch
+constexpr u32 REPEATED_WORDS = 4;  // the first words of the window are repeated after its end, for reads across the end
 
 // The position of a sequence: its first bit, and the cells of its states.
 struct __align__(16) SequenceState { u32 at, cells[3]; };
 
 struct SequenceTables {
-    SequenceState states[2][LANES];  // one half is written while the other is read
-    int good[2];                     // whether a block's tables are valid; used alternately
+    SequenceState states[2][LANES];  // one warp writes one half while the other warp reads the other half
+    int good[2];  // whether the tables of a block are valid; blocks use the two alternately
     u32 cells[3][MAX_STATES];
     u32 window[WINDOW + REPEATED_WORDS];
     u32 lengths[36], matches[53];  // bases of both kinds of lengths
@@ -26,7 +26,7 @@ struct SequenceTables {
     int log[3];
 };
 
-// By the whole warp, once.
+// Copy the bases of lengths to shared memory. By the whole warp, once.
 __device__ inline void set_bases(SequenceTables &t) {
     for (int s = lane_id(); s < 36; s += LANES) t.lengths[s] = LENGTH_BASE[s];
     for (int s = lane_id(); s < 53; s += LANES) t.matches[s] = MATCH_BASE[s];
@@ -35,7 +35,8 @@ __device__ inline void set_bases(SequenceTables &t) {
 
 __device__ inline int max_symbol(int kind) { return kind == LITERAL_LENGTH ? 35 : kind == OFFSET ? 31 : 52; }
 
-// Read the description at bit `pos` of the staged bytes, of which `nbytes` belong to the block, and advance `pos`.
+// Read the description of a table at bit `pos` of the staged bytes, of which `nbytes` belong to the block, and advance
+// `pos`; false if the description is invalid.
 __device__ inline bool read_description(SequenceTables &t, u32 nbytes, u32 &pos, int mode, int kind, int &symbols,
                                         int &log) {
     if (mode == PREDEFINED) {
@@ -55,7 +56,7 @@ __device__ inline bool read_description(SequenceTables &t, u32 nbytes, u32 &pos,
     return read_counts(t.staged, nbytes, pos, max_log(kind), max_symbol(kind), t.counts, symbols, log);
 }
 
-// Make a table of cells with the extra bits of their symbols. The caller synchronises before reading tables.
+// Make a table of cells, including the extra bits of the symbols. The caller synchronises before reading the table.
 __device__ inline void make_table(SequenceTables &t, int kind, int symbols, int log) {
     if (lane_id() == 0) t.log[kind] = log;
     if (log > 0) build_cells(t.counts, symbols, log, t.cells[kind]);
@@ -68,15 +69,15 @@ __device__ inline void make_table(SequenceTables &t, int kind, int symbols, int 
     }
 }
 
-// Make the tables of a block, described by itself or by earlier blocks. Returns the offset in its content after its own
-// descriptions; 0 if a description is invalid.
+// Make the tables of a block, which the block itself or earlier blocks describe. Returns the offset in the block's
+// content after its own descriptions; 0 if a description is invalid.
 __device__ inline u32 make_tables(SequenceTables &t, const u8 *arena, const Block *blocks, i64 number) {
     const Block &mine = blocks[number];
 #pragma unroll 1
     for (int kind = 0; kind < 3; ++kind) {
         const Block &other = blocks[mine.table[kind]];
         if (&other == &mine) continue;
-        // The preceding descriptions must be read to find this one.
+        // The descriptions before the wanted one must be read to find where it begins.
         const u32 nbytes = other.nbytes - other.tables_head;
         u32 pos = 0;
         int symbols = 0, log = 0;
@@ -110,7 +111,7 @@ __device__ inline u32 make_tables(SequenceTables &t, const u8 *arena, const Bloc
 struct LastOffsets { u32 of[3]; };
 __device__ inline LastOffsets unchanged() { return {{UNRESOLVED, UNRESOLVED + (1u << 20), UNRESOLVED + (2u << 20)}}; }
 
-// The last offsets after one sequence, by RFC 8878 section 3.1.1.5. The first one is the sequence's own offset.
+// The last offsets after one sequence, by RFC 8878 section 3.1.1.5. The first of them is the sequence's own offset.
 __device__ inline LastOffsets after_one(u32 value, bool no_literals) {
     const LastOffsets o = unchanged();
     if (value > 3) return {{value - 3, o.of[0], o.of[1]}};
@@ -119,6 +120,7 @@ __device__ inline LastOffsets after_one(u32 value, bool no_literals) {
     return {{which == 1 ? o.of[1] : which == 2 ? o.of[2] : o.of[0] + 1, o.of[0], which == 1 ? o.of[2] : o.of[1]}};
 }
 
+// The last offsets after `before` and `then`, as a function of those before both.
 __device__ inline LastOffsets composed(const LastOffsets &before, const LastOffsets &then) {
     return {{resolved(then.of[0], before.of), resolved(then.of[1], before.of), resolved(then.of[2], before.of)}};
 }
@@ -135,13 +137,13 @@ __device__ inline LastOffsets scanned(LastOffsets mine) {
     return mine;
 }
 
-// A stream of bits, read from the last byte backwards, highest first, through a window in shared memory. Bits are
+// A stream of bits, read from the last byte backwards, highest bit first, through a window in shared memory. Bits are
 // counted from the top of the stream's last word.
 struct BitStream {
     const u32 *last;  // word 0; word k is last[-k]
-    u32 words, end;   // number of words; the bit after the last one
-    u32 filled;       // words written to the window so far
-    u32 next[3];      // the next words, three per lane, loaded in advance
+    u32 words, end;  // number of words; the bit after the last one
+    u32 filled;  // words written to the window so far
+    u32 next[3];  // the next words, three per lane, loaded in advance
 };
 
 __device__ inline void fetch(BitStream &s) {
@@ -165,7 +167,8 @@ __device__ inline void fill(BitStream &s, u32 *window) {
     sync_warp();
 }
 
-// The highest 1 of the last byte, which is not 0, marks where bits begin. Returns the first bit.
+// Begin to read a stream; returns the number of the first bit. The highest 1 of the last byte, which is not 0, precedes
+// it.
 __device__ inline u32 open_stream(BitStream &s, u32 *window, const u8 *from, u32 nbytes) {
     const u32 mark = load_once(from + nbytes - 1);
     const u64 begin = reinterpret_cast<u64>(from), last = begin + nbytes - 1;
@@ -186,7 +189,7 @@ __device__ inline u32 bits_at(const u32 *window, u32 at) {
 }
 __device__ inline u32 bits_at(const u32 *window, u32 at, u32 n) { return shifted_right(bits_at(window, at), 32 - n); }
 
-// States, as byte offsets of their cells.
+// The states of the three tables, as byte offsets of their cells.
 struct States { u32 of[3]; };
 __device__ inline u32 cell_of(const u32 *cells, u32 state) {
     return *reinterpret_cast<const u32 *>(reinterpret_cast<const u8 *>(cells) + state);
@@ -205,8 +208,8 @@ __device__ inline Ahead ahead(const u32 *window, u32 at) {
     return {funnel_left(b, a, at), funnel_left(c, b, at), funnel_left(d, c, at)};
 }
 
-// Find the next `count` sequences, from bit `at` on. By one lane. All instructions that the loads of the next three
-// cells do not depend on overlap with those loads; there is no branch.
+// Find the next `count` sequences, from bit `at` on; returns the bit after them. By one lane. The loads of the next
+// three cells overlap all instructions that do not depend on them; there is no branch.
 __device__ inline u32 walk(SequenceTables &t, SequenceState *found, States &state, u32 at, u32 count) {
     Ahead bits = ahead(t.window, at);
     for (u32 k = 0; k < count; ++k) {
@@ -228,7 +231,7 @@ __device__ inline u32 walk(SequenceTables &t, SequenceState *found, States &stat
     return at;
 }
 
-// Find all sequences of a block. By the first warp, in step with `unpack_sequences`.
+// Find all sequences of a block; returns a status. By the first warp, in step with `unpack_sequences`.
 __device__ inline int walk_sequences(SequenceTables &t, const u8 *from, u32 nbytes, u32 all) {
     BitStream stream;
     u32 at = open_stream(stream, t.window, from, nbytes);
@@ -255,7 +258,8 @@ __device__ inline int walk_sequences(SequenceTables &t, const u8 *from, u32 nbyt
     return at == stream.end ? FINE : BAD_DATA;
 }
 
-// Read the values of the sequences that `walk_sequences` finds. By the second warp.
+// Read the values of the sequences that `walk_sequences` finds, and store them in the pool; returns a status. By the
+// second warp.
 __device__ inline int unpack_sequences(SequenceTables &t, Block &block, u64 *to) {
     LastOffsets last = unchanged();
     bool far = false;

@@ -1,16 +1,16 @@
 // Cuts the sequences of a Zstandard block into tiles of up to 4096 bytes, by a team of warps. Each thread takes one
-// sequence, and a scan over the team gives its offset in the tile; a sequence that ends after the tile is continued in
-// the next one. Then a thread finds the sequence of any byte by the bits in `heads`.
+// sequence, and a scan over the team gives its offset in the tile. A sequence that ends after the tile is continued in
+// the next tile. A thread then finds the sequence of any byte of the tile by the bits in `heads`.
 
 constexpr u32 TILE = 4096;
-constexpr u32 ROWS = TILE / TEAM;  // bytes of a thread
+constexpr u32 ROWS = TILE / TEAM;  // bytes of a tile that one thread computes
 constexpr u32 AT_ONCE = ROWS < 8 ? ROWS : 8;  // overlapping loads of a thread
 constexpr u32 CHASED = ROWS < 4 ? ROWS : 4;  // chains of copies that a thread follows at the same time
-static_assert(ROWS < 32, "one bit each");
+static_assert(ROWS < 32, "one bit each");  // of the words that list copies
 
 // One sequence of a tile, or the remaining part of it.
 struct __align__(16) Run {
-    u32 span;  // offset in the tile; number of literals in the upper half, at most 65535
+    u32 span;  // lower half: offset in the tile; upper half: number of literals, at most 65535
     u32 at;  // index of the first literal
     u32 offset;
     float inverse;  // 1 / offset
@@ -20,9 +20,9 @@ struct Tile {
     Run runs[TEAM];
     u32 heads[TILE / LANES];  // a bit for each byte at which a sequence begins
     u16 before[TILE / LANES];  // number of sequences that begin before each row of 32 bytes
-    u64 sums[TEAM_WARPS];  // bytes of the sequences of each warp; literals in the upper half
-    u32 next, literals, match;  // begin of the next tile: its sequence, and the completed part of that
-    u32 taken;  // completed literals
+    u64 sums[TEAM_WARPS];  // of the sequences of each warp: bytes in the lower half, literals in the upper half
+    u32 next, literals, match;  // where the next tile begins: a sequence, and how much of the sequence is completed
+    u32 taken;  // completed literals of the block
 };
 
 // Literals in memory, or one repeated literal (mask 0).
@@ -32,15 +32,15 @@ struct Literals {
     __device__ u8 operator[](u64 i) const { return load_once(from + (i & mask)); }
 };
 
-// The position in the sequences of a block. The same in all threads.
+// The position in the sequences of a block. All threads hold the same values.
 struct Cursor {
     const u64 *sequences;
     u32 count, next;  // number of sequences, and index of the first one of the next tile
     u32 literals, match;  // completed part of that sequence
-    u32 taken;  // completed literals
+    u32 taken;  // completed literals of the block
 };
 
-// A thread's sequence of the next tile.
+// Load a thread's sequence of the next tile; 0 if there is none.
 __device__ inline u64 fetched(const Cursor &c) {
     const u64 at = static_cast<u64>(c.next) + threadIdx.x;
     return at < c.count ? c.sequences[at] : 0;
@@ -105,7 +105,7 @@ __device__ inline u32 cut_tile(Tile &t, u64 pos, u64 capacity, Cursor &c, u64 wo
     return size;
 }
 
-// The origin of a byte of the tile: a literal at `at`, or a copy of the byte that is `back` bytes before it.
+// The origin of a byte of the tile: the literal with index `at`, or a copy of the byte that is `back` bytes before.
 struct Origin {
     bool literal;
     u32 at, back;
@@ -126,7 +126,7 @@ __device__ inline Origin origin_of(const Tile &t, u32 byte, u32 row, u32 up_to_m
 __device__ inline u32 tile_byte(u32 row) { return (row * TEAM_WARPS + warp_id()) * LANES + lane_id(); }
 
 // Follow the copies within a tile, one for each bit of `copies`, to cells that are no copies, and call `store(byte,
-// cell)` with them. `t.cells` is only read.
+// cell)` with each byte and the cell that was found. `t.cells` is only read.
 template <class CopyTile, class Store>
 __device__ inline void follow_copies(const CopyTile &t, u32 copies, const Store &store) {
 #pragma unroll 1
