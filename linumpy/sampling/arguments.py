@@ -1,6 +1,6 @@
-"""Checks of arguments; a caller's memory, to be read or filled, as NumPy or CuPy arrays without a copy.
+"""Check arguments; view the caller's memory as NumPy or CuPy arrays, without a copy.
 
-In: a raw pointer, or a NumPy, CuPy, torch or DLPack array. Out: an array in the sampler's memory that shares its bytes.
+In: a pointer, or a NumPy, CuPy, torch or DLPack array. Out: a NumPy or CuPy array that shares the caller's memory.
 Errors: ``TypeError`` and ``ValueError`` that name the argument, its value, and the values that are allowed.
 """
 
@@ -19,12 +19,12 @@ from numpy.typing import DTypeLike
 from linumpy.arrays import Array
 from linumpy.device import require_cuda
 
-#: Memory that a caller hands over: a pointer, or a NumPy, CuPy, torch or DLPack array.
+#: Memory that a caller passes: a pointer, or a NumPy, CuPy, torch or DLPack array.
 Buffer: TypeAlias = Any
 
-#: Largest number of samples of a call, and of a window: pairs of samples are numbered in 32 bits.
+#: Largest number of samples of a call, and of a window: 32 bits number the pairs of samples of a window.
 MAX_SAMPLES = 2**33
-#: DLPack's kinds of memory that NumPy reads: kDLCPU and kDLCUDAHost.
+#: DLPack's device types whose memory NumPy reads: kDLCPU and kDLCUDAHost.
 _HOST_MEMORY = (1, 3)
 
 
@@ -38,7 +38,12 @@ def as_integer(name: str, value: object, low: int, high: int, meaning: str) -> i
     value : int
         Floats and strings are refused, not converted.
     low, high : int
-        The smallest and the largest value.
+        The smallest and the largest value that are allowed.
+
+    Raises
+    ------
+    TypeError, ValueError
+        `value` is not an integer; it is too small or too large.
     """
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)):
         raise TypeError(f"{name}={value!r}: give an integer, the {meaning}")
@@ -59,7 +64,7 @@ def is_torch(array: object) -> bool:
 
 
 def from_dlpack(array: Buffer) -> Array:
-    """Return an array with DLPack's interface as NumPy's or CuPy's, without a copy."""
+    """Return an array that has DLPack's interface as a NumPy or CuPy array, without a copy."""
     if array.__dlpack_device__()[0] in _HOST_MEMORY:
         return np.from_dlpack(array)
     return require_cuda().from_dlpack(array)
@@ -73,22 +78,27 @@ def view_of(
     Parameters
     ----------
     buffer : int or array
-        A pointer, or an array. A pointer is trusted to be to as many bytes as `shape` and `dtype` take.
+        A pointer, or an array. How many bytes a pointer refers to is not checked: `shape` and `dtype` decide.
     name : str
         Name of the argument, for errors.
     shape : tuple of int
-        Required shape; an array may lack an axis of length 1 at the front.
+        Required shape; an array may lack the first axis if its length is 1.
     dtype : dtype
         Required dtype.
     device : int or None
         Number of the device on which the array must lie; None: host memory.
     writes : bool
-        Whether the array is written to.
+        Whether the sampler writes to the array: a read-only NumPy array is then refused.
 
     Returns
     -------
     ndarray
         C-contiguous; NumPy for host memory, else CuPy.
+
+    Raises
+    ------
+    TypeError, ValueError
+        The argument has another type, dtype, shape, memory or strides, or is read-only.
     """
     dtype = np.dtype(dtype)
     if isinstance(buffer, (int, np.integer)) and not isinstance(buffer, bool):
@@ -113,7 +123,7 @@ def view_of(
 
 
 def dtype_name(buffer: Buffer, default: str) -> str:
-    """Name the dtype of an argument, such as ``"bfloat16"``; `default` for a pointer."""
+    """Return the name of an array's dtype, such as ``"bfloat16"``; `default` for a pointer."""
     if isinstance(buffer, (int, np.integer)) or not hasattr(buffer, "dtype"):
         return default
     return str(buffer.dtype).removeprefix("torch.")
@@ -135,7 +145,7 @@ def _as_array(buffer: Buffer, name: str, device: int | None) -> Any:
 
 
 def _from_torch(tensor: Buffer, name: str) -> Array:
-    """Return a tensor as an array without a copy; :func:`stream_of` orders the streams."""
+    """Return a tensor as an array, without a copy; the caller works on torch's stream by :func:`stream_of`."""
     dtype = np.dtype(dtype_name(tensor, "float32"))
     if tensor.numel() and not tensor.is_contiguous():
         raise ValueError(f"{name} is not C-contiguous; give a contiguous tensor")
@@ -189,7 +199,7 @@ def _on_device(pointer: int, shape: tuple[int, ...], dtype: np.dtype, device: in
 
 @contextlib.contextmanager
 def stream_of(device: int | None, *buffers: Buffer) -> Iterator[None]:
-    """Work on a device, on torch's current stream if a buffer is a tensor on a device, else on CuPy's."""
+    """Make a device current, and torch's current stream if a buffer is a tensor on a device; nothing for None."""
     if device is None:
         yield
         return

@@ -1,7 +1,7 @@
-"""Make samplers by the type of volume and the device.
+"""Make a sampler for a type of volume and a device.
 
-In: a type, a device, and the arguments of the volume. Out: a :class:`~linumpy.sampling.sampler.Sampler`. Errors:
-``ValueError`` and ``TypeError`` that name the argument, and the errors of opening the volume.
+In: the arguments of :func:`linumpy.sampling.create_sampler`. Out: a :class:`~linumpy.sampling.sampler.Sampler`. Errors:
+``ValueError`` and ``TypeError`` that name the argument, ``GpuUnavailableError``, and the errors of opening the volume.
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ from linumpy.sampling.coordinates.generator import key_of
 from linumpy.sampling.field import Field
 from linumpy.sampling.host import HostVolume
 from linumpy.sampling.importance import weights_of
-from linumpy.sampling.regular import RawFile, check_range, to_device
+from linumpy.sampling.raw_voxels import RawFile, check_range, to_device
 from linumpy.sampling.sampler import Sampler
 from linumpy.sampling.sources import FileSource, PagedSource, Range, RawSource, SlabSource, ZarrSource
 from linumpy.sampling.volume import DeviceVolume
-from linumpy.sampling.voxel_field import check_order
+from linumpy.sampling.voxel_field import check_spline_order
 
-_HOST = ("cpu", "openvkl")
-#: Fields of other formats: module of linumpy.sampling.fields, and the function that opens one.
+#: Names of the device in host memory.
+_HOST_NAMES = ("cpu", "openvkl")
+#: For each type of another program: the module of linumpy.sampling.fields, and the function that opens a field.
 _OPENERS = {
     "openvdb": ("vdb", "open_vdb"),
     "vtkm": ("vtk_images", "open_vtk"),
@@ -42,7 +43,7 @@ _OPENERS = {
 
 @dataclass(frozen=True)
 class Evaluation:
-    """How values are evaluated; fields as of :func:`linumpy.sampling.create_sampler`."""
+    """How values are evaluated; attributes are parameters of :func:`linumpy.sampling.create_sampler`."""
 
     spline_order: int
     labels: bool
@@ -53,7 +54,7 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Drawing:
-    """How coordinates are drawn; fields as of :func:`linumpy.sampling.create_sampler`."""
+    """How coordinates are drawn; attributes are parameters of :func:`linumpy.sampling.create_sampler`."""
 
     order: str
     mask: Array | None
@@ -62,7 +63,7 @@ class Drawing:
     window: int | None
 
 
-#: The record of a source, and the function that makes a field from it.
+#: The class of the arguments that describe a volume, and the function that makes a field from such a record.
 Opener = tuple[Callable[..., Any], Callable[[Evaluation, Any], Field]]
 
 
@@ -72,7 +73,7 @@ def make_sampler(
     """Make a sampler; see :func:`linumpy.sampling.create_sampler`."""
     if interpolation != "exact":
         raise ValueError(f"interpolation={interpolation!r}: give 'exact', which has float32 weights")
-    check_order(evaluation.spline_order)
+    check_spline_order(evaluation.spline_order)
     if evaluation.labels and evaluation.spline_order not in (0, 1):
         raise ValueError(f"spline_order={evaluation.spline_order} with labels: labels are those of the nearest voxel")
     evaluation = dataclasses.replace(evaluation, spline_order=0 if evaluation.labels else evaluation.spline_order)
@@ -100,7 +101,7 @@ def make_sampler(
 
 
 def _opener(kind: str, device: str) -> Opener:
-    name = "cpu" if device in _HOST else device
+    name = "cpu" if device in _HOST_NAMES else device
     devices = {voxels: tuple(openers) for voxels, openers in _VOXELS.items()} | dict.fromkeys(_OPENERS, ("cuda", "cpu"))
     if not isinstance(kind, str) or kind not in devices:
         raise ValueError(f"type={kind!r}: choose one of {', '.join(devices)}")
@@ -113,7 +114,7 @@ def _format_opener(kind: str) -> Opener:
     module, function = _OPENERS[kind]
     open_field = getattr(importlib.import_module(f"linumpy.sampling.fields.{module}"), function)
 
-    @functools.wraps(open_field)  # the signature, whose arguments are those of the type
+    @functools.wraps(open_field)  # _check_names reads the argument names from the signature
     def source(**arguments: object) -> Callable[[], Field]:
         return functools.partial(open_field, **arguments)
 
@@ -126,7 +127,7 @@ def _format_opener(kind: str) -> Opener:
 
 
 def _check_names(kind: str, record: Callable[..., object], source: dict[str, object]) -> None:
-    """Refuse an unknown or missing argument, with an error that lists all."""
+    """Refuse an unknown or missing argument; the error lists all arguments of the type."""
     parameters = inspect.signature(record).parameters
     unknown = [name for name in source if name not in parameters]
     missing = [name for name, entry in parameters.items() if entry.default is entry.empty and name not in source]
@@ -176,14 +177,14 @@ def _in_slabs(evaluation: Evaluation, source: SlabSource) -> Field:
 
 
 def _zarr_on_device(evaluation: Evaluation, source: ZarrSource) -> Field:
-    from linumpy.sampling.paging import zarr_volumes
+    from linumpy.sampling import zarr_volumes
 
     volumes, low_high = zarr_volumes.open_channels(source), check_range(source.range)
     return on_device(zarr_volumes.read_channels_to_gpu(volumes, low_high, evaluation.labels), low_high, evaluation)
 
 
 def _zarr_on_host(evaluation: Evaluation, source: ZarrSource) -> Field:
-    from linumpy.sampling.paging import zarr_volumes
+    from linumpy.sampling import zarr_volumes
 
     return on_host(
         zarr_volumes.read_channels(zarr_volumes.open_channels(source)), check_range(source.range), evaluation
@@ -191,7 +192,7 @@ def _zarr_on_host(evaluation: Evaluation, source: ZarrSource) -> Field:
 
 
 def _zarr_pages(evaluation: Evaluation, source: PagedSource) -> Field:
-    from linumpy.sampling.paging import zarr_volumes
+    from linumpy.sampling import zarr_volumes
 
     if evaluation.spline_order != 1 or evaluation.labels or evaluation.layout or evaluation.memory_limit:
         raise ValueError(
@@ -216,7 +217,7 @@ _VOXELS: dict[str, dict[str, Opener]] = {
 
 
 def on_device(voxels: Array, low_high: Range | None, evaluation: Evaluation) -> DeviceVolume:
-    """Copy voxels (C, Z, Y, X) to the device, in a dtype that kernels sample."""
+    """Make a field in device memory from voxels (C, Z, Y, X); only a CuPy array of a fitting dtype is not copied."""
     _check_labels(voxels, evaluation, low_high)
     device_voxels, is_normalised = to_device(voxels, low_high, evaluation.labels)
     return DeviceVolume(
@@ -247,7 +248,7 @@ def on_host(
     evaluation: Evaluation,
     check: Callable[[], None] | None = None,
 ) -> HostVolume:
-    """Make a field from voxels (C, Z, Y, X) in host memory, without a copy."""
+    """Make a field from voxels (C, Z, Y, X) in host memory; a cubic spline copies them, other orders do not."""
     _check_host(evaluation)
     _check_labels(voxels, evaluation, low_high)
     return HostVolume(

@@ -1,7 +1,7 @@
 """The interface between a sampler and a volume of any format.
 
-In: coordinates in the unit cube. Out: values at these. The sampler checks arrays and counts, and calls the methods of a
-:class:`Field`; a field overrides the default of a method where it has a faster one.
+In: coordinates. Out: values at these coordinates. The sampler checks arrays and counts, then calls the methods of a
+:class:`Field`. A field overrides the default of a method where it has a faster one.
 """
 
 from __future__ import annotations
@@ -27,15 +27,16 @@ class Field(abc.ABC):
     value_range : tuple of (float, float)
         Smallest and largest value that :meth:`decode` writes, as far as they are known when the field is opened.
     values_dtype : dtype
-        Of the values: float32, or int32 for labels.
+        Dtype of the values: float32, or int32 for labels.
     orders : tuple of str
-        Orders in which samples are drawn.
+        Orders in which samples can be drawn.
     boxes : Boxes
-        Boxes of the volume, for samples in their order; by default 32 along each axis.
+        Boxes by which order ``"binned"`` sorts samples; by default 32 along each axis.
     window_size : int or None
-        Default number of samples that are sorted by box together; None: those of a call.
+        Default number of samples that are sorted by box together; None: the samples of a call.
     has_own_order : bool
-        Whether order ``"binned"`` is the order of :meth:`sample_in_order` instead of :attr:`boxes`.
+        Whether order ``"binned"`` calls :meth:`sample_in_order` instead of sorting by :attr:`boxes`. With weights,
+        samples are always sorted by :attr:`boxes`.
     """
 
     n_channels: int
@@ -53,45 +54,49 @@ class Field(abc.ABC):
         Parameters
         ----------
         coords : ndarray
-            Points in order (x, y, z), shape (n, 3), float32, in [0, 1]. C-contiguous; NumPy for a field in host
-            memory, CuPy for a field on a device; then the work is queued on CuPy's current stream.
+            Points in order (x, y, z), shape (n, 3), float32, C-contiguous. The unit cube is [0, 1]; a caller's points
+            may lie outside, where they have the value at the border, or be not finite, where the value is NaN. NumPy
+            for a field in host memory; CuPy for a field on a device, where the work is queued on CuPy's current stream.
         out : ndarray
             Receives the values, shape (n_channels, n), :attr:`values_dtype`, C-contiguous, in the same memory as
             ``coords``.
         """
 
     def decode_with_gradient(self, coords: Array, out: Array, gradient: Array) -> None:
-        """Evaluate the field and its derivatives; by default a ``ValueError``: the field has none.
+        """Evaluate the field and its derivatives; by default raise ``ValueError``: the field has no derivatives.
 
         Parameters
         ----------
         coords, out
-            As of :meth:`decode`.
+            As for :meth:`decode`.
         gradient : ndarray
             Receives the derivatives along x, y and z of the unit cube: shape (n_channels, 3, n), float32.
         """
         raise ValueError("gradient: this field has none; use a volume with spline_order=1 or 3")
 
     def sample(self, key: tuple[int, int], first: int, coords: Array, out: Array) -> None:
-        """Draw independent points and evaluate the field at them; fills both arrays.
+        """Draw independent points and evaluate the field at them; fill both arrays.
 
         Parameters
         ----------
         key : (int, int)
-            Of the generator.
+            Key of the generator.
         first : int
             Number of the first sample in the stream.
         coords, out
-            As of :meth:`decode`.
+            As for :meth:`decode`; `coords` is filled, too.
         """
         draws.draw(draws.Draw(), key, first, coords)
         self.decode(coords, out)
 
     def sample_in_order(self, key: tuple[int, int], first: int, coords: Array, out: Array) -> None:
-        """Draw points in the field's own order; only if :attr:`has_own_order`; arguments as of :meth:`sample`."""
+        """Draw points in the field's own order and evaluate them; called only if :attr:`has_own_order`.
+
+        Arguments as for :meth:`sample`.
+        """
         raise NotImplementedError("has_own_order is set, and sample_in_order is not overridden")
 
     def sample_window(self, window: Window, begin: int, coords: Array, out: Array) -> None:
-        """Make the samples of a window, in the order of :attr:`boxes`, from sample `begin` on; fills both arrays."""
+        """Fill both arrays with samples of a window, sorted by :attr:`boxes`, from sample `begin` of the window on."""
         window.draw(begin, coords)
         self.decode(coords, out)

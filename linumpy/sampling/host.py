@@ -2,6 +2,9 @@
 
 In: voxels (C, Z, Y, X) of any real dtype and byte order, in memory or mapped from a file. Out: values and derivatives
 at points, by a nearest, linear or cubic spline.
+
+The cell of a point along an axis is the voxel at or before the point; the fraction is the distance from the cell's
+centre to the point, in voxels.
 """
 
 from __future__ import annotations
@@ -15,15 +18,15 @@ from linumpy.sampling.coordinates.boxes import BOX_VOXELS
 from linumpy.sampling.threads import in_threads
 from linumpy.sampling.voxel_field import VoxelField, normalised
 
-#: Along an axis: the voxel before each point, and the fraction of the distance to the next voxel.
+#: Along an axis: cell and fraction of each point.
 Position = tuple[np.ndarray, np.ndarray]
 
 
 def along(u: np.ndarray, size: int) -> Position:
-    """Return the voxel before points along an axis, and the fraction of the distance to the next voxel, as float32.
+    """Return the cells (intp) and fractions (float32) of coordinates `u` along an axis of `size` voxels.
 
     Points before the first centre or after the last take the voxel at the border; for points that are not finite the
-    fraction is NaN. The voxel before is at most the last but one, so that a next voxel exists (if the axis has two).
+    fraction is NaN. A cell is at most the last voxel but one, so that a next voxel exists (if the axis has two).
     """
     position = u * np.float64(size)
     position -= 0.5
@@ -49,11 +52,12 @@ class HostVolume(VoxelField):
     Parameters
     ----------
     voxels : ndarray
-        Shape (C, Z, Y, X), any real dtype; C-contiguous. It is kept, not copied.
+        Shape (C, Z, Y, X), any real dtype; C-contiguous. Not copied for spline orders 0 and 1; a cubic spline keeps
+        float32 coefficients instead.
     spline_order, low_high, value_range, labels
         As of :class:`~linumpy.sampling.voxel_field.VoxelField`.
     check : callable, optional
-        Called before voxels are read; raises where they cannot be.
+        Called before each evaluation; raises if the voxels cannot be read.
     """
 
     def __init__(
@@ -110,8 +114,8 @@ class HostVolume(VoxelField):
             else:
                 out[channel] = normalised(values, self._low_high) + (coords - coords).sum(1)
 
-    def _linear(self, channel: int, positions: list[Position], slopes: bool) -> tuple[np.ndarray, list[np.ndarray]]:
-        return linear(lambda index, offset: self._corner(channel, index, offset), positions, self.dims, slopes)
+    def _linear(self, channel: int, positions: list[Position], has_slopes: bool) -> tuple[np.ndarray, list[np.ndarray]]:
+        return linear(lambda index, offset: self._corner(channel, index, offset), positions, self.dims, has_slopes)
 
     def _corner(self, channel: int, index: np.ndarray, offset: int) -> np.ndarray:
         values = self._take(channel, index, offset)
@@ -144,38 +148,47 @@ def linear(
     take: Callable[[np.ndarray, int], np.ndarray],
     positions: list[Position],
     dims: tuple[int, int, int],
-    slopes: bool = False,
+    has_slopes: bool = False,
 ) -> tuple[np.ndarray, list[np.ndarray]]:
     """Interpolate between eight voxels.
 
     Parameters
     ----------
     take : callable
-        Returns voxels of a box of `dims` voxels as float32, by their indices and an offset that is added to these.
+        ``take(index, offset)`` returns the voxels ``index + offset`` of a box of `dims` voxels, as float32.
     positions : list
-        For each axis the voxels in the box, and fractions, as :func:`along` returns them.
+        For each axis (z, y, x) the cells, counted from the first voxel of the box, and the fractions; see
+        :func:`along`.
     dims : tuple of int
         Voxels of the box along z, y and x.
-    slopes : bool
-        Whether to return the derivatives along z, y and x, too, for a step of one voxel.
+    has_slopes : bool
+        Whether to compute derivatives, too.
+
+    Returns
+    -------
+    values : ndarray
+        Values of the points.
+    slopes : list of ndarray
+        With `has_slopes`: derivatives along z, y and x, per voxel; else empty.
     """
-    (z, f), (y, g), (x, h) = positions
+    (z, fz), (y, fy), (x, fx) = positions
     index = (z * dims[1] + y) * dims[2] + x
     below, right = dims[2] * (dims[1] > 1), int(dims[2] > 1)
     behind = dims[1] * dims[2] * (dims[0] > 1)
-    v = [[[take(index, k + j + i) for i in (0, right)] for j in (0, below)] for k in (0, behind)]
-    rows = [[_mix(a, b, h) for a, b in plane] for plane in v]
-    planes = [_mix(a, b, g) for a, b in rows]
-    value = _mix(planes[0], planes[1], f)
-    if not slopes:
+    corners = [[[take(index, k + j + i) for i in (0, right)] for j in (0, below)] for k in (0, behind)]
+    rows = [[_mix(a, b, fx) for a, b in plane] for plane in corners]
+    planes = [_mix(a, b, fy) for a, b in rows]
+    value = _mix(planes[0], planes[1], fz)
+    if not has_slopes:
         return value, []
-    along_x = [_mix(a[1] - a[0], b[1] - b[0], g) for a, b in v]
+    along_x = [_mix(a[1] - a[0], b[1] - b[0], fy) for a, b in corners]
     along_y = [b - a for a, b in rows]
     along_z = planes[1] - planes[0]
-    return value, [along_z, _mix(along_y[0], along_y[1], f), _mix(along_x[0], along_x[1], f)]
+    return value, [along_z, _mix(along_y[0], along_y[1], fz), _mix(along_x[0], along_x[1], fz)]
 
 
 def _mix(a: np.ndarray, b: np.ndarray, f: np.ndarray) -> np.ndarray:
+    """Return ``a + f * (b - a)``."""
     mixed = b - a
     mixed *= f
     mixed += a
@@ -183,13 +196,13 @@ def _mix(a: np.ndarray, b: np.ndarray, f: np.ndarray) -> np.ndarray:
 
 
 def _taps(cell: np.ndarray, t: np.ndarray, size: int) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Voxels, weights and derivatives of weights of the cubic B-spline; voxels are mirrored at the ends."""
+    """Return four (voxels, weights, derivatives of weights) of a cubic B-spline; voxels are mirrored at the ends."""
     s = 1 - t
     weights = (s**3 / 6, (4 - 6 * t**2 + 3 * t**3) / 6, (4 - 6 * s**2 + 3 * s**3) / 6, t**3 / 6)
     slopes = (-(s**2) / 2, (3 * t**2 - 4 * t) / 2, (4 * s - 3 * s**2) / 2, t**2 / 2)
     period = max(1, 2 * size - 2)
-    positions = (np.abs(cell + k) % period for k in range(-1, 3))
+    mirrored = (np.abs(cell + k) % period for k in range(-1, 3))
     return [
-        (np.minimum(p, period - p) if size > 1 else p * 0, w, d)
-        for p, w, d in zip(positions, weights, slopes, strict=True)
+        (np.minimum(voxel, period - voxel) if size > 1 else voxel * 0, weight, slope)
+        for voxel, weight, slope in zip(mirrored, weights, slopes, strict=True)
     ]

@@ -1,4 +1,4 @@
-"""The density of samples: uniform in a mask, a given density, or the gradient of the volume.
+"""The density of samples: uniform in a mask, as given, or the gradient magnitude of the volume.
 
 In: ``mask`` and ``importance`` of :func:`linumpy.sampling.create_sampler`, and a field. Out: a
 :class:`~linumpy.sampling.coordinates.draws.Draw` with weights. Errors: ``ValueError`` that names the argument.
@@ -18,7 +18,14 @@ _GRADIENT_POINTS = 96
 
 
 def weights_of(field: Field, mask: Array | None, importance: Array | str | None, device: int | None) -> Draw | None:
-    """Return the weights of `mask` or `importance` of :func:`linumpy.sampling.create_sampler`."""
+    """Return how points are drawn by `mask` or `importance`; None if both are None: points are uniform.
+
+    Raises
+    ------
+    ValueError
+        Both are given; a mask with NaN or without a voxel; an unknown name; a density that is negative, not finite or 0
+        everywhere; arrays without three axes.
+    """
     if mask is not None and importance is not None:
         raise ValueError("mask and importance: give one of them, such as importance=density * mask")
     if mask is not None:
@@ -36,9 +43,10 @@ def weights_of(field: Field, mask: Array | None, importance: Array | str | None,
 
 
 def gradient_density(field: Field, device: int | None, points: int = _GRADIENT_POINTS) -> np.ndarray:
-    """Evaluate a field on a grid of points; returns the mean magnitude of its gradient in each cell of a coarser grid.
+    """Compute the mean gradient magnitude of a field in each cell of a grid: (points / 4,) * 3, (Z, Y, X).
 
-    The shape is (Z, Y, X). A tenth of the mean is added everywhere, so that every cell is sampled.
+    The field is evaluated at `points` points along each axis, a multiple of 4. A tenth of the mean of all cells (1 for
+    a constant field) is added, so that every cell is sampled.
     """
     axis = (np.arange(points, dtype=np.float32) + np.float32(0.5)) / np.float32(points)
     z, y, x = np.meshgrid(axis, axis, axis, indexing="ij")

@@ -1,8 +1,9 @@
-"""Samples of a field: coordinates are drawn, values evaluated, arrays of the caller filled.
+"""Draw coordinates, evaluate a field at them, and fill the caller's arrays.
 
-In: a :class:`~linumpy.sampling.field.Field`, a seed, an order. Out: coordinates (n, 3) and values (channels, n). A
-sample's coordinates depend only on the seed and its number in the stream, not on the sizes of calls; the host and a
-device draw the same coordinates.
+In: a :class:`~linumpy.sampling.field.Field`, a seed, an order. Out: coordinates (n, 3) and values (channels, n). The
+host and a device draw the same coordinates. A sample's coordinates depend only on the seed and the sample's number in
+the stream, not on the sizes of calls, with two exceptions: in order ``"binned"`` they depend on the window, which by
+default is a call, and a field with an order of its own may draw them differently.
 """
 
 from __future__ import annotations
@@ -28,8 +29,7 @@ from linumpy.sampling.arguments import (
     view_of,
 )
 from linumpy.sampling.coordinates import draws, weighted
-from linumpy.sampling.coordinates.boxes import Window
-from linumpy.sampling.coordinates.boxes import window as count_samples
+from linumpy.sampling.coordinates.boxes import Window, make_window
 from linumpy.sampling.coordinates.draws import Draw
 from linumpy.sampling.coordinates.generator import Use, key_of
 from linumpy.sampling.coordinates.weighted import OrderedCells
@@ -52,13 +52,14 @@ class Sampler:
     order : {"iid", "binned", "stratified", "sobol"}
         See :func:`linumpy.sampling.create_sampler`.
     weights : Draw, optional
-        Draws points by weights or inside a mask.
+        How points are drawn by weights or inside a mask, from :func:`linumpy.sampling.importance.weights_of`.
     strata : int
         Boxes along each axis for ``order="stratified"``.
     window : int, optional
-        Number of samples that are sorted by box together; by default those of a call.
+        Number of samples that are sorted by box together; by default the field's ``window_size``, or if that is None
+        the samples of a call.
     spacing : tuple of float, optional
-        Voxel spacing along x, y and z; kept for the caller.
+        Voxel spacing along x, y and z; an attribute for the caller, without effect.
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class Sampler:
             window = as_integer("window", window, 1, MAX_SAMPLES, "samples that are put in order together")
         self._window_size = window or field.window_size
         self._window: Uploaded | None = None
-        self._used = 0  # samples of the window that calls have returned
+        self._used = 0  # number of samples of the window that calls have returned
         self._next = 0  # number of the next sample of the stream
         self._cells: Uploaded | None = None  # cells of the weights, in the order of boxes
         self._draws: dict[str, Draw] = {}
@@ -93,7 +94,7 @@ class Sampler:
 
     @property
     def value_range(self) -> tuple[float, float]:
-        """Smallest and largest value of the field, as far as it is known."""
+        """Smallest and largest value of the field, as far as they were known when the field was opened."""
         return self.field.value_range
 
     def n_channels(self) -> int:
@@ -108,14 +109,14 @@ class Sampler:
         count : int
             Number of samples.
         order : str, optional
-            By default the sampler's.
+            By default the sampler's order.
 
         Returns
         -------
         coords : ndarray
             Shape (count, 3), float32, in order (x, y, z).
         values : ndarray
-            Shape (channels, count), float32; int32 of labels.
+            Shape (channels, count), float32; int32 for labels.
         """
         count = as_count(count)
         with stream_of(self.device):
@@ -131,17 +132,24 @@ class Sampler:
         ----------
         coords : array
             Shape (n, 3), float32, C-contiguous, in order (x, y, z) in [0, 1]; NumPy, CuPy, torch or DLPack, in the
-            sampler's memory. A point outside has the value at the border.
+            sampler's memory. A point outside has the value at the border; a point that is not finite has the value NaN
+            (as a label: the coordinate counts as 0).
         gradient : bool
             Whether to return derivatives, too.
 
         Returns
         -------
         values : ndarray
-            Shape (channels, n), float32; int32 of labels.
+            Shape (channels, n), float32; int32 for labels.
         slopes : ndarray
             With `gradient`: derivatives along x, y and z per unit of the cube; shape (channels, 3, n), float32. Divide
             by voxels · spacing to get them per unit of length.
+
+        Raises
+        ------
+        TypeError, ValueError
+            `coords` has another dtype, shape or memory; `gradient` for a volume without derivatives (spline order 0,
+            labels, the devices out of core, files of other programs).
         """
         shape = getattr(coords, "shape", None)
         if shape is None or len(shape) != 2:
@@ -156,7 +164,7 @@ class Sampler:
         return values if slopes is None else (values, slopes)
 
     def sample_into(self, coords: Buffer, values: Buffer, count: int, order: str | None = None) -> None:
-        """Fill the caller's arrays; see :func:`linumpy.sampling.sample`."""
+        """Fill the caller's arrays with samples; see :func:`linumpy.sampling.sample`."""
         count = as_count(count)
         with stream_of(self.device, coords, values):
             points = view_of(coords, "coords", (count, 3), np.float32, self.device)
@@ -164,7 +172,7 @@ class Sampler:
                 self._fill(points, target, order)
 
     def decode_into(self, coords: Buffer, values: Buffer, count: int, gradient: Buffer = None) -> None:
-        """Fill the caller's values; see :func:`linumpy.sampling.decode`."""
+        """Fill the caller's array with values at given points; see :func:`linumpy.sampling.decode`."""
         count = as_count(count)
         with stream_of(self.device, coords, values):
             points = view_of(coords, "coords", (count, 3), np.float32, self.device, writes=False)
@@ -257,7 +265,7 @@ class Sampler:
 
     def _new_window(self, size: int) -> Uploaded:
         first, self._next = self._next, self._next + size
-        window = count_samples(self.field.boxes, self._key, first, size, self._xp)
+        window = make_window(self.field.boxes, self._key, first, size, self._xp)
         return Uploaded(window, None) if self.device is None else uploaded(window)
 
 

@@ -1,7 +1,8 @@
-"""The volume's arguments of :func:`linumpy.sampling.create_sampler`: a record for each type and device.
+"""Records of the arguments by which :func:`linumpy.sampling.create_sampler` describes a volume, by type and device.
 
-In: keyword arguments. Out: frozen records, and the voxels of raw files and arrays. Errors: ``ValueError`` for arguments
-that contradict each other, ``TypeError`` for arrays that are no voxels.
+In: keyword arguments. Out: frozen records, and the voxels of raw files and arrays. Errors: ``ValueError`` for missing
+or contradictory arguments, and for shapes and dtypes that are not sampled; ``TypeError`` for a masked array and for
+numbers that are not integers; ``OSError`` for a file that cannot be read.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from numpy.typing import DTypeLike
 from linumpy.arrays import Array
 from linumpy.device import is_device_array
 from linumpy.sampling.arguments import Buffer, as_integer, from_dlpack
-from linumpy.sampling.regular import RawFile, as_channels, check_range, checked_dims, raw_dtype
+from linumpy.sampling.raw_voxels import RawFile, as_channels, check_range, checked_dims, raw_dtype
 
 if TYPE_CHECKING:
     from linumpy.gpu import Reader
@@ -28,7 +29,7 @@ Range = tuple[float, float]
 
 @dataclass(frozen=True, kw_only=True)
 class FileSource:
-    """A file of raw voxels: ``structuredRegular`` on ``virtual_memory``; fields as of ``create_sampler``."""
+    """A file of raw voxels: ``structuredRegular`` on ``virtual_memory``; attributes as for ``create_sampler``."""
 
     filename: str | os.PathLike[str] | None
     dims: Sequence[int] | None = None
@@ -50,7 +51,7 @@ class FileSource:
         return RawFile(os.fspath(self.filename), (channels, z, y, x), raw_dtype(self.dtype, self.is_big_endian), offset)
 
     def needed_range(self) -> Range:
-        """Return the range; a device that does not read the whole file needs it."""
+        """Return the checked range; raise ``ValueError`` if the caller gave none."""
         low_high = check_range(self.range)
         if low_high is None:
             raise ValueError(
@@ -75,20 +76,20 @@ class RawSource(FileSource):
     array: Array | None = None
 
     def voxels(self) -> Array:
-        """Return the voxels of the file or the array: (C, Z, Y, X), in host memory or on a device."""
+        """Read the voxels of the file, or return the array: (C, Z, Y, X), in host memory or on a device."""
         if (self.filename is None) == (self.array is None):
             raise ValueError("filename and array: give one of them")
         if self.array is None:
             return self.file().read()
-        described = self.dims is not None or self.dtype is not None or self.n_channels != 1
-        if described or self.offset or self.is_big_endian:
+        has_shape = self.dims is not None or self.dtype is not None or self.n_channels != 1
+        if has_shape or self.offset or self.is_big_endian:
             raise ValueError(
                 "dims, dtype, n_channels, offset and is_big_endian describe a file: leave them out with array="
             )
         return as_channels(_as_array(self.array))
 
     def host_voxels(self) -> np.ndarray:
-        """Return the voxels C-contiguous in host memory."""
+        """Return the voxels, C-contiguous, in host memory; an array on a device is a ``ValueError``."""
         voxels = self.voxels()
         if not isinstance(voxels, np.ndarray):
             raise ValueError("array lies on a device; give device='cuda', or an array of host memory")
@@ -97,7 +98,7 @@ class RawSource(FileSource):
 
 @dataclass(frozen=True, kw_only=True)
 class ZarrSource:
-    """An array or an OME-Zarr image: ``zarr`` on ``cuda`` and ``cpu``; fields as of ``create_sampler``."""
+    """An array or an OME-Zarr image: ``zarr`` on ``cuda`` and ``cpu``; attributes as for ``create_sampler``."""
 
     source: Source
     level: int = 0
@@ -119,7 +120,7 @@ class PagedSource(ZarrSource):
 
 
 def _as_array(array: Buffer) -> Array:
-    """Return an array of any package as NumPy's or CuPy's."""
+    """Return an array of any package as a NumPy or CuPy array."""
     if isinstance(array, np.ma.MaskedArray):
         raise TypeError("array is a masked array: give array.filled(value), and the mask as mask=")
     if isinstance(array, np.ndarray):

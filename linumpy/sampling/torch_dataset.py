@@ -1,6 +1,6 @@
 """Samples as a torch ``IterableDataset``.
 
-In: a sampler. Out: batches of tensors in its memory, without a copy between host and device.
+In: a sampler. Out: batches of tensors in the sampler's memory, without a copy between host and device.
 """
 
 from __future__ import annotations

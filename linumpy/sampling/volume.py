@@ -2,6 +2,9 @@
 
 In: voxels (C, Z, Y, X) in device memory. Out: values and derivatives at points, by a nearest, linear or cubic spline
 with float32 weights. Work is queued on CuPy's current stream. Tests pass NumPy arrays and emulate the kernels.
+
+A tile is the group of samples that a warp evaluates at the same time. A box is a part of the volume whose voxels fit
+into shared memory (:mod:`linumpy.sampling.coordinates.boxes`).
 """
 
 from __future__ import annotations
@@ -21,24 +24,24 @@ from linumpy.sampling.coordinates.boxes import BOX_VOXELS, Boxes, Window
 from linumpy.sampling.coordinates.draws import NO_ARRAY
 from linumpy.sampling.voxel_field import VoxelField, normalisation, normalised
 
-#: Layouts by their numbers in volume.cuh, and the size of each copy as a multiple of the volume's.
+#: Number of each layout in volume.cuh, and size of its copy as a multiple of the volume's size.
 LAYOUTS = {"rows": 0, "bricks": 1, "quads": 2, "cells": 3}
 _FACTORS = {"rows": 0, "bricks": 1, "quads": 4, "cells": 8}
-#: dtypes that kernels sample; voxels of other dtypes are converted to float32.
+#: dtypes that kernels sample; voxels of other dtypes are converted to float32, labels to int32.
 KEPT = ("u1", "i1", "u2", "i2", "f2", "f4")
 _PACKAGE = "linumpy.sampling.cuda"
 _THREADS, _WARPS = 256, 8
 #: Largest copy of a volume that stays in a GPU's L2 cache.
 _CACHED_NBYTES = 40 * 2**20
-#: Largest number of voxels for each sample at which boxes are read into shared memory.
-_SPARSE = 16
-#: Along an axis with so many voxels or more, float32 additions do not find cells exactly.
-_LONGEST = 2**22
-#: Smallest number of samples of a box that a block makes, if the box has as many.
+#: Samples of a window are made box by box unless the volume has more voxels per sample than this.
+_MAX_VOXELS_PER_SAMPLE = 16
+#: Along an axis of this many voxels or more, the addition that rounds a coordinate to its cell is not exact in float32.
+_LONG_AXIS = 2**22
+#: Least number of samples that a block of threads makes, if its box has as many.
 _BLOCK_SAMPLES = 16_384
-#: With so many samples or more, a warp makes several tiles one after another.
-_MANY = 2**22
-_MARCH, _MARCH_AHEAD = 4, 8
+#: From this number of samples on, a warp makes several tiles one after another: without and with reading ahead.
+_MANY_SAMPLES = 2**22
+_TILES_PER_WARP, _TILES_PER_WARP_AHEAD = 4, 8
 VOLUME_RECORD = np.dtype(
     [
         *[("first", "u8"), ("count", "i8"), ("voxels", "i8"), ("packed", "i8"), ("key", "u4", 2), ("dims", "i4", 3)],
@@ -56,18 +59,19 @@ class Shape:
     Attributes
     ----------
     groups : int
-        Samples at any points that a lane evaluates at the same time.
+        Samples that a lane of the kernel ``sample`` evaluates at the same time.
     blocks, box_blocks : int
-        Smallest number of resident blocks of a multiprocessor, which limits registers: for any points; in boxes.
+        Minimum number of resident blocks per multiprocessor, which limits registers: of the kernel ``sample``, and of
+        ``sample_boxes``.
     ahead : int
-        When the coordinates of the next points are read: 0, when they are needed; 1, before the current points are
-        evaluated; 2, they are prefetched into the L2 cache.
+        When ``sample`` reads the coordinates of the next tile: 0, when they are needed; 1, before the current tile is
+        evaluated; 2, the same, but it prefetches them into the L2 cache.
     box_voxels : int
         Largest number of voxels of a box in shared memory.
     box_threads : int
-        Threads of a block that makes the samples of a box.
+        Threads of a block of ``sample_boxes``.
     box_copies : bool
-        Whether float32 voxels are copied into shared memory without passing through registers.
+        Whether ``sample_boxes`` copies float32 voxels into shared memory without passing through registers.
     """
 
     groups: int = 4
@@ -85,14 +89,15 @@ class DeviceVolume(VoxelField):
     Parameters
     ----------
     voxels : ndarray
-        Shape (C, Z, Y, X), C-contiguous, of a dtype of :data:`KEPT`, or int32 with `labels`; CuPy. It is not copied.
+        Shape (C, Z, Y, X), C-contiguous, of a dtype of :data:`KEPT`, or int32 with `labels`; CuPy. Not copied for
+        spline orders 0 and 1; a cubic spline keeps float32 coefficients instead.
     spline_order, low_high, value_range, labels
         As of :class:`~linumpy.sampling.voxel_field.VoxelField`.
     layout : str, optional
-        One of :data:`LAYOUTS`: a copy in which random points cost fewer reads. By default the layout with the fewest
-        reads that fits into `memory_limit`.
+        One of :data:`LAYOUTS`, for a linear spline: a copy in which random points cost fewer reads. By default the
+        layout with the fewest reads that fits into `memory_limit`; layouts that fit into the L2 cache come first.
     memory_limit : int, optional
-        Largest size of the copy in bytes; by default a quarter of the free device memory.
+        Largest size of the copy in bytes, without `layout`; by default a quarter of the free device memory.
     shape : Shape
         Launch parameters of the kernels.
     """
@@ -111,7 +116,7 @@ class DeviceVolume(VoxelField):
     ) -> None:
         super().__init__(voxels, spline_order, low_high, value_range, labels, shape.box_voxels)
         self._xp, self._shape = array_module(voxels), shape
-        self._linear: Array = voxels if spline_order < 3 else self._coefficients(voxels)
+        self._rows: Array = voxels if spline_order < 3 else self._coefficients(voxels)
         self.layout = self._choose_layout(layout, memory_limit)
         self._packed = self._pack() if LAYOUTS[self.layout] else None
         self._box_indices: Uploaded | None = None
@@ -121,7 +126,7 @@ class DeviceVolume(VoxelField):
             self._launch(coords, out, gradient, draw=False)
 
     def sample(self, key: tuple[int, int], first: int, coords: Array, out: Array) -> None:
-        """Draw independent points and evaluate at them, by a single kernel for a linear spline; fills both arrays."""
+        """Draw independent points and evaluate at them; a linear spline takes a single kernel. Fill both arrays."""
         if self._order != 1:
             draws.launch(draws.Draw(), key, first, coords)
             self.decode(coords, out)
@@ -129,14 +134,18 @@ class DeviceVolume(VoxelField):
             self._launch(coords, out, None, draw=True, key=key, first=first)
 
     def sample_window(self, window: Window, begin: int, coords: Array, out: Array) -> None:
-        """Make samples of a window box by box, if they are so many that reading the whole volume pays."""
-        if self._order == 1 and window.total * _SPARSE >= math.prod(self.dims) and max(self.dims) < _LONGEST:
+        """Make samples of a window; box by box if the window has so many samples that reading all voxels pays."""
+        if (
+            self._order == 1
+            and window.total * _MAX_VOXELS_PER_SAMPLE >= math.prod(self.dims)
+            and max(self.dims) < _LONG_AXIS
+        ):
             self.sample_boxes(window, begin, coords, out)
         else:
             super().sample_window(window, begin, coords, out)
 
     def sample_boxes(self, window: Window, begin: int, coords: Array, out: Array) -> None:
-        """Make the samples from `begin` on of a window, linear, from boxes of the volume in shared memory."""
+        """Make samples of a window from sample `begin` on, box by box, with a linear spline; fill both arrays."""
         if not len(coords):
             return
         if self._box_indices is None:
@@ -146,7 +155,7 @@ class DeviceVolume(VoxelField):
         boxes = window.boxes.count
         parts = min(65535, max(1, window.total // (boxes * _BLOCK_SAMPLES)))
         args = (
-            self._linear,
+            self._rows,
             coords,
             out,
             window.starts,
@@ -159,9 +168,9 @@ class DeviceVolume(VoxelField):
 
     @functools.cached_property
     def _in_boxes(self) -> tuple[Any, int]:
-        """The kernel of samples in boxes, and the bytes of its dynamic shared memory."""
+        """The kernel ``sample_boxes``, and the bytes of its dynamic shared memory."""
         defines = self._defines(0) | {
-            "FOURS": str(int(self.dims[2] % 4 == 0 and address_of(self._linear) % (4 * self._linear.itemsize) == 0)),
+            "FOURS": str(int(self.dims[2] % 4 == 0 and address_of(self._rows) % (4 * self._rows.itemsize) == 0)),
             "THREADS": str(self._shape.box_threads),
             "BLOCKS": str(self._shape.box_blocks),
             "ASYNC": str(int(self._shape.box_copies)),
@@ -188,25 +197,25 @@ class DeviceVolume(VoxelField):
             return "rows"
         if layout is not None:
             return layout
-        nbytes = self._linear.nbytes
+        nbytes = self._rows.nbytes
         if limit is None:
-            limit = free_memory() // 4 if is_device_array(self._linear) else 0
+            limit = free_memory() // 4 if is_device_array(self._rows) else 0
         fitting = [name for name in ("cells", "quads", "bricks") if nbytes * _FACTORS[name] <= limit]
         cached = [name for name in fitting if nbytes * _FACTORS[name] <= _CACHED_NBYTES]
         return (cached or fitting or ["rows"])[0]
 
     def _pack(self) -> Array:
-        packed = self._xp.empty((self.n_channels, self._packed_size), self._linear.dtype)
+        packed = self._xp.empty((self.n_channels, self._packed_size), self._rows.dtype)
         blocks = -(-math.prod(self.dims) // _THREADS)
         kernel = load(_spec("pack", self._defines(LAYOUTS[self.layout])))
-        kernel((blocks, self.n_channels), (_THREADS,), (self._linear, packed, self._record(1, None)))
+        kernel((blocks, self.n_channels), (_THREADS,), (self._rows, packed, self._record(1, None)))
         return packed
 
     @functools.cached_property
     def _packed_size(self) -> int:
-        """Elements of a channel in the layout; 0 for rows."""
+        """Number of elements of a channel of the copy; 0 for the layout ``"rows"``, which has no copy."""
         z, y, x = self.dims
-        size = self._linear.itemsize
+        size = self._rows.itemsize
         if self.layout == "bricks":
             across, down = 4 if size <= 2 else 2, 4 if size == 1 else 2
             return -(-z // 2) * -(-y // down) * -(-x // across) * (32 // size)
@@ -225,8 +234,8 @@ class DeviceVolume(VoxelField):
         return record
 
     def _defines(self, layout: int) -> dict[str, str]:
-        size = max(self._linear[0].size, self._packed_size)
-        kind = self._linear.dtype.str[1:]
+        size = max(self._rows[0].size, self._packed_size)
+        kind = self._rows.dtype.str[1:]
         normalise = self._low_high is not None and self._order < 3
         return {
             "SOURCE": CUDA_TYPES[kind],
@@ -247,9 +256,9 @@ class DeviceVolume(VoxelField):
     ) -> None:
         count = len(coords)
         record = self._record(count, coords)
-        ahead = 0 if draw or count < _MANY else self._shape.ahead
+        ahead = 0 if draw or count < _MANY_SAMPLES else self._shape.ahead
         record["first"], record["key"] = first, key
-        record["march"] = _MARCH_AHEAD if ahead else _MARCH if count >= _MANY else 1
+        record["march"] = _TILES_PER_WARP_AHEAD if ahead else _TILES_PER_WARP if count >= _MANY_SAMPLES else 1
         groups = self._shape.groups if self._order == 1 else 1
         defines = self._defines(LAYOUTS[self.layout]) | {
             "TARGET": "int" if self._labels else "float",
@@ -259,12 +268,12 @@ class DeviceVolume(VoxelField):
             "GRADIENT": str(int(gradient is not None)),
             "GROUPS": str(groups),
             "BLOCKS": str(self._shape.blocks),
-            "LONG": str(int(max(self.dims) >= _LONGEST)),
+            "LONG": str(int(max(self.dims) >= _LONG_AXIS)),
             "AHEAD": str(int(ahead)),
         }
         blocks = -(-count // (_WARPS * 32 * groups * int(record["march"])))
         packed = NO_ARRAY if self._packed is None else self._packed
-        args = (self._linear, packed, coords, out, NO_ARRAY if gradient is None else gradient, record)
+        args = (self._rows, packed, coords, out, NO_ARRAY if gradient is None else gradient, record)
         load(_spec("sample", defines))((blocks,), (_THREADS,), args)
 
 
@@ -273,7 +282,7 @@ def _spec(name: str, defines: dict[str, str]) -> KernelSpec:
 
 
 def _box_indices(boxes: Boxes) -> np.ndarray:
-    """Indices of each box along z, y and x, and how often each axis is halved, as sample_boxes.cu reads them."""
+    """Return a row for each box, as sample_boxes.cu reads it: indices along z, y and x, and halvings of the axes."""
     table = np.empty((boxes.count, 4), np.int32)
     for axis, index in enumerate(boxes.indices(np.arange(boxes.count, dtype=np.int32))):
         table[:, axis] = index

@@ -1,6 +1,6 @@
-"""What volumes of voxels have in common on the host and on a device: checks, the range of values, normalisation.
+"""The base class of volumes of voxels on the host and on a device: checks, the range of values, normalisation.
 
-In: voxels (C, Z, Y, X), NumPy or CuPy. Out: :class:`VoxelField`, from which the fields that evaluate them are derived.
+In: voxels (C, Z, Y, X), NumPy or CuPy. Out: :class:`VoxelField`; subclasses evaluate the spline.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from linumpy.sampling.field import Field
 _SPLINE_ORDERS = (0, 1, 3)
 
 
-def check_order(spline_order: int) -> None:
+def check_spline_order(spline_order: int) -> None:
     """Refuse spline orders other than 0, 1 and 3."""
     if spline_order not in _SPLINE_ORDERS:
         raise ValueError(f"spline_order={spline_order!r}: choose 0 (nearest), 1 (linear) or 3 (cubic)")
 
 
 def normalisation(low: float, high: float) -> tuple[float, float]:
-    """Return a and b of ``(v - a) * b``, which maps low to 0 and high to 1; b is 0 if they are equal."""
+    """Return a and b of ``(v - a) * b``, which maps low to 0 and high to 1; b is 0 if low equals high."""
     return low, 1 / (high - low) if high > low else 0.0
 
 
 def normalised(values: Array, low_high: tuple[float, float] | None) -> Any:
-    """Return voxels, NumPy or CuPy, as float32; with `low_high` clipped and mapped to 0 to 1. NaN stays NaN."""
+    """Return voxels, NumPy or CuPy, as float32; with `low_high`, clip them and map them to 0 to 1. NaN stays NaN."""
     if low_high is None:
         return values.astype(np.float32)
     low, scale = normalisation(*low_high)
@@ -43,7 +43,7 @@ def normalised(values: Array, low_high: tuple[float, float] | None) -> Any:
 
 
 def range_of(voxels: Array) -> tuple[float, float]:
-    """Return the smallest and the largest voxel, NumPy or CuPy, without NaN; NaN if all voxels are NaN."""
+    """Return the smallest and the largest voxel, NumPy or CuPy, ignoring NaN; two NaN if all voxels are NaN."""
     low, high = float(voxels.min()), float(voxels.max())
     if low == low:
         return low, high
@@ -54,7 +54,7 @@ def range_of(voxels: Array) -> tuple[float, float]:
 
 
 def finite_range(*arrays: np.ndarray) -> tuple[float, float]:
-    """Return the smallest and the largest finite value of arrays; (0, 0) if there is none."""
+    """Return the smallest and the largest finite value of arrays; (0, 0) if no value is finite."""
     finite = [values for values in (array[np.isfinite(array)] for array in arrays) if values.size]
     if not finite:
         return 0.0, 0.0
@@ -73,11 +73,11 @@ class VoxelField(Field):
     low_high : (float, float), optional
         Voxels become (v - low) / (high - low), clipped to 0 to 1.
     value_range : (float, float), optional
-        Of decoded values; by default that of the voxels.
+        Range of decoded values; by default 0 to 1 with `low_high`, else the range of the voxels.
     labels : bool
-        Values are int32, of the nearest voxel.
+        Whether values are int32, of the nearest voxel.
     box_voxels : int
-        Largest number of voxels that interpolation in a box needs.
+        Largest number of voxels that interpolation in a box of :attr:`boxes` may need.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class VoxelField(Field):
         labels: bool,
         box_voxels: int,
     ) -> None:
-        check_order(spline_order)
+        check_spline_order(spline_order)
         self._order, self._labels, self._low_high = spline_order, labels, low_high
         self.n_channels, z, y, x = (int(n) for n in voxels.shape)
         self.dims = (z, y, x)
@@ -104,11 +104,11 @@ class VoxelField(Field):
         self._evaluate(coords, out, None)
 
     def decode_with_gradient(self, coords: Array, out: Array, gradient: Array) -> None:
-        """Evaluate at points, with derivatives; see :class:`linumpy.sampling.field.Field`."""
+        """Evaluate at points, with derivatives; ``ValueError`` for the nearest voxel, which has none."""
         if self._order == 0:
             super().decode_with_gradient(coords, out, gradient)
         self._evaluate(coords, out, gradient)
 
     @abc.abstractmethod
     def _evaluate(self, coords: Array, out: Array, gradient: Array | None) -> None:
-        """Evaluate at points, and the derivatives where `gradient` is an array."""
+        """Evaluate at points; if `gradient` is an array, write the derivatives to it, too."""

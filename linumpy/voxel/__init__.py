@@ -1,8 +1,8 @@
 """Masks of voxels: boolean operations, morphology, electrode tracks, meshes; Warp on the GPU, SciPy on the CPU.
 
-Bool volumes are (Z, Y, X); positions, sizes of voxels and radii are in (x, y, z) µm. :func:`get_backend` chooses the
-library that computes, :class:`VoxelSession` applies operations slab by slab to volumes larger than memory. Importing
-needs neither Warp nor CuPy.
+Bool volumes are (Z, Y, X); positions and sizes of voxels are (x, y, z) in µm, radii in µm. :func:`get_backend` chooses
+the library that computes; :class:`VoxelSession` applies operations slab by slab to volumes larger than memory. The
+package can be imported without Warp and CuPy.
 """
 
 from linumpy.voxel.backends.choose import Backend, backend_of, get_backend

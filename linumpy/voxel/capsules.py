@@ -1,8 +1,9 @@
 """Capsules: all points within a radius of a line segment, such as the volume swept by an electrode or a needle.
 
-In: end points and radii in µm. Out: a table that every backend reads; :func:`inside` is the definition. Host and device
-execute the same float64 operations in the same order, without fused multiply-add, so that both give the same result for
-every voxel, also for a centre exactly on the surface (which counts as inside).
+In: end points and radii in µm. Out: a table of capsules that every backend reads; masks without the capsules' voxels.
+Errors: ``ValueError`` that names the parameter. :func:`inside` defines which points a capsule contains. Host and device
+execute the same float64 operations in the same order, without fused multiply-add, so both give the same result for
+every voxel, also for a centre exactly on the surface, which counts as inside.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import numpy as np
 from linumpy.device import to_host
 from linumpy.voxel.grid import Numbers, VoxelGrid
 
-#: Columns of the table: start (x, y, z), direction (x, y, z), squared length, radius, squared radius.
+#: Number of columns of the table: start (x, y, z), direction (x, y, z), squared length, radius, squared radius.
 COLUMNS = 9
 
 #: Voxels whose distances are computed at a time.
@@ -20,12 +21,17 @@ _BATCH = 2**21
 
 
 def capsule_table(p0: Numbers, p1: Numbers, radius: Numbers) -> np.ndarray:
-    """Check capsules and put them into a table; arguments as of :meth:`.Backend.subtract_swept_capsule`.
+    """Check capsules and put them into a table; parameters as for :meth:`.Backend.subtract_swept_capsule`.
 
     Returns
     -------
     numpy.ndarray of float64, shape (n, 9)
         See :data:`COLUMNS`.
+
+    Raises
+    ------
+    ValueError
+        Wrong shapes; values that are not real, finite numbers; a negative radius; a capsule too long for float64.
     """
     start, end = np.atleast_2d(_numbers(p0, "p0")), np.atleast_2d(_numbers(p1, "p1"))
     for name, points in (("p0", start), ("p1", end)):
@@ -36,17 +42,17 @@ def capsule_table(p0: Numbers, p1: Numbers, radius: Numbers) -> np.ndarray:
             raise ValueError(f"{name}: point {row} is {points[row]}, which is not finite")
     if start.shape != end.shape:
         raise ValueError(f"p0 has {len(start)} points and p1 {len(end)}: every capsule has two ends")
-    size = _numbers(radius, "radius")
-    if size.shape not in ((), (len(start),)):
-        raise ValueError(f"radius of shape {size.shape}: one number, or one for each of {len(start)} capsules")
-    if not (np.isfinite(size) & (size >= 0)).all():
+    radii = _numbers(radius, "radius")
+    if radii.shape not in ((), (len(start),)):
+        raise ValueError(f"radius of shape {radii.shape}: one number, or one for each of {len(start)} capsules")
+    if not (np.isfinite(radii) & (radii >= 0)).all():
         raise ValueError(f"radius={radius!r}: numbers of µm >= 0 are needed")
     table = np.empty((len(start), COLUMNS))
-    with np.errstate(over="ignore"):  # an error follows
-        d = end - start
-        table[:, :3], table[:, 3:6] = start, d
-        table[:, 6] = (d[:, 0] * d[:, 0] + d[:, 1] * d[:, 1]) + d[:, 2] * d[:, 2]
-        table[:, 7] = size
+    with np.errstate(over="ignore"):  # the check below raises
+        along = end - start
+        table[:, :3], table[:, 3:6] = start, along
+        table[:, 6] = (along[:, 0] * along[:, 0] + along[:, 1] * along[:, 1]) + along[:, 2] * along[:, 2]
+        table[:, 7] = radii
         table[:, 8] = table[:, 7] * table[:, 7]
     if not np.isfinite(table).all():
         row = int(np.flatnonzero(~np.isfinite(table).all(axis=1))[0])
@@ -55,7 +61,7 @@ def capsule_table(p0: Numbers, p1: Numbers, radius: Numbers) -> np.ndarray:
 
 
 def polyline_table(points: Numbers, radius: Numbers) -> np.ndarray:
-    """Return the :func:`capsule_table` of a polyline, (n, 3) µm, with one radius in µm or a radius for each segment."""
+    """Return the :func:`capsule_table` of a polyline, (n, 3) µm, with one radius in µm, or one for each segment."""
     line = _numbers(points, "points")
     if line.ndim != 2 or line.shape[1] != 3 or len(line) < 2:
         raise ValueError(f"points of shape {line.shape}: a polyline has at least two points, (n, 3)")
@@ -63,7 +69,7 @@ def polyline_table(points: Numbers, radius: Numbers) -> np.ndarray:
 
 
 def _numbers(value: Numbers, name: str) -> np.ndarray:
-    """Check real numbers; from a device, too, since the host prepares these few bytes."""
+    """Check real numbers and return them as float64 on the host, copied from a device if necessary: a few bytes."""
     numbers = to_host(value)
     if numbers.dtype.kind not in "iuf":
         raise ValueError(f"{name}={value!r}: real numbers in µm are needed")
@@ -71,7 +77,7 @@ def _numbers(value: Numbers, name: str) -> np.ndarray:
 
 
 def inside(capsule: np.ndarray, x: np.ndarray, y: np.ndarray, z: np.ndarray) -> np.ndarray:
-    """Return which points (arrays that broadcast, µm) lie in a capsule, a row of :func:`capsule_table`."""
+    """Return which points (x, y, z arrays that broadcast, µm) lie in `capsule`, a row of :func:`capsule_table`."""
     px, py, pz, dx, dy, dz, length2, _, radius2 = map(float, capsule)
     vx, vy, vz = x - px, y - py, z - pz
     along = (vx * dx + vy * dy) + vz * dz
@@ -82,7 +88,7 @@ def inside(capsule: np.ndarray, x: np.ndarray, y: np.ndarray, z: np.ndarray) -> 
 
 
 def subtract(mask: np.ndarray, table: np.ndarray, grid: VoxelGrid) -> int:
-    """Set to False, in place, the voxels of a host array in any capsule; return how many of them were true."""
+    """Set the voxels in any capsule to False, in place, in a host array; return how many of them were true."""
     removed = 0
     for capsule in table:
         box = _box(capsule, grid)
@@ -93,17 +99,20 @@ def subtract(mask: np.ndarray, table: np.ndarray, grid: VoxelGrid) -> int:
         for first in range(z0, z1, step):
             last = min(first + step, z1)
             region = (slice(first, last), slice(*y), slice(*x))
-            hit = inside(
+            is_hit = inside(
                 capsule, grid.centres(0, *x), grid.centres(1, *y)[:, None], grid.centres(2, first, last)[:, None, None]
             )
-            hit &= mask[region]
-            removed += int(np.count_nonzero(hit))
-            mask[region] &= ~hit
+            is_hit &= mask[region]
+            removed += int(np.count_nonzero(is_hit))
+            mask[region] &= ~is_hit
     return removed
 
 
 def _box(capsule: np.ndarray, grid: VoxelGrid) -> list[tuple[int, int]] | None:
-    """Bound the voxels (Z, Y, X) that a capsule may contain, with a margin for rounding; None if there are none."""
+    """Return (first, last + 1) of the voxels along z, y and x that a capsule may contain; None if it contains none.
+
+    A margin allows for rounding.
+    """
     start, end, radius = capsule[:3], capsule[:3] + capsule[3:6], capsule[7]
     slack = 1e-9 * (grid.reach + np.abs(start).max() + np.abs(end).max() + radius)
     box = []
@@ -111,7 +120,7 @@ def _box(capsule: np.ndarray, grid: VoxelGrid) -> list[tuple[int, int]] | None:
         low = min(start[axis], end[axis]) - radius - slack
         high = max(start[axis], end[axis]) + radius + slack
         offset, n = (grid.z_offset if axis == 2 else 0), grid.shape[2 - axis]
-        first, last = ((end - grid.origin[axis]) / grid.pitch[axis] - 0.5 - offset for end in (low, high))
+        first, last = ((edge - grid.origin[axis]) / grid.pitch[axis] - 0.5 - offset for edge in (low, high))
         bounds = (int(np.clip(np.floor(first), 0, n)), int(np.clip(np.floor(last) + 2, 0, n)))
         if bounds[0] >= bounds[1]:
             return None

@@ -1,7 +1,7 @@
 """Structuring elements: sets of voxel offsets, and their division into runs along x.
 
-In: an array, or a radius in µm. Out: an :class:`Element`. A ball is converted to a set of integer offsets once, in
-float64 on the host. No backend compares distances after that, so all of them dilate by the same set.
+In: an array, or a radius in µm. Out: an :class:`Element`. Errors: ``ValueError`` that names the parameter. A ball is
+converted to a set of integer offsets once, in float64 on the host; so all backends dilate by the same set.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 from linumpy.device import to_host
 from linumpy.voxel.grid import XYZ, Lengths, Numbers, check_pitch
 
-#: Maximum number of offsets of an element: a list of more does not fit into memory.
+#: Maximum number of voxels of the box of a ball: more do not fit into memory.
 _MAX_OFFSETS = 2**30
 
 
@@ -25,11 +25,11 @@ class Element:
     Attributes
     ----------
     mask : numpy.ndarray of bool, rank 3
-        (Z, Y, X). Its origin is the voxel ``shape // 2``, as in SciPy.
+        (Z, Y, X). The element's origin is the voxel ``shape // 2``, as in SciPy.
     radius : float or None
         Radius of a ball, in µm; None for any other element.
     pitch : (float, float, float) or None
-        Size of a voxel that the ball was computed for, (x, y, z) µm.
+        Size of the voxels for which the ball was computed, (x, y, z) µm; None for any other element.
     """
 
     mask: np.ndarray
@@ -44,7 +44,7 @@ class Element:
 
     @property
     def halo(self) -> int:
-        """Number of planes above or below a plane that its result depends on."""
+        """Number of planes above and below a plane on which the result for that plane depends."""
         planes = np.flatnonzero(self.mask.any(axis=(1, 2))) - self.origin[0]
         return int(np.abs(planes).max())
 
@@ -59,7 +59,7 @@ class Element:
         Returns
         -------
         numpy.ndarray of int64, shape (n, 4)
-            Rows (dz, dy, first dx, length), sorted by length.
+            Rows (dz, dy, first dx, length), offsets and length in voxels, sorted by length.
         """
         mask, origin = self.mask, np.array(self.origin)
         if reflected:
@@ -71,12 +71,12 @@ class Element:
 
 
 def as_element(structure: Numbers | Element | None, radius: float | None, pitch: Lengths = 1.0) -> Element:
-    """Convert the arguments of a caller to an element: an array or an :class:`Element`, or a radius and a pitch in µm.
+    """Convert a caller's parameters to an element: an array or an :class:`Element`, or a radius and a pitch in µm.
 
     Raises
     ------
     ValueError
-        Neither or both are given, or the array is not a structuring element.
+        Neither or both of `structure` and `radius` are given; the array, the radius or the pitch is invalid.
     """
     if (structure is None) == (radius is None):
         raise ValueError("give either structure= (bool, three axes) or radius= in µm")
@@ -94,7 +94,7 @@ def as_element(structure: Numbers | Element | None, radius: float | None, pitch:
 
 
 def ball(radius: float, pitch: Lengths = 1.0) -> Element:
-    """Make a ball: all voxels whose centres lie at most `radius` from the centre of the middle one.
+    """Make a ball: all voxels whose centres lie at most `radius` from the centre of the middle voxel.
 
     Parameters
     ----------
@@ -106,7 +106,12 @@ def ball(radius: float, pitch: Lengths = 1.0) -> Element:
     Returns
     -------
     Element
-        With an odd number of voxels along each axis.
+        A mask with an odd number of voxels along each axis.
+
+    Raises
+    ------
+    ValueError
+        An invalid radius or pitch, or a ball whose box has more than 2^30 voxels.
     """
     steps, size = check_pitch(pitch), check_radius(radius)
     half = [math.floor(min(size / step, _MAX_OFFSETS)) + 1 for step in steps]  # a quotient may be infinite
@@ -128,7 +133,7 @@ def squared_distances(half: list[int], steps: XYZ) -> np.ndarray:
 
 
 def check_radius(radius: float) -> float:
-    """Check a radius in µm."""
+    """Check a radius in µm, and return it as a float."""
     try:
         size = float(radius)
     except (TypeError, ValueError):

@@ -1,6 +1,7 @@
-"""Records of a flush: what a session has computed and written so far.
+"""Records of a flush: the slabs that a session has computed and written so far.
 
-In: slabs that a :class:`~linumpy.voxel.session.VoxelSession` computes. Out: its progress, and the text of an error.
+In: slabs that a :class:`~linumpy.voxel.session.VoxelSession` computes. Out: the progress of the flush, and the text of
+its error.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ class Flushed:
     Attributes
     ----------
     added, removed : int
-        Voxels that became true, or false.
+        Number of voxels that became true, and that became false.
     slabs : int
-        Slabs that were written; 0 if nothing was queued.
+        Number of slabs that were written; 0 if nothing was queued and nothing had to be copied to `out`.
     """
 
     added: int = 0
@@ -34,11 +35,11 @@ class ComputedSlab:
     Attributes
     ----------
     planes : array
-        Planes to write.
+        Planes to write, in the dtype of the target.
     added, removed : int
-        Voxels that become true, or false.
+        Number of voxels that become true, and that become false.
     above : array of bool
-        The original values of its last planes, which the next slab needs.
+        The original mask of the slab's last planes, which the operations on the next slab need.
     """
 
     planes: Array
@@ -49,14 +50,14 @@ class ComputedSlab:
 
 @dataclass(frozen=True)
 class FlushProgress:
-    """Progress of a flush; replaced as a whole, so that it is consistent after an interrupt.
+    """Progress of a flush; the session replaces the record as a whole, so it is consistent after an interrupt.
 
     Attributes
     ----------
     start : int
         The first plane that is not written.
     above : array of bool or None
-        The original values of the planes before it that the operations need.
+        The original mask of the planes above `start` that the operations need; None before the first slab is written.
     pending : ComputedSlab or None
         The slab that begins at `start`.
     done : Flushed
@@ -75,10 +76,13 @@ class FlushProgress:
         return FlushProgress(self.start + slab.planes.shape[0], slab.above, None, counts)
 
     def message(self, depth: int, error: Exception, *, partly: bool) -> str:
-        """Describe where a flush of `depth` planes stopped; `partly`: the pending slab may be written in part."""
+        """Return the text of the error that stopped a flush of `depth` planes.
+
+        `partly`: the pending slab may be written in part.
+        """
         stop = self.start + (self.pending.planes.shape[0] if partly and self.pending is not None else 0)
-        half = f"planes {self.start}:{stop} may be written in part, " if partly else ""
+        in_part = f"planes {self.start}:{stop} may be written in part, " if partly else ""
         return (
-            f"planes 0:{self.start} of {depth} are done, {half}planes {stop}:{depth} are unchanged; "
+            f"planes 0:{self.start} of {depth} are done, {in_part}planes {stop}:{depth} are unchanged; "
             f"call flush() again to continue from plane {self.start}. The cause: {error}"
         )

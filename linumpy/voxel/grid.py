@@ -1,8 +1,9 @@
 """The positions of the voxels of a mask.
 
-In: origin, pitch and shape. Out: a :class:`VoxelGrid`, checked. Arrays are indexed (Z, Y, X); positions, `origin` and
-`pitch` are in (x, y, z) µm. The centre of voxel i along an axis lies at ``origin + (i + 0.5) * pitch``, in float64 and
-in this order of operations everywhere, so that the host and a device give the same results.
+In: origin, pitch and shape. Out: a :class:`VoxelGrid`, checked. Errors: ``ValueError`` that names the parameter. Arrays
+are indexed (Z, Y, X); positions, `origin` and `pitch` are (x, y, z) in µm. The centre of voxel i along an axis lies at
+``origin + (i + 0.5) * pitch``, in float64 and in this order of operations everywhere, so that the host and a device
+give the same results.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class VoxelGrid:
     Attributes
     ----------
     shape : (int, int, int)
-        Voxels along (Z, Y, X).
+        Number of voxels along (Z, Y, X).
     origin : (float, float, float)
         Corner of voxel 0 of the whole volume, (x, y, z) µm.
     pitch : (float, float, float)
@@ -60,7 +61,7 @@ class VoxelGrid:
 
     @property
     def reach(self) -> float:
-        """The largest absolute coordinate of the box, in µm: rounding errors are proportional to it."""
+        """Upper bound of the absolute coordinates of the box, in µm: rounding errors are proportional to it."""
         sizes = (self.shape[2], self.shape[1], self.shape[0] + self.z_offset)
         axes = zip(self.origin, sizes, self.pitch, strict=True)
         return max(abs(start) + n * step for start, n, step in axes)
@@ -72,7 +73,8 @@ def make_grid(shape: Sequence[int], origin: Iterable[float], pitch: Lengths, z_o
     Raises
     ------
     ValueError
-        A value that is not finite, a pitch that is not positive, or a shape without three axes.
+        A value that is not finite; a pitch that is not positive, or below 1e-50 or above 1e50 µm; a shape without three
+        axes, with an empty axis or with more than 2^30 voxels along one; a `z_offset` that is not an integer >= 0.
     """
     sizes = tuple(int(n) for n in shape)
     if len(sizes) != 3 or min(sizes) < 1:
@@ -89,6 +91,11 @@ def grid_of_box(bbox: Iterable[Iterable[float]], pitch: Lengths) -> VoxelGrid:
     """Return the grid that fills a box, (lower corner, upper corner) in (x, y, z) µm.
 
     The upper corner is rounded up to whole voxels; an excess of less than a millionth of a voxel is ignored.
+
+    Raises
+    ------
+    ValueError
+        Not two corners of three finite numbers; the box is empty or more than 2^30 voxels long; an invalid pitch.
     """
     try:
         low, high = bbox
@@ -107,7 +114,7 @@ def grid_of_box(bbox: Iterable[Iterable[float]], pitch: Lengths) -> VoxelGrid:
 
 
 def check_pitch(pitch: Lengths) -> XYZ:
-    """Check the size of a voxel in µm: one number for all axes, or (x, y, z)."""
+    """Check the size of a voxel in µm, one number for all axes or (x, y, z), and return (x, y, z)."""
     steps = xyz((pitch,) * 3 if np.ndim(pitch) == 0 else pitch, "pitch")  # type: ignore[arg-type]
     if min(steps) <= 0:
         raise ValueError(f"pitch={pitch}: the size of a voxel must be more than 0 µm")
@@ -117,7 +124,7 @@ def check_pitch(pitch: Lengths) -> XYZ:
 
 
 def xyz(value: Iterable[float], name: str) -> XYZ:
-    """Check three finite numbers (x, y, z)."""
+    """Check three finite numbers (x, y, z), and return them as floats; errors name the parameter `name`."""
     try:
         numbers = tuple(map(float, value))
     except (TypeError, ValueError):

@@ -1,13 +1,17 @@
 """Triangle meshes on a grid: checks for every backend, and the voxelization on the host.
 
-In: vertices in (x, y, z) µm and triangles. Out: :class:`TriangleMesh`, with integer corners: fractions of a voxel as
-fine as 64-bit arithmetic allows (2^-20 of a voxel for a mesh up to 1024 voxels wide). Which columns of voxel centres a
-triangle crosses is then exact. A centre on an edge is assigned to one side as if it were shifted a little along both
-axes of the plane, along the second by far less. So closed meshes have no gaps, and all backends agree.
+In: vertices, (x, y, z) in µm, and triangles. Out: :class:`TriangleMesh`, whose corners are integers in units of a
+fraction of a voxel, as fine as 64-bit arithmetic allows (2^-20 of a voxel for a mesh up to 1024 voxels wide); bool
+masks. Errors: ``ValueError`` and ``TypeError`` that name the parameter.
 
-An oriented mesh (each edge occurs once in either direction) is solid where its winding number is not 0. A mesh that is
-closed but not oriented is solid where a line crosses it an odd number of times. Any other mesh is a shell: the voxels
-in which a line through voxel centres, along any axis, crosses it. No path of face neighbours passes through a shell.
+A column is a line of voxel centres along an axis; its plane is spanned by the other two axes, u and v. Which columns a
+triangle crosses is exact. A column through an edge of a triangle is assigned to one side of the edge, as if it were
+shifted a little along u and by far less along v. So closed meshes have no gaps, and all backends agree.
+
+There are three kinds of meshes. In an oriented mesh each edge occurs equally often in both directions; it is solid
+where the winding number is not 0. In a closed mesh that is not oriented each edge occurs an even number of times; it is
+solid where a line has crossed it an odd number of times. Any other mesh is a shell: the voxels in which a column along
+any axis crosses it. No path of face neighbours passes through a shell.
 """
 
 from __future__ import annotations
@@ -24,13 +28,13 @@ from linumpy.arrays import Array
 from linumpy.device import is_device_array, to_host
 from linumpy.voxel.grid import Numbers, VoxelGrid
 
-#: Columns that the host processes together.
+#: Pairs of a triangle and a column that the host processes together.
 _BATCH = 2**20
 
-#: Kinds of meshes: see the module's description.
+#: Kinds of meshes: see the docstring of the module.
 ORIENTED, CLOSED, SHELL = "oriented", "closed", "shell"
 
-#: For each axis of the lines (0 x, 1 y, 2 z), the axes (first of the plane, second of the plane, along the line).
+#: For each axis of columns (0 x, 1 y, 2 z): the axes (u, v, along the column).
 PLANES = {0: (1, 2, 0), 1: (2, 0, 1), 2: (0, 1, 2)}
 
 
@@ -45,7 +49,7 @@ class TriangleMesh:
     bits : int
         Bits of the fraction.
     kind : {"oriented", "closed", "shell"}
-        How its inside is defined.
+        Kind of the mesh, which defines its inside.
     """
 
     corners: Array
@@ -66,7 +70,7 @@ class Trimesh(Protocol):
 
 
 def with_triangles(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Replace a mesh of trimesh as first argument by its vertices and its triangles."""
+    """Replace a trimesh as first argument by its vertices and triangles; return other arguments unchanged."""
     if args and hasattr(args[0], "vertices") and hasattr(args[0], "faces"):
         return (args[0].vertices, args[0].faces, *args[1:])
     return args
@@ -91,7 +95,8 @@ def make_mesh(xp: ModuleType, vertices: Numbers, triangles: Numbers, grid: Voxel
     TypeError
         Arrays on a device for a backend on the host.
     ValueError
-        Wrong shapes, an index without a vertex, a vertex that is not finite, a mesh more than 4 million voxels wide.
+        Wrong shapes or dtypes, an index without a vertex, a vertex that is not finite, a mesh more than 2^22 voxels
+        wide or 2^40 voxels from the origin.
     """
     for name, array in (("vertices", vertices), ("triangles", triangles)):
         if xp is np and is_device_array(array):
@@ -128,24 +133,25 @@ def make_mesh(xp: ModuleType, vertices: Numbers, triangles: Numbers, grid: Voxel
 
 
 def _kind(xp: ModuleType, points: Array, faces: Array) -> str:
-    """Find the kind of a mesh with integer `points`; equal points are merged, for files of loose triangles."""
+    """Return the kind of a mesh with integer `points`; a shell may be loose triangles, so equal points are merged."""
     kind = _kind_by_index(xp, faces, len(points))
     if kind != SHELL:
         return kind
     order = xp.lexsort(xp.ascontiguousarray(points.T))
-    new = (xp.diff(points[order], axis=0) != 0).any(axis=1)
+    is_new = (xp.diff(points[order], axis=0) != 0).any(axis=1)
     number = xp.zeros(len(points), np.int64)
-    number[order[1:]] = xp.cumsum(new.astype(np.int64))
+    number[order[1:]] = xp.cumsum(is_new.astype(np.int64))
     return _kind_by_index(xp, number[faces], len(points))
 
 
 def _kind_by_index(xp: ModuleType, faces: Array, count: int) -> str:
+    """Return the kind of a mesh by the edges of its faces, pairs of indices of `count` vertices."""
     a, b = faces.ravel(), xp.roll(faces, -1, axis=1).ravel()
     edges = xp.minimum(a, b) * count + xp.maximum(a, b)
-    # Nearly all meshes have each edge once in either direction; a single sort detects that.
+    # In nearly all closed meshes each edge occurs once in either direction; a single sort detects that.
     both = xp.sort(2 * edges + (a > b))
     if len(both) % 2 == 0 and bool(((both[1::2] - both[::2] == 1) & (both[::2] % 2 == 0)).all()):
-        return ORIENTED  # an edge from a vertex to itself has no other direction
+        return ORIENTED  # an edge from a vertex to itself never passes this test
     forth, back = xp.sort(edges[a < b]), xp.sort(edges[a > b])
     if len(forth) == len(back) and bool((forth == back).all()):
         return ORIENTED
@@ -153,16 +159,16 @@ def _kind_by_index(xp: ModuleType, faces: Array, count: int) -> str:
     return CLOSED if len(both) % 2 == 0 and bool((both[::2] == both[1::2]).all()) else SHELL
 
 
-def box_of(mesh: TriangleMesh, grid: VoxelGrid, axis: int) -> tuple[tuple[int, int], tuple[int, int], tuple[int, int]]:
-    """Return offset and size of a grid along the two axes of the plane and along the lines; see :data:`PLANES`."""
+def box_of(grid: VoxelGrid, axis: int) -> tuple[tuple[int, int], tuple[int, int], tuple[int, int]]:
+    """Return offset and size of a grid along u, v and the columns; see :data:`PLANES`."""
     first, second, along = (((grid.z_offset if k == 2 else 0), grid.shape[2 - k]) for k in PLANES[axis])
     return first, second, along
 
 
 def solid(mesh: TriangleMesh, grid: VoxelGrid) -> np.ndarray:
-    """Return the voxels whose centres lie inside a closed mesh, by its crossings with lines along z."""
+    """Return the mask of the voxels whose centres lie inside a mesh that is no shell, by its crossings along z."""
     change = np.zeros(grid.shape, np.int32)
-    offset, n = box_of(mesh, grid, 2)[2]
+    offset, n = box_of(grid, 2)[2]
     for u, v, height, sign in _crossings(mesh, grid, 2):
         plane = np.maximum(np.ceil(height - 0.5).astype(np.int64) - offset, 0)
         inside = plane < n
@@ -172,10 +178,10 @@ def solid(mesh: TriangleMesh, grid: VoxelGrid) -> np.ndarray:
 
 
 def shell(mesh: TriangleMesh, grid: VoxelGrid) -> np.ndarray:
-    """Return the voxels in which a line through voxel centres, along z, y or x, crosses a mesh."""
+    """Return the mask of the voxels in which a column along z, y or x crosses a mesh."""
     out = np.zeros(grid.shape, bool)
     for axis in range(3):
-        offset, n = box_of(mesh, grid, axis)[2]
+        offset, n = box_of(grid, axis)[2]
         for u, v, height, _ in _crossings(mesh, grid, axis):
             k = np.floor(height).astype(np.int64) - offset
             inside = (k >= 0) & (k < n)
@@ -185,8 +191,12 @@ def shell(mesh: TriangleMesh, grid: VoxelGrid) -> np.ndarray:
 
 
 def _crossings(mesh: TriangleMesh, grid: VoxelGrid, axis: int) -> Iterator[tuple[np.ndarray, ...]]:
-    """Yield, in batches, columns u and v of the box, heights in voxels of the volume, and signs (+1: a line enters)."""
-    (u_offset, nu), (v_offset, nv), _ = box_of(mesh, grid, axis)
+    """Yield the crossings of columns along `axis` and triangles, batch by batch, as four arrays.
+
+    These are u and v of the column in the box, the height along the column in voxels of the volume, and the sign (1:
+    the column enters the mesh, -1: it leaves).
+    """
+    (u_offset, nu), (v_offset, nv), _ = box_of(grid, axis)
     corners = mesh.corners[:, :, PLANES[axis]]
     u0, u1 = _columns(corners[:, :, 0], mesh.bits, u_offset, nu)
     v0, v1 = _columns(corners[:, :, 1], mesh.bits, v_offset, nv)
@@ -207,7 +217,7 @@ def _crossings(mesh: TriangleMesh, grid: VoxelGrid, axis: int) -> Iterator[tuple
 
 
 def _columns(values: np.ndarray, bits: int, offset: int, n: int) -> tuple[np.ndarray, np.ndarray]:
-    """Bound the columns whose centres a triangle may cover: first and last + 1, as indices of the box."""
+    """Return, along u or v, the first and last + 1 columns that each triangle may cross, as indices of the box."""
     half, up = 1 << (bits - 1), (1 << bits) - 1
     first = np.clip(((values.min(axis=1) - half + up) >> bits) - offset, 0, n)
     last = np.clip(((values.max(axis=1) - half + up) >> bits) - offset, 0, n)
@@ -215,7 +225,7 @@ def _columns(values: np.ndarray, bits: int, offset: int, n: int) -> tuple[np.nda
 
 
 def _cross(corners: np.ndarray, u: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return which columns cross their triangles, at what height, and with which sign, pair by pair."""
+    """Return for each pair of a triangle and a column whether they cross, at which height, and with which sign."""
     (ua, va, ha), (ub, vb, hb), (uc, vc, hc) = corners.transpose(1, 2, 0)
     edges = ((ua, va, ub, vb), (ub, vb, uc, vc), (uc, vc, ua, va))
     ab, bc, ca = (_area(*edge, u, v) for edge in edges)
@@ -231,5 +241,5 @@ def _area(ua: np.ndarray, va: np.ndarray, ub: np.ndarray, vb: np.ndarray, u: np.
 
 
 def _side(area: np.ndarray, ua: np.ndarray, va: np.ndarray, ub: np.ndarray, vb: np.ndarray) -> np.ndarray:
-    """Return on which side of an edge a centre lies; a centre on it is shifted along u by far more than along v."""
+    """Return on which side of an edge a column lies; one through the edge is shifted along u, and far less along v."""
     return np.where(area != 0, np.sign(area), np.where(vb != va, np.sign(va - vb), np.sign(ub - ua))).astype(np.int32)

@@ -2,7 +2,7 @@
 
 In: .stl, .obj, .ply or any other format that trimesh reads, and an OME-Zarr image. Out: an OME-Zarr label image of the
 same shape, spacing and position. Errors: ``SourceError`` for a file that is not a mesh, ``MetadataError`` for a mesh
-whose unit neither the file nor the caller gives.
+whose unit neither the file nor the caller gives, and for an image without the axes x, y and z.
 """
 
 from __future__ import annotations
@@ -37,12 +37,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Units of a mesh, in µm.
+#: Lengths of the units of a mesh, in µm.
 UNITS = {"nm": 1e-3, "um": 1.0, "mm": 1e3, "cm": 1e4, "m": 1e6}
 
-#: Slabs are this many times smaller on a worker: its threads voxelize several at a time, and hold their masks.
+#: Slabs are this many times smaller on a worker, whose threads voxelize several slabs at a time and hold the masks.
 _ON_WORKERS = 8
 
+#: Names of units that trimesh uses.
 _NAMES = {
     "nanometers": "nm", "micrometers": "um", "microns": "um", "millimeters": "mm", "centimeters": "cm", "meters": "m",
 }  # fmt: skip
@@ -71,14 +72,14 @@ class Voxelized:
 
 
 def load_mesh(path: str | Path, unit: str | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """Read a mesh; all parts of a scene are merged.
+    """Read a mesh from a file; all parts of a scene are merged.
 
     Parameters
     ----------
     path : str or Path
         A file that trimesh reads.
     unit : {"nm", "um", "mm", "cm", "m"}, optional
-        Unit of its coordinates; by default the unit in the file.
+        Unit of the coordinates; by default the unit in the file.
 
     Returns
     -------
@@ -88,7 +89,7 @@ def load_mesh(path: str | Path, unit: str | None = None) -> tuple[np.ndarray, np
     Raises
     ------
     FileNotFoundError, SourceError
-        There is no such file; it contains no triangles; trimesh is not installed.
+        There is no such file; trimesh cannot read it; it contains no triangles; trimesh is not installed.
     MetadataError
         Neither the file nor `unit` gives the unit of coordinates.
     ValueError
@@ -107,7 +108,7 @@ def load_mesh(path: str | Path, unit: str | None = None) -> tuple[np.ndarray, np
     try:
         scene = trimesh.load_scene(path)
         mesh = scene.to_mesh()
-    except Exception as error:  # each of its readers has errors of its own
+    except Exception as error:  # each reader of trimesh has errors of its own
         raise SourceError(f"trimesh cannot read {path} as a mesh: {error or type(error).__name__}") from error
     if not len(mesh.faces):
         raise SourceError(f"{path} contains no triangles")
@@ -116,6 +117,7 @@ def load_mesh(path: str | Path, unit: str | None = None) -> tuple[np.ndarray, np
 
 
 def _unit_of(name: str | None, path: str | Path) -> str:
+    """Return the key of :data:`UNITS` for a unit's name in the file `path`."""
     unit = name if name in UNITS else _NAMES.get(str(name))
     if unit is None:
         raise MetadataError(f"{path} does not give the unit of its coordinates: give unit= ({', '.join(UNITS)})")
@@ -126,6 +128,11 @@ def grid_of_image(image: Volumes) -> tuple[VoxelGrid, list[int]]:
     """Return the grid of an image with axes in any order, and the order of its axes.
 
     Element k of the order is the index in "xyz" of the array's k-th axis, the last axis first.
+
+    Raises
+    ------
+    MetadataError
+        The axes are not x, y and z.
     """
     if sorted(image.axes) != ["x", "y", "z"]:
         raise MetadataError(f"{image.name}: spatial axes are {image.axes!r}; x, y and z are needed")
@@ -158,16 +165,17 @@ def voxelize_onto_image(
     Parameters
     ----------
     vertices, triangles
-        The mesh, (x, y, z) µm in the coordinates of the image; see :func:`load_mesh`.
+        The mesh, with vertices (x, y, z) in µm in the image's coordinates, as :func:`load_mesh` returns it.
     image : Volumes
-        Gives the grid (shape, spacing, position, order of axes); its voxels are not read.
+        The image whose grid (shape, spacing, position, order of axes) is used; no voxels are read.
     output : str or Path
-        OME-Zarr image to write, in the smallest unsigned integers that hold the label, with units and NGFF version of
-        the image.
+        OME-Zarr image to write, in the smallest unsigned integers that represent the label, with the units,
+        orientations and NGFF version of `image`.
     label : int
-        At least 1.
+        Value of the voxels in the mesh, 1 to 2^32 - 1.
     fill_holes : bool
-        Whether to fill the voxels that a mesh encloses if it is not watertight. The whole volume is then in memory.
+        Whether the voxels that a mesh encloses are filled if the mesh is not watertight. The whole mask is then in
+        memory.
     levels : int
         Number of resolutions; a coarser voxel takes the most frequent label.
     codec : str, optional
@@ -175,7 +183,7 @@ def voxelize_onto_image(
     backend : Backend, optional
         By default the choice of :func:`~linumpy.voxel.get_backend`.
     slab_bytes : int
-        Approximate memory of a slab in the backend.
+        Approximate memory of a slab in the backend; on workers of `distributed`, of eight slabs.
     overwrite : bool
         Whether to replace an existing image.
     progress : callable, optional
@@ -189,12 +197,14 @@ def voxelize_onto_image(
     Returns
     -------
     Voxelized
-        Summary of the result. If no voxel has the label, a warning is logged.
+        Summary of the result. A warning is logged if no voxel has the label, and if the mesh is not watertight.
 
     Raises
     ------
     ValueError
         A label out of range, an invalid mesh, or an `output` that would overwrite the image.
+    MetadataError
+        The axes of the image are not x, y and z.
     FileExistsError
         The output exists, and `overwrite` is False.
     """
@@ -241,17 +251,19 @@ def voxelize_onto_image(
 
 
 def _slabs(mesh: TriangleMesh, grid: VoxelGrid, step: int, slab_bytes: int, *, fill_holes: bool) -> Iterator[VoxelGrid]:
-    """Yield slabs of whole chunks; a single one where a shell is filled."""
+    """Yield slabs of whole chunks, `step` planes each; a single slab if a shell is filled."""
     depth, height, width = grid.shape
     planes = depth
     if mesh.kind != SHELL or not fill_holes:
-        planes = max(1, slab_bytes // (8 * height * width) // step) * step  # a mask, its winding numbers, its labels
+        planes = (
+            max(1, slab_bytes // (8 * height * width) // step) * step
+        )  # bytes of a voxel: mask, winding number, label
     for start in range(0, depth, planes):
         yield VoxelGrid((min(planes, depth - start), height, width), grid.origin, grid.pitch, start)
 
 
 def _voxelize_on_worker(kind: str, mesh: TriangleMesh, slab: VoxelGrid, *, fill_holes: bool) -> Array:
-    """Voxelize a slab on a worker."""
+    """Voxelize a slab, with a backend of this process and a mesh in host memory."""
     backend = get_backend(kind)
     mesh = replace(mesh, corners=backend.xp.asarray(mesh.corners))
     return backend.voxelize(mesh, slab, fill_holes=fill_holes)

@@ -1,6 +1,7 @@
-"""Planes of a volume: an array in memory, a Zarr array, or an OME-Zarr image that is being written.
+"""Read and write planes of a volume: an array in memory, a Zarr array, or an OME-Zarr image that is being written.
 
-In: the volume of a session. Out: :class:`Planes`, which reads and writes ranges of planes in the memory of a backend.
+In: the volume of a session. Out: :class:`Planes`, :class:`NoPlanes` or :class:`WriterPlanes`, which read ranges of
+planes into the memory of a backend and write them. Errors: ``TypeError`` and ``ValueError`` that name the parameter.
 """
 
 from __future__ import annotations
@@ -25,11 +26,16 @@ class Planes:
     Parameters
     ----------
     array : numpy.ndarray, cupy.ndarray, zarr.Array or Volume
-        Three axes of space, Z first.
+        Three axes of space, Z first; bool or integers.
     xp : module
         Array module of planes that are read: NumPy or CuPy.
     name : str
         Name of the parameter, for errors.
+
+    Raises
+    ------
+    TypeError
+        Another kind of array, other axes or another dtype.
     """
 
     def __init__(self, array: Array | zarr.Array | Volume, xp: ModuleType, name: str) -> None:
@@ -43,7 +49,7 @@ class Planes:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Voxels along (Z, Y, X)."""
+        """Number of voxels along (Z, Y, X)."""
         return tuple((self._volume or self._array).shape)
 
     @property
@@ -53,7 +59,7 @@ class Planes:
 
     @property
     def step(self) -> int:
-        """Planes of a stored object; 1 in memory."""
+        """Number of planes of a stored object (a shard or a chunk); 1 in memory."""
         return 1 if self._volume is None else int((self._volume.shards or self._volume.chunks)[0])
 
     @property
@@ -67,7 +73,7 @@ class Planes:
         return is_writable(self._array) if self._volume is None else not self._volume.array.read_only
 
     def shares(self, other: Planes) -> bool:
-        """Return whether writing to one may change the other."""
+        """Return whether writing to one of the volumes may change the other."""
         if self._volume is not None and other._volume is not None:
             return self._volume.array.store_path == other._volume.array.store_path
         if self._volume is not None or other._volume is not None:
@@ -79,7 +85,7 @@ class Planes:
         return bool(np.may_share_memory(mine, theirs))
 
     def read(self, start: int, stop: int) -> Array:
-        """Return a copy of some planes, in the machine's byte order."""
+        """Return a copy of planes `start` to `stop`, in the machine's byte order."""
         if self._volume is None:
             return self._copy(self._array[start:stop])
         region = self._volume.region((slice(start, stop), slice(None), slice(None)))
@@ -90,7 +96,7 @@ class Planes:
         return read_zarr_to_gpu(self._volume.array, region=region)
 
     def write(self, start: int, planes: Array) -> None:
-        """Write some planes."""
+        """Write planes from index `start` on."""
         stop = start + planes.shape[0]
         if self._volume is not None:
             box = (slice(start, stop), slice(None), slice(None))
@@ -107,7 +113,7 @@ class Planes:
 
 
 class NoPlanes:
-    """A volume of zeros that is not stored."""
+    """A volume of zeros that is not stored; attributes and methods as of :class:`Planes`."""
 
     step, writable, writes_in_parts = 1, False, False
 
@@ -119,12 +125,12 @@ class NoPlanes:
         return self._xp.zeros((stop - start, *self.shape[1:]), self.dtype)
 
     def write(self, start: int, planes: Array) -> None:
-        """Raise: the volume is not stored."""
+        """Raise ``NotImplementedError``: the volume is not stored."""
         raise NotImplementedError
 
 
 class WriterPlanes:
-    """The planes of an image that an ``OmeZarrWriter`` writes."""
+    """The planes of an image that an ``OmeZarrWriter`` writes; attributes as of :class:`Planes`."""
 
     writable, writes_in_parts = True, True
 
@@ -136,5 +142,5 @@ class WriterPlanes:
             raise ValueError(f"out writes {self.shape}, {self.dtype}: bool or integers of {needed} are needed")
 
     def write(self, start: int, planes: Array) -> None:
-        """Write some planes, from the host or a device."""
+        """Write planes from index `start` on, from the host or a device."""
         self._writer.write(slice(start, start + planes.shape[0]), planes)

@@ -1,6 +1,7 @@
 """The operations that a session queues; each can be applied to a slab.
 
-In: checked parameters. Out: records of the planes and the memory that an operation needs, with :meth:`apply`.
+In: checked parameters. Out: frozen records, which give the planes and the memory that an operation needs, and whose
+method ``apply`` computes a slab.
 """
 
 from __future__ import annotations
@@ -23,19 +24,19 @@ class Queued(Protocol):
 
     @property
     def halo(self) -> int:
-        """Number of planes above and below a plane that its result depends on."""
+        """Number of planes above and below a plane on which the result for that plane depends."""
 
     @property
     def voxel_bytes(self) -> int:
         """Bytes of temporary memory for each voxel of a slab, besides the slab and its result."""
 
     def apply(self, backend: Backend, mask: Array, grid: VoxelGrid) -> Array:
-        """Return the result for a slab, which may be changed in place."""
+        """Return the result for a slab; `mask` may be changed in place."""
 
 
 @dataclass(frozen=True)
 class Combine:
-    """A boolean operation with another mask; `read` returns its planes in the memory of the backend."""
+    """A boolean operation with another mask; `read` returns planes of that mask in the memory of the backend."""
 
     operation: str
     read: Callable[[int, int], Array]
@@ -50,7 +51,7 @@ class Combine:
 
 @dataclass(frozen=True)
 class Morphology:
-    """``dilate``, ``erode``, ``open`` or ``close``."""
+    """One of the methods ``dilate``, ``erode``, ``open`` and ``close`` of a backend."""
 
     method: str
     element: Element
@@ -59,7 +60,7 @@ class Morphology:
 
     @property
     def halo(self) -> int:
-        """Halo of the element, once for each step."""
+        """The halo of the element, once for each step: opening and closing have two."""
         return self.element.halo * (2 if self.method in ("open", "close") else 1)
 
     def apply(self, backend: Backend, mask: Array, grid: VoxelGrid) -> Array:
@@ -104,5 +105,5 @@ class Voxelize:
     voxel_bytes: int = 6
 
     def apply(self, backend: Backend, mask: Array, grid: VoxelGrid) -> Array:
-        """Combine with the mesh's mask of these planes."""
+        """Voxelize the mesh on these planes, and combine its mask with the session's."""
         return backend.boolean(self.operation, mask, backend.voxelize(self.mesh, grid, fill_holes=False), out=mask)

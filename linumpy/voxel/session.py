@@ -1,8 +1,11 @@
-"""Several voxel operations on a volume, slab by slab, for volumes larger than the memory of a device.
+"""Apply several voxel operations to a volume, slab by slab, for volumes larger than the memory of a device.
 
-In: a volume, and operations that are queued. Out: the changed volume, or an OME-Zarr image. Each slab is read once, all
-operations are applied to it, and it is written once. A slab is computed from its original voxels and those of as many
-planes above and below as the operations need, so the result does not depend on the size of slabs.
+In: a volume, and operations that are queued. Out: the changed volume, or an OME-Zarr image. Errors: ``TypeError`` and
+``ValueError`` when an operation is queued, ``VoxelSessionError`` for a flush that stopped after it had written planes.
+
+A slab is a number of whole planes. A session reads each slab once, applies all operations, and writes the slab once. It
+computes a slab from the original voxels of the slab and of a halo, the planes above and below that the operations need.
+So the result does not depend on the size of slabs.
 """
 
 from __future__ import annotations
@@ -36,20 +39,21 @@ class VoxelSession:
     Parameters
     ----------
     array : numpy.ndarray, cupy.ndarray, zarr.Array, Volume or None
-        Bool, or integers of a label image; (Z, Y, X). Without `out` it is changed in place. With None, which needs
-        `out`, the volume is empty at first.
+        Bool, or integers of a label image; (Z, Y, X). Without `out` the array is changed in place. None, which needs
+        `out`, is a volume without a true voxel.
     origin : (float, float, float)
         Corner of voxel 0, (x, y, z) µm.
     pitch : float or (float, float, float)
         Size of a voxel, one number or (x, y, z) µm.
     out : OmeZarrWriter, optional
-        An open writer that receives the result; `array` is not changed.
+        An open writer that receives the result; `array` is then not changed.
     label : int, optional
-        The label of a label image that operations apply to. By default all but 0; added voxels become 1.
+        The label of a label image that counts as true, and that added voxels get. By default all labels but 0 are true,
+        and added voxels become 1.
     backend : Backend, optional
-        By default that of an array on a device, else the choice of :func:`~linumpy.voxel.get_backend`.
+        By default Warp's for an array on a device, else the choice of :func:`~linumpy.voxel.get_backend`.
     slab_bytes : int
-        Approximate memory of a slab in the backend, temporary memory included.
+        Approximate memory of a slab in the backend, including its halo and temporary memory.
 
     Raises
     ------
@@ -60,9 +64,9 @@ class VoxelSession:
 
     Notes
     -----
-    A ``with`` block that ends without error flushes the queue; then `out` holds the array with its changes, also if
-    there are none. Operations are checked when they are queued. An error in :meth:`flush` before the first slab is
-    written leaves the volume unchanged; a later one is a :class:`~linumpy.errors.VoxelSessionError` that names the
+    A ``with`` block that ends without error flushes the queue. `out` then contains the array with all changes, also if
+    nothing was queued. Operations are checked when they are queued. An error in :meth:`flush` before the first slab is
+    written leaves the volume unchanged; a later error is a :class:`~linumpy.errors.VoxelSessionError` that names the
     planes that are done. Another :meth:`flush` continues from there.
 
     Only the array itself is changed: `out` makes the coarser resolutions of an OME-Zarr image.
@@ -108,7 +112,7 @@ class VoxelSession:
             raise ValueError(f"slab_bytes={slab_bytes!r}: a positive number of bytes is needed")
         self._slab_bytes = int(slab_bytes)
         self._queue: list[Queued] = []
-        self._run: FlushProgress | None = None
+        self._progress: FlushProgress | None = None
         self._written = False
 
     def __reduce__(self) -> NoReturn:
@@ -124,7 +128,12 @@ class VoxelSession:
     def boolean(self, operation: str, other: Array | zarr.Array | Volume) -> None:
         """Queue ``"union"``, ``"intersect"`` or ``"subtract"`` with a mask of the same shape, in memory or in Zarr.
 
-        In a label image all voxels but 0 are true. Planes are read when they are needed.
+        In a label image all voxels but 0 are true. Planes of `other` are read when they are needed.
+
+        Raises
+        ------
+        TypeError, ValueError
+            An unknown operation, another shape, axes or dtype; `other` is the array that the session changes in place.
         """
         planes = Planes(other, self.backend.xp, "other")
         if planes.shape != self._grid.shape:
@@ -141,7 +150,7 @@ class VoxelSession:
         pitch: Lengths | None = None,
         border_value: bool = False,
     ) -> None:
-        """Queue a dilation, as :meth:`.Backend.dilate`; the default `pitch` is the session's."""
+        """Queue a dilation; parameters as for :meth:`.Backend.dilate`, but the default `pitch` is the session's."""
         self._morphology("dilate", structure, radius, pitch, border_value)
 
     def erode(
@@ -163,7 +172,7 @@ class VoxelSession:
         pitch: Lengths | None = None,
         border_value: bool | None = None,
     ) -> None:
-        """Queue an erosion and a dilation, as :meth:`.Backend.open`."""
+        """Queue an erosion and a dilation; parameters as for :meth:`.Backend.open`, `pitch` as for :meth:`dilate`."""
         self._morphology("open", structure, radius, pitch, border_value)
 
     def close(
@@ -174,15 +183,15 @@ class VoxelSession:
         pitch: Lengths | None = None,
         border_value: bool | None = None,
     ) -> None:
-        """Queue a dilation and an erosion, as :meth:`.Backend.close`."""
+        """Queue a dilation and an erosion; parameters as for :meth:`.Backend.close`, `pitch` as for :meth:`dilate`."""
         self._morphology("close", structure, radius, pitch, border_value)
 
     def subtract_swept_capsule(self, p0: Numbers, p1: Numbers, radius: Numbers) -> None:
-        """Queue capsules to be removed; parameters as for :meth:`.Backend.subtract_swept_capsule`."""
+        """Queue the removal of capsules; parameters as for :meth:`.Backend.subtract_swept_capsule`."""
         self._subtract(capsule_table(p0, p1, radius), p0, p1, radius)
 
     def subtract_swept_polyline(self, points: Numbers, radius: Numbers) -> None:
-        """Queue the capsules along a polyline, (n, 3) µm, to be removed."""
+        """Queue the removal of the capsules along a polyline, (n, 3) µm, with one radius in µm or one per segment."""
         table, line = polyline_table(points, radius), np.asarray(to_host(points), dtype=np.float64)
         self._subtract(table, line[:-1], line[1:], radius)
 
@@ -195,15 +204,16 @@ class VoxelSession:
     def voxelize_mesh(self, mesh: Trimesh, /, operation: str = "union", *, fill_holes: bool = True) -> None: ...
 
     def voxelize_mesh(self, *args: Any, fill_holes: bool = True, **options: Any) -> None:
-        """Queue a mesh whose mask is combined with the volume.
+        """Queue the combination of the volume with the mask of a mesh.
 
         ``voxelize_mesh(vertices, triangles, operation)`` or ``voxelize_mesh(mesh, operation)``, as for
         :meth:`.Backend.voxelize_mesh`; `operation` is as for :meth:`boolean`, by default ``"union"``.
 
         Raises
         ------
-        ValueError
-            The mesh is not watertight and `fill_holes` is True: the enclosed voxels cannot be found slab by slab.
+        TypeError, ValueError
+            An invalid mesh; or the mesh is not watertight and `fill_holes` is True: the enclosed voxels cannot be found
+            slab by slab.
         """
         self._voxelize_mesh(*with_triangles(args), fill_holes=fill_holes, **options)
 
@@ -221,43 +231,44 @@ class VoxelSession:
     def flush(self) -> Flushed:
         """Apply the queued operations.
 
-        With an empty queue the first flush copies the array to `out`, and any other does nothing.
+        With an empty queue and `out`, the first flush copies the array to `out`; otherwise an empty queue changes
+        nothing.
 
         Returns
         -------
         Flushed
-            The changes.
+            Numbers of changed voxels and written slabs.
 
         Raises
         ------
         VoxelSessionError
-            An error after a part of the volume was written.
+            An error when a part of the volume is, or may be, already written; ``__cause__`` is the error itself.
         Exception
-            An error before that.
+            Any error before that, unchanged.
         """
         if not self._queue and (self._in_place or self._written):
             return Flushed()
-        run = self._run or FlushProgress()
+        progress = self._progress or FlushProgress()
         planes, depth = self._slab_planes(), self._grid.shape[0]
         try:
-            while run.start < depth:
-                slab = run.pending or self._compute(run, min(run.start + planes, depth))
-                run = self._run = replace(run, pending=slab)
-                self._target.write(run.start, slab.planes)
-                run = self._run = run.after(slab)
+            while progress.start < depth:
+                slab = progress.pending or self._compute(progress, min(progress.start + planes, depth))
+                progress = self._progress = replace(progress, pending=slab)
+                self._target.write(progress.start, slab.planes)
+                progress = self._progress = progress.after(slab)
         except Exception as error:
-            run = self._run or FlushProgress()
-            partly = run.pending is not None and self._target.writes_in_parts
-            if run.start == 0 and not partly:
-                self._run = None
+            progress = self._progress or FlushProgress()
+            partly = progress.pending is not None and self._target.writes_in_parts
+            if progress.start == 0 and not partly:
+                self._progress = None
                 raise
-            raise VoxelSessionError(run.message(depth, error, partly=partly)) from error
-        self._queue, self._run, self._written = [], None, not self._in_place
-        return run.done
+            raise VoxelSessionError(progress.message(depth, error, partly=partly)) from error
+        self._queue, self._progress, self._written = [], None, not self._in_place
+        return progress.done
 
     def _add(self, operation: Queued) -> None:
-        if self._run is not None:
-            raise ValueError(f"an earlier flush stopped after {self._run.start} planes: flush again first")
+        if self._progress is not None:
+            raise ValueError(f"an earlier flush stopped after {self._progress.start} planes: flush again first")
         if self._written:
             raise ValueError("out= is already written: open another session for more operations")
         self._queue.append(operation)
@@ -287,39 +298,40 @@ class VoxelSession:
         return sum(operation.halo for operation in self._queue)
 
     def _slab_planes(self) -> int:
-        """Count the planes of a slab, without its halo: whole chunks, at least one."""
+        """Return the number of planes of a slab without its halo: whole chunks, at least one chunk."""
         size = 2 + self._source.dtype.itemsize + self._target.dtype.itemsize
         per_voxel = size + max((operation.voxel_bytes for operation in self._queue), default=0)
         planes = self._slab_bytes // (per_voxel * self._grid.shape[1] * self._grid.shape[2]) - 2 * self._halo
         return max(1, planes // self._target.step) * self._target.step
 
-    def _compute(self, run: FlushProgress, stop: int) -> ComputedSlab:
-        """Compute the planes from `run.start` to `stop`."""
+    def _compute(self, progress: FlushProgress, stop: int) -> ComputedSlab:
+        """Compute the planes from `progress.start` to `stop`."""
         xp, halo, depth = self.backend.xp, self._halo, self._grid.shape[0]
-        before, after = max(0, run.start - halo), min(depth, stop + halo)
-        above = xp.empty((0, *self._grid.shape[1:]), bool) if run.above is None else run.above
-        labels = self._source.read(run.start if self._in_place else before, after)
+        read_start, read_stop = max(0, progress.start - halo), min(depth, stop + halo)
+        above = xp.empty((0, *self._grid.shape[1:]), bool) if progress.above is None else progress.above
+        labels = self._source.read(progress.start if self._in_place else read_start, read_stop)
         mask = labels != 0 if self._label is None else labels == self._label
-        if self._in_place and run.start > before:  # planes above are overwritten in the array itself
+        if self._in_place and progress.start > read_start:  # the array itself no longer has the original planes above
             mask = xp.concatenate([above, mask])
-        first, count = run.start - before, stop - run.start
-        was = mask[first : first + count].copy()
-        kept = mask[max(0, stop - halo - before) : stop - before].copy()
-        grid = replace(self._grid, shape=tuple(mask.shape), z_offset=before)
+        first, count = progress.start - read_start, stop - progress.start
+        old = mask[first : first + count].copy()
+        next_above = mask[max(0, stop - halo - read_start) : stop - read_start].copy()
+        grid = replace(self._grid, shape=tuple(mask.shape), z_offset=read_start)
         for operation in self._queue:
             mask = operation.apply(self.backend, mask, grid)
-        now = mask[first : first + count]
+        new = mask[first : first + count]
         skipped = 0 if self._in_place else first
-        planes = self._relabelled(labels[skipped : skipped + count], was, now)
-        return ComputedSlab(planes, int((now & ~was).sum()), int((was & ~now).sum()), kept)
+        planes = self._relabelled(labels[skipped : skipped + count], old, new)
+        added, removed = int((new & ~old).sum()), int((old & ~new).sum())
+        return ComputedSlab(planes, added, removed, next_above)
 
-    def _relabelled(self, labels: Array, was: Array, now: Array) -> Array:
-        """Set removed voxels to 0 and added ones to the label; all others keep theirs."""
+    def _relabelled(self, labels: Array, old: Array, new: Array) -> Array:
+        """Return labels in the target's dtype: removed voxels become 0, added voxels get the label, others are kept."""
         xp, dtype = self.backend.xp, self._target.dtype.newbyteorder("=")
         if labels.dtype == bool:
-            return now.astype(dtype) * dtype.type(self._label or 1)
-        changed = xp.where(now, self._label or 1, 0)
-        return xp.where(now == was, labels, changed).astype(dtype)
+            return new.astype(dtype) * dtype.type(self._label or 1)
+        changed = xp.where(new, self._label or 1, 0)
+        return xp.where(new == old, labels, changed).astype(dtype)
 
 
 def _check_cast(source: np.dtype, target: np.dtype) -> None:

@@ -7,7 +7,7 @@ import zarr
 from linumpy import sampling
 from linumpy.sampling import create_sampler
 from linumpy.sampling.coordinates import draws
-from linumpy.sampling.coordinates.boxes import plan_boxes, window
+from linumpy.sampling.coordinates.boxes import make_window, plan_boxes
 from linumpy.sampling.coordinates.generator import Use, key_of
 from linumpy.sampling.volume import DeviceVolume
 from tests.support.oracles.sampling_reference import raw_file, truth, voxels_of
@@ -71,7 +71,7 @@ def test_weights(name, cupy):
 def test_counts_of_boxes(total, cupy):
     boxes = plan_boxes((512, 512, 512), 6000)
     assert np.array_equal(
-        window(boxes, key_of(3), 9, total, cupy).starts.get(), window(boxes, key_of(3), 9, total).starts
+        make_window(boxes, key_of(3), 9, total, cupy).starts.get(), make_window(boxes, key_of(3), 9, total).starts
     )
 
 
@@ -239,7 +239,7 @@ def test_zarr(codec, tmp_path, cupy):
         cupy.concatenate([one[1][:, ::31] for one in drawn], 1),
     )
     expected = np.empty((1_000_000, 3), np.float32)
-    window(binned.field.boxes, key_of(1), 0, 1_000_000).draw(0, expected)
+    make_window(binned.field.boxes, key_of(1), 0, 1_000_000).draw(0, expected)
     assert np.array_equal(cupy.concatenate([one[0] for one in drawn]).get(), expected)
 
 

@@ -10,7 +10,7 @@ from linumpy import device
 from linumpy.gpu.kernels import KernelSpec, source_text
 from linumpy.sampling import volume
 from linumpy.sampling.coordinates import boxes, draws
-from linumpy.sampling.coordinates.boxes import window
+from linumpy.sampling.coordinates.boxes import make_window
 from linumpy.sampling.coordinates.draws import Draw, host_coordinates
 from linumpy.sampling.coordinates.generator import key_of
 from linumpy.sampling.host import HostVolume
@@ -176,7 +176,7 @@ def test_samples_in_boxes(dtype, shape, total, begin, count, monkeypatch):
     monkeypatch.setattr(volume, "_BLOCK_SAMPLES", 8)
     voxels = random_volume(shape, dtype, channels=2)
     field = DeviceVolume(voxels, shape=Shape(box_voxels=3000))
-    made = window(field.boxes, KEY, 99, total)
+    made = make_window(field.boxes, KEY, 99, total)
     coords, values = np.full((count, 3), np.nan, np.float32), np.full((2, count), np.nan, np.float32)
     field.sample_boxes(made, begin, coords, values)
     expected = np.empty((count, 3), np.float32)
@@ -190,7 +190,7 @@ def test_samples_in_boxes(dtype, shape, total, begin, count, monkeypatch):
 ])  # fmt: skip
 @pytest.mark.parametrize("along_rows", [True, False])
 def test_several_tiles_of_a_warp(shape, along_rows, monkeypatch):
-    monkeypatch.setattr(volume, "_MANY", 1)
+    monkeypatch.setattr(volume, "_MANY_SAMPLES", 1)
     voxels = random_volume((6, 9, 70))
     coords = np.random.default_rng(0).uniform(-0.1, 1.1, (7003, 3)).astype(np.float32)
     if along_rows:
@@ -221,14 +221,14 @@ def test_boxes_of_voxels_anywhere_in_memory(offset, copies):
     voxels[...] = random_volume((20, 24, 32))
     field = DeviceVolume(voxels, layout="rows", shape=Shape(box_voxels=900, box_copies=copies))
     coords, values = np.empty((30_000, 3), np.float32), np.empty((1, 30_000), np.float32)
-    field.sample_boxes(window(field.boxes, KEY, 0, 30_000), 0, coords, values)
+    field.sample_boxes(make_window(field.boxes, KEY, 0, 30_000), 0, coords, values)
     assert np.array_equal(values, decoded(field, coords))
 
 
 def test_samples_in_boxes_are_normalised():
     field = DeviceVolume(random_volume((20, 20, 20), "u2"), low_high=(1000, 30000))
     coords, values = np.empty((5000, 3), np.float32), np.empty((1, 5000), np.float32)
-    field.sample_boxes(window(field.boxes, KEY, 0, 5000), 0, coords, values)
+    field.sample_boxes(make_window(field.boxes, KEY, 0, 5000), 0, coords, values)
     assert np.array_equal(values, decoded(field, coords))
 
 
@@ -284,8 +284,8 @@ def test_shared_memory_is_free_of_races(seed, monkeypatch):
     voxels = random_volume((20, 9, 12), channels=2)
     field = DeviceVolume(voxels, layout="quads", shape=Shape(box_voxels=1000))
     coords, values = np.empty((2, 1000, 3), np.float32), np.empty((2, 2, 1000), np.float32)
-    made = window(field.boxes, KEY, 0, 1000, np)
-    assert np.array_equal(boxes.split(field.boxes, KEY, 0, 1000, np), made.starts)
+    made = make_window(field.boxes, KEY, 0, 1000, np)
+    assert np.array_equal(boxes.count_on_device(field.boxes, KEY, 0, 1000, np), made.starts)
     field.sample_boxes(made, 0, coords[0], values[0])
     field.sample(KEY, 0, coords[1], values[1])
     for points, got in zip(coords, values, strict=True):

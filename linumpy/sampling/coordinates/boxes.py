@@ -1,11 +1,12 @@
-"""Samples in the order of boxes of the volume, for ``order="binned"``.
+"""Samples sorted by boxes of the volume, for ``order="binned"``.
 
 In: the shape of a volume, the generator's key, a number of samples. Out: the number of samples in each box, and their
-coordinates. Together they are as independent and uniform as samples drawn one by one, to the last bit: the numbers in
-the boxes follow a multinomial distribution exactly, and coordinates have the same 24 bits.
+coordinates. As a set, the samples of a window are as independent and uniform as samples drawn one by one, exactly: the
+counts of the boxes follow a multinomial distribution, and coordinates have the same 24 bits.
 
-The unit cube is halved again and again, each time along the axis on which boxes are widest: consecutive boxes are
-neighbours. Of n samples in a box as many fall into its lower half as there are ones among n random bits.
+A window is a number of consecutive samples that are sorted together. The unit cube is halved again and again, each time
+along the axis on which boxes are widest; so consecutive boxes are neighbours, and boxes are the leaves of a binary
+tree. Of n samples in a node of this tree as many fall into the lower half as there are ones among n random bits.
 """
 
 from __future__ import annotations
@@ -23,20 +24,23 @@ from linumpy.sampling.arguments import MAX_SAMPLES
 from linumpy.sampling.coordinates.generator import COORDINATE_BITS, USE_SHIFT, Use, as_coordinate, numbers, philox
 from linumpy.sampling.threads import in_threads
 
-#: Bits of a coordinate in a box: three coordinates take two words of the generator, so a call of it makes two samples.
+#: Random bits of a coordinate in a box: three coordinates take two words, so a call of the generator makes two samples.
 FIELD_BITS = 21
+#: Fewest and most halvings of an axis; the number of a box gives the bits of a coordinate above the random bits.
 _MIN_HALVINGS = COORDINATE_BITS - FIELD_BITS
 _MAX_HALVINGS = 20
-#: The tree's nodes are numbered in 28 bits.
+#: Largest number of halvings before the fewest halvings of each axis are added: 28 bits number the nodes of the tree.
 _MAX_LEVELS = 24
-#: Largest number of voxels that interpolation in a box needs: they must fit into shared memory.
+#: Default of the largest number of voxels that interpolation in a box needs: they must fit into shared memory.
 BOX_VOXELS = 13_000
 _THREADS = 256
-#: Number of top levels at which several blocks split each node; most levels that one block splits in shared memory.
+#: On a device: number of top levels at which several blocks split each node; most levels that one block splits.
 _TOP, _BELOW = 8, 12
-#: Calls of the generator by a thread at a level, and the largest number of blocks of a level.
+#: On a device: calls of the generator by a thread at a top level, and the largest number of blocks of such a level.
 _CALLS_OF_A_THREAD, _MAX_BLOCKS = 4, 512
+#: Calls of the generator that the host evaluates at a time.
 _BATCH = 2**13
+#: The structure ``Boxes`` of boxes.cuh.
 _BOXES = np.dtype(
     [("window", "u8"), ("total", "i8"), ("axes", "u8"), ("key", "u4", 2), ("levels", "i4"), ("top", "i4")], align=True
 )
@@ -51,8 +55,8 @@ class Boxes:
     Attributes
     ----------
     axes : tuple of int
-        Axis of each halving: 0 is z, 1 is y, 2 is x. The bits of a box's number, the highest first, are the halves it
-        lies in.
+        Axis of each halving: 0 is z, 1 is y, 2 is x. The bits of a box's number, the highest first, say in which half
+        (0: lower) the box lies at each halving.
     """
 
     axes: tuple[int, ...]
@@ -86,7 +90,7 @@ class Boxes:
     def voxels(self, shape: tuple[int, int, int]) -> tuple[int, int, int]:
         """Return the largest number of voxels along each axis that interpolation in a box needs, neighbours included.
 
-        Rows begin and end at multiples of four voxels.
+        Rows are extended to multiples of four voxels at both ends.
         """
         z, y, x = (math.ceil(n / 2**k) + 2 for n, k in zip(shape, self.halved, strict=True))
         return z, y, (x + 6) // 4 * 4
@@ -94,26 +98,26 @@ class Boxes:
 
 @functools.lru_cache(maxsize=64)
 def plan_boxes(shape: tuple[int, int, int], voxels: int) -> Boxes:
-    """Halve the cube until a box needs at most `voxels` voxels of a volume.
+    """Choose the halvings so that a box needs at most `voxels` voxels of a volume, as far as their number allows.
 
     Parameters
     ----------
     shape : tuple of int
         Voxels of the volume along z, y and x.
     voxels : int
-        Of a box, with the neighbours that interpolation needs.
+        Largest number of voxels of a box, with the neighbours that interpolation needs.
     """
     axes: list[int] = []
     while len(axes) < _MAX_LEVELS:
         boxes = Boxes(tuple(axes))
         widths = [n / 2**k for n, k in zip(shape, boxes.halved, strict=True)]
-        missing = [axis for axis in range(3) if boxes.halved[axis] < _MIN_HALVINGS]
+        too_few = [axis for axis in range(3) if boxes.halved[axis] < _MIN_HALVINGS]
         if math.prod(boxes.voxels(shape)) > voxels:
             axis = max(range(3), key=lambda number: (widths[number], -number))
             if widths[axis] < 1 or boxes.halved[axis] >= _MAX_HALVINGS:
                 break
-        elif missing:
-            axis = max(missing, key=lambda number: (widths[number], -number))
+        elif too_few:
+            axis = max(too_few, key=lambda number: (widths[number], -number))
         else:
             break
         axes.append(axis)
@@ -123,16 +127,16 @@ def plan_boxes(shape: tuple[int, int, int], voxels: int) -> Boxes:
 
 @dataclass(frozen=True)
 class Window:
-    """Samples that are sorted by box together.
+    """Consecutive samples of a stream that are sorted by box together.
 
     Attributes
     ----------
     boxes : Boxes
-        Of the volume.
+        Boxes of the volume.
     key : (int, int)
-        Of the generator.
+        Key of the generator.
     first : int
-        Number of the first sample in the stream of the sampler; no two windows share one.
+        Number of the first sample in the stream of the sampler; no two windows of a stream share it.
     total : int
         Number of samples.
     starts : ndarray of int64
@@ -151,7 +155,7 @@ class Window:
         return _record(self.boxes, self.key, self.first, self.total)
 
     def draw(self, begin: int, coords: Array) -> None:
-        """Write coordinates of the samples from `begin` on; shape (n, 3), float32, in the memory of :attr:`starts`."""
+        """Fill `coords`, (n, 3) float32 in the memory of :attr:`starts`, with the samples from `begin` on."""
         if isinstance(self.starts, np.ndarray):
 
             def part(start: int, stop: int) -> None:
@@ -162,7 +166,7 @@ class Window:
             self.launch(begin, coords)
 
     def launch(self, begin: int, coords: Array) -> None:
-        """Draw on a device."""
+        """Fill `coords` on a device; see :meth:`draw`."""
         count = len(coords)
         if count:
             args = (coords, self.starts, *int64(begin, count), self.record)
@@ -183,19 +187,24 @@ class Window:
         return coords
 
 
-def window(boxes: Boxes, key: tuple[int, int], first: int, total: int, xp: ModuleType = np) -> Window:
-    """Count the samples that fall into each box.
+def make_window(boxes: Boxes, key: tuple[int, int], first: int, total: int, xp: ModuleType = np) -> Window:
+    """Make a window: draw how many of the samples fall into each box.
 
     Parameters
     ----------
     boxes, key, first, total
-        As of :class:`Window`.
+        As for :class:`Window`.
     xp : module
         NumPy, or CuPy, where the work is queued on the current stream.
+
+    Raises
+    ------
+    ValueError
+        More than 2^33 samples.
     """
     if total > MAX_SAMPLES:
         raise ValueError(f"{total} samples in the order of boxes: at most {MAX_SAMPLES} at a time")
-    starts = _counted(boxes, key, first, total) if xp is np else split(boxes, key, first, total, xp)
+    starts = _count_on_host(boxes, key, first, total) if xp is np else count_on_device(boxes, key, first, total, xp)
     return Window(boxes, key, first, total, starts)
 
 
@@ -212,8 +221,8 @@ def _spec(name: str) -> KernelSpec:
     return KernelSpec("boxes", name, (), "linumpy.sampling.cuda")
 
 
-def split(boxes: Boxes, key: tuple[int, int], first: int, total: int, xp: ModuleType) -> Array:
-    """Count on a device; returns the position of the first sample of each box."""
+def count_on_device(boxes: Boxes, key: tuple[int, int], first: int, total: int, xp: ModuleType) -> Array:
+    """Count the samples of boxes on a device; return the position of the first sample of each box."""
     record = _record(boxes, key, first, total)
     top = int(record["top"])
     # A power of two of blocks splits a level, so that each of its nodes gets the same number.
@@ -226,7 +235,8 @@ def split(boxes: Boxes, key: tuple[int, int], first: int, total: int, xp: Module
     return starts
 
 
-def _counted(boxes: Boxes, key: tuple[int, int], first: int, total: int) -> np.ndarray:
+def _count_on_host(boxes: Boxes, key: tuple[int, int], first: int, total: int) -> np.ndarray:
+    """Count the samples of boxes by NumPy; return the position of the first sample of each box."""
     counts = np.array([total], np.int64)
     for level in range(len(boxes.axes)):
         lower = _ones(counts, 1 << level, first, key)
@@ -235,7 +245,7 @@ def _counted(boxes: Boxes, key: tuple[int, int], first: int, total: int) -> np.n
 
 
 def _ones(counts: np.ndarray, node: int, first: int, key: tuple[int, int]) -> np.ndarray:
-    """Count the ones among the first `counts` bits of the nodes `node`, `node` + 1, ... of a level."""
+    """Return how many of the first ``counts[i]`` random bits of node ``node + i`` are ones, for all i of a level."""
     calls = -(-counts // 128)
     ends = np.cumsum(calls)
     sums = np.zeros(counts.size, np.int64)

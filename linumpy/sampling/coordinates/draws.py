@@ -1,4 +1,4 @@
-"""How coordinates are drawn: independent, stratified, by Sobol's sequence, or by weights.
+"""Draw coordinates: independent, stratified, by Sobol's sequence, or by weights.
 
 In: a :class:`Draw`, the generator's key, the number of the first sample. Out: float32 coordinates (x, y, z), the same
 bits on the host and on a device. A sample depends only on its number, so batches may have any size.
@@ -18,7 +18,7 @@ from linumpy.sampling.coordinates.generator import COORDINATE_BITS, Use, Words, 
 from linumpy.sampling.threads import in_threads
 
 _THREADS = 256
-#: The structure of draw.cu.
+#: The structure ``Draw`` of draw.cu.
 DRAW_RECORD = np.dtype(
     [
         *[("first", "u8"), ("count", "i8"), ("cells", "u8"), ("key", "u4", 2)],
@@ -41,15 +41,16 @@ class Draw:
     Attributes
     ----------
     use : Use
-        IID, STRATIFIED, SOBOL or WEIGHTED.
+        IID, STRATIFIED, SOBOL or WEIGHTED. STRATIFIED needs `strata_bits`; WEIGHTED needs `grid` and either `ids` or
+        `cumulative`.
     strata_bits : int
-        Binary logarithm of the strata along each axis.
+        Binary logarithm of the number of strata along each axis.
     grid : tuple of int
         Cells of the grid of weights, along z, y and x.
     ids : array of int64 or None
-        Cells of equal weight: those of a mask.
+        The cells of a mask, which have equal weights; all other cells have none.
     cumulative : array of uint64 or None
-        Sums of the weights up to each cell, scaled so that the last sum is 2^63.
+        Sums of the weights up to and including each cell, scaled so that the last sum is 2^63.
     """
 
     use: Use = Use.IID
@@ -59,18 +60,18 @@ class Draw:
     cumulative: Array | None = None
 
     def moved(self, xp: ModuleType) -> Draw:
-        """Return the same with its tables in the memory of `xp`, NumPy or CuPy."""
+        """Return the same drawing with `ids` and `cumulative` in the memory of `xp`, NumPy or CuPy."""
         tables = (None if table is None else xp.asarray(table) for table in (self.ids, self.cumulative))
         return Draw(self.use, self.strata_bits, self.grid, *tables)
 
 
 def stratified(strata: int) -> Draw:
-    """Draw so that every block of `strata`³ consecutive samples has one sample in each box of a grid, in random order.
+    """Return a drawing whose blocks of `strata`³ consecutive samples have one sample in each box of a grid, shuffled.
 
     Raises
     ------
-    ValueError
-        A number of strata along an axis that is not a power of two from 2 to 1024.
+    TypeError, ValueError
+        `strata`, the number of boxes along each axis, is not an integer, or not a power of two from 2 to 1024.
     """
     bits = as_integer("strata", strata, 2, 2**_MAX_STRATA_BITS, "boxes along each axis").bit_length() - 1
     if strata != 2**bits:
@@ -81,12 +82,18 @@ def stratified(strata: int) -> Draw:
 
 
 def weighted(density: np.ndarray) -> Draw:
-    """Draw from a density that is constant in each cell of a grid over the volume.
+    """Return a drawing by a density that is constant in each cell of a grid over the volume.
 
     Parameters
     ----------
     density : ndarray
-        Shape (Z, Y, X), of any size; finite, not negative, not zero everywhere. It need not be normalised.
+        Shape (Z, Y, X), of any size; finite, not negative, not zero everywhere. It need not be normalised. Bool is a
+        mask: the density is uniform in the true voxels.
+
+    Raises
+    ------
+    ValueError
+        Another density, or a mask without a true voxel or with 2^32 or more.
     """
     density = np.asarray(density)
     if density.ndim != 3 or not density.size:
@@ -111,11 +118,11 @@ def draw(method: Draw, key: tuple[int, int], first: int, coords: Array) -> None:
     Parameters
     ----------
     method : Draw
-        With its tables in the memory of `coords`.
+        How to draw; its arrays lie in the memory of `coords`.
     key : (int, int)
-        Of the generator.
+        Key of the generator.
     first : int
-        Number of the first sample.
+        Number of the first sample in the stream.
     coords : ndarray
         Shape (n, 3), float32, C-contiguous; NumPy, or CuPy, where the work is queued on the current stream.
     """
@@ -131,7 +138,7 @@ def draw(method: Draw, key: tuple[int, int], first: int, coords: Array) -> None:
 
 
 def launch(method: Draw, key: tuple[int, int], first: int, coords: Array) -> None:
-    """Draw on a device."""
+    """Fill an array on a device; see :func:`draw`."""
     if not len(coords):
         return
     cells = method.ids if method.ids is not None else method.cumulative
@@ -147,7 +154,7 @@ def launch(method: Draw, key: tuple[int, int], first: int, coords: Array) -> Non
 
 
 def host_coordinates(method: Draw, key: tuple[int, int], index: np.ndarray) -> np.ndarray:
-    """Return the coordinates of samples by NumPy.
+    """Compute the coordinates of samples by NumPy: (n, 3) float32.
 
     Parameters
     ----------
@@ -169,7 +176,9 @@ def host_coordinates(method: Draw, key: tuple[int, int], index: np.ndarray) -> n
     return np.stack([as_coordinate(word) for word in bits], axis=1)
 
 
-def _in_strata(bits: list[np.ndarray], b: int, key: tuple[int, int], index: np.ndarray) -> list[np.ndarray]:
+def _in_strata(bits: list[np.ndarray], strata_bits: int, key: tuple[int, int], index: np.ndarray) -> list[np.ndarray]:
+    """Replace the highest `strata_bits` bits of coordinates by the stratum of each sample."""
+    b = strata_bits
     within, block = index & np.uint64((1 << 3 * b) - 1), index >> np.uint64(3 * b)
     stratum = shuffled(within, numbers(block, Use.STRATA, key), 3 * b)
     side = np.uint64((1 << b) - 1)
@@ -184,7 +193,7 @@ def _weighted(method: Draw, key: tuple[int, int], index: np.ndarray) -> np.ndarr
     high, low = numbers(index, Use.CELL, key)[:2]
     if method.ids is not None:
         count = np.uint64(method.ids.size)
-        # As in the kernel: words (x, y) are the fraction y + x / 2^32 of the list.
+        # As in the kernel: the words y, x are a fraction of 64 bits, y the highest, times the length of the list.
         cells = method.ids[(low * count + (high * count >> half)) >> half]
     else:
         weight = (high << half | low) >> np.uint64(1)
@@ -193,7 +202,7 @@ def _weighted(method: Draw, key: tuple[int, int], index: np.ndarray) -> np.ndarr
 
 
 def in_cells(cells: np.ndarray, grid: tuple[int, int, int], words: Words) -> np.ndarray:
-    """Return float32 coordinates (n, 3) in cells of a grid (Z, Y, X), by words of the generator.
+    """Return float32 coordinates (n, 3), uniform in cells of a grid (Z, Y, X), from words of the generator.
 
     Where float32 rounds a coordinate to the upper border of its cell, which is part of the next cell, it becomes the
     next smaller number.

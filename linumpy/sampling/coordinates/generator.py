@@ -1,6 +1,6 @@
 """The counter-based generator: Philox4x32-10, the same numbers in NumPy here and on devices by ``philox.cuh``.
 
-In: a seed and counters. Out: 32-bit words, or coordinates in [0, 1). A counter holds the number of a sample, so the
+In: a seed and counters. Out: 32-bit words, or coordinates in [0, 1). A counter contains the number of a sample, so the
 stream of a seed depends neither on the sizes of calls, nor on the device, nor on the number of threads.
 J. Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
 """
@@ -25,7 +25,7 @@ _STEP = np.float32(2.0**-COORDINATE_BITS)
 
 
 class Use(enum.IntEnum):
-    """Purpose of a counter, in its third word, so that no two uses share numbers; numbered as in ``philox.cuh``."""
+    """Purpose of random numbers, part of the counter, so that no two uses share numbers; as in ``philox.cuh``."""
 
     IID = 0
     STRATIFIED = 1
@@ -39,14 +39,15 @@ class Use(enum.IntEnum):
     BINNED_POINT = 9
 
 
-#: Shift of the use in the third word; the bits below number the nodes of a tree of counts.
+#: Shift of the use in the counter's third word; the bits below it are 0, the node of a tree of counts (SPLIT), or the
+#: highest bits of a position (BINNED_CELL, BINNED_POINT).
 USE_SHIFT = 28
 
 Words = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
 
 def philox(counter: tuple[ArrayLike, ArrayLike, ArrayLike, ArrayLike], key: tuple[int, int]) -> Words:
-    """Philox4x32-10.
+    """Compute Philox4x32-10.
 
     Parameters
     ----------
@@ -83,7 +84,7 @@ def philox(counter: tuple[ArrayLike, ArrayLike, ArrayLike, ArrayLike], key: tupl
 
 
 def numbers(index: ArrayLike, use: Use, key: tuple[int, int], last: ArrayLike = 0) -> Words:
-    """Return the words of the samples with the 64-bit numbers `index`."""
+    """Return the words for the 64-bit numbers `index` of samples; `last` is the counter's last word."""
     index = np.asarray(index, np.uint64)
     return philox((index & _LOW, index >> _HALF, use << USE_SHIFT, last), key)
 

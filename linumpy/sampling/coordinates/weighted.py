@@ -1,12 +1,13 @@
-"""Samples by weights in the order of boxes of the volume: ``order="binned"`` with a mask or importance.
+"""Samples by weights, sorted by boxes of the volume: ``order="binned"`` with a mask or importance.
 
-In: weights of the cells of a grid (:class:`~linumpy.sampling.coordinates.draws.Draw`), boxes of the volume, samples of
-a window. Out: their coordinates, the same bits on the host and on a device. Together they are distributed as samples
-drawn one by one: independent, each in a cell with the probability of its weight.
+In: weights of the cells of a grid (:class:`~linumpy.sampling.coordinates.draws.Draw`), boxes of the volume, a window.
+Out: coordinates of the window's samples, the same bits on the host and on a device. As a set, the samples are
+distributed as samples drawn one by one: independent, each in a cell with a probability proportional to its weight.
 
-Cells are sorted by the boxes that hold their centres and laid along a line, each as long as its weight. The line is cut
-into parts of equal length, one for each box, so :func:`linumpy.sampling.coordinates.boxes.window` counts the samples of
-parts as it counts those of boxes of equal size. Each sample is uniform along the line within its part.
+Cells are sorted by the boxes that contain their centres and laid along a line, each as long as its weight. The line is
+cut into as many parts of equal length as there are boxes. So the counts of a window
+(:func:`linumpy.sampling.coordinates.boxes.make_window`), which are those of boxes of equal size, are used for parts.
+Each sample is uniform along the line within its part.
 """
 
 from __future__ import annotations
@@ -31,16 +32,17 @@ _LOW, _HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
 
 @dataclass(frozen=True)
 class OrderedCells:
-    """Cells of a grid of weights in the order of boxes.
+    """Cells of a grid of weights, sorted by boxes.
 
     Attributes
     ----------
     grid : tuple of int
         Cells along z, y and x.
     ids : array of int64
-        Cells with a weight, in order.
+        Cells whose weight is not 0, sorted.
     cumulative : array of uint64 or None
-        Sums of the weights up to each cell, scaled so that the last sum is 2^63; None if all weights are equal.
+        Sums of the weights up to and including each of these cells, scaled so that the last sum is 2^63; None if all
+        weights are equal.
     """
 
     grid: tuple[int, int, int]
@@ -48,21 +50,21 @@ class OrderedCells:
     cumulative: Array | None
 
     def moved(self, xp: ModuleType) -> OrderedCells:
-        """Return the same with its tables in the memory of `xp`, NumPy or CuPy."""
+        """Return the same cells with `ids` and `cumulative` in the memory of `xp`, NumPy or CuPy."""
         return OrderedCells(
             self.grid, xp.asarray(self.ids), None if self.cumulative is None else xp.asarray(self.cumulative)
         )
 
 
 def in_order(weights: Draw, boxes: Boxes) -> OrderedCells:
-    """Put the cells of weights in the order of boxes.
+    """Sort the cells of weights by boxes.
 
     Parameters
     ----------
     weights : Draw
-        Of :func:`linumpy.sampling.coordinates.draws.weighted`; its tables may lie on a device.
+        From :func:`linumpy.sampling.coordinates.draws.weighted`; its arrays may lie on a device.
     boxes : Boxes
-        Of the volume.
+        Boxes of the volume.
 
     Returns
     -------
@@ -79,25 +81,25 @@ def in_order(weights: Draw, boxes: Boxes) -> OrderedCells:
 
 
 def _order(ids: np.ndarray, grid: tuple[int, int, int], boxes: Boxes) -> np.ndarray:
-    """Return the order of cells by the box that holds their centre, then by their number."""
+    """Return the indices that sort `ids` by the box that contains the centre of the cell; ties keep the order."""
     cells = zip(np.unravel_index(ids, grid), grid, boxes.halved, strict=True)
     z, y, x = (((cell + 0.5) / count * 2**halved).astype(np.int64) for cell, count, halved in cells)
     return np.argsort(boxes.numbers(z, y, x), kind="stable")
 
 
 def draw(window: Window, cells: OrderedCells, begin: int, coords: Array) -> None:
-    """Write coordinates of the samples of a window from `begin` on.
+    """Fill an array with coordinates of the samples of a window, from sample `begin` of the window on.
 
     Parameters
     ----------
     window : Window
-        Of the boxes by which `cells` are sorted.
+        A window of the boxes by which `cells` are sorted.
     cells : OrderedCells
-        With its tables in the memory of `coords`.
+        With its arrays in the memory of `coords`.
     begin : int
         First sample.
     coords : ndarray
-        As of :func:`linumpy.sampling.coordinates.draws.draw`.
+        As for :func:`linumpy.sampling.coordinates.draws.draw`.
     """
     if isinstance(coords, np.ndarray):
 
@@ -110,7 +112,7 @@ def draw(window: Window, cells: OrderedCells, begin: int, coords: Array) -> None
 
 
 def launch(window: Window, cells: OrderedCells, begin: int, coords: Array) -> None:
-    """Draw on a device."""
+    """Fill an array on a device; see :func:`draw`."""
     count = len(coords)
     if not count:
         return
@@ -126,7 +128,7 @@ def _on_host(window: Window, cells: OrderedCells, position: np.ndarray) -> np.nd
     levels = len(window.boxes.axes)
     part = np.searchsorted(np.asarray(window.starts), position, side="right") - 1
     words = _numbers(window, Use.BINNED_CELL, position)
-    # Position along the line, of length 2^63: the part gives the highest bits.
+    # Position along the line, whose length is 2^63: the part gives the highest bits, random words the others.
     along = part.astype(np.uint64) << np.uint64(63 - levels)
     along |= (words[0] << _HALF | words[1]) >> np.uint64(1 + levels)
     if cells.cumulative is None:

@@ -1,11 +1,12 @@
-// Count the samples of each box, a multinomial distribution, by halving: of n samples as many fall into the lower half
-// of a box as there are ones among n random bits.
+// Count the samples of each box, a multinomial distribution, and draw the samples of boxes. Boxes are the leaves of a
+// binary tree of halvings: of n samples of a node as many fall into the lower half as there are ones among n random
+// bits. As linumpy.sampling.coordinates.boxes does on the host.
 #include "philox.cuh"
 #include "boxes.cuh"
 
 constexpr int THREADS = 256, WARPS = THREADS / 32;
 
-// Ones among the first n bits of a node's stream; each of `workers` counts a part.
+// Ones among the first n random bits of a node: the part that this one of `workers` counts.
 __device__ int64 ones(const Boxes &boxes, unsigned node, int64 n, int64 worker, int64 workers) {
     int64 sum = 0;
     for (int64 call = worker; call * 128 < n; call += workers) {
@@ -23,7 +24,8 @@ __device__ int64 ones(const Boxes &boxes, unsigned node, int64 n, int64 worker, 
     return sum;
 }
 
-// Number of samples of a node, and of those before it, in a tree whose entries are the numbers in lower halves.
+// Number of samples of a node, and number of samples before the node, in a tree whose entries are the counts of lower
+// halves. `lower` reads an entry; `number` is the node's number in its level.
 struct Node { int64 count, start; };
 template <class Lower> __device__ Node walk(Lower lower, int64 total, int level, unsigned number) {
     Node node = {total, 0};
@@ -36,7 +38,7 @@ template <class Lower> __device__ Node walk(Lower lower, int64 total, int level,
     return node;
 }
 
-// The same by a whole warp: each lane reads the entry of one level.
+// The same by a warp: each lane reads the entry of one level.
 __device__ Node node_of(const volatile uint64 *lower, int64 total, int level, unsigned number) {
     const int lane = threadIdx.x % 32;
     const int64 mine = lane < level ? static_cast<int64>(lower[(1u << lane) + (number >> (level - lane))]) : 0;
@@ -49,7 +51,7 @@ __device__ __forceinline__ int64 sum_of_warp(int64 v) {
     return v;
 }
 
-// The levels below a node of level `top`, in shared memory, and the first sample of each box.
+// Count the levels below node `number` of level `top` in shared memory, and write the first sample of each box.
 __device__ void split_in_block(const Node &all, unsigned number, int64 *__restrict__ starts, const Boxes &boxes) {
     extern __shared__ __align__(16) int64 below[];
     const auto in_shared = [=](int, unsigned at) { return below[at]; };
@@ -68,12 +70,12 @@ __device__ void split_in_block(const Node &all, unsigned number, int64 *__restri
     if (number == 0 && threadIdx.x == 0) starts[1ll << boxes.levels] = boxes.total;
 }
 
-// All levels in one launch. Blocks are numbered in the order in which they start: `per_level` blocks split each of the
-// first `top` levels, then one block each node below. A block waits for the blocks of the level above. These have
-// started before it, so there is no deadlock, whatever else runs on the device.
+// Count all levels in one launch. Blocks are numbered in the order in which they start: `per_level` blocks split each
+// of the first `top` levels, then one block splits each node of level `top`. A block waits for the blocks of the level
+// above. These have started before it, so there is no deadlock, whatever else runs on the device.
 //
 // state: zeros. Entry 0 is the next block's number; then the tree, 2^top - 1 entries; then the number of blocks that
-// have ended at each level. starts: 2^levels + 1 entries.
+// have ended at each level. starts: 2^levels + 1 entries, the first sample of each box and the number of all samples.
 extern "C" __global__ void __launch_bounds__(THREADS)
     split(uint64 *state, int64 *__restrict__ starts, int per_level, const Boxes boxes) {
     __shared__ unsigned taken;
@@ -106,7 +108,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     if (threadIdx.x == 0) atomicAdd(state + (1u << boxes.top) + level, static_cast<uint64>(1));
 }
 
-// Coordinates of the samples begin to begin + count of the window, box after box.
+// Write the coordinates of samples `begin` to `begin` + `count` of the window, which are sorted by box.
 extern "C" __global__ void __launch_bounds__(THREADS)
     draw_boxes(float *__restrict__ coords, const int64 *__restrict__ starts, int64 begin, int64 count,
                const Boxes boxes) {

@@ -1,4 +1,4 @@
-// Boxes of the unit cube, halved axis by axis, and the samples in each, as in linumpy.sampling.coordinates.boxes.
+// Boxes of the unit cube, halved axis by axis, and the samples in each box, as in linumpy.sampling.coordinates.boxes.
 // Include after philox.cuh.
 typedef long long int64;
 
@@ -8,11 +8,11 @@ struct Boxes {
     uint64 axes;     // two bits for each halving, the first halving lowest: 0 is z, 1 is y, 2 is x
     Key key;
     int levels;      // halvings of the cube
-    int top;         // halvings at which several blocks split each node
+    int top;         // number of first halvings, at which several blocks split each node
 };
 static_assert(sizeof(Boxes) == 40, "linumpy.sampling.coordinates.boxes writes 40 bytes");
 
-constexpr int FIELD_BITS = 21;  // of a coordinate: three coordinates take two words of the generator
+constexpr int FIELD_BITS = 21;  // random bits of a coordinate (a field): three take two words of the generator
 
 // Indices of a box along each axis, and the number of halvings of each axis.
 __device__ __forceinline__ void indices_of(const Boxes &boxes, int box, unsigned *at, int *halved) {
@@ -41,15 +41,16 @@ __device__ __forceinline__ int64 box_of(int64 position, const int64 *__restrict_
     return low;
 }
 
-// The two words of a sample, by its position in the window. Neighbours share a call of the generator.
+// The call of the generator for a position in the window, which makes two neighbouring samples, and the field of a
+// coordinate of the first or the second of these samples.
 __device__ __forceinline__ unsigned call_of(uint64 position) { return static_cast<unsigned>(position >> 1); }
 __device__ __forceinline__ unsigned field_of(const uint4 &words, bool second, int axis) {
     const unsigned high = second ? words.z : words.x, low = second ? words.w : words.y;
     return axis == 2 ? low : axis == 1 ? __funnelshift_r(low, high, FIELD_BITS) : high >> (2 * FIELD_BITS - 32);
 }
 
-// The box gives the highest of a coordinate's 24 bits, and this mask of the field the others. Each axis is halved at
-// least 24 - FIELD_BITS times.
+// The index of the box gives the highest of a coordinate's 24 bits, and the field under this mask the other bits. Each
+// axis is halved at least 24 - FIELD_BITS times.
 __device__ __forceinline__ unsigned mask_of(int halved) { return (1u << (24 - halved)) - 1; }
 __device__ __forceinline__ unsigned bits_in_box(unsigned field, unsigned at, int halved) {
     return at << (24 - halved) | field & mask_of(halved);

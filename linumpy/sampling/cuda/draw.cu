@@ -15,7 +15,8 @@ struct Draw {
 };
 static_assert(sizeof(Draw) == 56, "linumpy.sampling.coordinates.draws writes 56 bytes");
 
-// As `generator.sobol`, for the low 32 bits of the index; each 2^32 points have another random shift.
+// Sobol's sequence as `generator.sobol` computes it, for the low 32 bits of the index, shifted at random: each 2^32
+// points have another shift.
 __device__ uint4 sobol(uint64 index, Key key) {
     const unsigned low = static_cast<unsigned>(index), gray = low ^ (low >> 1);
     uint4 words = numbers(index >> 32, USE_SOBOL, 0, key);
@@ -34,6 +35,7 @@ __device__ uint4 sobol(uint64 index, Key key) {
     return words;
 }
 
+// A permutation of the integers below 2^bits, as `generator.shuffled`.
 __device__ unsigned shuffled(unsigned index, uint4 words, int bits) {
     const unsigned mask = (1u << bits) - 1, shift = (bits + 1) / 2;
     const unsigned keys[4] = {words.x, words.y, words.z, words.w};
@@ -45,7 +47,7 @@ __device__ unsigned shuffled(unsigned index, uint4 words, int bits) {
     return index;
 }
 
-// A cell of the grid of weights: from a list of cells of equal weight, or by cumulative weights, which end with 2^63.
+// Choose a cell of the grid of weights: from `ids`, cells of equal weight, or by cumulative weights up to 2^63.
 __device__ uint64 chosen_cell(const Draw &method, const int64 *ids, const uint64 *cumulative, uint4 words) {
     if (ids) {
         const uint64 low = words.x * method.cells >> 32;
@@ -75,6 +77,7 @@ __device__ __forceinline__ void write_in_cell(float *at, uint64 cell, const uint
     at[2] = in_cell(static_cast<unsigned>(row / method.grid[1]), words.z, method.grid[0]);
 }
 
+// Write the coordinates of samples `first` to `first` + `count` of a stream.
 extern "C" __global__ void __launch_bounds__(THREADS) draw(float *__restrict__ coords, const int64 *__restrict__ ids,
                                                            const uint64 *__restrict__ cumulative, const Draw method) {
     const int64 i = static_cast<int64>(blockIdx.x) * THREADS + threadIdx.x;
@@ -107,9 +110,9 @@ __device__ uint4 numbers_at(int64 position, unsigned use, const Boxes &window) {
                   use << USE_SHIFT | static_cast<unsigned>(bits >> 32), static_cast<unsigned>(bits), window.key);
 }
 
-// Coordinates of the samples of a window by weights, from `begin` on, as in linumpy.sampling.coordinates.weighted.
-// Cells lie along a line of length 2^63, in the order of boxes; the line has 2^levels parts, whose first samples are
-// `starts`.
+// Write the coordinates of the samples of a window by weights, from `begin` on, as in
+// linumpy.sampling.coordinates.weighted. Cells lie along a line of length 2^63, sorted by boxes. The line has 2^levels
+// equal parts, whose first samples are `starts`.
 extern "C" __global__ void __launch_bounds__(THREADS)
     draw_in_parts(float *__restrict__ coords, const int64 *__restrict__ ids, const uint64 *__restrict__ cumulative,
                   const int64 *__restrict__ starts, int64 begin, const Draw method, const Boxes window) {

@@ -1,4 +1,5 @@
-// Copy a volume into a layout of volume.cuh, a thread for each voxel. Definitions: of volume.cuh, with LAYOUT 1 to 3.
+// Copy a volume into a layout of volume.cuh, a thread for each voxel. Definitions: those of volume.cuh, with LAYOUT 1
+// to 3.
 #include "number.cuh"
 #include "elements.cuh"
 #include "philox.cuh"

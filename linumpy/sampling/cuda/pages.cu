@@ -1,6 +1,7 @@
 // Values of a volume, some pages of which are in device memory, at given points or at points that the kernel draws.
 //
-// Definitions: as of volume.cuh, with LAYOUT 0; DRAW as of sample.cu.
+// Definitions: those of volume.cuh, with LAYOUT 0; DRAW (1: the kernel draws the points, but does not write their
+// coordinates).
 #include "number.cuh"
 #include "elements.cuh"
 #include "philox.cuh"
@@ -9,9 +10,9 @@
 constexpr int THREADS = 256, GROUPS = 4;
 
 struct Pages {
-    int64 slot;      // voxels of a slot, all channels
-    int64 channel;   // voxels of a slot, one channel
-    int64 values;    // samples of a channel of `values`
+    int64 slot;      // voxels of a slot in all channels
+    int64 channel;   // voxels of a slot in one channel
+    int64 values;    // number of samples: stride of a channel of `values`
     int page[3];     // voxels of a page along z, y and x
     int pages[3];    // number of pages of the volume
     int begin[3];    // first cell that is sampled
@@ -19,7 +20,7 @@ struct Pages {
 };
 static_assert(sizeof(Pages) == 72, "linumpy.sampling.paging.pages writes 72 bytes");
 
-// Marks the pages that hold the cells of points; marks: a byte for each page.
+// Mark the pages that contain the cells of points; marks: a byte for each page.
 extern "C" __global__ void __launch_bounds__(THREADS)
     mark(const float *__restrict__ coords, unsigned char *__restrict__ marks, const Volume volume, const Pages pages) {
     const int64 i = static_cast<int64>(blockIdx.x) * THREADS + threadIdx.x;
@@ -31,8 +32,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     marks[page] = 1;
 }
 
-// table: the slot of each page. Only cells from begin to end are sampled; their pages, and the next pages along each
-// axis, are in memory.
+// Write the values of the points whose cells lie between `begin` and `end`: only the pages of these cells, and the next
+// pages along each axis, are in memory. table: the slot of each page.
 extern "C" __global__ void __launch_bounds__(THREADS)
     sample_pages(const SOURCE *__restrict__ slots, const int *__restrict__ table, const float *__restrict__ coords,
                  float *__restrict__ values, const Volume volume, const Pages pages) {

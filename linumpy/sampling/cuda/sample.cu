@@ -1,10 +1,11 @@
 // Values of a volume at given points, or at points that the kernel draws.
 //
-// Definitions: as of volume.cuh; TARGET (float, or int for labels), ORDER (of the spline: 0, 1 or 3; 3: the volume
-// consists of coefficients), DRAW (1: coordinates are drawn and written), GRADIENT (1: derivatives along x, y and z,
-// too), LONG (1: an axis has 2^22 voxels or more), GROUPS (samples of a lane whose voxels are loaded at the same time),
-// BLOCKS (smallest number of resident blocks of a multiprocessor), AHEAD (1: coordinates of the next tile are read
-// before this tile is sampled; 2: they are prefetched into the L2 cache).
+// Definitions: those of volume.cuh; TARGET (float, or int for labels), LABELS (1: values are the voxels, as integers),
+// ORDER (of the spline: 0, 1 or 3; 3: the volume consists of coefficients), DRAW (1: the kernel draws the points and
+// writes their coordinates), GRADIENT (1: it also writes derivatives along x, y and z), LONG (1: an axis has 2^22
+// voxels or more), GROUPS (samples of a lane whose voxels are loaded at the same time), BLOCKS (minimum number of
+// resident blocks per multiprocessor), AHEAD (1: the coordinates of the next tile are read before this tile is sampled;
+// 2: they are prefetched into the L2 cache).
 #include "number.cuh"
 #include "elements.cuh"
 #include "philox.cuh"
@@ -44,7 +45,7 @@ __device__ __forceinline__ Taps taps_of(const Axis &at, int n) {
 #endif
 
 struct Result {
-    float value, slope[3];  // along z, y, x, for each unit of the cube
+    float value, slope[3];  // derivatives along z, y and x, per voxel
 };
 
 #if ORDER == 1
@@ -96,7 +97,7 @@ __device__ Result of_spline(const SOURCE *linear, const Axis *at, const Volume &
 #endif
 
 #if ORDER == 1 && LAYOUT && !DRAW
-// Whether the points of a warp follow each other along a row, and so share sectors of the volume itself.
+// Whether the points of a warp follow each other along a row: they then share sectors of the volume itself.
 __device__ __forceinline__ bool along_a_row(const Axis *at) {
     bool near = true;
 #pragma unroll
@@ -129,8 +130,8 @@ __device__ __forceinline__ void prefetch_coords(const float *coords, int64 begin
 }
 #endif
 
-// Each warp makes `march` tiles of GROUPS × 32 samples. The tiles of a block's warps follow each other, so that warps
-// find rows in the cache that others have loaded.
+// Each warp makes `march` tiles of GROUPS × 32 samples. The tiles of the warps of a block alternate, so that a warp
+// finds rows in the cache that other warps have loaded.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     sample(const SOURCE *__restrict__ linear, const SOURCE *__restrict__ packed, float *__restrict__ coords,
            TARGET *__restrict__ values, float *__restrict__ gradient, const Volume volume) {

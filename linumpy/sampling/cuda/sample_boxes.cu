@@ -1,8 +1,8 @@
 // Samples of a volume, box by box: a block reads the voxels of a box into shared memory, once and in rows.
 //
-// Definitions: as of volume.cuh, with LAYOUT 0; FOURS (1: rows begin at multiples of four voxels, in the volume and in
-// memory); ASYNC (1: float voxels are copied without registers); THREADS; BLOCKS (smallest number of resident blocks of
-// a multiprocessor).
+// Definitions: those of volume.cuh, with LAYOUT 0; FOURS (1: all rows of the volume begin at multiples of four voxels
+// in memory); ASYNC (1: float voxels are copied without registers); THREADS; BLOCKS (minimum number of resident blocks
+// per multiprocessor).
 #include "number.cuh"
 #include "elements.cuh"
 #include "philox.cuh"
@@ -14,7 +14,8 @@ constexpr int WARPS = THREADS / 32, EACH = 4, TILE = EACH * 32;
 // Number of vectors of four voxels that a thread loads at the same time.
 constexpr int BATCH = FOURS ? 8 : 4;
 
-// A field in the low bits of 2^23 becomes a coordinate by one multiplication and addition, without rounding.
+// A field (the random bits of a coordinate) in the low bits of the float 2^23 becomes a coordinate by one
+// multiplication and addition, without rounding.
 constexpr unsigned FIELD_RAISED = 0x4B000000;
 constexpr float STEP = 5.9604644775390625e-8f;
 
@@ -41,7 +42,7 @@ struct Tile {
     bool at_border;
 };
 
-// Quotients of numbers below 2^16 by a multiplication; reciprocal 0 means a division by 1.
+// Quotients of numbers below 2^16 by a multiplication; the reciprocal 0 stands for a division by 1.
 __device__ __forceinline__ unsigned reciprocal(unsigned by) { return by > 1 ? 0xffffffffu / by + 1 : 0; }
 __device__ __forceinline__ unsigned quotient(unsigned v, unsigned reciprocal_of) {
     return reciprocal_of ? __umulhi(v, reciprocal_of) : v;
@@ -157,7 +158,7 @@ __device__ __forceinline__ void fill(float4 *shared_tile, const Tile &tile, cons
 struct Drawing {
     float base[3], size[3];  // z, y, x
     unsigned mask[3];
-    unsigned origin, row, plane;  // strides in shared memory, and the offset of raised cells
+    unsigned origin, row, plane;  // offset of raised cells; strides of rows and planes in shared memory
 };
 
 __device__ __forceinline__ Drawing drawing_of(const unsigned *at, const int *halved, const Tile &tile,
@@ -206,8 +207,9 @@ __device__ __forceinline__ void write_whole(float *coords, float4 *staged, const
     __syncwarp();
 }
 
-// Writes samples begin to begin + volume.count of the window, from the first element of coords and values on.
-// box_indices: of each box along z, y and x. The second axis of the grid divides the samples of a box.
+// Write samples `begin` to `begin` + volume.count of the window to coords and values. box_indices: for each box the
+// indices along z, y and x, and the halvings of these axes, a byte each. blockIdx.x is the box; the blocks along y
+// share the samples of a box.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     sample_boxes(const SOURCE *__restrict__ linear, float *__restrict__ coords, float *__restrict__ values,
                  const int64 *__restrict__ starts, const int4 *__restrict__ box_indices, int64 begin, const Boxes boxes,

@@ -4,16 +4,17 @@
 // Definitions: SOURCE (type of a voxel), INDEX (int, or int64 for large volumes), LAYOUT, NORMALISE (1: voxels become
 // (v - low) · scale, clipped to 0 to 1; 2: the same, and NaN stays NaN).
 //
-// A random point costs the sectors of 32 bytes that its voxels lie in. Layouts, with their memory and the sectors of a
-// point for 4-byte voxels:
+// A random point costs the sectors of 32 bytes in which its voxels lie. Layouts, and the sectors of a point for voxels
+// of 4 bytes:
 //   0 rows: the volume alone, 4.5 sectors;
-//   1 bricks: a copy whose sectors are boxes of 2 × 2 × 2 voxels (4 × 4 × 2 for bytes), 3.4 sectors;
-//   2 quads: for each voxel itself and its neighbours along x, y and both; two quads along z share a sector: 1.5;
-//   3 cells: for each voxel itself and its seven neighbours beyond: 1.
+//   1 bricks: a copy whose sectors are boxes of 2 × 2 × 2 voxels (4 × 2 × 2 of 2 bytes, 4 × 4 × 2 of 1 byte), 3.4;
+//   2 quads: for each voxel the voxel and its next neighbours along x, y and both; two quads along z share a sector
+//     (four of 2 bytes, eight of 1 byte), 1.5;
+//   3 cells: for each voxel the voxel and its seven next neighbours, 1.
 // Layouts 1 to 3 also keep the volume itself, for points that follow each other along rows.
 
 struct Volume {
-    uint64 first;  // number of the first sample
+    uint64 first;  // number of the first sample in the stream
     int64 count;
     int64 voxels;  // of a channel
     int64 packed;  // elements of a channel in the layout
@@ -21,7 +22,7 @@ struct Volume {
     int dims[3];  // z, y, x
     int channels;
     int march;  // tiles of a warp
-    int aligned;  // coords may be written by 16 bytes
+    int aligned;  // 1: the array of coordinates begins at a multiple of 16 bytes
     float low, scale;
 };
 static_assert(sizeof(Volume) == 72, "linumpy.sampling.volume writes 72 bytes");
@@ -32,7 +33,7 @@ struct Axis {
     bool inside;  // between the first and the last centre
 };
 
-// Rounding downwards makes the cell exact; the fraction is that of the exact product. NaN stays NaN.
+// Rounding downwards makes the cell exact; the fraction is computed from the exact product. NaN stays NaN.
 __device__ __forceinline__ Axis along(float u, int n) {
     const float size = static_cast<float>(n), last = static_cast<float>(n - 1), p = __fmaf_rd(u, size, -0.5f);
     const bool inside = p > 0 && p < last;

@@ -1,8 +1,8 @@
 """Sample adaptive meshes of cells that are stored as bricks (ExaBrick's ``.bricks`` and ``.scalar``).
 
-In: paths. Out: a field over the box of all bricks. Each cell has a hat function: 1 at its centre, falling linearly, as
-wide as two cells of its level along each axis. The value at a point is the sum of weight times value divided by the sum
-of weights, over all bricks whose box, enlarged by half a cell, contains the point.
+In: paths. Out: a field over the box of all bricks. Each cell has a hat function, its weight: 1 at the cell's centre,
+falling linearly, two cells of the cell's level wide along each axis. The value at a point is the sum of weight times
+value, divided by the sum of weights, over all cells of all bricks.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from linumpy.sampling.fields import box_lists, device_tables
 from linumpy.sampling.files.bricks import Blocks, read_bricks, read_scalars
 from linumpy.sampling.voxel_field import finite_range
 
-#: Largest number of entries in the lists per brick, on average.
+#: Largest number of entries of the box lists per brick.
 _PER_BRICK = 64
-#: Largest number of cells along the domain: float32 represents the index of each.
+#: Largest number of finest cells along an axis of the domain: float32 represents their indices.
 _MAX_CELLS = 2**24
 _BRICK = np.dtype([("lower", "<f4", 3), ("cells", "<f4"), ("offset", "<i8"), ("size", "<u2", 3), ("unused", "<u2")])
 
@@ -41,7 +41,8 @@ def open_exabrick(
     Raises
     ------
     SourceError
-        A file is truncated or damaged, or an id has no value.
+        A file is truncated or damaged, contains no brick, or an id has no value; the bricks are too large, or too far
+        from each other.
     """
     blocks = read_bricks(bricks, read_scalars(scalar))
     try:
@@ -58,7 +59,7 @@ class BrickField(device_tables.TableField):
     n_channels : int
         1.
     value_range : (float, float)
-        Of all cells whose values are finite.
+        Range of all finite values.
     domain : (2, 3) float64
         The box that the unit cube covers, in cells of the finest level.
     """
@@ -105,7 +106,10 @@ class BrickField(device_tables.TableField):
         out[0] = np.where(sums[1] > 0, sums[0] / np.where(sums[1] > 0, sums[1], 1), background)
 
     def _add(self, points: np.ndarray, numbers: np.ndarray, targets: np.ndarray, sums: np.ndarray) -> None:
-        """Add one brick for each point to its sums of weight times value, and of weights."""
+        """Add a brick for each point to the point's sums of weight times value and of weights.
+
+        `numbers`: brick of each point; `targets`: column of each point in `sums`, (2, all points).
+        """
         brick = self._records[numbers]
         size = brick["size"].astype(np.int64)
         position = (points - brick["lower"]) * brick["cells"][:, None] - np.float32(0.5)

@@ -1,7 +1,7 @@
-"""Fields that NumPy and a kernel evaluate from the same tables.
+"""Base class of fields that NumPy and a kernel evaluate from the same tables.
 
-In: NumPy arrays; coordinates and the array for their values, on the host or on a device. Out: values. Tables are
-uploaded to each device once and kept as long as the field; kernels are queued on CuPy's current stream.
+In: tables, which are NumPy arrays; coordinates and an array for the values, on the host or on a device. Out: values.
+Tables are uploaded to a device once and kept as long as the field. Kernels are queued on CuPy's current stream.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _THREADS = 256
 
 
 class DeviceTables:
-    """Arrays of a field, on the host and on every device that has evaluated the field."""
+    """The tables of a field, on the host and on every device that has evaluated the field."""
 
     def __init__(self, *arrays: np.ndarray) -> None:
         self.host = tuple(np.ascontiguousarray(array) for array in arrays)
@@ -31,7 +31,7 @@ class DeviceTables:
         self._lock = threading.Lock()
 
     def beside(self, array: Array) -> tuple[Array, ...]:
-        """Return the arrays in the memory of `array`, ready for later work on CuPy's current stream."""
+        """Return the tables in the memory of `array`, ready for later work on CuPy's current stream."""
         if not is_device_array(array):
             return self.host
         import cupy
@@ -46,7 +46,7 @@ class DeviceTables:
 
 
 class TableField(Field):
-    """A field with tables; subclasses name their kernel and evaluate points by NumPy."""
+    """A field with tables; subclasses set their kernel and tables, and evaluate points by NumPy."""
 
     _spec: KernelSpec
     _tables: DeviceTables
@@ -60,11 +60,11 @@ class TableField(Field):
 
     @abc.abstractmethod
     def _decode_host(self, coords: np.ndarray, out: np.ndarray) -> None:
-        """Evaluate points of the unit cube: (n, 3) → (channels, n)."""
+        """Evaluate points inside the unit cube: (n, 3) → `out`, (channels, n)."""
 
 
 def launch(spec: KernelSpec, coords: Array, out: Array, tables: DeviceTables) -> None:
-    """Start a kernel with a thread for each point and the arguments coordinates, values, number of points, tables."""
+    """Launch a kernel with a thread for each point; arguments: coordinates, values, number of points, tables."""
     count = len(coords)
     if count:
         args = (coords, out, *int64(count), *tables.beside(coords))
@@ -72,7 +72,7 @@ def launch(spec: KernelSpec, coords: Array, out: Array, tables: DeviceTables) ->
 
 
 def on_host(decode: Callable[[np.ndarray, np.ndarray], None], coords: np.ndarray, out: np.ndarray) -> None:
-    """Decode points on the host in threads: `decode` gets points in the unit cube and the columns for their values.
+    """Evaluate points on the host in threads: `decode` gets points inside the unit cube and columns for their values.
 
     Points outside are moved to the border of the cube; points with a coordinate that is not finite have the value NaN.
     """
@@ -88,9 +88,9 @@ def on_host(decode: Callable[[np.ndarray, np.ndarray], None], coords: np.ndarray
 def record(fields: Sequence[tuple[str, str, ArrayLike]]) -> np.ndarray:
     """Make a record of fields (name, dtype, value), with the alignment of the kernel's structure.
 
-    Kernels take its bytes: ``record(...).view(np.uint8)``.
+    Kernels take the record's bytes: ``record(...).view(np.uint8)``.
     """
-    record = np.zeros(1, np.dtype([(name, dtype, np.shape(value)) for name, dtype, value in fields], align=True))
+    values = np.zeros(1, np.dtype([(name, dtype, np.shape(value)) for name, dtype, value in fields], align=True))
     for name, _, value in fields:
-        record[name] = value
-    return record
+        values[name] = value
+    return values

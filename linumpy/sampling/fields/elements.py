@@ -3,34 +3,36 @@
 ``umesh.cu`` computes the same on the device; ``umesh.py`` chooses the elements and sums the values of their corners.
 
 In: corners relative to the point, in VTK's order. Out: weights of the corners, and whether the point is inside.
-Elements may be turned inside out. Faces with four corners may be curved (bilinear) and are the same from both sides.
+Elements may be turned inside out. Faces with four corners may be curved (bilinear); both elements at a face agree on
+its shape.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-#: Distance from an element, in its own coordinates, up to which a point counts as inside; rounding errors are smaller.
+#: Distance outside an element, in the element's coordinates, up to which a point counts as inside: it exceeds rounding.
 TOLERANCE = 1e-7
 _CONVERGED, _MAX_STEPS = 1e-9, 20
 _MIDDLES = {5: (0.375, 0.375, 0.75), 6: (1 / 3, 1 / 3, 0.5), 8: (0.5, 0.5, 0.5)}
-#: For each corner of a hexahedron and each of its three coordinates: whether the corner lies at the far end.
+#: For each corner of a hexahedron and each axis: whether the corner has coordinate 1 instead of 0.
 _FAR = np.array([[(k ^ k >> 1) & 1, k >> 1 & 1, k >> 2] for k in range(8)], bool)
 
 
 def weights_of(corners: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return weights of corners (n, corners, 3) for interpolation at the origin; and whether it is inside, (n,)."""
+    """Return interpolation weights of corners, (n, corners, 3), at the origin; and whether it lies inside, (n,)."""
     corners = np.asarray(corners, np.float64)
     return _in_tets(corners) if corners.shape[1] == 4 else _in_curved(corners)
 
 
 def _volume(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
+    """Return the determinant of each triple of vectors."""
     (ax, ay, az), (bx, by, bz), (cx, cy, cz) = a.T, b.T, c.T
     return ax * (by * cz - bz * cy) + ay * (bz * cx - bx * cz) + az * (bx * cy - by * cx)
 
 
 def _solved(columns: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the factors of three vectors (n, 3, 3) that sum to `target` (n, 3); and whether they span a volume."""
+    """Return the factors of three vectors (n, 3, 3) whose sum is `target` (n, 3); and whether they span a volume."""
     a, b, c = np.moveaxis(columns, 1, 0)
     volume = _volume(a, b, c)
     parts = np.stack([_volume(target, b, c), _volume(a, target, c), _volume(a, b, target)], -1)
@@ -44,7 +46,7 @@ def _in_tets(corners: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _in_curved(corners: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Find the origin in the coordinates of each element by Newton's method; steps stay near the element."""
+    """Find the element's coordinates of the origin by Newton's method; they are kept within -1 to 2."""
     count = corners.shape[1]
     r = np.tile(np.array(_MIDDLES[count]), (len(corners), 1))
     inside = np.zeros(len(corners), bool)
@@ -72,7 +74,7 @@ def _is_inside(r: np.ndarray, count: int) -> np.ndarray:
 
 
 def _shape(r: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return weights of corners at coordinates of the element, (n, count), and their derivatives, (n, count, 3)."""
+    """Return weights of corners at coordinates `r` of elements, (n, count), and derivatives, (n, count, 3)."""
     return {5: _pyramid, 6: _wedge, 8: _hexahedron}[count](r)
 
 
@@ -94,7 +96,11 @@ def _wedge(r: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _pyramid(r: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Coordinates: two in the base times the third, which is 1 in the base and 0 at the tip; not singular there."""
+    """Return weights and derivatives of a pyramid.
+
+    The third coordinate is 1 in the base and 0 at the tip; the others are coordinates in the base times the third, so
+    that the tip is not singular.
+    """
     a, b, t = r.T
     over = np.where(np.abs(t) < 1e-12, 0, 1 / np.where(np.abs(t) < 1e-12, 1, t))
     m, da, db = a * b * over, b * over, a * over

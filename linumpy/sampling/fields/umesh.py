@@ -2,8 +2,9 @@
 
 In: paths. Out: a field over the box of all grids and elements. Vertex (i, j, k) of a grid lies at
 ``(lower + (i, j, k) + 0.5) * 2^level``, in the same units as the vertices of the mesh. Inside a grid's cell the value
-is trilinear, inside an element it is the weighted sum of its vertices. Where several contain a point, the first counts:
-grids, then tetrahedra, pyramids, wedges and hexahedra. Cells of grids that lack a vertex have no value.
+is trilinear; inside an element it is the weighted sum of the values of the element's vertices. Where several contain a
+point, the first counts: grids, then tetrahedra, pyramids, wedges and hexahedra. A grid's cell with a vertex without a
+value is empty: grids and elements after it count there.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from linumpy.sampling.files.bricks import Blocks, read_grids, read_scalars
 from linumpy.sampling.files.umesh import Mesh, read_umesh
 from linumpy.sampling.voxel_field import finite_range
 
-#: Largest number of entries in the lists per element, on average.
+#: Largest number of entries of the box lists per grid or element.
 _PER_ELEMENT = 16
 #: Largest extent of the domain: products of float32 coordinates and cells must be finite.
 _LARGEST = 1e34
@@ -42,17 +43,21 @@ def open_exastitch(
     umesh : path, optional
         Unstructured elements; its triangles and quads have no volume and are ignored.
     grids : path, optional
-        Records of int32: lower[3], level, cells[3], and the ids of all vertices, x fastest.
+        Records of int32: lower[3], level, cells[3], and the ids of all vertices, x fastest. A vertex whose id has no
+        value leaves the cells around it empty.
     scalar : path, optional
-        float32 values, indexed by the ids of grids and by the tags of the mesh's vertices. A mesh without tags contains
-        its values; the first set is used.
+        float32 values, indexed by the ids of grids and by the tags of the mesh's vertices; needed for `grids`. Without
+        `scalar`, or for a mesh without tags, the first set of values in the mesh's file is used.
     background : float, optional
         The value outside all grids and elements.
 
     Raises
     ------
     SourceError
-        A file is truncated or damaged, or a vertex has no value.
+        Neither `umesh` nor `grids` is given, or `grids` without `scalar`; a file is truncated or damaged; a vertex of
+        the mesh has no value or is not finite; no grid and no element has a volume; the domain is too large.
+    UnsupportedLayoutError
+        A ``.umesh`` file with grids inside.
     """
     if umesh is None and grids is None:
         raise SourceError("give umesh=, grids= or both")
@@ -86,7 +91,7 @@ class StitchedField(device_tables.TableField):
     n_channels : int
         1.
     value_range : (float, float)
-        Of all vertices of grids and elements whose values are finite.
+        Range of all finite values of grids and of vertices of elements.
     domain : (2, 3) float64
         The box that the unit cube covers.
     """
@@ -106,7 +111,7 @@ class StitchedField(device_tables.TableField):
         self.value_range = finite_range(blocks.values, values[used])
         self._grids, self._values = _grid_records(blocks, origin), blocks.values
         self._vertices = np.concatenate([vertices - origin, values[:, None]], 1).astype(np.float32)
-        # Rounded like vertices, so that boxes that touch each other still do.
+        # Rounded as vertices are, so that boxes that touch each other still touch.
         self._boxes = np.stack([low - origin, high - origin], 1).astype(np.float32)
         edges = self._boxes.astype(float)
         self._lists = box_lists.build(edges[:, 0], edges[:, 1], extent, _PER_ELEMENT)
@@ -141,7 +146,7 @@ class StitchedField(device_tables.TableField):
             pending = pending[~has_value]
 
     def _evaluate(self, points: np.ndarray, rows: np.ndarray, numbers: np.ndarray, out: np.ndarray) -> np.ndarray:
-        """Write the values of the points that lie in these grids and elements; return which points do."""
+        """Write the values of points ``points[rows]`` in grids and elements `numbers`; return which points have one."""
         has_value = np.zeros(len(rows), bool)
         in_grid = numbers < len(self._grids)
         has_value[in_grid] = self._in_grids(points, rows[in_grid], numbers[in_grid], out)
@@ -160,6 +165,7 @@ class StitchedField(device_tables.TableField):
         return has_value
 
     def _in_grids(self, points: np.ndarray, rows: np.ndarray, numbers: np.ndarray, out: np.ndarray) -> np.ndarray:
+        """As :meth:`_evaluate`, for points in grids: a point has a value if no vertex of its cell lacks a value."""
         grid = self._grids[numbers]
         size = grid["size"].astype(np.int64)
         position = (points[rows] - grid["lower"]) * grid["cells"][:, None]
@@ -177,7 +183,7 @@ class StitchedField(device_tables.TableField):
 
 
 def _corners(mesh: Mesh | None) -> tuple[np.ndarray, np.ndarray]:
-    """Return the vertices of all elements, (n, 8), padded with -1; and the coordinates of vertices, (v, 3) float64."""
+    """Return the vertices of all elements, (n, 8) padded with -1, and the positions of vertices, (v, 3) float64."""
     if mesh is None:
         return np.zeros((0, 8), np.int32), np.zeros((0, 3))
     elements = [mesh.tets, mesh.pyramids, mesh.wedges, mesh.hexes]
@@ -186,7 +192,7 @@ def _corners(mesh: Mesh | None) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _grid_boxes(blocks: Blocks) -> tuple[np.ndarray, np.ndarray]:
-    """Return the first and last vertex of grids, (n, 3) float64."""
+    """Return the positions of the first and last vertex of grids, two (n, 3) float64."""
     width = 2.0 ** blocks.level[:, None]
     return (blocks.lower + 0.5) * width, (blocks.lower + blocks.size - 0.5) * width
 
@@ -201,7 +207,13 @@ def _grid_records(blocks: Blocks, origin: np.ndarray) -> np.ndarray:
 
 
 def _boxes(corners: np.ndarray, vertices: np.ndarray, blocks: Blocks) -> tuple[np.ndarray, np.ndarray]:
-    """Return the lower and upper corners of the boxes of all grids, then of all elements: two (n, 3) float64."""
+    """Return the lower and upper corners of the boxes of all grids, then of all elements: two (n, 3) float64.
+
+    Raises
+    ------
+    ValueError
+        There is no box; a corner is not finite; the boxes reach too far.
+    """
     ends = zip(_grid_boxes(blocks), _element_boxes(corners, vertices), strict=True)
     low, high = (np.concatenate(end) for end in ends)
     if not len(low):

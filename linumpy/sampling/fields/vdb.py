@@ -1,9 +1,9 @@
 """Sample sparse grids of OpenVDB and NanoVDB files.
 
 In: a path. Out: a field over the box of the grid's active voxels: x, y, z of the unit cube are the grid's indices
-i, j, k between the outer faces of the first and the last active voxel. Voxel centres lie at (i + 0.5) / N; beyond the
-outermost centres the values are those of these centres. Inactive voxels have the values that the file gives them: of
-tiles, or of the background.
+i, j, k between the outer faces of the first and the last active voxel. Voxel centres lie at (i + 0.5) / N; points
+beyond the outermost centres have the values at these centres. An inactive voxel has the value that the file has for the
+voxel or its tile, or else the background.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from linumpy.sampling.files.openvdb import read_openvdb
 from linumpy.sampling.files.tree import LEAF, NODE, NODE_CHILDREN, VoxelTree
 from linumpy.sampling.voxel_field import finite_range
 
-#: Largest number of nodes in the table of a box; only grids whose parts are far from each other have more.
+#: Largest number of nodes that the table of a box has; only grids whose parts are far from each other need more.
 _MAX_NODES = 2**26
 _READERS = {".vdb": read_openvdb, ".nvdb": read_nanovdb}
 
@@ -38,9 +38,11 @@ def open_vdb(filename: str | os.PathLike[str], field: str | None = None) -> Spar
     Raises
     ------
     SourceError
-        The file is truncated or damaged, is of another format, or has no such grid.
+        The file is truncated or damaged, is of another format, has no such grid or no active voxel; the box of the
+        active voxels is too large.
     UnsupportedLayoutError
-        The version, compression or type of the grid is not read; see :mod:`linumpy.sampling.files`.
+        The version, compression, transform or type of the grid is not read; the modules ``openvdb`` and ``nanovdb`` of
+        :mod:`linumpy.sampling.files` list those that are.
     """
     suffix = os.path.splitext(filename)[1].lower()
     if suffix not in _READERS:
@@ -60,9 +62,9 @@ class SparseGrid(device_tables.TableField):
     n_channels : int
         1, or the number of components of a grid of vectors.
     value_range : (float, float)
-        Of all finite voxels and tiles of the box, and the background.
+        Range of all finite values of leaves, tiles and the background, also outside the box.
     shape : (int, int, int)
-        Voxels of the box along x, y, z.
+        Number of voxels of the box along x, y, z.
     """
 
     _spec = KernelSpec("vdb", "vdb", (), "linumpy.sampling.fields.cuda")

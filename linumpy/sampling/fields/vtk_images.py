@@ -1,8 +1,8 @@
 """Sample images of VTK, one or several timesteps.
 
-In: paths. Out: a field over the box of an array's voxels: the points of the image for an array of points, its cells for
-an array of cells. Each voxel is a box around its value: voxel centres lie at (i + 0.5) / N. Channels are the components
-of the array, those of the first file first.
+In: paths. Out: a field over the box of an array's voxels, which are the points of the image for an array of points, and
+the cells for an array of cells. Voxel centres lie at (i + 0.5) / N, also if voxels are points. Channels are the
+components of the array in the first file, then those in the next.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ def open_vtk(files: Path | Sequence[Path], field: str | None = None) -> ImageFie
     Parameters
     ----------
     files : path or sequence of paths
-        ``.vti``, ``.vtr``, ``.vts``, their parallel kinds, or legacy ``.vtk`` files, in the order of time; all of the
-        same size.
+        ``.vti``, ``.vtr``, ``.vts``, their parallel kinds, or legacy ``.vtk`` files, in the order of time; all with as
+        many voxels and components.
     field : str, optional
-        Name of the array; by default the active scalars, or the first array.
+        Name of the array in each file; by default the active scalars, or the first array.
 
     Raises
     ------
     SourceError
-        A file is truncated or damaged, has no such array, or is of another size than the first; the vtk package is not
-        installed.
+        No file is given; a file is truncated or damaged, has no such array, or has another number of voxels or
+        components than the first; the vtk package is not installed.
     UnsupportedLayoutError
-        Another kind of data set, or points that are not evenly spaced.
+        Another kind of data set, points that are not evenly spaced, or an array without numbers.
     """
     paths = [files] if isinstance(files, (str, os.PathLike)) else list(files)
     if not paths:
@@ -62,11 +62,11 @@ class ImageField(Field):
     Attributes
     ----------
     voxels : (C, Z, Y, X) ndarray
-        In host memory.
+        Voxels in host memory; dtypes that kernels do not sample have become float32.
     n_channels : int
-        Components times timesteps.
+        Number of components times number of timesteps.
     value_range : (float, float)
-        Of all voxels whose values are finite.
+        Range of all finite voxels.
     """
 
     def __init__(self, voxels: np.ndarray) -> None:

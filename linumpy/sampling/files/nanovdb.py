@@ -3,6 +3,7 @@
 In: a path and the name of a grid. Out: :class:`~linumpy.sampling.files.tree.VoxelTree`. It reads grids of ABI version
 32, in files of segments (raw, zip or Blosc) and in files that are the memory of grids; of float, double, int16, int32,
 int64, uint8, uint32, vec3f, vec3d, vec4f, vec4d, and the quantised fp4, fp8, fp16 and fpn. Everything else is refused.
+Errors: ``SourceError`` for a damaged file, ``UnsupportedLayoutError`` for a version, codec or type that is not read.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from linumpy.errors import UnsupportedLayoutError
-from linumpy.sampling.files.binary import Cursor, no_such, opened, unpack_blosc, unzip
+from linumpy.sampling.files.binary import Cursor, no_such_error, opened, unpack_blosc, unzip
 from linumpy.sampling.files.tree import UPPER, Levels, VoxelTree, flatten, mask_of, offsets_of
 
 _MAGIC_FILES = (0x304244566F6E614E, 0x324244566F6E614E)  # NanoVDB0 and NanoVDB2
@@ -22,7 +23,7 @@ _MAJOR = 32
 _GRID_NBYTES, _TREE_NBYTES = 672, 64
 _BLOSC_PART = 2**30  # Blosc compresses a grid in parts of this size
 _NONE, _ZIP, _BLOSC = 0, 1, 2
-#: dtype and channels of grid types.
+#: dtype and number of channels by number of grid type.
 _TYPES = {
     1: ("<f4", 1),
     2: ("<f8", 1),
@@ -36,8 +37,9 @@ _TYPES = {
     18: ("<f8", 4),
     26: ("<u1", 1),
 }
-#: Bits of a code of quantised grid types; 0 if each leaf has its own number of bits. Nodes and tiles are float32.
+#: Bits of a code by number of quantised grid type; 0 if each leaf has its own number. Nodes and tiles are float32.
 _QUANTISED = {13: 4, 14: 8, 15: 16, 16: 0}
+#: The description of a grid in a segment.
 _META = np.dtype(
     {
         "names": ["grid_size", "file_size", "name_size"],
@@ -54,72 +56,84 @@ class _NodeLayout:
 
     dtype: np.dtype
     channels: int
-    bits: int | None  # of quantised codes
+    bits: int | None  # of a quantised code; 0: each leaf has its own number; None: values are not quantised
     alignment: int
-    stat: int  # bytes of an average
+    statistic_nbytes: int  # bytes of an average or a deviation
 
     @property
-    def value(self) -> int:
+    def value_nbytes(self) -> int:
+        """Bytes of a value, all channels."""
         return self.dtype.itemsize * self.channels
 
     def behind_statistics(self, start: int) -> int:
         """Return the offset of a table that follows the smallest, largest and average value and the deviation."""
-        end = _aligned(_aligned(start, self.alignment) + 2 * self.value, self.stat) + 2 * self.stat
+        end = (
+            _aligned(_aligned(start, self.alignment) + 2 * self.value_nbytes, self.statistic_nbytes)
+            + 2 * self.statistic_nbytes
+        )
         return _aligned(end, 32)
 
     @property
-    def background(self) -> int:
+    def background_offset(self) -> int:
+        """Offset of the background in the root."""
         return _aligned(28, self.alignment)
 
     @property
-    def root(self) -> int:
-        return self.behind_statistics(self.background + self.value)
+    def root_nbytes(self) -> int:
+        """Bytes of the root, after which the table of root tiles begins."""
+        return self.behind_statistics(self.background_offset + self.value_nbytes)
 
     @property
     def root_tile(self) -> tuple[int, int]:
-        """Offset of the value, and size of the record."""
+        """Offset of the value in a record of the root's table, and size of the record."""
         offset = _aligned(20, self.alignment)
-        return offset, _aligned(offset + self.value, 32)
+        return offset, _aligned(offset + self.value_nbytes, 32)
 
-    def table(self, masks: int) -> int:
-        """Return the offset of the table of a node with `masks` bytes of masks."""
+    def table_offset(self, masks: int) -> int:
+        """Return the offset of the table of values and children in a node with `masks` bytes of masks."""
         return self.behind_statistics(32 + masks)
 
     @property
-    def entry(self) -> int:
-        return _aligned(max(8, self.value), 8)
+    def entry_nbytes(self) -> int:
+        """Bytes of an entry of such a table, a value or a link to a child."""
+        return _aligned(max(8, self.value_nbytes), 8)
 
 
 def _aligned(offset: int, alignment: int) -> int:
+    """Round an offset up to a multiple of `alignment`."""
     return -(-offset // alignment) * alignment
 
 
 def read_nanovdb(path: str | os.PathLike[str], name: str | None = None) -> VoxelTree:
-    """Read the grid of this name, by default the first; errors as of :func:`.openvdb.read_openvdb`."""
+    """Read the grid with this name, by default the first; errors as for :func:`.openvdb.read_openvdb`."""
     with opened(path) as cursor:
         content = _find_raw(cursor, name) if _is_raw(cursor) else _find_in_segments(cursor, name)
         name = cursor.name
     if len(content) < _GRID_NBYTES + _TREE_NBYTES:
-        raise cursor.fail(f"holds a grid of {len(content)} bytes, fewer than the {_GRID_NBYTES} of its header")
+        raise cursor.error(f"holds a grid of {len(content)} bytes, fewer than the {_GRID_NBYTES} of its header")
     try:
         return _GridMemory(content).tree()
     except UnsupportedLayoutError as error:
         raise UnsupportedLayoutError(f"{name}: {error}") from None
     except (ValueError, IndexError) as error:
-        raise cursor.fail(str(error)) from error
+        raise cursor.error(str(error)) from error
 
 
 def _is_raw(cursor: Cursor) -> bool:
-    """Return whether a file begins with a grid instead of a segment; the two have different versions."""
+    """Return whether a file begins with a grid instead of a segment.
+
+    Both may begin with the same magic number; the next number, the version of a segment, tells them apart.
+    """
     magic = cursor.number("<u8", "the magic number")
     version = cursor.number("<u4", "the version of the file")
     cursor.seek(0, "the file")
     if magic not in (*_MAGIC_FILES, *_MAGIC_GRIDS):
-        raise cursor.fail(f"is no NanoVDB file: it begins with {magic:#x}")
+        raise cursor.error(f"is no NanoVDB file: it begins with {magic:#x}")
     return magic == _MAGIC_GRIDS[1] or (magic == _MAGIC_GRIDS[0] and version >> 21 != _MAJOR)
 
 
 def _find_raw(cursor: Cursor, name: str | None) -> bytes:
+    """Return the memory of a grid from a file that is the memory of grids."""
     names = []
     while cursor.left:
         start = cursor.position
@@ -127,21 +141,22 @@ def _find_raw(cursor: Cursor, name: str | None) -> bytes:
         magic = int.from_bytes(head[:8], "little")
         size = int.from_bytes(head[32:40], "little")
         if magic not in _MAGIC_GRIDS or size < _GRID_NBYTES:
-            raise cursor.fail(f"no grid begins at byte {start}, though one should")
+            raise cursor.error(f"no grid begins at byte {start}, though one should")
         names.append(head[40:296].split(b"\0")[0].decode("utf-8", "replace"))
         content = head + cursor.take(size - _GRID_NBYTES, f"the grid {names[-1]!r}")
         if name is None or name == names[-1]:
             return content
-    raise no_such("grid", name, names, cursor.name)
+    raise no_such_error("grid", name, names, cursor.name)
 
 
 def _find_in_segments(cursor: Cursor, name: str | None) -> bytes:
+    """Return the memory of a grid from a file of segments."""
     names: list[str] = []
     while cursor.left:
         magic, version = cursor.number("<u8", "a magic number"), cursor.number("<u4", "the version of a segment")
         grids, codec = cursor.array("<u2", 2, "the header of a segment").tolist()
         if magic not in _MAGIC_FILES:
-            raise cursor.fail(f"no segment begins at byte {cursor.position - 16}, though one should")
+            raise cursor.error(f"no segment begins at byte {cursor.position - 16}, though one should")
         if version >> 21 != _MAJOR:
             raise UnsupportedLayoutError(f"{cursor.name}: NanoVDB version {version >> 21} is not read, only {_MAJOR}")
         if codec > _BLOSC:
@@ -155,7 +170,7 @@ def _find_in_segments(cursor: Cursor, name: str | None) -> bytes:
             if name is None or name == grid:
                 return _read_content(cursor, int(meta["grid_size"]), codec)
             cursor.take(int(meta["file_size"]), f"the grid {grid!r}")
-    raise no_such("grid", name, names, cursor.name)
+    raise no_such_error("grid", name, names, cursor.name)
 
 
 def _read_content(cursor: Cursor, size: int, codec: int) -> bytes:
@@ -170,12 +185,12 @@ def _read_content(cursor: Cursor, size: int, codec: int) -> bytes:
             else:
                 parts.append(unpack_blosc(stored, min(_BLOSC_PART, size - start)))
         except ValueError as error:
-            raise cursor.fail(f"a compressed grid: {error}") from error
+            raise cursor.error(f"a compressed grid: {error}") from error
     return b"".join(parts)
 
 
 class _GridMemory:
-    """The memory of a grid."""
+    """The memory of a grid, and where the fields of nodes are."""
 
     def __init__(self, content: bytes) -> None:
         self.content = np.frombuffer(content, np.uint8)
@@ -188,7 +203,7 @@ class _GridMemory:
         self.layout = _layout_of(kind)
 
     def at(self, offsets: np.ndarray | int, nbytes: int) -> np.ndarray:
-        """Return bytes at offsets: (n, nbytes) uint8; ValueError if they lie outside the grid."""
+        """Return `nbytes` bytes from each offset on: (n, nbytes) uint8; ValueError if they lie outside the grid."""
         offsets = np.atleast_1d(np.asarray(offsets, np.int64))
         if len(offsets) and (offsets.min() < 0 or offsets.max() > len(self.content) - nbytes):
             raise ValueError("a node lies outside of the grid; the file is truncated or damaged")
@@ -200,22 +215,22 @@ class _GridMemory:
         return rows
 
     def tree(self) -> VoxelTree:
-        """Walk from the root to the leaves."""
+        """Read the tree from the root to the leaves."""
         layout = self.layout
         tree = self.at(_GRID_NBYTES, _TREE_NBYTES).view("<u8")[0]
-        root = _GRID_NBYTES + _small(tree[3])
-        head = self.at(root, layout.root)
+        root = _GRID_NBYTES + _limited(tree[3])
+        head = self.at(root, layout.root_nbytes)
         entries = int(head[:, 24:28].view("<u4")[0, 0])
         offset, size = layout.root_tile
         if entries * size > len(self.content):
             raise ValueError(f"its root has {entries} entries, more than the grid has bytes")
-        records = self.at(root + layout.root + size * np.arange(entries), size)
+        records = self.at(root + layout.root_nbytes + size * np.arange(entries), size)
         origins = _origins(records[:, :8].copy().view("<u8")[:, 0])
         child = records[:, 8:16].copy().view("<i8")[:, 0]
         is_tile = child == 0
-        values = self.values(records[is_tile, offset : offset + layout.value])
+        values = self.values(records[is_tile, offset : offset + layout.value_nbytes])
         active = records[is_tile, 16:20].copy().view("<u4")[:, 0] != 0
-        background = self.values(head[:, layout.background : layout.background + layout.value])[0]
+        background = self.values(head[:, layout.background_offset : layout.background_offset + layout.value_nbytes])[0]
         uppers = self.internal(root + child[~is_tile], 32)
         upper, position = np.nonzero(uppers.child)
         nodes = self.internal(uppers.offsets[upper, position], 16)
@@ -233,31 +248,33 @@ class _GridMemory:
         return flatten(levels, background)
 
     def values(self, raw: np.ndarray) -> np.ndarray:
-        """Stored values as float32: (n, bytes) → (n, channels)."""
+        """Convert stored values to float32: (n, bytes) → (n, channels)."""
         return (
             np.ascontiguousarray(raw).view(self.layout.dtype).reshape(len(raw), self.layout.channels).astype(np.float32)
         )
 
     def internal(self, offsets: np.ndarray, children: int) -> _Internal:
-        """Read upper nodes or nodes."""
+        """Read upper nodes (32 `children` along each axis) or nodes (16)."""
         layout, count = self.layout, children**3
         masks = count // 8
-        table = layout.table(2 * masks)
-        raw = self.at(offsets, table + count * layout.entry)
+        table = layout.table_offset(2 * masks)
+        raw = self.at(offsets, table + count * layout.entry_nbytes)
         active, child = mask_of(raw[:, 32 : 32 + masks]), mask_of(raw[:, 32 + masks : 32 + 2 * masks])
-        entries = np.ascontiguousarray(raw[:, table:]).reshape(len(raw) * count, layout.entry)
-        values = self.values(entries[:, : layout.value]).reshape(len(raw), count, layout.channels)
+        entries = np.ascontiguousarray(raw[:, table:]).reshape(len(raw) * count, layout.entry_nbytes)
+        values = self.values(entries[:, : layout.value_nbytes]).reshape(len(raw), count, layout.channels)
         links = np.ascontiguousarray(entries[:, :8]).view("<i8").reshape(len(raw), count)
         values[child] = 0  # these entries are links, not values
         return _Internal(active, child, values, offsets[:, None] + np.where(child, links, 0))
 
     def leaves(self, offsets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Read leaves: values (n, 512, channels), and which are active."""
+        """Read leaves: values, (n, 512, channels), and which voxels are active, (n, 512)."""
         layout = self.layout
         if layout.bits is None:
             table = layout.behind_statistics(80)
-            raw = self.at(offsets, table + 512 * layout.value)
-            values = self.values(raw[:, table:].reshape(-1, layout.value)).reshape(len(raw), 512, layout.channels)
+            raw = self.at(offsets, table + 512 * layout.value_nbytes)
+            values = self.values(raw[:, table:].reshape(-1, layout.value_nbytes)).reshape(
+                len(raw), 512, layout.channels
+            )
             return values, mask_of(np.ascontiguousarray(raw[:, 16:80]))
         head = self.at(offsets, 96)
         lowest, quantum = np.ascontiguousarray(head[:, 80:88]).view("<f4").T
@@ -274,28 +291,31 @@ class _GridMemory:
 
 @dataclass(frozen=True)
 class _Internal:
+    """Upper nodes or nodes: masks of active tiles and of children, (n, children); values, (n, children, channels)."""
+
     active: np.ndarray
     child: np.ndarray
     values: np.ndarray
-    offsets: np.ndarray  # of children, in the grid
+    offsets: np.ndarray  # of children, in the memory of the grid; (n, children)
 
 
 def _codes(packed: np.ndarray, width: int) -> np.ndarray:
-    """Unpack the codes of leaves, the first in the lowest bits: (n, 64 * width) uint8 → (n, 512)."""
+    """Unpack codes of `width` bits, the first in the lowest bits: (n, 64 * width) uint8 → (n, 512) float32."""
     if width >= 8:
         return packed.view(f"<u{width // 8}").astype(np.float32)
     parts = [(packed >> shift) & ((1 << width) - 1) for shift in range(0, 8, width)]
     return np.stack(parts, -1).reshape(len(packed), 512).astype(np.float32)
 
 
-def _small(offset: np.integer) -> int:
+def _limited(offset: np.integer) -> int:
+    """Limit an offset so that sums with it fit into int64; the limit lies outside any file, which is an error later."""
     return min(int(offset), 2**62)
 
 
 def _origins(keys: np.ndarray) -> np.ndarray:
-    """Return the first voxels of the root's children: each coordinate / 4096 takes 21 bits, x the highest."""
+    """Return the first voxels of the root's children from their keys: 21 bits for each coordinate / 4096, x highest."""
     parts = np.stack([keys >> 42, keys >> 21, keys], -1).astype(np.int64) & (2**21 - 1)
-    top = 2**19  # a coordinate of 32 bits has 20 bits without its 12 lowest
+    top = 2**19  # the sign bit: an int32 without the 12 lowest bits has 20 bits
     return ((parts & (2 * top - 1)) ^ top) * UPPER - top * UPPER
 
 

@@ -2,7 +2,7 @@
 
 In: a path and the name of a grid. Out: :class:`~linumpy.sampling.files.tree.VoxelTree`. File versions 222 to 224 are
 read: trees ``5_4_3`` of float, double, int32, int64 and vec3s, also in half precision; raw, zip or Blosc, with or
-without inactive values. Everything else is refused.
+without inactive values. Everything else is refused. Errors: see :func:`read_openvdb`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from linumpy.errors import UnsupportedLayoutError
-from linumpy.sampling.files.binary import Cursor, no_such, opened, unpack_blosc, unzip
+from linumpy.sampling.files.binary import Cursor, no_such_error, opened, unpack_blosc, unzip
 from linumpy.sampling.files.tree import (
     NODE,
     NODE_CHILDREN,
@@ -31,7 +31,7 @@ _MAGIC = 0x56444220
 _VERSIONS = range(222, 225)
 _ZIP, _ACTIVE_MASK, _BLOSC = 1, 2, 4
 _TYPES = {"float": ("<f4", 1), "double": ("<f8", 1), "int32": ("<i4", 1), "int64": ("<i8", 1), "vec3s": ("<f4", 3)}
-#: Sizes of transforms in bytes. Frustums are missing: a box in index space is no box in the world.
+#: Sizes of transforms in bytes. Frustums are refused: a box in index space is not a box in the world.
 _MAPS = {
     **dict.fromkeys(["ScaleMap", "UniformScaleMap"], 120),
     **dict.fromkeys(["ScaleTranslateMap", "UniformScaleTranslateMap"], 144),
@@ -43,16 +43,16 @@ _SEPARATOR = "\x1e"  # between a name and the number that makes it unique
 
 @dataclass(frozen=True)
 class _Stored:
-    """Storage of a grid's values."""
+    """How the values of a grid are stored."""
 
     dtype: np.dtype
     channels: int
-    half: bool
+    is_half: bool
     compression: int
     background: np.ndarray
 
     def inactive_values(self, code: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the two values of inactive voxels, which the file may replace."""
+        """Return the two values of inactive voxels unless the file has others: outside and inside of its mask."""
         return (self.background if code == 0 else -self.background), self.background
 
 
@@ -62,7 +62,7 @@ _Node = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 @dataclass
 class _Topology:
-    """Origins, values and masks that a pass over the topology collects."""
+    """Origins, values and masks of all nodes, and masks of leaves, which the file stores before values of leaves."""
 
     upper_origins: list[np.ndarray] = field(default_factory=list)
     uppers: list[_Node] = field(default_factory=list)
@@ -72,14 +72,14 @@ class _Topology:
 
 
 def read_openvdb(path: str | os.PathLike[str], name: str | None = None) -> VoxelTree:
-    """Read the grid of this name, by default the first.
+    """Read the grid with this name, by default the first.
 
     Raises
     ------
     SourceError
-        The file is truncated or damaged, or has no such grid.
+        The file is truncated or damaged, has no such grid, or the grid has no active voxel.
     UnsupportedLayoutError
-        A version, codec, transform or type of grid that is not read.
+        A version, codec, transform or type of grid that is not read, or a tree of several buffers.
     """
     with opened(path) as cursor:
         version = _read_header(cursor)
@@ -96,7 +96,7 @@ def read_openvdb(path: str | os.PathLike[str], name: str | None = None) -> Voxel
             is_chosen = name is None or name in (unique, names[-1])
             if is_chosen and parent:  # the grid shares the tree of an earlier grid, whose unique name is `parent`
                 if parent not in uniques:
-                    raise cursor.fail(f"the grid {names[-1]!r} shares the tree of {parent!r}, which is not before it")
+                    raise cursor.error(f"the grid {names[-1]!r} shares the tree of {parent!r}, which is not before it")
                 return read_openvdb(path, parent)
             uniques.append(unique)
             if is_chosen or not seekable:
@@ -107,13 +107,13 @@ def read_openvdb(path: str | os.PathLike[str], name: str | None = None) -> Voxel
                     return tree
             else:
                 cursor.seek(end, f"what follows the grid {names[-1]!r}")
-        raise no_such("grid", name, names, cursor.name)
+        raise no_such_error("grid", name, names, cursor.name)
 
 
 def _read_header(cursor: Cursor) -> int:
     magic = cursor.number("<i8", "the magic number")
     if magic != _MAGIC:
-        raise cursor.fail(f"is no OpenVDB file: it begins with {magic:#x} instead of {_MAGIC:#x}")
+        raise cursor.error(f"is no OpenVDB file: it begins with {magic:#x} instead of {_MAGIC:#x}")
     version = cursor.number("<u4", "the version of the file")
     if version not in _VERSIONS:
         raise UnsupportedLayoutError(
@@ -170,7 +170,7 @@ def _read_tree(cursor: Cursor, form: _Stored) -> VoxelTree:
     try:
         return flatten(_levels(root, topology, form, leaf_values, leaf_active), form.background)
     except ValueError as error:
-        raise cursor.fail(str(error)) from error
+        raise cursor.error(str(error)) from error
 
 
 def _levels(root: np.ndarray, topology: _Topology, form: _Stored, values: np.ndarray, active: np.ndarray) -> Levels:
@@ -201,7 +201,7 @@ def _stack(nodes: list[_Node], size: int, form: _Stored) -> _Node:
 def _read_upper(cursor: Cursor, form: _Stored, topology: _Topology) -> None:
     origin = cursor.array("<i4", 3, "the origin of an upper node").astype(np.int64)
     if (origin % UPPER).any():
-        raise cursor.fail(f"an upper node begins at voxel {origin.tolist()}, which is no multiple of {UPPER}")
+        raise cursor.error(f"an upper node begins at voxel {origin.tolist()}, which is no multiple of {UPPER}")
     values, active, child = _read_internal(cursor, form, UPPER_CHILDREN**3)
     topology.upper_origins.append(origin)
     topology.uppers.append((values, active, child))
@@ -220,38 +220,41 @@ def _read_internal(cursor: Cursor, form: _Stored, size: int) -> _Node:
 
 
 def _read_values(cursor: Cursor, active: np.ndarray, form: _Stored) -> np.ndarray:
-    """Read the values of a node, (n, channels); inactive values may be missing in the file."""
+    """Read the values of a node or a leaf, (n, channels).
+
+    The file may have the values of active voxels only, and two values (`outside`, `other`) and a mask for the rest.
+    """
     code = cursor.number("u1", "the code of inactive values")
     if code > 6:
-        raise cursor.fail(f"the code of inactive values is {code}; it is one of 0 to 6")
+        raise cursor.error(f"the code of inactive values is {code}; it is one of 0 to 6")
     outside, other = form.inactive_values(code)
     if code in (2, 4, 5):
         outside = cursor.array(form.dtype, form.channels, "an inactive value")
     if code == 5:
         other = cursor.array(form.dtype, form.channels, "an inactive value")
-    chosen = np.zeros(len(active), bool)
+    is_other = np.zeros(len(active), bool)
     if code in (3, 4, 5):
-        chosen = mask_of(cursor.array("u1", len(active) // 8, "the mask of inactive values"))
+        is_other = mask_of(cursor.array("u1", len(active) // 8, "the mask of inactive values"))
     is_masked = form.compression & _ACTIVE_MASK and code != 6
     stored = _read_buffer(cursor, int(np.count_nonzero(active)) if is_masked else len(active), form)
     if len(stored) == len(active):
         return stored
-    values = np.where(chosen[:, None], other, outside)
+    values = np.where(is_other[:, None], other, outside)
     values[active] = stored
     return values
 
 
 def _read_buffer(cursor: Cursor, count: int, form: _Stored) -> np.ndarray:
-    dtype = np.dtype("<f2") if form.half else form.dtype
+    dtype = np.dtype("<f2") if form.is_half else form.dtype
     nbytes = count * form.channels * dtype.itemsize
-    if form.half and not count:
-        return np.empty((0, form.channels), form.dtype)  # the file has no size here
+    if form.is_half and not count:
+        return np.empty((0, form.channels), form.dtype)  # the file stores nothing, not even a size
     if not form.compression & (_ZIP | _BLOSC):
         content = cursor.take(nbytes, "values of a node")
     else:
         size = cursor.number("<i8", "the size of compressed values")
         if size <= 0 and -size != nbytes:
-            raise cursor.fail(f"a node stores {-size} bytes of values where {nbytes} are needed")
+            raise cursor.error(f"a node stores {-size} bytes of values where {nbytes} are needed")
         content = cursor.take(abs(size), "values of a node")
         if size > 0:
             content = _decompress(cursor, content, nbytes, form)
@@ -264,5 +267,5 @@ def _decompress(cursor: Cursor, content: bytes, nbytes: int, form: _Stored) -> b
     try:
         decoded = unpack_blosc(content, nbytes) if form.compression & _BLOSC else unzip(content, nbytes)
     except ValueError as error:
-        raise cursor.fail(f"compressed values before byte {cursor.position}: {error}") from error
+        raise cursor.error(f"compressed values before byte {cursor.position}: {error}") from error
     return decoded

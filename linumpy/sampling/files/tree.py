@@ -1,10 +1,10 @@
 """The sparse tree of voxels that OpenVDB and NanoVDB files hold, flattened into arrays.
 
 In: :class:`Levels`, which ``openvdb.py`` and ``nanovdb.py`` read from files. Out: a :class:`VoxelTree`, which
-``fields/vdb.py`` samples. Pure.
+``fields/vdb.py`` samples. Errors: ``ValueError`` for a tree that cannot be sampled. Pure.
 
-A leaf holds 8³ voxels, a node 16³ leaves (128³ voxels), an upper node 32³ nodes (4096³ voxels). A tile, a single value
-for all voxels, may replace a leaf, a node or an upper node. In each of them z is the fastest axis.
+A leaf has 8³ voxels, a node 16³ leaves (128³ voxels), an upper node 32³ nodes (4096³ voxels); the root lists upper
+nodes. A tile, a single value for all voxels, may replace a leaf, a node or an upper node. z is the fastest axis.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-#: Voxels along each axis.
+#: Voxels of a leaf, a node and an upper node along each axis.
 LEAF, NODE, UPPER = 8, 128, 4096
 #: Children of a node and of an upper node along each axis.
 NODE_CHILDREN, UPPER_CHILDREN = 16, 32
@@ -26,21 +26,21 @@ class VoxelTree:
     Attributes
     ----------
     background : (channels,) float32
-        Value of voxels without a leaf or tile.
+        Value of voxels that no leaf and no tile contains.
     origins : (nodes, 3) int64
         First voxel (x, y, z) of each node; unique multiples of 128.
     children : (nodes, 4096) int32
-        For each child of a node the index of its leaf, or ``-1 - tile`` with an index into `tiles`.
+        For each child of a node the index of a leaf, or ``-1 - tile``, where `tile` is an index into `tiles`.
     leaves : (channels, leaves, 512) float32
         Values of the voxels of each leaf.
     tiles : (tiles, channels) float32
-        Distinct values of tiles; the first value is the background.
+        The background, then the distinct values of tiles.
     blocks : (blocks, 3) int64
-        First voxel of each tile of 128³ or 4096³ voxels.
+        First voxel of each tile of 128³ or 4096³ voxels that has another value than the background or lies in the root.
     block_sizes, block_tiles : (blocks,) int64
-        Voxels of each block along an axis (128 or 4096), and the index of its value in `tiles`.
+        Voxels of each of these tiles along an axis (128 or 4096), and the index of the tile's value in `tiles`.
     low, high : (3,) int64
-        First and last voxel of the bounding box of all active voxels and tiles.
+        First and last voxel of the bounding box of all active voxels, including those of active tiles.
     """
 
     background: np.ndarray
@@ -56,7 +56,7 @@ class VoxelTree:
 
 
 def offsets_of(indices: np.ndarray, children: int, size: int) -> np.ndarray:
-    """Return the first voxels of children relative to their parent, from their indices in it: (n,) → (n, 3) int64."""
+    """Return the first voxel of children relative to the parent, from indices in the parent: (n,) → (n, 3) int64."""
     index = np.asarray(indices, np.int64)
     return np.stack([index // children**2, index // children % children, index % children], -1) * size
 
@@ -67,7 +67,7 @@ def mask_of(words: np.ndarray) -> np.ndarray:
 
 
 class ActiveBox:
-    """Bounding box of active voxels and tiles."""
+    """Bounding box of active voxels and tiles: first voxel `low`, last voxel `high`."""
 
     def __init__(self) -> None:
         self.low = np.full(3, np.iinfo(np.int64).max)
@@ -100,15 +100,15 @@ class Levels:
     Attributes
     ----------
     tile_origins, tile_values, tile_active : (t, 3) int64, (t, c), (t,) bool
-        Tiles of 4096³ voxels.
+        Tiles of the root, of 4096³ voxels.
     upper_origins, upper_values, upper_active, upper_child : (u, 3) int64, (u, 32768, c), two (u, 32768) bool
-        Upper nodes: values of their tiles, whether these are active, and which children are nodes instead.
+        Upper nodes: values of tiles, whether tiles are active, and which children are nodes instead of tiles.
     node_origins, node_values, node_active : (n, 3) int64, (n, 4096, c), (n, 4096) bool
-        Nodes: values of their tiles, and whether these are active.
+        Nodes: values of tiles, and whether tiles are active.
     node_leaves : (n, 4096) int32
         Index of the leaf of each child of a node, or -1 for a tile.
     leaf_values, leaf_active : (l, 512, c), (l, 512) bool
-        Leaves: values of voxels, and whether these are active.
+        Leaves: values of voxels, and whether voxels are active.
     """
 
     tile_origins: np.ndarray
@@ -132,7 +132,7 @@ def flatten(levels: Levels, background: np.ndarray) -> VoxelTree:
     Raises
     ------
     ValueError
-        A grid without an active voxel, or nodes that overlap.
+        A grid without an active voxel, or two nodes at the same voxels.
     """
     background = np.asarray(background, np.float32).reshape(-1)
     is_leaf = levels.node_leaves >= 0

@@ -1,7 +1,8 @@
 """Read unstructured meshes of the umesh format (``.umesh``).
 
 In: a path. Out: a frozen record of NumPy arrays, all counts and indices checked. The formats with magic number
-0x234235566 (one value for each vertex) and 0x234235567 (named values) are read; both are little-endian.
+0x234235566 (one value for each vertex) and 0x234235567 (sets of values with names) are read; both are little-endian. A
+section is an array of the file, as (the byte where its records begin, number of records).
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from linumpy.errors import SourceError, UnsupportedLayoutError
 from linumpy.sampling.files.binary import Cursor, opened
 
 _ONE_VALUE, _NAMED_VALUES, _WITH_GRIDS = 0x234235566, 0x234235567, 0x234235568
-#: Elements in the order of the file, and their numbers of vertices. Triangles and quads have no volume.
+#: Kinds of elements in the order of the file, and their numbers of vertices. Triangles and quads are skipped.
 _ELEMENTS = {"triangles": 3, "quads": 4, "tets": 4, "pyramids": 5, "wedges": 6, "hexes": 8}
-#: Possible types of the length of a name; files do not say which they use.
+#: dtypes that the length of a name may have; files do not say which they use.
 _WIDTHS = ("<u8", "<u4")
 
 
@@ -52,26 +53,26 @@ def read_umesh(path: str | os.PathLike[str]) -> Mesh:
     Raises
     ------
     SourceError
-        The file is truncated or damaged, or an element has a vertex that does not exist.
+        The file is truncated or damaged, has values of elements, or an element has a vertex that does not exist.
     UnsupportedLayoutError
-        Another version of the format.
+        A file with grids inside.
     """
     with opened(path) as cursor:
         magic = cursor.number("<u8", "the magic number")
         if magic == _WITH_GRIDS:
             raise UnsupportedLayoutError(f"{cursor.name}: umesh files with grids inside ({magic:#x}) are not read")
         if magic not in (_ONE_VALUE, _NAMED_VALUES):
-            raise cursor.fail(f"is no umesh file: it begins with {magic:#x} instead of {_ONE_VALUE:#x}")
+            raise cursor.error(f"is no umesh file: it begins with {magic:#x} instead of {_ONE_VALUE:#x}")
         sections = _one_value(cursor) if magic == _ONE_VALUE else _named_values(cursor)
         return _read(cursor, sections)
 
 
 def _one_value(cursor: Cursor) -> dict[str, tuple[int, int]]:
-    return _end(cursor, {"vertices": _skip(cursor, "vertices", 12), "values": _skip(cursor, "values", 4)})
+    return _with_elements(cursor, {"vertices": _skip(cursor, "vertices", 12), "values": _skip(cursor, "values", 4)})
 
 
 def _named_values(cursor: Cursor) -> dict[str, tuple[int, int]]:
-    """Find the sections of a file: try each width of the lengths of names, and take the one that fits the file size."""
+    """Find the sections of a file with named values: try each dtype of the lengths of names; one must fit."""
     begin, readings, problems = cursor.position, [], []
     for width in _WIDTHS:
         cursor.seek(begin, "the mesh")
@@ -82,7 +83,7 @@ def _named_values(cursor: Cursor) -> dict[str, tuple[int, int]]:
     if not readings:
         raise problems[0]
     if len(readings) == 2 and readings[0] != readings[1]:
-        raise cursor.fail("names of values may have lengths of 4 or of 8 bytes: the file can be read in both ways")
+        raise cursor.error("names of values may have lengths of 4 or of 8 bytes: the file can be read in both ways")
     return readings[0]
 
 
@@ -94,22 +95,23 @@ def _with_names(cursor: Cursor, width: str) -> dict[str, tuple[int, int]]:
         if number == 0:
             sections["values"] = section
     if others := cursor.number("<u8", "the number of values of elements"):
-        raise cursor.fail(f"has {others} values for each element, which are not read; only values of vertices are")
-    return _end(cursor, sections)
+        raise cursor.error(f"has {others} values for each element, which are not read; only values of vertices are")
+    return _with_elements(cursor, sections)
 
 
-def _end(cursor: Cursor, sections: dict[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:
+def _with_elements(cursor: Cursor, sections: dict[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:
+    """Add the sections of elements and tags, with which a file ends."""
     for name, corners in _ELEMENTS.items():
         sections[name] = _skip(cursor, name, 4 * corners)
     if cursor.left:
         sections["tags"] = _skip(cursor, "vertex tags", 8)
     if cursor.left:
-        raise cursor.fail(f"has {cursor.left} bytes more than its counts say; it is damaged or not of this format")
+        raise cursor.error(f"has {cursor.left} bytes more than its counts say; it is damaged or not of this format")
     return sections
 
 
 def _skip(cursor: Cursor, section: str, itemsize: int) -> tuple[int, int]:
-    """Skip a section; returns the byte where its records begin, and their number."""
+    """Skip the records of a section, and return the section."""
     count = cursor.count("<u8", itemsize, section)
     begin = cursor.position
     cursor.seek(begin + count * itemsize, section)
@@ -129,11 +131,11 @@ def _read(cursor: Cursor, sections: dict[str, tuple[int, int]]) -> Mesh:
         indices = elements[name]
         if indices.size and (indices.min() < 0 or indices.max() >= len(vertices)):
             number = int(np.flatnonzero(((indices < 0) | (indices >= len(vertices))).any(1))[0])
-            raise cursor.fail(
+            raise cursor.error(
                 f"number {number} of its {name} has vertices {indices[number].tolist()}; there are {len(vertices)}"
             )
     mesh = Mesh(vertices, values("values", "<f4"), values("tags", "<u8"), **elements)
     for name, count in (("values", len(mesh.values)), ("vertex tags", len(mesh.tags))):
         if count not in (0, len(vertices)):
-            raise cursor.fail(f"has {len(vertices)} vertices and {count} {name}")
+            raise cursor.error(f"has {len(vertices)} vertices and {count} {name}")
     return mesh

@@ -1,7 +1,8 @@
 """Read images of VTK by the ``vtk`` package: ``.vti``, ``.vtr``, ``.vts``, their parallel kinds, and legacy ``.vtk``.
 
-In: a path and the name of an array. Out: its values, (components, Z, Y, X). An array of points has a voxel for each
-point, an array of cells for each cell. Rectilinear and structured grids must have evenly spaced points along each axis.
+In: a path and the name of an array. Out: the array's values, (components, Z, Y, X). An array of points has a voxel for
+each point, an array of cells for each cell. Rectilinear and structured grids must have evenly spaced points along each
+axis.
 """
 
 from __future__ import annotations
@@ -17,25 +18,25 @@ import numpy as np
 
 from linumpy.errors import SourceError, UnsupportedLayoutError
 from linumpy.packages import install_line
-from linumpy.sampling.files.binary import no_such
+from linumpy.sampling.files.binary import no_such_error
 from linumpy.sampling.files.vtk_header import Header, read_header, shape_of
 
 #: A reader, a data set or an array of the vtk package, which is imported only when a file is read.
 VtkObject: TypeAlias = Any
 
-#: Messages of VTK about legacy files whose values are complete.
+#: Messages of VTK about legacy files whose values are complete: they are ignored.
 _HARMLESS = ("No spacing read", "No origin read", "Not all meta data was read")
-#: Largest distance of a point from its position on an even grid, in steps of the grid. If float32 rounds coordinates by
-#: more, the tolerance is larger, up to a quarter of a step.
+#: Tolerance of even spacing: largest distance of a point from its position on an even grid, in steps of the grid. If
+#: float32 rounds coordinates by more, the tolerance is the rounding error, up to a quarter of a step.
 _UNEVEN = 1e-3
 _KINDS = ("vtkImageData", "vtkRectilinearGrid", "vtkStructuredGrid")
 _RESAMPLE = "resample it in VTK, such as by vtkResampleToImage"
-#: All threads share VTK's window for messages, which is exchanged while a file is read.
+#: All threads share VTK's window for messages; it is replaced while a file is read.
 _messages_lock = threading.Lock()
 
 
 def read_vtk(path: str | os.PathLike[str], field: str | None = None) -> np.ndarray:
-    """Read the array of this name, by default the active scalars or the first array.
+    """Read the array with this name, by default the active scalars or the first array; arrays of points come first.
 
     Returns
     -------
@@ -49,6 +50,8 @@ def read_vtk(path: str | os.PathLike[str], field: str | None = None) -> np.ndarr
         file below the folder of the file that names it; the vtk package is not installed.
     UnsupportedLayoutError
         Another kind of data set, points that are not evenly spaced, or an array without numbers.
+    OSError
+        The file cannot be opened.
     """
     name = os.fspath(path)
     with open(name, "rb") as file:
@@ -68,7 +71,7 @@ def read_vtk(path: str | os.PathLike[str], field: str | None = None) -> np.ndarr
 
 
 def _read_grid(name: str, is_legacy: bool) -> VtkObject:
-    """Read a ``vtkDataSet``; a message of VTK meanwhile becomes the error."""
+    """Read a ``vtkDataSet``; a message that VTK writes meanwhile becomes an error."""
     from vtkmodules.vtkCommonCore import vtkOutputWindow, vtkStringOutputWindow
 
     reader = _legacy_reader() if is_legacy else _xml_reader()
@@ -110,7 +113,7 @@ def _legacy_reader() -> VtkObject:
 
 
 def _check_size(name: str, reader: VtkObject) -> None:
-    """Refuse an extent of more voxels than memory has bytes: VTK would end the process."""
+    """Refuse an empty extent, and one of more points than memory has bytes: VTK would end the process."""
     from vtkmodules.vtkCommonExecutionModel import vtkStreamingDemandDrivenPipeline
 
     key, information = vtkStreamingDemandDrivenPipeline.WHOLE_EXTENT(), reader.GetOutputInformation(0)
@@ -146,7 +149,7 @@ def _check_structured(name: str, grid: VtkObject) -> None:
 
 
 def _check_even(name: str, axis: str, coordinates: np.ndarray) -> float:
-    """Refuse points that are not evenly spaced along an axis; returns the tolerance, 0 for a single point."""
+    """Refuse points that are not evenly spaced along an axis; return the tolerance, 0 for a single point."""
     points = coordinates.astype(np.float64)
     if len(points) == 1:
         return 0.0
@@ -166,7 +169,7 @@ def _check_even(name: str, axis: str, coordinates: np.ndarray) -> float:
 def _values(name: str, grid: VtkObject, header: Header | None, field: str | None) -> np.ndarray:
     from vtkmodules.util.numpy_support import vtk_to_numpy
 
-    array, of_cells = _choose(name, grid, field)
+    array, of_cells = _choose_array(name, grid, field)
     if header is not None:
         header.check_filled(of_cells)
     if not array.IsA("vtkDataArray") or array.IsA("vtkBitArray"):
@@ -181,8 +184,8 @@ def _shape(grid: VtkObject, of_cells: bool) -> tuple[int, ...]:
     return shape_of(extent[::2], extent[1::2], of_cells)
 
 
-def _choose(name: str, grid: VtkObject, field: str | None) -> tuple[VtkObject, bool]:
-    """Return an array, and whether it has a value for each cell; arrays of points come first."""
+def _choose_array(name: str, grid: VtkObject, field: str | None) -> tuple[VtkObject, bool]:
+    """Return an array, and whether it has a value for each cell; active scalars come first, then arrays of points."""
     arrays = []
     for of_cells, group in ((False, grid.GetPointData()), (True, grid.GetCellData())):
         for number in range(group.GetNumberOfArrays()):
@@ -192,4 +195,4 @@ def _choose(name: str, grid: VtkObject, field: str | None) -> tuple[VtkObject, b
     for array, of_cells, _ in sorted(arrays, key=lambda entry: not entry[2]):
         if allowed is None or array.GetName() in allowed:
             return array, of_cells
-    raise no_such("array", field, [array.GetName() for array, *_ in arrays], name)
+    raise no_such_error("array", field, [array.GetName() for array, *_ in arrays], name)

@@ -1,7 +1,7 @@
 """The extents of the pieces of a VTK file of the XML kind, checked before the ``vtk`` package reads it.
 
-In: a path. Out: :class:`Header`. VTK opens any file that a ``.pvti`` file names, and does not initialise voxels outside
-all pieces: such files are refused here.
+In: a path. Out: :class:`Header`. Errors: see :func:`read_header` and :meth:`Header.check_filled`. VTK opens any file
+that a ``.pvti`` file names, and leaves voxels outside all pieces uninitialised: this module refuses such files.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ class Header:
     ----------
     name : str
         Path of the file, for errors.
-    whole : (2, 3) int64
+    extent : (2, 3) int64
         First and last point of the image along x, y, z.
     pieces : list of (extent, Header or None)
         Extents of the pieces, and the headers of their files where the pieces are files.
     """
 
     name: str
-    whole: np.ndarray
+    extent: np.ndarray
     pieces: list[tuple[np.ndarray, Header | None]]
 
     def check_filled(self, of_cells: bool, box: np.ndarray | None = None) -> None:
-        """Refuse pieces that do not cover the image, or a box of it."""
-        low, high = self.whole if box is None else box
+        """Refuse pieces that do not cover the image or, of a piece in a file, `box`: ``SourceError``."""
+        low, high = self.extent if box is None else box
         covered = np.zeros(shape_of(low, high, of_cells), bool)
         for extent, inner in self.pieces:
             first, last = np.maximum(extent[0], low), np.minimum(extent[1], high)
@@ -55,7 +55,7 @@ class Header:
 
 
 def shape_of(first: ArrayLike, last: ArrayLike, of_cells: bool) -> tuple[int, ...]:
-    """Return the numbers of values (Z, Y, X) between two points (x, y, z); a flat box has one layer of cells."""
+    """Return the numbers of values (Z, Y, X) between two points (x, y, z); a flat box has a layer of cells."""
     points = (np.asarray(last) - np.asarray(first) + 1).tolist()
     return tuple(max(1, n - 1) if of_cells else n for n in reversed(points))
 
@@ -70,6 +70,8 @@ def read_header(path: str) -> Header:
         folder of the file that names it.
     UnsupportedLayoutError
         Another kind of data set.
+    OSError
+        The file itself cannot be opened, or is no regular file.
     """
     with open(path, "rb", opener=_open_regular) as file:
         image = _image(path, file.read())
@@ -85,9 +87,9 @@ def read_header(path: str) -> Header:
 
 def _image(path: str, content: bytes) -> Element:
     """Parse a file without its appended data, which is no XML."""
-    head, mark, _ = content.partition(b"<AppendedData")
+    head, separator, _ = content.partition(b"<AppendedData")
     try:
-        root = ElementTree.fromstring(head + b"</VTKFile>" if mark else content)
+        root = ElementTree.fromstring(head + b"</VTKFile>" if separator else content)
     except ElementTree.ParseError as error:
         raise SourceError(f"{path}: is no VTK image, or truncated: {error}") from error
     kind = root.get("type", root.tag)
@@ -112,21 +114,21 @@ def _extent(name: str, element: Element, key: str) -> np.ndarray:
 
 
 def _piece_header(index: str, piece: Element) -> Header:
-    """Read the header of a piece: a regular file below the folder of its index, once links are resolved."""
+    """Read the header of a piece: a regular file below the folder of the `index` that names it, links resolved."""
     source, folder = piece.get("Source", ""), os.path.realpath(os.path.dirname(index))
     path = os.path.realpath(os.path.join(folder, source))
     if os.path.commonpath([folder, path]) != folder:
-        _fail(index, source, "lies outside of the folder of this file, and is not read")
+        _refuse_piece(index, source, "lies outside of the folder of this file, and is not read")
     try:
         header = read_header(path)
     except OSError as error:
         raise SourceError(f"{index}: its piece {source!r} cannot be read: {error}") from error
     if any(inner for _, inner in header.pieces):
-        _fail(index, source, "has pieces in other files, and is not read")
+        _refuse_piece(index, source, "has pieces in other files, and is not read")
     return header
 
 
-def _fail(index: str, source: str, problem: str) -> NoReturn:
+def _refuse_piece(index: str, source: str, problem: str) -> NoReturn:
     raise SourceError(f"{index}: its piece {source!r} {problem}")
 
 

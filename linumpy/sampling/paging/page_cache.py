@@ -1,6 +1,7 @@
 """Pages of a Zarr volume in a fixed number of slots on a device; the least recently used pages are replaced.
 
-In: the numbers of pages, and a Reader, which reads them. Out: an array of slots, and a table of the slot of each page.
+In: the numbers of pages, and a Reader, which reads the pages. Out: an array of slots, and a table of each page's slot.
+Errors: those of reading, when a page is waited for.
 """
 
 from __future__ import annotations
@@ -20,30 +21,31 @@ if TYPE_CHECKING:
     from linumpy.gpu.read.ticket import Ticket
 
 _NO_PAGES = np.empty(0, np.int64)
-#: Largest number of pages that a job reads.
+#: Largest number of pages of a job.
 _PAGES_PER_JOB = 256
 
 
 class PageCache:
-    """Slots on a device, and the page in each. Pages are numbered in C order.
+    """Slots on a device, and the page in each slot. Pages are numbered in C order.
 
-    The reader's own cache cannot serve here: it keeps chunks as they are stored, and only its scatter kernels may read
-    them, while the kernel of a sampler reads whole pages in place, of native byte order, by the table.
+    The reader's own cache cannot serve here. It keeps single chunks in the stored byte order, and only the reader's
+    scatter kernels may access these chunks; a sampler's kernel reads pages in place, in native byte order, by the
+    table.
 
     Parameters
     ----------
     volumes : sequence of Volume
-        One for each channel.
+        A volume for each channel.
     paging : Paging
-        Of the volume.
+        Pages of the volume.
     slots : int
-        Number of pages in memory.
+        Number of slots: pages that are in memory at the same time.
     dtype : dtype
-        Of the voxels in memory.
+        dtype of the voxels in memory.
     reader : Reader
         Its ``submit_rows(array, regions, slots, rows, kept)`` returns a ticket, whose ``result()`` waits for all pages.
     xp : module
-        CuPy; NumPy with a reader of host memory.
+        CuPy; in tests NumPy, with a reader of host memory.
     """
 
     def __init__(
@@ -56,43 +58,43 @@ class PageCache:
         self._used = np.full(slots, -1, np.int64)  # request that used each slot last; -1: empty
         self._read_of = np.full(slots, -1, np.int64)  # number of the read that fills each slot; -1: none
         self._reads: dict[int, list[Ticket]] = {}
-        self._now = self._last_read = 0
+        self._last_request = self._last_read = 0
         self.table = xp.zeros(paging.pages, np.int32)
         self._is_current = False
-        self.read = 0  # number of pages so far
+        self.read = 0  # number of pages whose reading has begun so far
 
     def holds(self, pages: np.ndarray) -> bool:
-        """Return whether all pages are in memory, or being read."""
+        """Return whether all of these pages are in memory or being read."""
         return bool((self._slot[pages] >= 0).all())
 
     def request(self, pages: np.ndarray, keep: np.ndarray = _NO_PAGES) -> None:
-        """Begin to read missing pages into the least recently used slots, but not into slots of pages to keep.
+        """Begin to read missing pages into the least recently used slots, but not into slots of `pages` or `keep`.
 
-        If too few slots are left, only the first missing pages are read.
+        If fewer slots are left than pages are missing, only the first missing pages are read.
         """
         if not len(pages):
             return
-        self._now += 1
+        self._last_request += 1
         slots = self._slot[np.concatenate([pages, keep])]
-        self._used[slots[slots >= 0]] = self._now
-        missing = pages[self._slot[pages] < 0][: int((self._used < self._now).sum())]
+        self._used[slots[slots >= 0]] = self._last_request
+        missing = pages[self._slot[pages] < 0][: int((self._used < self._last_request).sum())]
         if not len(missing):
             return
         taken = np.argpartition(self._used, len(missing) - 1)[: len(missing)]
         self._empty(taken)
         self._is_current = False
         try:
-            self._page[taken], self._slot[missing], self._used[taken] = missing, taken, self._now
+            self._page[taken], self._slot[missing], self._used[taken] = missing, taken, self._last_request
             for first in range(0, len(missing), _PAGES_PER_JOB):
                 part = slice(first, first + _PAGES_PER_JOB)
                 self._submit(missing[part], taken[part])
         except BaseException:
-            self._forget(missing)  # they must not count as read
+            self._forget(missing)  # these pages must not count as read
             raise
         self.read += len(missing)
 
     def _submit(self, pages: np.ndarray, slots: np.ndarray) -> None:
-        """Begin to read pages by one job a channel; its tickets are noted even if a later channel fails."""
+        """Begin to read pages, by a job for each channel; tickets are kept even if a later channel fails."""
         self._last_read += 1
         tickets = self._reads[self._last_read] = []
         self._read_of[slots] = self._last_read
@@ -112,7 +114,7 @@ class PageCache:
         Raises
         ------
         ChunkError, OSError
-            A page could not be read. The next request reads it again, and all pages of the same job.
+            A page could not be read. The next request reads this page and all pages of the same job again.
         """
         assert self.holds(pages), "more pages are requested at once than there are slots"
         reads = self._read_of[self._slot[pages]]
@@ -130,12 +132,12 @@ class PageCache:
             self._is_current = True
 
     def _end(self, number: int) -> None:
-        """Note that a read has ended."""
+        """Forget a read that has ended without error."""
         del self._reads[number]
         self._read_of[self._read_of == number] = -1
 
     def _await(self, slots: np.ndarray) -> list[int]:
-        """Wait until no read writes to slots any more; returns the numbers of failed reads, which are kept."""
+        """Wait until no read writes to slots any more; return the numbers of failed reads, whose tickets are kept."""
         reads, failed = self._read_of[slots], []
         for number in np.unique(reads[reads >= 0]).tolist():
             errors = 0
@@ -151,7 +153,7 @@ class PageCache:
         return failed
 
     def _empty(self, slots: np.ndarray) -> None:
-        """Empty slots; waiting for another page of a failed read still raises its error."""
+        """Empty slots; the error of a failed read is kept for the other pages of that read."""
         failed = self._await(slots)
         pages = self._page[slots]
         self._slot[pages[pages >= 0]] = -1
@@ -162,7 +164,7 @@ class PageCache:
         self._is_current = False
 
     def _forget(self, pages: np.ndarray) -> None:
-        """Empty the slots of pages, and of all pages of their failed reads."""
+        """Empty the slots of pages, and of all other pages whose reads failed together with a read of these pages."""
         slots = self._slot[pages]
         slots = slots[slots >= 0]
         failed = self._await(slots)

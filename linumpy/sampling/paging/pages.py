@@ -1,11 +1,11 @@
-"""A Zarr volume larger than device memory: ``zarr`` on the device ``cuda_out_of_core``.
+"""A Zarr volume larger than device memory: the type ``zarr`` on the device ``cuda_out_of_core``.
 
-In: a :class:`~linumpy.sampling.paging.page_cache.PageCache`, whose pages are one or several chunks each. Out: values at
-points, and samples. The volume is sampled part by part: while the points of one part are sampled, the missing pages of
-the next part are read.
+In: a :class:`~linumpy.sampling.paging.page_cache.PageCache`. Out: values at points, and samples. A page is one or
+several chunks, a part is a box of pages. The volume is sampled part by part: while the points of one part are sampled,
+the missing pages of the next part are read.
 
 A small batch of independent samples needs pages of the whole volume. So the values of many future samples are computed
-in one pass over the volume and returned by later calls; the stream of samples is the same.
+in one pass over the volume and returned by later calls; the stream of samples does not change.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ from linumpy.sampling.coordinates.boxes import Window, plan_boxes
 from linumpy.sampling.coordinates.draws import NO_ARRAY
 from linumpy.sampling.field import Field
 from linumpy.sampling.paging.page_cache import PageCache
-from linumpy.sampling.paging.plan import Page, PagesOfBoxes
+from linumpy.sampling.paging.plan import ZYX, PagesOfBoxes
 from linumpy.sampling.volume import VOLUME_RECORD
 from linumpy.sampling.voxel_field import normalisation
 
+#: The structure ``Pages`` of pages.cu.
 _PAGES = np.dtype(
     [
         *[("slot", "i8"), ("channel", "i8"), ("values", "i8"), ("page", "i4", 3), ("pages", "i4", 3)],
@@ -37,6 +38,7 @@ _PAGES = np.dtype(
     align=True,
 )
 assert _PAGES.itemsize == 72
+#: Threads of a block, and samples of each thread.
 _THREADS, _GROUPS = 256, 4
 
 
@@ -49,24 +51,28 @@ class _Future:
     values: Array  # (channels, samples)
 
     def holds(self, key: tuple[int, int], number: int) -> bool:
+        """Return whether the value of a sample of a stream is in :attr:`values`."""
         return self.key == key and self.first <= number < self.first + self.values.shape[1]
 
 
 class PagedVolume(Field):
-    """A field whose voxels are read as they are needed; linear interpolation.
+    """A field whose voxels are read when they are needed; linear interpolation.
 
     Parameters
     ----------
     cache : PageCache
-        Of the volume.
+        Pages of the volume.
+    xp : module
+        CuPy, or NumPy in tests.
     low_high : (float, float), optional
         Voxels become (v - low) / (high - low), clipped to 0 to 1.
     value_range : (float, float)
-        Of decoded values.
+        Range of decoded values.
     ahead : int
-        Number of independent samples whose values are computed in one pass over the volume: 4 bytes each.
-    window : int
-        Default number of samples that are sorted by box together.
+        Number of independent samples whose values are computed in one pass over the volume; they take 4 bytes for each
+        sample and channel.
+    window : int, optional
+        Default number of samples that are sorted by box together; without it two for each voxel, at least 2^20.
     """
 
     def __init__(
@@ -91,21 +97,21 @@ class PagedVolume(Field):
         self._lock = threading.Lock()  # no thread may replace pages that another thread samples
 
     def decode(self, coords: Array, out: Array) -> None:
-        """Evaluate at points; waits for the device once, to learn which pages they need."""
+        """Evaluate at points; wait for the device once, to learn which pages the points need."""
         if len(coords):
             with self._lock:
                 self._decode(coords, out)
 
     def _decode(self, coords: Array, out: Array) -> None:
-        marks = self._xp.zeros(self._paging.pages, np.uint8)
+        is_needed = self._xp.zeros(self._paging.pages, np.uint8)
         record = self._record(len(coords))
-        args = (coords, marks, record, self._pages_record((0, 0, 0), (0, 0, 0), 0))
+        args = (coords, is_needed, record, self._pages_record((0, 0, 0), (0, 0, 0), 0))
         load(_spec("mark", self._defines(False)))((-(-len(coords) // _THREADS),), (_THREADS,), args)
-        needed = (marks if isinstance(marks, np.ndarray) else marks.get()).astype(bool)
+        needed = (is_needed if isinstance(is_needed, np.ndarray) else is_needed.get()).astype(bool)
         self._pass(coords, out, record, needed)
 
     def sample(self, key: tuple[int, int], first: int, coords: Array, out: Array) -> None:
-        """Draw independent points and evaluate at them."""
+        """Draw independent points and copy the values that were computed ahead; compute more if these are used up."""
         draws.draw(draws.Draw(), key, first, coords)
         with self._lock:
             self._copy_ahead(key, first, coords, out)
@@ -122,7 +128,7 @@ class PagedVolume(Field):
             done += part
 
     def sample_window(self, window: Window, begin: int, coords: Array, out: Array) -> None:
-        """Make samples of a window in the order of its boxes; each page is read about once a window."""
+        """Make samples of a window, sorted by its boxes; each page is read about once in a window."""
         if len(coords):
             with self._lock:
                 self._sample_window(window, begin, coords, out)
@@ -150,7 +156,10 @@ class PagedVolume(Field):
         self._future = _Future(key, first, values)
 
     def _pass(self, coords: Array | None, out: Array, record: np.ndarray, needed: np.ndarray | None) -> None:
-        """Sample one part of the volume after another; first those whose pages are in memory."""
+        """Sample the volume part by part, first the parts whose pages are in memory.
+
+        `coords` None: the kernel draws the points. `needed`: which pages contain cells of points; None: all.
+        """
         parts = []
         for begin, end in self._paging.parts():
             pages = self._paging.with_neighbours(begin, end, needed)
@@ -166,7 +175,7 @@ class PagedVolume(Field):
             self._launch(coords, out, record, low, high, draw=coords is None)
 
     def _launch(
-        self, coords: Array | None, out: Array, record: np.ndarray, begin: Page, end: Page, *, draw: bool
+        self, coords: Array | None, out: Array, record: np.ndarray, begin: ZYX, end: ZYX, *, draw: bool
     ) -> None:
         count = int(record["count"])
         pages = self._pages_record(begin, end, count)
@@ -181,7 +190,7 @@ class PagedVolume(Field):
             record["low"], record["scale"] = normalisation(*self._low_high)
         return record
 
-    def _pages_record(self, begin: Page, end: Page, count: int) -> np.ndarray:
+    def _pages_record(self, begin: ZYX, end: ZYX, count: int) -> np.ndarray:
         record = np.zeros((), _PAGES)
         voxels = math.prod(self._paging.page)
         record["slot"], record["channel"], record["values"] = voxels * self.n_channels, voxels, count

@@ -1,7 +1,7 @@
 """Plan which pages of a volume are needed, and in what order. Pure.
 
-In: sizes of a volume, of its chunks and of a cache; samples in the order of boxes. Out: pages, by their numbers in C
-order, for :mod:`linumpy.sampling.paging.pages`.
+In: sizes of a volume, of its chunks and of a cache; windows of samples that are sorted by boxes. Out: pages, by their
+numbers in C order, for :mod:`linumpy.sampling.paging.pages`. A page is one or several chunks, a part is a box of pages.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from linumpy.sampling.coordinates.boxes import Window
 
 #: Approximate number of voxels of a page, which joins several chunks if they are smaller.
 _PAGE_VOXELS = 2**18
-#: Coordinates of a page, or of a voxel: z, y, x.
-Page = tuple[int, int, int]
-#: Estimate of the pages that a box needs in addition to those of the boxes before.
+#: Indices of a page or of a voxel, or numbers of them: along z, y and x.
+ZYX = tuple[int, int, int]
+#: Estimate: number of pages that a box needs and the boxes before it do not.
 _PAGES_OF_A_BOX = 8
 
 
@@ -42,46 +42,49 @@ class Paging:
     part: tuple[int, int, int]
 
     @cached_property
-    def pages(self) -> Page:
+    def pages(self) -> ZYX:
         """Number of pages along each axis."""
         z, y, x = (-(-n // p) for n, p in zip(self.dims, self.page, strict=True))
         return z, y, x
 
-    def numbers(self, coordinates: np.ndarray) -> np.ndarray:
-        """Number pages in C order, from their coordinates (n, 3)."""
+    def numbers(self, indices: np.ndarray) -> np.ndarray:
+        """Return the numbers of pages in C order, from their indices (n, 3)."""
         _, y, x = self.pages
-        return coordinates @ np.array([y * x, x, 1])
+        return indices @ np.array([y * x, x, 1])
 
     def bounds(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the first voxels of pages, and their last voxels + 1, (n, 3)."""
+        """Return the first voxels of pages, and their last voxels + 1: two (n, 3)."""
         start = np.stack(np.unravel_index(numbers, self.pages), axis=1) * self.page
         return start, np.minimum(start + self.page, self.dims)
 
-    def first_voxel(self, page: Page) -> Page:
+    def first_voxel(self, page: ZYX) -> ZYX:
         """Return the first voxel of a page along each axis."""
         z, y, x = (index * size for index, size in zip(page, self.page, strict=True))
         return z, y, x
 
-    def parts(self) -> Iterator[tuple[Page, Page]]:
+    def parts(self) -> Iterator[tuple[ZYX, ZYX]]:
         """Yield the first page and the last page + 1 of each part."""
         steps = [range(0, n, p) for n, p in zip(self.pages, self.part, strict=True)]
         for z, y, x in itertools.product(*steps):
             end = tuple(min(a + p, n) for a, p, n in zip((z, y, x), self.part, self.pages, strict=True))
             yield (z, y, x), (end[0], end[1], end[2])
 
-    def with_neighbours(self, begin: Page, end: Page, needed: np.ndarray | None = None) -> np.ndarray:
-        """Return the numbers of needed pages of a part, and of the next pages along each axis, sorted."""
+    def with_neighbours(self, begin: ZYX, end: ZYX, needed: np.ndarray | None = None) -> np.ndarray:
+        """Return the numbers, sorted, of the pages that cells in the needed pages of a part touch.
+
+        These are the needed pages (None: all pages of the part), and the next pages along all combinations of axes.
+        """
         shape = tuple(min(e + 1, n) - b for b, e, n in zip(begin, end, self.pages, strict=True))
-        marks = np.zeros(tuple(n + 1 for n in shape), bool)
+        is_touched = np.zeros(tuple(n + 1 for n in shape), bool)
         part = tuple(slice(b, e) for b, e in zip(begin, end, strict=True))
         in_part = np.ones([e - b for b, e in zip(begin, end, strict=True)], bool) if needed is None else needed[part]
         for step in itertools.product((0, 1), repeat=3):
-            marks[tuple(slice(s, s + n) for s, n in zip(step, in_part.shape, strict=True))] |= in_part
-        return self.numbers(np.argwhere(marks[tuple(slice(0, n) for n in shape)]) + np.array(begin))
+            is_touched[tuple(slice(s, s + n) for s, n in zip(step, in_part.shape, strict=True))] |= in_part
+        return self.numbers(np.argwhere(is_touched[tuple(slice(0, n) for n in shape)]) + np.array(begin))
 
 
 def plan_paging(dims: tuple[int, int, int], chunks: Sequence[int], slots: int, voxels: int = _PAGE_VOXELS) -> Paging:
-    """Choose pages and parts, so that a part with its neighbours takes at most half of the slots.
+    """Choose pages, and parts that take at most half of the slots together with their neighbouring pages.
 
     Raises
     ------
@@ -107,7 +110,10 @@ def plan_paging(dims: tuple[int, int, int], chunks: Sequence[int], slots: int, v
 
 
 def page_shape(dims: Sequence[int], chunks: Sequence[int], voxels: int = _PAGE_VOXELS) -> tuple[int, int, int]:
-    """Join chunks along the shortest axis, until a page has at least `voxels` voxels or is the volume."""
+    """Return the voxels of a page along each axis: a chunk, doubled along the shortest axis until large enough.
+
+    A page is large enough if it has at least `voxels` voxels or covers the volume.
+    """
     page = [min(c, n) for c, n in zip(chunks, dims, strict=True)]
     while math.prod(page) < voxels:
         open_axes = [axis for axis in range(3) if page[axis] < dims[axis]]
@@ -131,15 +137,18 @@ class PagesOfBoxes:
             highs.append(np.clip(np.floor((index + 1) / 2**halved * n - 0.5), 0, n - 1).astype(np.int64))
         page = np.array(paging.page)
         self._first, self._last = np.stack(lows, 1) // page, np.stack(highs, 1) // page
-        self._reached, self._step = 0, 0  # first box whose pages are not requested; boxes of the last request
+        self._reached, self._step = 0, 0  # first box whose pages are not yet requested; boxes of the last request
 
     def boxes_of(self, begin: int, end: int) -> tuple[int, int]:
-        """Return the first box, and the last box + 1, of samples `begin` to `end`."""
+        """Return the first box, and the last box + 1, that contain samples `begin` to `end` of the window."""
         first = int(np.searchsorted(self._starts, begin, side="right")) - 1
         return first, int(np.searchsorted(self._starts, end, side="left"))
 
-    def groups(self, first: int, last: int, max_pages: int) -> Iterator[tuple[Page, Page, np.ndarray]]:
-        """Yield parts of the volume that cover the boxes: first voxel, last voxel + 1, at most `max_pages` pages."""
+    def groups(self, first: int, last: int, max_pages: int) -> Iterator[tuple[ZYX, ZYX, np.ndarray]]:
+        """Yield boxes of voxels that together cover boxes `first` to `last` of the window.
+
+        Each is (first voxel, last voxel + 1, numbers of the pages it needs); it needs at most `max_pages` pages.
+        """
         low, high = self._first[first:last].min(0), self._last[first:last].max(0)
         size = high - low + 2
         if math.prod(size.tolist()) <= max_pages:
@@ -152,7 +161,7 @@ class PagesOfBoxes:
             yield self._group(begin, np.minimum(begin + np.array(steps) - 1, high))
 
     def upcoming(self, box: int, max_pages: int) -> np.ndarray:
-        """Return about `max_pages` pages for the boxes from `box` on when it is time to request them, else none."""
+        """Return about `max_pages` pages that boxes after `box` need; none while enough pages are requested ahead."""
         self._reached = max(self._reached, box)
         pages = np.empty(0, np.int64)
         if self._reached - box > self._step // 2:
@@ -166,13 +175,16 @@ class PagesOfBoxes:
         return pages
 
     def _pages(self, first: np.ndarray, last: np.ndarray) -> np.ndarray:
-        """Number the pages of boxes (n, 3), and the next pages along each axis, with repetitions."""
+        """Return the numbers of the pages of boxes, `first` to `last`, (n, 3), and of the next pages along all axes.
+
+        Pages that several boxes need are repeated.
+        """
         end = np.minimum(last + 1, np.array(self._paging.pages) - 1)
         steps = np.stack(np.meshgrid(*map(np.arange, (end - first).max(0) + 1), indexing="ij"), -1).reshape(-1, 3)
-        coordinates = first[:, None] + steps
-        return self._paging.numbers(coordinates[(coordinates <= end[:, None]).all(-1)])
+        indices = first[:, None] + steps
+        return self._paging.numbers(indices[(indices <= end[:, None]).all(-1)])
 
-    def _group(self, low: np.ndarray, high: np.ndarray) -> tuple[Page, Page, np.ndarray]:
+    def _group(self, low: np.ndarray, high: np.ndarray) -> tuple[ZYX, ZYX, np.ndarray]:
         first, last, count = low.tolist(), high.tolist(), self._paging.pages
         z, y, x = (np.arange(a, min(b + 2, n)) for a, b, n in zip(first, last, count, strict=True))
         begin = self._paging.first_voxel((first[0], first[1], first[2]))

@@ -1,9 +1,10 @@
-"""A file of raw voxels that is larger than memory: ``structuredRegular`` on the device ``out_of_core``.
+"""A file of raw voxels larger than memory: the type ``structuredRegular`` on the device ``out_of_core``.
 
-In: a :class:`~linumpy.sampling.regular.RawFile`. Out: samples of the slabs in memory, values at any points. A slab is a
-box of whole rows, with the neighbouring voxels that interpolation needs. A fixed number of slabs is in memory; after
-each batch the next slabs replace some of them, in a random order that repeats no slab before all were in memory. The
-file is read by ``pread``: shortening it during sampling raises an :class:`OSError`.
+In: a :class:`~linumpy.sampling.raw_voxels.RawFile`. Out: samples of the slabs in memory, values at any points. A slab
+is a box of whole rows (along x), with the neighbouring voxels that interpolation needs. A fixed number of slabs is in
+memory. After each batch the next slabs replace the oldest, in a random order that repeats no slab before all were in
+memory. Errors: a file that is too short when it is opened is a :class:`ValueError`; the file is read by ``preadv``, so
+a file that becomes shorter later is an :class:`OSError`.
 """
 
 from __future__ import annotations
@@ -23,17 +24,18 @@ from linumpy.arrays import Array
 from linumpy.sampling.coordinates.generator import Use, numbers
 from linumpy.sampling.field import Field
 from linumpy.sampling.host import along, linear, normalised
-from linumpy.sampling.regular import RawFile
-from linumpy.sampling.threads import in_threads, threads
+from linumpy.sampling.raw_voxels import RawFile
+from linumpy.sampling.threads import count_threads, in_threads
 
+#: Approximate size of a slab in the file.
 _SLAB_NBYTES = 8 * 2**20
-#: Number of planes of a slab if a single plane is larger than a slab.
+#: Number of planes of a slab if two planes are larger than a slab; the slab then has a part of their rows.
 _PLANES = 16
 
 
 @dataclass(frozen=True)
 class SlabPlan:
-    """The slabs of a volume: `z` × `y` boxes of whole rows, equal parts of the unit cube.
+    """The slabs of a volume: `z` × `y` boxes of whole rows. They divide the unit cube into equal parts.
 
     Attributes
     ----------
@@ -53,12 +55,12 @@ class SlabPlan:
         return self.z * self.y
 
     def box(self, number: int) -> tuple[slice, slice]:
-        """Return the planes and the rows that interpolation in a slab needs."""
+        """Return the planes (along z) and the rows (along y) that interpolation in a slab needs."""
         z, y = divmod(number, self.y)
         return _needed(z, self.z, self.dims[0]), _needed(y, self.y, self.dims[1])
 
     def of(self, coords: Array) -> np.ndarray:
-        """Return the slab of each point."""
+        """Return the number of the slab that contains each point."""
         number = np.zeros(len(coords), np.int64)
         for column, n in ((2, self.z), (1, self.y)):
             index = np.floor(np.nan_to_num(coords[:, column].astype(np.float64)) * n)
@@ -67,7 +69,10 @@ class SlabPlan:
 
 
 def _needed(k: int, n: int, size: int) -> slice:
-    """Return the planes for points in the k-th of n parts, with a margin for the rounding of coordinates to float32."""
+    """Return the voxels along an axis of `size` voxels that points in part `k` of `n` equal parts need.
+
+    A margin allows for the rounding of coordinates to float32.
+    """
     low, high = k / n * size - 0.5, (k + 1) / n * size - 0.5
     slack = 1e-6 * size
     first = max(0, min(size - 1, math.floor(low - slack)))
@@ -75,7 +80,7 @@ def _needed(k: int, n: int, size: int) -> slice:
 
 
 def plan_slabs(shape: tuple[int, int, int, int], itemsize: int, nbytes: int = _SLAB_NBYTES) -> SlabPlan:
-    """Cut a volume (C, Z, Y, X) into slabs of about `nbytes` bytes."""
+    """Plan how a volume (C, Z, Y, X) is cut into slabs of about `nbytes` bytes."""
     channels, z, y, x = shape
     plane = channels * y * x * itemsize
     if plane * 2 <= nbytes or z == 1:
@@ -86,7 +91,7 @@ def plan_slabs(shape: tuple[int, int, int, int], itemsize: int, nbytes: int = _S
 
 
 def _readers() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(threads(), thread_name_prefix="linumpy-slabs")
+    return ThreadPoolExecutor(count_threads(), thread_name_prefix="linumpy-slabs")
 
 
 def _take(voxels: np.ndarray, index: np.ndarray, offset: int) -> np.ndarray:
@@ -95,6 +100,8 @@ def _take(voxels: np.ndarray, index: np.ndarray, offset: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class _HeldSlab:
+    """A slab in memory."""
+
     number: int
     first: tuple[int, int]  # plane and row of the volume
     voxels: np.ndarray  # (C, planes, rows, X), float32 in 0 to 1
@@ -110,11 +117,16 @@ class SlabVolume(Field):
     low_high : (float, float)
         The range of voxels that is mapped to 0 to 1.
     slabs, replaced : int
-        Number of slabs in memory, and number of slabs that are replaced after each batch.
+        Number of slabs in memory, and number of them that are replaced after each batch.
     key : (int, int)
         Key of the generator that shuffles the slabs.
     slab_nbytes : int
         Approximate size of a slab in the file, in bytes.
+
+    Raises
+    ------
+    ValueError
+        `replaced` is not from 1 to `slabs`; the file is too short.
     """
 
     orders = ("iid", "binned")
@@ -141,18 +153,18 @@ class SlabVolume(Field):
         weakref.finalize(self, os.close, self._file)
         source.check_size(os.fstat(self._file).st_size)
         self._pool, self._process = _readers(), os.getpid()
-        self._taken = 0  # slabs of the random order that were requested
+        self._taken = 0  # number of slabs of the random order that were requested
         self._turn: tuple[int, np.ndarray] | None = None  # number of the pass over all slabs, and their order
         self._coming: list[Future[_HeldSlab]] = []
         self._slabs: list[_HeldSlab] = []
         self._lock = threading.Lock()
 
     def sample(self, key: tuple[int, int], first: int, coords: Array, out: Array) -> None:
-        """Draw points uniformly in the slabs that are in memory and evaluate them; then replace some of the slabs."""
+        """Draw points uniformly in the slabs in memory and evaluate them; then request the slabs of the next batch."""
         self._batch(key, first, coords, out, in_order=False)
 
     def sample_in_order(self, key: tuple[int, int], first: int, coords: Array, out: Array) -> None:
-        """Draw as :meth:`sample`, but slab by slab."""
+        """Draw as :meth:`sample` does, but return the samples of one slab after another."""
         self._batch(key, first, coords, out, in_order=True)
 
     def decode(self, coords: Array, out: Array) -> None:
@@ -231,7 +243,7 @@ class SlabVolume(Field):
             values[...] = linear(take, positions, (planes, rows, columns))[0]
 
     def _receive(self) -> None:
-        """Wait for the requested slabs, which replace the oldest slabs; the first call requests all."""
+        """Wait for the requested slabs, which replace the oldest slabs; the first call requests a full set."""
         if self._process != os.getpid():
             self._begin_in_child()
         if not self._slabs and not self._coming:
@@ -248,7 +260,7 @@ class SlabVolume(Field):
         self._slabs = (self._slabs + new)[-self.held :]
 
     def _begin_in_child(self) -> None:
-        """Request the same slabs from threads of this process: a forked child has no threads of its parent."""
+        """Request the pending slabs again, from new threads: a forked child does not inherit its parent's threads."""
         count, self._coming = len(self._coming), []
         self._pool, self._process = _readers(), os.getpid()
         self._taken -= count
@@ -270,7 +282,7 @@ class SlabVolume(Field):
         self._taken += count
 
     def _number(self, position: int) -> int:
-        """Return the slab at a position in the random order of all passes."""
+        """Return the number of the slab at a position in the random order; a pass contains each slab once."""
         turn, index = divmod(position, self.plan.count)
         if self._turn is None or self._turn[0] != turn:
             words = numbers(np.arange(self.plan.count, dtype=np.uint64), Use.STRATA, self._key, turn)

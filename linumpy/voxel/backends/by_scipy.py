@@ -13,12 +13,12 @@ import scipy
 
 from linumpy.packages import install_line
 from linumpy.voxel import capsules, mesh
-from linumpy.voxel.backends.labels import distances, fill_enclosed
+from linumpy.voxel.backends.by_ndimage import distances, fill_enclosed
 from linumpy.voxel.backends.operations import Backend
 from linumpy.voxel.element import Element, squared_distances
 from linumpy.voxel.grid import XYZ, VoxelGrid
 
-#: Balls with more offsets use a distance transform, whose time does not depend on the radius.
+#: Balls with more offsets than this use a distance transform, whose time does not depend on the radius.
 _DIRECT_OFFSETS = 200
 
 
@@ -78,22 +78,25 @@ class ScipyBackend(Backend):
 
 
 def _distance_limit(element: Element) -> float | None:
-    """Return a distance between a ball's outermost offset and the innermost offset outside, or None.
+    """Return a distance in µm between those of a ball's outermost offset and of the innermost offset outside the ball.
 
-    Comparing the rounded distances of a transform with this limit gives the same voxels as comparing exact distances.
-    None for other elements, and where the two distances are so close that rounding might change the result.
+    A voxel lies in the ball exactly if its distance, as a distance transform rounds it, is less than this limit. None
+    for small balls and other elements, and if the two distances are so close that rounding might change the result.
     """
     if element.radius is None or element.pitch is None or np.count_nonzero(element.mask) <= _DIRECT_OFFSETS:
         return None
     half = [n // 2 + 1 for n in element.mask.shape[::-1]]
     lengths = np.sqrt(squared_distances(half, element.pitch))
     inside = np.pad(element.mask, 1)
-    last, first = float(lengths[inside].max()), float(lengths[~inside].min())
-    return (last + first) / 2 if first - last > 1e-9 * first else None
+    outermost, beyond = float(lengths[inside].max()), float(lengths[~inside].min())
+    return (outermost + beyond) / 2 if beyond - outermost > 1e-9 * beyond else None
 
 
 def _within(mask: np.ndarray, element: Element, limit: float, *, border: bool) -> np.ndarray:
-    """Return the voxels whose distance to a true voxel is less than `limit`."""
+    """Return the mask of the voxels whose distance to a true voxel is less than `limit` µm.
+
+    `border`: whether voxels outside the mask are true.
+    """
     inside = np.pad(mask, 1, constant_values=True) if border else mask
     if not inside.any():
         return np.zeros_like(mask)

@@ -1,8 +1,8 @@
 """Voxel operations by Warp, on the GPU.
 
-In: CuPy arrays. Out: CuPy arrays. Warp uses the memory of CuPy's arrays and CuPy's current stream: nothing is copied,
-and only operations that need a number on the host (meshes, labels, surfaces) synchronise. ``WarpBackend("cpu")`` runs
-the same kernels on NumPy arrays, so that tests compare them with SciPy without a GPU.
+In: CuPy arrays. Out: CuPy arrays. Warp uses the memory of CuPy's arrays and CuPy's current stream, so no mask is
+copied. Only operations that need a number on the host synchronise: meshes, holes, labels, distances, surfaces.
+``WarpBackend("cpu")`` runs the same kernels on NumPy arrays, so that tests compare them with SciPy without a GPU.
 """
 
 # mypy: disable-error-code="override"
@@ -19,25 +19,25 @@ import numpy as np
 
 from linumpy.device import require_cuda
 from linumpy.gpu.kernels import address_of
-from linumpy.voxel.backends.labels import distances, fill_enclosed
+from linumpy.voxel.backends.by_ndimage import distances, fill_enclosed
 from linumpy.voxel.backends.operations import OPERATIONS, Backend
 from linumpy.voxel.backends.warp_kernels import BRICK, RUN, kernels
 from linumpy.voxel.element import Element
 from linumpy.voxel.grid import XYZ, VoxelGrid
 from linumpy.voxel.mesh import CLOSED, TriangleMesh
 
-#: A CuPy array, or a NumPy array for ``WarpBackend("cpu")``: its memory is passed to Warp.
+#: A CuPy array, or a NumPy array for ``WarpBackend("cpu")``, whose memory is passed to Warp.
 Mask: TypeAlias = Any
 
 _ALL_BITS = 2**64 - 1
 
-#: Maximum number of 8-byte words of a launch: their index is an int32.
+#: Maximum number of 8-byte words of a launch: the index of a word is an int32.
 _WORDS = 2**30
 
-#: Maximum size of the table of capsules near each brick; more capsules take several passes.
+#: Maximum size of the table that says which capsules are near each brick; more capsules take several passes.
 _TABLE_NBYTES = 2**28
 
-#: Maximum number of voxels that CuPy labels, in int32 arithmetic.
+#: Maximum number of voxels of a mask that CuPy labels: it computes in int32.
 _MAX_LABELLED = 2**31 - 1
 
 
@@ -99,7 +99,7 @@ class WarpBackend(Backend):
 
     def _boolean(self, operation: str, a: Mask, b: Mask, out: Mask) -> Mask:
         number, words = OPERATIONS.index(operation), a.size // 8
-        if not all(map(self._in_words, (a, b, out))):
+        if not all(map(self._is_in_words, (a, b, out))):
             return self._boolean_by_element(number, a, b, out)
         for first in range(0, words, _WORDS):
             count = min(_WORDS, words - first)
@@ -110,11 +110,12 @@ class WarpBackend(Backend):
             self._boolean_by_element(number, *tails)
         return out
 
-    def _in_words(self, mask: Mask) -> bool:
+    def _is_in_words(self, mask: Mask) -> bool:
+        """Return whether a mask can be read as words of 8 bytes, but for its last bytes."""
         return bool(mask.flags.c_contiguous) and address_of(mask) % 8 == 0
 
     def _boolean_by_element(self, number: int, a: Mask, b: Mask, out: Mask) -> Mask:
-        x, y = a.view(np.uint8), b.view(np.uint8)  # a bool that is not stored as 1 is true, too
+        x, y = a.view(np.uint8), b.view(np.uint8)  # a bool may be stored as another byte than 1
         if number == 2:
             return self._xp.logical_and(x, self._xp.logical_not(y), out=out)
         return (self._xp.logical_or, self._xp.logical_and)[number](x, y, out=out)
@@ -126,10 +127,11 @@ class WarpBackend(Backend):
         return self._spread(mask, element.runs(reflected=False), inverted=True, outside=not border)
 
     def _spread(self, mask: Mask, runs: np.ndarray, *, inverted: bool, outside: bool) -> Mask:
-        """Unite copies of a mask, shifted by each offset; for an erosion the mask is inverted before and after.
+        """Return the union of a mask shifted by each offset; for an erosion the mask is inverted before and after.
 
-        Words hold 64 voxels: for each length of runs, ``widen`` unites a word with its shifts along x, and ``gather``
-        unites the wide words at the offset of each run of that length.
+        A word is 64 voxels along x, and a run is a number of neighbouring offsets along x. For each length of runs,
+        ``widen`` unites each word with its shifts by less than this length, and ``gather`` unites the results at the
+        offset of each run of this length. `outside` is the value beyond the (inverted) mask.
         """
         xp, wp, (nz, ny, nx) = self._xp, self._wp, mask.shape
         runs = _clipped(runs, nx)
@@ -171,13 +173,22 @@ class WarpBackend(Backend):
             capsules = xp.asarray(part)
             near = xp.empty((-(-len(part) // 32), count), np.uint32)
             words = xp.zeros((2, count), np.int32)
-            rows, close = self._array(capsules, wp.float64), self._array(near, wp.uint32)
+            rows, near_words = self._array(capsules, wp.float64), self._array(near, wp.uint32)
             word_range = self._array(words, wp.int32)
             self._launch(
-                "cull_capsules", near.shape, rows, origin, pitch, grid.z_offset, slack, *bricks[1:], close, word_range
+                "cull_capsules",
+                near.shape,
+                rows,
+                origin,
+                pitch,
+                grid.z_offset,
+                slack,
+                *bricks[1:],
+                near_words,
+                word_range,
             )
             self._launch(
-                "subtract_capsules", (count, BRICK**3 // RUN), self._bytes(mask), rows, close, word_range, origin,
+                "subtract_capsules", (count, BRICK**3 // RUN), self._bytes(mask), rows, near_words, word_range, origin,
                 pitch, grid.z_offset, *bricks[1:], self._array(removed, wp.int32),
             )  # fmt: skip
         return removed.sum(dtype=np.int64)
@@ -249,7 +260,7 @@ def _stream(device: str, pointer: int) -> Any:
 
 
 def _quieten(wp: ModuleType) -> None:
-    """Keep Warp from printing its version, and a line for each module that it loads, on standard output."""
+    """Prevent Warp from printing its version and a line for each module that it loads on standard output."""
     if not hasattr(wp.config, "log_level"):
         wp.config.quiet = True
     elif wp.config.log_level == wp.LOG_INFO:  # the default, so the user did not set it
@@ -257,7 +268,7 @@ def _quieten(wp: ModuleType) -> None:
 
 
 def _marching_cubes(wp: ModuleType) -> type:
-    """Return Warp's class for surfaces, whose name depends on the version; before 1.9 its sizes had to be known."""
+    """Return Warp's class for surfaces, whose name depends on the version; before 1.9 it needs sizes in advance."""
     if tuple(map(int, wp.config.version.split(".")[:2])) < (1, 9):
         raise NotImplementedError(
             f'marching_cubes needs Warp 1.9 or later, and this is {wp.config.version}: pip install "warp-lang>=1.9"'
@@ -270,7 +281,7 @@ def _marching_cubes(wp: ModuleType) -> type:
 
 
 def _clipped(runs: np.ndarray, nx: int) -> np.ndarray:
-    """Clip runs to the offsets that matter in rows of `nx` voxels, without duplicates, sorted by length."""
+    """Return the runs, clipped to offsets of at most `nx` voxels along x, without duplicates, sorted by length."""
     first, last = np.clip(runs[:, 2], -nx, nx), np.clip(runs[:, 2] + runs[:, 3] - 1, -nx, nx)
     rows = np.unique(np.column_stack([last - first + 1, runs[:, :2], first]), axis=0)
     return rows[:, [1, 2, 3, 0]]

@@ -1,8 +1,8 @@
 """Choose the backend of voxel operations.
 
 In: a name (``"auto"``, ``"cuda"``, ``"cpu"``) or an array. Out: a :class:`~linumpy.voxel.backends.operations.Backend`,
-SciPy's for NumPy arrays or Warp's for CuPy arrays. Masks are copied between host and device only with
-``transfer=True``.
+SciPy's for NumPy arrays or Warp's for CuPy arrays. Errors: ``GpuUnavailableError`` names the missing part. Only a
+backend with ``transfer=True`` copies masks between host and device.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ def get_backend(kind: str | None = None, *, transfer: bool = False) -> Backend:
     ----------
     kind : {"auto", "cuda", "cpu"}, optional
         ``"cuda"`` is Warp on CuPy arrays, ``"cpu"`` SciPy on NumPy arrays. ``"auto"`` is ``"cuda"`` where that is
-        available, else ``"cpu"``, with a log line that gives the reason. By default the environment variable
-        ``LINUMPY_DEVICE``, and without it ``"auto"``.
+        available, else ``"cpu"``, with a log line that gives the reason. By default the value of the environment
+        variable ``LINUMPY_DEVICE``, and without it ``"auto"``.
     transfer : bool
         Whether a backend on a GPU also takes NumPy arrays: each call copies them to the device and the results back.
-        So one script with NumPy arrays runs on both.
+        So a script with NumPy arrays runs with and without a GPU.
 
     Raises
     ------
@@ -55,7 +55,7 @@ def get_backend(kind: str | None = None, *, transfer: bool = False) -> Backend:
 
 
 def backend_of(array: object) -> Backend:
-    """Return Warp's backend for a CuPy array, SciPy's for any other."""
+    """Return Warp's backend for a CuPy array, SciPy's for any other; ``GpuUnavailableError`` if Warp is missing."""
     return get_backend("cuda" if is_device_array(array) else "cpu")
 
 

@@ -1,7 +1,8 @@
 """The operations of every backend, and the checks that backends share.
 
-In: bool arrays (Z, Y, X), positions and sizes in (x, y, z) µm. Out: arrays in the same memory. SciPy's backend works on
-NumPy arrays, Warp's on CuPy arrays; neither copies masks between host and device.
+In: bool arrays (Z, Y, X); positions and sizes (x, y, z) in µm. Out: arrays in the same memory. Errors: ``TypeError``
+and ``ValueError`` that name the parameter. SciPy's backend works on NumPy arrays, Warp's on CuPy arrays; neither copies
+masks between host and device.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class Backend:
     def boolean(self, operation: str, a: Array, b: Array, out: Array | None = None) -> Array:
         """Combine two masks: ``"union"``, ``"intersect"`` or ``"subtract"`` (`b` from `a`).
 
-        `out` may be one of them, or share memory with them; by default a new array is returned.
+        The result is written to `out`, which may be `a` or `b` or share memory with them; by default to a new array.
         """
         check_operation(operation)
         for name, mask in (("a", a), ("b", b), ("out", a if out is None else out)):
@@ -79,11 +80,11 @@ class Backend:
         structure : array_like of bool or Element
             (Z, Y, X), of any size; its origin is ``shape // 2``, as for :func:`scipy.ndimage.binary_dilation`.
         radius : float
-            Radius of a ball, instead of `structure`, in µm.
+            Radius of a ball in µm, instead of `structure`. (Not the diameter.)
         pitch : float or (float, float, float)
-            With `radius`: size of a voxel, one number or (x, y, z) µm. With 1, the default, µm are voxels.
+            With `radius`: size of a voxel, one number or (x, y, z) µm. By default 1: `radius` is then in voxels.
         border_value : bool
-            Value of the voxels outside the mask.
+            Value of the voxels outside the volume.
         """
         self._check("mask", mask)
         return self._dilate(mask, as_element(structure, radius, pitch), bool(border_value))
@@ -110,10 +111,10 @@ class Backend:
         pitch: Lengths = 1.0,
         border_value: bool | None = None,
     ) -> Array:
-        """Erode, then dilate: removes parts that are thinner than the element.
+        """Erode, then dilate: remove parts of the mask that are thinner than the element.
 
-        Parameters as for :meth:`dilate`. By default voxels outside the mask do not influence the result: nothing is
-        removed because it lies at the border. False or True applies to both steps, as in SciPy.
+        Parameters as for :meth:`dilate`. By default voxels outside the volume do not influence the result: no part is
+        removed because it lies at the border. A `border_value` of False or True applies to both steps, as in SciPy.
         """
         element = as_element(structure, radius, pitch)
         first, second = (True, False) if border_value is None else (border_value, border_value)
@@ -128,16 +129,16 @@ class Backend:
         pitch: Lengths = 1.0,
         border_value: bool | None = None,
     ) -> Array:
-        """Dilate, then erode: closes gaps that are thinner than the element; parameters as for :meth:`open`.
+        """Dilate, then erode: close gaps that are thinner than the element; parameters as for :meth:`open`.
 
-        The default `border_value` removes no voxel; SciPy's default, False, removes some at the border.
+        The default `border_value` removes no voxel; False, SciPy's default, removes some at the border.
         """
         element = as_element(structure, radius, pitch)
         first, second = (False, True) if border_value is None else (border_value, border_value)
         return self.erode(self.dilate(mask, element, border_value=first), element, border_value=second)
 
     def fill_holes(self, mask: Array) -> Array:
-        """Fill the false voxels that no path of false face neighbours connects with the border of the volume."""
+        """Set to True the false voxels that no path of false face neighbours connects with the border of the volume."""
         self._check("mask", mask)
         return self._fill_holes(mask)
 
@@ -159,9 +160,9 @@ class Backend:
         mask : array of bool
             (Z, Y, X); changed in place.
         p0, p1 : array_like, shape (3,) or (n, 3)
-            Ends of the segments, (x, y, z) µm. Equal ends make a ball.
+            Ends of the segments, (x, y, z) µm. A segment with equal ends makes a ball.
         radius : float or array_like, shape (n,)
-            In µm, at least 0.
+            Radius of all capsules or of each, in µm, at least 0.
         pitch, origin : float or (float, float, float); (float, float, float)
             Size of a voxel, and corner of voxel 0, (x, y, z) µm.
         z_offset : int
@@ -170,7 +171,7 @@ class Backend:
         Returns
         -------
         int64
-            Number of removed voxels; on a device an array of rank 0, to avoid a synchronisation.
+            Number of voxels that became false; on a device an array of rank 0, to avoid a synchronisation.
         """
         grid = self._grid_to_change(mask, pitch, origin, z_offset)
         return self._subtract(mask, capsule_table(p0, p1, radius), grid)
@@ -220,18 +221,18 @@ class Backend:
         triangles : array_like of int, shape (m, 3)
             Indices of vertices.
         mesh : trimesh.Trimesh
-            Instead of both.
+            A mesh in µm, instead of `vertices` and `triangles`.
         bbox : ((float, float, float), (float, float, float))
-            Lower and upper corner of the mask, (x, y, z) µm. The upper one is rounded up to whole voxels.
+            Lower and upper corner of the result, (x, y, z) µm. The upper corner is rounded up to whole voxels.
         pitch : float or (float, float, float)
             Size of a voxel, one number or (x, y, z) µm.
         fill_holes : bool
-            Whether to fill the voxels that the shell of a mesh encloses if it is not watertight.
+            For a mesh that is not watertight: whether to fill the voxels that its shell encloses.
 
         Returns
         -------
         array of bool
-            (Z, Y, X). For a watertight mesh the voxels whose centres lie inside, by its winding number; see
+            (Z, Y, X). For a watertight mesh the voxels whose centres lie inside the mesh; for any other the shell. See
             :mod:`linumpy.voxel.mesh`.
         """
         return self._voxelize_mesh(*with_triangles(args), **options)
@@ -248,13 +249,16 @@ class Backend:
         return self.voxelize(make_mesh(self.xp, vertices, triangles, grid), grid, fill_holes=fill_holes)
 
     def voxelize(self, mesh: TriangleMesh, grid: VoxelGrid, *, fill_holes: bool = True) -> Array:
-        """Voxelize a checked mesh on any box of its volume, as :meth:`voxelize_mesh`."""
+        """Voxelize a checked mesh on any box of the volume; otherwise as :meth:`voxelize_mesh`."""
         if mesh.kind != SHELL:
             return self._solid(mesh, grid)
         return self._fill_holes(self._shell(mesh, grid)) if fill_holes else self._shell(mesh, grid)
 
     def distance_transform(self, mask: Array, pitch: Lengths = 1.0) -> Array:
-        """Return the distance of each true voxel to the nearest false one, in µm (float64); infinite without one."""
+        """Return the distance of each voxel to the nearest false voxel, in µm (float64), for voxels of size `pitch`.
+
+        It is 0 for false voxels, and infinite if all voxels are true.
+        """
         self._check("mask", mask)
         return self._distances(mask, check_pitch(pitch))
 
@@ -271,7 +275,8 @@ class Backend:
         Returns
         -------
         array of int32, int
-            Labels: 0 outside, and from 1 in the order of first voxels. Number of components (synchronises a device).
+            Labels: 0 for false voxels, and 1, 2, ... for components in the order of their first voxels; and the number
+            of components, for which a device is synchronised.
         """
         self._check("mask", mask)
         if connectivity not in (6, 18, 26):
@@ -281,13 +286,25 @@ class Backend:
     def marching_cubes(
         self, mask: Array, pitch: Lengths = 1.0, origin: Iterable[float] = (0, 0, 0)
     ) -> tuple[Array, Array]:
-        """Return the surface of a mask, closed also where it meets the border of the volume.
+        """Return the surface of a mask as a mesh, which is closed also where it meets the border of the volume.
+
+        Parameters
+        ----------
+        mask : array of bool
+            (Z, Y, X).
+        pitch, origin : float or (float, float, float); (float, float, float)
+            Size of a voxel, and corner of voxel 0, (x, y, z) µm.
 
         Returns
         -------
         array of float64, shape (n, 3); array of int32, shape (m, 3)
             Vertices, (x, y, z) µm, halfway between voxel centres; triangles, which face outwards. Both are empty for an
             empty mask.
+
+        Raises
+        ------
+        ImportError, NotImplementedError
+            scikit-image is missing (SciPy's backend); Warp is older than 1.9 (Warp's backend).
         """
         self._check("mask", mask)
         return self._surface(mask, make_grid(mask.shape, origin, pitch))
@@ -339,21 +356,22 @@ class Backend:
 
 
 def check_operation(operation: str) -> str:
-    """Check the name of a boolean operation."""
+    """Check the name of a boolean operation, and return it."""
     if operation not in OPERATIONS:
         raise ValueError(f"operation {operation!r} is unknown: choose one of {', '.join(OPERATIONS)}")
     return operation
 
 
 def is_writable(array: Array) -> bool:
-    """Return whether each voxel can be changed in place: false for read-only memory and broadcast views."""
-    shared = any(n > 1 and step == 0 for n, step in zip(array.shape, array.strides, strict=True))
-    return not shared and bool(getattr(array.flags, "writeable", True))  # CuPy's arrays have no such flag
+    """Return whether each voxel can be changed in place, which is not so in read-only memory and broadcast views."""
+    is_broadcast = any(n > 1 and step == 0 for n, step in zip(array.shape, array.strides, strict=True))
+    return not is_broadcast and bool(getattr(array.flags, "writeable", True))  # CuPy's arrays have no such flag
 
 
 def _overlaps_in_part(xp: ModuleType, mask: Array, out: Array) -> bool:
-    same = address_of(mask) == address_of(out) and mask.strides == out.strides
-    return not same and bool(xp.may_share_memory(mask, out))
+    """Return whether `out` shares memory with a mask and is not the same array: writing may change voxels too early."""
+    is_same = address_of(mask) == address_of(out) and mask.strides == out.strides
+    return not is_same and bool(xp.may_share_memory(mask, out))
 
 
 def check_writable(name: str, mask: Array) -> None:

@@ -1,7 +1,7 @@
 """A backend on a device that also takes masks on the host.
 
-In: NumPy or CuPy arrays. Out: arrays in the memory of the first mask, or of a mesh's vertices. Each call copies masks
-from the host to the device once, and copies results, and masks that it changes in place, back once.
+In: NumPy or CuPy arrays. Out: arrays in the memory of the first mask, of `out`, or of a mesh's vertices. Each call
+copies masks from the host to the device once, and copies the result or the mask that it changes in place back once.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MASKS = ("mask", "a", "b", "out")
 
 
 def _transferred(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a method that copies masks to the device, calls this one there, and copies back."""
+    """Return a method that copies masks to the device, calls the method of the inner backend, and copies back."""
     signature, name = inspect.signature(method), method.__name__
     changed = "mask" if name.startswith("subtract_") else "out"
 
@@ -47,6 +47,7 @@ def _transferred(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _on_host(result: Any) -> Any:
+    """Copy arrays on a device, also those in a tuple, to the host; return other objects unchanged."""
     if isinstance(result, tuple):
         return tuple(map(_on_host, result))
     if not is_device_array(result):
@@ -85,12 +86,12 @@ class TransferBackend(Backend):
     marching_cubes = _transferred(Backend.marching_cubes)
 
     def voxelize_mesh(self, *args: Any, **options: Any) -> Any:
-        """Voxelize a mesh as :meth:`.Backend.voxelize_mesh`, into the memory of its vertices."""
+        """Voxelize a mesh as :meth:`.Backend.voxelize_mesh`; the result lies in the memory of the vertices."""
         args = with_triangles(args)
         mask = self.inner.voxelize_mesh(*args, **options)
         vertices = args[0] if args else options["vertices"]
         return mask if is_device_array(vertices) else _on_host(mask)
 
     def voxelize(self, mesh: TriangleMesh, grid: VoxelGrid, *, fill_holes: bool = True) -> Array:
-        """Voxelize a checked mesh, which lies on the device."""
+        """Voxelize a checked mesh on the device; the result stays there."""
         return self.inner.voxelize(mesh, grid, fill_holes=fill_holes)

@@ -1,8 +1,11 @@
 """The Warp kernels of voxel operations, defined on first use.
 
-In: nothing. Out: :func:`kernels`, a namespace of Warp kernels. Warp compiles them for a device at their first launch
-and caches them on disk. Fused multiply-add is off and distances are in float64, so that a kernel gives the same result
-as NumPy with the same operations in the same order.
+In: nothing. Out: :func:`kernels`, a namespace of Warp kernels. Warp compiles them for a device at the first launch and
+caches them on disk. Fused multiply-add is off and distances are in float64, so that a kernel gives the same result as
+NumPy with the same operations in the same order.
+
+A brick is a cube of voxels whose capsules are found together. A word is 8 bytes of a mask (``boolean_words``), 64
+voxels along x, one bit each (``pack`` to ``unpack``), or 32 capsules, one bit each (``cull_capsules``).
 """
 
 # mypy: ignore-errors
@@ -15,17 +18,17 @@ import sys
 import threading
 from types import SimpleNamespace
 
-#: Voxels of a brick along each axis: capsules are culled brick by brick.
+#: Voxels of a brick along each axis.
 BRICK = 16
 
-#: Voxels along x of a thread.
+#: Voxels along x that a thread of ``subtract_capsules`` tests.
 RUN = 8
 
 _lock = threading.Lock()
 
 
 def kernels() -> SimpleNamespace:
-    """Return the kernels; defined by the first call."""
+    """Return the kernels; the first call defines them."""
     with _lock:
         return _define_kernels()
 
@@ -40,7 +43,7 @@ def _define_kernels() -> SimpleNamespace:
 
     @wp.func
     def truth(word: wp.uint64):
-        """1 for each byte that is not 0."""
+        """Return a word with 1 in each byte that is not 0 in `word`, and 0 in the others."""
         return ((((word & low_bits) + low_bits) | word) >> wp.uint64(7)) & ones
 
     @wp.func
@@ -61,7 +64,7 @@ def _define_kernels() -> SimpleNamespace:
         b: wp.array(dtype=wp.uint64),
         out: wp.array(dtype=wp.uint64),
     ):
-        # 32 threads take 64 neighbouring words of 8 bytes, two each: loads of a warp are contiguous
+        # 32 threads combine 64 neighbouring words of 8 bytes, two each, so the loads of a warp are contiguous
         t = wp.tid()
         i = (t // 32) * 64 + t % 32
         j = i + 32
@@ -81,7 +84,7 @@ def _define_kernels() -> SimpleNamespace:
         margin: wp.int32,
         bits: wp.array3d(dtype=wp.uint64),
     ):
-        # a word is 64 voxels along x; `margin` words on either side, and bits beyond the mask, hold `outside`
+        # a word is 64 voxels along x; `margin` words on either side, and the bits beyond the mask, are `outside`
         z, y, w = wp.tid()
         word = outside
         first = (w - margin) * 64
@@ -105,7 +108,7 @@ def _define_kernels() -> SimpleNamespace:
 
     @wp.func
     def word_from(bits: wp.array3d(dtype=wp.uint64), outside: wp.uint64, z: wp.int32, y: wp.int32, x: wp.int32):
-        """64 bits from bit x on, which is not negative."""
+        """Return 64 bits from bit `x` on; `x` is not negative."""
         w, shift = x // 64, wp.uint64(x % 64)
         word = word_at(bits, outside, z, y, w)
         if shift != wp.uint64(0):
@@ -114,7 +117,7 @@ def _define_kernels() -> SimpleNamespace:
 
     @wp.kernel
     def widen(bits: wp.array3d(dtype=wp.uint64), outside: wp.uint64, shift: wp.int32, out: wp.array3d(dtype=wp.uint64)):
-        # a bit is set where it or the one `shift` voxels further along x is
+        # a bit of `out` is set if the same bit of `bits`, or the bit `shift` voxels further along x, is set
         z, y, w = wp.tid()
         out[z, y, w] = bits[z, y, w] | word_from(bits, outside, z, y, 64 * w + shift)
 
@@ -180,7 +183,7 @@ def _define_kernels() -> SimpleNamespace:
         near: wp.array2d(dtype=wp.uint32),
         words: wp.array2d(dtype=wp.int32),
     ):
-        # bit k of word w of a brick: whether capsule 32 w + k may touch it; `slack` exceeds half its diagonal.
+        # bit k of word w of a brick: whether capsule 32 w + k may touch the brick; `slack` exceeds half its diagonal.
         # Threads of a warp test the same capsules. `words[0]` is the number of words from the first nonzero word to the
         # end, `words[1]` the number of words up to the last nonzero word.
         w, b = wp.tid()
@@ -214,7 +217,7 @@ def _define_kernels() -> SimpleNamespace:
         y: wp.int32,
         z: wp.int32,
     ):
-        """Bits of the candidate voxels along x that lie in a capsule, as by :func:`squared_distance`."""
+        """Return the bits of the candidate voxels along x that lie in a capsule by :func:`squared_distance`."""
         px, dx = capsules[i, 0], capsules[i, 3]
         dy, dz = capsules[i, 4], capsules[i, 5]
         squared_length, squared_radius = capsules[i, 6], capsules[i, 8]
@@ -312,7 +315,7 @@ def _define_kernels() -> SimpleNamespace:
 
     @wp.func
     def first_column(value: wp.int64, bits: wp.int64, offset: wp.int32, n: wp.int32):
-        """The first column of the box whose centre is not before a coordinate."""
+        """Return the first column of the box whose centre is not before a coordinate."""
         unit = wp.int64(1)
         up = (unit << bits) - unit - (unit << (bits - unit))
         return wp.int32(wp.clamp(((value + up) >> bits) - wp.int64(offset), wp.int64(0), wp.int64(n)))
@@ -329,8 +332,8 @@ def _define_kernels() -> SimpleNamespace:
         change: wp.array3d(dtype=wp.int32),
         solid: wp.int32,
     ):
-        # `lanes` threads share the columns of a triangle. Solid: ±1 in `change` at the first centre above a crossing
-        # along z; else: 1 in `marks`, in the voxel of the crossing along `axis`.
+        # `lanes` threads share the columns of a triangle. If `solid`, ±1 is added to `change` at the first centre above
+        # a crossing along z; else `marks` becomes 1 in the voxel of a crossing along `axis`.
         t, lane = wp.tid()
         iu, iv = (axis + 1) % 3, (axis + 2) % 3
         ua, va, ha = corners[t, 0, iu], corners[t, 0, iv], corners[t, 0, axis]

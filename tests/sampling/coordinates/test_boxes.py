@@ -5,7 +5,7 @@ import pytest
 from scipy import stats
 
 from linumpy.sampling.coordinates import boxes as module
-from linumpy.sampling.coordinates.boxes import Boxes, Window, plan_boxes, window
+from linumpy.sampling.coordinates.boxes import Boxes, Window, make_window, plan_boxes
 from linumpy.sampling.coordinates.draws import Draw, host_coordinates
 from linumpy.sampling.coordinates.generator import key_of
 from tests.support.gpu.emulator import emulated
@@ -39,8 +39,8 @@ def test_neighbours_follow_each_other():
 def test_counts_of_the_kernel_are_numpys(total, monkeypatch):
     monkeypatch.setattr(module, "load", emulated)
     for boxes in (SMALL, Boxes((0, 1, 2) * 3), Boxes((2, 1, 0) * 3 + (2, 2))):
-        starts = module.split(boxes, KEY, 77, total, np)
-        assert np.array_equal(starts, window(boxes, KEY, 77, total).starts)
+        starts = module.count_on_device(boxes, KEY, 77, total, np)
+        assert np.array_equal(starts, make_window(boxes, KEY, 77, total).starts)
         assert starts[-1] == total
 
 
@@ -48,13 +48,15 @@ def test_a_launch_of_many_blocks(monkeypatch):
     monkeypatch.setattr(module, "load", emulated)
     monkeypatch.setattr(module, "_CALLS_OF_A_THREAD", 1)
     boxes, total = Boxes((0, 1, 2) * 3), 300_000
-    assert np.array_equal(module.split(boxes, KEY, 2**40, total, np), window(boxes, KEY, 2**40, total).starts)
+    assert np.array_equal(
+        module.count_on_device(boxes, KEY, 2**40, total, np), make_window(boxes, KEY, 2**40, total).starts
+    )
 
 
 @pytest.mark.parametrize("begin", [0, 333])
 def test_coordinates_of_the_kernel_are_numpys(begin, monkeypatch):
     monkeypatch.setattr(module, "load", emulated)
-    made = window(SMALL, KEY, 2**33, 5000)
+    made = make_window(SMALL, KEY, 2**33, 5000)
     coords, expected = (np.full((1500, 3), np.nan, np.float32) for _ in range(2))
     made.launch(begin, coords)
     made.draw(begin, expected)
@@ -68,7 +70,7 @@ def all_of(made: Window):
 
 
 def test_samples_lie_in_their_boxes():
-    made = window(SMALL, KEY, 5, 30_000)
+    made = make_window(SMALL, KEY, 5, 30_000)
     box = np.repeat(np.arange(SMALL.count), np.diff(made.starts))
     at = np.stack(SMALL.indices(box), 1)[:, ::-1]
     assert np.array_equal(np.floor(all_of(made) * 2.0 ** np.array(SMALL.halved[::-1])), at)
@@ -78,7 +80,7 @@ def test_counts_are_multinomial():
     # Sums of squares of counts over many windows: its mean and variance are those of a multinomial distribution.
     boxes = Boxes((0, 1, 2) * 3)
     n, p = 4000, 1 / boxes.count
-    counts = np.array([np.diff(window(boxes, KEY, first, n).starts) for first in range(0, 400 * n, n)])
+    counts = np.array([np.diff(make_window(boxes, KEY, first, n).starts) for first in range(0, 400 * n, n)])
     squares = ((counts - n * p) ** 2 / (n * p)).sum(1)
     assert stats.kstest(squares, stats.chi2(boxes.count - 1).cdf).pvalue > 1e-3
     assert stats.chisquare(counts.sum(0)).pvalue > 1e-3
@@ -91,7 +93,7 @@ def test_binned_samples_are_uniform(total):
     boxes, totals = plan_boxes((64, 64, 64), 1000), np.zeros(20**3)
     part = min(total, 10**6)
     for first in range(0, total, part):
-        coords = all_of(window(boxes, KEY, first, part))
+        coords = all_of(make_window(boxes, KEY, first, part))
         totals += np.histogramdd(coords, bins=20, range=[(0, 1)] * 3)[0].reshape(-1)
     # Finer than a box, and across its edges.
     fine = np.bincount(np.floor(coords[:, 0] * 4096).astype(int), minlength=4096)
@@ -105,11 +107,11 @@ def test_binned_samples_are_uniform(total):
 
 
 def test_windows_do_not_repeat():
-    first, second = all_of(window(SMALL, KEY, 0, 5000)), all_of(window(SMALL, KEY, 5000, 5000))
+    first, second = all_of(make_window(SMALL, KEY, 0, 5000)), all_of(make_window(SMALL, KEY, 5000, 5000))
     both = np.concatenate([first, second])
     assert len(np.unique(both, axis=0)) == len(both)
 
 
 def test_too_many_samples():
     with pytest.raises(ValueError, match="at most 8589934592"):
-        window(SMALL, KEY, 0, 2**33 + 1)
+        make_window(SMALL, KEY, 0, 2**33 + 1)

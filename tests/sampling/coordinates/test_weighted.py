@@ -7,7 +7,7 @@ from scipy import stats
 from linumpy.sampling import create_sampler
 from linumpy.sampling.coordinates import boxes as boxes_module
 from linumpy.sampling.coordinates import draws, weighted
-from linumpy.sampling.coordinates.boxes import plan_boxes, window
+from linumpy.sampling.coordinates.boxes import make_window, plan_boxes
 from linumpy.sampling.coordinates.generator import key_of
 from linumpy.sampling.sampler import Sampler
 from linumpy.sampling.volume import DeviceVolume
@@ -33,7 +33,7 @@ WEIGHTS = {"density": density(), "mask": density() > 1, "one cell": np.arange(np
 def points(name, total, first=0, begin=0, count=None):
     cells = weighted.in_order(draws.weighted(WEIGHTS[name]), BOXES)
     coords = np.full((total if count is None else count, 3), np.nan, np.float32)
-    weighted.draw(window(BOXES, KEY, first, total), cells, begin, coords)
+    weighted.draw(make_window(BOXES, KEY, first, total), cells, begin, coords)
     return coords
 
 
@@ -65,7 +65,7 @@ def test_kernel_is_numpy_bit_for_bit(name, first, begin, monkeypatch):
     monkeypatch.setattr(weighted, "load", emulated)
     cells = weighted.in_order(draws.weighted(WEIGHTS[name]), BOXES)
     coords = np.full((600, 3), np.nan, np.float32)
-    weighted.launch(window(BOXES, KEY, first, 5000), cells, begin, coords)
+    weighted.launch(make_window(BOXES, KEY, first, 5000), cells, begin, coords)
     assert np.array_equal(coords, points(name, 5000, first, begin, 600))
 
 

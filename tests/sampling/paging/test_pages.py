@@ -10,11 +10,11 @@ import zarr
 
 from linumpy.errors import ChunkError
 from linumpy.gpu import Reader
-from linumpy.sampling import create_sampler, volume
+from linumpy.sampling import create_sampler, volume, zarr_volumes
 from linumpy.sampling.coordinates import boxes, draws, weighted
 from linumpy.sampling.coordinates.draws import Draw, host_coordinates
 from linumpy.sampling.coordinates.generator import key_of
-from linumpy.sampling.paging import pages, zarr_volumes
+from linumpy.sampling.paging import pages
 from linumpy.sampling.paging.plan import Paging, page_shape, plan_paging
 from linumpy.sampling.sampler import Sampler
 from linumpy.sampling.sources import PagedSource
@@ -176,7 +176,7 @@ def test_binned(cache, tmp_path, reader):
         check(voxels, coords, values)
     coords = np.concatenate([one[0] for one in made])[:9000]
     expected = np.empty((9000, 3), np.float32)
-    boxes.window(field.boxes, KEY, 0, 9000).draw(0, expected)
+    boxes.make_window(field.boxes, KEY, 0, 9000).draw(0, expected)
     assert np.array_equal(coords, expected)
 
 

@@ -1,5 +1,5 @@
 // Sample bricks of cells of several levels: the sum of w * value divided by the sum of w, over the hat functions w of
-// all cells. A hat function is 1 at the centre of its cell, falls linearly, and is two cells wide along each axis.
+// all cells. The hat function of a cell is 1 at the centre, falls linearly, and is two cells wide along each axis.
 #include "number.cuh"
 #include "box_lists.cuh"
 

@@ -1,5 +1,5 @@
 // Sample grids of vertices and the elements that stitch them. A point has the value of the first grid or element that
-// contains it: grids come first, then elements, each in the order of their numbers.
+// contains the point and has a value there: grids come first, then elements, each in the order of their numbers.
 #include "number.cuh"
 #include "box_lists.cuh"
 
@@ -22,7 +22,7 @@ struct Frame {
     int grids, unused;
 };
 
-// Distance from an element, in its own coordinates, up to which a point counts as inside; rounding errors are smaller.
+// Distance outside an element, in the element's coordinates, up to which a point counts as inside: it exceeds rounding.
 constexpr double TOLERANCE = 1e-7, CONVERGED = 1e-9;
 constexpr int MAX_STEPS = 20;
 

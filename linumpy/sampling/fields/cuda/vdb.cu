@@ -6,10 +6,10 @@ constexpr int LEAF_BITS = 3, NODE_BITS = 7, LEAF_VOXELS = 512, NODE_LEAVES = 409
 
 struct Frame {
     int size[3];  // voxels of the box
-    int shift[3];  // from the first voxel of the first node to that of the box
+    int shift[3];  // from the first voxel of the first node to the first voxel of the box
     int nodes[3];
     int channels;
-    int64 stride;  // values of a channel in `leaves`
+    int64 stride;  // number of values of a channel in `leaves`
 };
 
 struct Tree {

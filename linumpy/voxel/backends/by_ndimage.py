@@ -1,6 +1,7 @@
-"""Operations that SciPy and CuPy offer with the same signatures: holes by labels, distances.
+"""Operations that all backends share, by ``ndimage`` of SciPy or CuPy: holes by labels, distances.
 
-In: a bool array and the ``ndimage`` module for it. Out: an array in the same memory.
+In: a bool array, and the ``ndimage`` module for the memory of the array. Out: an array in the same memory. On a device
+both functions synchronise.
 """
 
 from __future__ import annotations
@@ -18,20 +19,20 @@ Mask = TypeVar("Mask", bound=Array)
 
 
 def fill_enclosed(mask: Mask, ndimage: ModuleType) -> Mask:
-    """Fill the parts of the background (connected by faces) that do not touch the border of the volume."""
+    """Fill the connected parts (by faces) of the false voxels that do not touch the border of the volume."""
     xp = array_module(mask)
     labels, count = ndimage.label(~mask)
     enclosed = xp.ones(int(count) + 1, bool)
     for axis in range(3):
         for side in (0, -1):
             enclosed[xp.take(labels, side, axis=axis).ravel()] = False
-    enclosed[0] = True  # the mask itself
+    enclosed[0] = True  # label 0 is the mask itself
     filled: Mask = enclosed[labels]
     return filled
 
 
 def distances(mask: Mask, pitch: XYZ, ndimage: ModuleType) -> Mask:
-    """Return the distance to the nearest false voxel in µm; infinite where there is none."""
+    """Return the distance of each voxel to the nearest false voxel in µm; infinite if all voxels are true."""
     xp = array_module(mask)
     if bool(mask.all()):
         infinite: Mask = xp.full(mask.shape, np.inf)

@@ -1,7 +1,7 @@
-"""Zarr arrays and OME-Zarr images as fields: resident on a device, larger than one, or in host memory.
+"""Open Zarr arrays and OME-Zarr images for sampling: in device memory, in host memory, or in pages.
 
-In: a :class:`~linumpy.sampling.sources.ZarrSource`. Out: channels, voxels or a field. Errors: ``ValueError`` for wrong
-or missing axes, and the errors of reading.
+In: a :class:`~linumpy.sampling.sources.ZarrSource`. Out: channels, their voxels, or a field in pages. Errors:
+``ValueError`` for axes, dtypes and ranges that are not sampled, and the errors of opening and reading.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from linumpy.sampling.arguments import MAX_SAMPLES, as_integer
 from linumpy.sampling.paging.page_cache import PageCache
 from linumpy.sampling.paging.pages import PagedVolume
 from linumpy.sampling.paging.plan import page_shape, plan_paging
-from linumpy.sampling.regular import check_range, is_kept
+from linumpy.sampling.raw_voxels import check_range, is_kept
 from linumpy.sampling.sources import PagedSource, ZarrSource
 from linumpy.sampling.volume import KEPT
 
-#: Largest error of values, as a fraction of the range.
+#: Largest error of values that samplers promise, as a fraction of the range.
 _PRECISION = 1e-6
 
 
@@ -42,6 +42,11 @@ def open_channels(source: ZarrSource) -> list[Volume]:
     -------
     list of Volume
         A volume for each channel; all have the same shape and dtype.
+
+    Raises
+    ------
+    ValueError
+        Wrong or missing axes, channel or time; an axis is empty.
     """
     level, channel_axis, channel, time = source.level, source.channel_axis, source.channel, source.time
     node = open_node(with_options(source.source, source.storage_options))
@@ -83,13 +88,13 @@ def _of_array(array: zarr.Array, channel_axis: int | None) -> list[Volume]:
 
 
 def check_dtype(dtype: np.dtype) -> None:
-    """Refuse voxels that are not sampled."""
+    """Refuse dtypes whose voxels are not sampled."""
     if dtype.kind not in "uif" or dtype.str[1:] not in CUDA_TYPES:
         raise ValueError(f"the array has dtype {dtype}; voxels are integers or floats of 16 to 64 bits")
 
 
-def _of_volume(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return a shape of three axes; an image of two axes is a single plane."""
+def _with_three_axes(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return a shape (Z, Y, X); an image of two axes is a single plane."""
     return (1,) * (3 - len(shape)) + shape
 
 
@@ -97,22 +102,26 @@ def read_channels(volumes: list[Volume]) -> np.ndarray:
     """Read all channels into host memory: (C, Z, Y, X)."""
     first = volumes[0]
     check_dtype(first.dtype)
-    voxels = np.empty((len(volumes), *_of_volume(first.shape)), first.dtype.newbyteorder("="))
+    voxels = np.empty((len(volumes), *_with_three_axes(first.shape)), first.dtype.newbyteorder("="))
     for volume, out in zip(volumes, voxels, strict=True):
         out[...] = volume.read()
     return voxels
 
 
 def read_channels_to_gpu(volumes: list[Volume], low_high: tuple[float, float] | None, labels: bool) -> Array:
-    """Read all channels into device memory: (C, Z, Y, X), in a dtype that kernels sample."""
+    """Read all channels into device memory: (C, Z, Y, X).
+
+    Voxels keep their dtype if kernels sample it, and with `labels` or `low_high`, where the caller converts them; else
+    they become float32.
+    """
     from linumpy.gpu.zarr_io import read_zarr_to_gpu
 
     first = volumes[0]
     check_dtype(first.dtype)
-    # Other dtypes are read as float32; but labels are checked, and voxels normalised, in their own dtype first.
+    # Labels are checked, and voxels normalised, in their own dtype.
     keeps_dtype = labels or low_high is not None or is_kept(first.dtype, None)
     dtype = first.dtype.newbyteorder("=") if keeps_dtype else np.dtype(np.float32)
-    voxels = require_cuda().empty((len(volumes), *_of_volume(first.shape)), dtype)
+    voxels = require_cuda().empty((len(volumes), *_with_three_axes(first.shape)), dtype)
     box = tuple(slice(0, n) for n in first.shape)
     for volume, out in zip(volumes, voxels, strict=True):
         read_zarr_to_gpu(volume.array, region=volume.region(box), dtype=dtype, out=out.reshape(first.shape))
@@ -120,17 +129,22 @@ def read_channels_to_gpu(volumes: list[Volume], low_high: tuple[float, float] | 
 
 
 def open_pages(source: PagedSource, *, window: int | None = None, xp: ModuleType | None = None) -> PagedVolume:
-    """Open a volume whose pages are read as they are needed.
+    """Open a volume whose pages are read when they are needed.
 
     Parameters
     ----------
     source : PagedSource
-        By default its `cache_bytes` are a quarter of the free device memory, its `ahead` samples take half of
-        `cache_bytes` (4 bytes per sample and channel), and its `reader` is a new one.
+        Defaults: `cache_bytes` is a quarter of the free device memory; `ahead` samples take half of `cache_bytes` (4
+        bytes per sample and channel) but are at least 2^16; `reader` is a new one.
     window : int, optional
-        As of :class:`~linumpy.sampling.paging.pages.PagedVolume`.
+        As for :class:`~linumpy.sampling.paging.pages.PagedVolume`.
     xp : module, optional
         CuPy, the default, or NumPy in tests.
+
+    Raises
+    ------
+    ValueError
+        An image of two axes; a range that float32 cannot resolve; `cache_bytes` for fewer than 16 pages.
     """
     volumes, low_high = open_channels(source), check_range(source.range)
     cache_bytes, ahead, reader = source.cache_bytes, source.ahead, source.reader
@@ -169,7 +183,7 @@ def open_pages(source: PagedSource, *, window: int | None = None, xp: ModuleType
 
 
 def _check_precision(low_high: tuple[float, float] | None, kept: bool) -> None:
-    """Refuse a range for which the float32 arithmetic of the kernels is less precise than samplers promise."""
+    """Refuse a range for which kernels, which compute in float32, are less precise than samplers promise."""
     if low_high is None or low_high[0] == low_high[1]:
         return
     low, high = low_high
@@ -188,7 +202,7 @@ def _count_pages(shape: tuple[int, ...], page: tuple[int, ...]) -> int:
 
 
 def _known_range(dtype: np.dtype) -> tuple[float, float]:
-    """Return the range of the dtype: the range of the voxels is unknown before the whole volume is read."""
+    """Return the range of a dtype: the range of the voxels is unknown until the whole volume is read."""
     if dtype.kind == "f":
         return -math.inf, math.inf
     return float(np.iinfo(dtype).min), float(np.iinfo(dtype).max)

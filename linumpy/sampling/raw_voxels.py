@@ -1,7 +1,8 @@
-"""Volumes of raw voxels, in a file or an array: ``structuredRegular``.
+"""Volumes of raw voxels, in a file or an array: the type ``structuredRegular``.
 
 In: a file of voxels without a header, or an array. Out: voxels (C, Z, Y, X), in memory, mapped, or in device memory.
-Errors: ``ValueError`` for wrong arguments, :class:`OSError` for the file.
+Errors: ``ValueError`` for wrong arguments and for a file that is shorter than they say; :class:`OSError` for a file
+that cannot be read or becomes shorter later.
 """
 
 from __future__ import annotations
@@ -20,12 +21,14 @@ from linumpy.gpu.rounding import cast_elements
 from linumpy.sampling.volume import KEPT
 from linumpy.sampling.voxel_field import normalised
 
-#: Names of dtypes in other samplers, besides NumPy's.
-_NAMES = {"float": "f4", "double": "f8", "half": "f2"}
-_KINDS = ("u1", "i1", "u2", "i2", "u4", "i4", "f2", "f4", "f8")
-_LONGEST = 2**24
-#: Largest value of a range: float32 represents it, the difference of two such values, and the inverse.
-_LARGEST = 1e36
+#: Names of dtypes in other samplers, for NumPy's names.
+_DTYPE_ALIASES = {"float": "f4", "double": "f8", "half": "f2"}
+#: dtypes that are sampled.
+_DTYPES = ("u1", "i1", "u2", "i2", "u4", "i4", "f2", "f4", "f8")
+#: Numbers of voxels along an axis are smaller than this: float32 represents them.
+_AXIS_LIMIT = 2**24
+#: Largest absolute value of a range: float32 represents the value, the difference of two such values, and the inverse.
+_MAX_RANGE_VALUE = 1e36
 #: Bytes that are converted and copied to a device at a time.
 _PART_NBYTES = 64 * 2**20
 
@@ -41,7 +44,7 @@ class RawFile:
     shape : tuple of int
         (C, Z, Y, X): channels lie one after another, x fastest.
     dtype : dtype
-        With its byte order.
+        dtype of the voxels, with their byte order.
     offset : int
         Bytes before the first voxel.
     """
@@ -53,11 +56,11 @@ class RawFile:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all voxels."""
+        """Size of all voxels in bytes."""
         return math.prod(self.shape) * self.dtype.itemsize
 
     def check_size(self, size: int) -> None:
-        """Refuse a file that is too short."""
+        """Refuse a file of `size` bytes if it is too short: ``ValueError``."""
         if size < self.offset + self.nbytes:
             shape = " × ".join(map(str, self.shape))
             raise ValueError(
@@ -80,7 +83,7 @@ class RawFile:
         return np.memmap(self.filename, self.dtype, "r", self.offset, self.shape)
 
     def check_mapped(self, voxels: np.memmap) -> None:
-        """Refuse a mapped file that was shortened: reading beyond its end kills the process."""
+        """Refuse a mapped file that was shortened (``OSError``): a read beyond the end would kill the process."""
         size = voxels._mmap.size()  # type: ignore[attr-defined]  # the file's present size
         if size < self.offset + self.nbytes:
             problem = f"{self.offset + self.nbytes} bytes were mapped, and the file has {size} now"
@@ -88,43 +91,46 @@ class RawFile:
 
 
 def raw_dtype(dtype: DTypeLike, is_big_endian: bool = False) -> np.dtype:
-    """Return a dtype from its name, such as ``"uint16"`` or ``"float"``, and a byte order.
+    """Convert a name such as ``"uint16"`` or ``"float"``, or a dtype, to a dtype with the given byte order.
 
     Raises
     ------
     ValueError
-        A dtype whose voxels are not sampled.
+        Not a dtype, or a dtype whose voxels are not sampled.
     """
     try:
-        checked = np.dtype(_NAMES.get(dtype, dtype) if isinstance(dtype, str) else dtype)
+        checked = np.dtype(_DTYPE_ALIASES.get(dtype, dtype) if isinstance(dtype, str) else dtype)
     except TypeError as error:
         raise ValueError(f"dtype={dtype!r} is not a dtype of NumPy") from error
-    if checked.str[1:] not in _KINDS:
+    if checked.str[1:] not in _DTYPES:
         raise ValueError(f"dtype={dtype!r}: voxels are integers of 8 to 32 bits or floats of 16 to 64 bits")
     return checked.newbyteorder(">") if is_big_endian else checked
 
 
 def checked_dims(dims: Iterable[int]) -> tuple[int, int, int]:
-    """Check the numbers of voxels along x, y and z."""
+    """Check the numbers of voxels along x, y and z, and return them as a tuple."""
     try:
         sizes = tuple(int(n) for n in dims)
         exact = all(n == size and not isinstance(size, bool) for n, size in zip(sizes, dims, strict=True))
     except (TypeError, ValueError):
         sizes, exact = (), False
-    if not exact or len(sizes) != 3 or not all(1 <= n < _LONGEST for n in sizes):
-        raise ValueError(f"dims={dims!r}: give the voxels along x, y and z, each from 1 to {_LONGEST - 1}")
+    if not exact or len(sizes) != 3 or not all(1 <= n < _AXIS_LIMIT for n in sizes):
+        raise ValueError(f"dims={dims!r}: give the voxels along x, y and z, each from 1 to {_AXIS_LIMIT - 1}")
     return sizes[0], sizes[1], sizes[2]
 
 
 def as_channels(array: Array) -> Array:
-    """Return an array (Z, Y, X) or (C, Z, Y, X), NumPy or CuPy, with channels; refuse dtypes that are not sampled."""
-    if array.ndim not in (3, 4) or 0 in array.shape or max(array.shape[-3:]) >= _LONGEST:
+    """Return an array (Z, Y, X) or (C, Z, Y, X), NumPy or CuPy, as (C, Z, Y, X); refuse dtypes that are not sampled.
+
+    Bool becomes uint8. Nothing is copied.
+    """
+    if array.ndim not in (3, 4) or 0 in array.shape or max(array.shape[-3:]) >= _AXIS_LIMIT:
         raise ValueError(
             f"array has shape {array.shape}; give one of shape (Z, Y, X) or (C, Z, Y, X), without empty axes"
         )
     if array.dtype == bool:
         array = array.view(np.uint8)  # type: ignore[attr-defined]
-    if array.dtype.str[1:] not in _KINDS:
+    if array.dtype.str[1:] not in _DTYPES:
         raise ValueError(
             f"array has dtype {array.dtype}; voxels are integers of 8 to 32 bits or floats of 16 to 64 bits"
         )
@@ -132,7 +138,7 @@ def as_channels(array: Array) -> Array:
 
 
 def check_range(value_range: Iterable[float] | None) -> tuple[float, float] | None:
-    """Check the range that is mapped to 0 to 1."""
+    """Check the range that is mapped to 0 to 1, and return it as floats; None stays None."""
     if value_range is None:
         return None
     try:
@@ -141,18 +147,19 @@ def check_range(value_range: Iterable[float] | None) -> tuple[float, float] | No
         raise ValueError(f"range={value_range!r}: give the lowest and the highest value") from error
     if not (math.isfinite(low) and math.isfinite(high) and low <= high):
         raise ValueError(f"range={value_range!r}: give two finite values, the lower one first")
-    if max(abs(low), abs(high)) > _LARGEST or 0 < high - low < 1 / _LARGEST:
+    if max(abs(low), abs(high)) > _MAX_RANGE_VALUE or 0 < high - low < 1 / _MAX_RANGE_VALUE:
         raise ValueError(
-            f"range={value_range!r}: float32 arithmetic needs values up to {_LARGEST:g}, and 0 or at least "
-            f"{1 / _LARGEST:g} between them"
+            f"range={value_range!r}: float32 arithmetic needs values up to {_MAX_RANGE_VALUE:g}, and 0 or at least "
+            f"{1 / _MAX_RANGE_VALUE:g} between them"
         )
     return low, high
 
 
 def is_kept(dtype: np.dtype, low_high: tuple[float, float] | None) -> bool:
-    """Return whether voxels keep their dtype on a device; other voxels are normalised, then converted to float32.
+    """Return whether voxels keep their dtype on a device; other voxels become float32, with a range normalised first.
 
-    Kernels normalise integers of up to 16 bits only: for these the subtraction is exact in float32.
+    With a range only integers of up to 16 bits keep their dtype, if float32 represents `low`: the kernel's subtraction
+    is then exact.
     """
     if low_high is None:
         return dtype.str[1:] in KEPT
@@ -160,14 +167,14 @@ def is_kept(dtype: np.dtype, low_high: tuple[float, float] | None) -> bool:
 
 
 def to_device(voxels: Array, low_high: tuple[float, float] | None, labels: bool) -> tuple[Array, bool]:
-    """Copy voxels to device memory, part by part.
+    """Copy voxels to device memory, part by part; a CuPy array is copied only if order or dtype must change.
 
     Parameters
     ----------
     voxels : ndarray
         Shape (C, Z, Y, X); NumPy (in memory or mapped) or CuPy, of any dtype and byte order that is sampled.
     low_high : (float, float) or None
-        The range that is mapped to 0 to 1.
+        The range that is mapped to 0 to 1; None with `labels`.
     labels : bool
         Whether voxels are labels, which become int32.
 
@@ -176,7 +183,7 @@ def to_device(voxels: Array, low_high: tuple[float, float] | None, labels: bool)
     array : ndarray
         CuPy, C-contiguous, of a dtype of :data:`linumpy.sampling.volume.KEPT`, or int32.
     is_normalised : bool
-        Whether `low_high` is applied already.
+        Whether `low_high` has been applied; if not, kernels apply it.
     """
     import cupy
 
