@@ -1,7 +1,8 @@
 """Elementary functions as fixed sequences of IEEE additions, products and divisions; the counterpart of exact.cuh.
 
 In: NumPy arrays of float32. Out: float32. The math libraries of CPUs and GPUs round differently. These functions give
-the same bits everywhere, so that a sample lies in the same voxel on every machine.
+the same bits everywhere, so that a sample lies in the same voxel on every machine. Polynomials have the coefficients
+``_SINE`` to ``_LOG2``, from the lowest power on.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def exp2(y: np.ndarray) -> np.ndarray:
 
 
 def log2(x: np.ndarray) -> np.ndarray:
-    """Return the binary logarithm of normal positive numbers."""
+    """Return the binary logarithm of positive numbers that are normal, that is at least 2^-126, and finite."""
     bits = x.view(np.int32)
     exponent = (bits >> 23) - 127
     mantissa = ((bits & 0x7FFFFF) | 0x3F800000).view(np.float32)

@@ -1,4 +1,7 @@
-"""Checks of arrays: on the host (NumPy) or on a device (CuPy); others are converted by DLPack, without a copy."""
+"""Checks and conversion of arrays: NumPy's on the host, CuPy's on a device.
+
+In: arrays of users; arrays of other packages are converted by DLPack, without a copy. Errors name the array.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ def as_array(array: None) -> None: ...
 @overload
 def as_array(array: Any) -> Array: ...
 def as_array(array: Any) -> Array | None:
-    """Return NumPy's and CuPy's arrays unchanged; convert others, by DLPack where they support it, as torch's do."""
+    """Return NumPy's and CuPy's arrays, and None, unchanged; convert any other array, by DLPack if it supports that."""
     if array is None or isinstance(array, np.ndarray) or is_device_array(array):
         return array
     if not hasattr(array, "__dlpack_device__"):
@@ -29,13 +32,13 @@ def as_array(array: Any) -> Array | None:
     return converted
 
 
-def same_side(**arrays: Array | None) -> bool:
-    """Return whether arrays are on a device.
+def are_on_device(**arrays: Array | None) -> bool:
+    """Return whether all arrays are on a device; None is ignored.
 
     Raises
     ------
     TypeError
-        Some are on a device and some on the host: arrays are not copied between them.
+        Some arrays are on a device and some on the host: arrays are not copied between both.
     """
     on_device = {name: is_device_array(array) for name, array in arrays.items() if array is not None}
     if len(set(on_device.values())) > 1:
@@ -46,7 +49,7 @@ def same_side(**arrays: Array | None) -> bool:
 
 
 def whole_number(value: int, name: str, low: int, high: int | None = None) -> int:
-    """Return an integer of a range as Python's int, which does not overflow; raise ValueError for other values."""
+    """Return an integer from `low` to `high` as Python's int, which does not overflow; raise ValueError otherwise."""
     is_integer = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
     if not is_integer or value < low or (high is not None and value > high):
         limits = f">= {low}" if high is None else f"between {low} and {high}"
@@ -65,7 +68,7 @@ def check_cdf(cdf: Array, name: str) -> None:
 
 
 def check_array(array: Array, dtype: DTypeLike, shape: tuple[int, ...], name: str) -> None:
-    """Raise ValueError for an array of another dtype or shape, or one that is not C-contiguous."""
+    """Raise ValueError for an array of another dtype or shape, or not C-contiguous; TypeError for no array."""
     if not hasattr(array, "flags"):
         raise TypeError(f"{name} is {type(array).__name__}: a NumPy or CuPy array of {np.dtype(dtype)} is needed")
     if array.dtype != dtype or array.shape != shape or not array.flags.c_contiguous:

@@ -1,7 +1,7 @@
 """Draw rays from images: pixel, origin and direction of each ray, in NumPy; the counterpart of camera.cuh.
 
-In: a random generator, :class:`~linumpy.rays.images.Images`. Out: :class:`DrawnRays`. Float32 operations are in the
-kernel's order, so that results are equal bit for bit.
+In: a random generator, :class:`~linumpy.rays.images.Images`. Out: :class:`DrawnRays`. Float32 operations have the order
+of the kernel's, so that results are equal bit for bit.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from linumpy.rays.pcg32 import PCG32, as_unit_float
 #: Random numbers reserved for a ray. It uses the first five: u, v, time, jitter and level.
 NUMBERS_PER_RAY = 8
 _USED = 5
-_LAST = np.float32(0.99999994)
+#: The largest float32 below 1.
+_BELOW_ONE = np.float32(0.99999994)
 
 
 @dataclass(frozen=True)
@@ -40,11 +41,11 @@ class DrawnRays:
     unmasked : (n,) bool
         False for masked pixels.
     origin, direction : (n, 3) float32
-        In the world's units; directions have length 1.
+        In the world's axes and units; directions have length 1.
     length : (n,) float32
         Lengths of the directions before normalization.
     jitter, level : (n,) float32
-        Random numbers in [0, 1).
+        Random numbers in [0, 1): shift of the ray's points in steps, and number for `max_level`.
     """
 
     image: np.ndarray
@@ -61,13 +62,13 @@ class DrawnRays:
 
 @functools.cache
 def linear_of_bytes() -> np.ndarray:
-    """Return the linear values of the 256 byte values of sRGB (IEC 61966-2-1), float32."""
+    """Return the linear value, float32, of each byte 0 to 255 of sRGB (IEC 61966-2-1)."""
     value = np.arange(256) / 255
     return np.where(value <= 0.04045, value / 12.92, ((value + 0.055) / 1.055) ** 2.4).astype(np.float32)
 
 
 def draw_rays(rng: PCG32, images: Images, n_rays: int, *, image_cdf: np.ndarray | None, snap: bool) -> DrawnRays:
-    """Draw `n_rays` rays."""
+    """Draw `n_rays` rays; `rng` is not advanced. With `snap`, rays pass through pixel centres."""
     index = np.arange(n_rays, dtype=np.int64)
     u, v, time, jitter, level = as_unit_float(rng.numbers(index, NUMBERS_PER_RAY, _USED))
     image = choose_images(index, len(images), n_rays, image_cdf, rng.state >> 32)
@@ -81,7 +82,10 @@ def draw_rays(rng: PCG32, images: Images, n_rays: int, *, image_cdf: np.ndarray 
 
 
 def choose_images(index: np.ndarray, n_images: int, n_rays: int, cdf: np.ndarray | None, shift: int) -> np.ndarray:
-    """Choose the image of each ray: in order, or from a distribution, with multiples of the golden ratio as numbers."""
+    """Choose the image of each ray: in order of the rays, or from a distribution.
+
+    The random numbers for the distribution are multiples of the golden ratio, modulo 1, shifted by `shift` / 2^32.
+    """
     if cdf is None:
         return index * n_images // n_rays % n_images
     number = (index.astype(np.uint64) * np.uint64(2654435769) + np.uint64(shift)).astype(np.uint32)
@@ -93,22 +97,24 @@ def first_above(cdf: np.ndarray, u: np.ndarray) -> np.ndarray:
     return np.minimum(np.searchsorted(cdf, u, side="right"), len(cdf) - 1)
 
 
-def _below(cdf: np.ndarray, line: np.ndarray, cell: np.ndarray) -> np.ndarray:
+def _start(cdf: np.ndarray, line: np.ndarray, cell: np.ndarray) -> np.ndarray:
     return np.where(cell > 0, cdf[line, np.maximum(cell - 1, 0)], np.float32(0))
 
 
 def _probability(cdf: np.ndarray, line: np.ndarray, cell: np.ndarray) -> np.ndarray:
     """Return the probabilities of cells in lines of `cdf` (lines, cells); the last cell includes the rounding error."""
-    above = np.where(cell < cdf.shape[1] - 1, cdf[line, cell], np.float32(1))
-    return above - _below(cdf, line, cell)
+    end = np.where(cell < cdf.shape[1] - 1, cdf[line, cell], np.float32(1))
+    return end - _start(cdf, line, cell)
 
 
-def _inside(cdf: np.ndarray, u: np.ndarray, line: np.ndarray, cell: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the position at which the cumulative distribution of a line reaches `u`, and the density there."""
+def _position_and_density(
+    cdf: np.ndarray, u: np.ndarray, line: np.ndarray, cell: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the position in [0, 1) at which the cumulative distribution of a line reaches `u`; the density there."""
     probability, size = _probability(cdf, line, cell), np.float32(cdf.shape[1])
     with np.errstate(all="ignore"):
-        part = np.fmin((u - _below(cdf, line, cell)) / probability, _LAST)
-    return np.fmin((cell.astype(np.float32) + part) / size, _LAST), probability * size
+        part = np.fmin((u - _start(cdf, line, cell)) / probability, _BELOW_ONE)
+    return np.fmin((cell.astype(np.float32) + part) / size, _BELOW_ONE), probability * size
 
 
 def _draw_pixels(
@@ -119,20 +125,20 @@ def _draw_pixels(
         cdf = images.images[number].pixel_cdf
         if cdf is None:
             continue
-        these = np.flatnonzero(image == number)
-        row = first_above(cdf.y, v[these])
-        v[these], of_row = _inside(cdf.y[None], v[these], np.zeros_like(row), row)
-        above = cdf.x[row] > u[these, None]
+        of_image = np.flatnonzero(image == number)
+        row = first_above(cdf.y, v[of_image])
+        v[of_image], row_density = _position_and_density(cdf.y[None], v[of_image], np.zeros_like(row), row)
+        above = cdf.x[row] > u[of_image, None]
         column = np.where(above.any(axis=1), above.argmax(axis=1), cdf.x.shape[1] - 1)
-        u[these], of_column = _inside(cdf.x, u[these], row, column)
-        pdf[these] = of_row * of_column
+        u[of_image], column_density = _position_and_density(cdf.x, u[of_image], row, column)
+        pdf[of_image] = row_density * column_density
     width, height = images.table["width"][image], images.table["height"][image]
-    wide, high = width.astype(np.float32), height.astype(np.float32)
-    column = np.minimum((u * wide).astype(np.int32), width - 1)
-    row = np.minimum((v * high).astype(np.int32), height - 1)
+    width_f, height_f = width.astype(np.float32), height.astype(np.float32)
+    column = np.minimum((u * width_f).astype(np.int32), width - 1)
+    row = np.minimum((v * height_f).astype(np.int32), height - 1)
     if snap:
-        u = (column.astype(np.float32) + np.float32(0.5)) / wide
-        v = (row.astype(np.float32) + np.float32(0.5)) / high
+        u = (column.astype(np.float32) + np.float32(0.5)) / width_f
+        v = (row.astype(np.float32) + np.float32(0.5)) / height_f
     return u, v, column, row, pdf
 
 
@@ -141,17 +147,17 @@ def _read_pixels(
 ) -> tuple[np.ndarray, np.ndarray]:
     rgba, unmasked = np.empty((len(image), 4), np.float32), np.empty(len(image), bool)
     for number in np.unique(image):
-        these = np.flatnonzero(image == number)
-        values = images.images[number].pixels[row[these], column[these]]
+        of_image = np.flatnonzero(image == number)
+        values = images.images[number].pixels[row[of_image], column[of_image]]
         if values.dtype == np.uint8:
-            rgba[these, :3] = linear_of_bytes()[values[:, :3]]
-            rgba[these, 3] = values[:, 3].astype(np.float32) / np.float32(255)
-            unmasked[these] = (values != (255, 0, 255, 0)).any(axis=1)
+            rgba[of_image, :3] = linear_of_bytes()[values[:, :3]]
+            rgba[of_image, 3] = values[:, 3].astype(np.float32) / np.float32(255)
+            unmasked[of_image] = (values != (255, 0, 255, 0)).any(axis=1)
         else:
-            rgba[these] = values
-            unmasked[these] = ~(values[:, 0] < 0)
+            rgba[of_image] = values
+            unmasked[of_image] = ~(values[:, 0] < 0)
         if images.table["straight"][number]:
-            rgba[these, :3] *= rgba[these, 3:]
+            rgba[of_image, :3] *= rgba[of_image, 3:]
     return rgba, unmasked
 
 
@@ -180,21 +186,21 @@ def world_rays(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return origins and unit directions (n, 3) in the world's axes, and the lengths before normalization.
 
-    `time`, in [0, 1), is the moment of the ray while the shutter is open.
+    `time`, in [0, 1), is the moment of a ray between the opening and the closing of the shutter.
     """
     rows = images.table[image]
     o, d, valid = lens_rays(rows, u, v)
     in_world = np.zeros(len(image), bool)
     for number in np.unique(image):
-        source, these = images.images[number], np.flatnonzero(image == number)
+        source, of_image = images.images[number], np.flatnonzero(image == number)
         if source.rays is not None:
-            given = source.rays[row[these], column[these]]
-            o[these], d[these], in_world[these] = given[:, :3], given[:, 3:], source.rays_frame == "world"
+            given = source.rays[row[of_image], column[of_image]]
+            o[of_image], d[of_image], in_world[of_image] = given[:, :3], given[:, 3:], source.rays_frame == "world"
             with np.errstate(all="ignore"):
                 size = np.abs(given[:, 0]) + np.abs(given[:, 1]) + np.abs(given[:, 2])
-                valid[these] = size < np.float32(1e30)
+                valid[of_image] = size < np.float32(1e30)
         elif source.distortion is not None:
-            d[these, :2] = d[these, :2] + _distortion(source.distortion, u[these], v[these])
+            d[of_image, :2] = d[of_image, :2] + _distortion(source.distortion, u[of_image], v[of_image])
     d, length, has_length = normalized(d)
     bad = ~(valid & has_length)
     o[bad], d[bad], length[bad] = 0, (0, 0, 1), 1
@@ -212,7 +218,7 @@ def _rotated(r: np.ndarray, v: np.ndarray) -> np.ndarray:
 
 
 def _turned(rows: np.ndarray, when: np.ndarray, *vectors: np.ndarray) -> list[np.ndarray]:
-    """Rotate vectors about the fixed axis of each camera: slerp from the start pose."""
+    """Rotate vectors about the fixed axis of each camera (slerp), by the fraction `when` of the angle."""
     angle = rows["angle"] * when
     sine, cosine = (values[:, None] for values in sine_cosine(angle))
     a, versine = rows["axis"], np.float32(1) - cosine

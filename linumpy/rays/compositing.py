@@ -17,7 +17,7 @@ import numpy as np
 from linumpy.arrays import Array
 from linumpy.device import array_module
 from linumpy.gpu.kernels import KernelSpec, address_of, int64, load
-from linumpy.rays.arrays import check_array, same_side
+from linumpy.rays.arrays import are_on_device, check_array
 
 _THREADS = 128
 _DTYPES = {"rgb_sigma": np.float32, "dt": np.float32, "base": np.int64, "n_steps": np.int32}
@@ -29,30 +29,31 @@ def composite(rgb_sigma: Array, dt: Array, base: Array, n_steps: Array) -> Array
     Parameters
     ----------
     rgb_sigma : (n_samples, 4) float32
-        Colour and density of each sample; densities per unit of `dt`.
+        Colour and density of each sample; densities are per unit of `dt`.
     dt : (n_samples,) float32
         Lengths of steps, such as :attr:`RaySamples.dt <linumpy.rays.RaySamples.dt>`.
     base : (n_rays,) int64
-        First sample of each ray. Its range is not checked on a device.
+        First sample of each ray. Values on a device are not checked.
     n_steps : (n_rays,) int32
-        Number of samples of each ray; 0 gives 0.
+        Number of samples of each ray; a ray without samples becomes 0.
 
     Returns
     -------
     (n_rays, 4) float32
-        Premultiplied RGBA: colour, and 1 minus the transmittance. The result is NumPy's, CuPy's or torch's, as all
-        arguments are; torch computes its gradient with respect to `rgb_sigma`.
+        Premultiplied RGBA: colour, and 1 minus the transmittance. The result is an array of NumPy, CuPy or torch, as
+        all arguments are; in torch, it has a gradient with respect to `rgb_sigma`.
 
     Raises
     ------
     ValueError
-        Other shapes or dtypes, arrays that are not C-contiguous, or samples that do not exist (checked on the host).
+        Other shapes or dtypes, arrays that are not C-contiguous, samples that do not exist (checked only on the host),
+        or a device address of `rgb_sigma` that is not a multiple of 16.
     TypeError
         Some arrays are on a device and some on the host, or only some are torch's.
     """
     if _are_tensors(rgb_sigma=rgb_sigma, dt=dt, base=base, n_steps=n_steps):
         return _torch_function().apply(rgb_sigma, dt, base, n_steps)
-    on_device = _check(rgb_sigma, dt, base, n_steps)
+    on_device = _checked_on_device(rgb_sigma, dt, base, n_steps)
     if not on_device:
         return _forward_on_cpu(*map(np.asarray, (rgb_sigma, dt, base, n_steps)))
     rgba = array_module(rgb_sigma).empty((len(base), 4), np.float32)
@@ -78,12 +79,17 @@ def composite_backward(
     -------
     (n_samples, 4) float32
         Gradient of each sample; 0 for samples of no ray.
+
+    Raises
+    ------
+    ValueError, TypeError
+        As for :func:`composite`.
     """
-    on_device = _check(rgb_sigma, dt, base, n_steps)
+    on_device = _checked_on_device(rgb_sigma, dt, base, n_steps)
     shape = (len(base), 4)
     for name, array in (("rgba", rgba), ("grad_rgba", grad_rgba)):
         check_array(array, np.float32, shape, name)
-    same_side(rgb_sigma=rgb_sigma, rgba=rgba, grad_rgba=grad_rgba)
+    are_on_device(rgb_sigma=rgb_sigma, rgba=rgba, grad_rgba=grad_rgba)
     if not on_device:
         return _backward_on_cpu(*map(np.asarray, (rgb_sigma, dt, base, n_steps, grad_rgba)))
     grad = array_module(rgb_sigma).zeros(rgb_sigma.shape, np.float32)
@@ -108,12 +114,13 @@ def _are_tensors(**arrays: object) -> bool:
     return bool(tensors)
 
 
-def _check(rgb_sigma: Array, dt: Array, base: Array, n_steps: Array) -> bool:
+def _checked_on_device(rgb_sigma: Array, dt: Array, base: Array, n_steps: Array) -> bool:
+    """Check the arrays; return whether they are on a device."""
     arrays = {"rgb_sigma": rgb_sigma, "dt": dt, "base": base, "n_steps": n_steps}
     shapes = {"rgb_sigma": (len(dt), 4), "dt": (len(dt),), "base": (len(base),), "n_steps": (len(base),)}
     for name, array in arrays.items():
         check_array(array, _DTYPES[name], shapes[name], name)
-    on_device = same_side(**arrays)
+    on_device = are_on_device(**arrays)
     if not on_device:
         wrong = np.flatnonzero((n_steps < 0) | ((n_steps > 0) & ((base < 0) | (base > len(dt) - n_steps))))
         if len(wrong):
@@ -139,7 +146,7 @@ _BLOCK_SAMPLES = 2**22
 
 
 def _blocks(n_steps: np.ndarray) -> Iterator[slice]:
-    """Divide rays into blocks, padded to rows of equal length, of at most :data:`_BLOCK_SAMPLES` samples."""
+    """Divide rays into blocks that have at most :data:`_BLOCK_SAMPLES` samples when padded to rows of equal length."""
     step = max(1, _BLOCK_SAMPLES // max(1, int(n_steps.max(initial=0))))
     for begin in range(0, len(n_steps), step):
         yield slice(begin, begin + step)
@@ -149,10 +156,10 @@ def _blocks(n_steps: np.ndarray) -> Iterator[slice]:
 class _Rows:
     """Samples of some rays, a row for each ray, padded by samples without density."""
 
-    index: np.ndarray
-    exists: np.ndarray
+    index: np.ndarray  # of each sample among all samples
+    exists: np.ndarray  # False for padding
     color: np.ndarray
-    weight: np.ndarray
+    weight: np.ndarray  # of the color of each sample in the color of its ray
     after: np.ndarray  # transmittance after each sample
 
 

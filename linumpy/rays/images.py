@@ -1,8 +1,8 @@
 """Posed images to train from: pixels, lens, pose and the distribution of pixels.
 
-In: arrays of NumPy; large ones may be CuPy's. Out: :class:`Image` records, and :class:`Images`, a set of images with
-the table that kernels read. Cameras look along +Z; +X is to the right of the image, +Y down (as in OpenCV). Points and
-directions are ordered (x, y, z); images (row, column). Errors name the image.
+In: arrays of NumPy, or of CuPy. Out: :class:`Image` records, and :class:`Images`, a set of images with the table that
+kernels read. Cameras look along +Z; +X is to the right of the image, +Y down (as in OpenCV). Points and directions are
+ordered (x, y, z); images (row, column). Errors name the image.
 """
 
 from __future__ import annotations
@@ -49,14 +49,16 @@ RECORD = np.dtype(
 
 @dataclass(frozen=True)
 class PixelCDF:
-    """Cumulative distributions of pixels, from :meth:`from_weights`.
+    """Cumulative distributions of pixels, such as from :meth:`from_weights`.
+
+    The distribution has h · w cells, which divide the image evenly; they need not be the pixels of the image.
 
     Attributes
     ----------
     y : (h,) float32
-        Marginal distribution of rows, cumulative, ending at 1. `h` and `w` need not be the image's own.
+        Cumulative marginal distribution of rows of cells, ending at 1.
     x : (h, w) float32
-        Distribution of columns in each row, cumulative, each row ending at 1.
+        Cumulative distribution of cells in each row, each row ending at 1.
     """
 
     y: Array
@@ -64,9 +66,14 @@ class PixelCDF:
 
     @classmethod
     def from_weights(cls, weights: Array) -> PixelCDF:
-        """Make distributions proportional to weights (h, w), not negative and not all 0; NumPy or CuPy.
+        """Make distributions in proportion to weights (h, w), which are at least 0 and not all 0.
 
-        Values on a device are not checked.
+        Weights of NumPy or CuPy give distributions in the same memory.
+
+        Raises
+        ------
+        ValueError
+            Weights of another number of axes, or of wrong values; values on a device are not checked.
         """
         weights = as_array(weights)
         if weights.ndim != 2 or not weights.size:
@@ -97,7 +104,8 @@ class Image:
         Focal lengths (x, y) in pixels; for an orthographic lens pixels per unit of length, for an equirectangular lens
         pixels per radian.
     principal : (float, float), optional
-        Principal point (x, y) in pixels; the centre of the first pixel is at (0.5, 0.5). The image's middle by default.
+        Principal point (x, y) in pixels, where the centre of the first pixel is (0.5, 0.5); by default the middle of
+        the image.
     lens : str
         ``"perspective"``, ``"opencv"`` (k1, k2, p1, p2), ``"opencv_fisheye"`` (k1 to k4), ``"ftheta"`` (angle from the
         axis in rad as a polynomial of the distance r from the principal point in pixels: c0 + c1 r + … + c4 r⁴),
@@ -105,27 +113,28 @@ class Image:
         over the image), ``"orthographic"``. Latitude grows downwards. A pixel for which the lens has no ray gets the
         camera's axis.
     lens_params : tuple of float
-        Parameters of the lens; missing ones are 0.
+        Parameters of the lens; missing parameters are 0.
     start_pose, end_pose : (3, 4) array
-        Pose of the camera when the shutter opens and closes: rotation and translation from camera to world. By default
-        the camera does not move.
+        Pose of the camera when the shutter opens, and when it closes: rotation and translation from camera to world.
+        Without `end_pose` the camera does not move.
     shutter : (float, float, float, float)
         The pose of a ray is interpolated at ``s0 + s1 u + s2 v + s3 t`` between start (0) and end (1): u, v in [0, 1]
-        across the image (rolling shutter), t random in [0, 1) (motion blur). Rotation by slerp, translation linearly.
+        across the image (rolling shutter), t random in [0, 1) (motion blur). Rotations are interpolated by slerp,
+        translations linearly.
     rays : (height, width, 6) array, optional
-        float32: origin and direction of each pixel (x, y, z), in place of the lens. A pixel whose ray is not finite or
-        has no direction gets the camera's axis.
+        float32: origin and direction (x, y, z) of the ray of each pixel, in place of lens and distortion. A pixel whose
+        ray is not finite, or has a direction of length 0, gets the camera's axis.
     rays_frame : {"world", "camera"}
         The coordinate system of `rays`: the world's, independent of poses and shutter, or the camera's.
     distortion : (h, w, 2) array, optional
-        float32: added to x and y of the lens's directions, interpolated linearly over the image.
+        float32: added to x and y of the directions of the lens, interpolated linearly over the image.
     pixel_cdf : PixelCDF, optional
-        Distribution of drawn pixels; uniform by default.
+        Distribution from which pixels are drawn; uniform by default.
     extra : tuple of float
-        Extra dimensions, such as an appearance code; the same number for all images.
+        Extra dimensions, such as an appearance code; as many for all images.
     alpha : {"straight", "premultiplied"}, optional
-        Whether linear colours are still to be multiplied by alpha, or already are (bytes: before their encoding by
-        sRGB). By default straight for uint8, as in PNG files, and premultiplied for floats.
+        Whether linear colours must still be multiplied by alpha, or were multiplied already (for bytes: before the
+        encoding by sRGB). By default straight for uint8, as in PNG files, and premultiplied for floats.
     """
 
     pixels: Array
@@ -151,9 +160,9 @@ class Images:
     Attributes
     ----------
     images : tuple of Image
-        The images. Their arrays are all NumPy's or all CuPy's; poses and numbers are always copied from the host.
+        The images. Pixels, rays, distortions and distributions are all NumPy's, or all CuPy's.
     table : numpy.ndarray of RECORD
-        The table, on the host.
+        The table, always on the host: a record for each image, with addresses of arrays, poses and numbers.
     """
 
     images: tuple[Image, ...]
@@ -166,18 +175,19 @@ class Images:
         Raises
         ------
         ValueError
-            Poses that are not finite or not rotations, wrong sizes, an unknown lens, frame or kind of alpha.
+            No images; arrays of another shape, or not C-contiguous; a pose that is not finite or no rotation; numbers
+            out of range; an unknown lens, frame or kind of alpha; extra dimensions that differ in number.
         TypeError
-            Pixels of another dtype; arrays of which only some are on a device.
+            Pixels of another dtype; some arrays are on a device and some on the host.
         """
         if isinstance(images, Image) or not images:
             raise ValueError("images: a sequence of at least one Image is needed")
         table = np.zeros(len(images), RECORD)
-        images = [_adopted(image) for image in images]
+        images = [_with_arrays(image) for image in images]
         for number, image in enumerate(images):
             _fill(table[number], image, f"image {number}")
-        kinds = {is_device_array(array) for image in images for array in _arrays(image)}
-        if len(kinds) > 1:
+        on_device = {is_device_array(array) for image in images for array in _arrays(image)}
+        if len(on_device) > 1:
             raise TypeError("images: some arrays are on a device and some on the host; move all to one of them")
         for number, image in enumerate(images):
             _check_extra(image.extra, f"image {number}: extra")
@@ -206,7 +216,7 @@ class Images:
 
     @cached_property
     def uploads(self) -> Uploaded:
-        """The table and the extra dimensions on the device, copied once."""
+        """The table and the extra dimensions on the device; copied once."""
         import cupy
 
         table = cupy.asarray(self.table.view(np.uint8))
@@ -222,8 +232,8 @@ def _check_extra(extra: tuple[float, ...], name: str) -> None:
         raise ValueError(f"{name}={extra!r}: a tuple of finite numbers is needed")
 
 
-def _adopted(image: Image) -> Image:
-    """Convert the arrays of an image to NumPy's or CuPy's."""
+def _with_arrays(image: Image) -> Image:
+    """Return an image whose arrays are NumPy's or CuPy's."""
     cdf = image.pixel_cdf
     return replace(
         image,
@@ -240,6 +250,7 @@ def _arrays(image: Image) -> list[Array]:
 
 
 def _fill(row: np.void, image: Image, name: str) -> None:
+    """Check an image, and fill its record in the table."""
     pixels = image.pixels
     if pixels.ndim != 3 or pixels.shape[2] != 4 or not pixels.size:
         raise ValueError(f"{name}: pixels of shape {pixels.shape}; (height, width, 4) is needed")
@@ -337,7 +348,7 @@ def _pose(pose: Array, name: str) -> np.ndarray:
     turn = pose[:, :3]
     if np.abs(turn.T @ turn - np.eye(3)).max() > 1e-3 or np.linalg.det(turn) < 0:
         raise ValueError(f"{name}: its first three columns are not a rotation: {turn.tolist()}")
-    u, _, vt = np.linalg.svd(turn)  # the nearest rotation, since poses are often stored in float32
+    u, _, vt = np.linalg.svd(turn)  # u @ vt is the nearest rotation; poses are often rounded to float32
     return np.column_stack([u @ vt, pose[:, 3]])
 
 

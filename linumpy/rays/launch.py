@@ -1,8 +1,8 @@
 """Launch trace.cu: march rays, drawn from images or given, through a grid on the device.
 
 In: CuPy arrays (in tests NumPy's, with an emulated kernel). Out: the arrays of
-:class:`~linumpy.rays.samples.RaySamples`. Only the tables of images are copied to the device, once. Nothing here
-synchronizes.
+:class:`~linumpy.rays.samples.RaySamples`. Nothing here synchronizes. Only tables are copied to the device: records and
+extra dimensions of images once, the table of sRGB once for each stream.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ from linumpy.rays.setting import MOST_POINTS, STEPS, Setting
 
 #: Threads of a block: one warp. With ORDERED a block waits for the blocks before it, and larger blocks wait longer.
 THREADS = 32
-#: Maximum number of runs of a ray in shared memory; the kernel searches for further runs a second time.
+#: Maximum number of runs of a ray in shared memory. A run is a sequence of points in occupied voxels. For a ray with
+#: more runs, the kernel walks along the rest of the ray again.
 _MOST_RUNS = 32
-#: Words of ``counts`` before the words of blocks, as in trace.cu.
+#: Words of ``counts`` before the words of blocks; trace.cu lists them.
 _HEAD_WORDS = 5
 _WORDS = (
     *("images", "image_cdf", "linear", "image_extra", "rays_in", "jitter", "bits", "positions", "directions", "dt"),
@@ -57,7 +58,25 @@ def kernel_spec(
     per_sample: bool = False,
     most_runs: int = _MOST_RUNS,
 ) -> KernelSpec:
-    """Return the specification of a specialized trace.cu, in which unused features take no registers."""
+    """Return the specification of trace.cu for the features that a call uses; unused features take no registers.
+
+    Parameters
+    ----------
+    images : bool
+        Whether rays are drawn from images; otherwise they are given.
+    grows : bool
+        Whether steps grow with distance.
+    ordered : bool
+        Whether rays are in the order of their indices.
+    weighted : bool
+        Whether images or pixels have distributions.
+    lengths : bool
+        Whether directions keep the lengths that they had before normalization.
+    per_sample : bool
+        Whether `max_level` and extra dimensions are also written for each sample.
+    most_runs : int
+        Maximum number of runs of a ray in shared memory.
+    """
     defines = {
         "IMAGES": int(images),
         "CONE": int(grows),
@@ -84,7 +103,7 @@ def kernel_spec(
 def _allocate(
     xp: ModuleType, n_rays: int, max_samples: int, n_extra: int, *, from_images: bool, per_sample: bool = False
 ) -> dict[str, Array]:
-    """Allocate the outputs; rows without a ray have 0 samples."""
+    """Allocate the outputs and ``counts``; rows without a ray have 0 samples."""
     arrays = {
         "positions": xp.empty((max_samples, 3), np.float32),
         "directions": xp.empty((max_samples, 3), np.float32),
@@ -161,7 +180,7 @@ def generate(
     per_sample: bool,
     deterministic: bool,
 ) -> dict[str, Array]:
-    """Draw and march rays; return the arrays by name, with ``counts``."""
+    """Draw and march rays; return the arrays of RaySamples by name, with ``counts`` in place of single counts."""
     table, image_extra, linear = _uploads(images)
     n_extra = image_extra.shape[1]
     arrays = _allocate(xp, n_rays, max_samples, n_extra, from_images=True, per_sample=per_sample)
@@ -190,7 +209,7 @@ def march(
     max_samples: int,
     deterministic: bool,
 ) -> dict[str, Array]:
-    """March given rays (n, 6); return the arrays by name, with ``counts``."""
+    """March given rays (n, 6); return the arrays of RaySamples by name, with ``counts`` in place of single counts."""
     n_rays = len(rays)
     arrays = _allocate(xp, n_rays, max_samples, 0, from_images=False)
     batch = _batch(setting, grid, arrays, n_rays, max_samples)

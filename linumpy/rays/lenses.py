@@ -14,7 +14,9 @@ from linumpy.rays.images import LENS_NUMBERS
 #: Iterations of Newton's method, for lenses without a closed-form inverse.
 NEWTON_STEPS = 12
 _HALF, _ONE, _TWO = np.float32(0.5), np.float32(1), np.float32(2)
+#: Relative error at which Newton's method has a solution; smallest determinant (or slope) of an invertible lens.
 _TOLERANCE, _FOLD = np.float32(1e-4), np.float32(1e-6)
+#: Origins and directions (n, 3), and which rays are valid (n,).
 _Rays = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
@@ -31,15 +33,17 @@ def lens_rays(rows: np.ndarray, u: np.ndarray, v: np.ndarray) -> _Rays:
     Returns
     -------
     origin, direction : (n, 3) float32
+        In the camera's axes; directions are not normalized.
     valid : (n,) bool
+        False where the lens has no ray.
     """
     origin, direction = np.zeros((len(u), 3), np.float32), np.empty((len(u), 3), np.float32)
     valid = np.ones(len(u), bool)
     for lens in np.unique(rows["lens"]):
-        these = np.flatnonzero(rows["lens"] == lens)
+        of_lens = np.flatnonzero(rows["lens"] == lens)
         with np.errstate(all="ignore"):
-            o, d, good = _FUNCTIONS[int(lens)](rows[these], u[these], v[these])
-        origin[these], direction[these], valid[these] = o, d, good
+            o, d, good = _FUNCTIONS[int(lens)](rows[of_lens], u[of_lens], v[of_lens])
+        origin[of_lens], direction[of_lens], valid[of_lens] = o, d, good
     return origin, direction, valid
 
 
@@ -53,6 +57,7 @@ def _from_principal(rows: np.ndarray, u: np.ndarray, v: np.ndarray) -> tuple[np.
 
 
 def _plane(rows: np.ndarray, u: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the distances from the principal point, divided by the focal lengths."""
     x, y = _from_principal(rows, u, v)
     return x / rows["focal"][:, 0], y / rows["focal"][:, 1]
 

@@ -1,8 +1,9 @@
 """Points along rays, and the samples among them, in NumPy: the counterpart of march.cuh.
 
 In: rays in the world's units, a :class:`~linumpy.rays.setting.Setting`, an occupancy grid. Out: samples, in the order
-of the rays. All points of a ray inside the box are tested; the kernel skips empty space and finds the same samples.
-Float32 operations are in the kernel's order, so that results are equal bit for bit.
+of the rays. The points of a ray are spaced by steps; the samples are the points in occupied voxels. NumPy tests all
+points inside the box; the kernel skips empty space, and finds the same samples. Float32 operations have the order of
+the kernel's, so that results are equal bit for bit. :mod:`~linumpy.rays.setting` defines the grid's coordinates and t.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ class GridRays:
     Attributes
     ----------
     origin, direction : (n, 3) float32
-        In voxels of mip 0: origin relative to the grid's centre, direction per unit of t.
+        In the grid's coordinates, directions per unit of t.
     start : (n,) float32
-        Of the first point: t, or, with growing steps, the number of steps from t = 0.
+        t of the first point; with growing steps, the number of steps from t = 0 to the first point.
     end : (n,) int64
-        Number of points inside the box.
+        Number of points inside the box; 0 for an invalid ray.
     """
 
     origin: np.ndarray
@@ -45,7 +46,7 @@ class SampleIndices:
     Attributes
     ----------
     ray, point : (m,) int64
-        Index of each sample's ray, and of its point along the ray; in order.
+        Index of each sample's ray, and of the sample among the points of the ray; in order.
     count : (n,) int64
         Number of samples of each ray.
     """
@@ -56,7 +57,7 @@ class SampleIndices:
 
 
 def step_at(setting: Setting, t: np.ndarray) -> np.ndarray:
-    """Return the length of the step at t."""
+    """Return the length of the step at t, in the world's units."""
     s = setting.steps
     if not setting.grows:
         return np.full_like(t, s["min_step"])
@@ -64,7 +65,7 @@ def step_at(setting: Setting, t: np.ndarray) -> np.ndarray:
 
 
 def point_at(setting: Setting, start: np.ndarray, k: np.ndarray) -> np.ndarray:
-    """Return t of point k. Steps equal :func:`step_at`, except at the points where they begin or cease to grow."""
+    """Return t of point k. The next point is one :func:`step_at` away, except where steps begin or cease to grow."""
     s, k = setting.steps, k.astype(np.float32)
     if not setting.grows:
         return start + k * s["min_step"]
@@ -75,6 +76,7 @@ def point_at(setting: Setting, start: np.ndarray, k: np.ndarray) -> np.ndarray:
 
 
 def _steps_until(setting: Setting, t: np.ndarray) -> np.ndarray:
+    """Return the number of growing steps from t = 0 to t; the inverse of :func:`point_at`."""
     s = setting.steps
     growing = s["s_grows"] + log2(np.fmax(t / s["t_grows"], np.float32(1))) * s["inverse_log_growth"]
     full = s["s_full"] + (t - s["t_full"]) / s["max_step"]
@@ -82,7 +84,10 @@ def _steps_until(setting: Setting, t: np.ndarray) -> np.ndarray:
 
 
 def normalized(d: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return normalized directions (n, 3), their lengths before, and which are valid; invalid ones are unchanged."""
+    """Return normalized directions (n, 3), the lengths before normalization, and which directions are valid.
+
+    A direction is valid if its length is between 1e-30 and 1e30; an invalid direction is not changed.
+    """
     with np.errstate(all="ignore"):
         length = np.sqrt(d[:, 0] * d[:, 0] + d[:, 1] * d[:, 1] + d[:, 2] * d[:, 2])
         valid = (length > np.float32(1e-30)) & (length < np.float32(1e30))
@@ -116,6 +121,7 @@ def to_grid(
 def _start_and_count(
     setting: Setting, enter: np.ndarray, leave: np.ndarray, jitter: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
+    """Return the start of rays, as :class:`GridRays` defines it, and the rounded number of points until `leave`."""
     if setting.grows:
         start = _steps_until(setting, enter) + jitter
         return start, np.ceil(_steps_until(setting, leave) - start)
@@ -124,7 +130,7 @@ def _start_and_count(
 
 
 def _exact_end(setting: Setting, start: np.ndarray, leave: np.ndarray, end: np.ndarray) -> np.ndarray:
-    """Correct rounding errors of a number of points, by testing the last points."""
+    """Correct the rounding error of the number of points, by testing whether the last points lie before `leave`."""
     while True:
         too_many = (end > 0) & ~(point_at(setting, start, end - 1) < leave)
         if not too_many.any():
@@ -138,6 +144,7 @@ def _exact_end(setting: Setting, start: np.ndarray, leave: np.ndarray, end: np.n
 
 
 def _ceil_log2(x: np.ndarray) -> np.ndarray:
+    """Return the smallest integer m with x <= 2^m."""
     bits = x.view(np.int32)
     return (bits >> 23) - 127 + ((bits & 0x7FFFFF) != 0)
 
@@ -152,7 +159,7 @@ def is_occupied(setting: Setting, bits: np.ndarray, position: np.ndarray, t: np.
     bits : (mips, 262144) uint8
         Bits of the grid.
     position : (m, 3) float32
-        Points, in the grid's coordinates.
+        Positions of points, in the grid's coordinates.
     t : (m,) float32
         Parameter t of each point.
     """
@@ -168,14 +175,14 @@ def is_occupied(setting: Setting, bits: np.ndarray, position: np.ndarray, t: np.
 def _mips_of(setting: Setting, mips: int, position: np.ndarray, t: np.ndarray) -> np.ndarray:
     if mips == 1:
         return np.zeros(len(t), np.int32)
-    size = np.abs(position)
-    farthest = np.maximum(np.maximum(size[:, 0], size[:, 1]), size[:, 2]) * np.float32(1 / 64)
+    distance = np.abs(position)
+    farthest = np.maximum(np.maximum(distance[:, 0], distance[:, 1]), distance[:, 2]) * np.float32(1 / 64)
     mip = np.maximum(_ceil_log2(step_at(setting, t) * setting.steps["mip_scale"]), _ceil_log2(farthest))
     return np.clip(mip, 0, mips - 1)
 
 
 def positions_of(rays_in_grid: GridRays, ray: np.ndarray, t: np.ndarray) -> np.ndarray:
-    """Return positions (m, 3) in the grid's coordinates."""
+    """Return the positions (m, 3) of points, given by ray and t, in the grid's coordinates."""
     position = np.empty((len(t), 3), np.float32)
     for axis in range(3):
         position[:, axis] = rays_in_grid.origin[:, axis][ray] + t * rays_in_grid.direction[:, axis][ray]
@@ -183,7 +190,7 @@ def positions_of(rays_in_grid: GridRays, ray: np.ndarray, t: np.ndarray) -> np.n
 
 
 def find_samples(setting: Setting, bits: np.ndarray, rays_in_grid: GridRays) -> SampleIndices:
-    """Find the samples of all rays."""
+    """Find the samples of all rays: the first ``setting.max_steps`` points of each ray in occupied voxels."""
     rays, points, counts = [], [], np.zeros(len(rays_in_grid.end), np.int64)
     begin = 0
     while begin < len(rays_in_grid.end):
@@ -194,8 +201,8 @@ def find_samples(setting: Setting, bits: np.ndarray, rays_in_grid: GridRays) -> 
             total[: stop - begin] - rays_in_grid.end[begin:stop], rays_in_grid.end[begin:stop]
         )
         t = point_at(setting, rays_in_grid.start[ray], point)
-        inside = is_occupied(setting, bits, positions_of(rays_in_grid, ray, t), t)
-        ray, point = ray[inside], point[inside]
+        occupied = is_occupied(setting, bits, positions_of(rays_in_grid, ray, t), t)
+        ray, point = ray[occupied], point[occupied]
         count = np.bincount(ray - begin, minlength=stop - begin)
         rank = np.arange(len(ray)) - np.repeat(np.cumsum(count) - count, count)
         kept = rank < setting.max_steps

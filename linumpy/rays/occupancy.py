@@ -1,7 +1,8 @@
 """Occupancy of space: a cascade of grids of 128³ bits.
 
-In: densities of a field, or a volume. Out: :class:`OccupancyGrid`, whose bits the kernels read. Mip 0 is a cube around
-the centre; each further mip has twice the edge and voxels twice as large. NumPy in, NumPy out; CuPy in, CuPy out.
+In: densities of a field, or a volume. Out: :class:`OccupancyGrid`, whose bits the kernels read. A *mip* is one grid of
+the cascade. Mip 0 is a cube around the centre; each further mip is a cube of twice the edge, with voxels of twice the
+edge. NumPy in, NumPy out; CuPy in, CuPy out.
 """
 
 from __future__ import annotations
@@ -58,8 +59,8 @@ class OccupancyGrid:
     density : (mips, 128, 128, 128) float32
         Density of each voxel, axes (mip, z, y, x).
     bits : (mips, 262144) uint8
-        A bit for each voxel in Morton order (x in the lowest bit), 1 if the voxel is occupied. A voxel of a coarser mip
-        is also occupied if it contains an occupied voxel of a finer mip.
+        A bit for each voxel in Morton order (x in the lowest bit), 1 if the voxel is occupied: its density is above the
+        threshold, or it contains an occupied voxel of a finer mip.
     centre : (float, float, float)
         Centre (x, y, z) in the world's units.
     edge : float
@@ -102,9 +103,9 @@ class OccupancyGrid:
     def from_volume(cls, volume: Array, spacing: Iterable[float], *, threshold: float) -> OccupancyGrid:
         """Make a grid of one mip around a volume, occupied where a voxel above the threshold contributes to a value.
 
-        The volume begins at the origin: voxel (k, j, i) has its centre at ((i + 0.5) · spacing_x, (j + 0.5) ·
-        spacing_y, (k + 0.5) · spacing_z). Values are interpolated linearly between voxel centres, so occupied voxels of
-        the grid include neighbours of voxels above the threshold.
+        The volume begins at the origin: voxel (k, j, i) has the centre ((i + 0.5) · spacing_x, (j + 0.5) · spacing_y,
+        (k + 0.5) · spacing_z). A value is interpolated linearly between voxel centres. So a voxel of the grid is also
+        occupied if only a neighbouring voxel of the volume is above the threshold.
 
         Parameters
         ----------
@@ -113,12 +114,18 @@ class OccupancyGrid:
         spacing : (float, float, float)
             Spacing of voxels (Z, Y, X), in µm.
         threshold : float
-            Voxels above it are occupied.
+            Voxels above the threshold are occupied; NaN is not above it.
 
         Returns
         -------
         OccupancyGrid
-            In the memory of the volume, with positions in µm; `density` holds the maxima of voxels.
+            In the memory of the volume, in µm. `density` holds the maximum of the voxels that contribute to a voxel of
+            the grid, and 0 where there are none.
+
+        Raises
+        ------
+        ValueError
+            The volume has another number of axes or no real numbers, or the spacing is not three positive numbers.
         """
         volume = as_array(volume)
         _check_threshold(threshold)
@@ -152,9 +159,9 @@ class OccupancyGrid:
     ) -> OccupancyGrid:
         """Make a grid from a resolution level (Z, Y, X) of an OME-Zarr image, as :meth:`from_volume` does.
 
-        `device` as for :func:`linumpy.read_zarr`. A coarse level is read faster; its voxels are means, so it may need a
-        lower threshold. `spacing` is the spacing of level 0 in µm, in the order of axes or by their names, where the
-        metadata's spacing is missing or wrong.
+        `device` is as for :func:`linumpy.read_zarr`. A coarse level is read faster, but since its voxels are means, it
+        may need a lower threshold. `spacing` is the spacing of level 0 in µm, in the order of axes or by their names,
+        for metadata whose spacing is missing or wrong.
         """
         from linumpy.gpu.zarr_io import read_zarr
         from linumpy.io.ome import check_level, open_image
@@ -170,9 +177,9 @@ class OccupancyGrid:
         return int(self.density.shape[0])
 
     def update(self, density: Array, *, decay: float = 0.95, threshold: float = 0.01) -> None:
-        """Update the densities of a field in training: each becomes the maximum of ``old * decay`` and new.
+        """Update the densities of a field in training: each becomes the maximum of ``old * decay`` and the new density.
 
-        NaN is ignored.
+        NaN is ignored. `density` and `bits` become new arrays.
 
         Parameters
         ----------
@@ -181,7 +188,14 @@ class OccupancyGrid:
         decay : float
             From 0, which discards the old densities, to 1.
         threshold : float
-            Voxels above it are occupied.
+            Voxels above the threshold are occupied.
+
+        Raises
+        ------
+        ValueError
+            Another shape, a decay outside 0 to 1, or a threshold that is NaN.
+        TypeError
+            `density` is on a device and the grid on the host, or vice versa.
         """
         density = as_array(density)
         _check_threshold(threshold)
@@ -268,15 +282,15 @@ def _check_threshold(threshold: float) -> None:
 
 
 def _pack(occupied: Array) -> Array:
-    """Pack bool (mips, 128, 128, 128) into bits; each mip is pooled into the next coarser mip."""
+    """Pack bool (mips, 128, 128, 128) into bits; occupied voxels of a mip also make voxels of the next mip occupied."""
     xp = array_module(occupied)
-    order, half = _order_for(xp), GRID_SIZE // 4
+    order, quarter = _order_for(xp), GRID_SIZE // 4
     rows, finer = [], None
     for dense in occupied:
         if finer is not None:
             dense = dense.copy()
             pooled = finer.reshape((GRID_SIZE // 2, 2) * 3).any(axis=(1, 3, 5))
-            dense[(slice(half, -half),) * 3] |= pooled
+            dense[(slice(quarter, -quarter),) * 3] |= pooled
         rows.append(xp.packbits(dense.reshape(-1)[order], bitorder="little"))
         finer = dense
     packed: Array = xp.stack(rows)
@@ -284,7 +298,10 @@ def _pack(occupied: Array) -> Array:
 
 
 def _maxima_along(xp: ModuleType, volume: Array, axis: int, step: float, begin: float, edge: float) -> Array:
-    """Return the maxima over each of 128 equal parts, from `begin` over `edge`, of an axis; -inf for empty parts."""
+    """Return the maxima of the voxels that contribute to each of 128 equal parts of an axis, from `begin` over `edge`.
+
+    `step` is the spacing of voxels. A part without voxels gets -inf.
+    """
     size, parts = volume.shape[axis], []
     if volume.dtype.kind in "biu":
         volume = volume.astype(np.float64 if volume.dtype.itemsize > 2 else np.float32)

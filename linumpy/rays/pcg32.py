@@ -1,7 +1,7 @@
 """PCG32 (O'Neill, 2014), the generator XSH-RR 64/32 of the PCG family, with jump-ahead in O(log n).
 
-In: a seed and a stream number. Out: unsigned integers of 32 bits, bit for bit those of the reference implementation,
-and floats in [0, 1). The CUDA kernels use the same numbers.
+In: a seed and a stream number. Out: unsigned integers of 32 bits, which equal the reference implementation's, and
+floats in [0, 1). The CUDA kernels use the same numbers.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ def jump(delta: int, inc: int) -> tuple[int, int]:
     Returns
     -------
     multiplier, summand : int
+        The combined step.
     """
     multiplier, summand = 1, 0
     step_multiplier, step_summand = _MULTIPLIER, inc
@@ -43,14 +44,14 @@ def jump(delta: int, inc: int) -> tuple[int, int]:
 
 
 def output(state: np.ndarray) -> np.ndarray:
-    """Return the number that a generator puts out in a state; uint64 in, uint32 out."""
+    """Return the number that a generator outputs in a state; uint64 in, uint32 out."""
     shifted = (((state >> np.uint64(18)) ^ state) >> np.uint64(27)).astype(np.uint32)
     turn = (state >> np.uint64(59)).astype(np.uint32)
     return (shifted >> turn) | (shifted << ((np.uint32(32) - turn) & np.uint32(31)))
 
 
 def as_unit_float(numbers: np.ndarray) -> np.ndarray:
-    """Convert uint32 to float32 in [0, 1): the upper 24 bits, exactly."""
+    """Convert uint32 to float32 in [0, 1), which represents the upper 24 bits exactly."""
     return (numbers >> np.uint32(8)).astype(np.float32) * np.float32(2.0**-24)
 
 
@@ -85,7 +86,7 @@ class PCG32:
         self.state = (self.state * multiplier + summand) & _MASK
 
     def numbers(self, indices: np.ndarray, per_index: int, count: int) -> np.ndarray:
-        """Return the first `count` numbers of many parts of the sequence, which have equal lengths; do not advance.
+        """Return the first `count` numbers of many parts of the sequence, of equal lengths; the state does not change.
 
         Parameters
         ----------

@@ -1,8 +1,8 @@
 """Samples for radiance fields along rays that are drawn from posed images, or given.
 
-In: images or rays, an occupancy grid, a box; all NumPy's, or all CuPy's. Out: :class:`RaySamples` in the same memory.
-On a device the counts stay there, too, so that nothing synchronizes. Rays are in order on the CPU, and on a device with
-``deterministic=True``.
+In: images or rays, an occupancy grid, a box; all arrays NumPy's, or all CuPy's. Out: :class:`RaySamples` in the same
+memory. On a device the counts stay there, too, so that nothing synchronizes. Rays are in the order of their indices on
+the CPU, and with ``deterministic=True`` on a device.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike
 from linumpy.arrays import Array
 from linumpy.device import array_module, is_device_array
 from linumpy.rays import launch
-from linumpy.rays.arrays import as_array, check_array, check_cdf, same_side, whole_number
+from linumpy.rays.arrays import are_on_device, as_array, check_array, check_cdf, whole_number
 from linumpy.rays.cameras import NUMBERS_PER_RAY, DrawnRays, draw_rays
 from linumpy.rays.images import Images
 from linumpy.rays.marching import (
@@ -42,9 +42,10 @@ OF_SAMPLES = ("positions", "directions", "dt", "sample_max_level", "sample_extra
 class RaySamples:
     """Samples of many rays, one ray after another.
 
-    The samples of ray r are ``base[r] : base[r] + n_steps[r]``. On a device, arrays of rays have a row for each
-    requested ray; `n_rays` rows are valid, and the others have no samples. Arrays of samples have `max_samples` rows;
-    `n_samples` rows are valid. :meth:`trimmed` cuts the arrays to the valid rows, which synchronizes.
+    The samples of ray r are ``base[r] : base[r] + n_steps[r]``. On a device, arrays of samples have `max_samples` rows,
+    of which `n_samples` are valid. Arrays of rays drawn on a device have a row for each requested ray, of which the
+    first `n_rays` are valid, and the others have no samples. :meth:`trimmed` cuts the arrays to the valid rows. On the
+    CPU all rows are valid. Arrays of given rays have a row for each given ray.
 
     Attributes
     ----------
@@ -55,7 +56,7 @@ class RaySamples:
     dt : (max_samples,) float32
         Lengths of the steps, in units of the box's longest edge.
     ray_indices : (rays,) uint32
-        Index of each ray among all drawn rays; its random numbers begin at 8 times the index.
+        Index of each ray among all drawn or given rays; the random numbers of a drawn ray begin at 8 times the index.
     rays : (rays, 6) float32
         Origin and direction in the world's units; directions have length 1 unless ``unit_directions=False``.
         :func:`march` returns the given rays unchanged.
@@ -64,10 +65,11 @@ class RaySamples:
     base : (rays,) int64
         First sample.
     n_rays, n_samples : () uint64
-        Rays that are kept, and their samples.
+        Number of kept rays, and of their samples. Rays are kept if they fit `max_samples`; drawn rays without samples,
+        only with ``train_envmap=True``.
     max_level : (rays,) float32
-        Fraction of the levels of a multiresolution encoding to use, in [0, 2); 1 or more means all levels. 1 where it
-        is not random.
+        Fraction of the levels of a multiresolution encoding to use, in [0, 2); 1 or more means all levels. 1 without
+        ``random_max_level=True``.
     extra : (rays, n_extra) float32
         Extra dimensions of the ray's image.
     image_indices : (rays,) int32
@@ -84,7 +86,9 @@ class RaySamples:
     sample_extra : (max_samples, n_extra) float32
         `extra` of each sample's ray; None without ``per_sample=True``.
     n_dropped : () uint64
-        Rays dropped because they exceeded `max_samples`.
+        Number of rays dropped because they did not fit `max_samples`.
+
+    Attributes from `max_level` to `sample_extra` are None for given rays.
     """
 
     positions: Array
@@ -107,7 +111,7 @@ class RaySamples:
     n_dropped: Array | None = None
 
     def trimmed(self) -> RaySamples:
-        """Return views of the valid rows. On a device, this synchronizes."""
+        """Return views of the valid rows; given rays keep all rows. On a device, this synchronizes."""
         n_rays, n_samples = int(self.n_rays), int(self.n_samples)
         if self.max_level is None:
             n_rays = len(self.n_steps)  # given rays keep their rows
@@ -148,9 +152,9 @@ def generate_training_samples(
     Parameters
     ----------
     rng : PCG32
-        Advanced by 8 · `n_rays`.
+        The generator, which is advanced by 8 · `n_rays`.
     images : Images
-        The images; with pixels on a device, the work is done there.
+        The images. If pixels are on a device, the work is done there.
     aabb : (2, 3) array-like or None
         Lower and upper corner (x, y, z) of the box in which rays are marched; by default mip 0 of the grid.
     grid : OccupancyGrid
@@ -158,16 +162,17 @@ def generate_training_samples(
     n_rays : int
         Number of rays to draw. The result omits rays of masked pixels and rays without samples.
     max_samples : int
-        Size of the arrays of samples. A ray that does not fit is dropped as a whole and counted.
+        Maximum number of samples. The first ray that does not fit, and all rays after it, are dropped and counted.
     cone_angle : float
         Growth of steps with distance: a step at t is t · `cone_angle`, clipped to `min_step` and `max_step`. 0 for
         equal steps of `min_step`.
     min_step, max_step : float, optional
-        Limits of steps in the world's units. By default √3 / 1024 of the grid's edge, and 2^(mips - 1) times that.
+        Limits of steps in the world's units. By default `min_step` is √3 / 1024 of the grid's edge, and `max_step` is
+        2^(mips - 1) times `min_step`.
     max_steps : int
         Maximum number of samples of a ray, up to 1024.
     near : float
-        Minimum distance of samples from the camera.
+        Minimum distance of samples from the origin of their ray.
     image_cdf : (n_images,) float32 array, optional
         Cumulative distribution of images, ending at 1; not checked on a device. By default uniform: ray i is drawn from
         image i · n_images / n_rays.
@@ -179,8 +184,8 @@ def generate_training_samples(
         Whether rays without samples are kept.
     unit_directions : bool
         Whether the directions in :attr:`RaySamples.rays` have length 1. If not, they have the length that the lens or
-        :attr:`Image.rays` gives them: with a perspective lens 1 along the camera's axis, so that they convert depths
-        to distances. Samples are the same.
+        :attr:`Image.rays` gives them. A direction of a perspective lens then has the length 1 along the camera's axis,
+        so that its length converts depths to distances. Samples are the same.
     per_sample : bool
         Whether `max_level` and `extra` are also returned for each sample.
     deterministic : bool
@@ -193,16 +198,16 @@ def generate_training_samples(
     Raises
     ------
     ValueError
-        A parameter is out of its range, or the box reaches beyond the grid.
+        A parameter is out of its range, `image_cdf` has another shape or dtype, or the box reaches beyond the grid.
     TypeError
-        The images are on a device and the grid on the host, or vice versa.
+        Of images, grid and `image_cdf`, some are on a device and some on the host.
     """
     n_rays, max_samples = whole_number(n_rays, "n_rays", 0, _MAX_RAYS), whole_number(max_samples, "max_samples", 0)
     image_cdf = as_array(image_cdf)
     if image_cdf is not None:
         check_array(image_cdf, np.float32, (len(images),), "image_cdf")
         check_cdf(image_cdf, "image_cdf")
-    on_device = same_side(images=images.images[0].pixels, grid=grid.bits, image_cdf=image_cdf)
+    on_device = are_on_device(images=images.images[0].pixels, grid=grid.bits, image_cdf=image_cdf)
     setting = make_setting(
         grid.centre, grid.edge, grid.mips, aabb, cone_angle, min_step, max_step, max_steps, near
     )  # fmt: skip
@@ -221,7 +226,7 @@ def generate_training_samples(
     hits = find_samples(setting, np.asarray(grid.bits), rays_in_grid)
     rng.advance(n_rays * NUMBERS_PER_RAY)
     kept = drawn.unmasked & ((hits.count > 0) | train_envmap)
-    return _of_images(
+    return _from_draws(
         setting, images, drawn, rays_in_grid, hits, kept, max_samples, random_level=random_max_level,
         unit_directions=unit_directions, per_sample=per_sample,
     )  # fmt: skip
@@ -246,13 +251,14 @@ def march(
     Parameters
     ----------
     rays : (n, 6) float32 array, C-contiguous
-        Origins and directions (x, y, z), in the world's units. Between 1e-18 and 1e18 the length of a direction has no
-        effect; with shorter or longer directions, and with values that are not finite, a ray has no samples or inexact
-        ones.
+        Origins and directions (x, y, z), in the world's units. The length of a direction has no effect if it is between
+        1e-18 and 1e18. With shorter or longer directions, and with values that are not finite, a ray has no samples or
+        inexact samples.
     grid : OccupancyGrid
         Occupied space; in the memory of the rays.
     max_samples : int
-        Size of the arrays of samples. A ray that does not fit gets no samples, and is counted.
+        Maximum number of samples. The first ray that does not fit, and all rays after it, get no samples and are
+        counted.
     jitter : (n,) float32 array, optional
         Fraction of a step, in [0, 1), by which the points of a ray are shifted; 0 by default. Not checked on a device.
     aabb, cone_angle, min_step, max_step, max_steps, near, deterministic
@@ -279,16 +285,16 @@ def march(
     max_samples = whole_number(max_samples, "max_samples", 0)
     whole_number(len(rays), "number of rays", 0, _MAX_RAYS)
     setting = make_setting(grid.centre, grid.edge, grid.mips, aabb, cone_angle, min_step, max_step, max_steps, near)
-    if same_side(rays=rays, grid=grid.bits, jitter=jitter):
+    if are_on_device(rays=rays, grid=grid.bits, jitter=jitter):
         xp = array_module(rays)
         arrays = launch.march(xp, rays, jitter, grid, setting, max_samples=max_samples, deterministic=deterministic)
         return _from_kernel(arrays | {"rays": rays, "ray_indices": xp.arange(len(rays), dtype=np.uint32)})
     origin = np.ascontiguousarray(rays[:, :3])
     with np.errstate(all="ignore"):
-        near_by = np.abs(rays[:, 0]) + np.abs(rays[:, 1]) + np.abs(rays[:, 2]) < np.float32(1e30)
-    direction, _, valid = normalized(rays[:, 3:])
-    moved = np.zeros(len(rays), np.float32) if jitter is None else np.asarray(jitter)
-    rays_in_grid = to_grid(setting, origin, direction, moved, valid & near_by)
+        has_finite_origin = np.abs(rays[:, 0]) + np.abs(rays[:, 1]) + np.abs(rays[:, 2]) < np.float32(1e30)
+    direction, _, has_length = normalized(rays[:, 3:])
+    shift = np.zeros(len(rays), np.float32) if jitter is None else np.asarray(jitter)
+    rays_in_grid = to_grid(setting, origin, direction, shift, has_length & has_finite_origin)
     hits = find_samples(setting, np.asarray(grid.bits), rays_in_grid)
     fits = np.cumsum(hits.count) <= max_samples
     samples = _samples(setting, rays_in_grid, direction, hits, fits)
@@ -325,9 +331,9 @@ def _counts(n_rays: int, n_samples: int, n_dropped: int) -> dict[str, np.ndarray
 def _samples(
     setting: Setting, rays_in_grid: GridRays, direction: np.ndarray, hits: SampleIndices, kept: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return positions, directions and steps of the samples of the kept rays."""
-    these = kept[hits.ray]
-    ray, point = hits.ray[these], hits.point[these]
+    """Return positions, directions and steps of the samples of the kept rays, as :class:`RaySamples` holds them."""
+    is_kept = kept[hits.ray]
+    ray, point = hits.ray[is_kept], hits.point[is_kept]
     t = point_at(setting, rays_in_grid.start[ray], point)
     position = (positions_of(rays_in_grid, ray, t) - setting.box[0]) * setting.per_box
     return (
@@ -337,7 +343,7 @@ def _samples(
     )
 
 
-def _of_images(
+def _from_draws(
     setting: Setting, images: Images, drawn: DrawnRays, rays_in_grid: GridRays, hits: SampleIndices, kept: np.ndarray,
     max_samples: int, *, random_level: bool, unit_directions: bool, per_sample: bool,
 ) -> RaySamples:  # fmt: skip

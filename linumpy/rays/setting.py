@@ -1,7 +1,8 @@
-"""Parameters of ray marching: the box, the steps and the limits, checked and in the grid's coordinates.
+"""Parameters of ray marching: the box, the steps and the limits, checked.
 
 In: arguments of users, in the world's units. Out: a frozen :class:`Setting`, which the NumPy path and the kernels read.
-Pure.
+Pure. In the *grid's coordinates*, the unit is a voxel of mip 0, and the origin is the centre of the grid. The parameter
+*t* of a point is the distance from the ray's origin, in the world's units.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ from numpy.typing import ArrayLike
 
 from linumpy.rays.arrays import whole_number
 
-#: Voxels of a mip along an axis.
+#: Number of voxels of a mip along an axis.
 GRID_SIZE = 128
 #: Spreads the bits of a voxel's index three apart, as in a Morton code.
 SPREAD = np.bitwise_or.reduce([(np.arange(GRID_SIZE, dtype=np.int32) >> bit & 1) << 3 * bit for bit in range(7)])
 #: Maximum number of samples of a ray.
 MOST_STEPS = 1024
-#: Maximum number of points of a ray inside the box, in occupied and empty voxels.
+#: Maximum number of points of a ray inside the box, in occupied and in empty voxels.
 MOST_POINTS = 2**20
 #: ``struct Steps`` of march.cuh.
 STEPS = np.dtype([(name, "f4") for name in (
@@ -36,15 +37,15 @@ class Setting:
     Attributes
     ----------
     box : (2, 3) float32
-        Lower and upper corner (x, y, z), in voxels of mip 0 from the grid's centre.
+        Lower and upper corner (x, y, z), in the grid's coordinates.
     per_box : (3,) float32
-        1 / the box's edges in those voxels.
+        1 / the box's edges, in the grid's coordinates.
     centre : (3,) float32
         Centre of the grid, in the world's units.
     voxels_per_unit : numpy.float32
         Voxels of mip 0 per unit of length.
     near : numpy.float32
-        Minimum distance from a ray's origin.
+        Minimum t of samples.
     dt_scale : numpy.float32
         1 / the box's longest edge, in the world's units.
     max_steps : int
@@ -77,7 +78,20 @@ def make_setting(
     max_steps: int,
     near: float,
 ) -> Setting:
-    """Check parameters, which are as in :func:`linumpy.rays.march`, and convert them to a grid's coordinates."""
+    """Check parameters, and convert them for a grid.
+
+    Parameters
+    ----------
+    centre, edge, mips
+        As for :class:`~linumpy.rays.OccupancyGrid`.
+    aabb, cone_angle, min_step, max_step, max_steps, near
+        As for :func:`linumpy.rays.generate_training_samples`.
+
+    Raises
+    ------
+    ValueError
+        A parameter is out of its range, the box reaches beyond the grid, or the box's diagonal has too many steps.
+    """
     low, high = _box(aabb, np.asarray(centre, np.float64), edge, mips)
     shortest = math.sqrt(3) / MOST_STEPS * edge if min_step is None else float(min_step)
     longest = shortest * 2.0 ** (mips - 1) if max_step is None else float(max_step)

@@ -15,7 +15,7 @@ import numpy as np
 from linumpy.stream.errors import ArgumentTypeError, InvalidArgument
 
 Box = tuple[tuple[int, int], ...]
-#: Limit of coordinates, which are computed in double precision.
+#: Largest absolute coordinate of a crop: below it, double precision still resolves half a voxel.
 _MAX_COORDINATE = 2**52
 
 
@@ -49,14 +49,14 @@ def real_number(name: str, value: object) -> float:
     return float(value)
 
 
-def choice(name: str, value: object, choices: Sequence[str | None]) -> None:
+def check_choice(name: str, value: object, choices: Sequence[str | None]) -> None:
     """Raise unless `value` is one of `choices`, which are strings or None."""
     if not (value is None or isinstance(value, str)) or value not in choices:
         raise InvalidArgument(f"{name} must be one of {', '.join(map(str, choices))} (got {value!r})")
 
 
 def put_coordinates(record: Any) -> None:
-    """Check `spacing` and `origin` of a record."""
+    """Check `spacing` and `origin` of a frozen record, and set them to tuples of floats; None stays None."""
     for name in ("spacing", "origin"):
         if getattr(record, name) is not None:
             put(record, name, _lengths(name, getattr(record, name)))
@@ -71,13 +71,13 @@ def _lengths(name: str, values: object) -> tuple[float, ...]:
         raise ArgumentTypeError(f"{name} must hold µm for each axis of space (got {values!r})")
     lengths = tuple(real_number(name, value) for value in values)
     if not lengths or not all(map(math.isfinite, lengths)):
-        kind = "positive" if name == "spacing" else "finite"
-        raise InvalidArgument(f"{name} must be {kind} numbers of µm (got {lengths})")
+        required = "positive" if name == "spacing" else "finite"
+        raise InvalidArgument(f"{name} must be {required} numbers of µm (got {lengths})")
     return lengths
 
 
 def sizes(shape: object, name: str = "shape") -> tuple[int, ...]:
-    """Return the shape of a crop, or raise an error that names the parameter."""
+    """Return the sizes of a shape, each 1 or more, as ints, or raise an error that names the parameter."""
     if isinstance(shape, str) or not isinstance(shape, Iterable):
         raise ArgumentTypeError(f"{name} must hold a number of voxels for each axis (got {shape!r})")
     counts = tuple(integer(name, n, 1) for n in shape)
@@ -101,13 +101,13 @@ def checked_aabb(aabb: object) -> tuple[Box, tuple[int, ...]]:
         aabb = (aabb,)
     if not isinstance(aabb, (Sequence, np.ndarray)) or isinstance(aabb, str) or len(aabb) == 0:
         raise ArgumentTypeError(f"aabb must hold a slice, (start, stop) or an int for each axis (got {aabb!r})")
-    single = tuple(axis for axis, extent in enumerate(aabb) if _is_int(extent))
-    return tuple(_extent(axis, extent) for axis, extent in enumerate(aabb)), single
+    int_axes = tuple(axis for axis, extent in enumerate(aabb) if _is_int(extent))
+    return tuple(_extent(axis, extent) for axis, extent in enumerate(aabb)), int_axes
 
 
-def dropped_axes(dropped: Iterable[object], single: tuple[int, ...], aabb: Box) -> tuple[int, ...]:
-    """Return the axes of a crop that the batch does not have: `dropped`, and the axes that were given as an int."""
-    axes = tuple(sorted({*(integer("dropped", axis, 0, len(aabb)) for axis in dropped), *single}))
+def dropped_axes(dropped: Iterable[object], int_axes: tuple[int, ...], aabb: Box) -> tuple[int, ...]:
+    """Return the axes of a crop that the batch does not have: `dropped` and `int_axes`, of one voxel each."""
+    axes = tuple(sorted({*(integer("dropped", axis, 0, len(aabb)) for axis in dropped), *int_axes}))
     for axis in axes:
         if aabb[axis][1] - aabb[axis][0] != 1:
             raise InvalidArgument(f"dropped: axis {axis} of aabb has more than one voxel: {aabb[axis]}")

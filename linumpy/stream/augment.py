@@ -25,7 +25,7 @@ class Elastic:
     Attributes
     ----------
     spacing : float
-        Distance of control points in µm.
+        Distance between control points in µm.
     sigma : float
         Standard deviation of the displacement of a control point along each axis, in µm.
     """
@@ -47,9 +47,9 @@ class Augment:
     Attributes
     ----------
     rotation : float or three of (low, high)
-        Degrees about the axes Z, Y, X, applied in the order X, Y, Z; a number r means (-r, r) about each axis. Angles
-        are right-handed in (x, y, z): 90 about Z turns the crop's X axis to the volume's Y axis, about X its Y to Z,
-        and about Y its Z to X; the structures in the crop appear rotated in the opposite direction.
+        Degrees about the axes Z, Y, X, applied in the order X, Y, Z. A number r means (-r, r) about each axis. Angles
+        are right-handed in (x, y, z): 90 about Z turns the crop's X axis to the volume's Y axis; 90 about X turns the
+        Y axis to Z, and 90 about Y the Z axis to X. Structures in the crop appear rotated in the opposite direction.
     scale : (float, float) or three of them
         Factors, drawn uniformly in the logarithm: one pair for all axes together, or a pair for each axis. A factor of
         2 shows twice the field of view.
@@ -62,19 +62,21 @@ class Augment:
     translation : float or three of float
         Maximum shift in µm along (Z, Y, X).
     gamma, contrast : (float, float), optional
-        Exponent, applied to values scaled to 0…1 by `intensity_range` and clipped below at 0; factor about the middle
-        of `intensity_range`.
+        `gamma` is the range of an exponent, drawn uniformly in the logarithm. It applies to values that are scaled so
+        that `intensity_range` becomes 0…1, and clipped below at 0. `contrast` is the range of a factor of the
+        difference from the middle of `intensity_range`.
     noise : float or (float, float)
-        Standard deviation of Gaussian noise in units of the values, or its range.
+        Standard deviation of Gaussian noise in units of the values, or the range of this standard deviation.
     blur : float or (float, float)
-        Standard deviation of a Gaussian in µm, or its range.
+        Standard deviation of a Gaussian filter in µm, or the range of this standard deviation.
     intensity_range : (float, float), optional
         Reference values of `gamma` and `contrast`.
 
     Notes
     -----
-    Intensities change in the order blur, gamma, contrast, noise; labels keep their values. Blur continues the crop by
-    reflection, as SciPy's mode ``"reflect"``, and rounds to the batch's dtype after each axis.
+    Intensities change in the order blur, gamma, contrast, noise; labels keep their values. The blur continues the crop
+    by reflection, as SciPy's mode ``"reflect"`` does. Values are rounded to the batch's dtype before the filter of each
+    axis.
     """
 
     rotation: Any = 0.0
@@ -114,7 +116,7 @@ class Augment:
 
     @property
     def needs_spacing(self) -> bool:
-        """Whether voxel spacing is needed, because a parameter is in µm or mixes axes."""
+        """Whether voxel spacing is needed, because a length in µm is not 0, or rotation or shear mix axes."""
         mixes = any(high > low or low != 0 for low, high in (*self.rotation, *self.shear))
         return mixes or self.elastic is not None or any(self.translation) or self.blur[1] > 0
 

@@ -12,9 +12,9 @@ import numpy as np
 
 from linumpy.stream.arguments import (
     Box,
+    check_choice,
     check_name,
     checked_aabb,
-    choice,
     dropped_axes,
     integer,
     put,
@@ -28,7 +28,7 @@ from linumpy.stream.errors import ArgumentTypeError, InvalidArgument
 
 PADS = ("constant", "edge", "reflect")
 Pad = Literal["constant", "edge", "reflect"]
-#: Limit of seeds, epochs and indices, which Philox takes as words of 64 bits.
+#: Seeds, epochs and indices are less than this, since Philox takes them as words of 64 bits.
 WORD = 2**64
 
 
@@ -69,7 +69,13 @@ class Dtype(enum.IntEnum):
             raise InvalidArgument(f"dtype must be one of f32, f16, bf16, stored (got {value!r})") from None
 
     def numpy(self, stored: np.dtype | None = None) -> np.dtype:
-        """Return the NumPy dtype of the elements; for bfloat16, which NumPy lacks, uint16, which holds its bits."""
+        """Return the NumPy dtype of the elements: uint16, which holds the bits, for bfloat16, which NumPy lacks.
+
+        Raises
+        ------
+        InvalidArgument
+            The type is STORED, and `stored`, the dtype of the array, is None.
+        """
         if self is Dtype.STORED:
             if stored is None:
                 raise InvalidArgument("dtype=stored: pass the dtype of the array")
@@ -90,28 +96,27 @@ _DTYPE_NAMES = {
 class Part:
     """A further array of a sample, such as labels, or another level around the same centre.
 
-    The part shows the physical coordinates of the sample's crop: axes are matched by their names, spacing and origin
-    come from the metadata of both images. An array without such metadata must have the shape of the image, and then has
-    its coordinates.
+    The part shows the physical coordinates of the sample's crop. Axes are matched by their names; spacing and origin
+    come from the metadata of both images. An array without such metadata must have the shape of the image, and then
+    takes the coordinates of the image.
 
     Attributes
     ----------
     name : str
         Name of the part in the batch.
     uri : str or None
-        The array or OME-Zarr image; None for the sample's own.
+        The array or OME-Zarr image; None for the sample's own image.
     kind : {"image", "labels"}
         Labels are resampled by nearest neighbour and keep their stored dtype; their intensities are not changed.
     level : int
         Resolution level of an OME-Zarr image.
     shape : tuple of int or None
-        Voxels of the part's crop at its level, with the same centre as the sample's crop; None for the same field of
-        view.
+        Voxels of the part's crop at the part's level. Both crops have the same centre. None for the same field of view.
     dtype : Dtype or None
         Dtype of this part; None for the dtype of the configuration, or the stored dtype for labels.
     spacing, origin : tuple of float or None
-        Voxel spacing of level 0 and coordinates of the centre of its first voxel, in µm along the axes of space, where
-        the metadata of `uri` lack them.
+        Voxel spacing of level 0, and coordinates of the centre of the first voxel of level 0, in µm along the axes of
+        space. Used where the metadata of `uri` lack them.
     """
 
     name: str
@@ -148,15 +153,15 @@ class Sample:
     Attributes
     ----------
     uri : str
-        Path or URL of an array or of an OME-Zarr image. A relative path starts from the working folder that the process
-        has when the sample, or the iterable that holds it, is pushed.
+        Path or URL of an array or of an OME-Zarr image. A relative path starts from the working folder of the process
+        at the time when the sample, or the iterable that yields the sample, is pushed.
     aabb : tuple of (int, int)
         The crop (axis-aligned bounding box): half-open (start, stop) for each axis, in voxels of level 0 and in stored
         axis order. A slice is accepted, too; its open start is 0. An int reads one voxel, and the batch does not have
-        that axis. A crop may reach out of the array where the configuration has a `pad`; a negative number is a voxel
-        before the first one.
+        that axis. A crop may reach out of the array if the configuration has a `pad`. A negative number is a voxel
+        before the first voxel, as opposed to Python's indices.
     level : int
-        Resolution level of an OME-Zarr image that is read.
+        Resolution level of an OME-Zarr image that is read; `aabb` remains in voxels of level 0.
     parts : tuple of Part
         Further arrays.
     name : str
@@ -219,10 +224,11 @@ class Config:
     batch_size : int
         Samples in a batch.
     host_buffer_bytes : int
-        Memory of the reader: its staging ring in pinned host memory and on the device; 1 MiB at least.
+        Limit of the device memory in which the pipeline's reader stages and decodes chunks; 1 MiB at least. The reader
+        also takes up to 200 MiB of pinned host memory.
     device_buffer_bytes : int
-        Device memory of batches and of staged crops, which are not resampled yet; allocated at construction. With
-        ``device="cpu"`` it is host memory.
+        Device memory of batches, and of staged crops, which wait for resampling; allocated when the pipeline is made.
+        Without a GPU it is host memory.
     dtype : Dtype
         Dtype of batches: f32, f16, bf16 or as stored; whatever :meth:`Dtype.coerce` takes.
     lookahead_batches : int
@@ -230,36 +236,37 @@ class Config:
     n_io_threads : int
         Threads that open arrays ahead. The reader has threads of its own for chunks.
     n_compute_threads : int
-        Threads that resample where there is no GPU; 0 for one per core.
+        Threads that resample where there is no GPU; 0 for one per core that the process may use.
     n_zarrs_meta_cache : int
-        Arrays whose metadata are kept, local ones while their metadata files are unchanged. A further array is opened
-        again, which takes a core up to a millisecond, unless it is one of the last 2048 local arrays that the reader
-        supports.
+        Number of arrays whose metadata are kept; metadata of a local array are kept while the metadata files are
+        unchanged. Any other array is opened again, which takes a core up to a millisecond, unless it is one of the last
+        2048 local arrays that the reader supports.
     n_shards_meta_cache : int
         Has no effect; accepted for code that sets it. The reader limits its cache of shard indexes by size.
     max_chunk_uncompressed_bytes : int
         Maximum size of a chunk, decoded; 0 for no limit. Arrays with larger chunks are refused.
     max_gpu_memory_bytes : int
-        Limit of all device memory of the pipeline; 0 for no limit. The chunk cache is reduced to respect it.
+        Limit of all device memory of the pipeline and its reader; 0 for no limit. The cache of chunks gets the rest
+        after `host_buffer_bytes` and `device_buffer_bytes`, at most `cache_bytes`.
     max_bytes_per_element : int
         Maximum size of an element; 0 for no limit. Arrays with larger elements are refused.
     device : None, int or "cpu"
-        CUDA device; None for CuPy's current one, or the CPU where there is no GPU.
+        CUDA device; None for CuPy's current device, or for the CPU where there is no GPU.
     cache_bytes : int
         Device memory of a cache of decoded chunks.
     pad : {"constant", "edge", "reflect"} or None
         Values outside of an array, as in ``numpy.pad``; None refuses crops that extend beyond it.
     pad_value : float
-        Fill value for ``pad="constant"``; rounded and saturated for integers.
+        Fill value for ``pad="constant"``, in the dtype of the batch; rounded and saturated for integers.
     augment : Augment or None
         Augmentation, which needs a `pad`.
     spacing, origin : tuple of float or None
-        Voxel spacing of level 0 of the samples' own arrays and coordinates of the centre of its first voxel, in µm
-        along the axes of space, where their metadata lack them. See :class:`Part` for other arrays.
+        Voxel spacing of level 0 of the samples' own arrays, and coordinates of the centre of the first voxel of level
+        0, in µm along the axes of space. Used where the metadata lack them. See :class:`Part` for other arrays.
     seed, epoch : int
-        With the index of a sample, they determine its augmentation; below 2**64.
+        With the index of a sample, they determine the augmentation of the sample; below 2**64.
     on_error : {"raise", "skip"}
-        Whether popping a batch with a faulty sample raises, or returns the batch without that sample.
+        Whether :meth:`Pipeline.pop` raises for a batch with a faulty sample, or returns the batch without that sample.
     storage_options : mapping or None
         Options for all URLs, as obstore's ``from_url`` takes them; see docs/remote.md.
     rank, world_size : int
@@ -304,8 +311,8 @@ class Config:
         put(self, "dtype", Dtype.coerce(self.dtype))
         if self.device is not None and self.device != "cpu":
             put(self, "device", integer("device", self.device, 0))
-        choice("pad", self.pad, (None, *PADS))
-        choice("on_error", self.on_error, ("raise", "skip"))
+        check_choice("pad", self.pad, (None, *PADS))
+        check_choice("on_error", self.on_error, ("raise", "skip"))
         put(self, "pad_value", real_number("pad_value", self.pad_value))
         if self.rank >= self.world_size:
             raise InvalidArgument(f"rank must be < world_size (got {self.rank} of {self.world_size})")
@@ -325,7 +332,7 @@ class Config:
 
     @property
     def allowed_cache_bytes(self) -> int:
-        """Bytes of the chunk cache within the limit of device memory."""
+        """Bytes of the cache of chunks: `cache_bytes`, reduced to respect `max_gpu_memory_bytes`."""
         if self.max_gpu_memory_bytes == 0:
             return self.cache_bytes
         remaining = self.max_gpu_memory_bytes - self.host_buffer_bytes - self.device_buffer_bytes

@@ -68,7 +68,7 @@ DamacyError = StreamError
 
 
 class TryAgain(StreamError, BlockingIOError):  # noqa: N818 - the name is part of the interface
-    """There is no batch now: nothing was pushed, or the consumer holds the memory of all batches."""
+    """There is no batch now: too few samples were pushed, or the user holds the memory of all batches."""
 
     status = Status.TRY_AGAIN
 
@@ -92,21 +92,21 @@ class NotFound(StreamError, FileNotFoundError):  # noqa: N818
 
 
 class DtypeMismatch(StreamError, TypeError):  # noqa: N818
-    """Arrays of a batch have different dtypes, and the batch is not cast."""
+    """A sample has another dtype in the batch than the first sample, or complex numbers would have to be cast."""
 
     status = Status.DTYPE_MISMATCH
     _stage = "plan"
 
 
 class RankMismatch(StreamError, ValueError):  # noqa: N818
-    """A crop has another number of axes than its array or the batch."""
+    """A crop has another number of axes than its array or the first sample, or drops other axes."""
 
     status = Status.RANK_MISMATCH
     _stage = "plan"
 
 
 class StorageError(StreamError, OSError):
-    """Stored bytes cannot be read."""
+    """Stored bytes cannot be read; also an error of no other class."""
 
     status = Status.STORAGE_ERROR
     _stage = "read"
@@ -149,7 +149,8 @@ def as_stream_error(error: BaseException, sample: object = None, what: str = "")
     Parameters
     ----------
     error : BaseException
-        The error; a :class:`StreamError` that names its sample is returned unchanged.
+        The error. A :class:`StreamError` is returned unchanged if it names its sample, or if neither `sample` nor
+        `what` is passed.
     sample : Sample, optional
         The faulty sample.
     what : str, optional
@@ -160,13 +161,13 @@ def as_stream_error(error: BaseException, sample: object = None, what: str = "")
             return error
         converted = type(error)(error.detail, sample, what or error.what)
     else:
-        converted = _kind_of(error)(f"{type(error).__name__}: {error}", sample, what)
+        converted = _error_class(error)(f"{type(error).__name__}: {error}", sample, what)
     converted.__cause__ = error
     return converted
 
 
-def of_iterable(error: Exception) -> StreamError:
-    """Convert an error that a pushed iterable raised; only an ``OSError`` becomes a :class:`StorageError`."""
+def iterable_error(error: Exception) -> StreamError:
+    """Convert an error that a pushed iterable raised; an error of unknown class becomes an :class:`InvalidArgument`."""
     converted = as_stream_error(error, what="pull")
     if type(converted) is StorageError and not isinstance(error, (OSError, StreamError)):
         converted = InvalidArgument(converted.detail, what="pull")
@@ -174,7 +175,7 @@ def of_iterable(error: Exception) -> StreamError:
     return converted
 
 
-def _kind_of(error: BaseException) -> type[StreamError]:
+def _error_class(error: BaseException) -> type[StreamError]:
     module = type(error).__module__.partition(".")[0]
     if module in ("cupy", "cupy_backends") and not isinstance(error, MemoryError):
         return NativeCudaError

@@ -1,9 +1,10 @@
 """Applies a network to an image that is larger than memory: :func:`predict`, from Zarr to Zarr.
 
 In: a model, an image, and the shape of crops. Out: an image of predictions, which appears complete or not at all. A
-:class:`~linumpy.stream.Pipeline` reads crops of a grid ahead; their predictions are blended on the host or the device,
-wherever they are; planes of whole chunks are written as soon as they are complete. The image is made column by column,
-each as wide as memory allows. A stopped run leaves its planes beside the target, and the same call continues from them
+:class:`~linumpy.stream.Pipeline` reads the crops of a grid ahead. Predictions are blended on the host or the device,
+where the model returns them. Planes of whole chunks are written as soon as they are complete. The volume is divided
+into *columns*, which span the first axis and are as wide as memory allows; columns are predicted one after another. A
+stopped run leaves the complete planes beside the target, and the same call continues from them
 (``linumpy.resample.resumable``).
 """
 
@@ -53,7 +54,7 @@ from linumpy.write.writer import Progress
 Model = Callable[[Any], Any]
 """A batch of crops (batch, channel, *crop) → predictions (batch, channel, *crop), or (batch, *crop)."""
 
-#: Default memory for sums: a fraction of the free memory, and its maximum.
+#: Default memory for sums of predictions: a fraction of the free memory, and a maximum in bytes.
 _MEMORY_FRACTION, _MAX_MEMORY_NBYTES = 0.25, 8 * 2**30
 _READER_NBYTES = 256 * 2**20
 
@@ -111,8 +112,8 @@ def predict(
     batch_size : int
         Crops in a batch; the last batch may have fewer.
     window : {"linear", "gaussian", "flat"}
-        Weights of a crop in the blending: falling linearly to its faces, a Gaussian of an eighth of its size, or equal.
-        The weights of all crops sum up to 1 at every voxel.
+        Weights within a crop in the blending: falling linearly to the faces, a Gaussian with a standard deviation of an
+        eighth of the crop's size, or all equal. The weights of all crops add up to 1 at every voxel.
     channels : int, optional
         Number of channels that the model returns, which become the axis c of the image; by default predictions have no
         such axis.
@@ -133,13 +134,14 @@ def predict(
     spacing : sequence of float, or mapping of axis names to float, optional
         Voxel spacing of the source's level 0 in µm, where its metadata has none.
     model_name : str, optional
-        Identifies the model when a stopped run is continued. By default the name of the function or class, with a
-        digest of its ``state_dict()``, or of its object's for a method, if there is one.
+        Identifies the model when a stopped run is continued. By default the name of the function or class. A digest of
+        the model's ``state_dict()``, for a method of the object's ``state_dict()``, is appended if there is one.
     device : {"auto", "cuda", "cpu"}
         Device of batches and sums.
     memory : int, optional
         Bytes for the sums of predictions, by default a quarter of the free memory, at most 8 GiB. With less memory the
-        image is made in more columns, and a crop that touches several columns is predicted again for each.
+        image is made in more columns, and a crop that touches several columns is predicted again for each column. A
+        column that is one chunk (or shard) wide is made even if it takes more memory.
     overwrite, durable, progress, storage_options
         As for :func:`linumpy.resample_zarr`.
 
@@ -151,7 +153,8 @@ def predict(
     Raises
     ------
     InvalidArgument
-        A crop, overlap, window or number of channels does not fit, or predictions have another shape.
+        A crop, overlap, window, dtype or number of channels does not fit, or predictions have another shape or are no
+        real numbers.
     FileNotFoundError, SourceError, MetadataError, ValueError, TypeError, FileExistsError, ResumeError
         As for :func:`linumpy.resample_zarr`; SourceError also where the source changed during the run.
     StreamError
@@ -217,17 +220,17 @@ def predict(
 
 
 class _PredictionRun:
-    """A run: batches in, planes out."""
+    """A run of :func:`predict`: reads batches of crops, calls the model, blends, and writes planes of level 0."""
 
     def __init__(
         self, task: Prediction, image: NewImage, state: Resumable, call: Model, report: Progress, device: Device
     ) -> None:
         self._task, self._image, self._state, self._call = task, image, state, call
         self._report, self._xp = report, device.xp
-        self._units = image.stored[0][len(task.leading) :]
+        self._units = image.stored[0][len(task.leading) :]  # shape of a chunk (or shard) along the axes of space
 
     def run(self, config: Config, memory: int) -> None:
-        """Predict the missing planes."""
+        """Predict and write the missing planes; `memory` are the bytes for sums of predictions."""
         threads = writing_threads()
         with ThreadPoolExecutor(threads, "linumpy-chunks") as pool:
             chunks = level_chunks(self._state.folder / "0", pool, threads)
@@ -246,11 +249,12 @@ class _PredictionRun:
                             blend.write_complete()
 
     def _boxes(self, time: int | None, memory: int) -> Iterator[tuple[slice, ...]]:
-        """Divide the volume of a time into columns that fit memory; yield the missing planes of each column."""
+        """Divide the volume of a time into columns that fit into memory; yield the missing planes of each column."""
         shape, units = self._task.grid.volume, self._units
         depth = self._task.grid.shape[0] + units[0]
         widths = [-(-n // unit) for n, unit in zip(shape[1:], units[1:], strict=True)]
-        nbytes = 8 * depth * (self._task.channels or 1)  # of a line along the first axis: float32 sums, planes to write
+        # Of a line along the first axis: float32 sums, and as much for the planes that are being written.
+        nbytes = 8 * depth * (self._task.channels or 1)
         while math.prod(n * unit for n, unit in zip(widths, units[1:], strict=True)) * nbytes > memory:
             if max(widths, default=1) == 1:
                 break
@@ -259,7 +263,7 @@ class _PredictionRun:
         sides = [range(0, n, width * unit) for n, width, unit in zip(shape[1:], widths, units[1:], strict=True)]
         for corner in itertools.product(*sides):
             across = tuple(slice(a, min(a + side.step, n)) for a, side, n in zip(corner, sides, shape[1:], strict=True))
-            complete = self._state.complete[self._parts(time, (slice(0, shape[0]), *across))]
+            complete = self._state.complete[self._stored_parts(time, (slice(0, shape[0]), *across))]
             axes = tuple(axis for axis in range(complete.ndim) if axis != len(self._task.leading))
             planes = np.asarray(complete.all(axis=axes))
             done = len(planes) if planes.all() else int(planes.argmin())
@@ -268,8 +272,8 @@ class _PredictionRun:
             if begin < shape[0]:
                 yield (slice(begin, shape[0]), *across)
 
-    def _parts(self, time: int | None, box: tuple[slice, ...]) -> tuple[slice, ...]:
-        """Return the chunks (or shards) of a box in space, with all channels."""
+    def _stored_parts(self, time: int | None, box: tuple[slice, ...]) -> tuple[slice, ...]:
+        """Return the indices of the chunks (or shards) of a box in space, with all channels."""
         lead = () if time is None else (slice(time, time + 1),)
         lead = lead if self._task.written is None else (*lead, slice(0, self._task.written))
         inner = (slice(s.start // unit, -(-s.stop // unit)) for s, unit in zip(box, self._units, strict=True))
@@ -283,17 +287,17 @@ class _PredictionRun:
         def write(region: tuple[slice, ...], block: Array) -> None:
             voxels = block.argmax(axis=0) if self._task.argmax else block
             voxels = cast(voxels, self._image.dtype)
-            parts = self._parts(time, region)
-            lead = parts[: len(parts) - len(region)]
-            whole = tuple(side.stop - side.start for side in (*lead, *region))
-            chunks.start((*lead, *region), voxels.reshape(whole))()
-            self._state.add([part.start for part in parts], [part.stop for part in parts])
+            stored = self._stored_parts(time, region)
+            lead = stored[: len(stored) - len(region)]
+            shape = tuple(side.stop - side.start for side in (*lead, *region))
+            chunks.start((*lead, *region), voxels.reshape(shape))()
+            self._state.add([side.start for side in stored], [side.stop for side in stored])
             self._report(self._nbytes(region))
 
         return Blend(self._task.grid, write, self._task.window, self._units[0], box)
 
     def _predictions(self, batch: Array) -> Array:
-        """Call the model, and check its result."""
+        """Call the model, and check its predictions."""
         axis = self._task.channel_axis()
         crops = batch[:, None] if axis is None else self._xp.moveaxis(batch, 1 + axis, 1)
         result = as_array(self._call(crops), self._xp)
@@ -310,7 +314,7 @@ class _PredictionRun:
 def _config(
     task: Prediction, batch_size: int, dtype: object, pad: Pad, device: Device, options: Mapping[str, object] | None
 ) -> Config:
-    """Configure a pipeline with memory for four batches, and as much for crops that reach out of the image."""
+    """Configure a pipeline with memory for four batches, and as much for staged crops, which reach out of the image."""
     try:
         kind = Dtype.coerce(dtype)
     except InvalidArgument:
@@ -331,7 +335,7 @@ def _config(
 
 
 def _address(array: zarr.Array) -> str:
-    """Return the path or URL by which the pipeline opens the array."""
+    """Return the path or URL by which the pipeline opens the array; raise SourceError if there is none."""
     if isinstance(array.store, ZipStore):
         return f"{array.store.path}/{array.path}".rstrip("/")
     if isinstance(array.store, FsspecStore):
@@ -350,7 +354,10 @@ def _on(device: Device) -> AbstractContextManager[object]:
 
 @contextmanager
 def _evaluating(model: Model) -> Iterator[Model]:
-    """Return a callable for arrays: the model, or a PyTorch module by DLPack, in evaluation mode without gradients."""
+    """Yield a callable that takes arrays: the model itself, or for a PyTorch module a function that converts by DLPack.
+
+    In the ``with`` block the module is in evaluation mode, without gradients.
+    """
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(model, torch.nn.Module):
         yield model

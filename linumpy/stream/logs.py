@@ -1,4 +1,4 @@
-"""The log level of the package: damacy's numbers → levels of :mod:`logging`."""
+"""The log level of :mod:`linumpy.stream`: damacy's numbers → levels of :mod:`logging`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _LOG_LEVELS = (5, logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR, l
 
 
 def set_log_level(level: int | str) -> None:
-    """Set the lowest level that the package logs.
+    """Set the lowest level that :mod:`linumpy.stream` logs.
 
     Parameters
     ----------
@@ -22,7 +22,7 @@ def set_log_level(level: int | str) -> None:
     Raises
     ------
     InvalidArgument
-        Another number or name.
+        `level` is another number or name.
     """
     number: int | None
     if isinstance(level, str):

@@ -39,6 +39,8 @@ class Stream(Protocol):
 
 
 class _OnStream:
+    """Make a device CuPy's current device, and a stream CuPy's current stream, in a ``with`` block."""
+
     def __init__(self, stream: Stream, device_id: int | None) -> None:
         import cupy
 

@@ -17,7 +17,7 @@ from linumpy.stream.batches.batch import Batch
 from linumpy.stream.batches.consumer import Batches, Consumer
 from linumpy.stream.batches.memory import Memory
 from linumpy.stream.batches.producer import Producer
-from linumpy.stream.batches.state import checked, state_of
+from linumpy.stream.batches.state import progress_and_epochs, state_of
 from linumpy.stream.config import Config, Sample
 from linumpy.stream.errors import ArgumentTypeError, as_stream_error
 from linumpy.stream.on_device import Stream
@@ -35,10 +35,12 @@ class Pipeline:
     config : Config
         Size and dtype of batches, memory, augmentation.
     reader : linumpy.gpu.Reader, optional
-        Reads the chunks; by default a reader of the pipeline's own, which is closed with the pipeline.
+        Reads the chunks; by default the pipeline makes a reader, and closes it with the pipeline.
 
     Raises
     ------
+    InvalidArgument
+        `config` is no :class:`Config`.
     GpuUnavailableError
         The configuration names a CUDA device, and there is none.
     OutOfMemory
@@ -47,8 +49,9 @@ class Pipeline:
     Notes
     -----
     Any thread of the process that made the pipeline may push and pop. A thread of the pipeline pulls samples from
-    iterables. The crops of all samples must have the shape of the first crop. All memory is allocated at construction.
-    An interrupt in :meth:`pop` loses no batch: the next call returns it.
+    iterables. The crops of all samples must have the shape of the first crop. The memory of batches is allocated when
+    the pipeline is made; the reader allocates its memory for the first batch. An interrupt in :meth:`pop` loses no
+    batch: the next call returns it.
 
     Examples
     --------
@@ -82,10 +85,10 @@ class Pipeline:
         threads = None if self.device_id is not None else ThreadPoolExecutor(count, "linumpy-stream-compute")
         self._producer = Producer(config, self._reader, self._memory, self._stream)
         self._consumer = Consumer(config, self._producer, self._memory, self._stream, threads)
-        own = self._reader if reader is None else None
-        self._held = (self._producer, own, self._stream, threads)
-        self._dropped = weakref.finalize(self, _free_later, self._process, *self._held)
-        self._dropped.atexit = False
+        own_reader = self._reader if reader is None else None
+        self._resources = (self._producer, own_reader, self._stream, threads)
+        self._finalizer = weakref.finalize(self, _free_later, self._process, *self._resources)
+        self._finalizer.atexit = False
         self._flush_wait = Metric("flush_wait")
         self.stats_reset()
 
@@ -107,22 +110,31 @@ class Pipeline:
     def pop(self) -> Batch:
         """Wait for the next batch, and return it.
 
-        The batch is ready after the work of its ``info.ready_stream``; DLPack makes the user's stream wait for that.
+        The elements of the batch are ready after the work that is queued on the stream ``batch.info.ready_stream``.
+        DLPack makes the user's stream wait for that work.
 
         Raises
         ------
         TryAgain
-            No batch is being read, because nothing was pushed, or too few samples for a batch without :meth:`flush`; or
-            the user holds the memory of all batches.
+            No batch is being read: nothing was pushed, or too few samples for a batch, without :meth:`flush`. Or the
+            user has held the memory of all batches for a second.
         StreamError
-            A sample of the batch is faulty. The next call returns the next batch.
+            A sample of the batch is faulty, or a pushed iterable raised. The next call returns the next batch.
+        InvalidArgument
+            An iterable that was pushed calls this method, which waits for that iterable.
         ShutdownError
             The pipeline is closed.
         """
         return self._consumer.pop()
 
     def flush(self) -> None:
-        """End a batch after the samples pushed so far, and wait until all batches that can be read ahead are read."""
+        """End a batch after the samples pushed so far, and wait until all batches that can be read ahead are read.
+
+        Raises
+        ------
+        InvalidArgument
+            An iterable that was pushed calls this method, which waits for that iterable.
+        """
         self._producer.check_usable("flush")
         begin = time.perf_counter()
         producer = self._producer
@@ -139,15 +151,20 @@ class Pipeline:
             self._flush_wait = self._flush_wait.plus(time.perf_counter() - begin)
 
     def batches(self, n: int | None = None) -> Iterator[Batch]:
-        """Iterate over `n` batches, or over all; the last batch may be partial, and ends the iteration."""
+        """Iterate over `n` batches, or by default over all batches, of which the last may be partial.
+
+        The iteration ends when all samples that were pushed are popped. A batch that raises counts towards `n`; then
+        the iterator continues with the next batch.
+        """
         return Batches(self._producer, self.pop, None if n is None else integer("n", n, 0))
 
     @property
     def pending(self) -> bool:
-        """Whether samples were pushed that no popped batch holds yet: ``while p.pending: p.pop()`` serves all.
+        """Whether samples were pushed that were not popped yet: ``while p.pending: p.pop()`` serves all.
 
-        Waits until an iterable has yielded another sample or is exhausted. The last samples, if too few for a batch,
-        stay pending until :meth:`flush`; without it :meth:`pop` raises :class:`TryAgain`.
+        Where no sample is pulled or read ahead, this waits until an iterable has yielded a sample or is exhausted. The
+        last samples, if too few for a batch, stay pending until :meth:`flush`; without it :meth:`pop` raises
+        :class:`TryAgain`. False after :meth:`close`.
         """
         producer = self._producer
         if producer.closed:
@@ -160,7 +177,7 @@ class Pipeline:
 
     @property
     def in_flight(self) -> int:
-        """Batches that were submitted and not yet popped."""
+        """Number of batches whose samples were pulled and that were not popped yet; 0 after :meth:`close`."""
         producer = self._producer
         if producer.closed:
             return 0
@@ -176,7 +193,7 @@ class Pipeline:
 
     @property
     def gpu_bytes_committed(self) -> int:
-        """Device memory of the pipeline and its reader, constant from construction on; 0 without a GPU."""
+        """Limit of the device memory of the pipeline and its reader, from the configuration; 0 without a GPU."""
         if self.device_id is None:
             return 0
         config = self.config
@@ -193,7 +210,7 @@ class Pipeline:
     def state_dict(self) -> dict[str, Any]:
         """Return the state from which a new pipeline resumes after the last batch that was popped.
 
-        It holds integers, and the list ``"epochs"``: the first epoch of each sampler that was pushed.
+        The state holds integers, and the list ``"epochs"``: the first epoch of each sampler that was pushed.
         """
         self._producer.check_open()
         return state_of(self.config, self._consumer.progress, self._producer.feed.epochs)
@@ -206,12 +223,12 @@ class Pipeline:
         Raises
         ------
         InvalidArgument
-            The state is of another configuration.
+            The state is of another configuration, or is none that :meth:`state_dict` returned.
         RuntimeError
             Samples were pushed already.
         """
         self._producer.check_open()
-        progress, epochs = checked(state, self.config)
+        progress, epochs = progress_and_epochs(state, self.config)
         producer = self._producer
         with producer.changed:
             producer.feed.start_at(progress.position, epochs)
@@ -219,13 +236,16 @@ class Pipeline:
         self._consumer.progress = progress
 
     def close(self) -> None:
-        """Cancel pending reads and free all resources; allowed any number of times, in any thread."""
+        """Cancel pending reads and free all resources; allowed any number of times, in any thread.
+
+        Memory that tensors of the user hold is freed with them. In a forked process this does nothing.
+        """
         if os.getpid() != self._process:
             return  # after a fork: threads and device belong to the parent
         self._producer.stop()
         with self._consumer.popping:
-            self._dropped.detach()
-            _free(*self._held)
+            self._finalizer.detach()
+            _free(*self._resources)
 
     def __enter__(self) -> Pipeline:
         return self
@@ -234,7 +254,7 @@ class Pipeline:
         self.close()
 
     def _counters(self) -> Stats:
-        """Return the counters since construction, of the pipeline and of the reader."""
+        """Return the counters of the pipeline and of the reader since they were made."""
         producer, consumer, reader = self._producer, self._consumer, self._reader.stats()
         times = reader.times
         return Stats(

@@ -1,7 +1,7 @@
-"""The task of :func:`linumpy.stream.predict`: its crops, the new image, and the request that identifies a run.
+"""The task of :func:`linumpy.stream.predict`: the crops, the new image, and the request that identifies a run.
 
-In: volumes of a source, a grid of crops, and the kind of predictions. Out: :class:`Prediction`, a frozen record that
-determines the samples, the image with its metadata, and everything on which the result depends.
+In: volumes of a source, a grid of crops, and the channels of predictions. Out: :class:`Prediction`, a frozen record
+from which follow the samples, the image with its metadata, and the request: everything on which the result depends.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from linumpy.write.new_image import NewImage, plan_image
 
 @dataclass(frozen=True)
 class Prediction:
-    """A prediction of an image from a source.
+    """The prediction of a new image from a source; "the image" is always the new image.
 
     Attributes
     ----------
@@ -45,7 +45,7 @@ class Prediction:
     window : str
         Weights of the blending.
     channels : int or None
-        Channels of the predictions; None where they have no such axis.
+        Channels of the predictions; None if predictions have no axis of channels.
     argmax : bool
         Whether the image holds labels: the channel with the largest prediction.
     model : str
@@ -73,12 +73,12 @@ class Prediction:
 
     @property
     def written(self) -> int | None:
-        """Number of channels of the image; None where it has no such axis."""
+        """Number of channels of the image; None if the image has no axis of channels."""
         return None if self.argmax else self.channels
 
     @property
     def leading(self) -> tuple[int, ...]:
-        """Sizes of the image's axes before the axes of space."""
+        """Sizes of the image's axes before the axes of space: times, then channels."""
         times = () if self.times == [None] else (len(self.times),)
         return times if self.written is None else (*times, self.written)
 
@@ -102,7 +102,13 @@ class Prediction:
         shards: Sequence[int] | None,
         **options: Any,
     ) -> NewImage:
-        """Plan the image, which is called `name` where the source has no name."""
+        """Plan the image, which is called `name` if the source has no name.
+
+        Raises
+        ------
+        InvalidArgument
+            The dtype cannot hold the labels.
+        """
         if dtype is None:
             dtype = ("u1" if (self.channels or 0) <= 256 else "u2") if self.argmax else "f4"
         if self.argmax and cast(np.array((self.channels or 1) - 1), dtype) != (self.channels or 1) - 1:
@@ -155,7 +161,7 @@ class Prediction:
         return self.volumes.volumes[tuple((time or 0) if name == "t" else 0 for name in self.volumes.leading)]
 
     def channel_axis(self) -> int | None:
-        """Return the axis of channels of a crop in a batch; None where it has none."""
+        """Return the axis of channels of a crop in a batch; None if the crop has no such axis."""
         chosen = self.volumes.chosen
         if "c" not in self.volumes.leading or chosen is None:
             return None
@@ -163,7 +169,7 @@ class Prediction:
         return sum(entry is None for entry in self.volumes.first.index[:axis])
 
     def sample(self, time: int | None, index: int) -> Sample:
-        """Return a crop with all channels of a time."""
+        """Return the sample of a crop, with all channels, at a time."""
         spatial = iter(self.grid.sample_at(index).aabb)
         aabb: list[Any] = [next(spatial) if entry is None else entry for entry in self.volume_of(time).index]
         chosen = self.volumes.chosen
@@ -184,9 +190,9 @@ def as_array(result: Any, xp: ModuleType) -> Array:
 
 
 def name_of(model: Any) -> str:
-    """Name a model by its function or class, with a digest of its parameters if ``state_dict()`` returns them.
+    """Name a model by its function or class, and a digest of the parameters in its ``state_dict()`` if it has one.
 
-    Of a method, the object's ``state_dict()`` is used.
+    For a method, the ``state_dict()`` of the method's object is used.
     """
     if isinstance(model, functools.partial):
         given = (*model.args, *model.keywords.items())

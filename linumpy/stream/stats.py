@@ -14,7 +14,7 @@ class Metric:
     name : str
         Name of the stage.
     ms : float
-        Total milliseconds. Stages run concurrently, so their sum may exceed the elapsed time.
+        Total milliseconds. Stages run concurrently, so the sum over stages may exceed the elapsed time.
     best_ms : float
         Shortest measurement in milliseconds; 0 without a measurement, and where only the sum is measured.
     input_bytes, output_bytes : int
@@ -32,17 +32,17 @@ class Metric:
 
     @classmethod
     def summed(cls, name: str, count: int, seconds: float, input_bytes: int = 0, output_bytes: int = 0) -> Metric:
-        """Make a metric from sums, without single measurements."""
+        """Make a metric from sums over `count` measurements; `best_ms` is 0, since the shortest is unknown."""
         return cls(name, 1e3 * seconds, 0.0, input_bytes, output_bytes, count)
 
     def plus(self, seconds: float, nbytes: int = 0) -> Metric:
-        """Return the metric with one more measurement, of `nbytes` of output."""
+        """Return the metric with one more measurement, which took `seconds` for `nbytes` of output."""
         ms = 1e3 * seconds
         best = min(self.best_ms, ms) if self.count else ms
         return Metric(self.name, self.ms + ms, best, self.input_bytes, self.output_bytes + nbytes, self.count + 1)
 
     def __sub__(self, other: Metric) -> Metric:
-        """Return the difference from an earlier metric; `best_ms` is kept, since it is no sum."""
+        """Return the difference from an earlier metric; `best_ms`, which is no sum, is kept."""
         return Metric(
             self.name, self.ms - other.ms, self.best_ms, self.input_bytes - other.input_bytes,
             self.output_bytes - other.output_bytes, self.count - other.count,
@@ -65,21 +65,25 @@ class Stats:
 
     Attributes
     ----------
-    plan, io, assemble : Metric
-        Host times: planning batches; the reader's waiting for reads; its queueing of copies, decoding and scattering.
+    plan : Metric
+        Time to plan batches, on the host. Output bytes are the bytes of the planned regions, in the stored dtype.
+    io, assemble : Metric
+        Times of the reader's threads, summed over threads: reading stored bytes, and copying decoded chunks to batches
+        in host memory. On a device kernels do this copy, and `assemble` has no time.
     h2d, decompress : Metric
-        Device times, by its own clock: copies from the host, and decoding, which counts decoded bytes. Slabs that are
+        Times by the clock of the device: copies from the host, and decoding, which counts decoded bytes. Slabs that are
         decoded concurrently count separately. Both are empty without a GPU; `decompress` leaves out chunks that the
         host decodes.
     pop_wait_io, pop_wait_compute, flush_wait : Metric
-        Time that the consumer waited: for the reader; until resampling was queued (on the CPU: done); in ``flush``.
+        Time that the user waited: in ``pop`` for reads; in ``pop`` until resampling was queued, or without a GPU done;
+        in ``flush``.
     zarr_meta_hits, zarr_meta_misses, shard_idx_hits, shard_idx_misses : int
         Hits and misses of the caches of open arrays and of shard indexes.
     batches_emitted, batches_truncated, waves_emitted : int
-        Batches that were popped; batches among them with fewer samples than ``batch_size``; groups of reads that were
-        submitted.
+        Batches that were popped; batches among them with fewer samples than ``batch_size``; batches whose reads were
+        submitted, counted again where an array was rewritten before it was read.
     gpu_bytes_committed : int
-        Device memory of the pipeline and its reader.
+        Limit of the device memory of the pipeline and its reader, from the configuration.
     samples_skipped : int
         Faulty samples that ``on_error="skip"`` left out.
     seconds : float
@@ -106,15 +110,18 @@ class Stats:
     seconds: float = 0.0
 
     def since(self, earlier: Stats) -> Stats:
-        """Return the difference from earlier counters; `gpu_bytes_committed` is kept, since it is no count."""
+        """Return the difference from earlier counters; `gpu_bytes_committed`, which is no count, is kept."""
         values = {field.name: getattr(self, field.name) - getattr(earlier, field.name) for field in fields(self)}
         return Stats(**{**values, "gpu_bytes_committed": self.gpu_bytes_committed})
 
     @property
     def bound(self) -> str:
-        """The bottleneck: ``"consumer"``, ``"resampling"``, or the slowest stage of reading."""
+        """The bottleneck: ``"consumer"``, ``"resampling"``, ``"I/O"``, ``"decode and scatter"`` or ``"planning"``.
+
+        It is ``"consumer"`` where the user waited less than a tenth of the time, or no batch was popped.
+        """
         waited = self.pop_wait_io.ms + self.pop_wait_compute.ms
-        if self.batches_emitted == 0 or waited < 100 * self.seconds:  # less than a tenth of the time
+        if self.batches_emitted == 0 or waited < 100 * self.seconds:  # ms and s
             return "consumer"
         if self.pop_wait_compute.ms > self.pop_wait_io.ms:
             return "resampling"

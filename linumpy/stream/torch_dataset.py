@@ -26,18 +26,20 @@ def torch_dataset(config: Config, samples: Iterable[Sample], *, reader: Reader |
         Configuration of the pipeline that each iteration makes. `rank` and `world_size` divide the samples between
         processes; `epoch` is the epoch of the first iteration.
     samples : iterable of Sample
-        Samples that each iteration pushes again. Each iteration is the next epoch: it has other crops of a
-        :class:`CropSampler`, and another augmentation.
+        Samples that each iteration pushes again: a sequence or a sampler, since an iterator would be exhausted after
+        the first iteration. Each iteration is the next epoch, with other crops of a :class:`CropSampler` and another
+        augmentation.
     reader : linumpy.gpu.Reader, optional
-        As for :class:`Pipeline`.
+        As for :class:`Pipeline`; it stays open.
 
     Returns
     -------
     torch.utils.data.IterableDataset
-        It yields a tensor, or a dict of tensors where samples have parts. Pass it to ``DataLoader(dataset,
-        batch_size=None, num_workers=0)``: it batches samples and reads ahead in threads. ``state_dict()`` returns the
-        state of the current iteration, ``load_state_dict(state)`` sets the state of the next one, and ``set_epoch(n)``
-        is for users who count epochs themselves.
+        The dataset, which yields a tensor, or a dict of tensors where samples have parts. Pass it to
+        ``DataLoader(dataset, batch_size=None, num_workers=0)``, since the dataset itself batches samples and reads
+        ahead in threads; with workers it raises RuntimeError. ``state_dict()`` returns the state of the current
+        iteration, ``load_state_dict(state)`` sets the state of the next iteration, and ``set_epoch(n)`` is for users
+        who count epochs themselves.
     """
     from torch.utils import dlpack
     from torch.utils.data import IterableDataset, get_worker_info

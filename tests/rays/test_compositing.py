@@ -54,7 +54,7 @@ def slow_gradient(arrays, to):
 def side(request, monkeypatch):
     if request.param == "kernel":
         monkeypatch.setattr(compositing, "load", emulated)
-        monkeypatch.setattr(compositing, "same_side", lambda **_: True)
+        monkeypatch.setattr(compositing, "are_on_device", lambda **_: True)
         monkeypatch.setattr(compositing, "address_of", lambda _: 0)
     return request.param
 

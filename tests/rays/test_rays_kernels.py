@@ -34,7 +34,7 @@ def by_kernel(monkeypatch):
 
     def patch(most_runs=None, load=emulated):
         monkeypatch.setattr(launch, "load", load)
-        monkeypatch.setattr(samples, "same_side", lambda **_: True)
+        monkeypatch.setattr(samples, "are_on_device", lambda **_: True)
         if most_runs:
             few = functools.partial(launch.kernel_spec, most_runs=most_runs)
             monkeypatch.setattr(launch, "kernel_spec", few)
@@ -179,7 +179,7 @@ def test_rounding_far_away_changes_nothing(by_kernel, far):
             assert expected.n_samples > (500 if far < 1e6 else 0)
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(launch, "load", emulated)
-                patch.setattr(samples, "same_side", lambda **_: True)
+                patch.setattr(samples, "are_on_device", lambda **_: True)
                 assert_same(march(rays, where, deterministic=True, **options), expected)
 
 

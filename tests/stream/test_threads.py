@@ -236,7 +236,7 @@ def test_an_interrupt_while_a_batch_is_made_loses_none_and_mixes_no_rows(volume,
             return getattr(ticket, name)
 
     item.tickets[0] = (rows, Faulty())
-    original, interrupted = Assembler.batch, []
+    original, interrupted = Assembler.assemble, []
 
     class Rows:
         """The batch; an interrupt comes when the last row was moved."""
@@ -265,7 +265,7 @@ def test_an_interrupt_while_a_batch_is_made_loses_none_and_mixes_no_rows(volume,
 
         item.arrays = [Rows(item.arrays[0])]
     else:
-        monkeypatch.setattr(Assembler, "batch", assembled)
+        monkeypatch.setattr(Assembler, "assemble", assembled)
     with pytest.raises(KeyboardInterrupt):
         p.pop()
     assert interrupted

@@ -1,5 +1,5 @@
-// Pixels, poses and lenses: index of a ray → its origin and direction. The counterpart of linumpy.rays.cameras and
-// linumpy.rays.lenses, operation for operation.
+// Pixels, lenses and poses: an image and random numbers → a pixel, and origin and direction of its ray. The counterpart
+// of linumpy.rays.cameras and linumpy.rays.lenses, operation for operation.
 struct Image {
     uint64 pixels, rays, distortion, cdf_y, cdf_x;  // addresses
     int width, height, format, lens, map_width, map_height, cdf_width, cdf_height, straight, rays_in_camera;
@@ -10,7 +10,7 @@ static_assert(sizeof(Image) == IMAGE_NBYTES, "the layout of RECORD in linumpy.ra
 
 struct Vector { float x, y, z; };
 
-// The first index whose cumulative value is above u.
+// The first index whose cumulative value is above u; the last index if there is none.
 __device__ inline int first_above(const float *cdf, int size, float u) {
     int low = 0, high = size - 1;
     while (low < high) {
@@ -26,7 +26,7 @@ __device__ inline float probability_of(const float *cdf, int size, int cell) {
     return (cell < size - 1 ? cdf[cell] : 1.0f) - (cell ? cdf[cell - 1] : 0.0f);
 }
 
-// The position in [0, 1) at which the cumulative distribution of an axis reaches u, and the density there.
+// The position in [0, 1) at which the cumulative distribution of an axis reaches u; sets its cell and the density there.
 __device__ inline float drawn(const float *cdf, int size, float u, int &cell, float &pdf) {
     cell = first_above(cdf, size, u);
     const float probability = probability_of(cdf, size, cell), cells = static_cast<float>(size);
@@ -58,7 +58,7 @@ __device__ inline void draw_pixel(const Image &image, bool snap, float &u, float
     }
 }
 
-// Linear, premultiplied RGBA; false if the pixel is masked. `linear` maps bytes of sRGB to linear values.
+// Read linear, premultiplied RGBA; false if the pixel is masked. `linear` maps bytes of sRGB to linear values.
 __device__ inline bool read_pixel(const Image &image, const float *linear, int column, int row, float (&rgba)[4]) {
     const int64 index = static_cast<int64>(row) * image.width + column;
     bool unmasked;
@@ -189,8 +189,8 @@ __device__ inline void distortion_at(const Image &image, float u, float v, float
     }
 }
 
-// The ray of a pixel in the world's axes, with a direction of length 1, and the length before normalization; t, in
-// [0, 1), is the moment of the ray while the shutter is open.
+// Find the ray of a pixel in the world's axes, with a direction of length 1, and the length before normalization. t, in
+// [0, 1), is the moment of the ray between the opening and the closing of the shutter.
 __device__ inline void world_ray(const Image &image, float u, float v, int column, int row, float t, Vector &o,
                                  Vector &d, float &length) {
     bool valid;

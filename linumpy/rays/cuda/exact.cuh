@@ -24,7 +24,7 @@ __device__ inline void advance(Pcg32 &rng, uint64 delta) {
     rng.state = rng.state * multiplier + summand;
 }
 
-// In [0, 1): the upper 24 bits, exactly.
+// A number in [0, 1), which represents the upper 24 bits exactly.
 __device__ inline float as_unit_float(unsigned number) {
     return static_cast<float>(number >> 8) * 5.9604644775390625e-8f;
 }
@@ -58,7 +58,7 @@ __device__ inline float exact_exp2(float y) {
     return (1.0f + f * p) * __int_as_float((static_cast<int>(whole) + 127) << 23);
 }
 
-// For normal positive numbers.
+// For positive normal numbers.
 __device__ inline float exact_log2(float x) {
     const int bits = __float_as_int(x);
     int exponent = (bits >> 23) - 127;

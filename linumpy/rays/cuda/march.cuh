@@ -1,19 +1,19 @@
 // Points along a ray, and which of them lie in occupied voxels. The counterpart of linumpy.rays.marching.
 //
-// Coordinates of the grid: voxels of mip 0 are cubes of edge 1, and the grid's centre is 0. The points of a ray are a
+// In the grid's coordinates voxels of mip 0 are cubes of edge 1, and the grid's centre is 0. The points of a ray are a
 // fixed sequence t(0), t(1), …, each a function of its index alone; the samples are the points in occupied voxels, in
-// order. Skipping voxels and empty blocks only saves time: a skip is so short that it ends inside the voxel that was
-// tested, whatever the rounding.
+// order. Skipping points only saves time: all skipped points certainly lie in the voxel, or the empty block of voxels,
+// that was tested, whatever the rounding.
 struct Steps {
     float min_step, max_step, cone;      // a step is t * cone, clipped to min and max
     float t_grows, t_full;               // t at which steps begin to grow, and reach the maximum
-    float s_grows, s_full;               // the same as numbers of steps from t = 0
+    float s_grows, s_full;               // numbers of steps from t = 0 to t_grows and t_full
     float log_growth, inverse_log_growth;  // binary logarithm of 1 + cone
     float mip_scale;                     // voxels of mip 0 per unit of length
 };
 
 struct Ray {
-    Vector origin, direction;  // in the grid's coordinates, per unit of length of t
+    Vector origin, direction;  // in the grid's coordinates; direction per unit of t
     float start;               // t of the first point; with CONE, the number of steps from t = 0
     int end;                   // number of points inside the box
 };
@@ -52,7 +52,7 @@ __device__ inline bool crop(float o, float d, float low, float high, float &ente
     return true;
 }
 
-// Set the first point of a ray in the box, and the number of points; jitter, in [0, 1), shifts them by part of a step.
+// Set the first point of a ray in the box, and the number of points. jitter, in [0, 1), shifts points by part of a step.
 __device__ inline void enter_box(Ray &ray, const Steps &steps, const Vector &low, const Vector &high, float near,
                                  float jitter) {
     float enter = near, leave = 1e30f;
@@ -116,7 +116,8 @@ __device__ inline float exit_of(float o, float d, float inverse, float beyond, f
     return (bound - o) * inverse + beyond;
 }
 
-// Test whether the voxel of point k is occupied; `count`: how many points from k on certainly have the same state.
+// Test whether the voxel of point k is occupied. `count` gets the number of points from k on that certainly lie in the
+// same voxel, or in the same empty block.
 __device__ inline bool look(const Ray &ray, const Steps &steps, const uint2 *bits, int mips, Walk &walk, int k,
                             int &count) {
     const float t = point_at(steps, ray.start, k), step = step_at(steps, t);

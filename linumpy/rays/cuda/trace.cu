@@ -1,6 +1,6 @@
 // Find and write samples along rays, in one kernel.
 //
-// 1. A thread walks along its ray and stores the occupied parts as runs of consecutive points in shared memory.
+// 1. A thread walks along its ray, and stores in shared memory runs of consecutive points in occupied voxels.
 // 2. Each warp reserves its part of the output: by one atomic addition of rays and samples in one 64-bit word; or, with
 //    ORDERED, in the order of the rays, by a prefix sum over blocks (decoupled look-back). Blocks are numbered in the
 //    order in which they start, so that no block waits for a block that has not started. Sum and state are one word, so
@@ -22,7 +22,7 @@
 constexpr unsigned ALL = 0xFFFFFFFFu;
 constexpr int WARP = 32, WARPS = THREADS / WARP,
               STRIDE = THREADS + 1;  // padded, so that the runs of a ray are in different banks
-constexpr int SAMPLE_BITS = 36;  // low bits, for samples, of a word that holds a number of rays in its high bits
+constexpr int SAMPLE_BITS = 36;  // low bits of a word, for a number of samples; the other bits hold a number of rays
 constexpr uint64 SAMPLES = (1ull << SAMPLE_BITS) - 1;
 // State of a block in the two high bits (0: none, its aggregate, its inclusive prefix), then 26 bits for rays and 36 for
 // samples.
@@ -40,8 +40,8 @@ struct Batch {
     float *max_level, *extra;
     int *image_indices;
     float *uv, *colors, *pdf, *sample_max_level, *sample_extra;
-    uint64
-        *counts;  // rays and samples taken, kept rays, their samples, dropped rays, ticket; then a word for each block
+    // Words: rays and samples reserved; kept rays; samples of kept rays; dropped rays; ticket; then a word for each block.
+    uint64 *counts;
     uint64 rng_state, rng_inc, image_shift;
     int64 max_samples;
     int n_rays, n_images, n_extra, max_steps, mips, snap, random_level, keep_empty;
@@ -111,10 +111,12 @@ __device__ inline void to_grid(const Batch &batch, const Source &source, float j
     enter_box(ray, batch.steps, {b[0], b[1], b[2]}, {b[3], b[4], b[5]}, batch.near, jitter);
 }
 
-// Progress of a ray: samples `done` to `kept` are in runs; `next` is the first point after these, or -1 at the end.
+// Progress of a ray with `count` samples: samples `done` to `kept` are in runs; `next` is the first point after these
+// runs, or -1 at the end of the ray.
 struct Progress { int count, done, kept, runs, next; };
 
-// Find runs of occupied points from point k on. A run consists of its first point and the number of samples before it.
+// Find runs of points in occupied voxels, from point k on. A run is stored as the index of its first point and the number
+// of samples before it. With `all`, count all samples of the ray, also those of runs that are not stored.
 __device__ inline void find_runs(const Batch &batch, const Ray &ray, int k, bool all, unsigned *runs,
                                  Progress &progress) {
     Walk walk = begin_walk(ray, batch.steps);
@@ -151,8 +153,8 @@ __device__ inline uint64 scanned(uint64 value, int lane) {
     return value;
 }
 
-// The exclusive prefix of a block, by its first warp: decoupled look-back (Merrill and Garland, 2016), 32 blocks at a
-// time. State and sum are one word, so no fence is needed.
+// The sum over all blocks before a block, computed by its first warp: decoupled look-back (Merrill and Garland, 2016),
+// 32 blocks at a time. State and sum are one word, so no fence is needed.
 __device__ inline uint64 sum_before(volatile uint64 *states, int block, int lane) {
     uint64 sum = 0;
     for (int last = block - 1; last >= 0;) {
@@ -172,7 +174,8 @@ __device__ inline uint64 sum_before(volatile uint64 *states, int block, int lane
     return sum;
 }
 
-// The sum of all values before this thread's `value`; `sums` is shared memory for the sum of each warp.
+// Reserve `value`, and return the sum of all values that were reserved before. `sums` is shared memory for the sum of
+// each warp, needed with ORDERED.
 __device__ inline uint64 reserve(const Batch &batch, uint64 value, int block, uint64 *sums) {
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     const uint64 inclusive = scanned(value, lane), total = __shfl_sync(ALL, inclusive, WARP - 1);

@@ -1,4 +1,7 @@
-"""Assembles batches: crops that were read → :class:`Batch`, with borders filled and staged crops resampled."""
+"""Assembles batches: crops that were read → :class:`Batch`.
+
+Borders of direct crops are filled, staged crops are resampled, and rows of faulty samples are closed up.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from linumpy.stream.resampling.resample import fill_borders, resample
 
 
 class Assembler:
-    """Makes batches, on CuPy's current stream.
+    """Assembles batches. On a device, the pipeline's stream must be CuPy's current stream.
 
     Parameters
     ----------
@@ -33,15 +36,15 @@ class Assembler:
         self._config, self._memory, self._stream, self._threads = config, memory, stream, threads
 
     def errors(self, item: InFlight) -> dict[int, BaseException]:
-        """Wait until the crops of a batch are read; return the first error of each row that has one."""
+        """Wait until the crops of a batch are read; return the first error of each faulty row."""
         errors: dict[int, BaseException] = {}
         for rows, ticket in item.tickets:
-            for number, error in ticket.errors(self._stream).items():
-                errors.setdefault(rows[number], error)
+            for read, error in ticket.errors(self._stream).items():
+                errors.setdefault(rows[read], error)
         return errors
 
-    def batch(self, item: InFlight, errors: Mapping[int, StreamError]) -> Batch:
-        """Make a batch of the rows without an error; after an interrupt, another call continues the work."""
+    def assemble(self, item: InFlight, errors: Mapping[int, StreamError]) -> Batch:
+        """Assemble a batch of the rows without an error; after an interrupt, another call continues the work."""
         config = self._config
         if not item.is_filled:
             for part, array, direct, staged in zip(item.parts, item.arrays, item.direct, item.staged, strict=True):

@@ -1,4 +1,4 @@
-"""Batches as users see them: tensors for DLPack, which hold their slot of memory."""
+"""Batches as users see them: tensors for DLPack, which hold the slot of memory of their batch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from linumpy.stream.batches.memory import Lease
 from linumpy.stream.config import Dtype, Sample
 from linumpy.stream.errors import ArgumentTypeError, ShutdownError
 from linumpy.stream.on_device import CupyEvent, Event
-from linumpy.stream.resampling.on_host import widened
+from linumpy.stream.resampling.on_host import bfloat16_as_float32
 
 # Offset of the type code in a DLManagedTensor, and in a DLManagedTensorVersioned, on 64-bit machines.
 _CODE_OFFSET = {b"dltensor": 20, b"dltensor_versioned": 52}
@@ -26,18 +26,18 @@ _UNSIGNED, _BFLOAT = 1, 4
 
 @dataclass(frozen=True)
 class BatchInfo:
-    """Address, shape and dtype of a batch.
+    """Address, shape and dtype of the first part of a batch.
 
     Attributes
     ----------
     device_ptr : int
         Address of the first element; in host memory without a GPU.
     shape : tuple of int
-        Shape of the first part, samples first.
+        Shape, samples first.
     dtype : str
         ``"float32"``, ``"bfloat16"``, …
     ready_stream : int
-        The CUDA stream (its ``cudaStream_t``) after whose queued work the batch is ready; 0 without a GPU.
+        The ``cudaStream_t`` of the pipeline: after the work that is queued there, the batch is ready. 0 without a GPU.
     batch_id : int
         Number of the batch.
     """
@@ -59,12 +59,12 @@ class _Released:
 class Tensor:
     """One part of a batch, which PyTorch, JAX, CuPy and NumPy import by ``from_dlpack``.
 
-    A pickled tensor holds a copy of its elements, and is loaded into host memory.
+    A tensor is pickled with a copy of its elements, and unpickled into host memory.
 
     Parameters
     ----------
     array : cupy.ndarray or numpy.ndarray
-        The elements; for bf16 their bits as uint16. It holds the slot of the batch.
+        The elements; for bf16 their bits as uint16. The array holds the slot of the batch.
     dtype : Dtype
         Type of the elements.
     ready : cupy.cuda.Event or None
@@ -79,7 +79,7 @@ class Tensor:
         self._ready = ready
         self._is_bf16 = dtype is Dtype.BF16
 
-    def _drop(self) -> None:
+    def _release(self) -> None:
         self._array = self._lease = _Released()
 
     @property
@@ -94,9 +94,9 @@ class Tensor:
 
     @property
     def array(self) -> Array:
-        """The elements as CuPy or NumPy array, ready on CuPy's current stream; bfloat16 as its bits in uint16.
+        """The elements as a CuPy or NumPy array, ready on CuPy's current stream; bfloat16 as its bits in uint16.
 
-        After the batch is released, only that stream may still use the array.
+        After the batch is released, only work on that stream may still use the array.
         """
         if self._ready is not None:
             import cupy
@@ -108,9 +108,9 @@ class Tensor:
         return self._array
 
     def numpy(self) -> np.ndarray:
-        """Return a copy of the elements in host memory; bfloat16 as float32, which holds its values exactly."""
+        """Return a copy of the elements in host memory; bfloat16 as float32, which represents each value exactly."""
         host = self._on_host()
-        return widened(host) if self._is_bf16 else host
+        return bfloat16_as_float32(host) if self._is_bf16 else host
 
     def _on_host(self) -> np.ndarray:
         if self._ready is None:
@@ -125,7 +125,7 @@ class Tensor:
         return int(self._array.ctypes.data if self._ready is None else self._array.data.ptr)
 
     def __reduce__(self) -> tuple[object, ...]:
-        # Only the tensor's own elements are copied; events and leases stay in this process.
+        # Only the elements are copied; the event and the lease stay in this process.
         return _host_tensor, (self._on_host(), self._is_bf16)
 
     def __dlpack_device__(self) -> tuple[int, int]:
@@ -182,9 +182,9 @@ def _make_record(names: tuple[str, ...], tensors: tuple[Tensor, ...]) -> tuple[T
 
 
 class Batch:
-    """A batch. In a ``with`` block it is a DLPack tensor, or a named tuple of tensors where samples have parts.
+    """A batch. Its ``with`` block gives a DLPack tensor, or a named tuple of tensors where samples have parts.
 
-    At the end of the block the batch releases its memory. Arrays that were imported by DLPack keep theirs.
+    At the end of the block the batch releases its memory, which arrays that were imported by DLPack keep alive.
 
     Attributes
     ----------
@@ -237,15 +237,20 @@ class Batch:
         Parameters
         ----------
         event : cupy.cuda.Event, torch.cuda.Event or int, optional
-            An event after the last use of the batch, on any stream, or its ``cudaEvent_t``: the memory is reused only
-            after the event. Streams that took a tensor by DLPack or :attr:`array` need none.
+            An event after the last use of the batch, on any stream, or the ``cudaEvent_t`` of such an event. The memory
+            is reused only after the event. Streams that imported a tensor by DLPack or :attr:`array` need no event.
+
+        Raises
+        ------
+        ArgumentTypeError
+            `event` is neither an event nor an int.
         """
         if event is not None:
             _check_event(event)
             if self._tensors is not None:
                 self._tensors[0]._lease.events.append(event)  # all parts share the lease
         for tensor in self._tensors or ():
-            tensor._drop()
+            tensor._release()
         self._tensors = None
 
     def __len__(self) -> int:
@@ -269,12 +274,12 @@ class Batch:
         self.release()
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        return self._only().__dlpack_device__()
+        return self._only_tensor().__dlpack_device__()
 
     def __dlpack__(self, *, stream: int | None = None, **options: object) -> object:
-        return self._only().__dlpack__(stream=stream, **options)
+        return self._only_tensor().__dlpack__(stream=stream, **options)
 
-    def _only(self) -> Tensor:
+    def _only_tensor(self) -> Tensor:
         if len(self._names) > 1:
             raise TypeError(f"the batch has {len(self._names)} parts ({', '.join(self._names)}): pass one tensor")
         return self.tensors[0]

@@ -20,7 +20,7 @@ from linumpy.stream.errors import ShutdownError, StreamError, TryAgain, as_strea
 from linumpy.stream.on_device import Stream, on_stream, recorded
 from linumpy.stream.stats import Metric
 
-#: After so many seconds without free memory `pop` raises, because the user holds all of it.
+#: After so many seconds without free memory `pop` raises :class:`TryAgain`: the user holds the memory of all batches.
 _STARVED_SECONDS = 1.0
 
 
@@ -47,7 +47,7 @@ class Consumer:
     progress : Progress
         Progress after the last batch that was popped.
     wait_io, wait_compute : Metric
-        Time that :meth:`pop` waited for reads and for resampling.
+        Time that :meth:`pop` waited for reads, and until resampling was queued (without a GPU: done).
     emitted, truncated, skipped : int
         Batches that were popped; partial batches among them; faulty samples that were left out.
     """
@@ -72,7 +72,7 @@ class Consumer:
         while True:
             self._producer.check_usable("pop")
             with self.popping:
-                batch = self._finished(self._next())
+                batch = self._wait_and_assemble(self._next())
             if batch is not None:
                 return batch
 
@@ -88,7 +88,7 @@ class Consumer:
                 elif producer.failure is not None:
                     raise as_stream_error(producer.failure)
                 elif producer.is_idle:
-                    raise TryAgain(_no_batch(producer.waiting_samples, self._config.batch_size))
+                    raise TryAgain(_no_batch_message(producer.waiting_samples, self._config.batch_size))
                 else:
                     self._check_starved(begin)
                     producer.changed.wait(0.05)
@@ -107,17 +107,17 @@ class Consumer:
                 "release one, or pass a larger device_buffer_bytes"
             )
 
-    def _finished(self, item: InFlight) -> Batch | None:
-        """Make a batch of crops that were read; None where `on_error` is skip and all of its samples are faulty."""
+    def _wait_and_assemble(self, item: InFlight) -> Batch | None:
+        """Wait for the reads of a batch, and assemble it; None where `on_error` is skip and all samples are faulty."""
         if item.raised is not None:
             self._end(item)
             raise item.raised
         begin = time.perf_counter()
         errors = self._read_errors(item)
-        read = time.perf_counter()
+        read_end = time.perf_counter()
         try:
             with on_stream(self._stream, self._memory.device_id):
-                batch = self._outcome(item, errors)
+                batch = self._batch_or_raise(item, errors)
         except Exception as error:
             self._end(item)
             if self._producer.closed:
@@ -127,13 +127,16 @@ class Consumer:
         self._end(item)
         end = time.perf_counter()
         with self._producer.changed:
-            self.wait_io = self.wait_io.plus(self._waited + read - begin)
-            self.wait_compute = self.wait_compute.plus(end - read)
+            self.wait_io = self.wait_io.plus(self._waited + read_end - begin)
+            self.wait_compute = self.wait_compute.plus(end - read_end)
         self._waited = 0.0
         return batch
 
     def _read_errors(self, item: InFlight) -> dict[int, StreamError]:
-        """Wait for the reads of a batch, again where an array was rewritten; return the error of each faulty row."""
+        """Wait for the reads of a batch, and return the error of each faulty row.
+
+        Where an array was rewritten before it was read, the batch is planned and submitted again.
+        """
         errors = self._assembler.errors(item)
         while any(isinstance(error, StaleLayoutError) for error in errors.values()):
             self._producer.check_open()
@@ -141,14 +144,14 @@ class Consumer:
             errors = self._assembler.errors(item)
         return {row: as_stream_error(error, item.samples[row]) for row, error in errors.items()}
 
-    def _outcome(self, item: InFlight, errors: Mapping[int, StreamError]) -> Batch | None:
-        """Return the batch, or raise its error; after an interrupt another call completes the batch."""
+    def _batch_or_raise(self, item: InFlight, errors: Mapping[int, StreamError]) -> Batch | None:
+        """Return the batch, or raise the error of a sample; after an interrupt another call completes the batch."""
         if (errors or item.faulty) and self._config.on_error == "raise":
             raise (item.faulty or [errors[min(errors)]])[0]
         for error in item.faulty:
-            if error.sample is None:  # an error of the whole batch, such as memory, is never skipped
+            if error.sample is None:  # an error of the whole batch, such as missing memory, is never skipped
                 raise error
-        batch = None if len(errors) == len(item.samples) else self._assembler.batch(item, errors)
+        batch = None if len(errors) == len(item.samples) else self._assembler.assemble(item, errors)
         self.skipped += len(errors) + len(item.faulty)
         if batch is not None:
             self.truncated += len(batch) < self._config.batch_size
@@ -156,34 +159,34 @@ class Consumer:
         return batch
 
     def _end(self, item: InFlight) -> None:
-        """Advance past a batch; free its staged crops after the work that is queued, and drop its lease."""
+        """Advance past a batch: free its staged crops after the work that is queued, and give up its lease."""
         self.progress = Progress(item.batch_id + 1, max(self.progress.position, item.end))
         self._producer.taken = None
         if item.stage[1]:
             if self._stream is not None:
                 with on_stream(self._stream, self._memory.device_id):
-                    self._producer.submitter.stages_are_free(recorded(self._stream))
+                    self._producer.submitter.set_stage_event(recorded(self._stream))
             with self._producer.changed:
                 self._memory.give_stages(item.batch_id)
                 self._producer.changed.notify_all()
         item.arrays, item.lease, item.tickets = [], None, []
 
 
-def _no_batch(waiting: int, batch_size: int) -> str:
+def _no_batch_message(waiting: int, batch_size: int) -> str:
     if waiting:
         return f"{waiting} samples wait for a batch of {batch_size}: push more, or flush"
     return "no batch is being read: push samples first"
 
 
 class Batches:
-    """Iterator over batches; after the error of a batch it continues with the next batch.
+    """Iterator over batches; after a batch that raised it continues with the next batch.
 
     Parameters
     ----------
     producer : Producer
         Producer of the pipeline.
     pop : callable
-        ``Pipeline.pop``, which keeps the pipeline alive.
+        ``Pipeline.pop``; this bound method keeps the pipeline alive.
     n : int or None
         Number of batches; None for all.
     """
@@ -212,7 +215,7 @@ class Batches:
             except TryAgain:
                 with producer.changed:
                     ended = producer.is_idle
-                if ended:  # since the check above: a partial batch may remain
+                if ended:  # the iterable ended after the check above: a partial batch may remain
                     continue
                 raise
             except StreamError:

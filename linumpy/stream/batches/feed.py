@@ -19,7 +19,7 @@ class Indexed(Protocol):
 
     @property
     def count(self) -> int | None:
-        """Number of samples; None for infinitely many."""
+        """Number of samples; None for an infinite sequence."""
 
     def sample_at(self, index: int) -> Sample:
         """Return a sample."""
@@ -49,7 +49,7 @@ class Pulled:
     position : int
         Number of the sample among all that were pushed, in all ranks.
     index, epoch : int
-        With the seed, they determine the augmentation.
+        Index and epoch of the sample, or their defaults; with the seed, they determine the augmentation.
     folder : str
         Folder from which relative paths start: the working folder at the time of the push.
     """
@@ -65,16 +65,16 @@ Pushed = Iterable[Sample] | Indexed
 
 
 class Flush:
-    """Marks the end of a batch that is not full."""
+    """Marks, among the pushed samples, where a batch ends that may not be full."""
 
 
 FLUSH = Flush()
 
 
 class Feed:
-    """The samples of this rank from iterables, one iterable after another.
+    """The samples of this rank, pulled from one pushed iterable after another.
 
-    One thread pulls. Other threads push and flush, while holding a common lock.
+    One thread calls :meth:`next`. Other threads push and flush, while they hold a common lock.
 
     Parameters
     ----------
@@ -93,12 +93,18 @@ class Feed:
         self._current: Iterator[tuple[int, Sample | Exception]] | None = None
         self._position = self._resume = 0
         self._was_pushed = False
-        self._folder = ""  # from which paths of the iterable that is being pulled start
+        self._folder = ""  # folder from which relative paths of the current iterable start
         self._resumed_epochs: deque[int] = deque()
         self.epochs: list[int] = []
 
     def push(self, samples: Sample | Iterable[Sample]) -> None:
-        """Append samples."""
+        """Append samples; an :class:`Epochs` iterable advances by one iteration.
+
+        Raises
+        ------
+        ArgumentTypeError
+            `samples` is neither a sample nor an iterable.
+        """
         if isinstance(samples, Sample):
             samples = [samples]
         if not isinstance(samples, (Iterable, Indexed)) or isinstance(samples, (str, bytes)):
@@ -122,14 +128,14 @@ class Feed:
         return self._current is not None or bool(self._waiting)
 
     def start_at(self, position: int, epochs: Iterable[int] = ()) -> None:
-        """Skip the samples before a position.
+        """Skip the samples before a position, without drawing samples of an :class:`Indexed` sequence.
 
         Parameters
         ----------
         position : int
             Number of the first sample.
         epochs : iterable of int
-            Saved value of :attr:`epochs`, which is set in samplers that are pushed again.
+            Saved value of :attr:`epochs`: the next samplers that are pushed begin with these epochs.
 
         Raises
         ------
@@ -142,15 +148,15 @@ class Feed:
         self._resumed_epochs = deque(epochs)
 
     def next(self) -> Pulled | Flush | None:
-        """Return the next sample of this rank or a flush; None where all iterables are exhausted.
+        """Return the next sample of this rank, or a flush; None if all iterables are exhausted.
 
         Raises
         ------
         TypeError
-            The iterable yields an object that is no sample; the next call continues after it.
+            The iterable yielded an object that is no sample; the next call continues after that object.
         BaseException
-            Any error of the iterable; the next call continues with the next sample of an :class:`Indexed` sequence,
-            or with the next iterable.
+            Any error of the iterable. After an ``Exception`` of an :class:`Indexed` sequence the next call continues
+            with the next sample, after any other error with the next iterable.
         """
         while self._current is not None or self._waiting:
             if self._current is None:
@@ -177,13 +183,14 @@ class Feed:
         return None
 
     def _numbered(self, samples: Pushed) -> Iterator[tuple[int, Sample | Exception]]:
-        rank, world = self._config.rank, self._config.world_size
+        """Yield position and sample, or the error of a sample, for the samples of this rank that are not skipped."""
+        rank, world_size = self._config.rank, self._config.world_size
         begin = self._position
         if isinstance(samples, Indexed):
             first = max(begin, self._resume)
-            first += (rank - first) % world
+            first += (rank - first) % world_size
             end = None if samples.count is None else begin + samples.count
-            numbers = itertools.count(first, world) if end is None else range(first, end, world)
+            numbers = itertools.count(first, world_size) if end is None else range(first, end, world_size)
             for position in numbers:
                 self._position = position + 1
                 sample: Sample | Exception
@@ -198,7 +205,7 @@ class Feed:
         for item in samples:
             position = self._position
             self._position += 1
-            if position >= self._resume and position % world == rank:
+            if position >= self._resume and position % world_size == rank:
                 yield position, item
 
 

@@ -14,13 +14,13 @@ from linumpy.stream.reading.reads import ReadTicket
 from linumpy.stream.reading.sources import ArrayRequest
 from linumpy.stream.resampling.on_host import Staged
 
-#: A sample, and the arrays of its parts.
+#: A pulled sample, and the requested array of each part.
 Requested = tuple[Pulled, list[ArrayRequest]]
 
 
 @dataclass(frozen=True)
 class PulledBatch:
-    """Samples of a batch whose arrays are being opened, or an error that the iterable raised."""
+    """Samples of a batch whose arrays are being opened, or no samples and an error that the iterable raised."""
 
     samples: list[Requested]
     error: BaseException | None = None
@@ -28,16 +28,16 @@ class PulledBatch:
 
 @dataclass
 class InFlight:
-    """A batch whose reads were submitted.
+    """A batch that is being submitted, or whose reads were submitted.
 
     Attributes
     ----------
     batch_id : int
         Number of the batch.
     end : int
-        Position after its last sample.
+        Position after the last sample of the batch; 0 for a batch without samples.
     requested : list of (Pulled, list of ArrayRequest)
-        Its samples as they were pulled, each with the arrays of its parts.
+        The samples as they were pulled, each with the requested arrays of its parts.
     raised : BaseException or None
         An exception of the iterable that is no ``Exception``, such as an interrupt; ``pop`` raises it.
     samples : list of Sample
@@ -47,19 +47,20 @@ class InFlight:
     parts : tuple of PartShape
         Shape and dtype of each part.
     lease : Lease or None
-        Its memory; None for a batch without rows.
+        Slot of memory of the batch; None for a batch without rows.
     arrays : list of Array
-        The batch of each part, without the lease: tickets hold views of the arrays, and may outlive the batch.
+        The batch of each part. The arrays do not hold the lease, since tickets hold views of them and may outlive the
+        batch.
     tickets : list of (rows, ticket)
         Reads that share a ticket, and the row of each read.
     direct, staged : list of list
-        For each part: crops that are read into the batch, crops that are resampled into it.
+        For each part: direct crops that reach out of their array, whose borders must be filled; staged crops.
     stage : (int, int)
-        Offset and size of its staged crops in the memory.
+        Offset in the memory and size of the staged crops of the batch.
     is_filled : bool
-        Whether borders are filled and staged crops resampled: an interrupted ``pop`` is called again.
+        Whether borders are filled and staged crops resampled. An interrupted ``pop``, called again, does not repeat it.
     moved : int
-        Number of rows that ``pop`` has moved into the rows of faulty samples.
+        Number of copies of rows, over all parts, by which ``pop`` has closed up the rows of faulty samples.
     """
 
     batch_id: int

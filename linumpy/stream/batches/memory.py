@@ -1,8 +1,9 @@
 """Memory of a pipeline, allocated once: slots for batches, and a ring for staged crops.
 
-:class:`Memory` is one allocation, which is divided when the first batch is planned. A slot in use has a :class:`Lease`,
-which every array of the batch references; the slot is free again when the last reference is gone. So a tensor that a
-framework imported through DLPack keeps its storage.
+:class:`Memory` is one allocation, which is divided when the first batch is planned. A *slot* holds all parts of one
+batch. The *stage* of a batch is the part of the ring that holds the staged crops of the batch. A slot in use has a
+:class:`Lease`, which every array of the batch references; the slot is free again when the last reference is gone. So a
+tensor that a framework imported through DLPack keeps its storage.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import queue
 import weakref
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,13 +23,22 @@ from linumpy.stream.errors import InvalidArgument, ShutdownError
 from linumpy.stream.on_device import Event
 from linumpy.stream.planning.records import ALIGNED, CropRead, PartShape, aligned, stage_offsets
 
-#: An event that a consumer passes to ``Batch.release``; None for all work of the device.
+#: An event of a consumer, before which a slot must not be reused; None stands for all work of the device.
 Released = Event | int | None
+#: A free slot, and the events before which it must not be reused.
 Freed = tuple[int, list[Released]]
 
 
+class _Stage(NamedTuple):
+    """The part of the ring that the staged crops of a batch take, as offsets in the memory."""
+
+    begin: int
+    end: int
+    batch_id: int
+
+
 class Lease:
-    """A slot in use. Arrays of the batch hold the lease; the slot is free when the last array is gone.
+    """A slot in use. Arrays of the batch hold the lease; the slot is free when the last of these arrays is gone.
 
     Parameters
     ----------
@@ -37,14 +47,24 @@ class Lease:
     offset : int
         Offset of the slot in the memory.
     memory : Memory
-        Its queue takes the slot when the lease is deleted, with events after the work that its readers have queued.
+        The memory. Its queue gets the slot when the lease is deleted, with events after the work that the streams of
+        the batch's readers have queued.
+
+    Attributes
+    ----------
+    nbytes, address : int
+        Size of the slot, and its address.
+    streams : set of int
+        Streams that read the batch.
+    events : list
+        Events that the consumer passed to ``Batch.release``.
     """
 
     def __init__(self, slot: int, offset: int, memory: Memory) -> None:
         self.slot, self.offset, self.nbytes = slot, offset, memory.slot_nbytes
         self.address = memory.address + offset
         self.streams: set[int] = set()
-        self.events: list[Released] = []  # that the consumer passed
+        self.events: list[Released] = []
         self._owner = memory.base
         arguments = (memory.freed, slot, self.streams, self.events, memory.device_id)
         weakref.finalize(self, _give_back, *arguments).atexit = False
@@ -57,9 +77,9 @@ class Lease:
 def _give_back(
     freed: queue.SimpleQueue[Freed | None], slot: int, streams: set[int], events: list[Released], device_id: int | None
 ) -> None:
-    """Free a slot after the work that its readers have queued so far, and after their events.
+    """Free a slot after the work that `streams` have queued so far, and after `events`.
 
-    The garbage collector may run this in any thread: ``SimpleQueue.put`` may be called from a destructor.
+    The garbage collector may run this in any thread; ``SimpleQueue.put`` may be called from a destructor.
     """
     events = list(events)
     try:
@@ -75,7 +95,7 @@ def _give_back(
 
 
 def _is_over(event: Event) -> bool:
-    """Whether the work before an event of CuPy (``done``) or PyTorch (``query``) is done; False for other events."""
+    """Whether the work before an event of CuPy (``done``) or PyTorch (``query``) is done; False for any other event."""
     query = getattr(event, "query", None)
     return bool(query() if query is not None else getattr(event, "done", False))
 
@@ -103,6 +123,22 @@ class Memory:
         Size of the allocation.
     device_id : int or None
         CUDA device; None for host memory.
+
+    Attributes
+    ----------
+    base : object
+        Owner of the allocation.
+    address : int
+        Address of the memory; offsets start there.
+    slots, slot_nbytes : int
+        Number of slots, and bytes of a slot; 0 before :meth:`divide`.
+    freed : queue.SimpleQueue
+        Free slots; None wakes up the thread that waits for a slot, when the pipeline is closed.
+
+    Raises
+    ------
+    MemoryError
+        The device has less free memory.
     """
 
     def __init__(self, nbytes: int, device_id: int | None) -> None:
@@ -116,7 +152,7 @@ class Memory:
             self.base, self.address = memory, int(memory.ptr)
         self.slot_nbytes = self.slots = 0
         self._stage_begin = 0
-        self._stages: deque[tuple[int, int, int]] = deque()  # begin, end and batch
+        self._stages: deque[_Stage] = deque()  # in the order in which they were taken
         self.freed: queue.SimpleQueue[Freed | None] = queue.SimpleQueue()
 
     def divide(self, slot_nbytes: int, stage_nbytes: int, lookahead: int) -> None:
@@ -127,14 +163,14 @@ class Memory:
         slot_nbytes : int
             Bytes of a batch.
         stage_nbytes : int
-            Bytes of the staged crops of the first batch; 0 where none is staged.
+            Estimated bytes of the staged crops of a full batch; 0 where no crop is staged.
         lookahead : int
-            Batches that are read ahead; the memory gets at most so many slots, and two more for the consumer.
+            Batches that are read ahead. There are at most `lookahead` + 2 slots, two of them for the consumer.
 
         Raises
         ------
         InvalidArgument
-            Not even two batches fit.
+            Two batches, and the staged crops of one, do not fit.
         """
         minimum = 2 * slot_nbytes + stage_nbytes
         if minimum > self.nbytes:
@@ -162,7 +198,7 @@ class Memory:
         return not self.freed.empty()
 
     def take_slot(self, timeout: float | None) -> Lease | None:
-        """Wait for a free slot; None after `timeout` seconds.
+        """Wait for a free slot, and until consumers no longer use it; None after `timeout` seconds without a free slot.
 
         Raises
         ------
@@ -181,7 +217,7 @@ class Memory:
         return Lease(slot, slot * self.slot_nbytes, self)
 
     def _wait(self, event: Released) -> None:
-        """Wait on the host for a consumer's work: the reader's streams are not ordered after it."""
+        """Wait on the host for the work of a consumer, since the reader's streams do not wait for that work."""
         if self.device_id is None:
             if event is not None and not isinstance(event, int):
                 event.synchronize()
@@ -201,12 +237,12 @@ class Memory:
         self.freed.put(None)
 
     def take_stage(self, nbytes: int, batch_id: int) -> int | None:
-        """Take bytes of the ring for a batch; return their offset, or None where they do not fit now.
+        """Take bytes of the ring for a batch; return their offset in the memory, or None if they do not fit now.
 
         Raises
         ------
         InvalidArgument
-            The ring is smaller than that.
+            The ring has fewer bytes.
         """
         if nbytes == 0:
             return self._stage_begin
@@ -218,22 +254,22 @@ class Memory:
             )
         begin = self._next_stage(nbytes)
         if begin is not None:
-            self._stages.append((begin, begin + nbytes, batch_id))
+            self._stages.append(_Stage(begin, begin + nbytes, batch_id))
         return begin
 
     def _next_stage(self, nbytes: int) -> int | None:
         if not self._stages:
             return self._stage_begin
-        first, last = self._stages[0][0], self._stages[-1][1]
-        if last > first:
-            if last + nbytes <= self.nbytes:
-                return last
-            return self._stage_begin if self._stage_begin + nbytes < first else None
-        return last if last + nbytes < first else None
+        used_begin, used_end = self._stages[0].begin, self._stages[-1].end
+        if used_end > used_begin:
+            if used_end + nbytes <= self.nbytes:
+                return used_end
+            return self._stage_begin if self._stage_begin + nbytes < used_begin else None
+        return used_end if used_end + nbytes < used_begin else None
 
     def give_stages(self, batch_id: int) -> None:
-        """Free the bytes of the ring that a batch and earlier ones took; allowed any number of times."""
-        while self._stages and self._stages[0][2] <= batch_id:
+        """Free the bytes of the ring that a batch and earlier batches took; allowed any number of times."""
+        while self._stages and self._stages[0].batch_id <= batch_id:
             self._stages.popleft()
 
     def view(self, offset: int, shape: Sequence[int], dtype: np.dtype) -> Array:
@@ -258,17 +294,17 @@ class Memory:
 
 
 def stage_estimate(parts: Sequence[PartShape], reads: Sequence[CropRead], config: Config) -> int:
-    """Estimate the bytes of staged crops of a full batch from the first batch.
+    """Estimate the bytes of staged crops of a full batch from the reads of the first batch.
 
-    The first batch may hold fewer samples, and its crops may need less staging than later ones: they may lie partly
-    outside of their arrays, or be read directly.
+    The first batch may hold fewer samples, and its crops may need less staging than crops of later batches: they may
+    lie partly outside of their arrays, or be read directly.
     """
     rows = max(1, len(reads) // len(parts))
     staged = -(-stage_offsets(reads)[-1] * config.batch_size // rows)
     if config.augment is not None:
         staged += staged // 4
-    sample = 0
+    sample_nbytes = 0
     for part, read in zip(parts, reads, strict=False):
         if config.augment is not None or config.pad in ("edge", "reflect"):
-            sample += aligned(math.prod(part.shape) * read.info.dtype.itemsize)
-    return max(staged, sample * config.batch_size)
+            sample_nbytes += aligned(math.prod(part.shape) * read.info.dtype.itemsize)
+    return max(staged, sample_nbytes * config.batch_size)

@@ -1,4 +1,4 @@
-"""Plans the samples of a batch: samples and their opened arrays → reads, and errors of samples that cannot be read."""
+"""Plans the samples of a batch: samples and their arrays → reads, and errors of samples that cannot be planned."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from linumpy.stream.stats import Metric
 
 
 def never_checked_later(info: ArrayInfo) -> bool:
-    """Return False: planning checks the metadata files of the array, since its read does not."""
+    """Return False, so that planning checks the metadata files of every array."""
     return False
 
 
 class Planner:
-    """Plans batches, one after another; all samples must have the shapes of the first one.
+    """Plans batches, one after another; all samples must have the shapes of the first sample.
 
     Parameters
     ----------
     config : Config
         The configuration.
     sources : Sources
-        Opens the arrays.
+        Waits for the arrays, and opens them again where they were rewritten.
     memory : Memory
-        Memory of the batches, which is divided when the first sample is planned.
+        Memory of the batches, which is divided when the first batch is planned.
     changed : threading.Condition
         Its lock guards :attr:`metric`.
 
@@ -43,7 +43,7 @@ class Planner:
     parts : tuple of PartShape or None
         Shape and dtype of each part of all batches; None before the first sample.
     metric : Metric
-        Time that planning takes.
+        Time that planning takes, without the wait for arrays; its output bytes are the bytes to read.
     """
 
     def __init__(self, config: Config, sources: Sources, memory: Memory, changed: threading.Condition) -> None:
@@ -57,13 +57,24 @@ class Planner:
         Parameters
         ----------
         item : InFlight
-            The batch, whose `samples` and `faulty` are filled.
+            The batch. Planned samples are appended to `samples`, errors to `faulty`.
         is_checked_later : callable
-            Whether the core checks the metadata files of an array when it reads the array; others are checked here.
+            Returns True for an array whose metadata files the core checks when it reads the array. Metadata files of
+            other arrays are checked here.
+
+        Returns
+        -------
+        list of CropRead
+            Sample after sample, a read for each part.
+
+        Raises
+        ------
+        InvalidArgument
+            The memory holds less than two batches.
         """
         crops: list[CropRead | WarpedCrop] = []
         checked: dict[Key, ArrayInfo] = {}
-        opened = [self._opened(requested, item, checked, is_checked_later) for requested in item.requested]
+        opened = [self._open_infos(requested, item, checked, is_checked_later) for requested in item.requested]
         begin = time.perf_counter()
         for (pulled, requests), infos in zip(item.requested, opened, strict=True):
             if infos is None:
@@ -75,7 +86,7 @@ class Planner:
                 except Exception:
                     if all(info.holds for info in infos):
                         raise
-                    infos = self._sources.settled(requests, {}, never_checked_later)
+                    infos = self._sources.wait_for(requests, {}, never_checked_later)
                     shapes, planned = self._plan_sample(pulled, infos, row)
             except Exception as error:
                 item.faulty.append(as_stream_error(error, pulled.sample, "plan"))
@@ -94,12 +105,13 @@ class Planner:
             self.metric = self.metric.plus(time.perf_counter() - begin, nbytes)
         return reads
 
-    def _opened(
+    def _open_infos(
         self, requested: Requested, item: InFlight, checked: dict[Key, ArrayInfo], is_checked_later: IsCheckedLater
     ) -> list[ArrayInfo] | None:
+        """Wait for the arrays of a sample; None, with the error in `faulty`, where one cannot be opened."""
         pulled, requests = requested
         try:
-            return self._sources.settled(requests, checked, is_checked_later)
+            return self._sources.wait_for(requests, checked, is_checked_later)
         except Exception as error:
             item.faulty.append(as_stream_error(error, pulled.sample, "open"))
             return None
@@ -115,13 +127,13 @@ class Planner:
         return shapes, planned
 
     def _divide(self, reads: list[CropRead]) -> None:
-        """Divide the memory when the first sample is planned."""
+        """Divide the memory when the first batch with a valid sample is planned."""
         if self.parts is None or self._memory.slots:
             return
-        batch = sum(part.nbytes(self._config.batch_size) for part in self.parts)
-        staged = stage_estimate(self.parts, reads, self._config)
+        slot_nbytes = sum(part.nbytes(self._config.batch_size) for part in self.parts)
+        stage_nbytes = stage_estimate(self.parts, reads, self._config)
         try:
-            self._memory.divide(batch, staged, self._config.lookahead_batches)
+            self._memory.divide(slot_nbytes, stage_nbytes, self._config.lookahead_batches)
         except Exception:
             self.parts = None
             raise

@@ -22,9 +22,9 @@ from linumpy.stream.reading.sources import Sources
 if TYPE_CHECKING:
     from linumpy.gpu import Reader
 
-#: How long a consumer waits for a turn of the first thread; a turn takes about a fifth of that.
+#: How long a consumer waits for a turn of the first thread; a turn takes about a fifth of this time.
 _TURN_SECONDS = 0.001
-#: Number of pops that do not wait for a turn, after a pop that took long to get the interpreter's lock back.
+#: Number of pops that do not wait for a turn, after a pop whose thread got the interpreter's lock back late.
 _POPS_WITHOUT_WAIT = 16
 #: How long `stop` waits for the threads to end.
 _JOIN_SECONDS = 5.0
@@ -33,9 +33,12 @@ _JOIN_SECONDS = 5.0
 class Producer:
     """Fills :attr:`ready` with batches in flight, in order.
 
-    One thread pulls samples, requests their arrays, plans and submits. A second thread submits a batch whose arrays are
-    still being opened, or for which no memory is free; meanwhile the first thread pulls the next samples, so that their
-    arrays are opened ahead. Most batches take one turn of one thread: beside a busy Python thread each turn takes 5 ms.
+    The first thread pulls samples, requests their arrays, plans and submits. The second thread submits a batch whose
+    arrays are still being opened, or for which no memory is free; meanwhile the first thread pulls the next samples, so
+    that their arrays are opened ahead.
+
+    A *turn* is the time from a wake-up of a thread, which must get the interpreter's lock, until the thread sleeps
+    again. Most batches take one turn of one thread. Beside a busy Python thread each turn waits 5 ms for the lock.
 
     Parameters
     ----------
@@ -44,7 +47,7 @@ class Producer:
     reader : linumpy.gpu.Reader
         Reads the crops.
     memory : Memory
-        Memory of batches and staged crops; divided when the first sample is planned.
+        Memory of batches and staged crops; divided when the first batch is planned.
     stream : cupy.cuda.Stream or None
         The pipeline's stream; None without a GPU.
 
@@ -55,7 +58,7 @@ class Producer:
     feed : Feed
         Samples that were pushed.
     submitter : Submitter
-        Plans and submits; one thread at a time calls it.
+        Plans and submits batches; one thread at a time calls it.
     changed : threading.Condition
         Guards the attributes that the consumer reads, and is notified when they change.
     ready : deque of InFlight
@@ -92,14 +95,14 @@ class Producer:
             thread.start()
 
     def check_open(self) -> None:
-        """Raise where the pipeline is closed, or was made by another process."""
+        """Raise :class:`ShutdownError` if the pipeline is closed, or if another process made it."""
         if os.getpid() != self._process:
             raise ShutdownError("this pipeline was made by the parent of this process: make one here")
         if self.closed:
             raise ShutdownError("the pipeline is closed")
 
     def check_usable(self, name: str) -> None:
-        """Raise also where an iterable calls the method `name`, which waits for that iterable."""
+        """Raise as :meth:`check_open` does, and where a pushed iterable calls the method `name`, which waits for it."""
         self.check_open()
         if self.is_own_thread:
             raise InvalidArgument(f"an iterable that was pushed calls {name}, which waits for that iterable itself")
@@ -117,16 +120,17 @@ class Producer:
             self._wake_up()
 
     def pop(self) -> None:
-        """Remove the first batch from :attr:`ready`, so that another is read; called while holding :attr:`changed`."""
+        """Remove the first batch from :attr:`ready`, so that another is read; call it while holding :attr:`changed`."""
         self.ready.popleft()
         self._wake_up()
 
     def wait_for_turn(self) -> None:
-        """Wait a moment where the first thread has missed a turn; called while holding :attr:`changed`.
+        """Wait a moment if the first thread has missed a turn; call it while holding :attr:`changed`.
 
-        A consumer whose batches were read ahead never blocks, so the thread gets the interpreter's lock only when the
-        interpreter switches threads: often just while :attr:`changed` is held, and then the thread waits again. Beside
-        several busy threads the wait costs more than it gains, since the lock comes back late: then few pops wait.
+        A consumer whose batches were read ahead never blocks. The first thread then gets the interpreter's lock only
+        when the interpreter switches threads. That is often while the consumer holds :attr:`changed`, so that the
+        thread waits again. Beside several busy threads the consumer gets the lock back late, and the wait costs more
+        than it gains: then few pops wait.
         """
         is_late = self._may_pull and len(self.ready) + self._coming < self._config.lookahead_batches - 1
         if not is_late or self._in_iterable or self.is_own_thread:
@@ -140,7 +144,7 @@ class Producer:
             self._pops_without_wait = _POPS_WITHOUT_WAIT
 
     def _wake_up(self) -> None:
-        """Wake up the threads that have work; called while holding :attr:`changed`."""
+        """Wake up the threads that have work; call it while holding :attr:`changed`."""
         if self._may_pull and not self._pulling:
             self._pulls.notify()
         if self._pulled and not self._submitting:
@@ -153,25 +157,28 @@ class Producer:
 
     @property
     def in_flight(self) -> int:
-        """Number of batches that are submitted or popped now; read while holding :attr:`changed`."""
+        """Number of batches that were pulled and not popped, with :attr:`taken`; read while holding :attr:`changed`."""
         is_taken = self.taken is not None and all(item is not self.taken for item in self.ready)
         return len(self.ready) + self._coming + is_taken
 
     @property
     def has_samples(self) -> bool | None:
-        """Whether samples were not popped yet; None while that is unknown. Read while holding :attr:`changed`."""
+        """Whether any sample, or the failure of a thread, is still to be popped; None while that is unknown.
+
+        Read while holding :attr:`changed`.
+        """
         if self.failure is not None or self.in_flight or self._partial:
             return True
         return None if self._pulling or self.feed.has_more else False
 
     @property
     def is_idle(self) -> bool:
-        """Whether no batch follows without another push or flush; read while holding :attr:`changed`."""
+        """Whether no batch will follow without another push or flush; read while holding :attr:`changed`."""
         return not (self.ready or self.taken or self._pulling or self._coming or self.feed.has_more)
 
     @property
     def is_settled(self) -> bool:
-        """Whether no batch is submitted before another pop or push; read while holding :attr:`changed`."""
+        """Whether no further batch will be submitted before another pop or push; read while holding :attr:`changed`."""
         submitter = self.submitter
         if self.failure is not None or submitter.starved_since is not None or submitter.waits_for_stage:
             return True
@@ -179,7 +186,7 @@ class Producer:
 
     @property
     def is_own_thread(self) -> bool:
-        """Whether the caller is an iterable that was pushed: it runs in a thread of the producer."""
+        """Whether the caller is an iterable that was pushed, since iterables run in a thread of the producer."""
         return threading.current_thread() in self._threads
 
     @property
@@ -187,7 +194,7 @@ class Producer:
         return self.feed.has_more and len(self.ready) + self._coming < self._config.lookahead_batches
 
     def stop(self) -> None:
-        """End the threads; allowed any number of times."""
+        """End the threads, and close :attr:`sources`; allowed any number of times."""
         with self.changed:
             is_first, self.closed = not self.closed, True
             self.submitter.close()
@@ -200,7 +207,7 @@ class Producer:
         self.sources.close()
 
     def _join(self, thread: threading.Thread) -> None:
-        """Wait for the end of a thread, except while it runs an iterable, which may block forever."""
+        """Wait up to 5 s for the end of a thread; do not wait while the thread runs an iterable, which may block."""
         end = time.monotonic() + _JOIN_SECONDS
         while thread.is_alive() and time.monotonic() < end:
             thread.join(timeout=0.05)
@@ -226,14 +233,14 @@ class Producer:
                 self.changed.notify_all()
 
     def _pull(self) -> bool:
-        """Pull a batch when it may be read ahead, and submit batches that need no wait; False at the end."""
+        """Pull a batch when lookahead allows, and submit batches that need no wait; False after :meth:`stop`."""
         with self.changed:
             while not self.closed and not self._may_pull:
                 self._pulls.wait()
             if self.closed:
                 return False
             self._pulling = True
-        batch = self._pulled_batch()
+        batch = self._pull_batch()
         with self.changed:
             self._pulling = False
             if batch is not None:
@@ -241,15 +248,18 @@ class Producer:
                 self._coming += 1
             else:
                 self.changed.notify_all()
-        while (first := self._claimed(at_once=True)) is not None:
+        while (first := self._claim_first(at_once=True)) is not None:
             self._hand_over(self.submitter.submit(first))
         with self.changed:
             if self._pulled and not self._submitting:
                 self._submits.notify()
         return True
 
-    def _pulled_batch(self) -> PulledBatch | None:
-        """Pull until a batch is full or flushed; None where samples are missing."""
+    def _pull_batch(self) -> PulledBatch | None:
+        """Pull until a batch is full or flushed, or the iterable raises; None where samples are missing.
+
+        Samples of a batch that is not full yet stay in `_partial`.
+        """
         while len(self._partial) < self._config.batch_size:
             self._in_iterable = True
             try:
@@ -269,19 +279,19 @@ class Producer:
         return PulledBatch(samples)
 
     def _submit_next(self) -> bool:
-        """Wait for the arrays and memory of the next batch that was pulled, and submit it; False at the end."""
+        """Wait for a pulled batch, and submit it, waiting for arrays and memory; False after :meth:`stop`."""
         with self.changed:
             while not self.closed and (self._submitting or not self._pulled):
                 self._submits.wait()
             if self.closed:
                 return False
-        first = self._claimed(at_once=False)
+        first = self._claim_first(at_once=False)
         if first is not None:
             self._hand_over(self.submitter.submit(first))
         return True
 
-    def _claimed(self, *, at_once: bool) -> PulledBatch | None:
-        """Take the first pulled batch, unless another thread submits a batch, or it cannot be submitted `at_once`."""
+    def _claim_first(self, *, at_once: bool) -> PulledBatch | None:
+        """Take the first pulled batch; None while another thread submits, or if `at_once` and the batch must wait."""
         with self.changed:
             if self._submitting or not self._pulled or self.closed:
                 return None
@@ -291,6 +301,7 @@ class Producer:
             return self._pulled.popleft()
 
     def _hand_over(self, item: InFlight) -> None:
+        """Append a submitted batch to :attr:`ready`, and wake up the threads that wait for it."""
         with self.changed:
             self._coming -= 1
             self._submitting = False

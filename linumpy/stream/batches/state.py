@@ -1,4 +1,4 @@
-"""The state from which a pipeline resumes: integers, checked by the pipeline that loads them."""
+"""The state from which a pipeline resumes: a dict of integers and a list of integers, checked when it is loaded."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from linumpy.stream.config import WORD, Config
 from linumpy.stream.errors import ArgumentTypeError, InvalidArgument
 
 _VERSION = 2
-#: Entries that must be the same in the pipeline that loads the state.
-_SAME = ("version", "seed", "epoch", "rank", "world_size", "batch_size")
+#: Entries that must be equal in the state and in the pipeline that loads it.
+_EQUAL_ENTRIES = ("version", "seed", "epoch", "rank", "world_size", "batch_size")
 
 
 class Progress(NamedTuple):
-    """Progress of the consumer.
+    """How many batches and samples were popped.
 
     Attributes
     ----------
     batch_id : int
         Number of the next batch.
     position : int
-        Position after the last sample that was popped.
+        Position, among all samples that were pushed, after the last sample that was popped.
     """
 
     batch_id: int = 0
@@ -38,21 +38,21 @@ def state_of(config: Config, progress: Progress, epochs: Sequence[int]) -> dict[
     }  # fmt: skip
 
 
-def checked(state: Mapping[str, object], config: Config) -> tuple[Progress, list[int]]:
-    """Return the progress and the epochs of a state.
+def progress_and_epochs(state: Mapping[str, object], config: Config) -> tuple[Progress, list[int]]:
+    """Check a state, and return its progress and its epochs.
 
     Raises
     ------
     InvalidArgument
-        The state is of another configuration.
+        The state is of another configuration, lacks entries, or has entries of a wrong type.
     """
     if not isinstance(state, Mapping):
         raise ArgumentTypeError(f"state must be what state_dict() returned (got {type(state).__name__})")
-    own = state_of(config, Progress(), ())
-    for name in _SAME:
-        if state.get(name) != own[name]:
-            raise InvalidArgument(f"the state has {name}={state.get(name)}, this pipeline has {own[name]}")
-    missing = own.keys() - state.keys()
+    expected = state_of(config, Progress(), ())
+    for name in _EQUAL_ENTRIES:
+        if state.get(name) != expected[name]:
+            raise InvalidArgument(f"the state has {name}={state.get(name)}, this pipeline has {expected[name]}")
+    missing = expected.keys() - state.keys()
     if missing:
         raise InvalidArgument(f"the state has no {', '.join(sorted(missing))}: pass what state_dict() returned")
     position, batch_id = (integer(name, state[name], 0) for name in ("position", "batch_id"))

@@ -1,4 +1,4 @@
-"""Plans and submits batches: pulled samples → memory, and running reads: :class:`InFlight`."""
+"""Plans and submits batches: pulled samples → :class:`InFlight`, with memory and submitted reads."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from linumpy.stream.batches.in_flight import InFlight, PulledBatch
 from linumpy.stream.batches.memory import Lease, Memory
 from linumpy.stream.batches.planner import Planner, never_checked_later
 from linumpy.stream.config import Config, Dtype
-from linumpy.stream.errors import ShutdownError, as_stream_error, of_iterable
+from linumpy.stream.errors import ShutdownError, as_stream_error, iterable_error
 from linumpy.stream.on_device import Event, Stream, on_stream
 from linumpy.stream.planning.records import ArrayInfo, CropRead, PartShape, stage_offsets
 from linumpy.stream.reading.reads import Fallback, ReadJob, submit
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from linumpy.gpu import Reader
     from linumpy.plan.layout import ArrayLayout
 
-#: After planning and waiting for memory for more seconds, the metadata files of a batch's arrays are checked again.
+#: If planning a batch and waiting for its memory take longer, the metadata files of its arrays are checked again.
 _PLAN_SECONDS = 0.01
 #: After so many seconds without free memory the garbage collector is run once.
 _COLLECT_SECONDS = 0.4
 
 
 class Submitter:
-    """Plans and submits one batch at a time; waits for memory where none is free.
+    """Plans and submits one batch at a time; waits while no memory is free.
 
     Parameters
     ----------
@@ -54,9 +54,9 @@ class Submitter:
     batch_id : int
         Number of the next batch.
     waves : int
-        Number of submissions.
+        Number of batches whose reads were submitted; a batch that is submitted again counts again.
     starved_since : float or None
-        Time since which no slot has been free, by ``time.perf_counter``.
+        Time, by ``time.perf_counter``, since which a batch waits for a free slot; None if no batch waits.
     waits_for_stage : bool
         Whether a submission waits for the ring of staged crops.
     """
@@ -83,14 +83,15 @@ class Submitter:
         """Make a waiting submission raise; called while holding `changed`."""
         self._closed = True
 
-    def stages_are_free(self, event: Event) -> None:
-        """Set the event after which no kernel reads the part of the ring that was freed."""
+    def set_stage_event(self, event: Event) -> None:
+        """Set the event after which no kernel reads the staged crops that were freed last."""
         self._stage_free = event
 
     def can_submit_at_once(self, batch: PulledBatch) -> bool:
         """Whether a batch can be submitted without a wait for memory or for arrays that are being opened.
 
-        The first batch may wait: the metadata files of its arrays, which set the shapes, are checked before its reads.
+        False for the first batch: its arrays determine the shapes of all batches, so their metadata files are checked
+        before they are read.
         """
         if batch.error is not None:
             return True
@@ -99,12 +100,18 @@ class Submitter:
         return all(self._sources.are_open(requests) for _, requests in batch.samples)
 
     def submit(self, batch: PulledBatch) -> InFlight:
-        """Plan and submit a batch; an exception is stored in the batch."""
+        """Plan and submit a batch; an exception is stored in the batch.
+
+        Raises
+        ------
+        ShutdownError
+            The pipeline is closed.
+        """
         end = batch.samples[-1][0].position + 1 if batch.samples else 0
         item = InFlight(self.batch_id, end, batch.samples)
         self.batch_id += 1
         if isinstance(batch.error, Exception):
-            item.faulty.append(of_iterable(batch.error))
+            item.faulty.append(iterable_error(batch.error))
         elif batch.error is not None:
             item.raised = batch.error
         else:
@@ -128,7 +135,7 @@ class Submitter:
             item.faulty.append(as_stream_error(error))
 
     def _is_checked_later(self, info: ArrayInfo) -> bool:
-        """Whether the core checks the metadata files of an array; the planner checks them for the first batch."""
+        """Whether the core checks the metadata files of an array when it reads the array; False for the first batch."""
         if self.planner.parts is None or info.unsupported is not None:
             return False
         return self._reader.reads_natively(cast("ArrayLayout", info.source))
@@ -155,12 +162,13 @@ class Submitter:
         if self._closed:
             raise ShutdownError("the pipeline is closed")
         with on_stream(self._stream, self._memory.device_id):
-            # The reader holds the lease, so that the slot is not reused while it writes there.
+            # The reader holds the lease, so that the slot is not reused while the reader writes there.
             submitted = submit(self._reader, jobs, self._fallback, item.lease)
         item.tickets = [([rows[number] for number in numbers], ticket) for numbers, ticket in submitted]
         self.waves += 1
 
     def _take_slot(self) -> Lease:
+        """Wait for a free slot; run the garbage collector once if that takes long."""
         collected = False
         while True:
             lease = self._memory.take_slot(timeout=0.05)
@@ -174,7 +182,7 @@ class Submitter:
                 collected = True
 
     def _take_stage(self, nbytes: int, batch_id: int) -> int:
-        """Wait until earlier batches free bytes of the ring; return the offset of these bytes in the memory."""
+        """Wait until the ring has free bytes; return their offset in the memory."""
         with self._changed:
             while (offset := self._memory.take_stage(nbytes, batch_id)) is None:
                 if self._closed:
@@ -188,7 +196,7 @@ class Submitter:
         return offset
 
     def _jobs(self, item: InFlight, reads: list[CropRead]) -> tuple[list[ReadJob], list[int]]:
-        """List the jobs of a batch for the reader, and the row of each."""
+        """Return the jobs of a batch for the reader, and the row of each job; set the crops and stage of the batch."""
         count = len(item.parts)
         item.direct, item.staged = [[] for _ in range(count)], [[] for _ in range(count)]
         offsets = stage_offsets(reads)

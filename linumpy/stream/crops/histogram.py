@@ -1,4 +1,4 @@
-"""Class counts in the cells of labels or a mask: array → :class:`Histogram`, kept in a file."""
+"""Class counts in the cells of labels or a mask: array → :class:`Histogram`, which can be saved to a file."""
 
 from __future__ import annotations
 
@@ -16,20 +16,25 @@ from linumpy.stream.errors import InvalidArgument
 
 @dataclass(frozen=True)
 class Histogram:
-    """Number of voxels of each class in each cell of an array. Cells are its chunks, or have another shape.
+    """Number of voxels of each class in each cell of an array. Cells are the array's chunks, or have another shape.
 
     Attributes
     ----------
     shape, cell : tuple of int
         Shape of the array, and of a cell; the last cell of an axis may be shorter.
     classes : numpy.ndarray
-        Values of the classes, ascending.
+        Values of the classes without `background`, ascending.
     cells : numpy.ndarray
         Indices, in C order, of the cells that hold any class but `background`; ascending.
     counts : numpy.ndarray of int64
-        (cells, classes)
+        Number of voxels, (cells, classes).
     background : int
-        Class that no crop is centred on.
+        Class that is not counted, so that no crop is centred on it.
+
+    Raises
+    ------
+    InvalidArgument
+        Shapes, cells and counts do not match.
     """
 
     shape: tuple[int, ...]
@@ -80,6 +85,11 @@ class Histogram:
             Voxels above the threshold are class 1, others class 0.
         background : int
             Class that is not counted.
+
+        Raises
+        ------
+        InvalidArgument
+            The array holds floats and `threshold` is missing, or `cell` does not fit the array.
         """
         array = open_source(source, level)
         if threshold is None and array.dtype.kind not in "biu":
@@ -93,12 +103,12 @@ class Histogram:
             values = np.asarray(array[tuple(slice(i * c, (i + 1) * c) for i, c in zip(index, cell_, strict=True))])
             if threshold is not None:
                 values = values > threshold
-            kinds, counts = np.unique(values, return_counts=True)
-            counted = {int(kind): int(count) for kind, count in zip(kinds, counts, strict=True) if kind != background}
+            found, counts = np.unique(values, return_counts=True)
+            counted = {int(value): int(n) for value, n in zip(found, counts, strict=True) if value != background}
             if counted:
                 cells[number] = counted
-        classes = sorted({kind for counted in cells.values() for kind in counted})
-        table = np.array([[counted.get(kind, 0) for kind in classes] for counted in cells.values()], np.int64)
+        classes = sorted({value for counted in cells.values() for value in counted})
+        table = np.array([[counted.get(value, 0) for value in classes] for counted in cells.values()], np.int64)
         return cls(
             tuple(array.shape), cell_, np.array(classes, np.int64), np.array(list(cells), np.int64),
             table.reshape(len(cells), len(classes)), background,

@@ -10,7 +10,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from linumpy.stream.config import WORD, Part, Sample
 from linumpy.stream.crops.histogram import Histogram
 from linumpy.stream.errors import InvalidArgument
 from linumpy.stream.planning.warp import CROP_STREAM, generator
-from linumpy.stream.reading.arrays import fixed
+from linumpy.stream.reading.arrays import with_absolute_paths
 
 
 @dataclass(frozen=True)
@@ -34,11 +34,12 @@ class Volume:
     shape : tuple of int or None
         Shape of level 0; by default the array is opened to find it.
     weight : float or None
-        Relative frequency of crops of this volume; by default its number of voxels.
+        In mode uniform, the relative frequency of crops of this volume; by default the number of voxels of the volume.
+        In the modes foreground and balanced, a factor of the counts in `histogram`; by default 1.
     histogram : Histogram or None
-        Histogram of the volume's labels, a mask or a coarse level, for the modes foreground and balanced. That array
-        must cover the same space, and along each axis its voxels must be a whole multiple of the volume's voxels, or
-        conversely.
+        Histogram of labels, of a mask or of a coarse level of the volume, for the modes foreground and balanced. The
+        array of the histogram must cover the same space as the volume. Along each axis the voxels of one of both must
+        be a whole multiple of the voxels of the other.
     parts : tuple of Part
         Further parts of the samples, such as labels.
     """
@@ -48,6 +49,22 @@ class Volume:
     weight: float | None = None
     histogram: Histogram | None = None
     parts: tuple[Part, ...] = ()
+
+
+class _CellTable(NamedTuple):
+    """Cells of all volumes that hold voxels of a class, or of any class.
+
+    Attributes
+    ----------
+    volumes, cells : numpy.ndarray
+        Index of the volume, and of the cell in the histogram of the volume.
+    cumulative : numpy.ndarray
+        Cumulative probability of the cells; see :func:`_cumulative`.
+    """
+
+    volumes: np.ndarray
+    cells: np.ndarray
+    cumulative: np.ndarray
 
 
 class CropSampler:
@@ -62,9 +79,9 @@ class CropSampler:
     shape : sequence of int
         Voxels of a crop at level 0.
     mode : {"uniform", "foreground", "balanced"}
-        "uniform" draws any crop that lies inside its volume. "foreground" draws a cell of the histogram, in proportion
-        to its foreground voxels, and centres the crop in it. "balanced" first draws a class, uniformly or by
-        `class_weights`, and then a cell in proportion to its voxels of that class.
+        "uniform" draws any crop that lies inside a volume. "foreground" draws a cell of the histograms, with a
+        probability in proportion to the foreground voxels of the cell, and centres the crop in the cell. "balanced"
+        first draws a class, uniformly or by `class_weights`, and then a cell in proportion to the voxels of that class.
     foreground : float
         With mode "foreground", the fraction of crops that are centred on foreground; the others are uniform.
     class_weights : mapping of int to float, optional
@@ -84,7 +101,8 @@ class CropSampler:
     Raises
     ------
     InvalidArgument
-        Crops do not fit into a volume, or a parameter would have no effect: `class_weights` of classes that no
+        A parameter is out of its range; crops do not fit into a volume; a histogram is missing, has no foreground or
+        does not fit the volume. Also where a parameter would have no effect: `class_weights` of classes that no
         histogram has, or in another mode than "balanced"; `foreground` in another mode than "foreground".
 
     Notes
@@ -117,7 +135,7 @@ class CropSampler:
         if isinstance(volumes, (str, Path)) or not len(volumes):
             raise InvalidArgument(f"volumes must be a sequence of volumes, at least one (got {volumes!r})")
         self.shape = sizes(shape)
-        self.volumes = tuple(_opened(volume) for volume in volumes)
+        self.volumes = tuple(_with_shape(volume) for volume in volumes)
         for volume in self.volumes:
             _check_fits(volume, self.shape)
         self.mode, self.foreground = mode, foreground
@@ -126,7 +144,7 @@ class CropSampler:
         self.epochs = integer("epochs", epochs, 1, WORD - self.epoch)
         self._choice: list[float] = _cumulative([_weight(volume) for volume in self.volumes]).tolist()
         self._classes, self._class_choice = np.zeros(0, np.int64), np.zeros(0)
-        self._tables: dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
+        self._tables: dict[int, _CellTable] = {}
         if mode != "uniform":
             self._prepare(class_weights)
 
@@ -145,8 +163,8 @@ class CropSampler:
         self.epoch = integer("epoch", epoch, 0, WORD - self.epochs)
 
     def next_iteration(self) -> CropSampler:
-        """Return a sampler of the next iteration, whose epoch does not change; advance this sampler past its epochs."""
-        self.set_epoch(self.epoch)  # raises where no epoch remains
+        """Return a sampler of the next iteration, whose epoch stays as it is; advance this sampler by one iteration."""
+        self.set_epoch(self.epoch)  # raises if no epoch remains
         sampler = copy.copy(self)
         self.epoch += self.epochs
         return sampler
@@ -157,49 +175,56 @@ class CropSampler:
         return (sampler.sample_at(number) for number in numbers)
 
     def sample_at(self, index: int) -> Sample:
-        """Return a sample; `index` counts through the epochs of an iteration."""
+        """Return a sample; `index` counts through the epochs of an iteration.
+
+        Raises
+        ------
+        IndexError
+            The iteration has fewer samples.
+        """
         index = operator.index(index)
         if not 0 <= index < (WORD if self.count is None else self.count):
             raise IndexError(f"crop {index}: there are {'infinitely many' if self.count is None else self.count}")
-        turn, within = (0, index) if self.length is None else divmod(index, self.length)
-        epoch = self.epoch + turn
-        numbers = generator(CROP_STREAM, self.seed, epoch, within)
-        drawn = self._centred(numbers) if self._is_centred(numbers) else None
+        epochs_before, index_in_epoch = (0, index) if self.length is None else divmod(index, self.length)
+        epoch = self.epoch + epochs_before
+        numbers = generator(CROP_STREAM, self.seed, epoch, index_in_epoch)
+        drawn = self._draw_centred(numbers) if self._is_centred(numbers) else None
         if drawn is None:
             volume = self.volumes[bisect_right(self._choice, numbers.random())]
             start = [int(numbers.integers(0, n - c + 1)) for n, c in zip(_shape_of(volume), self.shape, strict=True)]
         else:
             volume, start = drawn
         aabb = tuple((a, a + c) for a, c in zip(start, self.shape, strict=True))
-        return Sample._drawn(volume.uri, aabb, volume.parts, within, epoch)
+        return Sample._drawn(volume.uri, aabb, volume.parts, index_in_epoch, epoch)
 
     def _is_centred(self, numbers: np.random.Generator) -> bool:
         return self.mode == "balanced" or (self.mode == "foreground" and numbers.random() < self.foreground)
 
     def _prepare(self, class_weights: Mapping[int, float] | None) -> None:
-        """Concatenate the cells of all volumes: a table for each class, or one table for all classes."""
+        """Concatenate the cells of all volumes: a table for each class, or in mode foreground one for all classes."""
         for volume in self.volumes:
             if volume.histogram is None:
                 raise InvalidArgument(
                     f"mode {self.mode!r} needs the histogram of {volume.uri}: Histogram.of(its labels)"
                 )
-        classes = sorted({int(kind) for volume in self.volumes for kind in _histogram(volume).classes})
-        groups = {kind: [kind] for kind in classes} if self.mode == "balanced" else {0: classes}
-        for kind, members in groups.items():
-            volumes, cells, counts = [], [], []
+        classes = sorted({int(value) for volume in self.volumes for value in _histogram(volume).classes})
+        groups = {value: [value] for value in classes} if self.mode == "balanced" else {0: classes}
+        for key, members in groups.items():
+            volumes, cells, weights = [], [], []
             for number, volume in enumerate(self.volumes):
                 histogram = _histogram(volume)
-                weights = histogram.counts[:, np.isin(histogram.classes, members)].sum(axis=1) * _share(volume)
-                volumes.append(np.full(int((weights > 0).sum()), number))
-                cells.append(histogram.cells[weights > 0])
-                counts.append(weights[weights > 0])
-            table = np.concatenate(volumes), np.concatenate(cells), np.concatenate(counts)
-            if table[2].size:
-                self._tables[kind] = table[0], table[1], _cumulative(table[2])
+                counts = histogram.counts[:, np.isin(histogram.classes, members)].sum(axis=1)
+                cell_weights = counts * _count_factor(volume)
+                volumes.append(np.full(int((cell_weights > 0).sum()), number))
+                cells.append(histogram.cells[cell_weights > 0])
+                weights.append(cell_weights[cell_weights > 0])
+            if sum(map(len, weights)):
+                cumulative = _cumulative(np.concatenate(weights))
+                self._tables[key] = _CellTable(np.concatenate(volumes), np.concatenate(cells), cumulative)
         if not self._tables:
             raise InvalidArgument("no volume has foreground: all histograms are empty")
         self._classes = np.array(list(self._tables))
-        unknown = [] if class_weights is None else [kind for kind in class_weights if kind not in self._tables]
+        unknown = [] if class_weights is None else [value for value in class_weights if value not in self._tables]
         if unknown:
             raise InvalidArgument(
                 f"class_weights has {', '.join(map(repr, unknown))}, but the histograms hold the classes "
@@ -208,14 +233,15 @@ class CropSampler:
         of_classes = [1.0 if class_weights is None else float(class_weights.get(int(k), 0)) for k in self._classes]
         self._class_choice = _cumulative(of_classes)
 
-    def _centred(self, numbers: np.random.Generator) -> tuple[Volume, list[int]]:
-        kind = int(self._classes[np.searchsorted(self._class_choice, numbers.random(), side="right")])
-        volumes, cells, choice = self._tables[kind]
-        row = int(np.searchsorted(choice, numbers.random(), side="right"))
-        volume = self.volumes[int(volumes[row])]
+    def _draw_centred(self, numbers: np.random.Generator) -> tuple[Volume, list[int]]:
+        """Draw a crop that is centred in a cell of a histogram; return its volume and start."""
+        key = int(self._classes[np.searchsorted(self._class_choice, numbers.random(), side="right")])
+        table = self._tables[key]
+        row = int(np.searchsorted(table.cumulative, numbers.random(), side="right"))
+        volume = self.volumes[int(table.volumes[row])]
         histogram, full = _histogram(volume), _shape_of(volume)
         start = []
-        for axis, i in enumerate(np.unravel_index(int(cells[row]), histogram.grid)):
+        for axis, i in enumerate(np.unravel_index(int(table.cells[row]), histogram.grid)):
             begin = int(i) * histogram.cell[axis]
             end = min(begin + histogram.cell[axis], histogram.shape[axis])
             scale = full[axis] / histogram.shape[axis]
@@ -225,10 +251,10 @@ class CropSampler:
         return volume, start
 
 
-def _opened(volume: Volume | str | Path) -> Volume:
-    """Make the paths of a volume absolute; open the array if its shape is not given."""
+def _with_shape(volume: Volume | str | Path) -> Volume:
+    """Return a volume with absolute paths and its shape, for which the array is opened unless the shape is given."""
     given = volume if isinstance(volume, Volume) else Volume(str(volume))
-    checked = fixed(Sample(given.uri, ((0, 1),), parts=given.parts))
+    checked = with_absolute_paths(Sample(given.uri, ((0, 1),), parts=given.parts))
     shape = open_source(checked.uri).shape if given.shape is None else given.shape
     return replace(given, uri=checked.uri, parts=checked.parts, shape=sizes(shape))
 
@@ -247,7 +273,7 @@ def _weight(volume: Volume) -> float:
     return float(math.prod(_shape_of(volume))) if volume.weight is None else float(volume.weight)
 
 
-def _share(volume: Volume) -> float:
+def _count_factor(volume: Volume) -> float:
     return 1.0 if volume.weight is None else float(volume.weight)
 
 
@@ -262,22 +288,22 @@ def _check_fits(volume: Volume, shape: tuple[int, ...]) -> None:
 
 
 def _check_histogram(histogram: Histogram, full: tuple[int, ...], uri: str) -> None:
-    """Raise where the voxels of the histogram's array are no whole multiple of the volume's voxels, or conversely."""
-    if len(histogram.shape) != len(full) or not all(map(_is_level, histogram.shape, full)):
+    """Raise if the voxels of the histogram's array are no whole multiple of the volume's voxels, or conversely."""
+    if len(histogram.shape) != len(full) or not all(map(_are_levels, histogram.shape, full)):
         raise InvalidArgument(
             f"the histogram, of an array of {histogram.shape}, does not fit {uri} of {full}: pass the histogram of an "
             "array that covers the same space, in voxels that are whole multiples: labels of this shape, a coarse level"
         )
 
 
-def _is_level(a: int, b: int) -> bool:
+def _are_levels(a: int, b: int) -> bool:
     """Whether one number of voxels is the other divided by a whole factor, rounded up or down."""
     few, many = min(a, b), max(a, b)
     return any(few in (many // factor, -(-many // factor)) for factor in (many // few, -(-many // few)))
 
 
 def _cumulative(weights: Sequence[float] | np.ndarray) -> np.ndarray:
-    """Return cumulative probabilities; the last is above 1, so that every number from 0 to 1 is below it."""
+    """Return cumulative probabilities; from the last positive weight on they are 2, above every number from 0 to 1."""
     values = np.asarray(weights, np.float64)
     if not (np.isfinite(values).all() and (values >= 0).all() and values.sum() > 0):
         raise InvalidArgument("weights must be finite numbers >= 0, not all of them 0")

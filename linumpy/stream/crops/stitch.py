@@ -1,8 +1,8 @@
-"""Inference on a whole volume: :class:`CropGrid`, crops with overlap, and :class:`Stitcher`, which blends predictions.
+"""Inference on a whole volume: :class:`CropGrid` covers it with crops, :class:`Stitcher` blends their predictions.
 
-Positions of crops are the product of positions along each axis, and their blending weights are products, too. So the
-weights are normalized in advance, axis by axis, to a sum of 1 at each voxel: predictions are multiplied and added, and
-no array of weights is needed.
+The positions of crops are all combinations of positions along each axis, and the weight of a voxel in a crop is a
+product of weights along each axis. So the weights are normalized in advance, axis by axis, to a sum of 1 at each voxel.
+Predictions are multiplied by these weights and added; no sum of weights is stored.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from linumpy.io.open import open_source
 from linumpy.stream.arguments import integer, sizes
 from linumpy.stream.config import Part, Sample
 from linumpy.stream.errors import InvalidArgument
-from linumpy.stream.reading.arrays import fixed
+from linumpy.stream.reading.arrays import with_absolute_paths
 
 
 class Writer(Protocol):
-    """An array or an image writer."""
+    """An array, or a writer of an image."""
 
     def __setitem__(self, region: tuple[slice, ...], block: Array, /) -> None:
         """Write a region."""
@@ -39,7 +39,10 @@ Window = Literal["linear", "gaussian", "flat"]
 
 
 def positions(n: int, size: int, overlap: int) -> list[int]:
-    """Return where crops begin along an axis: `size` - `overlap` apart; the last crop ends at the end of the axis."""
+    """Return where crops begin along an axis: `size` - `overlap` apart, and the last crop ends with the axis.
+
+    An axis that is shorter than a crop gets one crop, from 0 on.
+    """
     if size >= n:
         return [0]
     return [*range(0, n - size, size - overlap), n - size]
@@ -53,13 +56,18 @@ class CropGrid:
     uri : str or Path
         The array or OME-Zarr image.
     shape : sequence of int
-        Voxels of a crop; where the array is smaller, the configuration needs a `pad`.
+        Voxels of a crop; if the array is smaller, the configuration of the pipeline needs a `pad`.
     overlap : int or sequence of int
         Minimum number of voxels that neighbouring crops share.
     volume : sequence of int, optional
         Shape of the array; by default the array is opened to find it.
     parts : sequence of Part
         Further parts of the samples.
+
+    Raises
+    ------
+    InvalidArgument
+        `shape` or `overlap` does not fit the array, or an overlap is not smaller than the crop.
     """
 
     def __init__(
@@ -71,7 +79,7 @@ class CropGrid:
         volume: Sequence[int] | None = None,
         parts: Iterable[Part] = (),
     ) -> None:
-        checked = fixed(Sample(uri, ((0, 1),), parts=parts))  # type: ignore[arg-type]
+        checked = with_absolute_paths(Sample(uri, ((0, 1),), parts=parts))  # type: ignore[arg-type]
         self.uri, self.shape, self.parts = checked.uri, sizes(shape), checked.parts
         self.volume = sizes(open_source(uri).shape if volume is None else volume, "volume")
         each = overlap if isinstance(overlap, (Sequence, np.ndarray)) else (overlap,) * len(self.shape)
@@ -97,7 +105,7 @@ class CropGrid:
         return (self.sample_at(index) for index in range(self.count))
 
     def sample_at(self, index: int) -> Sample:
-        """Return a crop."""
+        """Return a crop; raise IndexError if the grid has fewer crops."""
         position = self.position_of(index)
         aabb = tuple((s[i], s[i] + n) for s, i, n in zip(self.starts, position, self.shape, strict=True))
         return Sample._drawn(self.uri, aabb, self.parts, operator.index(index))
@@ -110,9 +118,9 @@ class CropGrid:
 
 
 class Blend:
-    """Adds up weighted predictions of crops, within a box of their volume, and writes complete planes.
+    """Adds up weighted predictions of crops, within a box of the volume, and writes complete planes.
 
-    The value of a voxel does not depend on the box: its crops are added in the order of :meth:`add`.
+    The value of a voxel does not depend on the box, since predictions are added in the order of :meth:`add`.
 
     Parameters
     ----------
@@ -123,9 +131,10 @@ class Blend:
     window : {"linear", "gaussian", "flat"}
         As for :class:`Stitcher`.
     planes : int
-        Planes along the first axis that are written at a time: regions end at multiples of it, or at the box's end.
+        Planes along the first axis that are written at a time: regions end at multiples of `planes`, or at the end of
+        the box.
     box : tuple of slice, optional
-        The voxels that are written; by default all.
+        The voxels that are written; by default the whole volume.
     """
 
     def __init__(
@@ -142,24 +151,26 @@ class Blend:
         self.box = tuple(slice(0, n) for n in grid.volume) if box is None else box
         axes = list(zip(grid.starts, grid.volume, grid.shape, strict=True))
         self._weights = [_weights(starts, n, size, window) for starts, n, size in axes]
-        self._touched = [
+        # Along each axis, the indices of crops that touch the box.
+        self._touching = [
             [i for i, start in enumerate(starts) if start < side.stop and start + size > side.start]
             for (starts, _, size), side in zip(axes, self.box, strict=True)
         ]
-        count = math.prod(map(len, self._touched[1:]))
-        self._missing = {grid.starts[0][i]: count for i in self._touched[0]}
+        count = math.prod(map(len, self._touching[1:]))
+        # Number of crops that were not added yet, for each start along the first axis.
+        self._missing = {grid.starts[0][i]: count for i in self._touching[0]}
         self._begin = self.box[0].start  # first plane that is not written
-        self._sum: Any = None  # array of the planes from there on
+        self._sum: Any = None  # sums of the planes from `_begin` on
 
     def indices(self) -> Iterator[int]:
         """Yield the indices of the crops that touch the box, in the order of the grid."""
         counts = [len(starts) for starts in self.grid.starts]
         steps = [math.prod(counts[axis + 1 :]) for axis in range(len(counts))]
-        for position in itertools.product(*self._touched):
+        for position in itertools.product(*self._touching):
             yield sum(i * step for i, step in zip(position, steps, strict=True))
 
     def add(self, index: int, prediction: Array) -> None:
-        """Add the prediction of a crop, which has the crop's shape, and may have leading axes."""
+        """Add the prediction of a crop, of the shape of a crop after any leading axes."""
         position, rank = self.grid.position_of(index), len(self.grid.shape)
         start = [starts[i] for starts, i in zip(self.grid.starts, position, strict=True)]
         inside = tuple(
@@ -174,13 +185,13 @@ class Blend:
             block = block * xp.asarray(weights[i][inside[axis]], np.float32).reshape(shape)
         begin = [a + side.start for a, side in zip(start, inside, strict=True)]
         lead, sizes = block.shape[:-rank], block.shape[-rank:]
-        self._make_planes(xp, lead, begin[0] + sizes[0])
+        self._extend_sums(xp, lead, begin[0] + sizes[0])
         origin = [self._begin, *(side.start for side in self.box[1:])]
         target = [slice(a - o, a - o + n) for a, o, n in zip(begin, origin, sizes, strict=True)]
         self._sum[(..., *target)] += block
         self._missing[start[0]] -= 1
 
-    def _make_planes(self, xp: ModuleType, lead: tuple[int, ...], end: int) -> None:
+    def _extend_sums(self, xp: ModuleType, lead: tuple[int, ...], end: int) -> None:
         """Extend the sums to the planes before `end`."""
         held = 0 if self._sum is None else self._sum.shape[len(lead)]
         if self._begin + held >= end:
@@ -190,7 +201,7 @@ class Blend:
         self._sum = more if self._sum is None else xp.concatenate([self._sum, more], axis=len(lead))
 
     def write_complete(self) -> None:
-        """Write the planes of which all crops were added."""
+        """Write the planes for which all crops were added."""
         missing = [start for start, count in self._missing.items() if count]
         end = min(min(missing), self.box[0].stop) if missing else self.box[0].stop
         if missing:
@@ -206,24 +217,25 @@ class Blend:
 
 
 class Stitcher:
-    """Blends predictions of the crops of a grid into one volume, and writes it plane by plane.
+    """Blends predictions of the crops of a grid into one volume, and writes the volume plane by plane.
 
     Parameters
     ----------
     grid : CropGrid
         The crops.
     writer : OmeZarrWriter or array
-        Takes ``writer[region] = block``; its shape is the volume's. A writer needs `buffer_bytes` if regions divide its
-        chunks; they do not if `planes` is a multiple of the chunk's size along the first axis.
+        Takes ``writer[region] = block``, and has the shape of the volume. An OmeZarrWriter needs `buffer_bytes` if
+        regions divide chunks, which is not so if `planes` is a multiple of the chunk's size along the first axis.
     window : {"linear", "gaussian", "flat"}
-        Weights of a crop: falling linearly to its faces, a Gaussian of an eighth of its size, or all equal.
+        Weights within a crop: falling linearly to the faces, a Gaussian with a standard deviation of an eighth of the
+        crop's size, or all equal.
     planes : int
-        Planes along the first axis that are written at a time, except the last ones.
+        Planes along the first axis that are written at a time; the last write may have fewer.
 
     Notes
     -----
-    Predictions may come in any order; the order of the grid takes the least memory, the planes of one crop, on the host
-    or the device, as the predictions. Each crop is added once.
+    Predictions may come in any order. The order of the grid takes the least memory: the planes of one crop, and up to
+    `planes` more. Sums are on the host or the device, where the predictions are. Each crop is added once.
     """
 
     def __init__(self, grid: CropGrid, writer: Writer, *, window: Window = "linear", planes: int = 1) -> None:
@@ -243,6 +255,11 @@ class Stitcher:
             The samples of the batch: ``batch.samples``.
         predictions : numpy.ndarray or cupy.ndarray
             (samples, *crop); voxels beyond the volume are ignored.
+
+        Raises
+        ------
+        InvalidArgument
+            Predictions have another shape; a sample is no crop of the grid, or was added already.
         """
         if tuple(predictions.shape) != (len(samples), *self.grid.shape):
             raise InvalidArgument(
@@ -282,7 +299,7 @@ class Stitcher:
 
 
 def cast(block: Array, dtype: DTypeLike) -> Array:
-    """Cast to a dtype; round and saturate for integers."""
+    """Cast to a dtype; for integers, round halves to even and saturate."""
     dtype = np.dtype(dtype)
     if dtype.kind not in "iu":
         return block.astype(dtype)
@@ -294,15 +311,15 @@ def cast(block: Array, dtype: DTypeLike) -> Array:
 
 
 def _weights(starts: Sequence[int], n: int, size: int, window: str) -> list[np.ndarray]:
-    """Return the weights of each crop along an axis; at each voxel, the weights of all crops sum up to 1."""
+    """Return the weights of each crop along an axis; at each voxel the weights of all crops add up to 1."""
     voxel = np.arange(size)
     if window == "flat":
-        shape = np.ones(size)
+        profile = np.ones(size)
     elif window == "linear":
-        shape = np.minimum(voxel + 1, size - voxel).astype(float)
+        profile = np.minimum(voxel + 1, size - voxel).astype(float)
     else:
-        shape = np.exp(-0.5 * ((voxel - (size - 1) / 2) / (size / 8)) ** 2)
+        profile = np.exp(-0.5 * ((voxel - (size - 1) / 2) / (size / 8)) ** 2)
     total = np.zeros(max(n, size))
     for start in starts:
-        total[start : start + size] += shape
-    return [shape / total[start : start + size] for start in starts]
+        total[start : start + size] += profile
+    return [profile / total[start : start + size] for start in starts]

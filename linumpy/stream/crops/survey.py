@@ -1,7 +1,7 @@
 """Read amplification of crops: arrays and crop shapes → estimates, and better chunk shapes. Pure.
 
-A chunk is read as a whole. All positions of a crop are equally probable; so along an axis a crop of ``s`` voxels
-touches on average about ``1 + (s - 1) / c`` chunks of ``c`` voxels.
+The estimates assume that chunks are read as a whole, and that all positions of a crop are equally probable. Then, along
+an axis, a crop of ``s`` voxels touches on average about ``1 + (s - 1) / c`` chunks of ``c`` voxels.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from dataclasses import dataclass
 
 from linumpy.stream.planning.records import ArrayInfo
 
-#: Smaller chunks cost more by their number than they save by their size.
+#: Minimum size of a better chunk: the number of smaller chunks costs more than their size saves.
 MIN_CHUNK_BYTES = 64 * 2**10
+#: Sides of better chunks.
 _SIDES = [2**k for k in range(10)]
 
 
@@ -27,14 +28,14 @@ class Amplification:
     name : str
         Name of the array.
     crop, chunk : tuple of int
-        Their shapes in voxels.
+        Shapes of the crop and of the array's chunks, in voxels.
     chunks : float
         Chunks that a crop touches on average.
     factor : float
         Voxels that are read for each voxel of a crop.
     better_chunk : tuple of int
-        The chunk shape of at least 64 KiB, with powers of two as sides, for which the fewest voxels are read; `chunk`
-        where that is not better by 10 %.
+        The chunk shape for which the fewest voxels are read, among shapes of 64 KiB to less than 256 KiB: sides are
+        powers of two up to 512 along the last three axes, and 1 along other axes. `chunk` if none is better by 10 %.
     better_factor : float
         `factor` with that chunk shape.
     """
@@ -49,7 +50,7 @@ class Amplification:
 
 
 def amplification(info: ArrayInfo, crop: Sequence[int]) -> Amplification:
-    """Estimate what reading random crops costs.
+    """Estimate how many chunks and voxels are read for random crops.
 
     Raises
     ------
@@ -62,7 +63,7 @@ def amplification(info: ArrayInfo, crop: Sequence[int]) -> Amplification:
     if any(not 0 < s <= n for s, n in zip(crop, info.shape, strict=True)):
         raise ValueError(f"crops of {crop} do not lie in {info.name} of {info.shape}")
     chunks, factor = _cost(crop, info.chunk_shape, info.shape)
-    better = _better(info, crop)
+    better = _better_chunk(info, crop)
     better_factor = _cost(crop, better, info.shape)[1]
     if better_factor > 0.9 * factor:
         better, better_factor = info.chunk_shape, factor
@@ -73,20 +74,22 @@ def _touched(s: int, c: int, n: int) -> float:
     """Return the number of chunks along an axis that a crop touches, on average over all its positions."""
     count = n - s + 1
 
-    def begun(k: int) -> int:
+    def sum_of_chunks(k: int) -> int:
         """Return the sum of ``i // c`` for i from 0 to k - 1."""
-        whole, remainder = divmod(k, c)
-        return c * (whole * (whole - 1) // 2) + whole * remainder
+        chunks, remainder = divmod(k, c)
+        return c * (chunks * (chunks - 1) // 2) + chunks * remainder
 
-    return 1 + (begun(n) - begun(s - 1) - begun(count)) / count
+    return 1 + (sum_of_chunks(n) - sum_of_chunks(s - 1) - sum_of_chunks(count)) / count
 
 
 def _cost(crop: Sequence[int], chunk: Sequence[int], shape: Sequence[int]) -> tuple[float, float]:
+    """Return the mean number of chunks that a crop touches, and the voxels that are read for each voxel of a crop."""
     counts = [_touched(s, c, n) for s, c, n in zip(crop, chunk, shape, strict=True)]
     return math.prod(counts), math.prod(k * c / s for k, c, s in zip(counts, chunk, crop, strict=True))
 
 
-def _better(info: ArrayInfo, crop: Sequence[int]) -> tuple[int, ...]:
+def _better_chunk(info: ArrayInfo, crop: Sequence[int]) -> tuple[int, ...]:
+    """Return the best of the chunk shapes that :attr:`Amplification.better_chunk` describes."""
     sides = [[side for side in _SIDES if side <= 2 ** math.ceil(math.log2(n))] for n in info.shape[-3:]]
     lead = (1,) * (len(crop) - len(sides))
     costs: list[tuple[float, tuple[int, ...]]] = []
@@ -107,8 +110,8 @@ def table(rows: Sequence[Amplification]) -> str:
     head = f"{'crop':>15}{'chunk':>15}{'chunks/crop':>13}{'read ×':>9}{'better chunk':>15}{'×':>7}"
     lines = [f"{'array':<{width}}  {head}"]
     for row in rows:
-        same = row.better_chunk == row.chunk
-        better, factor = ("-", "") if same else (spell(row.better_chunk), f"{row.better_factor:.2f}")
+        is_best = row.better_chunk == row.chunk
+        better, factor = ("-", "") if is_best else (spell(row.better_chunk), f"{row.better_factor:.2f}")
         lines.append(
             f"{row.name:<{width}}  {spell(row.crop):>15}{spell(row.chunk):>15}{row.chunks:>13.1f}{row.factor:>9.2f}"
             f"{better:>15}{factor:>7}"

@@ -1,6 +1,6 @@
 """Planning of reads and of resampling: samples and arrays → frozen records. Pure.
 
-A crop is its `aabb` in voxels of an array: ``Sample.aabb`` → ``Crop.aabb`` of each part (`alignment`, called by
-`samples`). The voxels that are read are a `region`: ``CropRead.region`` (`samples` for direct crops, `reach` for staged
-ones), of which `needed` may select boxes.
+An `aabb` is the box of a crop, in voxels of an array: `samples` calls `alignment`, which plans ``Crop.aabb`` of each
+part from ``Sample.aabb``. A `region` is the box that is read: `samples` plans ``CropRead.region`` of direct crops, and
+`reach` of staged crops. `needed` may reduce a region to the boxes of chunks that a warped crop needs.
 """

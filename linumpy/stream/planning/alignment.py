@@ -1,8 +1,8 @@
 """Crops of the parts of a sample: the sample's `aabb` → the `aabb` of each part, in voxels of the part's array. Pure.
 
-The coordinates of a voxel are the coordinates of its centre. Two images are matched in physical coordinates (µm), axis
-by axis, by name; two resolution levels of one image by the transformations of its metadata. An array without
-coordinates in its metadata takes the coordinates of the sample's image if both have the same shape, and is refused
+The coordinates of a voxel are the coordinates of its centre. Axes are matched by name. Along an axis, two images are
+aligned in physical coordinates (µm), and two resolution levels of one image by the transformations of the metadata. An
+array without coordinates takes the coordinates of the sample's image if both have the same shape, and is refused
 otherwise.
 """
 
@@ -32,13 +32,15 @@ class Grid:
     axes : tuple of str or None
         Names of all axes in lower case; None where the metadata have none.
     space : int
-        Number of axes of space; they are the last ones, three at most.
+        Number of axes of space, three at most; they are the last axes.
     finest : tuple of int
         Shape of level 0.
     factors, shifts : tuple of float
-        Along each axis, in voxels of level 0: the size of a voxel of this level, and the coordinate of its first voxel.
+        Along each axis, in voxels of level 0: the size of a voxel of this level, and the coordinate of the first voxel
+        of this level.
     spacing, origin : tuple of float or None
-        Of level 0, in µm along the axes of space: voxel spacing, and coordinates of the first voxel.
+        Voxel spacing of level 0, and coordinates of the first voxel of level 0, in µm along the axes of space; None
+        where they are unknown.
     missing : str
         Why `spacing` or `origin` is None.
     lead : tuple
@@ -68,7 +70,7 @@ class Grid:
 
     @cached_property
     def step(self) -> tuple[float, ...] | None:
-        """Voxel spacing of this level in µm along the axes of space."""
+        """Voxel spacing of this level in µm along the axes of space; None where it is unknown."""
         if self.spacing is None:
             return None
         return tuple(s * f for s, f in zip(self.spacing, self.factors[-self.space :], strict=True))
@@ -89,14 +91,15 @@ class Crop(NamedTuple):
     Attributes
     ----------
     aabb : Box
-        Half-open (start, stop) along each axis of the part's array, in voxels of its level. Its centre is within half a
-        voxel of the centre of the sample's crop.
+        Half-open (start, stop) along each axis of the part's array, in voxels of the part's level. The centre of the
+        box is within half a voxel of the centre of the sample's crop.
     exact_start : tuple of float or None
-        Coordinates of the first voxel that give both crops exactly the same centre; None where `aabb` does.
+        Coordinates of the first voxel with which both crops have exactly the same centre; None where `aabb` starts
+        there.
     dropped : tuple of int
         Axes, of one voxel each, that the batch does not have.
     step : tuple of float or None
-        Voxel spacing in µm along the axes of space.
+        Voxel spacing in µm along the axes of space; None where it is unknown.
     """
 
     aabb: Box
@@ -111,14 +114,17 @@ class Crop(NamedTuple):
 
     @property
     def zyx_step(self) -> tuple[float, ...]:
-        """Voxel spacing along (Z, Y, X) in µm; 1 where the metadata lack it."""
+        """Voxel spacing along (Z, Y, X) in µm; 1 where it is unknown, and along an axis that the array lacks."""
         return (1.0, 1.0, 1.0) if self.step is None else (1.0,) * (3 - len(self.step)) + self.step
 
 
 class _Axis(NamedTuple):
-    """An axis of a part: coordinate ``c`` along an axis of the sample is ``scale * c + shift`` along the part's."""
+    """An axis of a part: coordinate ``c`` along the axis `of_sample` is ``scale * c + shift`` along this axis.
 
-    of_sample: int | None  # None: its single entry is used for every sample
+    ``c`` is in voxels of level 0 of the sample's image, the result in voxels of the part's level.
+    """
+
+    of_sample: int | None  # None: the axis has one entry, which is used for every sample
     scale: float = 1.0
     shift: float = 0.0
 
@@ -132,7 +138,7 @@ class _Alignment(NamedTuple):
 
 
 def crop_of(sample: Sample, part: Part, image: Grid, grid: Grid) -> Crop:
-    """Find the crop of a part.
+    """Plan the crop of a part.
 
     Parameters
     ----------
@@ -146,9 +152,9 @@ def crop_of(sample: Sample, part: Part, image: Grid, grid: Grid) -> Crop:
     Raises
     ------
     RankMismatch
-        `aabb`, or the part's shape, has another number of axes than its array.
+        `aabb` has another number of axes than the image, or the part's shape than the part's array.
     InvalidArgument
-        The position of the part is unknown, or its axes do not match those of the image.
+        The position of the part is unknown, or the axes of the part do not match the axes of the image.
     """
     if len(sample.aabb) != image.rank:
         raise RankMismatch(f"aabb has {len(sample.aabb)} axes, {image.name} has {image.rank}")
@@ -180,16 +186,16 @@ def is_own(sample: Sample, part: Part) -> bool:
 
 
 @lru_cache(maxsize=1024)
-def _aligned(image: Grid, grid: Grid, part: str, own: bool) -> _Alignment:
-    """Align the axes of a part with those of an image."""
-    of_image, of_part = _names(image, grid)
-    _check_order(image, grid, of_image, of_part, part)
-    pairs = [_partner(number, image, grid, of_image, of_part, part) for number in range(grid.rank)]
-    is_physical = not own and None not in (image.spacing, image.origin, grid.spacing, grid.origin)
-    if not own and not is_physical:
-        _check_shape(image, grid, pairs, part)
+def _aligned(image: Grid, grid: Grid, part: str, is_own_image: bool) -> _Alignment:
+    """Align the axes of a part with the axes of the sample's image."""
+    image_axes, part_axes = _axis_names(image, grid)
+    _check_order(image, grid, image_axes, part_axes, part)
+    partners = [_partner(number, image, grid, image_axes, part_axes, part) for number in range(grid.rank)]
+    is_physical = not is_own_image and None not in (image.spacing, image.origin, grid.spacing, grid.origin)
+    if not is_own_image and not is_physical:
+        _check_shape(image, grid, partners, part)
     axes, steps = [], []
-    for number, partner in enumerate(pairs):
+    for number, partner in enumerate(partners):
         factor, first = grid.factors[number], grid.shifts[number]
         space, image_space = number - (grid.rank - grid.space), -1
         if partner is not None:
@@ -209,16 +215,21 @@ def _aligned(image: Grid, grid: Grid, part: str, own: bool) -> _Alignment:
     return _Alignment(tuple(axes), step, is_same)  # type: ignore[arg-type]
 
 
-def _names(image: Grid, grid: Grid) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Name the axes of both; an array without names borrows the last names of the other array, or its axes of space."""
+def _axis_names(image: Grid, grid: Grid) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the names of the axes of both arrays.
+
+    An array without names takes the names of the other array: of all axes, or of the axes of space. If neither has
+    names, an axis is named by its number from the last axis on.
+    """
     if image.axes is None and grid.axes is None:
         return tuple(f"{n - image.rank}" for n in range(image.rank)), tuple(
             f"{n - grid.rank}" for n in range(grid.rank)
         )
-    return image.axes or _borrowed(image, grid), grid.axes or _borrowed(grid, image)
+    return image.axes or _names_of(image, grid), grid.axes or _names_of(grid, image)
 
 
-def _borrowed(plain: Grid, named: Grid) -> tuple[str, ...]:
+def _names_of(plain: Grid, named: Grid) -> tuple[str, ...]:
+    """Return names for the axes of `plain`, which has none, from an array that has as many axes or axes of space."""
     assert named.axes is not None
     if plain.rank in (named.rank, named.space):
         return named.axes[-plain.rank :]
@@ -228,25 +239,27 @@ def _borrowed(plain: Grid, named: Grid) -> tuple[str, ...]:
     )
 
 
-def _check_order(image: Grid, grid: Grid, of_image: tuple[str, ...], of_part: tuple[str, ...], part: str) -> None:
-    """Raise where the axes come in another order, or where the part lacks an axis of space."""
-    both = [name for name in of_image if name in of_part]
-    if both != [name for name in of_part if name in of_image]:
+def _check_order(image: Grid, grid: Grid, image_axes: tuple[str, ...], part_axes: tuple[str, ...], part: str) -> None:
+    """Raise if common axes come in another order, or the part lacks an axis of space that has several voxels."""
+    both = [name for name in image_axes if name in part_axes]
+    if both != [name for name in part_axes if name in image_axes]:
         raise InvalidArgument(
-            f"part {part!r}: {grid.name} has the axes {', '.join(of_part)}, {image.name} has {', '.join(of_image)}: "
-            "axes that both have must come in the same order"
+            f"part {part!r}: {grid.name} has the axes {', '.join(part_axes)}, "
+            f"{image.name} has {', '.join(image_axes)}: axes that both have must come in the same order"
         )
     for number in range(image.rank - image.space, image.rank):
-        if of_image[number] not in of_part and image.finest[number] != 1:
-            raise InvalidArgument(f"part {part!r}: {grid.name} has no axis {of_image[number]!r}, {image.name} has one")
+        if image_axes[number] not in part_axes and image.finest[number] != 1:
+            raise InvalidArgument(
+                f"part {part!r}: {grid.name} has no axis {image_axes[number]!r}, {image.name} has one"
+            )
 
 
 def _partner(
-    number: int, image: Grid, grid: Grid, of_image: tuple[str, ...], of_part: tuple[str, ...], part: str
+    number: int, image: Grid, grid: Grid, image_axes: tuple[str, ...], part_axes: tuple[str, ...], part: str
 ) -> int | None:
-    """Return the axis of the image that matches an axis of the part; None where one entry serves for all."""
-    name, entries = of_part[number], grid.finest[number]
-    if name not in of_image:
+    """Return the axis of the image that matches an axis of the part; None if the part has one entry for all samples."""
+    name, entries = part_axes[number], grid.finest[number]
+    if name not in image_axes:
         if entries != 1:
             raise InvalidArgument(
                 f"part {part!r}: axis {name!r} of {grid.name} has {entries} entries, and {image.name} has no such axis"
@@ -254,7 +267,7 @@ def _partner(
         return None
     if name == "c" and entries == 1:
         return None
-    partner = of_image.index(name)
+    partner = image_axes.index(name)
     if number < grid.rank - grid.space and entries != image.finest[partner]:
         alike = name == "t" and grid.lead and image.lead and grid.lead[number] == image.lead[partner]
         if not alike:
@@ -265,9 +278,9 @@ def _partner(
     return partner
 
 
-def _check_shape(image: Grid, grid: Grid, pairs: list[int | None], part: str) -> None:
-    """Raise where the position of a part is unknown: it has neither coordinates nor the shape of the image."""
-    if all(axis is None or grid.finest[number] == image.finest[axis] for number, axis in enumerate(pairs)):
+def _check_shape(image: Grid, grid: Grid, partners: list[int | None], part: str) -> None:
+    """Raise if the position of a part is unknown, since it has neither coordinates nor the shape of the image."""
+    if all(axis is None or grid.finest[number] == image.finest[axis] for number, axis in enumerate(partners)):
         return
     lacks = [
         f"{array.name}: {array.missing}; pass {call}(spacing=…, origin=…) in µm"

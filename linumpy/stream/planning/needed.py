@@ -1,8 +1,9 @@
 """Which chunks of their regions warped crops need: all crops of a batch → boxes of chunks. Pure.
 
-A crop is divided into cells. The coordinates of a cell's voxels lie between the coordinates of its eight corners,
-widened by a bound on how far the elastic displacement bends within the cell. All chunks that a cell may need are marked
-and read. The staged voxels of the other chunks are undefined, and no voxel of the crop depends on them.
+A crop is divided into *cells*, and a region into *units*, which are chunks or blocks of chunks. The coordinates of a
+cell's voxels lie between the coordinates of the eight corners of the cell, widened by a bound on how far the elastic
+displacement bends within the cell. All units that a cell may need are marked and read. The staged voxels of the other
+units are undefined, and no voxel of the crop depends on them.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ import numpy as np
 from linumpy.stream.planning.reach import read_bounds, spline_matrix
 from linumpy.stream.planning.records import CropRead, PartShape, Resampling, Vector, zyx
 
-#: Maximum number of cells along an axis of a crop, and their minimum size in voxels. More cells save few chunks, and
-#: take longer to plan.
+#: Maximum number of cells along an axis of a crop, and minimum size of a cell in voxels. More cells take longer to plan
+#: and save few chunks.
 _CELLS, _CELL_VOXELS = 7, 4
-#: Maximum number of units along an axis. A unit is a chunk, or several neighbouring chunks where there are more.
+#: Maximum number of units along an axis of a region. If the region has more chunks, a unit is a block of chunks.
 _MAX_UNITS = 16
 #: Maximum number of crops that are planned together, which bounds the memory of the arrays.
 _MAX_CROPS = 32
@@ -39,31 +40,31 @@ def with_needed(reads: Sequence[CropRead], parts: Sequence[PartShape], pad: str)
     pad : str
         Values outside of volumes: ``Config.pad``.
     """
-    kinds: dict[tuple[int, tuple[int, ...] | None, Vector, Vector], list[int]] = {}
+    groups: dict[tuple[int, tuple[int, ...] | None, Vector, Vector], list[int]] = {}
     for number, read in enumerate(reads):
         if read.region is not None and read.resampling is not None:
             resampling, part = read.resampling, number % len(parts)
             nodes = None if resampling.grid is None else resampling.grid.shape
-            kinds.setdefault((part, nodes, resampling.grid_scale, resampling.grid_origin), []).append(number)
+            groups.setdefault((part, nodes, resampling.grid_scale, resampling.grid_origin), []).append(number)
     result = list(reads)
-    for (part, *_), numbers in kinds.items():
+    for (part, *_), numbers in groups.items():
         axes = min(3, len(parts[part].shape))
         for begin in range(0, len(numbers), _MAX_CROPS):
-            group = numbers[begin : begin + _MAX_CROPS]
-            needed = needed_boxes([reads[number] for number in group], zyx(parts[part].shape), pad)
-            for number, boxes in zip(group, needed, strict=True):
+            together = numbers[begin : begin + _MAX_CROPS]
+            needed = needed_boxes([reads[number] for number in together], zyx(parts[part].shape), pad)
+            for number, boxes in zip(together, needed, strict=True):
                 if boxes is not None:
                     result[number] = replace(reads[number], needed=boxes[:, -axes:])
     return result
 
 
 def needed_boxes(reads: Sequence[CropRead], shape: Sequence[int], pad: str) -> list[np.ndarray | None]:
-    """Return the boxes that each read needs along (Z, Y, X), int64 (boxes, 3, 2); None for the whole region.
+    """Plan the boxes that each read needs along (Z, Y, X), int64 (boxes, 3, 2); None for the whole region.
 
     Parameters
     ----------
     reads : sequence of CropRead
-        Staged crops of one part, with the same scale and origin of the elastic grid.
+        Staged crops of one part, whose elastic grids have the same shape, scale and origin.
     shape : sequence of int
         Shape of the crops.
     pad : str
@@ -85,19 +86,19 @@ def needed_boxes(reads: Sequence[CropRead], shape: Sequence[int], pad: str) -> l
     bounds = _cell_bounds(resamplings, shape)
     low, high = read_bounds(*bounds, volume.T, resamplings[0].order, pad)
     low, high = np.maximum(low, start.T), np.minimum(high, stop.T)
-    # Half a voxel from the faces of units: no quotient is rounded to the next unit.
+    # At half a voxel from the faces of units, rounding of the quotient cannot reach the next unit.
     begin = np.floor((low + 0.5) / unit.T) - base.T
     end = np.floor((high - 0.5) / unit.T) - base.T + 1
-    within = None if pad != "constant" else (low < high).all(axis=1)
-    return _boxes(_marks(begin, end, within, counts.max(axis=0)), counts, base, unit, start, stop)
+    has_voxels = None if pad != "constant" else (low < high).all(axis=1)
+    return _boxes(_marked_units(begin, end, has_voxels, counts.max(axis=0)), counts, base, unit, start, stop)
 
 
 def _cell_bounds(resamplings: Sequence[Resampling], shape: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-    """Return bounds of the coordinates in each cell, (cells, 3, crops).
+    """Compute the minimum and the maximum of the coordinates in each cell, (cells, 3, crops).
 
-    Between two points at distance h, a function deviates from the line through them by at most h²/8 · max |f''|; the
-    deviations along three axes add up. The second derivative of a cubic B-spline lies between the minimum and the
-    maximum of the second differences of its control points.
+    Between two points at distance h, a function deviates from the line through the points by at most h²/8 · max |f''|.
+    The deviations along three axes add up. The second derivative of a cubic B-spline lies between the minimum and the
+    maximum of the second differences of the control points.
     """
     ends = [_cell_ends(n) for n in shape]
     matrix, offset = (
@@ -142,10 +143,11 @@ def _spline_weights(
     return z, np.kron(y, x)
 
 
-def _marks(begin: np.ndarray, end: np.ndarray, within: np.ndarray | None, counts: np.ndarray) -> np.ndarray:
-    """Mark the units between `begin` and `end` of any cell, (crops, units along Z, Y, X).
+def _marked_units(begin: np.ndarray, end: np.ndarray, has_voxels: np.ndarray | None, counts: np.ndarray) -> np.ndarray:
+    """Mark the units between `begin` and `end` of any cell, bool (crops, units along Z, Y, X).
 
-    A cell adds 1 to each of its units, as a summed-area table: +1 or -1 at its eight corners, cumulated along all axes.
+    Each cell adds 1 to all its units: +1 or -1 at the eight corners of the cell, cumulated along all axes.
+    `has_voxels` selects the cells that need voxels; None selects all cells.
     """
     shape = (begin.shape[-1], *(counts + 1).tolist())
     steps = shape[2] * shape[3], shape[3], 1
@@ -156,7 +158,7 @@ def _marks(begin: np.ndarray, end: np.ndarray, within: np.ndarray | None, counts
     for corner in np.ndindex(2, 2, 2):
         z, y, x = (side[number] for side, number in zip(sides, corner, strict=True))
         offset = z + y + x
-        signed[sum(corner) % 2].append(offset.ravel() if within is None else offset[within])
+        signed[sum(corner) % 2].append(offset.ravel() if has_voxels is None else offset[has_voxels])
     plus, minus = (np.bincount(np.concatenate(corners), minlength=np.prod(shape)) for corners in signed)
     covered = (plus - minus).reshape(shape)
     for axis in (1, 2, 3):
@@ -167,7 +169,11 @@ def _marks(begin: np.ndarray, end: np.ndarray, within: np.ndarray | None, counts
 def _boxes(
     marks: np.ndarray, counts: np.ndarray, base: np.ndarray, unit: np.ndarray, start: np.ndarray, stop: np.ndarray
 ) -> list[np.ndarray | None]:
-    """Cover the marked units by boxes: a range along X for each (Z, Y), merged along Z where neighbours are equal."""
+    """Cover the marked units by boxes of voxels; None for a crop of which nearly all units are marked, or none.
+
+    A box is the range from the first to the last marked unit along X, for each (Z, Y), and extends along Z where
+    neighbours have the same range.
+    """
     length = marks.shape[3]
     ranges = np.where(
         marks.any(axis=3),

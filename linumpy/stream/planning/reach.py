@@ -1,4 +1,4 @@
-"""Which voxels of their volumes resampled crops may use: staged crops of a batch → regions that are read. Pure."""
+"""Which voxels of their volumes staged crops may use: staged crops of a batch → regions that are read. Pure."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ from linumpy.stream.planning.records import CropRead, Resampling, Vector, Warped
 
 #: Rounding error of coordinates, in voxels: the device may compute them in another order.
 _SLACK = 1e-6
-_NOWHERE = (0, 0, 0)
+#: Start and shape of the empty box.
+_EMPTY = (0, 0, 0)
+#: Scale and origin of the elastic grid of a crop that has none.
 _NO_GRID = (0.0, 0.0, 0.0), (0.0, 0.0, 0.0)
 
 
 def with_regions(planned: Sequence[CropRead | WarpedCrop], pad: str) -> list[CropRead]:
-    """Find the regions that staged crops read.
+    """Plan the regions that staged crops read, and the resampling of each staged crop.
 
     Parameters
     ----------
@@ -29,7 +31,7 @@ def with_regions(planned: Sequence[CropRead | WarpedCrop], pad: str) -> list[Cro
     Returns
     -------
     list of CropRead
-        In the same order.
+        In the order of `planned`; reads of direct crops are unchanged.
     """
     reads = {number: crop for number, crop in enumerate(planned) if isinstance(crop, CropRead)}
     staged = [(number, crop) for number, crop in enumerate(planned) if isinstance(crop, WarpedCrop)]
@@ -61,7 +63,7 @@ def _with_regions(crops: Sequence[WarpedCrop], order: int, pad: str) -> Iterator
     for n, warped in enumerate(crops):
         crop, space, warp = warped.crop, warped.info.space, warped.warp
         is_read = all(start < stop for start, stop in zip(begin[n], end[n], strict=True))
-        start, stop = (tuple(begin[n]), tuple(end[n])) if is_read else (_NOWHERE, _NOWHERE)
+        start, stop = (tuple(begin[n]), tuple(end[n])) if is_read else (_EMPTY, _EMPTY)
         scale, origin = _NO_GRID
         if (grid := grids[n]) is not None:
             middle = tuple(middles[n].tolist())
@@ -79,7 +81,7 @@ def _with_regions(crops: Sequence[WarpedCrop], order: int, pad: str) -> Iterator
 def grid_map(
     node_spacing: float, nodes: tuple[int, ...], middle: tuple[float, ...], steps: tuple[float, ...], space: int
 ) -> tuple[Vector, Vector]:
-    """Return scale and origin of the map from voxels of the crop to the grid; 0 for axes that are not of space."""
+    """Return scale and origin of the map from voxels of the crop to the grid; the scale is 0 for axes not of space."""
     scale = np.array(steps) / node_spacing
     scale[: 3 - space] = 0.0
     origin = (np.array(nodes) - 1) / 2 - np.array(middle) * scale
@@ -92,21 +94,21 @@ def _vector(values: np.ndarray) -> Vector:
 
 
 def blur_sigma(blur: float, aabb: Box, steps: np.ndarray, space: int) -> Vector:
-    """Return the blur in voxels; 0 along axes of one voxel and axes that are not of space."""
+    """Return the standard deviation of the blur in voxels; 0 along axes of one voxel and axes that are not of space."""
     if blur == 0:
         return 0.0, 0.0, 0.0
     sizes = (stop - start for start, stop in aabb)
-    wide = [axis >= 3 - space and n > 1 for axis, n in enumerate(sizes)]
-    return _vector(np.where(wide, blur / steps, 0.0))
+    is_blurred = [axis >= 3 - space and n > 1 for axis, n in enumerate(sizes)]
+    return _vector(np.where(is_blurred, blur / steps, 0.0))
 
 
 def reach(
     matrices: np.ndarray, offsets: np.ndarray, sizes: np.ndarray, grids: Sequence[np.ndarray | None]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return bounds of the coordinates that the voxels of crops have in their volumes, each (crops, 3).
+    """Compute the minimum and the maximum of the coordinates of each crop's voxels in the volume, each (crops, 3).
 
-    A cubic B-spline lies between the minimum and the maximum of its control points, so the bounds also hold where
-    displacements inside the crop exceed the displacements at its faces.
+    A cubic B-spline lies between the minimum and the maximum of its control points. So the bounds also hold where
+    displacements inside the crop exceed the displacements at the faces of the crop.
     """
     ends = matrices * (sizes - 1)[:, None, :]
     low = offsets + np.minimum(ends, 0).sum(axis=2)
@@ -122,9 +124,9 @@ def reach(
 def read_bounds(
     low: np.ndarray, high: np.ndarray, n: np.ndarray, order: int, pad: str
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return (start, stop) of the voxels that interpolation at coordinates from `low` to `high` uses, as whole floats.
+    """Compute (start, stop) of the voxels that interpolation at coordinates from `low` to `high` uses, as whole floats.
 
-    Neighbours of weight 0 are included, except after the last voxel of an axis of `n` voxels.
+    Neighbours of weight 0 are included, except beyond the last voxel of an axis of `n` voxels.
     """
     shift = 0.5 if order == 0 else 0.0
     first, last = np.floor(low + (shift - _SLACK)), np.floor(high + (shift + _SLACK)) + order
@@ -141,7 +143,7 @@ def read_bounds(
 
 
 def _reflected(first: np.ndarray, last: np.ndarray, top: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the minimum and maximum of the voxels 0 to `top` to which reflection maps `first` to `last`."""
+    """Compute the minimum and maximum of the voxels, in 0 to `top`, to which reflection maps `first` to `last`."""
     period = np.maximum(2 * top, 1)
     begin = np.mod(first, period)
     end = begin + (last - first)
@@ -152,7 +154,7 @@ def _reflected(first: np.ndarray, last: np.ndarray, top: np.ndarray) -> tuple[np
 
 
 def fold(voxels: np.ndarray, n: int, pad: str) -> np.ndarray:
-    """Map indices of voxels into an axis of `n` voxels, as ``numpy.pad`` extends it in mode edge or reflect."""
+    """Map indices of voxels into an axis of `n` voxels, as ``numpy.pad`` extends the axis in mode edge or reflect."""
     if pad == "edge" or n == 1:
         return np.clip(voxels, 0, n - 1)
     period = 2 * n - 2
@@ -161,12 +163,12 @@ def fold(voxels: np.ndarray, n: int, pad: str) -> np.ndarray:
 
 
 def spline_matrix(voxels: np.ndarray, nodes: int, scale: float, origin: float) -> np.ndarray:
-    """Return the weights of the control points along an axis at voxels of the crop, (voxels, nodes).
+    """Compute the weights of the control points along an axis at voxels of the crop, (voxels, nodes).
 
     Parameters
     ----------
     voxels : numpy.ndarray
-        Coordinates of voxels along the axis.
+        Indices of voxels along the axis, or coordinates between voxels.
     nodes : int
         Number of control points along the axis.
     scale, origin : float

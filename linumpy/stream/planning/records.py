@@ -1,4 +1,4 @@
-"""Records of planning: arrays, the crops of their voxels that are read, and how these are resampled."""
+"""Records of planning: arrays, the regions that are read for crops, and how staged crops are resampled."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ class ArrayInfo:
     shape, chunk_shape, object_shape : tuple of int
         Shapes of the array, of its (inner) chunks, and of its shards (or chunks, where it has none).
     dtype : numpy.dtype
-        Its dtype, in the byte order of this machine.
+        Dtype of the array, in the byte order of this machine.
     grid : Grid
-        Coordinates of its voxels.
+        Coordinates of the voxels.
     unsupported : str or None
-        Why the reader cannot read it.
+        Why the reader cannot read the array; None if it can.
     look : MetadataLook or None
-        Detects a change of its metadata files; None for an array that is not checked again.
+        Detects a change of the metadata files; None for an array that is not checked again, such as at a URL.
     """
 
     source: ArrayLayout | zarr.Array
@@ -60,12 +60,12 @@ class ArrayInfo:
 
     @property
     def space(self) -> int:
-        """Number of axes of space, which are the last ones; three at most."""
+        """Number of axes of space, three at most; they are the last axes."""
         return self.grid.space
 
     @property
     def holds(self) -> bool:
-        """Whether its metadata files are unchanged since it was opened."""
+        """Whether the metadata files are unchanged since the array was opened; True where nothing is checked."""
         return self.look is None or self.look.holds()
 
 
@@ -78,11 +78,11 @@ class Resampling:
     matrix, offset : numpy.ndarray
         Voxel of the crop → coordinates in the volume: ``matrix @ voxel + offset``.
     box_start, box_shape, volume : tuple of int
-        The box that is read, and the shape of the whole volume.
+        Start and shape of the box that is read, 0 where nothing is read; shape of the whole volume.
     grid : numpy.ndarray or None
         Elastic displacements of control points in voxels of the volume, float64 (3, Z, Y, X).
     grid_scale, grid_origin : tuple of float
-        Voxel of the crop → coordinates in the grid.
+        Voxel of the crop → coordinates in the grid: ``grid_scale * voxel + grid_origin``.
     sigma : tuple of float
         Standard deviation of the blur in voxels; 0 for no blur.
     intensity : Intensity
@@ -115,17 +115,17 @@ class CropRead:
     info : ArrayInfo
         The array.
     region : Box or None
-        Region of the array that is read: of a direct crop its `aabb` without the voxels outside of the array, of a
-        staged crop all voxels that its resampling may use. None where nothing is read.
+        Region of the array that is read. For a direct crop it is the `aabb` of the crop, without voxels outside of the
+        array. For a staged crop it holds all voxels that the resampling may use. None where nothing is read.
     inside : Box
-        Position of the region in a direct crop.
+        Position of the region in a direct crop; empty for a staged crop.
     resampling : Resampling or None
-        None for a direct crop.
+        How a staged crop is resampled; None for a direct crop.
     is_whole : bool
         Whether the crop is direct and lies completely in the array.
     needed : numpy.ndarray or None
-        Disjoint boxes of the region that are read, along its last axes, three at most: int64 (boxes, axes, 2). The
-        staged voxels are undefined outside of them. None where the whole region is read.
+        Disjoint boxes of the region that are read, along the last axes, three at most: int64 (boxes, axes, 2). Staged
+        voxels outside of the boxes are undefined. None where the whole region is read.
     """
 
     row: int
@@ -138,12 +138,12 @@ class CropRead:
 
     @property
     def stage_shape(self) -> tuple[int, ...]:
-        """Shape of the region, with all axes of the array."""
+        """Shape of the region, with all axes of the array; () where nothing is read."""
         return () if self.region is None else tuple([stop - start for start, stop in self.region])
 
     @property
     def stage_nbytes(self) -> int:
-        """Bytes of the crop in the staging buffer; 0 for a direct crop."""
+        """Bytes of the crop in the stage of its batch; 0 for a direct crop."""
         return 0 if self.resampling is None else aligned(self._region_nbytes)
 
     @property
@@ -162,7 +162,7 @@ class CropRead:
 
 @dataclass(frozen=True)
 class WarpedCrop:
-    """A crop that is resampled, before the region that it reads is known.
+    """A staged crop before :mod:`~linumpy.stream.planning.reach` has planned the region that is read.
 
     Attributes
     ----------
@@ -213,7 +213,7 @@ class PartShape:
         return tuple([n for axis, n in enumerate(self.shape) if axis not in self.dropped])
 
     def nbytes(self, batch_size: int) -> int:
-        """Bytes of a batch of this part."""
+        """Return the bytes of this part in a batch, with the bytes that align the next part."""
         return aligned(batch_size * math.prod(self.shape) * self.element.itemsize)
 
 
@@ -229,5 +229,5 @@ def aligned(nbytes: int) -> int:
 
 
 def stage_offsets(reads: Sequence[CropRead]) -> list[int]:
-    """Return the offset of each staged crop in the staging buffer of its batch, and last the buffer's size."""
+    """Return the offset of each staged crop in the stage of its batch, and last the size of the stage, in bytes."""
     return [0, *itertools.accumulate(read.stage_nbytes for read in reads)]

@@ -1,9 +1,9 @@
-"""Plans the crops of a sample: sample and arrays → reads, and crops that are resampled. Pure.
+"""Plans the crops of a sample: sample and arrays → reads of direct crops, and staged crops. Pure.
 
 A *direct* crop is read into its row of the batch. A *staged* crop is augmented, or its border repeats voxels of the
-array: its voxels are read into a buffer and resampled from there into the batch. For all staged crops of a batch
-together, :mod:`~linumpy.stream.planning.reach` finds the regions that hold every voxel that they depend on, and
-:mod:`~linumpy.stream.planning.needed` the chunks of these regions that are read.
+array: a region of the array is read into a buffer, and resampled from there into the batch. For all staged crops of a
+batch together, :mod:`~linumpy.stream.planning.reach` plans the regions, which hold every voxel that a crop depends on,
+and :mod:`~linumpy.stream.planning.needed` plans the chunks of these regions that are read.
 """
 
 from __future__ import annotations
@@ -23,7 +23,13 @@ from linumpy.stream.planning.warp import NEUTRAL, Warp, draw_warp
 
 
 def part_shape(part: Part, crop: Crop, info: ArrayInfo, config: Config) -> PartShape:
-    """Return the shape and dtype of a part in the batch."""
+    """Return the shape and dtype of a part in the batch.
+
+    Raises
+    ------
+    DtypeMismatch
+        The array holds complex numbers, and the part has another dtype than stored.
+    """
     dtype = part.dtype
     if dtype is None:
         dtype = Dtype.STORED if part.kind == "labels" else config.dtype
@@ -33,25 +39,29 @@ def part_shape(part: Part, crop: Crop, info: ArrayInfo, config: Config) -> PartS
 
 
 def check_alike(first: Sequence[PartShape], other: Sequence[PartShape]) -> None:
-    """Raise where a sample differs from the first sample of a pipeline.
+    """Raise if a sample differs from the first sample of a pipeline.
 
     Raises
     ------
-    InvalidArgument, RankMismatch, DtypeMismatch
-        The parts or their shapes, the numbers of axes, or the dtypes differ.
+    InvalidArgument
+        The names of the parts, or the shapes of crops, differ.
+    RankMismatch
+        The numbers of axes, or the dropped axes, differ.
+    DtypeMismatch
+        The dtypes differ.
     """
     if [part.name for part in first] != [part.name for part in other]:
         named = (", ".join(part.name for part in parts) for parts in (other, first))
         raise InvalidArgument("parts {} differ from {} of the first sample".format(*named))
-    for here, there in zip(first, other, strict=True):
-        if len(here.shape) != len(there.shape):
-            raise RankMismatch(f"{here.name}: {len(there.shape)} axes, {len(here.shape)} in the first sample")
-        if here.shape != there.shape:
-            raise InvalidArgument(f"{here.name}: crop of {there.shape}, of {here.shape} in the first sample")
-        if here.dropped != there.dropped:
-            raise RankMismatch(f"{here.name}: crop of {there.kept}, of {here.kept} in the first sample")
-        if here != there:
-            raise DtypeMismatch(f"{here.name}: dtype {there.element}, {here.element} in the first sample")
+    for wanted, given in zip(first, other, strict=True):
+        if len(wanted.shape) != len(given.shape):
+            raise RankMismatch(f"{wanted.name}: {len(given.shape)} axes, {len(wanted.shape)} in the first sample")
+        if wanted.shape != given.shape:
+            raise InvalidArgument(f"{wanted.name}: crop of {given.shape}, of {wanted.shape} in the first sample")
+        if wanted.dropped != given.dropped:
+            raise RankMismatch(f"{wanted.name}: crop of {given.kept}, of {wanted.kept} in the first sample")
+        if wanted != given:
+            raise DtypeMismatch(f"{wanted.name}: dtype {given.element}, {wanted.element} in the first sample")
 
 
 def plan_whole(
@@ -59,7 +69,7 @@ def plan_whole(
 ) -> CropRead | None:
     """Plan a sample of one part that lies completely in its array and is only copied; None for other samples.
 
-    Most samples are such. The result is the same as by :func:`plan_sample`, in less time.
+    Most samples are of this kind. The read is the same as by :func:`plan_sample`, planned in less time.
 
     Parameters
     ----------
@@ -85,9 +95,9 @@ def plan_whole(
 def plan_sample(
     sample: Sample, infos: Sequence[ArrayInfo], config: Config, row: int, index: int, epoch: int
 ) -> tuple[tuple[PartShape, ...], tuple[CropRead | WarpedCrop, ...]]:
-    """Plan all parts of a sample: shape and dtype in the batch, and the reads.
+    """Plan all parts of a sample: shape and dtype in the batch, and the read or the staged crop of each part.
 
-    :func:`~linumpy.stream.planning.reach.with_regions` turns all staged crops of a batch into reads.
+    :func:`~linumpy.stream.planning.reach.with_regions` then plans the reads of all staged crops of a batch together.
 
     Parameters
     ----------
@@ -101,6 +111,11 @@ def plan_sample(
         Position in the batch.
     index, epoch : int
         Together with the seed they determine the augmentation.
+
+    Raises
+    ------
+    RankMismatch, DtypeMismatch, InvalidArgument
+        The crop does not fit an array or the configuration, or the position or spacing of an array is unknown.
     """
     parts = sample.all_parts()
     image = infos[0].grid
@@ -124,14 +139,14 @@ def _warp(crops: Sequence[Crop], infos: Sequence[ArrayInfo], config: Config, ind
                     f"{info.name} has no voxel spacing, which this augmentation needs: pass Config(spacing=…) in µm "
                     f"({info.grid.missing})"
                 )
-    halves = [
+    half_extents = [
         [(stop - start - 1) / 2 * step for (start, stop), step in zip(crop.zyx, crop.zyx_step, strict=True)]
         for crop in crops
     ]
     flat = 3 - min(info.space for info in infos)
-    half = [max(extents) for extents in zip(*halves, strict=True)]
-    half[:flat] = [0.0] * flat
-    return draw_warp(config.augment, half, seed=config.seed, epoch=epoch, index=index, flat=flat)
+    half_extent = [max(extents) for extents in zip(*half_extents, strict=True)]
+    half_extent[:flat] = [0.0] * flat
+    return draw_warp(config.augment, half_extent, seed=config.seed, epoch=epoch, index=index, flat=flat)
 
 
 def _plan_crop(

@@ -23,7 +23,7 @@ MAX_NODES = 128
 
 
 class _NoSeed(np.random.bit_generator.ISeedSequence):
-    """Seed of a bit generator whose state is set afterwards: without a seed NumPy reads random bytes of the system."""
+    """Seed of a bit generator whose state is set afterwards; without a seed NumPy would read the system's entropy."""
 
     def generate_state(self, n_words: int, dtype: object = np.uint32) -> np.ndarray:
         return np.zeros(n_words, dtype)  # type: ignore[call-overload]
@@ -45,7 +45,7 @@ def generator(stream: int, seed: int, epoch: int, index: int) -> np.random.Gener
 
 @dataclass(frozen=True)
 class Intensity:
-    """Change of intensities of one sample.
+    """Change of intensities of one sample; the defaults change nothing.
 
     Attributes
     ----------
@@ -54,7 +54,7 @@ class Intensity:
     gamma, contrast, noise, blur : float
         Exponent; factor; standard deviations of the noise in units of the values, and of the blur in µm.
     key : int
-        Key of 64 bits for the random numbers of the noise.
+        Key of Philox4x32, 64 bits, for the random numbers of the noise.
     """
 
     low: float = 0.0
@@ -67,7 +67,7 @@ class Intensity:
 
     @property
     def is_neutral(self) -> bool:
-        """Whether no value changes, apart from the blur."""
+        """Whether gamma, contrast and noise change no value; the blur is not considered."""
         return self.gamma == 1 and self.contrast == 1 and self.noise == 0
 
 
@@ -81,10 +81,10 @@ class Warp:
     Attributes
     ----------
     matrix, translation : numpy.ndarray
-        float64 (3, 3) and (3,).
+        ``M`` and ``t`` of the module's head, float64 (3, 3) and (3,).
     nodes : numpy.ndarray or None
-        Displacements of control points in µm, float64 (3, nodes along Z, Y, X), components first. The grid is centred
-        on the crop.
+        Displacements of control points in µm, float64 (3, nodes along Z, Y, X), components first. The centre of the
+        grid is the centre of the crop. None without elastic displacement.
     node_spacing : float
         Distance of control points in µm.
     intensity : Intensity
@@ -106,11 +106,16 @@ def draw_warp(augment: Augment, half_extent: Sequence[float], *, seed: int, epoc
     augment : Augment
         The ranges.
     half_extent : sequence of float
-        Largest distance of the centre of a voxel, of any part, from the centre of the crop, in µm along (Z, Y, X).
+        Maximum distance between a voxel's centre and the centre of the crop, over all parts, in µm along (Z, Y, X).
     seed, epoch, index : int
         They determine the random numbers.
     flat : int
         How many of the axes (Z, Y, X) the arrays lack: 1 for 2-D images, which are rotated about Z only.
+
+    Raises
+    ------
+    InvalidArgument
+        The elastic grid has too many control points.
     """
     source = generator(AUGMENT_STREAM, seed, epoch, index)
     drawn = _Uniforms(source, 14 + len(augment.scale) + (augment.gamma is not None) + (augment.contrast is not None))
@@ -134,7 +139,11 @@ def draw_warp(augment: Augment, half_extent: Sequence[float], *, seed: int, epoc
 
 
 def node_counts(half_extent: Sequence[float], spacing: float) -> tuple[int, int, int]:
-    """Return the number of control points along each axis; a cubic B-spline needs one before and two after a cell."""
+    """Return the number of control points along each axis.
+
+    The crop is covered by whole distances of control points; a cubic B-spline needs one control point before and two
+    after such a distance.
+    """
     counts = [math.ceil(2 * half / spacing) + 4 for half in half_extent]
     if max(counts) > MAX_NODES:
         raise InvalidArgument(
@@ -158,7 +167,7 @@ def _draw_intensity(augment: Augment, drawn: _Uniforms, source: np.random.Genera
 
 
 class _Uniforms:
-    """Uniform random numbers, drawn all at once: a call of the generator costs more than its numbers."""
+    """Uniform random numbers, drawn by one call of the generator, since a call costs more than the numbers."""
 
     def __init__(self, source: np.random.Generator, count: int) -> None:
         self._values = iter(source.random(count).tolist())

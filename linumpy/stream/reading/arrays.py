@@ -1,6 +1,6 @@
 """Opens the array that a sample names: path or URL, level → :class:`~linumpy.stream.planning.records.ArrayInfo`.
 
-Coordinates of voxels come from OME-Zarr metadata; the user may pass coordinates that the metadata lack.
+Coordinates of voxels come from OME-Zarr metadata. Where the metadata lack them, the user may pass them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _Lengths = tuple[float, ...] | None
 
 
 class Key(NamedTuple):
-    """Key of an open array: path or URL, level, and the coordinates that the user passes."""
+    """Key of an open array: absolute path or URL, level, and the coordinates that the user passes."""
 
     uri: str
     level: int
@@ -45,34 +45,34 @@ class Key(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def located(uri: str, folder: str) -> str:
-    """Return the absolute path of an array, relative paths starting from a folder; return a URL unchanged."""
+    """Return the absolute path of an array, where a relative path starts from a folder; return a URL unchanged."""
     path = local_name(uri)
     return uri if path is None else str(absolute(os.path.join(folder, path)))
 
 
-def fixed(sample: Sample) -> Sample:
-    """Return a sample whose paths are absolute; relative paths start from the working folder."""
+def with_absolute_paths(sample: Sample) -> Sample:
+    """Return a sample whose paths are absolute; relative paths start from the current working folder."""
     folder = os.getcwd()
     parts = tuple(part if part.uri is None else replace(part, uri=located(part.uri, folder)) for part in sample.parts)
     return replace(sample, uri=located(sample.uri, folder), parts=parts)
 
 
 class OpenedArrays:
-    """Local arrays that pipelines have opened. The caller checks whether their metadata files are unchanged."""
+    """Local arrays that pipelines have opened. The caller checks whether the metadata files are unchanged."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._infos: OrderedDict[Key, ArrayInfo] = OrderedDict()
 
     def get(self, key: Key) -> ArrayInfo | None:
-        """Return an array as it was when it was opened; None where it is not kept."""
+        """Return an array in the state in which it was opened; None where it is not kept."""
         with self._lock:
             if key in self._infos:
                 self._infos.move_to_end(key)
             return self._infos.get(key)
 
     def keep(self, key: Key, info: ArrayInfo) -> None:
-        """Keep an array whose metadata files can be checked."""
+        """Keep an array that the reader supports and whose metadata files can be checked; ignore any other array."""
         if info.look is not None and info.unsupported is None:
             with self._lock:
                 self._infos[key] = info
@@ -99,12 +99,13 @@ os.register_at_fork(after_in_child=OPENED.after_fork)
 def open_info(key: Key, config: Config) -> ArrayInfo:
     """Open an array, or a level of an OME-Zarr image, and check it against the limits of the configuration.
 
-    An array in :data:`OPENED` is returned as it was when it was opened.
+    An array in :data:`OPENED` is returned in the state in which it was opened.
 
     Raises
     ------
     InvalidArgument
-        The array's chunks or elements exceed the limits.
+        Chunks or elements exceed the limits; the array has no axes; an axis of space is not among the last axes; or
+        the spacing or origin of `key` has another number of axes of space.
     FileNotFoundError, SourceError, ValueError
         See :func:`linumpy.io.open.open_source`.
     """
@@ -120,7 +121,7 @@ def _opened(key: Key, options: Mapping[str, object] | None) -> ArrayInfo:
     uri, level = key.uri, key.level
     is_local = local_name(uri) is not None
     look = MetadataLook.at(uri) if is_local else None
-    layout = LAYOUTS.get(uri, level) if is_local else None  # None where its metadata files have changed
+    layout = LAYOUTS.get(uri, level) if is_local else None  # None where the metadata files have changed
     if layout is not None and layout.unsupported is None and layout.root == uri:
         return _info(layout, None, _plain_grid(key, layout.shape), look)
     if isinstance(node := open_node(uri if is_local else with_options(uri, options)), zarr.Array):
@@ -146,7 +147,7 @@ def _image_info(group: zarr.Group, key: Key) -> ArrayInfo:
     if (path := local_name(key.uri)) is not None:
         arrays = [open_level(group, level) for level in {key.level, 0}]
         look = MetadataLook.at(*dict.fromkeys(folder for array in arrays for folder in _folders(path, array)))
-        group = _reopened(key.uri)  # after the state of its files was recorded
+        group = _reopened(key.uri)  # after `look` has recorded the state of the metadata files
     for spacing in dict.fromkeys((None, key.spacing)):
         try:
             opened = open_image(group, spacing=spacing)
@@ -182,7 +183,7 @@ def _folders(path: str, array: zarr.Array) -> list[str]:
 
 
 def _grid(group: zarr.Group, array: zarr.Array, finest: tuple[int, ...], key: Key) -> Grid:
-    """Return the grid of a level: by the metadata relative to level 0, with the user's coordinates of level 0."""
+    """Return the grid of a level: relative to level 0 by the metadata, and level 0 in the user's coordinates."""
     try:
         axes, scales, translations = level_transforms(group)
     except MetadataError:
@@ -202,7 +203,7 @@ def _grid(group: zarr.Group, array: zarr.Array, finest: tuple[int, ...], key: Ke
 
 
 def _plain_grid(key: Key, shape: tuple[int, ...]) -> Grid:
-    """Return the grid of an array without names of axes, with the user's coordinates, if any."""
+    """Return the grid of an array whose axes have no names, with the user's coordinates, if any."""
     rank, space = len(shape), min(len(shape), 3)
     for name in ("spacing", "origin"):
         given = getattr(key, name)

@@ -1,7 +1,7 @@
 """Reads of crops: regions of arrays and their outputs → tickets.
 
-Regions that the native core reads share a ticket; every other region has its own ticket, with the same methods. An
-error affects one job only.
+Regions that have the same number of axes, and that the native core reads into outputs of one dtype, share a ticket.
+Every other box has a ticket of its own, with the same methods. An error affects one job only.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class ReadJob:
     address, strides : int, tuple of int
         Address of the output, and its strides in bytes along all axes of the array.
     bfloat16 : bool
-        Whether elements are cast to bfloat16; the output holds their bits.
+        Whether elements are cast to bfloat16; the output, uint16, holds the bits.
     needed : numpy.ndarray or None
         Boxes of the region that are read, see :class:`~linumpy.stream.planning.records.CropRead`; None for the whole
         region.
@@ -69,7 +69,7 @@ class ReadJob:
         return out
 
     def boxes(self) -> Iterator[tuple[Box, Array]]:
-        """Yield each box that is read, and its output."""
+        """Yield each box that is read, and the output of the box."""
         if self.needed is None:
             yield self.region, self.out
             return
@@ -82,7 +82,7 @@ class ReadJob:
 
 
 class Fallback:
-    """Reads by zarr-python the arrays that the reader does not support; logs the reason once for each array.
+    """Reads by zarr-python, for arrays that the reader does not support; logs the reason once for each array.
 
     Parameters
     ----------
@@ -109,7 +109,7 @@ class ReadTicket(Protocol):
         """Wait until the reads have ended."""
 
     def errors(self, stream: Stream | None = None) -> dict[int, BaseException]:
-        """Wait for the regions, ready on `stream`; return the errors of faulty regions by their number."""
+        """Wait for the regions, which are then ready on `stream`; return the errors of faulty regions by number."""
 
     def cancel(self) -> None:
         """Cancel the reads."""
@@ -174,7 +174,7 @@ class ReaderTicket:
 
 
 def _read(job: ReadJob, box: Box, out: Array) -> np.ndarray | None:
-    """Read and cast; return the values that are to be copied to a device; None where the output is in host memory."""
+    """Read a box, and cast it to the output's dtype; return the values if `out` is on a device, else write them."""
     source = cast("zarr.Array", job.info.source)
     values = np.ascontiguousarray(read_chunks_on_host(source, tuple(slice(a, b) for a, b in box)))
     values = bfloat16_bits(values) if job.bfloat16 else cast_elements(values, out.dtype)
@@ -184,12 +184,12 @@ def _read(job: ReadJob, box: Box, out: Array) -> np.ndarray | None:
     return values
 
 
-#: Indices of jobs, and the ticket of their reads: error i of the ticket concerns the i-th of these jobs.
+#: Indices of jobs, and the ticket of their reads: error i of the ticket concerns the job of the i-th index.
 Submitted = tuple[Sequence[int], ReadTicket]
 
 
 def submit(reader: Reader, jobs: Sequence[ReadJob], fallback: Fallback, memory: object) -> list[Submitted]:
-    """Submit jobs; the jobs that the core reads into outputs of one dtype are submitted by one call and share a ticket.
+    """Submit jobs: by one call all jobs that share a ticket, as the head of this module says, and others one by one.
 
     Parameters
     ----------
@@ -200,7 +200,12 @@ def submit(reader: Reader, jobs: Sequence[ReadJob], fallback: Fallback, memory: 
     fallback : Fallback
         Reads the arrays that the reader does not support.
     memory : object
-        Owner of the outputs' memory; the reader holds it while it writes there.
+        Owner of the outputs' memory, which the native core holds while it writes there.
+
+    Returns
+    -------
+    list of (indices of jobs, ticket)
+        An error of a submission is an error of its ticket, except for jobs that are submitted together.
     """
     submitted: list[Submitted] = []
     together: dict[tuple[int, bool, str], list[int]] = {}
@@ -241,15 +246,15 @@ def _needed_boxes(regions: Regions, needed: Sequence[np.ndarray | None]) -> tupl
     rows = [row for row, boxes in enumerate(needed) for _ in range(1 if boxes is None else len(boxes))]
     if all(boxes is None for boxes in needed):
         return rows, regions
-    whole, first = regions.take(np.array(rows)), 0
-    start, stop = whole.start.copy(), whole.stop.copy()
+    repeated, first = regions.take(np.array(rows)), 0
+    start, stop = repeated.start.copy(), repeated.stop.copy()
     for boxes in needed:
         if boxes is not None:
-            these, axes = slice(first, first + len(boxes)), boxes.shape[1]
-            start[these, -axes:], stop[these, -axes:] = boxes[:, :, 0], boxes[:, :, 1]
+            of_region, axes = slice(first, first + len(boxes)), boxes.shape[1]
+            start[of_region, -axes:], stop[of_region, -axes:] = boxes[:, :, 0], boxes[:, :, 1]
         first += 1 if boxes is None else len(boxes)
-    addresses = whole.addresses + ((start - whole.start) * whole.strides).sum(axis=1)
-    return rows, replace(whole, start=start, stop=stop, addresses=addresses)
+    addresses = repeated.addresses + ((start - repeated.start) * repeated.strides).sum(axis=1)
+    return rows, replace(repeated, start=start, stop=stop, addresses=addresses)
 
 
 def _submit_alone(reader: Reader, job: ReadJob, box: Box, out: Array) -> ReaderTicket:

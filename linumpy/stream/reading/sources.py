@@ -1,7 +1,7 @@
 """Arrays that samples name, opened ahead by threads.
 
-Path and level → :class:`~linumpy.stream.planning.records.ArrayInfo`, kept while the array's metadata files are
-unchanged.
+In: path or URL, and level. Out: :class:`~linumpy.stream.planning.records.ArrayInfo`, kept while the metadata files of
+the array are unchanged.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from linumpy.stream.planning.alignment import is_own
 from linumpy.stream.planning.records import ArrayInfo
 from linumpy.stream.reading.arrays import OPENED, Key, located, open_info
 
-#: Whether the core checks the metadata files of an array when it reads it.
+#: Says whether the core checks the metadata files of an array when it reads the array.
 IsCheckedLater = Callable[[ArrayInfo], bool]
 
 
 class ArrayRequest(NamedTuple):
-    """An array that a sample needs."""
+    """An array that a sample needs: open, or being opened."""
 
     key: Key
     opened: Future[ArrayInfo] | ArrayInfo
-    is_shared: bool = False  # whether another sample requested it before
+    is_shared: bool = False  # whether another sample requested the array before
 
 
 class Sources:
@@ -35,7 +35,15 @@ class Sources:
     Parameters
     ----------
     config : Config
-        Its ``n_zarrs_meta_cache``, ``n_io_threads`` and limits of chunks and elements are used.
+        Its ``n_zarrs_meta_cache``, ``n_io_threads``, limits of chunks and elements, spacing, origin and storage options
+        are used.
+
+    Attributes
+    ----------
+    pool : ThreadPoolExecutor
+        Threads that open arrays, and that read by zarr-python.
+    hits, misses : int
+        Requests for arrays that were kept; requests for other arrays, and arrays that were opened again.
     """
 
     def __init__(self, config: Config) -> None:
@@ -46,7 +54,9 @@ class Sources:
         self.hits = self.misses = 0
 
     def request(self, sample: Sample, folder: str) -> list[ArrayRequest]:
-        """Return the arrays of a sample, one for each part; start to open those that are not open.
+        """Request the arrays of a sample, one for each part; threads start to open arrays that are not kept.
+
+        An error, such as of a path, is returned as a single request, which raises the error.
 
         Parameters
         ----------
@@ -102,29 +112,34 @@ class Sources:
         """Whether none of the requested arrays is still being opened."""
         return all(not isinstance(request.opened, Future) or request.opened.done() for request in requests)
 
-    def settled(
+    def wait_for(
         self, requests: Sequence[ArrayRequest], checked: dict[Key, ArrayInfo], is_checked_later: IsCheckedLater
     ) -> list[ArrayInfo]:
-        """Wait for arrays, check their metadata files, and reopen arrays that were rewritten meanwhile.
+        """Wait for requested arrays, check their metadata files, and open rewritten arrays again.
 
         Parameters
         ----------
         requests : sequence of ArrayRequest
             Requests that :meth:`request` returned.
         checked : dict
-            Arrays that need no check, to which all checked arrays are added.
+            Arrays that need no check; the arrays of `requests` are added.
         is_checked_later : callable
-            Returns True for arrays that are not checked here.
+            Returns True for arrays whose metadata files are not checked here.
+
+        Raises
+        ------
+        Exception
+            Any error of :func:`~linumpy.stream.reading.arrays.open_info`.
         """
         infos = []
         for request in requests:
             info = checked.get(request.key)
             if info is None:
-                info = checked[request.key] = self._settled(request, is_checked_later)
+                info = checked[request.key] = self._wait_for_one(request, is_checked_later)
             infos.append(info)
         return infos
 
-    def _settled(self, request: ArrayRequest, is_checked_later: IsCheckedLater) -> ArrayInfo:
+    def _wait_for_one(self, request: ArrayRequest, is_checked_later: IsCheckedLater) -> ArrayInfo:
         opened = request.opened
         try:
             info = opened if isinstance(opened, ArrayInfo) else opened.result()
@@ -145,6 +160,6 @@ class Sources:
         return info
 
     def close(self) -> None:
-        """Stop the threads."""
+        """Stop the threads, and forget all arrays."""
         self.pool.shutdown(wait=True, cancel_futures=True)
         self._kept.clear()

@@ -1,1 +1,1 @@
-"""Fills rows of a batch, on a device or the host: borders of direct crops, and staged crops that are resampled."""
+"""Fills rows of a batch, on a device or the host: borders of direct crops, and rows of staged crops by resampling."""

@@ -1,7 +1,7 @@
 """Resamples a staged crop to a row of a batch in host memory, by NumPy and SciPy, where there is no GPU.
 
-As in ``augment.cu``, coordinates are in double precision, the order of interpolation is 0 or 1 as in SciPy, and values
-are rounded where the batch's dtype is an integer.
+As in ``augment.cu``, coordinates are in double precision, interpolation is of order 0 or 1 as in SciPy, and values are
+rounded if the batch has an integer dtype.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def fill_row(row: np.ndarray, part: PartShape, staged: Staged, pad: str, fill: f
     part : PartShape
         The part of the row.
     staged : Staged
-        The voxels that were read, and their resampling.
+        The voxels that were read, and how they are resampled.
     pad : str
         Values outside of the volume: ``Config.pad``.
     fill : float
@@ -58,7 +58,7 @@ def fill_row(row: np.ndarray, part: PartShape, staged: Staged, pad: str, fill: f
     target = row.reshape(-1, *shape)
     if staged.voxels is None:
         sampled = np.full(target.shape, fill)
-        _write(target, _changed(sampled, resampling, part, row), part)
+        _write(target, _with_intensities(sampled, resampling, part, row), part)
         return
     voxels = np.asarray(staged.voxels).reshape(-1, *resampling.box_shape)
     if resampling.order == 0:
@@ -69,11 +69,11 @@ def fill_row(row: np.ndarray, part: PartShape, staged: Staged, pad: str, fill: f
         return
     points, inside = coordinates(resampling, shape, pad)
     sampled = np.stack([_linear(box, staged.read, points, inside, fill) for box in voxels])
-    _write(target, _changed(sampled, resampling, part, row), part)
+    _write(target, _with_intensities(sampled, resampling, part, row), part)
 
 
-def _changed(values: np.ndarray, resampling: Resampling, part: PartShape, row: np.ndarray) -> np.ndarray:
-    """Blur and change intensities; each axis of the blur rounds to the dtype of the batch."""
+def _with_intensities(values: np.ndarray, resampling: Resampling, part: PartShape, row: np.ndarray) -> np.ndarray:
+    """Blur, and change intensities; values are rounded to the dtype of the batch before the blur along each axis."""
     axes = [axis for axis in range(3) if resampling.sigma[axis] > 0]
     if axes:
         rounded = np.empty(values.shape, row.dtype)
@@ -84,11 +84,14 @@ def _changed(values: np.ndarray, resampling: Resampling, part: PartShape, row: n
             )
             if axis != axes[-1]:
                 _write(rounded, values, part)
-    return change(values, resampling.intensity)
+    return change_intensities(values, resampling.intensity)
 
 
 def coordinates(resampling: Resampling, shape: tuple[int, ...], pad: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return coordinates, mapped into the volume by `pad`, and which voxels of the crop lie inside the volume."""
+    """Compute the coordinates of the crop's voxels in the volume, (3, Z, Y, X), and which of them get no fill value.
+
+    Coordinates outside of the volume are mapped into it as `pad` says; with ``"constant"`` they get the fill value.
+    """
     voxels = np.stack(np.meshgrid(*(np.arange(n, dtype=float) for n in shape), indexing="ij"))
     points = np.tensordot(resampling.matrix, voxels, 1) + resampling.offset[:, None, None, None]
     if resampling.grid is not None:
@@ -109,42 +112,43 @@ def displacement(resampling: Resampling, shape: tuple[int, ...]) -> np.ndarray:
     """Evaluate the cubic B-spline of displacements at every voxel of the crop."""
     assert resampling.grid is not None
     field = resampling.grid
-    maps = zip(shape, resampling.grid_scale, resampling.grid_origin, strict=True)
-    for axis, (n, scale, origin) in enumerate(maps):
+    axes = zip(shape, resampling.grid_scale, resampling.grid_origin, strict=True)
+    for axis, (n, scale, origin) in enumerate(axes):
         matrix = spline_matrix(np.arange(n), field.shape[axis + 1], scale, origin)
         field = np.moveaxis(np.tensordot(matrix, field, ([1], [axis + 1])), 0, axis + 1)
     return field
 
 
 def _linear(box: np.ndarray, read: CropRead, points: np.ndarray, inside: np.ndarray, fill: float) -> np.ndarray:
+    """Interpolate linearly in the box that was read; the fill value where `inside` is False."""
     assert read.resampling is not None
     local = points - np.array(read.resampling.box_start, float)[:, None, None, None]
     if box.dtype == np.float16:  # SciPy does not accept it
         box = box.astype(np.float32)
-    # Neighbours outside of the box have weight 0, so clamping to the box changes nothing.
-    if box.dtype.kind == "f" and not all(np.isfinite(part).all() for part in _read_parts(box, read)):
-        return np.where(inside, _linear_of_finite_weights(box, local), fill)
+    # A neighbour outside of the box has weight 0, so that clamping to the box changes nothing.
+    if box.dtype.kind == "f" and not all(np.isfinite(voxels).all() for voxels in _boxes_read(box, read)):
+        return np.where(inside, _linear_without_zero_weights(box, local), fill)
     values = scipy.ndimage.map_coordinates(box, local, order=1, mode="nearest", output=np.float64)
     return np.where(inside, values, fill)
 
 
-def _read_parts(box: np.ndarray, read: CropRead) -> list[np.ndarray]:
-    """Return the parts of a box (Z, Y, X) that were read."""
+def _boxes_read(box: np.ndarray, read: CropRead) -> list[np.ndarray]:
+    """Return the voxels of a box (Z, Y, X) that were read: the whole box, or the needed boxes in it."""
     if read.needed is None:
         return [box]
     assert read.resampling is not None
     start = read.resampling.box_start[-read.needed.shape[1] :]
-    parts = []
-    for part in read.needed.tolist():
+    boxes = []
+    for needed in read.needed.tolist():
         index: tuple[EllipsisType | slice, ...] = (
-            ..., *(slice(a - s, b - s) for (a, b), s in zip(part, start, strict=True))
+            ..., *(slice(a - s, b - s) for (a, b), s in zip(needed, start, strict=True))
         )  # fmt: skip
-        parts.append(box[index])
-    return parts
+        boxes.append(box[index])
+    return boxes
 
 
-def _linear_of_finite_weights(box: np.ndarray, local: np.ndarray) -> np.ndarray:
-    """Interpolate without neighbours of weight 0: where they are NaN, SciPy would multiply NaN by 0."""
+def _linear_without_zero_weights(box: np.ndarray, local: np.ndarray) -> np.ndarray:
+    """Interpolate without neighbours of weight 0: SciPy would multiply 0 by NaN where such a neighbour is NaN."""
     below = np.floor(local).astype(int)
     upper = local - below
     result = np.zeros(local.shape[1:])
@@ -158,7 +162,7 @@ def _linear_of_finite_weights(box: np.ndarray, local: np.ndarray) -> np.ndarray:
 def _nearest(
     voxels: np.ndarray, resampling: Resampling, shape: tuple[int, ...], pad: str
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the nearest voxels, and which of them lie inside the volume."""
+    """Return the nearest voxel for each voxel of the crop, and which voxels of the crop get no fill value."""
     if np.array_equal(resampling.matrix, np.eye(3)) and resampling.grid is None:
         return _shifted(voxels, resampling, shape, pad)
     points, inside = coordinates(resampling, shape, pad)
@@ -172,7 +176,7 @@ def _nearest(
 def _shifted(
     voxels: np.ndarray, resampling: Resampling, shape: tuple[int, ...], pad: str
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Take whole voxels along each axis."""
+    """Do as :func:`_nearest` for a map that is only a translation: take voxels axis by axis."""
     inside, index = [], []
     for axis, size in enumerate(shape):
         voxel = np.arange(size) + int(np.floor(resampling.offset[axis] + 0.5))
@@ -185,17 +189,17 @@ def _shifted(
 
 
 def narrow(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """Cast values; for integers round halves away from zero, saturate, and replace NaN by 0."""
+    """Cast values. Floats that become integers are rounded, halves away from zero, and saturated; NaN becomes 0."""
     if dtype.kind == "b":
         return narrow(values, np.dtype("u1")).astype(bool)
     if dtype.kind not in "iu" or values.dtype.kind in "iub":
         with np.errstate(over="ignore"):
             return values.astype(dtype)
     limits = np.iinfo(dtype)
-    whole = np.trunc(values + np.copysign(0.5, values))
-    whole = np.where(np.abs(values) >= 2.0**52, values, whole)
-    result = np.clip(np.nan_to_num(whole, nan=0.0), float(limits.min), float(limits.max)).astype(dtype)
-    return np.where(whole >= float(limits.max), limits.max, result).astype(dtype)
+    rounded = np.trunc(values + np.copysign(0.5, values))
+    rounded = np.where(np.abs(values) >= 2.0**52, values, rounded)
+    result = np.clip(np.nan_to_num(rounded, nan=0.0), float(limits.min), float(limits.max)).astype(dtype)
+    return np.where(rounded >= float(limits.max), limits.max, result).astype(dtype)
 
 
 def as_elements(values: np.ndarray, part: PartShape) -> np.ndarray:
@@ -208,16 +212,19 @@ def _write(target: np.ndarray, values: np.ndarray, part: PartShape, where: np.nd
 
 
 def _read(elements: np.ndarray, part: PartShape) -> np.ndarray:
-    return (widened(elements) if part.dtype is Dtype.BF16 else elements).astype(np.float64)
+    return (bfloat16_as_float32(elements) if part.dtype is Dtype.BF16 else elements).astype(np.float64)
 
 
-def widened(bits: np.ndarray) -> np.ndarray:
-    """Return bfloat16 numbers, given as their bits in uint16, as float32."""
+def bfloat16_as_float32(bits: np.ndarray) -> np.ndarray:
+    """Return bfloat16 numbers, whose bits are given as uint16, as float32."""
     return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 
-def change(values: np.ndarray, intensity: Intensity) -> np.ndarray:
-    """Change intensities by gamma, contrast and noise. `values` are a whole crop, in C order."""
+def change_intensities(values: np.ndarray, intensity: Intensity) -> np.ndarray:
+    """Change intensities by gamma, contrast and noise.
+
+    `values` must be a whole crop: a voxel gets the noise of its index in C order.
+    """
     if intensity.is_neutral:
         return values
     values = np.asarray(values, np.float64)

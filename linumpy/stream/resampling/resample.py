@@ -1,7 +1,8 @@
 """Fills rows of a batch: values outside of arrays, and staged crops.
 
-On a GPU ``augment.cu`` resamples staged crops, by one launch for all rows of the same dtype and order, on CuPy's
-current stream. Without a GPU NumPy resamples them.
+On a GPU the kernels of ``augment.cu`` resample staged crops on CuPy's current stream: one launch for all rows of the
+same stored dtype and order of interpolation, and one for each axis that is blurred. Without a GPU NumPy and SciPy
+resample.
 """
 
 from __future__ import annotations
@@ -37,7 +38,21 @@ _MAX_BLOCKS = 2**20
 
 
 def kernel_spec(name: str, source: np.dtype, out: np.dtype, dtype: Dtype, order: int, pad: str) -> KernelSpec:
-    """Return the specification of a kernel of augment.cu."""
+    """Return the specification of a kernel of augment.cu.
+
+    Parameters
+    ----------
+    name : {"augment", "blur"}
+        The kernel.
+    source, out : numpy.dtype
+        Stored dtype, and dtype of the batch in memory.
+    dtype : Dtype
+        Dtype of the part: bf16 for bfloat16 in uint16.
+    order : int
+        0 for nearest voxels, 1 for linear interpolation.
+    pad : str
+        Values outside of volumes: ``Config.pad``.
+    """
     out_type = "bfloat16_bits" if dtype is Dtype.BF16 else CUDA_TYPES[out.str[1:]]
     copies = dtype is not Dtype.BF16 and source == out
     defines = (
@@ -65,12 +80,17 @@ def resample(
     fill : float
         Value for ``pad="constant"``.
     pool : Executor or None
-        Threads for NumPy arrays.
+        Threads for NumPy arrays; None to use the caller's thread.
 
     Returns
     -------
     list
-        Arrays that must outlive the queued work, which reads them.
+        Device arrays that the queued work reads, and that must outlive it; empty for NumPy arrays.
+
+    Raises
+    ------
+    ValueError
+        On a device: an axis of the crop, with the radius of the blur, does not fit into shared memory.
     """
     if isinstance(batch, np.ndarray):
         work = [(batch[crop.read.row], part, crop, pad, fill) for crop in staged]
@@ -95,7 +115,7 @@ def fill_borders(batch: Array, part: PartShape, direct: Sequence[CropRead], fill
 
 
 def borders(shape: Sequence[int], inside: Box) -> list[tuple[slice, ...]]:
-    """Divide the surroundings of a box into at most two slabs along each axis."""
+    """Divide the part of a shape outside of a box into slabs, at most two along each axis."""
     slabs: list[tuple[slice, ...]] = []
     extent = [slice(0, n) for n in shape]
     for axis, ((start, stop), n) in enumerate(zip(inside, shape, strict=True)):
@@ -107,7 +127,7 @@ def borders(shape: Sequence[int], inside: Box) -> list[tuple[slice, ...]]:
 
 
 def _in_threads(pool: Executor, work: Sequence[tuple[np.ndarray, PartShape, Staged, str, float]]) -> None:
-    """Fill rows; when this returns or raises, no thread still writes."""
+    """Fill rows in threads; when this returns or raises, no thread writes any more."""
     futures = [pool.submit(fill_row, *arguments) for arguments in work]
     try:
         for future in futures:
@@ -120,14 +140,14 @@ def _in_threads(pool: Executor, work: Sequence[tuple[np.ndarray, PartShape, Stag
 
 
 def launch(batch: Array, part: PartShape, staged: Sequence[Staged], pad: str, fill: float) -> list[Array]:
-    """Resample staged crops on the device, by one launch for each pair of stored dtype and order."""
+    """Resample staged crops on the device, as :func:`resample` does; return the arrays that must outlive the work."""
 
-    def kind(crop: Staged) -> tuple[str, int]:
+    def dtype_and_order(crop: Staged) -> tuple[str, int]:
         assert crop.read.resampling is not None
         return crop.read.info.dtype.str, crop.read.resampling.order
 
     kept: list[Array] = []
-    for (stored, order), group in groupby(sorted(staged, key=kind), kind):
+    for (stored, order), group in groupby(sorted(staged, key=dtype_and_order), dtype_and_order):
         rows = list(group)
         device_rows, arrays = _upload(rows, batch)
         kept += arrays
@@ -140,11 +160,11 @@ def launch(batch: Array, part: PartShape, staged: Sequence[Staged], pad: str, fi
 
 
 def table(rows: Sequence[Staged]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the kernels' table, with offsets instead of addresses of grids, and the concatenated grids.
+    """Return the kernels' table, and the concatenated elastic grids.
 
-    An offset is in bytes, plus 1; 0 means no grid.
+    In place of addresses, ``grid`` has 1 plus the offset in bytes of the grid, or 0 for no grid. ``source`` is 0.
     """
-    records = np.zeros(len(rows), ROW)  # filled field by field, several times as fast as record by record
+    records = np.zeros(len(rows), ROW)  # filling field by field is several times as fast as record by record
     resamplings = [crop.read.resampling for crop in rows if crop.read.resampling is not None]
     records["row"] = [crop.read.row for crop in rows]
     for name in ("box_start", "box_shape", "volume", "offset", "grid_scale", "grid_origin", "sigma"):
@@ -163,12 +183,13 @@ def table(rows: Sequence[Staged]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _upload(rows: Sequence[Staged], batch: Array) -> tuple[Array, list[Array]]:
+    """Copy the kernels' table to the device; return the table, and all arrays that must outlive the launches."""
     records, grids = table(rows)
     records["source"] = [0 if crop.voxels is None else address_of(crop.voxels) for crop in rows]
     device_grids = _to_device(grids, batch) if grids.size else None
     if device_grids is not None:
-        has = records["grid"] > 0
-        records["grid"][has] += np.uint64(address_of(device_grids) - 1)
+        has_grid = records["grid"] > 0
+        records["grid"][has_grid] += np.uint64(address_of(device_grids) - 1)
     device_rows = _to_device(records.view(np.uint8), batch)
     return device_rows, [device_rows] if device_grids is None else [device_rows, device_grids]
 

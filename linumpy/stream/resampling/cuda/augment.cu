@@ -1,5 +1,5 @@
-// Resamples staged crops into a batch: boxes of volumes, and a map of coordinates for each → rows of the batch, with
-// changed intensities, cast.
+// Resamples staged crops into a batch: a box of a volume and a map of coordinates for each crop → a row of the batch,
+// with changed intensities, cast. Kernel `augment` interpolates; kernel `blur` then filters along one axis.
 //
 // Definitions: SOURCE and OUT (element types; bfloat16_bits for bfloat16), COPY (1 where OUT is SOURCE), WIDE (1 where
 // SOURCE is double), ORDER (0 nearest, 1 linear) and MODE (of boundary.cuh: CONSTANT, NEAREST or MIRROR). Axes are
@@ -27,7 +27,7 @@ struct Row {
     int64 row;  // index of the row in the batch
     int64 box_start[3], box_shape[3], volume[3];
     double matrix[9], offset[3];
-    const double *grid;  // displacements, components first; null without
+    const double *grid;  // displacements of control points, components first; null without an elastic grid
     int64 grid_shape[3];
     double grid_scale[3], grid_origin[3];
     double low, span, gamma, contrast, noise;
@@ -56,7 +56,7 @@ __device__ inline double changed(const Row &row, double value, int64 voxel) {
     return value;
 }
 
-// An unchanged voxel, cast to the type of the batch without an intermediate type that rounds.
+// Cast an unchanged voxel to the type of the batch, without an intermediate type that rounds.
 __device__ __forceinline__ OUT as_is(SOURCE value) {
 #if COPY
     return value;
@@ -79,7 +79,7 @@ __device__ __forceinline__ int first_node(double g, int64 nodes, double &t) {
     return base - 1;
 }
 
-// Displacements of the control points along x for a line of the crop: the spline along z and y is evaluated once.
+// Sum the spline along z and y once for a line of the crop: `line` gets the displacements of control points along x.
 __device__ inline void sum_line(const Row &row, int64 z, int64 y, double *line) {
     double wz[4], wy[4], tz, ty;
     const int fz = first_node(z * row.grid_scale[0] + row.grid_origin[0], row.grid_shape[0], tz);
@@ -99,8 +99,8 @@ __device__ inline void sum_line(const Row &row, int64 z, int64 y, double *line) 
     }
 }
 
-// Indices in the box of the voxels around a coordinate, and the weight of the upper one; false where the fill value is
-// taken.
+// Find the voxels around a coordinate, as indices in the box, and the weight of the upper voxel; false if the voxel of
+// the crop gets the fill value.
 __device__ inline bool locate(const Row &row, int axis, double c, int *at, double &upper) {
     const int n = static_cast<int>(row.volume[axis]);
     if (!bring_inside(c, n)) return false;
@@ -108,13 +108,14 @@ __device__ inline bool locate(const Row &row, int axis, double c, int *at, doubl
     upper = ORDER == 0 ? 0.0 : c - below;
     for (int k = 0; k <= ORDER; k++) {
         const int64 inside = fold(static_cast<int64>(below) + k, n) - row.box_start[axis];
-        // A neighbour of weight 0 may lie outside of the box.
+        // Only a neighbour of weight 0 may lie outside of the box.
         at[k] = static_cast<int>(min(max(inside, 0ll), row.box_shape[axis] - 1));
     }
     return row.box_shape[axis] > 0;
 }
 
-// `lines`: lines of the crop along x. blockIdx.x runs over lines, blockIdx.y over rows of the table.
+// Resample crops. `lines`: number of lines of a crop along x; `lead`: number of volumes of a crop, from leading axes.
+// blockIdx.x runs over lines, blockIdx.y over rows of the table. If a row is blurred, `blur` changes its intensities.
 extern "C" __global__ void augment(const Row *rows, OUT *out, int lead, int ny, int nx, int64 lines, double fill) {
     __shared__ double line[3 * MAX_NODES];
     const Row &row = rows[blockIdx.y];
@@ -159,7 +160,7 @@ extern "C" __global__ void augment(const Row *rows, OUT *out, int lead, int ny, 
                                 const double weight = (a ? upper[0] : 1 - upper[0]) * (b ? upper[1] : 1 - upper[1]) *
                                                       (d ? upper[2] : 1 - upper[2]);
                                 const int64 from = at[0][a] * plane + at[1][b] * row.box_shape[2] + at[2][d];
-                                // Avoids 0 * NaN: a neighbour of weight 0 does not count.
+                                // A neighbour of weight 0 is left out, since 0 * NaN is NaN.
                                 if (weight != 0) value += weight * Widen<double, SOURCE>::of(source[from]);
                             }
                 }
@@ -170,8 +171,8 @@ extern "C" __global__ void augment(const Row *rows, OUT *out, int lead, int ny, 
 }
 
 // Blur along one axis, in place. A block keeps `columns` neighbouring lines in shared memory, followed by at most
-// `max_weights` weights. `n`: voxels along the axis; `stride`: distance between them; `total`: lines of a crop; `last`:
-// whether this is the last axis that is blurred, after which intensities change.
+// `max_weights` weights. `n`: voxels along the axis; `stride`: distance between neighbours, in elements; `total`: lines
+// of a crop; `last`: whether this is the last axis that is blurred, after which intensities change.
 extern "C" __global__ void blur(const Row *rows, OUT *out, int axis, int n, int64 stride, int64 total, int columns,
                                 int max_weights, int last) {
     extern __shared__ double values[];
