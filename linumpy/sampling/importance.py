@@ -51,12 +51,12 @@ def gradient_density(field: Field, device: int | None, points: int = _GRADIENT_P
     axis = (np.arange(points, dtype=np.float32) + np.float32(0.5)) / np.float32(points)
     z, y, x = np.meshgrid(axis, axis, axis, indexing="ij")
     coords = np.stack([x, y, z], -1).reshape(-1, 3)
-    values = np.empty((field.n_channels, len(coords)), np.float32)
+    values = np.empty((field.n_channels, len(coords)), field.values_dtype)
     if device is None:
         field.decode(coords, values)
     else:
         cupy = require_cuda()
-        values_on_device = cupy.empty(values.shape, np.float32)
+        values_on_device = cupy.empty(values.shape, values.dtype)
         field.decode(cupy.asarray(coords), values_on_device)
         values = values_on_device.get()
     grids = np.nan_to_num(values.astype(np.float64)).reshape(-1, points, points, points)
