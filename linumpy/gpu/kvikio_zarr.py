@@ -22,8 +22,7 @@ from numpy.typing import DTypeLike
 
 from linumpy.arrays import Array
 from linumpy.device import kvikio_mode
-from linumpy.errors import UnsupportedLayoutError
-from linumpy.gpu.read import request as output
+from linumpy.gpu.read import request as requests
 from linumpy.gpu.read.layouts import LAYOUTS
 from linumpy.gpu.read.reader import Reader
 from linumpy.gpu.read.report import ReadReport
@@ -54,8 +53,8 @@ def read_zarr_via_kvikio(
     begin = time.perf_counter()
     plan = plan_read(LAYOUTS.get(source, level), region)
     if plan.layout.unsupported is not None:
-        raise UnsupportedLayoutError(f"linumpy's reader cannot read {plan.layout.name}: {plan.layout.unsupported}")
-    request = output.make_request(plan, dtype, out, scratch_bytes)
+        raise requests.unsupported_error(plan.layout, plan.layout.unsupported)
+    request = requests.make_request(plan, dtype, out, scratch_bytes)
     array, report = read_request(request, begin, timed=return_report)
     return (array, report) if return_report else array
 
@@ -73,13 +72,13 @@ class OwnReader:
     """
 
     def __init__(self, scratch_bytes: int | None) -> None:
-        self.scratch_bytes = output.DEFAULT_SCRATCH_BYTES if scratch_bytes is None else scratch_bytes
+        self.scratch_bytes = requests.DEFAULT_SCRATCH_BYTES if scratch_bytes is None else scratch_bytes
         self._readers: dict[tuple[int, bool], Reader] = {}
 
     @contextmanager
     def use(self, device: int, *, direct: bool) -> Iterator[Reader]:
         """Use the reader of a device; `direct` for GPUDirect Storage."""
-        if self.scratch_bytes == output.DEFAULT_SCRATCH_BYTES:
+        if self.scratch_bytes == requests.DEFAULT_SCRATCH_BYTES:
             with shared_reader(device, direct=direct) as reader:
                 yield reader
             return
@@ -115,8 +114,8 @@ def read_request(
         The result, or the memory that the reader has yet to allocate, does not fit into device memory.
     """
     plan = request.plan
-    with output.device_of(request) as device:
-        output.check_memory(request, 0)  # raise before a reader is made if the result does not fit
+    with requests.device_of(request) as device:
+        requests.check_memory(request, 0)  # raise before a reader is made if the result does not fit
         direct, gds = False, "not used (an object store)"
         if plan.layout.remote is None:
             direct, gds = gds_mode(plan.layout.root or "")
@@ -125,7 +124,7 @@ def read_request(
                 own = scope.enter_context(closing(OwnReader(request.scratch_bytes)))
             reader = scope.enter_context(own.use(device.id, direct=direct))
             if plan.chunk_count and not reader.device_bytes:
-                output.check_memory(request, reader.scratch_nbytes)
+                requests.check_memory(request, reader.scratch_nbytes)
             planned = time.perf_counter()
             ticket = reader.submit_layout(plan.layout, plan.region, out=request.out, dtype=request.dtype, timed=timed)
             array, report = _wait_for(ticket, is_new=request.out is None)

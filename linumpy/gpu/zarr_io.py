@@ -21,13 +21,13 @@ from numpy.typing import DTypeLike
 from linumpy.arrays import Array
 from linumpy.core import native
 from linumpy.device import require_cuda, resolve
-from linumpy.errors import GpuUnavailableError, UnsupportedLayoutError
+from linumpy.errors import GpuUnavailableError
 from linumpy.gpu import kvikio_zarr
 from linumpy.gpu.devices import checked_devices, on_each
 from linumpy.gpu.kvikio_zarr import OwnReader, read_zarr_via_kvikio
 from linumpy.gpu.read import dask as zarr_dask
 from linumpy.gpu.read import fallback
-from linumpy.gpu.read import request as output
+from linumpy.gpu.read import request as requests
 from linumpy.gpu.read.fallback import gpu_zarr_context, read_zarr_via_zarr_gpu
 from linumpy.gpu.read.layouts import LAYOUTS
 from linumpy.gpu.read.limits import describe_placement, limits_for
@@ -67,7 +67,7 @@ def plan_zarr_read(source: Source, *, region: Any = None, level: int = 0) -> Rea
         ``print(plan)`` explains it: chunks, codecs, where they are decoded, device memory.
     """
     plan = plan_read(read_layout(open_source(source, level)), region)
-    layout, limits = plan.layout, limits_for(output.DEFAULT_SCRATCH_BYTES, may_exceed=True)
+    layout, limits = plan.layout, limits_for(requests.DEFAULT_SCRATCH_BYTES, may_exceed=True)
     if layout.unsupported is not None or not plan.region.size:
         return plan
     decoding = "none: chunks are raw"
@@ -146,11 +146,11 @@ def read_zarr(
             )
     begin = time.perf_counter()
     plan = plan_read(LAYOUTS.get(source, level, storage_options), region)
-    output.check_elements(plan.layout)
-    target = plan.layout.dtype if dtype is None else output.result_dtype(plan, dtype)
+    requests.check_elements(plan.layout)
+    target = plan.layout.dtype if dtype is None else requests.result_dtype(plan, dtype)
     reason = why_not_linumpy(plan)
     if reason and strict:
-        raise _unsupported_error(plan, reason)
+        raise requests.unsupported_error(plan.layout, reason)
     if reason:
         result, report = fallback.read_into_host(
             open_source(source, level, storage_options), plan, target, (where.reason, reason), begin
@@ -252,7 +252,7 @@ def read_zarr_to_gpu(
         request = _request(plan, dtype, out, scratch_bytes)
         reason = "" if backend == "zarr-gpu" else why_not_linumpy(plan)
         if reason and (strict or backend == LINUMPY):
-            raise _unsupported_error(plan, reason)
+            raise requests.unsupported_error(plan.layout, reason)
         if backend == "zarr-gpu" or reason:
             return fallback.read_request(open_source(source, level, storage_options), request, begin, reason=reason)
         return kvikio_zarr.read_request(request, begin, timed=return_report)
@@ -277,14 +277,10 @@ def read_region_into(array: zarr.Array[Any], region: Any, out: Array, own: OwnRe
         kvikio_zarr.read_request(request, begin, timed=False, own=own)
 
 
-def _unsupported_error(plan: ReadPlan, reason: str) -> UnsupportedLayoutError:
-    return UnsupportedLayoutError(f"linumpy's reader cannot read {plan.layout.name}: {reason}")
-
-
-def _request(plan: ReadPlan, dtype: Any, out: Array | None, scratch_bytes: int | None) -> output.ReadRequest:
+def _request(plan: ReadPlan, dtype: Any, out: Array | None, scratch_bytes: int | None) -> requests.ReadRequest:
     """Check a request; without a GPU, the error names the function that works without one."""
     try:
-        return output.make_request(plan, dtype, out, scratch_bytes)
+        return requests.make_request(plan, dtype, out, scratch_bytes)
     except GpuUnavailableError as error:
         advice = "linumpy.read_zarr(source) reads to the GPU where there is one and into host memory elsewhere"
         raise GpuUnavailableError(f"read_zarr_to_gpu needs a CUDA device: {error}. {advice}") from None

@@ -19,7 +19,7 @@ import zarr
 
 from linumpy.arrays import Array
 from linumpy.device import require_cuda
-from linumpy.gpu.read import request as output
+from linumpy.gpu.read import request as requests
 from linumpy.gpu.read.report import ReadReport, host_report
 from linumpy.gpu.read.request import ReadRequest
 from linumpy.gpu.rounding import cast_elements
@@ -64,7 +64,7 @@ def read_zarr_via_zarr_gpu(
     """Read by zarr-python; see :func:`linumpy.gpu.zarr_io.read_zarr_to_gpu` for the parameters."""
     begin = time.perf_counter()
     array = open_source(source, level)
-    request = output.make_request(plan_read(read_layout(array), region), dtype, out, None)
+    request = requests.make_request(plan_read(read_layout(array), region), dtype, out, None)
     result, report = read_request(array, request, begin, reason="")
     return (result, report) if return_report else result
 
@@ -84,13 +84,13 @@ def read_request(array: zarr.Array, request: ReadRequest, begin: float, *, reaso
         Why linumpy's reader cannot read the array, which is logged; empty if the caller chose zarr-python.
     """
     plan = request.plan
-    why_not_gpu = why_not_gpu_mode(plan.layout, plan.region, request.dtype, output.device_of(request).id)
+    why_not_gpu = why_not_gpu_mode(plan.layout, plan.region, request.dtype, requests.device_of(request).id)
     if reason:
         _log_fallback(plan, reason, " in its GPU mode" if why_not_gpu is None else " through host memory")
-    with output.device_of(request):
-        output.check_memory(request, 0)
+    with requests.device_of(request):
+        requests.check_memory(request, 0)
         planned = time.perf_counter()
-        result = output.allocate(request)
+        result = requests.allocate(request)
         if why_not_gpu is None:
             _read_in_gpu_mode(array, plan.region.selection, result)
         else:

@@ -14,7 +14,7 @@ import numpy as np
 
 from linumpy.arrays import is_small
 from linumpy.device import free_memory, is_device_array, require_cuda
-from linumpy.errors import DeviceMemoryError
+from linumpy.errors import DeviceMemoryError, UnsupportedLayoutError
 from linumpy.plan.layout import ArrayLayout
 from linumpy.plan.read.plan import ReadPlan
 
@@ -70,6 +70,11 @@ def make_request(plan: ReadPlan, dtype: Any, out: Any, scratch_bytes: int | None
         if not out.flags.c_contiguous:
             raise ValueError(f"out has strides {out.strides}: pass a C-contiguous array")
     return ReadRequest(plan, target, out, scratch)
+
+
+def unsupported_error(layout: ArrayLayout, reason: str) -> UnsupportedLayoutError:
+    """Return the error that linumpy's reader cannot read an array."""
+    return UnsupportedLayoutError(f"linumpy's reader cannot read {layout.name}: {reason}")
 
 
 def check_elements(layout: ArrayLayout) -> None:
