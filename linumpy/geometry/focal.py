@@ -1,8 +1,10 @@
 """Focal curvature of the objective in each tile of a mosaic: detection from the tissue surface, and correction.
 
-The focal plane of an objective is slightly curved, so a flat surface looks like a bowl, the same in every tile. In:
-the surface of a mosaic, and the size of a tile. Out: a :class:`FocalCurvature`, and the mosaic without it. Results are
-in the memory of the input.
+The focal plane of an objective is slightly curved, so a flat surface looks like a bowl, the same in every tile.
+
+In: the surface of a mosaic and the shape of a tile, or a mosaic. Out: a :class:`FocalCurvature`; the mosaic without
+focal curvature, in the memory of the input. In the code v and u are coordinates in a tile, from -1 to 1, and the form
+of a curvature is the three coefficients of v², v u and u².
 """
 
 from __future__ import annotations
@@ -20,9 +22,9 @@ from linumpy.gpu.oct.shift import shift_along_depth
 
 #: Iterations of reweighting, and Huber's threshold of the residual in robust standard deviations.
 _ROUNDS, _HUBER = 8, 1.345
-#: A tile is used if the surface is known in this share of it.
-_KNOWN = 0.25
-#: Voxels of the surface that are fitted at most, approximately.
+#: A tile is used if the surface is known in at least this share of it.
+_MIN_KNOWN = 0.25
+#: Maximum voxels of the surface that are fitted, approximately; small tiles have at least 8 along each axis.
 _SAMPLES = 2**22
 
 
@@ -30,8 +32,8 @@ _SAMPLES = 2**22
 class FocalCurvature:
     """Depth that the objective adds to the surface, as a quadratic form of the coordinates in the tile.
 
-    With v and u from -1 at the first voxel of a tile to 1 at its last, along the first and the second lateral
-    axis, the surface looks deeper by ``vv v² + vu v u + uu u²`` than at the middle of the tile.
+    Let v and u be coordinates along the first and the second lateral axis, from -1 at the first voxel of a tile to 1 at
+    the last. The surface looks deeper by ``vv v² + vu v u + uu u²`` than at the middle of the tile.
 
     Attributes
     ----------
@@ -40,11 +42,11 @@ class FocalCurvature:
     vv, vu, uu : float
         In voxels along depth.
     rms : float
-        Root mean square of the residual of the mean tile, in voxels.
+        Root mean square of the residual when the mean tile is fitted, in voxels.
     tiles : int
         Number of tiles used.
     tissue : (float, float, float)
-        The same three numbers for the curvature of the tissue itself, which is not corrected.
+        The same three coefficients for the curvature of the tissue itself, which is not corrected.
     """
 
     tile_shape: tuple[int, int]
@@ -73,10 +75,11 @@ def detect_focal_curvature(surface: Array, tile_shape: tuple[int, int]) -> Focal
     """Find the focal curvature from the surface of a mosaic.
 
     A quadratic is fitted to each tile (robustly: iteratively reweighted least squares, weights of Huber, Robust
-    Statistics, 1981). Its plane is subtracted, and a quadratic is fitted to the median over tiles. That contains the
-    curvature of the tissue itself, which follows from the planes: the slope of a curved surface changes from tile to
-    tile by ``2 vv (tile step)``, the slope of focal curvature does not. The median of these changes gives the curvature
-    of the tissue, which is subtracted. Along an axis of one tile, tissue is assumed to be flat.
+    Statistics, 1981). Its plane is subtracted from the tile. A second quadratic is fitted to the mean tile, the median
+    over tiles, and contains focal curvature and the curvature of the tissue itself. The latter follows from the planes:
+    the slope of curved tissue changes from tile to tile by ``2 vv (tile step)``, whereas focal curvature has the same
+    slope in every tile. The median of these changes gives the curvature of the tissue, which is subtracted. Along an
+    axis of one tile, tissue is assumed to be flat.
 
     Parameters
     ----------
@@ -87,11 +90,16 @@ def detect_focal_curvature(surface: Array, tile_shape: tuple[int, int]) -> Focal
     tile_shape : (int, int)
         Voxels of a tile along both axes.
 
+    Returns
+    -------
+    FocalCurvature
+        Its numbers are on the host.
+
     Raises
     ------
     ValueError
-        A map that is not of rank 2, or in which no complete tile has a known surface in a quarter of its voxels; tiles
-        of less than three voxels along an axis.
+        A map that is not of rank 2 or not of real numbers; no complete tile, or none with a known surface in a quarter
+        of its voxels; tiles of less than three voxels along an axis.
 
     Notes
     -----
@@ -106,25 +114,25 @@ def detect_focal_curvature(surface: Array, tile_shape: tuple[int, int]) -> Focal
     if not all(grid):
         raise ValueError(f"a surface of {surface.shape} holds no complete tile of {height} × {width} voxels")
     xp = array_module(surface)
-    step = _step(grid, (height, width))
-    whole = surface[: grid[0] * height, : grid[1] * width].reshape(grid[0], height, grid[1], width)
-    tiles = whole[:, ::step, :, ::step].astype(np.float64).transpose(0, 2, 1, 3).reshape(grid[0] * grid[1], -1)
+    step = _sampling_step(grid, (height, width))
+    complete = surface[: grid[0] * height, : grid[1] * width].reshape(grid[0], height, grid[1], width)
+    tiles = complete[:, ::step, :, ::step].astype(np.float64).transpose(0, 2, 1, 3).reshape(grid[0] * grid[1], -1)
     valid = xp.isfinite(tiles) & (tiles >= 0)
-    counts = valid.mean(axis=1) >= _KNOWN
+    is_used = valid.mean(axis=1) >= _MIN_KNOWN
     terms = _terms(xp, height, width, step)
-    fitted = _robust_fit(xp, terms, tiles, valid & counts[:, None])
-    flat = xp.where(valid & counts[:, None], tiles - fitted[:, :3] @ terms[:3], np.nan)
-    mean = _nanmedian(xp, flat, axis=0)
+    fitted = _robust_fit(xp, terms, tiles, valid & is_used[:, None])
+    without_planes = xp.where(valid & is_used[:, None], tiles - fitted[:, :3] @ terms[:3], np.nan)
+    mean = _nanmedian(xp, without_planes, axis=0)
     mean_known = xp.isfinite(mean)
-    shared = _robust_fit(xp, terms, mean[None], mean_known[None])[0]
-    residual = xp.where(mean_known, mean - shared @ terms, 0)
+    mean_fit = _robust_fit(xp, terms, mean[None], mean_known[None])[0]
+    residual = xp.where(mean_known, mean - mean_fit @ terms, 0)
     rms = xp.sqrt((residual**2).sum() / xp.maximum(mean_known.sum(), 1))
-    slopes = xp.where(counts[:, None], fitted[:, 1:3], np.nan).reshape(*grid, 2)
-    tissue = _share_of_tissue(xp, slopes, (height, width))
-    result = xp.concatenate([shared[3:] - tissue, tissue, xp.stack([rms, counts.sum().astype(np.float64)])])
+    slopes = xp.where(is_used[:, None], fitted[:, 1:3], np.nan).reshape(*grid, 2)
+    tissue = _tissue_curvature(xp, slopes, (height, width))
+    result = xp.concatenate([mean_fit[3:] - tissue, tissue, xp.stack([rms, is_used.sum().astype(np.float64)])])
     vv, vu, uu, *of_tissue, rms, tiles_used = (float(number) for number in to_host(result))
     if not tiles_used:
-        raise ValueError(f"the surface is known in less than {_KNOWN:.0%} of every tile: nothing to fit")
+        raise ValueError(f"the surface is known in less than {_MIN_KNOWN:.0%} of every tile: nothing to fit")
     return FocalCurvature((height, width), vv, vu, uu, rms, int(tiles_used), (of_tissue[0], of_tissue[1], of_tissue[2]))
 
 
@@ -136,23 +144,24 @@ def mean_tile(surface: Array, tile_shape: tuple[int, int], *, most: int = 2**24)
     surface, tile_shape
         As for :func:`detect_focal_curvature`.
     most : int
-        Voxels of the surface to use, approximately; of more tiles only every n-th is used.
+        Maximum voxels of the surface to use, approximately; of more tiles only every n-th is used.
 
     Returns
     -------
     numpy.ndarray or cupy.ndarray of float64, (height, width)
-        In voxels along depth, 0 at the median; NaN where no tile is known. In the memory of the surface.
+        In voxels along depth; its median is 0. NaN where the surface is known in no tile that is used. In the memory of
+        the surface.
     """
     height, width = (int(n) for n in tile_shape)
     grid = surface.shape[0] // height, surface.shape[1] // width
     xp = array_module(surface)
-    whole = surface[: grid[0] * height, : grid[1] * width].reshape(grid[0], height, grid[1], width)
-    tiles = whole.transpose(0, 2, 1, 3).reshape(-1, height, width)
+    complete = surface[: grid[0] * height, : grid[1] * width].reshape(grid[0], height, grid[1], width)
+    tiles = complete.transpose(0, 2, 1, 3).reshape(-1, height, width)
     tiles = tiles[:: max(1, tiles.shape[0] * height * width // most)].astype(np.float64)
     valid = xp.isfinite(tiles) & (tiles >= 0)
     tiles = tiles.reshape(tiles.shape[0], -1)
     valid = valid.reshape(tiles.shape)
-    valid &= valid.mean(axis=1, keepdims=True) >= _KNOWN
+    valid &= valid.mean(axis=1, keepdims=True) >= _MIN_KNOWN
     terms = _terms(xp, height, width, 1)
     fitted = _robust_fit(xp, terms, tiles, valid)
     mean = _nanmedian(xp, xp.where(valid, tiles - fitted[:, :3] @ terms[:3], np.nan), axis=0)
@@ -178,7 +187,7 @@ def correct_focal_curvature(
     Parameters
     ----------
     vol : numpy.ndarray or cupy.ndarray, rank 3
-        Of real numbers.
+        The mosaic or a part of it, of real numbers.
     curvature : FocalCurvature
         The curvature to remove.
     depth_axis : int
@@ -242,7 +251,8 @@ def measured_planes(
     Returns
     -------
     first, stop : numpy.ndarray of int32, `lateral_shape`
-        Voxels from `first` to before `stop` are measured; the others were filled.
+        The voxels from `first` to before `stop` are measured, all others were filled; `stop` equals `first` for an
+        A-line without measured voxels.
     """
     tile = tuple(curvature.tile_shape)
     form = curvature.vv, curvature.vu, curvature.uu
@@ -276,8 +286,8 @@ def _line(xp: ModuleType, n: int) -> Array:
     return xp.arange(n, dtype=np.float64) / max(1, n - 1) * 2 - 1
 
 
-def _step(grid: tuple[int, int], tile_shape: tuple[int, int]) -> int:
-    """Return the step between fitted voxels along both axes: 1, or more for very many voxels."""
+def _sampling_step(grid: tuple[int, int], tile_shape: tuple[int, int]) -> int:
+    """Return the step between fitted voxels along both axes: 1, or more for more than about `_SAMPLES` voxels."""
     total = grid[0] * grid[1] * tile_shape[0] * tile_shape[1]
     return max(1, min(round((total / _SAMPLES) ** 0.5), min(tile_shape) // 8))
 
@@ -290,15 +300,15 @@ def _terms(xp: ModuleType, height: int, width: int, step: int) -> Array:
 
 
 def _robust_fit(xp: ModuleType, terms: Array, values: Array, valid: Array) -> Array:
-    """Fit all terms to each row of values; returns (rows, 6)."""
-    number = terms.shape[0]
-    products = (terms[:, None, :] * terms[None, :, :]).reshape(number * number, -1)
+    """Fit all terms to each row of values; return their coefficients, (rows, terms)."""
+    count = terms.shape[0]
+    products = (terms[:, None, :] * terms[None, :, :]).reshape(count * count, -1)
     values = xp.where(valid, values, 0)
     weights = valid.astype(np.float64)
     # Too small to change the fit, and large enough that a row without voxels has the solution 0.
-    ridge = 1e-9 * xp.eye(number)
+    ridge = 1e-9 * xp.eye(count)
     for _ in range(_ROUNDS):
-        matrix = (weights @ products.T).reshape(-1, number, number) + ridge
+        matrix = (weights @ products.T).reshape(-1, count, count) + ridge
         fit = xp.linalg.solve(matrix, ((weights * values) @ terms.T)[:, :, None])[:, :, 0]
         residual = xp.abs(values - fit @ terms)
         scale = 1.4826 * _nanmedian(xp, xp.where(valid, residual, np.nan), axis=1)[:, None]
@@ -307,8 +317,8 @@ def _robust_fit(xp: ModuleType, terms: Array, values: Array, valid: Array) -> Ar
     return fit
 
 
-def _share_of_tissue(xp: ModuleType, slopes: Array, tile_shape: tuple[int, int]) -> Array:
-    """Return the tissue's curvature in a tile (v², v u, u²), from the change of slopes (rows, columns, 2) by tile."""
+def _tissue_curvature(xp: ModuleType, slopes: Array, tile_shape: tuple[int, int]) -> Array:
+    """Compute the tissue's curvature (v², v u, u²) from how slopes, (rows, columns, 2), change from tile to tile."""
     step_v, step_u = (2 * n / (n - 1) for n in tile_shape)  # from tile to tile, in v and u
     zero = xp.zeros(1)
     along_v, along_u = xp.diff(slopes, axis=0).reshape(-1, 2), xp.diff(slopes, axis=1).reshape(-1, 2)
@@ -320,7 +330,7 @@ def _share_of_tissue(xp: ModuleType, slopes: Array, tile_shape: tuple[int, int])
 
 
 def _nanmedian(xp: ModuleType, values: Array, axis: int) -> Array:
-    """Return the median of all values but NaN, or NaN; as NumPy's ``nanmedian``, without its warning."""
+    """Return the median of all values but NaN, and NaN without any; as NumPy's ``nanmedian``, without a warning."""
     ordered = xp.sort(values, axis=axis)  # NaN goes last
     count = (~xp.isnan(ordered)).sum(axis=axis, keepdims=True)
     size = ordered.shape[axis]

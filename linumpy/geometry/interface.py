@@ -1,7 +1,7 @@
 """The surface of the tissue, on the CPU or the GPU; results are in the memory of the input.
 
-In: a NumPy or CuPy volume. Out: for each A-line the voxel at which tissue begins; that map without outliers; the volume
-below it. :mod:`linumpy.geometry.surfaces` fits shapes to a surface.
+In: a NumPy or CuPy volume, or its surface. Out: the surface, a map of the depth at which tissue begins; a surface
+without outliers; the volume below a surface. :mod:`linumpy.geometry.surfaces` fits shapes to a surface.
 """
 
 from __future__ import annotations
@@ -36,24 +36,27 @@ def find_tissue_interface(
     zero_log: float | None = None,
     use_gpu: bool | None = None,
 ) -> Any:
-    """Find for each A-line where tissue begins, on the caller's choice of device.
+    """Find for each A-line where tissue begins, on the device that the caller chooses.
 
     Parameters
     ----------
     vol, s_xy, s_z, use_log, mask, order, detect_cutting_errors, depth_axis, definition, min_contrast, \
     return_confidence, zero_log
-        As for :func:`linumpy.gpu.interface.find_tissue_interface`, and so are results and errors.
+        As for :func:`linumpy.gpu.interface.find_tissue_interface`, whose results and errors this function has, too.
     use_gpu : bool, optional
         True computes on the GPU, False on the CPU; by default on the device of the volume.
 
     Returns
     -------
     numpy.ndarray or cupy.ndarray, rank 2
-        Voxels along depth: int32, or float32 for ``definition="edge"``: NaN where there is no tissue, infinity where
-        its surface is not found. In the memory of the volume. With `return_confidence` a second array, the contrast.
+        Depth in voxels, in the memory of the volume: int32, -1 for an A-line outside the mask. For
+        ``definition="edge"`` float32: 0 where tissue begins at or before the first voxel, NaN where there is no tissue,
+        infinity where its surface is not found. With `return_confidence` a second array, the contrast.
 
     Raises
     ------
+    ValueError, TypeError
+        As :func:`linumpy.gpu.interface.find_tissue_interface`.
     GpuUnavailableError
         `use_gpu` is True and there is no CUDA device.
     """
@@ -71,21 +74,21 @@ def remove_outliers(
 ) -> tuple[Array, Array]:
     """Replace outliers of a surface by the median of their neighbourhood.
 
-    A voxel is an outlier if its absolute difference from the median of its neighbourhood exceeds `threshold` robust
-    standard deviations of all these differences (1.4826 times their median absolute deviation; Iglewicz and Hoaglin,
-    How to Detect and Handle Outliers, 1993, propose 3.5) and exceeds `tolerance`. Negative and non-finite values are
-    unknown: they count as outliers.
+    A voxel is an outlier if its difference from the median of its neighbourhood exceeds both `tolerance` and
+    `threshold` robust standard deviations: 1.4826 times the median of the absolute differences of all known voxels
+    (Iglewicz and Hoaglin, How to Detect and Handle Outliers, 1993, propose a threshold of 3.5). Negative and non-finite
+    values are unknown, and count as outliers.
 
     Parameters
     ----------
     surface : numpy.ndarray or cupy.ndarray, (height, width)
         Depth in voxels.
     size : int
-        Voxels of the neighbourhood along both axes.
+        Voxels of the neighbourhood along both axes; beyond its ends the map is mirrored (SciPy's mode ``"reflect"``).
     threshold : float
-        In robust standard deviations.
+        In robust standard deviations, above 0.
     tolerance : float
-        In voxels: a smaller difference is never an outlier.
+        In voxels, 0 or more: a voxel with a smaller difference is not an outlier.
     use_gpu : bool, optional
         True computes on the GPU, False on the CPU; by default on the device of the surface.
 
@@ -99,7 +102,9 @@ def remove_outliers(
     Raises
     ------
     ValueError
-        Not a map of numbers; an invalid size, threshold or tolerance; a surface without a known value.
+        A surface that is not a map of real numbers, or has no known value; an invalid size, threshold or tolerance.
+    GpuUnavailableError
+        `use_gpu` is True and there is no CUDA device.
     """
     if surface.ndim != 2 or surface.dtype.kind not in "iuf" or not surface.size:
         raise ValueError(f"a surface of shape {surface.shape}, {surface.dtype}: a map (height, width) is needed")
@@ -112,15 +117,15 @@ def remove_outliers(
     valid = xp.isfinite(values) & (values >= 0)
     if not bool(valid.any()):
         raise ValueError("the surface has no known value: all are negative or not finite")
-    # Unknown values become the median of all known ones, which changes the medians around them least.
+    # Unknown values become the median of all known values, which disturbs the medians of their neighbours least.
     values = xp.where(valid, values, xp.median(values[valid]))
-    around = ndimage_module(moved).median_filter(values, size=int(size), mode="reflect")
-    away = xp.abs(values - around)
-    limit = xp.maximum(threshold * 1.4826 * xp.median(away[valid]), tolerance)
-    outliers = ~valid | (away > limit)
+    medians = ndimage_module(moved).median_filter(values, size=int(size), mode="reflect")
+    differences = xp.abs(values - medians)
+    limit = xp.maximum(threshold * 1.4826 * xp.median(differences[valid]), tolerance)
+    outliers = ~valid | (differences > limit)
     if dtype.kind in "iu":
-        around = xp.rint(around)
-    result = xp.where(outliers, around, values).astype(dtype)
+        medians = xp.rint(medians)
+    result = xp.where(outliers, medians, values).astype(dtype)
     return back(result), back(outliers)
 
 
@@ -134,7 +139,7 @@ def crop_below_interface(
     fill_value: float = 0,
     use_gpu: bool | None = None,
 ) -> Array:
-    """Cut out the tissue below a surface: each A-line begins at its surface, which becomes flat.
+    """Cut out the volume below a surface: each A-line of the result begins at the surface, which becomes flat.
 
     Parameters
     ----------
@@ -144,13 +149,13 @@ def crop_below_interface(
         First voxel of tissue for each A-line, lateral axes as in `vol`; floats are rounded. A negative or non-finite
         value means no tissue, and the A-line is filled.
     planes : int, optional
-        Voxels along depth to keep; by default all.
+        Voxels of the result along depth; by default as many as the volume has.
     offset : int
         Voxels below the surface at which to begin; negative for above.
     depth_axis : int
         Axis of depth.
     fill_value : float
-        Value of voxels outside the volume.
+        Value of voxels outside the volume, and of A-lines without tissue.
     use_gpu : bool, optional
         True computes on the GPU, False on the CPU; by default on the device of the volume.
 
@@ -161,8 +166,12 @@ def crop_below_interface(
 
     Raises
     ------
+    ValueError
+        A volume that is not of rank 3; a surface that does not fit the volume, or is not of real numbers.
     ValueError, TypeError
-        A surface that does not fit the volume; otherwise as :func:`linumpy.gpu.oct.shift.shift_along_depth`.
+        As :func:`linumpy.gpu.oct.shift.shift_along_depth`.
+    GpuUnavailableError
+        `use_gpu` is True and there is no CUDA device.
     """
     if vol.ndim != 3 or not -3 <= depth_axis < 3:
         raise ValueError(f"a volume of shape {vol.shape} and depth_axis={depth_axis}: three axes are needed")

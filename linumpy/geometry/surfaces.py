@@ -1,6 +1,7 @@
 """Shapes fitted to a tissue surface: plane, quadratic, Gaussian, sphere.
 
-In: a map of depths, and a mask. Out: an :class:`InterfaceFit`, whose map is in the memory of the input.
+In: a map of depths, and a mask. Out: an :class:`InterfaceFit`, whose map is in the memory of the input. In the code z
+is the measured depth of each A-line, y and x its coordinates, and `valid` the A-lines to fit.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import numpy as np
 from linumpy.arrays import Array
 from linumpy.device import array_module, to_host, transfers
 
-_STEPS = 60  # of Levenberg and Marquardt's method
+_MAX_STEPS = 60  # of Levenberg and Marquardt's method
 
 
 @dataclass(frozen=True)
@@ -28,12 +29,14 @@ class InterfaceFit:
     surface : numpy.ndarray or cupy.ndarray of float64, (height, width)
         The fitted depth in voxels; NaN where a sphere has no surface.
     parameters : dict of str to float
-        In voxels, with y and x from the first voxel. ``plane``: offset, y, x (depth = offset + y Y + x X).
-        ``quadratic``: also yy, yx, xx. ``gaussian``: offset, height, centre_y, centre_x, sigma_y, sigma_x (depth =
-        offset + height exp(-((Y - centre_y) / sigma_y)² / 2 - ...)). ``spherical``: centre_z, centre_y, centre_x in
-        voxels, and radius in units of the spacing.
+        In voxels; the coordinates Y and X count from the first voxel. ``plane``: offset, y, x (depth = offset + y Y +
+        x X). ``quadratic``: also yy, yx, xx (the coefficients of Y², Y X and X²). ``gaussian``: offset, height,
+        centre_y, centre_x, sigma_y, sigma_x (depth = offset + height exp(-((Y - centre_y) / sigma_y)² / 2 - ((X -
+        centre_x) / sigma_x)² / 2)). ``spherical``: centre_z, centre_y, centre_x in voxels, and radius in the unit of
+        the spacing.
     rms : float
-        Root mean square of the residuals of the fitted voxels.
+        Root mean square of the residuals of the fitted voxels, along depth in voxels. Voxels where a sphere has no
+        surface count as 0.
     """
 
     model: str
@@ -59,9 +62,9 @@ def fit_interface(
     model : {"plane", "quadratic", "gaussian", "spherical"}
         The shape.
     mask : numpy.ndarray or cupy.ndarray of bool, optional
-        Voxels to fit.
+        Voxels to fit; by default all known ones.
     spacing : (float, float, float)
-        Voxel spacing (Z, Y, X); only the sphere depends on it.
+        Voxel spacing (Z, Y, X) in any unit, which the radius then has; only the sphere depends on it.
     use_gpu : bool, optional
         True computes on the GPU, False on the CPU; by default on the device of the surface.
 
@@ -73,8 +76,11 @@ def fit_interface(
     Raises
     ------
     ValueError
-        An unknown model; a surface that is not a map; fewer voxels to fit than the shape has parameters, or all of them
-        on one line.
+        An unknown model; a surface that is not a map of real numbers; a mask or spacing that does not fit; fewer voxels
+        to fit than a linear start of the shape has parameters (plane 3, quadratic 6, Gaussian 3, sphere 4), or all of
+        them on one line.
+    GpuUnavailableError
+        `use_gpu` is True and there is no CUDA device.
 
     Notes
     -----
@@ -98,8 +104,8 @@ def fit_interface(
         valid &= transfer(mask).astype(bool)
     y, x = xp.meshgrid(*(xp.arange(n, dtype=np.float64) for n in surface.shape), indexing="ij")
     fitted, parameters = _MODELS[model](xp, y, x, z, valid, spacing)
-    left = xp.where(valid & xp.isfinite(fitted), z - fitted, 0)
-    rms = float(xp.sqrt((left**2).sum() / xp.maximum(valid.sum(), 1)))
+    residuals = xp.where(valid & xp.isfinite(fitted), z - fitted, 0)
+    rms = float(xp.sqrt((residuals**2).sum() / xp.maximum(valid.sum(), 1)))
     return InterfaceFit(model, back(fitted), parameters, rms)
 
 
@@ -112,6 +118,7 @@ def _polynomial(
     names: tuple[str, ...],
     powers: tuple[tuple[int, int], ...],
 ) -> tuple[Array, dict[str, float]]:
+    """Fit a polynomial with the given powers of y and x, named by `names`."""
     # Coordinates from -1 to 1: in voxels the sums of high powers would swamp those of low ones.
     scale = [(n - 1) / 2 or 1.0 for n in z.shape]
     v, u = y / scale[0] - 1, x / scale[1] - 1
@@ -126,7 +133,10 @@ def _polynomial(
 
 
 def _solve(xp: ModuleType, columns: list[Array], z: Array, valid: Array) -> np.ndarray:
-    """Solve for the coefficients of columns by normal equations, which are copied to the host."""
+    """Fit z by a weighted sum of columns, by normal equations on the host; return the weights.
+
+    Raise ValueError if there are too few voxels, or the columns are not independent.
+    """
     rows = xp.stack([xp.where(valid, column, 0).reshape(-1) for column in columns])
     target = xp.where(valid, z, 0).reshape(-1)
     matrix, right = to_host(rows @ rows.T), to_host(rows @ target)
@@ -170,7 +180,7 @@ def _gaussian(
         total = xp.maximum(weight.sum(), 1e-12)
         centre = [float(to_host((weight * coordinate).sum() / total)) for coordinate in (y, x)]
         start = np.array([offset, height or 1.0, *centre, *sizes])
-        error, fitted = _levenberg(xp, shape, start, z, valid)
+        error, fitted = _levenberg_marquardt(xp, shape, start, z, valid)
         if best is None or error < best[0]:
             best = error, fitted
     assert best is not None
@@ -200,7 +210,7 @@ def _spherical(
         root = xp.sqrt(xp.maximum(r**2 - (b - py) ** 2 - (a - px) ** 2, 1e-9))
         return pz + side * root, [xp.ones_like(root), side * (b - py) / root, side * (a - px) / root, side * r / root]
 
-    _, fitted = _levenberg(xp, shape, np.array([mz, my, mx, radius]), c, valid)
+    _, fitted = _levenberg_marquardt(xp, shape, np.array([mz, my, mx, radius]), c, valid)
     pz, py, px, r = (float(number) for number in fitted)
     fitted = shape(fitted)[0] * unit / spacing[0] + depth
     fitted = xp.where((b - py) ** 2 + (a - px) ** 2 <= r**2, fitted, np.nan)
@@ -212,25 +222,28 @@ def _spherical(
     return fitted, {**centre, "radius": abs(r) * unit}
 
 
-def _levenberg(
+def _levenberg_marquardt(
     xp: ModuleType,
     shape: Callable[[np.ndarray], tuple[Array, list[Array]]],
     start: np.ndarray,
     z: Array,
     valid: Array,
 ) -> tuple[float, np.ndarray]:
-    """Fit a shape, which returns values and derivatives; returns the sum of squares and the parameters."""
+    """Fit the parameters of a shape, a function of them that returns values and derivatives.
+
+    Return the sum of squared residuals, and the parameters.
+    """
 
     def at(p: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
         values, slopes = shape(p)
         rows = xp.stack([xp.where(valid, slope, 0).reshape(-1) for slope in slopes])
-        left = xp.where(valid, z - values, 0).reshape(-1)
-        sums = to_host(xp.concatenate([rows, left[None]]) @ xp.concatenate([rows, left[None]]).T)
+        residuals = xp.where(valid, z - values, 0).reshape(-1)
+        sums = to_host(xp.concatenate([rows, residuals[None]]) @ xp.concatenate([rows, residuals[None]]).T)
         return float(sums[-1, -1]), sums[:-1, :-1], sums[:-1, -1]
 
     p, damping = start.astype(np.float64), 1e-3
     error, matrix, right = at(p)
-    for _ in range(_STEPS):
+    for _ in range(_MAX_STEPS):
         step = np.linalg.lstsq(matrix + damping * np.diag(np.diag(matrix) + 1e-12), right, rcond=None)[0]
         trial = at(p + step)
         if np.isfinite(trial[0]) and trial[0] <= error:

@@ -1,7 +1,7 @@
-"""Work on several devices at the same time: a thread for each, on the cores near it.
+"""Work on several devices at the same time: a thread for each device, on the cores of the device's NUMA node.
 
-In: numbers of devices, and a function. Out: its results. Errors: the error of the first device that failed, raised
-after all have ended.
+In: numbers of devices, and a function. Out: the function's result for each device. Errors: if several devices fail, the
+error of the device that comes first in the list, raised after all have ended.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _BUS = Path("/sys/bus/pci/devices")
 
 
 def checked_devices(devices: str | Iterable[int]) -> list[int]:
-    """Check the devices that a caller names.
+    """Check the devices that a caller names; return their numbers.
 
     Parameters
     ----------
@@ -33,9 +33,9 @@ def checked_devices(devices: str | Iterable[int]) -> list[int]:
     Raises
     ------
     GpuUnavailableError
-        No CUDA device, or not one of these.
+        No CUDA device, or a number that no device has.
     ValueError, TypeError
-        No device, a device twice, or a value that is not a number.
+        An empty list, a device twice, a negative number, or a value that is not a number.
     """
     count = require_cuda().cuda.runtime.getDeviceCount()
     if isinstance(devices, str):
@@ -58,6 +58,11 @@ def on_each(devices: Sequence[int], work: Callable[[int], Result]) -> list[Resul
         Numbers of CUDA devices.
     work : callable
         Called with the index of a device in `devices`, in a thread in which that device is current.
+
+    Returns
+    -------
+    list
+        The result of each device, in the order of `devices`. The work that `work` queued on its stream has ended.
     """
     cupy, cores = require_cuda(), os.sched_getaffinity(0)
 
@@ -76,7 +81,7 @@ def on_each(devices: Sequence[int], work: Callable[[int], Result]) -> list[Resul
 
 
 def stay_near(bus_id: str, cores: set[int], root: Path = _BUS) -> None:
-    """Run this thread on those of `cores` that belong to a device's NUMA node; on all of them if unknown."""
+    """Run this thread on those of `cores` that belong to a device's NUMA node, or on all `cores` if there are none."""
     near: set[int] = set()
     with contextlib.suppress(OSError, ValueError):
         near = cores_of((root / bus_id.lower() / "local_cpulist").read_text())

@@ -1,10 +1,10 @@
 """Resample images: CuPy in, CuPy out; NumPy in, NumPy out.
 
-In: an image, and coordinates, a map, or voxel spacings. Out: samples. NumPy arrays are sampled by SciPy, CuPy arrays by
-this package's kernels: fast ones for images of two and three axes and stacks of them (along axes that the map does not
-change, or channels), a general one for others of up to 16 axes. `resize` and `resample_volume`
-(:mod:`~linumpy.gpu.resize.rescaling`) smooth and sample an image of any rank axis by axis at orders 0 and 1. Spacings
-are in µm, or in any one unit.
+In: an image, and coordinates, a map, or voxel spacings. Out: samples. SciPy samples NumPy arrays, this package's
+kernels sample CuPy arrays: fast kernels for images of two and three axes and for stacks of such images (along axes that
+the map does not change, or channels), a general kernel for all other images of up to 16 axes. At orders 0 and 1
+`resize` and `resample_volume` (:mod:`~linumpy.gpu.resize.rescaling`) smooth and sample an image of any rank axis by
+axis, on the host too. Spacings are in µm, or in any other unit, the same for all.
 
 float32 results are within 1e-5 of SciPy's, relative to the range of the image; at order 0, and where integers are
 rounded, values next to a tie may differ. Integers are rounded, halves away from zero, and saturate; float16 beyond

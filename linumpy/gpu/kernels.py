@@ -1,4 +1,4 @@
-"""Compile CUDA sources, once for each device and never for a shape.
+"""Compile CUDA sources, once for each device and set of definitions, never for a shape.
 
 In: a :class:`KernelSpec`, made without a GPU. Out: a ``cupy.RawKernel``. CuPy caches compiled kernels on disk, for
 other processes.
@@ -55,9 +55,9 @@ class KernelSpec:
 
 @functools.cache
 def source_text(source: str, package: str = SHARED) -> str:
-    """Read a CUDA source of a package, and insert the headers that it includes, of that package or shared.
+    """Read a CUDA source of a package, and insert the headers that it includes, from that package or :data:`SHARED`.
 
-    CuPy's cache is keyed by the text of the source alone, so it would not notice a changed header.
+    CuPy's cache on disk is keyed by the text of the source alone, so it would not notice a changed header.
     """
     folder = importlib.resources.files(package)
     return _with_headers((folder / f"{source}.cu").read_text(encoding="utf-8"), package)
@@ -71,28 +71,29 @@ def _with_headers(text: str, package: str) -> str:
         if name in included:
             return ""
         included.add(name)
-        own = importlib.resources.files(package) / name
-        file = own if own.is_file() else importlib.resources.files(SHARED) / name
+        file = importlib.resources.files(package) / name
+        if not file.is_file():
+            file = importlib.resources.files(SHARED) / name
         return _INCLUDE.sub(header, file.read_text(encoding="utf-8"))
 
     return _INCLUDE.sub(header, text)
 
 
-#: A thread waits for a module that another thread compiles.
-_compiling: dict[tuple[str, str, tuple[str, ...], int], threading.Lock] = {}
+#: A lock for each module, so that a thread waits for a module that another thread compiles.
+_compile_locks: dict[tuple[str, str, tuple[str, ...], int], threading.Lock] = {}
 
 
 @functools.lru_cache(maxsize=512)
 def _load(spec: KernelSpec, device_id: int) -> Any:
     import cupy
 
-    with _compiling.setdefault((spec.source, spec.package, spec.options, device_id), threading.Lock()):
+    with _compile_locks.setdefault((spec.source, spec.package, spec.options, device_id), threading.Lock()):
         module = cupy.RawModule(code=source_text(spec.source, spec.package), options=spec.options)
         return module.get_function(spec.name)
 
 
 def load(spec: KernelSpec) -> Any:
-    """Return the kernel, compiled for CuPy's current device."""
+    """Return the kernel, compiled for CuPy's current device by the first call."""
     import cupy
 
     return _load(spec, cupy.cuda.runtime.getDevice())
@@ -115,20 +116,20 @@ def prepare(specs: Iterable[KernelSpec]) -> None:
 def _prepare(specs: tuple[KernelSpec, ...], device_id: int) -> None:
     import cupy
 
-    together: dict[tuple[str, str, tuple[str, ...]], list[KernelSpec]] = {}
+    specs_of_module: dict[tuple[str, str, tuple[str, ...]], list[KernelSpec]] = {}
     for spec in specs:
-        together.setdefault((spec.source, spec.package, spec.options), []).append(spec)
+        specs_of_module.setdefault((spec.source, spec.package, spec.options), []).append(spec)
 
-    def compile_all(specs_of_source: list[KernelSpec]) -> None:
+    def compile_all(specs: list[KernelSpec]) -> None:
         with cupy.cuda.Device(device_id):
-            for spec in specs_of_source:
+            for spec in specs:
                 _load(spec, device_id)
 
-    if len(together) == 1:
+    if len(specs_of_module) == 1:
         compile_all(list(specs))
-    elif together:
-        with ThreadPoolExecutor(len(together), thread_name_prefix="linumpy-compile") as threads:
-            list(threads.map(compile_all, together.values()))
+    elif specs_of_module:
+        with ThreadPoolExecutor(len(specs_of_module), thread_name_prefix="linumpy-compile") as threads:
+            list(threads.map(compile_all, specs_of_module.values()))
 
 
 @dataclass(frozen=True)
@@ -156,7 +157,7 @@ class Uploaded:
 
 
 def uploaded(value: Any) -> Uploaded:
-    """Record an event after the upload of a value on CuPy's current stream."""
+    """Return a value that was uploaded on CuPy's current stream, with an event recorded after the upload."""
     import cupy
 
     return Uploaded(value, cupy.cuda.get_current_stream().record(cupy.cuda.Event(disable_timing=True)))
@@ -192,19 +193,20 @@ CUDA_TYPES = {
 
 #: Unsigned integers by their size in bytes, for kernels that copy elements without computing.
 UNSIGNED_TYPES = {itemsize: CUDA_TYPES[f"u{itemsize}"] for itemsize in (1, 2, 4, 8)}
-#: The types that float32 holds without loss; kernels compute in double precision for the others.
+#: The types of numbers that float32 holds without loss; kernels compute in double precision for all others. Callers
+#: view booleans as u1.
 IN_FLOAT32 = ("u1", "i1", "u2", "i2", "f2", "f4")
 #: Sizes from this on need 64-bit indices; a block computes some indices beyond the last element.
 _INT_LIMIT = 2**31 - 2**20
 
 
 def needs_float64(*dtypes: np.dtype) -> bool:
-    """Say whether float32 cannot hold all numbers of the dtypes."""
+    """Say whether kernels compute in double precision: float32 does not hold all numbers of the dtypes."""
     return any(dtype.str[1:] not in IN_FLOAT32 for dtype in dtypes)
 
 
 def computed_in(*dtypes: np.dtype) -> np.dtype:
-    """Choose the dtype of sums: float32 if it holds all numbers of the dtypes, else float64."""
+    """Choose the dtype of sums: float32 if all dtypes are in :data:`IN_FLOAT32`, else float64."""
     return np.dtype(np.float64 if needs_float64(*dtypes) else np.float32)
 
 
@@ -224,15 +226,15 @@ def memory_order(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...
 
 
 def int32(*values: int) -> tuple[np.int32, ...]:
-    """Convert arguments of a kernel."""
+    """Convert integers to arguments of a kernel."""
     return tuple(np.int32(value) for value in values)
 
 
 def uint32(*values: int) -> tuple[np.uint32, ...]:
-    """Convert arguments of a kernel."""
+    """Convert integers to arguments of a kernel."""
     return tuple(np.uint32(value) for value in values)
 
 
 def int64(*values: int) -> tuple[np.int64, ...]:
-    """Convert arguments of a kernel."""
+    """Convert integers to arguments of a kernel."""
     return tuple(np.int64(value) for value in values)

@@ -2,10 +2,11 @@
 
 Only GPUDirect Storage needs kvikio; the module keeps its name because users import from it.
 
-In: a :class:`~linumpy.plan.read.plan.ReadPlan` or a source. Out: a CuPy array, ordered on the caller's
-current stream, or a NumPy array. Errors: :class:`~linumpy.errors.UnsupportedLayoutError` (a ``NotImplementedError``)
-for codecs that the reader does not decode, stores in GPU memory, and dtypes without a CUDA type;
-:class:`~linumpy.errors.ChunkError` for broken chunks.
+In: a request, a :class:`~linumpy.plan.read.plan.ReadPlan` or a source. Out: a complete CuPy array, which any stream may
+use, or a NumPy array. Errors: :class:`~linumpy.errors.UnsupportedLayoutError` (a ``NotImplementedError``) for codecs
+that the reader does not decode, stores in GPU memory, and dtypes without a CUDA type;
+:class:`~linumpy.errors.ChunkError` for broken chunks; :class:`~linumpy.errors.DeviceMemoryError` for results that do
+not fit into device memory.
 """
 
 from __future__ import annotations
@@ -21,8 +22,7 @@ from numpy.typing import DTypeLike
 
 from linumpy.arrays import Array
 from linumpy.device import kvikio_mode
-from linumpy.errors import UnsupportedLayoutError
-from linumpy.gpu.read import request as output
+from linumpy.gpu.read import request as requests
 from linumpy.gpu.read.layouts import LAYOUTS
 from linumpy.gpu.read.reader import Reader
 from linumpy.gpu.read.report import ReadReport
@@ -53,31 +53,32 @@ def read_zarr_via_kvikio(
     begin = time.perf_counter()
     plan = plan_read(LAYOUTS.get(source, level), region)
     if plan.layout.unsupported is not None:
-        raise UnsupportedLayoutError(f"linumpy's reader cannot read {plan.layout.name}: {plan.layout.unsupported}")
-    request = output.make_request(plan, dtype, out, scratch_bytes)
+        raise requests.unsupported_error(plan.layout, plan.layout.unsupported)
+    request = requests.make_request(plan, dtype, out, scratch_bytes)
     array, report = read_request(request, begin, timed=return_report)
     return (array, report) if return_report else array
 
 
 class OwnReader:
-    """A reader with a limit of device memory of its own, for many reads; created by the first read.
+    """A reader with a separate limit of device memory, for many reads; the first read creates it.
 
-    With the default limit it is the shared reader. Only one thread may use it at a time.
+    With the default limit, the reader that the process shares is used instead. Only one thread may use an `OwnReader`
+    at a time.
 
     Parameters
     ----------
     scratch_bytes : int or None
-        Device memory beyond results; None for the default.
+        Maximum device memory beyond results; None for the default.
     """
 
     def __init__(self, scratch_bytes: int | None) -> None:
-        self.scratch_bytes = output.DEFAULT_SCRATCH_BYTES if scratch_bytes is None else scratch_bytes
+        self.scratch_bytes = requests.DEFAULT_SCRATCH_BYTES if scratch_bytes is None else scratch_bytes
         self._readers: dict[tuple[int, bool], Reader] = {}
 
     @contextmanager
     def use(self, device: int, *, direct: bool) -> Iterator[Reader]:
         """Use the reader of a device; `direct` for GPUDirect Storage."""
-        if self.scratch_bytes == output.DEFAULT_SCRATCH_BYTES:
+        if self.scratch_bytes == requests.DEFAULT_SCRATCH_BYTES:
             with shared_reader(device, direct=direct) as reader:
                 yield reader
             return
@@ -86,7 +87,7 @@ class OwnReader:
         yield self._readers[device, direct]
 
     def close(self) -> None:
-        """Free memory and threads that are not shared."""
+        """Close the readers that this object has created, but not the shared ones."""
         while self._readers:
             self._readers.popitem()[1].close()
 
@@ -106,10 +107,15 @@ def read_request(
         Whether to time the kernels; the call then waits for the last kernel.
     own : OwnReader, optional
         The reader to use. By default the shared reader, or a temporary one if `request` has another limit.
+
+    Raises
+    ------
+    DeviceMemoryError
+        The result, or the memory that the reader has yet to allocate, does not fit into device memory.
     """
     plan = request.plan
-    with output.device_of(request) as device:
-        output.check_memory(request, 0)  # raise before planning if the result does not fit
+    with requests.device_of(request) as device:
+        requests.check_memory(request, 0)  # raise before a reader is made if the result does not fit
         direct, gds = False, "not used (an object store)"
         if plan.layout.remote is None:
             direct, gds = gds_mode(plan.layout.root or "")
@@ -118,10 +124,10 @@ def read_request(
                 own = scope.enter_context(closing(OwnReader(request.scratch_bytes)))
             reader = scope.enter_context(own.use(device.id, direct=direct))
             if plan.chunk_count and not reader.device_bytes:
-                output.check_memory(request, reader.scratch_nbytes)
+                requests.check_memory(request, reader.scratch_nbytes)
             planned = time.perf_counter()
             ticket = reader.submit_layout(plan.layout, plan.region, out=request.out, dtype=request.dtype, timed=timed)
-            array, report = _wait_for(ticket, is_own=request.out is None)
+            array, report = _wait_for(ticket, is_new=request.out is None)
     report = replace(report, gds=gds, plan_seconds=planned - begin)
     return array, replace(report, read_seconds=time.perf_counter() - planned)
 
@@ -142,24 +148,27 @@ def read_into_host(plan: ReadPlan, dtype: np.dtype, why: str, begin: float) -> t
     """
     planned = time.perf_counter()
     with shared_reader("cpu") as reader:
-        array, report = _wait_for(reader.submit_layout(plan.layout, plan.region, dtype=dtype), is_own=True)
+        array, report = _wait_for(reader.submit_layout(plan.layout, plan.region, dtype=dtype), is_new=True)
     report = replace(report, fallback=f"host memory: {why}", scratch_bytes=None, plan_seconds=planned - begin)
     return array, replace(report, read_seconds=time.perf_counter() - planned)
 
 
-def _wait_for(ticket: Ticket, *, is_own: bool) -> tuple[Any, ReadReport]:
-    """Wait for a read. After an interrupt, cancel it; a caller's own `out` must not be written after the return."""
+def _wait_for(ticket: Ticket, *, is_new: bool) -> tuple[Any, ReadReport]:
+    """Wait for a read, and cancel it after an interrupt.
+
+    Unless the output `is_new`, it is the caller's, which must not be written after the return.
+    """
     try:
         return ticket.result(), ticket.report
     except BaseException:
         ticket.cancel()
-        if not is_own:
+        if not is_new:
             ticket.exception()
         raise
 
 
 def gds_mode(folder: str) -> tuple[bool, str]:
-    """Return whether reads from a folder use native GDS, and the evidence."""
+    """Say whether reads from a folder use native GDS, and how that is known."""
     mode, reason = kvikio_mode()
     if mode == "none":
         return False, f"not used ({reason})"

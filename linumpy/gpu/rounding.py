@@ -1,9 +1,10 @@
 """Cast floats to integers and booleans as SciPy's ``ndimage`` does, or as NumPy does, and to bfloat16.
 
-Interpolated values are rounded, read values are truncated; both saturate.
+Interpolated values (`rounded`) are rounded to integers, read values (`cast_elements`) are truncated; both saturate.
 
-In: a NumPy or CuPy array of floats. Out: an array of the dtype, in the same memory. float64 rounds 2**64 - 1 up to
-2**64, whose cast is undefined in C: NumPy and SciPy give 0 for it, and for 2**63 the most negative number.
+In: a NumPy or CuPy array of floats; for read values, a NumPy array of any numbers. Out: an array of the dtype, in the
+same memory. Limits of 64-bit integers need care: float64 rounds 2**64 - 1 up to 2**64, whose cast is undefined in C
+(NumPy and SciPy give 0 for it, and the most negative number for 2**63).
 """
 
 from __future__ import annotations
@@ -15,16 +16,16 @@ import numpy as np
 from linumpy.device import array_module
 
 #: From here on every double is an integer, and adding a half would change it.
-_WHOLE = 2.0**52
+_WITHOUT_FRACTION = 2.0**52
 
 
 def saturated(whole: Any, dtype: np.dtype) -> Any:
-    """Cast floats that are integers.
+    """Cast floats without a fraction; the limits of 64-bit integers, which floats round up, saturate.
 
     Parameters
     ----------
     whole : numpy.ndarray or cupy.ndarray
-        Floats in the range of the dtype, except for the rounding of its limits.
+        Floats in the range of the dtype, whose limits may have been rounded up.
     dtype : numpy.dtype
         Booleans or integers, in this machine's byte order.
     """
@@ -49,8 +50,8 @@ def rounded(values: Any, dtype: np.dtype) -> Any:
         with np.errstate(over="ignore"):
             return values.astype(dtype)
     limits = np.iinfo(dtype)
-    away = xp.trunc(values + xp.copysign(values.dtype.type(0.5), values))
-    whole = xp.where(xp.abs(values) >= _WHOLE, values, away)
+    away_from_zero = xp.trunc(values + xp.copysign(values.dtype.type(0.5), values))
+    whole = xp.where(xp.abs(values) >= _WITHOUT_FRACTION, values, away_from_zero)
     return saturated(xp.clip(xp.where(xp.isnan(values), 0, whole), limits.min, limits.max), dtype)
 
 
@@ -71,7 +72,7 @@ def cast_elements(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
         if values.dtype.kind != "f" or dtype.kind not in "iu":
             return values.astype(dtype, copy=False)
         limits, single = np.iinfo(dtype), values.dtype.type
-        low, high = single(limits.min), single(limits.max)  # rounded up: the first number that overflows
+        low, high = single(limits.min), single(limits.max)  # high: the limit, or, rounded up, the first float beyond
         inside = (values > low) & (values < high)
         if inside.all():
             return values.astype(dtype)
@@ -81,16 +82,16 @@ def cast_elements(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
 
 
 def bfloat16_bits(values: np.ndarray) -> np.ndarray:
-    """Round to float32 and then to bfloat16, halves to even; returns the bits as uint16."""
+    """Round to float32 and then to bfloat16, halves to even; return the bits as uint16."""
     with np.errstate(over="ignore"):
         single = np.ascontiguousarray(values, np.float32)
     bits = single.view(np.uint32)
-    rounded = bits >> np.uint32(16)
-    rounded &= np.uint32(1)
-    rounded += np.uint32(0x7FFF)
-    rounded += bits
-    rounded >>= np.uint32(16)
-    result = rounded.astype(np.uint16)
+    sums = bits >> np.uint32(16)
+    sums &= np.uint32(1)
+    sums += np.uint32(0x7FFF)
+    sums += bits
+    sums >>= np.uint32(16)
+    result = sums.astype(np.uint16)
     nan = np.isnan(single)
     if nan.any():
         result[nan] = (bits[nan] >> np.uint32(16)).astype(np.uint16) | np.uint16(0x40)

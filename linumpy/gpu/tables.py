@@ -1,4 +1,4 @@
-"""Upload small tables for kernels in one copy, cached for one queue of work.
+"""Upload small tables for kernels in one copy. A caller that caches them does so for one queue of work.
 
 In: NumPy arrays. Out: :class:`~linumpy.gpu.kernels.Uploaded` views of one device array; of a host array in tests.
 """
@@ -26,7 +26,7 @@ def queue_of(array: Array) -> Queue:
 
 
 def upload(tables: Sequence[np.ndarray], queue: Queue) -> Uploaded:
-    """Upload tables as bytes, each aligned to 64 bytes."""
+    """Upload tables; return each as an array of uint8 that begins at, and is padded to, a multiple of 64 bytes."""
     sizes = [-(-table.nbytes // _ALIGNED) * _ALIGNED for table in tables]
     ends = np.cumsum(sizes)
     packed: Array = np.zeros(int(ends[-1]), np.uint8)

@@ -1,9 +1,9 @@
 """The dispatcher: read a Zarr array into GPU memory by the fastest backend that supports it, or into host memory.
 
-In: a source and a region. Out: a CuPy array on the current device, ordered on CuPy's current stream; a NumPy array from
-:func:`read_zarr` where there is no GPU. linumpy's own reader reads local and object stores with raw chunks or supported
-codecs; zarr-python reads everything else, in its GPU mode or into host memory with one copy to the device. The log and
-the report give the reason for a fallback, which is an error with ``strict=True``. Broken data never falls back.
+In: a source and a region. Out: a complete CuPy array, by default on the current device; from :func:`read_zarr` a NumPy
+array where there is no GPU. linumpy's own reader reads local and object stores with raw chunks or supported codecs;
+zarr-python reads everything else, in its GPU mode or into host memory with one copy to the device. The log and the
+report give the reason for this fallback, which is an error with ``strict=True``. Broken data are always an error.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from numpy.typing import DTypeLike
 from linumpy.arrays import Array
 from linumpy.core import native
 from linumpy.device import require_cuda, resolve
-from linumpy.errors import GpuUnavailableError, UnsupportedLayoutError
+from linumpy.errors import GpuUnavailableError
 from linumpy.gpu import kvikio_zarr
 from linumpy.gpu.devices import checked_devices, on_each
 from linumpy.gpu.kvikio_zarr import OwnReader, read_zarr_via_kvikio
 from linumpy.gpu.read import dask as zarr_dask
 from linumpy.gpu.read import fallback
-from linumpy.gpu.read import request as output
+from linumpy.gpu.read import request as requests
 from linumpy.gpu.read.fallback import gpu_zarr_context, read_zarr_via_zarr_gpu
 from linumpy.gpu.read.layouts import LAYOUTS
 from linumpy.gpu.read.limits import describe_placement, limits_for
@@ -67,7 +67,7 @@ def plan_zarr_read(source: Source, *, region: Any = None, level: int = 0) -> Rea
         ``print(plan)`` explains it: chunks, codecs, where they are decoded, device memory.
     """
     plan = plan_read(read_layout(open_source(source, level)), region)
-    layout, limits = plan.layout, limits_for(output.DEFAULT_SCRATCH_BYTES, may_exceed=True)
+    layout, limits = plan.layout, limits_for(requests.DEFAULT_SCRATCH_BYTES, may_exceed=True)
     if layout.unsupported is not None or not plan.region.size:
         return plan
     decoding = "none: chunks are raw"
@@ -112,7 +112,7 @@ def read_zarr(
     cupy.ndarray or numpy.ndarray
         Axes in the order of the array, C-contiguous; the same voxels on both.
     ReadReport
-        Only with `return_report`: backend, bytes, seconds, and in `fallback` why it was not read to the GPU.
+        Only with `return_report`: backend, bytes, seconds, and in `fallback` why the array was not read to the GPU.
 
     Raises
     ------
@@ -122,8 +122,10 @@ def read_zarr(
         ``strict=True``, and linumpy's reader cannot read the array; the message says why.
     TypeError
         Elements without a fixed size, such as strings: use zarr-python for those.
-    FileNotFoundError, SourceError, RegionError, TypeError, ValueError, ChunkError, DeviceMemoryError
+    FileNotFoundError, SourceError, RegionError, TypeError, ValueError, ChunkError
         As :func:`read_zarr_to_gpu`, on the CPU too.
+    DeviceMemoryError
+        As :func:`read_zarr_to_gpu`, on the GPU only.
 
     Examples
     --------
@@ -144,11 +146,11 @@ def read_zarr(
             )
     begin = time.perf_counter()
     plan = plan_read(LAYOUTS.get(source, level, storage_options), region)
-    output.check_elements(plan.layout)
-    target = plan.layout.dtype if dtype is None else output.result_dtype(plan, dtype)
+    requests.check_elements(plan.layout)
+    target = plan.layout.dtype if dtype is None else requests.result_dtype(plan, dtype)
     reason = why_not_linumpy(plan)
     if reason and strict:
-        raise _unsupported(plan, reason)
+        raise requests.unsupported_error(plan.layout, reason)
     if reason:
         result, report = fallback.read_into_host(
             open_source(source, level, storage_options), plan, target, (where.reason, reason), begin
@@ -200,7 +202,7 @@ def read_zarr_to_gpu(
     scratch_bytes : int, optional
         Device memory that linumpy's reader may use beyond the result; by default 512 MiB.
     return_report : bool
-        Whether to return a report beside the array, which waits for the read to be complete.
+        Whether to return a report beside the array; linumpy's reader then also times its kernels.
     device : int or sequence of int, optional
         CUDA device of the result, by default that of `out`, or else the current one. With several, such as ``[0, 1]``,
         the leading axis of the region is cut between chunks (or shards), and each device reads its own part, all at the
@@ -212,7 +214,7 @@ def read_zarr_to_gpu(
     Returns
     -------
     cupy.ndarray
-        Axes in the order of the array, C-contiguous, ordered on CuPy's current stream; a list with several devices.
+        Axes in the order of the array, C-contiguous and complete: any stream may use it. A list with several devices.
     ReadReport
         Only with `return_report`: backend, GDS mode, reasons, bytes, chunks, seconds.
 
@@ -221,15 +223,16 @@ def read_zarr_to_gpu(
     FileNotFoundError, SourceError
         No such path; neither an array nor an OME-Zarr image.
     RegionError, TypeError, ValueError
-        An invalid region, dtype, `out`, `backend` or `scratch_bytes`.
+        An invalid region, dtype, `out`, `backend`, `device` or `scratch_bytes`; `device` together with `out`.
     UnsupportedLayoutError
         ``backend="linumpy"`` or ``strict=True``, and linumpy's reader cannot read the array; the message says why.
     ChunkError
         A broken chunk or shard index: wrong length, wrong checksum, outside its file, or undecodable.
     DeviceMemoryError
-        The result does not fit into device memory; raised before anything is read.
+        The result, or scratch memory that the reader has yet to allocate, does not fit into device memory; raised
+        before any chunk is read.
     GpuUnavailableError
-        No CUDA device.
+        No CUDA device, or not the one that `device` names.
 
     Examples
     --------
@@ -249,7 +252,7 @@ def read_zarr_to_gpu(
         request = _request(plan, dtype, out, scratch_bytes)
         reason = "" if backend == "zarr-gpu" else why_not_linumpy(plan)
         if reason and (strict or backend == LINUMPY):
-            raise _unsupported(plan, reason)
+            raise requests.unsupported_error(plan.layout, reason)
         if backend == "zarr-gpu" or reason:
             return fallback.read_request(open_source(source, level, storage_options), request, begin, reason=reason)
         return kvikio_zarr.read_request(request, begin, timed=return_report)
@@ -274,14 +277,10 @@ def read_region_into(array: zarr.Array[Any], region: Any, out: Array, own: OwnRe
         kvikio_zarr.read_request(request, begin, timed=False, own=own)
 
 
-def _unsupported(plan: ReadPlan, reason: str) -> UnsupportedLayoutError:
-    return UnsupportedLayoutError(f"linumpy's reader cannot read {plan.layout.name}: {reason}")
-
-
-def _request(plan: ReadPlan, dtype: Any, out: Array | None, scratch_bytes: int | None) -> output.ReadRequest:
+def _request(plan: ReadPlan, dtype: Any, out: Array | None, scratch_bytes: int | None) -> requests.ReadRequest:
     """Check a request; without a GPU, the error names the function that works without one."""
     try:
-        return output.make_request(plan, dtype, out, scratch_bytes)
+        return requests.make_request(plan, dtype, out, scratch_bytes)
     except GpuUnavailableError as error:
         advice = "linumpy.read_zarr(source) reads to the GPU where there is one and into host memory elsewhere"
         raise GpuUnavailableError(f"read_zarr_to_gpu needs a CUDA device: {error}. {advice}") from None
@@ -304,8 +303,8 @@ def zarr_to_dask(source: Source, *, level: int = 0, chunks: Any = None, device: 
     level : int
         Resolution level of an OME-Zarr image; 0 is the finest.
     chunks : int or sequence of int, optional
-        Shape of the blocks: whole chunks, or whole shards where the array has them; -1 for a whole axis. By default as
-        many of them as make 128 MiB.
+        Shape of the blocks: whole chunks, or whole shards where the array has them; -1 for a whole axis. By default
+        blocks of as many chunks or shards as fit into 128 MiB, at least one.
     device : {"auto", "cuda", "cpu"}
         ``"cuda"``: blocks are CuPy arrays, read by :func:`read_zarr_to_gpu`; ``"cpu"``: NumPy arrays, read by
         :func:`read_zarr`, or by zarr-python where linumpy's reader cannot. ``"auto"`` depends on this process, so
@@ -324,7 +323,7 @@ def zarr_to_dask(source: Source, *, level: int = 0, chunks: Any = None, device: 
     FileNotFoundError, SourceError
         No such path; neither an array nor an OME-Zarr image; not in a local folder.
     ValueError
-        `chunks` that would cut a chunk or a shard.
+        `chunks` that would cut a chunk or a shard, or that are not one size of 1 or more, or -1, for each axis.
     GpuUnavailableError
         ``device="cuda"`` and there is none here.
 

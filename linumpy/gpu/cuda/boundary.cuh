@@ -1,7 +1,7 @@
 // Weights and boundary modes of SciPy's splines, for every kernel that samples an image.
 //
-// Definitions: ORDER (0 to 5), MODE (below), and PAD: number of voxels that were added at either end of each axis.
-// "Image" here means the padded array; points are coordinates without the padding.
+// Definitions: ORDER (0 to 5), MODE (one of the numbers below), and PAD: number of voxels that were added at either end
+// of each axis. Here the image is the array with its padding.
 
 #define CONSTANT 0
 #define GRID_CONSTANT 1
@@ -32,8 +32,8 @@ template <class C> __device__ __forceinline__ void cubic_weights(C x, C *w) {
     w[2] = 6 - w[0] - w[1] - w[3];
 }
 
-// Weights of the TAPS voxels along an axis, times WEIGHTS. `x` is the distance of a point from the voxel below it, or,
-// for even orders, from the nearest voxel.
+// Weights of the TAPS voxels along an axis; their sum is WEIGHTS. `x` is the distance of a point from the voxel below
+// it, or, for even orders, from the nearest voxel.
 constexpr double WEIGHTS = ORDER == 3 ? 6.0 : 1.0;
 template <class C> __device__ __forceinline__ void spline_weights(C x, C *w) {
     if constexpr (ORDER == 0) {
@@ -74,7 +74,8 @@ template <class C> __device__ __forceinline__ void spline_weights(C x, C *w) {
         w[5] = x2 * x2 * x * C(1.0 / 120);
     }
 }
-// The same for a distance in double precision.
+
+// The same for a distance in double precision, which for order 1 is subtracted from 1 before it is rounded to C.
 template <class C> __device__ __forceinline__ void weigh(double fraction, C *w) {
     if constexpr (ORDER == 1) {
         w[1] = static_cast<C>(fraction);
@@ -89,8 +90,8 @@ __device__ __forceinline__ int remainder_of(int64 i, int period) {
     return r < 0 ? r + period : r;
 }
 
-// Maps the index of a voxel into the image by the boundary mode; -1 for none. SciPy mirrors voxels for `constant` and
-// `wrap`: in these modes only the point itself is constant or wrapped.
+// Maps the index of a voxel into the image by the boundary mode; -1 for the constant value (GRID_CONSTANT). In the modes
+// CONSTANT and WRAP, SciPy applies the mode to the point itself and mirrors the voxels around it.
 __device__ __forceinline__ int fold(int64 i, int n) {
     if (i >= 0 && i < n) return static_cast<int>(i);
     if (MODE == GRID_CONSTANT) return -1;
@@ -110,9 +111,9 @@ __device__ inline bool bring_inside(double &c, int n) {
     if (!(c >= 0 && c <= n - 1)) {
         if (MODE == CONSTANT || c != c) return false;
         if (MODE == NEAREST) {
-            // A spline changes beyond the last voxel until all its taps fold to that voxel. At order 1 both do at once:
-            // use the point halfway, where the weights of 1/2 sum without rounding, and no weight of 0 turns an
-            // infinite voxel into NaN.
+            // Above order 1 a spline changes beyond the last voxel until all its taps fold to that voxel. At order 1
+            // both taps fold to it at once: use the point halfway, where the weights of 1/2 sum without rounding, and
+            // no weight of 0 turns an infinite voxel into NaN.
             const double beyond = ORDER > 1 ? 4 : ORDER == 1 ? 0.5 : 0;
             if (ORDER == 1) c = c < 0 ? -beyond : n - 1 + beyond;
             else c = c < 0 ? fmax(c, -beyond) : fmin(c, n - 1 + beyond);

@@ -1,6 +1,6 @@
-// Conversions between types of array elements and the type of computation (Widen, Narrow: COMPUTE is float or double).
+// Conversions from types of array elements to the type of computation C, float or double (Widen), and back (Narrow).
 //
-// Integers are written rounded, halves away from zero, and saturate; NaN becomes 0. Include after number.cuh, which
+// Narrow rounds to integers, halves away from zero, and saturates; NaN becomes 0. Include after number.cuh, which
 // converts half precision.
 
 typedef unsigned long long uint64;
@@ -11,8 +11,8 @@ template <class C, class S> struct Widen {
 template <class C> struct Widen<C, half_bits> {
     static __device__ __forceinline__ C of(half_bits v) { return as_float(v); }
 };
-// Small integers become floats by placing them in the mantissa of 2^23: additions run at twice the rate of conversions,
-// and a sample needs eight of them.
+// Small integers become floats by placing them in the mantissa of 2^23 (`raised`) and subtracting 2^23 (`of`): additions
+// run at twice the rate of conversions, and a linear sample of three axes needs eight of them.
 template <class S> struct WidenSmall {
     static __device__ __forceinline__ float raised(S v) { return __int_as_float(0x4B000000 | v); }
     static __device__ __forceinline__ float of(S v) { return raised(v) - 8388608.0f; }

@@ -1,4 +1,4 @@
-// Numbers of stored types as the floats that are computed with. Included by name: see linumpy.gpu.kernels.
+// Conversions of stored numbers to float, and SciPy's mode "reflect". linumpy.gpu.kernels inserts headers by name.
 typedef long long int64;
 
 #include "half.cuh"

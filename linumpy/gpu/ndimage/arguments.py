@@ -21,12 +21,12 @@ from linumpy.device import is_device_array, to_host
 from linumpy.gpu.ndimage.target import Spline, Target
 from linumpy.plan.boundary import MODES
 
-#: SciPy's synonyms of modes.
+#: SciPy's second names of modes, and the first names.
 SYNONYMS = {"grid-mirror": "reflect"}
 
 
 def check_image(image: Array, min_axes: int = 1) -> None:
-    """Refuse an image that cannot be interpolated, or has less than `min_axes` axes."""
+    """Refuse an image that is no array of numbers (TypeError), or has less than `min_axes` axes (ValueError)."""
     if not (isinstance(image, np.ndarray) or is_device_array(image)):
         raise TypeError(f"the image is a {type(image).__name__}: pass a NumPy or CuPy array")
     if not _is_number(image.dtype):
@@ -40,7 +40,7 @@ def _is_number(dtype: np.dtype) -> bool:
 
 
 def check_spline(order: object, mode: object) -> str:
-    """Refuse an order or mode that SciPy does not have; return the mode without synonyms."""
+    """Refuse an order or mode that SciPy does not have; return SciPy's first name of the mode."""
     if isinstance(order, bool) or not isinstance(order, (int, np.integer)) or order not in range(6):
         raise ValueError(f"order={order!r}: a spline order is an integer from 0 to 5")
     if not isinstance(mode, str) or mode not in (*MODES, *SYNONYMS):
@@ -62,7 +62,7 @@ def read_spline(image: Array, order: int, mode: str, cval: complex, prefilter: b
 
 
 def read_coordinates(name: str, image: Array, values: Array) -> Array:
-    """Return coordinates or displacements as an array on the side (host or device) of the image."""
+    """Check coordinates or displacements, which must be on the same side (host or device) as the image."""
     if not is_device_array(image) and not is_device_array(values):
         values = np.asarray(values)
     if is_device_array(values) != is_device_array(image):
@@ -83,7 +83,7 @@ def read_affine(
         ``(rank,)`` for a diagonal, ``(rank, columns)``, ``(rank, rank + 1)`` with the offset in its last column, or
         ``(rank + 1, rank + 1)``, homogeneous.
     offset : float or array_like
-        Ignored where the matrix holds one, as SciPy does.
+        Ignored if the matrix holds an offset, as in SciPy.
     rank : int
         Axes of the image.
     columns : int, optional
@@ -95,6 +95,11 @@ def read_affine(
         The matrix.
     numpy.ndarray of float64, (rank,)
         The offset.
+
+    Raises
+    ------
+    ValueError
+        A matrix or offset of another shape, that is not made of real numbers, or with a number that is not finite.
     """
     columns = rank if columns is None else columns
     array, shift = _numbers("matrix", matrix), _numbers("offset", offset)
@@ -130,7 +135,7 @@ def _numbers(name: str, value: ArrayLike) -> np.ndarray:
 
 
 def read_per_axis(name: str, value: float | Sequence[float], rank: int) -> tuple[float, ...]:
-    """Convert one number, or one for each axis, to a number for each axis."""
+    """Return a number for each axis: `value` for all axes, or one of its numbers for each."""
     try:
         values = (float(value),) * rank if np.ndim(value) == 0 else tuple(map(float, value))  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError):
@@ -164,7 +169,7 @@ def read_output_shape(
 
 
 def read_target(output: Array | DTypeLike | None, image: Array, shape: tuple[int, ...]) -> Target:
-    """Check the output of a call: an array, or the dtype of a new one; by default the dtype of the image.
+    """Check the `output` of a call: an array, or the dtype of a new array; by default the dtype of the image.
 
     The result of a complex image is complex: a real dtype is promoted, with SciPy's ``UserWarning``, and a real array
     is refused.
@@ -214,7 +219,7 @@ class Resizing:
     Attributes
     ----------
     image_shape, shape : tuple of int
-        Shape of the image, with axes of size 1 appended for new ones, and shape of the result.
+        Shape of the image, with an axis of size 1 appended for each new axis, and shape of the result.
     mode : str
         Boundary mode, by SciPy's name.
     sigmas : tuple of float
@@ -289,7 +294,7 @@ _cached_resizing = functools.lru_cache(maxsize=256, typed=True)(_read_resizing)
 
 
 def _resized_shapes(shape: tuple[int, ...], output_shape: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return shapes of image and result, of one rank: a last axis not given keeps its size, new ones had size 1."""
+    """Return shapes of image and result, of one rank: a missing last size is the image's, new axes get size 1."""
     try:
         values = tuple(output_shape)
         target = tuple(map(int, values))

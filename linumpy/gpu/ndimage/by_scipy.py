@@ -1,6 +1,6 @@
-"""SciPy's ``ndimage`` for NumPy arrays, with half precision, saturation of 64-bit integers and NaN coordinates added.
+"""SciPy's ``ndimage`` for NumPy arrays, extended by half precision, saturating integers and NaN coordinates.
 
-In: a NumPy array and a call of SciPy. Out: its result, in the requested dtype or array.
+In: a NumPy array and a call of SciPy. Out: SciPy's result, in the requested dtype or array.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from linumpy.arrays import Array
 from linumpy.gpu.ndimage.target import Spline, Target
 from linumpy.gpu.rounding import rounded
 
-#: A function of ``scipy.ndimage`` of an image and ``output=`` (an array, or the dtype of a new one), which returns the
-#: result.
+#: A call of a function of ``scipy.ndimage``: takes an image and ``output`` (an array, or the dtype of a new array), and
+#: returns the result.
 ScipyCall = Callable[[Array, Array | np.dtype], Array]
 
 _CONSTANT = ("constant", "grid-constant")
@@ -26,7 +26,11 @@ _OUTSIDE = -1000.0
 
 
 def sample_at(image: Array, coordinates: Array, spline: Spline, target: Target) -> Array:
-    """Sample at coordinates (rank, ...); NaN and infinity, for which SciPy reads undefined addresses, are replaced."""
+    """Sample at coordinates (rank, ...).
+
+    SciPy reads undefined addresses for NaN and infinity. Here the result is `cval` in the constant modes, and NaN (0 in
+    integers) in the others; with "nearest" an infinite coordinate means the outermost voxel.
+    """
     points, outside = _finite(np.asarray(coordinates), spline.mode)
     if points.ndim == 1:
         points = points[:, None]  # SciPy needs an axis of points
@@ -53,7 +57,10 @@ def scipy_call(name: str, *arguments: object, **keywords: object) -> ScipyCall:
 
 
 def displaced(field: Array, sizes: Sequence[float] | None, xp: ModuleType) -> Array:
-    """Convert displacements to coordinates in float64; `sizes` of a voxel in the unit of `field`, None for voxels."""
+    """Convert displacements to coordinates in float64.
+
+    `sizes` is the size of a voxel along each axis, in the unit of `field`; None if `field` is in voxels.
+    """
     coordinates = field.astype(np.float64)
     for axis, row in enumerate(coordinates):
         if sizes is not None:
@@ -70,31 +77,37 @@ def transform(image: Array, spline: Spline, target: Target, call: ScipyCall) -> 
     image : numpy.ndarray
         The caller's image.
     spline : Spline
-        Interpolation parameters; a `cval` that is not finite has to be saturated, too.
+        Interpolation parameters: a `cval` that is not finite must saturate, too.
     target : Target
         The output.
     call : callable
-        By :func:`scipy_call`.
+        Returned by :func:`scipy_call`.
+
+    Raises
+    ------
+    ValueError
+        An image without voxels.
     """
     if target.shape and not all(target.shape):
         return target.take(np.empty(target.shape, target.dtype))
     if not image.size:
         raise ValueError(f"an image of shape {image.shape} has nothing to sample")
     source = image.astype(np.float32) if image.dtype == np.float16 else image
-    kind = np.dtype(np.float32) if target.dtype == np.float16 else target.dtype
-    # SciPy casts to integers in C, where the result is undefined for NaN and values out of range.
-    overflows = kind.kind == "u" and kind.itemsize == 8
-    if overflows or (kind.kind == "i" and (image.dtype.kind == "f" or not np.isfinite(spline.cval))):
-        kind = np.dtype(np.float64)
-    if kind == target.dtype:
-        return target.take(call(source, kind if target.out is None else target.out))
-    return target.take(rounded(call(source, kind), target.dtype.newbyteorder("=")))
+    call_dtype = np.dtype(np.float32) if target.dtype == np.float16 else target.dtype
+    # SciPy casts to signed integers and to uint64 in C, where the result is undefined for NaN and values out of range.
+    is_uint64 = call_dtype.kind == "u" and call_dtype.itemsize == 8
+    if is_uint64 or (call_dtype.kind == "i" and (image.dtype.kind == "f" or not np.isfinite(spline.cval))):
+        call_dtype = np.dtype(np.float64)
+    if call_dtype == target.dtype:
+        return target.take(call(source, call_dtype if target.out is None else target.out))
+    return target.take(rounded(call(source, call_dtype), target.dtype.newbyteorder("=")))
 
 
 def _finite(coordinates: np.ndarray, mode: str) -> tuple[np.ndarray, np.ndarray | None]:
-    """Replace coordinates that are NaN or infinite; return the mask of these points, too, or None if there are none.
+    """Replace the coordinates of points with a NaN or a number of 2**52 or more; also return their mask, or None.
 
-    In the constant modes they become a coordinate outside the image. With "nearest" infinite ones are clipped instead.
+    In the constant modes these points move outside the image, in the others to 0. With "nearest" large and infinite
+    coordinates are clipped first, so that only NaN remains.
     """
     if coordinates.dtype.kind != "f":
         return coordinates, None

@@ -8,9 +8,9 @@ samples, in the memory of the image. On a device:
   :mod:`~linumpy.gpu.ndimage.sampling`;
 - everything else, in double precision: :mod:`~linumpy.gpu.ndimage.general`.
 
-The real and the imaginary part of complex images are sampled one after the other, as in SciPy. Stacks differ from SciPy
-for voxels that are not finite: SciPy spreads them to neighbouring images by 0 × NaN, except in ``rotate``. Therefore
-the first of three axes is not treated as a stack's at orders 0 and 1.
+The real and the imaginary part of complex images are sampled one after the other, as in SciPy. For voxels that are not
+finite, stacks differ from SciPy, which (except in ``rotate``) spreads them to neighbouring images of the stack by
+0 × NaN. Therefore an image of three axes is not sampled as a stack at orders 0 and 1.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from linumpy.gpu.ndimage.target import Spline, Target
 from linumpy.gpu.rounding import rounded
 from linumpy.plan.grid.blocks import SPLINE_PAD
 
-#: The modes without a filter of their own: SciPy pads the image first.
+#: The modes for which SciPy pads the image before it computes the spline's coefficients.
 _PADDED = ("nearest", "grid-constant")
 
 
@@ -45,8 +45,8 @@ class GridMap:
     lines : tuple of Line, optional
         The same map axis by axis, if it is diagonal; in SciPy's order of operations.
     planes : tuple of int, optional
-        The axes that the map changes, if the image is to be sampled as a stack along all others. By default stacks are
-        recognised where that does not change the result.
+        The axes that the map changes; the image is then sampled as a stack along all others. By default stacks are
+        recognised, where finite voxels give the same result.
     """
 
     linear: np.ndarray
@@ -62,7 +62,7 @@ def sample_at(image: Array, coordinates: Array, how: Spline, target: Target) -> 
     coordinates = _as_floats(coordinates)
 
     def sample(part: Array, spline_of: Spline, out: Array) -> None:
-        source, sampler = _prepared(part, spline_of, part.ndim, out.dtype)
+        source, sampler = _prepare(part, spline_of, part.ndim, out.dtype)
         module = sampling if sampling.can_sample(source) else general
         module.sample_points(source, coordinates, sampler, out)
 
@@ -72,7 +72,7 @@ def sample_at(image: Array, coordinates: Array, how: Spline, target: Target) -> 
 def sample_grid(
     image: Array, grid: GridMap, how: Spline, target: Target, by_host: by_scipy.ScipyCall | None = None
 ) -> Array:
-    """Sample on the grid of an affine map; `by_host` is SciPy's equivalent, a function of image and output."""
+    """Sample on the grid of an affine map; `by_host` is the call of SciPy for NumPy arrays, by default of its map."""
     if not is_device_array(image):
         affine = by_scipy.scipy_call("affine_transform", grid.linear, grid.shift, target.shape, **how.options)
         return by_scipy.transform(image, how, target, by_host or affine)
@@ -90,7 +90,8 @@ def sample_grid(
 def sample_displaced(image: Array, field: Array, sizes: Sequence[float] | None, how: Spline, target: Target) -> Array:
     """Sample at the displaced voxels of a grid.
 
-    `field` is (rank, ...), in voxels or in units of `sizes`. If the image is a stack, so is the result.
+    `field` is (rank, ...): in voxels if `sizes` is None, else in the unit of `sizes`, the size of a voxel along each
+    axis. If the image has one axis more, it is a stack along the first, and so is the result.
     """
     rank = len(field)
     if not is_device_array(image) or rank not in sampling.RANKS:
@@ -104,20 +105,22 @@ def sample_displaced(image: Array, field: Array, sizes: Sequence[float] | None, 
     field = _as_floats(field)
 
     def sample(part: Array, spline_of: Spline, out: Array) -> None:
-        source, sampler = _prepared(part, spline_of, rank, out.dtype)
+        source, sampler = _prepare(part, spline_of, rank, out.dtype)
         sampling.sample_displaced(source, field, sizes, sampler, out)
 
     return _by_parts(image, how, target, sample, field)
 
 
 def filter_on_device(image: Array, order: int, axes: Sequence[int], mode: str, target: Target) -> Array:
-    """Compute the coefficients of a spline along some axes, in the dtype of the target."""
+    """Compute the coefficients of a spline along some axes, in the dtype of the target, as SciPy does."""
     xp = array_module(image)
     if image.dtype.kind == "c":
         out = target.array(image)
         for part in ("real", "imag"):
-            half = getattr(out, part)
-            half[...] = filter_on_device(getattr(image, part), order, axes, mode, Target(target.shape, half.dtype))
+            component = getattr(out, part)
+            component[...] = filter_on_device(
+                getattr(image, part), order, axes, mode, Target(target.shape, component.dtype)
+            )
         return target.take(out)
     out = target.array(image)
     if order < 2 or not image.size or not image.ndim:
@@ -127,22 +130,23 @@ def filter_on_device(image: Array, order: int, axes: Sequence[int], mode: str, t
     ends = splines.Ends(mode, order=order)
     if target.dtype.str[1:] in ("f4", "f8"):
         return target.take(splines.filtered(source, ends, target.dtype, out, axes))
-    for axis in axes:  # between two axes SciPy keeps the dtype of the result, and truncates
-        wide = splines.filtered(source, ends, np.float64, axes=[axis])
+    for axis in axes:  # SciPy stores the result of each axis in the dtype of the target, truncated
+        in_float64 = splines.filtered(source, ends, np.float64, axes=[axis])
         if target.dtype.kind in "iu":
-            wide = xp.trunc(wide).astype(np.int64)
-        out[...] = xp.abs(wide) >= 1 if target.dtype.kind == "b" else wide
+            in_float64 = xp.trunc(in_float64).astype(np.int64)
+        out[...] = xp.abs(in_float64) >= 1 if target.dtype.kind == "b" else in_float64
         source = out.view(np.uint8) if target.dtype.kind == "b" else out
     return target.take(out)
 
 
 def _by_parts(
-    image: Array, how: Spline, target: Target, sample: Callable[[Array, Spline, Array], None], *read: Array
+    image: Array, how: Spline, target: Target, sample: Callable[[Array, Spline, Array], None], *inputs: Array
 ) -> Array:
-    """Sample an image on the device by `sample`, with conversions for dtypes that kernels do not support.
+    """Sample an image on the device by `sample`, part by part and with conversions for dtypes that it does not support.
 
-    `sample` takes a real image that is not empty, its parameters, and a contiguous array for the result. `read` are
-    other arrays that it reads, with which the result must not share memory.
+    The parts are the real and the imaginary part. `sample` takes an image of real numbers that is not empty, its
+    parameters, and a contiguous array for the result. It also reads `inputs`, with which the result must not share
+    memory.
     """
     if target.shape and not all(target.shape):
         return target.take(target.array(image))
@@ -150,18 +154,20 @@ def _by_parts(
         raise ValueError(f"an image of shape {image.shape} has no voxels to sample")
     xp = array_module(image)
     if image.dtype.kind == "c":
-        out = target.array(image, *read)
+        out = target.array(image, *inputs)
         for part in ("real", "imag"):
-            half = getattr(out, part)
-            half[...] = _by_parts(getattr(image, part), how.part(part), Target(target.shape, half.dtype), sample, *read)
+            component = getattr(out, part)
+            component[...] = _by_parts(
+                getattr(image, part), how.part(part), Target(target.shape, component.dtype), sample, *inputs
+            )
         return target.take(out)
     if image.dtype.kind == "b":
         image = image.view(np.uint8)
     if target.dtype.kind == "b":
-        wide = xp.empty(target.shape, np.float64)
-        sample(image, how, wide)
-        return target.take(rounded(wide, target.dtype))
-    out = target.array(image, *read)
+        in_float64 = xp.empty(target.shape, np.float64)
+        sample(image, how, in_float64)
+        return target.take(rounded(in_float64, target.dtype))
+    out = target.array(image, *inputs)
     sample(image, how, out)
     return target.take(out)
 
@@ -172,31 +178,31 @@ def _sample_grid(image: Array, grid: GridMap, how: Spline, out: Array) -> None:
     if len(planes) < image.ndim:
         _sample_stack(image, grid, planes, how, out)
         return
-    source, sampler = _prepared(image, how, image.ndim, out.dtype)
+    source, sampler = _prepare(image, how, image.ndim, out.dtype)
     module = sampling if sampling.can_sample(source) and out.ndim == image.ndim else general
     module.sample_affine(source, _affine_map(grid.linear, grid.shift), sampler, out)
 
 
 def _planes_of(image: Array, grid: GridMap, how: Spline, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Choose the axes to sample along; the others are axes of a stack. This does not change the result.
+    """Choose the axes to sample along; the others are axes of a stack. Finite voxels give the same result.
 
-    Of three axes only the first may be an axis of a stack, above order 1, where it saves the filter and the weights
-    along it; of more axes any that the map does not change.
+    Any axis that the map does not change may be an axis of a stack. Of three axes, it is only the first, and only above
+    order 1, where this saves the filter and the weights along it.
     """
-    every = tuple(range(image.ndim))
+    all_axes = tuple(range(image.ndim))
     if image.ndim < 3 or len(shape) != image.ndim or not how.is_local:
-        return every
+        return all_axes
     if image.ndim == 3:
-        return every[1:] if how.order > 1 and _is_unchanged(0, image, grid, shape) else every
-    stacked = [axis for axis in every if _is_unchanged(axis, image, grid, shape)]
-    sampled = [axis for axis in every if axis not in stacked]
+        return all_axes[1:] if how.order > 1 and _is_unchanged(0, image, grid, shape) else all_axes
+    stacked = [axis for axis in all_axes if _is_unchanged(axis, image, grid, shape)]
+    sampled = [axis for axis in all_axes if axis not in stacked]
     while len(sampled) < min(sampling.RANKS):  # prefer the last axes, which are contiguous
         sampled.append(stacked.pop())
-    return tuple(sorted(sampled)) if len(sampled) <= max(sampling.RANKS) else every
+    return tuple(sorted(sampled)) if len(sampled) <= max(sampling.RANKS) else all_axes
 
 
 def _is_unchanged(axis: int, image: Array, grid: GridMap, shape: tuple[int, ...]) -> bool:
-    """Say whether a map does not change an axis, nor mix it with another."""
+    """Say whether a map leaves an axis as it is and does not mix it with another."""
     unit = np.eye(image.ndim)[axis]
     same = np.array_equal(grid.linear[axis], unit) and np.array_equal(grid.linear[:, axis], unit)
     return bool(same and grid.shift[axis] == 0 and image.shape[axis] == shape[axis])
@@ -209,7 +215,7 @@ def _sample_stack(image: Array, grid: GridMap, planes: tuple[int, ...], how: Spl
     order = (*stacked, *planes)
     moved = image.transpose(order)
     shape = tuple(image.shape[axis] for axis in planes)
-    source, sampler = _prepared(sampling.contiguous(moved).reshape((-1, *shape)), how, len(planes), out.dtype)
+    source, sampler = _prepare(sampling.contiguous(moved).reshape((-1, *shape)), how, len(planes), out.dtype)
     out_shape = tuple(out.shape[axis] for axis in order)
     in_place = order == tuple(range(image.ndim))
     result = out if in_place else xp.empty(out_shape, out.dtype)
@@ -229,27 +235,27 @@ def _as_floats(array: Array) -> Array:
     array = sampling.contiguous(array)
     if array.dtype.str[1:] in ("f4", "f8"):
         return array
-    small = array.dtype.kind == "b" or array.dtype.str[1:] in ("f2", "i1", "u1", "i2", "u2")
-    return array.astype(np.float32 if small else np.float64)
+    fits_float32 = array.dtype.kind == "b" or array.dtype.str[1:] in ("f2", "i1", "u1", "i2", "u2")
+    return array.astype(np.float32 if fits_float32 else np.float64)
 
 
-def _prepared(image: Array, how: Spline, rank: int, target: np.dtype) -> tuple[Array, sampling.SplineSampling]:
-    """Prepare an image or a stack for the kernels: contiguous and filtered, with the parameters of sampling it."""
+def _prepare(image: Array, how: Spline, rank: int, target: np.dtype) -> tuple[Array, sampling.SplineSampling]:
+    """Return an image or a stack as the kernels need it, contiguous and filtered, with the parameters to sample it."""
     order, mode = how.order, how.mode
     sampler = sampling.SplineSampling(order, mode, float(how.cval))
-    if not how.filters:
+    if not how.needs_filter:
         return sampling.contiguous(image), sampler
-    kind = splines.coefficient_dtype(image.dtype, target) if rank in sampling.RANKS else np.dtype(np.float64)
+    dtype = splines.coefficient_dtype(image.dtype, target) if rank in sampling.RANKS else np.dtype(np.float64)
     axes = range(image.ndim - rank, image.ndim)
     if mode not in _PADDED:
-        return splines.filtered(image, splines.Ends(mode, order=order), kind, axes=axes), sampler
+        return splines.filtered(image, splines.Ends(mode, order=order), dtype, axes=axes), sampler
     sampler = sampling.SplineSampling(order, mode, float(how.cval), SPLINE_PAD)
     # In the padding `cval` has the image's dtype, as in SciPy; beyond the padding it is exact.
     value = np.pad(np.zeros(1, image.dtype), 1, constant_values=how.cval)[0] if mode == "grid-constant" else None
     if image.ndim == rank in (2, 3):
         ends = splines.Ends(mode, SPLINE_PAD, value if value is None else float(value), order)
-        return splines.filtered(image, ends, kind), sampler
+        return splines.filtered(image, ends, dtype), sampler
     widths = [(SPLINE_PAD * (axis in axes),) * 2 for axis in range(image.ndim)]
     keywords = {"mode": "edge"} if value is None else {"constant_values": value}
     padded = array_module(image).pad(image, widths, **keywords)
-    return splines.filtered(padded, splines.Ends(mode, order=order), kind, axes=axes), sampler
+    return splines.filtered(padded, splines.Ends(mode, order=order), dtype, axes=axes), sampler

@@ -1,8 +1,8 @@
 """Sample an image of any number of axes on the device, in double precision, where the faster kernels do not apply.
 
-In: an image, or a box of one, and coordinates or an affine map, which need not be square. Out: samples, by the kernel
-of ``general.cu``, of all orders (above 1 of spline coefficients) and modes of SciPy. It is compiled for a rank, never
-for a shape. Temporary memory: none.
+In: an image, or a box of an image, and coordinates or an affine map, whose matrix need not be square. Above order 1 the
+image holds spline coefficients. Out: samples, by the kernel of ``general.cu``, for all orders and modes of SciPy. The
+kernel is compiled for a rank, never for a shape. Temporary memory: none. Errors: ``ValueError`` for more than 16 axes.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def sample_points(image: Array, coordinates: Array, how: SplineSampling, out: Ar
     image : cupy.ndarray
         C-contiguous, not empty.
     coordinates : cupy.ndarray of float32 or float64, (rank, ...)
-        Coordinates in voxels, C-contiguous. Where one is NaN or infinite the result is the constant value, or NaN in
-        other modes.
+        Coordinates in voxels, C-contiguous. Where one is NaN or infinite, the result is the constant value in the
+        constant modes, and NaN in the others.
     how : SplineSampling
         Order, mode, constant value.
     out : cupy.ndarray
@@ -95,7 +95,7 @@ def _launch(
 
 
 def _request_dtype(rank: int, columns: int) -> np.dtype:
-    """Return the dtype of the structure Request of general.cu; 0 columns for no map."""
+    """Return the dtype of the structure Request of general.cu; for coordinates, without a map, `columns` is 0."""
     affine = [("matrix", "f8", (rank, columns)), ("shift", "f8", (rank,))] if columns else []
     block = [("begin", "i4", (columns,)), ("shape", "i4", (columns,))] if columns else []
     image = [(name, "i4", (rank,)) for name in ("whole", "start", "box")]

@@ -59,9 +59,9 @@ def zoom(
 ) -> Array:
     """Scale an image; the centres of its outermost voxels keep their positions.
 
-    With `grid_mode` the image's extent is kept instead, as in :func:`~linumpy.gpu.interpolation.resample_volume`; with
-    the modes ``"constant"`` and ``"wrap"``, which have no extent, this gives SciPy's ``UserWarning``. Factors of 1 with
-    `prefilter` return a copy of the image.
+    With `grid_mode` the image's extent is kept instead, as in :func:`~linumpy.gpu.interpolation.resample_volume`. The
+    modes ``"constant"`` and ``"wrap"`` do not suit `grid_mode`, and give SciPy's ``UserWarning``. If all factors are 1
+    and `prefilter` is True, the result is a copy of the image.
     """
     how = read_spline(image, order, mode, cval, prefilter)
     factors = read_per_axis("zoom", zoom, image.ndim)
@@ -84,8 +84,8 @@ def zoom(
             warnings.filterwarnings("ignore", "It is recommended to use mode")  # this function has warned
             return zoom_by_scipy(source, output)
 
-    half = (0.5, -0.5) if grid_mode else (0.0, 0.0)
-    lines = tuple(Line(n, m, s, half[1], half[0]) for n, m, s in zip(image.shape, shape, scale, strict=True))
+    before, line_offset = (0.5, -0.5) if grid_mode else (0.0, 0.0)
+    lines = tuple(Line(n, m, s, line_offset, before) for n, m, s in zip(image.shape, shape, scale, strict=True))
     # SciPy 1.17 ignores grid_mode for complex images: use its affine_transform for them.
     by_affine = grid_mode and image.dtype.kind == "c"
     grid = GridMap(np.diag(scale), np.array(offset), lines)
@@ -113,7 +113,7 @@ def rotate(
     prefilter: bool = True,
     output: Array | DTypeLike | None = None,
 ) -> Array:
-    """Rotate an image about its centre by `angle` degrees in the plane of two axes, plane by plane.
+    """Rotate an image about its centre by `angle` degrees in the plane of two axes, each plane by itself.
 
     With `reshape` the result is large enough to contain the whole image.
     """
@@ -137,20 +137,20 @@ def rotation_map(
     first, second = sorted(axis % rank for axis in axes)
     if not isinstance(angle, (int, float, np.integer, np.floating)) or not math.isfinite(angle):
         raise ValueError(f"angle={angle!r}: a finite number of degrees is needed")
-    turn = math.radians(angle)
+    radians = math.radians(angle)
     quarter = angle / 90
-    cos, sin = (math.cos(turn), math.sin(turn)) if quarter != int(quarter) else _right_angle(int(quarter))
+    cos, sin = (math.cos(radians), math.sin(radians)) if quarter != int(quarter) else _right_angle(int(quarter))
     plane = np.array([[cos, sin], [-sin, cos]])
     sizes = np.array([shape[first], shape[second]], float)
-    new = sizes
+    new_sizes = sizes
     if reshape:
         corners = plane @ np.array([[0, 0, sizes[0], sizes[0]], [0, sizes[1], 0, sizes[1]]])
-        new = np.floor(np.ptp(corners, axis=1) + 0.5)
+        new_sizes = np.floor(np.ptp(corners, axis=1) + 0.5)
     matrix, offset = np.eye(rank), np.zeros(rank)
     matrix[np.ix_((first, second), (first, second))] = plane
-    offset[[first, second]] = (sizes - 1) / 2 - plane @ ((new - 1) / 2)
+    offset[[first, second]] = (sizes - 1) / 2 - plane @ ((new_sizes - 1) / 2)
     result = list(shape)
-    result[first], result[second] = int(new[0]), int(new[1])
+    result[first], result[second] = int(new_sizes[0]), int(new_sizes[1])
     return matrix, offset, tuple(result)
 
 
@@ -178,11 +178,11 @@ def apply_displacement_field(
     image : numpy.ndarray or cupy.ndarray
         Of any rank.
     field : numpy.ndarray or cupy.ndarray, (axes, ...)
-        Displacements in voxels along each axis of the image except that of channels, on a grid of as many axes and of
-        any shape; on the same side (host or device) as the image. NaN and infinity as for
+        Displacements in voxels, a component for each axis of the image except the axis of channels, on a grid of as
+        many axes and of any shape; on the same side (host or device) as the image. NaN and infinity as for
         :func:`~linumpy.gpu.interpolation.map_coordinates`.
     spacing : float or sequence of float, optional
-        Voxel spacing in µm, for each component of `field`, which is then in µm.
+        Voxel spacing in µm along each axis of `field`, whose components are then in µm; by default they are in voxels.
     channel_axis : int, optional
         Axis of channels in the image, which are all deformed alike; by default there is none.
     order, mode, cval, prefilter, output
@@ -191,8 +191,8 @@ def apply_displacement_field(
     Returns
     -------
     numpy.ndarray or cupy.ndarray
-        Of the shape of one component of `field`, with the channels along `channel_axis`; in memory they lie one after
-        another.
+        Of the shape of one component of `field`, with the channels along `channel_axis`. A new array holds the channels
+        one after another in memory.
 
     Raises
     ------
@@ -203,9 +203,9 @@ def apply_displacement_field(
 
     Notes
     -----
-    Coordinates are computed in float64 for any dtype of `field`. On a device this takes no memory for two and
-    three axes of space with a contiguous `field` of float32 or float64; otherwise an array of coordinates. Channels
-    are sampled in one launch.
+    Coordinates are computed in float64 for any dtype of `field`. On a device, they take no memory for two and three
+    axes of space, where a `field` that is not contiguous, or not of float32 or float64, is copied; otherwise they take
+    an array. Channels are sampled in one launch there.
     """
     how = read_spline(image, order, mode, cval, prefilter)
     field = read_coordinates("field", image, field)
@@ -256,6 +256,12 @@ def compose_affine(transforms: Sequence[Mapping[str, Any]], rank: int) -> np.nda
     -------
     numpy.ndarray of float64, (rank + 1, rank + 1)
         Maps voxels, as a homogeneous column, to the transforms' output.
+
+    Raises
+    ------
+    ValueError
+        A transformation of an unknown type or of another shape, or with numbers that are not finite; one
+        transformation in place of a list.
     """
     if isinstance(transforms, Mapping):
         raise ValueError(f"transforms={transforms!r} is one transformation: pass a list of them")

@@ -1,8 +1,8 @@
 """Copy the nearest voxels: order 0 where each axis of the result depends on one axis of the image.
 
 In: an image of any dtype and rank, and for each axis the coordinates of the result's voxels. Out: the nearest voxels,
-in one pass by the kernel of ``take.cu``; SciPy computes which ones those are, ties included. Tables with an entry for
-each row, plane and column are cached on the device for the stream that uses them.
+copied in one pass by the kernel of ``take.cu``. SciPy computes the indices of these voxels, so that ties are decided as
+in SciPy. Tables with an entry for each row, plane and column are cached on the device for the stream that uses them.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class Line:
     size, length : int
         Voxels of the image and of the result.
     scale, offset, before : float
-        See above.
+        In voxels of the image, except `before`, which is in voxels of the result.
     box : (int, int), optional
-        Offset and size of the box of the image that is in memory; None for the whole axis.
+        Offset and size, along this axis, of the box of the image that is in memory; None for the whole axis.
     """
 
     size: int
@@ -51,7 +51,7 @@ class Line:
 
 
 def can_take(image: Array, lines: Sequence[Line]) -> bool:
-    """Return whether the kernel supports this image: its column indices have 32 bits."""
+    """Say whether the kernel supports this image and map: its indices of columns and blocks have 32 bits."""
     return image.size > 0 and _is_supported(tuple(lines), image.itemsize, max(image.shape))
 
 
@@ -77,7 +77,7 @@ def take(image: Array, lines: Sequence[Line], mode: str, cval: complex, out: Arr
     mode : str
         Boundary mode, one of :data:`linumpy.plan.boundary.MODES`.
     cval : float or complex
-        The value outside, for the constant modes; cast as SciPy does.
+        The value outside, for the constant modes; cast as SciPy casts it.
     out : cupy.ndarray
         C-contiguous, of the image's dtype and the lengths of `lines`.
     """
@@ -85,7 +85,7 @@ def take(image: Array, lines: Sequence[Line], mode: str, cval: complex, out: Arr
         return
     make_tables = _cached_tables if sum(out.shape) <= _CACHED_ENTRIES else _tables
     tables = make_tables(tuple(lines), mode, _bytes_of(cval, image.dtype), queue_of(image))
-    blocks, sizes, spec, aligned = _launch(tuple(out.shape), image.itemsize)
+    blocks, sizes, spec, aligned = _plan_launch(tuple(out.shape), image.itemsize)
     packed = _YES if aligned and address_of(out) % aligned == 0 else _NO
     load(spec)((blocks,), (_LANES * _WARPS,), (image, out, *tables.get(), *sizes, packed))
 
@@ -94,8 +94,8 @@ _NO, _YES = int32(0, 1)
 
 
 @functools.lru_cache(maxsize=256)
-def _launch(shape: tuple[int, ...], itemsize: int) -> tuple[int, tuple[np.int32, ...], KernelSpec, int]:
-    """Return number of blocks, sizes, kernel, and the alignment of rows in bytes (0 if they are not aligned)."""
+def _plan_launch(shape: tuple[int, ...], itemsize: int) -> tuple[int, tuple[np.int32, ...], KernelSpec, int]:
+    """Plan a launch: number of blocks, sizes, kernel, and the bytes to which rows are aligned (0: no packed stores)."""
     height, width = (shape[-2] if len(shape) > 1 else 1), shape[-1]
     pack = _pack(itemsize)
     across, down = -(-width // (_LANES * pack)), -(-height // (_WARPS * _MARCH))
@@ -115,7 +115,7 @@ def kernel_spec(itemsize: int) -> KernelSpec:
 
 
 def _bytes_of(cval: complex, dtype: np.dtype) -> bytes:
-    """Cast a constant as SciPy does."""
+    """Cast a constant as SciPy does, and return its bytes."""
     if cval == 0 and "-" not in str(cval):
         return bytes(dtype.itemsize)
     value = np.asarray(cval)
@@ -126,7 +126,7 @@ def _bytes_of(cval: complex, dtype: np.dtype) -> bytes:
 
 
 def _tables(lines: tuple[Line, ...], mode: str, outside: bytes, queue: Queue) -> Uploaded:
-    """Make and upload tables of offsets in elements; all axes but the last two are joined."""
+    """Make and upload tables of offsets in elements, -1 for `outside`; all axes but the last two share one table."""
     offsets: list[np.ndarray] = []
     step = 1
     for line in reversed(lines):
@@ -150,5 +150,5 @@ def nearest_voxels(line: Line, mode: str) -> np.ndarray:
     from scipy import ndimage
 
     coordinates = line.scale * (np.arange(line.length) + line.before) + line.offset
-    numbers = np.arange(line.size, dtype=np.float64)
-    return ndimage.map_coordinates(numbers, coordinates[None], order=0, mode=mode, cval=-1, output=np.int64)
+    indices = np.arange(line.size, dtype=np.float64)
+    return ndimage.map_coordinates(indices, coordinates[None], order=0, mode=mode, cval=-1, output=np.int64)

@@ -1,9 +1,10 @@
 """Sample an image on the device between its voxels: at given coordinates, or on the grid of an affine map.
 
-In: an image, a box of one, or a stack of images, and coordinates or a map. Out: samples, by the kernels of
-``points.cu`` and ``affine.cu`` for two and three axes, orders 0 to 5 (above 1 of spline coefficients), and all modes of
-SciPy. A stack has one axis more than the coordinates; its images are sampled in one launch. No kernel is compiled for
-a shape. Temporary memory: none, except for scattered points (see :func:`sample_points`).
+In: an image, a box of an image, or a stack of images, and coordinates or a map. Above order 1 images hold spline
+coefficients. Out: samples, by the kernels of ``points.cu`` and ``affine.cu``, for two and three axes, orders 0 to 5,
+and all modes of SciPy. A stack has one axis more than the coordinates; its images are sampled in one launch. A brick is
+the box of the image that a block of ``affine.cu`` copies to shared memory. No kernel is compiled for a shape. Temporary
+memory: none, except for scattered points (see :func:`sample_points`).
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from linumpy.gpu.ndimage.sampling_launch import (
 from linumpy.plan.grid.affine import plan_brick
 
 RANKS = (2, 3)
-#: Maximum shared memory of a block: two blocks fit on a multiprocessor.
+#: Maximum shared memory of a brick: two blocks fit on a multiprocessor.
 _BRICK_NBYTES = 110 * 1024
 #: Shared memory that a kernel declares beside the brick.
 _DECLARED_NBYTES = 64
@@ -74,7 +75,7 @@ _ENOUGH_BLOCKS, _MAX_TOGETHER = 2048, 8
 
 @dataclass(frozen=True)
 class SplineSampling:
-    """Parameters of sampling an image of coefficients.
+    """Parameters to sample an image, or above order 1 its coefficients.
 
     Attributes
     ----------
@@ -86,7 +87,7 @@ class SplineSampling:
         The value outside, for the constant modes.
     pad : int
         Voxels added at either end of each axis of the image, as SciPy does for some splines. Coordinates count from
-        the first voxel of the image without them; `mode` applies beyond them.
+        the first voxel that is not padding; `mode` applies beyond the padding.
     """
 
     order: int
@@ -96,29 +97,29 @@ class SplineSampling:
 
 
 def can_sample(image: Array) -> bool:
-    """Return whether the kernels support this image."""
-    kind = image.dtype.str[1:]
-    return image.ndim in RANKS and kind in CUDA_TYPES and kind != "b1" and image.size > 0
+    """Say whether the kernels support this image: of two or three axes, of real numbers but no booleans, not empty."""
+    name = image.dtype.str[1:]
+    return image.ndim in RANKS and name in CUDA_TYPES and name != "b1" and image.size > 0
 
 
 def sample_points(image: Array, coordinates: Array, how: SplineSampling, out: Array) -> None:
     """Sample at given coordinates.
 
-    Many points in a large image, given as a list, are assumed to be scattered: the image is copied into cells, where
-    neighbours along all axes are close in memory, if there is memory for the copy.
+    Many points in a large image, given as a list, are assumed to be scattered: if there is memory, the image is copied
+    into cells, where neighbours along all axes are close in memory.
 
     Parameters
     ----------
     image : cupy.ndarray
         Of two or three axes, or a stack of such images; C-contiguous, not empty.
     coordinates : cupy.ndarray of float32 or float64, (rank, ...)
-        Coordinates in voxels, C-contiguous. Where one is NaN or infinite the result is the constant value, or NaN in
-        other modes. Coordinates near a grid are sampled faster in the shape of that grid: neighbours along all axes
-        then share the cache.
+        Coordinates in voxels, C-contiguous. Where one is NaN or infinite, the result is the constant value in the
+        constant modes, and NaN in the others. Coordinates near a grid are sampled faster in the shape of that grid:
+        neighbours along all axes then share the cache.
     how : SplineSampling
         Order, mode, constant value.
     out : cupy.ndarray
-        C-contiguous, of the shape of a row of `coordinates`; for a stack, with its axis before that.
+        C-contiguous, of the shape of a row of `coordinates`; for a stack, with the stack's axis in front.
     """
     _launch_points(image, coordinates, how, out, "0", None)
 
@@ -143,6 +144,7 @@ def sample_displaced(
 def _launch_points(
     image: Array, coordinates: Array, how: SplineSampling, out: Array, field: str, sizes: Sequence[float] | None
 ) -> None:
+    """Sample at points; `field` is FIELD of points.cu: "0" for coordinates, "1" or "2" for displacements."""
     if not out.size:
         return
     is_stack = image.ndim > len(coordinates)
@@ -169,13 +171,13 @@ def _launch_points(
         kernel(call.blocks, threads, (image, coordinates, out, image if cells is None else cells, args))
         return
     args = np.frombuffer(bytearray(packed.ljust(_POINTS_BATCH_DTYPE.itemsize, b"\0")), _POINTS_BATCH_DTYPE)
-    for images, samples, blocks in _parts(image, out, call.blocks, args, _MAX_TOGETHER):
+    for images, samples, blocks in _parts_of_stack(image, out, call.blocks, args, _MAX_TOGETHER):
         kernel((blocks,), threads, (images, coordinates, samples, images, args))
 
 
 @dataclass(frozen=True)
 class _PointsCall:
-    """A launch of `map_points`, for any image; fields have the names of the kernel's structure."""
+    """A launch of `map_points`, for any image; `count` and the fields after it are those of the structure Points."""
 
     config: LaunchConfig
     is_grid: bool
@@ -212,7 +214,7 @@ def _points_call(
     return _PointsCall(config, True, blocks, count, units, grid, tiles)
 
 
-def _parts(
+def _parts_of_stack(
     image: Array, out: Array, blocks: tuple[int, ...], args: np.ndarray, max_together: int = 1
 ) -> Iterator[tuple[Array, Array, int]]:
     """Cut a stack into parts whose blocks fit one axis of a launch; yield images, outputs and blocks of each.
@@ -259,13 +261,13 @@ def sample_affine(
 ) -> None:
     """Sample on the grid of an affine map, all of it or a block.
 
-    A voxel's value depends only on its index in the whole output and on the whole image's shape: a block equals that
-    part of the whole, bit for bit.
+    The coordinates of a voxel depend only on its index in the whole output, and boundaries only on the shape of the
+    whole image. So a block equals that part of the whole output, bit for bit at orders 0 and 1.
 
     Parameters
     ----------
     box : cupy.ndarray
-        The image, or a box that holds all voxels that the block needs; or a stack of these. C-contiguous.
+        The image, or a box of it that holds all voxels that the block needs; or a stack of images. C-contiguous.
     affine : AffineMap
         Maps voxels of the whole output to coordinates in the whole image.
     how : SplineSampling
@@ -275,7 +277,7 @@ def sample_affine(
     whole : sequence of int, optional
         Shape of the whole image; by default the shape of `box`.
     box_start, out_start : sequence of int, optional
-        Offsets of box and block in the whole; by default 0.
+        Offset of the box in the whole image, and of the block in the whole output; by default 0.
     """
     if not out.size:
         return
@@ -288,9 +290,9 @@ def sample_affine(
         itemsize = 8 if needs_float64(box.dtype, out.dtype) else 4
         brick = plan_brick(affine.matrix, order, BRICKS[order].tile, itemsize, _shared_limit(box))
     if brick is not None:
-        config, name, more = BRICKS[order], "affine_brick", {"PITCH": str(brick.pitch)}
+        config, name, extra = BRICKS[order], "affine_brick", {"PITCH": str(brick.pitch)}
     else:
-        config, name, more = AFFINE[order], "affine", {"WARP_X": str(_warp_x(affine))}
+        config, name, extra = AFFINE[order], "affine", {"WARP_X": str(_warp_x(affine))}
     blocks, tiles = blocks_of(shape, config.tile, rank)
     numbers = (
         *_matrix_and_shift(affine, rank, how.pad),
@@ -306,8 +308,8 @@ def sample_affine(
         brick is not None and _has_aligned_rows(image),
     )
     if is_stack:
-        more["BATCH"] = "1"
-    kernel = load(spec_of("affine", name, kinds_of(image, first_out, order, how.mode), config, **more))
+        extra["BATCH"] = "1"
+    kernel = load(spec_of("affine", name, kinds_of(image, first_out, order, how.mode), config, **extra))
     shared = 0 if brick is None else brick.nbytes
     if shared > _DEFAULT_SHARED_NBYTES and kernel.max_dynamic_shared_size_bytes < shared:
         kernel.max_dynamic_shared_size_bytes = shared
@@ -317,7 +319,7 @@ def sample_affine(
         kernel(blocks, (config.threads,), (box, out, args), shared_mem=shared)
         return
     args = np.frombuffer(packed.ljust(_AFFINE_BATCH_DTYPE.itemsize, b"\0"), _AFFINE_BATCH_DTYPE)
-    for images, samples, count in _parts(box, out, blocks, args):
+    for images, samples, count in _parts_of_stack(box, out, blocks, args):
         kernel((count,), (config.threads,), (images, samples, args), shared_mem=shared)
 
 
@@ -336,7 +338,7 @@ def _shared_nbytes(device_id: int) -> int:
 
 
 def _matrix_and_shift(affine: AffineMap, rank: int, pad: int) -> tuple[float, ...]:
-    """Return the twelve numbers of the map, for three axes, into an image with a pad."""
+    """Return the twelve numbers of the map, padded to three axes, with `pad` added to the offset."""
     (row, *rows), shift = affine.matrix, [offset + pad for offset in affine.offset]
     if rank == 3:
         return (*row, *rows[0], *rows[1], *shift)
@@ -344,7 +346,7 @@ def _matrix_and_shift(affine: AffineMap, rank: int, pad: int) -> tuple[float, ..
 
 
 def _has_aligned_rows(box: Array) -> bool:
-    """Return whether four voxels that begin at a multiple of four can be read at once."""
+    """Say whether four voxels of a row, from a multiple of four on, can be read at once."""
     return box.shape[2] % 4 == 0 and address_of(box) % min(16, 4 * box.itemsize) == 0
 
 

@@ -29,7 +29,7 @@ class LaunchConfig:
     blocks : int
         Minimum number of blocks on a multiprocessor, which bounds the registers of a thread.
     tile_x, threads : int
-        Columns of a tile, and threads of a block, which are divided into columns and rows.
+        Columns of a tile, and threads of a block, which cover the columns and as many rows as this leaves.
     together : int
         Voxels of a thread whose loads are in flight at once; unused for affine maps without a brick.
     """
@@ -51,8 +51,9 @@ def _by_order(linear: LaunchConfig, cubic: LaunchConfig, quintic: LaunchConfig) 
     return {0: linear, 1: linear, 2: cubic, 3: cubic, 4: quintic, 5: quintic}
 
 
-#: By order: points in a list, a grid of points (with small voxels, and with others), an affine map without and with a
-#: brick. Orders 2, 4 and 5 follow order 3, with registers for more weights.
+#: By order: points in a list (LISTS), a grid of points with voxels of less than 4 bytes (SMALL_GRIDS) and with others
+#: (GRIDS), an affine map without (AFFINE) and with a brick (BRICKS). Orders 2, 4 and 5 follow order 3, with registers
+#: for more weights.
 LISTS = _by_order(LaunchConfig(4, 4, together=4), LaunchConfig(1, 5), LaunchConfig(1, 3))
 SMALL_GRIDS = _by_order(LaunchConfig(16, 8), LaunchConfig(16, 5), LaunchConfig(16, 3))
 GRIDS = SMALL_GRIDS | {0: LaunchConfig(4, 5, together=4), 1: LaunchConfig(4, 5, together=4)}
@@ -69,44 +70,46 @@ BRICKS = {
 }
 
 
+#: What a kernel is compiled for: types of image and output, rank, spline order, mode, whether it computes in double
+#: precision, and whether indices have 64 bits.
 Kinds = tuple[str, str, int, int, str, bool, bool]
 
 
 def kinds_of(image: Array, out: Array, order: int, mode: str, *others: Array) -> Kinds:
-    """Return the properties of arrays that a kernel is compiled for; `others` only decide the type of indices."""
-    big = any(index_type(array.size) == "int64" for array in (image, out, *others))
-    wide = needs_float64(image.dtype, out.dtype)
-    return image.dtype.str[1:], out.dtype.str[1:], image.ndim, order, mode, wide, big
+    """Return what a kernel is compiled for; `others` are further arrays, whose size affects the type of indices."""
+    has_long_indices = any(index_type(array.size) == "int64" for array in (image, out, *others))
+    is_double = needs_float64(image.dtype, out.dtype)
+    return image.dtype.str[1:], out.dtype.str[1:], image.ndim, order, mode, is_double, has_long_indices
 
 
 def spec_of(source: str, name: str, kinds: Kinds, config: LaunchConfig, **more: str) -> KernelSpec:
-    """Return a kernel and its definitions; never a shape."""
+    """Return a kernel; its definitions never hold a shape."""
     return _spec(source, name, kinds, config, tuple(more.items()))
 
 
 @functools.lru_cache(maxsize=1024)
 def _spec(source: str, name: str, kinds: Kinds, config: LaunchConfig, more: tuple[tuple[str, str], ...]) -> KernelSpec:
-    kind, target, rank, order, mode, wide, big = kinds
+    source_type, target_type, rank, order, mode, is_double, has_long_indices = kinds
     defines = {
-        "SOURCE": CUDA_TYPES[kind],
-        "TARGET": CUDA_TYPES[target],
-        "COMPUTE": "double" if wide else "float",
-        "WIDE": str(int(wide)),
+        "SOURCE": CUDA_TYPES[source_type],
+        "TARGET": CUDA_TYPES[target_type],
+        "COMPUTE": "double" if is_double else "float",
+        "WIDE": str(int(is_double)),
         "RANK": str(rank),
         "ORDER": str(order),
         "MODE": str(MODES.index(mode)),
-        "INDEX": "int64" if big else "int",
+        "INDEX": "int64" if has_long_indices else "int",
         "TILE_X": str(config.tile_x),
         "THREADS": str(config.threads),
         "MARCH": str(config.march),
         "TOGETHER": str(config.together),
-        "BLOCKS": str(1 if wide else config.blocks),  # double precision keeps its registers
+        "BLOCKS": str(1 if is_double else config.blocks),  # double precision keeps its registers
     }
     return KernelSpec(source, name, (*defines.items(), *more), "linumpy.gpu.ndimage.cuda")
 
 
 def blocks_of(shape: Sequence[int], tile: tuple[int, int, int], rank: int) -> tuple[tuple[int, ...], tuple[int, int]]:
-    """Cut a grid of voxels into blocks: return the launch's grid and the `counts` of ``tile_of_block``.
+    """Cut a grid of voxels into blocks: return the launch's grid, and ``counts`` of `tile_of_block` in sampling.cuh.
 
     Threads march along the slowest axis of the image.
     """

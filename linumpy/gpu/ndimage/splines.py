@@ -1,8 +1,9 @@
 """Compute the coefficients of B-splines of order 2 to 5 of an image on the device.
 
 In: an image of any rank. Out: the coefficients of SciPy's ``spline_filter``, float32 or float64. The kernels of
-``spline.cu`` filter one axis after another, with orders 4 and 5 one pole after another. Kernels do not depend on
-shapes. Temporary memory: none beside the result, except about a fiftieth of it for few, long lines.
+``spline.cu`` filter one axis after another; for orders 4 and 5, whose filters have two poles, one pole after another.
+Kernels do not depend on shapes. A line is the voxels along the filtered axis. Temporary memory beside the result: about
+a fiftieth of it for few, long lines, and a copy of an image that is to be padded and is not contiguous.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from linumpy.arrays import Array
 from linumpy.device import array_module
 from linumpy.gpu.kernels import CUDA_TYPES, KernelSpec, computed_in, index_type, int32, int64, load, needs_float64
 
-#: Number of a mode in spline.cu. SciPy has three filters, which serve all modes.
+#: `fold` of spline.cu, by mode. SciPy has three filters, which serve all modes.
 _FOLDS = {"mirror": 0, "constant": 0, "grid-constant": 0, "wrap": 0, "reflect": 1, "nearest": 1, "grid-wrap": 2}
 #: The poles of the filter, by order (M. Unser, IEEE Signal Processing Magazine 16(6), 1999).
 POLES = {
@@ -54,12 +55,12 @@ _LARGEST_PAD = 15
 
 @dataclass(frozen=True)
 class SplineTuning:
-    """How a kernel is compiled.
+    """Definitions of a kernel that affect speed only.
 
     Attributes
     ----------
     block : int
-        Voxels of a step: 8, 16 or 32.
+        Voxels of a line that a thread filters in one step: 8, 16 or 32.
     threads : int
         Threads of a block.
     resident : int
@@ -110,7 +111,7 @@ class Ends:
 def filtered(
     image: Array, ends: Ends, dtype: DTypeLike, out: Array | None = None, axes: Sequence[int] | None = None
 ) -> Array:
-    """Return the coefficients of an image in any memory order, written to `out` if given: see :func:`filter_axes`."""
+    """Compute the coefficients of an image in any memory order, in `out` or a new array; see :func:`filter_axes`."""
     if out is None:
         out = array_module(image).empty([n + 2 * ends.pad for n in image.shape], dtype)
     if not image.flags.c_contiguous and not ends.pad:  # filter the result in place: no second copy
@@ -148,7 +149,7 @@ def filter_axes(image: Array, ends: Ends, out: Array, axes: Sequence[int] | None
     Raises
     ------
     ValueError
-        A pad or an axis that is too long for the kernels.
+        A pad or an axis that is too long for the kernels; a pad with more than three axes.
     """
     if max(image.shape, default=0) >= _LONGEST_AXIS:
         raise ValueError(f"an image of shape {image.shape}: splines are filtered along axes of less than 2^29 voxels")
@@ -160,18 +161,18 @@ def filter_axes(image: Array, ends: Ends, out: Array, axes: Sequence[int] | None
         if image is not out:
             out[...] = image
         return
-    wide = needs_float64(image.dtype, out.dtype)
+    is_double = needs_float64(image.dtype, out.dtype)
     source = image
     for axis in long_axes:
-        layout = _pass(image.shape, axis, ends.pad, source is out)
+        layout = _plan_pass(image.shape, axis, ends.pad, source is out)
         if layout.size + 2 * ends.pad <= _SHORT[ends.order] and not ends.pad:
-            _filter_short(source, out, layout, ends, wide)
+            _filter_short(source, out, layout, ends, is_double)
         else:
             first, *others = POLES[ends.order]
-            _filter_axis(source, out, layout, ends, first, wide)
+            _filter_axis(source, out, layout, ends, first, is_double)
             for pole in others:  # the first pass has written the padding
                 padded = _Pass(layout.size + 2 * ends.pad, layout.counts, layout.written, layout.written)
-                _filter_axis(out, out, padded, Ends(ends.mode, order=ends.order), pole, wide)
+                _filter_axis(out, out, padded, Ends(ends.mode, order=ends.order), pole, is_double)
         source = out
 
 
@@ -184,10 +185,10 @@ class _Pass:
     size : int
         Voxels of a line.
     counts : (int, int)
-        Lines along the other axes.
+        Lines along the other axes, joined to two.
     read, written : (int, int, int, int)
-        For input and output: offset of the first line, strides between lines (two axes), stride between the voxels of a
-        line.
+        For input and output: offset of the first line, strides between lines along the two other axes, stride between
+        the voxels of a line.
     """
 
     size: int
@@ -200,17 +201,18 @@ class _Pass:
         return self.counts[0] * self.counts[1]
 
 
-def _pass(shape: Sequence[int], axis: int, pad: int, in_place: bool) -> _Pass:
-    """Return the pass along `axis` of an image whose axes before it have been filtered.
+def _plan_pass(shape: Sequence[int], axis: int, pad: int, in_place: bool) -> _Pass:
+    """Plan the pass along `axis` of an image whose earlier axes have been filtered.
 
-    With a pad, axes before it have their padded size already; the others begin `pad` voxels into the output.
+    With a pad, the earlier axes have their padded size already; along later axes the image begins `pad` voxels into the
+    output.
     """
     if not pad:
         outer, size, inner = math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
         layout = (0, size * inner, 1, inner)
         return _Pass(size, (outer, inner), layout, layout)
     grown = [n + 2 * pad for n in shape]
-    steps = _steps(grown)
+    steps = _element_strides(grown)
     others = [a for a in range(len(shape)) if a != axis]
     if len(others) > 2:
         raise ValueError(f"an image of {len(shape)} axes cannot be continued: up to three can")
@@ -220,13 +222,13 @@ def _pass(shape: Sequence[int], axis: int, pad: int, in_place: bool) -> _Pass:
     written = (out_offset, *[0] * missing, *(steps[a] for a in others), steps[axis])
     read = (out_offset + pad * steps[axis], *written[1:])
     if not in_place:
-        plain = _steps(shape)
+        plain = _element_strides(shape)
         read = (0, *[0] * missing, *(plain[a] for a in others), plain[axis])
     outer_count, inner_count = [1] * missing + counts
     return _Pass(shape[axis], (outer_count, inner_count), _four(read), _four(written))
 
 
-def _steps(shape: Sequence[int]) -> list[int]:
+def _element_strides(shape: Sequence[int]) -> list[int]:
     return [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
 
 
@@ -235,10 +237,10 @@ def _four(numbers: Sequence[int]) -> tuple[int, int, int, int]:
     return a, b, c, d
 
 
-def _filter_short(source: Array, out: Array, layout: _Pass, ends: Ends, wide: bool) -> None:
+def _filter_short(source: Array, out: Array, layout: _Pass, ends: Ends, is_double: bool) -> None:
     """Filter an axis by a matrix, all poles at once."""
     matrix = array_module(out).asarray(_matrix(layout.size, ends.mode, ends.order))
-    threads = TUNING["spline_columns", wide].threads
+    threads = TUNING["spline_columns", is_double].threads
     lines = int64(layout.lines, layout.counts[1], *layout.read[1:], *layout.written[1:])
     args = (
         source.reshape(-1)[layout.read[0] :],
@@ -247,32 +249,32 @@ def _filter_short(source: Array, out: Array, layout: _Pass, ends: Ends, wide: bo
         *int32(layout.size),
         *lines,
     )
-    kernel = load(_spec("spline_short", source, out, ends.order, POLES[ends.order][0], wide))
+    kernel = load(_spec("spline_short", source, out, ends.order, POLES[ends.order][0], is_double))
     kernel((-(-layout.lines // threads),), (threads,), args)
 
 
-def _filter_axis(source: Array, out: Array, layout: _Pass, ends: Ends, pole: float, wide: bool) -> None:
+def _filter_axis(source: Array, out: Array, layout: _Pass, ends: Ends, pole: float, is_double: bool) -> None:
     """Apply one pole along an axis."""
     read, written = source.reshape(-1)[layout.read[0] :], out.reshape(-1)[layout.written[0] :]
     lines = int64(layout.lines, layout.counts[1], *layout.read[1:])
-    whole = layout.size + 2 * ends.pad
+    padded_size = layout.size + 2 * ends.pad
     by_rows = layout.read[3] == 1 and layout.written[3] == 1 and layout.size >= _ROW
     name = "spline_rows" if by_rows else "spline_columns"
-    threads = TUNING[name, wide].threads
+    threads = TUNING[name, is_double].threads
     blocks = -(-layout.lines // threads)
     in_place = source is out
-    segment, segments = _segments(whole, layout.lines, TUNING[name, wide].block)
+    segment, segments = _segments(padded_size, layout.lines, TUNING[name, is_double].block)
     if in_place and ends.pad:  # the padding is computed from voxels that other segments may have overwritten
-        segment, segments = whole, 1
+        segment, segments = padded_size, 1
     constant = ends.cval is not None
     axis = (*int32(layout.size, ends.pad, _FOLDS[ends.mode], constant), np.float64(ends.cval if constant else 0))
     states: Any = np.int64(0)  # a null pointer
     if in_place and segments > 1:
-        states = array_module(out).empty((2, segments + 1, layout.lines), np.float64 if wide else np.float32)
-        width = TUNING["spline_columns", wide].threads
+        states = array_module(out).empty((2, segments + 1, layout.lines), np.float64 if is_double else np.float32)
+        width = TUNING["spline_columns", is_double].threads
         across = -(-layout.lines // width)
         args = (read, states, *axis, *int32(segment, segments), np.uint32(across), *lines)
-        kernel = load(_spec("spline_boundaries", source, out, ends.order, pole, wide))
+        kernel = load(_spec("spline_boundaries", source, out, ends.order, pole, is_double))
         kernel((across * (segments + 1),), (width,), args)
     if by_rows:
         step = 2 if layout.counts[1] > 1 else 1
@@ -280,17 +282,17 @@ def _filter_axis(source: Array, out: Array, layout: _Pass, ends: Ends, pole: flo
     else:
         strides = (*lines, *int64(*layout.written[1:]))
     args = (read, written, states, *axis, *int32(segment, segments), np.uint32(blocks), *strides)
-    load(_spec(name, source, out, ends.order, pole, wide))((blocks * segments,), (threads,), args)
+    load(_spec(name, source, out, ends.order, pole, is_double))((blocks * segments,), (threads,), args)
 
 
-def _segments(whole: int, lines: int, block: int) -> tuple[int, int]:
-    """Return length and number of the segments of a line: few lines are cut, to occupy enough threads."""
-    count = min(whole // _SEGMENT, -(-_ENOUGH_LINES // lines) if lines < _ENOUGH_LINES else 1)
+def _segments(padded_size: int, lines: int, block: int) -> tuple[int, int]:
+    """Plan the segments of a line, their length and number: few lines are cut, to occupy enough threads."""
+    count = min(padded_size // _SEGMENT, -(-_ENOUGH_LINES // lines) if lines < _ENOUGH_LINES else 1)
     if count < 2:
-        return whole, 1
-    segment = -(-whole // count)
+        return padded_size, 1
+    segment = -(-padded_size // count)
     segment = -(-segment // block) * block
-    return segment, -(-whole // segment)
+    return segment, -(-padded_size // segment)
 
 
 @functools.lru_cache(maxsize=128)
@@ -301,15 +303,15 @@ def _matrix(size: int, mode: str, order: int) -> np.ndarray:
     return np.ascontiguousarray(spline_filter1d(np.eye(size), order, axis=0, output=np.float64, mode=mode))
 
 
-def _spec(name: str, source: Array, out: Array, order: int, pole: float, wide: bool) -> KernelSpec:
-    tuning = TUNING["spline_rows" if name == "spline_rows" else "spline_columns", wide]
+def _spec(name: str, source: Array, out: Array, order: int, pole: float, is_double: bool) -> KernelSpec:
+    tuning = TUNING["spline_rows" if name == "spline_rows" else "spline_columns", is_double]
     defines = {
         "SOURCE": CUDA_TYPES[source.dtype.str[1:]],
         "TARGET": CUDA_TYPES[out.dtype.str[1:]],
-        "COMPUTE": "double" if wide else "float",
+        "COMPUTE": "double" if is_double else "float",
         "INDEX": index_type(max(source.size, out.size)),
         "POLE_VALUE": repr(pole),
-        "MEMORY": str(next(memory[wide] for largest, *memory in _MEMORY if -pole < largest)),
+        "MEMORY": str(next(memory[is_double] for largest, *memory in _MEMORY if -pole < largest)),
         "SHORT": str(_SHORT[order]),
         **tuning.defines,
     }

@@ -1,6 +1,6 @@
 """Records of interpolation parameters and of outputs.
 
-The functions of :mod:`~linumpy.gpu.interpolation` make them from their arguments, for SciPy and for the kernels.
+The functions of :mod:`~linumpy.gpu.interpolation` make these records from their arguments, for SciPy and the kernels.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Spline:
     Attributes
     ----------
     order, mode, cval, prefilter
-        As for :func:`linumpy.gpu.interpolation.map_coordinates`; the mode by the first of its names.
+        As for :func:`linumpy.gpu.interpolation.map_coordinates`; ``"grid-mirror"`` is named ``"reflect"``.
     """
 
     order: int
@@ -31,12 +31,12 @@ class Spline:
 
     @property
     def is_local(self) -> bool:
-        """Whether a sample at an integer coordinate depends on that voxel alone, so that channels are independent."""
+        """Whether a sample at integer coordinates is the value of that voxel, so that images of a stack do not mix."""
         return self.order <= 1 or self.prefilter
 
     @property
-    def filters(self) -> bool:
-        """Whether the image is filtered for spline coefficients first."""
+    def needs_filter(self) -> bool:
+        """Whether the spline's coefficients are computed from the image first."""
         return self.order > 1 and self.prefilter
 
     @property
@@ -68,7 +68,7 @@ class Target:
     out: Array | None = None
 
     def array(self, *sources: Array) -> Array:
-        """Return an array to write to: `out`, unless it is not contiguous or may share memory with a source."""
+        """Return an array to write to: `out`, or a new one if `out` is not contiguous or may overlap a source."""
         xp = array_module(sources[0])
         out = self.out
         if (
@@ -80,7 +80,7 @@ class Target:
         return xp.empty(self.shape, self.dtype)
 
     def take(self, result: Array) -> Array:
-        """Return the result, copied to `out` if that is another array."""
+        """Return the result, copied to `out` if `out` is given and another array."""
         if self.out is None or result is self.out:
             return result
         self.out[...] = result

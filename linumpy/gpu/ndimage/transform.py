@@ -70,7 +70,8 @@ def map_coordinates(
     Raises
     ------
     ValueError
-        An `order`, `mode` or shape that does not fit; an image without voxels, or of no axes.
+        An `order`, `mode` or shape that does not fit; an image without voxels, or of no axes; on a device, an image of
+        more than 16 axes.
     TypeError
         An image or coordinates that are not made of numbers; an image, coordinates and output that are not on the same
         side (host or device); a complex result of real numbers, or vice versa.
@@ -82,8 +83,8 @@ def map_coordinates(
 
     Notes
     -----
-    On a device, images of two and three axes and of up to 16 bits, or of float32, are sampled in float32, after
-    coordinates were computed exactly; all others, of up to 16 axes, in float64.
+    On a device, an image of two or three axes is sampled in float32, after coordinates were computed exactly, if both
+    image and result are of up to 16 bits or of float32; all others, of up to 16 axes, are sampled in float64.
     """
     spline = read_spline(image, order, mode, cval, prefilter)
     points = read_coordinates("coordinates", image, coordinates)
@@ -121,8 +122,8 @@ def affine_transform(
     offset : float or array_like, (rank,)
         In voxels of the image.
     output_shape : sequence of int, optional
-        Shape of the result, of as many axes as the matrix has columns; by default that of an array `output`, or of the
-        image.
+        Shape of the result, of as many axes as the matrix has columns; by default the shape of an array `output`, or
+        of the image.
     order, mode, cval, prefilter, output
         As for :func:`map_coordinates`.
 
@@ -134,9 +135,11 @@ def affine_transform(
     Raises
     ------
     ValueError
-        A matrix, offset or shape that does not fit, or holds numbers that are not finite; an image without voxels.
+        An `order`, `mode`, matrix, offset or shape that does not fit; numbers that are not finite; an image without
+        voxels; on a device, more than 16 axes.
     TypeError
-        An image that is not made of numbers; an image and output that are not on the same side.
+        An image that is not made of numbers; an image and output that are not on the same side; a complex result of
+        real numbers, or vice versa.
 
     Notes
     -----
@@ -158,7 +161,7 @@ def affine_transform(
 def _lines(
     linear: np.ndarray, shift: np.ndarray, sizes: tuple[int, ...], lengths: tuple[int, ...]
 ) -> tuple[Line, ...] | None:
-    """Return the axes of a diagonal map; None if it is not diagonal."""
+    """Return a diagonal map axis by axis; None if the map is not diagonal."""
     if linear.shape[0] != linear.shape[1]:
         return None
     rows = linear.tolist()
@@ -194,7 +197,7 @@ def geometric_transform(
         result's size along axis k and 1 along the others); its results must broadcast to `output_shape`, too, and may
         be plain numbers. A function of arithmetic, such as ``lambda o: (o[0] + 0.5, 2 * o[1])``, works for both.
     output_shape : sequence of int, optional
-        Shape of the result; by default that of an array `output`, or of the image.
+        Shape of the result; by default the shape of an array `output`, or of the image.
     order, mode, cval, prefilter, output
         As for :func:`map_coordinates`.
     extra_arguments, extra_keywords
@@ -211,7 +214,7 @@ def geometric_transform(
         An argument that does not fit; a `mapping` whose results are not one for each axis of the image or do not
         broadcast to `output_shape`; an image without voxels.
     TypeError
-        As for :func:`map_coordinates`.
+        As for :func:`map_coordinates`; a `mapping` that is no function, or extra arguments of another type.
 
     Notes
     -----
@@ -275,8 +278,8 @@ def spline_filter(image: Array, order: int = 3, output: Array | DTypeLike = np.f
         Dtype of the coefficients, or the array to write to. Intermediate results between axes have this dtype, too:
         integers are truncated after each axis, as in SciPy.
     mode : str
-        Boundary mode, by SciPy's names. ``"mirror"``, ``"reflect"`` and ``"grid-wrap"`` have their own filters;
-        ``"nearest"`` uses that of ``"reflect"``, the others use that of ``"mirror"``.
+        Boundary mode, by SciPy's names. ``"mirror"``, ``"reflect"`` and ``"grid-wrap"`` have filters of their own;
+        ``"nearest"`` uses the filter of ``"reflect"``, all others use the filter of ``"mirror"``.
 
     Returns
     -------
@@ -297,9 +300,9 @@ def spline_filter(image: Array, order: int = 3, output: Array | DTypeLike = np.f
 
     Notes
     -----
-    On a device, a NaN or infinity affects nearby voxels of its lines and all behind it; with SciPy's filter, the whole
-    lines. Sampling with ``"nearest"`` or ``"grid-constant"`` and ``prefilter=True`` does not use these coefficients:
-    SciPy, and so this package, pads the image by 12 voxels at either end first.
+    On a device, a NaN or infinity affects nearby voxels of the lines that contain it, and all voxels after it; on the
+    host it affects the whole lines. Sampling with ``"nearest"`` or ``"grid-constant"`` and ``prefilter=True`` does not
+    use these coefficients: SciPy, and so this package, pads the image by 12 voxels at either end first.
     """
     check_image(image, min_axes=0)
     name = check_spline(order, mode)

@@ -1,7 +1,8 @@
 """Blend overlapping tiles into a box of a stitched volume: CuPy in, CuPy out; NumPy in, NumPy out.
 
-In: boxes of tiles with their positions, to fractions of a voxel, and weights. Out: the blended box: at each voxel the
-weighted mean of all tiles that cover it, interpolated linearly. On the device one kernel computes each voxel once.
+In: boxes of tiles, with positions to fractions of a voxel, and with weights. Out: the blended box. Each of its voxels
+is the weighted mean of all tiles that cover it, interpolated linearly. On the device one kernel computes each voxel
+once.
 """
 
 from __future__ import annotations
@@ -35,12 +36,12 @@ class PlacedTile:
     Attributes
     ----------
     voxels : numpy.ndarray or cupy.ndarray, rank 3
-        A box of the tile with all voxels that the result needs, of the depth of the result.
+        A box of the tile with all voxels that the result needs, as deep as the result.
     begin : (int, int)
-        First lateral voxel of that box in the tile.
+        Lateral offset of that box in the tile, in voxels.
     corner : (int, int)
-        Lateral position in the tile of the first voxel of the result, whole voxels; negative where the tile begins
-        inside of the result.
+        Lateral position of the result's first voxel in the tile, in whole voxels; negative if the tile begins inside
+        the result.
     fraction : (float, float)
         Fractions of a voxel, from 0 to below 1, to add to `corner`.
     weights : numpy.ndarray or cupy.ndarray of float32, (height, width)
@@ -76,7 +77,7 @@ def blend_tiles(
     Returns
     -------
     numpy.ndarray or cupy.ndarray
-        0 where no tile has a finite voxel.
+        Of `shape` and `dtype`; 0 where no tile has a finite voxel.
 
     Raises
     ------
@@ -128,30 +129,32 @@ def _by_kernel(
 def _by_numpy(
     tiles: Sequence[PlacedTile], shape: tuple[int, ...], depth_axis: int, dtype: np.dtype, xp: ModuleType
 ) -> Array:
-    kind = computed_in(dtype)
-    mean = np.zeros([shape[depth_axis], *(shape[axis] for axis in _lateral(depth_axis))], kind)
-    total = np.zeros(mean.shape, kind)
+    compute_dtype = computed_in(dtype)
+    mean = np.zeros([shape[depth_axis], *(shape[axis] for axis in _lateral(depth_axis))], compute_dtype)
+    total = np.zeros(mean.shape, compute_dtype)
     for tile in tiles:
         covered, in_tile = _overlap(tile, mean.shape[1:])
         if any(extent.start >= extent.stop for extent in covered):
             continue
         in_box = [extent.start - begin for extent, begin in zip(in_tile, tile.begin, strict=True)]
         size = [extent.stop - extent.start for extent in covered]
-        sample = _between(np.moveaxis(np.asarray(tile.voxels), depth_axis, 0), in_box, size, tile.fraction, kind)
+        sample = _between(
+            np.moveaxis(np.asarray(tile.voxels), depth_axis, 0), in_box, size, tile.fraction, compute_dtype
+        )
         start = [extent.start for extent in in_tile]
-        weight = _between(np.asarray(tile.weights)[None], start, size, tile.fraction, kind)
+        weight = _between(np.asarray(tile.weights)[None], start, size, tile.fraction, compute_dtype)
         window = (slice(None), *covered)
         with np.errstate(invalid="ignore", over="ignore"):
-            known = np.isfinite(sample)
-            total[window] += np.where(known, weight, 0)
-            share = weight / np.where(known, total[window], 1)
-            mean[window] += np.where(known, share * (np.where(known, sample, 0) - mean[window]), 0)
+            is_finite = np.isfinite(sample)
+            total[window] += np.where(is_finite, weight, 0)
+            share = weight / np.where(is_finite, total[window], 1)
+            mean[window] += np.where(is_finite, share * (np.where(is_finite, sample, 0) - mean[window]), 0)
     result = saturated(np.rint(mean), dtype) if dtype.kind in "iu" else mean.astype(dtype)
     return np.ascontiguousarray(np.moveaxis(result, 0, depth_axis))
 
 
 def _overlap(tile: PlacedTile, size: Sequence[int]) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
-    """Return the voxels of the result that a tile covers, and the voxels of the tile at or before them."""
+    """Return the lateral range of the result that a tile covers, and the range of the tile's voxels at or before it."""
     covered, in_tile = [], []
     for corner, fraction, length, n in zip(tile.corner, tile.fraction, tile.weights.shape, size, strict=True):
         start, stop = max(0, -corner), min(n, length - (fraction > 0) - corner)
@@ -161,13 +164,13 @@ def _overlap(tile: PlacedTile, size: Sequence[int]) -> tuple[tuple[slice, ...], 
 
 
 def _between(
-    voxels: np.ndarray, start: Sequence[int], size: Sequence[int], fraction: Sequence[float], kind: np.dtype
+    voxels: np.ndarray, start: Sequence[int], size: Sequence[int], fraction: Sequence[float], compute_dtype: np.dtype
 ) -> np.ndarray:
-    """Return a box of (Z, Y, X) that begins at a fraction of a voxel, interpolated as the kernel does."""
-    fy, fx = (kind.type(np.float32(part)) for part in fraction)
+    """Interpolate a box (Z, Y, X) that begins a `fraction` of a voxel after `start`, as the kernel does."""
+    fy, fx = (compute_dtype.type(np.float32(part)) for part in fraction)
     rows = slice(start[0], start[0] + size[0] + (fy > 0))
     with np.errstate(invalid="ignore", over="ignore"):
-        values: np.ndarray = voxels[:, rows, start[1] : start[1] + size[1]].astype(kind)
+        values: np.ndarray = voxels[:, rows, start[1] : start[1] + size[1]].astype(compute_dtype)
         if fx > 0:
-            values += fx * (voxels[:, rows, start[1] + 1 : start[1] + 1 + size[1]].astype(kind) - values)
+            values += fx * (voxels[:, rows, start[1] + 1 : start[1] + 1 + size[1]].astype(compute_dtype) - values)
         return values[:, :-1] + fy * (values[:, 1:] - values[:, :-1]) if fy > 0 else values

@@ -1,9 +1,10 @@
 """Correlate the last planes of one volume with the first planes of another, for several overlaps at once.
 
 In: two volumes (Z, Y, X), and overlaps in planes. Out: Pearson's correlation at each overlap, in the memory (host or
-device) of the volumes. All are computed from one Gram matrix: the products of each of the last planes of one volume
-with each of the first planes of the other. An overlap is a diagonal of it. Each volume is read once, in strips of rows
-that keep scratch memory within :data:`SCRATCH_BYTES`; sums are in float64.
+device) of the volumes. All correlations are computed from one Gram matrix: the products of each of the last planes of
+one volume with each of the first planes of the other. An overlap is a diagonal of this matrix. Each volume is read
+once, in strips: a strip is a range of rows (Y) of all planes, with scratch memory of at most :data:`SCRATCH_BYTES`.
+Sums are in float64. In the code `n` is an overlap, `k` a plane, and `deepest` the largest overlap.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from linumpy.arrays import Array
 from linumpy.device import array_module
 from linumpy.gpu.oct.projection import project
 
-#: Maximum memory of a strip of rows.
+#: Maximum scratch memory of a strip.
 SCRATCH_BYTES = 512 * 2**20
 #: A variance below this fraction of the mean square counts as 0: it may be a rounding error of float64.
 _NO_VARIANCE = 1e-13
@@ -34,12 +35,12 @@ def overlap_correlations(
     Parameters
     ----------
     fixed, moving : numpy.ndarray or cupy.ndarray, (Z, Y, X)
-        Real numbers, both on the host or both on the device, with the same Y and X. An A-line with a voxel that is not
-        finite, in the compared planes of either volume, is left out.
+        Real numbers, both on the host or both on the device, with the same Y and X. An A-line is left out if either
+        volume has a voxel in it that is not finite, in the planes of the largest overlap.
     overlaps : sequence of int
         Values of n, each from 1 to the planes of the shorter volume.
     measured : (array of bool or None, array of bool or None)
-        Voxels that count, for each volume in its shape; None for all.
+        Voxels that count, for each volume a mask of its shape; None for all.
 
     Returns
     -------
@@ -50,7 +51,7 @@ def overlap_correlations(
     Raises
     ------
     ValueError
-        Volumes of different Y and X or on different sides, no overlaps, or one out of range.
+        Volumes of other ranks, of different Y and X, or on different sides; no overlaps, or an overlap out of range.
     TypeError
         Complex voxels.
     """
@@ -64,7 +65,7 @@ def overlap_correlations(
             xp.ones(vol.shape, bool) if mask is None else mask[end]
             for vol, mask, end in zip(volumes, measured, ends, strict=True)
         ]
-    shifts = [_offset(xp, vol, mask) for vol, mask in zip(volumes, masks or (None, None), strict=True)]
+    shifts = [_sampled_mean(xp, vol, mask) for vol, mask in zip(volumes, masks or (None, None), strict=True)]
     rows, width = fixed.shape[1:]
     per_row = 8 * (4 * deepest * width + deepest * deepest) * (1 if masks is None else 3)
     step = max(1, min(rows, SCRATCH_BYTES // per_row))
@@ -98,8 +99,8 @@ def _check(fixed: Array, moving: Array, overlaps: Sequence[int]) -> None:
         raise ValueError(f"overlaps={list(overlaps)}: volumes of {fixed.shape} and {moving.shape} have 1 to {deepest}")
 
 
-def _offset(xp: ModuleType, vol: Array, mask: Array | None = None) -> Array:
-    """Estimate the mean from a sample of voxels; it is subtracted, so that sums of squares lose fewer digits."""
+def _sampled_mean(xp: ModuleType, vol: Array, mask: Array | None = None) -> Array:
+    """Estimate the mean of a volume from a sample. It is subtracted from all voxels, so that sums lose fewer digits."""
     part = (slice(None, None, max(1, vol.shape[0] // 8)), slice(None, None, 16), slice(None, None, 16))
     sample = vol[part].astype(np.float64)
     finite = xp.isfinite(sample) if mask is None else xp.isfinite(sample) & mask[part]
@@ -120,12 +121,12 @@ def _mean(array: Array, axis: int) -> Array:
 
 
 class _Sums:
-    """Sums over A-lines: products of pairs of planes, voxels of each plane, and their squares."""
+    """Sums over A-lines: products for each pair of planes; voxels and their squares for each plane."""
 
     def __init__(self, xp: ModuleType, planes: int) -> None:
         self.xp, self.planes = xp, planes
         self.products = xp.zeros((planes, planes), np.float64)
-        self.first, self.second = (xp.zeros((2, planes), np.float64) for _ in range(2))
+        self.voxels, self.squares = (xp.zeros((2, planes), np.float64) for _ in range(2))
         self.count = xp.zeros((), np.float64)
 
     def add(self, fixed: Array, moving: Array) -> None:
@@ -133,29 +134,29 @@ class _Sums:
         xp = self.xp
         with np.errstate(invalid="ignore"):
             # The mean of an A-line is finite only if all its voxels are.
-            good = xp.isfinite(_mean(fixed, 1) + _mean(moving, 1))[:, None, :]
-        self.count += good.sum()
+            is_finite = xp.isfinite(_mean(fixed, 1) + _mean(moving, 1))[:, None, :]
+        self.count += is_finite.sum()
         for number, side in enumerate((fixed, moving)):
-            xp.copyto(side, 0, where=xp.broadcast_to(~good, side.shape))
+            xp.copyto(side, 0, where=xp.broadcast_to(~is_finite, side.shape))
             mean, spread = project(side, 2, ("mean", "std"), accumulate="float64")
-            self.first[number] += mean.sum(axis=0) * side.shape[2]
-            self.second[number] += (mean * mean + spread * spread).sum(axis=0) * side.shape[2]
+            self.voxels[number] += mean.sum(axis=0) * side.shape[2]
+            self.squares[number] += (mean * mean + spread * spread).sum(axis=0) * side.shape[2]
         self.products += _mean(xp.matmul(fixed, moving.transpose(0, 2, 1)), 0) * fixed.shape[0]
 
     def correlations(self, overlaps: Sequence[int], *shifts: Array) -> Array:
         """Compute the correlation at each overlap."""
         xp, deepest = self.xp, self.planes
-        n, k = _overlaps(xp, overlaps, deepest)
+        n, k = _as_grid(xp, overlaps, deepest)
         last, first = k >= deepest - n, k < n
         (a, b), (aa, bb) = (
             [xp.where(planes, total[side], 0).sum(axis=1) for side, planes in enumerate((last, first))]
-            for total in (self.first, self.second)
+            for total in (self.voxels, self.squares)
         )
-        return _pearson(xp, self.count * n[:, 0], (a, b), (aa, bb), _along(xp, self.products, n, k), shifts)
+        return _pearson(xp, self.count * n[:, 0], (a, b), (aa, bb), _diagonal_sums(xp, self.products, n, k), shifts)
 
 
 class _MaskedSums:
-    """As :class:`_Sums`, over pairs of voxels inside both masks; matrices, in which an overlap is a diagonal."""
+    """As :class:`_Sums`, over pairs of voxels inside both masks. Each sum is a matrix, an element for two planes."""
 
     def __init__(self, xp: ModuleType, planes: int) -> None:
         self.xp = xp
@@ -168,10 +169,10 @@ class _MaskedSums:
         for side, mask in ((fixed, fixed_mask), (moving, moving_mask)):
             xp.copyto(side, 0, where=mask == 0)
         with np.errstate(invalid="ignore"):
-            good = xp.isfinite(_mean(fixed, 1) + _mean(moving, 1))[:, None, :]
+            is_finite = xp.isfinite(_mean(fixed, 1) + _mean(moving, 1))[:, None, :]
         for side, mask in ((fixed, fixed_mask), (moving, moving_mask)):
             for array in (side, mask):
-                xp.copyto(array, 0, where=xp.broadcast_to(~good, array.shape))
+                xp.copyto(array, 0, where=xp.broadcast_to(~is_finite, array.shape))
         pairs = (
             (fixed_mask, moving_mask), (fixed, moving_mask), (fixed_mask, moving), (fixed * fixed, moving_mask),
             (fixed_mask, moving * moving), (fixed, moving),
@@ -181,17 +182,17 @@ class _MaskedSums:
 
     def correlations(self, overlaps: Sequence[int], *shifts: Array) -> Array:
         """Compute the correlation at each overlap."""
-        n, k = _overlaps(self.xp, overlaps, self.sums.shape[1])
-        count, a, b, aa, bb, products = (_along(self.xp, matrix, n, k) for matrix in self.sums)
+        n, k = _as_grid(self.xp, overlaps, self.sums.shape[1])
+        count, a, b, aa, bb, products = (_diagonal_sums(self.xp, matrix, n, k) for matrix in self.sums)
         return _pearson(self.xp, count, (a, b), (aa, bb), products, shifts)
 
 
-def _overlaps(xp: ModuleType, overlaps: Sequence[int], deepest: int) -> tuple[Array, Array]:
-    """Return each overlap, as a column, and the number of each plane, as a row."""
+def _as_grid(xp: ModuleType, overlaps: Sequence[int], deepest: int) -> tuple[Array, Array]:
+    """Return the overlaps as a column, and the numbers of the planes as a row."""
     return xp.asarray(np.asarray(overlaps, np.int64))[:, None], xp.arange(deepest)[None, :]
 
 
-def _along(xp: ModuleType, matrix: Array, n: Array, k: Array) -> Array:
+def _diagonal_sums(xp: ModuleType, matrix: Array, n: Array, k: Array) -> Array:
     """Sum a diagonal for each overlap n: the elements (k + deepest - n, k) with k < n."""
     deepest = matrix.shape[0]
     return xp.where(k < n, matrix[xp.minimum(k + deepest - n, deepest - 1), k], 0).sum(axis=1)
@@ -205,8 +206,9 @@ def _pearson(
     products: Array,
     shifts: tuple[Array, ...],
 ) -> Array:
+    """Compute Pearson's correlation from the sums of both sides, whose voxels had `shifts` subtracted."""
     safe = xp.maximum(count, 1)
-    # A root for each side: the product of both variances may overflow float64.
+    # The root of each side's variance: the product of both variances may overflow float64.
     spread = xp.ones_like(products)
     valid = count > 0
     for total, square, shift in zip(sums, squares, shifts, strict=True):

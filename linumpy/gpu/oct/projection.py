@@ -1,7 +1,7 @@
 """Project a volume along an axis: CuPy in, CuPy out; NumPy in, NumPy out.
 
-In: an array, an axis and the wanted statistics: mean, standard deviation, minimum, maximum. Out: a projection for each.
-On the device the array is read once for all of them.
+In: an array, an axis and the wanted statistics: mean, standard deviation, minimum, maximum. Out: a projection for each
+statistic. On the device the array is read once for all of them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from linumpy.gpu.kernels import CUDA_TYPES, KernelSpec, address_of, int64, load,
 STATISTICS = {"mean": 1, "std": 2, "min": 4, "max": 8}
 _ACCUMULATORS = {"float32": "float", "float64": "double"}
 _THREADS = 256
-#: Minimum vectors of outputs of a block, if there are as many: they are read together.
+#: Minimum vectors of outputs of a block, if there are as many: neighbouring vectors are read together.
 _LANES = 32
 _UNROLL = 8  # as in projection.cu
 _STATE_BYTES = 48
@@ -41,26 +41,27 @@ def project(vol: Array, axis: int = 0, statistics: str | Sequence[str] = "mean",
     vol : numpy.ndarray or cupy.ndarray
         Of booleans, integers or floats, of rank 1 or more, in any memory order: only a view with gaps is copied first.
     axis : int
-        The axis to project along, which the results do not have.
+        The axis to project along; results do not have this axis.
     statistics : str or sequence of str
         Of ``"mean"``, ``"std"``, ``"min"`` and ``"max"``. The standard deviation is that of the population (divided by
         n, as in NumPy).
     accumulate : {"float32", "float64"}
-        Dtype of sums, and of mean and standard deviation. The mean of integers of up to 32 bits is exact except for its
-        own rounding; a standard deviation is accurate with any offset (Welford's update).
+        Dtype of mean and standard deviation, and on a device of their sums. Except for its own rounding, the mean of
+        integers of up to 32 bits is exact there; a standard deviation is accurate with any offset (Welford's update).
+        On the host sums are in float64.
 
     Returns
     -------
     numpy.ndarray or cupy.ndarray, or a tuple of these
-        One for each of `statistics`; a string gives one array. Minimum and maximum have the dtype of `vol`. A NaN gives
-        NaN.
+        One for each of `statistics`; a string gives one array. Minimum and maximum have the dtype of `vol`. A NaN along
+        the axis makes all statistics NaN.
 
     Raises
     ------
     ValueError
         An unknown statistic or accumulator; an axis that the array does not have, or one without elements.
     TypeError
-        Complex or other elements.
+        Elements other than booleans, integers and floats of up to 64 bits.
     """
     wanted = (statistics,) if isinstance(statistics, str) else tuple(statistics)
     _check(vol.shape, vol.dtype, axis, wanted, accumulate)
@@ -108,13 +109,13 @@ class ProjectionConfig:
     vec : int
         Elements of one access.
     vectors : int
-        Vectors of outputs; single outputs with `rows`.
+        Number of vectors of outputs: of `vec` neighbouring outputs each, or with `rows` of one output.
     lanes, segments : int
-        Vectors of a block, and threads that share the axis of each.
+        Vectors of a block, and threads that share the axis of each vector.
     blocks : int
-        Blocks for all vectors.
+        Blocks that cover all vectors.
     parts, chunk : int
-        Blocks that share an axis, and the accesses of each along it.
+        Number of parts of the axis, each with its blocks, and accesses of a part along the axis.
     """
 
     rows: bool
@@ -128,7 +129,7 @@ class ProjectionConfig:
 
 
 def launch_config(outer: int, n: int, inner: int, itemsize: int, alignment: int = 16) -> ProjectionConfig:
-    """Choose the launch configuration for an array of shape (outer, n, inner); pure.
+    """Plan the launch configuration for an array of shape (outer, n, inner); pure.
 
     Parameters
     ----------
@@ -163,20 +164,20 @@ def _power_of_two(n: int) -> int:
 
 def _by_kernels(vol: Array, axis: int, wanted: tuple[str, ...], accumulate: str) -> tuple[Array, ...]:
     xp = array_module(vol)
-    if not _order_of_memory(vol.shape, vol.strides, vol.itemsize):
+    if not _gapless_order(vol.shape, vol.strides, vol.itemsize):
         vol = xp.ascontiguousarray(vol)
     plan = _plan_projection(vol.shape, vol.strides, vol.dtype, math.gcd(16, address_of(vol)), axis, wanted, accumulate)
     results = {name: xp.empty(plan.shape, dtype) for name, dtype in plan.dtypes}
     if plan.spec is not None:
         _launch(xp, vol, results, plan)
-    if plan.back is None:
+    if plan.to_caller_order is None:
         return tuple([results[name] for name in wanted])
-    return tuple([results[name].transpose(plan.back) for name in wanted])
+    return tuple([results[name].transpose(plan.to_caller_order) for name in wanted])
 
 
 @functools.lru_cache(maxsize=256)
-def _order_of_memory(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
-    """Return the axes in memory order; empty if memory has gaps."""
+def _gapless_order(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
+    """Return the axes in memory order; an empty tuple if memory has gaps."""
     order = memory_order(shape, strides)
     pitch = itemsize
     for axis in reversed(order):
@@ -194,8 +195,8 @@ class _ProjectionPlan:
     ----------
     shape : tuple of int
         Shape of a result, in memory order.
-    back : tuple of int or None
-        Transposition to the order of the caller; None if it is the same.
+    to_caller_order : tuple of int or None
+        Transposition of a result to the caller's order of axes; None if the order is the same.
     dtypes : tuple of (str, numpy.dtype)
         Each wanted statistic, and its data type.
     spec : KernelSpec or None
@@ -211,7 +212,7 @@ class _ProjectionPlan:
     """
 
     shape: tuple[int, ...]
-    back: tuple[int, ...] | None
+    to_caller_order: tuple[int, ...] | None
     dtypes: tuple[tuple[str, np.dtype], ...]
     spec: KernelSpec | None = None
     grid: int = 0
@@ -233,13 +234,15 @@ def _plan_projection(
     wanted: tuple[str, ...],
     accumulate: str,
 ) -> _ProjectionPlan:
-    """Prepare the projection of an array without gaps; pure."""
-    order = _order_of_memory(shape, strides, dtype.itemsize)
+    """Plan the projection of an array without gaps; pure."""
+    order = _gapless_order(shape, strides, dtype.itemsize)
     others = [other for other in order if other != axis]
     out_shape = tuple(shape[other] for other in others)
-    back = tuple(sorted(range(len(others)), key=others.__getitem__))
+    to_caller_order = tuple(sorted(range(len(others)), key=others.__getitem__))
     dtypes = tuple((name, dtype if name in ("min", "max") else np.dtype(accumulate)) for name in dict.fromkeys(wanted))
-    plan = _ProjectionPlan(out_shape, None if list(back) == sorted(back) else back, dtypes)
+    plan = _ProjectionPlan(
+        out_shape, None if list(to_caller_order) == sorted(to_caller_order) else to_caller_order, dtypes
+    )
     if not math.prod(out_shape):
         return plan
     index = order.index(axis)

@@ -1,10 +1,9 @@
 """Resample the tiles of a volume, each by itself: CuPy in, CuPy out; NumPy in, NumPy out.
 
 In: a volume of many tiles, and a :class:`~linumpy.plan.grid.tile_axis.TileAxis` for each axis. Out: the volume of the
-new tiles, in its dtype or another one. Each tile is smoothed and interpolated as by
-:func:`linumpy.gpu.interpolation.resample_volume` at order 1, except for rounding: integers are rounded, halves away
-from zero. :mod:`~linumpy.gpu.resize.resizing` resamples all tiles at once; only its tables of weights depend on where a
-tile ends.
+new tiles, in the dtype of the volume or another dtype. Each tile is smoothed and interpolated as by
+:func:`linumpy.gpu.interpolation.resample_volume` at order 1, but integers are rounded, halves away from zero.
+:mod:`~linumpy.gpu.resize.resizing` resamples all tiles at once; only its tables of weights depend on where a tile ends.
 """
 
 from __future__ import annotations

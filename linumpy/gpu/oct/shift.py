@@ -1,7 +1,8 @@
 """Shift A-lines along depth, each by its own amount: CuPy in, CuPy out; NumPy in, NumPy out.
 
-In: a volume and a map of shifts that is repeated tile by tile. Out: a volume of the same shape, dtype and memory order.
-On the device one kernel moves every voxel once.
+In: a volume and a map of shifts, which repeats tile by tile. Out: a volume of the same dtype, memory order and lateral
+shape. On the device one kernel moves every voxel once. In the code a and b are the lateral axes, the outer and the
+inner one in memory.
 """
 
 from __future__ import annotations
@@ -59,30 +60,32 @@ def shift_along_depth(
         Shifts of a tile, in voxels. The A-line at (i, j) of the lateral axes is shifted by
         ``shifts[i % height, j % width]``; a map of the lateral shape of the volume has one shift for each A-line.
         Integer shifts move voxels unchanged. Float shifts are converted to float32 and interpolate linearly between
-        two voxels (rounded in volumes of integers); NaN counts as outside the volume.
+        two voxels (rounded half to even in volumes of integers). Shifts are limited to ±2^30, beyond every volume; NaN
+        counts as 2^30.
     depth_axis : int
         Axis of depth.
     origin : (int, int)
         Lateral offset of the volume's first A-line in the mosaic that the volume is a part of.
     wrap : bool
         Whether depth is periodic. Otherwise a voxel is filled if its source (with interpolation, either of its two
-        source voxels) lies outside.
+        source voxels) lies outside the volume.
     fill_value : float or None
-        Value to fill with; None repeats the nearest voxel of the A-line.
+        Value to fill with; None repeats the nearest voxel of the A-line. Not used with `wrap`.
     planes : int, optional
         Voxels of the result along depth; by default as many as the volume has.
 
     Returns
     -------
     numpy.ndarray or cupy.ndarray
-        In the memory (host or device) of `vol`.
+        Of the dtype of `vol`, in this machine's byte order, in the memory (host or device) of `vol`.
 
     Raises
     ------
     ValueError
-        Arguments that do not fit each other.
+        A volume that is not of rank 3, a `depth_axis` that it does not have, shifts that are not a map, or negative
+        `planes`.
     TypeError
-        Voxels or shifts that are not real numbers; a fill value that the dtype does not hold.
+        Voxels or shifts that are not real numbers; a fill value that an integer dtype does not hold.
     """
     fill = _check(vol, shifts, depth_axis, 0 if fill_value is None else fill_value)
     beyond = "wrap" if wrap else "repeat" if fill_value is None else "fill"
@@ -97,17 +100,17 @@ def shift_along_depth(
 
 
 def _bounded(xp: ModuleType, shifts: Array) -> Array:
-    """Convert shifts to int32 or float32, clipped to ±2^30: NaN and all shifts beyond the volume act alike.
+    """Convert shifts to int32 or float32, limited to ±2^30; NaN becomes 2^30.
 
-    CuPy cannot clip a type by a limit outside its range, hence the wide types. On a device int32 and float32 need no
-    conversion, since gather.cu applies the limit itself.
+    CuPy cannot clip a type by a limit outside its range, so shifts are converted to 64 bits first. On a device int32
+    and float32 need no conversion, since gather.cu applies the limit.
     """
     shifts, limit = xp.asarray(shifts), 2**30
     if xp is not np and shifts.dtype in (np.int32, np.float32):
         return xp.ascontiguousarray(shifts)
     if shifts.dtype.kind == "f":
-        wide = shifts.astype(np.float64)
-        return xp.clip(xp.where(xp.isnan(wide), limit, wide), -limit, limit).astype(np.float32, order="C")
+        in_float64 = shifts.astype(np.float64)
+        return xp.clip(xp.where(xp.isnan(in_float64), limit, in_float64), -limit, limit).astype(np.float32, order="C")
     if shifts.dtype.kind == "u":
         return xp.minimum(shifts.astype(np.uint64), np.uint64(limit)).astype(np.int32, order="C")
     return xp.clip(shifts.astype(np.int64), -limit, limit).astype(np.int32, order="C")
@@ -164,10 +167,11 @@ def _by_numpy(
 
 
 def _between(first: np.ndarray, second: np.ndarray, weight: np.ndarray) -> np.ndarray:
-    kind = _computed_in(first.dtype)
-    a, b = first.astype(kind), second.astype(kind)
+    """Interpolate linearly between two voxels, as the kernel does."""
+    compute_dtype = _computed_in(first.dtype)
+    a, b = first.astype(compute_dtype), second.astype(compute_dtype)
     with np.errstate(invalid="ignore"):
-        values = np.where(weight > 0, a + weight.astype(kind) * (b - a), a)
+        values = np.where(weight > 0, a + weight.astype(compute_dtype) * (b - a), a)
     if first.dtype.kind not in "biu":
         return values.astype(first.dtype)
     # Without a fraction the voxel is copied: 64-bit integers may not fit a float64.
@@ -213,13 +217,13 @@ def _by_kernel(
 
 
 def _lines_of_thread(vol: Array, out: Array, address: int, b: int) -> int:
-    """Return the number of neighbouring A-lines of an access, limited by the alignment of the volume and its rows."""
+    """Return the number of neighbouring A-lines of an access: alignment of the volume and its rows limits it."""
     rows = [array.strides[axis] for array in (vol, out) for axis in range(3) if axis != b]
     return math.gcd(max(_ACCESS_BYTES, vol.itemsize), address, vol.shape[b] * vol.itemsize, *rows) // vol.itemsize
 
 
 def _scalar(fill: np.ndarray, linear: bool) -> Any:
-    """Return the fill value as an argument of the kernel: a number to interpolate with, or its bits."""
+    """Return the fill value as an argument of the kernel: as a number if the kernel interpolates, else its bits."""
     if linear and fill.dtype.kind in "iuf" and fill.dtype.itemsize != 2:
         return fill[()]
     return fill.reshape(1).view(f"u{fill.dtype.itemsize}")[0]

@@ -1,8 +1,8 @@
 """Find the tissue surface in an OCT volume: CuPy in, CuPy out; NumPy in, NumPy out.
 
-In: a volume and its depth axis. Out: the depth at which tissue begins, for each A-line. Volumes on a device are
-processed by the kernels of ``surface_kernels.py``; those on the host, and all with a mask, by the filters of
-``surface_filters.py``.
+In: a volume and its depth axis. Out: the depth at which tissue begins, for each A-line. The kernels of
+``surface_kernels.py`` process volumes on a device. The filters of ``surface_filters.py`` process volumes on the host,
+and on a device volumes with a mask or with a very large `s_z`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 _MAX_S_Z = 16
 #: Maxima of `s_xy` (unless the volume is wider) and of `order`: larger ones would need tables as large as a volume.
 _MAX_S_XY, _MAX_ORDER = 4096, 32
-#: Maximum of `s_z` whose weights fit shared memory; filters take more.
+#: Maximum of `s_z` for the kernels, whose shared memory holds the weights; the filters have no such limit.
 _MAX_S_Z_ON_DEVICE = 1024
 
 
@@ -46,8 +46,8 @@ def find_tissue_interface(
 ) -> Any:
     """Find for each A-line where tissue begins.
 
-    The volume is smoothed laterally and the derivative of a Gaussian is taken along depth; the surface is where
-    intensity rises most. At its ends the volume is mirrored (SciPy's mode ``"reflect"``).
+    The volume is smoothed laterally and filtered along depth by the derivative of a Gaussian; the surface is where
+    intensity rises most. Beyond its ends the volume is mirrored (SciPy's mode ``"reflect"``).
 
     Parameters
     ----------
@@ -55,34 +55,34 @@ def find_tissue_interface(
         OCT intensity: booleans, integers or floats, in any memory order (it is not copied). Without `use_log` all
         voxels must be finite.
     s_xy : int
-        Voxels along each lateral axis over which the mean is taken.
+        Voxels along each lateral axis over which the mean is taken; at most 4096, or more in a larger volume.
     s_z : float
-        Standard deviation of the Gaussian along depth, in voxels, at most the voxels along depth. It is cut off at 4
-        standard deviations.
+        Standard deviation of the Gaussian along depth, in voxels; at most 16, or the voxels along depth if these are
+        more. The Gaussian is cut off at 4 standard deviations.
     use_log : bool
         Whether to take the natural logarithm of positive voxels; the others become `zero_log`. In float32 for
         every dtype.
     mask : numpy.ndarray or cupy.ndarray of bool, optional
-        Voxels that count, in the volume's shape or that of its lateral axes. Means are taken over voxels inside.
-        Along an A-line, voxels outside repeat the nearest voxel inside above them (those above the first voxel inside
-        repeat that one), so that the border of the mask is not an edge of intensity. The surface is searched for
-        inside only. With a mask the volume is processed by filters, not kernels, also on the GPU.
+        Voxels that count, in the shape of the volume or of its lateral axes. Means are taken over voxels inside the
+        mask. Along an A-line, a voxel outside repeats the nearest voxel inside above it, or the first voxel inside if
+        there is none above, so that the border of the mask is not an edge of intensity. The surface is searched for
+        inside the mask only. With a mask, filters process the volume in place of kernels, on the GPU too.
     order : int
-        Order of the derivative along depth.
+        Order of the derivative along depth, from 0 to 32.
     detect_cutting_errors : bool
         Whether to replace the surface by the voxel with the largest absolute value of the smoothed A-line (lateral
         mean and Gaussian, no derivative), where that voxel lies above the surface.
     depth_axis : int, optional
         Axis of depth; by default the last one, with a log line (warning) that says so.
     definition : {"linumpy", "edge"}
-        ``"linumpy"``: the voxel ``ceil(argmax + s_z / 2)``, at most the last one, which lies about ``s_z / 2 + 1``
+        ``"linumpy"``: the voxel ``ceil(argmax + s_z / 2)``, at most the last voxel. It lies about ``s_z / 2 + 1``
         voxels below the edge and exists for every A-line. ``"edge"``: the edge itself, unbiased and to fractions of a
         voxel (a parabola through the largest derivative and its neighbours), in voxels from the centre of the first
-        voxel: a step between voxels 49 and 50 lies at 49.5. It does not depend on the unit of intensity. See Notes
-        for A-lines without such an edge.
+        voxel: a step between voxels 49 and 50 lies at 49.5. It does not depend on the unit of intensity. See Notes for
+        A-lines without such an edge.
     min_contrast : float
-        Minimum contrast of an edge: its derivative over the root mean square of the derivative along the rest of the
-        A-line. In noise of 200 voxels one A-line in a thousand reaches 5.
+        Minimum contrast of an edge: the derivative at the edge over the root mean square of the derivative along the
+        rest of the A-line. Of A-lines that are 200 voxels of noise, one in a thousand reaches a contrast of 5.
     return_confidence : bool
         Whether to return the contrast of each edge too; only for ``definition="edge"``.
     zero_log : float, optional
@@ -97,22 +97,21 @@ def find_tissue_interface(
         without any voxel inside the mask. ``"edge"``: float32; 0 where tissue begins at or before the first voxel, NaN
         where there is no tissue, infinity where there may be tissue but no surface is found.
     numpy.ndarray or cupy.ndarray of float32, rank 2
-        Only with `return_confidence`: the contrast, at least `min_contrast` where the surface is finite; 0 where
-        intensity never rises.
+        Only with `return_confidence`: the contrast of the edge; where the surface is 0, the excess of intensity at the
+        first voxel (see Notes). At least `min_contrast` where the surface is finite, 0 where intensity never rises.
 
     Raises
     ------
     ValueError
-        A volume that is not of rank 3 or is empty; an invalid `s_xy`, `s_z`, `order`, `definition`, `min_contrast` or
-        `depth_axis`; a mask of another shape.
+        A volume that is not of rank 3 or is empty; an invalid `s_xy`, `s_z`, `order`, `definition`, `min_contrast`,
+        `zero_log` or `depth_axis`; a mask of another shape; `return_confidence` without ``definition="edge"``.
     TypeError
-        Complex voxels.
+        A volume that is no NumPy or CuPy array; voxels that are not booleans, integers or floats.
 
-    Notes
-    -----
-    The mean over `s_xy` voxels spreads a surface of slope m over m `s_xy` voxels of depth. Therefore A-lines in which
-    no edge reaches `min_contrast` are processed a second time (``definition="edge"``, `order` 1), with a mean over at
-    most 3 × 3 A-lines and a Gaussian twice as wide along depth. This detects slopes up to 3 voxels per voxel. Where
+    Notes ----- The mean over `s_xy` voxels spreads a surface of slope m over m `s_xy` voxels of depth. With
+    ``definition="edge"`` and `order` 1, A-lines in which no edge reaches `min_contrast` are therefore processed a
+    second time, with a mean over at most 3 × 3 A-lines and a Gaussian twice as wide along depth. This detects slopes up
+    to 3 voxels per voxel. With another `order` there is no second pass, and the result without an edge is NaN. Where
     the second pass finds no edge either, the result is:
 
     - 0: smoothed intensity at the first voxel exceeds the mean of its A-line by `min_contrast` standard deviations of
@@ -126,15 +125,15 @@ def find_tissue_interface(
     """
     if definition not in ("linumpy", "edge"):
         raise ValueError(f"definition={definition!r}: choose 'linumpy' or 'edge'")
-    edge = definition == "edge"
+    is_edge = definition == "edge"
     if zero_log is not None and not -1e30 < zero_log < 1e30:
         raise ValueError(f"zero_log={zero_log}: a number is needed")
-    if return_confidence and not edge:
+    if return_confidence and not is_edge:
         raise ValueError("return_confidence=True: only an edge has a contrast, pass definition='edge'")
     if not isinstance(vol, np.ndarray) and not is_device_array(vol):
         raise TypeError(f"the volume is a {type(vol).__name__}: pass a NumPy or CuPy array")
     options = SurfaceOptions(
-        s_xy, s_z, use_log, order, detect_cutting_errors, _depth_axis(vol, depth_axis), edge, min_contrast,
+        s_xy, s_z, use_log, order, detect_cutting_errors, _depth_axis(vol, depth_axis), is_edge, min_contrast,
         zero_log,
     )  # fmt: skip
     check_arguments(vol, options)

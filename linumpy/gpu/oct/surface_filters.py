@@ -1,8 +1,9 @@
 """Find the tissue surface by array filters: SciPy's for NumPy, CuPy's for CuPy.
 
 In: a volume and :class:`SurfaceOptions`. Out: for each A-line the depth of the surface, and its contrast.
-:func:`linumpy.gpu.interface.find_tissue_interface` uses these filters on the CPU and for volumes with a mask; tests
-compare the kernels (``surface_kernels.py``) with them.
+:func:`linumpy.gpu.interface.find_tissue_interface` uses these filters on the CPU, and on the GPU for volumes with a
+mask and for an `s_z` above 1024; tests compare the kernels (``surface_kernels.py``) with them. The profile of an A-line
+is its smoothed derivative along depth.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from linumpy.device import array_module, is_device_array
 _SECOND_MAX_S_XY, _SECOND_S_Z_FACTOR = 3, 2.0
 #: An A-line is not noise if its variance is at least this multiple of the variance of noise.
 _STRUCTURE = 4.0
-#: Voxels of a block of rows; the filters need about six times its memory.
+#: Maximum voxels of a block of rows; the filters need about six times the memory of a block.
 _BLOCK_VOXELS = 2**26
 
 
@@ -64,15 +65,15 @@ class SurfaceOptions:
 
     @property
     def step_width(self) -> float:
-        """Energy of the profile of an ideal step (a Gaussian of this `s_z`) over its squared maximum, in voxels."""
+        """Sum of squares over squared maximum of the profile of an ideal step, a Gaussian of this `s_z`; in voxels."""
         return float(self.s_z) * math.sqrt(math.pi)
 
     @property
     def second_pass(self) -> SurfaceOptions | None:
         """Options to find steep surfaces in A-lines without a clear edge; None for no second pass.
 
-        A narrower lateral mean spreads a steep surface over fewer voxels of depth; a wider Gaussian along depth
-        compensates for the noise.
+        A narrower lateral mean spreads a steep surface over fewer voxels of depth. A wider Gaussian along depth makes
+        up for the noise that the narrower mean leaves.
         """
         if not self.edge or self.order != 1:
             return None
@@ -92,15 +93,15 @@ def log_of_zero(xp: ModuleType, lines: Array, inside: Array | None = None) -> Ar
     Returns
     -------
     numpy.ndarray or cupy.ndarray of float32, ()
-        Mean logarithm minus two standard deviations minus 1, of the positive and finite voxels in a sample on a regular
-        grid of at most 32 × 32 × 16 voxels; 0 without any such voxel.
+        Mean minus two standard deviations minus 1 of the logarithms of the positive and finite voxels in a sample, a
+        regular grid of at most 32 × 32 × 16 voxels; 0 without any such voxel.
     """
     count, mean, spread = log_statistics(xp, lines, inside)
     return xp.where(count > 0, mean - 2 * spread - 1, 0).astype(np.float32)
 
 
 def log_statistics(xp: ModuleType, lines: Array, inside: Array | None = None) -> tuple[Array, Array, Array]:
-    """Return count, mean and standard deviation of the logarithms of the positive voxels in a sample."""
+    """Return count, mean and standard deviation of the logarithms for the sample of :func:`log_of_zero`."""
     counts = (min(size, n) for size, n in zip(lines.shape, (32, 32, 16), strict=True))
     axes = ((2 * np.arange(n) + 1) * size // (2 * n) for n, size in zip(counts, lines.shape, strict=True))
     index = tuple(map(xp.asarray, np.ix_(*axes)))
@@ -125,16 +126,21 @@ def interface_by_filters(vol: Array, options: SurfaceOptions, mask: Array | None
     options : SurfaceOptions
         How to find the surface.
     mask : numpy.ndarray or cupy.ndarray of bool, optional
-        Voxels that count; see :func:`linumpy.gpu.interface.find_tissue_interface`. An A-line without any voxel inside
-        has -1, or NaN with ``options.edge``.
+        Voxels that count; see :func:`linumpy.gpu.interface.find_tissue_interface`. The surface of an A-line without any
+        voxel inside is -1, or NaN with ``options.edge``.
 
     Returns
     -------
     surface : numpy.ndarray or cupy.ndarray, rank 2
-        int32 voxels; with ``options.edge`` float32, infinity where an A-line is not noise but has no edge, NaN where
-        it is noise.
+        int32 voxels; with ``options.edge`` float32: 0 where intensity falls from the first voxel on, infinity where an
+        A-line is not noise but has no edge, NaN where it is noise.
     contrast : numpy.ndarray or cupy.ndarray of float32, or None
-        Contrast of the edge; None without ``options.edge``.
+        Contrast of the edge or of the fall; None without ``options.edge``.
+
+    Raises
+    ------
+    ValueError
+        A mask of another shape than the volume and its lateral axes.
     """
     xp, ndimage = array_module(vol), ndimage_module(vol)
     lines = xp.moveaxis(vol, options.depth_axis, -1)
@@ -143,15 +149,15 @@ def interface_by_filters(vol: Array, options: SurfaceOptions, mask: Array | None
     surface: Array = xp.empty((rows, columns), np.float32 if options.edge else np.int32)
     contrast: Array | None = xp.empty((rows, columns), np.float32) if options.edge else None
     step = max(1, _BLOCK_VOXELS // (columns * depth))
-    zero: Array | float = options.zero_log or 0.0
+    zero_log: Array | float = options.zero_log or 0.0
     if options.use_log and options.edge and options.zero_log is None:
-        zero = log_of_zero(xp, lines, inside)
+        zero_log = log_of_zero(xp, lines, inside)
     halo = options.s_xy  # the lateral mean of a block reads rows around it
     for begin in range(0, rows, step):
         end = min(begin + step, rows)
         low, high = max(0, begin - halo), min(rows, end + halo)
         part = slice(begin - low, end - low)
-        values = intensities(xp, lines[low:high], options.use_log, zero)
+        values = intensities(xp, lines[low:high], options.use_log, zero_log)
         halo_inside = None if inside is None else inside[low:high]
         block_inside = None if inside is None else inside[begin:end]
         smooth = _mean(xp, ndimage, values, halo_inside, options.s_xy)[part]
@@ -171,14 +177,14 @@ def interface_by_filters(vol: Array, options: SurfaceOptions, mask: Array | None
 
 
 def _mean(xp: ModuleType, ndimage: ModuleType, values: Array, inside: Array | None, s_xy: int) -> Array:
-    """Take the lateral mean, with a mask over the voxels inside."""
+    """Compute the lateral mean; with a mask, the mean over voxels inside."""
     if inside is None:
         return _lateral_mean(xp, ndimage, values, s_xy)
     return _mean_inside(xp, ndimage, values, inside, s_xy)
 
 
 def _inside(xp: ModuleType, mask: Array, lines: Array, depth_axis: int) -> Array:
-    """Bring a mask to the axes of the A-lines."""
+    """Return a mask as an array of bool in the shape of the A-lines, (rows, columns, depth)."""
     if mask.ndim == 3:
         mask = xp.moveaxis(mask, depth_axis, -1)
     elif mask.shape == lines.shape[:2]:
@@ -189,10 +195,10 @@ def _inside(xp: ModuleType, mask: Array, lines: Array, depth_axis: int) -> Array
 
 
 def _lateral_mean(xp: ModuleType, ndimage: ModuleType, values: Array, s_xy: int) -> Array:
-    """Take the mean over s_xy × s_xy A-lines.
+    """Compute the mean over s_xy × s_xy A-lines.
 
-    SciPy's mean is a running sum, which a NaN or infinity spoils to the end of the line. Where there is one, each sum
-    is computed separately, as CuPy and the kernels do: only means over that voxel are then not finite.
+    SciPy's mean is a running sum, in which a NaN or infinity spreads to the end of the line. If the block contains one,
+    each sum is computed separately, as CuPy and the kernels do: then only means over that voxel are not finite.
     """
     if xp is not np or xp.isfinite(values).all():
         return ndimage.uniform_filter(values, (s_xy, s_xy, 1))
@@ -203,15 +209,15 @@ def _lateral_mean(xp: ModuleType, ndimage: ModuleType, values: Array, s_xy: int)
 
 
 def _mean_inside(xp: ModuleType, ndimage: ModuleType, values: Array, inside: Array, s_xy: int) -> Array:
-    """Take lateral means over voxels inside; voxels outside repeat them along each A-line."""
+    """Compute lateral means over voxels inside; voxels outside repeat the means of their A-line."""
     share = _lateral_mean(xp, ndimage, inside.astype(np.float32), s_xy)
-    # Inside, the voxel itself counts: the share is at least 1 / s_xy², never a rounding error of 0.
+    # The mean of a voxel inside contains that voxel: the share is at least 1 / s_xy², never a rounding error of 0.
     mean = _lateral_mean(xp, ndimage, xp.where(inside, values, np.float32(0)), s_xy) / xp.where(inside, share, 1)
     first = inside.argmax(axis=-1)[..., None]
-    held = xp.take_along_axis(mean, first, axis=-1)[..., 0]
+    last_inside = xp.take_along_axis(mean, first, axis=-1)[..., 0]
     for z in range(mean.shape[-1]):
-        held = xp.where(inside[..., z], mean[..., z], held)
-        mean[..., z] = held
+        last_inside = xp.where(inside[..., z], mean[..., z], last_inside)
+        mean[..., z] = last_inside
     return mean
 
 
@@ -228,7 +234,7 @@ def intensities(xp: ModuleType, lines: Array, use_log: bool, zero: Array | float
 def _surface_of_lines(
     xp: ModuleType, ndimage: ModuleType, smooth: Array, options: SurfaceOptions, inside: Array | None
 ) -> tuple[Array, Any]:
-    """Return surface and contrast (None without an edge) of smoothed A-lines along the last axis."""
+    """Return surface and contrast (None without ``options.edge``) of smoothed A-lines along the last axis."""
     profile = ndimage.gaussian_filter1d(smooth, options.s_z, axis=-1, order=options.order)
     valid = ~xp.isnan(profile)
     if inside is not None:
@@ -265,8 +271,11 @@ def _second_pass(
     unclear: Array,
     first_pass: tuple[Array, Array],
 ) -> tuple[Array, Array]:
-    """Process A-lines (a, b, depth) without a clear edge again; return surface and contrast of all A-lines."""
-    if xp is not np:  # process all: to count the unclear ones would wait for the device
+    """Process the `unclear` A-lines, those without a clear edge, again; return surface and contrast of all A-lines.
+
+    On the host the arrays of `first_pass` are changed and returned.
+    """
+    if xp is not np:  # process all A-lines: to select the unclear ones, the host would wait for the device
         again = _steep_surface_of_lines(xp, ndimage, lines, options, inside, first_pass[1])
         surface, contrast = (xp.where(unclear, new, old) for new, old in zip(again, first_pass, strict=True))
         return surface, contrast
@@ -281,15 +290,16 @@ def _second_pass(
 def _steep_surface_of_lines(
     xp: ModuleType, ndimage: ModuleType, lines: Array, options: SurfaceOptions, inside: Array | None, contrast: Array
 ) -> tuple[Array, Array]:
-    """Find a steep edge in A-lines (a, b, depth), and classify those without one.
+    """Find a steep edge in A-lines (rows, columns, depth), and classify A-lines without an edge.
 
     Returns
     -------
-    surface : array of float32, (a, b)
-        The edge; 0 where intensity falls from the first voxel on; else infinity where a line is not noise, NaN where
-        it is.
-    contrast : array of float32, (a, b)
-        Contrast of the edge or of the fall; without either, at least the `contrast` that was passed.
+    surface : array of float32, (rows, columns)
+        The edge; else 0 where intensity falls from the first voxel on; else infinity where a line is not noise, NaN
+        where it is noise.
+    contrast : array of float32, (rows, columns)
+        Contrast of the edge or of the fall; without either, the larger contrast of this pass and the first
+        (`contrast`).
     """
     profile = ndimage.gaussian_filter1d(lines, options.s_z, axis=-1, order=1)
     smooth = ndimage.gaussian_filter1d(lines, options.s_z, axis=-1)
@@ -301,7 +311,7 @@ def _steep_surface_of_lines(
     edge = at + _offset(xp, profile, at)
     if options.cutting_errors:
         edge = _brightest_above(xp, smooth, valid, edge)
-    # Standard deviations for white noise of 1 per voxel: `share` in the profile, `share * ratio` in the smoothed line.
+    # White noise of standard deviation 1 has `share` in the profile, and `share * ratio` in the smoothed line.
     share, ratio = math.sqrt(1 / (4 * math.sqrt(math.pi) * options.s_z**3)), math.sqrt(2) * options.s_z
     with np.errstate(all="ignore"):
         n = lines.shape[-1] if inside is None else xp.maximum(inside.sum(axis=-1), 1)
@@ -333,7 +343,7 @@ def _steep_surface_of_lines(
 
 
 def _contrast(xp: ModuleType, profile: Array, valid: Array, at: Array, options: SurfaceOptions) -> Array:
-    """Divide the maximum of each profile by its root mean square after subtracting the energy of an ideal step."""
+    """Divide the maximum of each profile by the root mean square of the rest: without the energy of an ideal step."""
     with np.errstate(all="ignore"):
         rise = xp.where(valid.any(axis=-1), _take(xp, profile, at), np.float32(0)).astype(np.float64)
         energy = xp.where(valid, profile, np.float32(0)).astype(np.float64)

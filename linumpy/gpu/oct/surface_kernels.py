@@ -1,9 +1,10 @@
 """Find the tissue surface in a volume on the device, by kernels of interface.cu and interface_march.cu.
 
 In: a checked volume without a mask, and :class:`~linumpy.gpu.oct.surface_filters.SurfaceOptions`. Out: the same as
-:func:`~linumpy.gpu.oct.surface_filters.interface_by_filters`. One kernel computes logarithm and lateral mean, another
-the derivative along depth and its maximum. The float32 means between them take at most :data:`SCRATCH_BYTES`: the
-volume is processed in slabs of rows.
+:func:`~linumpy.gpu.oct.surface_filters.interface_by_filters`. In the code a and b are the lateral axes, the outer and
+the inner one in memory, and z is depth. The kernels of a pass compute the logarithm and the lateral mean, then the
+derivative along depth and its maximum; float32 means lie between them, in at most :data:`SCRATCH_BYTES`. Therefore the
+volume is processed in blocks of rows along a.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from linumpy.gpu.kernels import (
 from linumpy.gpu.oct import surface_march
 from linumpy.gpu.oct.surface_filters import SurfaceOptions
 
-#: Maximum size of the means between the kernels.
+#: Maximum bytes of the means between the kernels.
 SCRATCH_BYTES = 512 * 2**20
 #: Shared memory that a block has on every device.
 _SHARED_BYTES = 48 * 1024
@@ -87,8 +88,8 @@ class InterfaceLayout:
     depth_inner : bool
         Whether depth is the innermost axis in memory.
     kind : str
-        ``"tiles"`` (b innermost) or ``"lines"`` (depth innermost); ``"any"`` if these would need more shared
-        memory than a block has.
+        The kernels: ``"tiles"`` (b innermost) or ``"lines"`` (depth innermost), of two launches; ``"any"``, of three
+        launches, if these would need more shared memory than a block has.
     """
 
     a: int
@@ -151,8 +152,9 @@ def _uploaded_weights(s_z: float, order: int, queue: tuple[int, int, int]) -> Up
 class _SurfaceRun:
     """The launches for one volume.
 
-    `s` is the width of the lateral mean in voxels; `log` and `kind` are definitions of the kernels (LOG; CUTTING and
-    EDGE), `shape` and `stride` are along (a, b, z), and `weights` are for the derivative and for the Gaussian.
+    `s` is the width of the lateral mean in voxels. `log` is the definition LOG of the kernels, `kind` their definitions
+    CUTTING and EDGE. `shape` and `stride` (in elements) are along (a, b, z), `out_stride` along (a, b). `weights` are
+    those of the derivative and of the Gaussian; the latter are used only for cutting errors.
     """
 
     def __init__(
@@ -176,10 +178,10 @@ class _SurfaceRun:
         if layout.a > layout.b:
             self.out_stride = self.out_stride[::-1]
         self.radius = len(weights[0]) - 1
-        self.weights = weights  # of the derivative, and of the Gaussian itself
+        self.weights = weights
         rule = np.array((options.s_z / 2, options.step_width, options.min_contrast), RULE)[()]
         self.rule = np.int32(options.order % 2), rule
-        # Kernels read it only if LOG is 2: otherwise any array will do.
+        # Kernels read `zero` only if LOG is 2: otherwise any array will do.
         self.zero = self._log_of_zero() if self.log == "2" else self.weights[0]
 
     def _log_of_zero(self) -> Array:
@@ -194,16 +196,16 @@ class _SurfaceRun:
         return zero
 
     def surface(self) -> tuple[Array, Array | None]:
-        """Start all launches; return the surface, and the contrast of edges or None."""
+        """Start all launches; return the surface, and the contrast of edges or None. Does not wait for the device."""
         size_a, size_b, depth = self.shape
         volumes = 2 if self.layout.kind == "any" else 1
         rows = max(1, SCRATCH_BYTES // (4 * volumes * size_b * depth))
         if self.layout.kind == "tiles" and rows > _TILE_A:
             rows -= rows % _TILE_A
         scratch = [self.xp.empty(min(rows, size_a) * size_b * depth, np.float32) for _ in range(volumes)]
-        steps: dict[str, Callable[..., None]] = {"tiles": self._tiles, "lines": self._lines, "any": self._any}
+        launches: dict[str, Callable[..., None]] = {"tiles": self._tiles, "lines": self._lines, "any": self._any}
         for first in range(0, size_a, rows):
-            steps[self.layout.kind](first, min(rows, size_a - first), *scratch)
+            launches[self.layout.kind](first, min(rows, size_a - first), *scratch)
             self._second_pass(first, min(rows, size_a - first), scratch[0])
         return self.out, self.contrast
 
@@ -284,22 +286,22 @@ class _SurfaceRun:
             shared_mem=4 * _lines_words(depth, self.radius),
         )
 
-    def _any(self, first: int, count: int, half: Array, mean: Array) -> None:
-        """Run three kernels: mean along a, mean along b, profile. The means keep the memory order of the volume."""
+    def _any(self, first: int, count: int, mean_a: Array, mean: Array) -> None:
+        """Start three kernels: mean along a, mean along b, profile. The means keep the memory order of the volume."""
         size_b, depth = self.shape[1:]
         kernel = self._mean_kernel("mean_along", np.dtype(np.float32), "0")
         if self.layout.depth_inner:
             a, b, z = size_b * depth, depth, 1
-            self._along_a(first, count, half, 2, (a, z, b))
-            self._along(kernel, half, mean, (b, z, a), (b, z, a), (size_b, 0, size_b), depth, count)
+            self._along_a(first, count, mean_a, 2, (a, z, b))
+            self._along(kernel, mean_a, mean, (b, z, a), (b, z, a), (size_b, 0, size_b), depth, count)
         else:
             a, b, z = size_b, 1, count * size_b
-            self._along_a(first, count, half, 1, (a, b, z))
-            self._along(kernel, half, mean, (b, a, z), (b, a, z), (size_b, 0, size_b), count, depth)
+            self._along_a(first, count, mean_a, 1, (a, b, z))
+            self._along(kernel, mean_a, mean, (b, a, z), (b, a, z), (size_b, 0, size_b), count, depth)
         self._columns(first, count, mean, (a, b, z))
 
     def _along_a(self, first: int, count: int, mean: Array, lanes_axis: int, to: tuple[int, int, int]) -> None:
-        """Take logarithm and mean along a; `to`: output strides along a, the axis of the lanes and the third axis."""
+        """Compute logarithm and mean along a; `to`: output strides along a, the axis of lanes and the third axis."""
         outer_axis = 3 - lanes_axis
         strides = self.stride[0], self.stride[lanes_axis], self.stride[outer_axis]
         kernel = self._mean_kernel("mean_along", self.vol.dtype, self.log)
@@ -342,7 +344,7 @@ class _SurfaceRun:
         )
 
     def _from_row(self, first: int) -> tuple[Array, Array]:
-        """Return views of surface and contrast from row `first` along a on; without contrast, any array."""
+        """Return views of surface and contrast from row `first` along a on; in place of no contrast, any array."""
         part = slice(first, None) if self.layout.a < self.layout.b else (slice(None), slice(first, None))
         return self.out[part], self.weights[0] if self.contrast is None else self.contrast[part]
 

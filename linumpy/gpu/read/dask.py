@@ -38,7 +38,7 @@ Chunks = int | Sequence[int] | None
 
 @dataclass(frozen=True)
 class BlockReader:
-    """Reads blocks of one array; small, and the same in every process.
+    """Reads blocks of one array; a small object that is pickled to every worker.
 
     Attributes
     ----------
@@ -57,7 +57,7 @@ class BlockReader:
         try:
             return self._read(region)
         except Exception as error:
-            if worker := _worker():
+            if worker := _worker_address():
                 error.add_note(f"on worker {worker}, which needs linumpy and the disk of {self.path}")
             raise
 
@@ -68,7 +68,7 @@ class BlockReader:
         return np.asarray(read_chunks_on_host(array, region), array.dtype.newbyteorder("="), order="C")
 
 
-def _worker() -> str:
+def _worker_address() -> str:
     """Return the address of the dask worker of this thread; empty without a worker."""
     if "distributed" not in sys.modules:
         return ""
@@ -131,7 +131,8 @@ def block_shape(layout: ArrayLayout, chunks: Chunks) -> tuple[int, ...]:
     Raises
     ------
     ValueError
-        Blocks that would cut a stored object, so that two workers would read it.
+        Blocks that would cut a stored object, so that two workers would read it; `chunks` that are not one size of 1
+        or more, or -1, for each axis.
     """
     stored, shape = layout.object_shape, layout.shape
     if chunks is None:

@@ -1,9 +1,9 @@
 """Read by zarr-python: any codec, any store, decoded on the host.
 
-In: an array and a request. Out: a CuPy array, or a NumPy array. zarr reads into host memory, from which one copy goes
-to the device; or in its GPU mode, for the few layouts for which
-:func:`linumpy.plan.read.fallback.why_not_gpu_mode` has no reason against it. Each call names the kind of buffers, so
-that zarr's process-wide configuration is not changed.
+In: an array and a request. Out: a CuPy array, or a NumPy array. zarr-python reads into host memory, from which one copy
+goes to the device; or in its GPU mode, for the few layouts against which
+:func:`linumpy.plan.read.fallback.why_not_gpu_mode` has no reason. Each read names the kind of buffers, so it does not
+change zarr's process-wide configuration; only :func:`gpu_zarr_context` does.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import zarr
 
 from linumpy.arrays import Array
 from linumpy.device import require_cuda
-from linumpy.gpu.read import request as output
+from linumpy.gpu.read import request as requests
 from linumpy.gpu.read.report import ReadReport, host_report
 from linumpy.gpu.read.request import ReadRequest
 from linumpy.gpu.rounding import cast_elements
@@ -38,9 +38,9 @@ def gpu_zarr_context() -> Iterator[None]:
     """Make zarr arrays that are opened and sliced inside give CuPy arrays.
 
     zarr's configuration belongs to the whole process: arrays sliced by other threads meanwhile give CuPy arrays too.
-    linumpy's own reads and writes give the same results inside. Some need zarr's configuration (shards and zarr format
-    2, which zarr reads and writes in host memory): in this thread, and in threads that linumpy's functions start for
-    it, they switch back to host memory while they run; in other threads they wait until the block ends.
+    linumpy's own reads and writes give the same results inside. Some of them need zarr's host mode (shards and zarr
+    format 2). In this thread, and in threads that linumpy's functions start for it, these switch to host mode while
+    they run; in other threads they wait until the block ends.
 
     Raises
     ------
@@ -64,7 +64,7 @@ def read_zarr_via_zarr_gpu(
     """Read by zarr-python; see :func:`linumpy.gpu.zarr_io.read_zarr_to_gpu` for the parameters."""
     begin = time.perf_counter()
     array = open_source(source, level)
-    request = output.make_request(plan_read(read_layout(array), region), dtype, out, None)
+    request = requests.make_request(plan_read(read_layout(array), region), dtype, out, None)
     result, report = read_request(array, request, begin, reason="")
     return (result, report) if return_report else result
 
@@ -84,25 +84,25 @@ def read_request(array: zarr.Array, request: ReadRequest, begin: float, *, reaso
         Why linumpy's reader cannot read the array, which is logged; empty if the caller chose zarr-python.
     """
     plan = request.plan
-    by_host = why_not_gpu_mode(plan.layout, plan.region, request.dtype, output.device_of(request).id)
+    why_not_gpu = why_not_gpu_mode(plan.layout, plan.region, request.dtype, requests.device_of(request).id)
     if reason:
-        _log(plan, reason, " in its GPU mode" if by_host is None else " through host memory")
-    with output.device_of(request):
-        output.check_memory(request, 0)
+        _log_fallback(plan, reason, " in its GPU mode" if why_not_gpu is None else " through host memory")
+    with requests.device_of(request):
+        requests.check_memory(request, 0)
         planned = time.perf_counter()
-        result = output.allocate(request)
-        if by_host is None:
+        result = requests.allocate(request)
+        if why_not_gpu is None:
             _read_in_gpu_mode(array, plan.region.selection, result)
         else:
             _read_by_host(array, request, result)
         done = time.perf_counter()
     return result, ReadReport(
         source=plan.layout.name,
-        backend="zarr-gpu" if by_host is None else "zarr-host",
+        backend="zarr-gpu" if why_not_gpu is None else "zarr-host",
         gds="not used",
         engine="zarr-python in its GPU mode"
-        if by_host is None
-        else f"zarr-python into host memory and one copy to the device: {by_host}",
+        if why_not_gpu is None
+        else f"zarr-python into host memory and one copy to the device: {why_not_gpu}",
         fallback=reason,
         shape=plan.shape,
         dtype=str(request.dtype),
@@ -121,20 +121,20 @@ def read_request(array: zarr.Array, request: ReadRequest, begin: float, *, reaso
 def read_into_host(
     array: zarr.Array, plan: ReadPlan, dtype: np.dtype, reasons: tuple[str, str], begin: float
 ) -> tuple[np.ndarray, ReadReport]:
-    """Read into host memory; `reasons` are those for host memory and for zarr-python."""
-    why, reason = reasons
-    _log(plan, reason)
+    """Read into host memory; `reasons` say why into host memory, and why by zarr-python."""
+    why_host, why_zarr = reasons
+    _log_fallback(plan, why_zarr)
     planned = time.perf_counter()
-    result = _values(array, plan, dtype.newbyteorder("="))
-    why = f"{why}; zarr-python: {reason}"
+    result = _read_values(array, plan, dtype.newbyteorder("="))
+    why = f"{why_host}; zarr-python: {why_zarr}"
     return result, host_report(plan, result, why, planned - begin, time.perf_counter() - planned)
 
 
-def _log(plan: ReadPlan, reason: str, method: str = "") -> None:
+def _log_fallback(plan: ReadPlan, reason: str, method: str = "") -> None:
     log.warning("%s: read by zarr-python%s, not by linumpy's reader: %s", plan.layout.name, method, reason)
 
 
-def _values(array: zarr.Array, plan: ReadPlan, dtype: np.dtype) -> np.ndarray:
+def _read_values(array: zarr.Array, plan: ReadPlan, dtype: np.dtype) -> np.ndarray:
     """Read into host memory, and cast: C-contiguous, of the plan's shape."""
     stored = read_chunks_on_host(array, plan.region.selection)
     # A selection of rank 0 is a scalar, and stored bytes may be in the other byte order.
@@ -151,7 +151,7 @@ def _read_in_gpu_mode(array: zarr.Array, selection: tuple[slice | int, ...], res
     try:
         array.get_basic_selection(selection, out=gpu.NDBuffer(result), prototype=gpu.buffer_prototype)
     except BaseException:
-        wait_for_zarr()  # its other chunks would go on to change the result after the error
+        wait_for_zarr()  # otherwise reads of other chunks would change the result after the error
         raise
     cuda.Device().synchronize()
 
@@ -161,7 +161,7 @@ def _read_by_host(array: zarr.Array, request: ReadRequest, result: Any) -> None:
 
     The host memory is not pinned: pinning costs about 0.7 ms/MiB, as much as the read itself.
     """
-    data = _values(array, request.plan, request.dtype)
+    data = _read_values(array, request.plan, request.dtype)
     if data.size:
         stream = require_cuda().cuda.get_current_stream()
         result.set(data, stream=stream)

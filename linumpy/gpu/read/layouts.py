@@ -10,7 +10,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import zarr
 
@@ -24,16 +24,24 @@ from linumpy.plan.layout import ArrayLayout
 _CAPACITY = 2048
 
 
+class _Entry(NamedTuple):
+    """A cached layout, the metadata files of its array, and their version when it was read (see `_version`)."""
+
+    version: Any
+    files: list[str]
+    layout: ArrayLayout
+
+
 class Layouts:
     """The cache, safe to use from several threads.
 
-    A path is opened again when one of its metadata files has changed. An open array keeps the metadata that it was
-    opened with.
+    A path is opened again when one of its metadata files has changed. The layout of an open array is that of the
+    metadata with which the array was opened.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._known: OrderedDict[object, tuple[Any, list[str], ArrayLayout]] = OrderedDict()
+        self._entries: OrderedDict[object, _Entry] = OrderedDict()
 
     def get(self, source: Source, level: int, storage_options: Mapping[str, Any] | None = None) -> ArrayLayout:
         """Return the layout of an array; for the parameters see :func:`linumpy.io.open.open_source`."""
@@ -46,27 +54,27 @@ class Layouts:
         source = with_options(source, storage_options)
         key = _key(source, checked_level(level))
         with self._lock:
-            entry = self._known.get(key) if key is not None else None
-        if entry is not None and _version(source, entry[1]) == entry[0]:
+            entry = self._entries.get(key) if key is not None else None
+        if entry is not None and _version(source, entry.files) == entry.version:
             with self._lock:
-                self._known[key] = entry
-                self._known.move_to_end(key)
-            return entry[2], True
+                self._entries[key] = entry
+                self._entries.move_to_end(key)
+            return entry.layout, True
         files = [] if key is None or isinstance(source, zarr.Array) else metadata_files(_folder(source))
-        before = _version(source, files)
+        version = _version(source, files)  # before the files are read: a later change makes the entry invalid
         layout = read_layout(open_source(source, level))
         if files and layout.root is not None and layout.entries is None:
             if f"{layout.root}/zarr.json" not in files:  # a resolution level of an image
-                own = metadata_files(layout.root)
-                before, files = [*before, *_version(source, own)], files + own
-                layout = read_layout(open_source(source, level))  # again, after its own files were stamped
+                level_files = metadata_files(layout.root)
+                version, files = [*version, *_version(source, level_files)], files + level_files
+                layout = read_layout(open_source(source, level))  # again, now that the level's files have stamps
             elif layout.zarr_format == 3:  # zarr.json hides the files of format 2
-                before, files = before[:1], files[:1]
+                version, files = version[:1], files[:1]
         if key is not None:
             with self._lock:
-                self._known[key] = (before, files, layout)
-                while len(self._known) > _CAPACITY:
-                    self._known.popitem(last=False)
+                self._entries[key] = _Entry(version, files, layout)
+                while len(self._entries) > _CAPACITY:
+                    self._entries.popitem(last=False)
         return layout, False
 
     def after_fork(self) -> None:
@@ -95,16 +103,16 @@ def _folder(source: Any) -> str:
 
 def _version(source: Source, files: list[str]) -> Any:
     """Return a value that changes when the metadata does: stamps of files, or the identity of an array's metadata."""
-    return _Same(source.metadata) if isinstance(source, zarr.Array) else [stamp(path) for path in files]
+    return _ByIdentity(source.metadata) if isinstance(source, zarr.Array) else [stamp(path) for path in files]
 
 
 @dataclass(frozen=True, eq=False)
-class _Same:
-    """Compares an object by identity, and holds it, so that no later object can have the same identity."""
+class _ByIdentity:
+    """Compares an object by identity. It holds the object, so that no later object can have the same identity."""
 
     held: Any
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and self.held is other.held
+        return isinstance(other, _ByIdentity) and self.held is other.held
 
     __hash__ = None  # type: ignore[assignment]

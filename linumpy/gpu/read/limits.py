@@ -1,5 +1,8 @@
 """Limits of the slabs in which a reader stages and decodes chunks on a device, and where chunks are decoded.
 
+A slab is one staged batch of chunks, with a row for each box that is scattered from it. Each slab has pinned memory,
+and a slot of device memory while the device works on it.
+
 In: device memory. Out: :class:`Limits`, and the :class:`~linumpy.plan.decode.placement.DecodePlacement` of chunks.
 """
 
@@ -17,7 +20,7 @@ SLABS = 5
 SLOTS = 3
 #: Maximum pinned memory of a slab: all slabs together nearly fit the processor's cache.
 _MAX_PINNED_NBYTES = 40 * 2**20
-#: Minimum and maximum of a slab's boxes, and bytes of a slab for each.
+#: Minimum and maximum number of a slab's rows (boxes), and bytes of a slot for each row.
 _MIN_ROWS, _MAX_ROWS, _ROW_NBYTES = 64, 4096, 1024
 #: Words of the scatter tables for each row of a slab, and bytes beside them, as in device.cpp.
 _ROW_WORDS, _TABLE_SPARE = 14 + 9, 4096
@@ -97,14 +100,14 @@ def limits_for(
 
 
 def placement_of(chain: DecodeChain, chunk_nbytes: int, chunks: int, limits: Limits) -> DecodePlacement:
-    """Choose where chunks are decoded, by their number."""
+    """Choose where chunks are decoded, given their number and the limits of a reader."""
     return placement_within(SLOTS * limits.data_nbytes, chain, chunk_nbytes, chunks, limits.threads, limits.decode_on)
 
 
 def placement_within(
     capacity: int, chain: DecodeChain, chunk_nbytes: int, chunks: int, cores: int, decode_on: str | None
 ) -> DecodePlacement:
-    """Choose where chunks are decoded, with `capacity` bytes for all slots; the margin is the core's alignment."""
+    """Choose where chunks are decoded, in `capacity` bytes for all slots. The margin is the core's alignment."""
     return choose_placement(
         chain,
         chunk_nbytes,
@@ -118,17 +121,18 @@ def placement_within(
 
 
 def describe_placement(chain: DecodeChain, chunk_nbytes: int, chunks: int, limits: Limits) -> str:
-    """Describe where chunks are decoded, including a dependence on the free device memory."""
+    """Describe where chunks are decoded; for long zstd chunks this may depend on the free device memory."""
     placement = placement_of(chain, chunk_nbytes, chunks, limits)
     if placement.slot is not None or not limits.may_exceed or not may_be_grouped(chain, chunk_nbytes):
         return str(placement)
     if placement_of(chain, chunk_nbytes, 1, replace(limits, decode_on="device")).slot is not None:
         return str(placement)
-    long = placement_of(chain, chunk_nbytes, 1, replace(limits, decode_on="device", scratch_bytes=_UNLIMITED_NBYTES))
-    if long.slot is None:
+    unlimited = replace(limits, decode_on="device", scratch_bytes=_UNLIMITED_NBYTES)
+    separate = placement_of(chain, chunk_nbytes, 1, unlimited)
+    if separate.slot is None:
         return str(placement)
-    needed = f"{2 * long.slot.nbytes / 2**30:.1f} GiB"
-    return f"{long}, where {needed} of device memory are free beside the result; else {placement}"
+    needed = f"{2 * separate.slot.nbytes / 2**30:.1f} GiB"
+    return f"{separate}, where {needed} of device memory are free beside the result; else {placement}"
 
 
 def _rows(nbytes: int) -> int:

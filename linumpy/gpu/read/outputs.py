@@ -70,7 +70,7 @@ def bounds_of(
     Raises
     ------
     RegionError
-        A region that leaves its array; another shape or dtype of `regions`.
+        A region that leaves its array; another shape or dtype of `regions`; arrays of different numbers of axes.
     """
     rank = layouts[0].rank
     if regions.ndim != 3 or regions.shape[1:] != (rank, 2) or regions.dtype.kind not in "iu":
@@ -83,13 +83,13 @@ def bounds_of(
     wrong = (start > stop) | (stop > (shape if len(shape) == 1 else shape[numbers]))
     if np.count_nonzero(wrong):
         row = int(np.flatnonzero(wrong.any(axis=1))[0])
-        whole = layouts[numbers[row]].shape
-        raise RegionError(f"region {row}, {regions[row].tolist()}, does not lie in the array of shape {whole}")
+        array_shape = layouts[numbers[row]].shape
+        raise RegionError(f"region {row}, {regions[row].tolist()}, does not lie in the array of shape {array_shape}")
     return bounds[0], bounds[1], list(map(tuple, (bounds[1] - bounds[0]).tolist()))
 
 
 def columns_of(boxes: list[Region]) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    """Return start and stop of regions, and the axes that each keeps; None if all keep all axes."""
+    """Return start and stop of regions, and which axes each region keeps; None in place of these if all keep all."""
     start, stop = np.array([[box.start for box in boxes], [box.stop for box in boxes]], np.int64)
     return start, stop, None if all(all(box.kept) for box in boxes) else np.array([box.kept for box in boxes], bool)
 
@@ -97,13 +97,14 @@ def columns_of(boxes: list[Region]) -> tuple[np.ndarray, np.ndarray, np.ndarray 
 def targets_of(
     layouts: list[ArrayLayout], numbers: list[int], outs: Sequence[Array] | None, dtype: DTypeLike | None
 ) -> list[np.dtype]:
-    """Return the dtype of each output."""
+    """Return the dtype of each output: `dtype`, else that of its array in `outs`, else that of the stored elements."""
     if dtype is not None or outs is None:
         array_targets = [cast_dtype(layout.dtype, dtype) for layout in layouts]
         return [array_targets[number] for number in numbers]
-    wanted = [getattr(out, "dtype", None) for out in outs]
-    known = {pair: cast_dtype(layouts[pair[0]].dtype, pair[1]) for pair in set(zip(numbers, wanted, strict=True))}
-    return [known[pair] for pair in zip(numbers, wanted, strict=True)]
+    out_dtypes = [getattr(out, "dtype", None) for out in outs]
+    pairs = list(zip(numbers, out_dtypes, strict=True))
+    targets = {pair: cast_dtype(layouts[pair[0]].dtype, pair[1]) for pair in set(pairs)}
+    return [targets[pair] for pair in pairs]
 
 
 def grouped(layouts: list[ArrayLayout], numbers: list[int], targets: list[np.dtype]) -> list[list[int]]:
@@ -111,11 +112,11 @@ def grouped(layouts: list[ArrayLayout], numbers: list[int], targets: list[np.dty
     if len(layouts) == 1 and targets.count(targets[0]) == len(targets):
         return [list(range(len(targets)))]
     groups: dict[tuple[object, np.dtype], list[int]] = {}
-    known: dict[tuple[int, np.dtype], list[int]] = {}
+    rows_of_pair: dict[tuple[int, np.dtype], list[int]] = {}
     for row, pair in enumerate(zip(numbers, targets, strict=True)):
-        rows = known.get(pair)
+        rows = rows_of_pair.get(pair)
         if rows is None:
-            rows = known[pair] = groups.setdefault((layouts[pair[0]].geometry, pair[1]), [])
+            rows = rows_of_pair[pair] = groups.setdefault((layouts[pair[0]].geometry, pair[1]), [])
         rows.append(row)
     return list(groups.values())
 
@@ -134,7 +135,7 @@ def check_output(out: Array, shape: tuple[int, ...], dtype: np.dtype, device: in
 def rows_of(
     out: Array, rows: np.ndarray, extent: np.ndarray, kept: np.ndarray, device: int | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return strides and addresses of the rows of an array that regions are read into; raise if these do not fit."""
+    """Return strides and address of the row of `out` for each region; raise if a row or a region does not fit."""
     check_output(out, getattr(out, "shape", ()), getattr(out, "dtype", np.dtype(np.uint8)), device)
     shape = out.shape[1:]
     if kept.dtype != bool:
@@ -159,12 +160,12 @@ def rows_of(
 
 
 def _overlaps(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> bool:
-    """Say whether elements may share bytes: a stride that is smaller than the extent of the axes of smaller strides."""
-    reach = itemsize
+    """Say whether elements may share bytes: a stride is smaller than the bytes that axes of smaller strides span."""
+    spanned_nbytes = itemsize
     for step, count in sorted((step, count) for step, count in zip(strides, shape, strict=True) if count > 1):
-        if step < reach:
+        if step < spanned_nbytes:
             return True
-        reach += (count - 1) * step
+        spanned_nbytes += (count - 1) * step
     return False
 
 

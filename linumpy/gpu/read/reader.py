@@ -1,8 +1,8 @@
 """One reader for many jobs: regions of many arrays, from any thread, through the native core.
 
-In: sources and regions. Out: tickets, whose arrays are CuPy's on a device, NumPy's in host memory. Chunks of different
-jobs share reads, decoders and kernels; a chunk that several jobs want is read and decoded once. zarr-python reads the
-arrays that the core does not decode.
+In: sources and regions. Out: tickets; their arrays are CuPy arrays on a device, NumPy arrays in host memory. Chunks of
+different jobs share reads, decoders and kernels. A chunk that several waiting jobs want is read and decoded once.
+zarr-python reads the arrays that the core does not decode.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from linumpy.io.source import Source
 from linumpy.plan.layout import ArrayLayout
 from linumpy.plan.region import Region, RegionLike, normalize_region
 
-#: Smallest slab: a few blocks of a file.
-_MIN_SLAB = 4096
+#: Minimum of `slab_nbytes`: a block of a file system.
+_MIN_SLAB_NBYTES = 4096
 
 
 class Reader:
@@ -49,19 +49,22 @@ class Reader:
     decode_on : {"device", "host"}, optional
         Where encoded chunks are decoded; by default the faster one.
     slab_nbytes : int, optional
-        Maximum bytes of a slab, by default the fastest measured size.
+        Maximum bytes of a slab's chunks, at least 4096; by default as many as fit into a slot, a third of the scratch
+        memory.
     direct : bool
         Whether stored bytes go to device memory by GPUDirect Storage, which the system must have. Reads that fail in
         kvikio go through pinned host memory, which is logged once and named in the report.
     timed : bool
-        Whether :meth:`stats` measures the times of copies, decoders and scatter kernels; takes two more events a slab.
+        Whether to measure the times of copies, decoders and scatter kernels for :meth:`stats`, by further events.
 
     Raises
     ------
     GpuUnavailableError
         No CUDA device; ``device="cpu"`` needs none. No kvikio for ``direct=True``, which alone needs it.
     ValueError
-        Less than 1 MiB of scratch, or an invalid option.
+        Less than 1 MiB of scratch, a device that does not exist, or another invalid option.
+    TypeError
+        `scratch_bytes` that is no whole number.
 
     Examples
     --------
@@ -87,7 +90,7 @@ class Reader:
         self.on_device = device != "cpu"
         if direct and self.on_device:
             require_direct()
-        self.device = _number_of(device) if self.on_device else None
+        self.device = _device_number(device) if self.on_device else None
         self._hits = self._misses = 0
         self._is_closed = False
         limits = limits_for(
@@ -133,6 +136,10 @@ class Reader:
             An array that this reader cannot read; the message says why.
         FileNotFoundError, SourceError, RegionError, TypeError, ValueError
             As :func:`linumpy.gpu.read_zarr_to_gpu`.
+        MemoryError
+            No memory for the output, or, for the first job, for the slots.
+        RuntimeError
+            This process is a child of the process that made the reader.
         """
         layout = self.layout_of(source, level, storage_options=storage_options)
         return self.submit_layout(layout, region, out=out, dtype=dtype)
@@ -163,10 +170,18 @@ class Reader:
         storage_options : mapping, optional
             Options for all URLs in `source`.
 
+        Returns
+        -------
+        list of Ticket
+            A ticket for each region, in order.
+
         Raises
         ------
         UnsupportedLayoutError, FileNotFoundError, SourceError, RegionError, TypeError, ValueError
-            As for :meth:`submit`, for any of the regions; then none is read.
+            As for :meth:`submit`, for any of the regions; then none is read. Other numbers of arrays or outputs than of
+            regions.
+        MemoryError, RuntimeError
+            As for :meth:`submit`.
         """
         regions = regions if isinstance(regions, np.ndarray) else list(regions)
         layouts, numbers = self._layouts_of(source, len(regions), level, storage_options)
@@ -188,7 +203,7 @@ class Reader:
     def submit_rows(
         self, source: Source | ArrayLayout, regions: np.ndarray, out: Array, rows: np.ndarray, kept: Sequence[bool]
     ) -> Ticket:
-        """Submit many regions of one array, each for a row of `out`, as one job, which fails as a whole.
+        """Submit many regions of one array, each into a row of `out`, as one job, which fails as a whole.
 
         Parameters
         ----------
@@ -206,7 +221,9 @@ class Reader:
         Raises
         ------
         UnsupportedLayoutError, FileNotFoundError, SourceError, RegionError, TypeError, ValueError
-            As for :meth:`submit`; rows that `out` does not have, or that are too small.
+            As for :meth:`submit`; rows that `out` does not have, that are too small, or that are given twice.
+        MemoryError, RuntimeError
+            As for :meth:`submit`.
         """
         layout, regions = self.layout_of(source), np.asarray(regions)
         start, stop, _ = bounds_of(regions, [layout], [0] * (len(regions) if regions.ndim else 0))
@@ -220,18 +237,18 @@ class Reader:
         output: object,
         looks: Sequence[MetadataLook | None] | None = None,
     ) -> Together:
-        """Submit many regions with outputs as addresses and strides, to wait for in one call.
+        """Submit many regions, whose outputs are given by addresses and strides, to wait for all in one call.
 
         Parameters
         ----------
         layouts : list of ArrayLayout
-            The arrays, all with :meth:`reads_natively`.
+            The arrays; :meth:`reads_natively` is True for all of them.
         regions : Regions
             Regions within the bounds of these arrays, and their outputs on the device of this reader.
         dtype : dtype or "bfloat16"
             Dtype of the outputs.
         output : object
-            The object that holds their memory.
+            The object that holds the memory of all outputs.
         looks : sequence of MetadataLook or None, optional
             Metadata files of each array, which are checked before chunks are read: if one has changed, the errors of
             its regions are :class:`~linumpy.errors.StaleLayoutError`.
@@ -239,7 +256,7 @@ class Reader:
         return self._engines.submit_together(layouts, regions, dtype, output, looks)
 
     def reads_natively(self, layout: ArrayLayout) -> bool:
-        """Say whether :meth:`submit_together` takes arrays of this layout: the core reads them, with a regular grid."""
+        """Say whether :meth:`submit_together` takes arrays of this layout: the core reads them, on a regular grid."""
         return layout.lengths is None and self._engines.core_for(layout) is not None
 
     def _layouts_of(
@@ -286,15 +303,15 @@ class Reader:
             This reader cannot read the array.
         """
         is_layout = isinstance(source, ArrayLayout)
-        layout, known = (source, True) if is_layout else LAYOUTS.find(source, level, storage_options)
-        self._hits, self._misses = self._hits + known, self._misses + (not known)
+        layout, is_hit = (source, True) if is_layout else LAYOUTS.find(source, level, storage_options)
+        self._hits, self._misses = self._hits + is_hit, self._misses + (not is_hit)
         if layout.unsupported is not None:
             raise UnsupportedLayoutError(f"{layout.name} cannot be read by this reader: {layout.unsupported}")
         return layout
 
     @property
     def device_bytes(self) -> int:
-        """Device memory for slabs and cached chunks."""
+        """Device memory that the reader holds for slabs and cached chunks; 0 before the first job."""
         return self._engines.device_bytes
 
     def stats(self) -> ReaderStats:
@@ -324,13 +341,13 @@ def _check_options(device: int | str | None, decode_on: str | None, slab_nbytes:
         raise ValueError(f"device={device!r}: the number of a CUDA device, or 'cpu'")
     if decode_on not in (None, "device", "host"):
         raise ValueError(f"decode_on={decode_on!r}: 'device', 'host' or None")
-    if slab_nbytes is not None and slab_nbytes < _MIN_SLAB:
-        raise ValueError(f"slab_nbytes={slab_nbytes}: at least {_MIN_SLAB} are needed")
+    if slab_nbytes is not None and slab_nbytes < _MIN_SLAB_NBYTES:
+        raise ValueError(f"slab_nbytes={slab_nbytes}: at least {_MIN_SLAB_NBYTES} are needed")
     if cache_bytes < 0:
         raise ValueError(f"cache_bytes={cache_bytes}: 0 or more")
 
 
-def _number_of(device: int | str | None) -> int:
+def _device_number(device: int | str | None) -> int:
     """Return the number of a CUDA device, by default the current one; raise if it does not exist."""
     runtime = require_cuda().cuda.runtime
     number: int = runtime.getDevice() if device is None else int(device)

@@ -16,7 +16,7 @@ LINUMPY = "linumpy"
 
 @dataclass(frozen=True)
 class ReadReport:
-    """What one read did.
+    """Report of one read: how it was done, how much was read, and how long it took.
 
     Attributes
     ----------
@@ -24,14 +24,13 @@ class ReadReport:
         The array.
     backend : str
         ``"linumpy"``: linumpy's own reader; ``"zarr-gpu"``: zarr-python in its GPU mode; ``"zarr-host"``: zarr-python
-        into host memory, and one copy to the device; ``"zarr-python"``: a read by :func:`linumpy.read_zarr` that stays
-        in host memory.
+        into host memory, and one copy to the device; ``"zarr-python"``: a read by zarr-python that stays in host
+        memory, or a job of a ``Reader`` that zarr-python carried out.
     gds : str
         ``"native"``, ``"compat"`` or ``"not used"``, and how that is known. Compat mode is not GPUDirect Storage.
     engine : str
-        What read the bytes, and into which memory. For ``"linumpy"``: the native core's threads, by system calls or by
-        kvikio, or zarr-python for chunks that the core does not decode. For ``"zarr-host"`` also why not in zarr's GPU
-        mode.
+        What read the bytes, and into which memory. For ``"linumpy"``: the native core's threads, by system calls, by
+        kvikio, or by requests to an object store. For ``"zarr-host"`` also why not in zarr's GPU mode.
     fallback : str
         Why zarr-python was used in place of linumpy's reader, or why the read went into host memory; otherwise empty.
     shape : tuple of int
@@ -39,28 +38,30 @@ class ReadReport:
     dtype : str
         Dtype of the result.
     bytes_read : int or None
-        Bytes read from files; None if zarr read them.
+        Bytes read from files or object stores; None if zarr-python read them.
     bytes_decoded : int
         Bytes of the result.
     chunks_read, chunks_filled : int or None
-        (Inner) chunks that were stored, and missing chunks that became fill values; None if zarr read them.
+        (Inner) chunks that were stored, and missing chunks that became fill values; None if zarr-python read them.
     files_opened : int or None
-        Files opened; a file that was opened twice counts twice. None if zarr read them.
+        Files opened; a file that was opened twice counts twice. None if zarr-python read them.
     scratch_bytes : int or None
-        Device memory used beyond the result; None if zarr read.
+        Device memory used beyond the result; None for reads by zarr-python and by :func:`linumpy.read_zarr` into host
+        memory.
     plan_seconds, read_seconds : float
-        Time on the host for metadata and plan, and from the first to the last byte.
+        Time on the host for metadata and plan, and for the rest of the call. A ticket's report has 0 and the time from
+        ``submit`` to the end of the job.
     scatter_seconds : float or None
-        Time of the scatter kernels on the device, which overlap the reading. It is summed over slabs; a slab that is
-        shared with other jobs counts as a whole.
+        Time of the scatter kernels on the device, which overlap the reading; None if it was not measured. It is summed
+        over slabs; a slab that is shared with other jobs counts as a whole.
     decoder : str
-        How chunks were decoded; empty for raw chunks, and if zarr decoded them.
+        How chunks were decoded; empty for raw chunks. Reads by zarr-python have it only in a ticket's report.
     decode_seconds : float or None
-        Time of the decoding kernels on the device, summed in the same way.
+        Time of the decoding kernels on the device, summed in the same way; None if it was not measured.
     chunks_decoded_by_host : int
         Chunks that the host decoded, because it is faster or because the device could not.
     host_decode_seconds : float
-        Time of decoding on the host, summed over all threads.
+        Time of decoding by linumpy on the host, summed over all threads.
     reads_repeated : int
         Reads by GPUDirect Storage that failed in kvikio and were repeated by plain system calls.
     """
@@ -113,7 +114,7 @@ class ReadReport:
             ("time", self._times()),
             ("speed", self._speed()),
         ]
-        # Reads by zarr are not counted: leave out the lines that could only say so.
+        # Reads by zarr-python are not counted: leave out lines that would only say "not counted".
         counts = {"chunks": self.chunks_read, "files": self.files_opened, "scratch": self.scratch_bytes}
         rows = [row for row in rows if counts.get(row[0], 0) is not None]
         if self.decoder:
@@ -149,7 +150,7 @@ class ReadReport:
 
 
 def job_report(source: str, dtype: str, output: Array) -> ReadReport:
-    """Begin the report of a read by linumpy's reader, with what its output determines."""
+    """Make the report of a read by linumpy's reader, with the fields that follow from its output."""
     return ReadReport(
         source=source,
         backend=LINUMPY,
@@ -163,7 +164,7 @@ def job_report(source: str, dtype: str, output: Array) -> ReadReport:
 
 
 def host_report(plan: ReadPlan, result: np.ndarray, why: str, plan_seconds: float, read_seconds: float) -> ReadReport:
-    """Report a read by zarr-python into host memory; `why` says why not into GPU memory."""
+    """Make the report of a read by zarr-python into host memory; `why` says why not into GPU memory."""
     return replace(
         job_report(plan.layout.name, str(result.dtype), result),
         backend="zarr-python",

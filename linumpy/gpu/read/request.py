@@ -1,4 +1,8 @@
-"""The result of a read: its dtype, its memory, and whether it fits; checked before the first byte is read."""
+"""The requested result of a read: its dtype, and whether it fits into memory, checked before the first byte is read.
+
+In: a plan, and the arguments of a read. Out: a :class:`ReadRequest`. Errors: ``TypeError`` and ``ValueError`` that name
+the value; :class:`~linumpy.errors.DeviceMemoryError`.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ import numpy as np
 
 from linumpy.arrays import is_small
 from linumpy.device import free_memory, is_device_array, require_cuda
-from linumpy.errors import DeviceMemoryError
+from linumpy.errors import DeviceMemoryError, UnsupportedLayoutError
 from linumpy.plan.layout import ArrayLayout
 from linumpy.plan.read.plan import ReadPlan
 
@@ -19,7 +23,7 @@ DEFAULT_SCRATCH_BYTES = 512 * 2**20
 #: Less cannot hold a useful slab.
 MIN_SCRATCH_BYTES = 2**20
 
-_KINDS = "biufc"
+_NUMBER_KINDS = "biufc"
 
 
 @dataclass(frozen=True)
@@ -33,9 +37,9 @@ class ReadRequest:
     dtype : numpy.dtype
         Of the result.
     out : cupy.ndarray or None
-        Where to put it; None for a new array.
+        The array to read into; None for a new array.
     scratch_bytes : int
-        Device memory beyond the result.
+        Maximum device memory beyond the result.
     """
 
     plan: ReadPlan
@@ -68,6 +72,11 @@ def make_request(plan: ReadPlan, dtype: Any, out: Any, scratch_bytes: int | None
     return ReadRequest(plan, target, out, scratch)
 
 
+def unsupported_error(layout: ArrayLayout, reason: str) -> UnsupportedLayoutError:
+    """Return the error that linumpy's reader cannot read an array."""
+    return UnsupportedLayoutError(f"linumpy's reader cannot read {layout.name}: {reason}")
+
+
 def check_elements(layout: ArrayLayout) -> None:
     """Raise if the elements of an array have no fixed size.
 
@@ -84,7 +93,7 @@ def check_elements(layout: ArrayLayout) -> None:
 
 
 def check_scratch(scratch_bytes: Any) -> int:
-    """Return the amount of scratch; raise if it is no whole number or too small."""
+    """Return `scratch_bytes` as an int; raise if it is no whole number or too small."""
     if isinstance(scratch_bytes, bool) or not hasattr(scratch_bytes, "__index__"):
         raise TypeError(f"scratch_bytes={scratch_bytes!r}: a whole number of bytes is needed")
     scratch = operator.index(scratch_bytes)
@@ -94,19 +103,19 @@ def check_scratch(scratch_bytes: Any) -> int:
 
 
 def result_dtype(plan: ReadPlan, dtype: Any) -> np.dtype:
-    """Settle the dtype of the result, always in this machine's byte order."""
+    """Return the dtype of the result of a plan, in this machine's byte order; see :func:`cast_dtype`."""
     return cast_dtype(plan.layout.dtype, dtype)
 
 
 def cast_dtype(stored: np.dtype, dtype: Any) -> np.dtype:
-    """Settle the dtype that elements are cast to; by default that in which they are stored."""
+    """Return the dtype that elements are cast to, by default the stored dtype; raise TypeError if there is no cast."""
     target = stored if dtype is None else np.dtype(dtype).newbyteorder("=")
     if is_small(stored):
         if target != stored:
             raise TypeError(f"dtype={target}: {stored} is read as stored, without a cast; cast the result by astype")
         return stored
     for role, checked in (("stored", stored), ("requested", target)):
-        if checked.kind not in _KINDS or is_small(checked) or checked.str[1:] in ("f16", "c32"):
+        if checked.kind not in _NUMBER_KINDS or is_small(checked) or checked.str[1:] in ("f16", "c32"):
             raise TypeError(f"{role} dtype {checked}: only bool, integers, floats and complex numbers go to the GPU")
     if stored.kind == "c" and target.kind not in "cb":
         raise TypeError(f"dtype={target} would drop the imaginary parts of {stored}: read it and take .real or .imag")
@@ -114,7 +123,7 @@ def cast_dtype(stored: np.dtype, dtype: Any) -> np.dtype:
 
 
 def without_bfloat16(dtype: Any, *stored: np.dtype) -> tuple[Any, bool]:
-    """Replace ``"bfloat16"`` by the dtype that holds its bits; also return whether it was asked for."""
+    """Replace ``"bfloat16"`` by the dtype that holds its bits; also return whether `dtype` was ``"bfloat16"``."""
     if not isinstance(dtype, str) or dtype != "bfloat16":
         return dtype, False
     for source in stored:

@@ -1,8 +1,8 @@
 """Scatter: decoded chunks of a slab → outputs, on the device, by kernels that the native core launches.
 
-In: types of elements. Out: :class:`Conversion`, and its kernel. One launch crops at edges and regions, changes byte
-order, axis order and dtype, and writes fill values, for all boxes of a slab whose elements have the same types, also of
-different outputs.
+In: types of elements. Out: a :class:`Conversion`, and the specification of its kernel. One launch crops chunks to
+regions, changes byte order, axis order and dtype, and writes fill values. It serves all boxes of a slab whose elements
+have the same types, also boxes of different outputs.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ class Conversion:
 
     @property
     def is_copy(self) -> bool:
-        """Whether the bytes arrive as they are stored."""
+        """Whether outputs hold the bytes as they are stored."""
         return self.source == self.target and not self.swapped and not self.bfloat16
 
     @property
     def target_name(self) -> str:
-        """Name of the outputs' type."""
+        """Name of the output's dtype, for reports."""
         return "bfloat16" if self.bfloat16 else str(self.target)
 
     def cast(self, values: np.ndarray) -> np.ndarray:
@@ -54,13 +54,13 @@ class Conversion:
         return cast_elements(values, self.target)
 
     def fill_bytes(self, fill: np.generic) -> np.ndarray:
-        """Repeat a fill value, as an element of an output, over the 16 bytes of the widest unit."""
+        """Cast a fill value to an element of the output, and repeat it over the 16 bytes of the widest unit."""
         value = self.cast(np.asarray(fill)).tobytes()
         return np.frombuffer(value * (16 // len(value)), np.uint8)
 
 
 def kernel_spec(conversion: Conversion, rank: int, unit: int) -> KernelSpec:
-    """Choose the kernel for boxes of `rank` axes, moved in units of `unit` bytes."""
+    """Choose the kernel for boxes of `rank` axes; elements that are only copied move in units of `unit` bytes."""
     if not 1 <= rank <= MAX_RANK:
         raise ValueError(f"a table of {rank} axes: 1 to {MAX_RANK} are scattered")
     package = "linumpy.gpu.read.cuda"

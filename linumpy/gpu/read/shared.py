@@ -30,18 +30,18 @@ def shared_reader(device: int | str, *, direct: bool = False) -> Iterator[Reader
     finally:
         with _lock:
             _users[reader] -= 1
-            is_over = not _users[reader]
-            if is_over:
+            needs_close = not _users[reader]
+            if needs_close:
                 del _users[reader]
-                is_over = reader not in _readers.values()
-        if is_over:
+                needs_close = reader not in _readers.values()
+        if needs_close:
             reader.close()
 
 
 def release() -> None:
     """Close the readers that this process shares, and free their memory; the next read makes new ones.
 
-    Running reads of other threads are finished; the last of them closes its reader.
+    This function does not wait for reads of other threads: the last of them closes its reader when it ends.
     """
     with _lock:
         readers = [reader for reader in _readers.values() if reader not in _users]

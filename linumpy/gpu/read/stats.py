@@ -1,4 +1,4 @@
-"""Counters and times of a reader, for :attr:`linumpy.gpu.read.reader.Reader.stats`; one read has a ``ReadReport``."""
+"""Counters and times of a reader, for :meth:`linumpy.gpu.read.reader.Reader.stats`. A ``ReadReport`` is of one read."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Times:
-    """How long copies, decoders and scatter kernels took on the device, of slabs that were timed.
+    """Times of copies, decoders and scatter kernels on the device, for slabs that were timed.
 
     Attributes
     ----------
     copies, decoded : int
         Slabs copied to the device, and slabs decoded there.
     copy_seconds, decode_seconds, scatter_seconds : float
-        Sums over these slabs, also of slabs that are processed at the same time.
+        Sums over these slabs; times of slabs that are processed side by side overlap.
     copied_nbytes, decoded_nbytes : int
-        Bytes that were copied, and decoded bytes.
+        Bytes that these slabs copied to the device, and bytes that they decoded to.
     """
 
     copies: int = 0
@@ -39,9 +39,10 @@ class ReaderStats:
     slabs : int
         Slabs processed on the device; in host memory, tasks of the threads.
     bytes_read : int
-        Stored bytes of chunks, without shard indexes and reads by zarr-python.
+        Stored bytes of chunks; shard indexes and reads by zarr-python are not counted.
     layout_hits, layout_misses, index_hits, index_misses : int
-        Arrays whose layout was cached, and whose layout was read; the same for shard indexes.
+        Submitted sources whose layout was given or cached, and whose layout was read; uses of shard indexes that were
+        cached, and that were read.
     files_opened : int
         Files opened; a file that was opened twice counts twice.
     plan_seconds, io_seconds, place_seconds : float
@@ -55,7 +56,7 @@ class ReaderStats:
     chunks_decoded_by_host : int
         Chunks that the host decoded.
     host_decode_seconds : float
-        Time of decoding on the host.
+        Time of decoding these chunks on the host.
     """
 
     jobs: int = 0

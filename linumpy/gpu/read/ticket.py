@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NoReturn, Protocol
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 import numpy as np
 
@@ -65,9 +65,11 @@ class Ticket:
         Raises
         ------
         ChunkError
-            A chunk of this region does not agree with the metadata.
+            A chunk of this region is broken, or was replaced while it was read.
         concurrent.futures.CancelledError
             The job was cancelled.
+        MemoryError
+            The memory that the job needs could not be allocated.
         RuntimeError
             The reader was closed before the job was submitted, or the device has failed.
         """
@@ -90,7 +92,8 @@ class Ticket:
         Returns
         -------
         bool
-            False if it has already ended. Otherwise its output is no longer written once :meth:`exception` returns.
+            False if the job has already ended. Otherwise its output is no longer written once :meth:`exception` has
+            returned.
         """
         return self._job.cancel()
 
@@ -106,10 +109,31 @@ class Ticket:
 
     @property
     def report(self) -> ReadReport:
-        """The report of the read; waits until the job has ended."""
+        """The report of the read. Waits until the job has ended, and raises as :meth:`result`."""
         if (error := self.exception()) is not None:
             raise own_copy(error)
         return self._engine.describe(self._job, self._layout, self._conversion)
+
+
+class GeometryJobs(NamedTuple):
+    """Jobs of the regions whose arrays have one geometry.
+
+    Attributes
+    ----------
+    rows : sequence of int
+        Indices of these regions in the call.
+    jobs : CoreJobs
+        A job for each of these regions.
+    layouts : list of ArrayLayout
+        The arrays.
+    array_index : numpy.ndarray of int
+        Index in `layouts` of each region's array.
+    """
+
+    rows: Sequence[int]
+    jobs: CoreJobs
+    layouts: list[ArrayLayout]
+    array_index: np.ndarray
 
 
 class Together:
@@ -117,33 +141,31 @@ class Together:
 
     Parameters
     ----------
-    shares : list of (rows, CoreJobs, layouts, numbers)
-        For each geometry: indices of its regions, their jobs, the arrays, and the index of each region's array.
+    groups : sequence of GeometryJobs
+        The jobs, by the geometry of their arrays.
     engines : Engines
         Engines of the reader, which are not closed while this object exists.
     """
 
-    def __init__(
-        self, shares: Sequence[tuple[Sequence[int], CoreJobs, list[ArrayLayout], np.ndarray]], engines: object
-    ) -> None:
-        self._shares, self._engines = shares, engines
+    def __init__(self, groups: Sequence[GeometryJobs], engines: object) -> None:
+        self._groups, self._engines = groups, engines
 
     def __reduce__(self) -> NoReturn:
         raise not_pickled(self, "send the arrays that were read")
 
     def wait(self) -> None:
         """Wait until all jobs have ended; signals are handled meanwhile."""
-        for _, jobs, _, _ in self._shares:
-            jobs.wait()
+        for group in self._groups:
+            group.jobs.wait()
 
     def done(self) -> bool:
         """Say whether :meth:`wait` returns at once."""
-        return all(jobs.done() for _, jobs, _, _ in self._shares)
+        return all(group.jobs.done() for group in self._groups)
 
     def cancel(self) -> None:
         """Cancel all jobs that have not ended; their outputs are no longer written once :meth:`wait` returns."""
-        for _, jobs, _, _ in self._shares:
-            jobs.cancel()
+        for group in self._groups:
+            group.jobs.cancel()
 
     def errors(self, stream: object = None) -> dict[int, BaseException]:
         """Wait until all jobs have ended, and return the errors of failed jobs by the index of the region.
@@ -152,16 +174,16 @@ class Together:
         """
         self.wait()
         errors: dict[int, BaseException] = {}
-        for rows, jobs, layouts, numbers in self._shares:
-            for job in jobs.failed():
-                error = jobs.error(job, layouts[numbers[job]])
+        for group in self._groups:
+            for job in group.jobs.failed():
+                error = group.jobs.error(job, group.layouts[group.array_index[job]])
                 assert error is not None
-                errors[rows[job]] = error
+                errors[group.rows[job]] = error
         return errors
 
 
 def own_copy(error: BaseException) -> BaseException:
-    """Copy an error before it is raised: each raise writes a traceback to its own copy."""
+    """Copy an error before it is raised, so that each raise writes its traceback to a separate copy."""
     try:
         copy = type(error)(*error.args)
     except Exception:

@@ -1,6 +1,10 @@
 """Plan how an image is resized: the order of axes, their kernels and tiles.
 
-In: shapes, dtypes and an :class:`~linumpy.gpu.resize.tables.AxisPlan` for each axis. Out: :class:`Step` records. Pure.
+In: shapes, dtypes and an :class:`~linumpy.gpu.resize.tables.AxisPlan` for each axis. Out: :class:`Step` records, one
+for each launch. Pure.
+
+A pass resamples one axis, or X and Y at once, of the whole image. A group is `outputs` neighbouring voxels of the
+result along an axis, which one thread computes; a pack is the elements of one load.
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ class ResizeTuning:
     Attributes
     ----------
     outputs : int
-        Neighbours along an axis that a thread computes; a power of 2.
+        Voxels of a group: neighbours along an axis that a thread computes; a power of 2.
     pack_bytes, pack_most : int
         Size of one load in bytes, and its maximum number of elements.
     unroll : int
@@ -43,7 +47,7 @@ class ResizeTuning:
     shared: int = 36 * 1024
 
     def pack(self, itemsize: int) -> int:
-        """Count the elements of one load."""
+        """Return the number of elements of one load."""
         return max(1, min(self.pack_most, self.pack_bytes // itemsize))
 
 
@@ -54,7 +58,7 @@ class Tile:
     Attributes
     ----------
     width, groups : int
-        Columns, and groups of rows, of the result.
+        Columns of the result in a tile, and groups of its rows.
     pitch : int
         Elements from row to row of the tile in shared memory.
     spans : tuple of (int, int)
@@ -82,11 +86,11 @@ class Step:
     axes : tuple of AxisPlan
         Y and X for ``"planes"``, else one axis.
     outer, inner : int
-        Elements before and after those axes.
+        Number of elements along all axes before, and along all axes after those in `axes`.
     packed : bool
-        Whether rows are aligned for loads of several elements.
+        Whether rows are aligned, so that threads load packs.
     tile : Tile or None
-        For ``"planes"``.
+        The tiles of ``"planes"``; None for the other kernels.
     blocks, shared : int
         Blocks of the launch, and their shared memory in bytes.
     """
@@ -113,9 +117,9 @@ def in_tile(column: int) -> int:
 def order_axes(
     shape: Sequence[int], output_shape: Sequence[int], changed: Sequence[int], sizes: Sequence[int]
 ) -> list[tuple[int, ...]]:
-    """Choose which axes are resampled together, and in which order, to move the fewest bytes.
+    """Plan which axes are resampled together, and in which order, to move the fewest bytes.
 
-    Axes that shrink most come first. The last two axes are resampled together if that saves a volume between them.
+    Axes that shrink most come first. The last two axes are resampled together if that moves fewer bytes.
 
     Parameters
     ----------
@@ -124,7 +128,7 @@ def order_axes(
     changed : sequence of int
         The axes to resample.
     sizes : sequence of int
-        Bytes of an element of the image, between passes, and of the result.
+        Bytes of an element of the image, of results between passes, and of the result.
 
     Returns
     -------
@@ -136,11 +140,11 @@ def order_axes(
     candidates: list[list[tuple[int, ...]]] = [[(axis,) for axis in changed]]
     if set(last) <= set(changed):
         candidates.insert(0, [last, *((axis,) for axis in changed if axis not in last)])
-    ordered = [sorted(passes, key=lambda axes: (_ratio(shape, output_shape, axes), axes)) for passes in candidates]
+    ordered = [sorted(passes, key=lambda axes: (_growth(shape, output_shape, axes), axes)) for passes in candidates]
     return min(ordered, key=lambda passes: bytes_moved(shape, output_shape, passes, sizes))
 
 
-def _ratio(shape: Sequence[int], output_shape: Sequence[int], axes: Sequence[int]) -> float:
+def _growth(shape: Sequence[int], output_shape: Sequence[int], axes: Sequence[int]) -> float:
     return math.prod(output_shape[axis] / shape[axis] for axis in axes)
 
 
@@ -161,14 +165,14 @@ def bytes_moved(
 def plan_steps(
     axes: Sequence[AxisPlan], dtypes: Sequence[np.dtype], aligned: bool, tuning: ResizeTuning
 ) -> tuple[Step, ...]:
-    """List the launches that resize a C-contiguous image.
+    """Plan the launches that resize a C-contiguous image.
 
     Parameters
     ----------
     axes : sequence of AxisPlan
         One for each axis; unchanged axes have no pass.
     dtypes : sequence of numpy.dtype
-        Of the image, between passes (and of sums), and of the result.
+        Of the image, of sums and results between passes, and of the result.
     aligned : bool
         Whether the image begins at a multiple of 16 bytes.
     tuning : ResizeTuning
@@ -181,15 +185,16 @@ def plan_steps(
     """
     shape = [plan.size for plan in axes]
     changed = [axis for axis, plan in enumerate(axes) if plan != unchanged(plan.size)]
-    whole = [plan.whole[0] for plan in axes], [plan.whole[1] for plan in axes]
-    passes = order_axes(*whole, changed, [dtype.itemsize for dtype in dtypes])
+    # A block is resampled in the order of the whole image, so that its voxels are the same bit for bit.
+    whole_shapes = [plan.whole[0] for plan in axes], [plan.whole[1] for plan in axes]
+    passes = order_axes(*whole_shapes, changed, [dtype.itemsize for dtype in dtypes])
     steps: list[Step] = []
     while passes:
         current, passes = passes[0], passes[1:]
         source = dtypes[1] if steps else dtypes[0]
         target = dtypes[1] if passes else dtypes[2]
-        step = _step(axes, shape, current, (source, dtypes[1], target), aligned or bool(steps), tuning)
-        if step is None:  # no tile of both axes fits: resample them one after the other
+        step = _plan_step(axes, shape, current, (source, dtypes[1], target), aligned or bool(steps), tuning)
+        if step is None:  # resample the two axes one after the other
             passes = [(current[0],), (current[1],), *passes]
             continue
         steps.append(step)
@@ -198,7 +203,7 @@ def plan_steps(
     return tuple(steps)
 
 
-def _step(
+def _plan_step(
     axes: Sequence[AxisPlan],
     shape: Sequence[int],
     resampled: Sequence[int],
@@ -206,6 +211,7 @@ def _step(
     aligned: bool,
     tuning: ResizeTuning,
 ) -> Step | None:
+    """Plan one pass; None if both axes cannot be resampled at once, because no tile fits or there are too many."""
     source, compute, _ = dtypes
     rank, axis = len(shape), resampled[-1]
     result = tuple(axes[a].length if a in resampled else n for a, n in enumerate(shape))
@@ -234,12 +240,15 @@ def _step(
 
 
 def plan_tile(y: AxisPlan, x: AxisPlan, pack: int, itemsize: int, tuning: ResizeTuning) -> Tile | None:
-    """Choose the tiles of a plane with the fewest loads, of all threads (idle ones included) and of rims.
+    """Plan the tiles of a plane that cost the fewest loads.
+
+    The cost adds the loads of all threads, idle ones included, and the packs that each tile needs. The needs of
+    neighbouring tiles overlap, which makes small tiles expensive.
 
     Parameters
     ----------
     y, x : AxisPlan
-        Of the two axes.
+        The two axes.
     pack : int
         Elements of one load.
     itemsize : int
@@ -272,7 +281,7 @@ def plan_tile(y: AxisPlan, x: AxisPlan, pack: int, itemsize: int, tuning: Resize
 
 
 def _widths(length: int) -> list[int]:
-    """List widths of tiles to try: even shares of a row, in whole sectors of memory."""
+    """List widths of tiles to try: even shares of a row, rounded up to 8 columns, and powers of 2."""
     widths = {min(length, -(-length // (8 * tiles)) * 8) for tiles in (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24)}
     return sorted(widths | {min(length, width) for width in (16, 32, 64, 128, 256, 512)}, reverse=True)
 

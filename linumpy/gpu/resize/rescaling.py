@@ -1,8 +1,8 @@
 """Resize images and resample volumes to another voxel spacing: CuPy in, CuPy out; NumPy in, NumPy out.
 
 In: an image of any rank and a shape, or voxel spacings (all in the same unit). Out: the image on its new grid, smoothed
-along axes that get coarser. Orders 0 and 1 are computed axis by axis (:mod:`~linumpy.gpu.resize.resizing`), higher ones
-by the splines of :mod:`~linumpy.gpu.ndimage.dispatch`. Users import both functions from
+along axes that get coarser. :mod:`~linumpy.gpu.resize.resizing` smooths, and interpolates at orders 0 and 1;
+:mod:`~linumpy.gpu.ndimage.dispatch` interpolates by splines at higher orders. Users import both functions from
 :mod:`linumpy.gpu.interpolation`.
 """
 
@@ -45,21 +45,22 @@ def resize(
     image : numpy.ndarray or cupy.ndarray
         Of any rank; integers and floats, and booleans at order 0 without smoothing.
     output_shape : sequence of int
-        One size for each axis. Without the last one, the last axis (of channels) keeps its size; further sizes add
-        axes to the image.
+        One size for each axis. If the last size is missing, the last axis (of channels) keeps its size; further sizes
+        add axes to the image.
     order : int
         Spline order: 0 nearest, 1 linear, up to 5.
     mode : str
         Boundary mode, by the names of ``numpy.pad``: ``"reflect"``, ``"symmetric"``, ``"edge"`` (or
         ``"nearest"``), ``"wrap"``, ``"constant"`` (zero).
     anti_aliasing : bool, optional
-        Whether to smooth by a Gaussian first; by default where an axis shrinks, but not integers at order 0.
+        Whether to smooth by a Gaussian first; by default if an axis shrinks, but not booleans, nor integers at order 0.
     anti_aliasing_sigma : float or sequence of float, optional
         Standard deviation of that Gaussian, in voxels of the image; by default (factor - 1) / 2 along axes that shrink.
     preserve_range : bool
         False scales integers by their dtype's range first, into [0, 1] or [-1, 1], for orders above 0.
     clip : bool
-        Whether the result stays within the range of the image, where splines overshoot or zeros lie outside.
+        Whether to limit the result to the range of the image, which splines exceed. With mode ``"constant"``, this
+        range is extended to 0 if 0 lies within the range of the result.
 
     Returns
     -------
@@ -73,7 +74,7 @@ def resize(
         An order, mode, shape or sigma that does not fit; an empty image; booleans that would be smoothed or
         interpolated.
     TypeError
-        An image that is complex or not made of numbers.
+        An image that is no NumPy or CuPy array, is complex, or is not made of numbers.
     """
     resizing_args = read_resizing(image, output_shape, order, mode, anti_aliasing, anti_aliasing_sigma)
     image = image.reshape(resizing_args.image_shape)
@@ -101,7 +102,7 @@ def resize(
 def _resize_by_splines(image: Array, target: Resizing, order: int) -> Array:
     result = image.astype(np.float64 if image.dtype == np.float64 else np.float32)
     result = _smoothed(result, target.mode, target.sigmas)
-    return _scaled(result, target.shape, order, target.mode)
+    return _sampled_at_centres(result, target.shape, order, target.mode)
 
 
 def _smoothed(image: Array, mode: str, sigmas: Sequence[float]) -> Array:
@@ -111,14 +112,17 @@ def _smoothed(image: Array, mode: str, sigmas: Sequence[float]) -> Array:
     return resizing.resample_axes(image, image.shape, order=0, mode=mode, sigmas=sigmas)
 
 
-def _scaled(image: Array, shape: tuple[int, ...], order: int, mode: str) -> Array:
+def _sampled_at_centres(image: Array, shape: tuple[int, ...], order: int, mode: str) -> Array:
     """Sample at the centres of new voxels: the centre of voxel i is at (i + 1/2) factor - 1/2 in the image."""
     factors, offset = np.transpose([centred(n, m) for n, m in zip(image.shape, shape, strict=True)])
     return sample_grid(image, GridMap(np.diag(factors), offset), Spline(order, mode), Target(shape, image.dtype))
 
 
 def _clip(xp: ModuleType, image: Array, result: Array, zeros_outside: bool) -> None:
-    """Limit a result to the range of the image, extended to 0 if `zeros_outside`, without waiting for the device."""
+    """Limit a result to the range of the image, without waiting for the device.
+
+    With `zeros_outside` the range is extended to 0 if 0 lies within the range of the result, as in scikit-image.
+    """
     low, high = _range(xp, image)
     if zeros_outside:
         lowest, highest = _range(xp, result)
@@ -182,9 +186,10 @@ def resample_volume(
     Raises
     ------
     ValueError
-        Spacings that are not positive numbers, one for each axis; another `order`; an empty volume.
+        Spacings that are not positive numbers, one for each axis, or so small that voxels cannot be counted; an `order`
+        that is no integer from 0 to 5; an empty volume.
     TypeError
-        Complex or boolean voxels.
+        A volume that is no NumPy or CuPy array of integers or floats.
     """
     check_image(volume)
     current = _spacing("current_spacing", current_spacing, volume.ndim)
@@ -207,7 +212,7 @@ def resample_volume(
     result = volume.astype(dtype)
     if shape == volume.shape:
         return result, spacing
-    return _scaled(_smoothed(result, "nearest", sigmas), shape, order, "nearest"), spacing
+    return _sampled_at_centres(_smoothed(result, "nearest", sigmas), shape, order, "nearest"), spacing
 
 
 def _spacing(name: str, value: Sequence[float] | float, rank: int) -> tuple[float, ...]:

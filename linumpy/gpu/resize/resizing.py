@@ -1,9 +1,9 @@
 """Resize an image axis by axis, with one table of weights for smoothing and interpolation.
 
 In: an image and an output shape. Out: the resized image, by default float32 (float64 for float64). Passes, tiles and
-tables are planned in NumPy and cached. CuPy arrays are resampled by the kernels of ``resize.cu``, NumPy arrays by the
-same weights as sparse matrices; for order 0 the nearest voxels are copied. No kernel is compiled for a shape. Temporary
-memory: the results between passes.
+tables are planned in NumPy and cached. The kernels of ``resize.cu`` resample CuPy arrays; sparse matrices of the same
+weights resample NumPy arrays. At order 0 without smoothing the nearest voxels are copied. No kernel is compiled for a
+shape. Temporary memory: the results between passes.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ _HOST_VOXELS = 2**19  # processed in float64 at a time
 def _plan_axes(
     shape: tuple[int, ...], output_shape: tuple[int, ...], order: int, mode: str, sigmas: tuple[float, ...]
 ) -> tuple[tuple[AxisPlan, ...], tuple[Line, ...] | None]:
-    """Plan every axis; also return the coordinates of each axis if voxels are only copied."""
+    """Plan every axis; also return the coordinates along each axis if voxels are only copied, else None."""
     axes = plan_axes(shape, output_shape, order, mode, sigmas)
-    copied = all(plan.order == 0 and plan.sigma == 0 for plan in axes)
-    return axes, tuple(map(_line_of, axes)) if copied else None
+    is_copy = all(plan.order == 0 and plan.sigma == 0 for plan in axes)
+    return axes, tuple(map(_line_of, axes)) if is_copy else None
 
 
 def plan_axes(
     shape: Sequence[int], output_shape: Sequence[int], order: int, mode: str, sigmas: Sequence[float]
 ) -> tuple[AxisPlan, ...]:
-    """Plan every axis by itself."""
+    """Plan every axis; an axis of the same size that is not smoothed is unchanged."""
     return tuple(
         AxisPlan(int(n), int(m), order, mode, float(sigma)) if n != m or sigma > 0 else unchanged(int(n))
         for n, m, sigma in zip(shape, output_shape, sigmas, strict=True)
@@ -71,7 +71,7 @@ def resample_axes(
     Parameters
     ----------
     image : numpy.ndarray or cupy.ndarray
-        Of integers or floats, not empty.
+        Of integers or floats, or booleans at order 0 without smoothing; not empty.
     output_shape : sequence of int
         One size >= 1 for each axis.
     order : int
@@ -84,7 +84,8 @@ def resample_axes(
         Data type of the result; integers are rounded, halves away from zero, and saturate. By default float64 for
         float64, else float32.
     clamp : bool
-        Whether to clamp results, which rounding may move beyond the range of the image. Not with ``"grid-constant"``.
+        Whether to limit results to the range of the image, which they exceed only by rounding. Not with
+        ``"grid-constant"``.
 
     Returns
     -------
@@ -125,7 +126,7 @@ def apply_tables(
 
 
 def _line_of(plan: AxisPlan) -> Line:
-    """Return the coordinates of the centres of new voxels, the same as in `_entries` of tables.py."""
+    """Return the coordinates of the centres of new voxels, as `_entries` of tables.py computes them."""
     return Line(plan.size, plan.length, plan.size / plan.length, -0.5, 0.5)
 
 
@@ -136,7 +137,8 @@ def _nearest(image: Array, axes: Sequence[AxisPlan], lines: Sequence[Line]) -> A
         nearest.take(contiguous(image), lines, "nearest", 0, out)
         return out
     xp = array_module(image)
-    result = image  # the axis that shrinks most comes first
+    result = image
+    # The axis that shrinks most comes first.
     for axis in sorted(range(len(axes)), key=lambda axis: axes[axis].length / axes[axis].size):
         if axes[axis].length != axes[axis].size:
             result = xp.take(result, xp.asarray(windows_of(axes[axis]).first), axis=axis)
@@ -188,7 +190,7 @@ def store_rounded(result: Array, out: Array) -> Any:
 
 @dataclass(frozen=True)
 class _Passes:
-    """All that the launches of a resize depend on: a key of the cache."""
+    """Everything that the launches of a resize depend on: a key of the cache of prepared steps."""
 
     axes: tuple[AxisPlan, ...]
     dtypes: tuple[np.dtype, ...]
@@ -234,7 +236,7 @@ def run_passes(
 
 
 @functools.lru_cache(maxsize=64)
-def _steps(
+def _planned_steps(
     axes: tuple[AxisPlan, ...], dtypes: tuple[np.dtype, ...], aligned: bool, tuning: ResizeTuning
 ) -> tuple[Step, ...]:
     return plan_steps(axes, dtypes, aligned, tuning)
@@ -242,25 +244,25 @@ def _steps(
 
 def _prepare(passes: _Passes) -> tuple[_PreparedStep, ...]:
     # Tables of a block are used once: in the cache they would only evict tables that are used again.
-    whole = all(plan.part is None for plan in passes.axes)
-    cached = passes.queue is not None and whole and _is_small(passes.axes)
-    return _cached_steps(passes) if cached else _prepared_steps(passes)
+    is_block = any(plan.part is not None for plan in passes.axes)
+    is_cached = passes.queue is not None and not is_block and _has_small_tables(passes.axes)
+    return _cached_steps(passes) if is_cached else _prepared_steps(passes)
 
 
 @functools.lru_cache(maxsize=64)
-def _is_small(axes: tuple[AxisPlan, ...]) -> bool:
+def _has_small_tables(axes: tuple[AxisPlan, ...]) -> bool:
     return sum(windows_of(plan).weights.nbytes for plan in axes) <= _CACHED_NBYTES
 
 
 def _prepared_steps(passes: _Passes) -> tuple[_PreparedStep, ...]:
-    steps = _steps(passes.axes, passes.dtypes, passes.aligned, passes.tuning)
-    return tuple(_prepared(step, passes.tuning, passes.clamp, passes.queue) for step in steps)
+    steps = _planned_steps(passes.axes, passes.dtypes, passes.aligned, passes.tuning)
+    return tuple(_prepared_step(step, passes.tuning, passes.clamp, passes.queue) for step in steps)
 
 
 _cached_steps = functools.lru_cache(maxsize=32)(_prepared_steps)
 
 
-def _prepared(step: Step, tuning: ResizeTuning, clamp: bool, queue: Queue) -> _PreparedStep:
+def _prepared_step(step: Step, tuning: ResizeTuning, clamp: bool, queue: Queue) -> _PreparedStep:
     sizes: tuple[np.generic, ...]
     if step.kernel == "planes":
         assert step.tile is not None
@@ -307,7 +309,7 @@ def kernel_spec(
     clamp: bool = False,
 ) -> KernelSpec:
     """Return a kernel for the dtypes of its input, its sums (float32 or float64) and its output."""
-    wide = compute == np.float64
+    is_double = compute == np.float64
     defines = {
         "SOURCE": CUDA_TYPES[source.str[1:]],
         "TARGET": CUDA_TYPES[target.str[1:]],
@@ -316,6 +318,6 @@ def kernel_spec(
         "OUTPUTS": str(tuning.outputs),
         "PACK": str(tuning.pack(source.itemsize)),
         "UNROLL": str(tuning.unroll),
-        "BLOCKS": str(max(1, tuning.blocks // 2) if wide else tuning.blocks),
+        "BLOCKS": str(max(1, tuning.blocks // 2) if is_double else tuning.blocks),
     }
     return KernelSpec("resize", name, tuple(defines.items()), "linumpy.gpu.resize.cuda")

@@ -1,6 +1,9 @@
 """Tables of weights of an axis: smoothing and interpolation are linear, so one table does both.
 
 In: an :class:`AxisPlan`. Out: a sparse matrix, or the tables that the kernels of ``resize.cu`` read. Pure; float64.
+
+Each voxel of the result has a window, the voxels of the image that it is a weighted sum of. "Before" and "after" mean
+before and after resampling.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ MODES = ("nearest", "mirror", "reflect", "grid-wrap", "grid-constant")
 
 @dataclass(frozen=True)
 class AxisPart:
-    """Offsets, along an axis, of a box of an image and of the block of the result that is made from it.
+    """Offsets, along an axis, of a box of an image, and of the block of the result that is computed from the box.
 
     Attributes
     ----------
@@ -54,11 +57,11 @@ class AxisPlan:
     sigma : float
         Standard deviation of the Gaussian, in voxels of the image; 0 for none.
     tile : (int, int) or None
-        For an axis of tiles that are resampled independently: voxels of a whole tile, before and after. The last one
+        For an axis of tiles that are resampled independently: voxels of a whole tile, before and after. The last tile
         may be shorter. Only with modes that extend a tile by its own voxels: nearest, mirror, reflect.
     part : AxisPart or None
-        For a box of a larger image, which must contain all voxels that the block needs: `size` and `length` belong to
-        box and block, the weights to the whole axis. Only with the mode nearest, and without tiles.
+        For a box of a larger image, which must contain all voxels that the block needs. `size` and `length` are then
+        those of box and block, and the weights those of the whole axis. Only with the mode nearest, and without tiles.
     """
 
     size: int
@@ -71,7 +74,7 @@ class AxisPlan:
 
     @property
     def whole(self) -> tuple[int, int]:
-        """Voxels along the whole axis, before and after; they order the passes, so that a part equals the whole."""
+        """Voxels along the whole axis, before and after. They order the passes, so that a block equals the whole."""
         return (self.size, self.length) if self.part is None else (self.part.size, self.part.length)
 
 
@@ -82,14 +85,14 @@ def unchanged(size: int) -> AxisPlan:
 
 @dataclass(frozen=True)
 class Windows:
-    """The voxels and weights of each voxel of the result.
+    """The window and the weights of each voxel of the result.
 
     Attributes
     ----------
     first, count : numpy.ndarray of int64, (length,)
-        The range [first, first + count); beyond an end of the axis it continues at the other end.
-    weights : numpy.ndarray of float64, (taps, length)
-        Zero after the end of a window.
+        The window is the voxels [first, first + count); beyond an end of the axis it continues at the other end.
+    weights : numpy.ndarray of float64, (largest count, length)
+        A column for each voxel of the result; zero after the end of its window.
     """
 
     first: np.ndarray
@@ -99,14 +102,14 @@ class Windows:
 
 @dataclass(frozen=True)
 class Groups:
-    """The joined windows of neighbours.
+    """The joined windows of groups of neighbouring voxels of the result.
 
     Attributes
     ----------
     first, count, start : numpy.ndarray of int64, (groups,)
-        The range of voxels [first, first + count), and the first row of weights.
+        The joined window is the voxels [first, first + count); their weights begin at row `start`.
     weights : numpy.ndarray of float64, (rows, outputs)
-        A row for each voxel; zero for neighbours whose window does not contain it.
+        A row for each voxel of a joined window; zero for the neighbours whose windows do not contain the voxel.
     """
 
     first: np.ndarray
@@ -115,23 +118,24 @@ class Groups:
     weights: np.ndarray
 
 
-def _beside(size: np.ndarray, index: np.ndarray) -> np.ndarray:
-    """Give sizes, one for each row of `index`, a shape that broadcasts with it."""
+def _as_columns(size: np.ndarray, index: np.ndarray) -> np.ndarray:
+    """Reshape sizes, one for each row of `index`, to a shape that broadcasts with `index`."""
     return size.reshape(-1, *(1,) * (index.ndim - 1))
 
 
 def _entries(plan: AxisPlan) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """List voxels (-1 for none) and weights, (length, entries), and the voxel below the centre, of each new voxel.
+    """Return the entries of each voxel of the result: voxels (-1 for none) and weights, (length, entries).
 
-    The centre of voxel i of the result is at voxel (i + 1/2) size / length - 1/2. The image is smoothed first and then
-    extended, so voxels are folded twice. The Gaussian is as in SciPy's ``gaussian_filter``, cut at four sigmas.
-    Voxels are computed relative to their tile; an axis without tiles is one tile. The result is relative to the whole
-    axis, or for a part to its box.
+    Also return the voxel below each centre, (length,), which counts from the beginning of its tile, or for a part of
+    the whole axis. The centre of voxel i of the result is at voxel (i + 1/2) size / length - 1/2. The image is smoothed
+    first and then extended, so voxels are folded twice. The Gaussian is as in SciPy's ``gaussian_filter``, cut at four
+    sigmas. Voxels are computed relative to their tile; an axis without tiles is one tile. The returned voxels are
+    relative to the whole axis, or for a part to its box.
     """
     if plan.part is None:
         tile, new_tile = plan.tile or (plan.size, plan.length)
-        number, voxel = np.divmod(np.arange(plan.length), new_tile)
-        start, scale = number * tile, tile / new_tile
+        tile_index, voxel = np.divmod(np.arange(plan.length), new_tile)
+        start, scale = tile_index * tile, tile / new_tile
         size = np.minimum(tile, plan.size - start)
     else:
         voxel, scale = np.arange(plan.part.start, plan.part.start + plan.length), plan.part.scale
@@ -142,20 +146,20 @@ def _entries(plan: AxisPlan) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         index, weights = np.floor(centre + 0.5)[:, None], np.ones((plan.length, 1))
     else:
         index, weights = np.stack([below, below + 1], 1), np.stack([below + 1 - centre, centre - below], 1)
-    voxels = fold(index.astype(np.int64), _beside(size, index), plan.mode)
+    voxels = fold(index.astype(np.int64), _as_columns(size, index), plan.mode)
     radius = gaussian_radius(plan.sigma)
     if radius:
         taps = np.arange(-radius, radius + 1)
         bell = np.exp(-0.5 / plan.sigma**2 * taps**2)
-        taken = voxels[..., None] + taps
-        smoothed = fold(taken, _beside(size, taken), plan.mode)
+        neighbours = voxels[..., None] + taps
+        smoothed = fold(neighbours, _as_columns(size, neighbours), plan.mode)
         voxels = np.where(voxels[..., None] < 0, -1, smoothed).reshape(plan.length, -1)
         weights = (weights[..., None] * (bell / bell.sum())).reshape(plan.length, -1)
     within = (voxels >= 0) & (weights != 0)
     if plan.part is not None:
-        held = voxels[within] - plan.part.source_start
-        assert held.min() >= 0, "the box starts too late"
-        assert held.max() < plan.size, "the box ends too early"
+        in_box = voxels[within] - plan.part.source_start
+        assert in_box.min() >= 0, "the box starts too late"
+        assert in_box.max() < plan.size, "the box ends too early"
     return np.where(within, voxels + start[:, None], -1), weights, below.astype(np.int64)
 
 
@@ -170,11 +174,11 @@ def axis_matrix(plan: AxisPlan) -> scipy.sparse.csr_array:
 
 @functools.lru_cache(maxsize=32)
 def windows_of(plan: AxisPlan) -> Windows:
-    """Return the matrix as one window for each row."""
+    """Return the window and the weights of each voxel of the result: the rows of :func:`axis_matrix`."""
     voxels, weights, below = _entries(plan)
     kept = voxels >= 0
-    # On a wrapped axis a window may begin before 0, so that it is short; a window as long as the axis begins at 0. No
-    # voxel of a window has weight 0, since it might be NaN.
+    # On a wrapped axis a window may begin before 0, so that it is short; a window as long as the axis begins at 0.
+    # Windows do not end with voxels of weight 0, which might be NaN.
     radius = gaussian_radius(plan.sigma)
     base = np.zeros_like(below)
     if plan.mode == "grid-wrap" and 2 * radius + 2 <= plan.size:
@@ -189,7 +193,7 @@ def windows_of(plan: AxisPlan) -> Windows:
 
 
 def join(windows: Windows, outputs: int) -> Groups:
-    """Join the windows of each `outputs` neighbours."""
+    """Join the windows of each group of `outputs` neighbours."""
     starts = np.arange(0, len(windows.first), outputs)
     first = np.minimum.reduceat(windows.first, starts)
     count = np.maximum.reduceat(windows.first + windows.count, starts) - first

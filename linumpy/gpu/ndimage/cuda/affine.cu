@@ -1,15 +1,17 @@
 // Sample an image on the grid of an affine map, directly (`affine`) or through shared memory (`affine_brick`).
 //
-// The brick of the image that a tile of the output needs is found by interval arithmetic. For each eight columns of a
-// row only the planes that the inverse map needs are fetched, so that the corners of a rotated brick are not read. Rows
-// of a brick are 8 more or less than a multiple of 32 apart, so that the 8 × 4 points of a warp have no bank conflicts
-// if the map is near the identity. Maps whose brick would be too large (strong shrinking, a rotation by a right angle)
-// are sampled directly. The coordinates of a point depend on its voxel's index in the whole output alone, so that a
-// block equals that part of the whole bit for bit, for orders 0 and 1.
+// A tile is the voxels of the output that a block of threads computes; its brick is the box of the image that the tile
+// needs, in shared memory. The host finds the size of the brick by interval arithmetic. A thread fetches, for each
+// eight columns of a row, only the planes that the inverse map needs, so that the corners of a rotated brick are not
+// read. Rows of a brick are 8 more or less than a multiple of 32 apart, so that the 8 × 4 points of a warp have no bank
+// conflicts if the map is near the identity. Maps whose brick would be too large (strong shrinking, a rotation by a
+// right angle) are sampled directly. A point is the coordinates of an output voxel in the image. It depends on the
+// voxel's index in the whole output alone, so that a part of the output (a block of it) has the same bits as in the
+// whole output, for orders 0 and 1.
 //
-// Definitions: those of sampling.cuh, TARGET, TILE_X, THREADS (of a block), MARCH (voxels of a thread), TOGETHER (of
-// these, at a time, with a brick), BLOCKS (of a multiprocessor, at least), and WARP_X (lanes of a warp along
-// x: 32 or 8) for `affine`, PITCH (of a row of the brick) for `affine_brick`. Never a shape.
+// Definitions: those of sampling.cuh, TARGET, TILE_X, THREADS (of a block), MARCH (voxels of a thread), TOGETHER
+// (voxels that a thread computes at a time, with a brick), BLOCKS (at least as many on a multiprocessor), and WARP_X
+// (lanes of a warp along x: 32 or 8) for `affine`, PITCH (of a row of the brick) for `affine_brick`. Never a shape.
 #include "number.cuh"
 #include "elements.cuh"
 #include "boundary.cuh"
@@ -23,8 +25,9 @@ struct Affine {
     int begin[3];  // of the block in the whole output
     int shape[3];  // of the block
     Image image;
-    // For bricks: the matrix's inverse; 1 / its first column, or 0; half the voxels of the output, along each axis,
-    // that a point of eight columns can be away from.
+    // For bricks: the inverse of the matrix; 1 / the first column of the inverse, or 0 where that is about 0; and how
+    // far from the tile, along each axis of the output, the inverse map may place the middle of eight columns that a
+    // point of the tile needs (see `needed_planes`).
     float inverse[3][3], per[3], slack[3];
     int brick[3];  // voxels of a brick, at most
     int tiles[2];
@@ -34,10 +37,10 @@ struct Affine {
 #endif
 };
 
-// The point of a voxel depends on its index in the whole output alone, neither on the block nor on the thread.
+// Computes the points of a thread's voxels, from their indices in the whole output.
 struct Grid {
     double x, y, z;
-    double fixed[3];  // the part of a point that does not change on the march, as a fixed-point number
+    double fixed[3];  // the part of a point that is the same for all voxels of the march, as a fixed-point number
 
     __device__ __forceinline__ Grid(const Affine &how, int x0, int y0, int z0)
         : x(static_cast<double>(x0 + how.begin[2])), y(static_cast<double>(y0 + how.begin[1])),
@@ -69,7 +72,7 @@ struct Grid {
 typedef decltype(locate(0.0, COMPUTE())) Point;
 
 #if ORDER == 0
-// The index in the box of the voxel nearest to an inner point, `k` voxels further; the result equals that of
+// The index in the box of the voxel nearest to an inner point, `k` voxels further. The result is the same as by
 // `locate_all`, since half a voxel is a whole number of steps of a fixed-point number.
 __device__ __forceinline__ INDEX nearest_voxel(const Affine &how, const Grid &grid, const Inside<Point::BIAS> &inside,
                                                int k) {
@@ -120,8 +123,8 @@ __device__ __forceinline__ int row_in_tile() {
 }
 
 #ifndef PITCH
-// A thread computes MARCH voxels along the slowest axis. Their points are monotonic: if the first and the last are
-// inner ones, all are.
+// A thread computes MARCH voxels along the slowest axis. Their coordinates are monotonic: if the first and the last
+// point are inner points, all are.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     affine(const SOURCE *__restrict__ data, TARGET *__restrict__ target, const Affine how) {
 #if BATCH
@@ -170,7 +173,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     }
 }
 #else
-constexpr int CHUNKS = PITCH / 4, ROWS = THREADS / CHUNKS;  // of four voxels; rows fetched at a time
+constexpr int CHUNKS = PITCH / 4, ROWS = THREADS / CHUNKS;  // chunks of four voxels in a row; rows fetched at a time
 
 struct alignas(sizeof(SOURCE) < 4 ? 4 * sizeof(SOURCE) : 16) Four { SOURCE voxel[4]; };
 struct alignas(16) FourHeld { COMPUTE voxel[4]; };
@@ -203,9 +206,10 @@ struct Corner {
     float from_point[3];
 };
 
-// The planes of the brick in which any point of the tile needs eight columns of a row. Such a point is less than (ORDER
-// + 1) / 2 voxels away from them along each axis; its voxel, by the inverse map, lies in the tile. Eight, because a
-// memory transaction has 32 bytes: the threads that fetch them march through the planes together.
+// The planes of the brick in which any point of the tile needs any of eight columns of a row. Such a point is less than
+// (ORDER + 1) / 2 voxels away from one of the columns along each axis, and the inverse map gives its voxel in the tile.
+// The columns are eight because a memory transaction has 32 bytes: the threads that fetch them march through the planes
+// together.
 __device__ __forceinline__ void needed_planes(const Affine &how, const Corner &corner, int q, int column, int *begin,
                                               int *end) {
     const float z = corner.from_point[0], y = corner.from_point[1] + q;
@@ -262,7 +266,7 @@ __device__ __forceinline__ void fetch(const SOURCE *__restrict__ data, const Aff
 // Bound of the rounding errors of the points of a tile.
 constexpr double NEAR = 1e-6;
 
-// As `affine` for three axes, with all voxels that a tile of the output needs fetched into shared memory first.
+// As `affine` for three axes, but first all voxels that a tile of the output needs are fetched into shared memory.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     affine_brick(const SOURCE *__restrict__ data, TARGET *__restrict__ target, const Affine how) {
 #if BATCH

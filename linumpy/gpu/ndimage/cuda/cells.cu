@@ -4,7 +4,8 @@
 #include "number.cuh"
 #include "cells.cuh"
 
-// Blocks: rows of cells along x, then y and z. Voxels beyond the image hold the nearest one.
+// Blocks along x cover a row of cells, blocks along y and z the rows and planes of cells. Voxels of cells beyond the
+// image hold the nearest voxel.
 extern "C" __global__ void to_cells(const UNIT *__restrict__ image, UNIT *__restrict__ cells, int n0, int n1, int n2) {
     const INDEX row = cell_row(n2), plane = cell_plane(n1, row);
     const INDEX i = static_cast<INDEX>(blockIdx.x) * blockDim.x + threadIdx.x;

@@ -1,5 +1,6 @@
 // The memory layout of a copy of an image in cells of 2^CELL_Z × 2^CELL_Y × 2^CELL_X voxels. A point anywhere in a
-// large image touches fewer cache lines than in rows. The offset of a voxel is a sum of one number for each axis.
+// large image touches fewer cache lines than if the image is stored row by row. The offset of a voxel is a sum of one
+// number for each axis.
 constexpr int CELL = CELL_Z + CELL_Y + CELL_X;
 
 __device__ __forceinline__ INDEX in_cells_z(unsigned z, INDEX plane) {

@@ -1,6 +1,6 @@
 // Sample an image of any number of axes, on the grid of an affine map or at given coordinates, in double precision: for
-// calls that points.cu and affine.cu do not support (one axis, four and more mixed axes, maps that are not square). One
-// thread for each sample; not tuned.
+// calls that points.cu and affine.cu do not support (one axis, maps that mix or change four and more axes, matrices
+// that are not square). One thread for each sample; not tuned.
 //
 // Definitions: those of boundary.cuh, SOURCE, TARGET, RANK (of the image), AFFINE (1 for a map), OUT_RANK (of the
 // grid), COORDINATE (float or double), THREADS (of a block), INDEX (int or int64, of the image). Never a shape.
@@ -22,7 +22,7 @@ struct Request {
 #endif
 };
 
-// The voxels of a sample along one axis, by their offset in the box, or -1 for the value `outside`.
+// The voxels of a sample along one axis: their offsets in the box, or -1 for the value `outside`, and their weights.
 struct Taps {
     INDEX offset[TAPS];
     double weight[TAPS];
@@ -44,7 +44,7 @@ __device__ double sum_from(const SOURCE *__restrict__ data, const Taps *taps, IN
     }
 }
 
-// As `sample_edge` of sampling.cuh.
+// Sample at any point, by SciPy's rules: as `sample_edge` of sampling.cuh.
 __device__ double sample(const SOURCE *__restrict__ data, const double *c, const Request &how) {
     Taps taps[RANK];
     INDEX step = 1;

@@ -1,18 +1,20 @@
 // Sample an image at given points, or at displaced voxels.
 //
-// Points on a grid are sampled in tiles of 32 × 8 × 4 or 16, so that the voxels of one point are in the cache for its
-// neighbours along all axes; a thread marches along 16 small voxels, with the next coordinates in flight. Points in a
-// list are assumed to be scattered: the image is first copied into cells of 4 × 2 × 4 voxels (for 4 bytes), of which a
-// point touches 1.4 times fewer cache lines than of rows; without memory for the copy, it is sampled directly.
+// Points on a grid are sampled in tiles of 32 × 8 × MARCH, so that the voxels that one point reads are in the cache for
+// its neighbours along all axes. A thread marches along the slowest axis; it loads the next coordinates while it
+// samples. Points in a list are assumed to be scattered: the image is first copied into cells (of 4 × 2 × 4 voxels for
+// voxels of 4 bytes), in which a point touches 1.4 times fewer cache lines; without memory for the copy, the image is
+// sampled directly.
 //
 // Displaced voxels need no array of coordinates: a thread computes its voxel's index and reads the field once. A
 // displacement in µm is divided by the voxel's size in double precision, correctly rounded; an error of one bit could
 // move a voxel that is displaced exactly to the image's end to the outside.
 //
 // Definitions: those of sampling.cuh, TARGET, COORDINATE (float or double), FIELD (1: displacements in voxels, 2: in
-// units, else 0), GRID (0: a list of points; 1: those of a grid of RANK axes), TILE_X, THREADS (of a block), MARCH and
-// TOGETHER (points of a thread, and of these at a time), BLOCKS (of a multiprocessor, at least), CELLS (1: there is a
-// copy of the image in cells, for orders 0 and 1 and three axes), and with it those of cells.cuh. Never a shape.
+// units, else 0), GRID (0: a list of points; 1: a grid of points of RANK axes), TILE_X, THREADS (of a block), MARCH
+// (points of a thread), TOGETHER (points that a thread computes at a time), BLOCKS (at least as many on a
+// multiprocessor), CELLS (1: there is a copy of the image in cells, for orders 0 and 1 and three axes), and with CELLS
+// the definitions of cells.cuh. Never a shape.
 #include "number.cuh"
 #include "elements.cuh"
 #include "boundary.cuh"
@@ -142,8 +144,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
                 next[k][a] =
                     __ldcs(coordinates + (a - FIRST_AXIS) * how.count + (begin + (i + k < left ? i + k : i) * step));
     };
-    // First compute all points as inner points, so that all loads are in flight at once; the others read any inner
-    // voxels, and are computed again at the end, by SciPy's rules.
+    // First compute all points as if they were inner points, so that all loads are in flight at once. Other points read
+    // any voxels of the image, and are computed again at the end, by SciPy's rules.
     unsigned others = 0;
     if (inside.is_empty()) {
         others = ~0u;

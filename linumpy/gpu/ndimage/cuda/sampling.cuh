@@ -5,21 +5,22 @@
 //
 // The kernels are limited by traffic through the L2 cache, then by the number of loads in flight, then by arithmetic.
 //
-// - All neighbours of a point inside the image (`Inside`): no boundary rule applies. Voxel and fraction come from the
-//   bits of one addition (floats) or one fused multiply-add (affine maps: a fixed-point number with 32 bits of
-//   fraction), so that no branch separates the loads of a thread's points. Small integers are converted to floats in
-//   their mantissa.
-// - All other points are marked and computed at the end by SciPy's rules, in double precision (`sample_edge`).
+// - An inner point has all its neighbours inside the image (`Inside`), so that no boundary rule applies. Voxel and
+//   fraction come from the bits of one addition (floats) or one fused multiply-add (affine maps: a fixed-point number
+//   with 32 bits of fraction), so that no branch separates the loads of a thread's points. Small integers are converted
+//   to floats in the mantissa.
+// - All other points are marked, and computed at the end by SciPy's rules, with coordinates in double precision
+//   (`sample_edge`).
 // - A sample of order n reads n + 1 voxels along each axis: from the voxel below the point at odd orders, around the
 //   nearest voxel at even ones.
-// - A stack is one launch: a block finds its image by a division, and may sample several images at the same points,
-//   which are then read and mapped into the image once. Samples equal those of single images bit for bit.
+// - A stack is sampled by one launch: a block finds its image by a division, and may sample several images at the same
+//   points, which are then read and located once. Samples equal those of single images bit for bit.
 //
 // Axes are numbered 0, 1, 2 for Z, Y, X at both ranks.
 
 constexpr int FIRST_AXIS = 3 - RANK;
-// Voxels that a sample reads before and after the voxel at or below its point. BEFORE includes the pad, so that adding
-// it costs nothing.
+// Voxels that a sample reads before and after the voxel at or below its point. PAD is subtracted from BEFORE, so that
+// the pad need not be added to each point.
 constexpr int BEFORE = ORDER / 2 - PAD;
 constexpr int AFTER = ORDER / 2 + 1;
 
@@ -72,7 +73,7 @@ __device__ __forceinline__ unsigned limit(const Image &image, int axis) {
 
 // Values for `is_inner` and `first_voxel`, computed once by each thread.
 template <unsigned BIAS> struct Inside {
-    unsigned origin[3], limits[3];  // of the first voxels that are inner ones, `BIAS` higher
+    unsigned origin[3], limits[3];  // lowest voxel of an inner point, plus BIAS, and the number of such voxels
     INDEX row, plane;
     unsigned corner;  // the excess of a product of biased voxels and steps, modulo 2^32
 
@@ -191,13 +192,13 @@ __device__ __forceinline__ COMPUTE sum_inside(const VOXEL *first, const P *at, S
 #undef BETWEEN
 }
 
-// Any point, by SciPy's rules: NaN and infinite coordinates give `outside` in the constant modes and NaN in the others.
-// Voxels beyond the box (none, if the box was planned for its points) count as 0.
+// Samples at any point, by SciPy's rules: NaN and infinite coordinates give `outside` in the constant modes and NaN in
+// the others. Voxels beyond the box count as 0; a box that was planned for its points has no such voxels.
 struct Edge {
     INDEX offset[3][TAPS];  // of a voxel in the box; -1 for the value `outside`
     COMPUTE weight[3][TAPS];
 
-    // False for a point without a position, see `nowhere`.
+    // Find the voxels and weights of a point; false for a point without any, whose sample is `nowhere`.
     __device__ __forceinline__ bool find(double c0, double c1, double c2, const Image &image) {
         const double point[3] = {c0, c1, c2};
         for (auto &axis : offset)
@@ -260,16 +261,17 @@ __device__ __forceinline__ double quotient(double a, double b, double inverse) {
     return fabs(remainder) <= 1.7976931348623157e308 ? __fma_rn(remainder, inverse, near) : near;
 }
 
-// Tile of a block. A grid of three axes needs no division, but the number of blocks along two of them is limited; for
-// more blocks the grid has one axis, and `counts` holds the number of tiles along y and x.
+// The tile of a block of threads, by its indices. A launch of three axes needs no division, but CUDA limits the number
+// of blocks along two of them. For more blocks the launch has one axis, and `counts` holds the number of tiles along y
+// and x; otherwise it holds zeros.
 struct Tile { int z, y, x; };
 #if BATCH
 // The blocks of a stack are numbered along one axis, image after image. A block may sample several images at the same
 // points.
 struct Batch {
     int64 image, target;  // elements of an image, and of its samples
-    int blocks;  // of an image
-    int images, together;  // of the stack, and of a block
+    int blocks;  // blocks of threads of an image
+    int images, together;  // images of the stack, and images that a block samples
 };
 __device__ __forceinline__ Tile tile_of_block(const int *counts, const Batch &batch) {
     const unsigned number = blockIdx.x % static_cast<unsigned>(batch.blocks), row = number / counts[1];

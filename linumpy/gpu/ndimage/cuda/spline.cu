@@ -1,5 +1,5 @@
-// Apply one pole of a B-spline's filter along one axis: a pole for orders 2 and 3, one after the other for orders 4 and
-// 5.
+// Apply one pole of a B-spline's filter along one axis. Orders 2 and 3 have one pole; orders 4 and 5 have two, which
+// are applied one after the other.
 //
 // Definitions: SOURCE, TARGET (float or double), COMPUTE (float or double), INDEX (int or int64: of elements), BLOCK
 // (voxels of a step: 8, 16 or 32), THREADS (of a block), RESIDENT (blocks of a multiprocessor, at least), POLE_VALUE,
@@ -10,9 +10,9 @@
 // c[i]), of a pole z between -1 and 0 (M. Unser, Splines: a perfect fit for signal and image processing, IEEE Signal
 // Processing Magazine 16(6), 1999). In the code c is -z times this c, so that a step is one fused multiplication and
 // addition. The effect of the start decays: for order 3, |z|^16 < 1e-9 and |z|^32 < 1e-18. So a recursion may begin
-// anywhere, K = MEMORY voxels early and with 0. Beyond the ends it reads voxels of the image, mapped by the mode, so
-// that the ends need no formulas. With two poles this applies to each in turn: the result of the first continues at the
-// ends as the image does.
+// anywhere, from 0, K = MEMORY voxels early. Beyond the ends it reads voxels of the image, mapped by the mode, so that
+// the ends need no formulas. With two poles this holds for each: the result of the first pole continues beyond the ends
+// as the image does.
 //
 // A thread marches along a line with K + BLOCK values of c in registers. A step reads BLOCK voxels and, by the backward
 // recursion from the newest value, writes the BLOCK voxels that are K older. Each voxel is read once, before it is
@@ -54,12 +54,12 @@ struct Axis {
     __device__ __forceinline__ bool is_constant(int p) const {
         return constant && static_cast<unsigned>(p - pad) >= static_cast<unsigned>(size);
     }
-    // The voxel of the image that gives voxel p of the whole.
+    // The voxel of the image that gives voxel p of the axis with its padding.
     __device__ __forceinline__ int voxel(int p) const { return min(max(p - pad, 0), size - 1); }
 };
 
-// BLOCK values of d for the oldest of a window, which holds `left` voxels before the end of the segment; d is `ending`
-// at that end.
+// Compute d for the BLOCK oldest voxels of a window. The segment ends `left` voxels after the window's first voxel,
+// where d is `ending`.
 template <bool AT_END>
 __device__ __forceinline__ void recurse_back(const COMPUTE (&window)[WINDOW], int left, COMPUTE ending,
                                              COMPUTE (&coefficients)[BLOCK]) {
@@ -79,7 +79,7 @@ __device__ __forceinline__ void advance(COMPUTE (&window)[WINDOW]) {
 #pragma unroll
     for (int k = 0; k < K; ++k) window[k] = window[k + BLOCK];
 }
-// d at the first voxel of a window of which K are filled.
+// Compute d at the first voxel of a window, of which K values are filled.
 __device__ __forceinline__ COMPUTE first_coefficient(const COMPUTE (&window)[WINDOW]) {
     COMPUTE d = 0;
 #pragma unroll
@@ -157,7 +157,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
         ending = states[(segments + 1 + number) * lines + line];
     } else {
 #pragma unroll 1
-        for (int turn = 0; turn < 2; ++turn) {  // one copy of the code
+        for (int turn = 0; turn < 2; ++turn) {  // a loop, so that the code of `begin` is inlined once
             column.begin(axis, turn ? first : end, nullptr, window);
             if (!turn) ending = first_coefficient(window);
         }
@@ -178,7 +178,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     }
 }
 
-// The values that the segments of a line need from each other: c before each, and d at its end.
+// Compute the values that the segments of a line need from each other: c before each segment, and d at its end.
 //
 // states: 2 × (segments + 1) × lines. Consecutive threads have consecutive lines.
 extern "C" __global__ void __launch_bounds__(THREADS)
@@ -293,7 +293,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     }
 }
 
-// Axes of up to SHORT voxels, by the matrix of their filter. Lines are those of `spline_columns`.
+// Filter axes of up to SHORT voxels by the matrix of the filter. Lines are as in `spline_columns`.
 extern "C" __global__ void __launch_bounds__(THREADS)
     spline_short(const SOURCE *source, TARGET *target, const double *matrix, int size, int64 lines, int64 count,
                  int64 in_a, int64 in_b, int64 in_step, int64 out_a, int64 out_b, int64 out_step) {

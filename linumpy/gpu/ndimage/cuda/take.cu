@@ -1,9 +1,9 @@
 // Copy the nearest voxels by a table of offsets for each axis: out[i, j, k] = in[planes[i] + rows[j] + columns[k]], or
-// `outside` if one of the three is negative. SciPy computes the tables, from voxel indices, so that it decides ties,
-// too. Every voxel is read and written once, of any dtype.
+// `outside` if one of the three is negative. SciPy computes the tables, so that it also decides ties. Every voxel, of
+// any dtype, is read and written once.
 //
-// Definitions: UNIT (as wide as a voxel), PACK (columns of a thread, one load apart), MARCH (rows of a thread). Never a
-// shape.
+// Definitions: UNIT (an integer as wide as a voxel), PACK (neighbouring columns of a thread, written by one store if
+// rows are aligned), MARCH (rows of a thread). Never a shape.
 #include "number.cuh"
 
 constexpr int LANES = 32, WARPS = 8;
@@ -27,8 +27,8 @@ extern "C" __global__ void __launch_bounds__(LANES *WARPS)
     for (int k = 0; k < MARCH; ++k) row[k] = rows[min(y + k * WARPS, height - 1)];
     const UNIT outside_value = *outside;
     UNIT *const to = out + static_cast<int64>(plane) * height * width + x;
-    // Voxels outside are loaded from anywhere in the image and replaced: without branches all loads are in flight at
-    // once.
+    // For voxels outside any voxel of the image is loaded, and replaced below: without branches all loads are in flight
+    // at once.
     Packed values[MARCH];
 #pragma unroll
     for (int k = 0; k < MARCH; ++k) {

@@ -1,9 +1,9 @@
 // Blend overlapping tiles into a box of a stitched volume: each voxel is computed once, from all tiles that cover it.
 //
 // Compiled for SOURCE (type of a voxel) and ACC (float, double: type of computation), never for a shape. A thread
-// computes MARCH planes at one lateral position, which share the tiles that cover it and their weights. A tile lies at
-// a fraction of a voxel, the same for all its voxels, and is interpolated linearly. Samples that are not finite have no
-// weight; a voxel without any finite sample becomes 0. Strides are in elements.
+// computes MARCH planes at one lateral position: they share the tiles that cover this position, and the weights. A tile
+// may be offset by a fraction of a voxel, the same for all its voxels, and is interpolated linearly. Samples that are
+// not finite have no weight; a voxel without any finite sample becomes 0. Strides are in elements.
 
 #include "number.cuh"
 #include "stored.cuh"
@@ -14,9 +14,9 @@ struct Tile {  // RECORD in blend.py
     const SOURCE *voxels;  // of a box of the tile
     const float *weights;  // of the whole tile, (height, width)
     int64 stride[3];  // along depth and both lateral axes
-    int corner[2];  // lateral position in the tile of the first voxel of the result
-    int begin[2];  // first lateral voxel of the box
-    float fraction[2];  // of a voxel, from 0 to below 1, by which the tile is sampled further on
+    int corner[2];  // lateral position of the result's first voxel in the tile, whole voxels
+    int begin[2];  // lateral offset of the box in the tile
+    float fraction[2];  // fraction of a voxel, from 0 to below 1, to add to `corner`
 };
 static_assert(sizeof(Tile) == 64, "as in blend.py");
 

@@ -1,11 +1,12 @@
-// Shift each A-line of a mosaic along depth by the shift of its position in a tile: one gather, each voxel written
-// once.
+// Shift each A-line of a mosaic along depth, by an amount that depends on its position in the tile: one gather, which
+// writes each voxel once.
 //
 // Compiled for SOURCE (type of a voxel; for whole shifts an unsigned integer of its size), ACC (float, double: type of
 // computation), LINEAR (0: whole shifts, 1: fractions, interpolated between two voxels), BEYOND (value of voxels beyond
 // an A-line, 0: the fill value, 1: the A-line is periodic, 2: its nearest voxel), DEPTH_LANE (1: depth is contiguous in
-// memory) and VEC (neighbouring A-lines of a thread, stored with one access; 1 for fractions and where depth is
-// contiguous), never for a shape. Lateral axes are a (outer) and b. Strides are in elements.
+// memory, and neighbouring threads take neighbours along depth) and VEC (neighbouring A-lines of a thread, stored with
+// one access; 1 for fractions and where depth is contiguous), never for a shape. Lateral axes are a (outer in memory)
+// and b (inner). Strides are in elements.
 
 #include "number.cuh"
 #include "stored.cuh"
@@ -53,7 +54,7 @@ __device__ inline int split(Shift shift, float &part) {
 }
 
 #if DEPTH_LANE
-// The voxel of the result at depth z.
+// Compute the voxel of the result at depth z.
 __device__ inline SOURCE fetch(const SOURCE *line, int64 stride, int z, int depth, Shift shift, SOURCE fill) {
     float part;
     int i = z + split(shift, part), next = i + (part > 0.0f);
@@ -70,7 +71,7 @@ __device__ inline SOURCE fetch(const SOURCE *line, int64 stride, int z, int dept
 #else
 struct alignas(VEC * sizeof(SOURCE)) Pack { SOURCE at[VEC]; };
 
-// Read `count` neighbours from voxel i on, along an A-line, or along several with the same shift.
+// Read `count` voxels from voxel i on along an A-line; a Unit may hold several A-lines with the same shift.
 template <int N, class Unit>
 __device__ inline void fetch_line(const SOURCE *line, int64 stride, int i, int depth, int count, Unit fill,
                                   Unit (&value)[N]) {

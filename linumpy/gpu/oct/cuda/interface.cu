@@ -1,42 +1,46 @@
 // Find the tissue surface: logarithm and lateral mean, then the derivative along depth and the voxel of its maximum.
 //
-// Two kernels with one float32 volume between them, cut into slabs of 512 MiB. The memory order of the volume chooses:
+// Two or three kernels, with the float32 means between them, for blocks of rows of at most 512 MiB of means. The memory
+// order of the volume determines which. The profile of an A-line is its smoothed derivative along depth.
 //
 // - A lateral axis is contiguous (`mean_tile`, `steepest_columns`): a block loads the logarithms of a tile of 32 × 64
 //   voxels and its rim into shared memory and sums along both axes there. Then a thread walks down each A-line, 8
 //   voxels at a step, with the voxels of its Gaussian in registers.
-// - Depth is contiguous (`mean_along`, `steepest_lines`): the mean along one lateral axis, lanes along depth. Then a
-//   block loads the other mean of eight A-lines into shared memory, and a warp finds the maximum of each.
-// - Smoothing over more than 41 voxels, or A-lines that exceed shared memory: three passes (`mean_along` twice).
+// - Depth is contiguous (`mean_along`, `steepest_lines`): the mean along one lateral axis, with lanes along depth. Then
+// a block computes the mean along the other axis of eight A-lines in shared memory, and a warp finds the maximum of the
+// profile of each.
+// - Smoothing over more voxels than a tile has room for, or A-lines that exceed shared memory: three kernels,
+//   `mean_along` twice, then `steepest_columns`.
 //
-// interface_march.cu has the first two for common window sizes. Pairs of voxels above and below are subtracted before
-// they are weighted, so that a constant A-line has a profile of exact zeros, as in SciPy.
+// For common window sizes interface_march.cu has faster kernels for the first two cases. Pairs of voxels above and
+// below are subtracted before they are weighted, so that a constant A-line has a profile of exact zeros, as in SciPy.
 //
-// Zero has no logarithm. With LOG 1 its value is 0 (the logarithm of 1), so that the surface depends on the unit. With
-// LOG 2 it is two standard deviations and 1 below the mean logarithm of the positive voxels of a sample on a regular
-// grid, so that the surface is the same in every unit: one block of `log_of_zero` writes the value to device memory,
-// where the other kernels read it.
+// Voxels that are not positive have no logarithm. With LOG 1 their value is 0 (the logarithm of 1), so that the surface
+// depends on the unit of intensity. With LOG 2 the kernels read their value from device memory: the caller's, or the
+// output of `log_of_zero`, which is two standard deviations and 1 below the mean logarithm of the positive voxels of a
+// sample on a regular grid, so that the surface is the same in every unit.
 //
 // Steep surfaces: a mean over s voxels spreads a step of slope m over m·s voxels of depth. Where no edge stands out,
 // `look_again` takes a mean over 3 × 3 A-lines and a Gaussian twice as wide along depth. In a short A-line the profile
 // is a poor estimate of the noise, so the edge must also be `min_contrast` times the noise of differences of
-// neighbouring voxels. An A-line without an edge is 0 if its first smoothed voxel exceeds the mean of the line by as
-// much (tissue from the first voxel on, with attenuation), infinity if its smoothed voxels vary four times as much as
-// noise, else NaN: no tissue.
+// neighbouring voxels. The surface of an A-line without an edge is 0 if the first smoothed voxel exceeds the mean of
+// the line by `min_contrast` times the noise (tissue from the first voxel on, with attenuation); infinity if the
+// variance of the smoothed voxels is four times that of noise; else NaN: no tissue.
 //
-// Compiled for SOURCE (type of a voxel), LOG (0: intensity itself, 1: its logarithm, 2: the same, with the value of
-// `log_of_zero` for voxels without one), CUTTING (0, 1: the rule for cutting errors) and EDGE (0: the voxel of the
+// Compiled for SOURCE (type of a voxel), LOG (0: intensity itself, 1: its logarithm, 2: its logarithm, with a value
+// from device memory for voxels without one), CUTTING (0, 1: the rule for cutting errors) and EDGE (0: the voxel of the
 // largest derivative, 1: the depth of the edge), never for a shape. Strides are in elements. Lateral axes are called a
 // (outer) and b (inner).
 //
-// A mean of s voxels covers s / 2 voxels before and s - 1 - s / 2 after. Eight neighbouring means share partial sums
-// that are only added to: a running sum would drift, and one bright voxel would change all means after it.
+// A mean of s voxels covers s / 2 voxels before and s - 1 - s / 2 after its voxel. Eight neighbouring means share
+// partial sums, from which nothing is subtracted: a running sum would drift, and one bright voxel would change all
+// means after it.
 
 #include "number.cuh"
 #include "interface.cuh"
 #include "profiles.cuh"
 
-// Sums of s values each, at GROUP neighbouring voxels; value(k) is the k-th of the s + GROUP - 1 values.
+// Compute the sums of s values at GROUP neighbouring voxels; value(k) is the k-th of the s + GROUP - 1 values.
 template <class Value> __device__ inline void window_sums(Value value, int s, float (&sum)[GROUP]) {
     if (s < GROUP) {
 #pragma unroll
@@ -49,7 +53,7 @@ template <class Value> __device__ inline void window_sums(Value value, int s, fl
         }
         return;
     }
-    // The values that all windows share, then those before and after it.
+    // The values that all windows share, then the values before and after these.
     float before[GROUP - 1];
 #pragma unroll
     for (int k = 0; k < GROUP - 1; ++k) before[k] = value(k);
@@ -69,7 +73,7 @@ template <class Value> __device__ inline void window_sums(Value value, int s, fl
     }
 }
 
-// Where b is the contiguous axis: the mean over s x s voxels, tile by tile, through shared memory.
+// Where b is contiguous: compute the mean over s x s voxels, tile by tile, through shared memory.
 constexpr int TILE_A = 32, TILE_B = 64;
 constexpr int CHUNKS = 4;  // of 32 columns; a tile with its halo has no more
 
@@ -132,7 +136,8 @@ extern "C" __global__ void __launch_bounds__(256)
     }
 }
 
-// The mean over s voxels along one axis (m); neighbouring threads take neighbours along the axis i, then groups of m.
+// Compute the mean over s voxels along one axis (m). Neighbouring threads take neighbours along another axis (i), then
+// groups along m; the third axis is o.
 extern "C" __global__ void __launch_bounds__(256)
     mean_along(const SOURCE *__restrict__ vol, float *__restrict__ mean, int64 stride_m, int64 stride_i, int64 stride_o,
                int64 to_m, int64 to_i, int64 to_o, int size_m, int first_m, int count_m, int size_i, unsigned lanes,
@@ -164,7 +169,7 @@ extern "C" __global__ void __launch_bounds__(256)
         if (m0 + j < count_m) to[j * to_m] = sum[j] * scale;
 }
 
-// A thread per A-line, for smoothed volumes in which a lateral axis is contiguous (or any, at some loss).
+// Find the maximum of each profile, one thread for each A-line. Fast if a lateral axis is contiguous.
 constexpr int STEP = 8;
 
 extern "C" __global__ void __launch_bounds__(256)
@@ -209,8 +214,8 @@ extern "C" __global__ void __launch_bounds__(256)
 #endif
 }
 
-// Where depth is contiguous: a block takes the mean along b of GROUP A-lines at the same a, and a warp finds the
-// maximum of the profile of a line.
+// Where depth is contiguous: a block computes the mean along b of GROUP A-lines at the same a, and a warp finds the
+// maximum of the profile of each.
 extern "C" __global__ void __launch_bounds__(128)
     steepest_lines(const float *__restrict__ mean, Depth *__restrict__ surface, float *__restrict__ contrast,
                    const float *__restrict__ weights, const float *__restrict__ smoothing, int radius, int odd,
@@ -284,8 +289,8 @@ extern "C" __global__ void __launch_bounds__(128)
     }
 }
 
-// The value for the logarithm of voxels that have none: two standard deviations and a factor of e below the mean
-// logarithm of the positive voxels of a sample on a regular grid. One block.
+// Compute the value for voxels without a logarithm: two standard deviations and 1 below the mean logarithm of the
+// positive voxels of a sample on a regular grid. One block.
 constexpr int SAMPLE_THREADS = 1024;
 
 __device__ inline int64 sampled(int i, int n, int size) { return (2 * static_cast<int64>(i) + 1) * size / (2 * n); }

@@ -1,7 +1,9 @@
-// Shared by interface.cu and interface_march.cu. Included by name after number.cuh: see linumpy.gpu.kernels.
-constexpr int GROUP = 8;
+// Shared by interface.cu and interface_march.cu. Include after number.cuh; linumpy.gpu.kernels inserts headers by name.
+// The profile of an A-line is its smoothed derivative along depth.
+constexpr int GROUP = 8;  // neighbouring means that a thread computes together
 
-// The value for voxels without a logarithm (not positive): 0 with LOG 1, the output of `log_of_zero` with LOG 2.
+// The value for voxels without a logarithm (not positive): 0 with LOG 1; with LOG 2 the caller's value, or the output
+// of `log_of_zero`.
 __device__ inline float zero_log(const float *written) { return LOG == 2 ? *written : 0.0f; }
 
 __device__ inline float intensity(SOURCE v, float zero) {
@@ -13,7 +15,7 @@ __device__ inline float intensity(SOURCE v, float zero) {
 #endif
 }
 
-// A voxel and its profile. The larger profile is chosen; of equal ones the first.
+// The value of a profile and its voxel. The larger value is chosen; of equal values the first.
 struct Candidate {
     float value;
     int at;
@@ -32,12 +34,13 @@ typedef int Depth;
 
 // Parameters of the surface.
 struct Rule {
-    double half_s_z;  // added to the voxel of the largest profile, without EDGE
+    double half_s_z;  // added to the voxel of the profile's maximum, without EDGE
     float width;  // voxels over which a step's profile has the energy of its peak: s_z times the root of pi
     float min_contrast;  // of an edge
 };
 
-// The first voxel of the largest profile of an A-line; with CUTTING also of the largest smoothed intensity.
+// The first voxel with the largest value of an A-line's profile; with CUTTING also the first voxel with the largest
+// absolute value of the smoothed A-line.
 struct Steepest {
     float rise;
     int at_rise;
@@ -85,9 +88,9 @@ struct Steepest {
 #endif
         }
     }
-    // The largest profile over the root mean square of the rest of the line, without the energy of an ideal step. The
-    // divisor is at least a quarter of the root mean square of the whole line, so that an ideal step has a finite
-    // contrast.
+    // The profile's maximum over the root mean square of the rest of the profile: without the energy of an ideal step.
+    // The divisor is at least a quarter of the root mean square of the whole profile, so that an ideal step has a
+    // finite contrast.
     __device__ float contrast(const Rule &rule, int depth) const {
 #if EDGE
         if (!(rise > 0.0f)) return 0.0f;
@@ -104,7 +107,7 @@ struct Steepest {
 #endif
         return position(rule, depth);
     }
-    // The surface by the largest profile, whatever its contrast.
+    // The surface by the profile's maximum, whatever its contrast.
     __device__ Depth position(const Rule &rule, int depth) const {
 #if EDGE
         float at = static_cast<float>(at_rise);

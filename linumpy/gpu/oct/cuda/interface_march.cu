@@ -2,16 +2,16 @@
 // every voxel is read once and its logarithm taken once. For common window sizes; interface.cu has the general kernels.
 //
 // Compiled for SOURCE, LOG, CUTTING and EDGE as interface.cu, for S (voxels of the mean, 1 to 32), RADIUS (of the
-// derivative, 1 to 16) and, march_lines, THREADS (of a block, 256 or 512), never for a shape. Strides are in elements.
-// Lateral axes are called a (outer) and b (inner).
+// derivative, 1 to 16) and, for march_lines, THREADS (of a block, 256 or 512), never for a shape. Strides are in
+// elements. Lateral axes are called a (outer) and b (inner).
 //
-// Eight rows at a time: a march starts S - 1 rows before its first mean; march_lines reads those first, the other
-// kernels skip the stores for them.
+// A march advances by eight rows (GROUP) at a time. The window of its first mean begins S - 1 rows before the window's
+// last row: march_lines reads these rows first; the other kernels march over them without storing means.
 
 #include "number.cuh"
 #include "interface.cuh"
 
-// The values of GROUP windows; the last GROUP values are new in each step.
+// The values of the windows of GROUP neighbouring means; the last GROUP values are new in each step.
 struct Windows {
     float value[S + GROUP - 1];
     __device__ Windows() {
@@ -22,7 +22,7 @@ struct Windows {
 #pragma unroll
         for (int k = 0; k < S - 1; ++k) value[k] = value[k + GROUP];
     }
-    // Sums are only added to: they do not drift, and equal values have equal sums.
+    // Nothing is subtracted from sums: they do not drift, and equal values have equal sums.
     __device__ void sums(float (&sum)[GROUP]) const {
         if (S < GROUP) {
 #pragma unroll
@@ -33,7 +33,7 @@ struct Windows {
             }
             return;
         }
-        // The values that all windows share, then those before and after it.
+        // The values that all windows share, then the values before and after these.
         float total = 0.0f;
 #pragma unroll
         for (int k = GROUP - 1; k < S; ++k) total += value[k];
@@ -64,7 +64,7 @@ __device__ inline void fetch(const T *__restrict__ line, int64 stride, int i, in
     }
 }
 
-// Where depth is contiguous: the mean over S voxels along a, at all (b, z). `segment` means a thread.
+// Where depth is contiguous: compute the mean over S voxels along a, at all (b, z). A thread computes `segment` means.
 extern "C" __global__ void __launch_bounds__(256)
     march_rows(const SOURCE *__restrict__ vol, float *__restrict__ mean, int64 stride_a, int64 stride_b, int64 stride_z,
                int size_a, int first_a, int count_a, int depth, int64 plane, unsigned blocks, int segment,
@@ -94,8 +94,8 @@ extern "C" __global__ void __launch_bounds__(256)
     }
 }
 
-// Where b is contiguous: the mean over S x S voxels. A block takes STRIP columns of a plane and marches along a; sums
-// along b go through shared memory, those along a through registers.
+// Where b is contiguous: compute the mean over S x S voxels. A block takes STRIP columns of a plane and marches along
+// a; sums along b are computed in shared memory, sums along a in registers.
 constexpr int STRIP = 256, HALO = S - 1;
 constexpr int TILE_PITCH = 292, SUMS_PITCH = 260;  // 4 more than a multiple of 32: rows of a quarter warp's accesses
 struct alignas(16) Four { float at[4]; };
@@ -168,8 +168,8 @@ extern "C" __global__ void __launch_bounds__(256)
     }
 }
 
-// The profile at GROUP neighbouring voxels of a line, the first of them value[BEFORE]. Pairs are added before they are
-// weighted, so that a constant line gives exact zeros where their weights are opposite.
+// Compute the profile at GROUP neighbouring voxels of a line, from value[BEFORE] on. Pairs of voxels are added, or for
+// an odd derivative subtracted, before they are weighted, so that a constant line gives exact zeros.
 template <int BEFORE>
 __device__ inline void profiles(const float (&value)[2 * BEFORE + GROUP], const float *weights, float sign,
                                 float (&out)[GROUP]) {
@@ -190,7 +190,7 @@ __device__ inline float profile_at(const float *here, const float *weights, floa
     return out;
 }
 
-// A thread per A-line of a smoothed volume in which b is contiguous.
+// Where b is contiguous: find the maximum of each profile of a smoothed volume, one thread for each A-line.
 extern "C" __global__ void __launch_bounds__(128)
     march_columns(const float *__restrict__ mean, Depth *__restrict__ surface, float *__restrict__ contrast,
                   const float *__restrict__ given, const float *__restrict__ smoothing, int odd, Rule rule,
@@ -235,9 +235,9 @@ extern "C" __global__ void __launch_bounds__(128)
 #endif
 }
 
-// Where depth is contiguous, RADIUS + GROUP voxels at least and THREADS at most. A block marches along b, a thread for
-// each voxel of depth, until LINES smoothed lines lie in shared memory. Then a lane takes a line and a worker (a warp,
-// or half of one) every WORKERS-th group of its voxels; at the end a line's best is chosen between workers.
+// Where depth is contiguous and has RADIUS + GROUP to THREADS voxels. A block marches along b, with a thread for each
+// voxel of depth, until LINES smoothed lines lie in shared memory. Then each line is shared by WORKERS threads, each of
+// which takes every WORKERS-th group of its voxels; at the end the maximum of the line is chosen from theirs.
 constexpr int LINES = THREADS > 256 ? 16 : 32, WORKERS = THREADS / LINES;
 constexpr int REACH = (RADIUS + 3) / 4 * 4;  // whole accesses of four
 constexpr int MARGIN = 16;  // mirrored voxels before and after a line, at most
@@ -268,7 +268,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, LINE_BLOCKS)
     const bool above = t < RADIUS, below = inside && t >= depth - RADIUS;
     const float *const column = mean + a * size_b * depth + t;
     const float sign = odd ? -1.0f : 1.0f;
-    // The mean's division is in the weights.
+    // The weights include the division of the mean by S.
     if (t < 4 * (MARGIN / 4 + 1)) {
         weights_words[0].at[t] = t <= RADIUS ? given[t] * (1.0f / S) : 0.0f;
 #if CUTTING

@@ -1,8 +1,8 @@
 // Derivatives along a smoothed line, for interface.cu.
 //
-// The profile at N neighbouring voxels from z on, of the smoothed line value(z). Weights are symmetric or, for a
-// derivative of odd order, antisymmetric: pairs are added before they are weighted, so that a constant line gives exact
-// zeros.
+// Compute the profile at N neighbouring voxels from z on, of the smoothed line value(z). Weights are symmetric or, for
+// a derivative of odd order, antisymmetric: pairs of voxels are added or subtracted before they are weighted, so that a
+// constant line gives exact zeros.
 template <int N, class Value>
 __device__ inline void profiles(Value value, const float *weights, int radius, bool odd, int z, float (&out)[N]) {
     float after[N], before[N];
@@ -14,7 +14,7 @@ __device__ inline void profiles(Value value, const float *weights, int radius, b
     }
     const float sign = odd ? -1.0f : 1.0f;
     int k0 = 1;
-    // Both windows move on by one voxel with each k: their values stay in registers, in turning order.
+    // Both windows move on by one voxel with each k. Their values stay in registers, used as rings.
     for (; k0 + N - 1 <= radius; k0 += N) {
         float next[N], last[N];  // fetched before the first is used
 #pragma unroll

@@ -4,9 +4,9 @@
 // (elements of one access: as many as alignment allows, 16 bytes at most) and ROWS (1: the axis is contiguous in
 // memory), never for a shape.
 //
-// The array is (outer, n, inner). A block computes `lanes` vectors of outputs (rows: `lanes` outputs) with `segments`
-// threads for each, which interleave along the axis; their states are merged at the end. For few outputs, several
-// blocks share the axis, and `merge_partials` merges their results.
+// The array is (outer, n, inner). A block computes `lanes` vectors of outputs (with ROWS: `lanes` outputs), each by
+// `segments` threads, which interleave along the axis; the states of these threads are merged at the end. For few
+// outputs, several blocks share the axis, and `merge_partials` merges their results.
 
 #include "number.cuh"
 #include "stored.cuh"
@@ -50,8 +50,9 @@ __device__ inline bool below(half_bits v, half_bits m) {
 }
 template <class T> __device__ inline bool below(T v, T m) { return m == m && !(v >= m); }
 
-// Statistics of the elements of one output so far. The sum of squares follows Welford's update (Technometrics 4, 1962)
-// and the merge of Chan, Golub and LeVeque (1979), which stay accurate if the mean is large against the spread.
+// Statistics of one output over the elements read so far. The sum of squares follows Welford's update (Technometrics 4,
+// 1962) and the merge of Chan, Golub and LeVeque (1979), which stay accurate if the mean is much larger than the
+// spread.
 struct State {
     int64 count;
 #if WANT & 1

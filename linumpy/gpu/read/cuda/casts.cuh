@@ -1,4 +1,4 @@
-// Elements of one type as elements of another. Included by name: see linumpy.gpu.kernels.
+// Casts between types of elements, as NumPy's astype. linumpy.gpu.kernels inserts headers by name.
 #include "half.cuh"
 #include "bfloat16.cuh"
 

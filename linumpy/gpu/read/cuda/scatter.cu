@@ -3,10 +3,10 @@
 // Compiled for one rank and either one width of unit (COPY_UNIT: bytes are moved as they are) or one pair of element
 // types (SOURCE, TARGET, SWAP), never for a shape.
 //
-// headers: 64-bit integers, for each output RANK source strides, RANK target strides (in units), and two words that
-// hold the fill value as a target element in their first bytes. rows, for each box: first source unit (-1: fill),
-// address of the first target unit, index of the header, and RANK extents. A box has fewer than 2^31 units; offsets may
-// be larger.
+// Both tables hold 64-bit integers. headers, for each output: RANK source strides, RANK target strides (in units), and two
+// words whose first bytes hold the fill value as a target element. rows, for each box: offset of the first source unit
+// (-1: fill), address of the first target unit, index of the header, and RANK extents. A box has fewer than 2^31 units;
+// offsets may be larger.
 
 typedef long long int64;
 
@@ -55,7 +55,7 @@ __device__ inline TARGET_T fetch(const SOURCE_T *p) {
 }
 #endif
 
-// Units a thread moves; all are fetched before the first is stored, so that their latencies overlap.
+// Units that a thread moves; all are fetched before the first is stored, so that their latencies overlap.
 constexpr int PER_THREAD = 8;
 
 constexpr int HEADER_WORDS = 2 * RANK + 2, ROW_WORDS = 3 + RANK;

@@ -55,7 +55,7 @@ class CoreEngine:
         one_job: bool = False,
         timed: bool = False,
     ) -> Sequence[CoreJob | PartsJob]:
-        """Submit regions; one job for each output.
+        """Submit regions, as one job for each region or one job for all.
 
         Parameters
         ----------
@@ -66,18 +66,28 @@ class CoreEngine:
         regions : Regions
             Regions of these arrays, and their outputs.
         outputs : sequence of arrays
-            The objects that hold the memory of each job's output.
+            For each job, the object that holds the memory of its output.
         ready : cupy.cuda.Event, optional
             Outputs on a device are written after this event.
         one_job : bool
-            Whether all regions are one job.
+            Whether all regions are one job; `outputs` then has one element.
         timed : bool
             Whether to measure the times of kernels.
+
+        Returns
+        -------
+        sequence of CoreJob or PartsJob
+            A job for each element of `outputs`; PartsJob for rectilinear arrays.
+
+        Raises
+        ------
+        MemoryError
+            The device memory for slots does not fit.
         """
         if layouts[0].lengths is not None:
             submit = partial(self.submit, conversion=conversion, ready=ready, timed=timed)
             return list(submit_parts(submit, layouts, regions, outputs))
-        on_device = self._on_device(layouts[0], conversion, ready, timed=timed)
+        on_device = self._device_record(layouts[0], conversion, ready, timed=timed)
         template = self._template(layouts[0], conversion)
         return self._core.submit(
             layouts, template, regions.columns, outputs, one_job=one_job, on_device=on_device, ready=(ready, on_device)
@@ -92,27 +102,27 @@ class CoreEngine:
         ready: Event | None = None,
         looks: Sequence[MetadataLook | None] | None = None,
     ) -> CoreJobs:
-        """Submit regions to wait for together, a job each; `output` holds the memory of all outputs."""
-        on_device = self._on_device(layouts[0], conversion, ready)
+        """Submit regions to wait for together, a job each; the object `output` holds the memory of all outputs."""
+        on_device = self._device_record(layouts[0], conversion, ready)
         template = self._template(layouts[0], conversion)
         return self._core.submit_together(
             layouts, template, regions.columns, output, looks=looks, on_device=on_device, ready=(ready, on_device)
         )
 
     def _template(self, layout: ArrayLayout, conversion: Conversion) -> native.Batch:
-        """Describe batches of one geometry and conversion; records are cached."""
+        """Return the record that describes batches of one geometry and conversion; records are cached."""
         key = conversion, layout.geometry
-        known = self._templates.get(key)
-        if known is None:
+        template = self._templates.get(key)
+        if template is None:
             if len(self._templates) > _MAX_TEMPLATES:
-                self._templates.clear()  # calls that use a record refer to it
+                self._templates.clear()  # calls that still use a record hold a reference to it
             target = native.BFLOAT16 if conversion.bfloat16 else native.DTYPE_CODES[bits_of(conversion.target).str[1:]]
             assert layout.fill_value is not None  # its dtype is supported
             fill = conversion.fill_bytes(layout.fill_value)
-            known = self._templates[key] = batch_record(layout, target, fill)
-        return known
+            template = self._templates[key] = batch_record(layout, target, fill)
+        return template
 
-    def _on_device(
+    def _device_record(
         self, layout: ArrayLayout, conversion: Conversion, ready: Event, *, timed: bool = False
     ) -> native.OnDevice | None:
         if self._device is None:
@@ -122,42 +132,42 @@ class CoreEngine:
 
     def describe(self, job: CoreJob | PartsJob, layout: ArrayLayout, conversion: Conversion) -> ReadReport:
         """Make the report of a job that has ended."""
-        done, stored_in = job.report(), "host memory"
-        stored = done.chunks - done.filled
+        core_report, stored_in = job.report(), "host memory"
+        stored = core_report.chunks - core_report.filled
         if self._device is not None:
             stored_in = f"pinned host memory, copied to device {self._device.number}"
         engine = f"system calls by the native core's threads, into {stored_in}"
         if self._device is not None and self._device.direct is not None:
-            engine = self._device.direct.engine(done.reads_repeated)
+            engine = self._device.direct.engine(core_report.reads_repeated)
         if layout.remote is not None:
             engine = f"requests by {layout.remote.client}, into {stored_in}"
         if layout.entries is not None:
             engine += f", from entries of the ZIP file {layout.entries.path}"
         decoder = ""
         if layout.chain is not None:
-            on_host = self._device is None or 0 < stored == done.decoded
+            on_host = self._device is None or 0 < stored == core_report.decoded
             decoder = f"{layout.chain}, on the {'host' if on_host else 'device'}"
         report = job_report(layout.name, conversion.target_name, job.output)
         return replace(
             report,
             engine=engine,
-            bytes_read=done.bytes_read,
+            bytes_read=core_report.bytes_read,
             chunks_read=stored,
-            chunks_filled=done.filled,
-            files_opened=done.files_opened,
-            scratch_bytes=self.device_bytes if done.chunks else 0,
-            read_seconds=done.seconds,
+            chunks_filled=core_report.filled,
+            files_opened=core_report.files_opened,
+            scratch_bytes=self.device_bytes if core_report.chunks else 0,
+            read_seconds=core_report.seconds,
             decoder=decoder,
-            chunks_decoded_by_host=done.decoded,
-            host_decode_seconds=done.decode_seconds,
-            reads_repeated=done.reads_repeated,
-            scatter_seconds=done.device_scatter_seconds or None,
-            decode_seconds=None if layout.chain is None else done.device_decode_seconds or None,
+            chunks_decoded_by_host=core_report.decoded,
+            host_decode_seconds=core_report.decode_seconds,
+            reads_repeated=core_report.reads_repeated,
+            scatter_seconds=core_report.device_scatter_seconds or None,
+            decode_seconds=None if layout.chain is None else core_report.device_decode_seconds or None,
         )
 
     @property
     def device_bytes(self) -> int:
-        """Device memory for slabs and cached chunks."""
+        """Device memory that is held for slabs and cached chunks; 0 before the first job."""
         return 0 if self._device is None else self._device.held_nbytes
 
     def stats(self, stats: ReaderStats) -> ReaderStats:

@@ -1,8 +1,8 @@
 """Carry out the jobs of a reader by zarr-python: for chunks that the core does not decode, or without a core.
 
-In: regions of arrays, with views of their outputs. Out: :class:`ZarrJob` records. A few threads read region after
-region into host memory, cast as the core does, and copy into the output; to a device each thread copies by a stream of
-its own, and waits for it.
+In: regions of arrays, with views of their outputs. Out: :class:`ZarrJob` objects. Four threads read one region after
+another into host memory, cast it as the core does, and copy it into the output. To a device, each thread copies on a
+separate stream and waits for the copy.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _POLL_SECONDS = 0.1
 
 
 class ZarrJob:
-    """One job; it ends when its last region is copied.
+    """One job. It ends when its last region is copied, when a region fails, or when it is cancelled.
 
     Attributes
     ----------
@@ -131,6 +131,11 @@ class ZarrEngine:
             As for :meth:`linumpy.gpu.read.engines.by_core.CoreEngine.submit`.
         views : sequence of arrays
             The output of each region, with all axes of its array.
+
+        Returns
+        -------
+        list of ZarrJob
+            A job for each output.
         """
         rows = range(len(regions))
         shares = [list(rows)] if len(outputs) == 1 else [[row] for row in rows]
@@ -197,8 +202,8 @@ class ZarrEngine:
 
     def describe(self, job: ZarrJob, layout: ArrayLayout, conversion: Conversion) -> ReadReport:
         """Make the report of a job that has ended."""
-        packed = layout.entries is not None and layout.entries.is_compressed
-        why = "compressed entries of a ZIP file" if packed else "a filter that only the host decodes"
+        is_compressed = layout.entries is not None and layout.entries.is_compressed
+        why = "compressed entries of a ZIP file" if is_compressed else "a filter that only the host decodes"
         why = f"no native core: {reason}" if (reason := native.why_no_core()) else why
         into = "host memory" if self._cupy is None else "host memory, and one copy to the device"
         return replace(
@@ -235,7 +240,10 @@ class ZarrEngine:
 
 
 def _carry_out(jobs: queue.SimpleQueue[ZarrJob | None]) -> None:
-    """Carry out jobs until None arrives; a thread must not refer to its reader, which would never be collected."""
+    """Carry out jobs until None arrives.
+
+    The threads must not refer to their engine: an engine that a thread refers to would never be collected.
+    """
     while (job := jobs.get()) is not None:
         error = None
         try:

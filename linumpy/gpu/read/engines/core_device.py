@@ -1,6 +1,7 @@
 """Memory, kernels and decode plans with which the native core reads to a device.
 
-In: layouts and conversions. Out: records of :mod:`linumpy.core.native`, which live as long as their reader.
+In: layouts and conversions. Out: records of :mod:`linumpy.core.native`, which live as long as their reader. A decode
+plan lists, for each number of chunks of a slab, the launches that decode them (see architecture.md).
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ _MAX_CHUNKS = 1024
 _UNITS = (1, 2, 4, 8, 16)
 #: Copies decoded chunks into the cache.
 _BYTES = Conversion(np.dtype("u1"), np.dtype("u1"), False)
-#: Placeholders for the addresses of slab and status in the arguments of a launch; the core replaces them.
+#: Placeholders for the addresses of a slab and of the status of chunks in the arguments of a launch, which the core
+#: replaces.
 _BASE, _STATUS = 2**40, 2**50
 
 
@@ -78,7 +80,7 @@ class CoreDevice:
         self._device_limits = decode.limits_of(cupy.cuda.Device(device))
         self._scatters: dict[object, native.Scatter] = {}
         self._plans: dict[object, native.DecodePlan | None] = {}
-        self._known: dict[object, tuple[native.Scatter, native.DecodePlan | None]] = {}
+        self._parts_of_batches: dict[object, tuple[native.Scatter, native.DecodePlan | None]] = {}
         self._held: list[object] = []
         self.held_nbytes = 0
         self._is_given = False
@@ -141,7 +143,7 @@ class CoreDevice:
         return None, 0
 
     def free(self) -> None:
-        """Free the memory, after all jobs of the core have ended."""
+        """Free the memory, and restore kvikio's settings, after all jobs of the core have ended."""
         with self._lock:
             self._is_given = False
             self._held, self.held_nbytes = [], 0
@@ -151,21 +153,21 @@ class CoreDevice:
     def on_device(
         self, layout: ArrayLayout, conversion: Conversion, ready: int, *, timed: bool = False
     ) -> native.OnDevice:
-        """Return the record of a batch, which must live until its jobs have ended; new kernels are compiled."""
+        """Return the record of a batch, which must live until its jobs have ended; compile kernels that are new."""
         key = conversion, layout.geometry
-        known = self._known.get(key)
-        if known is None:
+        parts = self._parts_of_batches.get(key)
+        if parts is None:
             with self._lock:
                 plan = None if layout.chain is None else self._plan_of(layout.chain, layout.chunk_nbytes)
-                known = self._known[key] = self._scatter_of(layout, conversion), plan
-        scatter, plan = known
+                parts = self._parts_of_batches[key] = self._scatter_of(layout, conversion), plan
+        scatter, plan = parts
         record = native.OnDevice(ctypes.pointer(scatter), None, ready, timed)
-        if plan is not None and (plan.slots or self._lend(record, plan.slab_nbytes)):
+        if plan is not None and (plan.slots or self._allocate_for_batch(record, plan.slab_nbytes)):
             record.decode = ctypes.pointer(plan)
         return record
 
-    def _lend(self, record: native.OnDevice, nbytes: int) -> bool:
-        """Allocate memory of its own for a batch of long chunks; False if it does not fit, so that the host decodes."""
+    def _allocate_for_batch(self, record: native.OnDevice, nbytes: int) -> bool:
+        """Allocate separate memory for a batch of long chunks; False if it does not fit: then the host decodes."""
         try:
             record.held = self._allocate(nbytes)
         except MemoryError:
@@ -181,17 +183,17 @@ class CoreDevice:
         itemsize = conversion.source.itemsize
         kind = ("copy", itemsize) if conversion.is_copy else conversion
         key = (kind, tuple(axes))
-        known = self._scatters.get(key)
-        if known is None:
+        scatter = self._scatters.get(key)
+        if scatter is None:
             units = [unit for unit in _UNITS if unit >= itemsize] if conversion.is_copy else [itemsize]
             specs = [kernel_spec(conversion, len(axes), unit) for unit in units]
             prepare(specs)
-            known = native.Scatter(rank=len(axes), is_copy=conversion.is_copy)
-            known.axes[: len(axes)] = axes
+            scatter = native.Scatter(rank=len(axes), is_copy=conversion.is_copy)
+            scatter.axes[: len(axes)] = axes
             for unit, spec in zip(units, specs, strict=True):
-                known.functions[_UNITS.index(unit)] = self._function(load(spec))
-            self._scatters[key] = known
-        return known
+                scatter.functions[_UNITS.index(unit)] = self._function(load(spec))
+            self._scatters[key] = scatter
+        return scatter
 
     def _function(self, kernel: Any) -> int:
         self._alive.append(kernel)
@@ -221,8 +223,8 @@ class CoreDevice:
         width = max(map(len, rows))
         launches = (native.Launch * ((count + 1) * width))()
         for number, row in enumerate(rows, 1):
-            for k, (launch, argument_steps) in enumerate(row):
-                launches[number * width + k] = self._launch_record(launch, argument_steps)
+            for position, (launch, argument_steps) in enumerate(row):
+                launches[number * width + position] = self._launch_record(launch, argument_steps)
         self._alive += [launches, layouts]
         return native.DecodePlan(
             chunks=count,
@@ -248,28 +250,29 @@ class CoreDevice:
         )
 
     def _slot_of(self, chain: DecodeChain, chunk_nbytes: int) -> tuple[Slot | None, int]:
-        """Fit a slab into one slot of device memory, or all slots, or, for long zstd chunks, memory of its own.
+        """Fit a slab into one slot of device memory, or all slots, or, for long zstd chunks, separate memory.
 
         Returns
         -------
         Slot or None
-            None if not even one chunk fits.
+            The layout of the slab; None if not even one chunk fits.
         int
-            Number of slots it takes; 0 for memory of its own.
+            Number of slots that a slab takes; 0 for separate memory, or if nothing fits.
         """
         limits = self.limits
+        # Bytes of a slab, slabs on the device at a time, and slots of a slab.
         options = [(limits.data_nbytes, SLOTS, 1), (limits.held_nbytes - limits.table_nbytes, 1, SLOTS)]
         if limits.may_exceed and limits.decode_on != "host" and may_be_grouped(chain, chunk_nbytes):
             options.append((self._cupy.cuda.runtime.memGetInfo()[0] // 2, 1, 0))
-        for capacity, count, slots in options:
+        for capacity, slabs, slots in options:
             chunks = _MAX_CHUNKS * SLOTS if slots else 1
-            slot = placement_within(count * capacity, chain, chunk_nbytes, chunks, limits.threads, "device").slot
+            slot = placement_within(slabs * capacity, chain, chunk_nbytes, chunks, limits.threads, "device").slot
             if slot is not None and slot.nbytes <= capacity:
                 return slot, slots
         return None, 0
 
     def _device_from(self, chain: DecodeChain, chunk_nbytes: int) -> int | None:
-        """Find the number of chunks from which the device decodes faster than the host; None if it never does."""
+        """Find the least power of 2 of chunks that are decoded on the device; None if the host always decodes."""
         counts = (2**k for k in range(_MANY_CHUNKS.bit_length()))
         return next((n for n in counts if placement_of(chain, chunk_nbytes, n, self.limits).slot is not None), None)
 
@@ -289,5 +292,5 @@ class CoreDevice:
 
 
 def _steps_by_stored(launch: DecodeLaunch, longer: DecodeLaunch) -> list[int]:
-    """Return by how much each argument grows per stored byte of a slab: `longer` has `ALIGN` stored bytes more."""
+    """Return how much each argument grows for each stored byte of a slab; `longer` has `ALIGN` more stored bytes."""
     return [(b - a) // ALIGN for a, b in zip(launch.args, longer.args, strict=True)]

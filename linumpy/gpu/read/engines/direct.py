@@ -1,7 +1,7 @@
 """Reads by GPUDirect Storage: the native core calls back to read stored bytes of a slab into device memory.
 
-In: records of :class:`~linumpy.core.native.DirectRead`. Out: the number of bytes read for each. Failed reads keep a
-negative number; the core repeats them by plain system calls, which find errors of the file.
+In: records of :class:`~linumpy.core.native.DirectRead`. Out: the number of bytes read, in each record. The record of a
+failed read keeps a negative number; the core repeats the read by system calls, which report errors of the file.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _log = logging.getLogger(__name__)
 
 #: `ReadReport.engine` of such reads.
 ENGINE = "kvikio CuFile.pread into device memory"
-#: Maximum open files of a slab. kvikio opens each twice; four slabs may be read at a time.
+#: Maximum open files of a slab. kvikio opens each file twice, and several slabs may be read at a time.
 _OPEN_FILES = 32
-#: Errors of opening that are not caused by the file: too many open files, or no memory.
-_NOT_THE_FILES = (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM)
+#: Errors of opening that the file did not cause: too many open files, or no memory.
+_NOT_OF_FILE = (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM)
 
 
 def require_direct() -> None:
@@ -68,7 +68,7 @@ class DirectReads:
         weakref.finalize(self, reads.restore_settings)
 
     def engine(self, repeated: int) -> str:
-        """Name what read, for the report of a job; the core repeated `repeated` of its reads."""
+        """Return `ReadReport.engine` of a job, of which the core repeated `repeated` reads."""
         failure = self._reads.failure
         return f"{ENGINE}, failed reads through host memory: {failure}" if repeated and failure else ENGINE
 
@@ -103,7 +103,7 @@ class _Reads:
             if slab.failures:
                 self._log_failure(len(slab.failures), slab.failures[0])
         except BaseException as error:
-            self._log_failure(count, _words(error))
+            self._log_failure(count, _message_of(error))
 
     def _set_up(self) -> None:
         """Change kvikio's settings before the first read; not sooner, since making its threads takes milliseconds."""
@@ -136,7 +136,7 @@ class _SlabReads:
     Attributes
     ----------
     failures : list of str
-        Messages of failures that the file did not cause.
+        Messages of reads that failed, except where only the file could not be opened.
     """
 
     def __init__(self, open_file: Callable[[str], Any], view: Callable[[int, int], Array]) -> None:
@@ -156,7 +156,7 @@ class _SlabReads:
                 self._finish()
 
     def _file(self, path: bytes) -> tuple[Any, list[Any]]:
-        """Open a file once; None if it cannot be opened."""
+        """Return a file, opened once, and its pending reads; None for a file that cannot be opened."""
         if path in self._files:
             self._files.move_to_end(path)
             return self._files[path]
@@ -166,9 +166,9 @@ class _SlabReads:
         try:
             file = self._open_file(os.fsdecode(path))
         except Exception as error:
-            # The core finds the file's own error when it repeats the read.
-            if not isinstance(error, OSError) or error.errno in _NOT_THE_FILES:
-                self.failures.append(_words(error))
+            # An error of the file is left to the core, which meets it again when it repeats the read.
+            if not isinstance(error, OSError) or error.errno in _NOT_OF_FILE:
+                self.failures.append(_message_of(error))
         self._files[path] = file, []
         return self._files[path]
 
@@ -177,7 +177,7 @@ class _SlabReads:
             view = self._view(record.address, record.nbytes)
             pending.append((record, file.pread(view, record.nbytes, record.offset, None), view))
         except Exception as error:
-            self.failures.append(_words(error))
+            self.failures.append(_message_of(error))
 
     def _finish(self) -> None:
         """Wait for the reads of the least recently used file, and close it."""
@@ -186,11 +186,11 @@ class _SlabReads:
             try:
                 record.result = int(future.get())
             except Exception as error:
-                self.failures.append(_words(error))
+                self.failures.append(_message_of(error))
         if file is not None:
             with contextlib.suppress(Exception):
                 file.close()
 
 
-def _words(error: BaseException) -> str:
+def _message_of(error: BaseException) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())

@@ -1,8 +1,8 @@
 """The engines of one reader: regions with the same geometry and cast are submitted together, to one engine.
 
-In: layouts, regions within their bounds, and outputs. Out: tickets. The native core reads the arrays that it decodes,
-zarr-python all others. Errors: ``RuntimeError`` in a child of the process that made the engines; a ticket raises the
-error of its job.
+In: layouts, regions within the bounds of the arrays, and outputs. Out: tickets. The native core reads the arrays that
+it decodes, zarr-python all others. Errors: ``RuntimeError`` in a child of the process that made the engines;
+``TypeError`` and ``ValueError`` for outputs that do not fit; ``MemoryError``. A ticket raises the error of its job.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from linumpy.gpu.read.outputs import (
 from linumpy.gpu.read.request import cast_dtype, without_bfloat16
 from linumpy.gpu.read.scatter import Conversion
 from linumpy.gpu.read.stats import ReaderStats
-from linumpy.gpu.read.ticket import Job, Ticket, Together
+from linumpy.gpu.read.ticket import GeometryJobs, Job, Ticket, Together
 from linumpy.io.looks import MetadataLook
 from linumpy.plan.layout import ArrayLayout
 
@@ -97,7 +97,7 @@ class Engines:
         numbers : list of int
             Index of each region's array.
         start, stop, kept : numpy.ndarray
-            Bounds of the regions, and the axes of the array that their outputs have; None for all axes.
+            Bounds of the regions, (regions, rank), and which axes of the array each output has; None if all have all.
         shapes : list of tuple of int
             Shapes of the outputs.
         outs, dtype
@@ -111,7 +111,7 @@ class Engines:
         with self._context():
             given = [None] * len(shapes) if outs is None else outs
             arrays = [self._output(*spec) for spec in zip(given, shapes, targets, strict=True)]
-            ready = self._recorded()
+            ready = self._record_event()
             strides = strides_of(arrays, kept, start.shape)
             regions = Regions(np.array(numbers, np.int64), start, stop, strides, addresses_of(arrays))
             tickets: list[Any] = [None] * len(arrays)
@@ -137,28 +137,28 @@ class Engines:
         rows: list[int],
         layouts: list[ArrayLayout],
         conversion: Conversion,
-        every: Regions,
+        all_regions: Regions,
         kept: np.ndarray | None,
         arrays: list[Array],
         ready: Event,
         *,
         timed: bool,
     ) -> None:
-        """Submit some rows of `every`, of arrays of one geometry, and write their tickets to `tickets`."""
-        own_layouts, regions, outputs = layouts, every, [arrays[row] for row in rows]
-        if len(rows) < len(every):
-            used, array_index = np.unique(every.array[rows], return_inverse=True)
-            own_layouts = [layouts[number] for number in used.tolist()]
-            regions = replace(every.take(np.array(rows)), array=array_index)
-        engine: CoreEngine | ZarrEngine = self.core_for(own_layouts[0]) or self._zarr
+        """Submit some rows of `all_regions`, whose arrays have one geometry, and write their tickets to `tickets`."""
+        group_layouts, regions, outputs = layouts, all_regions, [arrays[row] for row in rows]
+        if len(rows) < len(all_regions):
+            used, array_index = np.unique(all_regions.array[rows], return_inverse=True)
+            group_layouts = [layouts[number] for number in used.tolist()]
+            regions = replace(all_regions.take(np.array(rows)), array=array_index)
+        engine: CoreEngine | ZarrEngine = self.core_for(group_layouts[0]) or self._zarr
         if isinstance(engine, CoreEngine):
-            jobs: Sequence[Job] = engine.submit(own_layouts, conversion, regions, outputs, ready, timed=timed)
+            jobs: Sequence[Job] = engine.submit(group_layouts, conversion, regions, outputs, ready, timed=timed)
         else:
-            sizes = every.stop - every.start
+            sizes = all_regions.stop - all_regions.start
             views = [with_all_axes(arrays[row], None if kept is None else kept[row], sizes[row]) for row in rows]
-            jobs = engine.submit(own_layouts, conversion, regions, outputs, ready, views)
+            jobs = engine.submit(group_layouts, conversion, regions, outputs, ready, views)
         for row, number, job in zip(rows, regions.array.tolist(), jobs, strict=True):
-            tickets[row] = Ticket(job, own_layouts[number], conversion, engine, self)
+            tickets[row] = Ticket(job, group_layouts[number], conversion, engine, self)
 
     def submit_rows(
         self, layout: ArrayLayout, start: np.ndarray, stop: np.ndarray, out: Array, rows: np.ndarray, kept: np.ndarray
@@ -169,7 +169,7 @@ class Engines:
         conversion = Conversion(layout.dtype, cast_dtype(layout.dtype, out.dtype), layout.swapped)
         regions = Regions(np.zeros(len(start), np.int64), start, stop, strides, addresses)
         with self._context():
-            ready = self._recorded()
+            ready = self._record_event()
             if (core := self.core_for(layout)) is not None:
                 (job,) = core.submit([layout], conversion, regions, [out], ready, one_job=True)
                 return Ticket(job, layout, conversion, core, self)
@@ -191,27 +191,27 @@ class Engines:
         geometries: dict[object, list[int]] = {}
         for number, layout in enumerate(layouts):
             geometries.setdefault(layout.geometry, []).append(number)
-        shares = []
+        groups = []
         with self._context():
-            ready = self._recorded()
+            ready = self._record_event()
             for numbers in geometries.values():
-                group, group_regions = layouts, regions
+                group_layouts, group_regions = layouts, regions
                 rows: Sequence[int] = range(len(regions))
                 if len(geometries) > 1:
                     chosen = np.flatnonzero(np.isin(regions.array, numbers))
-                    group, rows = [layouts[number] for number in numbers], chosen.tolist()
+                    group_layouts, rows = [layouts[number] for number in numbers], chosen.tolist()
                     group_regions = regions.take(chosen)
                     group_regions = replace(group_regions, array=np.searchsorted(numbers, group_regions.array))
-                stored = group[0].dtype
-                conversion = Conversion(stored, cast_dtype(stored, dtype), group[0].swapped, bfloat16)
+                stored = group_layouts[0].dtype
+                conversion = Conversion(stored, cast_dtype(stored, dtype), group_layouts[0].swapped, bfloat16)
                 group_looks = None if looks is None else [looks[number] for number in numbers]
                 assert self._core is not None
-                jobs = self._core.submit_together(group, conversion, group_regions, output, ready, group_looks)
-                shares.append((rows, jobs, group, group_regions.array))
-        return Together(shares, self)
+                jobs = self._core.submit_together(group_layouts, conversion, group_regions, output, ready, group_looks)
+                groups.append(GeometryJobs(rows, jobs, group_layouts, group_regions.array))
+        return Together(groups, self)
 
     def _output(self, out: Array | None, shape: tuple[int, ...], dtype: np.dtype) -> Array:
-        """Make the array that a region is read into, or check the caller's."""
+        """Return the array that a region is read into: a new one, or the caller's, checked."""
         if out is None:
             return (np if self._cupy is None else self._cupy).empty(shape, dtype)
         check_output(out, shape, dtype, self._device)
@@ -220,8 +220,8 @@ class Engines:
     def _context(self) -> contextlib.AbstractContextManager[object]:
         return contextlib.nullcontext() if self._cupy is None else self._cupy.cuda.Device(self._device)
 
-    def _recorded(self) -> Event | None:
-        """Record an event after the caller's queued work: outputs are written after it. None in host memory."""
+    def _record_event(self) -> Event | None:
+        """Record an event after the caller's queued work; outputs are written after this event. None in host memory."""
         if self._cupy is None:
             return None
         cuda = self._cupy.cuda
@@ -233,7 +233,7 @@ class Engines:
 
     @property
     def device_bytes(self) -> int:
-        """Device memory for slabs and cached chunks."""
+        """Device memory that is held for slabs and cached chunks; 0 before the first job."""
         return 0 if self._core is None else self._core.device_bytes
 
     def stats(self, stats: ReaderStats) -> ReaderStats:

@@ -1,5 +1,7 @@
 """Regions of rectilinear arrays as jobs of the native core: a job for each box of chunks of one shape.
 
+A region is cut into such boxes, the parts; each part is a region of a regular array, and one job of the core.
+
 In: regions, outputs, and the function that submits regions of regular arrays. Out: a :class:`PartsJob` for each output.
 """
 
@@ -52,8 +54,8 @@ class PartsJob:
         return any(cancelled)
 
     def error(self, layout: ArrayLayout) -> BaseException | None:
-        """Return the first error; errors of chunks come before the cancellation of a job."""
-        errors = [error for job, own in self._jobs if (error := job.error(own)) is not None]
+        """Return the first error, or None; errors of chunks come before the cancellation of a job."""
+        errors = [error for job, part_layout in self._jobs if (error := job.error(part_layout)) is not None]
         return min(errors, key=lambda error: isinstance(error, CancelledError), default=None)
 
     def report(self) -> native.Report:
@@ -83,12 +85,12 @@ def submit_parts(
         The output of each region, or one for all.
     """
     jobs = [PartsJob(output) for output in outputs]
-    kinds: dict[object, list[tuple[int, RegularBox]]] = {}
+    parts_of_geometry: dict[object, list[tuple[int, RegularBox]]] = {}
     for row, number in enumerate(regions.array.tolist()):
         for part in cut_by_shape(layouts[number], regions.start[row].tolist(), regions.stop[row].tolist()):
-            kinds.setdefault(part.layout.geometry, []).append((row, part))
+            parts_of_geometry.setdefault(part.layout.geometry, []).append((row, part))
     try:
-        for members in kinds.values():
+        for members in parts_of_geometry.values():
             rows = [row for row, _ in members]
             owners = [jobs[row if len(outputs) > 1 else 0] for row in rows]
             arrays, boxes = _boxes_of(regions, members)
@@ -105,13 +107,13 @@ def submit_parts(
 
 
 def _boxes_of(regions: Regions, members: Sequence[tuple[int, RegularBox]]) -> tuple[list[ArrayLayout], Regions]:
-    """Return the distinct arrays of parts, and the parts with their outputs."""
+    """Return the distinct arrays of parts, and the parts as regions of these arrays, with their outputs."""
     numbers: dict[int, int] = {}
     array = np.array([numbers.setdefault(id(part.layout), len(numbers)) for _, part in members], np.int64)
     layouts = {id(part.layout): part.layout for _, part in members}
     start, stop, offset = (
         np.array([getattr(part, name) for _, part in members], np.int64) for name in ("start", "stop", "offset")
     )
-    whole = regions.take(np.array([row for row, _ in members]))
-    addresses = whole.addresses + (offset * whole.strides).sum(axis=1)
-    return [layouts[key] for key in numbers], Regions(array, start, stop, whole.strides, addresses)
+    outputs = regions.take(np.array([row for row, _ in members]))
+    addresses = outputs.addresses + (offset * outputs.strides).sum(axis=1)
+    return [layouts[key] for key in numbers], Regions(array, start, stop, outputs.strides, addresses)

@@ -2,24 +2,25 @@
 //
 // Smoothing and linear interpolation are both linear and separable, so one table of weights for each axis does both.
 // Each voxel of the result has a window of the image, with boundaries folded into it (linumpy/gpu/resize/tables.py).
-// For an axis of tiles, windows jump at the borders of tiles; a group of neighbours across a border reads the span of
-// all its windows.
+// A group is OUTPUTS neighbours of the result along an axis, which a thread computes together. For an axis of tiles,
+// windows jump at the borders of tiles; a group across a border reads the range that spans all its windows.
 //
 // - `planes` resamples X and Y at once. A thread marches down PACK (or one) columns of the image with the sums of
 //   OUTPUTS rows of the result in registers, so that every row is loaded once, in its own dtype; the weights of these
 //   rows are one load, the same for all lanes. The sums go to a tile in shared memory, with a gap every 32 columns so
 //   that lanes that read every second or fourth column have no bank conflicts. From there the block resamples along X.
-// - `along` is the same march along any other axis, lanes along the axes after it.
+// - `along` is the same march along any other axis; neighbouring lanes take neighbours along the axes after it.
 // - `along_x` resamples X from global memory if a tile would not fit shared memory (an axis shrunk a thousandfold).
 //
 // Every sum is in the order of the axis, so that the result does not depend on tiles and launches. Zero-weight NaNs
-// must not propagate, but neighbours share rows: sums that are not finite are recomputed row by row.
+// must not propagate, but the neighbours of a group share rows: sums that are not finite are recomputed without the rows
+// of weight 0.
 //
-// A window is [first, first + count) and may leave the axis on either side, by less than its length: it continues at
-// the other end, for mode grid-wrap.
+// A window is [first, first + count). In mode grid-wrap it may leave the axis at either end, by less than the length of
+// the axis, and continues at the other end.
 //
-// Definitions: SOURCE, TARGET, COMPUTE (float or double), CLAMP (1: a sum is clamped to the voxels of its group, where
-// weights add up to 1: rounding may exceed them). No sizes of images. For speed only: OUTPUTS, PACK (elements of one
+// Definitions: SOURCE, TARGET, COMPUTE (float or double), CLAMP (1: a sum is clamped to the range of the voxels that its
+// group reads; weights add up to 1, so only rounding can exceed this range). No sizes of images. For speed only: OUTPUTS, PACK (elements of one
 // load), UNROLL (rows in flight), BLOCKS (of 256 threads, on a multiprocessor).
 #include "number.cuh"
 #include "elements.cuh"
@@ -79,7 +80,7 @@ template <int N> __device__ __forceinline__ void clamp(const Bounds (&bounds)[N]
         for (int c = 0; c < N; ++c) sums[j][c] = bounds[c].hold(sums[j][c]);
 }
 
-// Sums of N columns for the OUTPUTS neighbours of a group.
+// Compute the sums of N columns for the OUTPUTS neighbours of a group.
 template <int N>
 __device__ __forceinline__ void march(const SOURCE *in, int64 stride, int n, Group group, const COMPUTE *table,
                                       COMPUTE (&sums)[OUTPUTS][N]) {
