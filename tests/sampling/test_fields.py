@@ -11,6 +11,7 @@ from linumpy.sampling import create, create_sampler, sample_dataset
 from linumpy.sampling.coordinates.draws import Draw, host_coordinates
 from linumpy.sampling.coordinates.generator import key_of
 from linumpy.sampling.field import Field
+from linumpy.sampling.importance import gradient_density
 from linumpy.sampling.sampler import Sampler
 
 
@@ -67,6 +68,18 @@ def test_there_is_no_gradient_of_any_field():
 def test_the_samplers_importance_is_that_of_the_field():
     sampler = create_sampler("structuredRegular", "cpu", array=np.zeros((4, 4, 4), np.float32), importance="gradient")
     assert sampler.sample(10)[1].any() == np.False_
+
+
+def test_the_gradient_of_labels_is_that_of_integers():
+    class Labels(Planes):
+        values_dtype = np.dtype(np.int32)
+
+        def decode(self, coords, out):
+            assert out.dtype == np.int32  # a kernel would write the bits of integers into a buffer of floats
+            out[:] = np.int32(coords[:, 0] >= 0.5)
+
+    density = gradient_density(Labels(), None, 16)
+    assert density[..., 1:3].min() > 4 * density[..., [0, 3]].max()
 
 
 @pytest.fixture

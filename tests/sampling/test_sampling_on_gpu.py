@@ -9,6 +9,7 @@ from linumpy.sampling import create_sampler
 from linumpy.sampling.coordinates import draws
 from linumpy.sampling.coordinates.boxes import make_window, plan_boxes
 from linumpy.sampling.coordinates.generator import Use, key_of
+from linumpy.sampling.importance import gradient_density
 from linumpy.sampling.volume import DeviceVolume
 from tests.support.oracles.sampling_reference import raw_file, truth, voxels_of
 
@@ -243,10 +244,16 @@ def test_zarr(codec, tmp_path, cupy):
     assert np.array_equal(cupy.concatenate([one[0] for one in drawn]).get(), expected)
 
 
-def test_importance_of_gradients(cupy):
-    voxels = np.zeros((40, 40, 40), np.float32)
+@pytest.mark.parametrize("labels", [False, True])
+def test_importance_of_gradients(cupy, labels):
+    voxels = np.zeros((40, 40, 40), np.int32 if labels else np.float32)
     voxels[..., 20:] = 1
-    coords, _ = create_sampler("structuredRegular", "cuda", array=voxels, importance="gradient", seed=0).sample(10_000)
+    options = {"array": voxels, "labels": labels, "importance": "gradient", "seed": 0}
+    sampler = create_sampler("structuredRegular", "cuda", **options)
+    # As floats, the bits of small labels are almost 0, and so are their gradients.
+    expected = gradient_density(create_sampler("structuredRegular", "cpu", **options).field, None)
+    assert np.allclose(gradient_density(sampler.field, 0), expected)
+    coords, _ = sampler.sample(10_000)
     assert float((cupy.abs(coords[:, 0] - 0.5) < 0.06).mean()) > 0.5
 
 
