@@ -42,7 +42,7 @@ def progress_or_bar(progress: Progress | None, label: str, nbytes: int) -> Abstr
 
 @dataclass(frozen=True)
 class BlockRecord:
-    """Records the complete blocks of one array in a resumable folder, and reports their bytes as progress.
+    """Records the complete blocks of one array in a resumable folder, and reports the bytes of blocks as progress.
 
     Attributes
     ----------

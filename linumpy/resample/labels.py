@@ -49,7 +49,7 @@ class LabelImage:
 def plan_labels(
     volumes: Volumes, names: Sequence[str], regrid: Regrid, mode: str, spacing: Spacing | None
 ) -> list[LabelImage]:
-    """Open the labels of an image, and plan their maps to the new grid of the image.
+    """Open the label images inside an image, and plan the map of each to the new grid of the image.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""A folder that several runs fill, part by part, and that appears at its path when it is complete.
+"""Fill a folder part by part, in one or several runs; the folder appears at its path when it is complete.
 
 In: the path of the folder, and a :class:`Request`. Out: a :class:`Resumable` with the complete parts. A part is a chunk
 or shard of one of the arrays. Until the folder is complete, everything is in ``.NAME.unfinished`` beside the path: the

@@ -27,7 +27,7 @@ from linumpy.plan.grid.regrid import Regrid
 from linumpy.resample.blocks.plans import BlockPlan, Writing, plan_blocks
 from linumpy.resample.identity import digest_of, identify_data, unknown_data
 from linumpy.resample.resumable import Request
-from linumpy.write.new_image import NewImage, list_labels, plan_image
+from linumpy.write.new_image import NewImage, create_labels_group, plan_image
 
 
 @dataclass(frozen=True)
@@ -207,6 +207,6 @@ def creator_of(targets: Sequence[TargetImage]) -> Callable[[Path], object]:
             group = zarr.open_group(local_store(folder / target.folder, read_only=False), mode="r+")
             group.attrs["linumpy"] = {"resampled": origin}
         if names := [target.folder.removeprefix("labels/") for target in targets if target.folder]:
-            list_labels(folder / "labels", names, targets[0].image.ngff_version)
+            create_labels_group(folder / "labels", names, targets[0].image.ngff_version)
 
     return create

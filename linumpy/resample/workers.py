@@ -103,7 +103,7 @@ class Needs:
 
 
 def needs_of(source: str, target: Path, device: str) -> Needs:
-    """Return the requirements before the target exists: its nearest existing parent folder stands in for it."""
+    """Return the requirements of workers before the target exists: they name the nearest existing parent folder."""
     above = next(parent for parent in target.parents if parent.is_dir())
     return Needs(source, metadata_digest(source), str(above), device)
 

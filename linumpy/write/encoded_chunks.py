@@ -276,7 +276,7 @@ class EncodedChunks:
                 self._write(objects[number], PinnedSpans(copies).groups(spans, with_checksum=with_checksum), sizes)
 
     def _write_from_host(self, objects: list[_Object], block: np.ndarray, box: Box) -> None:
-        """Encode each chunk in a thread of the pool; the thread that encodes an object's last chunk writes its file."""
+        """Encode each chunk in a thread of the pool; the thread that encodes the last chunk of an object writes it."""
         chunk_shape = self._layout.chunk_shape
         encoded: list[list[Bytes | None]] = [[None] * object_.count for object_ in objects]
         remaining = [object_.count for object_ in objects]

@@ -236,7 +236,7 @@ def _encoding(
     return replace(encoding, checksum=False) if codec is None and zarr_format == 2 else encoding
 
 
-def list_labels(folder: Path, names: Sequence[str], ngff_version: str) -> None:
+def create_labels_group(folder: Path, names: Sequence[str], ngff_version: str) -> None:
     """Create the group ``labels`` of an image, whose metadata list the names of the label images, groups in it."""
     version = ZARR_FORMATS[ngff_version]
     labels = {"labels": list(names)}

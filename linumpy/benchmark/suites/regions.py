@@ -1,6 +1,6 @@
 """Regions of open arrays by one Reader: the time of a region, crops with and without kept chunks, many threads.
 
-Before a case is timed, 16 of its regions are read and compared with the array in memory.
+Before a case is timed, up to 16 of its regions are read and compared with the array in memory.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ class Writing:
 
 @dataclass(frozen=True)
 class BlockPlan:
-    """Blocks, and the memory that their reads and writes take.
+    """The blocks of an image, and the memory that reads and writes take.
 
     Attributes
     ----------
