@@ -3,8 +3,9 @@
 set -euo pipefail
 
 command -v nvidia-smi >/dev/null || exit 1
-# Read to the end before searching: in a pipe, `grep -q` ends early, nvidia-smi dies of SIGPIPE, and pipefail reports
-# that as a machine without a GPU. nvidia-smi also fails where one of several GPUs does, and lists the others.
+# The whole list is read before it is searched. In a pipe, `grep -q` would end early, nvidia-smi would die of SIGPIPE,
+# and with pipefail that would look like a machine without a GPU. If one of several GPUs fails, nvidia-smi lists the
+# other GPUs and fails: its exit status is ignored.
 gpus=$(nvidia-smi --list-gpus 2>/dev/null) || true
 [[ $'\n'$gpus == *$'\n''GPU '* ]] || exit 1
 table=$(nvidia-smi 2>/dev/null) || true

@@ -1,21 +1,21 @@
 #!/usr/bin/env bash
-# Make the virtual environment if it is not there, and install linumpy into it.
+# Make a virtual environment if it does not exist, and install linumpy into it.
 #
 #   PYTHON=python3 VENV=.venv shell_scripts/install.sh base|test|lint|docs
-#   INSTALLER=uv shell_scripts/install.sh test,lint    # several parts at once; a sixth of pip's processor time
+#   INSTALLER=uv shell_scripts/install.sh test,lint    # several parts at once; uv takes a sixth of pip's processor time
 #   VENV=.venv shell_scripts/install.sh clean
 #
-# With the CUDA packages that fit the driver, where nvidia-smi finds a GPU. `clean` removes the virtual environment if
-# this script made it.
+# If nvidia-smi finds a GPU, the CUDA packages that fit the driver are installed, too. `clean` removes the virtual
+# environment if this script made it.
 set -euo pipefail
 
 part=${1:?which parts: base, test, lint, docs; or clean}
 python=${PYTHON:-python3}
 venv=${VENV:-.venv}
-# A name that begins with a dash is not an option.
+# A name that begins with a dash must not be read as an option.
 [[ $venv != -* ]] || venv=./$venv
 here=$(cd -P "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-# In a virtual environment that this script made. Nothing else is ever removed.
+# A file in each virtual environment that this script made. Only such folders are ever removed.
 mark=.made-by-linumpy
 
 fail() {
@@ -23,8 +23,8 @@ fail() {
     exit 1
 }
 
-# Something is there under that name, be it a link that leads nowhere.
-is_there() {
+# Whether a path exists, as a file, a folder, or a link, even a broken link.
+exists() {
     [[ -e $1 || -L $1 ]]
 }
 
@@ -33,12 +33,12 @@ remove_unfinished() {
 }
 
 make_venv() {
-    if is_there "$venv"; then
-        fail "VENV='$venv' is there already, and is no virtual environment (it has no bin/python): nothing is changed" \
-            "in it. Name another folder, VENV=…, or remove that one yourself."
+    if exists "$venv"; then
+        fail "VENV='$venv' exists, and is not a virtual environment (it has no bin/python): it was not changed." \
+            "Name another folder, VENV=…, or remove this folder yourself."
     fi
     mkdir -p -- "$(dirname -- "$venv")"
-    # Fails where another process has just made it, so that what is removed below is this run's own.
+    # mkdir fails if another process has just made the folder: only a folder of this run may be removed on failure.
     mkdir -- "$venv" || fail "the folder VENV='$venv' cannot be made."
     made=$venv
     trap remove_unfinished EXIT
@@ -54,18 +54,19 @@ make_venv() {
 if [[ $part == clean ]]; then
     if [[ -f $venv/$mark ]]; then
         rm -rf -- "$venv"
-    elif is_there "$venv"; then
-        echo "left '$venv', which linumpy's scripts did not make: remove it yourself if you no longer need it" >&2
+    elif exists "$venv"; then
+        echo "'$venv' was not removed, since this script did not make it: remove it yourself if you do not need it" >&2
     fi
     exit 0
 fi
 if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
     fail "linumpy needs Python 3.11 or later, and '$python' is $("$python" --version 2>&1 || true)." \
-        "Name another one: make PYTHON=python3.12 …"
+        "Name another Python: make PYTHON=python3.12 …"
 fi
 [[ -x $venv/bin/python ]] || make_venv
 "$venv/bin/python" -m pip --version >/dev/null 2>&1 ||
-    fail "the virtual environment VENV='$venv' has no pip: add it ('$venv/bin/python' -m ensurepip), or name another one"
+    fail "the virtual environment VENV='$venv' has no pip: add it ('$venv/bin/python' -m ensurepip), or name another" \
+        "virtual environment."
 
 extras=()
 if gpu=$("$here/shell_scripts/gpu_extra.sh"); then
@@ -79,7 +80,7 @@ wanted="$here${list:+[$list]}"
 install_by_pip() {
     "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "$@"
 }
-# uv does not read pip's configuration (indexes, wheels of this machine): where it finds no packages, pip installs.
+# uv does not read pip's configuration (indexes, local wheels). If uv finds no packages, pip installs.
 install_by_uv() {
     [[ ${INSTALLER:-pip} == uv ]] && install_by_pip uv &&
         UV_NATIVE_TLS=1 "$venv/bin/uv" pip install --quiet --python "$venv/bin/python" --editable "$wanted"
@@ -88,7 +89,7 @@ echo "installing linumpy${list:+ with $list} into $venv …"
 if ! install_by_uv && ! install_by_pip --editable "$wanted"; then
     [[ ${LINUMPY_NATIVE:-} != require ]] || command -v "${CXX:-c++}" >/dev/null ||
         fail "LINUMPY_NATIVE=require: the native core needs a compiler: apt install g++ libzstd-dev liblz4-dev zlib1g-dev"
-    fail "linumpy was not installed: pip says why above."
+    fail "linumpy was not installed: pip's message above has the reason."
 fi
 "$venv/bin/python" -c 'from linumpy.core import native; why = native.why_no_core(); why and print("note:", why)'
 for one in base ${part//,/ }; do touch "$venv/.has-$one"; done

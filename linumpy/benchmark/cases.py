@@ -1,4 +1,4 @@
-"""The cases of a benchmark; the entries of a case do the same work.
+"""The cases of a benchmark. A case is work to time; its entries are implementations that do the same work.
 
 In: functions, or generators that prepare them. Out: :class:`Case` records for :mod:`linumpy.benchmark.runner`.
 
@@ -12,9 +12,9 @@ A suite is a module of :mod:`linumpy.benchmark.suites` with a :class:`Suite`, li
 - *anything else*: a context manager that yields a folder and an iterator of cases, and removes its files at the end.
   :mod:`linumpy.benchmark.suites.regions` is an example.
 
-The runner enters ``entry.prepare()``, calls ``Prepared.call`` once for ``Prepared.check``, warms up, and takes the
-median of the timed runs. Entries are compared by the rate ``Case.nbytes`` / median. The tests of a suite run each case
-at a small size, with NumPy, and show that each check notices a wrong result.
+The runner enters ``entry.prepare()``, checks the result of one ``Prepared.call`` by ``Prepared.check``, warms up, and
+takes the median of the timed runs. Entries are compared by the rate ``Case.nbytes`` / median. The tests of a suite run
+each case at a small size, with NumPy, and show that each check notices a wrong result.
 """
 
 from __future__ import annotations
@@ -59,10 +59,8 @@ def peer_module(name: str, install: str = "") -> ModuleType:
         return importlib.import_module(name)
     except ImportError as error:
         package = name.partition(".")[0]
-        incomplete = "" if error.name == package else f" whole ({error})"
-        raise CannotRunError(
-            f"{package} is not installed{incomplete}: {install or f'pip install {package}'}"
-        ) from error
+        state = "is not installed" if error.name == package else f"is not completely installed ({error})"
+        raise CannotRunError(f"{package} {state}: {install or f'pip install {package}'}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +72,11 @@ class Prepared:
     call : callable
         Takes nothing, returns a result. Results are freed before the next call.
     check : callable, optional
-        Returns why a result is wrong. Without it results are not checked.
+        Takes a result; returns why it is wrong, or an empty string. By default results are not checked.
     before : callable, optional
-        Called before each run, and not timed.
+        Called before each call, and not timed.
     files : tuple of Path
-        Files that it reads besides the case's files.
+        Files that the call reads besides the files of the case.
     note : callable
         Returns a few words on how the work was done; called after the check.
     """
@@ -113,9 +111,11 @@ class Entry:
     warm_ups : int
         Untimed calls after the check.
     max_seconds : float or None
-        Limit of the time of all runs: fewer runs are made, but at least three.
+        Limit of the time of all runs. If the last warm-up shows that they would take longer, fewer runs are made, but
+        at least three. Without warm-ups (also with a cold page cache) there is no limit.
     share : float
-        The part of the work that it does, if all of it would take too long. Times are scaled to all the work.
+        The amount of work of a call, where the case is 1: less than 1 if all of the work would take too long, more than
+        1 if a call repeats the work. Times are divided by it.
     """
 
     name: str
@@ -136,7 +136,7 @@ class Mark:
     least : float
         The rate in GiB/s, or relative to the rate of other entries.
     of : tuple of str
-        Names of these entries, or ``"CASE/ENTRY"`` for an entry of an earlier case; empty for GiB/s.
+        Names of the other entries, or ``"CASE/ENTRY"`` for an entry of an earlier case; empty for GiB/s.
     label : str
         The unit, for people.
     slowest : bool
@@ -158,13 +158,13 @@ class Case:
     name : str
         Name for people.
     nbytes : int
-        Bytes that its rate counts.
+        Bytes that rates count.
     entries : tuple of Entry
         The first of role ``"ours"`` is compared with the others.
     description : tuple of str
         Lines for people.
     facts : mapping
-        Further fields of its JSON record.
+        Further fields of the JSON record.
     marks : tuple of Mark
         Rates that linumpy should reach.
     not_judged : str
@@ -172,7 +172,8 @@ class Case:
     clock : str
         ``"wall"``, or ``"device"``: CUDA events if there is a GPU.
     in_turns : bool
-        Whether all entries are prepared at once and their runs alternate, so that a slower disk affects all alike.
+        Whether all entries are prepared first and their runs alternate, so that a change of the disk's speed affects
+        all entries alike.
     files : tuple of Path
         Files that all entries read; dropped from the page cache before each cold run.
     """
@@ -196,11 +197,11 @@ class Suite:
     Attributes
     ----------
     name, description : str
-        The sub-command and its help.
+        The sub-command, and the text of ``--help``.
     runs : int
         Default number of timed runs of each entry.
     cases : callable
-        Takes its options by name; returns a context manager that yields the folder whose file system is described, and
+        Takes the options by name; returns a context manager that yields the folder whose file system is described, and
         an iterator of cases, which makes one case at a time to save memory.
     names : tuple of str
         Choices of ``--only``; empty without that option.
@@ -209,7 +210,7 @@ class Suite:
     add_options : callable
         Adds further options.
     closing : callable
-        Takes all results; returns a text to print after them.
+        Takes all results; returns a text to print at the end.
     """
 
     name: str
@@ -225,7 +226,7 @@ class Suite:
 
 # ---- functions on arrays in memory
 
-#: Makes each case by its name, from an array module and a scale.
+#: By the name of a case, a function that makes the case from an array module and a scale.
 Makers = Mapping[str, Callable[[ModuleType, float], Case]]
 
 COPY = "copy on the device"
@@ -241,20 +242,20 @@ def kernel_case(
     reach: float | None = None, *, peer_share: float = 1.0, copy_reach: float | None = None,
     third: tuple[str, Prepare] | None = None, peer_name: str = "CuPy",
 ) -> Case:  # fmt: skip
-    """Describe a function and its peer.
+    """Make a case of a function on arrays in memory, and of a peer.
 
     Parameters
     ----------
     name : str
         Name for people.
     image : array
-        Its shape and dtype describe the case.
+        The array whose shape and dtype describe the case.
     ours, peer : callable
         Take nothing, return a result. Only the result of `ours` is checked.
     check : callable
         Returns why a result is wrong.
     nbytes : float
-        Minimum of the bytes that must be read and written.
+        Minimum number of bytes that must be read and written.
     reach : float, optional
         The rate to reach, relative to the peer.
     peer_share : float
@@ -283,7 +284,7 @@ def kernel_case(
 def kernel_cases(
     makers: Makers, scale: float = 1.0, only: Sequence[str] = (), xp: ModuleType | None = None
 ) -> Iterator[Case]:
-    """Make the copy on the device, then cases one after another.
+    """Yield the case of a copy on the device, then the other cases, each made when it is requested.
 
     Parameters
     ----------
@@ -299,7 +300,7 @@ def kernel_cases(
     Raises
     ------
     GpuUnavailableError
-        CuPy is to be used without a CUDA device.
+        `xp` is None, and there is no CUDA device.
     ValueError
         An unknown case, or a scale that is not in 0 to 1.
     """
@@ -335,7 +336,7 @@ def _make(makers: Makers, xp: ModuleType, scale: float, only: Sequence[str]) -> 
 
 
 def copy_of(xp: ModuleType, nbytes: int) -> Prepare:
-    """Prepare a copy on the device that reads and writes `nbytes` in total."""
+    """Return the ``prepare`` of a copy in the memory of `xp` that reads and writes `nbytes` in total."""
     source = xp.zeros(nbytes // 2, xp.uint8)
     target = xp.empty_like(source)
     return ready(lambda: xp.copyto(target, source))
@@ -348,7 +349,7 @@ def _copy_case(xp: ModuleType, scale: float) -> Case:
 
 
 def kernel_suite(name: str, description: str | None, makers: Makers, runs: int, scale: str) -> Suite:
-    """Describe a suite of functions on arrays in memory."""
+    """Make a suite of functions on arrays in memory; `scale` is the help of ``--scale``."""
 
     @contextmanager
     def cases(*, only: Sequence[str], scale: float) -> Iterator[tuple[Path, Iterator[Case]]]:

@@ -1,7 +1,8 @@
-"""``linum-benchmark SUITE``: options, the run, and its results on the screen and in files.
+"""``linum-benchmark SUITE``: the options, the run, and the results on the screen and in files.
 
-In: words of the command line. Out: a table on standard output, a JSON document and a plot if requested, and an exit
-code: 0 on success; 1, after a line on standard error, if a result was wrong; 2, after one line, if nothing could run.
+In: the words of the command line. Out: a table on standard output, a JSON document and a plot if requested, and an exit
+code: 0 on success; 1, after a line on standard error, if a result was wrong or an entry of linumpy failed; 2, after a
+line on standard error, if the options or the data do not allow a run.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ For example:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """Files to write besides the screen, and the command line to keep with the results.
+    """Files to write, and the command line that is stored with the results.
 
     Raises
     ------
@@ -61,7 +62,7 @@ class Output:
 def run(
     cases: Iterable[Case], settings: Settings, output: Output | None = None, folder: Path | None = None
 ) -> tuple[CaseResult, ...]:
-    """Check and time cases, show each as soon as it is complete, and write the files of `output`.
+    """Check and time cases, print each case as soon as it is complete, and write the files of `output`.
 
     Parameters
     ----------
@@ -70,7 +71,12 @@ def run(
     output : Output, optional
         Files to write.
     folder : Path, optional
-        Folder of the data; its file system is named in the results.
+        Folder of the data, whose file system the results name; by default the current folder.
+
+    Returns
+    -------
+    tuple of CaseResult
+        The result of each case.
     """
     output = output or Output()
     date = datetime.now().astimezone().isoformat(timespec="seconds")
@@ -101,14 +107,15 @@ def run(
 def _add_options(parser: argparse.ArgumentParser, suite: Suite) -> None:
     suite.add_options(parser)
     if suite.names:
-        help = f"Of {', '.join(suite.names)}."
+        help = f"Only these, of {', '.join(suite.names)}."
         parser.add_argument("--only", nargs="+", default=(), choices=suite.names, metavar="NAME", help=help)
     if suite.scale:
         parser.add_argument("--scale", type=float, default=1.0, metavar="S", help=f"{suite.scale} [%(default)s]")
     if suite.folder:
         help = f"{suite.folder}, in a new folder that is removed at the end. [where temporary files go]"
         parser.add_argument("--folder", type=Path, metavar="DIR", help=help)
-    parser.add_argument("--runs", type=int, default=suite.runs, metavar="N", help="Timed runs of each. [%(default)s]")
+    runs_help = "Timed runs of each entry. [%(default)s]"
+    parser.add_argument("--runs", type=int, default=suite.runs, metavar="N", help=runs_help)
     parser.add_argument("--json", type=Path, metavar="FILE", help="Write all times, with hardware and versions.")
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="Draw the rates.")
     parser.set_defaults(suite=suite, parser=parser)

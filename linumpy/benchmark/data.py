@@ -1,9 +1,12 @@
 """Test data: random voxels for uncompressed stores, OCT-like voxels for codecs, and images made of one tile.
 
-In: the shape of a volume and a piece of it (:func:`blocks` cuts an array into pieces of bounded size along its chunk
-grid). Out: that piece as a NumPy array, the same for the same seed. It is never all zeros, which a disk, file system or
-codec may process faster than other values. :func:`write_tiles` writes an image of known tiles. Errors: ``ValueError``
-for a disk that is too small.
+In: the shape of a volume, and a piece of the volume (:func:`blocks` cuts a volume into pieces of bounded size along the
+chunk grid). Out: the voxels of the piece as a NumPy array, the same for the same seed. A piece is never all zeros,
+which a disk, file system or codec may process faster than other values. :func:`write_tiles` writes an image of known
+tiles. Errors: ``ValueError`` for a disk that is too small or a size out of range, ``FileNotFoundError`` for a folder
+that does not exist.
+
+A *grain* of speckle is a run of equal voxels along the last axis.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ import numpy as np
 from linumpy.io.zarr_mode import in_mode_of_caller
 from linumpy.write.writer import OmeZarrWriter
 
-#: Bytes of one piece, unless a single chunk is larger.
+#: Maximum bytes of a piece, unless a single chunk is larger.
 BLOCK_BYTES = 256 * 2**20
 
 _THREADS = 16
@@ -36,7 +39,7 @@ TARGET_RATIO = 3.0
 
 
 def generator(seed: int, block: Block) -> np.random.Generator:
-    """Return the random generator of a piece, which does not depend on other pieces."""
+    """Return the random generator of a piece, which depends on the seed and the start of the piece only."""
     return np.random.Generator(np.random.SFC64([seed, *(part.start for part in block)]))
 
 
@@ -47,11 +50,11 @@ def random_voxels(rng: np.random.Generator, shape: Sequence[int], dtype: np.dtyp
         parts = random_voxels(rng, (count, 2), np.dtype(f"f{dtype.itemsize // 2}"))
         return parts.view(dtype).reshape(shape)
     if dtype.kind == "f":
-        wide = np.dtype("f8" if dtype.itemsize == 8 else "f4")
-        return rng.random(tuple(shape), dtype=wide.type).astype(dtype, copy=False)
+        drawn_dtype = np.dtype("f8" if dtype.itemsize == 8 else "f4")
+        return rng.random(tuple(shape), dtype=drawn_dtype.type).astype(dtype, copy=False)
     words = rng.bit_generator.random_raw(-(-count * dtype.itemsize // 8))
-    octets = words.view(np.uint8)[: count * dtype.itemsize]
-    voxels = (octets & 1).view(np.bool_) if dtype.kind == "b" else octets.view(dtype)
+    random_bytes = words.view(np.uint8)[: count * dtype.itemsize]
+    voxels = (random_bytes & 1).view(np.bool_) if dtype.kind == "b" else random_bytes.view(dtype)
     return voxels.reshape(shape)
 
 
@@ -60,11 +63,9 @@ def oct_voxels(
 ) -> np.ndarray:
     """Return a piece of an OCT-like volume: a curved surface, decay below it, speckle everywhere.
 
-    A grain of speckle is a run of equal voxels along the last axis. The longer the grains, the higher is the ratio even
-    of a codec that only finds repeats, such as LZ4.
-
     `shape` is the shape of the whole volume, whose axis 0 is depth; `block` is the piece. `change` is the probability
-    that a voxel begins a new grain: the mean length of a grain is 1 / `change`.
+    that a voxel begins a new grain of speckle: the mean length of a grain is 1 / `change`. The longer the grains, the
+    higher is the compression ratio, even of a codec that only finds repeats, such as LZ4.
     """
     axes = np.ix_(*(np.arange(part.start, part.stop, dtype=np.float32) for part in block))
     across = [np.float32(2 * np.pi / extent) * axis for axis, extent in zip(axes[1:], shape[1:], strict=True)]
@@ -89,10 +90,10 @@ def change_for_ratio(
     seed: int = 0,
     target: float = TARGET_RATIO,
 ) -> float:
-    """Return the ``change`` of :func:`oct_voxels` at which a codec compresses a volume by a ratio, `target`.
+    """Compute the ``change`` of :func:`oct_voxels` for which a codec compresses a volume by a ratio, `target`.
 
-    `encoded_bytes` encodes an array with the store's codec and returns the number of bytes. A ratio out of reach gives
-    the nearest possible one.
+    `encoded_bytes` takes an array, encodes it with the codec, and returns the number of bytes. If the codec cannot
+    reach the ratio, the result gives the nearest possible ratio.
     """
     samples = _samples(shape, chunks, dtype)
 
@@ -108,7 +109,7 @@ def change_for_ratio(
 
 
 def _samples(shape: Sequence[int], chunks: Sequence[int], dtype: np.dtype, limit: int = 2**21) -> list[Block]:
-    """Choose chunks, or parts of them, in the water, at the surface and in the tissue."""
+    """Choose chunks, or parts of chunks of at most `limit` bytes, in the water, at the surface and in the tissue."""
     size = [min(chunk, extent) for chunk, extent in zip(chunks, shape, strict=True)]
     for axis in range(len(size)):
         excess = math.prod(size) * dtype.itemsize / limit
@@ -118,26 +119,26 @@ def _samples(shape: Sequence[int], chunks: Sequence[int], dtype: np.dtype, limit
 
 
 def _brightness(dtype: np.dtype) -> tuple[int, int]:
-    """Return the brightest signal and the range of the speckle: 12 bits, as of a digitiser, if they fit."""
+    """Return the brightest signal and the range of the speckle: 12 bits, as of a digitiser, if the dtype holds them."""
     if dtype.kind == "b":
         return 0, 2  # half of the voxels are 1 or more, which is true
     return (30, 90) if dtype.itemsize == 1 else (4000, 256)
 
 
-def block_shape(shape: Sequence[int], grain: Sequence[int], itemsize: int, limit: int = BLOCK_BYTES) -> tuple[int, ...]:
-    """Return the shape of the largest piece within a limit, in whole grains (chunks), at least one."""
-    sizes = [min(length, extent) for length, extent in zip(grain, shape, strict=True)]
+def block_shape(shape: Sequence[int], unit: Sequence[int], itemsize: int, limit: int = BLOCK_BYTES) -> tuple[int, ...]:
+    """Return the shape of the largest piece within a limit of bytes: whole chunks or shards (`unit`), at least one."""
+    sizes = [min(length, extent) for length, extent in zip(unit, shape, strict=True)]
     for axis in reversed(range(len(sizes))):  # the last axis first, so that pieces are as contiguous as possible
         count = max(1, limit // max(1, math.prod(sizes) * itemsize))
         sizes[axis] = min(shape[axis], sizes[axis] * count)
     return tuple(sizes)
 
 
-def blocks(shape: Sequence[int], grain: Sequence[int], itemsize: int, limit: int = BLOCK_BYTES) -> Iterator[Block]:
-    """Yield the pieces in C order; none for an array without voxels."""
+def blocks(shape: Sequence[int], unit: Sequence[int], itemsize: int, limit: int = BLOCK_BYTES) -> Iterator[Block]:
+    """Yield the pieces of a volume in C order, cut as by :func:`block_shape`; none for a volume without voxels."""
     if math.prod(shape) == 0:
         return
-    sizes = block_shape(shape, grain, itemsize, limit)
+    sizes = block_shape(shape, unit, itemsize, limit)
     starts = [range(0, extent, size) for extent, size in zip(shape, sizes, strict=True)]
     for corner in itertools.product(*starts):
         yield tuple(
@@ -150,13 +151,13 @@ def blocks(shape: Sequence[int], grain: Sequence[int], itemsize: int, limit: int
 
 @contextmanager
 def work_folder(folder: Path | None) -> Iterator[Path]:
-    """Make a folder in `folder`, by default in the folder of temporary files; it is removed at the end."""
+    """Make a new folder in `folder`, by default in the folder of temporary files, and remove it at the end."""
     with tempfile.TemporaryDirectory(prefix="linum-benchmark-", dir=folder) as path:
         yield Path(path)
 
 
 def check_size(name: str, gib: float, folder: Path | None = None) -> None:
-    """Check the size of something (`name`) and a folder.
+    """Check the size of a volume or memory, which errors call `name`, and check that a folder exists.
 
     Raises
     ------
@@ -183,7 +184,8 @@ def check_free(folder: Path, nbytes: int) -> None:
 def write_tiles(path: Path, base: np.ndarray, numbers: np.ndarray, spacing: Sequence[float]) -> Path:
     """Write an image of tiles, each a raw chunk: the tile at ``index`` is ``base + numbers[index]``.
 
-    `base` is a tile; `numbers` has a number for each tile, in the dtype and rank of `base`; `spacing` is in µm.
+    `base` is a tile; `numbers` is an array with a number for each tile, of the dtype and rank of `base`; `spacing` is
+    in µm.
     """
     shape = tuple(n * t for n, t in zip(numbers.shape, base.shape, strict=True))
     with (
@@ -202,7 +204,7 @@ def write_tiles(path: Path, base: np.ndarray, numbers: np.ndarray, spacing: Sequ
 def flush(folder: Path, seconds: float = 60.0) -> bool:
     """Write the dirty pages of a folder's files to the disk; the pages stay in the page cache.
 
-    Returns whether all files were written within the time limit.
+    Returns whether all files were written within the time limit of `seconds`.
     """
     end = time.monotonic() + seconds
 

@@ -1,8 +1,8 @@
-"""Results as people and programs read them: one table, one JSON document, one plot.
+"""Format results for people and programs: as a table, a JSON document and a plot.
 
-In: :class:`~linumpy.benchmark.runner.CaseResult` records. The table is at most :data:`WIDTH` columns wide. The JSON
-document's ``schema`` is 2: times are in seconds, sizes in bytes, rates in GiB per second of the bytes that the case
-counts; values that were not measured are null.
+In: :class:`~linumpy.benchmark.runner.CaseResult` records. Out: text, a JSON document, a picture. The table is at most
+:data:`WIDTH` columns wide. In the JSON document (``schema`` 2) times are in seconds, sizes in bytes, and rates in GiB
+per second, of the bytes that the case counts; values that were not measured are null.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def machine_text(machine: Machine) -> str:
 
 
 def case_text(result: CaseResult) -> str:
-    """Describe a case and show a row for each entry, with the ratio of linumpy's rate to the entry's at its end."""
+    """Describe a case, and show a row for each entry with the ratio of linumpy's rate to the entry's rate."""
     lines = [result.case.name, *(f"  {line}" for line in (*result.case.description, _how(result)))]
     lines = [_wrapped(line, indent=2) for line in lines]
     lines += [_HEADER, "─" * WIDTH]
@@ -231,7 +231,7 @@ def draw(results: Sequence[CaseResult], machine: Machine, date: str, path: Path)
 
 
 def _bars(result: CaseResult) -> list[EntryResult]:
-    """Return the entries that are drawn as bars: all but the limits, or all if there are only limits."""
+    """Return the entries that are drawn as bars: the entries that are not limits, or all if there are only limits."""
     return [entry for entry in result.entries if entry.role != "limit"] or list(result.entries)
 
 

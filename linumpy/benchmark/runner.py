@@ -20,20 +20,20 @@ from linumpy.device import synchronize, why_no_cuda
 from linumpy.errors import GpuUnavailableError, UnsupportedLayoutError
 
 OK, WRONG, FAILED, UNAVAILABLE = "ok", "WRONG", "failed", "cannot run"
-#: Part of the pages that may stay after a drop, since the kernel keeps a few pages.
+#: Share of the pages that may stay in the page cache after a drop, since the kernel keeps a few pages.
 COLD_ENOUGH = 0.01
-#: Minimum of the runs of an entry, however slow it is.
+#: Minimum number of runs of an entry with a time limit.
 _MIN_RUNS = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How to time: the number of runs, and whether files are dropped from the page cache before each.
+    """How to time: the number of runs, and whether files are dropped from the page cache before each run.
 
     Raises
     ------
     ValueError
-        Without a run.
+        `runs` is less than 1.
     """
 
     runs: int = 5
@@ -50,7 +50,7 @@ class EntryResult:
 
     The verdict is ``"ok"``, ``"WRONG"`` (the check failed), ``"failed"`` (an exception) or ``"cannot run"``. `note` is
     one line: how the work was done, or why there are no times. `seconds` has the time of every run, in order, if the
-    verdict is ``"ok"``; `nbytes` is the case's.
+    verdict is ``"ok"``; `nbytes` is the number of bytes that the rate counts.
     """
 
     name: str
@@ -74,7 +74,7 @@ class EntryResult:
 
 @dataclass(frozen=True, slots=True)
 class MarkResult:
-    """A mark, the rate that was reached (None if a time is missing), and whether it suffices (None if not judged)."""
+    """A mark, the rate that was reached (None if a time is missing), and whether the mark is met (None: not judged)."""
 
     mark: Mark
     got: float | None
@@ -83,7 +83,7 @@ class MarkResult:
 
 @dataclass(frozen=True, slots=True)
 class CaseResult:
-    """The results of all entries of a case; `case` is without its entries, which may hold much memory."""
+    """The results of all entries of a case. `case` has no entries, which may hold much memory."""
 
     case: Case
     settings: Settings
@@ -100,14 +100,14 @@ class CaseResult:
         return next((entry for entry in self.entries if entry.role == "ours"), None)
 
     def times_faster(self, than: EntryResult) -> float | None:
-        """Return the rate of `ours` over the rate of another entry; None if a time is missing."""
+        """Return the rate of `ours` divided by the rate of another entry; None if a time is missing."""
         if self.ours is None or self.ours.rate is None or not than.rate:
             return None
         return self.ours.rate / than.rate
 
     @property
     def verdict(self) -> str:
-        """``"WRONG"``, ``"failed"``, ``"met"``, ``"MISSED"``, or empty if no mark is judged."""
+        """``"WRONG"`` or ``"failed"`` if `ours` is; else ``"met"`` or ``"MISSED"``, or empty if no mark is judged."""
         if self.ours is not None and self.ours.verdict in (WRONG, FAILED):
             return self.ours.verdict
         judged = [mark.met for mark in self.marks if mark.met is not None]
@@ -153,13 +153,13 @@ def run_case(
 
 
 def failures(results: Sequence[CaseResult]) -> int:
-    """Count entries with wrong results, and entries of linumpy's that failed."""
+    """Count the entries whose results are wrong, and the entries of linumpy that failed."""
     entries = [entry for result in results for entry in result.entries]
     return sum(entry.verdict == WRONG or (entry.verdict == FAILED and entry.role == "ours") for entry in entries)
 
 
 class _EntryRun:
-    """The run of an entry: it is prepared, checked, then timed."""
+    """An entry on its way through preparation, check and timed runs."""
 
     def __init__(self, case: Case, entry: Entry, settings: Settings) -> None:
         self.case, self.entry, self.settings = case, entry, settings
@@ -180,7 +180,7 @@ class _EntryRun:
             self.verdict, self.note = FAILED, f"{type(error).__name__}: {one_line(error)}"
 
     def check(self) -> None:
-        """Call once, untimed, and check the result; then warm up."""
+        """Call once, untimed, and check the result; then warm up, and reduce the runs if an entry limits their time."""
         _overwrite_free_memory(self.case.nbytes)
         if self.prepared.before is not None:
             self.prepared.before()
@@ -199,14 +199,14 @@ class _EntryRun:
                 self.runs = max(_MIN_RUNS, min(self.settings.runs, affordable))
 
     def time(self) -> None:
-        """Time a run."""
+        """Time a run, scaled to all of the work."""
         self.seconds.append(self._time_call() / self.entry.share)
 
     def _time_call(self) -> float:
         if self.prepared.before is not None:
             self.prepared.before()
         by_events = self.case.clock == "device" and why_no_cuda() is None
-        if not by_events:  # collecting evicts the interpreter from the processor's caches: 0.1 ms for a launch
+        if not by_events:  # before a launch, collecting would cost 0.1 ms: it evicts the interpreter from the caches
             gc.collect()
         if self.settings.cold:
             self.cache_note = _drop_from_cache((*self.case.files, *self.prepared.files)) or self.cache_note
@@ -220,7 +220,7 @@ class _EntryRun:
 
 
 def _run_group(case: Case, group: Sequence[Entry], settings: Settings, on_entry: OnEntry) -> list[EntryResult]:
-    """Prepare and check the entries of a group, then time them in turns."""
+    """Prepare and check all entries of a group, then time the entries in turns."""
     runs = [_EntryRun(case, entry, settings) for entry in group]
     with ExitStack() as stack:
         for run in runs:
@@ -239,15 +239,17 @@ def _run_group(case: Case, group: Sequence[Entry], settings: Settings, on_entry:
 
 
 def _judge(mark: Mark, result: CaseResult, earlier: Sequence[CaseResult]) -> MarkResult:
+    """Compare the rate of linumpy's first entry with a mark: in GiB/s, or relative to other entries."""
     rate = None if result.ours is None else result.ours.rate
     if mark.of:
-        rates = [base for name in mark.of if (base := _rate_of(name, result, earlier)) is not None]
+        rates = [other for name in mark.of if (other := _rate_of(name, result, earlier)) is not None]
         complete = len(rates) == len(mark.of) if mark.slowest else bool(rates)
         rate = rate / (min if mark.slowest else max)(rates) if rate is not None and complete else None
     return MarkResult(mark, rate, None if result.case.not_judged or rate is None else rate >= mark.least)
 
 
 def _rate_of(name: str, result: CaseResult, earlier: Sequence[CaseResult]) -> float | None:
+    """Return the rate of ``"ENTRY"`` of this case or ``"CASE/ENTRY"`` of an earlier case; None if it has no rate."""
     case_name, _, entry_name = name.rpartition("/")
     named = [other for other in earlier if other.case.name == case_name] if case_name else [result]
     entry = named[-1].entry(entry_name) if named else None
@@ -266,7 +268,7 @@ def _wall_seconds(call: Callable[[], object]) -> float:
 
 
 def _event_seconds(call: Callable[[], object]) -> float:
-    """Time a call by CUDA events on the current stream; waits for the host are included."""
+    """Time a call by CUDA events on the current stream; time in which the device waits for the host counts."""
     import cupy
 
     start, stop = cupy.cuda.Event(), cupy.cuda.Event()
@@ -285,16 +287,19 @@ def _event_seconds(call: Callable[[], object]) -> float:
 
 
 def _drop_from_cache(files: Sequence[Path]) -> str:
-    """Drop the files from the page cache; returns a note if pages stayed."""
+    """Drop files from the page cache; return a note if pages stayed, or if the kernel does not report them."""
     machine.drop_from_page_cache(files)
-    part = machine.cached_fraction(files)
-    if part is None:
+    cached = machine.cached_fraction(files)
+    if cached is None:
         return "not known to be cold: the kernel tells only the files' owner"
-    return f"NOT COLD: {part:.0%} stayed in the page cache" if part > COLD_ENOUGH else ""
+    return f"NOT COLD: {cached:.0%} stayed in the page cache" if cached > COLD_ENOUGH else ""
 
 
 def _overwrite_free_memory(nbytes: int) -> None:
-    """Fill free memory, so that a call that writes nothing cannot return the right result of an earlier call."""
+    """Fill `nbytes` of device memory, at most half of the free memory, and free it.
+
+    A call that writes nothing then cannot return the right result of an earlier call.
+    """
     if why_no_cuda() is None:
         import cupy
 
@@ -303,7 +308,7 @@ def _overwrite_free_memory(nbytes: int) -> None:
 
 
 def _release_memory() -> None:
-    """Free the memory of CuPy's pools, so that the next entry can allocate it."""
+    """Free the unused memory of CuPy's pools, so that the next entry can allocate it."""
     gc.collect()
     if why_no_cuda() is None:
         import cupy

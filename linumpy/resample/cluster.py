@@ -1,7 +1,8 @@
 """Carry out tasks on the workers of a dask cluster.
 
-In: the caller's `distributed`. Out: its client (:func:`client_of`), and results of tasks in the order in which they end
-(:func:`carry_out_on`). Functions import dask. Errors: :class:`~linumpy.errors.WorkerError`.
+In: the caller's `distributed`. Out: a client of the cluster (:func:`client_of`), and results of tasks in the order in
+which the tasks end (:func:`carry_out_on`). dask is imported inside functions. Errors:
+:class:`~linumpy.errors.WorkerError`, and the errors of tasks.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 Name = TypeVar("Name")
 Result = TypeVar("Result")
 
-#: Submitted tasks for each thread.
+#: Maximum number of submitted tasks for each thread, unless the caller requests more.
 _TASKS_PER_THREAD = 4
 #: Seconds between two counts of the threads.
 _COUNT_SECONDS = 1.0
@@ -39,9 +40,9 @@ def client_of(distributed: Client | Cluster | str | None) -> Iterator[Client | N
     Raises
     ------
     TypeError
-        Anything else, or an asynchronous client or cluster (``asynchronous=True``).
+        A value of another type, or an asynchronous client or cluster (``asynchronous=True``).
     ValueError
-        A closed client or cluster; a str that is not an address.
+        A client or cluster that is closed or failed; a str that is not an address.
     ConnectionError
         No scheduler answers at the address.
     ImportError
@@ -96,27 +97,29 @@ def carry_out_on(
     memory_parameter: str,
     min_pending: int = 0,
 ) -> None:
-    """Carry out tasks on the workers of a dask cluster, only a few for each thread at a time.
+    """Carry out tasks on the workers of a dask cluster; only a few tasks for each thread are submitted at a time.
 
     Parameters
     ----------
     client : distributed.Client
         Client of the cluster. Workers that join later take part.
     names : iterable
-        The tasks.
+        A name of each task.
     submit : callable
-        Name → future.
+        Takes the name of a task, submits the task, and returns its future.
     settle : callable
-        Called with each completed task and its result, in this thread, in any order.
+        Called with the name and the result of each completed task, in this thread, in any order.
     task_name, memory_parameter : str
-        For errors: a name for a task, and the parameter whose smaller values make tasks need less memory.
+        For errors: a description of a task, and the parameter of which a smaller value makes tasks take less memory.
     min_pending : int
-        Minimum number of submitted tasks.
+        Number of tasks to submit even if the workers have few threads.
 
     Raises
     ------
     WorkerError
         Workers died, one after another, on the same task.
+    Exception
+        A task failed with this error, or `settle` did; submitted tasks are cancelled.
     """
     from distributed import KilledWorker, as_completed
 

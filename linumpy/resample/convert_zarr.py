@@ -27,7 +27,7 @@ from linumpy.resample.cluster import client_of
 from linumpy.resample.convert.conversion import Parameters, plan_conversion
 from linumpy.resample.convert.copying import CopyJob, copy_box, open_copier, plan_copy
 from linumpy.resample.convert.hierarchy import ArrayCopy, Storage
-from linumpy.resample.filling import BlockRecord, check_space, checked_target, shown
+from linumpy.resample.filling import BlockRecord, check_space, checked_target, progress_or_bar
 from linumpy.resample.levels import make_coarser_levels
 from linumpy.resample.resumable import resumable_folder
 from linumpy.resample.workers import Needs, make_on, metadata_digest, survey
@@ -59,8 +59,8 @@ def convert_zarr(
 ) -> Path:
     """Copy an image of any size into other chunks, shards, codecs, or another version of NGFF.
 
-    Blocks of whole chunks (or shards) are decoded and encoded on the device, or on the CPU, while others are read and
-    written. Voxels are the same, bit for bit; numbers of big-endian arrays are stored little-endian.
+    Blocks of whole chunks (or shards) are decoded and encoded on the device, or on the CPU, while other blocks are read
+    and written. Voxels are the same, bit for bit; numbers of big-endian arrays are stored little-endian.
 
     Parameters
     ----------
@@ -78,11 +78,12 @@ def convert_zarr(
     ngff_version : {"0.6", "0.5", "0.4"}, optional
         Version of the copy, by default the source's.
     spacing : sequence of float, or mapping of axis names to float, optional
-        Voxel spacing in µm of a TIFF stack or an array, which need it. Groups keep their own spacing.
+        Voxel spacing in µm, required for a TIFF stack or an array. Groups keep their own spacing: pass none.
     levels : int
-        Resolutions to make of a TIFF stack or an array, means of 2 × 2 × 2 voxels. Groups keep their own resolutions.
+        Number of resolutions of a TIFF stack or an array; coarser ones are means of 2 × 2 × 2 voxels. Groups keep their
+        own resolutions: pass none.
     device, device_memory, overwrite, durable, progress, distributed, storage_options
-        As for :func:`linumpy.resample_zarr`. Only this process reads a TIFF stack: `distributed` is an error.
+        As for :func:`linumpy.resample_zarr`. Workers cannot read a TIFF stack: with one, `distributed` is an error.
 
     Returns
     -------
@@ -95,15 +96,16 @@ def convert_zarr(
         The source does not exist, holds no arrays of numbers, or changed during the run; a spacing is missing; the
         version cannot express the metadata.
     ValueError, TypeError
-        Chunks, shards, codec or levels that do not fit.
-    FileExistsError, ResumeError, ChunkError, DeviceMemoryError, GpuUnavailableError
-        As for :func:`linumpy.resample_zarr`.
+        Chunks, shards, codec, version or levels that do not fit; `spacing` or `levels` for a group.
+    FileExistsError, ResumeError, ChunkError, DeviceMemoryError, GpuUnavailableError, WorkerError, OSError
+        As for :func:`linumpy.resample_zarr`. Without a device a block of one chunk (or shard) may exceed
+        `device_memory`.
 
     Notes
     -----
     All attributes of groups and arrays, dimension names, fill values, and other files in the folders of groups are
-    copied. In another version of NGFF the attributes have the form of that version; one warning lists the attributes
-    that the version cannot hold, such as further coordinate systems of 0.6.
+    copied. If the version of NGFF changes, the attributes get the form of the new version; one warning lists the
+    attributes that the version cannot hold, such as further coordinate systems of 0.6.
 
     Examples
     --------
@@ -135,7 +137,7 @@ def convert_zarr(
         request = conversion.request(data)
         with resumable_folder(target_path, request, create, overwrite=overwrite, durable=durable) as state:
             conversion.log_dropped(target_path)
-            with shown(progress, "convert", nbytes) as report:
+            with progress_or_bar(progress, "convert", nbytes) as report:
                 for number, (copy, job) in enumerate(zip(arrays, jobs, strict=True)):
                     job = replace(job, target=str(state.folder / copy.path))
                     record = BlockRecord(state, number, copy.stored, copy.dtype.itemsize, report)
@@ -159,7 +161,7 @@ def _sizes(label: str, sizes: Sequence[int] | None) -> tuple[int, ...] | None:
 
 
 def _copy(copy: ArrayCopy, job: CopyJob, record: BlockRecord, client: Client | None, needs: Needs | None) -> None:
-    """Copy the missing blocks of an array, here or on workers."""
+    """Copy the blocks of an array that are not complete, in this process or on workers."""
     missing = {index: box for index, box in enumerate(job.boxes) if not record.is_complete(box)}
     if not missing:
         return

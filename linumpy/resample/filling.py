@@ -1,4 +1,4 @@
-"""What ``resample_zarr`` and ``convert_zarr`` share: checks of the target, the record of its blocks, a progress bar.
+"""Code that ``resample_zarr`` and ``convert_zarr`` share: checks of the target, the record of blocks, progress bars.
 
 In: the path of a target; blocks of the arrays of a :class:`~linumpy.resample.resumable.Resumable`. Out: checked values;
 :class:`BlockRecord`. Errors: ``ValueError`` and ``OSError`` for a path that cannot be a target.
@@ -22,7 +22,7 @@ from linumpy.write.writer import Progress
 
 
 def checked_target(target: str | Path, ngff_version: str | None) -> tuple[Path, str | None]:
-    """Return the absolute path of a target, and the version of NGFF, which the file name may decide."""
+    """Check the path of a target; return the absolute path, and the version of NGFF, which ``.ozx`` files restrict."""
     refuse_url(Path(target))
     path = absolute(target)
     check_parent(path)
@@ -30,34 +30,34 @@ def checked_target(target: str | Path, ngff_version: str | None) -> tuple[Path, 
 
 
 def check_space(target: Path, nbytes: int, *, encoded: bool) -> None:
-    """Raise an error if the disk lacks the space for a target, unless an earlier run has begun to fill it."""
+    """Raise an error if the disk lacks the space for a target, unless a stopped run has begun to fill the target."""
     if not unfinished_beside(target).exists():
         check_free_space(target, nbytes, encoded=encoded)
 
 
-def shown(progress: Progress | None, label: str, nbytes: int) -> AbstractContextManager[Progress]:
-    """Return the caller's function of progress, or else a progress bar."""
+def progress_or_bar(progress: Progress | None, label: str, nbytes: int) -> AbstractContextManager[Progress]:
+    """Return a context of the function to call with bytes done: the caller's, or else of a progress bar."""
     return bytes_progress(label, nbytes) if progress is None else nullcontext(progress)
 
 
 @dataclass(frozen=True)
 class BlockRecord:
-    """Records the complete blocks of one array in a resumable folder, and reports their bytes as progress.
+    """Records the complete blocks of one array in a resumable folder, and reports the bytes of blocks as progress.
 
     Attributes
     ----------
     state : Resumable
         The folder.
     number : int
-        Index of the array's grid in the request.
+        Index of the array among the grids of the request.
     stored : tuple of int
         Shape of a shard, or else of a chunk, along the axes of a block.
     itemsize : int
         Bytes of a voxel.
     report : callable
-        Takes the number of bytes of a block.
+        Called with the number of bytes of each block.
     entries : tuple of int
-        Entry of each axis of time and channel, which blocks do not have.
+        Index along each axis of time and channel of the array; blocks do not have these axes.
     """
 
     state: Resumable
@@ -80,7 +80,7 @@ class BlockRecord:
         self._report(box)
 
     def _corners(self, box: Box) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return the first and the end of the stored objects of a block along each axis of the array."""
+        """Return the first index and the end of the stored objects of a block, along each axis of the array."""
         start = tuple(b.start // s for b, s in zip(box, self.stored, strict=True))
         stop = tuple(-(-b.stop // s) for b, s in zip(box, self.stored, strict=True))
         return self.entries + start, (*(entry + 1 for entry in self.entries), *stop)

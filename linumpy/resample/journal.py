@@ -1,14 +1,14 @@
-"""The journal of a folder that is filled over several runs: which parts are complete.
+"""The journal of a folder that is filled over several runs: a record of the complete parts.
 
-In: the request, and boxes of parts that were written. Out: a file of lines, and the complete parts that they record.
-Each line begins with a checksum over itself and the first line; a line that is incomplete, joined to another, made of
-zeros or outside the grid is ignored, and its parts are made again. Errors: ``OSError``, such as a full disk; the
-journal is then unchanged.
+In: the request, and boxes of parts that were written. Out: a file of lines, and the complete parts that the lines
+record. A *part* is a chunk or shard, with an index in the grid of an array. Each line begins with a checksum over its
+own text and the first line. A line that is incomplete, joined to another line, made of zeros or outside the grid is
+ignored, and its parts are made again. Errors: ``OSError``, such as a full disk; the journal is then unchanged.
 
-Lines are ``boot`` with the kernel's boot id, at the beginning of each run; ``box`` with corners in the first grid of
-parts (``box1``, ``box2`` and so on for further grids); and ``sync``, when all parts before it are on the disk. Parts
-without a later ``sync`` count only in the same boot: the writes of a killed process are in the kernel's memory, which a
-power cut empties.
+The first line holds the request. The others are ``boot`` with the kernel's boot id, at the beginning of each run;
+``box`` with two corners in the first grid of parts (``box1``, ``box2`` and so on for further grids); and ``sync``, when
+all parts of the lines before are on the disk. Parts without a later ``sync`` count only in the same boot: what a killed
+process wrote is in the kernel's memory, which a power cut empties.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def boot_id() -> str:
 
 
 def begin_journal(path: Path, head: Mapping[str, object]) -> None:
-    """Write the first line of a new journal."""
+    """Write the first line of a new journal; an existing journal is replaced."""
     line = _line(0, json.dumps(head))
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
     with named_errors(path):
@@ -46,7 +46,7 @@ def begin_journal(path: Path, head: Mapping[str, object]) -> None:
 
 
 class Journal:
-    """An open journal, to which lines are added."""
+    """An open journal, to which lines are added. Opening it adds a ``boot`` line."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._descriptor = path, os.open(path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
@@ -61,11 +61,11 @@ class Journal:
             raise
 
     def add_box(self, start: Sequence[int], stop: Sequence[int], number: int = 0) -> None:
-        """Record that a box of parts of a grid is written."""
+        """Record that a box of parts of grid `number` is written."""
         self._add(" ".join(map(str, (_box_word(number), *start, *stop))))
 
     def add_sync(self) -> None:
-        """Record that all boxes so far are on the disk."""
+        """Record that the parts of all lines so far are on the disk, and flush the journal itself."""
         self._add("sync")
         os.fdatasync(self._descriptor)
 
@@ -89,18 +89,18 @@ def read_head(path: Path) -> dict[str, Any] | None:
 
 
 def has_boxes(path: Path) -> bool:
-    """Return whether any part of any grid was written."""
+    """Return whether the journal records any part of any grid, whether it still counts or not."""
     head, *lines = path.read_bytes().split(b"\n")
     return any((_text(line, _seed(head)) or "").startswith("box") for line in lines[:-1])
 
 
 def read_boxes(path: Path, grids: Sequence[tuple[int, ...]]) -> list[np.ndarray]:
-    """Read which parts of each grid are complete."""
+    """Read which parts of each grid are complete: a mask for each grid."""
     head, *lines = path.read_bytes().split(b"\n")
     seed, boot, current_boot = _seed(head), "", boot_id()
     complete, unsynced = ([np.zeros(grid, bool) for grid in grids] for _ in range(2))
     numbers = {_box_word(number): number for number in range(len(grids))}
-    for line in lines[:-1]:  # the last one has no line end and is incomplete
+    for line in lines[:-1]:  # the last line has no line end and is incomplete
         word, _, text = (_text(line, seed) or "").partition(" ")
         if word == "boot":
             boot = text
@@ -131,6 +131,7 @@ def _box(text: str, grid: tuple[int, ...]) -> tuple[slice, ...]:
 
 
 def _seed(head: bytes) -> int:
+    """Return the start value of the checksums of all lines after the first line, `head`."""
     return zlib.crc32(head)
 
 

@@ -1,9 +1,9 @@
-"""The label images of an image, on the new grid of the image.
+"""Plan how the label images inside an image are resampled to the new grid of the image.
 
-In: the selected volumes of an image, and its :class:`~linumpy.plan.grid.regrid.Regrid`. Out: for each label image
-inside it its volumes, and the grid that maps voxels of the new image to the nearest voxels of the labels. Both are
-aligned in µm, so labels may be coarser than their image, or cover a part of it. Errors:
-:class:`~linumpy.errors.MetadataError` for labels without a known position.
+In: the selected volumes of an image, and its new grid, a :class:`~linumpy.plan.grid.regrid.Regrid`. Out: the volumes of
+each label image, and the grid that maps voxels of the new image to the nearest voxels of the labels. Labels and image
+are aligned in µm, so labels may be coarser than their image, or cover a part of the image. Errors:
+:class:`~linumpy.errors.MetadataError` for labels that do not exist, cannot be resampled, or have no known position.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from linumpy.io.volume import Chosen, Volumes, select_volumes
 from linumpy.plan.grid.blocks import AffineGrid
 from linumpy.plan.grid.regrid import Regrid
 
-#: Choices for the labels inside an image.
+#: Values of the parameter `labels` of ``resample_zarr``.
 LABELS = ("resample", "drop")
 
 _ADVICE = "correct its metadata, or pass labels='drop'"
 
 
 @dataclass(frozen=True)
-class LabelPart:
-    """A label image, and its map onto the new grid.
+class LabelImage:
+    """A label image to resample.
 
     Attributes
     ----------
     name : str
-        Name in the list of the group of labels.
+        Name in the metadata of the group ``labels``.
     volumes : Volumes
-        Its selected volumes: of the resolution that fits the image's, at the image's times and channels.
+        The selected volumes: of the resolution that fits the image's, at the image's times and channels.
     grid : AffineGrid
-        From voxels of the new image to those of the labels, by the nearest one.
+        The map from voxels of the new image to the nearest voxels of the labels.
     """
 
     name: str
@@ -48,34 +48,36 @@ class LabelPart:
 
 def plan_labels(
     volumes: Volumes, names: Sequence[str], regrid: Regrid, mode: str, spacing: Spacing | None
-) -> list[LabelPart]:
-    """Open the labels of an image, and map them onto its new grid.
+) -> list[LabelImage]:
+    """Open the label images inside an image, and plan the map of each to the new grid of the image.
 
     Parameters
     ----------
     volumes : Volumes
         The selected volumes of the image.
     names : sequence of str
-        Names of its label images.
+        Names of the label images.
     regrid : Regrid
         The new grid of the image.
     mode : str
-        How the image is extended beyond its edges; labels with the image's grid are extended alike, others by 0.
+        How the image is extended beyond its edges. Labels with the image's grid are extended by the same mode; other
+        labels are 0 there.
     spacing : sequence of float, or mapping of axis names to float, or None
-        Voxel spacing in µm that replaces the one in the metadata of the image, and of labels of the same shape.
+        Voxel spacing in µm that replaces the spacing in the metadata of the image, and of labels of the same shape.
 
     Raises
     ------
     MetadataError
-        Labels that do not exist, have other axes of space, or no known position.
+        Labels that do not exist or cannot be read, have other axes of space, a dtype that is not resampled, or no known
+        position; labels of another shape, if `spacing` is given; a selected time or channel that the labels lack.
     """
     return [_plan(volumes, name, regrid, mode, spacing) for name in names]
 
 
-def _plan(volumes: Volumes, name: str, regrid: Regrid, mode: str, spacing: Spacing | None) -> LabelPart:
+def _plan(volumes: Volumes, name: str, regrid: Regrid, mode: str, spacing: Spacing | None) -> LabelImage:
     chosen = volumes.chosen
     assert chosen is not None  # a single array has no labels
-    labels = _on_image(_open(chosen.image, name, spacing), chosen, volumes)
+    labels = _select_for_image(_open(chosen.image, name, spacing), chosen, volumes)
     if labels.axes != volumes.axes:
         raise MetadataError(
             f"the labels {name!r} of {volumes.name} have the axes of space {', '.join(labels.axes)}, and the image has "
@@ -85,15 +87,15 @@ def _plan(volumes: Volumes, name: str, regrid: Regrid, mode: str, spacing: Spaci
         raise MetadataError(
             f"the labels {name!r} of {volumes.name} are of {labels.first.dtype}, which is not resampled: {_ADVICE}"
         )
-    matrix, offset = _between(volumes, labels, regrid)
-    same = labels.first.shape == volumes.first.shape and (matrix, offset) == (regrid.matrix, regrid.offset)
-    labels_mode = mode if same else "grid-constant"
+    matrix, offset = _map_to_labels(volumes, labels, regrid)
+    has_same_grid = labels.first.shape == volumes.first.shape and (matrix, offset) == (regrid.matrix, regrid.offset)
+    labels_mode = mode if has_same_grid else "grid-constant"
     grid = AffineGrid(labels.first.shape, regrid.shape, matrix, offset, 0, labels_mode, (), regrid.warp)
-    return LabelPart(name, labels, grid)
+    return LabelImage(name, labels, grid)
 
 
 def _open(image: OmeZarrImage, name: str, spacing: Spacing | None) -> OmeZarrImage:
-    """Open a label image; if it has no position but the image's shape, it gets the image's position."""
+    """Open a label image. Labels without a known position get the image's position if they have the image's shape."""
     if {"", ".", ".."} & set(name.split("/")):
         raise MetadataError(f"{image.name} lists the labels {name!r}, which is no path inside it: {_ADVICE}")
     try:
@@ -109,7 +111,7 @@ def _open(image: OmeZarrImage, name: str, spacing: Spacing | None) -> OmeZarrIma
         raise MetadataError(f"the labels {name!r} of {image.name} cannot be read ({error}): {_ADVICE}") from error
     except (MetadataError, ValueError) as error:
         return _aligned_with_image(image, group, name, error)
-    if spacing is not None and _space(label_image) != _space(image):
+    if spacing is not None and _shape_in_space(label_image) != _shape_in_space(image):
         raise MetadataError(
             f"spacing={spacing!r} is for {image.name}, and not for its labels {name!r}, which have "
             f"another shape: {_ADVICE}"
@@ -118,12 +120,12 @@ def _open(image: OmeZarrImage, name: str, spacing: Spacing | None) -> OmeZarrIma
 
 
 def _aligned_with_image(image: OmeZarrImage, group: zarr.Group, name: str, error: Exception) -> OmeZarrImage:
-    """Open labels without a position at the position of the image, if both have the same shape."""
+    """Open labels without a known position at the position of the image; raise an error if the shapes differ."""
     try:
         label_image = open_image(group, spacing=image.spacing[0])
     except (MetadataError, ValueError):
         label_image = None
-    if label_image is None or _space(label_image) != _space(image):
+    if label_image is None or _shape_in_space(label_image) != _shape_in_space(image):
         raise MetadataError(
             f"the position of the labels {name!r} of {image.name} is unknown ({error}): {_ADVICE}"
         ) from error
@@ -132,18 +134,22 @@ def _aligned_with_image(image: OmeZarrImage, group: zarr.Group, name: str, error
     return replace(label_image, placements=tuple(placements))
 
 
-def _space(image: OmeZarrImage) -> tuple[int, ...]:
+def _shape_in_space(image: OmeZarrImage) -> tuple[int, ...]:
+    """Return the shape of the finest resolution along the axes of space."""
     return tuple(image.levels[0].shape[axis] for axis in image.spatial_axes)
 
 
-def _on_image(labels: OmeZarrImage, chosen: Chosen, volumes: Volumes) -> Volumes:
-    """Select the image's times and channels of the labels' coarsest resolution that is not coarser than the image's."""
-    fine = [
+def _select_for_image(labels: OmeZarrImage, chosen: Chosen, volumes: Volumes) -> Volumes:
+    """Select the volumes of labels at the image's times and channels.
+
+    The resolution is the coarsest that is not coarser than the image's, or the finest if all are coarser.
+    """
+    fine_levels = [
         number
         for number, steps in enumerate(labels.spacing)
         if all(a <= b * (1 + 1e-6) for a, b in zip(steps, volumes.spacing, strict=False))
     ]
-    level = max(fine, default=0)
+    level = max(fine_levels, default=0)
     label_volumes, image = select_volumes(labels, level), select_volumes(chosen.image, chosen.level)
     label_counts, image_counts = (
         dict(zip(each.leading, each.leading_shape, strict=True)) for each in (label_volumes, image)
@@ -160,16 +166,17 @@ def _on_image(labels: OmeZarrImage, chosen: Chosen, volumes: Volumes) -> Volumes
     return select_volumes(labels, level, **entries)
 
 
-def _between(
+def _map_to_labels(
     volumes: Volumes, labels: Volumes, regrid: Regrid
 ) -> tuple[tuple[tuple[float, ...], ...], tuple[float, ...]]:
-    """Map voxels of the new image to those of its labels, through voxels of the old image and µm."""
+    """Compute matrix and offset from voxels of the new image to voxels of the labels, through source voxels and µm."""
     if np.allclose(labels.spacing, volumes.spacing, rtol=1e-9, atol=0) and np.allclose(
         labels.origin, volumes.origin, rtol=0, atol=1e-6 * min(volumes.spacing)
     ):
         return regrid.matrix, regrid.offset
-    old, new = np.array(volumes.spacing), np.array(labels.spacing)
-    matrix = (old / new)[:, None] * np.array(regrid.matrix)
-    offset = (np.array(volumes.origin) - np.array(labels.origin) + old * np.array(regrid.offset)) / new
-    # Labels of twice the resolution have edges at voxel centres: rounding errors must not choose between two labels.
+    image_spacing, labels_spacing = np.array(volumes.spacing), np.array(labels.spacing)
+    matrix = (image_spacing / labels_spacing)[:, None] * np.array(regrid.matrix)
+    shift = np.array(volumes.origin) - np.array(labels.origin)
+    offset = (shift + image_spacing * np.array(regrid.offset)) / labels_spacing
+    # A voxel of the image may lie on the edge of two labels: rounding errors must not choose between them.
     return tuple(map(tuple, matrix.round(12).tolist())), tuple(offset.round(9).tolist())

@@ -1,6 +1,7 @@
 """Make the coarser resolution levels in a work folder.
 
-In: the work folder of an image whose finest level is complete. Out: its coarser levels. Errors: those of writing.
+In: the work folder of an image whose finest level is complete. Out: the coarser levels. Errors: those of reading and
+writing.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from linumpy.write.writer import STEP_BYTES
 def make_coarser_levels(folder: Path, image: NewImage, downsampling: str, kind: str, limit: int | None = None) -> None:
     """Make the coarser resolutions of an image, on the device or the host (`kind`), within `limit` bytes."""
     pyramid = Pyramid(image.shapes, image.stored, image.dtype.itemsize)
-    # A finer box takes an eighth of the limit: the sums of its pairs and the scratch of its read take memory, too.
+    # A finer box takes at most an eighth of the limit: the sums of voxels and the scratch of the read take memory, too.
     nbytes = STEP_BYTES if limit is None else min(STEP_BYTES, limit // 8)
     scratch = None if limit is None else scratch_within(limit)
     threads = writing_threads()
@@ -42,7 +43,7 @@ def make_coarser_levels(folder: Path, image: NewImage, downsampling: str, kind: 
                 else:
                     on_host = read_on_host(finer.array, source)
                     block = halve_by_threads(on_host, downsampling, pool, threads, factors)
-                following = coarser.start(box, block)
-                finish()  # wait for the last box while the device works at this one
-                finish = following
+                finish_next = coarser.start(box, block)
+                finish()  # wait for the last box while the device works on this box
+                finish = finish_next
             finish()

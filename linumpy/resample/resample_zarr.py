@@ -3,8 +3,8 @@
 In: an image, and a spacing, an affine map or the grid of another image. Out: an image with its labels, which appears
 complete or not at all. A stopped run leaves its blocks in ``.NAME.unfinished``, and the same call continues from them.
 ``linumpy.resample.target_grid`` chooses the grid, ``linumpy.resample.blocks.plans`` the blocks;
-``linumpy.resample.labels`` maps the labels; ``linumpy.resample.parts`` defines the images to fill;
-``linumpy.resample.blocks.block`` and ``warp`` transform a block; ``linumpy.resample.blocks.pipeline`` runs the blocks.
+``linumpy.resample.labels`` maps the labels; ``linumpy.resample.target_images`` describes the images to fill;
+``linumpy.resample.blocks.block`` and ``warp`` transform a block; ``linumpy.resample.blocks.pipeline`` makes all blocks.
 """
 
 from __future__ import annotations
@@ -34,12 +34,19 @@ from linumpy.renamed import renamed_parameter
 from linumpy.resample.blocks.pipeline import BlockJob, make_block, make_blocks, make_blocks_on_each
 from linumpy.resample.blocks.plans import BlockPlan, check_limit, memory_of_each
 from linumpy.resample.cluster import client_of
-from linumpy.resample.filling import BlockRecord, check_space, checked_target, shown
+from linumpy.resample.filling import BlockRecord, check_space, checked_target, progress_or_bar
 from linumpy.resample.labels import LABELS, plan_labels
 from linumpy.resample.levels import make_coarser_levels
-from linumpy.resample.parts import TargetImage, check_unchanged, creator_of, plan_part_image, plan_target, request_of
 from linumpy.resample.resumable import resumable_folder
 from linumpy.resample.target_grid import TargetGrid, on_grid_of, plan_target_grid, turned_systems
+from linumpy.resample.target_images import (
+    TargetImage,
+    check_unchanged,
+    creator_of,
+    plan_target,
+    plan_target_image,
+    request_of,
+)
 from linumpy.resample.workers import Needs, make_on, needs_of, survey
 from linumpy.write.writer import Progress
 
@@ -84,11 +91,11 @@ def resample_zarr(
 ) -> Path:
     """Resample an OME-Zarr volume of any size into another.
 
-    Each block of the output consists of whole chunks or shards, and reads only the box of the source that it needs;
-    meanwhile the next block is read and the last one is written. With orders 0 and 1 the blocks do not change the
-    result: it equals, bit for bit, the result of one call on the whole array in memory. With order 1 and smoothing, for
-    a coarser spacing, that call is ``resample_volume``, rounded to the dtype of the source (integers of 4 and 8 bytes
-    are computed in float64); without smoothing it is ``affine_transform``. Higher orders differ by rounding.
+    Each block of the output consists of whole chunks or shards, and only the box of the source that it needs is read.
+    While a block is computed, the next block is read and the last block is written. With orders 0 and 1 the result
+    equals, bit for bit, the result of one call on the whole array in memory: of ``affine_transform`` or, with order 1
+    and smoothing for a coarser spacing, of ``resample_volume``, rounded to the dtype of the source (integers of 4 and 8
+    bytes are computed in float64). Higher orders differ by rounding.
 
     Parameters
     ----------
@@ -96,16 +103,16 @@ def resample_zarr(
         An OME-Zarr image (NGFF 0.4 to 0.6) with two or three axes of space, whose times and channels are resampled
         separately; or an array of two or three axes, with `spacing`.
     target : str or Path
-        Folder of the OME-Zarr image to make.
+        Folder of the OME-Zarr image to make, or ``*.ozx``.
     transform_or_spacing : float, sequence of float, or matrix
         The new spacing in µm, one number or a number for each axis: voxel centres keep their coordinates in µm. Or an
         affine matrix of shape (rank, rank), (rank, rank + 1) or (rank + 1, rank + 1) that maps voxels of the output
         to coordinates in the source, both in voxels, in the order of the axes (Z, Y, X).
     like : str, Path, zarr.Group or Volumes, optional
         Another OME-Zarr image, whose grid the output takes: shape, spacing, position, axes, and the number of
-        resolutions. (For another of its levels pass ``linumpy.io.volume.open_volumes(path, level)``.) The images are
-        aligned in µm; in NGFF 0.6 by the transformations of a scene that contains both, or to `coordinate_system`:
-        affine ones, and fields of displacements or coordinates, which are read block by block.
+        resolutions. (For a coarser level of `like` pass ``linumpy.io.volume.open_volumes(path, level)``.) The images
+        are aligned in µm; in NGFF 0.6 by the transformations of a scene that contains both, or to `coordinate_system`.
+        These may be affine, or fields of displacements or coordinates, which are read block by block.
     coordinate_system : str, optional
         Name of a coordinate system (NGFF 0.6). With `like`, both images are mapped to it. Without `like`, the output
         lies in it, with the spacing given, and covers the source.
@@ -115,16 +122,16 @@ def resample_zarr(
     order : int
         Order of the spline: 0 nearest, 1 linear, up to 5. Orders above 1 need the mode ``"constant"`` or ``"nearest"``.
     anti_aliasing : bool, optional
-        Whether to smooth the source along axes that get coarser, by a Gaussian of (factor - 1) / 2 voxels, as
-        scikit-image's ``resize`` does; otherwise detail finer than the new spacing causes aliasing. By default
-        False for a matrix, such as a rotation, and else True; if axes turn, factor is the length of the matrix's row
+        Whether to smooth the source along axes that get coarser, by a Gaussian whose sigma is (factor - 1) / 2 voxels,
+        as scikit-image's ``resize`` does; otherwise detail finer than the new spacing causes aliasing. By default
+        False for a matrix, such as a rotation, and else True. If axes turn, factor is the length of the matrix's row
         for each axis of the source. The smoothing extends the source by its outermost voxels, in every `mode`. Order 0,
         whose voxels may be labels, is never smoothed.
     mode : str, optional
         SciPy's name of the extension of the source beyond its edges. By default ``"nearest"`` for a spacing, whose grid
         covers the source up to half a voxel beyond the outermost centres, and else ``"constant"``.
     cval : float
-        Value outside the source, for the constant modes.
+        Value outside the source, for the constant modes. For labels it is 0.
     chunks, shards, codec, compressors, levels
         Storage of the target, as for :class:`linumpy.write.writer.OmeZarrWriter`; `chunks` and `shards` along the axes
         of space, with one time and one channel each. By default as many levels as `like` has, or else one.
@@ -148,9 +155,9 @@ def resample_zarr(
     device_memory : int, optional
         Bytes that all blocks in the pipeline may take, on the device or, without one, in host memory. With
         `distributed` it is the limit of one thread of each worker, at most the thread's part of the worker's memory
-        limit. By default 80 % of the free memory, in host memory at most 8 GiB. The host memory beyond it is about
-        16 MiB, and some ten chunks of the source while zarr reads; with a device up to 100 MiB of pinned memory.
-        Coarser levels stay within it if eight of their chunks do.
+        limit. By default 80 % of the free memory, in host memory at most 8 GiB. Further host memory is about 16 MiB,
+        and some ten chunks of the source while zarr reads; with a device up to 100 MiB of pinned memory. Coarser
+        levels stay within the limit if eight of their chunks do.
     overwrite : bool
         Whether to replace an existing Zarr folder.
     durable : bool
@@ -160,9 +167,9 @@ def resample_zarr(
     progress : callable, optional
         Called with the number of bytes done since the last call; by default a bar, on a terminal.
     distributed : distributed.Client, cluster or str, optional
-        A dask client, a cluster, or the address of a scheduler. Its workers make the blocks. They need linumpy and must
-        see both paths; each has one GPU (``dask_cuda.LocalCUDACluster``), or CPUs. Other workers repeat the blocks of a
-        lost worker; workers that join later take part, so the cluster may be adaptive.
+        A dask client, a cluster, or the address of a scheduler. Its workers make the blocks. The workers need linumpy
+        and access to both paths; each has one GPU (``dask_cuda.LocalCUDACluster``), or CPUs. Other workers repeat the
+        blocks of a lost worker; workers that join later take part, so the cluster may be adaptive.
     devices : "all" or sequence of int, optional
         CUDA devices of this machine that make the blocks, each with a reader and threads of its own on the cores near
         it; `device_memory` is for each of them. By default the current device. Not together with `distributed`.
@@ -182,9 +189,11 @@ def resample_zarr(
         known position.
     ValueError, TypeError
         A channel or time that does not exist; a transform, shape, order, mode, chunks, shards or dtype that does not
-        fit.
+        fit; parameters that exclude each other.
     FileExistsError, ResumeError
-        The target exists; another run is writing it; or it has an unfinished run of another request.
+        The target exists; another run is writing it; or a run with other parameters has begun to write it.
+    OSError
+        The disk is full, or too small for the target; complete blocks are kept.
     ChunkError
         Broken data in the source.
     DeviceMemoryError
@@ -192,8 +201,8 @@ def resample_zarr(
     GpuUnavailableError
         ``device="cuda"`` without a CUDA device.
     WorkerError
-        A worker of `distributed` lacks linumpy, a disk or memory; the message names it. The same call continues from
-        the complete blocks.
+        A worker of `distributed` lacks linumpy, a disk or memory; the message names the worker. The same call continues
+        from the complete blocks.
 
     Notes
     -----
@@ -201,11 +210,11 @@ def resample_zarr(
     the name, and attributes of other programs. One warning lists all others.
 
     A displacement is 0 outside its field; outside a field of coordinates the output is `cval`. Fields are interpolated
-    as their metadata say.
+    by the order that their metadata name.
 
-    A scale and a translation cannot describe a rotated grid. In NGFF 0.6 the target has a transformation to the
-    coordinate system of the source; the group's attribute ``"linumpy"`` holds the matrix, the offset, the sigmas of the
-    smoothing (voxels of the source) and the name of the source.
+    A scale and a translation cannot describe a rotated grid. In NGFF 0.6 the target then has a transformation to the
+    coordinate system of the source. In every version the group's attribute ``"linumpy"`` holds the matrix, the offset,
+    the sigmas of the smoothing (voxels of the source) and the name of the source.
 
     Examples
     --------
@@ -236,10 +245,10 @@ def resample_zarr(
     storage = {"chunks": chunks, "shards": shards, "codec": codec, "compressors": compressors, "levels": levels}
 
     def target_of(
-        folder: str, part_volumes: Volumes, grid: AffineGrid, kept: Carried, method: str, **options: Any
+        folder: str, own_volumes: Volumes, grid: AffineGrid, kept: Carried, method: str, **options: Any
     ) -> TargetImage:
-        planned = plan_part_image(part_volumes, regrid, kept, downsampling=method, **storage, **options)
-        return TargetImage(folder, part_volumes, grid, kept, planned, method)
+        planned = plan_target_image(own_volumes, regrid, kept, downsampling=method, **storage, **options)
+        return TargetImage(folder, own_volumes, grid, kept, planned, method)
 
     targets = [target_of("", volumes, grid, carried, downsampling, name=target_path.name, ngff_version=ngff_version)]
     version, names = targets[0].image.ngff_version, carried.labels if labels == "resample" else ()
@@ -247,13 +256,13 @@ def resample_zarr(
         kept = _carried(label.volumes, volumes, new_grid, version, "own", "labels")
         options = {"name": label.name, "ngff_version": version}
         targets.append(target_of(f"labels/{label.name}", label.volumes, label.grid, kept, "label", **options))
-    # Before blocks are planned, which takes minutes for a target of 1e30 voxels.
+    # The space is checked before blocks are planned, which takes minutes for a target of 1e30 voxels.
     encoded = any(target.image.compressors is not None for target in targets)
     check_space(target_path, sum(target.image.nbytes for target in targets), encoded=encoded)
     numbers = _device_numbers(devices, device, distributed)
     arrays = [image.volumes.first.array for image in targets]
     job_sources: list[Source] = arrays if distributed is None else [local_path(array) for array in arrays]
-    with client_of(distributed) as client, _current(numbers):
+    with client_of(distributed) as client, _first_device_current(numbers):
         needs: Needs | None = None
         if client is None:
             kind = "cuda" if numbers else resolve(device).kind
@@ -268,7 +277,7 @@ def resample_zarr(
             for image in targets:
                 image.carried.log_dropped(image.volumes.name, Path(target) / image.folder)
             voxels_nbytes = sum(image.voxels_nbytes for image in targets)
-            with shown(progress, "resample", voxels_nbytes) as report:
+            with progress_or_bar(progress, "resample", voxels_nbytes) as report:
                 for number, (image, planned) in enumerate(zip(targets, plans, strict=True)):
                     array_path = str(state.folder / image.folder / "0")
                     job = BlockJob(
@@ -278,7 +287,7 @@ def resample_zarr(
                     for entries, source_volume in image.volumes.volumes.items():
                         record = BlockRecord(state, number, image.stored, image.image.dtype.itemsize, report, entries)
                         volume_job = replace(job, index=source_volume.index, entries=entries)
-                        _fill(volume_job, record, client, needs, numbers)
+                        _make_missing_blocks(volume_job, record, client, needs, numbers)
             for image in targets:
                 folder, levels_kind = state.folder / image.folder, kind if client is None else "cpu"
                 make_coarser_levels(folder, image.image, image.downsampling, levels_kind, device_memory)
@@ -288,7 +297,7 @@ def resample_zarr(
 
 
 def _device_numbers(devices: str | Sequence[int] | None, device: str, distributed: object) -> list[int]:
-    """Return the numbers of the devices that make blocks; an empty list without `devices`."""
+    """Check `devices`, and return the numbers of the devices that make blocks; an empty list if it is None."""
     if devices is None:
         return []
     if distributed is not None or device == "cpu":
@@ -297,15 +306,15 @@ def _device_numbers(devices: str | Sequence[int] | None, device: str, distribute
     return checked_devices(devices)
 
 
-def _current(devices: Sequence[int]) -> AbstractContextManager[Any]:
-    """Make the first of several devices current: it makes the coarser levels."""
+def _first_device_current(devices: Sequence[int]) -> AbstractContextManager[Any]:
+    """Return a context in which the first device, if any, is current: this device makes the coarser levels."""
     return require_cuda().cuda.Device(devices[0]) if devices else nullcontext()
 
 
 def _plan_for_workers(
     client: Client, needs: Needs, targets: Sequence[TargetImage], limit: int | None
 ) -> tuple[str, list[BlockPlan]]:
-    """Choose the device of the workers, and blocks that fit into the memory of each worker."""
+    """Ask the workers for their device, and plan blocks that fit into the memory of each worker."""
     check_limit(limit)
     capacity = survey(client, needs)
     budget = capacity.nbytes if limit is None else min(limit, capacity.nbytes)
@@ -319,10 +328,10 @@ def _plan_for_workers(
 
 
 def _carried(volumes: Volumes, source: Volumes, grid: TargetGrid, version: str | None, *dropped: str) -> Carried:
-    """Return the metadata of `volumes` that the resampled image, or labels in it, keeps.
+    """Return the metadata of `volumes` that the resampled image, or the labels in it, keep.
 
-    If axes turn, the orientations and coordinate systems hold in another system than the image's. NGFF 0.6 can describe
-    that; older versions have no coordinate systems, so both are dropped.
+    If axes turn, orientations and coordinate systems do not hold for the axes of the new image. NGFF 0.6 can describe
+    that by a further coordinate system; older versions cannot, so orientations and systems are dropped.
     """
     matrix, carried = np.array(grid.regrid.matrix), on_grid_of(carried_from(volumes), grid)
     along_axes = np.array_equal(matrix, np.diag(np.diag(matrix))) and bool((np.diag(matrix) > 0).all())
@@ -340,10 +349,10 @@ def _check_dtype(array: Volume, order: int) -> None:
         raise TypeError(f"voxels of {array.dtype} cannot be resampled with order={order}: pass integers or floats")
 
 
-def _fill(
+def _make_missing_blocks(
     job: BlockJob, record: BlockRecord, client: Client | None, needs: Needs | None, devices: Sequence[int]
 ) -> None:
-    """Make the missing blocks of a volume: on workers if `needs` is given, on several devices, or here."""
+    """Make the blocks of a volume that are not complete: on workers, on several devices, or in this process."""
 
     def done(block: Block) -> None:
         record.add(block.box)

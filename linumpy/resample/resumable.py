@@ -1,11 +1,11 @@
-"""A folder that several runs fill, part by part, and that appears at its path when it is complete.
+"""Fill a folder part by part, in one or several runs; the folder appears at its path when it is complete.
 
-In: the path of the folder, and a :class:`Request`. Out: a :class:`Resumable` with the complete parts. Until it is
-complete, everything is in ``.NAME.unfinished`` beside the path: the folder, whose name identifies the request; a
-journal (``linumpy.resample.journal``) with the request and one line for each box of complete parts; and a lock. A line
-is written after its parts, so a killed run leaves nothing that looks finished, and the next run continues from there.
-Errors: :class:`~linumpy.errors.ResumeError` if another run is writing the folder, or it belongs to another request;
-``FileExistsError`` for a path that exists.
+In: the path of the folder, and a :class:`Request`. Out: a :class:`Resumable` with the complete parts. A part is a chunk
+or shard of one of the arrays. Until the folder is complete, everything is in ``.NAME.unfinished`` beside the path: the
+folder, whose name identifies the request; a journal (``linumpy.resample.journal``) with the request and a line for each
+box of complete parts; and a lock. A line is written after its parts, so a killed run leaves nothing that looks
+finished, and the next run continues from there. Errors: :class:`~linumpy.errors.ResumeError` if another run is writing
+the folder, or if the folder belongs to another request; ``FileExistsError`` for a path that exists.
 """
 
 from __future__ import annotations
@@ -45,20 +45,20 @@ _SYNC_SECONDS = 30.0
 
 @dataclass(frozen=True)
 class Request:
-    """The parameters of a run: it continues the parts of another run only if both have the same request.
+    """The parameters of a run. A run continues another run only if both have the same request.
 
     Attributes
     ----------
     kind : str
-        Function that makes the parts, such as ``"resample_zarr"``.
+        Name of the function that makes the parts, such as ``"resample_zarr"``.
     grid : tuple of int
-        Number of parts along each axis.
+        Number of parts along each axis of the first array.
     settings : tuple of (str, str)
         Names and values of the caller's parameters that the bytes of the parts depend on.
     origin : tuple of (str, str)
-        Digests of the source data. Parts that were made from other data cannot be completed, and are removed.
+        Names and digests of the source data. Parts that were made from other data cannot be completed, and are removed.
     beside : tuple of tuple of int
-        Grids of parts of further images in the folder, such as labels.
+        The same number of parts for each further array in the folder, such as labels.
     """
 
     kind: str
@@ -68,7 +68,7 @@ class Request:
     beside: tuple[tuple[int, ...], ...] = ()
 
     def differences(self, other: Mapping[str, object]) -> list[str]:
-        """Return the names of the values that differ in the request of a journal."""
+        """Return the names of the values that differ from the request of a journal (`other`)."""
         own, stored = self.as_json(), {str(key): value for key, value in other.items()}
         return sorted(key for key in own.keys() | stored.keys() if own.get(key) != stored.get(key))
 
@@ -79,7 +79,7 @@ class Request:
 
     @property
     def digest(self) -> str:
-        """Part of the folder's name: a late worker of another request must not find the folder."""
+        """Digits for the name of the folder, so that a late worker of another request does not find the folder."""
         return hashlib.sha256(json.dumps(self.as_json(), sort_keys=True).encode()).hexdigest()[:8]
 
 
@@ -91,9 +91,9 @@ class Resumable:
     folder : Path
         Folder of the parts.
     complete : numpy.ndarray of bool
-        Which parts are complete.
+        Mask of the complete parts of the first array.
     grids : list of numpy.ndarray of bool
-        The same for each grid of the request; the first is `complete`.
+        Mask of the complete parts of each array; the first is `complete`.
     """
 
     def __init__(self, folder: Path, grids: list[np.ndarray], journal: Journal, descriptor: int | None) -> None:
@@ -104,7 +104,7 @@ class Resumable:
         self._synced = time.monotonic()
 
     def add(self, start: Sequence[int], stop: Sequence[int], number: int = 0) -> None:
-        """Record that a box of parts of a grid is complete; all its bytes must have been written."""
+        """Record that a box of parts of array `number` is complete; all bytes of the parts must have been written."""
         self._journal.add_box(start, stop, number)
         self.grids[number][tuple(map(slice, start, stop))] = True
         if self._descriptor is not None and time.monotonic() - self._synced > _SYNC_SECONDS:
@@ -113,7 +113,7 @@ class Resumable:
             self._synced = time.monotonic()
 
     def holds(self, start: Sequence[int], stop: Sequence[int], number: int = 0) -> bool:
-        """Return whether all parts of a box of a grid are complete."""
+        """Return whether all parts of a box of array `number` are complete."""
         return bool(self.grids[number][tuple(map(slice, start, stop))].all())
 
 
@@ -126,7 +126,7 @@ def resumable_folder(
     overwrite: bool = False,
     durable: bool = True,
 ) -> Iterator[Resumable]:
-    """Yield a folder to fill; it is renamed to its path if the block ends without error and all parts are complete.
+    """Yield a folder to fill, and rename it to its path if the block ends without error and all parts are complete.
 
     Parameters
     ----------
@@ -135,7 +135,7 @@ def resumable_folder(
     request : Request
         The parameters of the run.
     create : callable
-        Takes a path, and makes the empty folder there.
+        Takes a path, and makes the folder there, without parts.
     overwrite : bool
         Whether to replace an existing Zarr folder.
     durable : bool
@@ -155,7 +155,7 @@ def resumable_folder(
     check_target(path, overwrite=overwrite)
     work = unfinished_beside(path)
     with full_disk(path, f"complete parts are in {work}, for the next run of"), _locked(work, path):
-        check_target(path, overwrite=overwrite)  # a run that held the lock may have made it
+        check_target(path, overwrite=overwrite)  # a run that held the lock may have made the path
         folder = _folder(path, work, request, create)
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -188,9 +188,9 @@ def _locked(work: Path, path: Path) -> Iterator[None]:
 
 
 def _folder(path: Path, work: Path, request: Request, create: Callable[[Path], object]) -> Path:
-    """Return the folder of a request with complete parts, or make an empty one with its journal.
+    """Return the folder that an earlier run with this request has left, or make an empty folder and its journal.
 
-    The folder is renamed last, since a journal without its folder is invalid.
+    The folder gets its name last: until then the journal is invalid.
     """
     folder = work / f"{_FOLDER}-{request.digest}"
     if _can_continue(path, work, request):
@@ -209,17 +209,21 @@ def _folder(path: Path, work: Path, request: Request, create: Callable[[Path], o
 
 
 def _can_continue(path: Path, work: Path, request: Request) -> bool:
-    """Return whether this request has parts; raise an error if another request has parts that can be completed."""
+    """Return whether an earlier run with this request can be continued.
+
+    Raises an error if a run with another request has made parts from the same source data.
+    """
     head = read_head(work / _JOURNAL)
     if head is None or not isinstance(head.get("request"), dict):
         return False
-    # The folder may be the replaced one, which was exchanged with the finished folder and has none of the parts.
+    # A folder with another inode is a replaced target, which was exchanged with the finished folder and has no parts.
     if head.get("inode") not in [folder.stat().st_ino for folder in work.glob(f"{_FOLDER}-????????")]:
         return False
     different = request.differences(head["request"])
-    lost = [name for name in different if name in dict(request.origin)]
-    if lost:
-        log.warning("%s: removed what a stopped run had left: it was made from another %s", path, ", ".join(lost))
+    changed_data = [name for name in different if name in dict(request.origin)]
+    if changed_data:
+        text = ", ".join(changed_data)
+        log.warning("%s: removed what a stopped run had left: it was made from another %s", path, text)
         return False
     if different:
         if not has_boxes(work / _JOURNAL):

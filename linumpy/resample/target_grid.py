@@ -1,7 +1,8 @@
-"""The grid that an image is resampled to: a spacing, a matrix, the grid of another image, or a coordinate system.
+"""Plan the grid to which an image is resampled: by a spacing, a matrix, another image's grid, or a coordinate system.
 
-In: the volumes of a source, and what the caller passed. Out: :class:`TargetGrid`. Errors: ``ValueError`` for parameters
-that do not fit together, :class:`~linumpy.errors.MetadataError` for systems and axes that do not fit.
+In: the volumes of a source, and the caller's parameters. Out: :class:`TargetGrid`. Errors: ``ValueError`` and
+``TypeError`` for parameters that do not fit together, :class:`~linumpy.errors.MetadataError` for coordinate systems and
+axes that do not fit.
 
 Two images are aligned in µm, unless a scene contains both or the caller names a coordinate system of both (NGFF 0.6).
 """
@@ -32,7 +33,7 @@ from linumpy.write.new_image import LEADING_AXES
 
 @dataclass(frozen=True)
 class TargetGrid:
-    """A grid for the output.
+    """A grid for the output, and the defaults that follow from it.
 
     Attributes
     ----------
@@ -56,7 +57,11 @@ class TargetGrid:
 
     @property
     def scaled(self) -> tuple[tuple[float, ...], ...]:
-        """The step in the source for a step of one voxel, without displacements; identity with a coordinate field."""
+        """The matrix from steps of one output voxel to steps in the source, in voxels.
+
+        Fields of displacements are left out. With a field of coordinates, of which no single step is known, the matrix
+        is the identity.
+        """
         regrid = self.regrid
         linear = np.eye(len(regrid.shape))
         for step in compose(regrid.warp, (affine(regrid.matrix, regrid.offset),)):
@@ -76,7 +81,7 @@ def plan_target_grid(
     *,
     spacing_given: bool,
 ) -> TargetGrid:
-    """Choose the grid; parameters are those of :func:`linumpy.resample.resample_zarr.resample_zarr`."""
+    """Plan the grid; parameters are those of :func:`linumpy.resample.resample_zarr.resample_zarr`."""
     if (transform_or_spacing is None) == (like is None):
         raise ValueError("pass a spacing in µm or a matrix, or like= an image whose grid the output takes")
     if system is not None and not isinstance(system, str):
@@ -86,18 +91,18 @@ def plan_target_grid(
     if like is not None:
         if output_shape is not None:
             raise ValueError(f"output_shape={output_shape!r}: the output has the shape of like=, leave out one of them")
-        return _like(
-            volumes, like if isinstance(like, Volumes) else select_volumes(open_image(like)), system, spacing_given
-        )
+        like_volumes = like if isinstance(like, Volumes) else select_volumes(open_image(like))
+        return _plan_like(volumes, like_volumes, system, spacing_given)
     assert transform_or_spacing is not None
     if system is not None:
-        return _in_system(volumes, transform_or_spacing, system, output_shape)
+        return _plan_in_system(volumes, transform_or_spacing, system, output_shape)
     regrid = plan_regrid(transform_or_spacing, volumes.first.shape, volumes.spacing, volumes.origin, output_shape)
     is_spacing = np.ndim(transform_or_spacing) < 2
     return TargetGrid(regrid, is_spacing, "nearest" if is_spacing else "constant")
 
 
-def _like(volumes: Volumes, like: Volumes, system: str | None, spacing_given: bool) -> TargetGrid:
+def _plan_like(volumes: Volumes, like: Volumes, system: str | None, spacing_given: bool) -> TargetGrid:
+    """Plan the grid of another image, aligned in µm or by coordinate systems."""
     if like.axes != volumes.axes:
         raise MetadataError(
             f"{like.name} has the axes of space {', '.join(like.axes)}, and {volumes.name} {', '.join(volumes.axes)}: "
@@ -106,7 +111,7 @@ def _like(volumes: Volumes, like: Volumes, system: str | None, spacing_given: bo
     between: PointMap | None = None
     if like.chosen is not None and volumes.chosen is not None:
         between = map_between(like.chosen.image, volumes.chosen.image, system)
-        if between == ():  # both images have the same coordinates, which are aligned in µm
+        if between == ():  # no transformation: both images have the same coordinates, and are aligned in µm
             between = None
     elif system is not None:
         raise MetadataError(f"coordinate_system={system!r}: a single array has no coordinate systems")
@@ -127,6 +132,7 @@ def _like(volumes: Volumes, like: Volumes, system: str | None, spacing_given: bo
 
 
 def _regrid(steps: PointMap, shape: tuple[int, ...], spacing: Sequence[float], origin: Sequence[float]) -> Regrid:
+    """Describe a grid with a map from its voxels to voxels of the source: a matrix if possible, else a warp."""
     rank = len(shape)
     matrix = as_matrix(compose(steps), rank)
     if matrix is None:
@@ -141,7 +147,7 @@ def _regrid(steps: PointMap, shape: tuple[int, ...], spacing: Sequence[float], o
 
 
 def _from_voxels(chosen: Chosen) -> PointMap:
-    """Map voxels along the axes of space to the coordinates of an image along all its axes."""
+    """Return the map from voxels along the axes of space to coordinates of an image along all axes."""
     image, level = chosen.image, chosen.level
     linear = np.zeros((len(image.axes), len(image.spatial_axes)))
     for column, axis in enumerate(image.spatial_axes):
@@ -150,7 +156,7 @@ def _from_voxels(chosen: Chosen) -> PointMap:
 
 
 def _to_voxels(chosen: Chosen, between: PointMap) -> PointMap:
-    """Map the coordinates of an image along all its axes to voxels along the axes of space."""
+    """Return the map from coordinates of an image along all axes to voxels along the axes of space."""
     image, level = chosen.image, chosen.level
     spatial = list(image.spatial_axes)
     scale, shift = np.array(image.scale[level])[spatial], np.array(image.translation[level])[spatial]
@@ -162,8 +168,10 @@ def _to_voxels(chosen: Chosen, between: PointMap) -> PointMap:
     return (affine(np.eye(len(image.axes))[spatial] / scale[:, None], -shift / scale),)
 
 
-def _in_system(volumes: Volumes, spacing: ArrayLike, system: str, output_shape: Sequence[int] | None) -> TargetGrid:
-    """Cover the source, in a coordinate system, by a grid with a spacing in µm."""
+def _plan_in_system(
+    volumes: Volumes, spacing: ArrayLike, system: str, output_shape: Sequence[int] | None
+) -> TargetGrid:
+    """Plan a grid in a coordinate system, with a spacing in µm, that covers the source."""
     chosen = volumes.chosen
     if chosen is None:
         raise MetadataError(f"coordinate_system={system!r}: a single array has no coordinate systems")
@@ -190,7 +198,7 @@ def _in_system(volumes: Volumes, spacing: ArrayLike, system: str, output_shape: 
     edges = [(-0.5, n - 0.5) for n in volumes.first.shape]
     corners = np.linalg.solve(matrix[:, :-1], np.array(list(itertools.product(*edges))).T - matrix[:, -1:])
     low, high = corners.min(axis=1), corners.max(axis=1)
-    # plan_regrid also checks the spacing.
+    # plan_regrid checks the spacing, and returns a number for each axis.
     planned = plan_regrid(spacing, (1,) * rank, (1.0,) * rank, (0.0,) * rank, (1,) * rank)
     steps_um: np.ndarray = np.array(planned.spacing)
     if np.ndim(spacing) > 1:
@@ -215,20 +223,19 @@ def _in_system(volumes: Volumes, spacing: ArrayLike, system: str, output_shape: 
 
 
 def on_grid_of(carried: Carried, grid: TargetGrid) -> Carried:
-    """Return the metadata of a source with the units, orientations and coordinate systems of the target grid."""
+    """Return a source's metadata with the units, orientations and systems of the image that the grid is taken from."""
     other = grid.carried
     if other is None:
         return carried
-    kept = carried.without(
-        *(part for part in ("orientations", "systems") if getattr(carried, part) != getattr(other, part))
-    )
-    return replace(kept, units=other.units, orientations=other.orientations, systems=other.systems)
+    changed = [name for name in ("orientations", "systems") if getattr(carried, name) != getattr(other, name)]
+    return replace(carried.without(*changed), units=other.units, orientations=other.orientations, systems=other.systems)
 
 
 def turned_systems(carried: Carried, volumes: Volumes, source: Volumes, regrid: Regrid) -> Carried:
-    """Describe turned axes (NGFF 0.6): the new image gets its own system, with a transformation to the source's.
+    """Describe turned axes in NGFF 0.6: the new image gets a system of its own, with a transformation to the source's.
 
-    `volumes` are of the image, or of labels in it; `source` are of the image, whose voxels `regrid` maps to.
+    `volumes` are the volumes of the image, or of labels in it; `source` are the volumes of the image, to whose voxels
+    `regrid` maps.
     """
     systems = carried.systems or Systems(INTRINSIC, (), ())
     units = [carried.units.get(name, "micrometer") for name in volumes.axes]
@@ -242,15 +249,16 @@ def turned_systems(carried: Carried, volumes: Volumes, source: Volumes, regrid: 
         | ({"orientation": dict(carried.orientations[name])} if name in carried.orientations else {})
         for name, unit in zip(volumes.axes, units, strict=True)
     ]
-    # The map from coordinates of the output to those of the source, in µm.
-    old, new = np.array(source.spacing), np.array(regrid.spacing)
-    linear = old[:, None] * np.array(regrid.matrix) / new
-    shift = old * np.array(regrid.offset) + source.origin - linear @ np.array(regrid.origin)
+    # The map from coordinates of the output to coordinates of the source, in µm.
+    source_spacing, new_spacing = np.array(source.spacing), np.array(regrid.spacing)
+    linear = source_spacing[:, None] * np.array(regrid.matrix) / new_spacing
+    shift = source_spacing * np.array(regrid.offset) + source.origin - linear @ np.array(regrid.origin)
+    # The same in the units of the axes, and along all axes.
     factors, leading = np.array([MICROMETERS[unit] for unit in units]), len(volumes.leading)
-    whole = np.eye(len(axes), len(axes) + 1)
-    whole[leading:, leading:-1] = linear * factors / factors[:, None]
-    whole[leading:, -1] = shift / factors
-    back = {"type": "affine", "affine": whole.tolist()}
+    affine_rows = np.eye(len(axes), len(axes) + 1)
+    affine_rows[leading:, leading:-1] = linear * factors / factors[:, None]
+    affine_rows[leading:, -1] = shift / factors
+    to_source = {"type": "affine", "affine": affine_rows.tolist()}
     used_names = {systems.intrinsic, *(str(system["name"]) for system in systems.others)}
     names = itertools.chain(["resampled"], (f"resampled {number}" for number in itertools.count(2)))
     name = next(name for name in names if name not in used_names)
@@ -258,11 +266,11 @@ def turned_systems(carried: Carried, volumes: Volumes, source: Volumes, regrid: 
         {
             **{key: step[key] for key in ("output", "name") if key in step},
             "type": "sequence",
-            "transformations": [back, {k: v for k, v in step.items() if k not in ("input", "output", "name")}],
+            "transformations": [to_source, {k: v for k, v in step.items() if k not in ("input", "output", "name")}],
         }
         for step in systems.transformations
     ]
-    outgoing = [{**back, "output": {"name": systems.intrinsic}}, *others]
+    outgoing = [{**to_source, "output": {"name": systems.intrinsic}}, *others]
     source_system = {"name": systems.intrinsic, "axes": axes}
     transformations = tuple({**step, "input": {"name": name}} for step in outgoing)
     return replace(carried, systems=Systems(name, (source_system, *systems.others), transformations), orientations={})

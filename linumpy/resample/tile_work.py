@@ -1,9 +1,9 @@
 """Carry out the tiles of a volume, here or on the workers of a dask cluster.
 
-In: names of tiles, and functions that read, compute and write a tile. Out: the written tiles. Here the three steps of
-different tiles overlap (``linumpy.resample.blocks.overlap``). A worker reads and computes, and sends its results to
-this process, which writes them, so that workers need access to the source only. Errors: those of
-``linumpy.resample.workers``.
+In: names of tiles, and functions that read, compute and write a tile. Out: the written tiles. In this process the three
+steps of different tiles overlap (``linumpy.resample.blocks.overlap``). On a cluster, workers read and compute, and this
+process writes the results that they send: workers need access to the source only. Errors: those of the three functions
+and of ``linumpy.resample.workers``.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class TileWork:
-    """Carries out tiles in this process or on a cluster.
+    """A function that carries out tiles, in this process or on a cluster.
 
     Attributes
     ----------
@@ -66,7 +66,7 @@ class TileWork:
         ----------
         names, read, compute, write, done
             As for :func:`linumpy.resample.blocks.overlap.work_through`. On a cluster `read` and `compute` are sent to
-            workers with all objects that they refer to, and this thread writes the tiles, in any order.
+            workers with all objects to which they refer, and this thread calls `write` and `done`, in any order.
         """
         if self.client is None:
             work_through(names, read, compute, write, use_gpu=self.use_gpu, done=done)
@@ -112,7 +112,7 @@ def tile_work(distributed: Client | Cluster | str | None, *, use_gpu: bool) -> I
 
 
 def workers_have_gpus(distributed: str) -> bool:
-    """Return whether each worker of a cluster has a GPU; waits for the first worker."""
+    """Wait for the first worker of a cluster, and return whether each worker has a GPU."""
     with client_of(distributed) as client:
         assert client is not None
         return survey(client, _needs("auto")).kind == "cuda"

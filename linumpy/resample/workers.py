@@ -1,9 +1,9 @@
 """Make the blocks of a volume on the workers of a dask cluster.
 
 In: the client of a cluster, and a job whose blocks have numbers. Out: the device and the memory that all workers have
-(:func:`survey`), and blocks (:func:`make_on`). Workers get bytes, and functions that need only Python, so that a worker
-without linumpy can report that it lacks linumpy. Functions import dask. Errors:
-:class:`~linumpy.errors.WorkerError`, which names the worker and what it lacks.
+(:func:`survey`), and blocks (:func:`make_on`). Workers get bytes, and functions that need only Python: a worker without
+linumpy can report that. dask is imported inside functions. Errors: :class:`~linumpy.errors.WorkerError`, which names
+the worker and its missing requirement; :class:`~linumpy.errors.GpuUnavailableError`; the errors of a block.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ Name = TypeVar("Name")
 
 log = logging.getLogger(__name__)
 
-#: Share of the free memory of a host or a device for blocks; limit of host memory for each thread, in bytes.
+#: Share of the free memory of a host or a device for blocks; limit of a thread's blocks in host memory, in bytes.
 _SHARE, _MAX_NBYTES = 0.8, 8 * 2**30
 #: Shares of a worker's memory limit: planned for blocks, and the most that blocks may take. At 0.8 dask starts no
 #: further block, at 0.95 it ends the worker.
 _LIMIT_SHARE, _MAX_LIMIT_SHARE = 0.6, 0.8
-#: Minimum of submitted blocks: an adaptive cluster starts workers according to its waiting tasks.
+#: Minimum number of submitted blocks: an adaptive cluster starts workers according to its waiting tasks.
 _MIN_PENDING = 64
 #: Seconds without a worker before a warning.
 _WARN_SECONDS = 30.0
@@ -64,17 +64,18 @@ class Needs:
     Attributes
     ----------
     source : str
-        Folder of the array to read; empty if workers need no folders: the task opens its source, the caller writes.
+        Folder of the array to read; empty for tiles, which need no check of folders: the task opens its source, and the
+        caller writes.
     metadata : str
-        Digest of its metadata, by :func:`metadata_digest`: another machine may have other data at the same path.
+        Digest of the array's metadata, by :func:`metadata_digest`: another machine may have other data at the path.
     target : str
         Folder to write to.
     device : {"auto", "cuda", "cpu"}
         The caller's choice of a device.
     block_nbytes : int
-        Bytes of a block and its box; 0 before blocks are planned.
+        Bytes of a block and of the box of the source that it needs; 0 before blocks are planned.
     version : str
-        Version of linumpy: another one may make other voxels.
+        Version of linumpy: another version may make other voxels.
     """
 
     source: str
@@ -85,7 +86,7 @@ class Needs:
     version: str = __version__
 
     def lacking(self) -> str:
-        """Return a text about what this process lacks; empty if it lacks nothing."""
+        """Return a text that names the first requirement that this process lacks; empty if it lacks none."""
         if self.version != __version__:
             return f"linumpy {self.version}: it has {__version__}"
         if not self.source:
@@ -102,13 +103,13 @@ class Needs:
 
 
 def needs_of(source: str, target: Path, device: str) -> Needs:
-    """Return the requirements before the target exists: its nearest existing parent folder stands in for it."""
+    """Return the requirements of workers before the target exists: they name the nearest existing parent folder."""
     above = next(parent for parent in target.parents if parent.is_dir())
     return Needs(source, metadata_digest(source), str(above), device)
 
 
 def metadata_digest(folder: str) -> str:
-    """Return a digest of the metadata of an array."""
+    """Return a digest of the metadata of an array in a folder or a ZIP file."""
     digest = hashlib.sha256()
     if (split := split_archive(folder)) is not None:
         store = ArchiveStore(split[0])
@@ -129,11 +130,11 @@ class Capacity:
     Attributes
     ----------
     kind : {"cuda", "cpu"}
-        Their device: the GPU only if each worker has a GPU.
+        Device of all workers: the GPU only if each worker has a GPU.
     nbytes : int
-        Bytes for the blocks of one thread of any worker.
+        Bytes that every thread of every worker has for its blocks.
     reason : str
-        The worker with the fewest bytes, and why.
+        The worker, host or GPU with the fewest bytes, and why; empty if the fixed limit is the smallest.
     """
 
     kind: str
@@ -142,16 +143,16 @@ class Capacity:
 
 
 def survey(client: Client, needs: Needs) -> Capacity:
-    """Ask the workers for their device and memory; waits for the first worker.
+    """Wait for the first worker, and ask all workers for their device and memory.
 
     Raises
     ------
     WorkerError
-        A worker lacks something.
+        A worker lacks a requirement, or does not answer.
     GpuUnavailableError
         The device is ``"cuda"``, and a worker has no GPU.
     """
-    ask, payload = _sent("answer"), pickle.dumps(needs)
+    ask, payload = _worker_function("answer"), pickle.dumps(needs)
     # An adaptive cluster starts no worker while its queue is empty.
     first = client.submit(ask, payload, pure=False)
     try:
@@ -161,7 +162,7 @@ def survey(client: Client, needs: Needs) -> Capacity:
         answers = [first.result()]
     for address, reply in client.run(ask, payload, on_error="return").items():
         if isinstance(reply, OSError):
-            continue  # the worker has left; so may the worker of the first answer
+            continue  # the worker has left, as the worker of the first answer may have
         if isinstance(reply, BaseException):
             raise WorkerError(f"worker {address} does not answer: {reply!r}") from reply
         answers.append(reply)
@@ -173,11 +174,11 @@ def survey(client: Client, needs: Needs) -> Capacity:
     return _capacity({answer["address"]: answer for answer in answers})
 
 
-def _sent(name: str) -> Callable[..., Any]:
-    """Return a function for workers that calls the named function of this module with bytes.
+def _worker_function(name: str) -> Callable[..., Any]:
+    """Return a function for workers, which calls the named function of this module with bytes.
 
-    dask sends a function that is defined inside a function as code, so it runs, and reports the lack, where linumpy is
-    not installed.
+    dask sends a function that is defined inside a function as code: it runs without linumpy, too, and then reports that
+    linumpy is missing.
     """
 
     def run(payload: bytes, number: int = 0, dask_worker: Worker | None = None) -> Any:
@@ -196,7 +197,7 @@ def _sent(name: str) -> Callable[..., Any]:
 
 
 def answer(payload: bytes, _: int, worker: Worker) -> dict[str, Any] | str:
-    """Return, on a worker, its device and memory, or a text about what it lacks."""
+    """Return, on a worker, the worker's device and memory, or a text that names the requirement that it lacks."""
     import socket
 
     import psutil
@@ -227,7 +228,7 @@ def answer(payload: bytes, _: int, worker: Worker) -> dict[str, Any] | str:
 
 
 def _capacity(answers: Mapping[str, Mapping[str, Any]]) -> Capacity:
-    """Return the smallest memory of a thread of any worker; threads of one host, or of one device, share its memory."""
+    """Compute the smallest memory of a thread of any worker; threads of a host, or of a device, share its memory."""
     kind = "cpu" if any(answer["no_gpu"] for answer in answers.values()) else "cuda"
     shared = ("host", "device") if kind == "cuda" else ("host",)
     threads: Counter[tuple[str, ...]] = Counter()
@@ -262,7 +263,7 @@ def make_on(
 ) -> None:
     """Make blocks on the workers of a dask cluster; another worker repeats the block of a lost worker.
 
-    Only a few blocks for each thread are submitted at a time, so that the graph stays small for any volume. Workers
+    Only a few blocks for each thread are submitted at a time, so that dask's graph stays small for any volume. Workers
     that join later take part.
 
     Parameters
@@ -270,31 +271,34 @@ def make_on(
     client : distributed.Client
         Client of a cluster whose workers see the paths of source and target.
     make : callable
-        Function of a module that makes the block of a number; making a block twice must be harmless.
+        Function, defined in a module, that takes the job and the number of a block and makes the block; making a block
+        twice must be harmless.
     job : WorkerJob
         The parameters of the blocks.
     needs : Needs
         Requirements of each worker.
     blocks : mapping of int
-        The blocks to make, by their numbers.
+        A name (such as a box) of each block to make, by its number.
     done : callable
-        Called with each block that is made, in this thread.
+        Called with the name of each block that is made, in this thread.
     block_name : str
-        A name for a block, for errors.
+        A description of a block, for errors.
 
     Raises
     ------
     WorkerError
-        A worker that joined later lacks something; or workers died, one after another, on the same block.
+        A worker lacks a requirement; or workers died, one after another, on the same block.
+    Exception
+        `make` failed with this error, whose note names the worker.
     """
-    payload, sent = pickle.dumps((replace(needs, target=job.target), make, job)), _sent("make_sent_block")
+    payload, sent = pickle.dumps((replace(needs, target=job.target), make, job)), _worker_function("make_sent_block")
 
     def settle(number: int, lacking: str) -> None:
         if lacking:
             raise WorkerError(lacking)
         done(blocks[number])
 
-    # Not pure: the block must be written again even if dask has the result of an equal task.
+    # Not pure: the block must be written again, even if dask still has the result of an equal task.
     carry_out_on(
         client, blocks, lambda number: client.submit(sent, payload, number, pure=False), settle,
         task_name=block_name, memory_parameter="device_memory=", min_pending=_MIN_PENDING,
@@ -302,7 +306,7 @@ def make_on(
 
 
 def make_sent_block(payload: bytes, number: int, worker: Worker) -> str:
-    """Make a block, on a worker; returns a text about what the worker lacks, empty if the block is made."""
+    """Make a block, on a worker; return a text that names the requirement the worker lacks, empty if it lacks none."""
     needs, make, job = pickle.loads(payload)
     lacking = needs.lacking() or _lacking_for_blocks(needs, job, worker)
     if lacking:
@@ -318,7 +322,7 @@ def make_sent_block(payload: bytes, number: int, worker: Worker) -> str:
 
 
 def _lacking_for_blocks(needs: Needs, job: WorkerJob, worker: Worker) -> str:
-    """Return what a worker lacks for the planned blocks; a worker that joined later was not part of the survey."""
+    """Return a text about the GPU or memory that a worker lacks; a worker that joined late was not in the survey."""
     if job.device == "cuda":
         missing = why_no_cuda()
         return f"a GPU: {missing}" if missing else ""

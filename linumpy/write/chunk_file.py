@@ -24,7 +24,14 @@ _MAX_BUFFERS = 1024
 
 
 def write_file(path: str, groups: Iterable[Sequence[Bytes]]) -> int:
-    """Write buffers to a file, one after another; each group by as few system calls as possible.
+    """Write buffers to a file, one after another, with as few system calls for each group as possible.
+
+    Parameters
+    ----------
+    path : str
+        Path of the file; an existing file is truncated first.
+    groups : iterable of sequence of Bytes
+        The buffers. A group must stay valid only until the next group is requested.
 
     Returns
     -------
@@ -34,7 +41,7 @@ def write_file(path: str, groups: Iterable[Sequence[Bytes]]) -> int:
     Raises
     ------
     OSError
-        Naming the file.
+        Such as a full disk; the error names the file, which is then incomplete.
     """
     nbytes = 0
     with _new_file(path) as descriptor:
@@ -100,7 +107,7 @@ class ChunkFiles:
         self._folders: set[str] = set()
 
     def paths(self, box: Box, shape: Sequence[int]) -> list[str]:
-        """Return the paths of the files of a box, the last axis fastest, after making their folders.
+        """Make the folders of the files of a box, and return the paths of the files, the last axis fastest.
 
         Parameters
         ----------
@@ -121,13 +128,13 @@ class ChunkFiles:
         return paths
 
     def write(self, path: str, groups: Iterable[Sequence[Bytes]]) -> int:
-        """Write a file by :func:`write_file`, and return its size."""
+        """Write a file as :func:`write_file` does, under a temporary name if requested; return its size."""
         nbytes = write_file(path + self.suffix, groups)
         self.complete([path])
         return nbytes
 
     def complete(self, paths: Sequence[str]) -> None:
-        """Rename files that were written under temporary names."""
+        """Give files that were written under temporary names their final names."""
         if self.suffix:
             for path in paths:
                 os.replace(path + self.suffix, path)

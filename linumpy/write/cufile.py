@@ -1,8 +1,8 @@
 """Write raw chunks from device memory by cuFile, many at the same time.
 
-In: chunks of one size, as rows of bytes on the device; the caller has waited for the work that makes them. Out: their
-files. A chunk that kvikio fails to write is written again from host memory, which raises the system's own error
-(``OSError``).
+In: chunks of one size, as rows of bytes on the device; the caller has waited for the work that writes the rows. Out: a
+file for each chunk. A chunk that kvikio fails to write is written again from host memory. If that fails, too, the error
+is the system's own (``OSError``).
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Limit of files that are open at the same time, and descriptors that kvikio opens for each.
-_OPEN_FILES, _DESCRIPTORS = 128, 2
+#: Limit of files that are open at the same time, and descriptors that kvikio opens for each file.
+_MAX_OPEN_FILES, _DESCRIPTORS_PER_FILE = 128, 2
 
 
 def write_rows(paths: list[str], rows: Array) -> None:
-    """Write each row of bytes to its file by kvikio; no write runs any more when this ends, even by an error."""
-    max_open = min(_OPEN_FILES, len(paths))
-    with PROCESS.take(Share(_DESCRIPTORS), Share(_DESCRIPTORS * max_open)) as share, transfer_settings():
-        step = share.descriptors // _DESCRIPTORS
+    """Write each row of bytes to its file by kvikio; all writes have ended when this returns or raises."""
+    max_open = min(_MAX_OPEN_FILES, len(paths))
+    min_share, max_share = Share(_DESCRIPTORS_PER_FILE), Share(_DESCRIPTORS_PER_FILE * max_open)
+    with PROCESS.take(min_share, max_share) as share, transfer_settings():
+        step = share.descriptors // _DESCRIPTORS_PER_FILE
         for begin in range(0, len(paths), step):
             batch = _RowWrites(rows.shape[1])
             try:
@@ -38,9 +39,9 @@ def write_rows(paths: list[str], rows: Array) -> None:
             finally:
                 batch.wait()
             if batch.failed:
-                log.warning("kvikio did not write %d chunks (%s); they are written from host memory", *batch.why())
+                log.warning("kvikio did not write %d chunks (%s); they are written from host memory", *batch.failures())
             for index in batch.failed:
-                # Raises the system's error instead of kvikio's, unless the error was temporary.
+                # Raises the system's error instead of kvikio's. A temporary error does not come back.
                 write_file(paths[begin + index], [[to_host(rows[begin + index])]])
 
 
@@ -65,7 +66,7 @@ class _RowWrites:
                 self.failed[index] = str(error)
 
     def wait(self) -> None:
-        """Wait for all writes and note which failed; after an interrupt too, since the writes read from the rows."""
+        """Wait for all writes, and record those that failed. An interrupt is raised at the end: writes use the rows."""
         interrupt: BaseException | None = None
         for index, future in self._futures:
             try:
@@ -81,6 +82,6 @@ class _RowWrites:
         if interrupt is not None:
             raise interrupt
 
-    def why(self) -> tuple[int, str]:
+    def failures(self) -> tuple[int, str]:
         """Return how many writes failed, and the reason of the first failure."""
         return len(self.failed), next(iter(self.failed.values()))

@@ -1,7 +1,7 @@
 """Buffer chunks (or shards) that a region covers only in part, until other regions complete them.
 
-In: parts of stored objects (chunks or shards). Out: whole stored objects. Errors: ``ValueError`` if the buffer would
-exceed the caller's limit.
+In: parts of stored objects (chunks or shards). Out: whole stored objects. Errors: :class:`BufferFullError`, a
+``ValueError``, if the buffer would exceed the caller's limit.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class BufferFullError(ValueError):
 
 
 @dataclass
-class _Cut:
-    """An incomplete stored object: its box, its voxels, and a mask of the missing ones."""
+class _Incomplete:
+    """An incomplete stored object: its box, its voxels, and a mask of the missing voxels."""
 
     box: Box
     voxels: Array
@@ -32,12 +32,12 @@ class _Cut:
 
 
 class CutChunks:
-    """Incomplete stored objects. Not thread-safe.
+    """The buffer of incomplete stored objects. Not thread-safe.
 
     Parameters
     ----------
     limit : int
-        Bytes of the buffer: the voxels, and one byte per voxel that marks it as written.
+        Maximum bytes of the buffer, on host and device together: the voxels, and a byte per voxel for the mask.
     itemsize : int
         Bytes of a voxel.
 
@@ -52,29 +52,31 @@ class CutChunks:
             raise ValueError(f"buffer_bytes={limit!r}: pass a number of bytes, 0 for none")
         self.limit = int(limit)
         self._itemsize = itemsize
-        self._cut: dict[tuple[int, ...], _Cut] = {}
+        self._incomplete: dict[tuple[int, ...], _Incomplete] = {}
         self._nbytes = 0
 
-    def reserve(self, boxes: Iterable[Box], region: str) -> None:
-        """Check that these stored objects fit into the buffer, beside those in it.
+    def check_fits(self, boxes: Iterable[Box], region: str) -> None:
+        """Check that stored objects fit into the buffer, beside the objects that are in it.
 
         Raises
         ------
         BufferFullError
             They do not fit; the message names the region and the bytes.
         """
-        new = sum(self._cost(box) for box in boxes if _corner(box) not in self._cut)
-        if self._nbytes + new > self.limit:
+        new_nbytes = sum(self._buffer_nbytes(box) for box in boxes if _corner(box) not in self._incomplete)
+        if self._nbytes + new_nbytes > self.limit:
             raise BufferFullError(
-                f"region {region} cuts chunks, so that {self._nbytes + new} bytes of incomplete chunks would be "
+                f"region {region} cuts chunks, so that {self._nbytes + new_nbytes} bytes of incomplete chunks would be "
                 f"buffered, more than buffer_bytes={self.limit}: write regions in an order that completes chunks "
                 "sooner, or allow more"
             )
 
     def add(
-        self, box: Box, part: Box, voxels: Array, begin: Callable[[ModuleType, Box], tuple[Array, bool]]
+        self, box: Box, part: Box, voxels: Array, initial_of: Callable[[ModuleType, Box], tuple[Array, bool]]
     ) -> Array | None:
-        """Add a part of a stored object; returns all its voxels once it is complete, else None.
+        """Add a part of a stored object; return the voxels of the object if it is complete, else None.
+
+        A complete object is removed from the buffer.
 
         Parameters
         ----------
@@ -84,38 +86,39 @@ class CutChunks:
             Box of the part.
         voxels : numpy.ndarray or cupy.ndarray
             Voxels of the part.
-        begin : callable
+        initial_of : callable
             (NumPy or CuPy, box) → the voxels of the object before its first part, and whether all of them count as
-            written.
+            written. The object is buffered in the memory of its first part.
         """
         corner = _corner(box)
-        cut = self._cut.get(corner)
-        if cut is None:
-            initial, complete = begin(array_module(voxels), box)
-            cut = self._cut[corner] = _Cut(box, initial, np.full(shape_of(box), not complete))
-            self._nbytes += self._cost(box)
+        incomplete = self._incomplete.get(corner)
+        if incomplete is None:
+            initial, is_written = initial_of(array_module(voxels), box)
+            incomplete = self._incomplete[corner] = _Incomplete(box, initial, np.full(shape_of(box), not is_written))
+            self._nbytes += self._buffer_nbytes(box)
         inside = within(part, box)
-        cut.voxels[inside] = _in_memory_of(cut.voxels, voxels)
-        cut.missing[inside] = False
-        if cut.missing.any():
+        incomplete.voxels[inside] = _in_memory_of(incomplete.voxels, voxels)
+        incomplete.missing[inside] = False
+        if incomplete.missing.any():
             return None
-        self.drop(corner)
-        return cut.voxels
+        self.remove(box)
+        return incomplete.voxels
 
-    def drop(self, corner: tuple[int, ...]) -> None:
+    def remove(self, box: Box) -> None:
         """Remove a stored object, if it is buffered."""
-        cut = self._cut.pop(corner, None)
-        if cut is not None:
-            self._nbytes -= self._cost(cut.box)
+        incomplete = self._incomplete.pop(_corner(box), None)
+        if incomplete is not None:
+            self._nbytes -= self._buffer_nbytes(incomplete.box)
 
     def drain(self) -> Iterator[tuple[Box, Array]]:
-        """Remove and yield all stored objects, complete or not."""
-        while self._cut:
-            cut = next(iter(self._cut.values()))
-            self.drop(_corner(cut.box))
-            yield cut.box, cut.voxels
+        """Remove all stored objects, which are incomplete, and yield the box and the voxels of each."""
+        while self._incomplete:
+            incomplete = next(iter(self._incomplete.values()))
+            self.remove(incomplete.box)
+            yield incomplete.box, incomplete.voxels
 
-    def _cost(self, box: Box) -> int:
+    def _buffer_nbytes(self, box: Box) -> int:
+        """Return the bytes of the buffer for a stored object: its voxels and its mask."""
         return math.prod(shape_of(box)) * (self._itemsize + 1)
 
 
@@ -124,7 +127,7 @@ def _corner(box: Box) -> tuple[int, ...]:
 
 
 def _in_memory_of(buffer: Array, voxels: Array) -> Array:
-    """Copy voxels to the memory, host or device, of a buffer."""
+    """Copy voxels to the memory, host or device, that a buffer is in."""
     if is_device_array(buffer):
         return array_module(buffer).asarray(voxels)  # type: ignore[no-any-return]
     return to_host(voxels)

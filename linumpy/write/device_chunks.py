@@ -1,12 +1,15 @@
-"""Copy chunks from device memory to pinned host memory or to files, and read them back for the next resolution.
+"""Write the chunks of device arrays to files, or copy their stored bytes to pinned host memory; read boxes back.
 
-In: device arrays of whole chunks. Out: the stored bytes of the chunks in pinned memory, or files of raw chunks. Errors:
-``OSError``, such as a full disk.
+In: device arrays of whole chunks. Out: files of raw chunks; the stored bytes of encoded chunks in pinned memory; boxes
+of written arrays in device memory, from which coarser chunks are made. Errors: ``OSError``, such as a full disk.
 
-One kernel makes the voxels of each chunk contiguous, in a second copy of the block on the device. Raw chunks are
-written by cuFile (``linumpy.write.cufile``). In kvikio's compat mode, or without kvikio, they are copied to pinned
-memory, and threads of the host write them: kvikio's compat mode was six times slower. Chunks with codecs are encoded on
-the device, and their stored bytes are copied to pinned memory.
+The block is copied on the device, so that the voxels of each chunk are contiguous. cuFile writes raw chunks from there
+(``linumpy.write.cufile``). In kvikio's compat mode, or without kvikio, raw chunks are copied to pinned memory, and
+threads of the host write them: kvikio's compat mode was six times slower. Chunks with codecs are encoded on the device,
+and their stored bytes are copied to pinned memory.
+
+The *arena* is the device array that holds the stored bytes of all chunks; a *piece* is a range of its bytes that is
+copied to the host at once.
 """
 
 from __future__ import annotations
@@ -36,10 +39,10 @@ from linumpy.write.tasks import Finish
 if TYPE_CHECKING:
     from cupy.cuda import Event, Stream
 
-#: Writes the chunks with the given numbers, which are consecutive.
+#: A function that writes the chunks with the given numbers, which are consecutive.
 WriteSome = Callable[[Sequence[int]], None]
-#: Bytes of each of the two pinned buffers of a writing thread.
-_LANDING_NBYTES = 4 * 2**20
+#: Maximum bytes of each of the two pinned buffers of a writing thread.
+_PINNED_NBYTES = 4 * 2**20
 
 
 def read_to_device(array: zarr.Array, box: Box) -> Array:
@@ -55,7 +58,9 @@ def start_writing(
     files: ChunkFiles,
     start: Callable[[WriteSome], Finish],
 ) -> Finish:
-    """Start to write the raw chunks of a block to their files.
+    """Start to write the raw chunks of a block, and return a function that waits until their files are complete.
+
+    cuFile writes within that function; otherwise `start` starts threads before this function returns.
 
     Parameters
     ----------
@@ -64,36 +69,37 @@ def start_writing(
     block : cupy.ndarray
         On the current device, ordered on CuPy's current stream.
     chunk_shape : tuple of int
-        Voxels of a chunk; the last chunks along an axis may be ragged in `block`, and are written whole.
+        Voxels of a chunk. `block` may have fewer voxels of the last chunk along an axis; the chunk is written whole.
     fill_value : numpy.generic
         Value beyond the edge.
     files : ChunkFiles
         Files of the array.
     start : callable
-        Starts threads that call a function with consecutive parts of the chunks' numbers.
+        Takes a function; starts threads that call it with consecutive chunk numbers, and returns a function that waits
+        for the threads.
     """
     rows = cut_into_chunks(block, chunk_shape, fill_value).reshape((len(paths), -1)).view(np.uint8)
     nbytes = rows.shape[1]
-    cut = recorded()
-    streams = DeviceStreams(rows.reshape(-1), np.arange(len(paths) + 1) * nbytes, cut)
+    block_copied = record_event()
+    stored_bytes = StoredBytes(rows.reshape(-1), np.arange(len(paths) + 1) * nbytes, block_copied)
 
     def by_kvikio() -> None:
-        streams.wait()  # kvikio does not order its reads on the stream
+        stored_bytes.wait()  # kvikio does not order its reads on the stream
         write_rows([path + files.suffix for path in paths], rows)
         files.complete(paths)
 
     def write_some(numbers: Sequence[int]) -> None:
         bounds = np.arange(numbers[0], numbers[-1] + 2) * nbytes
-        write_landed(streams, [paths[n] for n in numbers], bounds, np.zeros(len(numbers), bool), files)
+        write_chunk_files(stored_bytes, [paths[n] for n in numbers], bounds, np.zeros(len(numbers), bool), files)
 
     if kvikio_mode()[0] == "cufile":
         return by_kvikio
     finish = start(write_some)
-    cut.synchronize()
+    block_copied.synchronize()
     return finish
 
 
-class DeviceStreams:
+class StoredBytes:
     """The stored bytes of consecutive chunks on the device; CuPy's current stream may still be writing them.
 
     Parameters
@@ -101,49 +107,49 @@ class DeviceStreams:
     arena : cupy.ndarray of uint8
         The bytes.
     offsets : cupy.ndarray or numpy.ndarray of int64
-        Offset of each chunk in the arena, and the end of the last one.
-    cut : cupy.cuda.Event
-        Event after which the block that the chunks are made from may change.
+        Offset of each chunk in the arena, and the end of the last chunk.
+    block_copied : cupy.cuda.Event
+        Event after which the voxels that the chunks were made from may change.
     is_fill : cupy.ndarray of bool, optional
         Which chunks hold only the fill value; by default none.
     """
 
-    def __init__(self, arena: Array, offsets: Array, cut: Event, is_fill: Array | None = None) -> None:
+    def __init__(self, arena: Array, offsets: Array, block_copied: Event, is_fill: Array | None = None) -> None:
         cupy = require_cuda()
-        self.cut = cut
+        self.block_copied = block_copied
         self._arena, self._offsets = arena, offsets
         self._is_fill = np.zeros(len(offsets) - 1, bool) if is_fill is None else is_fill
         self._device = cupy.cuda.Device()
-        self._complete = recorded()
+        self._complete = record_event()
         self._copies = _copy_stream(cupy, self._device.id)
         self._lock = threading.Lock()
-        self._counts: tuple[np.ndarray, np.ndarray] | None = None
+        self._offsets_and_fill: tuple[np.ndarray, np.ndarray] | None = None
 
     def wait(self) -> None:
         """Wait until all bytes are written."""
         self._complete.synchronize()
 
-    def counts(self) -> tuple[np.ndarray, np.ndarray]:
+    def offsets_and_fill(self) -> tuple[np.ndarray, np.ndarray]:
         """Wait until all bytes are written; return the offsets, and which chunks hold only the fill value."""
         with self._lock, self._device:
-            if self._counts is None:
+            if self._offsets_and_fill is None:
                 self.wait()
-                self._counts = self._fetched(self._offsets), self._fetched(self._is_fill)
-            return self._counts
+                self._offsets_and_fill = self._fetched(self._offsets), self._fetched(self._is_fill)
+            return self._offsets_and_fill
 
     @contextmanager
-    def land(self, pieces: Sequence[tuple[int, int]]) -> Iterator[Iterator[tuple[int, np.ndarray]]]:
-        """Yield an iterator that copies pieces of the arena to pinned memory; see :func:`land`."""
+    def copied_to_host(self, pieces: Sequence[tuple[int, int]]) -> Iterator[Iterator[tuple[int, np.ndarray]]]:
+        """Wait until all bytes are written; yield an iterator over copies of pieces, by :func:`copy_to_host`."""
         self.wait()
-        with self._device, closing(land(self._arena, pieces, self._copies)) as landed:
-            yield landed
+        with self._device, closing(copy_to_host(self._arena, pieces, self._copies)) as copies:
+            yield copies
 
     def _fetched(self, array: Array) -> np.ndarray:
         return array if isinstance(array, np.ndarray) else array.get(stream=self._copies)  # type: ignore[no-any-return, attr-defined]
 
 
-def recorded(stream: Stream | None = None) -> Event:
-    """Return an event after a stream's work so far; threads that wait for it block instead of spinning."""
+def record_event(stream: Stream | None = None) -> Event:
+    """Record an event on a stream, by default CuPy's current stream; threads that wait for it block, not spin."""
     event = require_cuda().cuda.Event(block=True, disable_timing=True)
     event.record(stream)
     return event
@@ -158,7 +164,7 @@ def _copy_stream(cupy: ModuleType, device: int) -> Stream:
 
 def start_encoding(
     parts: Sequence[Array], chunk_shape: tuple[int, ...], fill_value: np.generic, encoding: Encoding
-) -> DeviceStreams:
+) -> StoredBytes:
     """Start to cut blocks into chunks, and to encode the chunks, on CuPy's current stream.
 
     Parameters
@@ -166,26 +172,26 @@ def start_encoding(
     parts : sequence of cupy.ndarray
         Blocks; the chunks are ordered block by block, in each of them the last axis fastest.
     chunk_shape : tuple of int
-        Voxels of a chunk; the last chunks along an axis may be ragged in a block, and are encoded whole.
+        Voxels of a chunk. A block may have fewer voxels of the last chunk along an axis; the chunk is encoded whole.
     fill_value : numpy.generic
         Value beyond the edge.
     encoding : Encoding
-        An encoding that the device supports.
+        An encoding that the device supports. Its checksum is not applied here.
     """
     from linumpy.gpu.codecs.encode import encode_chunks
 
-    rows = rows_of(parts, chunk_shape, fill_value)
-    cut = recorded()
-    is_fill = holds_only(rows, fill_value)
-    stored = rows.view(np.uint8)
+    rows = cut_blocks(parts, chunk_shape, fill_value)
+    block_copied = record_event()
+    is_fill = filled_with(rows, fill_value)
+    raw = rows.view(np.uint8)
     if not encoding.compressor:
-        return DeviceStreams(stored.reshape(-1), np.arange(len(rows) + 1) * stored.shape[1], cut, is_fill)
-    encoded = encode_chunks(stored, encoding)
-    return DeviceStreams(encoded.arena, encoded.offsets, cut, is_fill)
+        return StoredBytes(raw.reshape(-1), np.arange(len(rows) + 1) * raw.shape[1], block_copied, is_fill)
+    encoded = encode_chunks(raw, encoding)
+    return StoredBytes(encoded.arena, encoded.offsets, block_copied, is_fill)
 
 
-def rows_of(parts: Sequence[Array], chunk_shape: tuple[int, ...], fill_value: np.generic) -> Array:
-    """Return the chunks of blocks, of shape (chunk, voxel)."""
+def cut_blocks(parts: Sequence[Array], chunk_shape: tuple[int, ...], fill_value: np.generic) -> Array:
+    """Return the chunks of all blocks as a contiguous array of shape (chunk, voxel)."""
     grids = [tuple(-(-n // c) for n, c in zip(part.shape, chunk_shape, strict=True)) for part in parts]
     ends = list(itertools.accumulate(map(math.prod, grids), initial=0))
     rows = array_module(parts[0]).empty((ends[-1], *chunk_shape), parts[0].dtype.newbyteorder("="))
@@ -194,15 +200,15 @@ def rows_of(parts: Sequence[Array], chunk_shape: tuple[int, ...], fill_value: np
     return rows.reshape((len(rows), -1))  # type: ignore[no-any-return]
 
 
-def holds_only(rows: Array, value: np.generic) -> Array:
+def filled_with(rows: Array, value: np.generic) -> Array:
     """Return which rows hold only a value, bit for bit."""
     bits = np.dtype(f"u{rows.dtype.itemsize}")
     expected, voxels = np.asarray(value, rows.dtype).view(bits)[()], rows.view(bits)
     return (voxels.min(axis=1) == expected) & (voxels.max(axis=1) == expected)  # type: ignore[no-any-return]
 
 
-def write_landed(
-    streams: DeviceStreams,
+def write_chunk_files(
+    stored_bytes: StoredBytes,
     paths: Sequence[str],
     offsets: np.ndarray,
     is_fill: np.ndarray,
@@ -210,16 +216,16 @@ def write_landed(
     *,
     with_checksum: bool = False,
 ) -> int:
-    """Copy chunks to the host and write each to its file; returns the bytes of the files.
+    """Copy chunks to the host, write each to its file, and return the size of all files.
 
     Parameters
     ----------
-    streams : DeviceStreams
+    stored_bytes : StoredBytes
         The stored bytes.
     paths : sequence of str
         Path of each chunk.
     offsets : numpy.ndarray of int64
-        Offset of each chunk in the arena, and the end of the last one.
+        Offset of each chunk in the arena, and the end of the last chunk.
     is_fill : numpy.ndarray of bool
         Which chunks hold only the fill value: their files are removed.
     files : ChunkFiles
@@ -227,28 +233,29 @@ def write_landed(
     with_checksum : bool
         Whether a CRC-32C follows each chunk.
     """
-    nbytes, stored = 0, np.flatnonzero(~is_fill)
+    nbytes, stored_numbers = 0, np.flatnonzero(~is_fill)
     for number in np.flatnonzero(is_fill).tolist():
         files.remove(paths[number])
-    bounds = np.stack([offsets[:-1], offsets[1:]], axis=1)[stored]
+    bounds = np.stack([offsets[:-1], offsets[1:]], axis=1)[stored_numbers]
     sizes = bounds[:, 1] - bounds[:, 0]
-    if len(sizes) and sizes.max() > _LANDING_NBYTES:
-        for number, (begin, end) in zip(stored.tolist(), bounds.tolist(), strict=True):
-            with streams.land(cut_bytes(begin, end)) as landed:
-                groups = Landing(landed).groups([(begin, end)], with_checksum=with_checksum)
+    if len(sizes) and sizes.max() > _PINNED_NBYTES:
+        for number, (begin, end) in zip(stored_numbers.tolist(), bounds.tolist(), strict=True):
+            with stored_bytes.copied_to_host(split_bytes(begin, end)) as copies:
+                groups = PinnedSpans(copies).groups([(begin, end)], with_checksum=with_checksum)
                 nbytes += files.write(paths[number], groups)
         return nbytes
-    runs = list(_runs(bounds, _LANDING_NBYTES))
-    with streams.land([(int(bounds[run.start, 0]), int(bounds[run.stop - 1, 1])) for run in runs]) as landed:
-        for run, (begin, piece) in zip(runs, landed, strict=True):
-            run_paths = [paths[number] for number in stored[run.start : run.stop].tolist()]
+    runs = list(_runs(bounds, _PINNED_NBYTES))
+    pieces = [(int(bounds[run.start, 0]), int(bounds[run.stop - 1, 1])) for run in runs]
+    with stored_bytes.copied_to_host(pieces) as copies:
+        for run, (begin, piece) in zip(runs, copies, strict=True):
+            run_paths = [paths[number] for number in stored_numbers[run.start : run.stop].tolist()]
             run_bounds = bounds[run.start : run.stop] - begin
             nbytes += files.write_many(run_paths, piece, run_bounds, with_checksum=with_checksum)
     return nbytes
 
 
 def _runs(bounds: np.ndarray, max_nbytes: int) -> Iterator[range]:
-    """Yield runs of consecutive chunks that span at most `max_nbytes`, or are one chunk."""
+    """Yield runs of consecutive chunks; each run spans at most `max_nbytes`, or is a single chunk."""
     first, count = 0, len(bounds)
     while first < count:
         last = max(first + 1, int(np.searchsorted(bounds[:, 1], bounds[first, 0] + max_nbytes, "right")))
@@ -256,18 +263,18 @@ def _runs(bounds: np.ndarray, max_nbytes: int) -> Iterator[range]:
         first = last
 
 
-def cut_bytes(begin: int, end: int) -> list[tuple[int, int]]:
-    """Cut a range of bytes into pieces of a pinned buffer's size."""
-    return [(offset, min(offset + _LANDING_NBYTES, end)) for offset in range(begin, end, _LANDING_NBYTES)]
+def split_bytes(begin: int, end: int) -> list[tuple[int, int]]:
+    """Cut a range of bytes into pieces that fit a pinned buffer."""
+    return [(offset, min(offset + _PINNED_NBYTES, end)) for offset in range(begin, end, _PINNED_NBYTES)]
 
 
-def land(arena: Array, pieces: Sequence[tuple[int, int]], stream: Stream) -> Generator[tuple[int, np.ndarray]]:
-    """Copy bytes to pinned memory, piece by piece; the next piece is copied while the caller uses the last one.
+def copy_to_host(arena: Array, pieces: Sequence[tuple[int, int]], stream: Stream) -> Generator[tuple[int, np.ndarray]]:
+    """Copy pieces of the arena to pinned memory; piece n + 1 is copied while the caller uses piece n.
 
     Parameters
     ----------
     arena : cupy.ndarray of uint8
-        Device memory, to which nothing writes any more.
+        Device memory; all work that writes it must be complete.
     pieces : sequence of (int, int)
         Begin and end of each piece in the arena.
     stream : cupy.cuda.Stream
@@ -289,37 +296,37 @@ def land(arena: Array, pieces: Sequence[tuple[int, int]], stream: Stream) -> Gen
 
     def start(number: int) -> tuple[np.ndarray, Event]:
         begin, end = pieces[number]
-        landing = buffers[number % 2][: end - begin]
+        piece = buffers[number % 2][: end - begin]
         if end > begin:
-            arena[begin:end].get(stream=stream, out=landing, blocking=False)
-        return landing, recorded(stream)
+            arena[begin:end].get(stream=stream, out=piece, blocking=False)
+        return piece, record_event(stream)
 
-    landing, copied = start(0)
+    next_piece, copied = start(0)
     try:
         for number, (begin, _) in enumerate(pieces):
             copied.synchronize()
-            landed = landing
+            piece = next_piece
             if number + 1 < len(pieces):
-                landing, copied = start(number + 1)
-            yield begin, landed
+                next_piece, copied = start(number + 1)
+            yield begin, piece
     finally:
         copied.synchronize()  # after an interrupt too: the copy must finish before its pinned buffer is freed
 
 
-class Landing:
-    """Spans of the arena, taken from the pieces that are copied to pinned memory.
+class PinnedSpans:
+    """Reads spans of the arena from the pieces of it that :func:`copy_to_host` yields.
 
     Parameters
     ----------
     pieces : iterator of (int, numpy.ndarray)
-        The pieces that :func:`land` yields.
+        Begin of each piece in the arena, and its bytes.
     """
 
     def __init__(self, pieces: Iterator[tuple[int, np.ndarray]]) -> None:
         self._pieces, self._begin, self._piece = pieces, 0, np.empty(0, np.uint8)
 
     def groups(self, spans: Iterable[tuple[int, int]], *, with_checksum: bool = False) -> Iterator[list[Bytes]]:
-        """Yield the bytes of spans of the arena, in groups; a group is valid until the next one.
+        """Yield the bytes of spans in groups of buffers; a group is valid until the next group is requested.
 
         Parameters
         ----------
@@ -355,7 +362,10 @@ def _pinned(cupy: ModuleType, nbytes: int) -> np.ndarray:
 def cut_into_chunks(
     block: Array, chunk_shape: tuple[int, ...], fill_value: np.generic, out: Array | None = None
 ) -> Array:
-    """Return a contiguous array of shape (grid, chunk), `out` if given, with the fill value beyond the edge."""
+    """Copy a block into an array of shape (grid, chunk), in which the voxels of each chunk are contiguous.
+
+    Voxels beyond the edge of the block are the fill value. Returns `out`, or a new array.
+    """
     xp, dtype = array_module(block), block.dtype.newbyteorder("=")
     grid = tuple(-(-n // c) for n, c in zip(block.shape, chunk_shape, strict=True))
     chunks = xp.empty((*grid, *chunk_shape), dtype) if out is None else out
@@ -372,7 +382,7 @@ def cut_into_chunks(
 
 
 def _whole_and_ragged(length: int, chunk: int) -> Iterator[tuple[slice, slice, int]]:
-    """Yield the slice of voxels, the slice of chunks and the voxels per chunk: for whole chunks, then a ragged one."""
+    """Yield slice of voxels, slice of chunks and voxels per chunk: for the whole chunks, then for the ragged chunk."""
     count, ragged = divmod(length, chunk)
     if count:
         yield slice(0, count * chunk), slice(0, count), chunk

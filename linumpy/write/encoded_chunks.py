@@ -1,10 +1,10 @@
-"""Write whole chunks and shards of a local array, encoded in the memory their voxels are in.
+"""Encode whole chunks and shards of a local array, on the device or the host, and write their files.
 
 In: boxes of whole stored objects (chunks or shards), as NumPy or CuPy arrays. Out: files. As in zarr, an object that
 holds only the fill value has no file, and such an inner chunk is missing in its shard. A device array is cut into
 chunks and encoded on CuPy's current stream, in batches; threads of the host copy the stored bytes to pinned memory, a
-piece at a time, and write them while the next batches are encoded. Host arrays are encoded by the same threads. Errors:
-``OSError``, such as a full disk.
+piece at a time, and write them while the next batches are encoded. The same threads encode host arrays, and device
+arrays whose chunks the device does not encode (``why_host``). Errors: ``OSError``, such as a full disk.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from linumpy.write.tasks import Finish, Pending, done, finish_all, in_tasks, sta
 if TYPE_CHECKING:
     from cupy.cuda import Event
 
-    from linumpy.write.device_chunks import DeviceStreams
+    from linumpy.write.device_chunks import StoredBytes
 
 log = logging.getLogger(__name__)
 
-#: Limits, unless one chunk or shard takes more: bytes of a batch's voxels, and of the device memory of all batches.
+#: Limits, unless a single chunk or shard takes more: bytes of a batch's voxels, and device memory of all batches.
 BATCH_NBYTES, _MAX_DEVICE_NBYTES = 256 * 2**20, 5 * 2**29
-#: Limit of batches whose stored bytes are being written: one thread writes a shard, so many batches keep threads busy.
+#: Limit of batches whose stored bytes are being written. One thread writes a shard: several batches keep threads busy.
 _MAX_PENDING = 8
-#: The default budget as a share of the free device memory; encoding takes a fourth of the budget.
+#: The default budget as a share of the free device memory; encoding takes at most a fourth of the budget.
 _BUDGET_SHARE = 0.5
 
 
@@ -55,9 +55,9 @@ class Batch:
     Attributes
     ----------
     nbytes : int
-        Bytes of the voxels of one or more chunks (or shards); 0 if not one fits into the memory, and the host encodes.
+        Bytes of the voxels of one or more chunks (or shards); 0 if the memory holds none, so that the host encodes.
     pending : int
-        Number of batches whose stored bytes stay on the device while they are written.
+        Number of batches whose stored bytes may be on the device at the same time, while they are written.
     device_nbytes : int
         Device memory that writing takes beyond a block.
     """
@@ -67,12 +67,12 @@ class Batch:
     device_nbytes: int
 
 
-#: The host encodes.
+#: The batch size if the host encodes.
 NO_BATCH = Batch(0, 1, 0)
 
 
 def plan_batch(encoding: Encoding, chunk_nbytes: int, object_nbytes: int, budget: int | None = None) -> Batch:
-    """Choose the size of the batches that a device encodes.
+    """Plan the size of the batches that a device encodes; :data:`NO_BATCH` if not even a chunk (or shard) fits.
 
     Parameters
     ----------
@@ -81,7 +81,7 @@ def plan_batch(encoding: Encoding, chunk_nbytes: int, object_nbytes: int, budget
     chunk_nbytes, object_nbytes : int
         Bytes of the voxels of an (inner) chunk, and of a chunk or shard.
     budget : int, optional
-        Bytes of device memory; encoding may take a fourth.
+        Bytes of device memory, of which encoding may take a fourth; by default only the fixed limits apply.
     """
     allowed = math.inf if budget is None else budget // 4
     count = max(1, BATCH_NBYTES // object_nbytes)
@@ -96,7 +96,7 @@ def plan_batch(encoding: Encoding, chunk_nbytes: int, object_nbytes: int, budget
 
 
 def _device_nbytes(encoding: Encoding, chunk_nbytes: int, batch_nbytes: int) -> tuple[int, int]:
-    """Return the device memory that encoding a batch takes, and the memory of its stored bytes."""
+    """Return the temporary device memory that encodes a batch, and the device memory of the batch's stored bytes."""
     from linumpy.gpu.codecs.encode import encoding_nbytes
 
     if why_not_on_device(encoding, chunk_nbytes) or not encoding.compressor:
@@ -125,7 +125,7 @@ def _warn_once(why: str) -> None:
 
 @dataclass(frozen=True)
 class _Object:
-    """A chunk or shard: its file, its box, and, with shards, the numbers of its inner chunks in the index."""
+    """A stored object: its file, its box, the index slots of its inner chunks (None without shards), their count."""
 
     path: str
     box: Box
@@ -143,7 +143,7 @@ class EncodedChunks:
     layout : ArrayLayout
         Layout of the array.
     encoding : Encoding
-        Encoding of its (inner) chunks.
+        Encoding of the (inner) chunks.
     pool, threads, renamed, batch
         As for :func:`linumpy.write.raw_chunks.chunks_of`.
     """
@@ -171,7 +171,7 @@ class EncodedChunks:
 
     @functools.cached_property
     def _batch(self) -> Batch:
-        """The size of the current device's batches."""
+        """The size of batches: the caller's, or planned once for the current device."""
         if self._given_batch is not None:
             return self._given_batch
         object_nbytes = math.prod(self._layout.object_shape) * self._layout.dtype.itemsize
@@ -189,7 +189,10 @@ class EncodedChunks:
         return why_not_on_device(self.encoding, self._layout.chunk_nbytes)
 
     def start(self, box: Box, block: Array) -> Finish:
-        """Start to write a box of whole chunks (or shards); see :meth:`linumpy.write.raw_chunks.Chunks.start`."""
+        """Start to write a box of whole chunks (or shards); see :meth:`linumpy.write.raw_chunks.Chunks.start`.
+
+        Chunks that the host encodes are written before this returns.
+        """
         if is_device_array(block):
             if not self.why_host:
                 layout = self._layout
@@ -213,18 +216,19 @@ class EncodedChunks:
         return objects
 
     def _write(self, object_: _Object, groups: Iterable[Sequence[Bytes]], sizes: np.ndarray) -> None:
-        """Write a file, in a thread of the pool; remove it if none of its chunks is stored."""
+        """Write the file of an object, or remove the file if all chunks of the object hold only the fill value."""
         if sizes.any():
-            self._count(self._files.write(object_.path, file_groups(groups, sizes, self._layout.shard, object_.slots)))
+            groups = file_groups(groups, sizes, self._layout.shard, object_.slots)
+            self._add_stored(self._files.write(object_.path, groups))
         else:
             self._files.remove(object_.path)
 
-    def _count(self, nbytes: int) -> None:
+    def _add_stored(self, nbytes: int) -> None:
         with self._lock:
             self.stored_nbytes += nbytes
 
     def _start_batch(self, box: Box, block: Array) -> tuple[Event, Finish]:
-        """Start to encode objects on the device, and tasks that copy their bytes to the host and write them.
+        """Start to encode a batch on the device, and start the tasks that copy the stored bytes and write files.
 
         Returns the event after which `block` may change, and a function that waits for the files.
         """
@@ -235,41 +239,47 @@ class EncodedChunks:
         objects = [] if layout.shard is None else self._objects(box)
         parts = [block[within(object_.box, box)] for object_ in objects] or [block]
         assert layout.fill_value is not None
-        streams = start_encoding(parts, layout.chunk_shape, layout.fill_value, replace(self.encoding, checksum=False))
+        stored_bytes = start_encoding(
+            parts, layout.chunk_shape, layout.fill_value, replace(self.encoding, checksum=False)
+        )
         if layout.shard is None:
             paths = self._files.paths(box, layout.object_shape)
-            count, write_some = len(paths), partial(self._write_chunks, streams, paths)
+            count, write_some = len(paths), partial(self._write_chunks, stored_bytes, paths)
         else:
-            count, write_some = len(objects), partial(self._write_shards, streams, objects)
+            count, write_some = len(objects), partial(self._write_shards, stored_bytes, objects)
         tasks = task_count(count, self._threads, self._batch.pending if layout.shard is None else 1)
-        return streams.cut, self._pending.add(start_tasks(self._pool, tasks, write_some, range(count)))
+        return stored_bytes.block_copied, self._pending.add(start_tasks(self._pool, tasks, write_some, range(count)))
 
-    def _write_chunks(self, streams: DeviceStreams, paths: list[str], numbers: Sequence[int]) -> None:
-        from linumpy.write.device_chunks import write_landed
+    def _write_chunks(self, stored_bytes: StoredBytes, paths: list[str], numbers: Sequence[int]) -> None:
+        from linumpy.write.device_chunks import write_chunk_files
 
-        a, b = numbers[0], numbers[-1] + 1
-        offsets, is_fill = streams.counts()[0][a : b + 1], streams.counts()[1][a:b]
+        first, end = numbers[0], numbers[-1] + 1
+        all_offsets, all_is_fill = stored_bytes.offsets_and_fill()
+        nbytes = write_chunk_files(
+            stored_bytes, paths[first:end], all_offsets[first : end + 1], all_is_fill[first:end], self._files,
+            with_checksum=self.encoding.checksum,
+        )  # fmt: skip
+        self._add_stored(nbytes)
+
+    def _write_shards(self, stored_bytes: StoredBytes, objects: list[_Object], numbers: Sequence[int]) -> None:
+        from linumpy.write.device_chunks import PinnedSpans, split_bytes
+
+        firsts = [0, *itertools.accumulate(object_.count for object_ in objects)]  # number of each shard's first chunk
         with_checksum = self.encoding.checksum
-        self._count(write_landed(streams, paths[a:b], offsets, is_fill, self._files, with_checksum=with_checksum))
-
-    def _write_shards(self, streams: DeviceStreams, objects: list[_Object], numbers: Sequence[int]) -> None:
-        from linumpy.write.device_chunks import Landing, cut_bytes
-
-        firsts = [0, *itertools.accumulate(object_.count for object_ in objects)]
-        with_checksum = self.encoding.checksum
+        all_offsets, all_is_fill = stored_bytes.offsets_and_fill()
         for number in numbers:
-            a, b = firsts[number], firsts[number + 1]
-            offsets, is_fill = streams.counts()[0][a : b + 1], streams.counts()[1][a:b]
+            first, end = firsts[number], firsts[number + 1]
+            offsets, is_fill = all_offsets[first : end + 1], all_is_fill[first:end]
             sizes = stored_sizes(offsets, is_fill, with_checksum=with_checksum)
             spans = stored_spans(offsets, is_fill, with_checksum=with_checksum)
-            with streams.land(cut_bytes(int(offsets[0]), int(offsets[-1]))) as landed:
-                self._write(objects[number], Landing(landed).groups(spans, with_checksum=with_checksum), sizes)
+            with stored_bytes.copied_to_host(split_bytes(int(offsets[0]), int(offsets[-1]))) as copies:
+                self._write(objects[number], PinnedSpans(copies).groups(spans, with_checksum=with_checksum), sizes)
 
     def _write_from_host(self, objects: list[_Object], block: np.ndarray, box: Box) -> None:
-        """Encode each chunk in a thread of the pool; the thread that encodes an object's last chunk writes its file."""
+        """Encode each chunk in a thread of the pool; the thread that encodes the last chunk of an object writes it."""
         chunk_shape = self._layout.chunk_shape
         encoded: list[list[Bytes | None]] = [[None] * object_.count for object_ in objects]
-        missing = [object_.count for object_ in objects]
+        remaining = [object_.count for object_ in objects]
         chunks = [
             (number, index, part)
             for number, object_ in enumerate(objects)
@@ -280,9 +290,9 @@ class EncodedChunks:
             number, index, part = chunks[chunk_number]
             encoded[number][index] = self._encoded(block[within(part, box)])
             with self._lock:
-                missing[number] -= 1
-                complete = not missing[number]
-            if complete:
+                remaining[number] -= 1
+                is_complete = not remaining[number]
+            if is_complete:
                 stored, encoded[number] = [_with_checksum(chunk, self.encoding) for chunk in encoded[number]], []
                 sizes = np.array([sum(map(len, buffers)) for buffers in stored])
                 self._write(objects[number], [[buffer for buffers in stored for buffer in buffers]], sizes)
@@ -290,7 +300,7 @@ class EncodedChunks:
         in_tasks(self._pool, self._threads, encode, range(len(chunks)))
 
     def _encoded(self, part: np.ndarray) -> Bytes | None:
-        """Encode a chunk, with the fill value beyond the edge; None if it holds only the fill value."""
+        """Encode a chunk, with the fill value beyond the edge; return None if the chunk holds only the fill value."""
         layout = self._layout
         if part.shape == layout.chunk_shape:
             chunk = np.ascontiguousarray(part, layout.dtype)

@@ -1,7 +1,8 @@
-"""Write whole chunks of a resolution, with the coarser chunks that are made from them.
+"""Write whole chunks of a resolution, and the coarser chunks that are made from them.
 
-In: boxes of whole chunks or shards, on host or device. Out: files of all resolutions. Neighbours: ``raw_chunks`` writes
-the chunks of one array, ``pyramid`` halves voxels, ``state`` records which chunks are stored.
+In: boxes of whole chunks or shards, on host or device. Out: files of all resolutions. ``raw_chunks`` writes the chunks
+of one array, ``pyramid`` halves voxels, and ``state`` records which chunks are stored. Errors: those of writing and of
+reading written chunks back.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ class Levels:
     chunks : list of Chunks
         Writer of each resolution's chunks.
     pyramid : Pyramid
-        Which finer chunks each chunk is made from.
+        Plan of the resolutions: the finer voxels that each chunk is made from.
     downsampling : str
         As for :class:`linumpy.write.writer.OmeZarrWriter`.
     state : WriteState
@@ -33,7 +34,7 @@ class Levels:
     pool : ThreadPoolExecutor
         Threads that halve voxels on the host.
     threads : int
-        Number of its threads.
+        Number of threads in the pool.
     """
 
     def __init__(
@@ -50,30 +51,30 @@ class Levels:
         self._pool, self._threads = pool, threads
 
     def store(self, level: int, box: Box, block: Array) -> list[Finish]:
-        """Start to write whole chunks, and the coarser chunks that are made only from them.
+        """Start to write whole chunks, and all coarser chunks that are made from these chunks alone.
 
-        Each returned function waits until one resolution is stored.
+        Returns a function for each resolution, which waits until the chunks of the resolution are stored.
         """
         finish = self._chunks[level].start(box, block)
 
-        def stored() -> None:
+        def wait_until_stored() -> None:
             finish()
-            self._state.stored(level, box)
+            self._state.mark_stored(level, box)
 
         if level + 1 == len(self._chunks) or (coarser := self._pyramid.coarser(level, box)) is None:
-            return [stored]
+            return [wait_until_stored]
         finer = within(self._pyramid.finer(level + 1, coarser), box)
-        return [stored, *self.store(level + 1, coarser, self._halved(level + 1, block[finer]))]
+        return [wait_until_stored, *self.store(level + 1, coarser, self._halved(level + 1, block[finer]))]
 
     def _halved(self, level: int, block: Array) -> Array:
-        """Halve a block, in the memory it is in; on the host by several threads."""
+        """Make the voxels of `level` from a block of the next finer resolution, on the host or device of the block."""
         factors = self._pyramid.factors(level)
         if is_device_array(block):
             return halve(block, self._downsampling, factors)
         return halve_by_threads(to_host(block), self._downsampling, self._pool, self._threads, factors)
 
     def make_shared(self, nbytes: int, *, on_device: bool) -> None:
-        """Make the coarser chunks that several regions share, from stored finer chunks, in steps of `nbytes`."""
+        """Make the coarser chunks that several regions share, from stored finer chunks, at most `nbytes` at a time."""
         for level in range(1, len(self._chunks)):
             for box in self._state.to_make(level, nbytes):
                 array = self._chunks[level - 1].array

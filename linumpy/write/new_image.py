@@ -1,8 +1,8 @@
-"""Plan an OME-Zarr image, and create it without voxels.
+"""Plan an OME-Zarr image, and create the image without voxels.
 
 In: shape, dtype, voxel spacing in µm, and the parameters of storage. Out: :class:`NewImage`, checked before anything is
-written; it creates the folder with its metadata (NGFF 0.5 or 0.6 in zarr v3, 0.4 in v2) and returns its arrays.
-Errors: ``ValueError`` for sizes that do not fit, ``TypeError`` for values that are not numbers.
+written, which creates the folder with metadata (NGFF 0.5 or 0.6 in zarr v3, 0.4 in v2) and empty arrays. Errors:
+``ValueError`` for values that do not fit, ``TypeError`` for values of another type, ``OSError`` for a full disk.
 
 Formats: https://ngff.openmicroscopy.org/0.6/, https://ngff.openmicroscopy.org/0.5/ and
 https://ngff.openmicroscopy.org/0.4/, section "multiscales".
@@ -60,7 +60,7 @@ class NewImage:
     compressors
         As for zarr; None for raw chunks.
     encoding : Encoding or None
-        The encoding that `compressors` express; None if the caller passed codec objects.
+        The encoding that `compressors` express; None if the caller passed `compressors`, None among them.
     names : tuple of str
         Names of the axes.
     metadata : dict
@@ -109,7 +109,7 @@ class NewImage:
         check_free_space(path, self.nbytes, encoded=self.compressors is not None)
 
     def create(self, folder: Path) -> list[zarr.Array]:
-        """Create the image in a folder, without voxels; returns its arrays, finest first, for host memory."""
+        """Create the image in a folder, without voxels; return its arrays, finest first, for host memory."""
         version = ZARR_FORMATS[self.ngff_version]
         options: dict[str, Any] = (
             {"dimension_names": self.names, "shards": self.shards}
@@ -127,7 +127,7 @@ class NewImage:
                     dtype=self.dtype,
                     compressors=self.compressors,
                     fill_value=self.fill_value,
-                    # A chunk that holds only the fill value gets a file, too.
+                    # zarr-python writes a file for a chunk that holds only the fill value, too.
                     config={"write_empty_chunks": True},
                     **options,
                 )
@@ -142,9 +142,9 @@ class NewImage:
         except (TypeError, ValueError, KeyError) as error:
             if self.compressors is None:
                 raise
-            kind = ValueError if isinstance(error, KeyError) else type(error)  # a KeyError would quote the message
+            error_type = ValueError if isinstance(error, KeyError) else type(error)  # a KeyError quotes its message
             accepted = "codecs of zarr.codecs" if ZARR_FORMATS[self.ngff_version] == 3 else "one of numcodecs"
-            raise kind(
+            raise error_type(
                 f"compressors={self.compressors!r}: an image of NGFF {self.ngff_version} takes {accepted} ({error}); "
                 f"ngff_version= chooses another version"
             ) from error
@@ -169,9 +169,9 @@ def plan_image(
     attributes: Mapping[str, object] | None = None,
     carried: Carried | None = None,
 ) -> NewImage:
-    """Check the parameters of an image and choose the missing ones, before anything is written.
+    """Check the parameters of an image, and choose the parameters that the caller left out.
 
-    Parameters and errors are those of :class:`linumpy.write.writer.OmeZarrWriter`.
+    Parameters and errors are those of :class:`linumpy.write.writer.OmeZarrWriter`; nothing is written.
     """
     shape, dtype, carried = _integers("shape", shape), np.dtype(dtype), carried or Carried()
     if ngff_version is None:
@@ -213,7 +213,7 @@ def plan_image(
     return NewImage(
         shapes=tuple(tuple(-(-n // f) for n, f in zip(shape, factor, strict=True)) for factor in factors),
         dtype=dtype,
-        chunks=_chunk(shape, dtype.itemsize, chunks, shards, leading),
+        chunks=_chunk_shape(shape, dtype.itemsize, chunks, shards, leading),
         shards=shards,
         compressors=compressors if encoding is None else zarr_codecs(encoding, ZARR_FORMATS[ngff_version]),
         names=tuple(names),
@@ -227,7 +227,7 @@ def plan_image(
 def _encoding(
     codec: str | None, compressors: Any, carried: Carried, itemsize: int, zarr_format: int
 ) -> Encoding | None:
-    """Return the encoding of chunks: the caller's or else the source's; None if the caller passes codec objects."""
+    """Return the encoding of chunks: the caller's, else the source's, else the default; None with `compressors`."""
     if not (isinstance(compressors, str) and compressors == BY_CODEC):
         if codec is not None:
             raise ValueError(f"codec={codec!r}, compressors={compressors!r}: pass one of the two")
@@ -236,8 +236,8 @@ def _encoding(
     return replace(encoding, checksum=False) if codec is None and zarr_format == 2 else encoding
 
 
-def list_labels(folder: Path, names: Sequence[str], ngff_version: str) -> None:
-    """Make the group of an image's labels, with their names in its metadata; the label images are groups in it."""
+def create_labels_group(folder: Path, names: Sequence[str], ngff_version: str) -> None:
+    """Create the group ``labels`` of an image, whose metadata list the names of the label images, groups in it."""
     version = ZARR_FORMATS[ngff_version]
     labels = {"labels": list(names)}
     attributes: dict[str, Any] = {**labels} if version == 2 else {"ome": {"version": ngff_version, **labels}}
@@ -258,10 +258,10 @@ def default_chunks(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
     return tuple(chunk)
 
 
-def _chunk(
+def _chunk_shape(
     shape: tuple[int, ...], itemsize: int, chunks: Sequence[int] | None, shards: Sequence[int] | None, leading: int
 ) -> tuple[int, ...]:
-    """Return the chunk shape: the caller's, after checking it and the shards, or a default."""
+    """Return the caller's chunk shape or a default, after checking chunks and shards."""
     for label, sizes in (("chunks", chunks), ("shards", shards)):
         if sizes is not None and (len(sizes) != len(shape) or min(sizes) < 1):
             raise ValueError(f"{label}={tuple(sizes)}: an array of shape {shape} needs {len(shape)} sizes from 1 on")
@@ -287,25 +287,25 @@ def _check_numbers(label: str, values: Sequence[float]) -> None:
 
 
 def _fill_value(value: complex | np.generic, dtype: np.dtype) -> np.generic:
-    """Return the fill value as a number of the dtype."""
+    """Return the fill value as a number of the dtype; an error unless the dtype holds the value (floats: rounded)."""
     try:
         with np.errstate(all="ignore"):
             number = np.asarray(value)
             fill = number.astype(dtype)[()]
-        fits = (
+        is_value = (
             number.ndim == 0 and number.dtype.kind in "biuf" and (number == fill or (number != number and fill != fill))
         )
-        if number.ndim == 0 and number.dtype.kind == dtype.kind == "f":  # rounding may not make it infinite
-            fits = fits or bool(np.isfinite(number) & np.isfinite(fill))
+        if number.ndim == 0 and number.dtype.kind == dtype.kind == "f":  # rounded, but not to infinity
+            is_value = is_value or bool(np.isfinite(number) & np.isfinite(fill))
     except (TypeError, ValueError, OverflowError):
-        fits = False
-    if not fits:
+        is_value = False
+    if not is_value:
         raise ValueError(f"fill_value={value!r} is no value of {dtype}")
     return fill  # type: ignore[return-value]
 
 
 def _level_factors(shape: tuple[int, ...], levels: int, leading: int) -> list[tuple[int, ...]]:
-    """Return, for each level and axis, the number of voxels of the finest level that one voxel spans.
+    """Return, for each level and axis, the number of voxels of the finest level that a voxel of the level spans.
 
     The leading axes (time and channel), and axes of one voxel, are not halved.
     """
@@ -354,10 +354,10 @@ def _metadata(
     version: str,
     carried: Carried,
 ) -> dict[str, Any]:
-    """Return the NGFF attributes, such as each level's spacing and the position of the centre of its first voxel.
+    """Return the NGFF attributes: axes, spacing and position of each level, metadata of channels and labels.
 
-    `spacing`, `origin` and `factors` are along the axes of space; `carried` has their units, the coordinates along the
-    other axes, and the metadata of channels and labels.
+    `spacing`, `origin` and `factors` are along the axes of space; `carried` has the units of these axes, the
+    coordinates along the other axes, and the metadata of channels and labels.
     """
     leading_count = len(names) - len(spacing)
     start = [0.0] * len(spacing) if origin is None else [float(o) for o in origin]

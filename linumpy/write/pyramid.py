@@ -1,11 +1,11 @@
 """Halve an image: take the mean of 2 × 2 × … voxels, the most frequent value, or the first voxel.
 
-In: a NumPy or CuPy array. Out: an array of the same kind and dtype, half as long along all axes or the selected ones,
-rounded up. The same bits on the host and on a device. Errors: none of its own.
+In: a NumPy or CuPy array. Out: an array of the same module and dtype, half as long (rounded up) along all axes or along
+selected axes. Host and device give the same bits. Errors: none of its own.
 
 Means of integers are exact and rounded half to even. Means of floats are summed pair by pair, axis after axis, in
-float64 (float16 in float32) and rounded once. An odd last voxel is averaged with itself. The first of equally frequent
-values is taken, the last axis fastest.
+float64 (float16 in float32) and rounded once. The last voxel along an axis of odd length counts twice. Of equally
+frequent values the first is taken, with the last axis fastest.
 """
 
 from __future__ import annotations
@@ -20,29 +20,28 @@ from linumpy.arrays import Array
 from linumpy.device import array_module
 from linumpy.plan.pyramid import Box, grown, split
 
-#: Bytes of a piece of coarser voxels: together with its finer voxels it fits a processor's cache.
+#: Bytes of coarser voxels that a thread makes at once: with the finer voxels they fit into a processor's cache.
 _PIECE_NBYTES = 2**17
 
 
 def halved(
     finer: np.ndarray, box: Box, downsampling: str = "mean", factors: tuple[int, ...] | None = None
 ) -> np.ndarray:
-    """Make a box of a coarser resolution from the finer one, on the host.
+    """Make a box of a coarser resolution from the next finer resolution, on the host.
 
     Parameters
     ----------
     finer : numpy.ndarray
-        The finer resolution.
+        All voxels of the finer resolution.
     box : tuple of slice
         Box in voxels of the coarser resolution.
-    downsampling : {"mean", "label", "nearest"}
-    factors : tuple of int, optional
+    downsampling, factors
         As for :func:`halve`.
     """
     factors = factors or (2,) * len(box)
-    rows = zip(box, finer.shape, factors, strict=True)
-    source = tuple(slice(f * b.start, min(f * b.stop, n)) for b, n, f in rows)
-    return np.asarray(halve(np.asarray(finer[source]), downsampling, factors))
+    sizes = zip(box, finer.shape, factors, strict=True)
+    finer_box = tuple(slice(f * b.start, min(f * b.stop, n)) for b, n, f in sizes)
+    return np.asarray(halve(np.asarray(finer[finer_box]), downsampling, factors))
 
 
 def halve(block: Array, downsampling: str = "mean", factors: tuple[int, ...] | None = None) -> Array:
@@ -100,7 +99,7 @@ def halve_by_threads(
 def _most_frequent(xp: ModuleType, block: Array, factors: tuple[int, ...]) -> Array:
     """Return the most frequent value of 2 × 2 × … voxels; the first of equally frequent values."""
     for axis, n in enumerate(block.shape):
-        if n % 2 and factors[axis] == 2:  # an odd last voxel counts twice
+        if n % 2 and factors[axis] == 2:  # the last voxel of an odd length counts twice
             last = block[(slice(None),) * axis + (slice(n - 1, None),)]
             block = xp.concatenate([block, last], axis=axis)
     voxels = [
@@ -120,9 +119,9 @@ def _most_frequent(xp: ModuleType, block: Array, factors: tuple[int, ...]) -> Ar
 
 
 def _mean_of_floats(xp: ModuleType, block: Array, axes: list[int]) -> Array:
-    wide = np.dtype(np.float32 if block.dtype.itemsize == 2 else np.float64)
+    sum_dtype = np.dtype(np.float32 if block.dtype.itemsize == 2 else np.float64)
     # The factor is a power of two, so the product is exact.
-    return _sums(xp, block, axes, wide) * wide.type(0.5 ** len(axes))
+    return _sums(xp, block, axes, sum_dtype) * sum_dtype.type(0.5 ** len(axes))
 
 
 def _mean_of_integers(xp: ModuleType, block: Array, axes: list[int]) -> Array:
@@ -150,16 +149,16 @@ def _divided(total: Array, floor: Array, bits: int) -> Array:
     return (total + number(2 ** (bits - 1) - 1) + (floor & number(1))) >> number(bits)
 
 
-def _sums(xp: ModuleType, block: Array, axes: list[int], wide: np.dtype) -> Array:
-    """Sum pairs along axes; an odd last voxel counts twice."""
+def _sums(xp: ModuleType, block: Array, axes: list[int], sum_dtype: np.dtype) -> Array:
+    """Sum pairs of voxels along axes; the last voxel of an odd length counts twice."""
     for axis in axes:
         pairs, odd = divmod(block.shape[axis], 2)
-        total = xp.empty([n if k != axis else pairs + odd for k, n in enumerate(block.shape)], wide)
+        total = xp.empty([n if k != axis else pairs + odd for k, n in enumerate(block.shape)], sum_dtype)
         before = (slice(None),) * axis
         first, second = block[(*before, slice(0, 2 * pairs, 2))], block[(*before, slice(1, 2 * pairs, 2))]
-        xp.add(first, second, out=total[(*before, slice(0, pairs))], dtype=wide)
+        xp.add(first, second, out=total[(*before, slice(0, pairs))], dtype=sum_dtype)
         if odd:
             last = block[(*before, slice(2 * pairs, None))]
-            xp.add(last, last, out=total[(*before, slice(pairs, None))], dtype=wide)
+            xp.add(last, last, out=total[(*before, slice(pairs, None))], dtype=sum_dtype)
         block = total
-    return block.astype(wide, copy=False)
+    return block.astype(sum_dtype, copy=False)

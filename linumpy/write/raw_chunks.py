@@ -1,14 +1,14 @@
-"""Write whole chunks of an array: raw chunks here, encoded ones and shards by ``linumpy.write.encoded_chunks``.
+"""Choose how the chunks of an array are written (:func:`chunks_of`), and write raw chunks.
 
 In: boxes of whole chunks or shards, as NumPy or CuPy arrays. Out: files. A raw chunk at the edge is written whole, with
 the fill value beyond the edge, as zarr does. Several threads write from host memory. A device array is written by
-kvikio's ``CuFile.pwrite`` where that may be GPUDirect Storage, and by the same threads from pinned memory elsewhere
-(``linumpy.write.device_chunks``). zarr-python writes chunks whose codecs have no name here. Errors: ``OSError``, such
-as a full disk.
+kvikio's ``CuFile.pwrite`` where kvikio may use GPUDirect Storage, and elsewhere by the same threads from pinned memory
+(``linumpy.write.device_chunks``). ``linumpy.write.encoded_chunks`` writes encoded chunks and shards. zarr-python writes
+arrays that are not in a local folder, and arrays whose codecs, byte order or axis order linumpy does not write. Errors:
+``OSError``, such as a full disk, and the errors of zarr-python.
 
-Files are written under their final names, so an array must not be read before it is complete; its folder has a
-temporary name until then. Where two processes may write the same chunk, its file is written under another name and
-renamed.
+Files are written under their final names, so the folder of the array must have a temporary name until the array is
+complete. Where two processes may write the same chunk (``renamed``), each writes a file of its own and renames it.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from linumpy.write.chunk_file import ChunkFiles
 from linumpy.write.encoded_chunks import Batch, EncodedChunks
 from linumpy.write.tasks import Finish, Pending, done, in_tasks, start_tasks, task_count
 
-#: Bytes of the pieces in which chunks that are not contiguous are gathered: they stay in the processor's cache.
+#: Bytes that are gathered at once from a chunk that is not contiguous: they stay in the processor's cache.
 _PIECE_NBYTES = 2**19
-#: Device blocks that may be unfinished at the same time; each holds a copy in the order of chunks.
+#: Device blocks that threads may be writing from pinned memory at the same time; each holds a copy on the device.
 _PENDING = 2
 
 
@@ -50,7 +50,7 @@ def writing_threads() -> int:
 
 
 class Chunks(Protocol):
-    """Writes the chunks of an array.
+    """A writer of the chunks of an array.
 
     Attributes
     ----------
@@ -72,7 +72,7 @@ class Chunks(Protocol):
     def start(self, box: Box, block: Array) -> Finish:
         """Start to write a box of whole chunks (or shards), and return a function that waits until it is written.
 
-        `block` may change when this returns.
+        `block` may change when this returns; a device array, by work on CuPy's current stream.
         """
 
 
@@ -91,13 +91,13 @@ def chunks_of(
     array : zarr.Array
         Open for writing.
     pool : ThreadPoolExecutor
-        The threads that write; the caller shuts it down.
+        The threads that write; the caller shuts the pool down.
     threads : int
-        Number of its threads.
+        Number of threads in the pool.
     renamed : bool
         As for :class:`linumpy.write.chunk_file.ChunkFiles`.
     batch : Batch, optional
-        The batches that a device encodes; by default batches that take up to an eighth of its free memory.
+        The batches that a device encodes; by default batches that take up to an eighth of the device's free memory.
     """
     layout, encoding = read_layout(array), encoding_of(array)
     if (
@@ -114,17 +114,17 @@ def chunks_of(
 
 
 class ZarrChunks:
-    """Chunks that zarr-python writes: their codecs have no name here, or their bytes or axes have another order."""
+    """Chunks that zarr-python writes, for example with codecs that linumpy does not name, or axes in another order."""
 
     def __init__(self, array: zarr.Array, layout: ArrayLayout, pool: ThreadPoolExecutor) -> None:
         self.array, self._layout, self._pool, self.stored_nbytes = array, layout, pool, 0
         self.why_host = "zarr-python applies " + (" and ".join(layout.codecs) or "the order of bytes and axes")
 
     def start(self, box: Box, block: Array) -> Finish:
-        """Copy a device array to the host, and write it by zarr.
+        """Copy a device array to the host, and write it by zarr before this returns.
 
-        zarr runs in a thread of the pool: it continues a write whose caller is interrupted, and shutting down the pool
-        waits for that write.
+        zarr runs in a thread of the pool, since it continues a write whose caller is interrupted: shutting down the
+        pool waits for that write.
         """
         block = to_host(block)
         with host_codecs(self.array):
@@ -140,7 +140,7 @@ class ZarrChunks:
 
 
 def read_back(array: zarr.Array, box: Box, *, on_device: bool) -> Array:
-    """Read a written box to the host by zarr, or to the device by linumpy's reader."""
+    """Read a box that was written, to the host by zarr or to the device by linumpy's reader."""
     if on_device:
         from linumpy.write.device_chunks import read_to_device
 
@@ -149,7 +149,7 @@ def read_back(array: zarr.Array, box: Box, *, on_device: bool) -> Array:
 
 
 class RawChunks:
-    """Chunks whose files hold their voxels, without encoding."""
+    """Chunks without encoding: a file holds the voxels of a chunk."""
 
     why_host = ""
 
@@ -184,7 +184,7 @@ class RawChunks:
         return finish
 
     def _start(self, count: int, write_some: Callable[[Sequence[int]], None]) -> Finish:
-        """Start tasks that write `count` chunks from the device."""
+        """Start tasks that write `count` chunks from the device, through pinned memory."""
         tasks = task_count(count, self._threads, _PENDING)
         return self._pending.add(start_tasks(self._pool, tasks, write_some, range(count)))
 
@@ -199,17 +199,18 @@ class RawChunks:
             self._files.write(path, ([piece] for piece in self._gathered(part)))
 
     def _gathered(self, part: np.ndarray) -> Iterator[np.ndarray]:
-        """Gather a chunk piece by piece, with the fill value beyond the edge."""
+        """Yield the voxels of a chunk in pieces that are contiguous, with the fill value beyond the edge."""
         layout = self._layout
         for box in self._pieces:
             piece = self._scratch()[: math.prod(shape_of(box))].reshape(shape_of(box))
-            source = part[box]
-            if source.shape != piece.shape:
+            voxels = part[box]
+            if voxels.shape != piece.shape:
                 piece[...] = layout.fill_value
-            piece[tuple(map(slice, source.shape))] = source
+            piece[tuple(map(slice, voxels.shape))] = voxels
             yield piece
 
     def _scratch(self) -> np.ndarray:
+        """Return a buffer for the largest piece; each thread has a buffer of its own."""
         if not hasattr(self._local, "scratch"):
             largest = max(math.prod(shape_of(box)) for box in self._pieces)
             self._local.scratch = np.empty(largest, self._layout.dtype)
@@ -217,7 +218,7 @@ class RawChunks:
 
 
 def _pieces(shape: tuple[int, ...], itemsize: int) -> Iterator[Box]:
-    """Cut a chunk into boxes that are consecutive in its file."""
+    """Cut a chunk into boxes that are consecutive in its file, of at most :data:`_PIECE_NBYTES` or one voxel row."""
     axis = next(a for a in range(len(shape)) if a + 1 == len(shape) or _row_size(shape, a) * itemsize <= _PIECE_NBYTES)
     rows = max(1, min(shape[axis], _PIECE_NBYTES // (_row_size(shape, axis) * itemsize)))
     for corner in itertools.product(*map(range, shape[:axis]), range(0, shape[axis], rows)):
@@ -227,4 +228,5 @@ def _pieces(shape: tuple[int, ...], itemsize: int) -> Iterator[Box]:
 
 
 def _row_size(shape: tuple[int, ...], axis: int) -> int:
+    """Return the number of voxels in a chunk for one index along `axis`."""
     return math.prod(shape[axis + 1 :])

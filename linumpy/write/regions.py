@@ -1,4 +1,4 @@
-"""Check a region of an image and its voxels, and format regions for messages."""
+"""Check a region of an image and the voxels for it, and format regions for messages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from linumpy.plan.region import RegionLike, normalize_region
 def checked_block(
     region: RegionLike, block: Array | ArrayLike, shape: tuple[int, ...], dtype: np.dtype
 ) -> tuple[Box, Array]:
-    """Return the box of a region of an image and the voxels for it; ``OmeZarrWriter.write`` names the errors."""
+    """Check a region and its voxels; return the box of the region, and the voxels with all axes of the box.
+
+    Errors are those of ``OmeZarrWriter.write``.
+    """
     normalized = normalize_region(region, shape)
     box = tuple(slice(a, b) for a, b in zip(normalized.start, normalized.stop, strict=True))
     if not normalized.size:
@@ -37,7 +40,7 @@ def region_text(box: Box) -> str:
 
 
 def cut_refusal(region: str, unit: Box, stored: tuple[int, ...], kind: str) -> str:
-    """Return the message that refuses a region that cuts `unit`, a chunk or shard (`kind`) of shape `stored`."""
+    """Return the error message for a region that cuts `unit`, a ``"chunk"`` or ``"shard"`` (`kind`)."""
     return (
         f"region {region} cuts the {kind} {region_text(unit)}: write whole {kind}s of {stored} (only the end of the "
         f"image may be ragged), or buffer incomplete {kind}s in memory with buffer_bytes="

@@ -1,4 +1,4 @@
-"""Order the bytes of a chunk's or shard's file, and make the index of a shard.
+"""Order the bytes in the file of a chunk or shard, and make the index of a shard.
 
 In: the sizes and stored bytes of (inner) chunks. Out: groups of buffers. Pure; errors: none of its own.
 
@@ -26,7 +26,7 @@ def stored_sizes(offsets: np.ndarray, is_fill: np.ndarray, *, with_checksum: boo
     Parameters
     ----------
     offsets : numpy.ndarray of int64
-        Offset of each chunk, and the end of the last one.
+        Offset of each chunk, and the end of the last chunk.
     is_fill : numpy.ndarray of bool
         Which chunks hold only the fill value, and are not stored.
     with_checksum : bool
@@ -36,7 +36,7 @@ def stored_sizes(offsets: np.ndarray, is_fill: np.ndarray, *, with_checksum: boo
 
 
 def stored_spans(offsets: np.ndarray, is_fill: np.ndarray, *, with_checksum: bool) -> list[tuple[int, int]]:
-    """Return begin and end of the stored bytes; adjacent chunks are one span unless a checksum follows each.
+    """Return begin and end of each span of stored bytes; adjacent chunks form one span unless checksums follow them.
 
     Parameters are those of :func:`stored_sizes`.
     """
@@ -50,16 +50,16 @@ def stored_spans(offsets: np.ndarray, is_fill: np.ndarray, *, with_checksum: boo
 def file_groups(
     groups: Iterable[Sequence[Bytes]], sizes: np.ndarray, shard: ShardLayout | None, slots: np.ndarray | None
 ) -> Iterator[Sequence[Bytes]]:
-    """Yield the bytes of a file in order: of one chunk, or of inner chunks with the index of their shard.
+    """Yield the bytes of a file in order: of a chunk, or of a shard with its index before or after its inner chunks.
 
     Parameters
     ----------
     groups : iterable of sequence of Bytes
         The stored bytes.
     sizes : numpy.ndarray of int64
-        Bytes of each chunk; 0 for inner chunks that are not stored.
+        Stored bytes of each chunk; 0 for inner chunks that are not stored.
     shard : ShardLayout or None
-        None without shards.
+        Layout of the shard; None for a chunk in a file of its own.
     slots : numpy.ndarray of int64 or None
         With shards, the number of each inner chunk in the index.
     """
@@ -76,7 +76,7 @@ def file_groups(
 
 
 def shard_index(shard: ShardLayout, slots: np.ndarray, sizes: np.ndarray) -> bytes:
-    """Return the index of a shard whose inner chunks are stored consecutively."""
+    """Return the encoded index of a shard whose inner chunks are stored consecutively; parameters of `file_groups`."""
     ends = np.cumsum(sizes) + (0 if shard.index_at_end else shard.index_nbytes)
     stored = sizes > 0
     index = np.full((shard.count, 2), _MISSING, ">u8" if shard.index_big_endian else "<u8")

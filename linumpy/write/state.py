@@ -1,7 +1,10 @@
-"""The state of an image that is being written (running writes, stored chunks, coarser chunks to make), and its report.
+"""The state of an image that is being written: running writes, stored chunks, coarser chunks to make; and the report.
 
 In: boxes whose write begins and ends, from several threads. Out: the coarser boxes to make; :class:`WriteReport`.
-Errors: ``ValueError`` for regions that share a chunk at the same time, or are written outside the ``with`` block.
+Errors: ``ValueError`` for a region that shares a chunk with a region that another thread is writing, for a region that
+is written outside the ``with`` block, and for an image of which a region was not written because of an error.
+
+A *unit* is a stored object (chunk or shard); ``Pyramid.units`` maps a box of voxels to the grid of units.
 """
 
 from __future__ import annotations
@@ -21,18 +24,18 @@ from linumpy.write.cut_chunks import BufferFullError
 
 @dataclass(frozen=True)
 class WriteReport:
-    """What a writer has written.
+    """What a writer has written. Chunks that are written again count again.
 
     Attributes
     ----------
     decoded_nbytes : int
-        Bytes of the voxels of all resolutions.
+        Bytes of the voxels that were written, of all resolutions.
     stored_nbytes : int
-        Bytes of the files of their chunks and shards.
+        Bytes of the files of chunks and shards, of all resolutions.
     seconds : float
-        Time since the beginning of the ``with`` block.
+        Duration of the ``with`` block; of a running block, the time since its beginning.
     why_host : str
-        Why the host encoded chunks of device arrays; empty if the device did.
+        Why the host encoded chunks of device arrays; empty if the device did, or if there were no device arrays.
     """
 
     decoded_nbytes: int
@@ -42,12 +45,12 @@ class WriteReport:
 
     @property
     def ratio(self) -> float:
-        """Decoded bytes for each stored one; infinite where all voxels are the fill value."""
+        """Decoded bytes per stored byte; infinite if nothing is stored, since all voxels are the fill value."""
         return self.decoded_nbytes / self.stored_nbytes if self.stored_nbytes else math.inf
 
     @property
     def rate(self) -> float:
-        """Decoded bytes a second."""
+        """Decoded bytes per second."""
         return self.decoded_nbytes / max(self.seconds, 1e-9)
 
 
@@ -67,24 +70,34 @@ class WriteState:
         self._touched = [np.zeros(pyramid.grid(level), bool) for level in levels]
 
     def open(self) -> None:
-        """Accept writes from now on."""
+        """Accept writes from now on; :meth:`writing` raises an error before."""
         with self.lock:
             self._open = True
 
     def close(self) -> None:
-        """Refuse further writes, and wait for running writes of other threads."""
+        """Refuse further writes, and wait until no write is running."""
         with self._idle:
             self._open = False
             self._idle.wait_for(lambda: not self._writes)
 
     def check(self, path: Path) -> None:
-        """Refuse to finish an image after a failed write."""
+        """Raise an error if a write has failed: the image at `path` must not be finished."""
         if self._failed:
             raise ValueError(f"{path}: a region was not written, and its error was ignored; the image is removed")
 
     @contextmanager
     def writing(self, whole: Box | None, box: Box, name: str) -> Iterator[None]:
-        """Mark a region as being written; no other thread may write its whole chunks, `whole`, meanwhile."""
+        """Mark a region as being written during the ``with`` block; another thread that needs its chunks gets an error.
+
+        Parameters
+        ----------
+        whole : tuple of slice or None
+            The whole chunks (or shards) of the region, which no other thread may touch; None if there are none.
+        box : tuple of slice
+            The region, in voxels of the finest resolution.
+        name : str
+            The region, as errors name it.
+        """
         with self.lock:
             if not self._open:
                 raise ValueError(f"region {name} cannot be written: write inside the writer's `with` block")
@@ -112,16 +125,16 @@ class WriteState:
                 self._idle.notify_all()
 
     def begin(self, unit: Box) -> None:
-        """Mark a chunk (or shard) that several regions completed as being written."""
+        """Mark a chunk (or shard) that several regions completed as being written; the caller holds :attr:`lock`."""
         self._busy[self._pyramid.units(0, unit)] = True
 
     def end(self, unit: Box) -> None:
-        """Mark such a chunk (or shard) as written."""
+        """Mark a chunk (or shard) as no longer being written, after :meth:`begin`."""
         with self.lock:
             self._busy[self._pyramid.units(0, unit)] = False
 
-    def stored(self, level: int, box: Box) -> None:
-        """Mark a box as stored in its files."""
+    def mark_stored(self, level: int, box: Box) -> None:
+        """Mark a box of whole chunks (or shards) as stored."""
         with self.lock:
             self.nbytes += math.prod(shape_of(box)) * self._pyramid.itemsize
             self._stored[level][self._pyramid.units(level, box)] = True
@@ -131,12 +144,16 @@ class WriteState:
         return bool(self._stored[0][self._pyramid.units(0, unit)].all())
 
     def missing(self) -> tuple[int, int]:
-        """Return the number of chunks (or shards) of the finest resolution that were not written, and of all."""
+        """Return how many chunks (or shards) of the finest resolution are not stored, and how many there are."""
         with self.lock:
             return int((~self._stored[0]).sum()), self._stored[0].size
 
     def to_make(self, level: int, nbytes: int) -> Iterator[Box]:
-        """Yield boxes of the touched chunks that are not stored; adjacent chunks share a box of at most `nbytes`."""
+        """Yield boxes of coarser chunks (or shards) that written regions touch and that are not stored.
+
+        The resolution is cut into steps, each made from at most about `nbytes` of finer voxels. A step of which all
+        chunks are missing is one box; otherwise each missing chunk is a box.
+        """
         step = self._pyramid.step(level - 1, nbytes, first=1)
         everything = tuple(map(slice, (0,) * len(step), self._pyramid.shapes[level - 1]))
         for finer in split(everything, step):

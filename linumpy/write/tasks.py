@@ -1,4 +1,4 @@
-"""Divide the work of a write among the threads of a pool. Errors: those of the first task that failed."""
+"""Divide the work of a write among the threads of a pool. Errors: the error of a task that failed."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from functools import partial
 
-#: Waits until a write that was started is complete.
+#: A function that waits until a write that was started is complete, and raises its error.
 Finish = Callable[[], None]
 
 
 def done() -> None:
-    """Return at once: everything is written already."""
+    """Return at once: the :data:`Finish` of a write that is already complete."""
 
 
 def finish_all(writes: Iterable[Finish]) -> None:
@@ -24,19 +24,19 @@ def finish_all(writes: Iterable[Finish]) -> None:
 
 
 class Pending:
-    """Writes that have begun and may not have ended; their number is limited, since each holds device memory.
+    """Writes that have begun and may not have ended. Their number is limited, since each write holds device memory.
 
     Parameters
     ----------
     limit : int
-        Number of writes.
+        Maximum number of writes.
     """
 
     def __init__(self, limit: int) -> None:
         self._limit, self._writes, self._lock = limit, deque[list[Future[None]]](), threading.Lock()
 
     def wait_for_slot(self) -> None:
-        """Wait until another write may begin."""
+        """Wait until another write may begin: for the oldest write, whose :data:`Finish` raises its error."""
         with self._lock:
             oldest = self._writes.popleft() if len(self._writes) >= self._limit else []
         wait(oldest)
@@ -49,7 +49,7 @@ class Pending:
 
 
 def in_tasks(pool: ThreadPoolExecutor, threads: int, work: Callable[[int], None], numbers: Sequence[int]) -> None:
-    """Call a function with each number, and return when all calls have ended."""
+    """Call a function with each number, in threads of the pool, and return when all calls have ended."""
 
     def call_each(part: Sequence[int]) -> None:
         for number in part:
@@ -62,13 +62,13 @@ def in_tasks(pool: ThreadPoolExecutor, threads: int, work: Callable[[int], None]
 def start_tasks(
     pool: ThreadPoolExecutor, tasks: int, work: Callable[[Sequence[int]], None], numbers: Sequence[int]
 ) -> list[Future[None]]:
-    """Start to call a function with consecutive parts of the numbers."""
+    """Cut the numbers into `tasks` consecutive parts, and start to call a function with each part."""
     edges = [k * len(numbers) // tasks for k in range(tasks + 1)] if tasks else []
     return [pool.submit(work, numbers[a:b]) for a, b in itertools.pairwise(edges)]
 
 
 def task_count(count: int, threads: int, writes: int) -> int:
-    """Return the number of tasks for a write of `count` objects, where several writes share the threads.
+    """Return the number of tasks for a write of `count` objects, if `writes` such writes share the threads.
 
     More tasks than threads would contend for Python's lock (the GIL).
     """

@@ -1,12 +1,11 @@
 """Write an OME-Zarr image with its pyramid, region by region, complete or not at all.
 
 In: regions as NumPy or CuPy arrays, and the voxel spacing in µm. Out: a folder, NGFF 0.4 (zarr v2), 0.5 or 0.6 (zarr
-v3), or an ``.ozx`` file. It is written in a work folder beside its path and renamed when complete and on the disk, so
-that a killed run leaves nothing that looks finished. Raw chunks of a device array are written by GPUDirect Storage, or
-through pinned memory where kvikio or the system does not offer it; other chunks are encoded on the device, and only
-their stored bytes are copied to the host.
-Errors: ``FileExistsError`` for a path that exists, ``ValueError`` for sizes and regions that do not fit, ``TypeError``
-for values that are not numbers, ``OSError`` for a full disk.
+v3), or an ``.ozx`` file. The image is written in a work folder beside its path, and the folder is renamed when the
+image is complete and on the disk: a killed run leaves nothing that looks finished. Raw chunks of a device array are
+written by GPUDirect Storage where kvikio offers it, and elsewhere through pinned memory; other chunks are encoded on
+the device if it supports the codec, and only stored bytes are copied to the host. Errors: ``FileExistsError``,
+``ValueError`` for values and regions that do not fit, ``TypeError`` for other types, ``OSError`` for a full disk.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ log = logging.getLogger(__name__)
 
 #: Bytes of the voxels that are processed at the same time, unless one chunk or shard is larger.
 STEP_BYTES = 256 * 2**20
-#: Steps of a device array whose files may be unfinished when the next step begins.
+#: Steps of a region whose files may be unfinished when the next step begins.
 _MAX_UNFINISHED = 4
 
 Progress = Callable[[int], object]
@@ -69,7 +68,7 @@ class OmeZarrWriter:
     dtype : dtype
         Data type of a voxel: bool, integers, or floats of 2 to 8 bytes.
     spacing : sequence of float
-        Voxel spacing in µm along each axis of space. (Along t and c the metadata has a scale of 1 and no unit, unless
+        Voxel spacing in µm along each axis of space. (Along t and c the metadata have a scale of 1 and no unit, unless
         `carried` has others.)
     axes : str, optional
         Names of the axes, such as ``"tczyx"``: ``"t"``, ``"c"`` or ``"tc"`` if there are such axes, then two or three
@@ -79,7 +78,7 @@ class OmeZarrWriter:
         need chunks that divide them, and zarr v3.
     codec : str, optional
         Name of a codec: ``"zstd"``, ``"lz4"``, ``"gzip"``, ``"none"``, or ``"blosc:lz4"`` and ``"blosc:zstd"`` with
-        ``":byte"`` (the default), ``":bit"`` or ``":none"`` for the shuffle; append ``":small"`` for less bytes and
+        ``":byte"`` (the default), ``":bit"`` or ``":none"`` for the shuffle; append ``":small"`` for fewer bytes and
         more time, ``"+crc32c"`` for a checksum (zarr v3). Device arrays are compressed on the device, except by gzip.
         By default the codec of `carried`, or else ``"zstd"``.
     compressors
@@ -94,9 +93,9 @@ class OmeZarrWriter:
         one voxel, and all times and channels.
     downsampling : {"mean", "label", "nearest"}
         Method that makes a voxel from 2 × 2 × 2 finer ones: their mean, exact for integers and rounded half to even;
-        the most frequent value, for labels (the first of equally frequent ones); or the first voxel. An odd last voxel
-        is averaged with itself. The metadata has the centre of all eight, and this method as the ``type`` of the
-        multiscales.
+        the most frequent value, for labels (the first of equally frequent values); or the first voxel. The last voxel
+        of an odd length counts twice. The metadata have the centre of all eight voxels as the position of the coarser
+        voxel, and this method as the ``type`` of the multiscales.
     ngff_version : {"0.6", "0.5", "0.4"}, optional
         Version of the metadata (0.4 in zarr v2, others in v3). By default the version in `carried`, or else 0.5.
     fill_value : number
@@ -107,8 +106,8 @@ class OmeZarrWriter:
         Metadata of the source image, by :func:`linumpy.io.carried.carried_from`: units, coordinates along t and c,
         omero, attributes, name and version.
     buffer_bytes : int
-        Memory for incomplete chunks, which regions have written only in part. By default 0: regions must be whole
-        chunks (or shards).
+        Memory for incomplete chunks, which regions have written only in part. By default 0: regions must consist of
+        whole chunks (or shards).
     overwrite : bool
         Whether to replace an existing Zarr folder, atomically where the file system can exchange two names. Nothing
         else is ever replaced.
@@ -124,11 +123,11 @@ class OmeZarrWriter:
     FileExistsError
         The path exists.
     FileNotFoundError
-        Its parent folder does not exist.
+        The parent folder does not exist.
     ValueError
-        A parameter does not fit the shape.
+        A parameter does not fit the shape, the dtype or the version.
     TypeError
-        A dtype that is not numeric.
+        A parameter of another type, or a dtype of which no image can be written.
     OSError
         The disk has less free space than the image takes.
 
@@ -142,10 +141,10 @@ class OmeZarrWriter:
     **Pyramid.** Coarser chunks inside a region are made from it, in its memory, before :meth:`write` returns. Coarser
     chunks that several regions share are made at the end, from written chunks; regions of :meth:`regions` share few.
 
-    **Voxels that are never written** have the fill value; a log line (warning) gives the number of such chunks.
+    **Voxels that are never written** have the fill value; a warning in the log gives the number of such chunks.
 
     **Threads.** Several threads may write at the same time if their regions share no chunk; otherwise the second write
-    raises. With `buffer_bytes` they may cut the same chunks.
+    raises ``ValueError``. With `buffer_bytes` the regions may cut the same chunks.
 
     **Memory.** Beyond the regions themselves: on a device up to about 2.5 GiB (encoding takes at most an eighth of the
     free memory); in host memory less; more only if eight chunks (or shards) of a resolution take more than 256 MiB
@@ -230,23 +229,23 @@ class OmeZarrWriter:
 
     @property
     def report(self) -> WriteReport:
-        """Bytes, time and encoder of the running ``with`` block, or of the last."""
+        """Bytes, time and encoder of the running ``with`` block, or of the last block."""
         seconds = (time.perf_counter() if self._is_open else self._ended) - self._began
         why_host = self._chunks[0].why_host if self._on_device and self._chunks else ""
         stored_nbytes = sum(chunks.stored_nbytes for chunks in self._chunks)
         return WriteReport(self._state.nbytes, stored_nbytes, seconds, why_host)
 
     def regions(self, nbytes: int = STEP_BYTES) -> Iterator[Box]:
-        """Cut the image into regions of whole chunks (or shards), of at most `nbytes` or one chunk (or shard).
+        """Cut the image into regions of whole chunks (or shards), each of at most `nbytes` or one chunk (or shard).
 
-        If `nbytes` allows it, each coarser chunk is made from one region, too.
+        If `nbytes` allows it, each coarser chunk can be made from a single region.
         """
         return split(tuple(map(slice, (0,) * len(self.shape), self.shape)), self._pyramid.step(0, nbytes))
 
     def __enter__(self) -> OmeZarrWriter:
         if self._is_open:
             raise ValueError(f"this writer is already writing {self.path}: make another one")
-        # Nothing of an earlier block that failed must count.
+        # An earlier block that failed must not count.
         self._state, self._on_device = WriteState(self._pyramid), False
         self._cut = CutChunks(self._cut.limit, self._image.dtype.itemsize)
         with ExitStack() as scope:
@@ -285,7 +284,7 @@ class OmeZarrWriter:
             As for NumPy, with steps of 1, within the image.
         block : numpy.ndarray or cupy.ndarray
             Of the region's shape and the image's dtype, in either byte order. A device array is ordered on CuPy's
-            current stream, which the function synchronizes.
+            current stream; it may change when this returns.
 
         Raises
         ------
@@ -297,20 +296,21 @@ class OmeZarrWriter:
         TypeError
             `block` has another dtype.
         OSError
-            Such as a full disk. The image cannot be finished then.
+            Such as a full disk. A ``with`` block that ignores the error ends with ``ValueError``, without an image.
         """
         box, voxels = checked_block(region, block, self.shape, self.dtype)
         whole = self._pyramid.whole(0, box)
-        cut = [] if whole == box else [unit for unit in split(box, self.stored) if self._pyramid.whole(0, unit) is None]
+        parts = split(box, self.stored)  # the region's part of each chunk (or shard)
+        cut_parts = [] if whole == box else [part for part in parts if self._pyramid.whole(0, part) is None]
         name = region_text(box)
-        if cut and not self._cut.limit:
-            unit = self._pyramid.voxels(0, self._pyramid.units(0, cut[0]))
+        if cut_parts and not self._cut.limit:
+            unit = self._pyramid.voxels(0, self._pyramid.units(0, cut_parts[0]))
             raise ValueError(cut_refusal(name, unit, self.stored, self._image.object_name))
         on_device = is_device_array(voxels)
         with self._state.writing(whole, box, name), voxels.device if on_device else nullcontext():
             self._on_device = self._on_device or on_device
-            if cut:
-                self._buffer(cut, box, voxels, name)
+            if cut_parts:
+                self._buffer(cut_parts, box, voxels, name)
             if whole is not None:
                 self._write_whole(whole, voxels if whole == box else voxels[within(whole, box)])
 
@@ -318,27 +318,27 @@ class OmeZarrWriter:
         with self._state.lock:
             if self._cut.limit:
                 for unit in split(box, self.stored):
-                    self._cut.drop(tuple(b.start for b in unit))
+                    self._cut.remove(unit)
         writes: deque[list[Finish]] = deque()
         for step in split(box, self._pyramid.step(0, STEP_BYTES)):
             part = block[within(step, box)]
             writes.append(self._levels.store(0, step, part if is_device_array(part) else np.asarray(part)))
             if len(writes) > _MAX_UNFINISHED:
                 finish_all(writes.popleft())
-            self._report(step)
+            self._report_progress(step)
         for started in writes:
             finish_all(started)
 
-    def _buffer(self, cut: list[Box], box: Box, block: Array, name: str) -> None:
-        """Buffer the chunks that a region cuts, and write those that it completes."""
+    def _buffer(self, cut_parts: list[Box], box: Box, block: Array, name: str) -> None:
+        """Buffer the chunks that a region cuts, and write the chunks that the region completes."""
         pyramid, complete = self._pyramid, []
         with self._state.lock:
-            units = [pyramid.voxels(0, pyramid.units(0, part)) for part in cut]
-            self._cut.reserve(units, name)
-            for unit, part in zip(units, cut, strict=True):
+            units = [pyramid.voxels(0, pyramid.units(0, part)) for part in cut_parts]
+            self._cut.check_fits(units, name)
+            for unit, part in zip(units, cut_parts, strict=True):
                 voxels = block[within(part, box)]
                 voxels = voxels if is_device_array(voxels) else np.asarray(voxels)
-                voxels_of_unit = self._cut.add(unit, part, voxels, self._initial)
+                voxels_of_unit = self._cut.add(unit, part, voxels, self._initial_voxels)
                 if voxels_of_unit is not None:
                     self._state.begin(unit)
                     complete.append((unit, voxels_of_unit))
@@ -349,21 +349,21 @@ class OmeZarrWriter:
                 finish_all(self._levels.store(0, unit, voxels))
             finally:
                 self._state.end(unit)
-        for part in cut:
-            self._report(part)
+        for part in cut_parts:
+            self._report_progress(part)
 
-    def _initial(self, xp: ModuleType, unit: Box) -> tuple[Array, bool]:
-        """Return a stored object before its first part, and whether its voxels were stored; else the fill value."""
+    def _initial_voxels(self, xp: ModuleType, unit: Box) -> tuple[Array, bool]:
+        """Return the voxels of a chunk before its first part, stored ones or the fill value, and whether stored."""
         if self._state.is_stored(unit):
             return read_back(self._chunks[0].array, unit, on_device=xp is not np), True
         return xp.full(shape_of(unit), self._image.fill_value, self.dtype.newbyteorder("=")), False
 
-    def _report(self, box: Box) -> None:
+    def _report_progress(self, box: Box) -> None:
         if self._progress is not None:
             self._progress(math.prod(shape_of(box)) * self.dtype.itemsize)
 
     def _finish(self) -> None:
-        """Write the buffered chunks, and the coarser chunks that several regions share, from the finer ones."""
+        """Write the buffered chunks, and the coarser chunks that several regions share."""
         self._state.close()
         self._state.check(self.path)
         for unit, voxels in self._cut.drain():

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Is the file system of a folder one that GPUDirect Storage can read natively?
+# Check whether GPUDirect Storage can natively read the file system of a folder.
 set -euo pipefail
 
-# Also through a symlink to this script, and whatever CDPATH says.
+# The folder of this script, also if it runs through a symlink, and independent of CDPATH.
 HERE=$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")
 # shellcheck source=lib.sh
 source "$HERE/lib.sh"

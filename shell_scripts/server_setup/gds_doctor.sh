@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Which way do bytes from one folder take to the GPU, and why not a native one?
+# Find out on which path the bytes of a folder reach the GPU, and why the path is not native.
 # Read-only, except for the temporary file of --probe.
 set -euo pipefail
 
-# Also through a symlink to this script, and whatever CDPATH says.
+# The folder of this script, also if it runs through a symlink, and independent of CDPATH.
 HERE=$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")
 # shellcheck source=lib.sh
 source "$HERE/lib.sh"

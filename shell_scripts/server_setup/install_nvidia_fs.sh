@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Which way to install nvidia-fs on this server, as commands to read and run.
+# Plan how to install nvidia-fs on this server: print commands to read and run.
 set -euo pipefail
 
-# Also through a symlink to this script, and whatever CDPATH says.
+# The folder of this script, also if it runs through a symlink, and independent of CDPATH.
 HERE=$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")
 # shellcheck source=lib.sh
 source "$HERE/lib.sh"

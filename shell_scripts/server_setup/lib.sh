@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Shared by the scripts of this folder: reading a machine, and saying what was read.
+# Functions that the scripts of this folder share: they read the state of a machine, and format it.
 #
 # This file is sourced, never run. It only reads; nothing here writes outside a
 # script's own temporary files. Functions that return text put it in REPLY, so

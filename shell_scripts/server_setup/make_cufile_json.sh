@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Writes a cuFile configuration that says what it means.
+# Write a cuFile configuration, with a file that explains each setting.
 set -euo pipefail
 
-# Also through a symlink to this script, and whatever CDPATH says.
+# The folder of this script, also if it runs through a symlink, and independent of CDPATH.
 HERE=$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")
 # shellcheck source=lib.sh
 source "$HERE/lib.sh"

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Mends the source of nvidia-fs 2.28.4 so that it builds on Linux 7.0, and still on 6.8
-# and 6.17. It holds no code of nvidia-fs: each place is found by a short anchor.
+# Patch the source of nvidia-fs 2.28.4 so that it builds on Linux 7.0, and still on 6.8 and
+# 6.17. This script holds no code of nvidia-fs: it finds each place by a short anchor.
 set -euo pipefail
 
-# Also through a symlink to this script, and whatever CDPATH says.
+# The folder of this script, also if it runs through a symlink, and independent of CDPATH.
 HERE=$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")
 # shellcheck source=lib.sh
 source "$HERE/lib.sh"

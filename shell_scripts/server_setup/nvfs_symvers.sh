@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Module.symvers lines for the nvidia_p2p_* exports of a built nvidia module.
+# Print the Module.symvers lines for the nvidia_p2p_* exports of a built nvidia module.
 set -euo pipefail
 
-# Also through a symlink to this script, and whatever CDPATH says.
+# The folder of this script, also if it runs through a symlink, and independent of CDPATH.
 HERE=$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")
 # shellcheck source=lib.sh
 source "$HERE/lib.sh"

@@ -12,7 +12,7 @@ import linumpy.interop
 from linumpy.interop import lazy
 from linumpy.interop.napari_reader import get_reader
 from linumpy.io.carried import Carried, LeadingAxis
-from linumpy.write.new_image import list_labels
+from linumpy.write.new_image import create_labels_group
 from linumpy.write.writer import write_omezarr
 
 npe2 = pytest.importorskip("npe2", reason="npe2 is not installed: pip install npe2")
@@ -88,7 +88,7 @@ def test_channels_are_layers_and_labels_come_along(tmp_path):
     path = tmp_path / "cells.ome.zarr"
     stored = values((3, 2, 8, 12, 10))
     write_omezarr(path, stored, (10, 6, 5), axes="tczyx", carried=carried, name="cells")
-    list_labels(path / "labels", ["nuclei"], "0.5")
+    create_labels_group(path / "labels", ["nuclei"], "0.5")
     nuclei = values((8, 12, 10)) % 5
     label = Carried(image_label={"colors": []})
     write_omezarr(path / "labels/nuclei", nuclei, (10, 6, 5), carried=label, name="nuclei")

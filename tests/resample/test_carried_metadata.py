@@ -13,7 +13,7 @@ from linumpy.io.ngff.axes import MICROMETERS
 from linumpy.io.ome import open_image
 from linumpy.resample.blocks import pipeline
 from linumpy.resample.resample_zarr import resample_zarr
-from linumpy.write.new_image import list_labels
+from linumpy.write.new_image import create_labels_group
 from linumpy.write.writer import OmeZarrWriter, write_omezarr
 
 HERE = {"device": "cpu", "durable": False}
@@ -166,7 +166,7 @@ def label(folder, name, voxels, spacing=(10.0, 6.0, 5.0), origin=(100, 50, 0), v
     names = sorted(one.name for one in (folder / "labels").iterdir() if one.is_dir())
     for old in ("zarr.json", ".zgroup", ".zattrs"):
         (folder / "labels" / old).unlink(missing_ok=True)
-    list_labels(folder / "labels", names, version)
+    create_labels_group(folder / "labels", names, version)
     return colors
 
 
@@ -332,7 +332,7 @@ def test_labels_that_cannot_be(tmp_path, names, message):
     labelled(tmp_path / "a")
     (tmp_path / "a/labels").mkdir()
     write_omezarr(tmp_path / "a/labels/plane", np.ones((4, 4), "u1"), (6, 5))
-    list_labels(tmp_path / "a/labels", names, "0.5")
+    create_labels_group(tmp_path / "a/labels", names, "0.5")
     with pytest.raises(MetadataError, match=message):
         resample_zarr(tmp_path / "a", tmp_path / "b", 7.0, **HERE)
     assert sorted(one.name for one in tmp_path.iterdir()) == ["a"]

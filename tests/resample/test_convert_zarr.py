@@ -26,7 +26,7 @@ from linumpy.io.carried import Carried
 from linumpy.io.codecs import encoding_of
 from linumpy.io.zarr_mode import read_on_host
 from linumpy.resample.convert import copying
-from linumpy.write.new_image import list_labels
+from linumpy.write.new_image import create_labels_group
 from linumpy.write.pyramid import halve
 from linumpy.write.writer import write_omezarr
 from tests.support.budget import examples
@@ -76,7 +76,7 @@ def image_with_labels(path, version="0.5", **options):
     (path / "labels").mkdir()
     options = {"levels": 2, "ngff_version": version, "codec": "lz4", "carried": LABEL, "downsampling": "label"}
     write_omezarr(path / "labels/cells", voxels((5, 9, 8), "u4"), (5, 2, 3), **options)
-    list_labels(path / "labels-made", ["cells"], version)
+    create_labels_group(path / "labels-made", ["cells"], version)
     for one in (path / "labels-made").iterdir():
         one.rename(path / "labels" / one.name)
     (path / "labels-made").rmdir()

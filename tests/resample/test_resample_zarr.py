@@ -33,7 +33,7 @@ from linumpy.gpu.interpolation import resample_volume
 from linumpy.io.ome import open_image
 from linumpy.io.output import checks
 from linumpy.plan.boundary import MODES
-from linumpy.resample import filling, levels, parts
+from linumpy.resample import filling, levels, target_images
 from linumpy.resample import resample_zarr as room
 from linumpy.resample.blocks import pipeline as resample_blocks
 from linumpy.resample.identity import identify_data
@@ -707,7 +707,7 @@ def test_a_remote_source_is_known_by_its_servers_marks(tmp_path):
 
 def test_another_version_of_linumpy_does_not_go_on(tmp_path, monkeypatch):
     options = begin(tmp_path)
-    monkeypatch.setattr(parts, "__version__", "0.0.9")
+    monkeypatch.setattr(target_images, "__version__", "0.0.9")
     with pytest.raises(ResumeError, match="differs in linumpy:"):
         resample_zarr(tmp_path / "a", tmp_path / "b", 4.0, **options)
 

@@ -5,7 +5,7 @@ import pytest
 import zarr
 
 from linumpy.io.ome import open_image
-from linumpy.write.new_image import list_labels
+from linumpy.write.new_image import create_labels_group
 from linumpy.write.writer import write_omezarr
 from tests.support.script_runs import load
 
@@ -58,7 +58,7 @@ def foreign(folder, version, **more):
     group.attrs.update(USER | more)
     (folder / "labels").mkdir()
     write_omezarr(folder / "labels/cells", np.ones(SHAPE, "u1"), (5, 10, 10), ngff_version=version)
-    list_labels(folder / "labels", ["cells"], version)
+    create_labels_group(folder / "labels", ["cells"], version)
 
 
 def words(name, folder):
@@ -117,7 +117,7 @@ def test_options_of_the_resampling(tmp_path, capsys):
     assert main([*words("linum_resample", tmp_path), *more]) == 0
     assert open_image(tmp_path / "out").version == "0.4"
     assert not (tmp_path / "out/labels").exists()
-    list_labels(tmp_path / "m/labels/more", ["cells", "gone"], "0.5")
+    create_labels_group(tmp_path / "m/labels/more", ["cells", "gone"], "0.5")
     (tmp_path / "m/labels/zarr.json").write_bytes((tmp_path / "m/labels/more/zarr.json").read_bytes())
     assert main([*words("linum_resample", tmp_path), "--overwrite"]) == 2
     assert "labels 'gone', which do not exist: correct its metadata, or pass --labels 'drop'" in (

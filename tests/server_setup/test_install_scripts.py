@@ -88,11 +88,11 @@ def test_a_folder_of_the_user_keeps_all_that_is_in_it(machine, tmp_path, fails):
     before = names(folder)
     done = machine("base", VENV="envs", VENV_FAILS=fails)
     assert done.returncode == 1
-    assert "VENV='envs' is there already" in done.stderr
+    assert "VENV='envs' exists" in done.stderr
     assert names(folder) == before
     done = machine("clean", VENV="envs")
     assert done.returncode == 0
-    assert "left 'envs'" in done.stderr
+    assert "'envs' was not removed" in done.stderr
     assert names(folder) == before
 
 
@@ -107,7 +107,7 @@ def test_what_is_no_folder_is_kept_too(machine, tmp_path, kind):
         path.symlink_to(folder if kind == "link to a folder" else tmp_path / "nothing")
     done = machine("base", VENV="envs", VENV_FAILS="exit 1")
     assert done.returncode == 1
-    assert "is there already" in done.stderr
+    assert "exists, and is not a virtual environment" in done.stderr
     machine("clean", VENV="envs")
     assert os.path.lexists(path)
     assert names(folder) == ["data.txt"]

@@ -105,7 +105,7 @@ def fake_kvikio(monkeypatch):
 @pytest.mark.parametrize("fails", ["", "open", "submit", "write", "short"])
 def test_what_kvikio_does_not_write_is_written_all_the_same(tmp_path, fake_kvikio, monkeypatch, caplog, fails):
     monkeypatch.setattr(fake_kvikio, "fails", fails)
-    monkeypatch.setattr(cufile, "_OPEN_FILES", 4)
+    monkeypatch.setattr(cufile, "_MAX_OPEN_FILES", 4)
     rows = values((14, 1000), "u1")
     paths = [str(tmp_path / f"c{number}") for number in range(14)]
     cufile.write_rows(paths, rows)
@@ -246,7 +246,7 @@ def test_raw_chunks_leave_through_kvikio(cupy, tmp_path, monkeypatch):
 
     monkeypatch.setattr(kvikio, "CuFile", count)
     monkeypatch.setattr("linumpy.write.device_chunks.kvikio_mode", lambda: ("cufile", "said so"))
-    monkeypatch.setattr("linumpy.write.device_chunks.land", lambda *_: pytest.fail("copied to the host"))
+    monkeypatch.setattr("linumpy.write.device_chunks.copy_to_host", lambda *_: pytest.fail("copied to the host"))
     monkeypatch.setattr("linumpy.write.cufile.to_host", lambda x: pytest.fail("kvikio did not write a chunk"))
     data = values((64, 64, 64), "f4")
     with OmeZarrWriter(
@@ -266,7 +266,7 @@ def test_raw_chunks_leave_through_kvikio(cupy, tmp_path, monkeypatch):
 def test_without_cufile_they_land_in_pinned_memory(cupy, tmp_path, monkeypatch, mode, landing):
     monkeypatch.setattr("linumpy.write.device_chunks.kvikio_mode", lambda: (mode, "said so"))
     monkeypatch.setattr("linumpy.write.device_chunks.write_rows", lambda *_: pytest.fail("kvikio was asked"))
-    monkeypatch.setattr("linumpy.write.device_chunks._LANDING_NBYTES", landing)
+    monkeypatch.setattr("linumpy.write.device_chunks._PINNED_NBYTES", landing)
     data = values((20, 30, 40))
     write_omezarr(tmp_path / "i", cupy.asarray(data), (1, 1, 1), chunks=(8, 8, 8), levels=3, codec="none")
     for one in written(tmp_path / "i"):

@@ -102,7 +102,7 @@ def test_what_was_put_in_comes_out(on_device, request):
         if on_device:
             block, seen = cupy_on_host.install(patch).asarray(data), encode_on_host.install(patch)
             patch.setattr(encoded_chunks, "BATCH_NBYTES", 1 + seed % 3000)
-            patch.setattr(device_chunks, "_LANDING_NBYTES", 1 + seed % 1000)
+            patch.setattr(device_chunks, "_PINNED_NBYTES", 1 + seed % 1000)
             patch.setattr(writer, "STEP_BYTES", 1 + seed % 5000)
             patch.setattr(device_chunks, "read_to_device", lambda array, box: cupy_on_host.Array(array[box]))
         with OmeZarrWriter(path, shape, dtype, (1,) * len(shape), **options) as target:

@@ -1,1 +1,1 @@
-"""What suites share: stored arrays and ways to read them, a server on this machine, workloads of crops, callers."""
+"""Code that several suites use: stored arrays, ways to read them, a local server, workloads of crops, callers."""

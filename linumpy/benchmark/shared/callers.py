@@ -13,10 +13,10 @@ from linumpy.benchmark.cases import Mark
 
 @dataclass(frozen=True)
 class Caller:
-    """The work of a caller besides taking batches.
+    """The work of a caller besides taking batches, in plain Python, which holds the interpreter's lock.
 
-    It computes for `step_seconds` between two batches, and has other `threads` that never sleep, in plain Python, which
-    holds the interpreter's lock. The mark is a rate (`least`, GiB/s) or the time of a batch.
+    The caller computes for `step_seconds` between two batches, and has `threads` further threads that never sleep. The
+    mark is a rate (`least`, GiB/s) or, without one, the time of a batch (`batch_seconds`).
     """
 
     title: str
@@ -60,7 +60,7 @@ class Caller:
 
 
 IDLE = Caller("an idle caller", least=15.0)
-#: Marks are for W1a on an H200; a batch is read during a step, which takes longer.
+#: Marks are for W1a on an H200. A batch is read during a step, and a step takes longer than the read of a batch.
 CALLERS = (
     IDLE,
     Caller("5 ms of Python a batch", 0.005, batch_seconds=0.0055),

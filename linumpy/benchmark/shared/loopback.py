@@ -1,7 +1,8 @@
 """A server of files on this machine's loopback: byte ranges by ``sendfile``, a thread per connection, many processes.
 
-In: a folder. Out: the URL of a server. The processes run this file as a script, without importing linumpy, and listen
-on one port by ``SO_REUSEPORT``. They answer only the requests that readers of object stores send.
+In: a folder. Out: the URL of a server. The processes run this file as a script, without importing linumpy, and share a
+port by ``SO_REUSEPORT``. They answer only the requests that readers of object stores send: GET and HEAD, with at most
+one range. Errors: ``OSError`` if a process does not start.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ _REASONS = {200: "OK", 206: "Partial Content", 404: "Not Found", 416: "Range Not
 
 @contextlib.contextmanager
 def serve(folder: Path, processes: int | None = None) -> Iterator[str]:
-    """Serve a folder by a number of processes, by default one for every two cores; yields the URL."""
+    """Serve a folder by a number of processes, by default one for every two cores; yield the URL."""
     count = processes or max(1, len(os.sched_getaffinity(0)) // 2)
-    with _bound(0) as reserved:  # does not listen, so that it gets no connection
+    with _bound_socket(0) as reserved:  # reserves the port; it does not listen, so that it gets no connection
         port = reserved.getsockname()[1]
         command = [sys.executable, __file__, str(folder), str(port), str(os.getpid())]
         servers = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(count)]
@@ -41,7 +42,8 @@ def serve(folder: Path, processes: int | None = None) -> Iterator[str]:
                 server.communicate()
 
 
-def _bound(port: int) -> socket.socket:
+def _bound_socket(port: int) -> socket.socket:
+    """Return a socket on a port of the loopback, which other processes may share; 0 for a free port."""
     result = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     result.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     result.bind(("127.0.0.1", port))
@@ -49,7 +51,7 @@ def _bound(port: int) -> socket.socket:
 
 
 class _Files:
-    """Open files by path, with their sizes."""
+    """The files that were requested; they are opened once and stay open."""
 
     def __init__(self, folder: str) -> None:
         self._folder = os.path.realpath(folder)
@@ -68,34 +70,35 @@ class _Files:
 
 
 def _answer(connection: socket.socket, files: _Files, head: str) -> None:
+    """Answer a request, whose request line and headers are `head`."""
     method, path, _ = head.split(" ", 2)
     file = files.find(path.partition("?")[0])
     if file is None:
-        _begin(connection, 404, "", 0)
+        _send_head(connection, 404, "", 0)
         return
     descriptor, size, tag = file
-    first, stop, status, lines = 0, size, 200, f"ETag: {tag}\r\nAccept-Ranges: bytes\r\n"
+    first, stop, status, headers = 0, size, 200, f"ETag: {tag}\r\nAccept-Ranges: bytes\r\n"
     if requested := re.search(r"\r\nrange: bytes=(\d*)-(\d*)", head, re.IGNORECASE):
         status = 206
         first = int(requested[1]) if requested[1] else max(0, size - int(requested[2]))
         stop = min(size, int(requested[2]) + 1) if requested[1] and requested[2] else size
         if first >= stop:
-            _begin(connection, 416, "", 0)
+            _send_head(connection, 416, "", 0)
             return
-        lines += f"Content-Range: bytes {first}-{stop - 1}/{size}\r\n"
+        headers += f"Content-Range: bytes {first}-{stop - 1}/{size}\r\n"
     has_body = method != "HEAD" and first < stop
-    _begin(connection, status, lines, stop - first, more=has_body)
+    _send_head(connection, status, headers, stop - first, has_body=has_body)
     while has_body and first < stop:
         first += os.sendfile(connection.fileno(), descriptor, first, stop - first)
 
 
-def _begin(connection: socket.socket, status: int, lines: str, nbytes: int, *, more: bool = False) -> None:
-    head = f"HTTP/1.1 {status} {_REASONS[status]}\r\n{lines}Content-Length: {nbytes}\r\n\r\n"
-    # MSG_MORE only if a body follows: the system keeps such bytes back for 200 ms.
-    connection.sendall(head.encode(), socket.MSG_MORE if more else 0)
+def _send_head(connection: socket.socket, status: int, headers: str, nbytes: int, *, has_body: bool = False) -> None:
+    head = f"HTTP/1.1 {status} {_REASONS[status]}\r\n{headers}Content-Length: {nbytes}\r\n\r\n"
+    # MSG_MORE only if a body follows: the system holds such bytes back for up to 200 ms.
+    connection.sendall(head.encode(), socket.MSG_MORE if has_body else 0)
 
 
-def _attend(connection: socket.socket, files: _Files) -> None:
+def _serve_connection(connection: socket.socket, files: _Files) -> None:
     """Answer the requests of a connection, until its other end closes it."""
     received = b""
     with connection, contextlib.suppress(OSError):
@@ -121,12 +124,12 @@ def main(folder: str, port: str, parent: str) -> None:
     """Serve until the process is ended."""
     threading.Thread(target=_end_with, args=(int(parent),), daemon=True).start()
     files = _Files(folder)
-    with _bound(int(port)) as listener:
+    with _bound_socket(int(port)) as listener:
         listener.listen(1024)
         print("ready", flush=True)
         while True:
             connection, _ = listener.accept()
-            threading.Thread(target=_attend, args=(connection, files), daemon=True).start()
+            threading.Thread(target=_serve_connection, args=(connection, files), daemon=True).start()
 
 
 if __name__ == "__main__":

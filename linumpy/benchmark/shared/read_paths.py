@@ -1,8 +1,8 @@
 """Implementations that read a stored array into memory, as entries of a case.
 
 In: a :class:`~linumpy.benchmark.shared.stores.StoredArray`. Out: entries whose call makes a new array each time, on the
-device if there is one and else on the host. Errors: :class:`~linumpy.benchmark.cases.CannotRunError`, in one line, if
-this machine lacks a requirement of an entry.
+device if there is one and else on the host. Errors: :class:`~linumpy.benchmark.cases.CannotRunError`, with a message of
+one line, if this machine lacks a requirement of an entry.
 
 Every call starts from the array's folder, so that its time includes opening the array. kvikio has the same threads and
 tasks in every entry that uses it; other packages keep their defaults.
@@ -34,8 +34,8 @@ from linumpy.device import free_memory, why_no_cuda
 from linumpy.io.zarr_mode import gpu_mode
 from linumpy.packages import install_line
 
-_PINNED_LIMIT = 8 * 2**30
-_SPARE_HOST_BYTES = 2**30
+#: Maximum bytes of page-locked host memory; bytes of host memory that must stay free.
+_MAX_PINNED_NBYTES, _SPARE_HOST_NBYTES = 8 * 2**30, 2**30
 
 # ---- the limits
 
@@ -66,12 +66,12 @@ def _flat_to_host(stored: StoredArray) -> Iterator[Prepared]:
 
         def read() -> Array:
             out = np.empty(stored.result_shape, stored.dtype)
-            octets = out.reshape(-1).view(np.uint8).data
+            buffer = out.reshape(-1).view(np.uint8).data
             with open(flat, "rb", buffering=0) as file, ThreadPoolExecutor(os.cpu_count()) as threads:
                 fd = file.fileno()
-                offsets = range(0, len(octets), TASK_BYTES)
+                offsets = range(0, len(buffer), TASK_BYTES)
                 nbytes = sum(
-                    threads.map(lambda offset: os.preadv(fd, [octets[offset : offset + TASK_BYTES]], offset), offsets)
+                    threads.map(lambda offset: os.preadv(fd, [buffer[offset : offset + TASK_BYTES]], offset), offsets)
                 )
             return _complete(out, nbytes, flat)
 
@@ -79,6 +79,7 @@ def _flat_to_host(stored: StoredArray) -> Iterator[Prepared]:
 
 
 def _complete(out: Array, nbytes: int, flat: Path) -> Array:
+    """Return an array that was read, after checking that all bytes of it were read."""
     if nbytes != out.nbytes:
         raise OSError(f"{flat}: {nbytes:,} of {out.nbytes:,} bytes read")
     return out
@@ -86,7 +87,7 @@ def _complete(out: Array, nbytes: int, flat: Path) -> Array:
 
 @contextlib.contextmanager
 def _flat_file(stored: StoredArray) -> Iterator[Path]:
-    """Write the decoded voxels into one file beside the array, on the same disk; it is removed at the end."""
+    """Write the decoded voxels into one file beside the array, on the same disk, and remove the file at the end."""
     folder = stored.path.parent
     if not os.access(folder, os.W_OK):
         raise CannotRunError(f"no right to write the flat file into {folder}")
@@ -107,8 +108,10 @@ def _flat_file(stored: StoredArray) -> Iterator[Path]:
 def _pinned_copy(stored: StoredArray) -> Iterator[Prepared]:
     """Copy page-locked host memory to the device; no file is read."""
     cupy = _need_cuda()
-    if stored.nbytes > _PINNED_LIMIT:
-        raise CannotRunError(f"would lock {stored.nbytes:,} bytes of host memory; it locks {_PINNED_LIMIT:,} at most")
+    if stored.nbytes > _MAX_PINNED_NBYTES:
+        raise CannotRunError(
+            f"would lock {stored.nbytes:,} bytes of host memory; at most {_MAX_PINNED_NBYTES:,} are locked"
+        )
     _need_host_memory(stored)
     pinned = importlib.import_module("cupyx").empty_pinned(stored.result_shape, stored.dtype)
     for block, piece in truth(stored):
@@ -166,7 +169,7 @@ def _zarr_gpu_gds(stored: StoredArray) -> Iterator[Prepared]:
 
 
 def _kvikio_settings() -> AbstractContextManager[None]:
-    """Set kvikio's threads and tasks once for all runs, since a new number of threads starts a new pool."""
+    """Set kvikio's threads and tasks once for all runs, since a change of the number of threads starts a new pool."""
     defaults = _kvikio("kvikio.defaults")
     return defaults.set({"num_threads": kvikio_threads(), "task_size": TASK_BYTES})
 
@@ -178,7 +181,7 @@ def _kvikio_settings() -> AbstractContextManager[None]:
 def _through_host(
     stored: StoredArray, make: Callable[[StoredArray], Callable[[], np.ndarray]], gpu: bool
 ) -> Iterator[Prepared]:
-    """Read to the host, and copy to the device if there is a GPU."""
+    """Read to the host by the function that `make` returns, and copy to the device if there is a GPU."""
     cupy = _need_cuda() if gpu else None
     _need_host_memory(stored)
     read_host = make(stored)
@@ -230,7 +233,7 @@ def _need_cuda() -> ModuleType:
 def _need_host_memory(stored: StoredArray) -> None:
     """Raise an error if the host lacks memory: Linux would end this process without a message."""
     available = available_host_bytes()
-    if available is not None and stored.nbytes + _SPARE_HOST_BYTES > available:
+    if available is not None and stored.nbytes + _SPARE_HOST_NBYTES > available:
         raise CannotRunError(f"{stored.nbytes:,} bytes to hold, {available:,} bytes of host memory available")
 
 
@@ -262,7 +265,7 @@ PATHS: dict[str, tuple[str, ...]] = {
 
 
 def read_entries(stored: StoredArray, gpu: bool) -> tuple[Entry, ...]:
-    """Return all entries, the limits first, without checks; without a GPU some of them cannot run."""
+    """Return all entries, the limits first, without checks of results; without a GPU some entries cannot run."""
     prepare: dict[str, Callable[[StoredArray], AbstractContextManager[Prepared]]] = {
         "flat": _flat_to_device if gpu else _flat_to_host,
         "h2d": _pinned_copy,

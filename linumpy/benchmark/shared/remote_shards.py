@@ -1,8 +1,9 @@
 """Read raw shards from an HTTP server to the device without linumpy: by kvikio's RemoteFile, and by obstore.
 
-Both bring all bytes of all shards into memory of the result's device, kvikio through its own threads and pinned memory,
-obstore through host memory; then the same array operations order the chunks there. Without a GPU the arrays are
-NumPy's. Errors: :class:`~linumpy.benchmark.cases.CannotRunError` if a package is missing.
+Both first copy all bytes of all shards to the device: kvikio through its own threads and pinned memory, obstore through
+host memory. Then the same array operations order the chunks there. Without a GPU obstore reads into NumPy arrays, and
+kvikio cannot run. Errors: :class:`~linumpy.benchmark.cases.CannotRunError` if kvikio cannot be used, ``ImportError`` if
+obstore is missing.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ from linumpy.device import resolve, to_host
 from linumpy.gpu.kvikio_settings import transfer_settings
 from linumpy.packages import install_line
 
-#: Bytes of a request of obstore, equal to kvikio's, and concurrent requests.
+#: Bytes of a request of obstore, as many as kvikio's, and the number of concurrent requests.
 REQUEST_NBYTES, REQUESTS = 4 * 2**20, 32
 
-#: Brings objects, by URL or key, into the rows of a buffer.
+#: A function that reads the objects with the given keys into the rows of a buffer.
 Fetch = Callable[[Sequence[str], Array], None]
 
 
@@ -39,7 +40,7 @@ def by_kvikio(base: str, stored: StoredArray, *, on_gpu: bool) -> Array:
             files = [opened.enter_context(remote_file.open_http(f"{base}/{key}", size)) for key in keys]
             reads = [file.pread(row, size) for file, row in zip(files, buffer, strict=True)]
             if any(read.get() != size for read in reads):
-                raise OSError("kvikio read less than a shard")
+                raise OSError("kvikio did not read all bytes of a shard")
 
     return _read(stored, fetch, on_gpu=on_gpu)
 
@@ -55,11 +56,11 @@ def _remote_file(on_gpu: bool) -> Any:
 
 
 def by_obstore(store: object, stored: StoredArray, *, on_gpu: bool) -> Array:
-    """Read the array by obstore; the thread that waited for a response copies it to the device."""
+    """Read the array by obstore; the thread that waited for a response copies the bytes to the device."""
     import obstore
 
     def fetch(keys: Sequence[str], buffer: Array) -> None:
-        def bring(row: int, start: int) -> None:
+        def read_range(row: int, start: int) -> None:
             stop = min(buffer.shape[1], start + REQUEST_NBYTES)
             response = obstore.get_range(store, keys[row], start=start, end=stop)  # type: ignore[arg-type]
             data = np.frombuffer(memoryview(response), np.uint8)
@@ -67,8 +68,8 @@ def by_obstore(store: object, stored: StoredArray, *, on_gpu: bool) -> Array:
 
         with ThreadPoolExecutor(REQUESTS) as threads:
             starts = range(0, buffer.shape[1], REQUEST_NBYTES)
-            for done in [threads.submit(bring, row, start) for row in range(len(keys)) for start in starts]:
-                done.result()
+            for future in [threads.submit(read_range, row, start) for row in range(len(keys)) for start in starts]:
+                future.result()
 
     return _read(stored, fetch, on_gpu=on_gpu)
 
@@ -80,7 +81,7 @@ def _shards(stored: StoredArray) -> Iterator[tuple[int, ...]]:
 
 
 def _read(stored: StoredArray, fetch: Fetch, *, on_gpu: bool) -> Array:
-    """Fetch all shards of an array of whole shards, without missing chunks, and order their chunks."""
+    """Fetch all shards, and order their chunks; the array consists of whole shards, and no chunk is missing."""
     assert stored.shards is not None
     xp = resolve("cuda" if on_gpu else "cpu").xp
     keys = [f"{stored.path.name}/c/{'/'.join(map(str, index))}" for index in _shards(stored)]

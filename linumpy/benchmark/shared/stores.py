@@ -1,8 +1,8 @@
 """Zarr arrays to read: the user's, and stores that the benchmark makes.
 
-In: a description of a store (:class:`StoreSpec`) or the name of an array. Out: a :class:`StoredArray` in a local
-folder. Errors: ``ValueError`` for a description that makes no array, ``FileExistsError`` instead of overwriting,
-``OSError`` for a disk that is too small, and the errors of opening an array.
+In: a description of a store (:class:`StoreSpec`), or the path of an array. Out: a :class:`StoredArray` in a local
+folder. Errors: ``ValueError`` for a description of which no array can be made, ``FileExistsError`` for a path that
+exists, ``OSError`` for a disk that is too small, and the errors of opening an array.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ _METADATA = frozenset((".zarray", ".zattrs", ".zgroup", ".zmetadata", "zarr.json
 CODECS: dict[str, tuple[Any, Any]] = {
     "none": (None, None),
     "zstd": (numcodecs.Zstd(3), ZstdCodec(level=3)),
-    # the most frequent codec of NGFF 0.4 files
+    # most files of NGFF 0.4 have this codec
     "blosc": (numcodecs.Blosc("lz4", 5, 1), BloscCodec(cname="lz4", clevel=5, shuffle="shuffle")),
     # iohub's codec
     "blosc-zstd": (numcodecs.Blosc("zstd", 1, 2), BloscCodec(cname="zstd", clevel=1, shuffle="bitshuffle")),
     "gzip": (numcodecs.GZip(5), GzipCodec(level=5)),
 }
 
-#: References of a reach: names of entries, and the unit for people.
+#: Values of `reach_of`: the names of the entries to compare with (none for GiB/s), and the unit for people.
 REACH_OF: dict[str, tuple[tuple[str, ...], str]] = {
     "rate": ((), "GiB/s"),
     "flat": (("flat",), "× flat"),
@@ -123,7 +123,7 @@ class StoreSpec:
 
     @property
     def file_name(self) -> str:
-        """Name of the store's folder, which depends on the description only."""
+        """Name of the store's folder; the same for equal descriptions, whatever their `name` and `reach`."""
         parts = [np.dtype(self.dtype).name, by_x(self.shape), "c" + by_x(self.chunks)]
         parts += ["s" + by_x(self.shards)] if self.shards else []
         parts += ["r" + by_x(tuple(b - a for a, b in self.region))] if self.region else []
@@ -201,7 +201,7 @@ class StoredArray:
 
 
 def _name(path: Path, source: Path) -> str:
-    """Return the name of an array; a level of an image has the image's name in front."""
+    """Return the name of an array, for people; the name of a resolution begins with the name of its image."""
     return f"{source.name}/{path.relative_to(source.absolute())}" if source.absolute() in path.parents else path.name
 
 
@@ -236,7 +236,7 @@ def open_stored(source: str | Path, *, name: str | None = None, data: str = "as 
 
 
 def new_store(spec: StoreSpec, folder: Path) -> Path:
-    """Return the path of a store; ``FileExistsError`` if the path exists."""
+    """Return the path of a store to make; raise ``FileExistsError`` if the path exists."""
     path = folder / spec.file_name
     if path.exists() or path.is_symlink():
         raise FileExistsError(f"{path} exists and is not overwritten: give another folder, or time it as ARRAY")
@@ -294,7 +294,7 @@ def _create(
 
 
 def _encoder(spec: StoreSpec) -> Callable[[np.ndarray], int]:
-    """Return a function that encodes a sample as one chunk of the store and returns the number of bytes."""
+    """Return a function that encodes an array as one chunk of the store, and returns the number of stored bytes."""
 
     def encoded_bytes(sample: np.ndarray) -> int:
         array = _create(spec, MemoryStore(), sample.shape, sample.shape, None)
@@ -306,12 +306,12 @@ def _encoder(spec: StoreSpec) -> Callable[[np.ndarray], int]:
 
 
 def _codec_names(array: zarr.Array) -> list[str]:
-    """Name the filters and compressors, without the serializer of numbers."""
+    """Name the filters and compressors of an array, without the codec that turns numbers into bytes."""
     return [_codec_name(codec) for codec in (*array.filters, *array.compressors)]
 
 
 def _codec_name(codec: Any) -> str:
-    """Name a codec of zarr v3, or of numcodecs (zarr v2), whose settings are beside its name."""
+    """Name a codec of zarr v3, or a codec of numcodecs (zarr v2), which has settings and name in one mapping."""
     described = codec.get_config() if hasattr(codec, "get_config") else codec.to_dict()
     settings = described.get("configuration", described)
     name = str(described.get("id") or described.get("name"))
@@ -337,7 +337,7 @@ def host_zarr() -> Iterator[None]:
 
 
 def truth(stored: StoredArray) -> Iterator[tuple[Block, np.ndarray]]:
-    """Yield the region to read, piece by piece, as zarr-python reads it."""
+    """Yield pieces of the region to read: the box within the region, and the voxels that zarr-python reads there."""
     first = [part.start for part in stored.selection]
     for block in blocks(stored.result_shape, stored.shards or stored.chunks, stored.dtype.itemsize):
         region = tuple(slice(a + part.start, a + part.stop) for a, part in zip(first, block, strict=True))
@@ -347,7 +347,7 @@ def truth(stored: StoredArray) -> Iterator[tuple[Block, np.ndarray]]:
 
 
 def difference(stored: StoredArray, result: Array) -> str:
-    """Return where an array differs from the truth; empty if it does not.
+    """Return where and how an array differs from the truth; empty if it does not differ.
 
     NaN equals NaN. NumPy arrays are compared on the host, CuPy arrays on their device.
     """

@@ -14,7 +14,7 @@ SHAPE, CHUNK, SHARD = (512, 1024, 1024), (64, 64, 64), (256, 512, 512)
 def make_volumes(
     arrays: Mapping[str, tuple[str, bool]], only: Sequence[str], folder: Path, scale: float
 ) -> Iterator[StoredArray]:
-    """Make arrays, or `only` some of them, one after another; `arrays`: name → codec, and whether there are shards."""
+    """Make arrays, or those named in `only`, one after another; `arrays`: name → codec, and whether with shards."""
     for name in only or arrays:
         codec, sharded = arrays[name]
         spec = StoreSpec(name, SHAPE, CHUNK, "uint16", codec, shards=SHARD if sharded else None).scaled(scale)

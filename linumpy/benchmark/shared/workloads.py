@@ -1,7 +1,6 @@
-"""Workloads of random crops, and their arrays.
+"""Workloads of random crops for :mod:`linumpy.benchmark.suites.stream`, and their arrays.
 
-In: a workload, a folder, a scale. Out: arrays on disk, and the list of crops for
-:mod:`linumpy.benchmark.suites.stream`.
+In: a workload, a folder, a scale. Out: arrays on disk, and the list of crops.
 """
 
 from __future__ import annotations
@@ -28,9 +27,9 @@ class Workload:
     """Crops of arrays, read in `batches` of `batch` crops.
 
     Shapes are of an array, its inner chunks, its shards, and a crop. `ratio` is decoded bytes over stored bytes, 1 for
-    raw chunks. Only `encoded_arrays` of the `arrays` are encoded; the others are copies of their files. The pipeline
-    keeps the metadata of `open_arrays`; its `mark` is without a chunk cache. `variants` are further entries of linumpy,
-    keys of ``_VARIANTS`` in :mod:`linumpy.benchmark.suites.stream`.
+    raw chunks. Only `encoded_arrays` of the `arrays` are encoded; the files of the other arrays are copies. The
+    pipeline keeps the metadata of `open_arrays`. The `mark` is for a pipeline without a cache of chunks. `variants` are
+    further entries of linumpy, keys of ``_VARIANTS`` in :mod:`linumpy.benchmark.suites.stream`.
     """
 
     title: str
@@ -69,38 +68,40 @@ WORKLOADS = {
 
 
 def make_arrays(
-    load: Workload, folder: Path, scale: float, batches: int | None
+    workload: Workload, folder: Path, scale: float, batches: int | None
 ) -> tuple[tuple[str, ...], tuple[Sample, ...]]:
-    """Write the arrays of a workload, and draw its crops."""
-    shape = [max(c, int(n * scale) // s * s) for n, s, c in zip(load.shape, load.shard, load.crop, strict=True)]
-    count = max(1, round(load.arrays * scale))
-    base, shift = _voxels(load), load.shard[2] // 4 + 1
+    """Write the arrays of a workload, and draw the crops; return the paths of the arrays, and the crops."""
+    shape = [
+        max(c, int(n * scale) // s * s) for n, s, c in zip(workload.shape, workload.shard, workload.crop, strict=True)
+    ]
+    count = max(1, round(workload.arrays * scale))
+    base, shift = _voxels(workload), workload.shard[2] // 4 + 1
     paths = [folder / f"{number}.zarr" for number in range(count)]
 
     def write(number: int) -> None:
-        array = _create(load, paths[number], shape)
-        for k, index in enumerate(np.ndindex(*(-(-n // s) for n, s in zip(shape, load.shard, strict=True)))):
-            box = tuple(slice(i * s, min((i + 1) * s, n)) for i, s, n in zip(index, load.shard, shape, strict=True))
+        array = _create(workload, paths[number], shape)
+        for k, index in enumerate(np.ndindex(*(-(-n // s) for n, s in zip(shape, workload.shard, strict=True)))):
+            box = tuple(slice(i * s, min((i + 1) * s, n)) for i, s, n in zip(index, workload.shard, shape, strict=True))
             voxels = np.roll(base, shift * (k + 13 * number), axis=2)
             write_from_host(array, box, voxels[tuple(slice(0, b.stop - b.start) for b in box)])
 
-    encoded = min(count, load.encoded_arrays)
+    encoded = min(count, workload.encoded_arrays)
     with ThreadPoolExecutor(min(encoded, os.cpu_count() or 1), initializer=in_mode_of_caller()) as pool:
         list(pool.map(write, range(encoded)))
         list(pool.map(lambda number: shutil.copytree(paths[number % encoded], paths[number]), range(encoded, count)))
     volumes = [Volume(str(path), tuple(shape)) for path in paths]
-    sampler = CropSampler(volumes, load.crop, length=load.batch * (batches or load.batches))
+    sampler = CropSampler(volumes, workload.crop, length=workload.batch * (batches or workload.batches))
     return tuple(map(str, paths)), tuple(sampler)
 
 
-def _voxels(load: Workload) -> np.ndarray:
-    """Make the voxels of a shard; other shards are shifted copies."""
+def _voxels(workload: Workload) -> np.ndarray:
+    """Make the voxels of one shard; other shards are copies that are shifted along X."""
     dtype = np.dtype("u2")
     change = 1.0
-    if load.ratio > 1:
-        change = change_for_ratio(_encoded_bytes, load.shard, load.chunk, dtype, target=load.ratio)
-    whole = tuple(slice(0, n) for n in load.shard)
-    return oct_voxels(generator(0, whole), load.shard, whole, dtype, change)
+    if workload.ratio > 1:
+        change = change_for_ratio(_encoded_bytes, workload.shard, workload.chunk, dtype, target=workload.ratio)
+    box = tuple(slice(0, n) for n in workload.shard)
+    return oct_voxels(generator(0, box), workload.shard, box, dtype, change)
 
 
 def _encoded_bytes(sample: np.ndarray) -> int:
@@ -109,8 +110,8 @@ def _encoded_bytes(sample: np.ndarray) -> int:
     return len(Zstd(level=3).encode(np.ascontiguousarray(sample)))
 
 
-def _create(load: Workload, path: Path, shape: Sequence[int]) -> zarr.Array:
-    codec = None if load.ratio == 1 else zarr.codecs.ZstdCodec(level=3)
-    shards = tuple(min(s, -(-n // c) * c) for s, n, c in zip(load.shard, shape, load.chunk, strict=True))
-    options: dict[str, Any] = {"chunks": load.chunk, "shards": shards, "compressors": codec}
+def _create(workload: Workload, path: Path, shape: Sequence[int]) -> zarr.Array:
+    codec = None if workload.ratio == 1 else zarr.codecs.ZstdCodec(level=3)
+    shards = tuple(min(s, -(-n // c) * c) for s, n, c in zip(workload.shard, shape, workload.chunk, strict=True))
+    options: dict[str, Any] = {"chunks": workload.chunk, "shards": shards, "compressors": codec}
     return zarr.create_array(str(path), shape=tuple(shape), dtype="u2", **options)

@@ -1,7 +1,7 @@
 """The suites of the benchmark: each module makes cases for :mod:`linumpy.benchmark.runner`.
 
-In: the name of a suite. Out: its :class:`~linumpy.benchmark.cases.Suite`. A suite is imported when it is chosen, so
-that the list of suites needs none of their packages. Suites of functions on arrays in memory are in ``kernels``.
+In: the name of a suite. Out: a :class:`~linumpy.benchmark.cases.Suite`. A suite is imported when it is chosen, so that
+the list of suites needs no packages of other suites. Suites of functions on arrays in memory are in ``kernels``.
 """
 
 import importlib

@@ -1,6 +1,6 @@
-"""Samples a second of volumes on disk, with a quarter of the volume in memory.
+"""Samples per second of volumes on disk, with a quarter of the volume in memory.
 
-Results are checked in double precision.
+Before a case is timed, some thousand samples are compared with samples in double precision.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ _PREAD_SAMPLES, _PREAD_BATCH = 2**17, 2**13
 
 @dataclass(frozen=True)
 class Larger:
-    """A volume on disk (uint16), which repeats one layer of 64 planes; `batch` samples are drawn by a call.
+    """A volume on disk (uint16), which repeats one layer of 64 planes; a call draws `batch` samples.
 
-    The caller removes the folder. `planes` are the voxels along z, `side` those along y and x.
+    The caller removes the folder. `planes` is the number of voxels along z, `side` the number along y and along x.
     """
 
     folder: Path
@@ -50,7 +50,7 @@ class Larger:
 
     @property
     def layer(self) -> np.ndarray:
-        """The 64 planes; half of their bits are random, so that they compress to about half."""
+        """The 64 planes; half of the bits of a voxel are random, so that zstd compresses the planes to about half."""
         return np.random.default_rng(0).integers(0, 60000, (64, self.side, self.side), np.uint16) >> 8 << 8
 
     @property
@@ -59,10 +59,10 @@ class Larger:
         return self.planes, self.side, self.side
 
     def wrong(self, coords: np.ndarray, values: np.ndarray) -> str:
-        """Return why values, in parts of 60000, are not the volume's; empty if they are."""
+        """Return why values (voxels divided by 60000) are not samples of the volume; empty if they are."""
         volume = _Repeated(self.layer, self.planes)
-        every = max(1, len(coords) // CHECKED)
-        error = float(np.abs(truth_at(np, volume, coords[::every]) / 60000 - values[:, ::every]).max())
+        step = max(1, len(coords) // CHECKED)
+        error = float(np.abs(truth_at(np, volume, coords[::step]) / 60000 - values[:, ::step]).max())
         return "" if error < PRECISION else f"off by {error:.1e} of the range"
 
 
@@ -140,7 +140,7 @@ def _pread_entry(raw: Path, volume: Larger) -> Entry:
 
 
 def _by_pread(file: int, shape: tuple[int, int, int], coords: np.ndarray) -> np.ndarray:
-    """Interpolate between voxels that are read two at a time; returns parts of 60000."""
+    """Interpolate between voxels that are read two at a time; return the values divided by 60000."""
     size = np.array(shape)
     position = np.clip(coords[:, ::-1].astype(np.float64) * size - 0.5, 0, size - 1)
     cell = np.minimum(position.astype(np.int64), np.maximum(size - 2, 0))
@@ -149,8 +149,8 @@ def _by_pread(file: int, shape: tuple[int, int, int], coords: np.ndarray) -> np.
     voxels = np.frombuffer(b"".join([os.pread(file, 4, offset) for offset in offsets]), "<u2")
     values = voxels.reshape(-1, 2, 2, 2).astype(np.float64)
     for axis in range(3):
-        part = (position - cell)[:, axis].reshape(-1, *[1] * (2 - axis))
-        values = values[:, 0] * (1 - part) + values[:, 1] * part
+        fraction = (position - cell)[:, axis].reshape(-1, *[1] * (2 - axis))
+        values = values[:, 0] * (1 - fraction) + values[:, 1] * fraction
     return (values / 60000).astype(np.float32)
 
 
@@ -185,7 +185,7 @@ def _pages_case(order: str, reach: float, window: int, volume: Larger) -> Case:
 
 @contextmanager
 def paging_cases(*, gib: float, folder: Path | None) -> Iterator[tuple[Path, Iterator[Case]]]:
-    """Yield a folder, and cases that write a volume of `gib` GiB into it and sample it."""
+    """Yield a folder, and cases that write a volume of `gib` GiB into the folder and sample the volume."""
     check_size("a volume", gib, folder)
     planes = max(1, round(gib * GIB / (2 * 1024 * 1024 * 64))) * 64
     with work_folder(folder) as work:

@@ -1,8 +1,8 @@
 """Reading a Zarr array: linumpy, peers, and the limits of the hardware.
 
 In: the options of the command. Out: a case for each array, with the entries of
-:mod:`linumpy.benchmark.shared.read_paths`. Stores in a folder of the caller stay; stores in a temporary folder, and
-every flat file, are removed.
+:mod:`linumpy.benchmark.shared.read_paths`. Stores that are made in a folder of the caller stay; stores in a temporary
+folder, and all flat files, are removed.
 """
 
 from __future__ import annotations
@@ -98,12 +98,12 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         "--suite",
         choices=tuple(SUITES),
         dest="standard",
-        help="The standard cases, in a temporary folder (TMPDIR) or in that of --generate.",
+        help="Run the standard cases, in a temporary folder (TMPDIR) or in the folder of --generate.",
     )
     stores_made.add_argument("--scale", type=float, metavar="S", help="Shrink every axis of the suite's cases. [1]")
     state = parser.add_mutually_exclusive_group()
     state.add_argument(
-        "--cold", action="store_true", help="Drop these files from the page cache before every run (needs no root)."
+        "--cold", action="store_true", help="Drop the files from the page cache before every run (needs no root)."
     )
     state.add_argument("--warm", action="store_true", help="Read once, untimed, before the runs. This is the default.")
 
@@ -127,7 +127,7 @@ def read_cases(
     ValueError
         Options that exclude each other.
     Exception
-        Errors of opening or making an array. The error of an entry is in its row.
+        Errors of opening or making an array. Errors of entries are reported in their rows.
     """
     given = {name: value for name, value in described.items() if value is not None}
     making = generate is not None or standard is not None
@@ -167,7 +167,7 @@ def _generated(specs: list[StoreSpec], folder: Path, only: Sequence[str], *, col
 def read_case(
     stored: StoredArray, mark: Mark | None = None, *, gpu: bool, only: Sequence[str] = (), cold: bool = False
 ) -> Case:
-    """Describe the entries that read an array; the mark is for the first of linumpy's."""
+    """Make the case of reading an array; the mark is for the first entry of linumpy."""
     entries = [entry for entry in read_entries(stored, gpu) if not only or entry.name in only]
     return Case(
         name=stored.name,
@@ -182,7 +182,7 @@ def read_case(
 
 
 def _checked(entry: Entry, stored: StoredArray, gpu: bool) -> Prepare:
-    """Add the comparison with zarr-python."""
+    """Return the ``prepare`` of an entry, with a check that compares the result with zarr-python's."""
 
     def check(array: Array) -> str:
         if is_device_array(array) != gpu:

@@ -1,6 +1,6 @@
 """Regions of open arrays by one Reader: the time of a region, crops with and without kept chunks, many threads.
 
-Every result is compared with the array in memory before it is timed.
+Before a case is timed, up to 16 of its regions are read and compared with the array in memory.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ Box = tuple[slice, ...]
 
 @dataclass(frozen=True)
 class RegionWork:
-    """Regions of one array: `count` of a `shape` in a run, `batch` of them submitted together.
+    """Regions of one array: a run reads `count` regions of a `shape`, of which `batch` are submitted together.
 
-    `ahead` batches are submitted before the oldest is waited for; `threads` share the regions. Regions are `aligned` to
-    chunks or not; `kept` says whether all chunks are in device memory before the runs. `reach` maps arrays to
-    milliseconds a region, or to GiB/s if the work is kept or threaded.
+    `ahead` further batches are submitted before the oldest is waited for; `threads` share the regions. Regions are
+    `aligned` to chunks or not; `kept` says whether all chunks are in device memory before the runs. `reach` maps names
+    of arrays to the rate to reach: milliseconds per region for one thread that reads single regions, else GiB/s.
     """
 
     name: str
@@ -82,7 +82,7 @@ WORKS = (
 def region_cases(
     *, folder: Path | None, scale: float, only: Sequence[str] = (), use_gpu: bool | None = None
 ) -> Iterator[tuple[Path, Iterator[Case]]]:
-    """Make the arrays in a new folder, and the cases."""
+    """Yield a new folder, and cases of arrays that are made there; the folder is removed at the end."""
     check_scale(scale)
     on_gpu = resolve().is_cuda if use_gpu is None else use_gpu
     with work_folder(folder) as path:
@@ -96,7 +96,7 @@ def _case(stored: StoredArray, work: RegionWork, scale: float, on_gpu: bool) -> 
     count = max(work.batch, round(work.count * min(1.0, 8 * scale)))
     nbytes = count * math.prod(shape) * stored.dtype.itemsize
     rate = work.reach.get(stored.name)
-    if rate is not None and work.batch == 1 and work.threads == 1:
+    if rate is not None and work.batch == 1 and work.threads == 1:  # milliseconds per region
         rate = nbytes / count / 2**30 / (rate / 1000)
     entry = Entry("linumpy", "Reader", lambda: _prepared(stored, work, shape, count, on_gpu), "ours")
     return Case(

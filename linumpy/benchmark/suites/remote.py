@@ -1,7 +1,7 @@
 """Arrays behind an HTTP server on this machine's loopback: linumpy, zarr-python with obstore, and obstore alone.
 
-Each result is compared with the array on disk before it is timed. The note of an entry has the processor time of this
-process for a GiB; the server's processes are not counted.
+Each result is compared with the array on disk before the entry is timed; of obstore alone, only the number of bytes is
+checked. The note of an entry has the processor time of this process per GiB; the processes of the server do not count.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _ARRAYS = {
 def remote_cases(
     *, folder: Path | None, scale: float, only: Sequence[str] = (), use_gpu: bool | None = None
 ) -> Iterator[tuple[Path, Iterator[Case]]]:
-    """Make the arrays in a new folder, serve it, and make the cases."""
+    """Yield a new folder, and cases of arrays that are made there; the folder is served, and removed at the end."""
     check_scale(scale)
     on_gpu = resolve().is_cuda if use_gpu is None else use_gpu
     with work_folder(folder) as path, serve(path) as url:
@@ -123,7 +123,7 @@ def _zarr(base: str, name: str, concurrency: int | None) -> np.ndarray:
 
 
 def _obstore(base: str, stored: StoredArray) -> int:
-    """Read all stored bytes, in ranges, and discard them."""
+    """Read all stored bytes, in ranges, and discard them; return their number."""
     import obstore
 
     store = _store(base)

@@ -1,7 +1,7 @@
-"""``resample_zarr`` on a raw volume, beside reading and writing the same bytes at the same time.
+"""``resample_zarr`` on a raw volume, beside reading and writing as many bytes at the same time.
 
 In: a :class:`ZarrRequest`. Out: a :class:`~linumpy.benchmark.cases.Case`. The volume is written first, and stays in the
-page cache. Boxes of the result are compared with SciPy's.
+page cache. Boxes of the result are compared with the result of SciPy.
 """
 
 from __future__ import annotations
@@ -38,9 +38,8 @@ from linumpy.write.writer import OmeZarrWriter
 
 _DESCRIPTION = """Time resample_zarr: a raw volume to half its resolution, beside its reading and writing alone.
 
-A volume of --gib GiB is written below --folder, which needs 1.25 times as much space. Beside resample_zarr stand
-reading the same boxes, writing the same bytes, and both at once, by the wall clock. Boxes of the result are compared
-with SciPy's first.
+A volume of --gib GiB is written below --folder, which needs 1.25 times as much space. The limits are reading the same
+boxes, writing as many bytes, and both at once, by the wall clock. Boxes of the result are compared with SciPy's first.
 
 For example:
   linum-benchmark resample-zarr --gib 32 --folder /scratch --device_memory 8 --json zarr.json
@@ -50,9 +49,9 @@ For example:
 REACH = 0.7
 #: Voxel spacing of the volume and of the result, in µm.
 _SPACING_UM, _NEW_SPACING_UM = 5.0, 10.0
-#: Number of random boxes of the result that are compared with SciPy, beside two corners, and their side.
+#: Number of random boxes of the result that are compared with SciPy, besides two corners, and the side of a box.
 _BOXES, _SIDE = 14, 48
-#: Rounding to integers, and the error of single precision.
+#: Tolerance for rounding to integers, and for the error of single precision.
 _TOLERANCE = 0.55
 
 
@@ -95,7 +94,7 @@ def _divisor(count: int, power: float) -> int:
 
 @contextmanager
 def zarr_cases(request: ZarrRequest) -> Iterator[tuple[Path, Iterator[Case]]]:
-    """Write a volume; yield its folder, which is removed at the end, and the case.
+    """Write a volume; yield the folder of the volume, which is removed at the end, and the case.
 
     Raises
     ------
@@ -123,7 +122,7 @@ def zarr_cases(request: ZarrRequest) -> Iterator[tuple[Path, Iterator[Case]]]:
 
 
 def _case(request: ZarrRequest, source: Path, target: Path) -> Case:
-    """Describe the call and the limits (reading, writing, both at once); their runs alternate."""
+    """Make the case: the call, and the limits (reading, writing, both at once), in alternating runs."""
     array = open_image(source).levels[0]
     nbytes = int(array.nbytes)
     peaks: list[int | None] = []
@@ -203,7 +202,7 @@ def _limited(request: ZarrRequest) -> Iterator[None]:
         return
     pool = require_cuda().get_default_memory_pool()
     before = pool.get_limit()
-    # Memory that the pool cannot free, since parts of it are in use, does not count.
+    # Memory of the pool that is in use, and cannot be freed, does not count.
     pool.free_all_blocks()
     pool.set_limit(size=pool.total_bytes() + request.limit)
     try:
@@ -213,7 +212,7 @@ def _limited(request: ZarrRequest) -> Iterator[None]:
 
 
 def _peak_of(work: Callable[[], object], *, use_gpu: bool) -> int | None:
-    """Return the bytes that CuPy's pool takes from the device for a call: it frees none before it is told to."""
+    """Return the bytes that CuPy's pool takes from the device during a call: the pool frees none by itself."""
     if not use_gpu:
         work()
         return None
@@ -225,7 +224,7 @@ def _peak_of(work: Callable[[], object], *, use_gpu: bool) -> int | None:
 
 
 def _differs(source: zarr.Array, result: zarr.Array) -> str:
-    """Compare boxes of the result with SciPy's, made from their boxes of the source; returns what is wrong."""
+    """Compare boxes of the result with SciPy's results for the same boxes; return why they differ, or an empty str."""
     expected_shape = tuple(n * _SPACING_UM / _NEW_SPACING_UM for n in source.shape)
     if tuple(result.shape) != expected_shape:
         return f"its shape is {result.shape}, but must be {expected_shape}"
@@ -246,8 +245,8 @@ def _by_scipy(source: zarr.Array, start: list[int], side: list[int]) -> np.ndarr
     import scipy.ndimage as ndimage
 
     low = [max(0, 2 * a - 2) for a in start]
-    part = tuple(slice(a, 2 * (b + s) + 2) for a, b, s in zip(low, start, side, strict=True))
-    box = read_on_host(source, part)
+    source_box = tuple(slice(a, 2 * (b + s) + 2) for a, b, s in zip(low, start, side, strict=True))
+    box = read_on_host(source, source_box)
     offset = [2 * a + 0.5 - b for a, b in zip(start, low, strict=True)]
     options = {"order": 1, "mode": "nearest"}
     return np.asarray(ndimage.affine_transform(box.astype(np.float64), [2.0] * 3, offset, tuple(side), **options))

@@ -1,7 +1,7 @@
 """Whole scripts on a raw mosaic, beside the slower of reading alone and writing alone.
 
 In: an :class:`EndToEndRequest`. Out: a :class:`~linumpy.benchmark.cases.Case` for each script. The mosaic is written
-first, from tiles whose results are known; it stays in the page cache.
+first, and stays in the page cache. All tiles are a synthetic tile plus a number, so that the right results are known.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from linumpy.write.writer import OmeZarrWriter
 
 _DESCRIPTION = """Time whole scripts on a raw mosaic: linum-aip, linum-resample-mosaic-grid and linum-stitch-3d.
 
-The mosaic of --gib GiB is written below --folder first. "ratio" is the time of the slower of reading alone and writing
-alone over that of the script. Each result is checked first, tile by tile. Without a GPU the scripts run on the CPU.
+The mosaic of --gib GiB is written below --folder first. The rate to reach is relative to the slower of reading alone
+and writing alone. Each result is checked first, tile by tile. Without a GPU the scripts run on the CPU.
 
 For example:
   linum-benchmark scripts --gib 16 --folder /scratch --runs 5
@@ -48,9 +48,9 @@ For example:
 
 #: Rate to reach relative to the slower of reading and writing alone, on a GPU, and the smallest mosaic that is judged.
 REACH, REACH_NBYTES = 0.8, 16 * 2**30
-#: The rate for stitching, and the part by which its tiles overlap.
+#: The rate to reach for stitching, and the fraction of a tile that overlaps the next tile.
 STITCH_REACH, _OVERLAP = 0.7, 0.2
-#: Step of the planes that are compared after stitching: the check interpolates each voxel.
+#: After stitching every 16th plane is compared: the check interpolates each voxel.
 _EVERY = 16
 #: Voxel spacing of the result, twice the mosaic's.
 RESOLUTION_UM = 10.0
@@ -90,9 +90,9 @@ class EndToEndRequest:
 class _Script:
     """A script and its steps.
 
-    ``image(path)`` opens the output; ``call(path)`` runs the script; ``check(path, base, numbers)`` returns why its
-    result is wrong. `boxes` of `array` are read, and `new_boxes` written. Without `compute` the two do not correspond,
-    and only reading and writing are timed.
+    ``image(path)`` makes the writer of the output; ``call(path)`` runs the script; ``check(path, base, numbers)``
+    returns why the result is wrong. `boxes` of `array` are read, and `new_boxes` are written. Without `compute` the two
+    lists do not correspond, and only reading and writing are timed.
     """
 
     array: Volume
@@ -114,7 +114,7 @@ class _Script:
             self._read_box(box)
 
     def computing(self) -> Callable[[], object]:
-        """Read a box of each shape, and return a call that computes with them as often as the script."""
+        """Read a box of each shape, and return a call that computes from these boxes as often as the script does."""
         assert self.compute is not None
         compute = self.compute
         tiles = {_shape(box): self._read_box(box) for box in {_shape(box): box for box in self.boxes}.values()}
@@ -126,9 +126,9 @@ class _Script:
         return compute_all
 
     def writing(self, result: Path) -> Callable[[], object]:
-        """Compute a result of each shape, and return a call that writes them as often as the script."""
+        """Make a result of each shape, and return a call that writes these results as often as the script does."""
         if self.compute is None:
-            # Results of the right size in the same memory: without a codec their values do not change the time.
+            # Results of the right size in the same memory: without a codec, values do not change the time of writing.
             voxels = self._read_box(tuple(slice(0, n) for n in self.array.chunks))
             results = {_shape(new): array_module(voxels).full(_shape(new), 7, voxels.dtype) for new in self.new_boxes}
         else:
@@ -173,7 +173,7 @@ def end_to_end_cases(request: EndToEndRequest) -> Iterator[tuple[Path, Iterator[
 
 
 def _case(request: EndToEndRequest, name: str, mosaic: tuple[Path, np.ndarray, np.ndarray]) -> Case:
-    """Describe the script, the limits (each step alone), and all steps without overlap; their runs alternate."""
+    """Make a case: the script, each step alone (limits), all steps without overlap; their runs alternate."""
     source, base, numbers = mosaic
     script = SCRIPTS[name](request, source)
     result, nbytes = source.parent / f"{name}.ome.zarr", int(script.array.nbytes)
@@ -209,14 +209,14 @@ def _case(request: EndToEndRequest, name: str, mosaic: tuple[Path, np.ndarray, n
 
 
 def not_judged(use_gpu: bool, nbytes: int) -> str:
-    """Return why a mark on whole calls does not count; empty if it does."""
+    """Return why the marks of a run on `nbytes` are not judged; empty if they are."""
     if not use_gpu:
         return "no GPU"
     return "" if nbytes >= REACH_NBYTES else f"less than {REACH_NBYTES >> 30} GiB"
 
 
 def _make_mosaic(request: EndToEndRequest, folder: Path) -> tuple[Path, np.ndarray, np.ndarray]:
-    """Write a mosaic of one synthetic tile plus a number for each tile; returns path, synthetic tile and numbers."""
+    """Write a mosaic, whose tiles are one synthetic tile plus a number; return path, synthetic tile and numbers."""
     rows, columns = request.tiles
     depth, height, width = request.tile
     shape = depth, rows * height, columns * width

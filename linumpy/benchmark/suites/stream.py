@@ -1,8 +1,8 @@
 """Batches of random crops: :class:`~linumpy.stream.Pipeline` and its peers on the same crops.
 
-In: names of workloads, a folder for their arrays, a scale. Out: cases whose entries read the same list of crops, batch
+In: names of workloads, a folder for the arrays, a scale. Out: cases whose entries read the same list of crops, batch
 after batch; rates count the bytes of the crops in the stored dtype. The first batch of each entry is compared with
-zarr-python's before it is timed.
+zarr-python's before the entry is timed; of augmented crops, only that they are finite and not constant is checked.
 """
 
 from __future__ import annotations
@@ -53,22 +53,22 @@ For example:
 Pending = TypeVar("Pending")
 
 _PEER_THREADS = 16
-#: The default workloads, and those with a busy caller.
+#: The default workloads, and the default workloads with a busy caller.
 _DEFAULT, _DEFAULT_BUSY = ("W1a", "W1b", "W2"), ("W1a",)
 
 _AUGMENT = Augment(rotation=20, scale=(0.8, 1.25), flip="zyx", elastic=(32.0, 3.0))
-#: Title and options of the pipeline for linumpy's entries beside the first.
+#: Title and options of the pipeline for the further entries of linumpy.
 _VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
-    "cached": ("chunks cached", {}),  # a cache as large as the arrays; see _case
+    "cached": ("chunks cached", {}),  # _case adds a cache that holds all arrays
     "augmented": ("augmented", {"augment": _AUGMENT, "pad": "reflect", "spacing": (1.0, 1.0, 1.0)}),
 }
 
 
 @dataclass(frozen=True)
 class CropWork:
-    """A workload with its arrays and crops, and the options of reading; see :func:`stream_cases`."""
+    """A workload with arrays, crops and the options of reading; see :func:`stream_cases`."""
 
-    load: Workload
+    workload: Workload
     paths: tuple[str, ...]
     crops: tuple[Sample, ...]
     dtype: str
@@ -80,12 +80,12 @@ class CropWork:
     @property
     def batches(self) -> int:
         """Batches of a run."""
-        return len(self.crops) // self.load.batch
+        return len(self.crops) // self.workload.batch
 
     @property
     def nbytes(self) -> int:
         """Bytes of all crops in the stored dtype, uint16."""
-        return 2 * math.prod(self.load.crop) * len(self.crops)
+        return 2 * math.prod(self.workload.crop) * len(self.crops)
 
     @property
     def peer_batches(self) -> int:
@@ -111,7 +111,7 @@ def stream_cases(
     busy: bool = False,
     use_gpu: bool | None = None,
 ) -> Iterator[tuple[Path, Iterator[Case]]]:
-    """Yield a folder, and cases that write their arrays into it; the folder is removed at the end.
+    """Yield a folder, and cases that write arrays into the folder; the folder is removed at the end.
 
     Parameters are the command's options; `buffers` is in GiB, for host and device memory each; `scale` changes the
     number and the sides of arrays, not crops and chunks; `busy` times each of :data:`CALLERS`; batches go to the device
@@ -130,9 +130,9 @@ def stream_cases(
 
         def cases() -> Iterator[Case]:
             for name in only or (_DEFAULT_BUSY if busy else _DEFAULT):
-                load = WORKLOADS[name]
-                paths, crops = make_arrays(load, path / name, scale, batches)
-                work = CropWork(load, paths, crops, dtype, int(buffers * 2**30), lookahead, use_gpu, not_judged)
+                workload = WORKLOADS[name]
+                paths, crops = make_arrays(workload, path / name, scale, batches)
+                work = CropWork(workload, paths, crops, dtype, int(buffers * 2**30), lookahead, use_gpu, not_judged)
                 yield from (_busy_case(name, work, caller) for caller in CALLERS) if busy else [_case(name, work)]
                 shutil.rmtree(path / name)
 
@@ -140,30 +140,30 @@ def stream_cases(
 
 
 def _case(name: str, work: CropWork) -> Case:
-    load = work.load
+    workload = work.workload
     entries = [Entry("stream", "linumpy.stream", lambda: _ours(work), "ours")]
-    for variant in load.variants:
+    for variant in workload.variants:
         title, options = _VARIANTS[variant]
         if variant == "cached":
-            options = {"cache_bytes": 2 * math.prod(load.shape) * len(work.paths) * 5 // 4}
+            options = {"cache_bytes": 2 * math.prod(workload.shape) * len(work.paths) * 5 // 4}
         prepare = partial(_ours, work, **options)
         entries.append(Entry(variant, f"linumpy.stream, {title}", prepare, "ours"))
     return Case(
-        f"{name}: {load.title}",
+        f"{name}: {workload.title}",
         work.nbytes,
         (*entries, *_peers(work, IDLE, work.peer_batches / work.batches)),
         description=(
-            f"{work.batches} batches of {load.batch} crops, {len(work.paths)} array(s), chunks {load.chunk} in shards "
-            f"{load.shard}, to {work.dtype}; peers read a part of them, in the stored dtype",
+            f"{work.batches} batches of {workload.batch} crops, {len(work.paths)} array(s), chunks {workload.chunk} in "
+            f"shards {workload.shard}, to {work.dtype}; peers read a part of them, in the stored dtype",
         ),
-        marks=() if load.mark is None else (load.mark,),
+        marks=() if workload.mark is None else (workload.mark,),
         not_judged=work.not_judged,
         files=work.files,
     )
 
 
 def _busy_case(name: str, work: CropWork, caller: Caller) -> Case:
-    """Describe a caller whose Python is busy; the case counts one batch, so that times are of a batch."""
+    """Make the case of a caller whose Python is busy; the case counts one batch, so that times are of a batch."""
     nbytes = work.nbytes // work.batches
     return Case(
         f"{name}, {caller.title}",
@@ -173,8 +173,8 @@ def _busy_case(name: str, work: CropWork, caller: Caller) -> Case:
             *_peers(work, caller, work.peer_batches),
         ),
         description=(
-            f"{work.batches} batches of {work.load.batch} crops, to {work.dtype}; peers read {work.peer_batches} of "
-            "them, in the stored dtype. Times are of a batch",
+            f"{work.batches} batches of {work.workload.batch} crops, to {work.dtype}; peers read {work.peer_batches} "
+            "of them, in the stored dtype. Times are of a batch",
         ),
         facts={"step_seconds": caller.step_seconds, "busy_threads": caller.threads},
         marks=(caller.mark(nbytes),) if name == "W1a" else (),
@@ -197,9 +197,9 @@ def _peers(work: CropWork, caller: Caller, share: float) -> tuple[Entry, Entry]:
 @contextlib.contextmanager
 def _ours(work: CropWork, caller: Caller = IDLE, **options: Any) -> Iterator[Prepared]:
     config = Config(
-        batch_size=work.load.batch, host_buffer_bytes=work.buffer_nbytes, device_buffer_bytes=work.buffer_nbytes,
+        batch_size=work.workload.batch, host_buffer_bytes=work.buffer_nbytes, device_buffer_bytes=work.buffer_nbytes,
         dtype=work.dtype, lookahead_batches=work.lookahead, device=None if work.use_gpu else "cpu",
-        n_zarrs_meta_cache=work.load.open_arrays, **options,
+        n_zarrs_meta_cache=work.workload.open_arrays, **options,
     )  # fmt: skip
     check = _finite if config.augment is not None else _checked(work)
     with Pipeline(config) as pipeline:
@@ -221,8 +221,8 @@ def _ours(work: CropWork, caller: Caller = IDLE, **options: Any) -> Iterator[Pre
 def _read_batches(
     work: CropWork, begin: Callable[[Sample], Pending], finish: Callable[[Pending], np.ndarray], caller: Caller
 ) -> np.ndarray:
-    """Read a part of the batches, two ahead, and copy each to the device."""
-    size, first = work.load.batch, None
+    """Read the batches of a peer, two ahead, and copy each to the device; return the first batch."""
+    size, first = work.workload.batch, None
     starts = range(0, work.peer_batches * size, size)
     waiting: deque[list[Pending]] = deque()
     with caller.busy():
@@ -276,7 +276,7 @@ def _box(crop: Sample) -> tuple[slice, ...]:
 
 def _checked(work: CropWork) -> Check:
     def check(first: np.ndarray) -> str:
-        for row, crop in enumerate(work.crops[: work.load.batch]):
+        for row, crop in enumerate(work.crops[: work.workload.batch]):
             values = np.asarray(zarr.open_array(crop.uri, mode="r")[_box(crop)]).astype(np.float32)
             # bfloat16 keeps 8 bits, float16 11; other types hold the values exactly.
             tolerance = {"bf16": 2.0**-8, "f16": 2.0**-11}.get(work.dtype, 0.0)
@@ -288,7 +288,7 @@ def _checked(work: CropWork) -> Check:
 
 
 def _finite(first: np.ndarray) -> str:
-    """Check that augmented crops are finite and not constant; the tests compare them with SciPy's."""
+    """Check that augmented crops are finite and not constant; only the tests compare them with SciPy's."""
     values = first.astype(np.float32)
     return "" if np.isfinite(values).all() and values.std() > 0 else "an augmented batch is constant or not finite"
 

@@ -1,6 +1,6 @@
 """Encoding on the device, writing of encoded images, and conversion, beside numcodecs, tensorstore and nvCOMP.
 
-Every stream and image is read back by numcodecs or zarr-python and compared before it is timed.
+First 16 chunks of linumpy's encoders, and the whole images of all writers, are decoded and compared with the voxels.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ _DESCRIPTION = """Time encoding on the device, and writing of encoded images bel
 The voxels are 1024×1024×2048 uint16, OCT-like; zstd at level 1 compresses them to a third. Rates count voxels, not
 stored bytes. "encode" cases work on chunks of 512×1024×1024 voxels in device memory, beside numcodecs in a thread for
 each core, and nvCOMP if it is installed (pip install nvidia-nvcomp-cu13). "write" cases write an image from device
-memory; "flat" writes as many stored bytes to as many files from host memory. "convert" and "resample" read an image in
-zstd and write another. The notes have the ratio of voxels to stored bytes, and in brackets numcodecs' ratio.
+memory; "flat" writes as many bytes to as many files from host memory. "convert" and "resample" read an image in zstd
+and write another image. The notes have the ratio of voxels to stored bytes, and in brackets numcodecs' ratio.
 
 For example:
   linum-benchmark write --folder /dev/shm --json write.json
@@ -62,9 +62,9 @@ For example:
 #: Voxels of images, voxels of the "encode" cases, and depth of a layer.
 _SHAPE, _ENCODED, _LAYER_DEPTH = (1024, 1024, 2048), (512, 1024, 1024), 64
 _SPACING_UM = (5.0, 5.0, 5.0)
-#: Rounding to integers, and the error of single precision.
+#: Tolerance for rounding to integers, and for the error of single precision.
 _TOLERANCE = 0.55
-#: Streams that are decoded to check them, and chunks whose ratio by numcodecs is noted.
+#: Number of chunks whose streams are decoded to check them, and whose ratio by numcodecs is noted.
 _SAMPLES = 16
 
 
@@ -117,7 +117,7 @@ _WRITE = (
 
 @dataclass(frozen=True)
 class Copy:
-    """An image, zstd in files of 64³, to make another image from: function, check, and GiB/s to reach."""
+    """A function that makes another image from an image (zstd, chunks of 64³ in files), a check, and GiB/s to reach."""
 
     name: str
     make: Callable[[Path, Path, str], object]
@@ -139,7 +139,7 @@ def _is_same(voxels: np.ndarray, result: np.ndarray) -> str:
 
 
 def _is_half(voxels: np.ndarray, result: np.ndarray) -> str:
-    """Compare with the means of 2 × 2 × 2 voxels: linear interpolation at their centre gives the mean."""
+    """Compare with the means of 2 × 2 × 2 voxels: linear interpolation at the centre of eight voxels is their mean."""
     pairs = [n for size in result.shape for n in (size, 2)]
     worst = float(np.abs(voxels.reshape(pairs).mean(axis=(1, 3, 5), dtype=np.float32) - result).max())
     return "" if worst <= _TOLERANCE else f"it is wrong by {worst:.3g}"
@@ -155,7 +155,7 @@ _COPIES = (
 def write_cases(
     *, folder: Path | None, scale: float, only: Sequence[str] = (), use_gpu: bool | None = None
 ) -> Iterator[tuple[Path, Iterator[Case]]]:
-    """Make the voxels, and the cases, which write into a new folder."""
+    """Yield a new folder, and cases that write into the folder, which is removed at the end."""
     check_scale(scale)
     on_gpu = resolve().is_cuda if use_gpu is None else use_gpu
     with work_folder(folder) as path:
@@ -181,13 +181,13 @@ def _cases(path: Path, scale: float, only: Sequence[str], on_gpu: bool) -> Itera
 
 
 def _voxels(shape: tuple[int, int, int]) -> np.ndarray:
-    """Make a volume of one layer, rolled along X again and again: making all layers takes longer than all cases."""
-    part = (min(_LAYER_DEPTH, shape[0]), *shape[1:])
+    """Make a volume of copies of one layer, shifted along X: making all layers would take longer than all cases."""
+    layer_shape = (min(_LAYER_DEPTH, shape[0]), *shape[1:])
     level_1 = numcodecs.Zstd(level=1)
-    change = change_for_ratio(lambda a: len(level_1.encode(a)), part, (64, 64, 64), np.dtype(np.uint16))
-    box = tuple(slice(0, n) for n in part)
-    layer = oct_voxels(generator(0, box), part, box, np.dtype(np.uint16), change)
-    return np.concatenate([np.roll(layer, 7 * n, axis=2) for n in range(-(-shape[0] // part[0]))])[: shape[0]]
+    change = change_for_ratio(lambda a: len(level_1.encode(a)), layer_shape, (64, 64, 64), np.dtype(np.uint16))
+    box = tuple(slice(0, n) for n in layer_shape)
+    layer = oct_voxels(generator(0, box), layer_shape, box, np.dtype(np.uint16), change)
+    return np.concatenate([np.roll(layer, 7 * n, axis=2) for n in range(-(-shape[0] // layer_shape[0]))])[: shape[0]]
 
 
 def _rows(voxels: Array, chunk: tuple[int, int, int]) -> Array:
@@ -259,7 +259,7 @@ def _decoder(codec: str) -> Codec:
 
 
 def _nvcomp(work: Encode, rows: Array) -> AbstractContextManager[Prepared]:
-    """Prepare nvCOMP's encoder of the same name; nvCOMP has none for Blosc."""
+    """Prepare nvCOMP's encoder for the same codec; nvCOMP has no encoder for Blosc."""
     names = {"zstd": "Zstd", "lz4": "LZ4"}
     if work.codec not in names:
         raise CannotRunError(f"nvCOMP does not encode {work.codec}")

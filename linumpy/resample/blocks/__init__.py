@@ -1,1 +1,1 @@
-"""Blocks of a resampled image: planned, made, and written while the next one is read."""
+"""Plan, read, make and write the blocks of a resampled image."""

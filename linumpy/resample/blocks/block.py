@@ -1,10 +1,12 @@
-"""Make a block of an affinely transformed image from the box of the source that it needs, smoothed if requested.
+"""Make a block of an affinely transformed image, smoothed if requested.
 
-In: the box, and the :class:`~linumpy.plan.grid.blocks.Block` with the coordinates of box and block. Out: the block. For
-orders 0 and 1 it equals that part of the whole image's transform bit for bit: coordinates are computed from indices in
-the whole output, in SciPy's order of operations, with the boundaries of the whole image. A block that is smoothed and
-linearly interpolated to another spacing equals that part of ``resample_volume``'s result. CuPy in, CuPy out; NumPy in,
-NumPy out.
+In: the box of the source that the block needs, and a :class:`~linumpy.plan.grid.blocks.Block` with the coordinates of
+box and block. Out: the block. For orders 0 and 1 the block equals, bit for bit, its part of the transform of the whole
+image: coordinates are computed from indices in the whole output, in SciPy's order of operations, with the boundaries of
+the whole image. A block that is smoothed and linearly interpolated to another spacing equals its part of the result of
+``resample_volume``. CuPy in, CuPy out; NumPy in, NumPy out. Errors: none of its own.
+
+A *strip* is a part of a block that SciPy computes at once.
 """
 
 from __future__ import annotations
@@ -27,34 +29,35 @@ from linumpy.gpu.resize.tables import AxisPart, AxisPlan, unchanged
 from linumpy.gpu.rounding import rounded
 from linumpy.plan.grid.blocks import CLIPPED_MODES, SPLINE_PAD, AffineGrid, Block, source_box
 
-#: Output voxels of a strip: the coordinates of one strip are in memory at a time.
+#: Output voxels of a strip: only the coordinates of one strip are in memory at a time.
 _STRIP = 2**18
-#: Linux: a mapping takes memory only where it is written. ``mmap.MAP_NORESERVE`` exists from Python 3.13 on.
+#: Flag of Linux: a mapping takes memory only where it is written. ``mmap.MAP_NORESERVE`` exists from Python 3.13 on.
 _MAP_NORESERVE = 0x4000
 
 
 def make_box(source: Array, grid: AffineGrid, block: Block, cval: float, out: Array) -> Array:
-    """Make a block of the output; the source is smoothed first if the grid smooths.
+    """Make a block of the output; the source is smoothed first if the grid requests it.
 
     Parameters and result are those of :func:`affine_box`.
 
     Notes
     -----
-    Smoothed voxels are float32 (float64 where float32 does not hold the source's numbers) until the block is written.
+    Smoothed voxels are float32 (float64 where float32 does not hold the source's numbers), and are rounded to the dtype
+    of `out` at the end.
     """
     if not grid.smooths:
         return affine_box(source, grid, block, cval, out)
-    between = computed_in(source.dtype)
+    float_dtype = computed_in(source.dtype)
     if grid.separable:
-        return apply_tables(source, _tables(grid, block), between, out.dtype, out)
-    plain = replace(grid, sigmas=())
-    start, stop = source_box(plain, block.start, block.stop)  # without the margin of the smoothing
+        return apply_tables(source, _tables(grid, block), float_dtype, out.dtype, out)
+    plain_grid = replace(grid, sigmas=())
+    start, stop = source_box(plain_grid, block.start, block.stop)  # without the margin of the smoothing
     inner = replace(block, source_start=start, source_stop=stop)
     if source.size:
-        source = apply_tables(source, gaussians(grid, block, inner), between, between)
-    wide = out if out.dtype == between else array_module(out).empty(out.shape, between)
-    affine_box(source.astype(between, copy=False), plain, inner, cval, wide)
-    return out if wide is out else store_rounded(wide, out)
+        source = apply_tables(source, gaussians(grid, block, inner), float_dtype, float_dtype)
+    float_out = out if out.dtype == float_dtype else array_module(out).empty(out.shape, float_dtype)
+    affine_box(source.astype(float_dtype, copy=False), plain_grid, inner, cval, float_out)
+    return out if float_out is out else store_rounded(float_out, out)
 
 
 def _tables(grid: AffineGrid, block: Block) -> list[AxisPlan]:
@@ -72,7 +75,7 @@ def _tables(grid: AffineGrid, block: Block) -> list[AxisPlan]:
 
 
 def gaussians(grid: AffineGrid, block: Block, inner: Block) -> list[AxisPlan]:
-    """Plan the smoothing of each axis of a box (`block`) to the box of the sampled voxels (`inner`)."""
+    """Plan the smoothing of each axis: from the source box of `block` to the source box of `inner`, without margin."""
     plans = []
     for axis, (size, length) in enumerate(zip(block.source_shape, inner.source_shape, strict=True)):
         n, sigma = grid.source_shape[axis], grid.sigmas[axis]
@@ -104,8 +107,8 @@ def affine_box(source: Array, grid: AffineGrid, block: Block, cval: float, out: 
 
     Notes
     -----
-    Orders above 1 filter the box, whose margin is so wide that the result differs from the whole image's by rounding
-    only.
+    Orders above 1 filter the box. Its margin is so wide that the result differs from that of the whole image by
+    rounding only.
     """
     if source.size == 0:
         return fill(out, cval)
@@ -117,7 +120,7 @@ def affine_box(source: Array, grid: AffineGrid, block: Block, cval: float, out: 
 def _by_kernel(source: Array, grid: AffineGrid, block: Block, cval: float, out: Array) -> Array:
     """Sample by the kernel of whole images, with the boundaries of the whole image.
 
-    It allocates memory only for booleans, and for the coefficients of orders above 1 (a number for each voxel).
+    Memory is allocated only for booleans, and for the coefficients of orders above 1 (one for each voxel).
     """
     xp = array_module(source)
     lines = _lines(grid, block) if grid.order == 0 else None
@@ -125,19 +128,19 @@ def _by_kernel(source: Array, grid: AffineGrid, block: Block, cval: float, out: 
         nearest.take(sampling.contiguous(source), lines, grid.mode, cval, out)
         return out
     if source.dtype.kind == "b":
-        wide = xp.empty(out.shape, np.float64)
-        out[...] = rounded(_by_kernel(source.view(np.uint8), grid, block, cval, wide), out.dtype)
+        float_out = xp.empty(out.shape, np.float64)
+        out[...] = rounded(_by_kernel(source.view(np.uint8), grid, block, cval, float_out), out.dtype)
         return out
     pad, rank = grid.pad, source.ndim
     if grid.order > 1:
-        kind = np.dtype(np.float64)
+        coefficient_dtype = np.dtype(np.float64)
         if rank in sampling.RANKS:
-            kind = splines.coefficient_dtype(source.dtype, out.dtype)
+            coefficient_dtype = splines.coefficient_dtype(source.dtype, out.dtype)
         ends = splines.Ends(grid.mode, pad, order=grid.order)
         if pad and rank > 3:
             source, ends = xp.pad(source, pad, mode="edge"), splines.Ends(grid.mode, order=grid.order)
-        source = splines.filtered(source, ends, kind)
-    # The padded box has the same start in the padded image as the box in the image.
+        source = splines.filtered(source, ends, coefficient_dtype)
+    # The padded box has the same start in the padded image as the box has in the image.
     coordinates = {
         "whole": tuple(n + 2 * pad for n in grid.source_shape),
         "box_start": block.source_start,
@@ -151,7 +154,7 @@ def _by_kernel(source: Array, grid: AffineGrid, block: Block, cval: float, out: 
 
 
 def _lines(grid: AffineGrid, block: Block) -> tuple[Line, ...] | None:
-    """Return a diagonal map axis by axis, as `affine_transform` does; None if the matrix is not diagonal."""
+    """Describe a diagonal map axis by axis, as `affine_transform` does; return None if the matrix is not diagonal."""
     matrix = np.array(grid.matrix)
     if np.count_nonzero(matrix - np.diag(np.diagonal(matrix))):
         return None
@@ -165,14 +168,14 @@ def _by_scipy(source: np.ndarray, grid: AffineGrid, block: Block, cval: float, o
     from scipy import ndimage
 
     if out.dtype == np.float16:  # which SciPy does not support
-        wide = _by_scipy(source.astype(np.float32), grid, block, cval, np.empty(out.shape, np.float32))
+        float32_out = _by_scipy(source.astype(np.float32), grid, block, cval, np.empty(out.shape, np.float32))
         with np.errstate(over="ignore"):  # numbers beyond float16 become infinite
-            out[...] = wide
+            out[...] = float32_out
         return out
-    source, origin = _laid_out(source, grid, block)
+    source, origin = _extended_like_image(source, grid, block)
     source, origin = _filtered(source, origin, grid)
     options = {"order": grid.order, "mode": grid.mode, "cval": cval, "prefilter": False}
-    # SciPy casts numbers beyond 64 unsigned bits to 0 instead of the largest number.
+    # SciPy casts numbers too large for uint64 to 0 instead of the largest number.
     saturates = out.dtype.kind != "u" or out.dtype.itemsize < 8
     for strip, coordinates in _coordinates(grid, block, origin):
         if saturates:
@@ -183,7 +186,7 @@ def _by_scipy(source: np.ndarray, grid: AffineGrid, block: Block, cval: float, o
 
 
 def work_bytes(dtype: np.dtype, order: int, device: str) -> tuple[int, int]:
-    """Return the bytes that :func:`affine_box` needs beyond box and block: for each voxel of the box, and of the block.
+    """Return the bytes that :func:`affine_box` takes beyond box and block: per voxel of the box, and of the block.
 
     Parameters
     ----------
@@ -194,16 +197,16 @@ def work_bytes(dtype: np.dtype, order: int, device: str) -> tuple[int, int]:
     device : {"cuda", "cpu"}
         Device of the arrays.
     """
-    kind = dtype.str[1:]
+    type_code = dtype.str[1:]
     if device == "cuda":
-        return (0 if order <= 1 else 4 if kind in IN_FLOAT32 else 8), 8 if kind == "b1" else 0
-    wide = (4, 4) if kind == "f2" else (0, 0)
-    # A spline needs the coefficients in float64, and a copy while they are filtered.
-    return wide[0] + (0 if order <= 1 else 16), wide[1]
+        return (0 if order <= 1 else 4 if type_code in IN_FLOAT32 else 8), 8 if type_code == "b1" else 0
+    float32_copy = 4 if type_code == "f2" else 0
+    # A spline needs the coefficients in float64, and a copy of them while they are filtered.
+    return float32_copy + (0 if order <= 1 else 16), float32_copy
 
 
 def box_work_bytes(dtype: np.dtype, grid: AffineGrid, device: str) -> tuple[int, int]:
-    """Return the bytes that :func:`make_box` needs beyond box and block: for each voxel of the box, and of the block.
+    """Return the bytes that :func:`make_box` takes beyond box and block: per voxel of the box, and of the block.
 
     Parameters
     ----------
@@ -216,18 +219,18 @@ def box_work_bytes(dtype: np.dtype, grid: AffineGrid, device: str) -> tuple[int,
     """
     if not grid.smooths:
         return work_bytes(dtype, grid.order, device)
-    between = computed_in(dtype)
+    float_dtype = computed_in(dtype)
     # A pass along an axis has an input and an output, each at most as large as box and block together.
-    passes = 2 * between.itemsize
+    passes = 2 * float_dtype.itemsize
     if grid.separable:
         return passes, passes
-    work, output_work = work_bytes(between, grid.order, device)
-    # The block in floats, and on a device temporary memory to round it.
-    return passes + between.itemsize + work, output_work + between.itemsize + (24 if device == "cuda" else 0)
+    work, output_work = work_bytes(float_dtype, grid.order, device)
+    # The block in floats, and on a device temporary memory that rounds the block.
+    return passes + float_dtype.itemsize + work, output_work + float_dtype.itemsize + (24 if device == "cuda" else 0)
 
 
 def fill(out: Array, cval: float, where: Any = ...) -> Array:
-    """Fill a block outside the image, or its voxels `where`, with `cval`, cast as SciPy does."""
+    """Fill a block, or its voxels `where`, with `cval`, cast as SciPy does; return the block."""
     import scipy.ndimage as ndimage
 
     zero = np.zeros((1,), np.float32 if out.dtype == np.float16 else out.dtype)
@@ -237,10 +240,11 @@ def fill(out: Array, cval: float, where: Any = ...) -> Array:
     return out
 
 
-def _laid_out(source: np.ndarray, grid: AffineGrid, block: Block) -> tuple[np.ndarray, tuple[int, ...]]:
-    """Return an array that SciPy extends at its edges as it would extend the whole image.
+def _extended_like_image(source: np.ndarray, grid: AffineGrid, block: Block) -> tuple[np.ndarray, tuple[int, ...]]:
+    """Return an array that SciPy extends at the edges in the way in which it extends the whole image.
 
-    In the clipped modes, or if no coordinate is near an edge, this is the box. Otherwise SciPy needs the whole axis.
+    In the clipped modes, and along axes where no coordinate is near an edge of the image, the box suffices. Along other
+    axes the array is as long as the image; its voxels outside the box are zeros that no result depends on.
 
     Returns
     -------
@@ -252,22 +256,22 @@ def _laid_out(source: np.ndarray, grid: AffineGrid, block: Block) -> tuple[np.nd
     if grid.mode in CLIPPED_MODES:
         return source, block.source_start
     bounds = enumerate(grid.coordinates(block.start, block.stop))
-    whole = [not grid.stays_inside(axis, low, high) for axis, (low, high) in bounds]
-    if not any(whole):
+    needs_axis = [not grid.stays_inside(axis, low, high) for axis, (low, high) in bounds]
+    if not any(needs_axis):
         return source, block.source_start
-    origin = tuple(0 if from_edge else a for from_edge, a in zip(whole, block.source_start, strict=True))
+    origin = tuple(0 if needed else a for needed, a in zip(needs_axis, block.source_start, strict=True))
     shape = tuple(
-        n if from_edge else m for from_edge, n, m in zip(whole, grid.source_shape, block.source_shape, strict=True)
+        n if needed else m for needed, n, m in zip(needs_axis, grid.source_shape, block.source_shape, strict=True)
     )
     if shape == source.shape:
         return source, origin
-    image = _address_space(shape, source.dtype)
-    pairs = zip(whole, block.source_start, block.source_stop, strict=True)
-    image[tuple(slice(a, b) if from_edge else slice(None) for from_edge, a, b in pairs)] = source
+    image = _sparse_zeros(shape, source.dtype)
+    columns = zip(needs_axis, block.source_start, block.source_stop, strict=True)
+    image[tuple(slice(a, b) if needed else slice(None) for needed, a, b in columns)] = source
     return image, origin
 
 
-def _address_space(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+def _sparse_zeros(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     """Make an array of zeros that takes memory, page by page, only where it is written."""
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
     memory = mmap.mmap(-1, max(1, math.prod(shape) * dtype.itemsize), flags=flags)
@@ -275,7 +279,7 @@ def _address_space(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
 
 
 def _filtered(source: np.ndarray, origin: tuple[int, ...], grid: AffineGrid) -> tuple[np.ndarray, tuple[int, ...]]:
-    """Turn voxels into the coefficients of the spline, as SciPy's ``map_coordinates`` does."""
+    """Compute the coefficients of the spline from voxels, as SciPy's ``map_coordinates`` does; orders 0, 1: none."""
     if grid.order < 2:
         return source, origin
     if grid.mode == "nearest":
@@ -291,8 +295,8 @@ def _coordinates(
 ) -> Iterator[tuple[tuple[slice, ...], np.ndarray]]:
     """Compute the source coordinates of the voxels of a block, relative to `origin`, strip by strip.
 
-    Sums are taken in SciPy's order: the offset first, then axis after axis. Subtracting the whole number `origin` from
-    a coordinate at or above it is exact, so the fraction that weights the voxels does not change.
+    Sums are taken in SciPy's order: the offset first, then axis after axis. `origin` is a whole number: subtracting it
+    from a coordinate that is not smaller is exact, so the fraction that weights the voxels does not change.
     """
     for strip in _strips(block.shape):
         voxels = []
@@ -310,7 +314,7 @@ def _coordinates(
 
 
 def _strips(shape: tuple[int, ...]) -> Iterator[tuple[slice, ...]]:
-    """Cut a block into strips of about :data:`_STRIP` voxels, contiguous in it."""
+    """Cut a block into strips of about :data:`_STRIP` voxels, each contiguous in the block."""
     plane = math.prod(shape[1:])
     step = max(1, _STRIP // plane)
     for begin in range(0, shape[0], step):

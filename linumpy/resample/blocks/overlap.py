@@ -1,8 +1,8 @@
-"""Process blocks in a pipeline: read the next block, compute one and write the last one at the same time.
+"""Process blocks in a pipeline: read block n + 1, compute block n and write block n - 1 at the same time.
 
 In: the names of blocks, and functions that read, compute and write a block. Out: the written blocks, in order. About
-three blocks are in memory at a time, and on a device the stored bytes of some earlier ones. Errors: the error of the
-first step that failed, after the others have ended.
+three blocks are in memory at a time, and on a device the stored bytes of some earlier blocks. Errors: the error of the
+first step that failed, after the running steps of other blocks have ended.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Name = TypeVar("Name")
 Source = TypeVar("Source")
 Result = TypeVar("Result")
 
-#: A mark of a thread's work so far: a CUDA event; None in host memory.
+#: A point in a thread's work, which other work waits for: a CUDA event; None in host memory.
 Mark = Any
 #: Blocks whose files may be unfinished when the next block is computed.
 _MAX_UNFINISHED = 2
@@ -47,46 +47,47 @@ def work_through(
 ) -> None:
     """Read, compute and write block after block; the three steps of different blocks overlap.
 
-    While block k is computed, block k + 1 is read, and `write` takes block k - 1. So two buffers for results suffice,
-    and two for sources if `read` waits until the older source is computed. Files of some earlier blocks may be
-    unfinished.
+    While block k is computed, block k + 1 is read, and `write` takes block k - 1. So two buffers for results suffice;
+    two buffers for sources suffice if `read` waits until the older source has been used. Files of some earlier blocks
+    may be unfinished.
 
     Parameters
     ----------
     names : iterable
         A name of each block, such as its box.
     read : callable
-        Name → voxels; in a thread of its own.
+        Name → voxels. Called in a thread of its own.
     compute : callable
-        Name, voxels → result; in the caller's thread, on a device on its current stream. It may start work and return.
+        Name, voxels → result. Called in the caller's thread, on a device on CuPy's current stream, where it may start
+        work and return.
     write : callable
-        Name, result → None, or a function that waits for the files, which the caller's thread calls; in a thread of its
-        own, in order. It begins when the work on the device is done; when it returns, the result's memory is reused. By
-        default nothing is written.
+        Name, result → None, or a function that waits for the files. Called in a thread of its own, in order, when the
+        work of `compute` on the device is complete; the caller's thread calls the returned function. When `write`
+        returns, the memory of the result may be reused. By default nothing is written.
     use_gpu : bool
-        Whether the threads use the caller's current CUDA device, reads and writes each on their own stream.
+        Whether the threads use the caller's current CUDA device, with a stream for reads and a stream for writes.
     done : callable
         Called with the name of each written block, in the caller's thread.
     """
-    side = _Device() if use_gpu else _Host()
+    ordering = _DeviceOrdering() if use_gpu else _HostOrdering()
     waiting = iter(names)
     reads: deque[tuple[Name, Future[tuple[Source, Mark]]]] = deque()
     writes: deque[tuple[Name, Future[Finish | None]]] = deque()
     unfinished: deque[tuple[Name, Finish]] = deque()
 
     def read_one(name: Name) -> tuple[Source, Mark]:
-        with side.reading():
-            return read(name), side.mark()
+        with ordering.reading():
+            return read(name), ordering.mark()
 
     def write_one(name: Name, source: list[Source], result: Result, computed: Mark) -> Finish | None:
-        with side.writing():
-            side.wait_for(computed)
-            # Not earlier: the next block would reuse memory that a kernel still reads.
+        with ordering.writing():
+            ordering.wait_for(computed)
+            # If the source were freed earlier, the next block could reuse memory that a kernel still reads.
             source.clear()
             return write(name, result)
 
     with (
-        closing(side),
+        closing(ordering),
         ThreadPoolExecutor(1, "linumpy-read", in_mode_of_caller()) as reader,
         ThreadPoolExecutor(1, "linumpy-write", in_mode_of_caller()) as writer,
     ):
@@ -96,11 +97,11 @@ def work_through(
                 reads.append((name, reader.submit(read_one, name)))
                 return
 
-        def finish_writes(at_most: int, at_most_unfinished: int) -> None:
-            while len(writes) > at_most:
+        def finish_writes(max_writes: int, max_unfinished: int) -> None:
+            while len(writes) > max_writes:
                 name, future = writes.popleft()
                 unfinished.append((name, future.result() or nothing))
-            while len(unfinished) > at_most_unfinished or (unfinished and unfinished[0][1] in (nothing, written)):
+            while len(unfinished) > max_unfinished or (unfinished and unfinished[0][1] in (nothing, written)):
                 name, finish = unfinished.popleft()
                 finish()
                 done(name)
@@ -110,9 +111,9 @@ def work_through(
             source, read_done = future.result()
             read_next()
             finish_writes(1, _MAX_UNFINISHED)
-            side.follow(read_done)
+            ordering.follow(read_done)
             result = compute(name, source)
-            writes.append((name, writer.submit(write_one, name, [source], result, side.mark())))
+            writes.append((name, writer.submit(write_one, name, [source], result, ordering.mark())))
 
         read_next()
         try:
@@ -127,8 +128,8 @@ def work_through(
             raise
 
 
-class _Host:
-    """Threads in host memory, where the order of calls suffices."""
+class _HostOrdering:
+    """Orders the steps in host memory, where the order of calls suffices."""
 
     def reading(self) -> AbstractContextManager[None]:
         return nullcontext()
@@ -136,20 +137,20 @@ class _Host:
     writing = reading
 
     def mark(self) -> Mark:
-        """Return a mark of the work so far."""
+        """Return a mark after the work of this thread so far."""
 
     def follow(self, mark: Mark) -> None:
-        """Order later work after the mark."""
+        """Order later work of this thread after the mark."""
 
     def wait_for(self, mark: Mark) -> None:
-        """Wait for the work before the mark."""
+        """Block this thread until the work before the mark is complete."""
 
     def close(self) -> None:
         """Wait for all streams."""
 
 
-class _Device(_Host):
-    """Threads on the caller's device: reads and writes on their own streams, ordered by events."""
+class _DeviceOrdering(_HostOrdering):
+    """Orders the steps on the caller's device by events: reads and writes each have a stream of their own."""
 
     def __init__(self) -> None:
         self._cupy = require_cuda()

@@ -1,9 +1,9 @@
-"""Make the blocks of a resampled volume: read the box of the source, transform it, write the block.
+"""Make the blocks of a resampled volume: read the box of the source, transform the box, write the block.
 
 In: :class:`BlockJob`, which can be sent to another process if its source is a path or a URL. Out: blocks in the arrays
 of the target, each of whole chunks (``linumpy.write.raw_chunks``). Reading, transforming and writing overlap
 (``linumpy.resample.blocks.overlap``); on a device there are two buffers for boxes and two for blocks.
-:func:`make_block` makes a single block, for ``linumpy.resample.workers``.
+:func:`make_block` makes a single block, for ``linumpy.resample.workers``. Errors: those of reading and writing.
 """
 
 from __future__ import annotations
@@ -62,11 +62,11 @@ class BlockJob:
     device : {"cuda", "cpu"}
         Device of the transform.
     scratch_bytes : int or None
-        Device memory that a read may use beyond its result.
+        Device memory that a read may use beyond its result; None on the CPU, or for the default.
     index : tuple of int or None, optional
-        The volume of the source, as in :class:`linumpy.io.volume.Volume`; by default all axes are of space.
+        The volume in the source, as in :class:`linumpy.io.volume.Volume`; by default the source is a single volume.
     entries : tuple of int
-        The volume in the target: the entry of each of its axes of time and channel.
+        The volume in the target: an index for each axis of time and channel.
     batch : Batch or None
         The batches that a device encodes; None for the default.
     """
@@ -94,7 +94,7 @@ def _open_target(path: str | Path) -> zarr.Array:
 
 
 def make_block(job: BlockJob, number: int) -> int:
-    """Read, transform and write one block, on CuPy's current stream; returns its number.
+    """Read, transform and write one block, on CuPy's current stream; return the number of the block.
 
     Making a block twice is harmless: the same bytes are written to the same chunks.
     """
@@ -112,7 +112,7 @@ def make_blocks(job: BlockJob, blocks: Iterable[Block], done: Callable[[Block], 
     job : BlockJob
         The parameters of the blocks.
     blocks : iterable of Block
-        Blocks of its plan.
+        Blocks of the job's plan.
     done : callable
         Called with each written block, in this thread.
     """
@@ -124,7 +124,7 @@ def make_blocks(job: BlockJob, blocks: Iterable[Block], done: Callable[[Block], 
 def make_blocks_on_each(
     job: BlockJob, blocks: Iterable[Block], done: Callable[[Block], object], devices: Sequence[int]
 ) -> None:
-    """Make blocks on several devices of this machine; each device takes the next block when it has read its last.
+    """Make blocks on several devices of this machine; a device takes the next block when it has read its last block.
 
     Parameters
     ----------
@@ -150,7 +150,7 @@ def make_blocks_on_each(
         try:
             _make_all(job, next_blocks(), settle)
         except BaseException:
-            queue.clear()  # the other devices complete the blocks that they have begun, and end
+            queue.clear()  # the other devices complete the blocks that they have begun, and then stop
             raise
 
     on_each(devices[: len(queue)], work)
@@ -178,7 +178,7 @@ class BlockStage(ABC):
 
     @abstractmethod
     def transform(self, block: Block, source: Array) -> Array:
-        """Transform the box into the block; on a device, start to. With a warp, read what its parts need."""
+        """Transform the box into the block; on a device, start the work. With a warp, read field and source here."""
 
     @abstractmethod
     def _read_array(self, array: zarr.Array, region: tuple[int | slice, ...]) -> Array:
@@ -203,12 +203,12 @@ class BlockStage(ABC):
 
 
 def open_stage(job: BlockJob, *, slots: int) -> BlockStage:
-    """Return the stage of the job's device."""
-    return CudaStage(job, slots=slots) if job.device == "cuda" else HostStage(job, alone=slots > 1)
+    """Return the stage for the job's device, with `slots` buffers: 1 on a worker, which makes one block; here 2."""
+    return CudaStage(job, slots=slots) if job.device == "cuda" else HostStage(job, is_only_writer=slots > 1)
 
 
 def level_chunks(folder: Path, pool: ThreadPoolExecutor, threads: int, batch: Batch | None = None) -> Chunks:
-    """Open an array of a work folder, such as a resolution of an image, for writing whole chunks."""
+    """Open an array in a work folder, such as a resolution of an image, for writing whole chunks."""
     return chunks_of(_open_target(folder), pool, threads, batch=batch)
 
 
@@ -223,12 +223,12 @@ def read_to_device(array: zarr.Array, region: tuple[int | slice, ...], reader: O
 class HostStage(BlockStage):
     """Makes blocks in host memory."""
 
-    def __init__(self, job: BlockJob, *, alone: bool) -> None:
+    def __init__(self, job: BlockJob, *, is_only_writer: bool) -> None:
         super().__init__(job)
-        self._chunks = _open_chunks(job, self._target, self._scope, alone=alone)
+        self._chunks = _open_chunks(job, self._target, self._scope, is_only_writer=is_only_writer)
 
     def read(self, block: Block) -> Array:
-        """Read by zarr, into this machine's byte order."""
+        """Read the box by zarr, into this machine's byte order."""
         if not math.prod(block.source_shape):
             return np.empty(block.source_shape, self._source.dtype.newbyteorder("="))
         return self._read_box(block.source_box)
@@ -252,18 +252,18 @@ class CudaStage(BlockStage):
         itemsize = self._dtype.itemsize
         self._boxes = [cupy.empty(source * itemsize, np.uint8) for _ in range(slots)]
         self._blocks = [cupy.empty(output * itemsize, np.uint8) for _ in range(slots)]
-        cupy.cuda.get_current_stream().synchronize()  # earlier work may still use this memory of the pool
+        cupy.cuda.get_current_stream().synchronize()  # earlier work may still use this memory of CuPy's pool
         self._made: list[Event | None] = [None] * slots
         self._reads, self._transforms = itertools.count(), itertools.count()
         # One reader for all reads: it keeps its threads, streams and pinned memory.
         self._reader = self._scope.enter_context(closing(OwnReader(job.scratch_bytes)))
-        self._chunks = _open_chunks(job, self._target, self._scope, alone=slots > 1)
+        self._chunks = _open_chunks(job, self._target, self._scope, is_only_writer=slots > 1)
         if kvikio_mode()[0] != "none":
             # Set once for all reads and writes, since each change restarts kvikio's threads.
             self._scope.enter_context(transfer_settings())
 
     def read(self, block: Block) -> Array:
-        """Read into the next buffer, after the last block made from it is complete."""
+        """Read the box into the next buffer, after the last block that was made from this buffer is complete."""
         slot = next(self._reads) % self._slots
         if self._made[slot] is not None:
             require_cuda().cuda.get_current_stream().wait_event(self._made[slot])
@@ -285,13 +285,13 @@ class CudaStage(BlockStage):
         return read_to_device(array, region, self._reader)
 
 
-def _open_chunks(job: BlockJob, target: zarr.Array, scope: ExitStack, *, alone: bool) -> Chunks:
+def _open_chunks(job: BlockJob, target: zarr.Array, scope: ExitStack, *, is_only_writer: bool) -> Chunks:
     """Open the chunks of the target for writing, by threads that end with the scope."""
     threads = writing_threads()
     pool = ThreadPoolExecutor(threads, "linumpy-chunks")
     scope.callback(pool.shutdown, cancel_futures=True)
-    # A worker that dask considers lost may still write a block while another worker repeats it.
-    return chunks_of(target, pool, threads, renamed=not alone, batch=job.batch)
+    # A worker that dask considers lost may still write a block while another worker repeats the block.
+    return chunks_of(target, pool, threads, renamed=not is_only_writer, batch=job.batch)
 
 
 def _view(buffer: Array, shape: tuple[int, ...], dtype: np.dtype) -> Array:

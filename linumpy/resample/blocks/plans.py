@@ -1,8 +1,8 @@
-"""Choose the blocks of a resampling within a memory limit.
+"""Plan the blocks of a resampling within a memory limit.
 
 In: an :class:`~linumpy.plan.grid.blocks.AffineGrid`, the source, the chunks of the target, a device and a limit. Out: a
-:class:`~linumpy.plan.grid.blocks.ResamplePlan`. Errors: :class:`~linumpy.errors.DeviceMemoryError` where not even a
-block of one chunk fits.
+:class:`BlockPlan`. Errors: :class:`~linumpy.errors.DeviceMemoryError` if not even a block of one chunk (or shard) fits,
+``ValueError`` for a limit that is not a number of bytes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from linumpy.plan.grid.blocks import AffineGrid, ResamplePlan
 from linumpy.resample.blocks.block import box_work_bytes
 from linumpy.write.encoded_chunks import NO_BATCH, Batch, plan_batch
 
-#: Default memory limit: a share of the free memory; in host memory at most so many bytes.
+#: Default memory limit: a share of the free memory; and the maximum of that limit in host memory, in bytes.
 _SHARE, _MAX_HOST_NBYTES = 0.8, 8 * 2**30
 #: Limit of a block that is sampled through fields of vectors, in bytes.
 _MAX_WARPED_NBYTES = 128 * 2**20
@@ -33,7 +33,7 @@ _MAX_WARPED_NBYTES = 128 * 2**20
 
 @dataclass(frozen=True)
 class Writing:
-    """How the chunks of blocks are encoded.
+    """How the chunks of the target are encoded.
 
     Attributes
     ----------
@@ -49,16 +49,16 @@ class Writing:
 
 @dataclass(frozen=True)
 class BlockPlan:
-    """Blocks, and the memory that their reads and writes take.
+    """The blocks of an image, and the memory that reads and writes take.
 
     Attributes
     ----------
     plan : ResamplePlan
         The blocks.
     scratch : int or None
-        Device memory of a read beyond its result, in bytes.
+        Device memory that a read takes beyond its result, in bytes; None without a device.
     batch : Batch or None
-        The batches that a device encodes; None if there is nothing to encode.
+        The batches that a device encodes; None if there is nothing to encode, or without a device.
     """
 
     plan: ResamplePlan
@@ -74,7 +74,7 @@ def plan_blocks(
     limit: int | None = None,
     writing: Writing | None = None,
 ) -> BlockPlan:
-    """Choose the blocks of :func:`resample_zarr`, and the memory of reads and writes.
+    """Plan the blocks of :func:`resample_zarr`, and the memory that reads and writes take.
 
     Parameters
     ----------
@@ -87,9 +87,16 @@ def plan_blocks(
     kind : {"cuda", "cpu"}
         Device of the transform.
     limit : int, optional
-        Memory limit, as `device_memory`.
+        Memory limit in bytes, `device_memory` of :func:`resample_zarr`.
     writing : Writing, optional
-        Encoding of the chunks; by default they are raw.
+        Encoding of the chunks; by default the chunks are raw.
+
+    Raises
+    ------
+    DeviceMemoryError
+        Not even a block of one chunk (or shard) fits.
+    ValueError
+        The limit is not a number of bytes.
     """
     check_limit(limit)
     budget, itemsize = memory_budget(kind, limit), source.dtype.itemsize
@@ -110,13 +117,13 @@ def _planned(
     budget: int,
     batch: Batch | None,
 ) -> BlockPlan:
-    """Choose blocks within `budget`, the memory beside that of encoding."""
+    """Plan blocks within `budget`, the memory that encoding does not take."""
     itemsize = source.dtype.itemsize
     scratch = None if kind == "cpu" else scratch_within(budget)
     if grid.warp:
         return BlockPlan(_plan_warped_blocks(grid, stored, itemsize, budget), scratch, batch)
     work, output_work = box_work_bytes(source.dtype, grid, kind)
-    # Writing copies a block into the order of its chunks: raw chunks all at once, others batch by batch.
+    # Writing copies a block into the order of its chunks: raw chunks all at once, encoded chunks batch by batch.
     copied = itemsize if kind == "cuda" and not (batch and batch.nbytes) else 0
     cost = BlockBytes(itemsize, itemsize, work, output_work + copied)
     shape = choose_block_shape(grid, stored, cost, budget - (scratch or 0), source.chunks)
@@ -124,17 +131,18 @@ def _planned(
 
 
 def memory_budget(kind: str, limit: int | None) -> int:
-    """Return the bytes that blocks may take, on a device or in host memory."""
+    """Return the bytes that blocks may take, on a device or in host memory: the limit, or a default."""
     if limit is not None:
         return int(limit)
     return min(int(_SHARE * host_memory()), _MAX_HOST_NBYTES) if kind == "cpu" else int(_SHARE * free_memory())
 
 
 def _plan_warped_blocks(grid: AffineGrid, stored: tuple[int, ...], itemsize: int, budget: int) -> ResamplePlan:
-    """Choose blocks, of whole chunks (or shards), that are sampled through fields of vectors.
+    """Plan blocks, of whole chunks (or shards), that are sampled through fields of vectors.
 
-    A fourth of the memory is for the three blocks in the pipeline, the rest for a part of a block, whose boxes of field
-    and source are read when it is made (:func:`linumpy.resample.blocks.warp.make_warped`).
+    The three blocks in the pipeline take at most a fourth of the memory, or a half if one chunk (or shard) is so large.
+    The rest is for a part of a block, whose boxes of field and source are read when the part is made
+    (:func:`linumpy.resample.blocks.warp.make_warped`).
     """
     min_nbytes = 3 * math.prod(stored) * itemsize
     if min_nbytes > budget // 2:
@@ -161,7 +169,7 @@ def memory_of_each(devices: Sequence[int]) -> int:
 
 
 def scratch_within(budget: int) -> int:
-    """Return the device memory of a reader beyond its results: a fourth of the budget, at most the default."""
+    """Return the device memory of a reader beyond its results: a fourth of the budget, within minimum and default."""
     return min(DEFAULT_SCRATCH_BYTES, max(MIN_SCRATCH_BYTES, int(budget) // 4))
 
 

@@ -1,12 +1,13 @@
 """Make a block of an image that is sampled through fields of vectors; image and fields may be larger than memory.
 
 In: the grid with its :data:`~linumpy.plan.grid.point_map.PointMap`, a block, and functions that read. Out: the block.
-A block is cut into parts. The map is applied to the coordinates of a part's voxels step by step: a field is read only
-in the box that the coordinates reach, and the source in the box between the smallest and the largest mapped
-coordinates. A part whose boxes are larger than the limit is cut in halves. CuPy in, CuPy out; NumPy in, NumPy out.
+A block is cut into parts, each a box of the output. The map is applied to the coordinates of a part's voxels step by
+step: a field is read only in the box that the coordinates reach, and the source in the box between the smallest and the
+largest mapped coordinates. A part whose boxes are larger than the limit is cut in halves. CuPy in, CuPy out; NumPy in,
+NumPy out. Errors: those of the functions that read.
 
-Outside a field's grid (beyond half a step from its outermost vectors) displacements are 0, as in ITK, and coordinates
-are unknown: such voxels are `cval`.
+Outside the grid of a field (more than half a step beyond the outermost vectors) displacements are 0, as in ITK, and
+coordinates are unknown: such voxels are `cval`.
 """
 
 from __future__ import annotations
@@ -35,14 +36,14 @@ ReadField = Callable[[Any, tuple[slice, ...]], Array]
 
 #: Bytes of a part for each of its voxels and axes: coordinates, indices in a field, and their temporary sums.
 _AXIS_NBYTES = 48
-#: Distance by which rounding may put coordinates outside the source; they are moved to its edge.
+#: Coordinates outside the source by less than this distance, a result of rounding, are moved to the edge.
 _ROUNDING = 1e-6
-#: Vectors beyond the box of a field that a cubic spline needs: vectors further away do not change its result.
+#: Vectors around the reached box of a field that a cubic spline needs: vectors further away do not change the result.
 _CUBIC_MARGIN = 24
 
 
 class _TooLargeError(Exception):
-    """A part needs a larger box than the limit."""
+    """A part needs a box that is larger than the limit."""
 
 
 def make_warped(
@@ -53,7 +54,7 @@ def make_warped(
     Parameters
     ----------
     grid : AffineGrid
-        With a `warp`; its matrix and offset are applied after the warp.
+        A grid with a `warp`; its matrix and offset are applied after the warp.
     block : Block
         The block; its box of the source is not used.
     cval : float
@@ -63,7 +64,8 @@ def make_warped(
     read, read_field : callable
         Read a box of the source, and of the array of a field.
     limit : int
-        Bytes of a part's coordinates, of a box of the source, and of a box of a field, each.
+        Maximum bytes of each of three: the coordinates of a part, a box of the source, a box of a field. A part of a
+        single voxel may exceed the limit.
 
     Returns
     -------
@@ -110,14 +112,15 @@ def _make_part(
     read_field: ReadField,
     limit: int | None,
 ) -> None:
+    """Make a part, a (start, stop) box of the output; raise an error if it needs a box of more than `limit` bytes."""
     points = _coordinates(grid, *part, array_module(out), read_field, limit)
     for axis, size in enumerate(grid.source_shape):
         _snap(points[axis], size)
-    plain = replace(grid, sigmas=(), warp=())
+    plain_grid = replace(grid, sigmas=(), warp=())
     boxes = []
     for axis, (low, high) in enumerate(_extrema(points)):
-        box = axis_box(plain, axis, low, high) if low <= high else None
-        if box is None:
+        box = axis_box(plain_grid, axis, low, high) if low <= high else None
+        if box is None:  # no voxel of the part is within the source
             fill(out, cval)
             return
         boxes.append(box)
@@ -128,12 +131,12 @@ def _make_part(
         source_start=tuple(max(a - r, 0) for (a, _), r in zip(boxes, reach, strict=True)),
         source_stop=tuple(min(b + r, n) for (_, b), r, n in zip(boxes, reach, grid.source_shape, strict=True)),
     )
-    between = computed_in(out.dtype) if grid.smooths else out.dtype
-    if limit is not None and math.prod(outer.source_shape) * between.itemsize > limit:
+    float_dtype = computed_in(out.dtype) if grid.smooths else out.dtype
+    if limit is not None and math.prod(outer.source_shape) * float_dtype.itemsize > limit:
         raise _TooLargeError
     source = read(outer.source_box)
     if grid.smooths:
-        source = apply_tables(source, gaussians(grid, outer, inner), between, between)
+        source = apply_tables(source, gaussians(grid, outer, inner), float_dtype, float_dtype)
     for axis, (first, _) in enumerate(boxes):
         points[axis] -= first
     sampled = map_coordinates(source, points, order=grid.order, mode=grid.mode, cval=cval, output=out.dtype)
@@ -176,16 +179,16 @@ def _apply_affine(step: Affine, points: list[Array]) -> list[Array]:
 def _apply_field(
     step: Field, points: list[Array], xp: ModuleType, read_field: ReadField, limit: int | None
 ) -> list[Array]:
-    """Displace points by a field of vectors, or replace them by its coordinates."""
+    """Displace points by the vectors of a field, or replace them by the coordinates in the field."""
     inputs = slice(step.first, step.first + step.inputs)
     columns = zip(points[inputs], step.scale, step.translation, strict=True)
     indices = xp.stack([(values - shift) / scale for values, scale, shift in columns])
     margin = _CUBIC_MARGIN if step.order > 1 else 1
     box = []
     for (low, high), size in zip(_extrema(indices), step.shape, strict=True):
-        known = low <= high and high >= -0.5 and low <= size - 0.5
-        first = min(max(math.floor(low) - margin, 0), size - 1) if known else 0
-        box.append(slice(first, min(max(math.ceil(high) + margin, 0), size - 1) + 1 if known else 0))
+        reaches_field = low <= high and high >= -0.5 and low <= size - 0.5
+        first = min(max(math.floor(low) - margin, 0), size - 1) if reaches_field else 0
+        box.append(slice(first, min(max(math.ceil(high) + margin, 0), size - 1) + 1 if reaches_field else 0))
     results = list(points[inputs]) if step.relative else []
     if any(side.stop <= side.start for side in box):
         vectors: Any = [0.0 if step.relative else xp.full(indices.shape[1:], np.nan)] * step.outputs
@@ -200,17 +203,17 @@ def _apply_field(
         for axis, (side, size) in enumerate(zip(box, step.shape, strict=True)):
             outside |= ~((indices[axis] >= -0.5) & (indices[axis] <= size - 0.5))  # NaN is outside, too
             indices[axis] -= side.start
-        empty = 0.0 if step.relative else np.nan
+        outside_value = 0.0 if step.relative else np.nan
         vectors = []
         for component in stored:
             values = map_coordinates(component, indices, order=step.order, mode="nearest", output=np.float64)
-            vectors.append(xp.where(outside, empty, values))
+            vectors.append(xp.where(outside, outside_value, values))
     results = [a + b for a, b in zip(results, vectors, strict=True)] if step.relative else list(vectors)
     return [*points[: step.first], *results, *points[inputs.stop :]]
 
 
 def _extrema(points: Array) -> list[tuple[float, float]]:
-    """Return the smallest and the largest finite number of each row; (inf, -inf) for a row without any."""
+    """Return the smallest and the largest finite number of each row; (inf, -inf) for a row without finite numbers."""
     xp = array_module(points)
     flat = points.reshape((len(points), -1))
     low = xp.where(xp.isfinite(flat), flat, np.inf).min(axis=1)

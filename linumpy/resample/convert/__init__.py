@@ -1,1 +1,1 @@
-"""Copies of arrays, images and groups of Zarr, stored in another way: what lies in a group, its copy, and blocks."""
+"""Copies of Zarr arrays, images and groups in another storage: members of a group, plan of the copy, its blocks."""

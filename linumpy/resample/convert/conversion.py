@@ -1,8 +1,8 @@
-"""Plan a conversion: find what a source is, and choose the arrays of its copy.
+"""Plan a conversion: determine the kind of a source, and plan the arrays of the copy.
 
 In: a source (image, group, array or TIFF stack) and the storage of the copy. Out: :class:`Conversion`. Errors:
 :class:`~linumpy.errors.SourceError` and :class:`~linumpy.errors.MetadataError` for sources that cannot be converted,
-``ValueError`` for parameters that do not fit them.
+``ValueError`` for parameters that do not fit the source.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ class Conversion:
     create : callable
         Takes a path, and makes the empty target there.
     image : NewImage or None
-        The new image of an array or TIFF stack, whose coarser resolutions are made; None for a group.
+        The new image of an array or TIFF stack, whose coarser resolutions are made at the end; None for a group.
     stack : TiffStack or None
         The source, if it is a TIFF stack.
-    settings : dict
-        Further values that the target depends on.
+    settings : mapping
+        Further values on which the target depends.
     dropped : tuple of str
         Descriptions of metadata that are not copied.
     """
@@ -70,7 +70,7 @@ class Conversion:
     dropped: tuple[str, ...] = ()
 
     def request(self, data: str | None) -> Request:
-        """Return everything that the bytes of the target depend on; `data` is the result of :meth:`data`."""
+        """Return everything on which the bytes of the target depend; `data` is the result of :meth:`data`."""
         arrays = [
             [copy.path, copy.source.shape, copy.dtype.str, copy.chunks, copy.shards, str(copy.encoding)]
             for copy in self.arrays
@@ -94,7 +94,7 @@ class Conversion:
         return None if None in digests else digest_of(digests)
 
     def needs(self, target: Path, device: str) -> Needs:
-        """Return the requirements of workers that copy the arrays."""
+        """Return the requirements of workers that copy the arrays; raise ``ValueError`` for a TIFF stack."""
         if self.stack is not None:
             raise ValueError(f"distributed=: {self.name} is a TIFF stack, which this process alone converts")
         return needs_of(local_path(self.arrays[0].source), target, device)
@@ -144,7 +144,7 @@ def _plan_image(
         raise MetadataError(f"{source} has no voxel spacing that linumpy reads: pass spacing= in µm")
     space = axes.lstrip("tc")
     steps = [spacing.get(axis, math.nan) for axis in space] if isinstance(spacing, Mapping) else list(spacing)
-    if len(steps) not in (len(space), len(axes), 3):  # a spacing along z, y and x is right for a plane, too
+    if len(steps) not in (len(space), len(axes), 3):  # a plane may get a spacing along z, y and x, too
         raise ValueError(f"spacing={spacing!r}: {source} has the axes {', '.join(space)}, each of which takes a number")
     steps = steps[-len(space) :]
     if stack is not None and storage.codec is None:

@@ -1,7 +1,8 @@
 """Copy the blocks of an array: read a box, write it as whole chunks (or shards), encoded on the device or the host.
 
 In: :class:`CopyJob`, which can be sent to another process if its source is a path. Out: chunks of an existing array.
-Errors: those of reading and writing, and :class:`~linumpy.errors.DeviceMemoryError` for blocks that do not fit.
+Errors: those of reading and writing, and :class:`~linumpy.errors.DeviceMemoryError` if a block of one chunk (or shard)
+does not fit into the memory of the device. In host memory such a block may exceed the limit.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from linumpy.write.regions import region_text
 from linumpy.write.tasks import Finish
 from linumpy.write.writer import STEP_BYTES
 
-#: Blocks in memory at the same time: one is read, one or two wait, two are being written.
+#: Maximum number of blocks in memory: one that is read, two that wait, two that are being written.
 _BLOCKS = 5
 
 
@@ -58,9 +59,9 @@ class CopyJob:
     stack : TiffStack or None
         The source, if it is a TIFF stack.
     scratch_bytes : int or None
-        Device memory that a read may use beyond its result.
+        Device memory that a read may use beyond its result; None on the CPU.
     batch : Batch or None
-        The batches that a device encodes.
+        The batches that a device encodes; None on the CPU.
     """
 
     source: str | zarr.Array
@@ -86,7 +87,7 @@ class CopyJob:
 
 @contextmanager
 def open_copier(job: CopyJob) -> Iterator[tuple[Callable[[Box], Array], Callable[[Box, Array], Finish]]]:
-    """Yield a function that reads a box and one that starts to write it; on a device, on CuPy's current stream."""
+    """Yield two functions: one reads a box, one starts to write a box; on a device, on CuPy's current stream."""
     threads, on_device = writing_threads(), job.device == "cuda"
     source = open_source(job.source) if isinstance(job.source, str) else job.source
     with ExitStack() as scope:
@@ -109,7 +110,7 @@ def open_copier(job: CopyJob) -> Iterator[tuple[Callable[[Box], Array], Callable
 
 
 def _read_pages(stack: TiffStack, box: Box) -> np.ndarray:
-    """Read a box of a stack; the error names the file that cannot be read."""
+    """Read a box of a stack; raise an error that names the file if a page cannot be read."""
     try:
         return np.asarray(read_on_host(stack.array, box), stack.array.dtype.newbyteorder("="))
     except Exception as error:  # a decoder may raise anything
@@ -120,14 +121,17 @@ def _read_pages(stack: TiffStack, box: Box) -> np.ndarray:
 
 
 def copy_box(job: CopyJob, number: int) -> None:
-    """Copy one block, by its number."""
+    """Copy one block; `number` is the index in the boxes of the job."""
     box = job.boxes[number]
     with open_copier(job) as (read, write):
         write(box, read(box))()
 
 
 def plan_copy(copy: ArrayCopy, kind: str, limit: int | None, *, stack: TiffStack | None = None) -> CopyJob:
-    """Choose blocks of whole stored objects of the copy and, if memory allows it, of the source."""
+    """Plan blocks of whole chunks (or shards) of the copy and, if memory allows it, also of the source.
+
+    `kind` is ``"cuda"`` or ``"cpu"``, `limit` the memory in bytes. The caller sets the job's `target`, which is empty.
+    """
     budget, itemsize = memory_budget(kind, limit), copy.dtype.itemsize
     min_nbytes, scratch, batch = math.prod(copy.stored) * itemsize, None, None
     if kind == "cuda":

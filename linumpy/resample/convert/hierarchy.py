@@ -1,8 +1,9 @@
 """Plan the copy of a Zarr hierarchy: the same groups and arrays, with other chunks, shards or codecs.
 
-In: a group, and the chunks, shards, codec and NGFF version of the copy. Out: :class:`Hierarchy`, which makes the copy,
-empty, and lists the arrays to fill. Errors: ``ValueError`` for sizes that do not fit,
-:class:`~linumpy.errors.SourceError` for arrays without numbers.
+In: a group, and the chunks, shards, codec and NGFF version of the copy. Out: :class:`Hierarchy`, which makes the empty
+copy and lists the arrays to fill. Errors: ``ValueError`` for sizes that do not fit,
+:class:`~linumpy.errors.SourceError` for arrays whose elements are not numbers, :class:`~linumpy.errors.MetadataError`
+for coordinates that the version cannot express.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Storage:
-    """How arrays of the copy are stored; values that are None are as in the source.
+    """How arrays of the copy are stored. None means as in the source; chunks without shards mean no shards.
 
     Attributes
     ----------
@@ -113,7 +114,7 @@ class Hierarchy:
     arrays : tuple of ArrayCopy
         The arrays.
     files : tuple of str
-        Paths of the files that are not of Zarr.
+        Paths of the files that do not belong to Zarr.
     dropped : tuple of str
         Descriptions of metadata that the copy's version of NGFF cannot hold.
     """
@@ -126,7 +127,7 @@ class Hierarchy:
     dropped: tuple[str, ...]
 
     def create(self, folder: Path) -> None:
-        """Make the copy, without chunks, and copy the files that are not of Zarr."""
+        """Make the copy, without chunks, and copy the files that do not belong to Zarr."""
         with host_zarr_context(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # zarr warns of codecs that are not in the specification
             groups = {}
@@ -191,13 +192,13 @@ def plan_hierarchy(group: zarr.Group, storage: Storage, ngff_version: str | None
 
 
 def _members(group: zarr.Group) -> Members:
-    """List the members of a group; if its store does not list keys, the nodes that its metadata name."""
+    """List the members of a group, or the nodes that the metadata name if the store of the group lists no keys."""
     return members_of(group) if group.store.supports_listing else Members(dict(sorted(_named_nodes(group))), ())
 
 
 def _named_nodes(group: zarr.Group) -> Iterator[tuple[str, Node]]:
     yield "", group
-    for path in _named(group):
+    for path in _named_paths(group):
         node = group.get(path)
         if node is not None:
             yield path, node
@@ -217,7 +218,7 @@ def _axis_names(nodes: Mapping[str, Node]) -> Iterator[tuple[str, tuple[str, ...
                     yield f"{path}/{dataset['path']}".lstrip("/"), tuple(map(str, axes))
 
 
-def _named(group: zarr.Group) -> list[str]:
+def _named_paths(group: zarr.Group) -> list[str]:
     """Return the paths that the metadata of a group name: resolutions and labels."""
     ome = ome_attributes(group)
     levels = [str(dataset["path"]) for image in ome.get("multiscales", ()) for dataset in image.get("datasets", ())]
@@ -246,6 +247,7 @@ def plan_array(path: str, array: zarr.Array, storage: Storage, zarr_format: int)
 
 
 def _along_last(sizes: Sequence[int] | None, rank: int, label: str, name: str) -> tuple[int, ...] | None:
+    """Check sizes along the last axes of an array, and prepend ones for the other axes."""
     if sizes is None:
         return None
     if not sizes or len(sizes) > rank or min(sizes) < 1:

@@ -1,8 +1,9 @@
-"""List the members of a Zarr group: its groups and arrays, and files that are not of Zarr.
+"""List the members of a Zarr group: groups, arrays, and files that do not belong to Zarr; copy such files.
 
-In: a group in a store that lists its keys. Out: nodes with their paths; paths of other files, and their copies. Errors:
-:class:`~linumpy.errors.SourceError` for a node that cannot be read, or that is in a folder that is not a group.
-zarr-python's ``members`` leaves such nodes out silently, and may read consolidated metadata, which may be outdated.
+In: a group in a store that lists its keys. Out: nodes (groups and arrays) by their paths; paths of other files, and
+copies of these. Errors: :class:`~linumpy.errors.SourceError` for a node that cannot be read, a node in a folder that is
+not a group, or a file that changes while it is copied. zarr-python's ``members`` leaves such nodes out silently, and
+may read consolidated metadata, which may be outdated.
 """
 
 from __future__ import annotations
@@ -52,9 +53,9 @@ class Members:
 
 @dataclass(frozen=True)
 class _Entry:
-    """An entry of a group or folder: a node; a folder, which has `members` and no node; or a file, which has neither.
+    """An entry. A group has a node and `members`; an array has a node; a folder has `members`; a file has neither.
 
-    `in_groups` says whether all folders above it are groups.
+    `in_groups` says whether all folders above the entry are groups.
     """
 
     path: str
@@ -107,7 +108,7 @@ def _examine(group: zarr.Group, member: tuple[str, _Entry]) -> _Entry | None:
 
 
 def _is_group(group: zarr.Group, path: str, zarr_format: int) -> bool:
-    """Return whether the metadata declare a group: zarr-python opens metadata without a node type as a group."""
+    """Return whether the metadata declare a group: zarr-python also opens metadata without a node type as a group."""
     if zarr_format == 2:
         return sync(group.store.exists(_key(group, f"{path}/.zgroup")))
     document = sync(group.store.get(_key(group, f"{path}/zarr.json"), _BYTES))

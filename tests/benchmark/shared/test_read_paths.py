@@ -241,7 +241,7 @@ def test_what_does_not_fit_into_the_device_gets_no_flat_file(tmp_path, fake_gpu,
 
 def test_the_host_is_not_asked_to_lock_more_than_its_limit(tmp_path, fake_gpu, monkeypatch):
     case = generate(StoreSpec("a", (9, 10), (4, 4), "u2"), tmp_path)
-    monkeypatch.setattr(paths, "_PINNED_LIMIT", 100)
+    monkeypatch.setattr(paths, "_MAX_PINNED_NBYTES", 100)
     with pytest.raises(CannotRunError, match="would lock 180 bytes"), prepare("h2d", case, gpu=True):
         pass
 

@@ -119,7 +119,7 @@ def _spoilt(batches):
 def _zeros(work):
     import numpy as np
 
-    return np.zeros((work.load.batch, *work.load.crop), "u2")
+    return np.zeros((work.workload.batch, *work.workload.crop), "u2")
 
 
 def test_the_script(tmp_path, capsys):

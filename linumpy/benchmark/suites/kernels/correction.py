@@ -1,4 +1,4 @@
-"""Corrections of intensity on the device, beside the same functions on the CPU, which do a part of the work."""
+"""Corrections of intensity on the device, beside the same functions on the CPU, which may do a part of the work."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _attenuation(xp: ModuleType, scale: float) -> Case:
     volume = xp.exp(-0.01 * xp.asarray(z) * xp.asarray(truth)).astype(np.float32)
 
     def check(result: Array) -> str:
-        # The method assumes no light from below the range, so µ is too large near its end.
+        # The method assumes that no light comes from below the range, so µ is too large near the end of the range.
         step = 1 - xp.exp(-0.01 * xp.asarray(truth))
         share = 1 - xp.exp(-0.01 * xp.asarray(truth) * depth)
         first = xp.log1p(step / (share - step)) * 100

@@ -1,7 +1,7 @@
 """Values of fields that are not arrays at random points, in synthetic data as large as measured data.
 
-The peer reads the same number of points of a dense volume by CuPy's ``map_coordinates``: the cost of random points
-without a search.
+The peer samples a dense volume at the same points by CuPy's ``map_coordinates``: the cost of random points without a
+search for the cell of each point.
 """
 
 from __future__ import annotations
@@ -25,19 +25,20 @@ from linumpy.sampling.files.umesh import Mesh
 
 #: Points of a case; bytes of a point: coordinates and a value.
 _POINTS, _POINT_NBYTES = 2**26, 16
-#: Points whose values are compared with the host's.
+#: Number of points whose values are compared with the host's.
 _CHECKED = 4096
+#: Side of a brick in cells, and side of the dense volume in voxels.
 _BRICK, _DENSE = 16, 512
 
 
 def _bricks(scale: float, levels: int) -> BrickField:
-    """Make about 100,000 bricks of 16³ cells; several levels are sheets along x."""
+    """Make about 100,000 bricks of 16³ cells; with several levels, coarser bricks follow finer bricks along x."""
     rng = np.random.default_rng(0)
     side = max(2, round(47 * scale))
     number = np.arange(side**3)
     index = np.stack([number // side**2, number // side % side, number % side], 1)
     level = index[:, 0] * levels // side
-    # A brick of level 1 covers eight of level 0: along each axis only every other index has a brick.
+    # A brick of level 1 covers eight bricks of level 0: along each axis only every other index has a brick.
     kept = (index % (1 << level)[:, None] == 0).all(1) & (index[:, 0] + (1 << level) <= side)
     index, level = index[kept], level[kept]
     count = len(index)
@@ -47,7 +48,7 @@ def _bricks(scale: float, levels: int) -> BrickField:
 
 
 def _sparse(scale: float) -> SparseGrid:
-    """Make a box of 1024³ voxels; one leaf in eight has voxels, in blobs."""
+    """Make a sparse grid of 1024³ voxels; about one leaf in eight exists, in blobs."""
     rng = np.random.default_rng(1)
     nodes = max(1, round(8 * scale))
     origins = np.stack(np.meshgrid(*[np.arange(nodes)] * 3, indexing="ij"), -1).reshape(-1, 3) * 128
@@ -67,7 +68,7 @@ def _sparse(scale: float) -> SparseGrid:
 
 
 def _mesh(scale: float) -> StitchedField:
-    """Make 40³ cells of six tetrahedra each, with moved vertices."""
+    """Make a mesh of 40³ cells of six tetrahedra each, whose inner vertices are moved at random."""
     rng = np.random.default_rng(2)
     side = scaled(40, scale, 2)
     points = np.stack(np.meshgrid(*[np.arange(side + 1.0)] * 3, indexing="ij"), -1).reshape(-1, 3)
@@ -89,7 +90,7 @@ def _case(name: str, make: Callable[[float], Field], text: str, rate: float | No
         count = max(2**14, round(_POINTS * scale**3))
         coords = xp.asarray(np.random.default_rng(3).random((min(count, 2**22), 3), np.float32))
         coords = xp.tile(coords, (-(-count // len(coords)), 1))[:count]
-        # Each copy of the points is moved by another part of a voxel, so that no cache helps.
+        # Each copy of the points is moved by another fraction of the volume, so that no cache helps.
         coords += xp.arange(count, dtype=np.float32)[:, None] // 2**22 * np.float32(0.061803)
         coords %= 1
         out = xp.empty((1, count), np.float32)
@@ -111,7 +112,7 @@ def _case(name: str, make: Callable[[float], Field], text: str, rate: float | No
         def check(result: Array) -> str:
             expected = np.empty((1, _CHECKED), np.float32)
             field.decode(to_host(coords[:_CHECKED]), expected)
-            # Rounding may decide for points on the border of the data.
+            # For points on the border of the data, rounding decides whether they are inside.
             differs = ~np.isclose(to_host(result[:, :_CHECKED]), expected, atol=1e-3, equal_nan=True)
             return f"{int(differs.sum())} of {_CHECKED} values differ" if differs.mean() > 0.001 else ""
 

@@ -1,7 +1,7 @@
 """Samples along rays, beside nerfacc if it is installed.
 
-Cases are 262 144 rays through a grid of 128³ voxels, of which a random 10 % are occupied. The rays are given or drawn
-from images; samples are in any order, or in the order of the rays.
+Each case has 262 144 rays through a grid of 128³ voxels, of which a random 10 % are occupied. The rays are given or
+drawn from images; samples are in any order, or in the order of the rays.
 """
 
 from __future__ import annotations
@@ -50,9 +50,11 @@ For example:
 _RAYS = 2**18
 _OCCUPIED = 0.1
 _STEP = 3**0.5 / 1024
-_SAMPLES_PER_RAY = 96  # the capacity of the output
+#: Capacity of the output.
+_SAMPLES_PER_RAY = 96
+#: Number of rays whose samples are compared with the CPU's.
 _CHECKED = 1000
-#: Rays and samples a second to reach, and the rate of samples in order relative to any order.
+#: Rays and samples per second to reach; and the rate to reach in the order of the rays, relative to any order.
 _RAYS_PER_SECOND, _SAMPLES_PER_SECOND, _ORDERED = 200e6, 13e9, 1 / 1.2
 
 
@@ -63,7 +65,7 @@ def _grids(xp: ModuleType) -> tuple[OccupancyGrid, OccupancyGrid]:
     return OccupancyGrid(xp.asarray(host.density), xp.asarray(host.bits), host.centre, host.edge), host
 
 
-def _given(xp: ModuleType, scale: float) -> Array:
+def _given_rays(xp: ModuleType, scale: float) -> Array:
     """Return rays from a sphere around the grid to points inside it."""
     rng, count = np.random.default_rng(1), scaled(_RAYS, scale, 256)
     origin = rng.normal(size=(count, 3))
@@ -91,7 +93,7 @@ def _images(xp: ModuleType, scale: float) -> tuple[Images, Images]:
 
 
 def _first_rays_differ(result: RaySamples, counts: np.ndarray, positions: np.ndarray) -> str:
-    """Compare the first rays with their numbers of samples and positions on the host, in the order of the rays."""
+    """Compare the first rays with the numbers of samples and the positions that the host computes, ray by ray."""
     n_rays = len(result.n_steps) if result.max_level is None else int(result.n_rays)
     numbers = to_host(result.ray_indices[:n_rays])
     rows = np.flatnonzero(numbers < len(counts))
@@ -114,7 +116,7 @@ def _case(
     n_rays, n_samples, all_rays = int(samples.n_rays), int(samples.n_samples), len(samples.n_steps)
     nbytes = n_samples * 28 + n_rays * (12 if samples.max_level is None else 80)
     del samples
-    # Marks are for rays and samples, but the runner compares bytes.
+    # Marks are in rays and samples per second, but the runner compares bytes per second.
     per_ray, per_sample = all_rays / nbytes * 2**30, n_samples / nbytes * 2**30
     marks: tuple[Mark, ...] = (
         Mark(_RAYS_PER_SECOND / per_ray, (), "GiB/s: 200 Mrays/s"),
@@ -135,7 +137,7 @@ def _case(
 
 
 def _march(xp: ModuleType, scale: float, *, ordered: bool) -> Case:
-    (grid, host_grid), rays = _grids(xp), _given(xp, scale)
+    (grid, host_grid), rays = _grids(xp), _given_rays(xp, scale)
     options: dict[str, Any] = {"max_samples": len(rays) * _SAMPLES_PER_RAY, "min_step": _STEP}
 
     def check(result: RaySamples) -> str:

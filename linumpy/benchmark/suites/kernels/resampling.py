@@ -33,8 +33,8 @@ at coordinates that follow the grid and at random coordinates; orders 2 and 5 wi
 images, beside a loop over them; labels; and resize to half the size, smoothed first. A further peer of linear maps of
 float32 is torch's grid_sample, if PyTorch is installed. Each result is checked first, at 2000 points or in some planes,
 against SciPy in float64; a wrong result is reported as WRONG and has no time. Times are medians, by CUDA events after
-warm-ups; × is the peer's time over linumpy's; "× copy" is the rate of the minimum of bytes to read and write
-(coordinates and result, or image and result), relative to a plain copy.
+warm-ups; × is the peer's time divided by linumpy's; "× copy" is the rate relative to a plain copy, where bytes are the
+minimum to read and write (coordinates and result, or image and result).
 
 For example:
   linum-benchmark resampling
@@ -55,13 +55,13 @@ TURN = np.array(
         [0.06098351, -0.08071459, 0.99017273],
     ]
 )
-#: Points of a result that are compared with SciPy; for results with filters the points near the middle are compared,
-#: of so many times as many.
+#: Random points of a result that are compared with SciPy. For results with filters, 200 times as many points are drawn,
+#: and the points near the middle of the image are compared.
 _CHECKED, _DRAWN = 2000, 200
-#: Planes of an image that SciPy resizes, at three depths.
+#: Number of planes that SciPy resizes at each of three depths.
 _PLANES = 24
-#: Boxes of coefficients that are compared with SciPy; their side; and the distance in voxels from a cut of the image
-#: beyond which the cut does not change a cubic filter, and any filter.
+#: Boxes of coefficients that are compared with SciPy; the side of a box; and the distance in voxels from a cut of the
+#: image beyond which the cut does not change the result of a cubic filter, and of any filter.
 _BOXES, _BOX_SIDE, _CUBIC_MARGIN, _MARGIN = 8, 40, 24, 44
 
 
@@ -149,7 +149,7 @@ def _sampled_differs(
     filters = options["prefilter"]
     chosen = np.random.default_rng(0).integers(0, result.size, _CHECKED * (_DRAWN if filters else 1))
     coords, data = coords_of(chosen), to_host(source)
-    if filters:  # keep voxels that are sampled near the middle: SciPy need filter only a part of the image
+    if filters:  # keep points near the middle, so that SciPy needs to filter only a part of the image
         middle = len(data) // 2
         near = (np.abs(coords - middle) <= _BOX_SIDE / 2).all(0)
         first = max(0, middle - _BOX_SIDE // 2 - _MARGIN)
@@ -186,7 +186,7 @@ def _map(
         return _sampled_differs(result, source, coords_of, options)
 
     def check_torch(result: Array) -> str:
-        # PyTorch's coordinates from -1 to 1 are less exact, and it fades out beyond the outermost voxels.
+        # PyTorch's coordinates from -1 to 1 are less exact, and beyond the outermost voxels its result fades to 0.
         return _sampled_differs(result, source, coords_of, options, 1e-3, border=False)
 
     by_torch = lambda: grid_sample(image, coordinates, check_torch)  # noqa: E731
@@ -251,7 +251,7 @@ def _differs_from_half(result: Array, image: Array) -> str:
         smooth = _scipy().gaussian_filter(part, 0.5, mode="mirror")
         expected = _scipy().zoom(smooth, 0.5, order=1, mode="mirror", grid_mode=True)
         planes = to_host(result[start // 2 : (start + depth) // 2])
-        # Planes near a cut lack their neighbours.
+        # Planes near a cut of the image lack neighbours.
         kept = slice(0 if start == 0 else 2, None if start + depth == side else -2)
         worst = max(worst, float(np.abs(planes - expected)[kept].max()))
     return _off_by(worst, 1e-5 * float(image.max()))
@@ -278,7 +278,7 @@ def _spline_filter(name: str, xp: ModuleType, scale: float) -> Case:
 
 
 def _box_error(result: Array, image: np.ndarray, start: list[int]) -> float:
-    """Return the largest difference between a box of coefficients and SciPy's, in float64."""
+    """Return the largest difference between the coefficients of a box and SciPy's, in float64."""
     low = [max(0, a - _CUBIC_MARGIN) for a in start]
     part = image[tuple(slice(a, b + _BOX_SIDE + _CUBIC_MARGIN) for a, b in zip(low, start, strict=True))]
     truth = _scipy().spline_filter(part, output=np.float64)
@@ -311,14 +311,14 @@ def _affine_stack(name: str, xp: ModuleType, scale: float, *, shape: tuple[int, 
     stack = _stack(xp, sizes)
     linear = TURN[-rank:, -rank:]
     offset = np.array([n / 2 for n in sizes[1:]]) - linear @ [n / 2 for n in sizes[1:]]
-    whole_matrix, whole_offset = np.eye(rank + 1), np.zeros(rank + 1)
-    whole_matrix[1:, 1:], whole_offset[1:] = linear, offset
+    stack_matrix, stack_offset = np.eye(rank + 1), np.zeros(rank + 1)
+    stack_matrix[1:, 1:], stack_offset[1:] = linear, offset
     options: Options = {"order": order, "mode": "mirror"}
     ndimage, matrix = _peer_module(stack), xp.asarray(linear)
     truth = lambda image: _scipy().affine_transform(image, linear, offset, **options)  # noqa: E731
     return kernel_case(
         name, stack,
-        lambda: affine_transform(stack, whole_matrix, whole_offset, **options),
+        lambda: affine_transform(stack, stack_matrix, stack_offset, **options),
         lambda: xp.stack([ndimage.affine_transform(image, matrix, offset.tolist(), **options) for image in stack]),
         lambda result: _wrong_images(result, stack, truth), 2 * stack.nbytes, 10.0,
     )  # fmt: skip
@@ -344,7 +344,7 @@ def _displaced_channels(name: str, xp: ModuleType, scale: float) -> Case:
 
 
 def _of_copy(xp: ModuleType, nbytes: int) -> Options:
-    """Return options of :func:`kernel_case`: a copy of as many bytes, since the launch dominates small images."""
+    """Return options of :func:`kernel_case` that add a copy of as many bytes: the launch dominates small images."""
     return {"copy_reach": 0.7, "third": ("copy-as-many", copy_of(xp, nbytes))}
 
 

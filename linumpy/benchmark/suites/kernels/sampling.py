@@ -1,6 +1,6 @@
-"""Samples a second of volumes in device memory, beside a sampler by texture units.
+"""Samples per second of volumes in device memory, beside a sampler by texture units.
 
-Results are checked at some thousand samples, in double precision, to 1e-6 of the range of values.
+Some thousand samples of each result are checked in double precision, to 1e-6 of the range of values.
 """
 
 from __future__ import annotations
@@ -39,13 +39,14 @@ _SIDE, _SAMPLES = 512, 2**26
 SAMPLE_NBYTES = 16
 #: Coordinates (n, 3), x first, from 0 to 1; values (channels, n).
 Samples = tuple[Array, Array]
+#: Number of samples to check, and the error that is allowed, relative to the range of values.
 CHECKED = 4096
 PRECISION = 1e-6
 GIB = 2**30
 
 #: Options of a volume: the layout of its voxels and the shape of its kernels.
 Options = dict[str, Any]
-#: Options to compare with the default, by title.
+#: Options to compare with the default, by the title of their entry.
 _LAYOUTS: dict[str, Options] = {
     "cells, 2 at a time": {"layout": "cells", "shape": Shape(groups=2, blocks=4)},
     "cells, 8 at a time": {"layout": "cells", "shape": Shape(groups=8, blocks=2)},
@@ -96,6 +97,7 @@ def _volume(xp: ModuleType, scale: float, dtype: str) -> Array:
 
 
 def _points(xp: ModuleType, scale: float, raster: bool) -> Array:
+    """Return points along the rows of the volume (`raster`), or random points."""
     count = max(2**12, round(_SAMPLES * scale**3))
     if not raster:
         return xp.random.RandomState(2).random_sample(3 * count).astype(np.float32).reshape(-1, 3)
@@ -107,7 +109,7 @@ def _points(xp: ModuleType, scale: float, raster: bool) -> Array:
 
 
 def wrong(voxels: Array, result: Samples) -> str:
-    """Return why (coords, values) are not samples of voxels (C, Z, Y, X); empty if they are."""
+    """Return why coordinates and values (`result`) are not samples of voxels (C, Z, Y, X); empty if they are."""
     xp = array_module(voxels)
     coords, values = result
     chosen = xp.asarray(np.linspace(0, len(coords) - 1, CHECKED).astype(np.int64))
@@ -128,18 +130,19 @@ def truth_at(xp: ModuleType, voxels: Any, points: Array) -> Any:
         neighbours.append((cell, xp.minimum(cell + 1, size - 1), coord - cell))
     for corner in range(8):
         index, weight = [], 1.0
-        for axis, (cell, following, part) in enumerate(neighbours):
-            far = corner >> axis & 1
-            index.append(following if far else cell)
-            weight = weight * (part if far else 1 - part)
+        for axis, (cell, next_cell, fraction) in enumerate(neighbours):
+            is_next = corner >> axis & 1
+            index.append(next_cell if is_next else cell)
+            weight = weight * (fraction if is_next else 1 - fraction)
         values = values + weight * voxels[:, index[0], index[1], index[2]].astype(np.float64)
     return values
 
 
-def _not_uniform(coords: Array) -> str:
-    spread = 6 / math.sqrt(12 * len(coords))
+def _why_not_uniform(coords: Array) -> str:
+    """Return a message if a mean of coordinates differs from 0.5 by six standard errors; else an empty str."""
+    tolerance = 6 / math.sqrt(12 * len(coords))
     means = [float(coords[:, axis].mean(dtype=np.float64)) for axis in range(3)]
-    return "" if all(abs(mean - 0.5) < spread for mean in means) else f"means of coordinates are {means}"
+    return "" if all(abs(mean - 0.5) < tolerance for mean in means) else f"means of coordinates are {means}"
 
 
 def _sampler(voxels: Any, order: str = "iid", **options: Any) -> Sampler:
@@ -150,7 +153,7 @@ def _sampler(voxels: Any, order: str = "iid", **options: Any) -> Sampler:
 
 @contextmanager
 def _drawing(voxels: Array, count: int, order: str, **options: Any) -> Iterator[Prepared]:
-    """Prepare a sampler that draws points."""
+    """Prepare a sampler that draws points and samples there."""
     sampler = _sampler(voxels, order, **options)
     samples = sampler.sample(count)
 
@@ -159,14 +162,14 @@ def _drawing(voxels: Array, count: int, order: str, **options: Any) -> Iterator[
         return samples
 
     def check(result: Samples) -> str:
-        return wrong(voxels, result) or _not_uniform(result[0])
+        return wrong(voxels, result) or _why_not_uniform(result[0])
 
     yield Prepared(call, check, note=lambda: _note(sampler))
 
 
 @contextmanager
 def _decoding(voxels: Array, coords: Array, **options: Any) -> Iterator[Prepared]:
-    """Prepare a sampler at given points."""
+    """Prepare a sampler that samples at given points."""
     sampler = _sampler(voxels, **options)
     values = sampler.decode(coords)
 
@@ -179,7 +182,7 @@ def _decoding(voxels: Array, coords: Array, **options: Any) -> Iterator[Prepared
 
 @contextmanager
 def _short_fetches(prepare: Prepare) -> Iterator[Prepared]:
-    """Set the L2 cache, for the whole process, to read 32 bytes at a time; the setting is restored."""
+    """Prepare an entry while the L2 cache reads 32 bytes at a time, a setting of the process that is restored."""
     from cupy.cuda import runtime
 
     limit = 5  # cudaLimitMaxL2FetchGranularity
@@ -198,7 +201,7 @@ def _note(sampler: Sampler) -> str:
 
 @contextmanager
 def _texture(voxels: Array, coords: Array | None, count: int) -> Iterator[Prepared]:
-    """Sample by texture units, whose weights have 8 bits; draws points if `coords` is None."""
+    """Prepare sampling by texture units, whose weights have 8 bits; the kernel draws points if `coords` is None."""
     import cupy
     from cupy.cuda import runtime, texture
 
@@ -228,7 +231,10 @@ def _case(
     name: str, xp: ModuleType, scale: float, *, order: str = "", raster: bool = False, dtype: str = "float32",
     reach: float, variants: dict[str, Options], texture: bool = True,
 ) -> Case:  # fmt: skip
-    """Draw points in an `order`, or sample at given points along rows (`raster`) or at random; `reach` in 10^9/s."""
+    """Make a case that draws points in an `order`, or samples at given points, along rows (`raster`) or random.
+
+    `reach` is in 10^9 samples per second; `variants` are options of further entries of linumpy, on a GPU.
+    """
     voxels, count = _volume(xp, scale, dtype), max(2**12, round(_SAMPLES * scale**3))
     coords = None if order else _points(xp, scale, raster)
     prepare = partial(_decoding, voxels, coords) if coords is not None else partial(_drawing, voxels, count, order)
@@ -265,7 +271,7 @@ MAKERS: Makers = {name: partial(_case, name, **options) for name, options in _CA
 
 
 def table(results: tuple[CaseResult, ...]) -> str:
-    """Return samples a second of all cases and entries, in billions."""
+    """Return a table of samples per second, in billions, of all entries of all cases."""
     lines = [f"{'10^9 samples a second':34}{'':32}{'to reach':>10}"]
     for result in results:
         samples = result.case.facts.get("samples")

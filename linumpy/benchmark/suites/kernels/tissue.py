@@ -1,4 +1,4 @@
-"""Work on tissue; the peer of each case is the same work written with CuPy's array functions."""
+"""Work on tissue. The peer of most cases is the same work written with CuPy's array functions."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ uint16; the peer filters and interpolates one after another) and the rigid regis
 (the peer is SimpleITK on the CPU; one pair is timed, and its time is scaled to all).
 
 Each result is checked first: surfaces against SciPy on the CPU, correlations against the definition, and so on. A wrong
-result is reported as WRONG and has no time. Times are medians, by CUDA events after warm-ups; × is CuPy's time over
-linumpy's; "× copy" is the rate of the minimum of bytes to read and write, relative to a plain copy.
+result is reported as WRONG and has no time. Times are medians, by CUDA events after warm-ups; × is the peer's time
+divided by linumpy's; "× copy" is the rate of the minimum of bytes to read and write, relative to a plain copy.
 
 For example:
   linum-benchmark tissue
@@ -43,7 +43,7 @@ For example:
 
 
 def oct_volume(xp: ModuleType, scale: float, dtype: str = "float32") -> Array:
-    """Make an OCT mosaic of (200, 1024, 1024) times the scale: four by four times the same synthetic tile."""
+    """Make an OCT mosaic of shape (200, 1024, 1024) times the scale, of 4 × 4 copies of a synthetic tile."""
     depth, side = scaled(200, scale), scaled(256, scale)
     spec = MosaicSpec(tiles=(1, 1), tile_shape=(depth, side, side), dtype=dtype, water_um=depth * 5 * 0.3)
     return xp.tile(xp.asarray(block(spec, (0, 0, 0), spec.shape)), (1, 4, 4))
@@ -61,7 +61,7 @@ def _in_layout(xp: ModuleType, scale: float, layout: str) -> tuple[Array, int]:
 def _corner_differs(
     vol: Array, options: SurfaceOptions, surface: Array, differ: Callable[[np.ndarray, np.ndarray], str]
 ) -> str:
-    """Compare the surface of a corner of two by two tiles with the CPU's, without the rim, which depends on more."""
+    """Compare the surface of a corner of 2 × 2 tiles with the CPU's, without the rim, which other tiles change."""
     side = 2 * (vol.shape[1] // 4)
     corner = vol[:, :side, :side] if options.depth_axis == 0 else vol[:side, :side]
     rim = max(1, side - 8)
@@ -86,7 +86,7 @@ def _interface(xp: ModuleType, scale: float, layout: str) -> Case:
 
 
 def _edge(xp: ModuleType, scale: float, layout: str) -> Case:
-    """The edge, beside this package's voxel of the steepest rise; it may take 1.3 times the time."""
+    """Make the case of the surface's edge; the peer, linumpy's steepest rise, may be 1.3 times as fast."""
     vol, axis = _in_layout(xp, scale, layout)
     options = SurfaceOptions(depth_axis=axis, edge=True, min_contrast=0)
 
@@ -104,7 +104,7 @@ def _edge(xp: ModuleType, scale: float, layout: str) -> Case:
 
 
 def _chain_depth_first(vol: Array, s_xy: int = 15, s_z: float = 2) -> Array:
-    """Find the surface by filters along the given axes: without moved axes, memory is read in order."""
+    """Find the surface by filters along the axes of `vol`, depth first: memory is then read in order."""
     xp, ndimage = array_module(vol), ndimage_module(vol)
     values = xp.log(xp.where(vol > 0, vol, np.float32(1)).astype(np.float32))
     smooth = ndimage.uniform_filter(values, (1, s_xy, s_xy))
@@ -148,7 +148,7 @@ def _overlap(xp: ModuleType, scale: float, *, contiguous: bool) -> Case:
 
 
 def _pearson(xp: ModuleType, fixed: Array, moving: Array, n: int, *, contiguous: bool) -> float:
-    """Correlate one overlap, with views or contiguous copies: CuPy sums views with gaps far more slowly."""
+    """Compute the correlation of one overlap of views, or of contiguous copies, which CuPy sums far faster."""
     a, b = fixed[-n:], moving[:n]
     if contiguous:
         a, b = xp.ascontiguousarray(a), xp.ascontiguousarray(b)
@@ -231,7 +231,7 @@ def _tiles(xp: ModuleType, scale: float) -> Case:
 
 
 def resampled_part(shape: tuple[int, ...], side: int) -> tuple[TileAxis, ...]:
-    """Cut a volume into cubic tiles, and halve their voxels along each axis."""
+    """Return the axes of a volume that is cut into cubic tiles, with half the voxels along each axis in the result."""
     return tuple(TileAxis(n, side, side // 2) for n in shape)
 
 

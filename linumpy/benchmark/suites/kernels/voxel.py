@@ -1,7 +1,7 @@
 """Voxel operations by Warp, beside CuPy or a simpler method, and SciPy on the host.
 
-With NumPy Warp's CPU device computes. SciPy's backend does a part of the work on one core (a boolean operation in 16
-threads); its time is scaled to all of the work on 16 cores, without any loss by dividing it.
+If the arrays are NumPy's, Warp computes on the CPU. SciPy's backend does a part of the work on one core (boolean
+operations: in 16 threads). Its time is scaled to all of the work on 16 cores, as if no time were lost by dividing it.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def _differing(wrong: Array, text: str = "voxels differ") -> str:
 
 
 def _with_scipy(case: Case, call: Callable[[], object], share: float) -> Case:
-    """Add SciPy; `share` is the part of the work that 16 cores would do in the time of its call."""
+    """Add an entry of SciPy; `share` is the part of the work that 16 cores would do in the time of `call`."""
     title = f"SciPy, {_CORES} cores"
     entry = Entry("scipy", title, ready(call), max_seconds=4.0, share=min(1.0, share))
     mark = Mark(_OF_SCIPY, ("scipy",), f"× {title}")
@@ -86,13 +86,13 @@ def _with_scipy(case: Case, call: Callable[[], object], share: float) -> Case:
 
 
 def _random(xp: ModuleType, side: int, part: float, seed: int) -> Array:
-    """Make a random mask whose planes are its first plane, moved along both axes."""
+    """Make a random mask; all planes are copies of one random plane, shifted along both axes."""
     plane = xp.asarray(np.random.default_rng(seed).random((side, side)) < part)
     return xp.stack([xp.roll(plane, (37 * z, 101 * z), axis=(0, 1)) for z in range(side)])
 
 
 def _boolean(xp: ModuleType, scale: float) -> Case:
-    # As many bytes as the copy: the time of smaller masks is partly that of Warp's launch.
+    # Masks of as many bytes as the copy: for smaller masks, a part of the time is Warp's launch.
     backend, side = _backend(xp), 2 * _side(scale)
     a, b = (_random(xp, side, 0.5, seed) for seed in (0, 1))
     out = xp.empty_like(a)
@@ -115,7 +115,7 @@ def _boolean(xp: ModuleType, scale: float) -> Case:
 
 
 def _tracks(side: int, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Make capsules of about a tenth of the volume's length."""
+    """Make capsules whose length is about a tenth of the volume's side; return starts, ends and radii."""
     rng = np.random.default_rng(0)
     start = rng.uniform(0, side, (count, 3))
     return start, start + rng.normal(0, side / 20, (count, 3)), rng.uniform(2, 6, count) * side / 512 + 1
@@ -123,7 +123,7 @@ def _tracks(side: int, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 def _capsules(xp: ModuleType, scale: float) -> Case:
     backend, side = _backend(xp), _side(scale)
-    count, alone = 1000, 50
+    count, peer_count = 1000, 50
     start, end, radius = _tracks(side, count)
     mask, planes = xp.ones((side,) * 3, bool), max(1, side // _CORES)
     part = np.ones((planes, side, side), bool)
@@ -133,7 +133,7 @@ def _capsules(xp: ModuleType, scale: float) -> Case:
         return mask
 
     def peer() -> Array:
-        for k in range(alone):
+        for k in range(peer_count):
             backend.subtract_swept_capsule(mask, start[k], end[k], radius[k], pitch=_PITCH)
         return mask
 
@@ -149,7 +149,7 @@ def _capsules(xp: ModuleType, scale: float) -> Case:
 
     case = kernel_case(
         "1000 capsules", mask, ours, peer, check, mask.nbytes, 20.0,
-        peer_share=alone / count, peer_name="one launch each",
+        peer_share=peer_count / count, peer_name="one launch each",
     )  # fmt: skip
     entries = tuple(_starting_with(entry, lambda: mask.fill(True)) for entry in case.entries)
     case = replace(case, entries=entries)
@@ -157,7 +157,7 @@ def _capsules(xp: ModuleType, scale: float) -> Case:
 
 
 def _starting_with(entry: Entry, before: Callable[[], object]) -> Entry:
-    """Reset the array that an entry changes before each run."""
+    """Return an entry that calls `before` before each call, to reset the array that the entry changes."""
     prepare = entry.prepare
 
     def prepared() -> AbstractContextManager[Prepared]:
@@ -197,7 +197,7 @@ def _ball(xp: ModuleType, scale: float) -> Case:
 
 
 def sphere_mesh(xp: ModuleType, triangles: int, radius: float, centre: float) -> tuple[Array, Array]:
-    """Make a sphere of about `triangles` triangles: vertices and faces on a grid of angles, closed at its poles."""
+    """Make a sphere of about `triangles` triangles, on a grid of angles, closed at the poles: vertices and faces."""
     rings = max(3, round((triangles / 4) ** 0.5))
     around = 2 * rings
     theta, phi = xp.linspace(0, np.pi, rings + 1)[1:-1, None], xp.arange(around) * (2 * np.pi / around)

@@ -1,8 +1,9 @@
-"""The images that one call of ``resample_zarr`` fills: the target, and labels in it.
+"""The images that one call of ``resample_zarr`` fills: the target, and the labels in it.
 
-In: volumes of a source, the new grid, their metadata. Out: a :class:`TargetImage` for each image; a
-:class:`~linumpy.resample.resumable.Request` with everything that they depend on; a function that makes them, empty.
-Errors: ``ValueError`` for sizes that do not fit, :class:`~linumpy.errors.SourceError` for data that changed meanwhile.
+In: the volumes of a source, the new grid, the metadata to keep. Out: a :class:`TargetImage` for each image; a
+:class:`~linumpy.resample.resumable.Request` with everything that the images depend on; a function that makes the empty
+images. Errors: ``ValueError`` for sizes that do not fit, :class:`~linumpy.errors.SourceError` for a source that changed
+during the run.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from linumpy.plan.grid.regrid import Regrid
 from linumpy.resample.blocks.plans import BlockPlan, Writing, plan_blocks
 from linumpy.resample.identity import digest_of, identify_data, unknown_data
 from linumpy.resample.resumable import Request
-from linumpy.write.new_image import NewImage, list_labels, plan_image
+from linumpy.write.new_image import NewImage, create_labels_group, plan_image
 
 
 @dataclass(frozen=True)
@@ -38,15 +39,15 @@ class TargetImage:
     folder : str
         Path within the target; empty for the target itself.
     volumes : Volumes
-        The volumes of its source.
+        The volumes of the source.
     grid : AffineGrid
-        The map from its voxels to the source's.
+        The map from voxels of the image to voxels of the source.
     carried : Carried
-        Metadata that it takes from the source.
+        Metadata that the image takes from the source.
     image : NewImage
         The image to make.
     downsampling : str
-        Method of its coarser resolutions.
+        Method that makes the coarser resolutions.
     """
 
     folder: str
@@ -58,7 +59,7 @@ class TargetImage:
 
     @property
     def voxels_nbytes(self) -> int:
-        """Bytes of the voxels of the finest resolution."""
+        """Bytes of the voxels of the finest resolution, of all times and channels."""
         return self.image.dtype.itemsize * math.prod(self.image.shapes[0])
 
     @property
@@ -68,7 +69,7 @@ class TargetImage:
 
     @property
     def writing(self) -> Writing | None:
-        """How its chunks are encoded; None if they are raw, or if only zarr-python can encode them."""
+        """How linumpy encodes the chunks; None if the chunks are raw, or if only zarr-python can encode them."""
         encoding, image = self.image.encoding, self.image
         if encoding is None or not (encoding.compressor or encoding.checksum or image.shards):
             return None
@@ -82,11 +83,11 @@ class TargetImage:
 
 
 def plan_target(image: TargetImage, kind: str, limit: int | None) -> BlockPlan:
-    """Choose the blocks of an image; parameters are those of :func:`linumpy.resample.blocks.plans.plan_blocks`."""
+    """Plan the blocks of an image; `kind` and `limit` as for :func:`linumpy.resample.blocks.plans.plan_blocks`."""
     return plan_blocks(image.grid, image.volumes.first, image.stored, kind, limit, image.writing)
 
 
-def plan_part_image(
+def plan_target_image(
     volumes: Volumes,
     regrid: Regrid,
     carried: Carried,
@@ -96,7 +97,7 @@ def plan_part_image(
     shards: Sequence[int] | None,
     **options: Any,
 ) -> NewImage:
-    """Plan the image that resampling volumes makes; `options` are those of :func:`plan_image`."""
+    """Plan the image to which volumes are resampled; `options` are those of :func:`plan_image`."""
     rank, leading = volumes.first.ndim, len(volumes.leading)
     return plan_image(
         volumes.leading_shape + regrid.shape,
@@ -121,25 +122,25 @@ def _with_leading(label: str, sizes: Sequence[int] | None, rank: int, leading: i
     return (*(1,) * leading, *sizes)
 
 
-def request_of(parts: Sequence[TargetImage], kind: str, cval: float) -> Request:
-    """Return everything that the bytes of the target depend on; the shape of blocks is no part of it."""
-    first, *labels = parts
+def request_of(targets: Sequence[TargetImage], kind: str, cval: float) -> Request:
+    """Return everything that the bytes of the target depend on; the bytes do not depend on the shape of blocks."""
+    first, *labels = targets
     settings = {**_settings(first), "linumpy": __version__, "cval": float(cval), "device": kind}
     settings |= {label.folder: digest_of(_settings(label)) for label in labels}
     named = tuple((key, str(value)) for key, value in settings.items())
-    # A stopped run whose data cannot be identified is never continued.
-    origin = [(_data_name(part), _data(part) or unknown_data()) for part in parts]
+    # If the source data cannot be identified, a stopped run is never continued.
+    origin = [(_data_name(target), _data(target) or unknown_data()) for target in targets]
     return Request("resample_zarr", first.counts, named, tuple(origin), tuple(label.counts for label in labels))
 
 
-def _settings(part: TargetImage) -> dict[str, object]:
+def _settings(target: TargetImage) -> dict[str, object]:
     """Return everything that the bytes of one image depend on."""
-    array, grid, image = part.volumes.first.array, part.grid, part.image
+    array, grid, image = target.volumes.first.array, target.grid, target.image
     return {
         "source": name_on_disk(array),
         "source metadata": digest_of(array.metadata.to_dict()),
         "source shape": grid.source_shape,
-        "source volumes": [volume.index for volume in part.volumes.volumes.values()],
+        "source volumes": [volume.index for volume in target.volumes.volumes.values()],
         "dtype": image.dtype.str,
         "transform": (grid.matrix, grid.offset),
         "warp": digest_of(_described(grid.warp)),
@@ -154,19 +155,20 @@ def _settings(part: TargetImage) -> dict[str, object]:
     }
 
 
-def _data_name(part: TargetImage) -> str:
-    return f"data of {part.folder}" if part.folder else "source data"
+def _data_name(target: TargetImage) -> str:
+    """Return the name of a source's data in the request and in messages."""
+    return f"data of {target.folder}" if target.folder else "source data"
 
 
-def _data(part: TargetImage) -> str | None:
-    """Return a digest of the data of an image's source, and of the fields of vectors that map to it."""
-    arrays = [part.volumes.first.array, *(step.array for step in part.grid.warp if isinstance(step, Field))]
+def _data(target: TargetImage) -> str | None:
+    """Return digests of the source's data and of the fields of vectors; None if one of them cannot be identified."""
+    arrays = [target.volumes.first.array, *(step.array for step in target.grid.warp if isinstance(step, Field))]
     digests = [identify_data(array) for array in arrays]
     return None if None in digests else " ".join(map(str, digests))
 
 
 def _described(warp: PointMap) -> list[dict[str, object]]:
-    """Describe a map, for the metadata, by values of JSON."""
+    """Describe a map in JSON values, for the metadata."""
     return [
         {"matrix": [list(row) for row in step.matrix]}
         if isinstance(step, Affine)
@@ -176,35 +178,35 @@ def _described(warp: PointMap) -> list[dict[str, object]]:
     ]
 
 
-def check_unchanged(parts: Sequence[TargetImage], request: Request) -> None:
-    """Raise an error if a source has changed since the run began: the result may mix two versions of it."""
+def check_unchanged(targets: Sequence[TargetImage], request: Request) -> None:
+    """Raise an error if a source has changed since the run began: the result may mix two versions of the source."""
     earlier = dict(request.origin)
-    for part in parts:
-        data = _data(part)
-        if data is not None and data != earlier[_data_name(part)]:
+    for target in targets:
+        data = _data(target)
+        if data is not None and data != earlier[_data_name(target)]:
             raise SourceError(
-                f"{describe_source(part.volumes.first.array)} was changed while it was resampled, so that the result "
+                f"{describe_source(target.volumes.first.array)} was changed while it was resampled, so that the result "
                 "may mix two versions of it and is not kept: run again once it is complete"
             )
 
 
-def creator_of(parts: Sequence[TargetImage]) -> Callable[[Path], object]:
-    """Return a function that makes the empty target."""
+def creator_of(targets: Sequence[TargetImage]) -> Callable[[Path], object]:
+    """Return a function that takes a path and makes the empty images there."""
 
     def create(folder: Path) -> None:
-        for part in parts:
-            part.image.create(folder / part.folder)
+        for target in targets:
+            target.image.create(folder / target.folder)
             origin: dict[str, Any] = {
-                "source": name_on_disk(part.volumes.first.array),
-                "matrix": [list(row) for row in part.grid.matrix],
-                "offset": list(part.grid.offset),
-                "anti_aliasing_sigma": list(part.grid.sigmas) or [0.0] * part.grid.rank,
+                "source": name_on_disk(target.volumes.first.array),
+                "matrix": [list(row) for row in target.grid.matrix],
+                "offset": list(target.grid.offset),
+                "anti_aliasing_sigma": list(target.grid.sigmas) or [0.0] * target.grid.rank,
             }
-            if part.grid.warp:
-                origin["warp"] = _described(part.grid.warp)
-            group = zarr.open_group(local_store(folder / part.folder, read_only=False), mode="r+")
+            if target.grid.warp:
+                origin["warp"] = _described(target.grid.warp)
+            group = zarr.open_group(local_store(folder / target.folder, read_only=False), mode="r+")
             group.attrs["linumpy"] = {"resampled": origin}
-        if names := [part.folder.removeprefix("labels/") for part in parts if part.folder]:
-            list_labels(folder / "labels", names, parts[0].image.ngff_version)
+        if names := [target.folder.removeprefix("labels/") for target in targets if target.folder]:
+            create_labels_group(folder / "labels", names, targets[0].image.ngff_version)
 
     return create
