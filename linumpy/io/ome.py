@@ -36,6 +36,7 @@ from linumpy.io.ngff.axes import (
 )
 from linumpy.io.ngff.collection import image_paths, kind_of, ome_attributes, why_not_image
 from linumpy.io.ngff.coordinate_systems import as_axes_and_scales
+from linumpy.io.paths import has_dots
 from linumpy.io.source import Source, open_node, with_options
 
 log = logging.getLogger(__name__)
@@ -383,7 +384,7 @@ def _multiscale(group: zarr.Group, wanted: int | str = 0) -> tuple[str, int, Map
 def _array(group: zarr.Group, dataset: Mapping[str, Any]) -> zarr.Array[Any]:
     """Open the array of a resolution level."""
     path = str(dataset["path"])
-    if {".", ".."} & set(path.replace("\\", "/").split("/")):
+    if has_dots(path):
         raise MetadataError(f"{group.store_path}: the path {path!r} of a resolution level may not leave the image")
     where = group.store_path / path
     node: zarr.Array[Any] | zarr.Group | None

@@ -1,6 +1,6 @@
 """Paths of sources and outputs: made absolute, split at a ZIP file, and recognized as Zarr by their files.
 
-In: paths that a caller passes. Out: paths. No errors are raised.
+In: paths from a caller or from metadata. Out: paths. Errors: none.
 """
 
 from __future__ import annotations
@@ -44,6 +44,11 @@ def split_archive(path: str | Path) -> tuple[str, str] | None:
             return None
         else:
             return (above, inside) if stat.S_ISREG(mode) else None
+
+
+def has_dots(path: str) -> bool:
+    """Return whether a path in a store has a part ``.`` or ``..``, by which it could leave its group."""
+    return bool({".", ".."} & set(path.replace("\\", "/").split("/")))
 
 
 def is_archive(path: Path) -> bool:

@@ -34,6 +34,7 @@ from linumpy.io.ngff.coordinate_systems import (
     mappings_in,
     transformation_error,
 )
+from linumpy.io.paths import has_dots
 from linumpy.plan.grid.point_map import (
     Affine,
     Field,
@@ -242,7 +243,7 @@ class _Reader:
         return values
 
     def _open(self, transform: Transformation, path: str) -> zarr.Array | zarr.Group:
-        if {".", ".."} & set(path.replace("\\", "/").split("/")):
+        if has_dots(path):
             raise self._error(transform, f"has the path {path!r}, which may not leave its group")
         try:
             node = self.group[path]
