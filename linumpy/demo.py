@@ -208,8 +208,8 @@ def _draw(
 ) -> None:
     """Draw an XZ section of the resampled volume, and the map of depths.
 
-    `surface` and `truth` are in voxels of the mosaic, whose spacing is `depth_spacing` and `lateral` (Y, X); `spacing`
-    (Z, Y, X) is that of the resampled volume.
+    `surface` and `truth` are in voxels of the mosaic, whose spacing is `depth_spacing` (Z) and `lateral` (Y, X). The
+    spacing of the resampled volume is `spacing` (Z, Y, X).
     """
     from linumpy.pictures import draw_depth_map, draw_section, save
 

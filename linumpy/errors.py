@@ -23,7 +23,7 @@ class StaleLayoutError(LinumpyError, RuntimeError):
 class DeviceMemoryError(LinumpyError, MemoryError):
     """A request exceeds the memory of the device, or the limit `device_memory`; raised before the first byte is read.
 
-    Where the CPU computes, the memory is that of the host.
+    On the CPU, a request exceeds the limit for host memory.
     """
 
 
@@ -74,7 +74,7 @@ def not_pickled(instance: object, instead: str) -> TypeError:
     instance : object
         The object that cannot be pickled or copied.
     instead : str
-        Advice what to send to another process instead.
+        What to send to another process instead, as advice in the message.
     """
     name = type(instance).__name__
     return TypeError(f"a {name} belongs to its process and can be neither pickled nor copied: {instead}")

@@ -50,7 +50,7 @@ def _paths(path: Paths) -> list[str]:
 
 
 def _layers(image: OmeZarrImage) -> list[Layer]:
-    """Return the layer of an image, and those of its label images."""
+    """Return the layer of an image, and the layers of its label images."""
     carried = carried_from(select_volumes(image))
     name = carried.name or os.path.basename(image.name.rstrip("/"))
     layers = [_layer(image, name, "image" if carried.image_label is None else "labels")]

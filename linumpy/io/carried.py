@@ -123,7 +123,7 @@ class Carried:
     def shared_with(self, others: Sequence[Carried]) -> Carried:
         """Merge the metadata of several sources.
 
-        Omero, orientations and each attribute stay if all sources agree. Labels are those of any source. Name and
+        Omero, orientations and each attribute stay if all sources agree. The labels of all sources stay. Name and
         coordinate systems are dropped. The rest is taken from this source.
         """
         attributes = {

@@ -68,7 +68,7 @@ def _codec(encoding: Encoding) -> BytesBytesCodec:
 
 
 def _numcodec(encoding: Encoding) -> Codec | None:
-    """Return the codec of zarr v2 for the compressor, which stores the same bytes as that of v3; None without one."""
+    """Return the codec of zarr v2 for the compressor, which stores the same bytes as in zarr v3; None for no codec."""
     if encoding.compressor == "zstd":
         return numcodecs.Zstd(level=encoding.level)
     if encoding.compressor == "gzip":
@@ -104,7 +104,7 @@ def encoding_like(array: zarr.Array) -> Encoding | None:
 
 
 def encoding_of(array: zarr.Array) -> Encoding | None:
-    """Return the encoding whose codecs are exactly those of an array; None if there is none."""
+    """Return the encoding that has exactly the codecs of an array; None if no encoding has them."""
     encoding = encoding_like(array)
     if encoding is None:
         return None

@@ -216,7 +216,10 @@ def _repair_v3(document: _Document) -> dict[str, Any]:
 
 
 def _codecs(codecs: Sequence[Any], data_type: Any) -> list[Any]:
-    """Return codecs, also those of shards, as objects; refuse a bare name ``"bytes"`` if elements have a byte order."""
+    """Return codecs, also in shards, as objects.
+
+    A bare name ``"bytes"`` is a `SourceError` if elements have a byte order, which the name does not state.
+    """
     named = [_named(codec) for codec in codecs]
     for position, (codec, written) in enumerate(zip(named, codecs, strict=True)):
         if written == "bytes" and not (data_type in _SINGLE_BYTES or str(data_type).startswith("r")):

@@ -246,7 +246,7 @@ def describe_source(source: Source) -> str:
 def name_on_disk(array: zarr.Array) -> str:
     """Return the name of an array, which for a local array is the same whichever path it was opened by.
 
-    Symbolic links and ``..`` are resolved. The name of an array elsewhere is that of :func:`describe_source`.
+    Symbolic links and ``..`` are resolved. For an array elsewhere, return the name by :func:`describe_source`.
     """
     store = array.store
     if isinstance(store, LocalStore):

@@ -169,7 +169,7 @@ def spatial_axes_of(axes: tuple[Axis, ...]) -> tuple[int, ...]:
 def transformations_of_levels(
     multiscale: Mapping[str, Any], datasets: list[Mapping[str, Any]], spacing_given: bool, name: str
 ) -> list[list[Mapping[str, Any]]]:
-    """List the transformations of each level in the order of their application: its own, then those of all levels.
+    """List the transformations of each level in order: the level's own, then the transformations of all levels.
 
     Raises
     ------

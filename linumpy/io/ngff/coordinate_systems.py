@@ -134,10 +134,10 @@ def _axes_of_systems(multiscale: Multiscale, name: str) -> dict[str, Axes]:
 
 
 def _image_system(multiscale: Multiscale, name: str) -> tuple[str, list[Transformation]]:
-    """Return the name of the image's coordinate system, and transformations to apply after those of the levels.
+    """Return the name of the image's coordinate system, and transformations to apply after the levels' transformations.
 
-    There are such transformations only if the system that the levels are mapped to has no axes of space. The name is
-    then that of the first system with axes of space to which it is mapped.
+    Usually this is the system that the levels are mapped to, and the list is empty. If that system has no axes of
+    space, it is the first system with axes of space to which that system is mapped, by the transformation in the list.
     """
     systems = _axes_of_systems(multiscale, name)
     names = dict.fromkeys(

@@ -114,7 +114,8 @@ def _convert_multiscale(image: Multiscale, version: str, name: str) -> tuple[dic
 def _to_systems(image: Multiscale) -> dict[str, Any]:
     """Convert a multiscale image of 0.4 or 0.5 to 0.6.
 
-    Transformations that apply to all levels are appended to those of each level, since 0.6 has no such transformations.
+    Transformations that apply to all levels are appended to the transformations of each level, since 0.6 has only the
+    latter.
     """
     common = list(image.get("coordinateTransformations", ()))
     changed = {key: value for key, value in image.items() if key != "coordinateTransformations"}

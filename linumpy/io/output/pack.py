@@ -1,7 +1,7 @@
 """Pack the folder of an OME-Zarr image into one ZIP file, as RFC-9 of NGFF requires.
 
 In: a folder with a ``zarr.json``. Out: the file. Errors: ``OSError``. The entries of the file are not compressed. The
-``zarr.json`` of the root is the first entry, then come those of the folders below it, breadth first, then the chunks.
+``zarr.json`` of the root is the first entry. Then come the ``zarr.json`` of folders, breadth first, then the chunks.
 The file has a comment with the NGFF version, and the end record of ZIP64. The same folder gives the same bytes.
 
 Format: https://ngff.openmicroscopy.org/rfc/9/

@@ -113,7 +113,7 @@ def open_store(url: str, options: Mapping[str, Any] | None = None) -> tuple[Remo
         )
     given = dict(options or {})
     is_http = parts.scheme.lower() in ("http", "https")
-    # An HTTP server, unless there are settings of a store: then the URL is that of a bucket.
+    # The URL names an HTTP server, or if there are settings of a store, a bucket.
     is_plain_http = is_http and not given.keys() - {"client_options", "retry_config"}
     # All objects of one bucket or server share a store and its connections.
     root, path = f"{parts.scheme}://{parts.netloc}", unquote(parts.path).strip("/")

@@ -153,7 +153,7 @@ def _check_pages(tifffile: ModuleType, files: list[str], first: TiffPageSeries) 
 
 
 def _axes(axes: str, name: str) -> str:
-    """Convert tifffile's names of axes to those of NGFF; `MetadataError` for axes or orders that are not converted."""
+    """Convert tifffile's names of axes to NGFF's names; `MetadataError` for axes or orders that are not converted."""
     names = "".join(_AXES.get(axis, "?") for axis in axes)
     if "?" in names or len(set(names)) < len(names) or names not in _supported_axes():
         raise MetadataError(

@@ -279,7 +279,7 @@ class ArchiveStore(Store):
         return list(await asyncio.gather(*(self.get(key, prototype, request) for key, request in key_ranges)))
 
     async def exists(self, key: str) -> bool:
-        """Say whether an entry exists."""
+        """Return whether an entry exists."""
         return key in self.directory.entries
 
     async def set(self, key: str, value: Buffer) -> None:
